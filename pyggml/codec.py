@@ -1,0 +1,83 @@
+"""Stored bytes to numbers and back, for every type. Block types go through the `gguf` package, the independent
+reference that the C kernels are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .buffer import Bytes
+from .dtypes import DType
+from .errors import DTypeError, ShapeError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+# Encodes rows of the types that the gguf package reads but does not write; pyggml.backends.quantize installs itself.
+quantize_rows: Callable[[Array, DType], Bytes] | None = None
+
+
+def check_rows(dtype: DType, n: int) -> int:
+    """Bytes of a row of `n` elements of `dtype`; ShapeError where it is not a whole number of blocks."""
+    try:
+        return dtype.row_size(n)
+    except ValueError as e:
+        raise ShapeError(str(e)) from None
+
+
+def bf16_to_f32(bits: Array) -> Array:
+    """BF16 bit patterns (uint16) as float32, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def f32_to_bf16(x: Array) -> Array:
+    """float32 to BF16 bit patterns (uint16), rounded to nearest even; a NaN stays one."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def encode(array: Array, dtype: DType) -> Bytes:
+    """The bytes that store `array` (its last axis is a row) as `dtype`.
+
+    Raises ShapeError where a row is not a whole number of blocks, DTypeError where the type cannot be written.
+    """
+    array = np.asarray(array)
+    n = array.shape[-1] if array.ndim else 1
+    check_rows(dtype, n)
+    if dtype.np_dtype is not None:
+        return np.ascontiguousarray(array, dtype.np_dtype).reshape(-1).view(np.uint8)
+    if dtype is DType.BF16:
+        return f32_to_bf16(np.asarray(array, np.float32)).reshape(-1).view(np.uint8)
+    from gguf import GGMLQuantizationType, quants  # slow to import, seldom needed
+
+    rows = np.ascontiguousarray(array, np.float32).reshape(-1, n)
+    try:
+        return quants.quantize(rows, GGMLQuantizationType(dtype.gguf_id)).reshape(-1)
+    except NotImplementedError:
+        if quantize_rows is None:
+            raise DTypeError(f"{dtype.name} cannot be quantised to") from None
+        return quantize_rows(rows, dtype).reshape(-1)
+
+
+def decode(data: Bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
+    """Stored bytes as an array of `shape` (NumPy order): the type's own NumPy dtype, else float32.
+
+    Raises ShapeError where the byte count does not match, DTypeError where the type cannot be read.
+    """
+    n = shape[-1] if shape else 1
+    rows = int(np.prod(shape[:-1], dtype=np.int64)) if shape else 1
+    if data.nbytes != check_rows(dtype, n) * rows:
+        raise ShapeError(f"{data.nbytes} bytes do not store shape {shape} of {dtype.name}")
+    if dtype.np_dtype is not None:
+        return data.view(dtype.np_dtype).reshape(shape)
+    if dtype is DType.BF16:
+        return bf16_to_f32(data.view(np.uint16)).reshape(shape)
+    from gguf import GGMLQuantizationType, quants
+
+    try:
+        return quants.dequantize(data.reshape(rows, -1), GGMLQuantizationType(dtype.gguf_id)).reshape(shape)
+    except NotImplementedError:
+        raise DTypeError(f"{dtype.name} cannot be dequantised") from None

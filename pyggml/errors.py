@@ -1,0 +1,84 @@
+"""The exceptions pyggml raises where ggml would abort the process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+Site = tuple[str, int]  # file and line of the user's call
+
+
+class GGMLError(Exception):
+    """Base of every error pyggml raises on bad input."""
+
+
+class ShapeError(GGMLError):
+    """The shapes or strides of an op's tensors break its rule."""
+
+
+class DTypeError(GGMLError):
+    """An op, a conversion or a backend does not know these data types."""
+
+
+class GraphError(GGMLError):
+    """A graph is malformed: a cycle, a foreign tensor, a missing input, too many nodes."""
+
+
+class AllocError(GGMLError):
+    """Memory could not be planned or obtained, or a tensor has none."""
+
+
+class BackendError(GGMLError):
+    """A backend cannot do what was asked, or a kernel refused its data."""
+
+
+class GGUFError(GGMLError):
+    """A GGUF file is truncated, lies about itself, or is of an unknown kind."""
+
+
+class BatchError(GGMLError):
+    """A batch holds what the model or the context cannot take."""
+
+
+class KVCacheFull(GGMLError):
+    """No room for the batch in the KV cache: `needed` cells, `free` ones. The cache is as it was before the call."""
+
+    def __init__(self, text: str, needed: int = 0, free: int = 0) -> None:
+        super().__init__(text)
+        self.needed, self.free = needed, free
+
+
+class StateError(GGMLError):
+    """A saved state is truncated, damaged, newer, or of another model; nothing was loaded."""
+
+
+class ModelError(GGMLError):
+    """A model file lacks what its architecture needs, or the architecture is unknown."""
+
+
+class SamplerError(GGMLError):
+    """A sampler's parameter is out of its range, a grammar cannot be read, or no token is left to choose."""
+
+
+def user_site() -> Site:
+    """File and line of the nearest caller outside pyggml (or of the outermost frame)."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    last = frame
+    while frame is not None:
+        last = frame
+        module = frame.f_globals.get("__name__", "")
+        if not (module == "pyggml" or module.startswith("pyggml.")):
+            break
+        frame = frame.f_back
+    assert last is not None
+    return last.f_code.co_filename, last.f_lineno
+
+
+def explain(op: str, rule: str, tensors: Sequence[tuple[str, str]], site: Site | None) -> str:
+    """The message of an error about an op: its rule, its tensors (role, description), the user's line."""
+    lines = [f"{op}: {rule}"]
+    lines += [f"  {role} = {text}" for role, text in tensors]
+    if site is not None:
+        lines.append(f"  at {site[0]}:{site[1]}")
+    return "\n".join(lines)
