@@ -1,0 +1,53 @@
+"""What several op families share."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+
+from ..dtypes import DType
+from ..opdef import Params, Srcs, rule
+from ..tensor import Ne, Tensor
+
+F32, F16, BF16, I32, I64 = DType.F32, DType.F16, DType.BF16, DType.I32, DType.I64
+
+
+def src(srcs: Srcs, i: int) -> Tensor:
+    """Source `i`, which the op requires (record() has checked that it is there)."""
+    t = srcs[i]
+    assert t is not None
+    return t
+
+
+def same_shape(srcs: Srcs, params: Params) -> Ne:
+    """Shape rule: the result is as the first source."""
+    return src(srcs, 0).ne
+
+
+def can_repeat(a: Ne, b: Ne) -> bool:
+    """True where `a` repeated whole times gives `b`."""
+    return b[0] % a[0] == 0 and b[1] % a[1] == 0 and b[2] % a[2] == 0 and b[3] % a[3] == 0
+
+
+def b_repeats_to_a(srcs: Srcs, params: Params) -> Ne:
+    """Shape rule: the second source is repeated to the shape of the first."""
+    a, b = src(srcs, 0), src(srcs, 1)
+    if a.ne != b.ne:
+        rule(can_repeat(b.ne, a.ne), f"b must repeat to a: each of b's ne {list(b.ne)} must divide a's {list(a.ne)}")
+    return a.ne
+
+
+def is_whole(n: object, least: int) -> bool:
+    """True for an integer (Python's or NumPy's) of at least `least`."""
+    return isinstance(n, Integral) and int(n) >= least
+
+
+def is_number(x: object) -> bool:
+    """True for a real number (Python's or NumPy's)."""
+    return isinstance(x, Real)
+
+
+def given_ne(params: Params) -> Ne:
+    """The shape that the user gives as parameters ne0 .. ne3, for a shape rule."""
+    ne = (params["ne0"], params["ne1"], params["ne2"], params["ne3"])
+    rule(all(is_whole(n, 1) for n in ne), f"ne must be whole numbers from 1, not {list(ne)}")
+    return (int(ne[0]), int(ne[1]), int(ne[2]), int(ne[3]))

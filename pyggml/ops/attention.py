@@ -1,0 +1,102 @@
+"""Attention in one op: softmax(q k) v without ever storing the scores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..codec import Array
+from ..dtypes import DType
+from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..tensor import Ne, Tensor
+from ._common import BF16, F16, F32, src
+from ._mask import MASKS, biased, check_mask, f32
+
+__all__ = [
+    "flash_attn_ext",
+]
+
+
+_CACHE_TYPES = (F32, F16, BF16, DType.Q8_0, DType.Q4_0, DType.Q4_1, DType.IQ4_NL, DType.Q5_0, DType.Q5_1)
+
+
+def _shape(srcs: Srcs, params: Params) -> Ne:
+    q, k, v = src(srcs, 0), src(srcs, 1), src(srcs, 2)
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        rule(t.nb[0] == t.dtype.type_size, f"rows of {name} must be dense (nb[0] = {t.nb[0]}, not {t.dtype.type_size})")
+    rule(k.ne[0] == q.ne[0], f"k and q must have rows of the same length: {k.ne[0]} and {q.ne[0]}")
+    rule(k.ne[1:] == v.ne[1:], f"k and v must agree in n_kv, n_head_kv and batch: ne[1:] {k.ne[1:]} and {v.ne[1:]}")
+    rule(q.ne[2] % k.ne[2] == 0, f"n_head_kv = {k.ne[2]} must divide n_head = {q.ne[2]}")
+    rule(q.ne[3] == k.ne[3], f"q and k must have the same batch: {q.ne[3]} and {k.ne[3]}")
+    rule(params["logit_softcap"] >= 0, f"logit_softcap must not be negative ({params['logit_softcap']})")
+    check_mask(srcs[3], (k.ne[1], *q.ne[1:]), params["max_bias"])
+    return (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
+
+
+def _ref_flash_attn_ext(
+    q: Array, k: Array, v: Array, mask: Array | None, scale: float, max_bias: float, logit_softcap: float
+) -> Array:
+    n_batch, n_head, n_tokens, _ = q.shape
+    group = n_head // k.shape[1]
+    bias = biased(np.zeros((n_batch, n_head, n_tokens, k.shape[2])), mask, max_bias)
+    out = np.zeros((n_batch, n_tokens, n_head, v.shape[3]))
+    for i in range(n_batch * n_head):
+        b, h = divmod(i, n_head)
+        seen = (bias[b, h] != -np.inf).any(axis=0)  # keys that are hidden from all tokens do not take part
+        if not seen.any():
+            continue
+        s = q[b, h] @ k[b, h // group, seen].T * scale
+        if logit_softcap:
+            s = logit_softcap * np.tanh(s / logit_softcap)
+        s = s + bias[b, h][:, seen]
+        top = s.max(axis=1, keepdims=True)
+        e = np.exp(s - np.where(top == -np.inf, 0.0, top))
+        total = e.sum(axis=1, keepdims=True)
+        out[b, :, h] = e @ v[b, h // group, seen] / np.where(total == 0, 1.0, total)
+    return out
+
+
+def _cost(t: Tensor) -> Cost:
+    q, k, v = src(t.src, 0), src(t.src, 1), src(t.src, 2)
+    scores = q.n_rows * k.ne[1]
+    read = 4 * q.n_elements + sum(s.n_rows * s.dtype.row_size(s.ne[0]) for s in (k, v))
+    return Cost(scores * (2 * q.ne[0] + 2 * v.ne[0] + 20), read, 4 * t.n_elements)
+
+
+FLASH_ATTN_EXT = OpDef(
+    name="flash_attn_ext",
+    srcs=("q", "k", "v", "mask?"),
+    params=("scale", "max_bias", "logit_softcap"),
+    shape=_shape,
+    dtypes={(F32, k, v, m): F32 for k in _CACHE_TYPES for v in _CACHE_TYPES for m in MASKS},
+    ref=_ref_flash_attn_ext,
+    kernel="flash_attn_ext",
+    cost=_cost,
+    inplace=(),
+    label="softmax(q k) v",
+)
+
+
+def flash_attn_ext(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+) -> Tensor:
+    """softmax over n_kv of (scale * q k + slope * mask), times v, without storing the scores (ggml_flash_attn_ext).
+
+    q: F32, ne [d, n_tokens, n_head, n_batch].
+    k: ne [d, n_kv, n_head_kv, n_batch], v: ne [dv, n_kv, n_head_kv, n_batch]; each F32, F16, BF16, Q8_0,
+    Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL. n_head_kv divides n_head. Any strides, dense rows.
+    mask: None, or F16 or F32, ne [n_kv, n_tokens or more, ..], as in `soft_max_ext`, and so is max_bias.
+    logit_softcap > 0: the products first become logit_softcap * tanh(scale * q k / logit_softcap).
+
+    Result: F32, ne [dv, n_head, n_tokens, n_batch] (heads before tokens, as in ggml); sums are accumulated in f32.
+    A token from which every key is hidden gets zeros. A key that is hidden from all tokens in that op is not looked
+    at: unused cells of a cache may hold anything.
+    Raises ShapeError, DTypeError. Source: arXiv 2205.14135 (blocks, running maximum and sum).
+    """
+    params = {"scale": f32(scale), "max_bias": f32(max_bias), "logit_softcap": f32(logit_softcap)}
+    return record(FLASH_ATTN_EXT, (q, k, v, mask), params)

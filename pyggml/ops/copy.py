@@ -1,0 +1,199 @@
+"""Copies: the elements of a tensor, in ne order, into another one, converted where the types differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..codec import Array
+from ..dtypes import DType
+from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, record, rule
+from ..tensor import Ne, Tensor
+from ._common import BF16, F16, F32, I32, I64, given_ne, same_shape, src
+
+__all__ = [
+    "cast",
+    "cont",
+    "cont_1d",
+    "cont_2d",
+    "cont_3d",
+    "cont_4d",
+    "cpy",
+    "dup",
+    "dup_inplace",
+]
+
+
+PLAIN_TYPES = (F32, F16, BF16, DType.F64, DType.I8, DType.I16, I32, I64)
+READABLE_BLOCKS = tuple(t for t in DType if t.is_quantized and t not in (DType.Q8_1, DType.Q8_K, DType.Q1_0))
+WRITABLE_BLOCKS = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.IQ4_NL)
+
+_CONVERTED = (F32, F16, BF16, I32)
+
+
+def _conversions() -> Mapping[DTypeRow, DType]:
+    """(from, to) -> to."""
+    rows: dict[DTypeRow, DType] = {(a, b): b for a in _CONVERTED for b in _CONVERTED}
+    rows |= {(t, t): t for t in (*PLAIN_TYPES, *READABLE_BLOCKS)}
+    rows |= {(a, t): t for a in (F32, F16) for t in WRITABLE_BLOCKS}
+    rows |= {(t, F32): F32 for t in READABLE_BLOCKS}
+    return rows
+
+
+_CONVERSIONS = _conversions()
+
+
+def stored_bytes(t: Tensor) -> int:
+    """Bytes of the elements of `t` without gaps between them."""
+    return t.n_elements // t.dtype.block_size * t.dtype.type_size
+
+
+def copy_cost(t: Tensor) -> Cost:
+    """Cost of an op that moves or converts its first source."""
+    a = src(t.src, 0)
+    return Cost(0 if a.dtype is t.dtype else t.n_elements, stored_bytes(a), stored_bytes(t))
+
+
+def _to_integer(a: Array) -> Array:
+    """Truncated; what does not fit an I32 becomes the nearest number that does, NaN becomes 0."""
+    if a.dtype.kind == "i":
+        return a
+    return np.array(np.clip(np.trunc(np.nan_to_num(a, nan=0.0)), -(2**31), 2**31 - 1), np.int64)
+
+
+def _into_b(srcs: Srcs, params: Params) -> Ne:
+    a, b = src(srcs, 0), src(srcs, 1)
+    rule(a.n_elements == b.n_elements, f"a and b must have as many elements, not {a.n_elements} and {b.n_elements}")
+    return b.ne
+
+
+def _cpy_ref(a: Array, b: Array) -> Array:
+    return np.reshape(_to_integer(a) if b.dtype.kind == "i" else a, b.shape)
+
+
+def _cast_ref(a: Array, type: int) -> Array:
+    np_dtype = DType.from_gguf(type).np_dtype
+    return _to_integer(a) if np_dtype is not None and np_dtype.kind == "i" else a
+
+
+def _new_ne(srcs: Srcs, params: Params) -> Ne:
+    ne, n = given_ne(params), src(srcs, 0).n_elements
+    rule(ne[0] * ne[1] * ne[2] * ne[3] == n, f"ne {list(ne)} must have as many elements as a, {n}")
+    return ne
+
+
+def _cont_ref(a: Array, ne0: int, ne1: int, ne2: int, ne3: int) -> Array:
+    return a.reshape(ne3, ne2, ne1, ne0)
+
+
+def _dup_ref(a: Array) -> Array:
+    return a
+
+
+_SAME: Mapping[DTypeRow, DType] = {(t,): t for t in (*PLAIN_TYPES, *READABLE_BLOCKS)}
+
+CPY = OpDef(
+    name="cpy",
+    srcs=("a", "b"),
+    params=(),
+    shape=_into_b,
+    dtypes=_CONVERSIONS,
+    ref=_cpy_ref,
+    kernel="cpy",
+    cost=copy_cost,
+    inplace=(),
+    label="a -> b",
+    writes=1,
+)
+CAST = OpDef(
+    name="cast",
+    srcs=("a",),
+    params=("type",),
+    shape=same_shape,
+    dtypes=_CONVERSIONS,
+    ref=_cast_ref,
+    kernel="cpy",
+    cost=copy_cost,
+    inplace=(),
+    label="cast(a)",
+)
+CONT = OpDef(
+    name="cont",
+    srcs=("a",),
+    params=("ne0", "ne1", "ne2", "ne3"),
+    shape=_new_ne,
+    dtypes=_SAME,
+    ref=_cont_ref,
+    kernel="cpy",
+    cost=copy_cost,
+    inplace=(),
+    label="cont(a)",
+)
+DUP = OpDef(
+    name="dup",
+    srcs=("a",),
+    params=(),
+    shape=same_shape,
+    dtypes=_SAME,
+    ref=_dup_ref,
+    kernel="cpy",
+    cost=copy_cost,
+    inplace=(),
+    label="dup(a)",
+)
+
+
+def cpy(a: Tensor, b: Tensor) -> Tensor:
+    """Copy the elements of `a` into `b`, in ne order, converted to the type of `b` (ggml_cpy).
+
+    a, b: as many elements, any shapes and strides. Types: equal ones; any of F32, F16, BF16, I32 (to I32: truncated, at
+    its ends where it does not fit, 0 for NaN); F32 or F16 to Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; block types to F32.
+    Result: a view of `b`, after the copy. Raises ShapeError, DTypeError.
+    """
+    return record(CPY, (a, b), {})
+
+
+def cast(a: Tensor, type: DType) -> Tensor:
+    """`a` as a new dense tensor of `type`, same shape (ggml_cast). Types as `cpy`. Raises ShapeError, DTypeError."""
+    return record(CAST, (a,), {"type": getattr(type, "gguf_id", -1)}, dtype=type)
+
+
+def _cont(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
+    return record(CONT, (a,), {"ne0": ne0, "ne1": ne1, "ne2": ne2, "ne3": ne3})
+
+
+def cont(a: Tensor) -> Tensor:
+    """The elements of `a` lying densely, shape and type of `a` (ggml_cont). Raises DTypeError."""
+    ne = a.ne if isinstance(a, Tensor) else (1, 1, 1, 1)  # pyright: ignore[reportUnnecessaryIsInstance]
+    return _cont(a, *ne)
+
+
+def cont_1d(a: Tensor, ne0: int) -> Tensor:
+    """The elements of `a`, in ne order, densely as ne [ne0] (ggml_cont_1d). Raises ShapeError, DTypeError."""
+    return _cont(a, ne0, 1, 1, 1)
+
+
+def cont_2d(a: Tensor, ne0: int, ne1: int) -> Tensor:
+    """The elements of `a`, in ne order, densely as ne [ne0, ne1] (ggml_cont_2d). Raises ShapeError, DTypeError."""
+    return _cont(a, ne0, ne1, 1, 1)
+
+
+def cont_3d(a: Tensor, ne0: int, ne1: int, ne2: int) -> Tensor:
+    """The elements of `a`, in ne order, densely as ne [ne0, ne1, ne2] (ggml_cont_3d). Raises as `cont_2d`."""
+    return _cont(a, ne0, ne1, ne2, 1)
+
+
+def cont_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
+    """The elements of `a`, in ne order, densely as ne [ne0 .. ne3] (ggml_cont_4d). Raises as `cont_2d`."""
+    return _cont(a, ne0, ne1, ne2, ne3)
+
+
+def dup(a: Tensor) -> Tensor:
+    """A dense copy of `a` (ggml_dup). Raises DTypeError."""
+    return record(DUP, (a,), {})
+
+
+def dup_inplace(a: Tensor) -> Tensor:
+    """`a` itself, as a node (ggml_dup_inplace). Raises DTypeError."""
+    return record(DUP, (a,), {}, inplace=0)

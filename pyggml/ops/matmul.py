@@ -1,0 +1,197 @@
+"""Matrix products. ggml's order: the first source holds the weights, and both are summed over their dimension 0."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..codec import Array
+from ..dtypes import DType
+from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..tensor import Ne, Tensor
+from ._common import BF16, F16, F32, I32, src
+
+__all__ = [
+    "mul_mat",
+    "mul_mat_id",
+    "out_prod",
+]
+
+
+# Every type that weights are stored in; Q8_1 and Q8_K only exist inside other libraries' products, nothing makes Q1_0.
+_NOT_STORED = (DType.Q8_1, DType.Q8_K, DType.Q1_0)
+WEIGHT_TYPES = (F32, F16, BF16, *(t for t in DType if t.is_quantized and t not in _NOT_STORED))
+
+
+def _dense_rows(a: Tensor, role: str) -> None:
+    rule(
+        a.nb[0] == a.dtype.type_size or a.ne[0] == 1,
+        f"the rows of {role} must be dense: nb[0] is {a.nb[0]}, not {a.dtype.type_size} (transposed? use cont)",
+    )
+
+
+def _broadcast(a: Tensor, b: Tensor) -> None:
+    rule(
+        b.ne[2] % a.ne[2] == 0 and b.ne[3] % a.ne[3] == 0,
+        f"a repeats along dimensions 2 and 3: a's ne {list(a.ne[2:])} must divide b's {list(b.ne[2:])}",
+    )
+
+
+def _cost(t: Tensor, n_sums: int, a_read: int) -> Cost:
+    others = sum(s.n_elements * s.dtype.type_size // s.dtype.block_size for s in t.src[1:] if s is not None)
+    return Cost(2 * t.n_elements * n_sums, a_read + others, t.n_elements * 4)
+
+
+def _stored(a: Tensor) -> int:
+    return a.n_elements * a.dtype.type_size // a.dtype.block_size
+
+
+# -- mul_mat
+
+
+def _mul_mat_shape(srcs: Srcs, params: Params) -> Ne:
+    a, b = src(srcs, 0), src(srcs, 1)
+    rule(a.ne[0] == b.ne[0], f"a and b are summed over dimension 0: {a.ne[0]} is not {b.ne[0]}")
+    _dense_rows(a, "a")
+    _broadcast(a, b)
+    return (a.ne[1], b.ne[1], b.ne[2], b.ne[3])
+
+
+def _repeated(a: Array, b: Array) -> Array:
+    """`a` with each matrix repeated for the matrices of `b` that it meets."""
+    return np.repeat(np.repeat(a, b.shape[1] // a.shape[1], axis=1), b.shape[0] // a.shape[0], axis=0)
+
+
+def _mul_mat_ref(a: Array, b: Array) -> Array:
+    return np.matmul(b, np.swapaxes(_repeated(a, b), 2, 3))
+
+
+def _mul_mat_cost(t: Tensor) -> Cost:
+    a = src(t.src, 0)
+    return _cost(t, a.ne[0], _stored(a))
+
+
+MUL_MAT = OpDef(
+    name="mul_mat",
+    srcs=("a", "b"),
+    params=(),
+    shape=_mul_mat_shape,
+    dtypes={(a, b): F32 for a in WEIGHT_TYPES for b in (F32, F16, BF16)},
+    ref=_mul_mat_ref,
+    kernel="mul_mat",
+    cost=_mul_mat_cost,
+    inplace=(),
+    label="a·b",
+)
+
+
+def mul_mat(a: Tensor, b: Tensor) -> Tensor:
+    """b times a transposed, as ggml_mul_mat: y[i, j] is the sum over k of a[k, i] * b[k, j].
+
+    a: ne [k, m, a2, a3], any float or block type, dense rows; b: ne [k, n, b2, b3], F32, F16 or BF16, any layout;
+    a2 divides b2 and a3 divides b3: matrix (i2, i3) of b meets matrix (i2 // (b2 / a2), i3 // (b3 / a3)) of a.
+    Result: F32, ne [m, n, b2, b3]. In NumPy's order, `b @ a.T` of [n, k] and [m, k].
+    Raises ShapeError, DTypeError.
+    """
+    return record(MUL_MAT, (a, b), {})
+
+
+# -- mul_mat_id
+
+
+def _mul_mat_id_shape(srcs: Srcs, params: Params) -> Ne:
+    a, b, ids = src(srcs, 0), src(srcs, 1), src(srcs, 2)
+    rule(a.ne[0] == b.ne[0], f"as and b are summed over dimension 0: {a.ne[0]} is not {b.ne[0]}")
+    _dense_rows(a, "as")
+    rule(a.ne[3] == 1 and b.ne[3] == 1, "as and b have at most three dimensions")
+    rule(ids.ne[2] == 1 and ids.ne[3] == 1, "ids is a matrix: ne [n_used, n_tokens]")
+    rule(ids.ne[1] == b.ne[2], f"one row of ids per token: ids has {ids.ne[1]}, b has {b.ne[2]} tokens")
+    rule(ids.ne[0] % b.ne[1] == 0, f"b's ne[1] = {b.ne[1]} must divide the {ids.ne[0]} experts used per token")
+    return (a.ne[1], ids.ne[0], b.ne[2], 1)
+
+
+def _mul_mat_id_ref(a: Array, b: Array, ids: Array) -> Array:
+    experts, columns, chosen = a[0], b[0], ids[0, 0]  # [n_expert, m, k], [n_tokens, n_b, k], [n_tokens, n_used]
+    out_of_range = chosen[(chosen < 0) | (chosen >= len(experts))]
+    if out_of_range.size:
+        raise IndexError(f"row index {out_of_range[0]} is out of range")
+    repeats = chosen.shape[1] // columns.shape[1]
+    per_use = np.tile(columns, (1, repeats, 1))  # [n_tokens, n_used, k]
+    y = np.empty((*chosen.shape, experts.shape[1]))
+    for e in np.unique(chosen):
+        y[chosen == e] = per_use[chosen == e] @ experts[e].T
+    return y[None]
+
+
+def _mul_mat_id_cost(t: Tensor) -> Cost:
+    a = src(t.src, 0)
+    used = min(a.ne[2], t.ne[1] * t.ne[2])  # at most so many of the experts are read
+    return _cost(t, a.ne[0], _stored(a) // a.ne[2] * used)
+
+
+MUL_MAT_ID = OpDef(
+    name="mul_mat_id",
+    srcs=("as", "b", "ids"),
+    params=(),
+    shape=_mul_mat_id_shape,
+    dtypes={(a, F32, I32): F32 for a in WEIGHT_TYPES},
+    ref=_mul_mat_id_ref,
+    kernel="mul_mat_id",
+    cost=_mul_mat_id_cost,
+    inplace=(),
+    label="as[ids]·b",
+)
+
+
+def mul_mat_id(as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """`mul_mat` with a matrix chosen per column, as ggml_mul_mat_id (mixture of experts).
+
+    as_: ne [k, m, n_expert], any float or block type, dense rows; b: ne [k, n_b, n_tokens], F32, any layout, where n_b
+    divides n_used; ids: ne [n_used, n_tokens], I32. Result: F32, ne [m, n_used, n_tokens]: column (u, t) is matrix
+    ids[u, t] times column (u % n_b, t) of b.
+    Raises ShapeError, DTypeError; computing raises BackendError for an id outside 0..n_expert - 1.
+    """
+    return record(MUL_MAT_ID, (as_, b, ids), {})
+
+
+# -- out_prod
+
+
+def _out_prod_shape(srcs: Srcs, params: Params) -> Ne:
+    a, b = src(srcs, 0), src(srcs, 1)
+    rule(a.ne[1] == b.ne[1], f"a and b are summed over dimension 1: {a.ne[1]} is not {b.ne[1]}")
+    _dense_rows(a, "a")
+    _broadcast(a, b)
+    return (a.ne[0], b.ne[0], b.ne[2], b.ne[3])
+
+
+def _out_prod_ref(a: Array, b: Array) -> Array:
+    return np.matmul(np.swapaxes(b, 2, 3), _repeated(a, b))
+
+
+def _out_prod_cost(t: Tensor) -> Cost:
+    a = src(t.src, 0)
+    return _cost(t, a.ne[1], _stored(a))
+
+
+OUT_PROD = OpDef(
+    name="out_prod",
+    srcs=("a", "b"),
+    params=(),
+    shape=_out_prod_shape,
+    dtypes={(a, F32): F32 for a in WEIGHT_TYPES},
+    ref=_out_prod_ref,
+    kernel="out_prod",
+    cost=_out_prod_cost,
+    inplace=(),
+    label="Σ a⊗b",
+)
+
+
+def out_prod(a: Tensor, b: Tensor) -> Tensor:
+    """Sum of outer products, as ggml_out_prod: y[i, j] is the sum over k of a[i, k] * b[j, k].
+
+    a: ne [m, k, a2, a3], any float or block type, dense rows; b: ne [n, k, b2, b3], F32, any layout; a2 divides b2 and
+    a3 divides b3. Result: F32, ne [m, n, b2, b3]. In NumPy's order, `b.T @ a` of [k, n] and [k, m].
+    Raises ShapeError, DTypeError.
+    """
+    return record(OUT_PROD, (a, b), {})
