@@ -1,0 +1,67 @@
+"""What a backend is: the scheduler's view of something that runs parts of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from .buffer import ALIGNMENT, Buffer
+from .errors import BackendError, explain
+from .opdef import opdef_of
+from .tensor import Tensor, Var
+
+Resolve = Callable[[Tensor], Tensor]  # a source tensor -> itself, or its copy on this backend
+
+
+class Program(Protocol):
+    """Nodes made ready to run, again and again, on one backend."""
+
+    def run(self) -> None:
+        """Compute the nodes. Raises BackendError naming the node that failed."""
+        ...
+
+    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Tensor]]]) -> bool:
+        """Let this program, compiled for `var.hi`, run for every value of `var`. `others` are the same nodes, in the
+        same memory, as they are for other values: the smallest, and one to check with.
+
+        False, with nothing changed, where it cannot.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """Runs nodes whose memory it can reach."""
+
+    name: str
+    buft: str  # the buffer type it computes in
+    alignment: int
+
+    def supports_op(self, t: Tensor) -> bool:
+        """Whether it has code for this node's op and types."""
+        ...
+
+    def supports_buft(self, buft: str) -> bool:
+        """Whether it reads sources in such buffers where they are."""
+        ...
+
+    def compile(self, nodes: Sequence[Tensor], resolve: Resolve) -> Program:
+        """Make nodes, whose memory is fixed, ready to run."""
+        ...
+
+
+class HostBackend:
+    """What backends that compute in host memory share."""
+
+    alignment = ALIGNMENT
+    buft = "CPU"
+
+    def alloc_buffer(self, size: int) -> Buffer:
+        """Zeroed host memory of this backend's buffer type."""
+        return Buffer.allocate(size, self.buft)
+
+
+def node_error(t: Tensor, text: str) -> BackendError:
+    """The error of a node that failed while it ran: op, tensors, and the line that recorded it."""
+    op = opdef_of(t)
+    named = [(op.role(i), "None" if s is None else s.describe()) for i, s in enumerate(t.src)]
+    return BackendError(explain(op.name, text, [("result", t.describe()), *named], t.site))

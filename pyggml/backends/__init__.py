@@ -1,0 +1,1 @@
+"""The backends: `ref` interprets a graph with the NumPy references, `cpu` runs the C kernels."""

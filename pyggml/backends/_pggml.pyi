@@ -1,0 +1,5 @@
+# The compiled extension (cffi API mode); pg.h documents it.
+from typing import Any
+
+ffi: Any
+lib: Any

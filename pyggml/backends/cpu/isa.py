@@ -1,0 +1,69 @@
+"""Which kernels run: the instruction set levels of this binary and CPU, and their dispatch tables."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ...errors import BackendError
+from .._pggml import ffi, lib
+
+NONE, ANY = -1, -2  # as in pg.h
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One row of a dispatch table: its C symbol, its address, and the row for its work function."""
+
+    symbol: str
+    address: int
+    row: Any
+
+
+@cache
+def isa_levels() -> dict[str, int]:
+    """The levels this CPU can run, lowest first: name -> number."""
+    names = [(ffi.string(lib.pg_isa_name(i)).decode(), i) for i in range(lib.pg_isa_count())]
+    return {name: i for name, i in names if lib.pg_isa_supported(i)}
+
+
+def n_cpus() -> int:
+    """CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def isa_name(forced: str | None = None) -> str:
+    """The level in use: `forced`, else PYGGML_ISA, else the highest. Raises BackendError for one that cannot run."""
+    name = forced or os.environ.get("PYGGML_ISA") or list(isa_levels())[-1]
+    if name not in isa_levels():
+        raise BackendError(f"PYGGML_ISA={name}: this CPU and build run {', '.join(isa_levels())}")
+    return name
+
+
+@cache
+def table_of(isa: str) -> dict[str, list[tuple[tuple[int, int, int], Kernel]]]:
+    """The dispatch table of one level alone: stem -> rows of ((dst, src0, src1) types, kernel)."""
+    n = ffi.new("int64_t *")
+    rows = lib.pg_isa_table(isa_levels()[isa], n)
+    table: dict[str, list[tuple[tuple[int, int, int], Kernel]]] = {}
+    for i in range(n[0]):
+        r = rows[i]
+        kernel = Kernel(ffi.string(r.symbol).decode(), int(ffi.cast("intptr_t", r.fn)), ffi.addressof(r))
+        table.setdefault(ffi.string(r.op).decode(), []).append(((r.dst, r.src0, r.src1), kernel))
+    return table
+
+
+@cache
+def find_kernel(isa: str, stem: str, dst: int, src0: int, src1: int) -> Kernel | None:
+    """The first kernel of `stem` for these GGUF type ids (NONE for an absent source), or None.
+
+    Levels have only what they do better: what is missing at `isa` comes from the nearest level below that has it.
+    """
+    levels = list(isa_levels())
+    for level in reversed(levels[: levels.index(isa) + 1]):
+        for (d, s0, s1), kernel in table_of(level).get(stem, ()):
+            if d in (dst, ANY) and s0 in (src0, ANY) and s1 in (src1, ANY):
+                return kernel
+    return None

@@ -1,0 +1,141 @@
+"""Weights in a layout of the CPU backend's own (csrc/r16/r16.h): a copy beside the tensor, which its products read.
+
+The tensor itself does not change: other backends, `get_rows`, views and the inspector read it where it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
+
+from ...buffer import ALIGNMENT, Buffer
+from ...dtypes import DType
+from ...errors import BackendError
+from ...tensor import Tensor
+from .._pggml import ffi, lib
+from .isa import find_kernel, isa_name, n_cpus
+
+BUFT = "CPU_REPACK"
+
+_GROUP = 16  # rows that are packed together
+_CHUNK = 1 << 20  # bytes that are worth a thread's while
+_MANY = 32  # columns from which on converting floats to fixed point pays
+_copies: WeakKeyDictionary[Tensor, Buffer] = WeakKeyDictionary()
+_floats: WeakSet[Tensor] = WeakSet()  # weights in F16 or BF16 that products of many columns may take in fixed point
+
+
+def copy_of(t: Tensor) -> Buffer | None:
+    """The repacked copy of `t`, or None."""
+    return _copies.get(t)
+
+
+def repacked(node: Tensor) -> Buffer | None:
+    """The repacked copy of the weights that a matrix product (of one matrix, or by expert) reads, or None."""
+    a = node.src[0] if node.op in ("mul_mat", "mul_mat_id") else None
+    return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else copy_of(a)
+
+
+def can_repack(t: Tensor, isa: str) -> bool:
+    """Whether products of `t` have kernels for a repacked copy on this instruction set.
+
+    That takes a leaf of a block type, dense: a matrix or, for mul_mat_id, a stack of them.
+    """
+    return (
+        t.op == "none"
+        and t.view_src is None
+        and t.ne[3] == 1
+        and t.is_contiguous
+        and lib.pg_r16_bytes(t.dtype.gguf_id, t.ne[0], t.ne[1]) > 0
+        and find_kernel(isa, "mul_mat_r16", DType.F32.gguf_id, t.dtype.gguf_id, DType.F32.gguf_id) is not None
+    )
+
+
+def in_fixed_point(node: Tensor) -> bool:
+    """Whether a product reads floats that were given to `repack`, and has enough columns (csrc/r16/gemm.h)."""
+    a = node.src[0] if node.op == "mul_mat" else None
+    return a is not None and a in _floats and node.ne[1] * node.ne[2] * node.ne[3] > _MANY
+
+
+def _is_float_matrix(t: Tensor) -> bool:
+    whole = t.ne[0] % 32 == 0 and t.ne[2] == t.ne[3] == 1
+    return t.dtype in (DType.F16, DType.BF16) and whole and t.op == "none" and t.view_src is None and t.is_contiguous
+
+
+def repack(
+    tensors: Iterable[Tensor],
+    progress: Callable[[float], None] | None = None,
+    n_threads: int | None = None,
+    isa: str | None = None,
+) -> int:
+    """Make repacked copies of those of `tensors` that have such a form, and return how many.
+
+    A copy is as large as the tensor (some types grow by up to 4 %). Their memory lives as long as any tensor of this
+    call. A copy does not follow when values are written to the tensor later. Pages of a mapped file that a copy
+    replaces are given back to the system; who reads the tensor itself has them read again. Matrices of F16 and BF16
+    are not copied, but products of many columns will round their values, and the columns, to 16-bit fixed point (NMSE
+    6e-9). `progress` is told the
+    fraction done before each tensor; what it raises ends the work, and leaves the copies made so far.
+
+    Raises AllocError where there is no memory, BackendError for a bad `isa` or `n_threads`.
+    """
+    if n_threads is not None and n_threads < 1:
+        raise BackendError(f"n_threads must be at least 1, not {n_threads}")
+    isa = isa_name(isa)
+    tensors = list(tensors)
+    _floats.update(t for t in tensors if _is_float_matrix(t))
+    todo = [t for t in tensors if t not in _copies and can_repack(t, isa)]
+    sizes = [_size(t) for t in todo]
+    arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation: in large pages where the system has them
+    done = 0
+    with ThreadPoolExecutor(n_threads or n_cpus()) as pool:
+        for t, size in zip(todo, sizes, strict=True):
+            if progress is not None:
+                progress(done / arena.size)
+            copy = Buffer(arena[done : done + size], BUFT)
+            _pack(t, copy, pool)
+            _copies[t] = copy
+            _give_back(t)
+            done += size
+    return len(todo)
+
+
+def _size(t: Tensor) -> int:
+    """Bytes of a copy: whole cache lines."""
+    size = lib.pg_r16_bytes(t.dtype.gguf_id, t.ne[0], t.ne[1]) * t.ne[2]
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _pack(t: Tensor, copy: Buffer, pool: ThreadPoolExecutor) -> None:
+    k, m, n_mat, _ = t.ne
+    kind = t.dtype.gguf_id
+    size = lib.pg_r16_bytes(kind, k, m)
+    n_groups = -(-m // _GROUP)
+    step = max(1, _CHUNK * n_groups // size)
+
+    def run(matrix: int, first: int) -> None:
+        src = ffi.cast("void *", t.data + matrix * t.nb[2])
+        dst = ffi.cast("void *", copy.base + matrix * size)
+        lib.pg_r16_pack(kind, src, t.nb[1], k, m, dst, first, min(first + step, n_groups))
+
+    chunks = [(i, first) for i in range(n_mat) for first in range(0, n_groups, step)]
+    list(pool.map(run, *zip(*chunks, strict=True)))
+
+
+def _give_back(t: Tensor) -> None:
+    """Let the system forget the pages of a mapped file that only `t` lies in; they are read again where it is."""
+    buffer = t.buffer
+    owner: Any = None if buffer is None or buffer.buft != "CPU_MMAP" else buffer.memory  # its type is too narrow a hint
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = np.frombuffer(owner, np.uint8).__array_interface__["data"][0]
+    first = -(-(t.data - start) // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (t.data + t.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        owner.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -1,0 +1,119 @@
+"""Arrays to stored blocks and back, in C: every block type, several rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from .. import codec
+from ..buffer import Bytes
+from ..codec import Array, check_rows
+from ..dtypes import DType
+from ..errors import BackendError, DTypeError, ShapeError
+from ._pggml import ffi, lib
+from .cpu.isa import isa_levels, isa_name, n_cpus
+
+_CHUNK = 1 << 16  # elements that are worth a thread's while
+
+
+def _pointer(kind: str, array: Array, offset: int = 0) -> Any:
+    return ffi.cast(kind, array.__array_interface__["data"][0] + offset)
+
+
+def _in_threads(run: Callable[[int, int], int], n_rows: int, n: int, n_threads: int | None, dtype: DType) -> None:
+    """`run(first, count)` over all rows of `n` elements in chunks; C code without the GIL, so plain threads do."""
+    if n_threads is not None and n_threads < 1:
+        raise BackendError(f"n_threads must be at least 1, not {n_threads}")
+    step = max(1, _CHUNK // max(n, 1))
+    chunks = [(first, min(step, n_rows - first)) for first in range(0, n_rows, step)]
+    workers = min(len(chunks), n_threads or n_cpus())
+    if workers <= 1:
+        status = run(0, n_rows)
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            status = max(pool.map(run, *zip(*chunks, strict=True)))
+    if status:
+        raise DTypeError(f"{dtype.name} has no converter to or from F32")
+
+
+def _column_weights(imatrix: Array, n: int) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    w = np.asarray(imatrix, np.float64)
+    if w.shape != (n,):
+        raise ShapeError(f"imatrix of shape {w.shape} does not weigh rows of {n} elements: ({n},) does")
+    if not np.all(np.isfinite(w)) or w.min(initial=0) < 0:
+        raise BackendError("imatrix holds values that are negative or not finite")
+    mean = w.mean() if n else 0.0
+    if mean == 0:
+        return None
+    return np.maximum(w / mean, 1e-6).astype(np.float32)  # a column that was never used is still stored
+
+
+def quantize(array: Array, dtype: DType, imatrix: Array | None = None, n_threads: int | None = None) -> Bytes:
+    """`array`, whose last axis is a row, as stored rows of `dtype`: uint8, shape (..., bytes of a row).
+
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ1_0, TQ2_0, MXFP4 and NVFP4 give the bytes of the reference quantisers; the other
+    block types search for the codes of least squared error. `imatrix`, shape (row length,), says how much the squared
+    error of each column counts (llama.cpp's importance matrix: the mean square of its activations); the types up to
+    Q5_1 then search, too, while Q8_0, TQ* and the FP4 types do not use it. Any finite numbers are valid; blocks with
+    NaN or infinities store unspecified values. The same bytes come out at every `PYGGML_ISA` and thread count.
+
+    Raises ShapeError where a row is not a whole number of blocks or `imatrix` does not fit, DTypeError where `dtype`
+    is not a float or block type, BackendError for a bad `imatrix` or `n_threads`.
+    """
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiub":
+        raise DTypeError(f"cannot quantise an array of {array.dtype}")
+    x = np.atleast_1d(np.ascontiguousarray(array, np.float32))
+    n = x.shape[-1]
+    row_bytes = check_rows(dtype, n)
+    out = np.zeros((*x.shape[:-1], row_bytes), np.uint8)
+    weights = None if imatrix is None else _column_weights(imatrix, n)
+    w = ffi.NULL if weights is None else _pointer("float *", weights)
+    level = isa_levels()[isa_name()]
+
+    def run(first: int, count: int) -> int:
+        src = _pointer("float *", x, first * n * 4)
+        dst = _pointer("void *", out, first * row_bytes)
+        return lib.pg_quantize(level, dtype.gguf_id, src, w, dst, count, n, row_bytes)
+
+    _in_threads(run, x.size // n if n else 0, n, n_threads, dtype)
+    return out
+
+
+def dequantize(
+    data: Array | bytes, dtype: DType, shape: tuple[int, ...] | None = None, n_threads: int | None = None
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Stored rows of `dtype` as float32, exactly as the format defines them.
+
+    `data`: bytes, or an array whose last axis holds whole rows' bytes, as `quantize` returns it. The result has
+    `shape` (NumPy order) if given, else that of `data` with the last axis counted in elements.
+
+    Raises ShapeError where the byte count does not fit, DTypeError where `dtype` is not a float or block type.
+    """
+    raw = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else np.asarray(data)
+    raw = np.atleast_1d(np.ascontiguousarray(raw)).view(np.uint8)
+    if raw.shape[-1] % dtype.type_size:
+        raise ShapeError(f"{raw.shape[-1]} bytes are not a whole number of {dtype.name} blocks of {dtype.type_size}")
+    per_row = raw.shape[-1] // dtype.type_size * dtype.block_size
+    out = np.empty((*raw.shape[:-1], per_row), np.float32)
+    if shape is not None:
+        check_rows(dtype, shape[-1] if shape else 1)
+        if int(np.prod(shape, dtype=np.int64)) != out.size:
+            raise ShapeError(f"{raw.nbytes} bytes of {dtype.name} hold {out.size} elements, not shape {shape}")
+    level = isa_levels()[isa_name()]
+    n = min(per_row, _CHUNK // dtype.block_size * dtype.block_size)  # rows lie end to end: cut them as it suits
+    bytes_of_n = dtype.row_size(n)
+
+    def run(first: int, count: int) -> int:
+        src = _pointer("void *", raw, first * bytes_of_n)
+        dst = _pointer("float *", out, first * n * 4)
+        return lib.pg_dequantize(level, dtype.gguf_id, src, dst, min(count * n, out.size - first * n))
+
+    _in_threads(run, -(-out.size // n) if n else 0, n, n_threads, dtype)
+    return out if shape is None else out.reshape(shape)
+
+
+codec.quantize_rows = quantize

@@ -1,0 +1,101 @@
+"""The cgraph: nodes in the order they run, leafs apart, as ggml_build_forward_expand orders them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+from .errors import GraphError
+from .tensor import FLAG_PARAM, Tensor
+
+DEFAULT_SIZE = 1 << 16
+
+
+class Graph:
+    """Nodes (tensors that an op computes) and leafs (weights, inputs, constants), each once.
+
+    `size` bounds nodes and leafs alike.
+    """
+
+    svg: ClassVar[Callable[[Graph], str | None] | None] = None  # how notebooks draw a graph; pyggml.dot installs itself
+
+    def __init__(self, size: int = DEFAULT_SIZE) -> None:
+        self.size = size
+        self.nodes: list[Tensor] = []
+        self.leafs: list[Tensor] = []
+        self._seen: set[Tensor] = set()
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def n_leafs(self) -> int:
+        return len(self.leafs)
+
+    def __contains__(self, t: Tensor) -> bool:
+        return t in self._seen
+
+    def build_forward_expand(self, tensor: Tensor) -> Graph:
+        """Add `tensor` and all it depends on: post-order, sources left to right, each tensor once (ggml's order).
+
+        Raises GraphError for a cycle, or beyond `size`; the graph is then as it was.
+        """
+        if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"build_forward_expand takes a Tensor, not {type(tensor).__name__}")
+        n_nodes, n_leafs = len(self.nodes), len(self.leafs)
+        try:
+            self._visit(tensor)
+        except GraphError:
+            self._seen.difference_update(self.nodes[n_nodes:], self.leafs[n_leafs:])
+            del self.nodes[n_nodes:], self.leafs[n_leafs:]
+            raise
+        return self
+
+    def _visit(self, tensor: Tensor) -> None:
+        if tensor in self._seen:
+            return
+        open_: dict[Tensor, Iterator[Tensor | None]] = {tensor: iter(tensor.src)}  # the path from `tensor` down
+        while open_:
+            t, sources = next(reversed(open_.items()))
+            for s in sources:
+                if s is None or s in self._seen:
+                    continue
+                if s in open_:
+                    raise GraphError(f"the graph has a cycle through {s.describe()}")
+                open_[s] = iter(s.src)
+                break
+            else:
+                del open_[t]
+                self._add(t)
+
+    def _add(self, t: Tensor) -> None:
+        leaf = t.op == "none" and not t.flags & FLAG_PARAM
+        kind, items = ("leaf", self.leafs) if leaf else ("node", self.nodes)
+        if len(items) == self.size:
+            raise GraphError(
+                f"the graph is full: {self.size} {kind}s (at {t.describe()}); make it with Graph(size=...)"
+            )
+        if not t.name:
+            t.name = f"{kind}_{len(items)}"
+        items.append(t)
+        self._seen.add(t)
+
+    def get_tensor(self, name: str) -> Tensor | None:
+        """The node or leaf of that name, or None."""
+        return next((t for t in (*self.nodes, *self.leafs) if t.name == name), None)
+
+    def __str__(self) -> str:
+        lines = [f"{self.n_nodes} nodes"]
+        for i, t in enumerate(self.nodes):
+            sources = ", ".join("-" if s is None else s.name for s in t.src)
+            lines.append(f"  {i:4d} {t.op:<14} {t.name:<24} {t.dtype.name:<5} {list(t.ne)}  <- {sources}")
+        lines.append(f"{self.n_leafs} leafs")
+        lines += [f"  {i:4d} {t.name:<39} {t.dtype.name:<5} {list(t.ne)}" for i, t in enumerate(self.leafs)]
+        return "\n".join(lines)
+
+    def _repr_svg_(self) -> str | None:
+        return Graph.svg(self) if Graph.svg is not None else None
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.n_nodes} nodes, {self.n_leafs} leafs>"
