@@ -1,0 +1,14 @@
+// Every storage type as rows of f32 and back: what get_rows, cpy, mul_mat and quantize build on.
+#pragma once
+#include "kernel.h"
+
+// n elements, a whole number of blocks, between a dense row of the type and dense f32. Rows need no alignment.
+// weights: how much the error of each of the n elements counts (> 0), or NULL: all the same.
+typedef void (*pg_to_f32)(const void *row, float *dst, int64_t n);
+typedef void (*pg_from_f32)(const float *src, void *row, int64_t n);
+typedef void (*pg_from_f32_weighted)(const float *src, const float *weights, void *row, int64_t n);
+
+// The converters of a type, or NULL where it has none. The same bits come out on every instruction set.
+pg_to_f32 PG_FN(to_f32)(int64_t type);
+pg_from_f32 PG_FN(from_f32)(int64_t type);
+pg_from_f32_weighted PG_FN(from_f32_weighted)(int64_t type);

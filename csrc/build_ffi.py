@@ -1,0 +1,26 @@
+"""Writes the C source of the extension module: pg.h as cffi (API mode) sees it. Called by CMake."""
+
+import re
+import sys
+from pathlib import Path
+
+import cffi
+
+HEADER = (Path(__file__).parent / "pg.h").read_text()
+
+
+def declarations(header: str) -> str:
+    """pg.h without what cffi's parser does not know: directives and comments."""
+    text = re.sub(r"//[^\n]*", "", header)
+    return re.sub(r"^\s*#.*$", "", text, flags=re.M)
+
+
+def main(out: str) -> None:
+    ffi = cffi.FFI()
+    ffi.cdef(declarations(HEADER))
+    ffi.set_source("pyggml.backends._pggml", '#include "pg.h"')
+    ffi.emit_c_code(out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

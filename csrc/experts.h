@@ -1,0 +1,34 @@
+// mul_mat_id's columns in the order of their experts, so that each expert's matrix is read once.
+#pragma once
+#include "kernel.h"
+
+// Scratch: the columns by expert [n_used * n_tokens], then where each expert's columns end [n_expert]; whole cache
+// lines. Every thread sorts for itself: that is shorter than waiting for one that does.
+static inline int64_t pg_sorted_bytes(const pg_task *t) {
+  const pg_tensor *as = &t->src[0], *ids = &t->src[2];
+  return ((ids->ne[0] * ids->ne[1] + as->ne[2]) * 4 + 63) / 64 * 64;
+}
+
+static inline int32_t pg_expert_of(const pg_tensor *ids, int64_t c) {
+  return *(const int32_t *)(ids->data + c % ids->ne[0] * ids->nb[0] + c / ids->ne[0] * ids->nb[1]);
+}
+
+// A counting sort. end[e]: one past the last column of expert e. PG_E_INDEX where an id is no expert's.
+static inline int pg_sort_columns(const pg_task *t, int32_t *list, int32_t *end) {
+  const pg_tensor *ids = &t->src[2];
+  const int64_t n_expert = t->src[0].ne[2], n = ids->ne[0] * ids->ne[1];
+  memset(end, 0, n_expert * sizeof *end);
+  for (int64_t c = 0; c < n; c++) {
+    const int32_t e = pg_expert_of(ids, c);
+    if (e < 0 || e >= n_expert) return pg_fail(t, PG_E_INDEX, e);
+    end[e]++;
+  }
+  int32_t start = 0;
+  for (int64_t e = 0; e < n_expert; e++) {
+    const int32_t count = end[e];
+    end[e] = start;
+    start += count;
+  }
+  for (int64_t c = 0; c < n; c++) list[end[pg_expert_of(ids, c)]++] = (int32_t)c;
+  return PG_OK;
+}

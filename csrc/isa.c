@@ -1,0 +1,77 @@
+// Which instruction sets this binary carries, and which of them this CPU and OS can run. A level's table holds what is
+// compiled for it; the binding looks for the rest in the levels below (backends/cpu/isa.py).
+#include <string.h>
+
+#include "pg.h"
+
+#define LEVEL(isa)                                                                                                     \
+  extern const pg_row pg_table__##isa[];                                                                               \
+  extern const int64_t pg_table_size__##isa;
+LEVEL(generic)
+#if defined(__x86_64__)
+LEVEL(avx2)
+LEVEL(avx512)
+LEVEL(avx512vnni)
+#endif
+#undef LEVEL
+
+static int always(void) { return 1; }
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static uint64_t xcr0(void) {
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return 0; // OSXSAVE
+  __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  return (uint64_t)d << 32 | a;
+}
+
+static int has_avx2(void) {
+  uint32_t a, b, c, d, b7, c7, d7;
+  if ((xcr0() & 0x6) != 0x6 || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return 0;
+  return (c & (1u << 12)) && (c & (1u << 29)) && (b7 & (1u << 5)); // FMA, F16C, AVX2
+}
+
+static int has_avx512(void) {
+  uint32_t a, b, c, d;
+  if (!has_avx2() || (xcr0() & 0xe6) != 0xe6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+  const uint32_t f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+  return (b & f_dq_bw_vl) == f_dq_bw_vl;
+}
+
+static int has_avx512vnni(void) {
+  uint32_t a, b, c, d;
+  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
+}
+#endif
+
+static const struct {
+  const char *name;
+  int (*supported)(void);
+  const pg_row *table;
+  const int64_t *size;
+} levels[] = {
+    {"generic", always, pg_table__generic, &pg_table_size__generic},
+#if defined(__x86_64__)
+    {"avx2", has_avx2, pg_table__avx2, &pg_table_size__avx2},
+    {"avx512", has_avx512, pg_table__avx512, &pg_table_size__avx512},
+    {"avx512vnni", has_avx512vnni, pg_table__avx512vnni, &pg_table_size__avx512vnni},
+#endif
+};
+
+int pg_isa_count(void) { return sizeof levels / sizeof *levels; }
+
+static int known(int level) { return level >= 0 && level < pg_isa_count(); }
+
+const char *pg_isa_name(int level) { return known(level) ? levels[level].name : ""; }
+
+int pg_isa_supported(int level) { return known(level) && levels[level].supported(); }
+
+const pg_row *pg_isa_table(int level, int64_t *n) {
+  *n = known(level) ? *levels[level].size : 0;
+  return known(level) ? levels[level].table : NULL;
+}
+
+int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth) { return row->work ? row->work(t, nth) : 0; }

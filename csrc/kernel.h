@@ -1,0 +1,92 @@
+// What every kernel file includes: names per instruction set, rows, the SIMD vocabulary.
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#include "pg.h"
+#include "simd.h"
+
+#define PG_CAT_(a, b, c) pg_##a##b##c
+#define PG_CAT(a, b, c) PG_CAT_(a, b, c)
+#define PG_FN(name) PG_CAT(name, __, PG_ISA) // PG_FN(add_f32) -> pg_add_f32__avx2
+
+#define PG_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define PG_MAX(a, b) ((a) > (b) ? (a) : (b))
+
+// A row of a tensor: dimension 0 at (i1, i2, i3).
+static inline char *pg_row_at(const pg_tensor *t, int64_t i1, int64_t i2, int64_t i3) {
+  return t->data + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3];
+}
+
+static inline int64_t pg_n_rows(const pg_tensor *t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
+
+// Row number r of a tensor -> its indices in dimensions 1, 2, 3.
+typedef struct pg_idx {
+  int64_t i1, i2, i3;
+} pg_idx;
+
+static inline pg_idx pg_unravel(const pg_tensor *t, int64_t r) {
+  const int64_t i1 = r % t->ne[1], q = r / t->ne[1];
+  return (pg_idx){i1, q % t->ne[2], q / t->ne[2]};
+}
+
+// Thread ith's share [first, last) of n things.
+typedef struct pg_range {
+  int64_t first, last;
+} pg_range;
+
+static inline pg_range pg_share(int64_t n, int ith, int nth) { return (pg_range){n * ith / nth, n * (ith + 1) / nth}; }
+
+// Scalar conversions, exact where the target has the digits, else round to nearest even.
+static inline float pg_f16_to_f32(uint16_t h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, mag = h & 0x7fff;
+  union {
+    uint32_t u;
+    float f;
+  } v;
+  if (mag >= 0x7c00) {
+    v.u = sign | 0x7f800000 | ((mag & 0x3ff) << 13); // inf, NaN
+  } else if (mag >= 0x0400) {
+    v.u = sign | ((mag + 0x1c000) << 13);
+  } else { // subnormal: mag * 2^-24 is exact
+    v.f = (float)mag * 0x1p-24f;
+    v.u |= sign;
+  }
+  return v.f;
+}
+
+static inline uint16_t pg_f32_to_f16(float x) {
+  union {
+    float f;
+    uint32_t u;
+  } v = {.f = x};
+  const uint32_t sign = (v.u >> 16) & 0x8000, mag = v.u & 0x7fffffff;
+  if (mag > 0x7f800000) return sign | 0x7e00;  // NaN
+  if (mag >= 0x477ff000) return sign | 0x7c00; // rounds to infinity
+  if (mag < 0x38800000) {                      // subnormal result: let the adder round
+    union {
+      uint32_t u;
+      float f;
+    } m = {.u = mag};
+    m.f += 0.5f; // ulp of 0.5 is 2^-24
+    return sign | (uint16_t)(m.u - 0x3f000000);
+  }
+  return sign | (uint16_t)((mag + 0xfff + ((mag >> 13) & 1) - 0x38000000) >> 13);
+}
+
+static inline float pg_bf16_to_f32(uint16_t b) {
+  union {
+    uint32_t u;
+    float f;
+  } v = {.u = (uint32_t)b << 16};
+  return v.f;
+}
+
+static inline uint16_t pg_f32_to_bf16(float x) {
+  union {
+    float f;
+    uint32_t u;
+  } v = {.f = x};
+  if ((v.u & 0x7fffffff) > 0x7f800000) return (v.u >> 16) | 0x40; // NaN stays one
+  return (v.u + 0x7fff + ((v.u >> 16) & 1)) >> 16;
+}

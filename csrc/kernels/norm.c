@@ -1,0 +1,151 @@
+// norm, group_norm, rms_norm, l2_norm. dst may be the source: no restrict.
+#include "kernel.h"
+
+enum { PIECE = 64 * VF_N }; // elements whose f32 sum is added to a double
+
+// What is summed of d = x - shift: d and d^2.
+typedef struct moments {
+  double d, dd;
+} moments;
+
+static void add_moments(moments *m, const float *x, int64_t n, float shift) {
+  const vf s = vf_set1(shift);
+  int64_t i = 0;
+  while (i + VF_N <= n) {
+    const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
+    vf d0 = vf_zero(), d1 = vf_zero(), q0 = vf_zero(), q1 = vf_zero();
+    for (; i + VF_N <= end; i += 2 * VF_N) {
+      const vf a = vf_load(x + i) - s, b = vf_load(x + i + VF_N) - s;
+      d0 += a;
+      d1 += b;
+      q0 = vf_fma(a, a, q0);
+      q1 = vf_fma(b, b, q1);
+    }
+    for (; i <= end; i += VF_N) {
+      const vf a = vf_load(x + i) - s;
+      d0 += a;
+      q0 = vf_fma(a, a, q0);
+    }
+    m->d += vf_sum(d0 + d1);
+    m->dd += vf_sum(q0 + q1);
+  }
+  for (; i < n; i++) {
+    const float d = x[i] - shift;
+    m->d += d;
+    m->dd += (double)d * d;
+  }
+}
+
+static double sum_row(const float *x, int64_t n) {
+  double sum = 0;
+  int64_t i = 0;
+  while (i + VF_N <= n) {
+    const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
+    vf s = vf_zero();
+    for (; i <= end; i += VF_N) s += vf_load(x + i);
+    sum += vf_sum(s);
+  }
+  for (; i < n; i++) sum += x[i];
+  return sum;
+}
+
+static double sum_squares(const float *x, int64_t n) {
+  double sum = 0;
+  int64_t i = 0;
+  while (i + VF_N <= n) {
+    const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
+    vf s[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+    for (; i + 3 * VF_N <= end; i += 4 * VF_N) {
+      const vf a = vf_load(x + i), b = vf_load(x + i + VF_N), c = vf_load(x + i + 2 * VF_N),
+               d = vf_load(x + i + 3 * VF_N);
+      s[0] = vf_fma(a, a, s[0]);
+      s[1] = vf_fma(b, b, s[1]);
+      s[2] = vf_fma(c, c, s[2]);
+      s[3] = vf_fma(d, d, s[3]);
+    }
+    for (; i <= end; i += VF_N) s[0] = vf_fma(vf_load(x + i), vf_load(x + i), s[0]);
+    sum += vf_sum((s[0] + s[1]) + (s[2] + s[3]));
+  }
+  for (; i < n; i++) sum += (double)x[i] * x[i];
+  return sum;
+}
+
+// y = (x - shift - rest) * scale. The two steps keep what `shift` lost when the mean was rounded to it.
+static void put_row(float *y, const float *x, int64_t n, float shift, float rest, float scale) {
+  int64_t i = 0;
+  for (; i + VF_N <= n; i += VF_N) vf_store(y + i, (vf_load(x + i) - vf_set1(shift) - vf_set1(rest)) * vf_set1(scale));
+  for (; i < n; i++) y[i] = (x[i] - shift - rest) * scale;
+}
+
+static void scale_row(float *y, const float *x, int64_t n, float scale) {
+  int64_t i = 0;
+  for (; i + VF_N <= n; i += VF_N) vf_store(y + i, vf_load(x + i) * vf_set1(scale));
+  for (; i < n; i++) y[i] = x[i] * scale;
+}
+
+// Rows row0.. (n1 of them) of channels c0..c1 of sample i3, as one set: minus its mean, divided by its deviation.
+static void standardise(const pg_tensor *y, const pg_tensor *x, int64_t row0, int64_t n1, int64_t c0, int64_t c1,
+                        int64_t i3, double eps) {
+  const int64_t n = x->ne[0];
+  const double count = (double)(n * n1 * (c1 - c0));
+  double sum = 0;
+  for (int64_t c = c0; c < c1; c++)
+    for (int64_t r = row0; r < row0 + n1; r++) sum += sum_row((const float *)pg_row_at(x, r, c, i3), n);
+  const float shift = (float)(sum / count);
+  moments m = {0, 0}; // about `shift`, so that nothing cancels where the mean is large
+  for (int64_t c = c0; c < c1; c++)
+    for (int64_t r = row0; r < row0 + n1; r++) add_moments(&m, (const float *)pg_row_at(x, r, c, i3), n, shift);
+  const double rest = m.d / count, variance = m.dd / count - rest * rest;
+  const float scale = (float)(1 / sqrt((variance < 0 ? 0 : variance) + eps));
+  for (int64_t c = c0; c < c1; c++)
+    for (int64_t r = row0; r < row0 + n1; r++)
+      put_row((float *)pg_row_at(y, r, c, i3), (const float *)pg_row_at(x, r, c, i3), n, shift, (float)rest, scale);
+}
+
+int PG_FN(norm_f32)(const pg_task *t, int ith, int nth) {
+  const pg_range r = pg_share(pg_n_rows(&t->dst), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(&t->dst, ir);
+    standardise(&t->dst, &t->src[0], i.i1, 1, i.i2, i.i2 + 1, i.i3, t->param[0]);
+  }
+  return PG_OK;
+}
+
+int PG_FN(group_norm_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *x = &t->src[0];
+  const int64_t n_groups = (int64_t)t->param[0], channels = x->ne[2], per_group = (channels + n_groups - 1) / n_groups;
+  const int64_t filled = (channels + per_group - 1) / per_group; // the last groups may get no channel
+  const pg_range r = pg_share(filled * x->ne[3], ith, nth);
+  for (int64_t u = r.first; u < r.last; u++) {
+    const int64_t c0 = u % filled * per_group;
+    standardise(&t->dst, x, 0, x->ne[1], c0, PG_MIN(c0 + per_group, channels), u / filled, t->param[1]);
+  }
+  return PG_OK;
+}
+
+int PG_FN(rms_norm_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *y = &t->dst, *x = &t->src[0];
+  const int64_t n = x->ne[0];
+  const pg_range r = pg_share(pg_n_rows(y), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(y, ir);
+    const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
+    const double scale = 1 / sqrt(sum_squares(px, n) / (double)n + t->param[0]);
+    scale_row((float *)pg_row_at(y, i.i1, i.i2, i.i3), px, n, (float)scale);
+  }
+  return PG_OK;
+}
+
+int PG_FN(l2_norm_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *y = &t->dst, *x = &t->src[0];
+  const int64_t n = x->ne[0];
+  const double eps = t->param[0];
+  const pg_range r = pg_share(pg_n_rows(y), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(y, ir);
+    const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
+    const double length = sqrt(sum_squares(px, n));
+    scale_row((float *)pg_row_at(y, i.i1, i.i2, i.i3), px, n, (float)(1 / (length < eps ? eps : length)));
+  }
+  return PG_OK;
+}

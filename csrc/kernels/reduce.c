@@ -1,0 +1,180 @@
+// Sums and order along rows.
+#include "rows.h"
+
+enum { STRIP = 2048 }; // elements at a time; partial sums do not depend on the number of threads
+
+// Sum of n dense floats, in eight double accumulators (the inner loop becomes vector code).
+static double sum_f32(const float *x, int64_t n) {
+  double acc[8] = {0};
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    for (int j = 0; j < 8; j++) acc[j] += (double)x[i + j];
+  for (; i < n; i++) acc[0] += (double)x[i];
+  return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
+}
+
+// Sum of elements k .. k + n of a row, n <= STRIP.
+static double sum_strip(const pg_tensor *t, const char *row, int64_t k, int64_t n) {
+  if (pg_is_f32_row(t)) return sum_f32((const float *)row + k, n);
+  float s[STRIP];
+  pg_get_f32(s, t, row, k, n);
+  return sum_f32(s, n);
+}
+
+static int64_t strips_of(const pg_tensor *t) { return (t->ne[0] + STRIP - 1) / STRIP * pg_n_rows(t); }
+
+int64_t PG_FN(sum_work)(const pg_task *t, int nth) { return strips_of(&t->src[0]) * (int64_t)sizeof(double); }
+
+int PG_FN(sum_any)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0];
+  const int64_t n = a->ne[0], per_row = (n + STRIP - 1) / STRIP, strips = strips_of(a);
+  double *part = (double *)t->work;
+  const pg_range r = pg_share(strips, ith, nth);
+  for (int64_t s = r.first; s < r.last; s++) {
+    const pg_idx i = pg_unravel(a, s / per_row);
+    const int64_t k = s % per_row * STRIP;
+    part[s] = sum_strip(a, pg_row_at(a, i.i1, i.i2, i.i3), k, PG_MIN(STRIP, n - k));
+  }
+  pg_sync(t, nth);
+  if (ith == 0) {
+    double total = 0;
+    for (int64_t s = 0; s < strips; s++) total += part[s];
+    const float y = (float)total;
+    pg_put_f32(&t->dst, t->dst.data, 0, &y, 1);
+  }
+  return PG_OK;
+}
+
+static int row_sums(const pg_task *t, int ith, int nth, double divisor) {
+  const pg_tensor *a = &t->src[0];
+  const pg_range r = pg_share(pg_n_rows(a), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(a, ir);
+    const char *row = pg_row_at(a, i.i1, i.i2, i.i3);
+    double total = 0;
+    for (int64_t k = 0; k < a->ne[0]; k += STRIP) total += sum_strip(a, row, k, PG_MIN(STRIP, a->ne[0] - k));
+    *(float *)pg_row_at(&t->dst, i.i1, i.i2, i.i3) = (float)(total / divisor);
+  }
+  return PG_OK;
+}
+
+int PG_FN(sum_rows_f32)(const pg_task *t, int ith, int nth) { return row_sums(t, ith, nth, 1.0); }
+int PG_FN(mean_f32)(const pg_task *t, int ith, int nth) { return row_sums(t, ith, nth, (double)t->src[0].ne[0]); }
+
+// dst may be the source.
+int PG_FN(cumsum_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0], *y = &t->dst;
+  const pg_range r = pg_share(pg_n_rows(a), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(a, ir);
+    const char *pa = pg_row_at(a, i.i1, i.i2, i.i3);
+    char *py = pg_row_at(y, i.i1, i.i2, i.i3);
+    double total = 0;
+    for (int64_t k = 0; k < a->ne[0]; k++) {
+      total += (double)*(const float *)(pa + k * a->nb[0]);
+      *(float *)(py + k * y->nb[0]) = (float)total;
+    }
+  }
+  return PG_OK;
+}
+
+// A number that orders like x: -0 equals 0, NaN of either sign is above +inf.
+static inline uint32_t order_of(float x) {
+  union {
+    float f;
+    uint32_t u;
+  } v = {.f = x + 0.0f};
+  if (x != x) return UINT32_MAX;
+  return v.u & 0x80000000 ? ~v.u : v.u | 0x80000000;
+}
+
+static inline float element(const pg_tensor *t, const char *row, int64_t k) {
+  return *(const float *)(row + k * t->nb[0]);
+}
+
+int PG_FN(argmax_i32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0];
+  const pg_range r = pg_share(a->ne[1], ith, nth);
+  for (int64_t i1 = r.first; i1 < r.last; i1++) {
+    const char *row = pg_row_at(a, i1, 0, 0);
+    uint32_t best = order_of(element(a, row, 0));
+    int32_t at = 0;
+    for (int64_t k = 1; k < a->ne[0]; k++) {
+      const uint32_t o = order_of(element(a, row, k));
+      if (o > best) best = o, at = (int32_t)k;
+    }
+    *(int32_t *)(t->dst.data + i1 * t->dst.nb[0]) = at;
+  }
+  return PG_OK;
+}
+
+// Sorting keys: order in the upper half (inverted for descending), index in the lower: distinct, so any sort is stable.
+static inline uint64_t key_of(float x, int64_t k, uint32_t invert) {
+  return (uint64_t)(order_of(x) ^ invert) << 32 | (uint64_t)k;
+}
+
+static void insertion_sort(uint64_t *a, int64_t n) {
+  for (int64_t i = 1; i < n; i++) {
+    const uint64_t x = a[i];
+    int64_t j = i;
+    for (; j > 0 && a[j - 1] > x; j--) a[j] = a[j - 1];
+    a[j] = x;
+  }
+}
+
+// Sort n keys, already in order of their lower halves; tmp: n more.
+static void sort_keys(uint64_t *a, uint64_t *tmp, int64_t n) {
+  if (n <= 64) {
+    insertion_sort(a, n);
+    return;
+  }
+  for (int shift = 32; shift < 64; shift += 8) { // four passes: the result ends where it began
+    int64_t at[256] = {0}, total = 0;
+    for (int64_t i = 0; i < n; i++) at[a[i] >> shift & 255]++;
+    for (int d = 0; d < 256; d++) {
+      const int64_t count = at[d];
+      at[d] = total;
+      total += count;
+    }
+    for (int64_t i = 0; i < n; i++) tmp[at[a[i] >> shift & 255]++] = a[i];
+    uint64_t *const swap = a;
+    a = tmp;
+    tmp = swap;
+  }
+}
+
+enum { LIST = 128 }; // top_k keeps up to so many in a sorted list while it reads; beyond that it sorts the row
+
+// The k smallest keys of a row, ascending, into keys[0..k).
+static void first_keys(uint64_t *keys, uint64_t *tmp, const pg_tensor *a, const char *row, int64_t k, uint32_t invert) {
+  const int64_t n = a->ne[0];
+  const int64_t first = k <= LIST ? k : n;
+  for (int64_t i = 0; i < first; i++) keys[i] = key_of(element(a, row, i), i, invert);
+  sort_keys(keys, tmp, first);
+  for (int64_t i = first; i < n; i++) {
+    const uint64_t x = key_of(element(a, row, i), i, invert);
+    if (x > keys[k - 1]) continue;
+    int64_t j = k - 1;
+    for (; j > 0 && keys[j - 1] > x; j--) keys[j] = keys[j - 1];
+    keys[j] = x;
+  }
+}
+
+int64_t PG_FN(sort_work)(const pg_task *t, int nth) { return 2 * t->src[0].ne[0] * (int64_t)sizeof(uint64_t) * nth; }
+
+// Indices of the first dst->ne[0] elements of each row in order.
+static int sort_rows(const pg_task *t, int ith, int nth, int descending) {
+  const pg_tensor *a = &t->src[0], *y = &t->dst;
+  uint64_t *keys = (uint64_t *)t->work + 2 * a->ne[0] * ith;
+  const pg_range r = pg_share(pg_n_rows(a), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(a, ir);
+    char *py = pg_row_at(y, i.i1, i.i2, i.i3);
+    first_keys(keys, keys + a->ne[0], a, pg_row_at(a, i.i1, i.i2, i.i3), y->ne[0], descending ? UINT32_MAX : 0);
+    for (int64_t k = 0; k < y->ne[0]; k++) *(int32_t *)(py + k * y->nb[0]) = (int32_t)(uint32_t)keys[k];
+  }
+  return PG_OK;
+}
+
+int PG_FN(argsort_i32)(const pg_task *t, int ith, int nth) { return sort_rows(t, ith, nth, t->param[0] != 0); }
+int PG_FN(top_k_i32)(const pg_task *t, int ith, int nth) { return sort_rows(t, ith, nth, 1); }

@@ -1,0 +1,157 @@
+// The one header of the C library: tensors, tasks, kernels, plans, the thread pool.
+// Nothing in this library aborts, exits or prints: every function that can fail returns a status.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+enum pg_status {
+  PG_OK = 0,
+  PG_E_INDEX = 1,   // a row index outside its range: pg_plan.bad_value holds it
+  PG_E_NOMEM = 2,   // no memory for a thread or a buffer
+  PG_E_ABORTED = 3, // the abort flag was raised between two ops
+  PG_E_TYPE = 4     // no conversion for this type
+};
+
+enum { PG_MAX_SRC = 6, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
+
+// GGUF type ids of the types that kernels name.
+enum pg_type {
+  PG_F32 = 0,
+  PG_F16 = 1,
+  PG_Q4_0 = 2,
+  PG_Q4_1 = 3,
+  PG_Q5_0 = 6,
+  PG_Q5_1 = 7,
+  PG_Q8_0 = 8,
+  PG_Q2_K = 10,
+  PG_Q3_K = 11,
+  PG_Q4_K = 12,
+  PG_Q5_K = 13,
+  PG_Q6_K = 14,
+  PG_IQ2_XXS = 16,
+  PG_IQ2_XS = 17,
+  PG_IQ3_XXS = 18,
+  PG_IQ1_S = 19,
+  PG_IQ4_NL = 20,
+  PG_IQ3_S = 21,
+  PG_IQ2_S = 22,
+  PG_IQ4_XS = 23,
+  PG_I8 = 24,
+  PG_I16 = 25,
+  PG_I32 = 26,
+  PG_I64 = 27,
+  PG_F64 = 28,
+  PG_IQ1_M = 29,
+  PG_BF16 = 30,
+  PG_TQ1_0 = 34,
+  PG_TQ2_0 = 35,
+  PG_MXFP4 = 39,
+  PG_NVFP4 = 40,
+  PG_NONE = -1, // in kernels.def: no such source
+  PG_ANY = -2   // in kernels.def: the kernel looks at the type itself, or does not care
+};
+
+// ne: elements per dimension, nb: byte strides; index 0 is the fastest dimension. data is NULL for an absent source.
+typedef struct pg_tensor {
+  char *data;
+  int64_t ne[4];
+  int64_t nb[4];
+  int64_t type;
+} pg_tensor;
+
+struct pg_plan;
+
+// One op, as a kernel sees it. Python fills these records (backends/cpu/lower.py knows the layout).
+typedef struct pg_task {
+  pg_tensor dst;
+  pg_tensor src[PG_MAX_SRC];
+  double param[PG_MAX_PARAM];
+  char *work;           // scratch shared by all threads, 64-byte aligned
+  int64_t work_size;    // its bytes, as the kernel's work function asked
+  struct pg_plan *plan; // for pg_sync, pg_next and pg_fail
+  int64_t index;        // of this op in the plan
+} pg_task;
+
+// A kernel does its share, thread `ith` of `nth`, and returns a status.
+typedef int (*pg_kernel)(const pg_task *t, int ith, int nth);
+// Scratch bytes that a kernel needs for this task on `nth` threads.
+typedef int64_t (*pg_work)(const pg_task *t, int nth);
+
+typedef struct pg_op {
+  pg_kernel fn;
+  int64_t n_threads; // how many threads take part (1: too small to share)
+  pg_task task;
+} pg_op;
+
+// At run time *where = base + stride * vars[var]: what changes from step to step without lowering again.
+typedef struct pg_bind {
+  int64_t *where;
+  int64_t base;
+  int64_t stride;
+  int64_t var;
+} pg_bind;
+
+// Fields that several threads touch while a plan runs are only reached through __atomic builtins.
+typedef struct pg_plan {
+  pg_op *ops;
+  int64_t n_ops;
+  const pg_bind *binds;
+  int64_t n_binds;
+  int64_t n_threads;
+  int32_t *chunks;   // [n_ops] shared counters for pg_next
+  int64_t *op_ns;    // [n_ops] nanoseconds of each op, or NULL: do not measure
+  int64_t failed_op; // where the first failure happened
+  int64_t bad_value; // its detail
+  int32_t status;    // first failure
+  int32_t abort;     // raise to stop between two ops
+  int32_t watch;     // a long run: SIGINT stops it too
+  int32_t stop;      // status as the last barrier saw it: what every thread acts on
+  int32_t sleepers;  // threads that sleep in the barrier
+  int32_t arrived;   // barrier: threads that have arrived ...
+  char pad[64];      // ... and the phase the others wait for, on a cache line of its own
+  int32_t phase;
+} pg_plan;
+
+// -- for kernels
+void pg_sync(const pg_task *t, int nth);                         // all `nth` threads of this op meet here
+int pg_next(const pg_task *t);                                   // 0, 1, 2 ...: the next chunk of shared work
+int pg_fail(const pg_task *t, enum pg_status s, int64_t detail); // note the first failure; returns s
+
+// -- for the binding
+typedef struct pg_row { // one row of a dispatch table
+  const char *op;
+  const char *symbol;
+  int64_t dst, src0, src1;
+  pg_kernel fn;
+  pg_work work;
+} pg_row;
+
+int pg_isa_count(void);                            // levels compiled into this binary
+const char *pg_isa_name(int level);                // "generic", "avx2", ... in rising order
+int pg_isa_supported(int level);                   // can this CPU and OS run it
+const pg_row *pg_isa_table(int level, int64_t *n); // its kernels
+int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth);
+
+int pg_plan_run(pg_plan *p, const int64_t *vars); // run on p->n_threads threads; the caller is thread 0
+int pg_pool_reserve(int n_threads);               // start workers ahead of the first run
+void pg_pool_stop(void);                          // join all workers
+
+// Dense rows of `type` to n floats in all, and n_rows rows of n floats to it; `weights` (n of them, or NULL) says how
+// much each column's error counts. PG_E_TYPE where the type has no converter. Any thread may call them, several at a
+// time.
+int pg_dequantize(int level, int64_t type, const void *rows, float *dst, int64_t n);
+int pg_quantize(int level, int64_t type, const float *src, const float *weights, void *rows, int64_t n_rows, int64_t n,
+                int64_t row_bytes);
+
+// Weights repacked for the CPU, 16 rows at a time (r16/r16.h). Bytes of a matrix of m rows of k elements, 0 for a type
+// that has no such form; then its groups of 16 rows first .. last - 1, from rows of row_bytes each. Any thread may pack
+// some groups.
+int64_t pg_r16_bytes(int64_t type, int64_t k, int64_t m);
+void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, int64_t m, void *dst, int64_t first,
+                 int64_t last);
+
+// What one thread can do at most (peak.c): reads n bytes at p (a multiple of 4 KiB, 64-byte aligned), or makes n steps
+// of multiplications of a kind. The result is bytes or operations done; 0 where no level up to this one has such
+// instructions.
+enum pg_peak_kind { PG_PEAK_READ = 0, PG_PEAK_F32 = 1, PG_PEAK_INT8 = 2 };
+double pg_peak(int level, enum pg_peak_kind kind, const void *p, int64_t n);

@@ -1,0 +1,12 @@
+// The inner loop of every matrix product: dot products of PG_MR rows of a with a few columns of b.
+#pragma once
+#include "kernel.h"
+
+enum { PG_MR = 4, PG_NR = VF_N == 16 ? 6 : VF_N == 8 ? 3 : 2 }; // as many accumulators as the registers hold
+
+// y[j][0..PG_MR) = the rows a[0..PG_MR) times the column b[j], over k elements; with `add`, added to what y holds.
+// The weights are used as they are stored, the columns are dense f32, the sums are f32 in several partial sums.
+typedef void (*pg_tile)(float *const *y, const char *const *a, const float *const *b, int64_t k, int add);
+
+// The kernels for a weight type, entry n - 1 for n columns (n <= PG_NR); NULL: convert the weights to F32 first.
+const pg_tile *PG_FN(tiles)(int64_t type);
