@@ -1,0 +1,68 @@
+// One product of a repacked matrix with columns: what the mul_mat kernels (mul_mat.c) hand to the two ways of computing
+// it, gemv.c for few columns and gemm.c for many. mul_mat is one product, mul_mat_id one per expert.
+#pragma once
+#include "r16/r16.h"
+
+enum { R16_FEW = VF_N == 16 ? 16 : 8 }; // columns up to which gemv.c is the faster one
+
+typedef struct r16_product {
+  r16_format f;
+  const uint8_t *w;    // the matrix, repacked; or, where row_bytes says so, as it is stored (F16 or BF16; gemm.c only)
+  int64_t row_bytes;   // 0: repacked
+  int64_t k, m;        // its row length and its rows (the last group may be partly padding)
+  const pg_tensor *b;  // the columns: F32, F16 or BF16, any layout (rows.h: pg_get_f32)
+  const pg_tensor *y;  // the result: f32, dense along m
+  const int32_t *list; // numbers of y's columns, or NULL: 0 .. n_cols - 1
+  int64_t n_cols;
+} r16_product;
+
+// Column c (of the list): where its m results go, and its number among b's columns (b repeats along dimension 1).
+static inline float *r16_result(const r16_product *p, int64_t c, int64_t *b_col) {
+  const pg_idx i = pg_unravel(p->y, p->list ? p->list[c] : c);
+  *b_col = i.i1 % p->b->ne[1] + p->b->ne[1] * (i.i2 + p->b->ne[2] * i.i3);
+  return (float *)pg_row_at(p->y, i.i1, i.i2, i.i3);
+}
+
+// Where column number b_col of b starts.
+static inline const char *r16_column(const pg_tensor *b, int64_t b_col) {
+  const pg_idx i = pg_unravel(b, b_col);
+  return pg_row_at(b, i.i1, i.i2, i.i3);
+}
+
+// Chunks of shared work, dealt out by pg_next, which has one counter per op: they are numbered through all its
+// products.
+typedef struct r16_queue {
+  const pg_task *t;
+  int nth;
+  int64_t next; // the chunk this thread holds, -1 for none
+  int64_t base; // number of the first chunk of the current product
+} r16_queue;
+
+static inline r16_queue r16_queue_of(const pg_task *t, int nth) { return (r16_queue){t, nth, -1, 0}; }
+
+// This thread's next chunk (`last` is the one before, -1 at first) of the n that the current product has, or -1: all
+// are taken. Every thread asks until it gets -1.
+static inline int64_t r16_take(r16_queue *q, int64_t n, int64_t last) {
+  if (q->nth == 1) return last + 1 < n ? last + 1 : -1;
+  if (q->next < 0) q->next = pg_next(q->t);
+  if (q->next >= q->base + n) {
+    q->base += n;
+    return -1;
+  }
+  const int64_t i = q->next - q->base;
+  q->next = -1;
+  return i;
+}
+
+// The results of neither depend on the number of threads.
+
+// A column in integers, a block of 32 at a time, see quantize.c.
+typedef struct r16_x r16_x;
+int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols);
+void PG_FN(r16_quantize)(const pg_tensor *b, r16_x *x, int ith, int nth); // this thread's share of all columns of b
+void PG_FN(r16_gemv)(const r16_product *p, const r16_x *x, r16_queue *q); // x is complete, of all of b's columns
+
+// `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer.
+// All threads call it with the same product; it may pg_sync. The caller syncs before it uses `work` again.
+int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth);
+void PG_FN(r16_gemm)(const r16_product *p, r16_queue *q, char *work, int ith);

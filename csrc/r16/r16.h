@@ -1,0 +1,116 @@
+// R16: weights repacked so that the lanes of a vector are 16 rows of the matrix, and one stream of bytes feeds them.
+//
+// Rows are taken in groups of 16 (the last group is filled up with zero rows). A group is a sequence of blocks along k;
+// groups follow each other. A block is
+//
+//   head    what a format holds once per block: 16 x f16 d, or 16 x f16 d and 16 x f16 m; nothing in R16_E8M0
+//   units   1 (blocks of 32) or 8 (blocks of 256): each stands for 16 rows x 32 k and is
+//             codes    lines of 64 bytes, one 4-byte lane per row (row r: bytes 4r .. 4r+3)
+//             scales   0, 16 or 32 bytes, see r16_scales; byte r (and 16 + r) belongs to row r
+//
+// A quartet p = 0 .. 7 of a unit is k = 4p .. 4p+3; its element i lies in byte i of a lane. Lines of codes are
+//
+//   bytes    8 lines: line p is quartet p
+//   nibbles  4 lines: line j holds quartet 2j in its low nibbles, quartet 2j+1 in its high ones
+//   crumbs   2 lines: line j holds quartets 4j .. 4j+3 in rising bit pairs
+//   bits     1 line: bit p of each byte belongs to quartet p
+//
+// Codes are unsigned. 5-bit codes are nibbles, then bits for bit 4; 6-bit codes nibbles, then crumbs for bits 4 and 5;
+// 3-bit codes crumbs, then bits for bit 2. A format with a table of 16 values looks nibbles up in it, giving bytes.
+// The bytes need no alignment, and have none: a block is rarely a whole number of cache lines.
+#pragma once
+#include "kernel.h"
+
+enum { R16_ROWS = 16, R16_UNIT = 32, R16_LINE = 64, R16_QUARTETS = 8 };
+
+enum r16_codes { R16_BYTES, R16_NIBBLES, R16_NIBBLES_BITS, R16_NIBBLES_CRUMBS, R16_CRUMBS, R16_CRUMBS_BITS };
+
+// How a weight w comes from its code q (less the format's offset: v = q - offset).
+enum r16_scales {
+  R16_D,       // head d;        w = d * v
+  R16_D_M,     // head d, m;     w = d * v + m
+  R16_E8M0,    // unit: i8 e;    w = 2^e * v (E8M0 less 128: the values of the table are doubled)
+  R16_D_S32,   // head d;        unit: i8 s per 32;            w = d * s * v
+  R16_D_S16,   // head d;        unit: i8 s per 16, twice;     w = d * s * v
+  R16_DM_SM32, // head d, m;     unit: u8 s, u8 t per 32;      w = d * s * v - m * t
+  R16_DM_SM16  // head d, m;     unit: u8 s | t << 4 per 16;   w = d * s * v - m * t
+};
+
+enum r16_table { R16_PLAIN, R16_IQ4, R16_FP4 }; // what nibbles are looked up in: 128 + iq4_values, 128 + fp4_values
+
+typedef struct r16_format {
+  int type;   // GGUF's
+  int codes;  // enum r16_codes
+  int table;  // enum r16_table
+  int offset; // v = q - offset
+  int units;  // per block
+  int scales; // enum r16_scales
+} r16_format;
+
+// One line per type. Everything that depends on a type follows from it, except the packer of pack.c.
+#define R16_FORMATS(X)                                                                                                 \
+  X(Q4_0, R16_NIBBLES, R16_PLAIN, 8, 1, R16_D)                                                                         \
+  X(Q4_1, R16_NIBBLES, R16_PLAIN, 0, 1, R16_D_M)                                                                       \
+  X(Q5_0, R16_NIBBLES_BITS, R16_PLAIN, 16, 1, R16_D)                                                                   \
+  X(Q5_1, R16_NIBBLES_BITS, R16_PLAIN, 0, 1, R16_D_M)                                                                  \
+  X(Q8_0, R16_BYTES, R16_PLAIN, 128, 1, R16_D)                                                                         \
+  X(Q2_K, R16_CRUMBS, R16_PLAIN, 0, 8, R16_DM_SM16)                                                                    \
+  X(Q3_K, R16_CRUMBS_BITS, R16_PLAIN, 4, 8, R16_D_S16)                                                                 \
+  X(Q4_K, R16_NIBBLES, R16_PLAIN, 0, 8, R16_DM_SM32)                                                                   \
+  X(Q5_K, R16_NIBBLES_BITS, R16_PLAIN, 0, 8, R16_DM_SM32)                                                              \
+  X(Q6_K, R16_NIBBLES_CRUMBS, R16_PLAIN, 32, 8, R16_D_S16)                                                             \
+  X(IQ4_NL, R16_NIBBLES, R16_IQ4, 128, 1, R16_D)                                                                       \
+  X(IQ4_XS, R16_NIBBLES, R16_IQ4, 128, 8, R16_D_S32)                                                                   \
+  X(MXFP4, R16_NIBBLES, R16_FP4, 128, 1, R16_E8M0)
+
+#define X(name, codes, table, offset, units, scales)                                                                   \
+  static const r16_format r16_##name __attribute__((unused)) = {PG_##name, codes, table, offset, units, scales};
+R16_FORMATS(X)
+#undef X
+
+PG_INLINE const r16_format *r16_find(int64_t type) {
+  switch (type) {
+#define X(name, ...)                                                                                                   \
+  case PG_##name:                                                                                                      \
+    return &r16_##name;
+    R16_FORMATS(X)
+#undef X
+  default:
+    return NULL;
+  }
+}
+
+PG_INLINE int r16_lines(r16_format f) {
+  switch (f.codes) {
+  case R16_BYTES:
+    return 8;
+  case R16_NIBBLES:
+    return 4;
+  case R16_NIBBLES_BITS:
+    return 5;
+  case R16_NIBBLES_CRUMBS:
+    return 6;
+  case R16_CRUMBS:
+    return 2;
+  default:
+    return 3;
+  }
+}
+
+PG_INLINE int r16_head_bytes(r16_format f) {
+  if (f.scales == R16_E8M0) return 0;
+  return f.scales == R16_D_M || f.scales == R16_DM_SM32 || f.scales == R16_DM_SM16 ? 64 : 32;
+}
+
+PG_INLINE int r16_unit_bytes(r16_format f) {
+  const int scales = f.scales <= R16_D_M ? 0 : f.scales <= R16_D_S32 ? 16 : 32;
+  return r16_lines(f) * R16_LINE + scales;
+}
+
+PG_INLINE int r16_block_bytes(r16_format f) { return r16_head_bytes(f) + f.units * r16_unit_bytes(f); }
+
+// Bytes of a group of 16 rows, and of a matrix [k, m].
+PG_INLINE int64_t r16_group_bytes(r16_format f, int64_t k) { return k / (R16_UNIT * f.units) * r16_block_bytes(f); }
+PG_INLINE int64_t r16_matrix_bytes(r16_format f, int64_t k, int64_t m) {
+  return (m + R16_ROWS - 1) / R16_ROWS * r16_group_bytes(f, k);
+}
