@@ -1,0 +1,106 @@
+"""pyggml: ggml for Python people. A tensor IR, a graph you can look into, fast CPU kernels, and GGUF models that run.
+
+`import pyggml as gg`, then `gg.Context`, the ops (`gg.mul_mat` ...), `gg.Graph`, `gg.compute`, `gg.load_model`.
+"""
+
+from __future__ import annotations
+
+from . import ops
+from .backends.quantize import dequantize, quantize
+from .compute import compute
+from .dot import dump_dot, render
+from .dtypes import DType
+from .errors import (
+    AllocError,
+    BackendError,
+    DTypeError,
+    GGMLError,
+    GGUFError,
+    GraphError,
+    KVCacheFull,
+    ModelError,
+    SamplerError,
+    ShapeError,
+    StateError,
+)
+from .graph import Graph
+from .llm.batch import Batch
+from .llm.model import Model, load_model
+from .llm.samplers import SamplingParams
+from .ops import *
+from .sched import Scheduler
+from .tensor import Context, Tensor, Var
+
+__version__ = "0.1.0"
+
+F64, F32, F16, BF16 = DType.F64, DType.F32, DType.F16, DType.BF16
+I8, I16, I32, I64 = DType.I8, DType.I16, DType.I32, DType.I64
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1 = DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.Q8_1
+Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K = DType.Q2_K, DType.Q3_K, DType.Q4_K, DType.Q5_K, DType.Q6_K, DType.Q8_K
+IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S = DType.IQ1_S, DType.IQ1_M, DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S
+IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS = DType.IQ3_XXS, DType.IQ3_S, DType.IQ4_NL, DType.IQ4_XS
+TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0 = DType.TQ1_0, DType.TQ2_0, DType.MXFP4, DType.NVFP4, DType.Q1_0
+
+__all__ = [
+    "BF16",
+    "F16",
+    "F32",
+    "F64",
+    "I8",
+    "I16",
+    "I32",
+    "I64",
+    "IQ1_M",
+    "IQ1_S",
+    "IQ2_S",
+    "IQ2_XS",
+    "IQ2_XXS",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+    "NVFP4",
+    "Q1_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_0",
+    "Q4_1",
+    "Q4_K",
+    "Q5_0",
+    "Q5_1",
+    "Q5_K",
+    "Q6_K",
+    "Q8_0",
+    "Q8_1",
+    "Q8_K",
+    "TQ1_0",
+    "TQ2_0",
+    "AllocError",
+    "BackendError",
+    "Batch",
+    "Context",
+    "DType",
+    "DTypeError",
+    "GGMLError",
+    "GGUFError",
+    "Graph",
+    "GraphError",
+    "KVCacheFull",
+    "Model",
+    "ModelError",
+    "SamplerError",
+    "SamplingParams",
+    "Scheduler",
+    "ShapeError",
+    "StateError",
+    "Tensor",
+    "Var",
+    "compute",
+    "dequantize",
+    "dump_dot",
+    "load_model",
+    "quantize",
+    "render",
+]
+__all__ += ops.__all__

@@ -1,0 +1,5 @@
+"""`python -m pyggml` is `pyggml`."""
+
+from pyggml.tools.cli import main
+
+main()
