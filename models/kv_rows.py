@@ -1,0 +1,36 @@
+"""K and V of single cells, whatever the layout of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.tensor import Tensor
+
+from .kv_cache import KVCache
+
+Array = npt.NDArray[Any]
+
+
+def kv_rows(kv: KVCache) -> list[Array]:
+    """K and V of each layer in turn, as zero-copy views: row i holds the stored bytes of cell i.
+
+    Rows are uint8; those of a transposed V unsigned integers as wide as its elements.
+    """
+    rows: list[Array] = []
+    for k, v in zip(kv.k_l, kv.v_l, strict=True):
+        rows += [_rows(k, kv.size), _rows(v, kv.size) if kv.flash_attn else _columns(v, kv.size)]
+    return rows
+
+
+def _rows(t: Tensor, size: int) -> Array:
+    memory: Array = t.raw()
+    return memory.reshape(size, -1)
+
+
+def _columns(t: Tensor, size: int) -> Array:
+    width = t.dtype.type_size
+    unsigned: np.dtype[Any] = np.dtype(f"u{width}")
+    return np.ndarray((size, t.n_elements // size), unsigned, t.raw(), 0, (width, width * size))
