@@ -1,0 +1,1 @@
+"""The runtime around a model: loading, batches, decoding, text generation."""

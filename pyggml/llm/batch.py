@@ -1,0 +1,148 @@
+"""What is given to `decode`: tokens (or embeddings), where they stand, and of which of them logits are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import index
+from typing import Any, Protocol
+
+import numpy as np
+
+from pyggml.errors import BatchError
+from pyggml.models.kv_cells import Floats, Ints
+
+_MAX = 1 << 31
+
+
+class Sequences(Protocol):
+    """What a batch is checked against: the sequences of a memory."""
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences are 0 .. n_seq_max - 1."""
+        ...
+
+    @property
+    def pos_max(self) -> Ints:
+        """int32 [n_seq_max]: the last position of each sequence, -1 where it is empty."""
+        ...
+
+
+class Batch:
+    """Tokens of any sequences: position, sequence ids, whether logits are wanted (llama_batch).
+
+    A batch holds tokens (`tokens`) or embeddings (`embd`, rows of n_embd numbers), not both. `pos`, `seq_ids` and
+    `logits` have an entry for each. Tokens may stand in any order: they are evaluated by their positions.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.embd: list[Floats] = []
+        self.pos: list[int] = []
+        self.seq_ids: list[tuple[int, ...]] = []
+        self.logits: list[bool] = []
+
+    @classmethod
+    def prompt(cls, tokens: Iterable[int], pos: int = 0, seq_ids: int | Sequence[int] = 0) -> Batch:
+        """The tokens of one prompt from position `pos` on, logits of the last wanted."""
+        batch = cls()
+        for i, token in enumerate(tokens):
+            batch.add(token, pos + i, seq_ids)
+        if batch.logits:
+            batch.logits[-1] = True
+        return batch
+
+    @classmethod
+    def one(cls, token: int, pos: int, seq_ids: int | Sequence[int] = 0) -> Batch:
+        """A single token, its logits wanted."""
+        return cls.prompt((token,), pos, seq_ids)
+
+    def __len__(self) -> int:
+        return len(self.pos)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens or embeddings in it."""
+        return len(self.pos)
+
+    @property
+    def n_seq_id(self) -> list[int]:
+        """How many sequences each token belongs to."""
+        return [len(ids) for ids in self.seq_ids]
+
+    def add(self, token: int, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False) -> None:
+        """Append a token at position `pos` of one or several sequences. Raises BatchError for what is no id."""
+        if self.embd:
+            raise BatchError("the batch holds embeddings; a token cannot be added to it")
+        token = _whole("token", token)
+        self._place(pos, seq_ids, logits)
+        self.tokens.append(token)
+
+    def add_embd(self, row: Any, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False) -> None:
+        """Append an embedding, n_embd numbers, in the place of a token. Raises BatchError for what is none."""
+        if self.tokens:
+            raise BatchError("the batch holds tokens; an embedding cannot be added to it")
+        try:
+            values = np.array(row, np.float32)
+        except (ValueError, TypeError):
+            values = np.empty(0, np.float32)
+        if values.ndim != 1 or not len(values) or (self.embd and len(values) != len(self.embd[0])):
+            raise BatchError(f"an embedding must be a row of n_embd numbers, not of shape {list(values.shape)}")
+        self._place(pos, seq_ids, logits)
+        self.embd.append(values)
+
+    def clear(self) -> None:
+        """Remove all tokens."""
+        for items in (self.tokens, self.embd, self.pos, self.seq_ids, self.logits):
+            items.clear()
+
+    def _place(self, pos: int, seq_ids: int | Sequence[int], logits: bool) -> None:
+        pos = _whole("pos", pos)
+        if isinstance(seq_ids, (int, np.integer)):
+            ids = (_whole("seq_ids", seq_ids),)
+        else:
+            ids = tuple(sorted({_whole("seq_ids", s) for s in seq_ids}))
+            if not ids:
+                raise BatchError(f"the token at position {pos} belongs to no sequence: seq_ids is empty")
+        self.pos.append(pos)
+        self.seq_ids.append(ids)
+        self.logits.append(bool(logits))
+
+
+def _whole(what: str, value: Any) -> int:
+    try:
+        number = index(value)
+    except TypeError:
+        number = -1
+    if 0 <= number < _MAX:
+        return number
+    raise BatchError(f"{what} must be a whole number from 0, not {value!r}")
+
+
+def check_positions(pos: Ints, seq: Ints, sets: Sequence[tuple[int, ...]] | None, memory: Sequences) -> None:
+    """Each sequence of a batch must continue where it ends in the memory: no gap, no position twice.
+
+    Token i stands at pos[i] of sequence seq[i], and of all of sets[i] where `sets` is given. Raises BatchError.
+    """
+    if sets is not None:
+        pos = np.repeat(pos, [len(ids) for ids in sets])
+        seq = np.array([s for ids in sets for s in ids], np.int32)
+    largest = seq.max()
+    if largest >= memory.n_seq_max:
+        raise BatchError(f"sequence {largest} is outside 0..{memory.n_seq_max - 1} (n_seq_max = {memory.n_seq_max})")
+    if (pos == memory.pos_max[seq] + 1).all() and len(set(seq.tolist())) == len(seq):
+        return  # the next token of each of several sequences, as in most steps
+    order = np.lexsort((pos, seq))
+    p, s = pos[order], seq[order]
+    first = np.ones(len(s), np.bool_)
+    first[1:] = s[1:] != s[:-1]
+    follows = np.empty(len(s), np.int64)
+    follows[1:] = p[:-1] + 1
+    last = memory.pos_max[s[first]]
+    follows[first] = np.where(last >= 0, last + 1, p[first])
+    wrong = np.flatnonzero(follows != p)
+    if len(wrong):
+        i = int(wrong[0])
+        if p[i] == follows[i] - 1 and not first[i]:
+            raise BatchError(f"position {p[i]} of sequence {s[i]} is in the batch twice")
+        raise BatchError(f"sequence {s[i]} continues at position {follows[i]}, but the batch has position {p[i]}")

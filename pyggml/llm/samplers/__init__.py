@@ -1,0 +1,16 @@
+"""Samplers: small classes in a chain that choose the next token from logits."""
+
+from .chain import SamplerChain
+from .guidance import guided, log_softmax
+from .params import SamplingOptions, SamplingParams
+from .trace import SamplerTrace, StepTrace
+
+__all__ = [
+    "SamplerChain",
+    "SamplerTrace",
+    "SamplingOptions",
+    "SamplingParams",
+    "StepTrace",
+    "guided",
+    "log_softmax",
+]

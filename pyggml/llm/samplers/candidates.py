@@ -1,0 +1,175 @@
+"""The tokens among which a sampler chain still chooses. Samplers narrow them down or change their logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import SamplerError
+from pyggml.models.kv_cells import Floats
+
+Ids = npt.NDArray[np.int64]
+_LONG = 4096  # more weights than this are neither sorted nor added one by one without need
+_BLOCK = 1024
+_FIRST_PART = 256  # how many of many tokens are sorted at first where the best few are wanted
+
+
+class Candidates:
+    """Tokens with their logits.
+
+    ids        int64 [n], or None while it is the whole vocabulary in order (row = id)
+    logits     float32 [n]; not to be written to but through `writable`
+    is_sorted  whether the logits descend
+
+    NumPy takes 0-d arrays (`x[i, ...]`) much faster than its scalars: hence these below.
+    """
+
+    __slots__ = ("_owned", "_weights", "ids", "is_sorted", "logits")
+
+    def __init__(self, logits: Floats) -> None:
+        self.ids: Ids | None = None
+        self.logits = logits
+        self.is_sorted = False
+        self._owned = False
+        self._weights: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def best(self) -> int:
+        """The row of the largest logit, the first of equals. Raises SamplerError where there is none to choose."""
+        if not len(self.logits):
+            raise SamplerError("no token is left to choose, or all logits are NaN")
+        row = 0 if self.is_sorted else int(self.logits.argmax())
+        x = self.logits.item(row)
+        if not x > -np.inf:
+            raise SamplerError("a logit is NaN" if x != x else "no token is left to choose: all logits are -inf")
+        return row
+
+    def token(self, row: int) -> int:
+        """The token of a row."""
+        return row if self.ids is None else self.ids.item(row)
+
+    def tokens(self) -> Ids:
+        """The tokens of all rows."""
+        return np.arange(len(self.logits)) if self.ids is None else self.ids
+
+    def weights(self) -> Floats:
+        """exp(logits - max): the probabilities before they are divided by their sum. Not to be written to."""
+        if self._weights is None:
+            x = np.subtract(self.logits, self.logits[self.best(), ...])
+            self._weights = np.exp(x, x)
+        return self._weights
+
+    def probs(self) -> npt.NDArray[np.float64]:
+        """softmax(logits)."""
+        w = self.weights().astype(np.float64)
+        return w / w.sum()
+
+    def keep(self, rows: Any) -> None:
+        """Keep some rows, in their order: indices, a slice or bools. Indices must ascend where the order matters."""
+        if self.ids is not None:
+            self.ids = self.ids[rows]
+        elif isinstance(rows, slice):
+            self.ids = np.arange(len(self.logits))[rows]
+        else:
+            self.ids = rows if rows.dtype.kind == "i" else rows.nonzero()[0]
+        self.logits = self.logits[rows]
+        self._owned = True
+        if self._weights is not None:  # they hold while the best is among them
+            self._weights = self._weights[rows] if isinstance(rows, slice) and not rows.start else None
+
+    def sort(self) -> None:
+        """Put the largest logits first."""
+        if not self.is_sorted:
+            self._reorder(self.logits.argsort()[::-1])
+
+    def keep_top(self, k: int) -> None:
+        """Keep the `k` largest logits, sorted; of equal ones the first rows."""
+        n = len(self.logits)
+        if self.is_sorted:
+            self.keep(slice(0, k))
+        elif k >= n:
+            self.sort()
+        else:
+            kth = np.partition(self.logits, n - k)[n - k, ...]
+            self.keep_best_of(np.greater_equal(self.logits, kth).nonzero()[0], k)
+
+    def keep_best_of(self, rows: Ids, k: int) -> None:
+        """Keep the `k` largest logits of some rows (ascending), sorted; of equal ones the first."""
+        order = np.negative(self.logits[rows]).argsort(kind="stable")
+        self._reorder(rows[order[:k]])
+
+    def replace(self, logits: Floats, same_order: bool) -> None:
+        """Give all rows new logits; `same_order` says that the order of any two is as it was."""
+        self.logits = logits
+        self._owned = True
+        self._weights = None
+        self.is_sorted = self.is_sorted and same_order
+
+    def writable(self) -> Floats:
+        """The logits, to be changed in place: any order is lost. The array that was given in stays as it is."""
+        logits = self.logits if self._owned else np.array(self.logits)
+        self.replace(logits, False)
+        return logits
+
+    def find(self, tokens: Ids) -> tuple[Any, Any]:
+        """Which of the (distinct) `tokens` are left: their rows, and their places in `tokens`."""
+        if self.ids is None:
+            return tokens, slice(None)
+        _, rows, places = np.intersect1d(self.ids, tokens, assume_unique=True, return_indices=True)
+        return rows, places
+
+    def nucleus(self, p: float) -> None:
+        """Keep the fewest of the largest whose probabilities reach `p`, sorted."""
+        n = len(self.logits)
+        if self.is_sorted or n <= _LONG:
+            self.sort()
+            sums = np.add.accumulate(self.weights())
+            keep = int(sums.searchsorted(np.array(p * sums.item(-1), np.float32))) + 1
+            if keep < n:
+                self.keep(slice(0, keep))
+            return
+        part, weights = _FIRST_PART, self.weights()
+        wanted = p * float(weights.sum())
+        while True:  # of a long vocabulary the most likely few make up nearly all: sort no more than needed
+            rows = weights.argpartition(n - part)[n - part :] if part < n else np.arange(n)
+            rows = rows[np.negative(self.logits[rows]).argsort(kind="stable")]
+            sums = np.add.accumulate(weights[rows], dtype=np.float64)
+            if sums[-1] >= wanted or part == n:
+                self._reorder(rows[: int(sums.searchsorted(wanted)) + 1])
+                return
+            part = min(part * 8, n)
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """A token by its probability. Raises SamplerError where the logits make none."""
+        if len(self.logits) == 1:
+            return self.token(self.best())
+        weights, start = self.weights(), 0
+        if len(weights) > _LONG:  # the block first: running sums are slow
+            edges = np.arange(0, len(weights), _BLOCK)
+            block = _pick(np.add.reduceat(weights, edges), rng.random())
+            start = block * _BLOCK
+            weights = weights[start : start + _BLOCK]
+        return self.token(start + _pick(weights, rng.random()))
+
+    def _reorder(self, rows: Ids) -> None:
+        """Take the rows in this order, in which their logits descend."""
+        self.ids = rows if self.ids is None else self.ids[rows]
+        self.logits = self.logits[rows]
+        self._owned = self.is_sorted = True
+        self._weights = None if self._weights is None else self._weights[rows]
+
+
+def _pick(weights: Floats, u: float) -> int:
+    """The row in which the running sum of the weights passes the share `u` < 1 of its end."""
+    sums = np.add.accumulate(weights)
+    total = sums.item(-1)
+    if not 0 < total < np.inf:
+        raise SamplerError(f"the probabilities sum up to {total}: a logit is NaN or infinite")
+    row = int(sums.searchsorted(np.array(u * total, np.float32), "right"))
+    if row == len(sums):  # rounded up to the total: the last that has a probability
+        row = int(sums.searchsorted(sums[-1, ...]))
+    return row

@@ -1,0 +1,151 @@
+"""Samplers in a row: from the logits of a step to a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pyggml.errors import SamplerError
+from pyggml.llm.vocab import Vocab
+from pyggml.models.kv_cells import Floats
+
+from .base import Sampler
+from .candidates import Candidates, Ids
+from .dry import Dry, find_breakers
+from .grammar import Grammar
+from .infill import Infill
+from .mirostat import Mirostat
+from .params import SamplingParams
+from .penalties import LogitBias, Penalties
+from .temperature import DynamicTemperature, Greedy, Temperature
+from .trace import StepTrace, Tracer
+from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
+
+
+class SamplerChain:
+    """The samplers that `params` ask for, in order, and the draw at their end. `sample` chooses, `accept` tells the
+    chain what was taken (it may be another token).
+
+    samplers   those that have an effect, as objects
+    traces     None, or a list to which `sample` appends what each sampler did
+
+    Raises SamplerError for a bias of a token outside the vocabulary and for a bad grammar.
+    """
+
+    def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
+        self.params = params
+        self.traces: list[StepTrace] | None = None
+        seed = None if params.seed is None or params.seed < 0 else params.seed
+        self._rng = np.random.default_rng(seed)
+        self.samplers = _build(params, vocab, np.random.default_rng(None if seed is None else (seed, 1)))
+        self._is_greedy = len(self.samplers) == 1 and isinstance(self.samplers[0], Greedy)
+        self._accepting = [s for s in self.samplers if type(s).accept is not Sampler.accept]
+
+    def sample(self, logits: Floats) -> int:
+        """A token for the logits [n_vocab] of one step, which stay as they are. Raises SamplerError where none is
+        left, or for NaN."""
+        if self.traces is not None:
+            return self._traced(logits, self.traces)
+        c = Candidates(logits)
+        if self._is_greedy:
+            return c.best()
+        for s in self.samplers:
+            s.apply(c)
+        return c.draw(self._rng)
+
+    def distribution(self, logits: Floats) -> tuple[Ids, np.ndarray]:
+        """The tokens that `sample` would choose from, and their probabilities (float64); XTC draws anew each time."""
+        c = Candidates(logits)
+        for s in self.samplers:
+            s.apply(c)
+        return c.tokens(), c.probs()
+
+    def prime(self, tokens: Sequence[int]) -> None:
+        """Let the samplers that look back see the prompt."""
+        for s in self.samplers:
+            s.prime(tokens)
+
+    def accept(self, token: int) -> None:
+        """Let the samplers see the token that continues the text."""
+        for s in self._accepting:
+            s.accept(token)
+
+    def reset(self) -> None:
+        """Forget all tokens; the random numbers go on."""
+        for s in self.samplers:
+            s.reset()
+
+    def _traced(self, logits: Floats, traces: list[StepTrace]) -> int:
+        c = Candidates(logits)
+        tracer = Tracer(c)
+        for s in self.samplers:
+            n_before = len(c)
+            s.apply(c)
+            tracer.watch(str(s), n_before, c)
+        token = c.draw(self._rng)
+        traces.append(tracer.step(token))
+        return token
+
+    def __str__(self) -> str:
+        return " -> ".join(map(str, self.samplers)) or "draw"
+
+
+def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sampler]:
+    """The samplers with an effect, in order."""
+    chain: list[Sampler] = []
+    bias = dict(p.logit_bias)
+    for token in bias:
+        if not 0 <= token < vocab.n_tokens:
+            raise SamplerError(f"logit_bias: token {token} is not in the vocabulary of {vocab.n_tokens}")
+    if p.ignore_eos:
+        bias |= {i: -np.inf for i in range(vocab.n_tokens) if vocab.is_eog(i)}
+    if bias:
+        chain.append(LogitBias(bias))
+    if p.grammar is not None or p.json_schema is not None:
+        chain.append(Grammar(vocab, p.grammar, p.json_schema))
+    greedy = p.temp <= 0 and p.dynatemp_range <= 0
+    order = ("penalties", "dry", "temperature") if p.mirostat else p.order
+    for name in order:
+        s = _sampler(name, p, vocab, rng)
+        if s is not None and not (greedy and s.keeps_best):
+            chain.append(s)
+    if greedy:
+        chain.append(Greedy())
+    elif p.mirostat:
+        chain.append(Mirostat(p.mirostat, p.mirostat_tau, p.mirostat_eta, vocab.n_tokens))
+    return chain
+
+
+def _sampler(name: str, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+    """The sampler of a name; None where its parameters switch it off."""
+    match name:
+        case "penalties":
+            on = p.repeat_last_n != 0 and (p.repeat_penalty, p.frequency_penalty, p.presence_penalty) != (1, 0, 0)
+            exempt = None if p.penalize_nl else vocab.nl
+            penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
+            return Penalties(p.repeat_last_n, *penalties, exempt) if on else None
+        case "dry":
+            if p.dry_multiplier <= 0 or p.dry_penalty_last_n == 0:
+                return None
+            breakers = find_breakers(p.dry_sequence_breakers, vocab)
+            return Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers)
+        case "top_n_sigma":
+            return TopNSigma(p.top_n_sigma) if p.top_n_sigma > 0 else None
+        case "top_k":
+            return TopK(p.top_k) if p.top_k > 0 else None
+        case "typ_p":
+            return Typical(p.typ_p) if p.typ_p < 1 else None
+        case "top_p":
+            return TopP(p.top_p) if p.top_p < 1 else None
+        case "min_p":
+            return MinP(p.min_p) if p.min_p > 0 else None
+        case "xtc":
+            on = p.xtc_probability > 0 and p.xtc_threshold <= 0.5
+            return Xtc(p.xtc_probability, p.xtc_threshold, rng) if on else None
+        case "infill":
+            return Infill(vocab)
+        case _:
+            if p.dynatemp_range > 0:
+                return DynamicTemperature(p.temp, p.dynatemp_range, p.dynatemp_exponent)
+            return Temperature(p.temp) if p.temp > 0 and p.temp != 1 else None

@@ -1,0 +1,104 @@
+"""Text that follows a grammar: GBNF or a JSON schema, through llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, proxy
+
+import numpy as np
+
+from pyggml.errors import SamplerError
+from pyggml.llm.vocab import Vocab
+
+from .base import Sampler
+from .candidates import Candidates
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"  # as in llama.cpp: models like to go on with spaces for ever
+_tokenizers: WeakKeyDictionary[Vocab, LLTokenizer] = WeakKeyDictionary()
+
+
+class Grammar(Sampler):
+    """Leaves out every token that the grammar does not allow next; only ends of generation once it is complete.
+
+    Raises SamplerError for a grammar that cannot be read, or without the package llguidance.
+    """
+
+    name = "grammar"
+
+    def __init__(self, vocab: Vocab, grammar: str | None, json_schema: str | Mapping[str, Any] | None) -> None:
+        try:
+            from llguidance import LLMatcher, grammar_from
+            from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+        except ImportError:
+            raise SamplerError("a grammar needs the package llguidance: pip install llguidance") from None
+        self._ends = np.array([i for i in range(vocab.n_tokens) if vocab.is_eog(i)], np.int64)
+        if not len(self._ends):
+            raise SamplerError("the vocabulary has no token that ends generation, which a grammar needs")
+        try:
+            if json_schema is None:
+                source = grammar_from("gbnf", grammar or "")
+            else:
+                text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+                source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _JSON_SPACE})
+        except ValueError as e:
+            raise SamplerError(f"the grammar cannot be read: {e}") from None
+        self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
+        self._check("the grammar cannot be read")
+        self._mask = allocate_token_bitmask(1, vocab.n_tokens)
+        self._fill = partial(fill_next_token_bitmask, self._matcher, self._mask)
+        self._vocab = vocab
+
+    def apply(self, c: Candidates) -> None:
+        if self._matcher.is_stopped():
+            c.ids = self._ends
+            c.replace(np.zeros(len(self._ends), np.float32), False)
+            return
+        self._fill()
+        self._check("the grammar failed")
+        allowed = np.unpackbits(self._mask.view(np.uint8)[0], count=self._vocab.n_tokens, bitorder="little")
+        c.keep((allowed if c.ids is None else allowed[c.ids]).nonzero()[0])
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._check(f"the grammar does not allow token {token}")
+
+    def reset(self) -> None:
+        self._matcher.reset()
+
+    def _check(self, what: str) -> None:
+        if self._matcher.is_error():
+            raise SamplerError(f"{what}: {self._matcher.get_error().partition(chr(10))[0]}")
+
+
+def _tokenizer(vocab: Vocab, ends: list[int]) -> LLTokenizer:
+    """llguidance's view of the vocabulary; kept, as it takes long to build for a long one."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    if vocab not in _tokenizers:
+        source = _Source(vocab, ends)
+        _tokenizers[vocab] = source.greedy = LLTokenizer(TokenizerWrapper(source), eos_token=ends)
+    return _tokenizers[vocab]
+
+
+class _Source:
+    """A vocabulary as llguidance reads it."""
+
+    greedy: LLTokenizer
+
+    def __init__(self, vocab: Vocab, ends: list[int]) -> None:
+        self.eos_token_id, self.bos_token_id = ends[0], vocab.bos
+        self.special_token_ids = [i for i in range(vocab.n_tokens) if vocab.is_control(i)]
+        self.tokens = [vocab.token_to_piece(i, special=True) for i in range(vocab.n_tokens)]
+        self._vocab = proxy(vocab)  # the values of _tokenizers must not keep their keys alive
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = self._vocab.tokenize(text, add_special=False, continued=True)
+        if b"".join(self.tokens[i] for i in ids) != text.encode():  # no token for spaces, or none for a character
+            return self.greedy.greedy_tokenize(text)
+        return ids

@@ -1,0 +1,20 @@
+"""Classifier-free guidance for text (Sanchez et al. 2023): away from what a negative prompt leads to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.models.kv_cells import Floats
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """log(softmax(logits)) of one row."""
+    x = logits - logits.max()
+    return np.subtract(x, np.log(np.exp(x).sum(dtype=np.float64)), dtype=np.float32)
+
+
+def guided(logits: Floats, negative: Floats, scale: float) -> Floats:
+    """scale * (l - g) + g of the log-probabilities l of the prompt and g of the negative prompt."""
+    l, g = log_softmax(logits), log_softmax(negative)  # noqa: E741
+    weights = np.array([scale, 1 - scale], np.float32)
+    return weights[0] * l + weights[1] * g

@@ -1,0 +1,53 @@
+"""For text that is filled in between other text: ends where the model is not sure how to go on.
+
+Semantics: llama.cpp's infill sampler (llama_sampler_init_infill).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml.llm.vocab import Vocab
+
+from .base import Sampler
+from .candidates import Candidates
+
+_LONGEST = 256  # candidates that are compared with each other
+_MIN_P = 0.2
+
+
+class Infill(Sampler):
+    """Stands behind top_k and top_p. If the ends of generation together, times three times the number of candidates,
+    outweigh the text, only they stay. Else tokens that begin alike are combined into the likeliest of them, and those
+    below 0.2, and then those below 1 / (their number + 1), are left out; where none stays, the generation ends."""
+
+    name = "infill"
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+
+    def apply(self, c: Candidates) -> None:
+        c.keep_top(min(len(c), _LONGEST))
+        vocab, tokens, p = self._vocab, c.tokens().tolist(), c.probs()
+        ends = np.array([vocab.is_eog(t) for t in tokens])
+        if 3 * p[ends].sum() * len(p) > p[~ends].sum():
+            c.keep(ends)
+            return
+        pieces = [vocab.token_to_piece(t) for t in tokens]
+        for i in range(len(p)):
+            for j in range(i + 1, len(p)):  # sorted: i is the likelier
+                a, b = pieces[i], pieces[j]
+                if p[i] > 0 and p[j] > 0 and not (ends[i] or ends[j]) and (a.startswith(b) or b.startswith(a)):
+                    p[i] += p[j]
+                    p[j] = 0
+        keep = (p >= _MIN_P) | ends
+        n_text = int(np.count_nonzero(keep & ~ends))
+        end = vocab.eos if vocab.eot is None else vocab.eot
+        if n_text == 0 and end is not None:
+            c.ids, p, keep = np.array([end], np.int64), np.ones(1), np.ones(1, np.bool_)
+        elif n_text:
+            p /= p[keep].sum()
+            keep &= (p >= 1 / (n_text + 1)) | ends
+        with np.errstate(divide="ignore"):
+            c.replace(np.log(p).astype(np.float32), False)
+        c.keep(keep)

@@ -1,0 +1,143 @@
+"""What a sampler chain is built from. Names and defaults: llama.cpp's (common_params_sampling)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any, TypedDict
+
+from pyggml.errors import SamplerError
+
+ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+NAMES = frozenset((*ORDER, "infill"))
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """All parameters of a sampler chain. Raises SamplerError for values out of range.
+
+    seed                 of the random numbers; None or negative: another each time
+    temp                 logits are divided by it; 0: the likeliest token each time (greedy)
+    dynatemp_range       > 0: the temperature is between temp - range and temp + range, by the entropy
+    dynatemp_exponent    ... to this power
+    top_k                the K likeliest; 0: all
+    top_p                the fewest that reach this probability; 1: all
+    min_p                those at least this likely relative to the likeliest; 0: all
+    typ_p                locally typical sampling, the share to keep; 1: all
+    top_n_sigma          those with logits within this many standard deviations of the largest; <= 0: all
+    xtc_probability      how often all tokens above the threshold but the last are left out
+    xtc_threshold        ... the probability a token must have to count; > 0.5: never
+    repeat_last_n        how many tokens the penalties look back at; 0: none, -1: all
+    repeat_penalty       divides positive logits of tokens seen, multiplies negative ones; 1: off
+    frequency_penalty    subtracted for each occurrence
+    presence_penalty     subtracted for a token that occurred
+    penalize_nl          whether the newline token is penalised too
+    dry_multiplier       DRY: the penalty is multiplier * base ** (length of the repeat - allowed_length); 0: off
+    dry_base, dry_allowed_length
+    dry_penalty_last_n   how many tokens DRY looks back at; 0: none, -1: all
+    dry_sequence_breakers   texts over which a repeat does not go on
+    mirostat             1 or 2: Mirostat instead of all samplers but penalties, dry and temperature; 0: off
+    mirostat_tau         the surprise to aim at, in bits
+    mirostat_eta         how fast it adapts
+    logit_bias           token -> what is added to its logit (-inf: never)
+    ignore_eos           never end generation
+    grammar              GBNF (or llguidance's Lark) that the text must follow
+    json_schema          JSON schema (as text or object) that the text must follow
+    samplers             the order of the chain: of `NAMES`, a sequence or joined by ";"
+    """
+
+    seed: int | None = None
+    temp: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typ_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalize_nl: bool = True
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    ignore_eos: bool = False
+    grammar: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    samplers: str | Sequence[str] = ORDER
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, float) and not isfinite(value):
+                raise SamplerError(f"{f.name} must be a finite number, not {value}")
+        zero_to_one = ("top_p", "min_p", "typ_p", "xtc_probability", "xtc_threshold")
+        for name in zero_to_one:
+            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
+        for name in ("temp", "dynatemp_range", "top_k", "dry_multiplier", "mirostat_tau", "mirostat_eta"):
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("repeat_last_n", "dry_penalty_last_n"):
+            self._check(name, getattr(self, name) >= -1, "-1 or more")
+        self._check("repeat_penalty", self.repeat_penalty > 0, "above 0")
+        self._check("dry_base", self.dry_base >= 1, "1 or more")
+        self._check("dry_allowed_length", self.dry_allowed_length >= 1, "1 or more")
+        self._check("mirostat", self.mirostat in (0, 1, 2), "0, 1 or 2")
+        if self.grammar is not None and self.json_schema is not None:
+            raise SamplerError("a grammar and a JSON schema cannot both be given")
+        unknown = [name for name in self.order if name not in NAMES]
+        if unknown:
+            raise SamplerError(f"unknown sampler {unknown[0]!r}; known are: {', '.join(sorted(NAMES))}")
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """`samplers` as a tuple."""
+        return tuple(self.samplers.split(";") if isinstance(self.samplers, str) else self.samplers)
+
+    def _check(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise SamplerError(f"{name} must be {rule}, not {getattr(self, name)}")
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments, for type checkers and editors."""
+
+    seed: int | None
+    temp: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typ_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    repeat_last_n: int
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalize_nl: bool
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    logit_bias: Mapping[int, float]
+    ignore_eos: bool
+    grammar: str | None
+    json_schema: str | Mapping[str, Any] | None
+    samplers: str | Sequence[str]

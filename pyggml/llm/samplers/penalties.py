@@ -1,0 +1,71 @@
+"""Logits changed by token: biases, and penalties for tokens that occurred lately (CTRL, Keskar et al. 2019; OpenAI)."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .base import Sampler
+from .candidates import Candidates
+
+
+class LogitBias(Sampler):
+    """A number added to the logits of some tokens; -inf forbids one."""
+
+    name = "logit_bias"
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._ids = np.array(list(bias), np.int64)
+        self._bias = np.array(list(bias.values()), np.float32)
+
+    def apply(self, c: Candidates) -> None:
+        rows, places = c.find(self._ids)
+        c.writable()[rows] += self._bias[places]
+
+
+class Penalties(Sampler):
+    """Tokens among the last n: positive logits divided by `repeat` and negative ones multiplied, then `frequency` for
+    each occurrence and `presence` for any subtracted. The token `exempt` is left alone."""
+
+    name = "penalties"
+
+    def __init__(
+        self, last_n: int, repeat: float, frequency: float, presence: float, exempt: int | None = None
+    ) -> None:
+        self.repeat, self.frequency, self.presence, self._exempt = repeat, frequency, presence, exempt
+        self._last: deque[int] = deque(maxlen=None if last_n < 0 else last_n)
+        self._counts: Counter[int] = Counter()
+
+    def apply(self, c: Candidates) -> None:
+        if not self._counts:
+            return
+        seen = np.fromiter(self._counts.keys(), np.int64)
+        counts = np.fromiter(self._counts.values(), np.float32)
+        rows, places = c.find(seen)
+        logits = c.writable()
+        x = logits[rows]
+        x = np.where(x > 0, x / np.float32(self.repeat), x * np.float32(self.repeat))
+        logits[rows] = x - (counts[places] * np.float32(self.frequency) + np.float32(self.presence))
+
+    def prime(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.accept(token)
+
+    def accept(self, token: int) -> None:
+        last, counts = self._last, self._counts
+        if len(last) == last.maxlen and last[0] != self._exempt:
+            counts[last[0]] -= 1
+            if not counts[last[0]]:
+                del counts[last[0]]
+        last.append(token)
+        if token != self._exempt:
+            counts[token] += 1
+
+    def reset(self) -> None:
+        self._last.clear()
+        self._counts.clear()
+
+    def __str__(self) -> str:
+        return f"{self.name}(repeat {self.repeat:g}, frequency {self.frequency:g}, presence {self.presence:g})"

@@ -1,0 +1,52 @@
+"""What each sampler of a chain did at one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .candidates import Candidates, Ids
+
+
+@dataclass(frozen=True)
+class SamplerTrace:
+    """One sampler: its name with parameters, candidates before and after it, and behind it the probability of the token
+    that was chosen in the end and the likeliest token with its probability."""
+
+    sampler: str
+    n_before: int
+    n_after: int
+    p: float
+    best: int
+    p_best: float
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step: the token that was chosen, and every sampler in order; the first entry, `logits`, is the model."""
+
+    token: int
+    samplers: tuple[SamplerTrace, ...]
+
+
+class Tracer:
+    """Watches one run of a chain over its candidates."""
+
+    def __init__(self, c: Candidates) -> None:
+        self._seen: list[tuple[str, int, Ids, npt.NDArray[np.float64]]] = []
+        self.watch("logits", len(c), c)
+
+    def watch(self, sampler: str, n_before: int, c: Candidates) -> None:
+        """Take note of the candidates behind a sampler that got `n_before`."""
+        self._seen.append((sampler, n_before, np.array(c.tokens()), c.probs()))
+
+    def step(self, token: int) -> StepTrace:
+        """The trace, now that the token is known."""
+        entries: list[SamplerTrace] = []
+        for sampler, n_before, tokens, p in self._seen:
+            best = int(p.argmax())
+            chosen = float(p[tokens == token].sum())
+            entries.append(SamplerTrace(sampler, n_before, len(p), chosen, int(tokens[best]), float(p[best])))
+        return StepTrace(token, tuple(entries))

@@ -1,0 +1,135 @@
+"""Samplers that leave unlikely (or, XTC, likely) tokens out.
+
+Sources: top-p, Holtzman et al. 2019; typical, Meister et al. 2022; min-p, Nguyen et al. 2024; top-n-sigma, Tang et al.
+2024; XTC, text-generation-webui #6335. Semantics: llama.cpp's samplers of these names.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .base import Sampler
+from .candidates import Candidates
+
+_MARGIN = np.float32(0.5)
+
+
+class TopK(Sampler):
+    """The k likeliest."""
+
+    name, keeps_best = "top_k", True
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        # A guess, from the step before, of a limit that leaves few more than k: it spares most steps the partition,
+        # which takes three times as long, and changes no result.
+        self._limit = np.full((), -np.inf, np.float32)
+
+    def apply(self, c: Candidates) -> None:
+        n, k = len(c), self.k
+        if c.is_sorted or k >= n:
+            c.keep_top(k)
+            return
+        rows = np.greater_equal(c.logits, self._limit).nonzero()[0]
+        if not k <= len(rows) <= 4 * k:
+            kth = np.partition(c.logits, n - k)[n - k, ...]
+            np.subtract(kth, _MARGIN, self._limit)
+            rows = np.greater_equal(c.logits, kth).nonzero()[0]
+        c.keep_best_of(rows, k)
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.k})"
+
+
+class TopP(Sampler):
+    """Nucleus: the fewest of the likeliest whose probabilities reach p."""
+
+    name, keeps_best = "top_p", True
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+    def apply(self, c: Candidates) -> None:
+        c.nucleus(self.p)
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.p:g})"
+
+
+class MinP(Sampler):
+    """Those whose probability is at least p times that of the likeliest."""
+
+    name, keeps_best = "min_p", True
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+        self._p = np.array(p, np.float32)
+
+    def apply(self, c: Candidates) -> None:
+        weights = c.weights()
+        if not c.is_sorted:
+            c.keep(np.greater_equal(weights, self._p))
+        elif weights.item(-1) < self.p:
+            c.keep(slice(0, np.count_nonzero(np.greater_equal(weights, self._p))))
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.p:g})"
+
+
+class Typical(Sampler):
+    """Those whose surprise is nearest to the entropy, until their probabilities exceed p."""
+
+    name = "typ_p"
+
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+    def apply(self, c: Candidates) -> None:
+        p = c.probs()
+        surprise = -np.log(p, out=np.full_like(p, -np.inf), where=p > 0)
+        entropy = float(np.dot(p, np.where(p > 0, surprise, 0.0)))
+        order = np.abs(surprise - entropy).argsort(kind="stable")
+        kept = int(p[order].cumsum().searchsorted(self.p, "right")) + 1
+        if kept < len(c):
+            c.keep(np.sort(order[:kept]))
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.p:g})"
+
+
+class TopNSigma(Sampler):
+    """Those whose logits are within n standard deviations (of all finite logits) of the largest."""
+
+    name, keeps_best = "top_n_sigma", True
+
+    def __init__(self, n: float) -> None:
+        self.n = n
+
+    def apply(self, c: Candidates) -> None:
+        x = c.logits
+        finite = x[np.isfinite(x)]
+        limit = x[c.best()] - self.n * (finite.std(dtype=np.float64) if len(finite) else 0.0)
+        c.keep((x >= limit).nonzero()[0])
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.n:g})"
+
+
+class Xtc(Sampler):
+    """Exclude top choices: with some probability, of the tokens at or above the threshold only the last stays."""
+
+    name = "xtc"
+
+    def __init__(self, probability: float, threshold: float, rng: np.random.Generator) -> None:
+        self.probability, self.threshold, self._rng = probability, threshold, rng
+
+    def apply(self, c: Candidates) -> None:
+        if len(c) < 2 or self._rng.random() >= self.probability:
+            return
+        c.sort()
+        n_top = int(np.count_nonzero(c.probs() >= self.threshold))
+        if n_top > 1:
+            c.keep(slice(n_top - 1, None))
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.probability:g}, {self.threshold:g})"

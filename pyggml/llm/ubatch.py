@@ -1,0 +1,229 @@
+"""From a batch to what runs at a time: `SBatch` sorts and splits a batch, `UBatch` is one part.
+
+The splits are llama.cpp's: simple (attention models: any tokens in order), equal (recurrent models: as many tokens of
+each of several sequences), by sequence (tokens of one sequence).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import BatchError
+from pyggml.models.kv_cells import Floats, Ints, SeqSets
+
+from .batch import Batch, Sequences, check_positions
+
+Bools = npt.NDArray[np.bool_]
+_NONE = np.empty(0, np.int32)
+
+
+@dataclass(slots=True)
+class UBatch:
+    """Tokens that are computed together.
+
+    equal_seqs    True where `n_seqs` sequences have `n_seq_tokens` tokens each, one after the other; else every token
+                  counts as a sequence of its own: n_seqs is n_tokens, n_seq_tokens 1
+    token, embd   int32 [n_tokens], or float32 [n_tokens, n_embd]: the one that the batch has
+    pos           int32 [n_tokens]
+    seq           int32 [n_tokens]: the (first) sequence of each token
+    sets          all sequences of each token; None where each has one
+    output        bool [n_tokens]: logits are wanted
+    ids           int32 [n_tokens]: the index of each token in the batch
+    """
+
+    equal_seqs: bool
+    n_tokens: int
+    n_seq_tokens: int
+    n_seqs: int
+    token: Ints | None
+    embd: Floats | None
+    pos: Ints
+    seq: Ints
+    sets: SeqSets | None
+    output: Bools
+    ids: Ints
+
+    @property
+    def seq_id(self) -> list[tuple[int, ...]]:
+        """The sequences of each of the `n_seqs` (of each token in a simple split)."""
+        sets = [(s,) for s in self.seq.tolist()] if self.sets is None else self.sets
+        return [tuple(s) for s in sets[:: self.n_seq_tokens]]
+
+    @property
+    def n_seq_id(self) -> list[int]:
+        """How many sequences each of `seq_id` names."""
+        return [len(ids) for ids in self.seq_id]
+
+    @property
+    def outputs(self) -> Ints:
+        """Indices of the tokens whose logits are wanted, ascending."""
+        return np.flatnonzero(self.output).astype(np.int32)
+
+
+@dataclass(slots=True)
+class SeqGroup:
+    """Tokens ids[offset : offset + length] of an SBatch that belong to the same `n_seq_id` sequences `seq_id` (none in
+    a simple split: they may belong to any). What was handed out is no longer in it."""
+
+    n_seq_id: int
+    seq_id: tuple[int, ...]
+    offset: int
+    length: int
+
+
+class SBatch:
+    """A batch in the order of evaluation, handed out in parts (llama_sbatch).
+
+    ids       batch indices in the order of evaluation
+    seq       groups that are still to be handed out, the next one first
+    out_ids   batch indices of the tokens handed out whose logits are wanted, in that order
+    n_tokens  tokens still to be handed out
+
+    With `simple_split` that is the batch's own order (by position, where the tokens of a sequence stand in another).
+    Else tokens that several sequences share come first, then by sequence ids, then by position; of the groups the
+    shared ones come first, then the shortest.
+    """
+
+    def __init__(self, batch: Batch, simple_split: bool = True) -> None:
+        n = len(batch)
+        if n == 0:
+            raise BatchError("the batch is empty")
+        self.token = np.array(batch.tokens, np.int32) if batch.tokens else None
+        self.embd = np.array(batch.embd, np.float32) if batch.embd else None
+        self.pos = np.array(batch.pos, np.int32)
+        self.seq_ids: list[tuple[int, ...]] = batch.seq_ids
+        self.output = np.array(batch.logits, np.bool_)
+        shared = max(map(len, batch.seq_ids)) > 1
+        self.sets = batch.seq_ids if shared else None
+        self.first = np.array([ids[0] for ids in batch.seq_ids], np.int32)
+        self.simple_split, self.n_tokens, self.out_ids = simple_split, n, _NONE
+        if simple_split:
+            self.ids, self._in_order = self._simple_order()
+            self.seq = [SeqGroup(0, (), 0, n)]
+        else:
+            order = sorted(range(n), key=lambda i: (-len(self.seq_ids[i]), self.seq_ids[i], batch.pos[i]))
+            self.ids, self._in_order = np.array(order, np.int32), False
+            self.seq = self._groups()
+
+    def check(self, memory: Sequences) -> None:
+        """Raises BatchError where the sequences do not exist, or do not continue what is in the memory."""
+        check_positions(self.pos, self.first, self.sets, memory)
+
+    # -- splits ---------------------------------------------------------------------------------------------------
+
+    def split_simple(self, n_ubatch: int) -> UBatch:
+        """The next tokens, at most `n_ubatch`. For an SBatch with `simple_split`."""
+        self._expect(simple=True)
+        group = self.seq[0]
+        return self._take([(group, min(group.length, n_ubatch))])
+
+    def split_equal(self, n_ubatch: int) -> UBatch:
+        """As many tokens of each of the next sequences (as the first, the shortest, has), at most `n_ubatch` in all.
+
+        Tokens that several sequences share run alone.
+        """
+        self._expect(simple=False)
+        length, n = 0, 0
+        parts: list[tuple[SeqGroup, int]] = []
+        for group in self.seq:
+            length = length or min(group.length, n_ubatch)
+            if parts and (group.n_seq_id > 1 or n + length > n_ubatch):
+                break
+            parts.append((group, length))
+            n += length
+            if group.n_seq_id > 1:
+                break
+        return self._take(parts)
+
+    def split_seq(self, n_ubatch: int) -> UBatch:
+        """The next tokens of one sequence, at most `n_ubatch`."""
+        self._expect(simple=False)
+        group = self.seq[0]
+        return self._take([(group, min(group.length, n_ubatch))])
+
+    def parts(self, n_ubatch: int) -> Iterator[UBatch]:
+        """Simple splits until nothing is left."""
+        while self.n_tokens:
+            yield self.split_simple(n_ubatch)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _expect(self, simple: bool) -> None:
+        if not self.n_tokens:
+            raise BatchError("nothing of the batch is left")
+        if self.simple_split is not simple:
+            raise BatchError(f"the batch was sorted for {'simple' if self.simple_split else 'equal'} splits")
+
+    def _simple_order(self) -> tuple[Ints, bool]:
+        """The order of a simple split, and whether it is the batch's own."""
+        ids = np.arange(len(self.pos), dtype=np.int32)
+        if (self.pos[1:] >= self.pos[:-1]).all():
+            return ids, True
+        latest: dict[int, int] = {}
+        for pos, seqs in zip(self.pos.tolist(), self.seq_ids, strict=True):
+            for s in seqs:
+                if pos < latest.get(s, -1):
+                    return np.argsort(self.pos, kind="stable").astype(np.int32), False
+                latest[s] = pos
+        return ids, True
+
+    def _groups(self) -> list[SeqGroup]:
+        groups: list[SeqGroup] = []
+        ids: list[int] = self.ids.tolist()
+        for offset, i in enumerate(ids):
+            seq_id = self.seq_ids[i]
+            if groups and groups[-1].seq_id == seq_id:
+                groups[-1].length += 1
+            else:
+                groups.append(SeqGroup(len(seq_id), seq_id, offset, 1))
+        return sorted(groups, key=lambda g: (-g.n_seq_id, g.length))
+
+    def _take(self, parts: Sequence[tuple[SeqGroup, int]]) -> UBatch:
+        """A ubatch of the first tokens of some groups."""
+        ids: Ints = np.concatenate([self.ids[g.offset : g.offset + n] for g, n in parts])
+        for g, n in parts:
+            g.offset += n
+            g.length -= n
+        self.seq = [g for g in self.seq if g.length]
+        n_tokens = len(ids)
+        self.n_tokens -= n_tokens
+        equal = not self.simple_split
+        n_seqs = len(parts) if equal else n_tokens
+        u = UBatch(
+            equal_seqs=equal,
+            n_tokens=n_tokens,
+            n_seq_tokens=n_tokens // n_seqs,
+            n_seqs=n_seqs,
+            token=self.token,
+            embd=self.embd,
+            pos=self.pos,
+            seq=self.first,
+            sets=self.sets,
+            output=self.output,
+            ids=ids,
+        )
+        if n_tokens < len(self.pos) or not self._in_order:
+            u.token = None if u.token is None else u.token[ids]
+            u.embd = None if u.embd is None else u.embd[ids]
+            u.pos, u.seq, u.output = u.pos[ids], u.seq[ids], u.output[ids]
+            indices: list[int] = ids.tolist()
+            u.sets = None if u.sets is None else [u.sets[i] for i in indices]
+        self.out_ids = np.concatenate((self.out_ids, ids[u.output]))
+        return u
+
+
+def ubatches_of_tokens(tokens: Ints, start: int, n_ubatch: int) -> Iterator[UBatch]:
+    """Tokens of sequence 0 from position `start` on, logits of the last wanted, at most `n_ubatch` at a time: what an
+    SBatch would hand out, without the work of making one."""
+    n = len(tokens)
+    for i in range(0, n, n_ubatch):
+        m = min(n_ubatch, n - i)
+        ids = np.arange(i, i + m, dtype=np.int32)
+        output = ids == n - 1
+        yield UBatch(
+            False, m, 1, m, tokens[i : i + m], None, ids + np.int32(start), np.zeros(m, np.int32), None, output, ids
+        )
