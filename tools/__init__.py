@@ -1,0 +1,1 @@
+"""The command line, one verb per file, and the tools behind it."""

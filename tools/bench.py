@@ -1,0 +1,89 @@
+"""`pyggml bench`: tokens per second of prompt processing and of generation, as llama-bench defines them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pyggml.llm.model import load_model
+
+from .bench_history import append_history
+from .options import Json, ModelPath, Threads
+
+
+def tokens(n: int, first: int, n_vocab: int) -> list[int]:
+    """Token ids that depend on their position only: no sampling, no tokenizer."""
+    return [(i * 7919 + first * 31) % n_vocab for i in range(n)]
+
+
+def measure(run: Callable[[], float], repetitions: int) -> list[float]:
+    """Tokens per second of each repetition, after one run that does not count."""
+    run()
+    return [run() for _ in range(repetitions)]
+
+
+def bench(
+    model: ModelPath = None,
+    n_prompt: Annotated[int, typer.Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
+    n_gen: Annotated[int, typer.Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
+    threads: Threads = None,
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Repetitions.", min=1)] = 5,
+    n_ubatch: Annotated[int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at a time.", min=1)] = 512,
+    flash_attn: Annotated[bool, typer.Option("-fa", "--flash-attn", help="Use flash attention.")] = False,
+    history: Annotated[
+        Optional[Path],
+        typer.Option("--history", help="Append the results, with commit and CPU, to this JSONL file.", metavar="FILE"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure tokens per second; nothing is sampled in the timed part."""
+    m = load_model(model)
+    n_batch = max(n_prompt, 32)
+    ctx = m.new_context(
+        n_ctx=max(n_prompt, n_gen) + 8,
+        n_batch=n_batch,
+        n_ubatch=min(n_ubatch, n_batch),
+        n_threads=threads,
+        flash_attn=flash_attn,
+    )
+    n_vocab = m.hparams.n_vocab
+
+    def pp() -> float:
+        ctx.memory.clear()
+        ids = tokens(n_prompt, 0, n_vocab)
+        start = time.perf_counter()
+        ctx.decode(ids)
+        return n_prompt / (time.perf_counter() - start)
+
+    def tg() -> float:
+        ctx.memory.clear()
+        start = time.perf_counter()
+        for i in range(n_gen):
+            ctx.decode(tokens(1, i, n_vocab))
+        return n_gen / (time.perf_counter() - start)
+
+    rows: list[dict[str, Any]] = []
+    for name, n, run in ((f"pp{n_prompt}", n_prompt, pp), (f"tg{n_gen}", n_gen, tg)):
+        if n:
+            samples = measure(run, repetitions)
+            row = {"test": name, "n_threads": ctx.n_threads, "samples_ts": samples, "avg_ts": statistics.fmean(samples)}
+            rows.append(row)
+    if history is not None:
+        append_history(history, m, rows)
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("test", "threads", "tokens/s", "median", "spread", title=m.path)
+    for r in rows:
+        s = r["samples_ts"]
+        spread = f"{min(s):.1f}..{max(s):.1f}"
+        table.add_row(r["test"], str(r["n_threads"]), f"{r['avg_ts']:.1f}", f"{statistics.median(s):.1f}", spread)
+    Console().print(table)

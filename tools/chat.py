@@ -1,0 +1,164 @@
+"""`pyggml chat`: talk with a model, at a terminal or through pipes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Optional, TextIO
+
+import typer
+
+from pyggml.errors import GGMLError
+from pyggml.llm.chat import ChatSession
+from pyggml.llm.model import load_model
+from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
+from pyggml.llm.templates import NAMED, find_template
+
+from . import summary
+from .options import CtxSize, FlashAttn, Json, ModelPath, Stop, Threads, TraceSampling
+
+_PROMPT = "> "
+
+
+def chat(
+    sampling: SamplingOptions,
+    model: ModelPath = None,
+    system: Annotated[str, typer.Option("-sys", "--system-prompt", help="The system message.")] = "",
+    template: Annotated[
+        Optional[str],
+        typer.Option("--chat-template", help=f"{', '.join(NAMED)} (default: the model's own, else chatml)."),
+    ] = None,
+    n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens of a reply; -1: until it ends.")] = -1,
+    stop: Stop = None,
+    ctx_size: CtxSize = None,
+    threads: Threads = None,
+    flash_attn: FlashAttn = False,
+    trace_sampling: TraceSampling = False,
+    as_json: Json = False,
+) -> None:
+    """Talk with a model: a line is a message, a line that begins with / is a command (/help). Ctrl-C ends a reply, and
+    the program where it waits for a message. With --json each reply is one JSON object on a line."""
+    start = perf_counter()
+    m = load_model(model)
+    ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, n_threads=threads, flash_attn=flash_attn)
+    chain = SamplerChain(SamplingParams(**sampling), m.vocab)
+    chain.traces = [] if trace_sampling else None
+    session = ChatSession(ctx, chain, find_template(template, m.kv), system, n_predict, tuple(stop or ()))
+    console = _Console(session, as_json, perf_counter() - start)
+    read = _reader(sys.stdin, as_json)
+    while not console.done:
+        line = read()
+        if line is None:
+            return
+        if line.startswith("/"):
+            console.command(line)
+        elif line.strip():
+            console.reply(line)
+
+
+@dataclass
+class _Console:
+    """What a line that was typed does."""
+
+    session: ChatSession
+    as_json: bool
+    load: float  # seconds
+    took: float = 0.0
+    done: bool = False
+
+    def reply(self, line: str) -> None:
+        """Show the reply to a message as it comes."""
+        start, reason = perf_counter(), "interrupted"
+        made: list[str] = []
+        tokens = self.session.say(line)
+        try:
+            with closing(tokens):
+                for token in tokens:
+                    made.append(token.text)
+                    self._show(token.text)
+                    if token.trace:
+                        print(summary.trace_lines(token.trace, self.session.ctx.model.vocab), file=sys.stderr)
+                    reason = token.finish_reason or reason
+        except KeyboardInterrupt:
+            pass
+        except GGMLError as e:
+            print("pyggml: " + " ".join(str(e).split()), "(/reset forgets the chat)", file=sys.stderr)
+            return
+        self.took = perf_counter() - start
+        if self.as_json and self.session.generation:
+            times = summary.timings(self.session.generation, self.load, self.took)
+            out = {"role": "assistant", "content": "".join(made), "finish_reason": reason, "timings": times}
+            print(json.dumps(out), flush=True)
+        self._show("\n")
+
+    def command(self, line: str) -> None:
+        """Do what a line with / asks for."""
+        name, _, argument = line[1:].strip().partition(" ")
+        entry = _COMMANDS.get(name)
+        if entry is None:
+            print(f"pyggml: no command /{name}; /help lists them", file=sys.stderr)
+        else:
+            entry[1](self, argument.strip())
+
+    def help(self, _: str) -> None:
+        for name, (text, _do) in _COMMANDS.items():
+            print(f"/{name:<8} {text}", file=sys.stderr)
+
+    def reset(self, _: str) -> None:
+        self.session.reset()
+
+    def system(self, text: str) -> None:
+        self.session.reset(text)
+
+    def save(self, name: str) -> None:
+        if not name:
+            print("pyggml: /save needs a file name", file=sys.stderr)
+            return
+        try:
+            Path(name).write_text(json.dumps(self.session.messages, indent=2, ensure_ascii=False), encoding="utf-8")
+        except OSError as e:
+            print(f"pyggml: {e}", file=sys.stderr)
+
+    def timings(self, _: str) -> None:
+        if self.session.generation:
+            print(summary.table(self.session.generation, self.load, self.took), file=sys.stderr)
+
+    def quit(self, _: str) -> None:
+        self.done = True
+
+    def _show(self, text: str) -> None:
+        if not self.as_json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
+_COMMANDS: dict[str, tuple[str, Callable[[_Console, str], None]]] = {
+    "help": ("this list", _Console.help),
+    "reset": ("forget the chat, keep the system message", _Console.reset),
+    "system": ("forget the chat, take this system message", _Console.system),
+    "save": ("write the messages to a JSON file", _Console.save),
+    "timings": ("of the last reply", _Console.timings),
+    "quit": ("end (also Ctrl-D)", _Console.quit),
+}
+
+
+def _reader(stdin: TextIO, as_json: bool) -> Callable[[], str | None]:
+    """Reads a line; None at the end, or on Ctrl-C. At a terminal there is a prompt, and the line can be edited."""
+    tty = stdin.isatty()
+    if tty:
+        import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]  # gives input() a history
+
+    def read() -> str | None:
+        try:
+            return input("" if as_json or not tty else _PROMPT)
+        except (EOFError, KeyboardInterrupt):
+            if tty:
+                print(file=sys.stderr)
+            return None
+
+    return read

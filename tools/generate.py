@@ -1,0 +1,198 @@
+"""`pyggml generate`: continue a prompt, streaming the text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any, Optional
+
+import typer
+
+from pyggml.llm.generate import Generation, new_generation
+from pyggml.llm.long_context import LongContext, tokens_to_keep
+from pyggml.llm.model import load_model
+from pyggml.llm.prompt_cache import open_session, save_session
+from pyggml.llm.samplers import SamplingOptions, StepTrace
+from pyggml.llm.speculative import with_draft
+
+from . import summary
+from .options import (
+    CtxSize,
+    DraftMax,
+    DraftMin,
+    DraftPMin,
+    FlashAttn,
+    GrpAttnN,
+    GrpAttnW,
+    Json,
+    Keep,
+    Lookup,
+    ModelDraft,
+    ModelPath,
+    NoContextShift,
+    PromptCache,
+    PromptCacheAll,
+    PromptCacheRo,
+    Stop,
+    Threads,
+    TraceSampling,
+)
+
+INTERRUPTED = 130  # the exit code of a program that SIGINT ended
+
+
+def generate(
+    sampling: SamplingOptions,
+    model: ModelPath = None,
+    prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to continue.")] = None,
+    file: Annotated[Optional[Path], typer.Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
+    n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens; -1: no limit, -2: one context.")] = 128,
+    stop: Stop = None,
+    cfg_scale: Annotated[float, typer.Option("--cfg-scale", help="Classifier-free guidance; 1: off.")] = 1.0,
+    negative_prompt: Annotated[str, typer.Option("--negative-prompt", help="... away from this prompt.")] = "",
+    ctx_size: CtxSize = None,
+    keep: Keep = 0,
+    no_context_shift: NoContextShift = False,
+    grp_attn_n: GrpAttnN = 1,
+    grp_attn_w: GrpAttnW = 512,
+    model_draft: ModelDraft = None,
+    lookup: Lookup = False,
+    draft_max: DraftMax = 16,
+    draft_min: DraftMin = 0,
+    draft_p_min: DraftPMin = 0.75,
+    prompt_cache: PromptCache = None,
+    prompt_cache_all: PromptCacheAll = False,
+    prompt_cache_ro: PromptCacheRo = False,
+    threads: Threads = None,
+    flash_attn: FlashAttn = False,
+    trace_sampling: TraceSampling = False,
+    as_json: Json = False,
+) -> None:
+    """Continue a prompt: from -p, from a file, or from what is piped in. The text goes to stdout as it comes, with a
+    summary of the time taken on stderr; or one JSON object at the end with --json. Ctrl-C ends it and keeps the text.
+    """
+    start = perf_counter()
+    if model_draft and lookup:
+        raise typer.BadParameter("--model-draft and --lookup cannot both be given")
+    text = read_prompt(prompt, file)
+    m = load_model(model)
+    g = new_generation(
+        m,
+        text,
+        n_predict,
+        stop=stop or (),
+        n_ctx=m.hparams.n_ctx_train if ctx_size == 0 or (ctx_size is None and prompt_cache) else ctx_size,
+        n_threads=threads,
+        flash_attn=flash_attn,
+        cfg_scale=cfg_scale,
+        negative_prompt=negative_prompt,
+        **sampling,
+    )
+    if model_draft or lookup:
+        draft_model = load_model(model_draft) if model_draft else None
+        g = with_draft(g, draft_model, draft_max, draft_min, draft_p_min)
+    session = _SessionFile(g, prompt_cache, prompt_cache_all, prompt_cache_ro)
+    session.open(text)
+    if g.guidance is None:
+        n_keep = tokens_to_keep(keep, len(g.prompt), m.vocab.add_bos)
+        shift = not no_context_shift and n_predict != -2
+        g.long = LongContext(g.ctx, n_keep, context_shift=shift, grp_attn_n=grp_attn_n, grp_attn_w=grp_attn_w)
+    load = perf_counter() - start
+    traces: list[StepTrace] = []
+    g.chain.traces = traces if trace_sampling else None
+    made: list[str] = []
+
+    def emit(piece: str) -> None:
+        made.append(piece)
+        if not as_json:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+    reason = "interrupted"
+    try:
+        if not as_json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        for token in g:
+            session.save_prompt()
+            emit(token.text)
+            if token.trace and not as_json:
+                print(summary.trace_lines(token.trace, m.vocab), file=sys.stderr)
+        reason = g.finish_reason
+    except KeyboardInterrupt:
+        emit(g.rest())
+    session.end()
+    total = perf_counter() - start
+    if as_json:
+        out: dict[str, Any] = {"prompt_ids": list(g.prompt), "ids": g.ids, "text": "".join(made)}
+        out["finish_reason"] = reason
+        out["timings"] = summary.timings(g, load, total)
+        if trace_sampling:
+            out["trace"] = [summary.trace_json(step) for step in traces]
+        print(json.dumps(out))
+    else:
+        print(flush=True)
+        print(summary.table(g, load, total), file=sys.stderr)
+    if reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+@dataclass
+class _SessionFile:
+    """The prompt cache of a run, where it has one (`path`)."""
+
+    g: Generation
+    path: Path | None
+    everything: bool
+    read_only: bool
+    due: bool = False  # whether the prompt is to be saved
+
+    def open(self, text: str) -> None:
+        """Take from the file what it has of the prompt, or the prompt itself where `text` is empty."""
+        g = self.g
+        if self.path is None:
+            return
+        if g.guidance is not None:
+            raise typer.BadParameter("--prompt-cache and --cfg-scale cannot both be given")
+        session = open_session(g.ctx, self.path, g.prompt if text else ())
+        print(session.report, file=sys.stderr)
+        if session.prompt and not text:
+            g.prompt = session.prompt
+            g.chain.reset()
+            g.chain.prime(g.prompt)
+        g.n_past = session.n_past
+        self.due = session.n_matched < len(g.prompt)
+
+    def save_prompt(self) -> None:
+        """Once the prompt is evaluated, and no more."""
+        if self.due:
+            self._save(self.g.prompt)
+
+    def end(self) -> None:
+        """Save all that was evaluated, or the prompt where nothing was generated."""
+        if self.everything:
+            self._save([*self.g.prompt, *self.g.ids])
+        self.save_prompt()
+
+    def _save(self, tokens: Sequence[int]) -> None:
+        self.due = False
+        shifted = self.g.long is not None and self.g.long.moved  # tokens are not where they were
+        if self.path is not None and not self.read_only and not shifted:
+            save_session(self.g.ctx, self.path, tokens)
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from -p, else from a file, else from stdin where that is piped. Raises BadParameter for both."""
+    if prompt is not None and file is not None:
+        raise typer.BadParameter("-p and -f cannot both be given")
+    if prompt is not None:
+        return prompt
+    if file is not None and str(file) != "-":
+        return file.read_text(encoding="utf-8", errors="replace")
+    if file is not None or (sys.stdin is not None and not sys.stdin.isatty()):  # pyright: ignore[reportUnnecessaryComparison]
+        return sys.stdin.buffer.read().decode("utf-8", "replace")
+    return ""

@@ -1,0 +1,73 @@
+"""`pyggml info`: what a GGUF file holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pyggml.gguf_io import GGUFFile, KVValue, open_gguf
+from pyggml.llm.model import default_model_path
+
+from .options import Json, ModelPath
+
+SHOWN_ITEMS = 8  # of an array
+
+
+def items_of(value: KVValue) -> list[Any] | None:
+    """The items of an array, None for a single value."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value if isinstance(value, list) else None
+
+
+def short(value: KVValue) -> str:
+    """A value as one cell: long arrays by their first items and length."""
+    items = items_of(value)
+    if items is not None and len(items) > SHOWN_ITEMS:
+        return f"{items[:SHOWN_ITEMS]} ... ({len(items)} items)"
+    return str(value if items is None else items)
+
+
+def summary(f: GGUFFile) -> dict[str, Any]:
+    """Version, sizes and counts, metadata and tensors as plain objects (arrays by their length)."""
+
+    def plain(v: KVValue) -> Any:
+        items = items_of(v)
+        if items is None:
+            return v
+        return items if len(items) <= SHOWN_ITEMS else {"items": len(items)}
+
+    return {
+        "version": f.version,
+        "size": f.size,
+        "n_params": sum(math.prod(t.ne) for t in f.tensors.values()),
+        "types": dict(Counter(t.dtype.name for t in f.tensors.values())),
+        "metadata": {k: plain(v) for k, v in f.kv.items()},
+        "tensors": [{"name": t.name, "type": t.dtype.name, "ne": list(t.ne)} for t in f.tensors.values()],
+    }
+
+
+def info(model: ModelPath = None, as_json: Json = False) -> None:
+    """Show the metadata and tensors of a GGUF file."""
+    f = open_gguf(default_model_path() if model is None else model)
+    about = summary(f)
+    if as_json:
+        print(json.dumps(about))
+        return
+    console = Console()
+    types = ", ".join(f"{n} {name}" for name, n in about["types"].items())
+    console.print(f"GGUF v{f.version}, {f.size / 2**20:.1f} MiB, {about['n_params']:,} parameters, tensors: {types}")
+    table = Table("key", "value", title="metadata")
+    for key, value in f.kv.items():
+        table.add_row(key, short(value))
+    console.print(table)
+    table = Table("tensor", "type", "ne", "bytes", title="tensors")
+    for t in f.tensors.values():
+        table.add_row(t.name, t.dtype.name, str(list(t.ne)), f"{t.nbytes:,}")
+    console.print(table)
