@@ -1,0 +1,42 @@
+"""Cases of add, sub, mul, div."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import strategies as st
+
+import pyggml as gg
+from pyggml.tensor import Tensor
+
+from .harness import Case, Src, gaussian
+
+TYPES = [(gg.F32, gg.F32), (gg.F16, gg.F32), (gg.F16, gg.F16), (gg.BF16, gg.F32), (gg.F32, gg.F16)]
+NMSE = {gg.F32: 1e-13, gg.F16: 1e-6, gg.BF16: 1e-4}
+
+
+def away_from_zero(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.where(rng.integers(0, 2, shape) == 0, -1, 1) * (0.5 + np.abs(gaussian(rng, shape)))
+
+
+def cases(op: Callable[..., Tensor], op_inplace: Callable[..., Tensor]) -> st.SearchStrategy[Case]:
+    @st.composite
+    def draw_case(draw: st.DrawFn) -> Case:
+        ta, tb = draw(st.sampled_from(TYPES))
+        b_ne = tuple(draw(st.integers(1, 70 if i == 0 else 3)) for i in range(4))
+        reps = tuple(draw(st.sampled_from([1, 1, 2, 3])) for _ in range(4))
+        a_ne = tuple(n * r for n, r in zip(b_ne, reps, strict=True))
+        a = Src(ta, a_ne, draw(st.sampled_from([None, (0, 2, 1, 3), (1, 0, 2, 3), (3, 1, 2, 0)])))
+        b = Src(tb, b_ne, draw(st.sampled_from([None, (0, 2, 1, 3), (2, 0, 1, 3)])), 0, away_from_zero)
+        return Case((a, b), draw(st.sampled_from([op, op_inplace])), NMSE[ta], draw(st.integers(0, 99)))
+
+    return draw_case()
+
+
+STRATEGIES = {
+    "add": cases(gg.add, gg.add_inplace),
+    "sub": cases(gg.sub, gg.sub_inplace),
+    "mul": cases(gg.mul, gg.mul_inplace),
+    "div": cases(gg.div, gg.div_inplace),
+}

@@ -1,0 +1,32 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def shared_dir() -> Path:
+    """Where models, goldens and data should be: PYGGML_SHARED, or `shared` beside the repository."""
+    return Path(os.environ.get("PYGGML_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """`shared_dir()`; tests that need it skip, saying so, where it is missing."""
+    folder = shared_dir()
+    if not folder.is_dir():
+        pytest.skip(f"shared data folder not found: {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run everything in an empty folder: `python -m pyggml` started in the checkout would find its bare sources."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("cwd"))
+    yield
+    os.chdir(before)

@@ -1,0 +1,113 @@
+"""The architecture, enforced: who may import whom, and how long a file may be."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 600
+
+# Left never imports right; entries of one group do not import each other (except inside one package).
+LAYERS: list[tuple[str, ...]] = [
+    ("errors",),
+    ("dtypes",),
+    ("buffer",),
+    ("codec",),
+    ("tensor",),
+    ("opdef",),
+    ("ops",),
+    ("graph",),
+    ("alloc",),
+    ("backend",),
+    ("backends.ref", "backends.cpu", "backends.quantize"),
+    ("sched", "gguf_io", "gguf_write", "dot"),
+    ("compute",),
+    ("models",),
+    ("llm",),
+    ("tools",),
+]
+FREE = {"", "__main__", "backends"}  # the package's own front doors
+
+
+def sources() -> list[tuple[str, Path]]:
+    """(module name below pyggml, file) of every Python file of the package."""
+    found: list[tuple[str, Path]] = []
+    for base, prefix in ((ROOT / "pyggml", ""), (ROOT / "models", "models"), (ROOT / "tools", "tools")):
+        for path in sorted(base.rglob("*.py")):
+            parts = [p for p in (prefix, *path.relative_to(base).with_suffix("").parts) if p and p != "__init__"]
+            found.append((".".join(parts), path))
+    return found
+
+
+def layer(module: str) -> tuple[int, str] | None:
+    for i, group in enumerate(LAYERS):
+        for name in group:
+            if module == name or module.startswith(name + "."):
+                return i, name
+    return None
+
+
+def imports(module: str, path: Path) -> set[str]:
+    """Modules below pyggml that this file imports, anywhere in it."""
+    names: set[str] = set()
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    if module == "":
+        package = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(a.name.removeprefix("pyggml.") for a in node.names if a.name.startswith("pyggml."))
+            assert not any(a.name.split(".")[0] in ("models", "tools") for a in node.names), f"{path}: bare import"
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1]
+                full = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            elif (node.module or "").split(".")[0] == "pyggml":
+                full = (node.module or "").removeprefix("pyggml").strip(".")
+            else:
+                assert (node.module or "").split(".")[0] not in ("models", "tools"), f"{path}: bare import"
+                continue
+            names.update(f"{full}.{a.name}".strip(".") for a in node.names)
+    return names
+
+
+@pytest.mark.parametrize(("module", "path"), sources(), ids=lambda x: x if isinstance(x, str) else "")
+def test_left_never_imports_right(module: str, path: Path) -> None:
+    if module in FREE:
+        return
+    here = layer(module)
+    assert here is not None, f"{path} belongs to no layer"
+    for name in imports(module, path):
+        there = layer(name)
+        if there is None:
+            continue
+        assert there[0] <= here[0], f"{module} imports {name}, which is further right"
+        if there[0] == here[0] and there[1] != here[1]:
+            shared_group = {here[1], there[1]} <= {"backends.cpu", "backends.quantize"}
+            assert shared_group, f"{module} imports its sibling {name}"
+
+
+def test_only_the_cpu_backend_touches_the_extension() -> None:
+    for module, path in sources():
+        if "_pggml" in path.read_text():
+            assert module.startswith(("backends.cpu", "backends.quantize")), path
+
+
+def test_files_are_short() -> None:
+    kinds = ("*.py", "*.c", "*.h", "*.def")
+    files = [p for d in ("pyggml", "models", "tools", "tests", "csrc") for k in kinds for p in (ROOT / d).rglob(k)]
+    long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > MAX_LINES}
+    assert not long
+
+
+def test_public_functions_are_documented() -> None:
+    """Every public function and class below pyggml, models and tools says what it does."""
+    missing: list[str] = []
+    for module, path in sources():
+        for node in ast.parse(path.read_text()).body:
+            named = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+            if named and ast.get_docstring(node) is None:
+                missing.append(f"{module}.{node.name}")
+    assert not missing

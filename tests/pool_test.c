@@ -1,0 +1,69 @@
+// The thread pool and executor on their own, for TSAN: shared and unshared ops, barriers inside ops, failures, growth.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pg.h"
+
+enum { N = 4096 };
+
+// Every thread adds its share, meets the others, then reads what they wrote.
+static int neighbours(const pg_task *t, int ith, int nth) {
+  float *x = (float *)t->dst.data, *y = (float *)t->src[0].data;
+  for (int i = N * ith / nth; i < N * (ith + 1) / nth; i++) y[i] = x[i] + 1;
+  pg_sync(t, nth);
+  for (int i = N * ith / nth; i < N * (ith + 1) / nth; i++) x[i] = y[(i + N / 2) % N];
+  return PG_OK;
+}
+
+// Chunks taken from the shared counter.
+static int chunks(const pg_task *t, int ith, int nth) {
+  float *x = (float *)t->dst.data;
+  for (int c; (c = pg_next(t)) < 16;)
+    for (int i = c * N / 16; i < (c + 1) * N / 16; i++) x[i] *= 0.5f;
+  return PG_OK;
+}
+
+static int refuse(const pg_task *t, int ith, int nth) { return ith == nth - 1 ? pg_fail(t, PG_E_INDEX, 42) : PG_OK; }
+
+static int run(int n_threads, int failing) {
+  static float x[N], y[N];
+  memset(x, 0, sizeof x);
+  pg_op ops[64];
+  int32_t counters[64];
+  pg_plan p = {.ops = ops, .n_ops = 64, .n_threads = n_threads, .chunks = counters};
+  memset(ops, 0, sizeof ops);
+  for (int i = 0; i < 64; i++) {
+    ops[i].fn = failing && i == 40 ? refuse : i % 3 ? neighbours : chunks;
+    ops[i].n_threads = i % 5 ? n_threads : 1;
+    ops[i].task.dst.data = (char *)x;
+    ops[i].task.src[0].data = (char *)y;
+    ops[i].task.plan = &p;
+    ops[i].task.index = i;
+  }
+  for (int r = 0; r < 40; r++) {
+    const int status = pg_plan_run(&p, NULL);
+    if (status != (failing ? PG_E_INDEX : PG_OK)) return 1;
+    if (failing && (p.failed_op != 40 || p.bad_value != 42)) return 2;
+    for (int i = 1; i < N; i++)
+      if (x[i] != x[0]) return 3;
+  }
+  return 0;
+}
+
+int main(void) {
+  for (int n = 1; n <= 4; n++)
+    for (int failing = 0; failing < 2; failing++) {
+      const int bad = run(n, failing);
+      if (bad) {
+        printf("pool_test: %d threads, failing %d: check %d\n", n, failing, bad);
+        return 1;
+      }
+    }
+  if (run(2, 0)) return 1; // fewer threads than workers
+  pg_pool_stop();
+  if (run(3, 0)) return 1; // and again after a stop
+  pg_pool_stop();
+  puts("pool_test: ok");
+  return 0;
+}

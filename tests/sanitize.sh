@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Kernels under ASAN + UBSAN (the op tests on every instruction set), and the thread pool under TSAN.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python=$(command -v python)
+
+echo "-- TSAN: the thread pool"
+gcc -std=gnu11 -g -O1 -fsanitize=thread -Icsrc tests/pool_test.c csrc/pool.c csrc/exec.c csrc/interrupt.c -o "$work/pool_test" -pthread
+TSAN_OPTIONS=halt_on_error=1 setarch "$(uname -m)" -R "$work/pool_test"
+
+echo "-- ASAN + UBSAN: the kernels"
+cmake -S csrc -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DPG_SANITIZE=address,undefined" \
+  "-DPython_EXECUTABLE=$python" > "$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
+cmake --build "$work/build" > "$work/build.log" || { tail -n 40 "$work/build.log"; exit 1; }
+installed=$(cd "$work" && $python -c 'import pathlib, pyggml; print(pathlib.Path(pyggml.__file__).parent)')
+cp -r "$installed" "$work/pyggml"
+cp "$work"/build/_pggml*.so "$work/pyggml/backends/"
+export PYTHONPATH="$work" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
+  pytest tests/backend tests/golden -p no:cacheprovider "$@"
