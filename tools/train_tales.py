@@ -124,7 +124,7 @@ def train_vocab(tales: list[str], n_vocab: int, path: Path) -> spm.SentencePiece
 
 
 def encode(sp: spm.SentencePieceProcessor, text: str) -> list[int]:
-    """Token ids of each tale, with bos and eos."""
+    """Token ids of one text, bos first."""
     return [BOS, *sp.Encode(" " + text)]
 
 
