@@ -13,6 +13,7 @@ from .dtypes import DType
 from .errors import (
     AllocError,
     BackendError,
+    BatchError,
     DTypeError,
     GGMLError,
     GGUFError,
@@ -78,6 +79,7 @@ __all__ = [
     "TQ2_0",
     "AllocError",
     "BackendError",
+    "BatchError",
     "Batch",
     "Context",
     "DType",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import pyggml as gg
+from pyggml import errors
 from pyggml.errors import user_site
 
 
@@ -117,3 +118,8 @@ def test_operators() -> None:
         ):
             gg.compute(gg.Graph().build_forward_expand(t))
             np.testing.assert_allclose(t.numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_every_error_is_public() -> None:
+    named = {n for n, e in vars(errors).items() if isinstance(e, type) and issubclass(e, errors.GGMLError)}
+    assert named <= set(gg.__all__) and all(hasattr(gg, n) for n in gg.__all__)
