@@ -37,11 +37,13 @@ PG_INLINE void put_block(r16_x *x, const float *v) {
     top = vf_max(top, vf_abs(a));
     bad = vf_fma(a, vf_zero(), bad);
   }
-  const float amax = vf_hmax(top);
+  const float amax = vf_hmax(top), poison = vf_sum(bad); // 0 or NaN
+  static const float zeros[R16_UNIT];
+  if (poison != poison) v = zeros; // its codes do not count, and NaN has none
   const vf inv = vf_set1(amax >= R16_X_MAX * 0x1p-126f ? R16_X_MAX / amax : 0.0f);
   x->sum[0] = put16(x, 0, v, inv);
   x->sum[1] = put16(x, 1, v + 16, inv);
-  x->d = amax * (1.0f / R16_X_MAX) + vf_sum(bad);
+  x->d = amax * (1.0f / R16_X_MAX) + poison;
   for (int h = 0; h < 2; h++) x->dsum[h] = x->d * (float)x->sum[h];
 }
 
