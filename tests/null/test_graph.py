@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,3 +128,16 @@ def test_dot_layer_range() -> None:
     assert "l_out-1" in text and "l_out-0" in text and "l_out-2" not in text and "cluster_1" in text
     with pytest.raises(gg.GraphError, match="7:9"):
         gg.dump_dot(g, layers=(7, 9))
+
+
+def test_render_draws_or_says_what_is_missing(tmp_path: Path) -> None:
+    with gg.Context() as ctx:
+        g = gg.Graph().build_forward_expand(gg.sqr(leaf(ctx, 4, name="x")))
+    if shutil.which("dot") is None:
+        with pytest.raises(gg.GraphError, match="dot"):
+            gg.render(g, tmp_path / "g.svg")
+        return
+    gg.render(g, tmp_path / "g.svg")
+    assert "sqr" in (tmp_path / "g.svg").read_text()
+    with pytest.raises(gg.GraphError, match="nonsense"):
+        gg.render(g, tmp_path / "g.nonsense")
