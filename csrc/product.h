@@ -47,27 +47,6 @@ pg_cut PG_FN(product_cut)(const pg_product *p, int64_t wanted);
 int64_t PG_FN(product_many_work)(void); // product_many.c: what product does with many columns
 void PG_FN(product_many)(const pg_product *p, pg_part part, float *work);
 
-static inline int64_t pg_block_elements(int64_t type) {
-  switch (type) {
-  case PG_F32:
-  case PG_F16:
-  case PG_BF16:
-    return 1;
-  case PG_Q4_0:
-  case PG_Q4_1:
-  case PG_Q5_0:
-  case PG_Q5_1:
-  case PG_Q8_0:
-  case PG_IQ4_NL:
-  case PG_MXFP4:
-    return 32;
-  case PG_NVFP4:
-    return 64;
-  default:
-    return 256;
-  }
-}
-
 // The i-th part of the cut.
 static inline pg_part pg_part_of(const pg_product *p, const pg_cut *c, int64_t i) {
   const int64_t r = i / c->n_cols * c->rows, j = i % c->n_cols * c->cols;

@@ -2,6 +2,7 @@
 // dimensions 2, 3. A patch of y stays in the L1 cache while k runs.
 #include "blocks.h"
 #include "product.h"
+#include "units.h"
 
 enum { STRIP = 256, ROWS = 8 }; // elements (a multiple of every block size) and rows of the patch
 
@@ -19,7 +20,7 @@ static void patch(const pg_task *t, char *py, const char *pa, const char *pb, in
   const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
   float sum[ROWS][STRIP] = {{0}}, x[STRIP];
   for (int64_t k = 0; k < a->ne[1]; k++) {
-    to_f32(pa + k * a->nb[1] + i0 / pg_block_elements(a->type) * a->nb[0], x, n);
+    to_f32(pa + k * a->nb[1] + i0 / pg_block_size(a->type) * a->nb[0], x, n);
     for (int64_t j = 0; j < rows; j++)
       add_scaled(sum[j], x, *(const float *)(pb + (j0 + j) * b->nb[0] + k * b->nb[1]), n);
   }

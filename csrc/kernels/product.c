@@ -5,6 +5,7 @@
 #include "blocks.h"
 #include "rows.h"
 #include "tile.h"
+#include "units.h"
 
 enum {
   FEW = 12,          // columns up to which rows are not laid out anew
@@ -48,7 +49,7 @@ static void converted(const pg_product *p, pg_part part, float *work) {
   const pg_tensor *a = p->a;
   const pg_tile *tiles = PG_FN(tiles)(PG_F32);
   const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
-  const int64_t k = a->ne[0], per = pg_block_elements(a->type), n = part.cols.last - part.cols.first;
+  const int64_t k = a->ne[0], per = pg_block_size(a->type), n = part.cols.last - part.cols.first;
   float *wa = work, *wb = work + MB * LD;
   const float *b[FEW];
   const char *cols[FEW];

@@ -4,6 +4,7 @@
 #include "blocks.h"
 #include "product.h"
 #include "rows.h"
+#include "units.h"
 
 enum {
   KC = 256, // elements of a row at a time: a multiple of every block size
@@ -82,7 +83,7 @@ static void put_4_rows(float *to, const float (*a)[KC], int64_t k) {
 // zero.
 static void put_rows(const pg_product *p, int64_t first, int64_t n, int64_t k0, int64_t kc, float *to) {
   const pg_to_f32 to_f32 = PG_FN(to_f32)(p->a->type);
-  const int64_t at = k0 / pg_block_elements(p->a->type) * p->a->nb[0];
+  const int64_t at = k0 / pg_block_size(p->a->type) * p->a->nb[0];
   for (int64_t r = 0; r < (n + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; r += 4) {
     float four[4][KC];
     for (int64_t i = 0; i < 4; i++) {

@@ -7,20 +7,7 @@ enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N, AHEAD = 4096 };
 // Bits of a code as gemm uses it, signed. FP4's values end at 12.
 PG_INLINE int bits_of(r16_format f) {
   if (f.table) return f.table == R16_FP4 ? 5 : 8;
-  switch (f.codes) {
-  case R16_BYTES:
-    return 8;
-  case R16_NIBBLES:
-    return 4;
-  case R16_NIBBLES_BITS:
-    return 5;
-  case R16_NIBBLES_CRUMBS:
-    return 6;
-  case R16_CRUMBS:
-    return 2;
-  default:
-    return 3;
-  }
+  return r16_lines(f); // a line of 64 bytes holds one bit of each of a block's 16 x 32 codes
 }
 
 // w = scale * signed code + shift, for the VF_N rows of a part, and one half of a unit (the formats with scales per 16)
