@@ -198,7 +198,7 @@ class _Fuser:
             self._take(
                 t, Step((norm[0], t), frozenset((norm[0],)), "norm", (norm[0].src[0],) if norm[0].src[0] else ())
             )
-        elif gate and "glu" in self.enabled and gate[0].src[0] is not gate[1] and self._joins(gate[0], t):
+        elif gate and "glu" in self.enabled and self._joins(gate[0], t):
             self._take(t, Step((gate[0], t), frozenset((gate[0],)), "glu", (gate[1],)))
         elif t.op == "cpy" and "rope_store" in self.enabled:
             rope = t.src[0]
