@@ -12,7 +12,7 @@ enum pg_status {
   PG_E_TYPE = 4     // no conversion for this type
 };
 
-enum { PG_MAX_SRC = 6, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
+enum { PG_MAX_SRC = 8, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
 
 // GGUF type ids of the types that kernels name.
 enum pg_type {

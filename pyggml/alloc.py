@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from .buffer import ALIGNMENT
 from .opdef import OPS
 from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a backend computes at a time: a node, or several that it has fused.
+
+    nodes   in the order of the graph; the last one names the step
+    inner   those that are values on the way: nothing else reads them, they get no memory
+    fusion  what fused them ("" for one node)
+    heirs   sources whose memory the last node may take over (of one node: OpDef.inplace)
+    """
+
+    nodes: tuple[Tensor, ...]
+    inner: frozenset[Tensor] = frozenset()
+    fusion: str = ""
+    heirs: tuple[Tensor, ...] = ()
+
+    def sources(self) -> list[Tensor]:
+        """What its nodes read and nothing in it computes on the way: a tensor once for each use."""
+        return [s for t in self.nodes for s in t.src if s is not None and s not in self.inner]
+
+    def mapped(self, to: Mapping[Tensor, Tensor]) -> Step:
+        """The same step of another graph. `to`: what its tensors correspond to there."""
+        nodes, inner, heirs = (tuple(to[t] for t in ts) for ts in (self.nodes, self.inner, self.heirs))
+        return Step(nodes, frozenset(inner), self.fusion, heirs)
+
+
+def steps_of(nodes: Iterable[Tensor]) -> list[Step]:
+    """Each node by itself."""
+    return [Step((t,)) for t in nodes]
 
 
 @dataclass
@@ -56,8 +87,8 @@ class _Pool:
 
 
 def plan(
-    nodes: Sequence[Tensor],
-    leafs: Iterable[Tensor],
+    steps: Sequence[Step],
+    leafs: Sequence[Tensor],
     *,
     alignment: int = ALIGNMENT,
     size_of: Callable[[Tensor], int] = lambda t: t.nbytes,
@@ -68,19 +99,20 @@ def plan(
 
     Inputs and outputs (and `keep`) are never recycled and never overwritten in place. A node may take over the memory
     of a source it is the last user of, where its op allows it (OpDef.inplace) and type, shape and pool agree. A view
-    lives where its root lives.
+    lives where its root lives. All that a step reads lives until its end.
     """
+    nodes = [t for step in steps for t in step.nodes]
     result = Plan()
     pools: dict[str, _Pool] = {}
     pinned = {t.root for t in keep}
     pinned.update(t.root for t in (*leafs, *nodes) if t.flags & (FLAG_INPUT | FLAG_OUTPUT))
+    uses = [
+        [*(s.root for s in step.sources()), *(t.view_src for t in step.nodes if t.view_src is not None)]
+        for step in steps
+    ]
     users: dict[Tensor, int] = {}  # root -> uses to come
-    for t in nodes:
-        for s in t.src:
-            if s is not None:
-                users[s.root] = users.get(s.root, 0) + 1
-        if t.view_src is not None:
-            users[t.view_src] = users.get(t.view_src, 0) + 1
+    for root in chain.from_iterable(uses):
+        users[root] = users.get(root, 0) + 1
     live = 0
     held: dict[Tensor, int] = {}  # root -> bytes it occupies
 
@@ -105,9 +137,12 @@ def plan(
     for t in leafs:
         if _needs_place(t):
             place(t)
-    for t in nodes:
-        if _needs_place(t):
-            heir = _heir(t, users, pinned, held, result, pool_of)
+    for step, roots in zip(steps, uses, strict=True):
+        result.recycled.update(step.inner)
+        for t in step.nodes:
+            if t in step.inner or not _needs_place(t):
+                continue
+            heir = _heir(t, step, users, pinned, held, result, pool_of)
             if heir is None:
                 place(t)
             else:
@@ -115,11 +150,8 @@ def plan(
                 held[t] = held.pop(heir)
                 result.recycled.add(heir)
             users.setdefault(t, 0)
-        for s in t.src:
-            if s is not None:
-                release(s.root)
-        if t.view_src is not None:
-            release(t.view_src)
+        for root in roots:
+            release(root)
     result.sizes = {name: pool.size for name, pool in pools.items()}
     return result
 
@@ -130,6 +162,7 @@ def _needs_place(t: Tensor) -> bool:
 
 def _heir(
     t: Tensor,
+    step: Step,
     users: dict[Tensor, int],
     pinned: set[Tensor],
     held: dict[Tensor, int],
@@ -139,11 +172,12 @@ def _heir(
     """The source whose memory `t` may take over, or None."""
     if t in pinned:
         return None
-    for i in OPS[t.op].inplace:
-        s = t.src[i] if i < len(t.src) else None
+    sources = step.sources()
+    may = [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)] if len(step.nodes) == 1 else step.heirs
+    for s in may:
         if s is None or s.view_src is not None or s in pinned or s not in held or s.op == "none":
             continue
-        uses_here = sum(1 for other in t.src if other is not None and other.root is s)
+        uses_here = sum(1 for other in sources if other.root is s)
         if (
             users[s] == uses_here == 1
             and s.dtype is t.dtype

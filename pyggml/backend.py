@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from .alloc import Step, steps_of
 from .buffer import ALIGNMENT, Buffer
 from .errors import BackendError, explain
 from .opdef import opdef_of
@@ -20,8 +21,8 @@ class Program(Protocol):
         """Compute the nodes. Raises BackendError naming the node that failed."""
         ...
 
-    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Tensor]]]) -> bool:
-        """Let this program, compiled for `var.hi`, run for every value of `var`. `others` are the same nodes, in the
+    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:
+        """Let this program, compiled for `var.hi`, run for every value of `var`. `others` are the same steps, in the
         same memory, as they are for other values: the smallest, and one to check with.
 
         False, with nothing changed, where it cannot.
@@ -44,8 +45,12 @@ class Backend(Protocol):
         """Whether it reads sources in such buffers where they are."""
         ...
 
-    def compile(self, nodes: Sequence[Tensor], resolve: Resolve) -> Program:
-        """Make nodes, whose memory is fixed, ready to run."""
+    def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
+        """The steps in which it computes these nodes. `uses`: how often the whole graph reads each tensor."""
+        ...
+
+    def compile(self, steps: Sequence[Step], resolve: Resolve) -> Program:
+        """Make steps, whose memory is fixed, ready to run."""
         ...
 
 
@@ -58,6 +63,10 @@ class HostBackend:
     def alloc_buffer(self, size: int) -> Buffer:
         """Zeroed host memory of this backend's buffer type."""
         return Buffer.allocate(size, self.buft)
+
+    def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
+        """See `Backend.fuse`: each node by itself."""
+        return steps_of(nodes)
 
 
 def node_error(t: Tensor, text: str) -> BackendError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -35,6 +36,7 @@ class Split:
     backend: str
     nodes: list[Tensor] = field(default_factory=list[Tensor])
     inputs: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])  # source -> its copy
+    steps: list[alloc.Step] = field(default_factory=list[alloc.Step])  # the nodes as the backend computes them
 
     def __str__(self) -> str:
         copies = ", ".join(t.name for t in self.inputs) or "none"
@@ -126,15 +128,16 @@ class Scheduler:
         schedule = self.alloc(top)
         if len(schedule.programs) != 1:
             return None
-        others: list[tuple[int, list[Tensor]]] = []
+        others: list[tuple[int, list[alloc.Step]]] = []
         for value in (least, (least + var.hi) // 2):
             graph = build(value)
             if (graph.n_leafs, graph.n_nodes) != (top.n_leafs, top.n_nodes):
                 return None
-            for t, like in zip((*graph.leafs, *graph.nodes), (*top.leafs, *top.nodes), strict=True):
+            twin = dict(zip((*top.leafs, *top.nodes), (*graph.leafs, *graph.nodes), strict=True))
+            for like, t in twin.items():
                 if like in schedule.plan.offsets:
                     t.buffer, t.offset = like.buffer, like.offset
-            others.append((value, graph.nodes))
+            others.append((value, [step.mapped(twin) for step in schedule.splits[0].steps]))
         return schedule if schedule.programs[0].vary(var, others) else None
 
     def compute(self, graph: Graph) -> None:
@@ -213,7 +216,11 @@ class Scheduler:
             return own.get(root, default)
 
         splits = self._split(graph, names, buft)
-        plan = alloc.plan(graph.nodes, graph.leafs, pool_of=lambda t: own.get(t, default))
+        uses = Counter(s for t in graph.nodes for s in t.src if s is not None)
+        for split in splits:
+            split.steps = self.backends[split.backend].fuse(split.nodes, uses)
+        steps = [step for split in splits for step in split.steps]
+        plan = alloc.plan(steps, graph.leafs, pool_of=lambda t: own.get(t, default))
         for split in splits:  # copies live beside the plan for the whole run
             pool = self.backends[split.backend].buft
             for copy in split.inputs.values():
@@ -235,7 +242,7 @@ class Scheduler:
         schedule.place()
         for split in splits:
             copies = split.inputs
-            program = self.backends[split.backend].compile(split.nodes, lambda s, copies=copies: copies.get(s, s))
+            program = self.backends[split.backend].compile(split.steps, lambda s, copies=copies: copies.get(s, s))
             schedule.programs.append(program)
         return schedule
 

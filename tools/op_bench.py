@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from pyggml.alloc import steps_of
 from pyggml.backends.cpu import CpuBackend
 from pyggml.backends.cpu.isa import isa_name
 from pyggml.backends.cpu.peak import KINDS, compute_rate, read_rate
@@ -101,7 +102,7 @@ def measure(op: str, dtype: DType, ne: Ne, backend: CpuBackend) -> list[Row]:
     flops, nbytes = opdef_of(nodes[0]).cost(nodes[0]).flops, bytes_of(nodes[0])
 
     def row(layout: str) -> Row:
-        t = seconds_of(backend.compile(nodes, lambda t: t).run) / len(nodes)
+        t = seconds_of(backend.compile(steps_of(nodes), lambda t: t).run) / len(nodes)
         us, gflops, gb_s = t * 1e6, flops / t / 1e9, nbytes / t / 1e9
         return Row(op, dtype.name, list(ne), backend.isa, layout, backend.n_threads, us, gflops, gb_s, bound, least / t)
 

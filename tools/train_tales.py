@@ -28,7 +28,7 @@ import sentencepiece as spm
 import torch
 from torch.nn import functional as F
 
-from .tales_model import BOS, EOS, Dropout, HParams, Llama, sample, to_gguf
+from .tales_model import BOS, EOS, Dropout, HParams, Llama, Muon, sample, to_gguf
 
 ABOUT = {
     "name": "tales",
@@ -165,13 +165,12 @@ def train(
     args: argparse.Namespace, model: Llama, tales: list[list[int]], held: list[list[int]], held_bytes: int
 ) -> None:
     """Train until --steps or --minutes end; leave the state of the best held-out loss in `model` and best.pt."""
-    # Muon for the matrices of the layers, AdamW for embedding and norms; "match_rms_adamw" lets them share one lr.
+    # Muon for the matrices of the layers, AdamW for embedding and norms: they can share one lr.
     params = list(model.parameters())
     matrices = [p for p in model.blk.parameters() if p.ndim == 2]
     groups = [{"params": [model.token_embd.weight]}, {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}]
-    muon = {"lr": args.lr, "weight_decay": args.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
     optimizers: list[torch.optim.Optimizer] = [
-        *(torch.optim.Muon(matrices[i :: args.threads], **muon) for i in range(args.threads)),
+        *(Muon(matrices[i :: args.threads], args.lr, args.weight_decay) for i in range(args.threads)),
         torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay, fused=True),
     ]
 

@@ -1,7 +1,5 @@
 // norm, group_norm, rms_norm, l2_norm. dst may be the source: no restrict.
-#include "kernel.h"
-
-enum { PIECE = 64 * VF_N }; // elements whose f32 sum is added to a double
+#include "rms.h"
 
 // What is summed of d = x - shift: d and d^2.
 typedef struct moments {
@@ -46,27 +44,6 @@ static double sum_row(const float *x, int64_t n) {
     sum += vf_sum(s);
   }
   for (; i < n; i++) sum += x[i];
-  return sum;
-}
-
-static double sum_squares(const float *x, int64_t n) {
-  double sum = 0;
-  int64_t i = 0;
-  while (i + VF_N <= n) {
-    const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
-    vf s[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
-    for (; i + 3 * VF_N <= end; i += 4 * VF_N) {
-      const vf a = vf_load(x + i), b = vf_load(x + i + VF_N), c = vf_load(x + i + 2 * VF_N),
-               d = vf_load(x + i + 3 * VF_N);
-      s[0] = vf_fma(a, a, s[0]);
-      s[1] = vf_fma(b, b, s[1]);
-      s[2] = vf_fma(c, c, s[2]);
-      s[3] = vf_fma(d, d, s[3]);
-    }
-    for (; i <= end; i += VF_N) s[0] = vf_fma(vf_load(x + i), vf_load(x + i), s[0]);
-    sum += vf_sum((s[0] + s[1]) + (s[2] + s[3]));
-  }
-  for (; i < n; i++) sum += (double)x[i] * x[i];
   return sum;
 }
 
@@ -130,8 +107,21 @@ int PG_FN(rms_norm_f32)(const pg_task *t, int ith, int nth) {
   for (int64_t ir = r.first; ir < r.last; ir++) {
     const pg_idx i = pg_unravel(y, ir);
     const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
-    const double scale = 1 / sqrt(sum_squares(px, n) / (double)n + t->param[0]);
-    scale_row((float *)pg_row_at(y, i.i1, i.i2, i.i3), px, n, (float)scale);
+    scale_row((float *)pg_row_at(y, i.i1, i.i2, i.i3), px, n, pg_rms_scale(px, n, t->param[0]));
+  }
+  return PG_OK;
+}
+
+// src1: one row, by which those of the norm are multiplied.
+int PG_FN(rms_norm_mul_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *y = &t->dst, *x = &t->src[0];
+  const int64_t n = x->ne[0];
+  const pg_range r = pg_share(pg_n_rows(y), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(y, ir);
+    const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
+    float *py = (float *)pg_row_at(y, i.i1, i.i2, i.i3);
+    pg_scale_mul(py, px, pg_rms_scale(px, n, t->param[0]), (const float *)t->src[1].data, n);
   }
   return PG_OK;
 }
@@ -144,7 +134,7 @@ int PG_FN(l2_norm_f32)(const pg_task *t, int ith, int nth) {
   for (int64_t ir = r.first; ir < r.last; ir++) {
     const pg_idx i = pg_unravel(y, ir);
     const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
-    const double length = sqrt(sum_squares(px, n));
+    const double length = sqrt(pg_sum_squares(px, n));
     scale_row((float *)pg_row_at(y, i.i1, i.i2, i.i3), px, n, (float)(1 / (length < eps ? eps : length)));
   }
   return PG_OK;

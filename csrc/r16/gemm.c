@@ -89,14 +89,18 @@ static void tile_of_width(int width, const r16_panel *w, const int16_t *x, int64
 typedef float totals[NT][TILE_ROWS];
 
 PG_INLINE void put_sums(sums from, totals total, const float *w_steps, const float *x_steps, float *const *y,
-                        int64_t cols, int64_t rows, int first, int last) {
+                        const float *const *other, int store, int64_t cols, int64_t rows, int first, int last) {
   for (int64_t j = 0; j < cols; j++) {
-    float *to = last && rows == TILE_ROWS ? y[j] : total[j];
+    float *to = last && rows == TILE_ROWS && store == R16_STORE ? y[j] : total[j];
     for (int i = 0; i < TILE_ROWS; i += VF_N) {
       const vf step = vf_mul(vf_load(w_steps + i), vf_set1(x_steps[j])), v = vf_load_i32(from[j] + i);
       vf_store(to + i, first ? vf_mul(v, step) : vf_fma(v, step, vf_load(total[j] + i)));
     }
-    if (last && rows < TILE_ROWS) memcpy(y[j], total[j], rows * sizeof *to);
+    if (last && store != R16_STORE) {
+      r16_put(store, y[j], total[j], other[j], rows);
+    } else if (last && rows < TILE_ROWS) {
+      memcpy(y[j], total[j], rows * sizeof *to);
+    }
   }
 }
 
@@ -118,13 +122,17 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
         const r16_panel *w = &panels[r - tiles.first];
         sums to;
         float *y[NT];
+        const float *other[NT];
         for (int64_t j = 0; j < cols && last; j++) {
-          y[j] = c->results[g * NT + j] + r * TILE_ROWS;
+          int64_t b_col;
+          y[j] = r16_result(p, g * NT + j, &b_col) + r * TILE_ROWS;
           __builtin_prefetch(y[j], 1);
           __builtin_prefetch(y[j] + TILE_ROWS - 1, 1);
+          if (p->store != R16_STORE) other[j] = r16_other(p, g * NT + j) + r * TILE_ROWS;
         }
         tile_of_width(width, w, x, pairs, to);
-        put_sums(to, *total, w->steps, steps, y, cols, PG_MIN(TILE_ROWS, p->m - r * TILE_ROWS), s == 0, last);
+        put_sums(to, *total, w->steps, steps, y, other, p->store, cols, PG_MIN(TILE_ROWS, p->m - r * TILE_ROWS), s == 0,
+                 last);
       }
     }
   }
@@ -141,11 +149,16 @@ int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-void PG_FN(r16_gemm)(const r16_product *p, r16_queue *q, char *work, int ith) {
+void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
+  const r16_columns c = r16_columns_in(work, p);
+  for (int64_t i = r16_take(q, c.n_groups, -1); i >= 0; i = r16_take(q, c.n_groups, i))
+    PG_FN(r16_put_columns)(&c, p, i);
+  pg_sync(q->t, q->nth);
+}
+
+void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith) {
   const r16_columns c = r16_columns_in(work, p);
   const int64_t n_groups = c.n_groups, n_tiles = ceil_div(p->m, TILE_ROWS);
-  for (int64_t i = r16_take(q, n_groups, -1); i >= 0; i = r16_take(q, n_groups, i)) PG_FN(r16_put_columns)(&c, p, i);
-  pg_sync(q->t, q->nth);
   // As many columns in a chunk as may be, so that panels are converted less often, unless there are too few rows to
   // share.
   totals *total = (totals *)(work + columns_bytes(p)) + ith * PG_MIN(GROUPS, n_groups) * PANELS;
@@ -154,6 +167,7 @@ void PG_FN(r16_gemm)(const r16_product *p, r16_queue *q, char *work, int ith) {
   const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
   for (int64_t i = r16_take(q, n_panels * n_parts, -1); i >= 0; i = r16_take(q, n_panels * n_parts, i)) {
     const int64_t t = i / n_parts * PANELS, g = i % n_parts * per;
-    chunk(p, &c, (pg_range){t, PG_MIN(t + PANELS, n_tiles)}, (pg_range){g, PG_MIN(g + per, n_groups)}, total);
+    const pg_range tiles = {t, PG_MIN(t + PANELS, n_tiles)}, groups = {g, PG_MIN(g + per, n_groups)};
+    for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, total);
   }
 }

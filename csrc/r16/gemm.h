@@ -27,23 +27,22 @@ PG_INLINE int64_t r16_strip(const r16_product *p) { return p->row_bytes ? KC / 4
 typedef struct r16_columns {
   int64_t k, n, strip;
   int64_t n_groups, n_strips;
-  float **results; // [column] where its products go
-  float *steps;    // [group][strip][NT]
-  int16_t *ints;   // [group][pair][column of the group][2], a group every k * NT
+  float *steps;  // [group][strip][NT]
+  int16_t *ints; // [group][pair][column of the group][2], a group every k * NT
 } r16_columns;
 
 PG_INLINE int r16_group_width(const r16_columns *c, int64_t group) {
   return (int)PG_MIN(NT, (c->n - group * NT + 3) / 4 * 4);
 }
 
-// Scratch memory for n columns of k elements: integers, steps, results.
+// Scratch memory for n columns of k elements: integers, steps.
 typedef struct r16_column_bytes {
-  int64_t ints, steps, all;
+  int64_t ints, all;
 } r16_column_bytes;
 
 PG_INLINE r16_column_bytes r16_column_bytes_of(int64_t k, int64_t n, int64_t strip) {
   const int64_t padded = (n + NT - 1) / NT * NT, ints = padded * k * 2, steps = padded * ((k + strip - 1) / strip) * 4;
-  return (r16_column_bytes){ints, steps, ints + steps + n * (int64_t)sizeof(float *)};
+  return (r16_column_bytes){ints, ints + steps};
 }
 
 PG_INLINE r16_columns r16_columns_in(char *work, const r16_product *p) {
@@ -54,7 +53,6 @@ PG_INLINE r16_columns r16_columns_in(char *work, const r16_product *p) {
                        .strip = strip,
                        .n_groups = (n + NT - 1) / NT,
                        .n_strips = (k + strip - 1) / strip,
-                       .results = (float **)(work + b.ints + b.steps),
                        .steps = (float *)(work + b.ints),
                        .ints = (int16_t *)work};
 }

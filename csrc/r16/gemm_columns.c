@@ -1,5 +1,6 @@
 // Columns of b, and rows of floats, to fixed point, laid out for the tiles of gemm.c.
 #include "r16/gemm.h"
+#include "rms.h"
 #include "rows.h"
 
 // dst[0..n) = src[0..n) * inv as integers, in the order of pairs; n is a multiple of 32.
@@ -76,6 +77,14 @@ PG_INLINE void put_4_columns(int16_t *dst, const int16_t (*src)[KC], int width, 
 
 void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t group) {
   const int width = r16_group_width(c, group);
+  const char *columns[NT];
+  float scales[NT];
+  for (int j = 0; j < width && group * NT + j < c->n; j++) {
+    int64_t b_col;
+    r16_result(p, group * NT + j, &b_col);
+    columns[j] = r16_column(p->b, b_col);
+    scales[j] = p->norm ? pg_rms_scale((const float *)columns[j], c->k, p->eps) : 0;
+  }
   for (int64_t s = 0; s < c->n_strips; s++) {
     const int64_t k0 = s * c->strip, n = PG_MIN(c->strip, c->k - k0);
     float *steps = c->steps + (group * c->n_strips + s) * NT;
@@ -88,9 +97,8 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t 
         steps[j + i] = 0;
         if (col < c->n) {
           float x[KC];
-          int64_t b_col;
-          c->results[col] = r16_result(p, col, &b_col);
-          pg_get_f32(x, p->b, r16_column(p->b, b_col), k0, n);
+          pg_get_f32(x, p->b, columns[j + i], k0, n);
+          if (p->norm) pg_scale_mul(x, x, scales[j + i], p->norm + k0, n);
           steps[j + i] = put_column(four[i], x, n);
         } else {
           memset(four[i], 0, sizeof four[i]);

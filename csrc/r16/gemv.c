@@ -221,23 +221,31 @@ static pg_range chunk_of(const deal *d, int64_t i) {
   return (pg_range){first, PG_MIN(first + d->small, d->n_groups)};
 }
 
-void PG_FN(r16_gemv)(const r16_product *p, const r16_x *x, r16_queue *q) {
-  const int64_t per_col = p->k / R16_UNIT, n_blocks = per_col / p->f.units, group_bytes = r16_group_bytes(p->f, p->k);
+// Group g of 16 rows times all columns; from the second time on the group comes from a cache.
+static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
+  const int64_t per_col = p->k / R16_UNIT, rows = PG_MIN(R16_ROWS, p->m - g * R16_ROWS);
   const group_fn *groups = groups_of(p->f.type);
+  for (int64_t c = 0; c < p->n_cols; c += NC) {
+    const int64_t nc = PG_MIN(NC, p->n_cols - c);
+    const r16_x *cols[NC];
+    float *y[NC], *to[NC], products[NC][R16_ROWS];
+    for (int64_t j = 0; j < nc; j++) {
+      int64_t b_col;
+      y[j] = r16_result(p, c + j, &b_col) + g * R16_ROWS;
+      to[j] = p->store == R16_STORE ? y[j] : products[j];
+      cols[j] = x + b_col * per_col;
+    }
+    groups[nc - 1](p->w + g * r16_group_bytes(p->f, p->k), per_col / p->f.units, cols, to, rows);
+    for (int64_t j = 0; j < nc && p->store != R16_STORE; j++)
+      r16_put(p->store, y[j], products[j], r16_other(p, c + j) + g * R16_ROWS, rows);
+  }
+}
+
+void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
   const deal d = deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
   for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
     const pg_range r = chunk_of(&d, i);
     for (int64_t g = r.first; g < r.last; g++)
-      for (int64_t c = 0; c < p->n_cols; c += NC) { // from the second time on the group comes from a cache
-        const int64_t nc = PG_MIN(NC, p->n_cols - c);
-        const r16_x *cols[NC];
-        float *y[NC];
-        for (int64_t j = 0; j < nc; j++) {
-          int64_t b_col;
-          y[j] = r16_result(p, c + j, &b_col) + g * R16_ROWS;
-          cols[j] = x + b_col * per_col;
-        }
-        groups[nc - 1](p->w + g * group_bytes, n_blocks, cols, y, PG_MIN(R16_ROWS, p->m - g * R16_ROWS));
-      }
+      for (int j = 0; j < n_p; j++) group_of(p + j, x, g);
   }
 }

@@ -1,4 +1,4 @@
-// mul_mat and mul_mat_id of repacked weights (r16.h): src[0] keeps the type and the shape of the tensor that was
+// mul_mat and mul_mat_id of repacked weights (r16.h): a matrix keeps the type and the shape of the tensor that was
 // repacked, its data is the repacked copy, its nb means nothing. A matrix for each index of dimension 2 (mul_mat_id),
 // one after another.
 #include "experts.h"
@@ -18,50 +18,69 @@ int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
   return columns_of(t) <= R16_FEW ? x_bytes(t) : gemm_bytes(t, nth);
 }
 
-int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) {
-  const pg_tensor *a = &t->src[0];
-  const r16_product p = {.f = *r16_find(a->type),
-                         .w = (const uint8_t *)a->data,
-                         .k = a->ne[0],
-                         .m = a->ne[1],
-                         .b = &t->src[1],
-                         .y = &t->dst,
-                         .n_cols = columns_of(t)};
+// Sources of mul_mat_r16 and mul_mat_fixed. All after COLUMNS may be absent: what norms the columns, what is added to
+// the products, and up to two more matrices times the same columns with their results; or, where the results are
+// silu(gate) * up, one more, of which `dst` is the result.
+enum { WEIGHTS, COLUMNS, NORM, OTHER, WEIGHTS_1, RESULT_1, WEIGHTS_2, RESULT_2, MAX_PRODUCTS = 3 };
+enum { STORE, EPS }; // parameters
+
+typedef struct products {
+  r16_product p[MAX_PRODUCTS];
+  int n;
+} products;
+
+PG_INLINE products products_of(const pg_task *t, int stored) {
+  const pg_tensor *norm = &t->src[NORM];
+  const int store = (int)t->param[STORE];
+  products s = {.n = 0};
+  for (int i = 0; i < MAX_PRODUCTS; i++) {
+    const pg_tensor *a = &t->src[i ? WEIGHTS_1 + 2 * (i - 1) : WEIGHTS];
+    if (!a->data) break;
+    s.p[s.n++] = (r16_product){.f = stored ? (r16_format){.type = (int)a->type} : *r16_find(a->type),
+                               .w = (const uint8_t *)a->data,
+                               .row_bytes = stored ? a->nb[1] : 0,
+                               .k = a->ne[0],
+                               .m = a->ne[1],
+                               .b = &t->src[COLUMNS],
+                               .norm = (const float *)norm->data,
+                               .eps = t->param[EPS],
+                               .y = i && store != R16_SWIGLU ? &t->src[RESULT_1 + 2 * (i - 1)] : &t->dst,
+                               .n_cols = columns_of(t)};
+  }
+  if (store == R16_ADD) {
+    s.p[0].store = R16_ADD;
+    s.p[0].other = &t->src[OTHER];
+  } else if (store == R16_SWIGLU) {
+    s.p[1].store = R16_SWIGLU;
+    s.p[1].other = &t->dst;
+  }
+  return s;
+}
+
+static int multiply(const pg_task *t, int ith, int nth, int stored) {
+  const products s = products_of(t, stored);
+  const int n_p = (int)t->param[STORE] == R16_SWIGLU ? 2 : 1; // at a time
   r16_queue q = r16_queue_of(t, nth);
-  if (p.n_cols <= R16_FEW) {
+  if (!stored && s.p[0].n_cols <= R16_FEW) {
     r16_x *x = (r16_x *)t->work;
-    PG_FN(r16_quantize)(p.b, x, ith, nth);
+    PG_FN(r16_quantize)(s.p, x, ith, nth);
     pg_sync(t, nth);
-    PG_FN(r16_gemv)(&p, x, &q);
+    for (int i = 0; i < s.n; i += n_p) PG_FN(r16_gemv)(s.p + i, n_p, x, &q);
   } else {
-    PG_FN(r16_gemm)(&p, &q, t->work, ith);
+    PG_FN(r16_gemm_columns)(s.p, &q, t->work);
+    for (int i = 0; i < s.n; i += n_p) PG_FN(r16_gemm)(s.p + i, n_p, &q, t->work, ith);
   }
   return PG_OK;
 }
 
-// mul_mat_fixed: a matrix of F16 or BF16 as it is stored, rows a whole number of units long, times many columns.
-PG_INLINE r16_product plain_product(const pg_task *t) {
-  const pg_tensor *a = &t->src[0];
-  return (r16_product){.f = {.type = (int)a->type},
-                       .w = (const uint8_t *)a->data,
-                       .row_bytes = a->nb[1],
-                       .k = a->ne[0],
-                       .m = a->ne[1],
-                       .b = &t->src[1],
-                       .y = &t->dst,
-                       .n_cols = columns_of(t)};
-}
+int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, 0); }
+
+// mul_mat_fixed: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
+int PG_FN(mul_mat_fixed_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, 1); }
 
 int64_t PG_FN(mul_mat_fixed_work)(const pg_task *t, int nth) {
-  const r16_product p = plain_product(t);
+  const r16_product p = {.row_bytes = t->src[WEIGHTS].nb[1], .k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
   return PG_FN(r16_gemm_work)(&p, nth);
-}
-
-int PG_FN(mul_mat_fixed_any)(const pg_task *t, int ith, int nth) {
-  const r16_product p = plain_product(t);
-  r16_queue q = r16_queue_of(t, nth);
-  PG_FN(r16_gemm)(&p, &q, t->work, ith);
-  return PG_OK;
 }
 
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
@@ -80,7 +99,7 @@ int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
   if (status) return status; // all threads see the same ids
   r16_product p = {.f = f, .k = a->ne[0], .m = a->ne[1], .b = &t->src[1], .y = &t->dst};
   r16_queue q = r16_queue_of(t, nth);
-  PG_FN(r16_quantize)(p.b, x, ith, nth);
+  PG_FN(r16_quantize)(&p, x, ith, nth);
   pg_sync(t, nth);
   for (int64_t e = 0; e < n_expert; e++) {
     const int32_t start = e ? end[e - 1] : 0;
@@ -89,9 +108,10 @@ int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
     p.n_cols = end[e] - start;
     if (p.n_cols > R16_FEW) {
       pg_sync(t, nth); // the scratch of the expert before is free
-      PG_FN(r16_gemm)(&p, &q, work, ith);
+      PG_FN(r16_gemm_columns)(&p, &q, work);
+      PG_FN(r16_gemm)(&p, 1, &q, work, ith);
     } else if (p.n_cols) {
-      PG_FN(r16_gemv)(&p, x, &q);
+      PG_FN(r16_gemv)(&p, 1, x, &q);
     }
   }
   return PG_OK;

@@ -2,8 +2,12 @@
 // it, gemv.c for few columns and gemm.c for many. mul_mat is one product, mul_mat_id one per expert.
 #pragma once
 #include "r16/r16.h"
+#include "vmath.h"
 
 enum { R16_FEW = VF_N == 16 ? 16 : 8 }; // columns up to which gemv.c is the faster one
+
+// What becomes of a product v: y = v, other + v, or silu(other) * v.
+enum r16_store { R16_STORE, R16_ADD, R16_SWIGLU };
 
 typedef struct r16_product {
   r16_format f;
@@ -11,9 +15,13 @@ typedef struct r16_product {
   int64_t row_bytes;   // 0: repacked
   int64_t k, m;        // its row length and its rows (the last group may be partly padding)
   const pg_tensor *b;  // the columns: F32, F16 or BF16, any layout (rows.h: pg_get_f32)
+  const float *norm;   // if not NULL: columns, dense f32, are normed first: rms_norm(b) * norm
+  double eps;          // of the norm
   const pg_tensor *y;  // the result: f32, dense along m
   const int32_t *list; // numbers of y's columns, or NULL: 0 .. n_cols - 1
   int64_t n_cols;
+  int store;              // enum r16_store
+  const pg_tensor *other; // f32 and dense along m, as y; may be y
 } r16_product;
 
 // Column c (of the list): where its m results go, and its number among b's columns (b repeats along dimension 1).
@@ -21,6 +29,29 @@ static inline float *r16_result(const r16_product *p, int64_t c, int64_t *b_col)
   const pg_idx i = pg_unravel(p->y, p->list ? p->list[c] : c);
   *b_col = i.i1 % p->b->ne[1] + p->b->ne[1] * (i.i2 + p->b->ne[2] * i.i3);
   return (float *)pg_row_at(p->y, i.i1, i.i2, i.i3);
+}
+
+// Where the values of `other` for column c are.
+static inline const float *r16_other(const r16_product *p, int64_t c) {
+  const pg_idx i = pg_unravel(p->y, p->list ? p->list[c] : c);
+  return (const float *)pg_row_at(p->other, i.i1, i.i2, i.i3);
+}
+
+// y[0..rows) from products v; v has room for whole vectors. y may be other.
+PG_INLINE void r16_put(int store, float *y, const float *v, const float *other, int64_t rows) {
+  for (int64_t i = 0; i < rows; i += VF_N) {
+    const int64_t n = PG_MIN(VF_N, rows - i);
+    float part[VF_N] = {0};
+    if (n < VF_N) memcpy(part, other + i, n * sizeof *part);
+    const vf o = n < VF_N ? vf_load(part) : vf_load(other + i), p = vf_load(v + i);
+    const vf r = store == R16_ADD ? vf_add(o, p) : vf_mul(vf_silu(o), p);
+    if (n < VF_N) {
+      vf_store(part, r);
+      memcpy(y + i, part, n * sizeof *part);
+    } else {
+      vf_store(y + i, r);
+    }
+  }
 }
 
 // Where column number b_col of b starts.
@@ -59,10 +90,14 @@ static inline int64_t r16_take(r16_queue *q, int64_t n, int64_t last) {
 // A column in integers, a block of 32 at a time, see quantize.c.
 typedef struct r16_x r16_x;
 int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols);
-void PG_FN(r16_quantize)(const pg_tensor *b, r16_x *x, int ith, int nth); // this thread's share of all columns of b
-void PG_FN(r16_gemv)(const r16_product *p, const r16_x *x, r16_queue *q); // x is complete, of all of b's columns
+void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth); // this thread's share of all columns of b
+// x is complete, of all of b's columns. n_p: 1, or 2 products of the same shape, of which the second takes the results
+// of the first as `other`.
+void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q);
 
 // `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer.
-// All threads call it with the same product; it may pg_sync. The caller syncs before it uses `work` again.
+// All threads call both with the same products: the columns once, which ends in a pg_sync, then any products of them
+// (n_p as above). The caller syncs before it uses `work` again.
 int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth);
-void PG_FN(r16_gemm)(const r16_product *p, r16_queue *q, char *work, int ith);
+void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work);
+void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);

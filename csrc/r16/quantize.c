@@ -1,6 +1,7 @@
 // Columns of b to blocks of 32 integers with a scale each (quantize.h).
 #include "r16/quantize.h"
 
+#include "rms.h"
 #include "rows.h"
 
 enum { STRIP = 16 }; // blocks converted to f32 at a time
@@ -49,13 +50,20 @@ PG_INLINE void put_block(r16_x *x, const float *v) {
 
 int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) { return k / R16_UNIT * n_cols * (int64_t)sizeof(r16_x); }
 
-void PG_FN(r16_quantize)(const pg_tensor *b, r16_x *x, int ith, int nth) {
+void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth) {
+  const pg_tensor *b = p->b;
   const int64_t n_blocks = b->ne[0] / R16_UNIT;
   const pg_range r = pg_share(n_blocks * pg_n_rows(b), ith, nth);
+  float scale = 0;
   for (int64_t i = r.first; i < r.last;) {
     const int64_t block = i % n_blocks, n = PG_MIN(PG_MIN(STRIP, n_blocks - block), r.last - i);
     float strip[STRIP * R16_UNIT];
-    pg_get_f32(strip, b, r16_column(b, i / n_blocks), block * R16_UNIT, n * R16_UNIT);
+    const char *column = r16_column(b, i / n_blocks);
+    pg_get_f32(strip, b, column, block * R16_UNIT, n * R16_UNIT);
+    if (p->norm) {
+      if (i == r.first || block == 0) scale = pg_rms_scale((const float *)column, b->ne[0], p->eps);
+      pg_scale_mul(strip, strip, scale, p->norm + block * R16_UNIT, n * R16_UNIT);
+    }
     for (int64_t j = 0; j < n; j++) put_block(x + i + j, strip + j * R16_UNIT);
     i += n;
   }

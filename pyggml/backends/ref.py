@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..alloc import Step
 from ..backend import HostBackend, Resolve, node_error
 from ..codec import Array
 from ..errors import GGMLError
@@ -36,8 +37,8 @@ def compute_node(t: Tensor, resolve: Resolve = lambda s: s) -> None:
 class RefProgram:
     """Nodes that the references compute, one after the other."""
 
-    def __init__(self, nodes: Sequence[Tensor], resolve: Resolve) -> None:
-        self.nodes, self.resolve = list(nodes), resolve
+    def __init__(self, steps: Sequence[Step], resolve: Resolve) -> None:
+        self.nodes, self.resolve = [t for s in steps for t in s.nodes], resolve
 
     def run(self) -> None:
         for t in self.nodes:
@@ -48,7 +49,7 @@ class RefProgram:
             except Exception as e:
                 raise node_error(t, f"the reference failed: {type(e).__name__}: {e}") from e
 
-    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Tensor]]]) -> bool:
+    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:
         """See `Program.vary`: it cannot, as shapes are fixed."""
         return False
 
@@ -65,5 +66,5 @@ class RefBackend(HostBackend):
     def supports_buft(self, buft: str) -> bool:
         return buft == self.buft
 
-    def compile(self, nodes: Sequence[Tensor], resolve: Resolve) -> RefProgram:
-        return RefProgram(nodes, resolve)
+    def compile(self, steps: Sequence[Step], resolve: Resolve) -> RefProgram:
+        return RefProgram(steps, resolve)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyggml.alloc import steps_of
 from pyggml.backends.cpu import CpuBackend, lower
 from pyggml.backends.ref import compute_node
 from pyggml.buffer import Buffer
@@ -135,7 +136,7 @@ def run_case(case: Case, isa: str, n_threads: int) -> None:
     for t in owners:
         t.raw()[...] = before[t]
 
-    CpuBackend(n_threads, isa).compile(g.nodes, lambda s: s).run()
+    CpuBackend(n_threads, isa).compile(steps_of(g.nodes), lambda s: s).run()
     got, got_bytes = outcome(node)
     for t in owners:
         check_guards(t)

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pyggml as gg
+from pyggml.alloc import steps_of
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.lower import lower
 from pyggml.backends.cpu.repack import can_repack, copy_of, repack
@@ -68,7 +69,7 @@ def source(dtype: gg.DType, values: np.ndarray) -> gg.Tensor:
 def run(y: gg.Tensor, isa: str, n_threads: int) -> np.ndarray:
     """The node `y`, computed in guarded memory."""
     place(y)
-    CpuBackend(n_threads, isa).compile([y], lambda s: s).run()
+    CpuBackend(n_threads, isa).compile(steps_of([y]), lambda s: s).run()
     for t in (y, *y.src):
         if t is not None and t.view_src is None:
             check_guards(t)
@@ -83,7 +84,7 @@ def reference(y: gg.Tensor) -> np.ndarray:
 
 def symbols(y: gg.Tensor, isa: str) -> int:
     """The address of the kernel that computes y."""
-    return int(lower([y], lambda s: s, isa, 1).ops[:8].view(np.uint64)[0])
+    return int(lower(steps_of([y]), lambda s: s, isa, 1).ops[:8].view(np.uint64)[0])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pyggml as gg
+from pyggml.alloc import steps_of
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.repack import repack
 
@@ -35,7 +36,7 @@ def times(w: gg.Tensor, x: np.ndarray, isa: str, n_threads: int = 2) -> np.ndarr
     fill(b, x.reshape(b.ne[::-1]))
     y = gg.mul_mat(w, b)
     place(y)
-    CpuBackend(n_threads, isa).compile([y], lambda s: s).run()
+    CpuBackend(n_threads, isa).compile(steps_of([y]), lambda s: s).run()
     for t in (w, b, y):
         check_guards(t)
     return y.numpy().copy()
@@ -134,7 +135,7 @@ def test_columns_of_any_layout(dtype: gg.DType, isa: str) -> None:
     for view in (gg.permute(b, 0, 2, 1, 3), gg.view_3d(b, 288, 3, 9, b.nb[1], b.nb[2], b.nb[3])):
         y = gg.mul_mat(w, view)
         place(y)
-        CpuBackend(2, isa).compile([y], lambda s: s).run()
+        CpuBackend(2, isa).compile(steps_of([y]), lambda s: s).run()
         check_guards(y)
         assert nmse(np.array(y.elements()), np.asarray(view.elements(), np.float64) @ values_of(w).T) < BOUND
 

@@ -86,7 +86,7 @@ def check(g: gg.Graph, p: alloc.Plan) -> None:
 @settings(max_examples=300, deadline=None)
 @given(graphs())
 def test_plans_never_overlap(g: gg.Graph) -> None:
-    p = alloc.plan(g.nodes, g.leafs)
+    p = alloc.plan(alloc.steps_of(g.nodes), g.leafs)
     check(g, p)
     assert p.lower_bound <= sum(-(-t.nbytes // 64) * 64 for t in p.offsets)
 
@@ -94,7 +94,7 @@ def test_plans_never_overlap(g: gg.Graph) -> None:
 @settings(max_examples=100, deadline=None)
 @given(graphs(), st.sampled_from([32, 64, 4096]))
 def test_alignment_and_pools(g: gg.Graph, alignment: int) -> None:
-    p = alloc.plan(g.nodes, g.leafs, alignment=alignment, pool_of=lambda t: str(len(t.name) % 2))
+    p = alloc.plan(alloc.steps_of(g.nodes), g.leafs, alignment=alignment, pool_of=lambda t: str(len(t.name) % 2))
     assert all(offset % alignment == 0 for _, offset in p.offsets.values())
 
 
@@ -106,7 +106,7 @@ def test_chain_runs_in_place() -> None:
         for _ in range(10):
             y = gg.sqr(y)
         g = gg.Graph().build_forward_expand(y)
-    p = alloc.plan(g.nodes, g.leafs)
+    p = alloc.plan(alloc.steps_of(g.nodes), g.leafs)
     assert p.sizes[""] == p.lower_bound == 2 * 4096
 
 
@@ -116,5 +116,5 @@ def test_no_reuse_across_outputs() -> None:
         a = gg.sqr(x).set_output()
         b = gg.sqr(a)
         g = gg.Graph().build_forward_expand(b)
-    p = alloc.plan(g.nodes, g.leafs)
+    p = alloc.plan(alloc.steps_of(g.nodes), g.leafs)
     assert len({p.offsets[t] for t in (x, a, b)}) == 3

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from ...alloc import Step
 from ...backend import HostBackend, Resolve, node_error
 from ...buffer import Buffer
 from ...errors import BackendError
 from ...tensor import Tensor, Var
 from .._pggml import ffi, lib
-from .isa import isa_name, n_cpus
-from .lower import kernel_of, lower
+from .fuse import enabled_fusions, fuse
+from .isa import isa_name, kernel_of, n_cpus
+from .lower import lower
 from .vary import Variant, vary
 
 _LONG_NS = 5e6  # from here on Ctrl-C does not wait for the end of the run
@@ -22,9 +24,9 @@ _HOST_BUFTS = ("CPU", "CPU_MMAP", "REF")
 class CpuProgram:
     """A lowered plan. `run()` is one C call that releases the GIL; `op_ns` holds times when profiling is on."""
 
-    def __init__(self, backend: CpuBackend, nodes: Sequence[Tensor], resolve: Resolve) -> None:
+    def __init__(self, backend: CpuBackend, steps: Sequence[Step], resolve: Resolve) -> None:
         self._backend, self._resolve = backend, resolve
-        self.lowered = low = lower(nodes, resolve, backend.isa, backend.n_threads)
+        self.lowered = low = lower(steps, resolve, backend.isa, backend.n_threads)
         n = len(low.nodes)
         self._chunks = np.zeros(max(n, 1), np.int32)
         self._plan = p = ffi.new("pg_plan *")
@@ -51,17 +53,17 @@ class CpuProgram:
             b.stride, b.var = stride, self._vars.index(var)
         p.binds, p.n_binds = self._binds, len(low.binds)
 
-    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Tensor]]]) -> bool:
+    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:
         """See `Program.vary`: False where the records do not depend on it linearly."""
         b = self._backend
-        variants = [Variant(value, lower(nodes, self._resolve, b.isa, b.n_threads)) for value, nodes in others]
+        variants = [Variant(value, lower(steps, self._resolve, b.isa, b.n_threads)) for value, steps in others]
         if not vary(self.lowered, var, variants):
             return False
         self._bind()
         return True
 
     def profile(self) -> None:
-        """From now on add the nanoseconds of each lowered node to `op_ns`."""
+        """From now on add the nanoseconds of each step (`lowered.nodes` has their last nodes) to `op_ns`."""
         self.op_ns = np.zeros(len(self.lowered.nodes), np.int64)
         self._plan.op_ns = ffi.cast("int64_t *", self.op_ns.__array_interface__["data"][0])
 
@@ -87,15 +89,20 @@ class CpuProgram:
 
 
 class CpuBackend(HostBackend):
-    """The C kernels, on `n_threads` threads (default: the CPUs this process may use) at instruction set `isa`.
+    """The C kernels, on `n_threads` threads (default: the CPUs this process may use) at instruction set `isa`, with the
+    fusions named in `fusions` (default: all, or those that PYGGML_FUSE names; see fuse.py).
 
-    Raises BackendError for an instruction set that this CPU or build does not have, or a thread count below 1.
+    Raises BackendError for an instruction set that this CPU or build does not have, a thread count below 1, or an
+    unknown fusion.
     """
 
     name = "cpu"
 
-    def __init__(self, n_threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(
+        self, n_threads: int | None = None, isa: str | None = None, fusions: Collection[str] | None = None
+    ) -> None:
         self.isa = isa_name(isa)
+        self.fusions = enabled_fusions(fusions)
         wanted = n_cpus() if n_threads is None else n_threads
         if wanted < 1:
             raise BackendError(f"n_threads must be at least 1, not {wanted}")
@@ -114,5 +121,8 @@ class CpuBackend(HostBackend):
     def supports_buft(self, buft: str) -> bool:
         return buft in _HOST_BUFTS
 
-    def compile(self, nodes: Sequence[Tensor], resolve: Resolve) -> CpuProgram:
-        return CpuProgram(self, nodes, resolve)
+    def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
+        return fuse(nodes, uses, self.isa, self.fusions)
+
+    def compile(self, steps: Sequence[Step], resolve: Resolve) -> CpuProgram:
+        return CpuProgram(self, steps, resolve)

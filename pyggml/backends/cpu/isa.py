@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any
 
 from ...errors import BackendError
+from ...opdef import OPS
+from ...tensor import Tensor
 from .._pggml import ffi, lib
 
 NONE, ANY = -1, -2  # as in pg.h
@@ -67,3 +69,12 @@ def find_kernel(isa: str, stem: str, dst: int, src0: int, src1: int) -> Kernel |
             if d in (dst, ANY) and s0 in (src0, ANY) and s1 in (src1, ANY):
                 return kernel
     return None
+
+
+def kernel_of(isa: str, t: Tensor, suffix: str = "") -> Kernel | None:
+    """The kernel that computes node `t` on this instruction set, or None. `suffix`: a variant of the op's kernels."""
+    stem = OPS[t.op].kernel
+    if stem is None:
+        return None
+    ids = [NONE if s is None else s.dtype.gguf_id for s in t.src[:2]]
+    return find_kernel(isa, stem + suffix, t.dtype.gguf_id, *ids, *(NONE,) * (2 - len(ids)))

@@ -1,26 +1,30 @@
-"""Nodes -> the flat array of pg_op records that the C executor walks."""
+"""Steps -> the flat array of pg_op records that the C executor walks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 
+from ...alloc import Step
 from ...backend import Resolve, node_error
 from ...buffer import Buffer
+from ...dtypes import DType
 from ...errors import BackendError
 from ...opdef import OPS
-from ...tensor import Offset, Tensor, Var
+from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
 from .._pggml import ffi, lib
-from .isa import NONE, Kernel, find_kernel
-from .repack import in_fixed_point, repacked
+from .fuse import gate_of, norm_of
+from .isa import Kernel, find_kernel, kernel_of
+from .repack import product_kernel
 
 _TENSOR = Struct("=Q9q")  # pg_tensor: data, ne[4], nb[4], type
 _HEAD = Struct("=Qq")  # pg_op: fn, n_threads
 _TAIL = Struct("=Qqq")  # pg_task: work .. (plan is filled after)
-_MAX_SRC, _MAX_PARAM = 6, 16
+_MAX_SRC, _MAX_PARAM = 8, 16
 _DST = _HEAD.size
 _SRC = _DST + _TENSOR.size
 _PARAM = _SRC + _MAX_SRC * _TENSOR.size
@@ -56,22 +60,70 @@ class Lowered:
             self.ops[at : at + 16].view(np.int64)[:] = (address, i)
 
 
-def kernel_of(isa: str, t: Tensor, suffix: str = "") -> Kernel | None:
-    """The kernel that computes node `t` on this instruction set, or None. `suffix`: a variant of the op's kernels."""
-    stem = OPS[t.op].kernel
-    if stem is None:
+class Record(NamedTuple):
+    """A kernel and its operands. `layout`: the result's ne, laid out densely in `dst`, where it is not dst's own."""
+
+    kernel: Kernel
+    dst: Tensor
+    srcs: Sequence[Tensor | None]
+    params: Sequence[float] = ()
+    copies: Mapping[int, Buffer] = {}  # sources of which the repacked copy is read
+    layout: Ne | None = None
+
+
+def _record(step: Step, isa: str) -> Record | None:
+    """What computes a step, or None where the backend has no kernel."""
+    t = step.nodes[-1]
+    if step.fusion == "products":
+        return _products(step, isa)
+    if not step.fusion:
+        if (found := product_kernel(isa, t)) is not None:
+            kernel, copy = found
+            copies = {} if copy is None else {0: copy}
+            return Record(kernel, t, t.src, tuple(t.op_params.values()), copies)
+        kernel = kernel_of(isa, t)
+        return None if kernel is None else Record(kernel, t, t.src, tuple(t.op_params.values()))
+    first = step.nodes[0]
+    if step.fusion == "rope_store":
+        kernel = kernel_of(isa, first)
+        return (
+            None if kernel is None else Record(kernel, t, first.src, tuple(first.op_params.values()), layout=first.ne)
+        )
+    other = t.src[1] if t.src[0] is first else t.src[0]
+    f32 = DType.F32.gguf_id
+    kernel = find_kernel(isa, _PAIR_KERNELS[step.fusion], f32, f32, f32)
+    params = tuple(first.op_params.values()) if step.fusion == "norm" else (0.0,)
+    return None if kernel is None else Record(kernel, t, (first.src[0], other), params)
+
+
+_PAIR_KERNELS = {"norm": "rms_norm_mul", "glu": "swiglu"}
+_ADD, _SWIGLU = 1, 2  # r16_store
+
+
+def _products(step: Step, isa: str) -> Record | None:
+    """Products of the same columns, by csrc/r16/mul_mat.c."""
+    last = step.nodes[-1]
+    products = [t for t in step.nodes if t.op == "mul_mat"]
+    columns, weight, eps = products[0].src[1], None, 0.0
+    norm = norm_of(columns) if columns is not None and columns in step.inner else None
+    if norm is not None:
+        columns, weight, eps = norm[0].src[0], norm[1], norm[0].op_params["eps"]
+    store, other, dst = 0, None, products[0]
+    if last.op == "add":
+        store, other, dst = _ADD, step.heirs[0], last
+    elif last.op == "mul":
+        gate = gate_of(last)
+        assert gate is not None
+        products.sort(key=lambda t: t is not gate[0].src[0])  # the gate first
+        store, dst = _SWIGLU, last
+    srcs = [products[0].src[0], columns, weight, other]
+    for t in products[1:]:
+        srcs += [t.src[0], None if store else t]
+    found = [product_kernel(isa, t) for t in products]
+    if found[0] is None:
         return None
-    ids = [NONE if s is None else s.dtype.gguf_id for s in t.src[:2]]
-    return find_kernel(isa, stem + suffix, t.dtype.gguf_id, *ids, *(NONE,) * (2 - len(ids)))
-
-
-def _kernel_and_weights(isa: str, t: Tensor) -> tuple[Kernel | None, Buffer | None]:
-    """The kernel of `t`, and the repacked copy of its first source that it reads instead (or None)."""
-    copy = repacked(t)
-    if copy is None and in_fixed_point(t) and (kernel := kernel_of(isa, t, "_fixed")) is not None:
-        return kernel, None
-    kernel = kernel_of(isa, t, "_r16") if copy is not None else None
-    return (kernel, copy) if kernel is not None else (kernel_of(isa, t), None)
+    copies = {at: f[1] for at, f in zip((0, 4, 6), found, strict=False) if f is not None and f[1] is not None}
+    return Record(found[0][0], dst, srcs, (float(store), eps), copies)
 
 
 def cost_ns(t: Tensor) -> float:
@@ -80,38 +132,38 @@ def cost_ns(t: Tensor) -> float:
     return cost.flops / 32 + (cost.read + cost.written) / 32
 
 
-def lower(nodes: Sequence[Tensor], resolve: Resolve, isa: str, n_threads: int) -> Lowered:
-    """Lower the nodes that compute something; views vanish. Raises BackendError for a node without a kernel."""
-    todo = [t for t in nodes if OPS[t.op].kernel is not None]
+def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> Lowered:
+    """Lower the steps that compute something; views vanish. Raises BackendError for a node without a kernel."""
+    todo = [s for s in steps if s.fusion or OPS[s.nodes[0].op].kernel is not None]
     ops = np.zeros(len(todo) * _OP_SIZE, np.uint8)
     base = ops.__array_interface__["data"][0]
-    out = Lowered(todo, ops, [], 0)
+    out = Lowered([s.nodes[-1] for s in todo], ops, [], 0)
     memory = ops.data
 
-    def put(t: Tensor, at: int, data: int | None = None) -> None:
+    def put(t: Tensor, at: int, copy: Buffer | None = None, layout: Ne | None = None) -> None:
         offs = t.view_offs
-        _TENSOR.pack_into(memory, at, t.data if data is None else data, *t.ne, *t.nb, t.dtype.gguf_id)
+        ne, nb = (t.ne, t.nb) if layout is None else (layout, contiguous_nb(t.dtype, layout))
+        _TENSOR.pack_into(memory, at, t.data if copy is None else copy.base, *ne, *nb, t.dtype.gguf_id)
         if isinstance(offs, Offset):
             out.binds.append((base + at, t.data - int(offs) + offs.const, offs.stride, offs.var))
 
-    for i, t in enumerate(todo):
-        kernel, copy = _kernel_and_weights(isa, t)
-        if kernel is None:
-            raise node_error(t, f"the cpu backend ({isa}) has no kernel for these types")
+    for i, step in enumerate(todo):
+        r = _record(step, isa)
+        if r is None:
+            raise node_error(step.nodes[-1], f"the cpu backend ({isa}) has no kernel for these types")
         at = i * _OP_SIZE
-        ns = cost_ns(t)
+        ns = sum(map(cost_ns, step.nodes))
         out.cost_ns += ns
-        _HEAD.pack_into(memory, at, kernel.address, n_threads if ns > _SHARE else 1)
-        put(t, at + _DST)
-        for j, s in enumerate(t.src):
+        _HEAD.pack_into(memory, at, r.kernel.address, n_threads if ns > _SHARE else 1)
+        put(r.dst, at + _DST, layout=r.layout)
+        for j, s in enumerate(r.srcs):
             if s is not None:
-                put(resolve(s), at + _SRC + j * _TENSOR.size, copy.base if copy is not None and j == 0 else None)
-        params = t.op_params
-        if params:
-            Struct(f"={len(params)}d").pack_into(memory, at + _PARAM, *params.values())
-        if kernel.row.work != ffi.NULL:
+                put(resolve(s), at + _SRC + j * _TENSOR.size, r.copies.get(j))
+        if r.params:
+            Struct(f"={len(r.params)}d").pack_into(memory, at + _PARAM, *r.params)
+        if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
-            need = lib.pg_work_size(kernel.row, task, n_threads)
+            need = lib.pg_work_size(r.kernel.row, task, n_threads)
             _TAIL.pack_into(memory, at + _WORK, 0, need, 0)
             out.work_size = max(out.work_size, need)
     return out

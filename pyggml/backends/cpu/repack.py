@@ -18,7 +18,7 @@ from ...dtypes import DType
 from ...errors import BackendError
 from ...tensor import Tensor
 from .._pggml import ffi, lib
-from .isa import find_kernel, isa_name, n_cpus
+from .isa import Kernel, find_kernel, isa_name, kernel_of, n_cpus
 
 BUFT = "CPU_REPACK"
 
@@ -59,6 +59,19 @@ def in_fixed_point(node: Tensor) -> bool:
     """Whether a product reads floats that were given to `repack`, and has enough columns (csrc/r16/gemm.h)."""
     a = node.src[0] if node.op == "mul_mat" else None
     return a is not None and a in _floats and node.ne[1] * node.ne[2] * node.ne[3] > _MANY
+
+
+def product_kernel(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
+    """The kernel of a product that reads weights in a form of the CPU's own, and their copy (None: as they are stored).
+
+    None for all other nodes.
+    """
+    copy = repacked(node)
+    if copy is not None and (kernel := kernel_of(isa, node, "_r16")) is not None:
+        return kernel, copy
+    if copy is None and in_fixed_point(node) and (kernel := kernel_of(isa, node, "_fixed")) is not None:
+        return kernel, None
+    return None
 
 
 def _is_float_matrix(t: Tensor) -> bool:

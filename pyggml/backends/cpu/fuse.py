@@ -1,0 +1,212 @@
+"""Plan-time fusion: nodes that one kernel computes together. Values that nothing else reads get no memory.
+
+The results are those of the nodes one by one, bit for bit, except attention's. A node that is an output, or that
+anything outside of its pattern reads, is never fused away.
+
+norm        rms_norm(x) * weight; where only products of repacked weights read it, they take x and do it themselves
+share       products of the same columns (Q, K and V) quantise or pack them once
+glu         silu(gate) * up, where the products store it or in one pass
+residual    a product and what is added to it
+rope_store  rope and the copy of its result to the cache
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+from ...alloc import Step
+from ...dtypes import DType
+from ...errors import BackendError
+from ...opdef import OPS
+from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+from .isa import Kernel
+from .repack import product_kernel
+
+FUSIONS = ("norm", "share", "glu", "residual", "rope_store")
+_MAX_PRODUCTS = 3
+
+
+def enabled_fusions(wanted: Collection[str] | None = None) -> frozenset[str]:
+    """The fusions to use: `wanted`, else those PYGGML_FUSE names (comma-separated; `none`), else all.
+
+    Raises BackendError for an unknown one.
+    """
+    if wanted is None:
+        named = os.environ.get("PYGGML_FUSE", ",".join(FUSIONS))
+        wanted = [n for n in named.split(",") if n not in ("", "none")]
+    unknown = sorted(set(wanted) - set(FUSIONS))
+    if unknown:
+        raise BackendError(f"no fusion is called {', '.join(unknown)}; there are {', '.join(FUSIONS)}")
+    return frozenset(wanted)
+
+
+def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled: Collection[str]) -> list[Step]:
+    """The steps that compute `nodes`, in order. `uses`: how often the whole graph reads each tensor."""
+    return _Fuser(nodes, uses, isa, enabled).steps()
+
+
+def norm_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(rms_norm node, weight) where `t` is the product of a norm's rows and one row, all dense f32."""
+    if t.op != "mul" or t.view_src is not None:
+        return None
+    norm, weight = t.src
+    if norm is None or weight is None or norm.op != "rms_norm" or norm.src[0] is None:
+        return None
+    dense = all(_is_f32_rows(s) for s in (norm.src[0], norm, weight, t))
+    return (norm, weight) if dense and weight.ne == (t.ne[0], 1, 1, 1) else None
+
+
+def gate_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(silu node, value) where `t` is their product, element by element."""
+    if t.op != "mul" or t.view_src is not None:
+        return None
+    for silu, up in (t.src, t.src[::-1]):
+        if silu is not None and up is not None and silu.op == "silu" and silu.ne == up.ne and silu is not up:
+            return (silu, up) if all(_is_f32_rows(s) for s in (silu.src[0], silu, up, t)) else None
+    return None
+
+
+def _is_f32_rows(t: Tensor | None) -> bool:
+    return t is not None and t.dtype is DType.F32 and t.nb[0] == 4
+
+
+class _Fuser:
+    def __init__(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled: Collection[str]) -> None:
+        self.nodes, self.uses, self.isa, self.enabled = nodes, uses, isa, enabled
+        self.at = {t: i for i, t in enumerate(nodes)}
+        self.readers: dict[Tensor, list[Tensor]] = {}
+        self.writers = [
+            (i, t.view_src) for i, t in enumerate(nodes) if t.view_src is not None and OPS[t.op].kernel is not None
+        ]
+        for t in nodes:
+            for s in t.src:
+                if s is not None:
+                    self.readers.setdefault(s, []).append(t)
+        self.kernels: dict[Tensor, Kernel] = {}
+        for t in nodes:
+            found = product_kernel(isa, t)
+            if found is not None and t.src[1] is not None and t.ne[2] == t.ne[3] == 1:
+                self.kernels[t] = found[0]
+        self.taken: dict[Tensor, Step | None] = {}  # node -> the step that stands in its place, if it is one
+
+    def steps(self) -> list[Step]:
+        for t in self.nodes:
+            if t in self.kernels and t not in self.taken:
+                self._products(t)
+        for t in self.nodes:
+            if t not in self.taken:
+                self._pair(t)
+        steps = (self.taken.get(t, Step((t,))) for t in self.nodes)
+        return [s for s in steps if s is not None]
+
+    def _take(self, place: Tensor, step: Step) -> None:
+        self.taken.update(dict.fromkeys(step.nodes))
+        self.taken[place] = step
+
+    def _passes(self, t: Tensor | None, n: int = 1) -> bool:
+        """Whether `t` is a node here that is read n times, all in this split, and need not exist otherwise."""
+        return (
+            t is not None
+            and t in self.at
+            and t not in self.taken
+            and t.view_src is None
+            and not t.flags & (FLAG_INPUT | FLAG_OUTPUT)
+            and self.uses[t] == n == len(self.readers.get(t, ()))
+        )
+
+    def _reader(self, t: Tensor) -> Tensor | None:
+        """The one node that reads `t`, where it has no other use."""
+        return self.readers[t][0] if self._passes(t) else None
+
+    def _unwritten(self, sources: Sequence[Tensor], first: int, last: int) -> bool:
+        """Whether no node between first and last writes to what `sources` lie in."""
+        roots = {s.root for s in sources}
+        return not any(first < i < last and root in roots for i, root in self.writers)
+
+    # -- products of weights that the CPU has its own form of ------------------------------------------------------
+
+    def _products(self, t: Tensor) -> None:
+        """The largest step that `t`, the first product of its columns that is left, can be part of."""
+        x = t.src[1]
+        assert x is not None
+        same = [
+            r
+            for r in self.readers[x]
+            if r not in self.taken and r.src[1] is x and self.kernels.get(r) is self.kernels[t]
+        ]
+        step = self._glu(same) or self._residual(t) or self._shared(t, same)
+        norm = self._norm_before(x, [p for p in step.nodes if p.op == "mul_mat"], self.at[step.nodes[-1]])
+        if norm:
+            step = Step((*norm, *step.nodes), step.inner.union(norm), step.fusion, step.heirs)
+        if len(step.nodes) > 1:
+            several = len(step.nodes) - len(step.inner) > 1
+            self._take(next(n for n in step.nodes if n in self.kernels) if several else step.nodes[-1], step)
+
+    def _norm_before(self, x: Tensor, products: Sequence[Tensor], last: int) -> tuple[Tensor, ...]:
+        """The norm that makes `x`, where only these products read it."""
+        found = norm_of(x) if "norm" in self.enabled and self._passes(x, len(products)) else None
+        if found is None or not self._passes(found[0]):
+            return ()
+        norm, weight = found
+        sources = [s for s in (*norm.src, weight) if s is not None]
+        return (norm, x) if self._unwritten(sources, self.at[norm], last) else ()
+
+    def _glu(self, products: Sequence[Tensor]) -> Step | None:
+        """silu(gate) * up of two of the products."""
+        for gate in products if "glu" in self.enabled else ():
+            silu = self._reader(gate)
+            out = self._reader(silu) if silu is not None else None
+            found = gate_of(out) if out is not None and out not in self.taken else None
+            if silu is None or out is None or found is None or found[0] is not silu or silu.src[0] is not gate:
+                continue
+            up = found[1]
+            if up in products and up is not gate and self._passes(up) and up.nb == out.nb:
+                nodes = sorted((gate, up, silu, out), key=self.at.__getitem__)
+                if self._unwritten([s for p in (gate, up) for s in p.src if s], self.at[nodes[0]], self.at[out]):
+                    return Step(tuple(nodes), frozenset((gate, up, silu)), "products")
+        return None
+
+    def _residual(self, t: Tensor) -> Step | None:
+        """A product and what is added to it."""
+        out = self._reader(t) if "residual" in self.enabled else None
+        if out is None or out.op != "add" or out in self.taken or out.view_src is not None:
+            return None
+        other = out.src[1] if out.src[0] is t else out.src[0]
+        if other is None or other is t or other.ne != t.ne or not _is_f32_rows(other) or out.nb != t.nb:
+            return None
+        if not self._unwritten([s for s in t.src if s], self.at[t], self.at[out]):
+            return None
+        return Step((t, out), frozenset((t,)), "products", (other,))
+
+    def _shared(self, t: Tensor, same: Sequence[Tensor]) -> Step:
+        """`t`, and other products of its columns that can be computed as early."""
+        first, group = self.at[t], [t]
+        for p in same if "share" in self.enabled else ():
+            weight = p.src[0]
+            early = weight is not None and weight.op == "none" and self._unwritten([weight], first, self.at[p])
+            if p is not t and early and p.ne[1] == t.ne[1] and len(group) < _MAX_PRODUCTS:
+                group.append(p)
+        return Step(tuple(group), fusion="products")
+
+    # -- pairs -------------------------------------------------------------------------------------------------------
+
+    def _pair(self, t: Tensor) -> None:
+        """Two nodes, of which `t` is the second."""
+        norm, gate = norm_of(t), gate_of(t)
+        if norm and "norm" in self.enabled and self._joins(norm[0], t):
+            self._take(
+                t, Step((norm[0], t), frozenset((norm[0],)), "norm", (norm[0].src[0],) if norm[0].src[0] else ())
+            )
+        elif gate and "glu" in self.enabled and self._joins(gate[0], t):
+            self._take(t, Step((gate[0], t), frozenset((gate[0],)), "glu", (gate[1],)))
+        elif t.op == "cpy" and "rope_store" in self.enabled:
+            rope = t.src[0]
+            float_rows = t.dtype in (DType.F32, DType.F16, DType.BF16) and t.is_contiguous
+            if rope is not None and rope.op == "rope" and float_rows and self._joins(rope, t):
+                self._take(t, Step((rope, t), frozenset((rope,)), "rope_store"))
+
+    def _joins(self, t: Tensor, reader: Tensor) -> bool:
+        """Whether `t` can be computed where its only reader stands."""
+        sources = [s for s in t.src if s is not None]
+        return self._passes(t) and self._unwritten(sources, self.at[t], self.at[reader])

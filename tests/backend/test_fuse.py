@@ -1,0 +1,182 @@
+"""Fused steps give what their nodes give one by one, and nothing that is looked at is ever fused away."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pyggml as gg
+from pyggml.backends.cpu import CpuBackend, isa_levels
+from pyggml.backends.cpu.fuse import FUSIONS
+from pyggml.backends.cpu.repack import repack
+from pyggml.sched import Scheduler
+
+K, M_KV, FF, HEAD = 512, 256, 768, 64
+CELLS, FIRST = 80, 7  # of the cache, and the first one that is written
+
+
+class Layer:
+    """Norm, Q, K and V, rope, the store of K, a projection with its residual, and the feed-forward block."""
+
+    def __init__(self, n: int, types: tuple[gg.DType, ...], type_k: gg.DType = gg.F16) -> None:
+        rng = np.random.default_rng(n)
+        self.ctx = gg.Context()
+        names = ("q", "k", "v", "o", "up", "gate", "down")
+        shapes = ((K, K), (M_KV, K), (M_KV, K), (K, K), (FF, K), (FF, K), (K, FF))
+        self.w = {
+            name: self.leaf(rng.standard_normal(shape) * 0.05, types[i % len(types)], name)
+            for i, (name, shape) in enumerate(zip(names, shapes, strict=True))
+        }
+        norms = [self.leaf(1 + 0.1 * rng.standard_normal(K), gg.F32, f"norm{i}") for i in range(3)]
+        self.x = self.ctx.new_tensor(gg.F32, (K, n), name="x").set_input()
+        self.pos = self.ctx.new_tensor(gg.I32, (n,), name="pos").set_input()
+        self.values = {self.x: rng.standard_normal((n, K)).astype(np.float32), self.pos: np.arange(n) + 3}
+        self.cache = self.leaf(np.zeros(CELLS * M_KV), type_k, "cache")
+
+        cur = self.norm(self.x, norms[0])
+        q, k, v = (gg.mul_mat(self.w[name], cur).set_name(name.upper()) for name in "qkv")
+        heads = [gg.reshape_3d(t, HEAD, t.ne[0] // HEAD, n) for t in (q, k)]
+        q, k = (gg.rope(t, self.pos, HEAD, 0) for t in heads)
+        at = gg.view_1d(self.cache, n * M_KV, type_k.row_size(FIRST * M_KV))
+        self.graph = gg.Graph()
+        for t in (q, k, v, gg.cpy(k, at)):
+            self.graph.build_forward_expand(t)
+        v_wide = gg.repeat(v, q_like := gg.reshape_2d(q, K, n))
+        out = gg.add(gg.mul_mat(self.w["o"], gg.add(q_like, v_wide)), self.x)
+        cur = self.norm(out, norms[1])
+        up, gate = gg.mul_mat(self.w["up"], cur), gg.mul_mat(self.w["gate"], cur)
+        ffn = gg.mul_mat(self.w["down"], gg.mul(gg.silu(gate), up))
+        self.result = self.norm(gg.add(ffn, out), norms[2])
+        self.graph.build_forward_expand(self.result)
+
+    def leaf(self, a: np.ndarray, dtype: gg.DType, name: str) -> gg.Tensor:
+        return self.ctx.from_numpy(np.asarray(a, np.float32), dtype=dtype, name=name)
+
+    def norm(self, x: gg.Tensor, weight: gg.Tensor) -> gg.Tensor:
+        return gg.mul(gg.rms_norm(x, 1e-5), weight)
+
+    def run(self, isa: str, n_threads: int, fusions: tuple[str, ...]) -> tuple[np.ndarray, bytes, set[str]]:
+        """The result, the cache, and the fusions that took place."""
+        sched = Scheduler([CpuBackend(n_threads, isa, fusions)])
+        schedule = sched.alloc(self.graph)
+        self.cache.raw()[...] = 0
+        for t, a in self.values.items():
+            t.set(a)
+        schedule.run()
+        done = {s.fusion for split in schedule.splits for s in split.steps if s.fusion}
+        return self.result.numpy().copy(), self.cache.tobytes(), done
+
+
+TYPES = {
+    "f32": (gg.F32,),
+    "f16": (gg.F16,),
+    "q4_0": (gg.Q4_0,),
+    "q4_k_m": (gg.Q4_K, gg.Q4_K, gg.Q6_K),
+    "mixed": (gg.Q8_0, gg.F32, gg.Q5_1),
+}
+
+
+def exact(isa: str) -> bool:
+    """Whether the products of repacked weights are as wide as the norms of this level, and sum squares as they do."""
+    return isa != "avx512"  # they are avx2's
+
+
+@pytest.mark.parametrize("isa", isa_levels())
+@pytest.mark.parametrize("n", [1, 5, 45])
+@pytest.mark.parametrize("types", TYPES)
+def test_fused_is_as_unfused(types: str, n: int, isa: str) -> None:
+    layer = Layer(n, TYPES[types])
+    repack(layer.w.values(), isa=isa)
+    want, want_cache, none = layer.run(isa, 1, ())
+    assert not none
+    assert np.isfinite(want).all()
+    for fusions in (*((f,) for f in FUSIONS), FUSIONS):
+        for n_threads in (1, 2):
+            got, cache, done = layer.run(isa, n_threads, fusions)
+            if exact(isa):
+                assert np.array_equal(got, want) and cache == want_cache, fusions
+            else:  # one rounding may move an activation by a step of its 16 bits
+                assert np.sum((got - want) ** 2) <= 1e-8 * np.sum(want**2)
+    assert {"norm", "rope_store"} <= done
+
+
+@pytest.mark.parametrize("isa", [i for i in isa_levels() if i != "generic"])
+def test_products_take_all_they_can(isa: str) -> None:
+    """A layer of repacked weights: Q, K and V with their norm, o and down with a residual, up and gate with a norm."""
+    layer = Layer(2, TYPES["q4_0"])
+    repack(layer.w.values(), isa=isa)
+    backend = CpuBackend(1, isa)
+    steps = Scheduler([backend]).alloc(layer.graph).splits[0].steps
+    ops = [[t.op for t in s.nodes] for s in steps if s.fusion == "products"]
+    norm = ["rms_norm", "mul"]
+    ffn = [*norm, "mul_mat", "silu", "mul_mat", "mul"]
+    assert ops == [[*norm, *["mul_mat"] * 3], ["mul_mat", "add"], ffn, ["mul_mat", "add"]]
+    fused = [t for s in steps for t in s.inner]
+    assert fused and all(t.flags & gg.tensor.FLAG_RECYCLED for t in fused)
+    with pytest.raises(gg.AllocError, match="recycled"):
+        fused[0].numpy()
+
+
+@pytest.mark.parametrize("type_k", [gg.F32, gg.F16, gg.BF16, gg.Q8_0])
+def test_rope_stores_to_any_cache(type_k: gg.DType) -> None:
+    layer = Layer(4, (gg.F32,), type_k)
+    _, want, _ = layer.run("generic", 1, ())
+    _, got, done = layer.run("generic", 1, ("rope_store",))
+    assert got == want
+    assert done == (set() if type_k is gg.Q8_0 else {"rope_store"})
+
+
+def fused_ops(y: gg.Tensor, *others: gg.Tensor) -> list[str]:
+    g = gg.Graph()
+    for t in (y, *others):
+        g.build_forward_expand(t)
+    return [s.fusion for s in Scheduler(["cpu"]).alloc(g).splits[0].steps if s.fusion]
+
+
+def test_what_is_looked_at_is_not_fused_away() -> None:
+    rng = np.random.default_rng(0)
+    with gg.Context() as ctx:
+        x = ctx.from_numpy(rng.standard_normal((3, 32)).astype(np.float32))
+        w = ctx.from_numpy(np.ones(32, np.float32))
+
+        def pair() -> tuple[gg.Tensor, gg.Tensor]:
+            norm = gg.rms_norm(x, 1e-5)
+            return norm, gg.mul(norm, w)
+
+        norm, y = pair()
+        assert fused_ops(y) == ["norm"]
+        norm, y = pair()
+        norm.set_output()
+        assert fused_ops(y) == []
+        norm, y = pair()
+        assert fused_ops(y, gg.neg(norm)) == []
+        norm, y = pair()
+        assert fused_ops(y, gg.neg(gg.view_1d(norm, 8, 0))) == []
+        norm, _ = pair()
+        assert fused_ops(gg.mul_inplace(norm, w)) == []
+        silu = gg.silu(x)
+        assert fused_ops(gg.mul(silu, silu)) == []
+        assert fused_ops(gg.mul(x, gg.silu(x))) == ["glu"]
+
+
+def test_what_is_written_between_is_not_read_later() -> None:
+    """silu(x) stands before x is overwritten, its product after: they stay apart."""
+    with gg.Context() as ctx:
+        x = ctx.from_numpy(np.full(32, 2.0, np.float32))
+        silu = gg.silu(x)
+        stored = gg.cpy(ctx.from_numpy(np.zeros(32, np.float32)), x)
+        y = gg.mul(silu, ctx.from_numpy(np.ones(32, np.float32)))
+        g = gg.Graph()
+        for t in (silu, stored, y):
+            g.build_forward_expand(t)
+        gg.compute(g)
+        assert np.allclose(y.numpy(), 2 / (1 + np.exp(-2.0)))
+
+
+def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(gg.BackendError, match="no fusion is called nrom; there are norm, share"):
+        CpuBackend(1, None, ("nrom",))
+    monkeypatch.setenv("PYGGML_FUSE", "norm,glu")
+    assert CpuBackend(1).fusions == {"norm", "glu"}
+    monkeypatch.setenv("PYGGML_FUSE", "none")
+    assert CpuBackend(1).fusions == set()
