@@ -24,13 +24,19 @@ static attention unpack(attention a) {
   return a;
 }
 
+// y as it is seen here, where it is stored with heads before tokens.
+static void heads_inside(pg_tensor *y) {
+  const pg_tensor x = *y;
+  for (int i = 1; i < 3; i++) {
+    y->ne[i] = x.ne[3 - i];
+    y->nb[i] = x.nb[3 - i];
+  }
+}
+
 static attention unpack_flash_attn_ext(const pg_task *t) {
   const double cap = t->param[2];
   attention a = {.q = &t->src[0], .k = &t->src[1], .v = &t->src[2], .m = &t->src[3], .y = t->dst};
-  for (int i = 1; i < 3; i++) { // stored with heads before tokens
-    a.y.ne[i] = t->dst.ne[3 - i];
-    a.y.nb[i] = t->dst.nb[3 - i];
-  }
+  heads_inside(&a.y);
   a.cap = (float)cap;
   a.scale = (float)(cap > 0 ? t->param[0] / cap : t->param[0]);
   a.max_bias = t->param[1];
@@ -40,6 +46,7 @@ static attention unpack_flash_attn_ext(const pg_task *t) {
 static attention unpack_attn_vt(const pg_task *t) {
   attention a = {.k = &t->src[0], .q = &t->src[1], .v = &t->src[2], .m = &t->src[3], .y = t->dst};
   a.transposed = 1;
+  if (t->param[2] != 0) heads_inside(&a.y);
   a.none = NAN;
   a.scale = (float)t->param[0];
   a.max_bias = t->param[1];
