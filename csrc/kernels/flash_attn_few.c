@@ -1,8 +1,9 @@
 // Attention of at most FEW query rows: dot products along the rows of K, sums of the rows of V (or dot products along
-// the rows of a transposed V). Rows are used as they are stored, where registers can load them whole.
+// the rows of a transposed V). One or two query rows use them as they are stored, where registers can load them whole.
 #include "flash_attn.h"
+#include "units.h"
 
-enum { DOTS = 4, WITH = 2, SUMS = 8 }; // dot products of so many rows with so many; sums at a time
+enum { DIRECT = 2, SUMS = 8, AHEAD = 16 }; // query rows that use them as stored; sums at a time; rows to fetch ahead
 
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -10,7 +11,8 @@ typedef struct rows { // of a block
   const char *data;
   const uint8_t *keys; // which, or NULL: 0, 1, 2 ..
   int64_t nb, type;
-  int64_t ahead, bytes; // from a row to where the next block has its bytes
+  const char *ahead; // what to fetch with row 0 ..
+  int64_t ahead_nb, bytes;
 } rows;
 
 PG_INLINE const char *row(const rows *x, int64_t i) { return x->data + (x->keys ? x->keys[i] : i) * x->nb; }
@@ -22,34 +24,44 @@ PG_INLINE vf load(const char *p, int64_t i, int64_t type) {
 }
 
 // Rows of one head lie far apart in a cache, where no hardware prefetcher follows.
-PG_INLINE void prefetch(const rows *x, const char *p) {
-  for (int64_t o = 0; o < x->bytes; o += 64) __builtin_prefetch(p + x->ahead + o);
+PG_INLINE void prefetch(const rows *x, int64_t i) {
+  for (int64_t o = 0; o < x->bytes; o += 64) __builtin_prefetch(x->ahead + i * x->ahead_nb + o);
 }
 
+PG_INLINE void put(float *to, const float *keep, int64_t r, float sum) { *to = keep ? *to * keep[r] + sum : sum; }
+
 // to[r * to_ld + i] = from[r * from_ld ..] . row i of x, n_l elements, for n rows of x and R of `from`; with `keep`, to
-// itself * keep[r] is added. n is rounded up to a multiple of DOTS.
+// itself * keep[r] is added. n is rounded up to a multiple of 4.
 PG_INLINE void dots(float *to, int64_t to_ld, const float *keep, const float *from, int64_t from_ld, int64_t n_l,
                     const rows *x, int64_t n, int R, int64_t type) {
-  for (int64_t i = 0; i < n; i += DOTS) {
-    const char *p[DOTS];
-    vf acc[WITH][DOTS];
-    UNROLL for (int k = 0; k < DOTS; k++) {
+  const int n_x = R == FEW ? 2 : 4; // rows of x at a time
+  for (int64_t i = 0; i < n; i += n_x) {
+    const char *p[4];
+    vf acc[4][FEW];
+    UNROLL for (int k = 0; k < n_x; k++) {
       p[k] = row(x, PG_MIN(i + k, n - 1));
-      prefetch(x, p[k]);
-      UNROLL for (int r = 0; r < R; r++) acc[r][k] = vf_zero();
+      prefetch(x, i + k);
+      UNROLL for (int r = 0; r < R; r++) acc[k][r] = vf_zero();
     }
     for (int64_t l = 0; l < n_l; l += VF_N) {
-      vf y[WITH];
+      vf y[FEW];
       UNROLL for (int r = 0; r < R; r++) y[r] = vf_load(from + r * from_ld + l);
-      UNROLL for (int k = 0; k < DOTS; k++) {
+      UNROLL for (int k = 0; k < n_x; k++) {
         const vf w = load(p[k], l, type);
-        UNROLL for (int r = 0; r < R; r++) acc[r][k] = vf_fma(w, y[r], acc[r][k]);
+        UNROLL for (int r = 0; r < R; r++) acc[k][r] = vf_fma(w, y[r], acc[k][r]);
       }
     }
-    UNROLL for (int r = 0; r < R; r++) {
-      float s[DOTS], *o = to + r * to_ld + i;
-      vf_sum4(s, acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
-      UNROLL for (int k = 0; k < DOTS; k++) o[k] = keep ? o[k] * keep[r] + s[k] : s[k];
+    float s[4];
+    if (R == FEW) {
+      UNROLL for (int k = 0; k < n_x; k++) {
+        vf_sum4(s, acc[k][0], acc[k][1], acc[k][2], acc[k][3]);
+        UNROLL for (int r = 0; r < R; r++) put(to + r * to_ld + i + k, keep, r, s[r]);
+      }
+    } else {
+      UNROLL for (int r = 0; r < R; r++) {
+        vf_sum4(s, acc[0][r], acc[1][r], acc[2][r], acc[3][r]);
+        UNROLL for (int k = 0; k < n_x; k++) put(to + r * to_ld + i + k, keep, r, s[k]);
+      }
     }
   }
 }
@@ -62,7 +74,7 @@ PG_INLINE void mix_part(float *out, int64_t dvp, const float *keep, const float 
   for (int64_t i = 0; i < n; i++) {
     const char *p = row(v, i);
     vf e[FEW];
-    if (c == 0) prefetch(v, p);
+    if (c == 0) prefetch(v, i);
     UNROLL for (int r = 0; r < R; r++) e[r] = vf_set1(s[r * KEYS + i]);
     UNROLL for (int k = 0; k < N; k++) {
       const vf x = load(p, c + k * VF_N, type);
@@ -102,13 +114,15 @@ PG_INLINE void mix(float *out, int64_t dvp, const float *keep, const float *s, c
 #define WAYS(type)                                                                                                     \
   DOTS_OF(1, type)                                                                                                     \
   DOTS_OF(2, type)                                                                                                     \
+  DOTS_OF(4, type)                                                                                                     \
   MIX_OF(1, type)                                                                                                      \
   MIX_OF(2, type)                                                                                                      \
   MIX_OF(4, type)                                                                                                      \
-  static const ways ways_##type = {{dots_1_##type, dots_2_##type}, {mix_1_##type, mix_2_##type, mix_4_##type}};
+  static const ways ways_##type = {{dots_1_##type, dots_2_##type, dots_4_##type},                                      \
+                                   {mix_1_##type, mix_2_##type, mix_4_##type}};
 
-typedef struct ways { // by query rows: 1, 2; 1, 2, 4
-  void (*dots[2])(float *, int64_t, const float *, const float *, int64_t, int64_t, const rows *, int64_t);
+typedef struct ways { // by query rows: 1, 2, 4
+  void (*dots[3])(float *, int64_t, const float *, const float *, int64_t, int64_t, const rows *, int64_t);
   void (*mix[3])(float *, int64_t, const float *, const float *, const rows *, int64_t);
 } ways;
 WAYS(F32)
@@ -117,13 +131,6 @@ WAYS(BF16)
 
 static const ways *ways_of(int64_t type) {
   return type == PG_F32 ? &ways_F32 : type == PG_F16 ? &ways_F16 : &ways_BF16;
-}
-
-static void all_dots(float *to, int64_t to_ld, const float *keep, const float *from, int64_t from_ld, int64_t n_l,
-                     const rows *x, int64_t n, int n_q) {
-  for (int r = 0; r < n_q; r += WITH)
-    ways_of(x->type)->dots[n_q > 1](to + r * to_ld, to_ld, keep ? keep + r : NULL, from + r * from_ld, from_ld, n_l, x,
-                                    n);
 }
 
 // Scores -> exp(score - top), and what the result so far is multiplied with as the top rises.
@@ -152,27 +159,30 @@ static float exponentials(const attention *a, float *s, const float *bias, int n
 }
 
 static int is_float(const pg_tensor *x) { return x->type == PG_F32 || x->type == PG_F16 || x->type == PG_BF16; }
-static int64_t size_of(const pg_tensor *x) { return x->type == PG_F32 ? 4 : 2; }
 
 // The block's rows as stored, or as f32 in `buf`.
-static rows rows_of(const pg_tensor *x, const char *head, const block *b, float *buf, int64_t ld) {
-  if (is_float(x) && x->ne[0] == ld)
-    return (rows){head + b->first * x->nb[1], b->keys, x->nb[1], x->type, KEYS * x->nb[1], ld * size_of(x)};
+static rows rows_of(const pg_tensor *x, const char *head, const block *b, int direct, float *buf, int64_t ld) {
+  const char *first = head + b->first * x->nb[1];
+  const int64_t nb = x->nb[1], bytes = x->ne[0] / pg_block_size(x->type) * x->nb[0];
+  if (direct && is_float(x) && x->ne[0] == ld)
+    return (rows){first, b->keys, nb, x->type, first + AHEAD * nb, nb, bytes};
   PG_FN(attention_rows)(x, head, b, buf, ld);
-  return (rows){(const char *)buf, NULL, ld * 4, PG_F32, 0, 0};
+  return (rows){(const char *)buf, NULL, ld * 4, PG_F32, first + KEYS * nb, nb, bytes};
 }
 
-static rows columns_of(const pg_tensor *x, const char *head, const block *b, float *buf) {
-  const int64_t size = size_of(x);
-  if (b->run && b->n % VF_N == 0)
-    return (rows){head + (b->first + b->keys[0]) * size, NULL, x->nb[1], x->type, KEYS * size, KEYS * size};
+static rows columns_of(const pg_tensor *x, const char *head, const block *b, int direct, float *buf) {
+  const int64_t nb = x->nb[1], bytes = KEYS * x->nb[0];
+  const char *next = head + (b->first + KEYS) * x->nb[0];
+  if (direct && b->run && b->n % VF_N == 0)
+    return (rows){head + (b->first + b->keys[0]) * x->nb[0], NULL, nb, x->type, next, nb, bytes};
   PG_FN(attention_columns)(x, head, b, buf);
-  return (rows){(const char *)buf, NULL, KEYS * 4, PG_F32, 0, 0};
+  return (rows){(const char *)buf, NULL, KEYS * 4, PG_F32, next, nb, bytes};
 }
 
 void PG_FN(attend_few)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
                        int64_t last) {
   const char *k_head = tile_kv(a->k, t), *v_head = tile_kv(a->v, t);
+  const int way = t->n == 1 ? 0 : t->n == 2 ? 1 : 2, direct = t->n <= DIRECT;
   memset(w->q, 0, (size_t)(FEW * a->dp) * sizeof(float));
   memset(w->s, 0, FEW * KEYS * sizeof(float));
   memset(w->bias, 0, FEW * KEYS * sizeof(float));
@@ -181,17 +191,17 @@ void PG_FN(attend_few)(const attention *a, const tile *t, const scratch *w, cons
   for (int64_t j = first; j < last; j += KEYS) {
     const block b = tile_block(a, t, j, last, w, KEYS, 1);
     if (!b.n) continue;
-    const rows k = rows_of(a->k, k_head, &b, w->kv, a->dp);
-    all_dots(w->s, KEYS, NULL, w->q, a->dp, a->dp, &k, b.n, t->n);
+    const rows k = rows_of(a->k, k_head, &b, direct, w->kv, a->dp);
+    ways_of(k.type)->dots[way](w->s, KEYS, NULL, w->q, a->dp, a->dp, &k, b.n);
     float keep[FEW] = {0};
     for (int r = 0; r < t->n; r++)
       keep[r] = exponentials(a, w->s + r * KEYS, b.biased ? w->bias + r * KEYS : NULL, b.n, &st->top[r], &st->sum[r]);
     if (a->transposed) {
-      const rows v = columns_of(a->v, v_head, &b, w->kv);
-      all_dots(st->out, a->dvp, keep, w->s, KEYS, (b.n + VF_N - 1) / VF_N * VF_N, &v, a->dv, t->n);
+      const rows v = columns_of(a->v, v_head, &b, direct, w->kv);
+      ways_of(v.type)->dots[way](st->out, a->dvp, keep, w->s, KEYS, (b.n + VF_N - 1) / VF_N * VF_N, &v, a->dv);
     } else {
-      const rows v = rows_of(a->v, v_head, &b, w->kv, a->dvp);
-      ways_of(v.type)->mix[t->n == 1 ? 0 : t->n == 2 ? 1 : 2](st->out, a->dvp, keep, w->s, &v, b.n);
+      const rows v = rows_of(a->v, v_head, &b, direct, w->kv, a->dvp);
+      ways_of(v.type)->mix[way](st->out, a->dvp, keep, w->s, &v, b.n);
     }
   }
 }

@@ -62,10 +62,21 @@ typedef struct fetch {
   int64_t n_rows, nb, bytes, done;
 } fetch;
 
-static fetch next_block(const pg_tensor *x, int transposed, const char *head, const block *b) {
+static fetch block_at(const pg_tensor *x, int transposed, const char *head, int64_t key) {
   const int64_t row = x->ne[0] / pg_block_size(x->type) * x->nb[0];
-  if (transposed) return (fetch){head + (b->first + KEYS) * x->nb[0], x->ne[1], x->nb[1], KEYS * x->nb[0], 0};
-  return (fetch){head + (b->first + KEYS) * x->nb[1], KEYS, x->nb[1], row, 0};
+  if (transposed) return (fetch){head + key * x->nb[0], x->ne[1], x->nb[1], KEYS * x->nb[0], 0};
+  return (fetch){head + key * x->nb[1], KEYS, x->nb[1], row, 0};
+}
+
+// What comes after the block at `key`. Rows of a transposed v are fetched two blocks at a time: half of them in the
+// course of each.
+static fetch next_v(const attention *a, const char *head, int64_t key) {
+  if (!a->transposed) return block_at(a->v, 0, head, key + KEYS);
+  const int64_t odd = key / KEYS % 2, half = a->dv / 2;
+  fetch f = block_at(a->v, 1, head + odd * half * a->v->nb[1], key + (2 - odd) * KEYS);
+  f.n_rows = odd ? a->dv - half : half;
+  f.bytes *= 2;
+  return f;
 }
 
 // Its rows in proportion, when i of n results are on their way.
@@ -133,20 +144,22 @@ PG_INLINE void attend(const attention *a, const tile *t, const scratch *w, const
     const float *q = tile_query(a, t, r);
     for (int64_t c = 0; c < a->d; c++) w->q[c * ld + r] = q[c] * a->scale;
   }
+  fetch k0 = block_at(a->k, 0, k, first), v0 = block_at(a->v, a->transposed, v, first);
+  fetch_up_to(&k0, 1, 1);
+  fetch_up_to(&v0, 1, 1);
   for (int64_t j = first; j < last; j += KEYS) {
     float keep[TILE];
     const block b = tile_block(a, t, j, last, w, 1, ld);
     if (!b.n) continue;
-    const fetch next_k = next_block(a->k, 0, k, &b), next_v = next_block(a->v, a->transposed, v, &b);
     PG_FN(attention_rows)(a->k, k, &b, w->kv, a->dp);
-    product(w->s, NULL, w->kv, 1, a->dp, w->q, b.n, a->d, next_k, NV);
+    product(w->s, NULL, w->kv, 1, a->dp, w->q, b.n, a->d, block_at(a->k, 0, k, j + KEYS), NV);
     exponentials(a, w->s, b.biased ? w->bias : NULL, b.n, st, keep, NV);
     if (a->transposed) {
       PG_FN(attention_columns)(a->v, v, &b, w->kv);
-      product(st->out, keep, w->kv, 1, KEYS, w->s, a->dv, b.n, next_v, NV);
+      product(st->out, keep, w->kv, 1, KEYS, w->s, a->dv, b.n, next_v(a, v, j), NV);
     } else {
       PG_FN(attention_rows)(a->v, v, &b, w->kv, a->dvp);
-      product(st->out, keep, w->kv, 0, a->dvp, w->s, a->dv, b.n, next_v, NV);
+      product(st->out, keep, w->kv, 0, a->dvp, w->s, a->dv, b.n, next_v(a, v, j), NV);
     }
   }
 }
