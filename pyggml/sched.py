@@ -150,11 +150,13 @@ class Scheduler:
         return 0 if b is None else b.size
 
     def assignment(self, graph: Graph) -> str:
-        """The splits and the backend of every node, one line each."""
+        """The splits and the backend of every node, one line each; fused ones stand together."""
         lines: list[str] = []
         for i, split in enumerate(self.alloc(graph).splits):
             lines.append(f"split {i} on {split}")
-            lines += [f"  {t.op:<14} {t.describe()}" for t in split.nodes]
+            for step in split.steps:
+                lines += [f"  {step.fusion}:"] * bool(step.fusion)
+                lines += [f"  {'  ' * bool(step.fusion)}{t.op:<14} {t.describe()}" for t in step.nodes]
         return "\n".join(lines)
 
     # -- the passes -----------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ def bench(
     model: ModelPath = None,
     n_prompt: Annotated[int, typer.Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
     n_gen: Annotated[int, typer.Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
+    n_depth: Annotated[int, typer.Option("-d", "--n-depth", help="Tokens in the cache before a test.", min=0)] = 0,
     threads: Threads = None,
     repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Repetitions.", min=1)] = 5,
     n_ubatch: Annotated[int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at a time.", min=1)] = 512,
@@ -48,7 +49,7 @@ def bench(
     m = load_model(model)
     n_batch = max(n_prompt, 32)
     ctx = m.new_context(
-        n_ctx=max(n_prompt, n_gen) + 8,
+        n_ctx=n_depth + max(n_prompt, n_gen) + 8,
         n_batch=n_batch,
         n_ubatch=min(n_ubatch, n_batch),
         n_threads=threads,
@@ -56,22 +57,30 @@ def bench(
     )
     n_vocab = m.hparams.n_vocab
 
+    def rewind() -> None:
+        if ctx.memory.seq_pos_max(0) >= n_depth:
+            ctx.memory.seq_rm(0, n_depth, -1)
+
     def pp() -> float:
-        ctx.memory.clear()
+        rewind()
         ids = tokens(n_prompt, 0, n_vocab)
         start = time.perf_counter()
         ctx.decode(ids)
         return n_prompt / (time.perf_counter() - start)
 
     def tg() -> float:
-        ctx.memory.clear()
+        rewind()
         start = time.perf_counter()
         for i in range(n_gen):
             ctx.decode(tokens(1, i, n_vocab))
         return n_gen / (time.perf_counter() - start)
 
+    depth = tokens(n_depth, 1, n_vocab)
+    for i in range(0, n_depth, n_batch):
+        ctx.decode(depth[i : i + n_batch])
     rows: list[dict[str, Any]] = []
-    for name, n, run in ((f"pp{n_prompt}", n_prompt, pp), (f"tg{n_gen}", n_gen, tg)):
+    at = f"@d{n_depth}" if n_depth else ""
+    for name, n, run in ((f"pp{n_prompt}{at}", n_prompt, pp), (f"tg{n_gen}{at}", n_gen, tg)):
         if n:
             samples = measure(run, repetitions)
             row = {"test": name, "n_threads": ctx.n_threads, "samples_ts": samples, "avg_ts": statistics.fmean(samples)}

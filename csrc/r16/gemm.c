@@ -88,18 +88,21 @@ static void tile_of_width(int width, const r16_panel *w, const int16_t *x, int64
 // What a tile's sums add up to strip by strip; they only reach y at the end, whose rows share cache sets as a rule.
 typedef float totals[NT][TILE_ROWS];
 
-PG_INLINE void put_sums(sums from, totals total, const float *w_steps, const float *x_steps, float *const *y,
-                        const float *const *other, int store, int64_t cols, int64_t rows, int first, int last) {
+// y and other: where tile 0 of the columns goes.
+PG_INLINE void put_sums(sums from, totals total, const r16_panel *w, const float *x_steps, const r16_product *p,
+                        float *const *y, const float *const *other, int64_t cols, int64_t tile, int first, int last) {
+  const int64_t at = tile * TILE_ROWS, rows = PG_MIN(TILE_ROWS, p->m - at);
+  const int direct = last && rows == TILE_ROWS && p->store == R16_STORE;
   for (int64_t j = 0; j < cols; j++) {
-    float *to = last && rows == TILE_ROWS && store == R16_STORE ? y[j] : total[j];
+    float *to = direct ? y[j] + at : total[j];
     for (int i = 0; i < TILE_ROWS; i += VF_N) {
-      const vf step = vf_mul(vf_load(w_steps + i), vf_set1(x_steps[j])), v = vf_load_i32(from[j] + i);
+      const vf step = vf_mul(vf_load(w->steps + i), vf_set1(x_steps[j])), v = vf_load_i32(from[j] + i);
       vf_store(to + i, first ? vf_mul(v, step) : vf_fma(v, step, vf_load(total[j] + i)));
     }
-    if (last && store != R16_STORE) {
-      r16_put(store, y[j], total[j], other[j], rows);
+    if (last && p->store != R16_STORE) {
+      r16_put(p->store, y[j] + at, total[j], other[j] + at, rows);
     } else if (last && rows < TILE_ROWS) {
-      memcpy(y[j], total[j], rows * sizeof *to);
+      memcpy(y[j] + at, total[j], rows * sizeof *to);
     }
   }
 }
@@ -107,6 +110,14 @@ PG_INLINE void put_sums(sums from, totals total, const float *w_steps, const flo
 // One chunk: tiles of rows first .. last times groups of columns. `work`: totals of each group and tile.
 static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg_range groups, totals *work) {
   r16_panel panels[PANELS];
+  float *y[GROUPS * NT];
+  const float *other[GROUPS * NT];
+  const int64_t j0 = groups.first * NT;
+  for (int64_t j = j0; j < PG_MIN(groups.last * NT, p->n_cols); j++) {
+    int64_t b_col;
+    y[j - j0] = r16_result(p, j, &b_col);
+    other[j - j0] = p->store == R16_STORE ? NULL : r16_other(p, j);
+  }
   for (int64_t s = 0; s < c->n_strips; s++) {
     const int64_t k0 = s * c->strip, pairs = PG_MIN(c->strip, p->k - k0) / 2;
     const int last = s + 1 == c->n_strips;
@@ -115,24 +126,17 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
       (p->row_bytes ? PG_FN(r16_put_panel_of_floats) : PG_FN(r16_put_panel))(&panels[r - tiles.first], p, r, s);
     for (int64_t g = groups.first; g < groups.last; g++) {
       const int width = r16_group_width(c, g);
-      const int64_t cols = PG_MIN(width, p->n_cols - g * NT);
+      const int64_t at = g * NT - j0, cols = PG_MIN(width, p->n_cols - g * NT);
       const int16_t *x = c->ints + g * NT * c->k + k0 * width;
-      const float *steps = c->steps + (g * c->n_strips + s) * NT;
       for (int64_t r = tiles.first; r < tiles.last; r++, total++) {
         const r16_panel *w = &panels[r - tiles.first];
         sums to;
-        float *y[NT];
-        const float *other[NT];
-        for (int64_t j = 0; j < cols && last; j++) {
-          int64_t b_col;
-          y[j] = r16_result(p, g * NT + j, &b_col) + r * TILE_ROWS;
-          __builtin_prefetch(y[j], 1);
-          __builtin_prefetch(y[j] + TILE_ROWS - 1, 1);
-          if (p->store != R16_STORE) other[j] = r16_other(p, g * NT + j) + r * TILE_ROWS;
+        for (int64_t j = at; j < at + cols && last; j++) {
+          __builtin_prefetch(y[j] + r * TILE_ROWS, 1);
+          __builtin_prefetch(y[j] + r * TILE_ROWS + TILE_ROWS - 1, 1);
         }
         tile_of_width(width, w, x, pairs, to);
-        put_sums(to, *total, w->steps, steps, y, other, p->store, cols, PG_MIN(TILE_ROWS, p->m - r * TILE_ROWS), s == 0,
-                 last);
+        put_sums(to, *total, w, c->steps + (g * c->n_strips + s) * NT, p, y + at, other + at, cols, r, s == 0, last);
       }
     }
   }

@@ -111,6 +111,7 @@ def test_products_take_all_they_can(isa: str) -> None:
     norm = ["rms_norm", "mul"]
     ffn = [*norm, "mul_mat", "silu", "mul_mat", "mul"]
     assert ops == [[*norm, *["mul_mat"] * 3], ["mul_mat", "add"], ffn, ["mul_mat", "add"]]
+    assert Scheduler([backend]).assignment(layer.graph).count("\n  products:\n    rms_norm ") == 2
     fused = [t for s in steps for t in s.inner]
     assert fused and all(t.flags & gg.tensor.FLAG_RECYCLED for t in fused)
     with pytest.raises(gg.AllocError, match="recycled"):

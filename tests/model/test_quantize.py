@@ -300,3 +300,6 @@ def test_bench_history(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     keys = {"date", "commit", "cpu", "isa", "model", "type", "test", "n_threads", "samples_ts", "avg_ts"}
     assert keys <= rows[0].keys() and (rows[0]["model"], rows[0]["type"]) == ("q8.gguf", "Q8_0")
     assert len(rows[0]["samples_ts"]) == 2 and rows[0]["cpu"]
+    capsys.readouterr()
+    assert run("bench", "-m", q8, "-p", 4, "-n", 2, "-d", 9, "-r", 1, "-t", 1, "--json") == 0
+    assert [r["test"] for r in json.loads(capsys.readouterr().out)] == ["pp4@d9", "tg2@d9"]
