@@ -2,7 +2,7 @@
 // A tile holds rows of one KV head, so that its query heads share the work of reading K and V. A few rows (decode) take
 // dot products straight from the cache (flash_attn_few.c); more go through a small matrix product (flash_attn_tile.c).
 // flash_attn_ext is the op of that name; attn_vt is mul_mat(v, soft_max(mul_mat(k, q))) with a transposed v in one
-// pass.
+// pass, and with param[2] also permute(.., 0, 2, 1, 3) of that.
 #include "flash_attn.h"
 
 // The keys of few tiles are split, whatever the number of threads: it does not change the result.

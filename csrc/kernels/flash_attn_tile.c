@@ -62,6 +62,7 @@ typedef struct fetch {
   int64_t n_rows, nb, bytes, done;
 } fetch;
 
+// The block of x that begins at `key`.
 static fetch block_at(const pg_tensor *x, int transposed, const char *head, int64_t key) {
   const int64_t row = x->ne[0] / pg_block_size(x->type) * x->nb[0];
   if (transposed) return (fetch){head + key * x->nb[0], x->ne[1], x->nb[1], KEYS * x->nb[0], 0};
