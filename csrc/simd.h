@@ -32,6 +32,7 @@ PG_INLINE vf vf_load_i8(const int8_t *p) {
 PG_INLINE vf vf_round(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // a * 2^n, n integral and within the exponent's range
 PG_INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+PG_INLINE vf vf_scale2_normal(vf a, vf n) { return _mm512_scalef_ps(a, n); } // where 2^n itself is a normal number
 PG_INLINE vf vf_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 PG_INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 PG_INLINE vf vf_swap_pairs(vf a) { return _mm512_permute_ps(a, 0xb1); } // lanes 1 0 3 2 ...
@@ -106,6 +107,10 @@ PG_INLINE vf vf_scale2(vf a, vf n) { // in two halves, so that 2^n itself cannot
   const __m256i p = _mm256_slli_epi32(_mm256_add_epi32(h, bias), 23);
   const __m256i q = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(e, h), bias), 23);
   return _mm256_mul_ps(_mm256_mul_ps(a, _mm256_castsi256_ps(p)), _mm256_castsi256_ps(q));
+}
+PG_INLINE vf vf_scale2_normal(vf a, vf n) {
+  const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(e, 23)));
 }
 PG_INLINE vf vf_sqrt(vf a) { return _mm256_sqrt_ps(a); }
 PG_INLINE vf vf_abs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
@@ -191,6 +196,7 @@ PG_INLINE vf vf_scale2(vf a, vf n) { // in two halves, so that 2^n itself cannot
   const vi e = __builtin_convertvector(n, vi), h = e >> 1;
   return a * (vf)((h + 127) << 23) * (vf)((e - h + 127) << 23);
 }
+PG_INLINE vf vf_scale2_normal(vf a, vf n) { return a * (vf)((__builtin_convertvector(n, vi) + 127) << 23); }
 PG_INLINE vf vf_sqrt(vf a) { return (vf){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
 PG_INLINE vf vf_abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
 PG_INLINE vf vf_swap_pairs(vf a) { return (vf){a[1], a[0], a[3], a[2]}; }

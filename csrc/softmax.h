@@ -16,5 +16,7 @@ static inline double pg_alibi_slope(double max_bias, int64_t h, int64_t n_head) 
 // e^x for x <= 0; exactly 0 below -87, where results would be subnormal and slow (masked scores are all there).
 PG_INLINE vf vf_exp_below(vf x) {
   const vf low = vf_set1(-87.0f);
-  return vf_if_lt(x, low, vf_zero(), vf_exp(vf_max(low, x))); // in this order of operands NaN stays
+  vf n;
+  const vf p = vf_exp_parts(vf_max(low, x), &n); // in this order of operands NaN stays
+  return vf_if_lt(x, low, vf_zero(), vf_scale2_normal(p, n));
 }

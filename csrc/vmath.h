@@ -12,14 +12,19 @@ PG_INLINE vf vf_exp_q(vf r) {
   return vf_fma(q, r, vf_set1(0.5f));
 }
 
+// e^x = p 2^n with p about 1.
+PG_INLINE vf vf_exp_parts(vf x, vf *n) {
+  const vf magic = vf_set1(0x1.8p23f); // adding it rounds to an integer
+  *n = vf_fma(x, vf_set1(1.44269504088896341f), magic) - magic;
+  vf r = vf_fma(*n, vf_set1(-0.693359375f), x); // ln 2 in two parts, the first of so few bits that the product is exact
+  r = vf_fma(*n, vf_set1(2.12194440e-4f), r);
+  return vf_set1(1.0f) + vf_fma(r * r, vf_exp_q(r), r);
+}
+
 // e^x: 0 below -104 (subnormals before that), inf above 88.73.
 PG_INLINE vf vf_exp(vf x) {
-  const vf magic = vf_set1(0x1.8p23f);                     // adding it rounds to an integer
-  x = vf_min(vf_set1(89.0f), vf_max(vf_set1(-104.0f), x)); // in this order of operands NaN stays
-  const vf n = vf_fma(x, vf_set1(1.44269504088896341f), magic) - magic;
-  vf r = vf_fma(n, vf_set1(-0.693359375f), x); // ln 2 in two parts, the first of so few bits that the product is exact
-  r = vf_fma(n, vf_set1(2.12194440e-4f), r);
-  const vf p = vf_set1(1.0f) + vf_fma(r * r, vf_exp_q(r), r);
+  vf n;
+  const vf p = vf_exp_parts(vf_min(vf_set1(89.0f), vf_max(vf_set1(-104.0f), x)), &n); // in this order NaN stays
   return vf_scale2(p, n);
 }
 

@@ -1,66 +1,136 @@
-// Attention of at most FEW query rows: dot products along the rows of K and V, read from the cache as they are stored.
+// Attention of at most FEW query rows: dot products along the rows of K, sums of the rows of V (or dot products along
+// the rows of a transposed V). One or two query rows use them as they are stored, where registers can load them whole.
 #include "flash_attn.h"
+#include "units.h"
 
-enum { WIDE = VF_N == 16 ? 4 : 2 }; // registers of a row of v at a time, for each query row
+enum { DIRECT = 2, SUMS = 8, AHEAD = 16 }; // query rows that use them as stored; sums at a time; rows to fetch ahead
 
-PG_INLINE vf load(const char *row, int64_t c, int64_t type) {
-  if (type == PG_F32) return vf_load((const float *)row + c);
-  if (type == PG_F16) return vf_load_f16((const uint16_t *)row + c);
-  return vf_load_bf16((const uint16_t *)row + c);
-}
+#define UNROLL _Pragma("GCC unroll 16")
 
-typedef struct rows { // rows of a block
+typedef struct rows { // of a block
   const char *data;
-  int64_t nb, bytes, type; // bytes: of a row, about
+  const uint8_t *keys; // which, or NULL: 0, 1, 2 ..
+  int64_t nb, type;
+  const char *ahead; // what to fetch with row 0 ..
+  int64_t ahead_nb, bytes;
 } rows;
 
-// Rows lie far apart in a cache (other heads lie between them), where no hardware prefetcher follows.
+PG_INLINE const char *row(const rows *x, int64_t i) { return x->data + (x->keys ? x->keys[i] : i) * x->nb; }
+
+PG_INLINE vf load(const char *p, int64_t i, int64_t type) {
+  if (type == PG_F32) return vf_load((const float *)p + i);
+  if (type == PG_F16) return vf_load_f16((const uint16_t *)p + i);
+  return vf_load_bf16((const uint16_t *)p + i);
+}
+
+// Rows of one head lie far apart in a cache, where no hardware prefetcher follows.
 PG_INLINE void prefetch(const rows *x, int64_t i) {
-  for (int64_t c = 0; c < x->bytes; c += 64) __builtin_prefetch(x->data + i * x->nb + c);
+  for (int64_t o = 0; o < x->bytes; o += 64) __builtin_prefetch(x->ahead + i * x->ahead_nb + o);
 }
 
-// s[r][i] = q[r] . row keys[i] of k, R rows of q
-PG_INLINE void dots(float *s, const float *q, int64_t dp, const rows *k, const uint8_t *keys, int n_keys,
-                    const rows *next, int R, int64_t type) {
-  for (int i = 0; i < n_keys; i++) {
-    const char *row = k->data + keys[i] * k->nb;
-    prefetch(next, i);
-    vf acc[FEW];
-    for (int r = 0; r < R; r++) acc[r] = vf_zero();
-    for (int64_t c = 0; c < dp; c += VF_N) {
-      const vf x = load(row, c, type);
-      for (int r = 0; r < R; r++) acc[r] = vf_fma(x, vf_load(q + r * dp + c), acc[r]);
+PG_INLINE void put(float *to, const float *keep, int64_t r, float sum) { *to = keep ? *to * keep[r] + sum : sum; }
+
+// to[r * to_ld + i] = from[r * from_ld ..] . row i of x, n_l elements, for n rows of x and R of `from`; with `keep`, to
+// itself * keep[r] is added. n is rounded up to a multiple of 4.
+PG_INLINE void dots(float *to, int64_t to_ld, const float *keep, const float *from, int64_t from_ld, int64_t n_l,
+                    const rows *x, int64_t n, int R, int64_t type) {
+  const int n_x = R == FEW ? 2 : 4; // rows of x at a time
+  for (int64_t i = 0; i < n; i += n_x) {
+    const char *p[4];
+    vf acc[4][FEW];
+    UNROLL for (int k = 0; k < n_x; k++) {
+      p[k] = row(x, PG_MIN(i + k, n - 1));
+      prefetch(x, i + k);
+      UNROLL for (int r = 0; r < R; r++) acc[k][r] = vf_zero();
     }
-    for (int r = 0; r < R; r++) s[r * KEYS + i] = vf_sum(acc[r]);
+    for (int64_t l = 0; l < n_l; l += VF_N) {
+      vf y[FEW];
+      UNROLL for (int r = 0; r < R; r++) y[r] = vf_load(from + r * from_ld + l);
+      UNROLL for (int k = 0; k < n_x; k++) {
+        const vf w = load(p[k], l, type);
+        UNROLL for (int r = 0; r < R; r++) acc[k][r] = vf_fma(w, y[r], acc[k][r]);
+      }
+    }
+    float s[4];
+    if (R == FEW) {
+      UNROLL for (int k = 0; k < n_x; k++) {
+        vf_sum4(s, acc[k][0], acc[k][1], acc[k][2], acc[k][3]);
+        UNROLL for (int r = 0; r < R; r++) put(to + r * to_ld + i + k, keep, r, s[r]);
+      }
+    } else {
+      UNROLL for (int r = 0; r < R; r++) {
+        vf_sum4(s, acc[0][r], acc[1][r], acc[2][r], acc[3][r]);
+        UNROLL for (int k = 0; k < n_x; k++) put(to + r * to_ld + i + k, keep, r, s[k]);
+      }
+    }
   }
 }
 
-// out[r][c..] = out[r][c..] * keep[r] + sum of s[r][i] * row keys[i] of v, N registers wide
-PG_INLINE void mix_part(float *out, int64_t dvp, const float *keep, const float *s, const rows *v, const uint8_t *keys,
-                        int n_keys, const rows *next, int64_t c, int R, int N, int64_t type) {
-  vf acc[FEW][WIDE];
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < N; n++) acc[r][n] = vf_zero();
-  for (int i = 0; i < n_keys; i++) {
-    const char *row = v->data + keys[i] * v->nb;
-    if (c == 0) prefetch(next, i);
-    for (int n = 0; n < N; n++) {
-      const vf x = load(row, c + n * VF_N, type);
-      for (int r = 0; r < R; r++) acc[r][n] = vf_fma(x, vf_set1(s[r * KEYS + i]), acc[r][n]);
+// out[r][c..] = out[r][c..] * keep[r] + sum of s[r][i] * row i of v, N registers wide
+PG_INLINE void mix_part(float *out, int64_t dvp, const float *keep, const float *s, const rows *v, int64_t n, int64_t c,
+                        int R, int N, int64_t type) {
+  vf acc[FEW][SUMS];
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int k = 0; k < N; k++) acc[r][k] = vf_zero();
+  for (int64_t i = 0; i < n; i++) {
+    const char *p = row(v, i);
+    vf e[FEW];
+    if (c == 0) prefetch(v, i);
+    UNROLL for (int r = 0; r < R; r++) e[r] = vf_set1(s[r * KEYS + i]);
+    UNROLL for (int k = 0; k < N; k++) {
+      const vf x = load(p, c + k * VF_N, type);
+      UNROLL for (int r = 0; r < R; r++) acc[r][k] = vf_fma(x, e[r], acc[r][k]);
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int n = 0; n < N; n++) {
-      float *o = out + r * dvp + c + n * VF_N;
-      vf_store(o, vf_fma(vf_load(o), vf_set1(keep[r]), acc[r][n]));
-    }
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int k = 0; k < N; k++) {
+    float *o = out + r * dvp + c + k * VF_N;
+    vf_store(o, vf_fma(vf_load(o), vf_set1(keep[r]), acc[r][k]));
+  }
 }
 
-PG_INLINE void mix(float *out, int64_t dvp, const float *keep, const float *s, const rows *v, const uint8_t *keys,
-                   int n_keys, const rows *next, int R, int64_t type) {
+PG_INLINE void mix(float *out, int64_t dvp, const float *keep, const float *s, const rows *v, int64_t n, int R,
+                   int64_t type) {
+  enum { N = SUMS };
   int64_t c = 0;
-  for (; c + WIDE * VF_N <= dvp; c += WIDE * VF_N) mix_part(out, dvp, keep, s, v, keys, n_keys, next, c, R, WIDE, type);
-  for (; c < dvp; c += VF_N) mix_part(out, dvp, keep, s, v, keys, n_keys, next, c, R, 1, type);
+  for (; c + N / R * VF_N <= dvp; c += N / R * VF_N) mix_part(out, dvp, keep, s, v, n, c, R, N / R, type);
+  for (; c + N / R / 2 * VF_N <= dvp; c += N / R / 2 * VF_N) mix_part(out, dvp, keep, s, v, n, c, R, N / R / 2, type);
+  for (; c < dvp; c += VF_N) mix_part(out, dvp, keep, s, v, n, c, R, 1, type);
+}
+
+// Functions of their own: inlined into a larger one the sums would not stay in registers.
+#define DOTS_OF(R, type)                                                                                               \
+  static                                                                                                               \
+      __attribute__((noinline)) void dots_##R##_##type(float *to, int64_t to_ld, const float *keep, const float *from, \
+                                                       int64_t from_ld, int64_t n_l, const rows *x, int64_t n) {       \
+    if (keep)                                                                                                          \
+      dots(to, to_ld, keep, from, from_ld, n_l, x, n, R, PG_##type);                                                   \
+    else                                                                                                               \
+      dots(to, to_ld, NULL, from, from_ld, n_l, x, n, R, PG_##type);                                                   \
+  }
+#define MIX_OF(R, type)                                                                                                \
+  static __attribute__((noinline)) void mix_##R##_##type(float *out, int64_t dvp, const float *keep, const float *s,   \
+                                                         const rows *v, int64_t n) {                                   \
+    mix(out, dvp, keep, s, v, n, R, PG_##type);                                                                        \
+  }
+#define WAYS(type)                                                                                                     \
+  DOTS_OF(1, type)                                                                                                     \
+  DOTS_OF(2, type)                                                                                                     \
+  DOTS_OF(4, type)                                                                                                     \
+  MIX_OF(1, type)                                                                                                      \
+  MIX_OF(2, type)                                                                                                      \
+  MIX_OF(4, type)                                                                                                      \
+  static const ways ways_##type = {{dots_1_##type, dots_2_##type, dots_4_##type},                                      \
+                                   {mix_1_##type, mix_2_##type, mix_4_##type}};
+
+typedef struct ways { // by query rows: 1, 2, 4
+  void (*dots[3])(float *, int64_t, const float *, const float *, int64_t, int64_t, const rows *, int64_t);
+  void (*mix[3])(float *, int64_t, const float *, const float *, const rows *, int64_t);
+} ways;
+WAYS(F32)
+WAYS(F16)
+WAYS(BF16)
+
+static const ways *ways_of(int64_t type) {
+  return type == PG_F32 ? &ways_F32 : type == PG_F16 ? &ways_F16 : &ways_BF16;
 }
 
 // Scores -> exp(score - top), and what the result so far is multiplied with as the top rises.
@@ -88,65 +158,50 @@ static float exponentials(const attention *a, float *s, const float *bias, int n
   return keep;
 }
 
-// Calls f with the number of rows and the type as constants.
-#define BY_TYPE(f, R, type, ...)                                                                                       \
-  do {                                                                                                                 \
-    if ((type) == PG_F32)                                                                                              \
-      f(__VA_ARGS__, R, PG_F32);                                                                                       \
-    else if ((type) == PG_F16)                                                                                         \
-      f(__VA_ARGS__, R, PG_F16);                                                                                       \
-    else                                                                                                               \
-      f(__VA_ARGS__, R, PG_BF16);                                                                                      \
-  } while (0)
-#define BY_ROWS(f, R, type, ...)                                                                                       \
-  do {                                                                                                                 \
-    if ((R) == 1)                                                                                                      \
-      BY_TYPE(f, 1, type, __VA_ARGS__);                                                                                \
-    else if ((R) == 2)                                                                                                 \
-      BY_TYPE(f, 2, type, __VA_ARGS__);                                                                                \
-    else                                                                                                               \
-      BY_TYPE(f, FEW, type, __VA_ARGS__);                                                                              \
-  } while (0)
+static int is_float(const pg_tensor *x) { return x->type == PG_F32 || x->type == PG_F16 || x->type == PG_BF16; }
 
-static rows stored(const pg_tensor *x, const tile *t, int64_t j) {
-  const int64_t size = x->type == PG_F32 ? 4 : x->type == PG_F16 || x->type == PG_BF16 ? 2 : 1;
-  return (rows){tile_kv(x, t) + j * x->nb[1], x->nb[1], x->ne[0] * size, x->type};
+// The block's rows as stored, or as f32 in `buf`.
+static rows rows_of(const pg_tensor *x, const char *head, const block *b, int direct, float *buf, int64_t ld) {
+  const char *first = head + b->first * x->nb[1];
+  const int64_t nb = x->nb[1], bytes = x->ne[0] / pg_block_size(x->type) * x->nb[0];
+  if (direct && is_float(x) && x->ne[0] == ld)
+    return (rows){first, b->keys, nb, x->type, first + AHEAD * nb, nb, bytes};
+  PG_FN(attention_rows)(x, head, b, buf, ld);
+  return (rows){(const char *)buf, NULL, ld * 4, PG_F32, first + KEYS * nb, nb, bytes};
 }
 
-// The rows as stored, where loads can read them whole; else as f32 in `buf`, which replaces `keys` by 0, 1, 2 ..
-static rows readable(rows x, int64_t n, pg_to_f32 to_f32, float *buf, int64_t padded, uint8_t *keys, int n_keys) {
-  if (n == padded && (x.type == PG_F32 || x.type == PG_F16 || x.type == PG_BF16)) return x;
-  for (int i = 0; i < n_keys; i++) {
-    to_f32(x.data + keys[i] * x.nb, buf + i * padded, n);
-    for (int64_t c = n; c < padded; c++) buf[i * padded + c] = 0;
-    keys[i] = (uint8_t)i;
-  }
-  return (rows){(const char *)buf, padded * 4, padded * 4, PG_F32};
+static rows columns_of(const pg_tensor *x, const char *head, const block *b, int direct, float *buf) {
+  const int64_t nb = x->nb[1], bytes = KEYS * x->nb[0];
+  const char *next = head + (b->first + KEYS) * x->nb[0];
+  if (direct && b->run && b->n % VF_N == 0)
+    return (rows){head + (b->first + b->keys[0]) * x->nb[0], NULL, nb, x->type, next, nb, bytes};
+  PG_FN(attention_columns)(x, head, b, buf);
+  return (rows){(const char *)buf, NULL, KEYS * 4, PG_F32, next, nb, bytes};
 }
 
 void PG_FN(attend_few)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
                        int64_t last) {
-  const int R = t->n == 3 ? FEW : t->n;
+  const char *k_head = tile_kv(a->k, t), *v_head = tile_kv(a->v, t);
+  const int way = t->n == 1 ? 0 : t->n == 2 ? 1 : 2, direct = t->n <= DIRECT;
   memset(w->q, 0, (size_t)(FEW * a->dp) * sizeof(float));
   memset(w->s, 0, FEW * KEYS * sizeof(float));
   memset(w->bias, 0, FEW * KEYS * sizeof(float));
   for (int r = 0; r < t->n; r++)
     for (int64_t c = 0; c < a->d; c++) w->q[r * a->dp + c] = tile_query(a, t, r)[c] * a->scale;
   for (int64_t j = first; j < last; j += KEYS) {
-    uint8_t keys[KEYS], keys_v[KEYS];
-    int n_keys;
-    const enum visibility seen = tile_mask(a, t, j, (int)PG_MIN(KEYS, last - j), w, KEYS, 1, keys, &n_keys);
-    if (seen == HIDDEN) continue;
-    memcpy(keys_v, keys, sizeof keys);
-    const rows v0 = stored(a->v, t, j),
-               k1 = stored(a->k, t, j + KEYS); // k1: what comes next (a prefetch past the end is no access)
-    const rows k = readable(stored(a->k, t, j), a->d, a->k_to_f32, w->kv, a->dp, keys, n_keys);
-    BY_ROWS(dots, R, k.type, w->s, w->q, a->dp, &k, keys, n_keys, &v0);
+    const block b = tile_block(a, t, j, last, w, KEYS, 1);
+    if (!b.n) continue;
+    const rows k = rows_of(a->k, k_head, &b, direct, w->kv, a->dp);
+    ways_of(k.type)->dots[way](w->s, KEYS, NULL, w->q, a->dp, a->dp, &k, b.n);
     float keep[FEW] = {0};
     for (int r = 0; r < t->n; r++)
-      keep[r] =
-          exponentials(a, w->s + r * KEYS, seen == MIXED ? w->bias + r * KEYS : NULL, n_keys, &st->top[r], &st->sum[r]);
-    const rows v = readable(v0, a->dv, a->v_to_f32, w->kv, a->dvp, keys_v, n_keys);
-    BY_ROWS(mix, R, v.type, st->out, a->dvp, keep, w->s, &v, keys_v, n_keys, &k1);
+      keep[r] = exponentials(a, w->s + r * KEYS, b.biased ? w->bias + r * KEYS : NULL, b.n, &st->top[r], &st->sum[r]);
+    if (a->transposed) {
+      const rows v = columns_of(a->v, v_head, &b, direct, w->kv);
+      ways_of(v.type)->dots[way](st->out, a->dvp, keep, w->s, KEYS, (b.n + VF_N - 1) / VF_N * VF_N, &v, a->dv);
+    } else {
+      const rows v = rows_of(a->v, v_head, &b, direct, w->kv, a->dvp);
+      ways_of(v.type)->mix[way](st->out, a->dvp, keep, w->s, &v, b.n);
+    }
   }
 }

@@ -8,6 +8,7 @@ share       products of the same columns (Q, K and V) quantise or pack them once
 glu         silu(gate) * up, where the products store it or in one pass
 residual    a product and what is added to it
 rope_store  rope and the copy of its result to the cache
+attention   v (transposed) times soft_max of k times q, and the copy that puts the heads of each token side by side
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
 from .isa import Kernel
 from .repack import product_kernel
 
-FUSIONS = ("norm", "share", "glu", "residual", "rope_store")
+FUSIONS = ("norm", "share", "glu", "residual", "rope_store", "attention")
 _MAX_PRODUCTS = 3
+_FLOATS = (DType.F32, DType.F16, DType.BF16)
 
 
 def enabled_fusions(wanted: Collection[str] | None = None) -> frozenset[str]:
@@ -67,6 +69,21 @@ def gate_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
     return None
 
 
+def attention_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(product of k and q, soft_max node) where `t` is v times attention's weights, v and k of the same heads."""
+    if t.op != "mul_mat" or t.view_src is not None:
+        return None
+    v, weights = t.src
+    kq = weights.src[0] if weights is not None and weights.op == "soft_max" else None
+    if v is None or weights is None or kq is None or weights.view_src is not None or kq.op != "mul_mat":
+        return None
+    k, q = kq.src
+    if k is None or q is None or not _is_f32_rows(q) or v.dtype not in _FLOATS or v.nb[0] != v.dtype.type_size:
+        return None
+    same = k.nb[0] == k.dtype.type_size and k.ne[1:] == (v.ne[0], *v.ne[2:]) and k.ne[3] == q.ne[3] == t.ne[3]
+    return (kq, weights) if same else None
+
+
 def _is_f32_rows(t: Tensor | None) -> bool:
     return t is not None and t.dtype is DType.F32 and t.nb[0] == 4
 
@@ -91,6 +108,8 @@ class _Fuser:
         self.taken: dict[Tensor, Step | None] = {}  # node -> the step that stands in its place, if it is one
 
     def steps(self) -> list[Step]:
+        for t in self.nodes if "attention" in self.enabled else ():
+            self._attention(t)
         for t in self.nodes:
             if t in self.kernels and t not in self.taken:
                 self._products(t)
@@ -189,6 +208,31 @@ class _Fuser:
                 group.append(p)
         return Step(tuple(group), fusion="products")
 
+    # -- attention ---------------------------------------------------------------------------------------------------
+
+    def _attention(self, t: Tensor) -> None:
+        """`t` = v times soft_max of k times q, and what only brings its heads together."""
+        found = attention_of(t)
+        if found is None or not all(self._passes(n) for n in found):
+            return
+        nodes = (*found, t)
+        if (merged := self._merged(t)) is not None:
+            nodes = (*nodes, *merged)
+        sources = [s for n in nodes for s in n.src if s is not None and s not in nodes]
+        if self._unwritten(sources, self.at[nodes[0]], self.at[nodes[-1]]):
+            self._take(nodes[-1], Step(nodes, frozenset(nodes[:-1]), "attention"))
+
+    def _merged(self, t: Tensor) -> tuple[Tensor, Tensor] | None:
+        """permute(t, 0, 2, 1, 3) and its dense copy, where nothing else reads t."""
+        view = self._reader(t)
+        if view is None or view.op != "permute" or view.flags & (FLAG_INPUT | FLAG_OUTPUT):
+            return None
+        swapped = tuple((x[0], x[2], x[1], x[3]) for x in (t.ne, t.nb))
+        readers = self.readers.get(view, ())
+        if (view.ne, view.nb) != swapped or len(readers) != 1 or self.uses[view] != 1 or readers[0].op != "cont":
+            return None
+        return (view, readers[0])
+
     # -- pairs -------------------------------------------------------------------------------------------------------
 
     def _pair(self, t: Tensor) -> None:
@@ -202,7 +246,7 @@ class _Fuser:
             self._take(t, Step((gate[0], t), frozenset((gate[0],)), "glu", (gate[1],)))
         elif t.op == "cpy" and "rope_store" in self.enabled:
             rope = t.src[0]
-            float_rows = t.dtype in (DType.F32, DType.F16, DType.BF16) and t.is_contiguous
+            float_rows = t.dtype in _FLOATS and t.is_contiguous
             if rope is not None and rope.op == "rope" and float_rows and self._joins(rope, t):
                 self._take(t, Step((rope, t), frozenset((rope,)), "rope_store"))
 

@@ -17,7 +17,7 @@ from ...errors import BackendError
 from ...opdef import OPS
 from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
 from .._pggml import ffi, lib
-from .fuse import gate_of, norm_of
+from .fuse import attention_of, gate_of, norm_of
 from .isa import Kernel, find_kernel, kernel_of
 from .repack import product_kernel
 
@@ -89,11 +89,29 @@ def _record(step: Step, isa: str) -> Record | None:
         return (
             None if kernel is None else Record(kernel, t, first.src, tuple(first.op_params.values()), layout=first.ne)
         )
+    if step.fusion == "attention":
+        return _attention(step, isa)
     other = t.src[1] if t.src[0] is first else t.src[0]
     f32 = DType.F32.gguf_id
     kernel = find_kernel(isa, _PAIR_KERNELS[step.fusion], f32, f32, f32)
     params = tuple(first.op_params.values()) if step.fusion == "norm" else (0.0,)
     return None if kernel is None else Record(kernel, t, (first.src[0], other), params)
+
+
+def _attention(step: Step, isa: str) -> Record | None:
+    """Attention with a transposed v, by csrc/kernels/flash_attn.c."""
+    kqv = step.nodes[2]
+    found = attention_of(kqv)
+    assert found is not None
+    (k, q), (_, mask) = (t.src for t in found)
+    assert k is not None
+    f32 = DType.F32.gguf_id
+    kernel = find_kernel(isa, "attn_vt", f32, k.dtype.gguf_id, f32)
+    merged = step.nodes[-1] is not kqv
+    params = (*found[1].op_params.values(), float(merged))
+    dv, n_tokens, n_head, n_batch = kqv.ne
+    layout = (dv, n_head, n_tokens, n_batch) if merged else None
+    return None if kernel is None else Record(kernel, step.nodes[-1], (k, q, kqv.src[0], mask), params, layout=layout)
 
 
 _PAIR_KERNELS = {"norm": "rms_norm_mul", "glu": "swiglu"}
