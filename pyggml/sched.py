@@ -60,11 +60,12 @@ class Schedule:
         for t in self.plan.recycled:
             t.flags |= FLAG_RECYCLED
 
-    def run(self) -> None:
+    def run(self, interruptible: bool = True) -> None:
+        """Compute the graph. Where it is not `interruptible`, no long run ends early on Ctrl-C."""
         for split, program in zip(self.splits, self.programs, strict=True):
             for source, copy in split.inputs.items():
                 copy.raw()[...] = source.raw()
-            program.run()
+            program.run(interruptible)
 
 
 class Scheduler:
@@ -137,9 +138,9 @@ class Scheduler:
             others.append((value, graph.nodes))
         return schedule if schedule.programs[0].vary(var, others) else None
 
-    def compute(self, graph: Graph) -> None:
-        """Run `graph`. Raises BackendError naming the node that failed."""
-        self.alloc(graph).run()
+    def compute(self, graph: Graph, interruptible: bool = True) -> None:
+        """Run `graph`, see `Schedule.run`. Raises BackendError naming the node that failed."""
+        self.alloc(graph).run(interruptible)
 
     def buffer_size(self, backend: str) -> int:
         """Bytes of the compute buffer of a backend."""

@@ -39,7 +39,7 @@ class RefProgram:
     def __init__(self, nodes: Sequence[Tensor], resolve: Resolve) -> None:
         self.nodes, self.resolve = list(nodes), resolve
 
-    def run(self) -> None:
+    def run(self, interruptible: bool = True) -> None:
         for t in self.nodes:
             try:
                 compute_node(t, self.resolve)
