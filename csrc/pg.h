@@ -9,7 +9,8 @@ enum pg_status {
   PG_E_INDEX = 1,   // a row index outside its range: pg_plan.bad_value holds it
   PG_E_NOMEM = 2,   // no memory for a thread or a buffer
   PG_E_ABORTED = 3, // the abort flag was raised between two ops
-  PG_E_TYPE = 4     // no conversion for this type
+  PG_E_TYPE = 4,    // no conversion for this type
+  PG_E_NAN = 5      // a number that has no place in an order
 };
 
 enum { PG_MAX_SRC = 8, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
@@ -149,6 +150,15 @@ int pg_quantize(int level, int64_t type, const float *src, const float *weights,
 int64_t pg_r16_bytes(int64_t type, int64_t k, int64_t m);
 void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, int64_t m, void *dst, int64_t first,
                  int64_t last);
+
+// Sampling with top-k, top-p, min-p and a temperature, in two steps: between them the caller takes exp of `exponents`.
+// First the k largest of n logits, 0 < k <= n < 2^32, descending, of equal ones the first: their places, how far they
+// are from the largest, and the same again [k ..] with all divided by temp. `keys` is scratch memory, n_keys k + 16 or
+// more. PG_E_NAN where a logit is NaN, or the largest or temp infinite. Then the row that u, 0 <= u < 1, falls on among
+// those that top_p (1: all) and min_p leave.
+int pg_top_k(const float *logits, int64_t n, int64_t k, float temp, uint64_t *keys, int64_t n_keys, int64_t *ids,
+             float *exponents);
+int64_t pg_draw(const float *weights, int64_t k, double top_p, double min_p, double u);
 
 // What one thread can do at most (peak.c): reads n bytes at p (a multiple of 4 KiB, 64-byte aligned), or makes n steps
 // of multiplications of a kind. The result is bytes or operations done; 0 where no level up to this one has such

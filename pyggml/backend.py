@@ -17,8 +17,9 @@ Resolve = Callable[[Tensor], Tensor]  # a source tensor -> itself, or its copy o
 class Program(Protocol):
     """Nodes made ready to run, again and again, on one backend."""
 
-    def run(self) -> None:
-        """Compute the nodes. Raises BackendError naming the node that failed."""
+    def run(self, interruptible: bool = True) -> None:
+        """Compute the nodes. A long run may end early on Ctrl-C where it is `interruptible`. Raises BackendError naming
+        the node that failed."""
         ...
 
     def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:

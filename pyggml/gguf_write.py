@@ -51,6 +51,7 @@ class AtomicFile:
             fd = os.open(folder or ".", os.O_TMPFILE | os.O_WRONLY, 0o666)
             self._named = False
         except (OSError, AttributeError):  # not every file system, nor every system, knows O_TMPFILE
+            self._close_fds()
             fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
             self._named = True
         self.file = os.fdopen(fd, "wb")
@@ -67,12 +68,17 @@ class AtomicFile:
 
     def discard(self) -> None:
         """Close the file; what was not committed is forgotten."""
-        self.file.close()
+        with suppress(OSError):  # what could not be written before is given up
+            self.file.close()
+        self._close_fds()
+        if self._named:
+            with suppress(OSError):
+                os.unlink(self._temporary)
+
+    def _close_fds(self) -> None:
         if self._fds is not None:
             os.close(self._fds)
-        if self._named:
-            with suppress(FileNotFoundError):
-                os.unlink(self._temporary)
+            self._fds = None
 
 
 class GGUFOut:

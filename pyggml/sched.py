@@ -62,11 +62,12 @@ class Schedule:
         for t in self.plan.recycled:
             t.flags |= FLAG_RECYCLED
 
-    def run(self) -> None:
+    def run(self, interruptible: bool = True) -> None:
+        """Compute the graph. Where it is not `interruptible`, no long run ends early on Ctrl-C."""
         for split, program in zip(self.splits, self.programs, strict=True):
             for source, copy in split.inputs.items():
                 copy.raw()[...] = source.raw()
-            program.run()
+            program.run(interruptible)
 
 
 class Scheduler:
@@ -140,9 +141,9 @@ class Scheduler:
             others.append((value, [step.mapped(twin) for step in schedule.splits[0].steps]))
         return schedule if schedule.programs[0].vary(var, others) else None
 
-    def compute(self, graph: Graph) -> None:
-        """Run `graph`. Raises BackendError naming the node that failed."""
-        self.alloc(graph).run()
+    def compute(self, graph: Graph, interruptible: bool = True) -> None:
+        """Run `graph`, see `Schedule.run`. Raises BackendError naming the node that failed."""
+        self.alloc(graph).run(interruptible)
 
     def buffer_size(self, backend: str) -> int:
         """Bytes of the compute buffer of a backend."""

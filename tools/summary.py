@@ -28,6 +28,7 @@ def timings(g: Generation, load: float, total: float) -> dict[str, float]:
         "predicted_n": len(g.ids),
         "predicted_ms": predicted * 1e3,
         "predicted_per_second": per_second(t.n_eval, predicted),
+        "sample_n": t.n_sample,
         "sample_ms": t.sample * 1e3,
         "eval_ms": t.eval * 1e3,
         "total_ms": total * 1e3,

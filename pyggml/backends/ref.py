@@ -40,7 +40,7 @@ class RefProgram:
     def __init__(self, steps: Sequence[Step], resolve: Resolve) -> None:
         self.nodes, self.resolve = [t for s in steps for t in s.nodes], resolve
 
-    def run(self) -> None:
+    def run(self, interruptible: bool = True) -> None:
         for t in self.nodes:
             try:
                 compute_node(t, self.resolve)

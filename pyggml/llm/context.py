@@ -24,6 +24,7 @@ from pyggml.sched import Scheduler
 
 from . import state
 from .batch import Batch
+from .interrupt import uninterrupted
 from .perf import Perf
 from .steps import Steps, StepSize
 from .ubatch import SBatch, UBatch, ubatches_of_tokens
@@ -159,21 +160,15 @@ class LlamaContext:
 
     def update(self) -> None:
         """Bring K and V up to the cells, as every decode does first: K is roped to the positions that seq_add and
-        seq_div gave its cells, and holes are closed where `memory.defrag()` or `defrag_thold` asked for it."""
+        seq_div gave its cells, and holes are closed where `memory.defrag()` or `defrag_thold` asked for it. Ctrl-C
+        waits until a cache is whole again."""
         for cache in self.memory.caches:
             if cache.has_shift:
-                graph, delta = build_k_shift(self.model.hparams, self.model.weights, cache)
-                self.scheduler.alloc(graph)
-                delta.numpy()[:] = cache.delta
-                self.scheduler.compute(graph)
-                cache.shift_done()
+                with uninterrupted():
+                    self._shift(cache)
             if cache.wants_defrag:
-                if cache.used < cache.end:
-                    graph, order = build_defrag(cache)
-                    self.scheduler.alloc(graph)
-                    order.numpy()[:] = cache.order()
-                    self.scheduler.compute(graph)
-                cache.defrag_done()
+                with uninterrupted():
+                    self._defrag(cache)
 
     def warmup(self) -> None:
         """Compute one token and forget it: weights are read into memory, threads are started. Counters, cache and
@@ -263,6 +258,21 @@ class LlamaContext:
             head.bind(slot.start)
         step.schedule.run()
         return step.logits if len(outputs) else None
+
+    def _shift(self, cache: KVCache) -> None:
+        graph, delta = build_k_shift(self.model.hparams, self.model.weights, cache)
+        self.scheduler.alloc(graph)
+        delta.numpy()[:] = cache.delta
+        self.scheduler.compute(graph, interruptible=False)
+        cache.shift_done()
+
+    def _defrag(self, cache: KVCache) -> None:
+        if cache.used < cache.end:
+            graph, order = build_defrag(cache)
+            self.scheduler.alloc(graph)
+            order.numpy()[:] = cache.order()
+            self.scheduler.compute(graph, interruptible=False)
+        cache.defrag_done()
 
     def _gather(self, parts: Sequence[UBatch], rows: Sequence[Floats]) -> None:
         """Set `outputs` and `logits`, in the order of the batch."""

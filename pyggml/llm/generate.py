@@ -137,6 +137,7 @@ class Generation:
                 self.finish_reason = "stop" if text.stopped else "length"
         self.timings.sample += perf_counter() - start
         self.timings.n_sample += 1
+        self.ctx.perf_sampled(start)
         return self._record(piece, token, logits)
 
     def _sample(self, logits: Floats) -> int:

@@ -12,11 +12,9 @@ bytes  what (little-endian)
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -25,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import StateError
+from pyggml.gguf_write import AtomicFile
 
 MAGIC, VERSION = b"PGSTATE\0", 1
 _FIXED = struct.Struct("<8sIIQ")
@@ -109,21 +108,15 @@ class Reader:
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file that appears whole or, on any error, not at all. Raises StateError where it cannot be written."""
-    path = os.fspath(path)
-    temporary = f"{path}.{secrets.token_hex(4)}.tmp"
     try:
+        out = AtomicFile(path)
         try:
-            with open(temporary, "xb") as f:
-                f.writelines(parts)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+            out.file.writelines(parts)
+            out.commit()
+        finally:
+            out.discard()
     except OSError as e:
-        raise StateError(f"cannot write {path}: {e.strerror}") from None
+        raise StateError(f"cannot write {os.fspath(path)}: {e.strerror}") from None
 
 
 def read(path: Path) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
+from pyggml.llm.interrupt import uninterrupted
 from pyggml.tensor import Tensor
 
 
@@ -186,4 +188,22 @@ def test_ctrl_c_stops_a_long_run() -> None:
         schedule.run()
         pytest.fail("the run went on to its end")
     timer.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_waits_for_a_run_that_must_be_whole() -> None:
+    g, x, y = chain(100, 1_000_000)
+    schedule = gg.Scheduler(("cpu",), n_threads=2).alloc(g)
+    x.set(np.ones(1_000_000))
+    schedule.run()
+    expected = np.array(y.numpy())
+    y.numpy()[:] = 0
+    timer = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        timer.start()
+        while timer.is_alive() or time.perf_counter() - start < 0.05:  # also in the middle of a run
+            schedule.run(interruptible=False)
+        finished = True
+    assert finished and np.array_equal(y.numpy(), expected)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

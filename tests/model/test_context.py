@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +12,17 @@ import numpy as np
 import pytest
 from pyggml.models.blocks import Build
 
+from pyggml.backends.cpu import CpuProgram
+from pyggml.backends.cpu import backend as cpu_backend
+from pyggml.backends.ref import RefProgram
 from pyggml.dtypes import DType
 from pyggml.errors import BackendError, BatchError, KVCacheFull, ModelError
+from pyggml.graph import Graph
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.steps import StepSize
+from pyggml.sched import Scheduler
 
 # Two ways through the same model in f32: some 20 products of 64 terms, each off by about 2.5 roundings of 2^-24, twice,
 # make 1e-12 on average; this is twice that in amplitude.
@@ -262,6 +269,51 @@ def test_failed_computation_leaves_the_cache_as_it_was(model: Model) -> None:
     with pytest.raises(BackendError, match="broken"):
         ctx.decode([5])
     assert state(ctx) == before
+
+
+@pytest.mark.parametrize("parts", [("cpu",), ("ref", "cpu")])
+def test_ctrl_c_waits_until_the_cache_is_whole(
+    model: Model, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGINT before and after every program of the graphs that shift K and close holes."""
+    monkeypatch.setattr(cpu_backend, "_LONG_NS", 0)  # every run may be stopped by SIGINT
+    graphs: list[int] = []
+
+    def assign(scheduler: Scheduler, graph: Graph) -> list[str]:
+        return [parts[i * len(parts) // len(graph.nodes)] for i in range(len(graph.nodes))]
+
+    def cache(interrupt: bool) -> list[np.ndarray]:
+        ctx = new(model, backend=("cpu", "ref"), flash_attn=True)
+        ctx.decode(IDS)
+        ctx.memory.seq_rm(0, 2, 5)
+        ctx.memory.seq_add(0, 5, -1, -3)
+        ctx.memory.defrag()
+        with monkeypatch.context() as m:
+            m.setattr(Scheduler, "_assign", assign)
+            if not interrupt:
+                ctx.update()
+            for program in (CpuProgram, RefProgram) if interrupt else ():
+                m.setattr(program, "run", interrupting(program.run))
+            for _ in range(3 if interrupt else 0):  # once for each of the two graphs
+                try:
+                    ctx.update()
+                except KeyboardInterrupt:
+                    graphs.append(1)
+        kv = ctx.memory.caches[0]
+        assert not kv.has_shift and not kv.wants_defrag
+        return [kv.pos, kv.seq, *(np.array(t.raw()) for t in (*kv.k_l, *kv.v_l))]
+
+    def interrupting(run: Callable[..., None]) -> Callable[..., None]:
+        def wrapper(self: object, interruptible: bool = True) -> None:
+            signal.raise_signal(signal.SIGINT)
+            run(self, interruptible)
+            signal.raise_signal(signal.SIGINT)
+
+        return wrapper
+
+    for got, expected in zip(cache(True), cache(False), strict=True):
+        assert np.array_equal(got, expected)
+    assert len(graphs) == 2
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,9 @@ def test_timings(model: Model) -> None:
     list(g)
     t = g.timings
     assert (t.n_prompt, t.n_sample, t.n_eval) == (len(g.prompt), 6, 5)
+    perf = g.ctx.perf()
+    assert (perf.n_p_eval, perf.n_sample, perf.n_eval) == (len(g.prompt), 6, 5)
+    assert 0 < t.sample <= perf.t_sample_ms / 1e3
     assert t.prompt > 0 and t.sample > 0 and t.eval > 0
 
 

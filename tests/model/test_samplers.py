@@ -381,6 +381,54 @@ def test_trace(vocab: Vocab) -> None:
     assert step.samplers[0].best == int(p.argmax())
 
 
+@given(
+    st.sampled_from((1, 2, 40, 41, 259, 512, 5000)),
+    st.integers(0, 10**6),
+    st.sampled_from((None, 0, 1)),
+    st.sampled_from((None, -np.inf, np.inf, np.nan)),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "top_k": st.integers(1, 60) | st.just(5000),
+            "top_p": st.floats(0, 1),
+            "min_p": st.floats(0, 1),
+            "temp": st.floats(0.01, 20),
+            "repeat_penalty": st.just(1.3),
+            "logit_bias": st.just({0: -math.inf, 1: 2.0}),
+            "xtc_probability": st.just(0.5),
+            "samplers": st.permutations(("top_k", "top_p", "min_p", "temperature")),
+        },
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_all_at_once_and_one_by_one(
+    vocab: Vocab, n: int, seed: int, decimals: int | None, odd: float | None, params: dict[str, object]
+) -> None:
+    """A chain that keeps traces goes sampler by sampler: the tokens are the same, also of logits that are equal, NaN or
+    infinite."""
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((8, n)) * 3
+    rows = (rows if decimals is None else rows.round(decimals)).astype(np.float32)
+    if odd is not None:
+        rows[rng.random(rows.shape) < rng.choice([0.002, 0.5])] = odd
+    results: list[list[int | str]] = []
+    if n < 2:
+        params.pop("logit_bias", None)
+    for traced in (False, True):
+        chain, tokens = SamplerChain(SamplingParams(seed=seed, **params), vocab), list[int | str]()
+        chain.traces = [] if traced else None
+        for row in rows:
+            try:
+                with np.errstate(all="ignore"):
+                    token = chain.sample(row)
+                chain.accept(token)
+                tokens.append(token)
+            except SamplerError:
+                tokens.append("none")
+        results.append(tokens)
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("params", [{"temp": 0}, {}, OFF, {"top_k": 0, "typ_p": 0.5}, {"mirostat": 1}, {"mirostat": 2}])
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_no_token_is_left(params: dict[str, float], value: float, vocab: Vocab) -> None:

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -244,20 +245,32 @@ def test_lies_with_a_right_checksum_are_refused(model: Model) -> None:
         refused(ctx, signed(header, bytes(broken)), "make no sense")
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["fsync", "replace", "write"])
+@pytest.mark.parametrize("named", [False, True])
 def test_a_failed_write_leaves_the_file_before(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool, call: str
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    if named:
+        monkeypatch.delattr(os, "O_TMPFILE")
     ctx, path = filled(model), tmp_path / "s"
     ctx.save_state(path)
-    before = path.read_bytes()
+    before, n_open = path.read_bytes(), len(os.listdir("/proc/self/fd"))
     ctx.decode([5])
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(StateError, match=r"cannot write .*/s: No space left"):
-        ctx.save_state(path)
+    with monkeypatch.context() as m:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if call == "write":  # not even what is buffered can be written
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+        else:
+            m.setattr(os, call, fail)
+        try:
+            with pytest.raises(StateError, match=r"cannot write .*/s: (No space left|File too large)"):
+                ctx.save_state(path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["s"]
-    with pytest.raises(StateError, match="cannot write"):
+    with pytest.raises(StateError, match=r"cannot write .*/none/s: No such file"):
         ctx.save_state(tmp_path / "none" / "s")
+    assert len(os.listdir("/proc/self/fd")) == n_open

@@ -32,7 +32,7 @@ class CpuProgram:
         self._plan = p = ffi.new("pg_plan *")
         p.ops = ffi.cast("pg_op *", low.ops.__array_interface__["data"][0])
         p.n_ops, p.n_threads = n, backend.n_threads
-        p.watch = low.cost_ns > _LONG_NS
+        self._is_long = low.cost_ns > _LONG_NS
         p.chunks = ffi.cast("int32_t *", self._chunks.__array_interface__["data"][0])
         low.set_plan(int(ffi.cast("intptr_t", p)))
         self._bind()
@@ -71,7 +71,9 @@ class CpuProgram:
         """Ask a run in another thread to stop before its next op; it raises BackendError there (as Ctrl-C does)."""
         self._plan.abort = 1
 
-    def run(self) -> None:
+    def run(self, interruptible: bool = True) -> None:
+        if self._is_long:
+            self._plan.watch = interruptible
         for i, var in enumerate(self._vars):
             self._values[i] = var.value
         status = lib.pg_plan_run(self._plan, self._values_c)

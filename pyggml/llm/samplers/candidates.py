@@ -11,7 +11,7 @@ from pyggml.errors import SamplerError
 from pyggml.models.kv_cells import Floats
 
 Ids = npt.NDArray[np.int64]
-_LONG = 4096  # more weights than this are neither sorted nor added one by one without need
+LONG = 4096  # more weights than this are neither sorted nor added one by one without need
 _BLOCK = 1024
 _FIRST_PART = 256  # how many of many tokens are sorted at first where the best few are wanted
 
@@ -44,8 +44,11 @@ class Candidates:
             raise SamplerError("no token is left to choose, or all logits are NaN")
         row = 0 if self.is_sorted else int(self.logits.argmax())
         x = self.logits.item(row)
-        if not x > -np.inf:
-            raise SamplerError("a logit is NaN" if x != x else "no token is left to choose: all logits are -inf")
+        if not -np.inf < x < np.inf:
+            none = x == -np.inf
+            raise SamplerError(
+                "no token is left to choose: all logits are -inf" if none else "a logit is NaN or infinite"
+            )
         return row
 
     def token(self, row: int) -> int:
@@ -87,20 +90,18 @@ class Candidates:
             self._reorder(self.logits.argsort()[::-1])
 
     def keep_top(self, k: int) -> None:
-        """Keep the `k` largest logits, sorted; of equal ones the first rows."""
+        """Keep the `k` largest logits, sorted; of equal ones the first rows. Raises SamplerError for NaN."""
         n = len(self.logits)
         if self.is_sorted:
             self.keep(slice(0, k))
         elif k >= n:
             self.sort()
         else:
-            kth = np.partition(self.logits, n - k)[n - k, ...]
-            self.keep_best_of(np.greater_equal(self.logits, kth).nonzero()[0], k)
-
-    def keep_best_of(self, rows: Ids, k: int) -> None:
-        """Keep the `k` largest logits of some rows (ascending), sorted; of equal ones the first."""
-        order = np.negative(self.logits[rows]).argsort(kind="stable")
-        self._reorder(rows[order[:k]])
+            top = np.partition(self.logits, n - k)[n - k :]  # NaN comes last
+            if np.isnan(top).any():
+                raise SamplerError("a logit is NaN")
+            rows = np.greater_equal(self.logits, top[0, ...]).nonzero()[0]
+            self._reorder(rows[np.negative(self.logits[rows]).argsort(kind="stable")[:k]])
 
     def replace(self, logits: Floats, same_order: bool) -> None:
         """Give all rows new logits; `same_order` says that the order of any two is as it was."""
@@ -125,7 +126,7 @@ class Candidates:
     def nucleus(self, p: float) -> None:
         """Keep the fewest of the largest whose probabilities reach `p`, sorted."""
         n = len(self.logits)
-        if self.is_sorted or n <= _LONG:
+        if self.is_sorted or n <= LONG:
             self.sort()
             sums = np.add.accumulate(self.weights())
             keep = int(sums.searchsorted(np.array(p * sums.item(-1), np.float32))) + 1
@@ -144,16 +145,19 @@ class Candidates:
             part = min(part * 8, n)
 
     def draw(self, rng: np.random.Generator) -> int:
-        """A token by its probability. Raises SamplerError where the logits make none."""
+        """A token by its probability, with one random number (two for many). Raises SamplerError where the logits make
+        none."""
+        u = rng.random()
         if len(self.logits) == 1:
             return self.token(self.best())
         weights, start = self.weights(), 0
-        if len(weights) > _LONG:  # the block first: running sums are slow
+        if len(weights) > LONG:  # the block first: running sums are slow
             edges = np.arange(0, len(weights), _BLOCK)
-            block = _pick(np.add.reduceat(weights, edges), rng.random())
+            block = _pick(np.add.reduceat(weights, edges), u)
+            u = rng.random()
             start = block * _BLOCK
             weights = weights[start : start + _BLOCK]
-        return self.token(start + _pick(weights, rng.random()))
+        return self.token(start + _pick(weights, u))
 
     def _reorder(self, rows: Ids) -> None:
         """Take the rows in this order, in which their logits descend."""

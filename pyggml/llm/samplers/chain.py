@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pyggml.backends.cpu.sampling import TopDraw
 from pyggml.errors import SamplerError
 from pyggml.llm.vocab import Vocab
 from pyggml.models.kv_cells import Floats
 
 from .base import Sampler
-from .candidates import Candidates, Ids
+from .candidates import LONG, Candidates, Ids
 from .dry import Dry, find_breakers
 from .grammar import Grammar
 from .infill import Infill
@@ -39,6 +40,9 @@ class SamplerChain:
         seed = None if params.seed is None or params.seed < 0 else params.seed
         self._rng = np.random.default_rng(seed)
         self.samplers = _build(params, vocab, np.random.default_rng(None if seed is None else (seed, 1)))
+        at = next((i for i, s in enumerate(self.samplers) if isinstance(s, TopK)), len(self.samplers))
+        self._first, self._last = self.samplers[:at], self.samplers[at:]
+        self._top_draw = _top_draw(params, [type(s) for s in self._last])
         self._is_greedy = len(self.samplers) == 1 and isinstance(self.samplers[0], Greedy)
         self._accepting = [s for s in self.samplers if type(s).accept is not Sampler.accept]
 
@@ -50,7 +54,13 @@ class SamplerChain:
         c = Candidates(logits)
         if self._is_greedy:
             return c.best()
-        for s in self.samplers:
+        for s in self._first:
+            s.apply(c)
+        if self._top_draw is not None:
+            row = self._top_draw.draw(c.logits, self._rng)
+            if row is not None:
+                return c.token(row)
+        for s in self._last:
             s.apply(c)
         return c.draw(self._rng)
 
@@ -115,6 +125,16 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
     elif p.mirostat:
         chain.append(Mirostat(p.mirostat, p.mirostat_tau, p.mirostat_eta, vocab.n_tokens))
     return chain
+
+
+def _top_draw(p: SamplingParams, kinds: list[type[Sampler]]) -> TopDraw | None:
+    """What does the work of such samplers and draws, where they are top_k and, in this order, any of the usual ones."""
+    usual = [kind for kind in (TopK, TopP, MinP, Temperature) if kind in kinds]
+    if TopK not in kinds or kinds != usual or p.top_k > LONG:
+        return None
+    top_p = p.top_p if TopP in kinds else 1.0
+    min_p = p.min_p if MinP in kinds else 0.0
+    return TopDraw(p.top_k, top_p, min_p, p.temp if Temperature in kinds else 1.0)
 
 
 def _sampler(name: str, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:

@@ -1,0 +1,26 @@
+"""What Ctrl-C must not cut in two."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A block in which Ctrl-C waits for the end: the KeyboardInterrupt comes behind it. Python raises none in other
+    threads than the main one, and none where SIGINT has a handler that is not Python's."""
+    old = signal.getsignal(signal.SIGINT)
+    if old is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+        if came:
+            signal.raise_signal(signal.SIGINT)
