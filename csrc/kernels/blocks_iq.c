@@ -100,8 +100,7 @@ static void iq1_s_decode(const uint8_t *restrict b, float *restrict y) {
 // Bytes: 32 low bytes of points, 16 of nibbles (3 high bits of the point, the shift's sign), 4 words of scales: 4 x 3
 // bits (one per 16 elements) under a nibble of d.
 static void iq1_m_decode(const uint8_t *restrict b, float *restrict y) {
-  uint16_t bits = 0;
-  for (int i = 0; i < 4; i++) bits |= (load_u16(b + 48 + i * 2) >> 12) << (i * 4);
+  const uint16_t bits = iq1_m_d(b);
   const float d = load_f16(&bits);
   for (int g = 0; g < 32; g++) {
     const int s = g / 2, nibble = b[32 + s] >> (g % 2 * 4);

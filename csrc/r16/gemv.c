@@ -78,6 +78,10 @@ PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, int part, blo
   case R16_D_S32:
     s0 = vf_load_i8((const int8_t *)scales);
     break;
+  case R16_E4M3:
+    s0 = vf_load_e4m3(scales);
+    s1 = vf_load_e4m3(scales + 16);
+    break;
   case R16_D_S16:
     s0 = vf_load_i8((const int8_t *)scales);
     s1 = vf_load_i8((const int8_t *)scales + 16);
@@ -101,6 +105,7 @@ PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, int part, blo
     case R16_D_M:
       u = vf_add(t[c][0], t[c][1]);
       break;
+    case R16_E4M3:
     case R16_D_S16:
     case R16_DM_SM16:
       u = vf_fma(t[c][1], s1, vf_mul(t[c][0], s0));
@@ -153,7 +158,7 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
       EACH(nc, c) x[c]++;
     }
     EACH(PARTS, i) {
-      const vf d = head ? vf_load_f16(w + i * VF_N * 2) : vf_set1(1.0f),
+      const vf d = vf_mul(head ? vf_load_f16(w + i * VF_N * 2) : vf_set1(1.0f), vf_set1(f.factor)),
                m = head == 64 ? vf_load_f16(w + 32 + i * VF_N * 2) : d;
       EACH(nc, c) {
         acc[i][c] = vf_fma(s[i][c].sum, d, acc[i][c]);
