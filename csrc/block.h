@@ -27,6 +27,11 @@ PG_INLINE uint32_t load_u32(const void *p) {
   memcpy(&v, p, sizeof v);
   return v;
 }
+PG_INLINE uint64_t load_u64(const void *p) {
+  uint64_t v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
 PG_INLINE void store_u16(void *p, uint16_t v) { memcpy(p, &v, sizeof v); }
 PG_INLINE void store_u32(void *p, uint32_t v) { memcpy(p, &v, sizeof v); }
 
@@ -44,6 +49,10 @@ PG_INLINE int to_int(float x, float lo, float hi) {
   x = x > lo ? x : lo;
   return (int)(x < hi ? x : hi);
 }
+
+// y[0..n) = expression of i, VF_N elements at a time from i on; n is a multiple of 16.
+#define PUT(y, n, expression)                                                                                          \
+  for (int i = 0; i < (n); i += VF_N) vf_store((y) + i, expression)
 
 // Half away from zero, like roundf, for |x| < 2^22; a form that compilers vectorise.
 PG_INLINE float round_away(float x) { return x + copysignf(0x1.fffffep-2f, x); }

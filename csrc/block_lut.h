@@ -12,18 +12,19 @@ PG_INLINE void put_values(float *restrict y, const int8_t *restrict values, cons
                           float scale) {
   int8_t v[32];
 #if defined(__AVX2__)
-  const __m128i table = _mm_loadu_si128((const __m128i *)values), low = _mm_set1_epi8(15);
+  const __m128i table = _mm_loadu_si128((const __m128i *)values), mask = _mm_set1_epi8(15);
   const __m128i codes = n == 16 ? _mm_loadu_si128((const __m128i *)q) : _mm_loadl_epi64((const __m128i *)q);
-  const __m128i high = _mm_and_si128(_mm_srli_epi16(codes, 4), low);
-  _mm_storeu_si128((__m128i *)v, _mm_shuffle_epi8(table, _mm_and_si128(codes, low)));
-  _mm_storeu_si128((__m128i *)(v + n), _mm_shuffle_epi8(table, high));
+  const __m128i low = _mm_shuffle_epi8(table, _mm_and_si128(codes, mask));
+  const __m128i high = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(codes, 4), mask));
+  _mm_storeu_si128((__m128i *)v, n == 16 ? low : _mm_unpacklo_epi64(low, high));
+  if (n == 16) _mm_storeu_si128((__m128i *)(v + n), high);
 #else
   for (int j = 0; j < n; j++) {
     v[j] = values[q[j] & 15];
     v[j + n] = values[q[j] >> 4];
   }
 #endif
-  for (int j = 0; j < 2 * n; j++) y[j] = scale * (float)v[j];
+  PUT(y, 2 * n, vf_mul(vf_set1(scale), vf_load_i8(v + i)));
 }
 
 // E8M0: a power of two, here of half the value: 2^(e - 128); the two smallest are subnormal.

@@ -46,6 +46,11 @@ PG_INLINE vf vf_load_u4(const uint8_t *p, int upper) {
   return _mm512_permutexvar_ps(upper ? _mm512_srli_epi32(x, 4) : x,
                                _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 }
+// (p[i] >> shift) & mask
+PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(x, (unsigned)shift), _mm512_set1_epi32(mask)));
+}
 PG_INLINE vf vf_set1_f16(const void *p) {
   uint16_t h;
   memcpy(&h, p, sizeof h);
@@ -119,6 +124,10 @@ PG_INLINE vf vf_if_lt(vf a, vf b, vf x, vf y) { return _mm256_blendv_ps(y, x, _m
 PG_INLINE vf vf_load_u4(const uint8_t *p, int upper) {
   const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
   return _mm256_cvtepi32_ps(upper ? _mm256_srli_epi32(x, 4) : _mm256_and_si256(x, _mm256_set1_epi32(15)));
+}
+PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
+  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+  return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x, shift), _mm256_set1_epi32(mask)));
 }
 PG_INLINE vf vf_set1_f16(const void *p) {
   uint16_t h;
@@ -201,10 +210,10 @@ PG_INLINE vf vf_sqrt(vf a) { return (vf){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), 
 PG_INLINE vf vf_abs(vf a) { return (vf)((vi)a & 0x7fffffff); }
 PG_INLINE vf vf_swap_pairs(vf a) { return (vf){a[1], a[0], a[3], a[2]}; }
 PG_INLINE vf vf_if_lt(vf a, vf b, vf x, vf y) { return vf_pick(a < b, x, y); }
-PG_INLINE vf vf_load_u4(const uint8_t *p, int upper) {
-  const int s = upper ? 4 : 0;
-  return (vf){(p[0] >> s) & 15, (p[1] >> s) & 15, (p[2] >> s) & 15, (p[3] >> s) & 15};
+PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
+  return __builtin_convertvector(((vi){p[0], p[1], p[2], p[3]} >> shift) & mask, vf);
 }
+PG_INLINE vf vf_load_u4(const uint8_t *p, int upper) { return vf_load_bits(p, upper ? 4 : 0, 15); }
 PG_INLINE vf vf_set1_f16(const void *p) {
   uint16_t h;
   memcpy(&h, p, sizeof h);

@@ -7,19 +7,13 @@ enum { N = 32, H = N / 2 };
 // -- decode: x = d * (q - offset), x = d * q + m
 
 static void q4_0_decode(const uint8_t *restrict b, float *restrict y) {
-  const float d = load_f16(b);
-  for (int j = 0; j < H; j++) {
-    y[j] = (float)((b[2 + j] & 15) - 8) * d;
-    y[j + H] = (float)((b[2 + j] >> 4) - 8) * d;
-  }
+  const vf d = vf_set1_f16(b), offset = vf_set1(8);
+  for (int h = 0; h < 2; h++) PUT(y + h * H, H, vf_mul(vf_sub(vf_load_u4(b + 2 + i, h), offset), d));
 }
 
 static void q4_1_decode(const uint8_t *restrict b, float *restrict y) {
-  const float d = load_f16(b), m = load_f16(b + 2);
-  for (int j = 0; j < H; j++) {
-    y[j] = (float)(b[4 + j] & 15) * d + m;
-    y[j + H] = (float)(b[4 + j] >> 4) * d + m;
-  }
+  const vf d = vf_set1_f16(b), m = vf_set1_f16(b + 2);
+  for (int h = 0; h < 2; h++) PUT(y + h * H, H, vf_add(vf_mul(vf_load_u4(b + 4 + i, h), d), m));
 }
 
 static void q5_0_decode(const uint8_t *restrict b, float *restrict y) {
@@ -41,8 +35,8 @@ static void q5_1_decode(const uint8_t *restrict b, float *restrict y) {
 }
 
 static void q8_0_decode(const uint8_t *restrict b, float *restrict y) {
-  const float d = load_f16(b);
-  for (int j = 0; j < N; j++) y[j] = (float)(int8_t)b[2 + j] * d;
+  const vf d = vf_set1_f16(b);
+  PUT(y, N, vf_mul(vf_load_i8((const int8_t *)b + 2 + i), d));
 }
 
 // -- encode: the reference quantisers (one look at the block's extreme values), whose bytes every GGUF writer agrees on

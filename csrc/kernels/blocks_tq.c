@@ -17,9 +17,9 @@ static void tq1_0_decode(const uint8_t *restrict b, float *restrict y) {
 
 // Bytes: 2 x 32 with bit pairs of elements l, l + 32, l + 64, l + 96 of a half; d.
 static void tq2_0_decode(const uint8_t *restrict b, float *restrict y) {
-  const float d = load_f16(b + 64);
+  const vf d = vf_set1_f16(b + 64), one = vf_set1(1);
   for (int s = 0; s < 8; s++)
-    for (int l = 0; l < 32; l++) y[s * 32 + l] = (float)(((b[s / 4 * 32 + l] >> (s % 4 * 2)) & 3) - 1) * d;
+    PUT(y + s * 32, 32, vf_mul(vf_sub(vf_load_bits(b + s / 4 * 32 + i, s % 4 * 2, 3), one), d));
 }
 
 BLOCK_DECODER(tq1_0, 256, 54)

@@ -11,7 +11,7 @@ enum {
   FEW = 12,          // columns up to which rows are not laid out anew
   KC = 512,          // elements of a row at a time: a multiple of every block size
   LD = KC + 16,      // stride of converted rows and columns: off the powers of two, which share cache sets
-  MB = 16,           // rows converted at a time: 32 KiB
+  MB = 2 * PG_MR,    // rows converted at a time: they stay in the L1 cache with a column
   UNIT = 128,        // rows of a part, where columns are many: they are converted once per that many rows
   PART_OPS = 1 << 15 // multiplications that are worth a part of their own
 };
@@ -50,6 +50,8 @@ static void converted(const pg_product *p, pg_part part, float *work) {
   const pg_tile *tiles = PG_FN(tiles)(PG_F32);
   const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
   const int64_t k = a->ne[0], per = pg_block_size(a->type), n = part.cols.last - part.cols.first;
+  const int64_t bytes = KC / per * a->nb[0]; // of a row at a time
+  const int in_place = pg_is_f32_row(p->b);
   float *wa = work, *wb = work + MB * LD;
   const float *b[FEW];
   const char *cols[FEW];
@@ -62,8 +64,19 @@ static void converted(const pg_product *p, pg_part part, float *work) {
     const int64_t mb = PG_MIN(MB, part.rows.last - r0);
     for (int64_t k0 = 0; k0 < k; k0 += KC) {
       const int64_t kc = PG_MIN(KC, k - k0);
-      for (int64_t r = 0; r < mb; r++) to_f32(p->a_rows + (r0 + r) * a->nb[1] + k0 / per * a->nb[0], wa + r * LD, kc);
-      for (int64_t j = 0; j < n; j++) pg_get_f32(wb + j * LD, p->b, cols[j], k0, kc);
+      const int64_t at = k0 / per * a->nb[0], ahead = k0 + KC < k ? bytes : MB * a->nb[1] - at;
+      for (int64_t r = 0; r < mb; r++) {
+        const char *row = p->a_rows + (r0 + r) * a->nb[1] + at;
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + ahead + i);
+        to_f32(row, wa + r * LD, kc);
+      }
+      for (int64_t j = 0; j < n; j++) {
+        if (in_place) {
+          b[j] = (const float *)cols[j] + k0;
+        } else {
+          pg_get_f32(wb + j * LD, p->b, cols[j], k0, kc);
+        }
+      }
       for (int64_t r = 0; r < mb; r += PG_MR)
         for (int64_t j = 0; j < n; j += PG_NR)
           tile(tiles, y + j, r0 + r, (const char *)(wa + r * LD), LD * 4, mb - r, b + j, PG_MIN(PG_NR, n - j), kc,

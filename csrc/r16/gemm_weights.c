@@ -4,10 +4,41 @@
 
 enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N, AHEAD = 4096 };
 
-// Bits of a code as gemm uses it, signed. FP4's values end at 12.
-PG_INLINE int bits_of(r16_format f) {
-  if (f.table) return f.table == R16_FP4 ? 5 : 8;
-  return r16_lines(f); // a line of 64 bytes holds one bit of each of a block's 16 x 32 codes
+// The greatest size of a table's values.
+PG_INLINE int top_of(int table) {
+  switch (table) {
+  case R16_IQ1:
+    return 9;
+  case R16_IQ2:
+    return 43;
+  case R16_IQ3_XXS:
+    return 62;
+  case R16_IQ3_S:
+    return 15;
+  case R16_IQ4:
+    return 127;
+  default:
+    return 12; // R16_FP4
+  }
+}
+
+PG_INLINE int has_min(r16_format f) { return r16_head_bytes(f) == 64; }
+
+// Codes less `zero` are gemm's, from low to high. With a minimum to each scale they lie around 0 too.
+typedef struct span {
+  int zero, low, high;
+} span;
+
+PG_INLINE span span_of(r16_format f) {
+  const int all = 1 << r16_lines(f); // a line of 64 bytes holds one bit of each of a unit's 16 x 32 codes
+  if (f.table) return (span){128, -top_of(f.table), top_of(f.table)};
+  const int zero = has_min(f) ? all / 2 : f.offset;
+  return (span){zero, -zero, all - 1 - zero};
+}
+
+PG_INLINE int bits_of(r16_format f) { // of a signed code
+  const span s = span_of(f);
+  return 33 - __builtin_clz((unsigned)PG_MAX(-s.low - 1, s.high));
 }
 
 // w = scale * signed code + shift, for the VF_N rows of a part, and one half of a unit (the formats with scales per 16)
@@ -17,7 +48,7 @@ typedef struct line {
 } line;
 
 PG_INLINE line line_of(r16_format f, const uint8_t *head, const uint8_t *scales, int part, int half) {
-  const vf d = r16_head_bytes(f) ? vf_load_f16(head + part * VF_N * 2) : vf_zero();
+  const vf d = r16_head_bytes(f) ? vf_mul(vf_load_f16(head + part * VF_N * 2), vf_set1(f.factor)) : vf_zero();
   const vf m = r16_head_bytes(f) == 64 ? vf_load_f16(head + 32 + part * VF_N * 2) : vf_zero();
   const uint8_t *u = scales + part * VF_N, *h = u + half * R16_ROWS;
   line l;
@@ -36,6 +67,9 @@ PG_INLINE line line_of(r16_format f, const uint8_t *head, const uint8_t *scales,
   case R16_D_S32:
     l.scale = vf_mul(d, vf_load_i8((const int8_t *)u));
     break;
+  case R16_E4M3:
+    l.scale = vf_mul(vf_load_e4m3(h), vf_set1(f.factor));
+    break;
   case R16_D_S16:
     l.scale = vf_mul(d, vf_load_i8((const int8_t *)h));
     break;
@@ -47,15 +81,22 @@ PG_INLINE line line_of(r16_format f, const uint8_t *head, const uint8_t *scales,
     l.scale = vf_mul(d, vf_load_u4(h, 0));
     l.shift = vf_sub(vf_zero(), vf_mul(m, vf_load_u4(h, 1)));
   }
-  const int middle = 1 << (bits_of(f) - 1); // unsigned codes less this are signed ones
-  if (!f.table) l.shift = vf_fma(l.scale, vf_set1((float)(middle - f.offset)), l.shift);
+  if (has_min(f)) l.shift = vf_fma(l.scale, vf_set1((float)span_of(f).zero), l.shift);
   return l;
+}
+
+// What no weight exceeds in size.
+PG_INLINE vf bound_of(r16_format f, line l) {
+  const span s = span_of(f);
+  const vf low = vf_fma(l.scale, vf_set1((float)s.low), l.shift),
+           high = vf_fma(l.scale, vf_set1((float)s.high), l.shift);
+  return vf_max(vf_abs(low), vf_abs(high));
 }
 
 #if VF_N == 16
 PG_INLINE vi mulhrs(vi a, vi b) { return _mm512_mulhrs_epi16(a, b); }
 PG_INLINE vi adds(vi a, vi b) { return _mm512_adds_epi16(a, b); }
-PG_INLINE vi xor16(vi a, int b) { return _mm512_xor_si512(a, _mm512_set1_epi16((short)b)); }
+PG_INLINE vi sub16(vi a, int b) { return _mm512_sub_epi16(a, _mm512_set1_epi16((short)b)); }
 PG_INLINE vi and16(vi a, int b) { return _mm512_and_si512(a, _mm512_set1_epi16((short)b)); }
 PG_INLINE void store(int16_t *p, vi a) { _mm512_store_si512(p, a); }
 PG_INLINE vi twice16(vf a) { // each lane rounded to 16 bits, in both halves
@@ -65,7 +106,7 @@ PG_INLINE vi twice16(vf a) { // each lane rounded to 16 bits, in both halves
 #else
 PG_INLINE vi mulhrs(vi a, vi b) { return _mm256_mulhrs_epi16(a, b); }
 PG_INLINE vi adds(vi a, vi b) { return _mm256_adds_epi16(a, b); }
-PG_INLINE vi xor16(vi a, int b) { return _mm256_xor_si256(a, _mm256_set1_epi16((short)b)); }
+PG_INLINE vi sub16(vi a, int b) { return _mm256_sub_epi16(a, _mm256_set1_epi16((short)b)); }
 PG_INLINE vi and16(vi a, int b) { return _mm256_and_si256(a, _mm256_set1_epi16((short)b)); }
 PG_INLINE void store(int16_t *p, vi a) { _mm256_store_si256((__m256i *)p, a); }
 PG_INLINE vi twice16(vf a) {
@@ -77,20 +118,19 @@ PG_INLINE vi twice16(vf a) {
 // Quartet p of a unit: its two pairs of signed codes at the top of 16 bits, times scale / 2^15, plus shift.
 PG_INLINE void put_quartet(r16_format f, const uint8_t *unit, int part, int p, vi scale, vi shift, int16_t *even,
                            int16_t *odd) {
-  const int up = 8 - bits_of(f), sign = f.table == R16_FP4 ? 0 : 0x8000,
-            moves = !f.table && f.offset != 1 << (bits_of(f) - 1);
+  const int up = 8 - bits_of(f), zero = span_of(f).zero << 8 << up & 0xffff; // a table's 128 may be shifted out
   const vi q = r16_quartet(f, unit, part, p);
   vi a = vi_shl(q, 8 + up), b = and16(vi_shl(q, up), 0xff00 << up & 0xff00);
-  a = mulhrs(xor16(a, sign), scale);
-  b = mulhrs(xor16(b, sign), scale);
-  store(even, moves ? adds(a, shift) : a);
-  store(odd, moves ? adds(b, shift) : b);
+  a = mulhrs(sub16(a, zero), scale);
+  b = mulhrs(sub16(b, zero), scale);
+  store(even, has_min(f) ? adds(a, shift) : a);
+  store(odd, has_min(f) ? adds(b, shift) : b);
 }
 
 // Units first .. first + n of a group, for the VF_N rows of a part. `to` is the part's place in the panel.
 PG_INLINE void put_part(r16_format f, const uint8_t *group, int64_t first, int n, int part, int16_t (*to)[TILE_ROWS][2],
                         float *steps) {
-  const int halves = f.scales == R16_D_S16 || f.scales == R16_DM_SM16 ? 2 : 1, block_bytes = r16_block_bytes(f);
+  const int halves = r16_halves(f), block_bytes = r16_block_bytes(f);
   const float middle = (float)(1 << (bits_of(f) - 1));
   const uint8_t *units[UNITS];
   line lines[UNITS][2];
@@ -100,17 +140,17 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int64_t first, int n
     units[u] = head + r16_head_bytes(f) + (first + u) % f.units * r16_unit_bytes(f);
     for (int h = 0; h < halves; h++) {
       const line l = lines[u][h] = line_of(f, head, units[u] + r16_lines(f) * R16_LINE, part, h);
-      max = vf_max(vf_fma(vf_abs(l.scale), vf_set1(middle), vf_abs(l.shift)), max);
+      max = vf_max(bound_of(f, l), max);
     }
   }
-  // Bounds of the weights instead of the weights themselves: their norm in units of max is 1 .. sqrt(KC), or 0.
+  // Bounds of the weights instead of the weights themselves: their norm in units of max is 4 .. sqrt(KC), or 0. So
+  // 16 bits hold inv_scale times a scale: `middle` is at most twice the largest code.
   const vf one = vf_set1(1.0f), tiny = vf_set1(1e-30f);
   const vf unit = vf_if_lt(max, tiny, vf_zero(), vf_div(one, max));
   vf sum = vf_zero();
   for (int u = 0; u < n; u++)
     for (int h = 0; h < halves; h++) {
-      const line l = lines[u][h];
-      const vf bound = vf_mul(vf_fma(vf_abs(l.scale), vf_set1(middle), vf_abs(l.shift)), unit);
+      const vf bound = vf_mul(bound_of(f, lines[u][h]), unit);
       sum = vf_fma(bound, bound, sum);
     }
   const vf norm = vf_sqrt(vf_mul(sum, vf_set1((float)(R16_UNIT / halves))));

@@ -45,6 +45,13 @@ PG_INLINE vi x2(const int16_t *p) {
   return _mm256_set1_epi32(v);
 }
 
+// sum + a * b. Additions stay in this order: as a tree, which gcc prefers, their terms do not fit the registers.
+PG_INLINE vi add_dot(vi sum, vi a, vi b) {
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+  __asm__("" : "+x"(sum));
+  return sum;
+}
+
 PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, int part, blocks x, vf (*t)[2]) {
   vi sum[NC][2];
   EACH(nc, c) EACH(2, h) sum[c][h] = _mm256_set1_epi32(-f.offset * x[c]->sum[h]);
@@ -52,8 +59,8 @@ PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, int part, blocks x
     const vi q = r16_quartet(f, unit, part, p), even = _mm256_and_si256(q, _mm256_set1_epi16(255)),
              odd = _mm256_srli_epi16(q, 8);
     EACH(nc, c) {
-      sum[c][p / 4] = _mm256_add_epi32(sum[c][p / 4], _mm256_madd_epi16(even, x2(x[c]->q + 4 * p)));
-      sum[c][p / 4] = _mm256_add_epi32(sum[c][p / 4], _mm256_madd_epi16(odd, x2(x[c]->q + 4 * p + 2)));
+      sum[c][p / 4] = add_dot(sum[c][p / 4], even, x2(x[c]->q + 4 * p));
+      sum[c][p / 4] = add_dot(sum[c][p / 4], odd, x2(x[c]->q + 4 * p + 2));
     }
   }
   EACH(nc, c) EACH(2, h) t[c][h] = _mm256_cvtepi32_ps(sum[c][h]);
@@ -78,6 +85,10 @@ PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, int part, blo
   case R16_D_S32:
     s0 = vf_load_i8((const int8_t *)scales);
     break;
+  case R16_E4M3:
+    s0 = vf_load_e4m3(scales);
+    s1 = vf_load_e4m3(scales + 16);
+    break;
   case R16_D_S16:
     s0 = vf_load_i8((const int8_t *)scales);
     s1 = vf_load_i8((const int8_t *)scales + 16);
@@ -101,6 +112,7 @@ PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, int part, blo
     case R16_D_M:
       u = vf_add(t[c][0], t[c][1]);
       break;
+    case R16_E4M3:
     case R16_D_S16:
     case R16_DM_SM16:
       u = vf_fma(t[c][1], s1, vf_mul(t[c][0], s0));
@@ -153,7 +165,7 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
       EACH(nc, c) x[c]++;
     }
     EACH(PARTS, i) {
-      const vf d = head ? vf_load_f16(w + i * VF_N * 2) : vf_set1(1.0f),
+      const vf d = vf_mul(head ? vf_load_f16(w + i * VF_N * 2) : vf_set1(1.0f), vf_set1(f.factor)),
                m = head == 64 ? vf_load_f16(w + 32 + i * VF_N * 2) : d;
       EACH(nc, c) {
         acc[i][c] = vf_fma(s[i][c].sum, d, acc[i][c]);

@@ -1,5 +1,6 @@
 // Stored rows -> R16 (r16.h). A format is one function that takes a unit of 32 elements of one row apart; the rest is
 // common. Plain C for any CPU: this runs once per weight, when a model is loaded.
+#include "block_iq.h"
 #include "block_k.h"
 #include "r16/r16.h"
 
@@ -22,6 +23,9 @@ PG_INLINE void or_bits(uint32_t *restrict q, const uint8_t *restrict b, int shif
   for (int i = 0; i < R16_QUARTETS; i++) q[i] |= (load_u32(b + 4 * i) >> shift & BYTES(mask)) << to;
 }
 
+// Bits 0..3 to bytes 0..3.
+PG_INLINE uint32_t spread(uint32_t bits) { return (bits & 15) * 0x00204081 & BYTES(1); }
+
 // -- blocks of 32: nibble j and nibble j + 16 share byte j; the fifth bits are a 32-bit word
 
 PG_INLINE void nibbles_32(uint32_t *restrict q, const uint8_t *restrict b) {
@@ -30,7 +34,7 @@ PG_INLINE void nibbles_32(uint32_t *restrict q, const uint8_t *restrict b) {
 }
 PG_INLINE void fifth_32(uint32_t *restrict q, const uint8_t *restrict b) {
   const uint32_t h = load_u32(b);
-  for (int i = 0; i < R16_QUARTETS; i++) q[i] |= ((h >> 4 * i & 15) * 0x00204081 & BYTES(1)) << 4; // bit j to byte j
+  for (int i = 0; i < R16_QUARTETS; i++) q[i] |= spread(h >> 4 * i) << 4;
 }
 
 static void take_Q4_0(const uint8_t *restrict b, int n, unit *restrict u) { nibbles_32(u->q, b + 2); }
@@ -98,7 +102,105 @@ static void take_IQ4_XS(const uint8_t *restrict b, int n, unit *restrict u) {
   u->scale[0] = (uint8_t)((((b[4 + n / 2] >> (n % 2 * 4)) & 15) | ((load_u16(b + 2) >> (n * 2)) & 3) << 4) - 32);
 }
 
-// What the packer knows of a stored type: bytes of a block, and where its f16 d and m are.
+// -- grids, as blocks_iq.c describes them
+
+// Four elements of a point: `bits` of each from bit `from` on, which number its levels, and above them its sign.
+PG_INLINE uint32_t point_4(const int8_t *restrict point, int from, int bits, uint32_t signs) {
+  return (load_u32(point) >> from & BYTES((1u << bits) - 1)) | spread(signs) << bits;
+}
+PG_INLINE void point_8(uint32_t *restrict q, const int8_t *restrict point, int from, uint32_t signs) {
+  for (int i = 0; i < 2; i++) q[i] = point_4(point + 4 * i, from, 2, signs >> 4 * i);
+}
+
+static void take_IQ1_S(const uint8_t *restrict b, int n, unit *restrict u) {
+  const uint16_t word = load_u16(b + 34 + 2 * n);
+  for (int g = 0; g < 4; g++) {
+    const int point = b[2 + 4 * n + g] | (word >> 3 * g & 7) << 8;
+    point_8(u->q + 2 * g, pg_grid_iq1[point], 0, word & 0x8000 ? 255 : 0);
+  }
+  u->scale[0] = (uint8_t)(2 * (word >> 12 & 7) + 1);
+}
+
+static void take_IQ1_M(const uint8_t *restrict b, int n, unit *restrict u) {
+  for (int g = 0; g < 4; g++) {
+    const int nibble = b[32 + 2 * n + g / 2] >> g % 2 * 4;
+    point_8(u->q + 2 * g, pg_grid_iq1[b[4 * n + g] | (nibble & 7) << 8], 0, nibble & 8 ? 255 : 0);
+  }
+  for (int h = 0; h < 2; h++)
+    u->scale[h] = (uint8_t)(2 * (load_u16(b + 48 + n / 2 * 2) >> (n % 2 * 2 + h) * 3 & 7) + 1);
+}
+
+static void take_IQ2_XXS(const uint8_t *restrict b, int n, unit *restrict u) {
+  const uint8_t *q = b + 2 + 8 * n;
+  const uint32_t word = load_u32(q + 4);
+  for (int g = 0; g < 4; g++) point_8(u->q + 2 * g, pg_grid_iq2_xxs[q[g]], 4, even_signs(word >> 7 * g));
+  u->scale[0] = (uint8_t)(2 * (word >> 28) + 1);
+}
+
+PG_INLINE void nibble_scales(int nibbles, unit *restrict u) {
+  u->scale[0] = (uint8_t)(2 * (nibbles & 15) + 1);
+  u->scale[1] = (uint8_t)(2 * (nibbles >> 4) + 1);
+}
+
+static void take_IQ2_XS(const uint8_t *restrict b, int n, unit *restrict u) {
+  for (int g = 0; g < 4; g++) {
+    const uint16_t word = load_u16(b + 2 + 8 * n + 2 * g);
+    point_8(u->q + 2 * g, pg_grid_iq2_xs[word & 511], 4, even_signs(word >> 9));
+  }
+  nibble_scales(b[66 + n], u);
+}
+
+static void take_IQ2_S(const uint8_t *restrict b, int n, unit *restrict u) {
+  for (int g = 0; g < 4; g++) {
+    const int point = b[2 + 4 * n + g] | (b[66 + n] >> 2 * g & 3) << 8;
+    point_8(u->q + 2 * g, pg_grid_iq2_s[point], 4, b[34 + 4 * n + g]);
+  }
+  nibble_scales(b[74 + n], u);
+}
+
+static void take_IQ3_XXS(const uint8_t *restrict b, int n, unit *restrict u) {
+  const uint32_t word = load_u32(b + 66 + 4 * n);
+  for (int i = 0; i < R16_QUARTETS; i++) {
+    const uint32_t signs = even_signs(word >> i / 2 * 7) >> i % 2 * 4;
+    u->q[i] = point_4(pg_grid_iq3_xxs[b[2 + 8 * n + i]], 3, 3, signs);
+  }
+  u->scale[0] = (uint8_t)(2 * (word >> 28) + 1);
+}
+
+static void take_IQ3_S(const uint8_t *restrict b, int n, unit *restrict u) {
+  for (int i = 0; i < R16_QUARTETS; i++) {
+    const int point = b[2 + 8 * n + i] | (b[66 + n] >> i & 1) << 8;
+    u->q[i] = point_4(pg_grid_iq3_s[point], 1, 3, b[74 + 4 * n + i / 2] >> i % 2 * 4);
+  }
+  u->scale[0] = (uint8_t)(2 * (b[106 + n / 2] >> n % 2 * 4 & 15) + 1);
+}
+
+// -- the rest, as blocks_tq.c and blocks_lut.c describe them
+
+static void take_TQ1_0(const uint8_t *restrict b, int n, unit *restrict u) {
+  static const uint8_t powers[] = {1, 3, 9, 27, 81};
+  for (int i = 0; i < R16_UNIT; i++) {
+    const int e = 32 * n + i, t = e < 160 ? e / 32 : e < 240 ? (e - 160) / 16 : (e - 240) / 4;
+    const uint8_t q = e < 160 ? b[e % 32] : e < 240 ? b[32 + e % 16] : b[48 + e % 4];
+    const uint32_t trit = (uint8_t)(q * powers[t]) * 3u >> 8;
+    u->q[i / 4] = i % 4 ? u->q[i / 4] | trit << i % 4 * 8 : trit;
+  }
+}
+
+static void take_TQ2_0(const uint8_t *restrict b, int n, unit *restrict u) {
+  take_bits(u->q, b + n / 4 * 32, R16_QUARTETS, n % 4 * 2, 3);
+}
+
+static void take_NVFP4(const uint8_t *restrict b, int n, unit *restrict u) {
+  for (int h = 0; h < 2; h++) {
+    const int s = 2 * n + h;
+    take_bits(u->q + 4 * h, b + 4 + 8 * s, 2, 0, 15);
+    take_bits(u->q + 4 * h + 2, b + 4 + 8 * s, 2, 4, 15);
+    u->scale[h] = b[s] == 0x7f ? 0 : b[s] & 0x7f;
+  }
+}
+
+// What the packer knows of a stored type: bytes of a block, and where its f16 d and m are (d < 0: see iq1_m_d).
 typedef struct stored {
   take_fn take;
   int bytes, d, m;
@@ -126,10 +228,30 @@ static stored stored_of(int64_t type) {
     return (stored){take_Q5_K, 176, 0, 2};
   case PG_Q6_K:
     return (stored){take_Q6_K, 210, 208, 0};
+  case PG_IQ1_S:
+    return (stored){take_IQ1_S, 50, 0, 0};
+  case PG_IQ1_M:
+    return (stored){take_IQ1_M, 56, -1, 0};
+  case PG_IQ2_XXS:
+    return (stored){take_IQ2_XXS, 66, 0, 0};
+  case PG_IQ2_XS:
+    return (stored){take_IQ2_XS, 74, 0, 0};
+  case PG_IQ2_S:
+    return (stored){take_IQ2_S, 82, 0, 0};
+  case PG_IQ3_XXS:
+    return (stored){take_IQ3_XXS, 98, 0, 0};
+  case PG_IQ3_S:
+    return (stored){take_IQ3_S, 110, 0, 0};
   case PG_IQ4_NL:
     return (stored){take_IQ4_NL, 18, 0, 0};
   case PG_IQ4_XS:
     return (stored){take_IQ4_XS, 136, 0, 0};
+  case PG_TQ1_0:
+    return (stored){take_TQ1_0, 54, 52, 0};
+  case PG_TQ2_0:
+    return (stored){take_TQ2_0, 66, 64, 0};
+  case PG_NVFP4:
+    return (stored){take_NVFP4, 36, 0, 0};
   default:
     return (stored){take_MXFP4, 17, 0, 0};
   }
@@ -180,8 +302,9 @@ static void put_lines(int codes, lanes q, uint8_t *to) {
 static void pack_block(r16_format f, stored s, const uint8_t *src, int64_t row_bytes, int rows, uint8_t *to) {
   const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), lines = r16_lines(f) * R16_LINE;
   for (int r = 0; r < rows && head; r++) {
-    memcpy(to + 2 * r, src + r * row_bytes + s.d, 2);
-    if (head == 64) memcpy(to + 32 + 2 * r, src + r * row_bytes + s.m, 2);
+    const uint8_t *b = src + r * row_bytes;
+    store_u16(to + 2 * r, s.d < 0 ? iq1_m_d(b) : load_u16(b + s.d));
+    if (head == 64) store_u16(to + 32 + 2 * r, load_u16(b + s.m));
   }
   to += head;
   for (int n = 0; n < f.units; n++, to += unit_bytes) {

@@ -3,8 +3,8 @@
 // Rows are taken in groups of 16 (the last group is filled up with zero rows). A group is a sequence of blocks along k;
 // groups follow each other. A block is
 //
-//   head    what a format holds once per block: 16 x f16 d, or 16 x f16 d and 16 x f16 m; nothing in R16_E8M0
-//   units   1 (blocks of 32) or 8 (blocks of 256): each stands for 16 rows x 32 k and is
+//   head    what a format holds once per block: 16 x f16 d, or 16 x f16 d and 16 x f16 m; nothing in R16_E8M0, R16_E4M3
+//   units   1, 2 or 8 (blocks of 32, 64 or 256): each stands for 16 rows x 32 k and is
 //             codes    lines of 64 bytes, one 4-byte lane per row (row r: bytes 4r .. 4r+3)
 //             scales   0, 16 or 32 bytes, see r16_scales; byte r (and 16 + r) belongs to row r
 //
@@ -16,8 +16,12 @@
 //   bits     1 line: bit p of each byte belongs to quartet p
 //
 // Codes are unsigned. 5-bit codes are nibbles, then bits for bit 4; 6-bit codes nibbles, then crumbs for bits 4 and 5;
-// 3-bit codes crumbs, then bits for bit 2. A format with a table of 16 values looks nibbles up in it, giving bytes.
-// The bytes need no alignment, and have none: a block is rarely a whole number of cache lines.
+// 3-bit codes crumbs, then bits for bit 2. A format with a table of values looks its codes up in it, giving
+// bytes. The bytes need no alignment, and have none: a block is rarely a whole number of cache lines.
+//
+// Points of a grid cannot be looked up in 16 rows at once: there a code is one element, its sign included. So the IQ
+// types grow. Bits per weight, stored and here: IQ1_S 1.56 3.31, IQ1_M 1.75 3.56, IQ2_XXS 2.06 3.31, IQ2_XS 2.31 3.56,
+// IQ2_S 2.56 3.56, IQ3_XXS 3.06 4.31, IQ3_S 3.44 4.31; TQ1_0 1.69 2.06. The others stay within 4 %.
 #pragma once
 #include "kernel.h"
 
@@ -25,18 +29,19 @@ enum { R16_ROWS = 16, R16_UNIT = 32, R16_LINE = 64, R16_QUARTETS = 8 };
 
 enum r16_codes { R16_BYTES, R16_NIBBLES, R16_NIBBLES_BITS, R16_NIBBLES_CRUMBS, R16_CRUMBS, R16_CRUMBS_BITS };
 
-// How a weight w comes from its code q (less the format's offset: v = q - offset).
+// How a weight w comes from its code q (less the format's offset: v = q - offset), but for the format's factor.
 enum r16_scales {
   R16_D,       // head d;        w = d * v
   R16_D_M,     // head d, m;     w = d * v + m
   R16_E8M0,    // unit: i8 e;    w = 2^e * v (E8M0 less 128: the values of the table are doubled)
   R16_D_S32,   // head d;        unit: i8 s per 32;            w = d * s * v
+  R16_E4M3,    // unit: s per 16, twice: UE4M3 / 128 as f16 without its low 7 bits;      w = s * v
   R16_D_S16,   // head d;        unit: i8 s per 16, twice;     w = d * s * v
   R16_DM_SM32, // head d, m;     unit: u8 s, u8 t per 32;      w = d * s * v - m * t
   R16_DM_SM16  // head d, m;     unit: u8 s | t << 4 per 16;   w = d * s * v - m * t
 };
 
-enum r16_table { R16_PLAIN, R16_IQ4, R16_FP4 }; // what nibbles are looked up in: 128 + iq4_values, 128 + fp4_values
+enum r16_table { R16_PLAIN, R16_IQ1, R16_IQ2, R16_IQ3_XXS, R16_IQ3_S, R16_IQ4, R16_FP4 }; // vec.h: 128 + values
 
 typedef struct r16_format {
   int type;   // GGUF's
@@ -45,26 +50,37 @@ typedef struct r16_format {
   int offset; // v = q - offset
   int units;  // per block
   int scales; // enum r16_scales
+  float factor;
 } r16_format;
 
 // One line per type. Everything that depends on a type follows from it, except the packer of pack.c.
 #define R16_FORMATS(X)                                                                                                 \
-  X(Q4_0, R16_NIBBLES, R16_PLAIN, 8, 1, R16_D)                                                                         \
-  X(Q4_1, R16_NIBBLES, R16_PLAIN, 0, 1, R16_D_M)                                                                       \
-  X(Q5_0, R16_NIBBLES_BITS, R16_PLAIN, 16, 1, R16_D)                                                                   \
-  X(Q5_1, R16_NIBBLES_BITS, R16_PLAIN, 0, 1, R16_D_M)                                                                  \
-  X(Q8_0, R16_BYTES, R16_PLAIN, 128, 1, R16_D)                                                                         \
-  X(Q2_K, R16_CRUMBS, R16_PLAIN, 0, 8, R16_DM_SM16)                                                                    \
-  X(Q3_K, R16_CRUMBS_BITS, R16_PLAIN, 4, 8, R16_D_S16)                                                                 \
-  X(Q4_K, R16_NIBBLES, R16_PLAIN, 0, 8, R16_DM_SM32)                                                                   \
-  X(Q5_K, R16_NIBBLES_BITS, R16_PLAIN, 0, 8, R16_DM_SM32)                                                              \
-  X(Q6_K, R16_NIBBLES_CRUMBS, R16_PLAIN, 32, 8, R16_D_S16)                                                             \
-  X(IQ4_NL, R16_NIBBLES, R16_IQ4, 128, 1, R16_D)                                                                       \
-  X(IQ4_XS, R16_NIBBLES, R16_IQ4, 128, 8, R16_D_S32)                                                                   \
-  X(MXFP4, R16_NIBBLES, R16_FP4, 128, 1, R16_E8M0)
+  X(Q4_0, R16_NIBBLES, R16_PLAIN, 8, 1, R16_D, 1)                                                                      \
+  X(Q4_1, R16_NIBBLES, R16_PLAIN, 0, 1, R16_D_M, 1)                                                                    \
+  X(Q5_0, R16_NIBBLES_BITS, R16_PLAIN, 16, 1, R16_D, 1)                                                                \
+  X(Q5_1, R16_NIBBLES_BITS, R16_PLAIN, 0, 1, R16_D_M, 1)                                                               \
+  X(Q8_0, R16_BYTES, R16_PLAIN, 128, 1, R16_D, 1)                                                                      \
+  X(Q2_K, R16_CRUMBS, R16_PLAIN, 0, 8, R16_DM_SM16, 1)                                                                 \
+  X(Q3_K, R16_CRUMBS_BITS, R16_PLAIN, 4, 8, R16_D_S16, 1)                                                              \
+  X(Q4_K, R16_NIBBLES, R16_PLAIN, 0, 8, R16_DM_SM32, 1)                                                                \
+  X(Q5_K, R16_NIBBLES_BITS, R16_PLAIN, 0, 8, R16_DM_SM32, 1)                                                           \
+  X(Q6_K, R16_NIBBLES_CRUMBS, R16_PLAIN, 32, 8, R16_D_S16, 1)                                                          \
+  X(IQ1_S, R16_CRUMBS_BITS, R16_IQ1, 128, 8, R16_D_S32, 0.125f)                                                        \
+  X(IQ1_M, R16_CRUMBS_BITS, R16_IQ1, 128, 8, R16_D_S16, 0.125f)                                                        \
+  X(IQ2_XXS, R16_CRUMBS_BITS, R16_IQ2, 128, 8, R16_D_S32, 0.125f)                                                      \
+  X(IQ2_XS, R16_CRUMBS_BITS, R16_IQ2, 128, 8, R16_D_S16, 0.125f)                                                       \
+  X(IQ2_S, R16_CRUMBS_BITS, R16_IQ2, 128, 8, R16_D_S16, 0.125f)                                                        \
+  X(IQ3_XXS, R16_NIBBLES, R16_IQ3_XXS, 128, 8, R16_D_S32, 0.25f)                                                       \
+  X(IQ3_S, R16_NIBBLES, R16_IQ3_S, 128, 8, R16_D_S32, 1)                                                               \
+  X(IQ4_NL, R16_NIBBLES, R16_IQ4, 128, 1, R16_D, 1)                                                                    \
+  X(IQ4_XS, R16_NIBBLES, R16_IQ4, 128, 8, R16_D_S32, 1)                                                                \
+  X(TQ1_0, R16_CRUMBS, R16_PLAIN, 1, 8, R16_D, 1)                                                                      \
+  X(TQ2_0, R16_CRUMBS, R16_PLAIN, 1, 8, R16_D, 1)                                                                      \
+  X(MXFP4, R16_NIBBLES, R16_FP4, 128, 1, R16_E8M0, 1)                                                                  \
+  X(NVFP4, R16_NIBBLES, R16_FP4, 128, 2, R16_E4M3, 128)
 
-#define X(name, codes, table, offset, units, scales)                                                                   \
-  static const r16_format r16_##name __attribute__((unused)) = {PG_##name, codes, table, offset, units, scales};
+#define X(name, codes, table, offset, units, scales, factor)                                                           \
+  static const r16_format r16_##name __attribute__((unused)) = {PG_##name, codes, table, offset, units, scales, factor};
 R16_FORMATS(X)
 #undef X
 
@@ -98,8 +114,13 @@ PG_INLINE int r16_lines(r16_format f) {
 }
 
 PG_INLINE int r16_head_bytes(r16_format f) {
-  if (f.scales == R16_E8M0) return 0;
+  if (f.scales == R16_E8M0 || f.scales == R16_E4M3) return 0;
   return f.scales == R16_D_M || f.scales == R16_DM_SM32 || f.scales == R16_DM_SM16 ? 64 : 32;
+}
+
+// Scales per unit and row.
+PG_INLINE int r16_halves(r16_format f) {
+  return f.scales == R16_E4M3 || f.scales == R16_D_S16 || f.scales == R16_DM_SM16 ? 2 : 1;
 }
 
 PG_INLINE int r16_unit_bytes(r16_format f) {

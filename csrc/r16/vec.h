@@ -3,6 +3,13 @@
 #include "block_lut.h"
 #include "r16/r16.h"
 
+// Points of the grids by element, the sign in the highest bit of a code. IQ1: 8 times what an element and its shift
+// are.
+static const int8_t iq1_values[16] = {1, 9, 0, -7, -1, 7, 0, -9};
+static const int8_t iq2_values[16] = {8, 25, 43, 0, -8, -25, -43, 0};
+static const int8_t iq3_xxs_values[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+static const int8_t iq3_s_values[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+
 #if VF_N == 16
 typedef __m512i vi;
 PG_INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
@@ -15,6 +22,9 @@ PG_INLINE vi vi_lookup(const int8_t *values, vi q) { // 128 + values[q]
   const vi table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values));
   return _mm512_shuffle_epi8(_mm512_xor_si512(table, vi_set1_i8(0x80)), q);
 }
+PG_INLINE vf vf_load_e4m3(const uint8_t *p) { // R16_E4M3
+  return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 7));
+}
 #else
 typedef __m256i vi;
 PG_INLINE vi vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
@@ -26,6 +36,9 @@ PG_INLINE vi vi_shr(vi a, int n) { return _mm256_srli_epi16(a, n); }
 PG_INLINE vi vi_lookup(const int8_t *values, vi q) {
   const vi table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values));
   return _mm256_shuffle_epi8(_mm256_xor_si256(table, vi_set1_i8(0x80)), q);
+}
+PG_INLINE vf vf_load_e4m3(const uint8_t *p) {
+  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7));
 }
 #endif
 
@@ -61,5 +74,20 @@ PG_INLINE vi r16_quartet(r16_format f, const uint8_t *unit, int part, int p) {
   default:
     break;
   }
-  return f.table == R16_IQ4 ? vi_lookup(iq4_values, q) : f.table == R16_FP4 ? vi_lookup(fp4_values, q) : q;
+  switch (f.table) {
+  case R16_IQ1:
+    return vi_lookup(iq1_values, q);
+  case R16_IQ2:
+    return vi_lookup(iq2_values, q);
+  case R16_IQ3_XXS:
+    return vi_lookup(iq3_xxs_values, q);
+  case R16_IQ3_S:
+    return vi_lookup(iq3_s_values, q);
+  case R16_IQ4:
+    return vi_lookup(iq4_values, q);
+  case R16_FP4:
+    return vi_lookup(fp4_values, q);
+  default:
+    return q;
+  }
 }

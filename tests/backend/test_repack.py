@@ -25,10 +25,12 @@ from pyggml.buffer import Buffer
 
 from .harness import FILL, check_guards, fill, gaussian, nmse, place
 
-TYPES = [
-    *(gg.Q4_0, gg.Q4_1, gg.Q5_0, gg.Q5_1, gg.Q8_0, gg.IQ4_NL, gg.MXFP4),
-    *(gg.Q2_K, gg.Q3_K, gg.Q4_K, gg.Q5_K, gg.Q6_K, gg.IQ4_XS),
-]
+TYPES = [t for t in gg.DType if t.is_quantized and t.name not in ("Q8_1", "Q8_K", "Q1_0")]  # which no kernel reads
+# Where a block's f16 d and m are; IQ1_M keeps d in the top nibbles of four words.
+HEADS = {
+    gg.Q2_K: (80, 82), gg.Q3_K: (108,), gg.Q6_K: (208,), gg.MXFP4: (), gg.NVFP4: (), gg.TQ1_0: (52,), gg.TQ2_0: (64,),
+    gg.Q4_1: (0, 2), gg.Q5_1: (0, 2), gg.Q4_K: (0, 2), gg.Q5_K: (0, 2), gg.IQ1_M: (),
+}  # fmt: skip
 ISAS = [isa for isa in isa_levels() if isa not in ("generic", "avx512")]  # the levels with kernels of their own
 MANY = 1e-6  # NMSE of the way for many columns: see test_repack_gemm.py
 
@@ -154,28 +156,42 @@ def test_products(dtype: gg.DType, isa: str) -> None:
             assert np.array_equal(one, two), "the number of threads changed the result"
 
 
+def any_blocks(dtype: gg.DType, rng: np.random.Generator, greatest: bool, d: Callable[[int], np.ndarray]) -> gg.Tensor:
+    """48 rows of 512 with any codes and sub-scales, as no quantiser writes them, or the greatest ones only, and the d
+    and m of d(number of blocks)."""
+    w = source(dtype, np.zeros((48, 512)))
+    blocks = w.raw().reshape(-1, dtype.type_size)
+    top = 127 if dtype is gg.Q8_0 else 255
+    blocks[...] = top if greatest else rng.integers(0, 256, blocks.shape)
+    for at in HEADS.get(dtype, (0,)):
+        blocks[:, at : at + 2] = d(len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    if dtype is gg.IQ1_M:
+        bits = d(len(blocks)).astype(np.float16).view(np.uint16)[:, None]
+        words = blocks[:, 48:].copy().view(np.uint16)
+        blocks[:, 48:] = (words & 0xFFF | bits >> np.arange(0, 16, 4, np.uint16) << 12).view(np.uint8)
+    if dtype is gg.MXFP4:
+        blocks[:, 0] = rng.integers(120, 130, len(blocks))
+    return w
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_any_bytes(dtype: gg.DType, isa: str) -> None:
-    """Codes and sub-scales of all values, as no quantiser writes them; d and m stay finite and of similar size."""
+    """Codes and sub-scales of all values, and the greatest only; d and m of similar size, subnormal, and 0."""
     rng = np.random.default_rng(dtype.gguf_id + 100)
-    w = source(dtype, np.zeros((48, 512)))
-    blocks = w.raw().reshape(-1, dtype.type_size)
-    scales = {
-        gg.Q2_K: (80, 82), gg.Q3_K: (108,), gg.Q6_K: (208,), gg.MXFP4: (),
-        gg.Q4_1: (0, 2), gg.Q5_1: (0, 2), gg.Q4_K: (0, 2), gg.Q5_K: (0, 2),
-    }.get(dtype, (0,))  # fmt: skip
-    blocks[...] = rng.integers(0, 256, blocks.shape)
-    for at in scales:
-        d = rng.uniform(-1, 1, len(blocks)).astype(np.float16)
-        blocks[:, at : at + 2] = d.view(np.uint8).reshape(-1, 2)
-    if dtype is gg.MXFP4:
-        blocks[:, 0] = rng.integers(120, 130, len(blocks))
-    assert repack([w], isa=isa) == 1
-    for n in (1, 6, 33):
-        y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, 512))))
-        want = reference(y)
-        check(run(y, isa, 2), y, want)
+    heads: list[Callable[[int], np.ndarray]] = [
+        lambda n: rng.uniform(-1, 1, n),
+        lambda n: rng.integers(-9, 10, n) * 2.0**-24,
+        lambda n: np.where(rng.random(n) < 0.3, 0, rng.uniform(0.5, 1, n)),
+    ]
+    for d in heads:
+        for greatest in (False, True):
+            w = any_blocks(dtype, rng, greatest, d)
+            assert repack([w], isa=isa) == 1
+            for n in (1, 6, 33):
+                y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, 512))))
+                want = reference(y)
+                check(run(y, isa, 2), y, want)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -302,7 +318,6 @@ def test_what_has_no_copy() -> None:
     for t in (
         tensor(gg.F32, 64, 32),
         tensor(gg.F16, 64, 32),
-        tensor(gg.IQ2_XXS, 256, 32),
         tensor(gg.Q4_0, 64, 2, 2, 2),
         gg.view_2d(stored, 32, 32, stored.nb[1], 0),
     ):

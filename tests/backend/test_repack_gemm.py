@@ -13,6 +13,7 @@ from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.repack import repack
 
 from .harness import check_guards, fill, gaussian, nmse, place
+from .test_repack import TYPES
 
 ISAS = [isa for isa in isa_levels() if isa not in ("generic", "avx512")]  # the levels with such kernels of their own
 # A rounding is 1/12 of a squared step; the step is 1/46000 of the norm of 256 values (a column: 1e-8 in all) or of a
@@ -62,7 +63,7 @@ def test_edges(dtype: gg.DType, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [gg.Q4_K, gg.Q6_K, gg.Q2_K, gg.Q3_K, gg.Q5_K, gg.IQ4_XS])
+@pytest.mark.parametrize("dtype", [t for t in TYPES if t.block_size > 32])
 def test_blocks_of_256(dtype: gg.DType, isa: str) -> None:
     rng = np.random.default_rng(6)
     w = weights(gaussian(rng, (70, 768)), dtype, isa)

@@ -23,7 +23,10 @@ F16_MODELS = (
     "llama-hd64-F16",
     "mixtral-F16",
 )
-OTHERS = ("llama2-BF16", "llama2-Q4_0", "llama2-Q4_1", "llama2-Q5_0", "llama2-Q5_1", "llama2-Q8_0")
+OTHERS = (
+    *("llama2-BF16", "llama2-Q4_0", "llama2-Q4_1", "llama2-Q5_0", "llama2-Q5_1", "llama2-Q8_0"),
+    *("llama2-Q2_K", "llama2-IQ4_XS", "llama2-TQ1_0", "llama2-TQ2_0", "llama2-MXFP4_MOE"),
+)
 BOUNDS = {"llama2-F32": 1e-11, **dict.fromkeys(F16_MODELS, 1e-6), **dict.fromkeys(OTHERS, 1e-4)}
 
 
