@@ -91,8 +91,8 @@ def repack(
     times as much, IQ2 1.4 to 1.6, IQ1 twice, TQ1_0 1.2. Their memory lives as long as any tensor of this call. A copy
     does not follow when values are written to the tensor later. Pages of a mapped file that a copy replaces are given
     back to the system; who reads the tensor itself has them read again. Matrices of F16 and BF16 are not copied, but
-    products of many columns will round their values, and the columns, to 16-bit fixed point (NMSE 1.5e-8). `progress` is
-    told the fraction done before each tensor; what it raises ends the work, and leaves the copies made so far.
+    products of many columns will round their values, and the columns, to 16-bit fixed point (NMSE 1.5e-8). `progress`
+    is told the fraction done before each tensor; what it raises ends the work, and leaves the copies made so far.
 
     Raises AllocError where there is no memory, BackendError for a bad `isa` or `n_threads`.
     """
