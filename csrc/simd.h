@@ -46,6 +46,12 @@ PG_INLINE vf vf_load_u4(const uint8_t *p, int upper) {
   return _mm512_permutexvar_ps(upper ? _mm512_srli_epi32(x, 4) : x,
                                _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 }
+// The same less 8.
+PG_INLINE vf vf_load_i4(const uint8_t *p, int upper) {
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+  return _mm512_permutexvar_ps(upper ? _mm512_srli_epi32(x, 4) : x,
+                               _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+}
 // (p[i] >> shift) & mask
 PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
   const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
@@ -124,6 +130,11 @@ PG_INLINE vf vf_if_lt(vf a, vf b, vf x, vf y) { return _mm256_blendv_ps(y, x, _m
 PG_INLINE vf vf_load_u4(const uint8_t *p, int upper) {
   const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
   return _mm256_cvtepi32_ps(upper ? _mm256_srli_epi32(x, 4) : _mm256_and_si256(x, _mm256_set1_epi32(15)));
+}
+PG_INLINE vf vf_load_i4(const uint8_t *p, int upper) {
+  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+  const __m256i q = upper ? _mm256_srli_epi32(x, 4) : _mm256_and_si256(x, _mm256_set1_epi32(15));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(q, _mm256_set1_epi32(8)));
 }
 PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
   const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
@@ -214,6 +225,7 @@ PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
   return __builtin_convertvector(((vi){p[0], p[1], p[2], p[3]} >> shift) & mask, vf);
 }
 PG_INLINE vf vf_load_u4(const uint8_t *p, int upper) { return vf_load_bits(p, upper ? 4 : 0, 15); }
+PG_INLINE vf vf_load_i4(const uint8_t *p, int upper) { return vf_load_u4(p, upper) - vf_set1(8); }
 PG_INLINE vf vf_set1_f16(const void *p) {
   uint16_t h;
   memcpy(&h, p, sizeof h);

@@ -105,13 +105,13 @@ PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k
   put_sums(nr, y, acc, add);
 }
 
-// -- blocks: a scale times the sum over the block of the stored integers, less an offset, times x
+// -- blocks: a scale times the sum over the block of integers times x
 
-// Vector v of the block at p, without the offset.
+// Vector v of the block at p. The offset goes first: taken from the sum, it would make NaN of an infinite x.
 PG_INLINE vf integers(int type, const char *p, int v) {
   const int i = v * VF_N;
   if (type == PG_Q8_0) return vf_load_i8((const int8_t *)p + 2 + i);
-  return vf_load_u4((const uint8_t *)p + 2 + i % 16, i >= 16); // Q4_0: byte j holds elements j and j + 16
+  return vf_load_i4((const uint8_t *)p + 2 + i % 16, i >= 16); // Q4_0: byte j holds elements j and j + 16
 }
 
 PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
@@ -121,23 +121,15 @@ PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k
   vf acc[PG_NR][PG_MR];
   UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < PG_MR; r++) acc[j][r] = vf_zero();
   for (int64_t i = 0, o = 0; i < k; i += BLOCK, o += bytes) {
-    vf x[PG_NR][NV], offset[PG_NR];
-    UNROLL for (int j = 0; j < nr; j++) {
-      offset[j] = vf_zero();
-      UNROLL for (int v = 0; v < NV; v++) {
-        x[j][v] = vf_load(b[j] + i + v * VF_N);
-        offset[j] = vf_add(offset[j], x[j][v]);
-      }
-      offset[j] = type == PG_Q4_0 ? vf_mul(offset[j], vf_set1(-8.0f)) : vf_zero();
-    }
+    vf x[PG_NR][NV];
+    UNROLL for (int j = 0; j < nr; j++) UNROLL for (int v = 0; v < NV; v++) x[j][v] = vf_load(b[j] + i + v * VF_N);
     UNROLL for (int r = 0; r < PG_MR; r++) {
       const char *p = a[r] + o;
       const vf d = vf_set1_f16(p);
       vf sum[PG_NR];
-      UNROLL for (int j = 0; j < nr; j++) sum[j] = offset[j];
       UNROLL for (int v = 0; v < NV; v++) {
         const vf q = integers(type, p, v);
-        UNROLL for (int j = 0; j < nr; j++) sum[j] = vf_fma(q, x[j][v], sum[j]);
+        UNROLL for (int j = 0; j < nr; j++) sum[j] = v ? vf_fma(q, x[j][v], sum[j]) : vf_mul(q, x[j][v]);
       }
       UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(d, sum[j], acc[j][r]);
       if (nr == 1) fetch(&f, a[r], o, bytes);

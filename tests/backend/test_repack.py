@@ -39,9 +39,9 @@ MANY = 1e-6  # NMSE of the way for many columns: see test_repack_gemm.py
 # their own), these values in units of the scale, and the limit that gemm takes for them (csrc/r16/gemm_weights.c).
 CODES: dict[gg.DType, tuple[slice, int, int, int, int, int]] = {
     gg.Q8_0: (slice(2, 34), 0x80, 0x7F, -128, 127, 128),
-    gg.IQ4_NL: (slice(2, 18), 0x00, 0xFF, -127, 113, 128),
-    gg.IQ4_XS: (slice(8, 136), 0x00, 0xFF, -127, 113, 128),
-    gg.MXFP4: (slice(1, 17), 0xFF, 0x77, -12, 12, 16),
+    gg.IQ4_NL: (slice(2, 18), 0x00, 0xFF, -127, 113, 127),
+    gg.IQ4_XS: (slice(8, 136), 0x00, 0xFF, -127, 113, 127),
+    gg.MXFP4: (slice(1, 17), 0xFF, 0x77, -12, 12, 12),
 } | {
     dtype: (slice(*at), 0x00, 0xFF, -limit, limit - 1, limit)
     for dtype, at, limit in (
@@ -56,10 +56,20 @@ CODES: dict[gg.DType, tuple[slice, int, int, int, int, int]] = {
         (gg.Q6_K, (0, 192), 32),
     )
 }
+# The others: least and greatest size of a value that is not 0, in units of the scale, and the elements of one scale.
+LEVELS = {
+    gg.IQ1_S: (7, 9, 16), gg.IQ1_M: (7, 9, 16), gg.IQ2_XXS: (8, 43, 16), gg.IQ2_XS: (8, 43, 16), gg.IQ2_S: (8, 43, 16),
+    gg.IQ3_XXS: (4, 62, 16), gg.IQ3_S: (1, 15, 16), gg.TQ1_0: (1, 1, 256), gg.TQ2_0: (1, 1, 256), gg.NVFP4: (1, 12, 16),
+}  # fmt: skip
 
 
 def limits(a: gg.Tensor) -> np.ndarray:
     """For each weight what gemm takes for the largest that its block could hold: |scale| * limit + |shift|."""
+    if a.dtype in LEVELS:  # the scale is that of the smallest value at most
+        least, top, n = LEVELS[a.dtype]
+        w = np.abs(a.elements().astype(np.float64))
+        w = np.where(w == 0, np.inf, w).reshape(*w.shape[:-1], -1, n).min(-1)
+        return np.repeat(np.where(np.isinf(w), 0, w) / least * top, n, axis=-1)
     at, least, greatest, low, high, limit = CODES[a.dtype]
     ends: list[np.ndarray] = []
     for code in (least, greatest):
