@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Generator[None]:
     """A block in which Ctrl-C waits for the end: the KeyboardInterrupt comes behind it. Python raises none in other
     threads than the main one, and none where SIGINT has a handler that is not Python's."""
     old = signal.getsignal(signal.SIGINT)
