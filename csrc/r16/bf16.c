@@ -2,15 +2,7 @@
 // sums.
 #include "r16/bf16_columns.h"
 
-enum { LINE = 64, TOTALS_LINE = TILE_ROWS * 4 }; // bytes from one line of a register to the next
-
-// The compiler knows nothing of tile registers, so these must stay in order.
-#define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
-#define TILE_LOAD(t, p, line)                                                                                          \
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((int64_t)(line)) : "memory")
-#define TILE_STORE(t, p, line)                                                                                         \
-  __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((int64_t)(line)) : "memory")
-#define TILE_DOT(sum, x, w) __asm__ volatile("tdpbf16ps %%tmm" #w ", %%tmm" #x ", %%tmm" #sum ::)
+enum { LINE = 64, TOTALS_LINE = TILE_ROWS * 4 }; // bytes from one line to the next
 
 // Add the product of n / 32 units; `both`: of more columns than one register holds.
 PG_INLINE void add(const uint16_t *w, const uint16_t *x, int64_t n, int both) {

@@ -5,6 +5,7 @@
 // A tile register holds 16 lines of 64 bytes. A line of columns is 32 elements of one column, a line of weights one
 // pair of elements of 16 rows. Pairs are as in fixed.h: elements 0 and 2 of a quartet, then 1 and 3.
 #pragma once
+#include "amx.h"
 #include "r16/product.h"
 
 enum {
@@ -41,14 +42,6 @@ PG_INLINE void r16_rest(float *x, int64_t n) {
   }
 }
 
-// What the tile registers are: all whole. A compiler's own function for this may drop what it does not see used.
-static const struct r16_tile_config {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t line_bytes[16];
-  uint8_t lines[16];
-} r16_tile_config __attribute__((aligned(64))) = {
-    .palette = 1, .line_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .lines = {16, 16, 16, 16, 16, 16, 16, 16}};
-
 // What a thread does before and after it multiplies.
-PG_INLINE void r16_begin(void) { __asm__ volatile("ldtilecfg %0" ::"m"(r16_tile_config)); }
-PG_INLINE void r16_end(void) { __asm__ volatile("tilerelease"); }
+PG_INLINE void r16_begin(void) { TILES_BEGIN(); }
+PG_INLINE void r16_end(void) { TILES_END(); }
