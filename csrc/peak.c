@@ -43,7 +43,7 @@ PEAK(f32_generic, NO_TARGET, f32x4, 8, ((f32x4){1, 1, 1, 1}), MUL_ADD)
 READ(read_generic, NO_TARGET, i64x2)
 
 #if defined(__x86_64__)
-#include "amx.h"
+#include "amx/amx.h"
 #include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2,fma")))

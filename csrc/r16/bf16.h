@@ -1,11 +1,12 @@
 // bf16, multiplied by tiles (AMX): NMSE 3e-6. Floats are owed more precision than block types: what bf16 leaves of an
 // F16 weight, and of the columns that meet floats, is a second bf16; all products count but those of two rests (NMSE
-// 1e-11). What is below the normal range of bf16, 1e-38, is 0; what rounds beyond it, 3.39e38, is infinite.
+// 1e-11).
 //
 // A tile register holds 16 lines of 64 bytes. A line of columns is 32 elements of one column, a line of weights one
 // pair of elements of 16 rows. Pairs are as in fixed.h: elements 0 and 2 of a quartet, then 1 and 3.
 #pragma once
-#include "amx.h"
+#include "amx/amx.h"
+#include "amx/bf16.h"
 #include "r16/product.h"
 
 enum {
@@ -27,19 +28,15 @@ typedef struct r16_panel {
   _Alignas(64) uint16_t values[KC * TILE_ROWS];
 } r16_panel;
 
-// 32 elements of a column, or of a row, rounded, in the order of pairs.
+// 32 elements of a column, or of a row, in the order of pairs.
 PG_INLINE __m512i r16_bf16(const float *x) {
-  const __m512i v = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
+  const __m512i v = bf16_of(vf_load(x), vf_load(x + 16));
   return _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(v, 0xd8), 0xd8);
 }
 
 // x[0..n) = what rounding leaves of them; n is a multiple of 16.
 PG_INLINE void r16_rest(float *x, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) {
-    const __m512 v = _mm512_loadu_ps(x + i);
-    const __m512i rounded = _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v)), 16);
-    _mm512_storeu_ps(x + i, _mm512_sub_ps(v, _mm512_castsi512_ps(rounded)));
-  }
+  for (int64_t i = 0; i < n; i += 16) vf_store(x + i, bf16_rest(vf_load(x + i)));
 }
 
 // What a thread does before and after it multiplies.

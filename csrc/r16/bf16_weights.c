@@ -20,14 +20,6 @@ PG_INLINE vf element(vi q, int i) {
   }
 }
 
-// even and odd rounded to bf16, in turns.
-PG_INLINE __m512i pairs(vf even, vf odd) {
-  const __m512i turns =
-      _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008,
-                        0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
-  return _mm512_permutexvar_epi16(turns, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
-}
-
 // Units first .. first + n of a group of 16 rows. A code less its offset is exact, so are zeros.
 PG_INLINE void put_units(r16_format f, const uint8_t *group, int64_t first, int n, uint16_t *to) {
   const int halves = r16_halves(f), block_bytes = r16_block_bytes(f);
@@ -46,8 +38,8 @@ PG_INLINE void put_units(r16_format f, const uint8_t *group, int64_t first, int 
       vf w[4];
       _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) w[i] = vf_fma(element(q, i), scale[h], shift[h]);
       __builtin_prefetch(unit + p * R16_LINE + AHEAD);
-      _mm512_store_si512(to + p * 64, pairs(w[0], w[2]));
-      _mm512_store_si512(to + p * 64 + 32, pairs(w[1], w[3]));
+      _mm512_store_si512(to + p * 64, bf16_pairs(w[0], w[2]));
+      _mm512_store_si512(to + p * 64 + 32, bf16_pairs(w[1], w[3]));
     }
   }
 }
@@ -73,30 +65,6 @@ static put_fn put_of(int type) {
   }
 }
 
-// 16 lines of 16 pairs, one row each, to 16 lines of 16 rows, one pair each.
-PG_INLINE void turn(uint16_t *to, const __m512i *lines) {
-  __m512i a[16], b[16];
-  _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(lines[i], lines[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(lines[i], lines[i + 1]);
-  }
-  _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4) _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++) {
-    b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
-    b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
-  }
-  // b[4i + j] now has pairs j, 4 + j, 8 + j, 12 + j of the rows 4i .. 4i + 3.
-  _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) {
-    const __m512i low02 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88),
-                  low13 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd),
-                  high02 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88),
-                  high13 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
-    _mm512_store_si512(to + j * 32, _mm512_shuffle_i32x4(low02, high02, 0x88));
-    _mm512_store_si512(to + (4 + j) * 32, _mm512_shuffle_i32x4(low13, high13, 0x88));
-    _mm512_store_si512(to + (8 + j) * 32, _mm512_shuffle_i32x4(low02, high02, 0xdd));
-    _mm512_store_si512(to + (12 + j) * 32, _mm512_shuffle_i32x4(low13, high13, 0xdd));
-  }
-}
-
 // The 16 rows from `row` on, which are F16 or BF16 as they are stored.
 static void put_floats(const r16_product *p, int64_t row, int64_t k0, int64_t n, uint16_t *to) {
   const pg_tensor as = {.ne = {p->k, 1, 1, 1}, .nb = {2}, .type = p->f.type};
@@ -111,7 +79,8 @@ static void put_floats(const r16_product *p, int64_t row, int64_t k0, int64_t n,
     }
   }
   for (int part = 0; part < parts; part++)
-    for (int64_t u = 0; u < n / R16_UNIT; u++) turn(to + part * n * TILE_ROWS + u * UNIT_STEP, lines[part][u]);
+    for (int64_t u = 0; u < n / R16_UNIT; u++)
+      bf16_turn(to + part * n * TILE_ROWS + u * UNIT_STEP, R16_LINE, lines[part][u]);
 }
 
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {

@@ -20,7 +20,7 @@ ISAS = [isa for isa in isa_levels() if isa not in ("generic", "avx512")]  # the 
 # A rounding is 1/12 of a squared step; the step is 1/46000 of the norm of 256 values (a column: 1e-8 in all) or of a
 # bound of it. Weights are rounded up to three times (scale, shift, product), and the bound, which takes every weight of
 # a block for its largest, is sqrt(32) times too large where one weight of 32 outweighs the others.
-BOUND = {isa: 256 / 12 * (1 + 3 * 32) / 46000**2 for isa in ISAS} | {isa: many(isa) for isa in TILES}
+BOUND = dict.fromkeys(ISAS, 256 / 12 * (1 + 3 * 32) / 46000**2) | {isa: many(isa) for isa in TILES}
 
 
 def weights(w: np.ndarray, dtype: gg.DType, isa: str) -> gg.Tensor:
