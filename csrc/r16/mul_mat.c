@@ -18,7 +18,7 @@ int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
   return columns_of(t) <= R16_FEW ? x_bytes(t) : gemm_bytes(t, nth);
 }
 
-// Sources of mul_mat_r16 and mul_mat_fixed. All after COLUMNS may be absent: what norms the columns, what is added to
+// Sources of mul_mat_r16 and mul_mat_half. All after COLUMNS may be absent: what norms the columns, what is added to
 // the products, and up to two more matrices times the same columns with their results; or, where the results are
 // silu(gate) * up, one more, of which `dst` is the result.
 enum { WEIGHTS, COLUMNS, NORM, OTHER, WEIGHTS_1, RESULT_1, WEIGHTS_2, RESULT_2, MAX_PRODUCTS = 3 };
@@ -75,10 +75,10 @@ static int multiply(const pg_task *t, int ith, int nth, int stored) {
 
 int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, 0); }
 
-// mul_mat_fixed: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
-int PG_FN(mul_mat_fixed_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, 1); }
+// mul_mat_half: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
+int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, 1); }
 
-int64_t PG_FN(mul_mat_fixed_work)(const pg_task *t, int nth) {
+int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) {
   const r16_product p = {.row_bytes = t->src[WEIGHTS].nb[1], .k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
   return PG_FN(r16_gemm_work)(&p, nth);
 }

@@ -24,9 +24,9 @@ BUFT = "CPU_REPACK"
 
 _GROUP = 16  # rows that are packed together
 _CHUNK = 1 << 20  # bytes that are worth a thread's while
-_MANY = 32  # columns from which on converting floats to fixed point pays
+_MANY = 32  # columns from which on converting floats pays
 _copies: WeakKeyDictionary[Tensor, Buffer] = WeakKeyDictionary()
-_floats: WeakSet[Tensor] = WeakSet()  # weights in F16 or BF16 that products of many columns may take in fixed point
+_floats: WeakSet[Tensor] = WeakSet()  # weights in F16 or BF16 that products of many columns may convert
 
 
 def copy_of(t: Tensor) -> Buffer | None:
@@ -55,7 +55,7 @@ def can_repack(t: Tensor, isa: str) -> bool:
     )
 
 
-def in_fixed_point(node: Tensor) -> bool:
+def converts_floats(node: Tensor) -> bool:
     """Whether a product reads floats that were given to `repack`, and has enough columns (csrc/r16/gemm.h)."""
     a = node.src[0] if node.op == "mul_mat" else None
     return a is not None and a in _floats and node.ne[1] * node.ne[2] * node.ne[3] > _MANY
@@ -69,7 +69,7 @@ def product_kernel(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | Non
     copy = repacked(node)
     if copy is not None and (kernel := kernel_of(isa, node, "_r16")) is not None:
         return kernel, copy
-    if copy is None and in_fixed_point(node) and (kernel := kernel_of(isa, node, "_fixed")) is not None:
+    if copy is None and converts_floats(node) and (kernel := kernel_of(isa, node, "_half")) is not None:
         return kernel, None
     return None
 
@@ -91,8 +91,9 @@ def repack(
     times as much, IQ2 1.4 to 1.6, IQ1 twice, TQ1_0 1.2. Their memory lives as long as any tensor of this call. A copy
     does not follow when values are written to the tensor later. Pages of a mapped file that a copy replaces are given
     back to the system; who reads the tensor itself has them read again. Matrices of F16 and BF16 are not copied, but
-    products of many columns will round their values, and the columns, to 16-bit fixed point (NMSE 1.5e-8). `progress`
-    is told the fraction done before each tensor; what it raises ends the work, and leaves the copies made so far.
+    products of many columns will round their values, and the columns, to 16-bit fixed point (NMSE 1.5e-8), or split
+    them into two bf16 where there are tiles (2e-11). `progress` is told the fraction done before each tensor; what it
+    raises ends the work, and leaves the copies made so far.
 
     Raises AllocError where there is no memory, BackendError for a bad `isa` or `n_threads`.
     """
