@@ -118,6 +118,23 @@ def test_products_take_all_they_can(isa: str) -> None:
         fused[0].numpy()
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_experts(n: int) -> None:
+    """Products by expert are not fused with each other, also where one token makes them matrices."""
+    rng = np.random.default_rng(0)
+    with gg.Context() as ctx:
+        up, gate = (ctx.from_numpy(rng.standard_normal((4, 64, K)).astype(np.float32), dtype=gg.Q4_0) for _ in range(2))
+        x = ctx.from_numpy(rng.standard_normal((n, 1, K)).astype(np.float32))
+        ids = ctx.from_numpy(rng.integers(0, 4, (n, 2)).astype(np.int32))
+        repack((up, gate))
+        results: list[np.ndarray] = []
+        for fusions in ((), FUSIONS):
+            y = gg.mul(gg.mul_mat_id(up, x, ids), gg.silu(gg.mul_mat_id(gate, x, ids)))
+            Scheduler([CpuBackend(2, None, fusions)]).compute(gg.Graph().build_forward_expand(y))
+            results.append(y.numpy().copy())
+    assert np.array_equal(*results)
+
+
 @pytest.mark.parametrize("type_k", [gg.F32, gg.F16, gg.BF16, gg.Q8_0])
 def test_rope_stores_to_any_cache(type_k: gg.DType) -> None:
     layer = Layer(4, (gg.F32,), type_k)

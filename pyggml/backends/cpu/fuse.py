@@ -102,8 +102,8 @@ class _Fuser:
                     self.readers.setdefault(s, []).append(t)
         self.kernels: dict[Tensor, Kernel] = {}
         for t in nodes:
-            found = product_kernel(isa, t)
-            if found is not None and t.src[1] is not None and t.ne[2] == t.ne[3] == 1:
+            found = product_kernel(isa, t) if t.op == "mul_mat" and t.ne[2] == t.ne[3] == 1 else None
+            if found is not None:
                 self.kernels[t] = found[0]
         self.taken: dict[Tensor, Step | None] = {}  # node -> the step that stands in its place, if it is one
 
