@@ -152,7 +152,7 @@ class _Fuser:
         same = [
             r
             for r in self.readers[x]
-            if r not in self.taken and r.src[1] is x and self.kernels.get(r) is self.kernels[t]
+            if self.kernels.get(r) is self.kernels[t] and r.src[1] is x and r not in self.taken
         ]
         step = self._glu(same) or self._residual(t) or self._shared(t, same)
         norm = self._norm_before(x, [p for p in step.nodes if p.op == "mul_mat"], self.at[step.nodes[-1]])
