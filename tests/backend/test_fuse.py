@@ -194,23 +194,31 @@ def test_what_is_written_between_is_not_read_later() -> None:
 
 
 def two_products(between: Callable[[gg.Tensor], gg.Tensor], fusions: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
-    """What is fused of two products of the same columns x and a node that reads x between them, and the second one."""
+    """What is fused of two products of the same columns x and a node that reads x between them, and the products."""
     rng = np.random.default_rng(0)
     with gg.Context() as ctx:
         w = [ctx.from_numpy(rng.standard_normal((64, 256)).astype(np.float32), dtype=gg.Q4_0) for _ in range(2)]
         repack(w)
         x = gg.neg(ctx.from_numpy(rng.standard_normal((2, 256)).astype(np.float32)))
         g = gg.Graph()
-        for t in (gg.mul_mat(w[0], x), between(x), y := gg.mul_mat(w[1], x)):
+        first, second = (gg.mul_mat(a, x) for a in w)
+        for t in (first, between(x), second):
             g.build_forward_expand(t.set_output())
     schedule = Scheduler([CpuBackend(1, None, fusions)]).alloc(g)
     schedule.run()
-    return [s.fusion for s in schedule.splits[0].steps if s.fusion], y.numpy().copy()
+    return [s.fusion for s in schedule.splits[0].steps if s.fusion], np.stack([first.numpy(), second.numpy()])
 
 
 def test_products_share_columns_that_other_nodes_read() -> None:
     _, want = two_products(gg.sqr, ())
     _, got = two_products(gg.sqr, FUSIONS)
+    assert np.array_equal(got, want)
+
+
+def test_products_of_columns_that_change_stay_apart() -> None:
+    none, want = two_products(lambda x: gg.scale_inplace(x, 2.0), ())
+    fused, got = two_products(lambda x: gg.scale_inplace(x, 2.0), FUSIONS)
+    assert fused == none == []
     assert np.array_equal(got, want)
 
 

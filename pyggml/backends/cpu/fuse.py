@@ -149,12 +149,13 @@ class _Fuser:
         """The largest step that `t`, the first product of its columns that is left, can be part of."""
         x = t.src[1]
         assert x is not None
+        readers = self.readers[x]
         same = [
             r
-            for r in self.readers[x]
+            for r in readers[readers.index(t) :]
             if self.kernels.get(r) is self.kernels[t] and r.src[1] is x and r not in self.taken
         ]
-        step = self._glu(same) or self._residual(t) or self._shared(t, same)
+        step = self._glu(same) or self._residual(t) or self._shared(same)
         norm = self._norm_before(x, [p for p in step.nodes if p.op == "mul_mat"], self.at[step.nodes[-1]])
         if norm:
             step = Step((*norm, *step.nodes), step.inner.union(norm), step.fusion, step.heirs)
@@ -198,15 +199,12 @@ class _Fuser:
             return None
         return Step((t, out), frozenset((t,)), "products", (other,))
 
-    def _shared(self, t: Tensor, same: Sequence[Tensor]) -> Step:
-        """`t`, and other products of its columns that can be computed as early."""
-        first, group = self.at[t], [t]
-        for p in same if "share" in self.enabled else ():
-            weight = p.src[0]
-            early = weight is not None and weight.op == "none" and self._unwritten([weight], first, self.at[p])
-            if p is not t and early and p.ne[1] == t.ne[1] and len(group) < _MAX_PRODUCTS:
-                group.append(p)
-        return Step(tuple(group), fusion="products")
+    def _shared(self, same: Sequence[Tensor]) -> Step:
+        """The first of these products, and others that can be computed as early."""
+        first, *others = same
+        group = [p for p in others if self._unwritten([s for s in p.src if s], self.at[first], self.at[p])]
+        n = _MAX_PRODUCTS if "share" in self.enabled else 1
+        return Step((first, *group[: n - 1]), fusion="products")
 
     # -- attention ---------------------------------------------------------------------------------------------------
 
