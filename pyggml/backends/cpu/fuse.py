@@ -1,7 +1,8 @@
 """Plan-time fusion: nodes that one kernel computes together. Values that nothing else reads get no memory.
 
-The results are those of the nodes one by one, bit for bit, except attention's. A node that is an output, or that
-anything outside of its pattern reads, is never fused away.
+The results are those of the nodes one by one, bit for bit, except attention's and, at the level avx512, norms' that
+products do (these are avx2's). A node that is an output, or that anything outside of its pattern reads, is never fused
+away.
 
 norm        rms_norm(x) * weight; where only products of repacked weights read it, they take x and do it themselves
 share       products of the same columns (Q, K and V) quantise or pack them once
