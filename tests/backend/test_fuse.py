@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
@@ -229,3 +231,75 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CpuBackend(1).fusions == {"norm", "glu"}
     monkeypatch.setenv("PYGGML_FUSE", "none")
     assert CpuBackend(1).fusions == set()
+
+
+SIDE = 64  # of all matrices in random graphs
+Program = tuple[int, list[tuple[str, int, int, int, bool]]]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Columns, and steps: what, the tensors it reads (counted from the last), a weight, and if its result is kept."""
+    ops = ("product", "norm", "glu", "residual", "silu", "add", "scale_inplace", "view", "store")
+    which = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 9])
+    step = st.tuples(st.sampled_from(ops), which, which, st.integers(0, 2), st.integers(0, 2).map(lambda i: i == 0))
+    return draw(st.sampled_from([1, 3, 40])), draw(st.lists(step, min_size=3, max_size=20))
+
+
+def outcome_of(program: Program, fusions: tuple[str, ...]) -> tuple[list[np.ndarray], set[str]]:
+    """What the graph of a program leaves in what is kept and in a cache that it writes to, and what was fused."""
+    n, steps = program
+    isa = [i for i in isa_levels() if exact(i)][-1]
+    rng = np.random.default_rng(n)
+    with gg.Context() as ctx:
+        w = [ctx.from_numpy(rng.standard_normal((SIDE, SIDE)).astype(np.float32) / 8, dtype=gg.Q8_0) for _ in range(3)]
+        repack(w, isa=isa)
+        weight = ctx.from_numpy(1 + rng.standard_normal(SIDE).astype(np.float32) / 8)
+        cache = ctx.from_numpy(np.zeros(SIDE * n, np.float32), dtype=gg.F16)
+        pos = ctx.from_numpy(np.arange(n, dtype=np.int32))
+        pool = [gg.neg(ctx.from_numpy(rng.standard_normal((n, SIDE)).astype(np.float32)))]
+        g = gg.Graph().build_forward_expand(pool[0])
+        kept: list[gg.Tensor] = []
+        for op, i, j, k, keep in (*steps, ("add", 0, 1, 0, True)):
+            a, b = (pool[-1 - min(at, len(pool) - 1)] for at in (i, j))
+            parts: list[gg.Tensor] = []
+            if op == "product":
+                t = gg.mul_mat(w[k], a)
+            elif op == "norm":
+                parts = [gg.rms_norm(a, 1e-5)]
+                t = gg.mul(parts[0], weight)
+            elif op == "glu":
+                parts = [gg.mul_mat(w[k], a), gg.mul_mat(w[k - 1], b)]
+                t = gg.mul(gg.silu(parts[0]), parts[1])
+            elif op == "residual":
+                parts = [gg.mul_mat(w[k], a)]
+                t = gg.add(parts[0], b)
+            elif op == "silu":
+                t = gg.silu(a)
+            elif op == "add":
+                t = gg.add(a, b)
+            elif op == "scale_inplace":
+                t = gg.scale_inplace(a, 0.5)
+            elif op == "view":
+                t = gg.reshape_2d(a, SIDE, n)
+            else:
+                t = gg.cpy(gg.rope(gg.reshape_3d(a, SIDE, 1, n), pos, SIDE, 0), cache)
+            g.build_forward_expand(t)
+            if op != "store":
+                pool += [*parts[:k], t]  # others may read the parts, too
+            if keep and t.view_src is None:
+                kept.append(t.set_output())
+    schedule = Scheduler([CpuBackend(1, isa, fusions)]).alloc(g)
+    schedule.run()
+    done = {s.fusion for split in schedule.splits for s in split.steps if s.fusion}
+    return [cache.numpy().copy(), *(t.numpy().copy() for t in kept)], done
+
+
+@given(programs())
+@settings(max_examples=200, deadline=None)
+def test_any_graph(program: Program) -> None:
+    """Whatever a graph reads, keeps and writes in place: fused it gives the same."""
+    want, none = outcome_of(program, ())
+    got, _ = outcome_of(program, FUSIONS)
+    assert not none
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(got, want, strict=True))
