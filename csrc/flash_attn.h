@@ -116,3 +116,9 @@ void PG_FN(attend_few)(const attention *a, const tile *t, const scratch *w, cons
                        int64_t last);
 void PG_FN(attend_tile)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
                         int64_t last);
+
+// The kernels, with something else in the place of attend_tile.
+typedef void (*pg_attend)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
+                          int64_t last);
+int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many);
+int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, pg_attend many);

@@ -1,5 +1,6 @@
 // Which instruction sets this binary carries, and which of them this CPU and OS can run. A level's table holds what is
 // compiled for it; the binding looks for the rest in the levels below (backends/cpu/isa.py).
+#define _GNU_SOURCE
 #include <string.h>
 
 #include "pg.h"
@@ -12,6 +13,7 @@ LEVEL(generic)
 LEVEL(avx2)
 LEVEL(avx512)
 LEVEL(avx512vnni)
+LEVEL(amx)
 #endif
 #undef LEVEL
 
@@ -19,6 +21,8 @@ static int always(void) { return 1; }
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static uint64_t xcr0(void) {
   uint32_t a, b, c, d;
@@ -45,6 +49,23 @@ static int has_avx512vnni(void) {
   uint32_t a, b, c, d;
   return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
 }
+
+// Linux lets a process use tile registers once it has asked to, for all its threads and its children.
+static int may_use_tiles(void) {
+  enum { ARCH_GET_XCOMP_PERM = 0x1022, ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+  uint64_t permitted = 0;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 &&
+         syscall(SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &permitted) == 0 && (permitted >> XTILEDATA & 1);
+}
+
+static int has_amx(void) {
+  uint32_t a, b, c, d;
+  const uint32_t bf16_tile = 1u << 22 | 1u << 24;
+  if (!has_avx512vnni() || (xcr0() >> 17 & 3) != 3) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tile) != bf16_tile) return 0;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return 0; // AVX512_BF16
+  return may_use_tiles();
+}
 #endif
 
 static const struct {
@@ -58,6 +79,7 @@ static const struct {
     {"avx2", has_avx2, pg_table__avx2, &pg_table_size__avx2},
     {"avx512", has_avx512, pg_table__avx512, &pg_table_size__avx512},
     {"avx512vnni", has_avx512vnni, pg_table__avx512vnni, &pg_table_size__avx512vnni},
+    {"amx", has_amx, pg_table__amx, &pg_table_size__amx},
 #endif
 };
 

@@ -43,6 +43,7 @@ PEAK(f32_generic, NO_TARGET, f32x4, 8, ((f32x4){1, 1, 1, 1}), MUL_ADD)
 READ(read_generic, NO_TARGET, i64x2)
 
 #if defined(__x86_64__)
+#include "amx/amx.h"
 #include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2,fma")))
@@ -62,6 +63,20 @@ PEAK(int8_avx512, AVX512, __m512i, 128, _mm512_set1_epi8(1), BYTES_512)
 PEAK(int8_vnni, VNNI, __m512i, 128, _mm512_set1_epi8(1), DPBUSD)
 READ(read_avx2, AVX2, __m256i)
 READ(read_avx512, AVX512, __m512i)
+
+static double bf16_amx(const char *p, int64_t n) {
+  TILES_BEGIN();
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  for (int64_t r = 0; r < n; r += 4) { // as slow as 16 vectors each
+    TILE_DOT(4, 0, 1);
+    TILE_DOT(5, 0, 1);
+    TILE_DOT(6, 0, 1);
+    TILE_DOT(7, 0, 1);
+  }
+  TILES_END();
+  return 2.0 * 16 * 16 * 32 * (double)((n + 3) / 4 * 4);
+}
 #endif
 
 static const struct {
@@ -72,7 +87,7 @@ static const struct {
 #if defined(__x86_64__)
     {PG_PEAK_READ, 1, read_avx2},    {PG_PEAK_F32, 1, f32_avx2},    {PG_PEAK_INT8, 1, int8_avx2},
     {PG_PEAK_READ, 2, read_avx512},  {PG_PEAK_F32, 2, f32_avx512},  {PG_PEAK_INT8, 2, int8_avx512},
-    {PG_PEAK_INT8, 3, int8_vnni},
+    {PG_PEAK_INT8, 3, int8_vnni},    {PG_PEAK_BF16, 4, bf16_amx},
 #endif
 };
 

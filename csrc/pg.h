@@ -163,5 +163,5 @@ int64_t pg_draw(const float *weights, int64_t k, double top_p, double min_p, dou
 // What one thread can do at most (peak.c): reads n bytes at p (a multiple of 4 KiB, 64-byte aligned), or makes n steps
 // of multiplications of a kind. The result is bytes or operations done; 0 where no level up to this one has such
 // instructions.
-enum pg_peak_kind { PG_PEAK_READ = 0, PG_PEAK_F32 = 1, PG_PEAK_INT8 = 2 };
+enum pg_peak_kind { PG_PEAK_READ = 0, PG_PEAK_F32 = 1, PG_PEAK_INT8 = 2, PG_PEAK_BF16 = 3 };
 double pg_peak(int level, enum pg_peak_kind kind, const void *p, int64_t n);

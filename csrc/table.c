@@ -1,4 +1,4 @@
-// The dispatch table of one instruction set: kernels.def (PG_PLAIN), r16/r16.def (PG_R16), or both.
+// The dispatch table of one instruction set: kernels.def (PG_PLAIN), r16/r16.def (PG_R16), amx/amx.def (PG_AMX).
 #include "kernel.h"
 
 #define PG_KERNEL(op, variant, dst, s0, s1, work) int PG_FN(op##_##variant)(const pg_task *t, int ith, int nth);

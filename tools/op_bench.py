@@ -85,7 +85,7 @@ def limit_of(isa: str, n_threads: int, t: Tensor, case: OpCase, n_nodes: int) ->
     kinds = ["f32"]
     source = t.src[0].dtype if t.src[0] is not None else t.dtype
     if case.is_product and source is not DType.F32:
-        kinds.append("int8")
+        kinds += ["int8", "bf16"]
     rate = max(compute_rate(isa, kind, n_threads) for kind in kinds)
     nbytes = bytes_of(t)
     in_memory = 1 << (nbytes * n_nodes).bit_length()

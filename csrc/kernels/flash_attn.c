@@ -84,10 +84,11 @@ static tile tile_at(const attention *a, int64_t unit) {
   return x;
 }
 
-static void attend(const attention *a, const tile *x, const scratch *w, const state *st, int64_t first, int64_t last) {
+static void attend(const attention *a, const tile *x, const scratch *w, const state *st, int64_t first, int64_t last,
+                   pg_attend many) {
   for (int64_t r = 0; r < a->tile; r++) st->top[r] = -INFINITY;
   memset(st->sum, 0, (size_t)(a->tile * (a->dvp + 1)) * sizeof(float));
-  (a->tile == FEW ? PG_FN(attend_few) : PG_FN(attend_tile))(a, x, w, st, first, last);
+  (a->tile == FEW ? PG_FN(attend_few) : many)(a, x, w, st, first, last);
 }
 
 // Joins the states of the parts of the keys, and writes the tile's rows.
@@ -108,7 +109,7 @@ static void finish(const attention *a, const tile *x, const state *st, int64_t n
   }
 }
 
-static int run(const attention *a, const pg_task *t, int ith, int nth) {
+static int run(const attention *a, const pg_task *t, int ith, int nth, pg_attend many) {
   float *p = (float *)t->work + n_states(a, nth) * state_floats(a) + ith * scratch_floats(a);
   scratch w = {.q = p};
   w.s = w.q + a->tile * a->dp;
@@ -119,7 +120,7 @@ static int run(const attention *a, const pg_task *t, int ith, int nth) {
     const state st = state_at(a, t->work, ith);
     for (int64_t u; (u = pg_next(t)) < a->n_units;) {
       const tile x = tile_at(a, a->n_units - 1 - u); // late tokens first: under a causal mask they see the most keys
-      attend(a, &x, &w, &st, 0, a->n_kv);
+      attend(a, &x, &w, &st, 0, a->n_kv, many);
       finish(a, &x, &st, 1);
     }
     return PG_OK;
@@ -129,7 +130,7 @@ static int run(const attention *a, const pg_task *t, int ith, int nth) {
     const state st = state_at(a, t->work, u);
     const pg_range part = pg_share(a->n_kv / KEYS, (int)(u % a->n_splits), (int)a->n_splits);
     const int last = u % a->n_splits == a->n_splits - 1;
-    attend(a, &x, &w, &st, part.first * KEYS, last ? a->n_kv : part.last * KEYS);
+    attend(a, &x, &w, &st, part.first * KEYS, last ? a->n_kv : part.last * KEYS, many);
   }
   pg_sync(t, nth);
   for (int64_t u = ith; u < a->n_units; u += nth) {
@@ -146,9 +147,13 @@ int64_t PG_FN(flash_attn_ext_work)(const pg_task *t, int nth) {
   return work(&a, nth);
 }
 
-int PG_FN(flash_attn_ext_any)(const pg_task *t, int ith, int nth) {
+int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many) {
   const attention a = unpack_flash_attn_ext(t);
-  return run(&a, t, ith, nth);
+  return run(&a, t, ith, nth, many);
+}
+
+int PG_FN(flash_attn_ext_any)(const pg_task *t, int ith, int nth) {
+  return PG_FN(flash_attn_ext_with)(t, ith, nth, PG_FN(attend_tile));
 }
 
 int64_t PG_FN(attn_vt_work)(const pg_task *t, int nth) {
@@ -156,7 +161,11 @@ int64_t PG_FN(attn_vt_work)(const pg_task *t, int nth) {
   return work(&a, nth);
 }
 
-int PG_FN(attn_vt_any)(const pg_task *t, int ith, int nth) {
+int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, pg_attend many) {
   const attention a = unpack_attn_vt(t);
-  return run(&a, t, ith, nth);
+  return run(&a, t, ith, nth, many);
+}
+
+int PG_FN(attn_vt_any)(const pg_task *t, int ith, int nth) {
+  return PG_FN(attn_vt_with)(t, ith, nth, PG_FN(attend_tile));
 }

@@ -1,8 +1,7 @@
 // Attention of many query rows. Lanes are query rows: scores, maxima and sums need no operation across lanes, and both
 // products (K with q, V with the weights) are the same one: broadcast an element of K or V, multiply with rows in
 // lanes.
-#include "flash_attn.h"
-#include "units.h"
+#include "flash_attn_tile.h"
 
 // Result rows at a time, for one and two registers of lanes: as many sums as the registers hold.
 enum { BATCH_1 = VF_N == 16 ? 16 : 8, BATCH_2 = VF_N == 16 ? 12 : VF_N == 8 ? 6 : 4, PART = 4 };
@@ -53,37 +52,6 @@ PRODUCT(across_2, ACROSS, BATCH_2, 2)
 PRODUCT(across_1_part, ACROSS, PART, 1)
 PRODUCT(across_2_part, ACROSS, PART, 2)
 
-// What to fetch into the caches in the course of a product: the next block of K or V. All at once it would have to wait
-// for memory, and no hardware prefetcher follows the rows of one head, which lie far apart.
-typedef struct fetch {
-  const char *data;
-  int64_t n_rows, nb, bytes, done;
-} fetch;
-
-// The block of x that begins at `key`.
-static fetch block_at(const pg_tensor *x, int transposed, const char *head, int64_t key) {
-  const int64_t row = x->ne[0] / pg_block_size(x->type) * x->nb[0];
-  if (transposed) return (fetch){head + key * x->nb[0], x->ne[1], x->nb[1], KEYS * x->nb[0], 0};
-  return (fetch){head + key * x->nb[1], KEYS, x->nb[1], row, 0};
-}
-
-// What comes after the block at `key`. Rows of a transposed v are fetched two blocks at a time: half of them in the
-// course of each.
-static fetch next_v(const attention *a, const char *head, int64_t key) {
-  if (!a->transposed) return block_at(a->v, 0, head, key + KEYS);
-  const int64_t odd = key / KEYS % 2, half = a->dv / 2;
-  fetch f = block_at(a->v, 1, head + odd * half * a->v->nb[1], key + (2 - odd) * KEYS);
-  f.n_rows = odd ? a->dv - half : half;
-  f.bytes *= 2;
-  return f;
-}
-
-// Its rows in proportion, when i of n results are on their way.
-PG_INLINE void fetch_up_to(fetch *f, int64_t i, int64_t n) {
-  for (; f->done * n < f->n_rows * i; f->done++)
-    for (int64_t o = 0; o < f->bytes; o += 64) __builtin_prefetch(f->data + f->done * f->nb + o);
-}
-
 // `along`: the sum runs along the rows of a, which lie `step` apart; else across them. Results are made for n_i rounded
 // up to a multiple of PART, which the buffers are.
 PG_INLINE void product(float *out, const float *keep, const float *a, int along, int64_t step, const float *b,
@@ -105,44 +73,11 @@ PG_INLINE void product(float *out, const float *keep, const float *a, int along,
   }
 }
 
-// Scores -> exp(score - top); keep: what the results so far are multiplied with as the tops rise.
-PG_INLINE void exponentials(const attention *a, float *s, const float *bias, int n, const state *st, float *keep,
-                            int NV) {
-  const int64_t ld = NV * VF_N;
-  for (int64_t v = 0; v < ld; v += VF_N) {
-    const vf old = vf_load(st->top + v);
-    vf top = old;
-    for (int i = 0; i < n; i++) {
-      vf x = vf_load(s + i * ld + v);
-      if (a->cap > 0) x = vf_set1(a->cap) * vf_tanh(x);
-      if (bias) x += vf_load(bias + i * ld + v);
-      vf_store(s + i * ld + v, x);
-      top = vf_max(x, top);
-    }
-    vf_store(st->top + v, top);
-    top = vf_if_lt(vf_set1(-3e38f), top, top, vf_zero()); // nothing visible yet
-    vf part = vf_zero();
-    for (int i = 0; i < n; i++) {
-      const vf e = vf_exp_below(vf_load(s + i * ld + v) - top);
-      vf_store(s + i * ld + v, e);
-      part += e;
-    }
-    const vf factor = vf_exp_below(old - top);
-    vf_store(keep + v, factor);
-    vf_store(st->sum + v, vf_fma(vf_load(st->sum + v), factor, part));
-  }
-}
-
 PG_INLINE void attend(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first, int64_t last,
                       int NV) {
   const int64_t ld = NV * VF_N;
   const char *k = tile_kv(a->k, t), *v = tile_kv(a->v, t);
-  memset(w->q, 0, (size_t)(a->d * ld) * sizeof(float)); // lanes without a row compute something harmless
-  memset(w->bias, 0, (size_t)(KEYS * ld) * sizeof(float));
-  for (int r = 0; r < t->n; r++) {
-    const float *q = tile_query(a, t, r);
-    for (int64_t c = 0; c < a->d; c++) w->q[c * ld + r] = q[c] * a->scale;
-  }
+  put_queries(a, t, w, ld);
   fetch k0 = block_at(a->k, 0, k, first), v0 = block_at(a->v, a->transposed, v, first);
   fetch_up_to(&k0, 1, 1);
   fetch_up_to(&v0, 1, 1);

@@ -18,7 +18,7 @@ from pyggml.ops._mask import biased
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
 
-from .cases_attention import BLOCK_TYPES, HEADS_INSIDE, ROW_TYPES, bound, mild
+from .cases_attention import BLOCK_TYPES, HEADS_INSIDE, ROW_TYPES, bound, mild, tiles_bound
 from .cases_matmul import bound as product_bound
 from .cases_softmax import causal, distances, gaussian, hidden_rows
 from .harness import Src, Values, check_guards, make_source, nmse, place
@@ -112,7 +112,7 @@ def check(x: Attention, isa: str) -> None:
     leafs = [t for t in g.leafs if t.view_src is None]
     before = [t.tobytes() for t in leafs]
     largest_bias = 80 if x.mask is not None and x.mask.values is gaussian else 0
-    limit = bound(x.q.ne[0], x.scale, largest_bias)
+    limit = bound(x.q.ne[0], x.scale, largest_bias) + (tiles_bound(x.q.ne[0], x.scale) if isa == "amx" else 0)
 
     def run(steps: list[Step], n_threads: int, nodes: list[Tensor]) -> np.ndarray:
         for t in nodes:

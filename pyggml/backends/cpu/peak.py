@@ -11,7 +11,7 @@ from ...buffer import Buffer
 from .._pggml import ffi, lib
 from .isa import isa_levels
 
-KINDS = {"f32": lib.PG_PEAK_F32, "int8": lib.PG_PEAK_INT8}
+KINDS = {"f32": lib.PG_PEAK_F32, "int8": lib.PG_PEAK_INT8, "bf16": lib.PG_PEAK_BF16}
 
 _ROUNDS, _SECONDS = 5, 0.25  # at least, each: other work on the machine must not pass for its limit
 _PAGE = 4096

@@ -1,7 +1,6 @@
-// Columns of b, and rows of floats, to fixed point, laid out for the tiles of gemm.c.
-#include "r16/gemm.h"
-#include "rms.h"
-#include "rows.h"
+// Columns of b, and rows of floats, to fixed point, laid out for the tiles of fixed.c.
+#include "r16/columns.h"
+#include "r16/fixed_columns.h"
 
 // dst[0..n) = src[0..n) * inv as integers, in the order of pairs; n is a multiple of 32.
 PG_INLINE void put_ints(int16_t *dst, const float *src, float inv, int64_t n) {
@@ -76,35 +75,23 @@ PG_INLINE void put_4_columns(int16_t *dst, const int16_t (*src)[KC], int width, 
 }
 
 void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t group) {
-  const int width = r16_group_width(c, group);
-  const char *columns[NT];
-  float scales[NT];
-  for (int j = 0; j < width && group * NT + j < c->n; j++) {
-    int64_t b_col;
-    r16_result(p, group * NT + j, &b_col);
-    columns[j] = r16_column(p->b, b_col);
-    scales[j] = p->norm ? pg_rms_scale((const float *)columns[j], c->k, p->eps) : 0;
-  }
+  const r16_group g = r16_group_of(c, p, group);
   for (int64_t s = 0; s < c->n_strips; s++) {
-    const int64_t k0 = s * c->strip, n = PG_MIN(c->strip, c->k - k0);
-    float *steps = c->steps + (group * c->n_strips + s) * NT;
-    int16_t *ints = c->ints + (group * c->k + k0) * NT; // full groups; a narrower one:
-    if (width < NT) ints = c->ints + group * c->k * NT + k0 * width;
-    for (int j = 0; j < width; j += 4) {
+    const int64_t k0 = s * c->strip, n = r16_strip_elements(c, s);
+    const r16_fixed to = r16_fixed_of(c, group, s);
+    for (int j = 0; j < to.width; j += 4) {
       int16_t four[4][KC];
       for (int i = 0; i < 4; i++) {
-        const int64_t col = group * NT + j + i;
-        steps[j + i] = 0;
-        if (col < c->n) {
+        to.steps[j + i] = 0;
+        if (j + i < g.n) {
           float x[KC];
-          pg_get_f32(x, p->b, columns[j + i], k0, n);
-          if (p->norm) pg_scale_mul(x, x, scales[j + i], p->norm + k0, n);
-          steps[j + i] = put_column(four[i], x, n);
+          r16_get(x, p, &g, j + i, k0, n);
+          to.steps[j + i] = put_column(four[i], x, n);
         } else {
           memset(four[i], 0, sizeof four[i]);
         }
       }
-      put_4_columns(ints + j * 2, four, width, n / 2);
+      put_4_columns(to.ints + j * 2, four, to.width, n / 2);
     }
   }
 }

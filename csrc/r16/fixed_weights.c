@@ -1,6 +1,6 @@
 // Repacked weights to fixed point: a strip of a group of 16 rows at a time.
 #include "r16/gemm.h"
-#include "r16/vec.h"
+#include "r16/scales.h"
 
 enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N, AHEAD = 4096 };
 
@@ -41,52 +41,15 @@ PG_INLINE int bits_of(r16_format f) { // of a signed code
   return 33 - __builtin_clz((unsigned)PG_MAX(-s.low - 1, s.high));
 }
 
-// w = scale * signed code + shift, for the VF_N rows of a part, and one half of a unit (the formats with scales per 16)
-// or all
-typedef struct line {
-  vf scale, shift;
-} line;
-
-PG_INLINE line line_of(r16_format f, const uint8_t *head, const uint8_t *scales, int part, int half) {
-  const vf d = r16_head_bytes(f) ? vf_mul(vf_load_f16(head + part * VF_N * 2), vf_set1(f.factor)) : vf_zero();
-  const vf m = r16_head_bytes(f) == 64 ? vf_load_f16(head + 32 + part * VF_N * 2) : vf_zero();
-  const uint8_t *u = scales + part * VF_N, *h = u + half * R16_ROWS;
-  line l;
-  l.shift = vf_zero();
-  switch (f.scales) {
-  case R16_D:
-    l.scale = d;
-    break;
-  case R16_D_M:
-    l.scale = d;
-    l.shift = m;
-    break;
-  case R16_E8M0:
-    l.scale = vf_scale2(vf_set1(1.0f), vf_load_i8((const int8_t *)u));
-    break;
-  case R16_D_S32:
-    l.scale = vf_mul(d, vf_load_i8((const int8_t *)u));
-    break;
-  case R16_E4M3:
-    l.scale = vf_mul(vf_load_e4m3(h), vf_set1(f.factor));
-    break;
-  case R16_D_S16:
-    l.scale = vf_mul(d, vf_load_i8((const int8_t *)h));
-    break;
-  case R16_DM_SM32:
-    l.scale = vf_mul(d, vf_load_i8((const int8_t *)u));
-    l.shift = vf_sub(vf_zero(), vf_mul(m, vf_load_i8((const int8_t *)u + R16_ROWS)));
-    break;
-  default:
-    l.scale = vf_mul(d, vf_load_u4(h, 0));
-    l.shift = vf_sub(vf_zero(), vf_mul(m, vf_load_u4(h, 1)));
-  }
+// The same of a signed code.
+PG_INLINE r16_line line_of(r16_format f, const uint8_t *head, const uint8_t *scales, int part, int half) {
+  r16_line l = r16_line_of(f, head, scales, part, half);
   if (has_min(f)) l.shift = vf_fma(l.scale, vf_set1((float)span_of(f).zero), l.shift);
   return l;
 }
 
 // What no weight exceeds in size.
-PG_INLINE vf bound_of(r16_format f, line l) {
+PG_INLINE vf bound_of(r16_format f, r16_line l) {
   const span s = span_of(f);
   const vf low = vf_fma(l.scale, vf_set1((float)s.low), l.shift),
            high = vf_fma(l.scale, vf_set1((float)s.high), l.shift);
@@ -133,13 +96,13 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int64_t first, int n
   const int halves = r16_halves(f), block_bytes = r16_block_bytes(f);
   const float middle = (float)(1 << (bits_of(f) - 1));
   const uint8_t *units[UNITS];
-  line lines[UNITS][2];
+  r16_line lines[UNITS][2];
   vf max = vf_zero();
   for (int u = 0; u < n; u++) {
     const uint8_t *head = group + (first + u) / f.units * block_bytes;
     units[u] = head + r16_head_bytes(f) + (first + u) % f.units * r16_unit_bytes(f);
     for (int h = 0; h < halves; h++) {
-      const line l = lines[u][h] = line_of(f, head, units[u] + r16_lines(f) * R16_LINE, part, h);
+      const r16_line l = lines[u][h] = line_of(f, head, units[u] + r16_lines(f) * R16_LINE, part, h);
       max = vf_max(bound_of(f, l), max);
     }
   }
@@ -196,6 +159,10 @@ static put_fn put_of(int type) {
 }
 
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
+  if (p->row_bytes) {
+    PG_FN(r16_put_panel_of_floats)(panel, p, tile, strip);
+    return;
+  }
   const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, first = strip * UNITS;
   const int n = (int)PG_MIN(UNITS, p->k / R16_UNIT - first);
   const put_fn put = put_of(p->f.type);
