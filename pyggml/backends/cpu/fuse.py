@@ -129,11 +129,10 @@ class _Fuser:
         self.taken.update(dict.fromkeys(step.nodes))
         self.taken[place] = step
 
-    def _passes(self, t: Tensor | None, n: int = 1) -> bool:
+    def _passes(self, t: Tensor, n: int = 1) -> bool:
         """Whether `t` is a node here that is read n times, all in this split, and need not exist otherwise."""
         return (
-            t is not None
-            and t in self.at
+            t in self.at
             and t not in self.taken
             and t.view_src is None
             and not t.flags & (FLAG_INPUT | FLAG_OUTPUT)
