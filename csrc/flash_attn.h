@@ -22,6 +22,8 @@ typedef struct attention {
   double max_bias;
 } attention;
 
+#define UNROLL _Pragma("GCC unroll 16")
+
 // A tile's running result over the keys seen so far. out: [tile][dvp] for FEW rows, else [dvp][tile].
 typedef struct state {
   float *top, *sum; // [tile] largest score; sum of exp(score - top)
@@ -87,9 +89,21 @@ static inline block tile_block(const attention *a, const tile *t, int64_t first,
 
 static inline const char *tile_kv(const pg_tensor *x, const tile *t) { return pg_row_at(x, 0, t->head_kv, t->batch); }
 
+// The token and the query head of row r.
+static inline int64_t tile_token(const attention *a, const tile *t, int r) { return (t->row0 + r) / a->group; }
+static inline int64_t tile_head(const attention *a, const tile *t, int r) {
+  return t->head_kv * a->group + (t->row0 + r) % a->group;
+}
+
 static inline const float *tile_query(const attention *a, const tile *t, int r) {
-  const int64_t row = t->row0 + r;
-  return (const float *)pg_row_at(a->q, row / a->group, t->head_kv * a->group + row % a->group, t->batch);
+  return (const float *)pg_row_at(a->q, tile_token(a, t, r), tile_head(a, t, r), t->batch);
+}
+
+// Elements i.. of floats of a type at p.
+PG_INLINE vf float_load(const char *p, int64_t i, int64_t type) {
+  if (type == PG_F32) return vf_load((const float *)p + i);
+  if (type == PG_F16) return vf_load_f16((const uint16_t *)p + i);
+  return vf_load_bf16((const uint16_t *)p + i);
 }
 
 // The block's keys as f32: to[i * ld ..] = row keys[i] of x, whose row 0 is at `head`.

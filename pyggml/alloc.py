@@ -172,14 +172,12 @@ def _heir(
     """The source whose memory `t` may take over, or None."""
     if t in pinned:
         return None
-    sources = step.sources()
     may = [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)] if len(step.nodes) == 1 else step.heirs
     for s in may:
         if s is None or s.view_src is not None or s in pinned or s not in held or s.op == "none":
             continue
-        uses_here = sum(1 for other in sources if other.root is s)
         if (
-            users[s] == uses_here == 1
+            users[s] == 1  # this one
             and s.dtype is t.dtype
             and s.nb == t.nb
             and s.ne == t.ne

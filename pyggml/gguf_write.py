@@ -7,15 +7,14 @@ on as they are.
 from __future__ import annotations
 
 import os
-import secrets
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from .atomic_file import AtomicFile
 from .dtypes import DType
 from .errors import GGUFError
 
@@ -32,53 +31,6 @@ def u32_record(key: str, value: int) -> bytes:
 def _string(text: str) -> bytes:
     data = text.encode()
     return struct.pack("<Q", len(data)) + data
-
-
-class AtomicFile:
-    """A binary file that appears at `path`, whole and on disk, when `commit()` is called, and never otherwise.
-
-    Until then it has no name where the file system can do that (a killed process leaves nothing at all), else one that
-    begins with a dot and ends with `.tmp`.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        folder, name = os.path.split(self.path)
-        self._temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
-        self._fds: int | None = None  # the folder of our open files, through which the nameless one gets its name
-        try:
-            self._fds = os.open("/proc/self/fd", os.O_RDONLY)
-            fd = os.open(folder or ".", os.O_TMPFILE | os.O_WRONLY, 0o666)
-            self._named = False
-        except (OSError, AttributeError):  # not every file system, nor every system, knows O_TMPFILE
-            self._close_fds()
-            fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-            self._named = True
-        self.file = os.fdopen(fd, "wb")
-
-    def commit(self) -> None:
-        """Give the file its name, replacing what is there."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        if not self._named:
-            os.link(str(self.file.fileno()), self._temporary, src_dir_fd=self._fds)
-            self._named = True
-        os.replace(self._temporary, self.path)
-        self._named = False
-
-    def discard(self) -> None:
-        """Close the file; what was not committed is forgotten."""
-        with suppress(OSError):  # what could not be written before is given up
-            self.file.close()
-        self._close_fds()
-        if self._named:
-            with suppress(OSError):
-                os.unlink(self._temporary)
-
-    def _close_fds(self) -> None:
-        if self._fds is not None:
-            os.close(self._fds)
-            self._fds = None
 
 
 class GGUFOut:

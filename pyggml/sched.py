@@ -141,9 +141,9 @@ class Scheduler:
             others.append((value, [step.mapped(twin) for step in schedule.splits[0].steps]))
         return schedule if schedule.programs[0].vary(var, others) else None
 
-    def compute(self, graph: Graph, interruptible: bool = True) -> None:
-        """Run `graph`, see `Schedule.run`. Raises BackendError naming the node that failed."""
-        self.alloc(graph).run(interruptible)
+    def compute(self, graph: Graph) -> None:
+        """Run `graph`. Raises BackendError naming the node that failed."""
+        self.alloc(graph).run()
 
     def buffer_size(self, backend: str) -> int:
         """Bytes of the compute buffer of a backend."""

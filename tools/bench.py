@@ -57,19 +57,15 @@ def bench(
     )
     n_vocab = m.hparams.n_vocab
 
-    def rewind() -> None:
-        if ctx.memory.seq_pos_max(0) >= n_depth:
-            ctx.memory.seq_rm(0, n_depth, -1)
-
     def pp() -> float:
-        rewind()
+        ctx.memory.seq_rm(0, n_depth)
         ids = tokens(n_prompt, 0, n_vocab)
         start = time.perf_counter()
         ctx.decode(ids)
         return n_prompt / (time.perf_counter() - start)
 
     def tg() -> float:
-        rewind()
+        ctx.memory.seq_rm(0, n_depth)
         start = time.perf_counter()
         for i in range(n_gen):
             ctx.decode(tokens(1, i, n_vocab))

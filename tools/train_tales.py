@@ -185,10 +185,11 @@ def train(
     data = batches(tales, model.hp.n_ctx, args.batch, np.random.default_rng(args.seed))
     per_epoch = sum(map(len, tales))
     best = held_out_loss(model, held, args.bf16)[0] / sum(len(t) - 1 for t in held) if args.resume else math.inf
-    # The clock is processor time over threads: a busy machine takes longer, but makes the same model.
-    mean, eval_s = 0.0, 0.0
-    clock = lambda: time.process_time() / args.threads  # noqa: E731
-    start = clock()
+
+    def clock() -> float:  # processor time over threads: a busy machine takes longer, but makes the same model
+        return time.process_time() / args.threads
+
+    mean, start, eval_s = 0.0, clock(), 0.0
     log = (args.out / "log.tsv").open("a" if args.resume else "w", buffering=1)
     print("step\tepoch\tminutes\ttok/s\tlr\ttrain\theldout\theldout/byte", file=log)
     for step in range(1, args.steps + 1):
@@ -240,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("text", type=Path, help="the tales, one paragraph a line")
     parser.add_argument("--out", type=Path, required=True, help="folder for everything that is written")
     parser.add_argument("--steps", type=int, default=5000, help="optimizer steps (default %(default)s)")
-    parser.add_argument("--minutes", type=float, default=90.0, help="end the schedule then at the latest")
+    parser.add_argument("--minutes", type=float, default=90.0, help="of processor time: end the schedule then")
     parser.add_argument("--batch", type=int, default=8, help="windows of 512 tokens a step")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--warmup", type=int, default=100, help="steps")

@@ -7,8 +7,8 @@ enum { N = 32, H = N / 2 };
 // -- decode: x = d * (q - offset), x = d * q + m
 
 static void q4_0_decode(const uint8_t *restrict b, float *restrict y) {
-  const vf d = vf_set1_f16(b), offset = vf_set1(8);
-  for (int h = 0; h < 2; h++) PUT(y + h * H, H, vf_mul(vf_sub(vf_load_u4(b + 2 + i, h), offset), d));
+  const vf d = vf_set1_f16(b);
+  for (int h = 0; h < 2; h++) PUT(y + h * H, H, vf_mul(vf_load_i4(b + 2 + i, h), d));
 }
 
 static void q4_1_decode(const uint8_t *restrict b, float *restrict y) {

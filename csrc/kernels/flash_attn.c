@@ -76,8 +76,8 @@ static tile tile_at(const attention *a, int64_t unit) {
   tile x = {.head_kv = head % a->k->ne[2], .batch = head / a->k->ne[2], .row0 = unit % per_head * a->tile};
   x.n = (int)PG_MIN(a->tile, a->n_rows - x.row0);
   for (int r = 0; a->m->data && r < x.n; r++) {
-    const int64_t token = (x.row0 + r) / a->group, h = x.head_kv * a->group + (x.row0 + r) % a->group;
-    x.mask[r] = pg_row_at(a->m, token, h % a->m->ne[2], x.batch % a->m->ne[3]);
+    const int64_t h = tile_head(a, &x, r);
+    x.mask[r] = pg_row_at(a->m, tile_token(a, &x, r), h % a->m->ne[2], x.batch % a->m->ne[3]);
     x.own[r] = r && x.mask[r] == x.mask[r - 1] ? x.own[r - 1] : r;
     x.slope[r] = (float)pg_alibi_slope(a->max_bias, h, a->q->ne[2]);
   }
@@ -95,8 +95,7 @@ static void attend(const attention *a, const tile *x, const scratch *w, const st
 static void finish(const attention *a, const tile *x, const state *st, int64_t n) {
   const int64_t row_step = a->tile == FEW ? a->dvp : 1, step = a->tile == FEW ? 1 : a->tile;
   for (int r = 0; r < x->n; r++) {
-    const int64_t token = (x->row0 + r) / a->group, h = x->head_kv * a->group + (x->row0 + r) % a->group;
-    float *y = (float *)pg_row_at(&a->y, token, h, x->batch);
+    float *y = (float *)pg_row_at(&a->y, tile_token(a, x, r), tile_head(a, x, r), x->batch);
     float top = -INFINITY, total = 0;
     for (int64_t i = 0; i < n; i++) top = PG_MAX(st[i].top[r], top);
     for (int64_t i = 0; i < n; i++) {

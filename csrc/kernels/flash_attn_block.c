@@ -1,13 +1,7 @@
 // A block of K or V as f32.
 #include "flash_attn.h"
 
-PG_INLINE vf load(const char *p, int64_t i, int64_t type) {
-  if (type == PG_F32) return vf_load((const float *)p + i);
-  if (type == PG_F16) return vf_load_f16((const uint16_t *)p + i);
-  return vf_load_bf16((const uint16_t *)p + i);
-}
-
-PG_INLINE vf load_n(const char *p, int64_t i, int n, int64_t type) {
+PG_INLINE vf float_load_n(const char *p, int64_t i, int n, int64_t type) {
   if (type == PG_F32) return vf_load_n((const float *)p + i, n);
   if (type == PG_F16) return vf_load_f16_n((const uint16_t *)p + i, n);
   return vf_load_bf16_n((const uint16_t *)p + i, n);
@@ -17,9 +11,9 @@ PG_INLINE vf load_n(const char *p, int64_t i, int n, int64_t type) {
 PG_INLINE void floats(const char *p, float *to, int64_t n, int64_t type) {
   int64_t i = 0;
   for (; i + 4 * VF_N <= n; i += 4 * VF_N)
-    for (int v = 0; v < 4; v++) vf_store(to + i + v * VF_N, load(p, i + v * VF_N, type));
-  for (; i + VF_N <= n; i += VF_N) vf_store(to + i, load(p, i, type));
-  if (i < n) vf_store(to + i, load_n(p, i, (int)(n - i), type));
+    for (int v = 0; v < 4; v++) vf_store(to + i + v * VF_N, float_load(p, i + v * VF_N, type));
+  for (; i + VF_N <= n; i += VF_N) vf_store(to + i, float_load(p, i, type));
+  if (i < n) vf_store(to + i, float_load_n(p, i, (int)(n - i), type));
 }
 
 PG_INLINE void float_rows(const pg_tensor *x, const char *first, const block *b, float *to, int64_t ld, int64_t type) {

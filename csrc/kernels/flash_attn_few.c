@@ -5,8 +5,6 @@
 
 enum { DIRECT = 2, SUMS = 8, AHEAD = 16 }; // query rows that use them as stored; sums at a time; rows to fetch ahead
 
-#define UNROLL _Pragma("GCC unroll 16")
-
 typedef struct rows { // of a block
   const char *data;
   const uint8_t *keys; // which, or NULL: 0, 1, 2 ..
@@ -16,12 +14,6 @@ typedef struct rows { // of a block
 } rows;
 
 PG_INLINE const char *row(const rows *x, int64_t i) { return x->data + (x->keys ? x->keys[i] : i) * x->nb; }
-
-PG_INLINE vf load(const char *p, int64_t i, int64_t type) {
-  if (type == PG_F32) return vf_load((const float *)p + i);
-  if (type == PG_F16) return vf_load_f16((const uint16_t *)p + i);
-  return vf_load_bf16((const uint16_t *)p + i);
-}
 
 // Rows of one head lie far apart in a cache, where no hardware prefetcher follows.
 PG_INLINE void prefetch(const rows *x, int64_t i) {
@@ -47,7 +39,7 @@ PG_INLINE void dots(float *to, int64_t to_ld, const float *keep, const float *fr
       vf y[FEW];
       UNROLL for (int r = 0; r < R; r++) y[r] = vf_load(from + r * from_ld + l);
       UNROLL for (int k = 0; k < n_x; k++) {
-        const vf w = load(p[k], l, type);
+        const vf w = float_load(p[k], l, type);
         UNROLL for (int r = 0; r < R; r++) acc[k][r] = vf_fma(w, y[r], acc[k][r]);
       }
     }
@@ -77,7 +69,7 @@ PG_INLINE void mix_part(float *out, int64_t dvp, const float *keep, const float 
     if (c == 0) prefetch(v, i);
     UNROLL for (int r = 0; r < R; r++) e[r] = vf_set1(s[r * KEYS + i]);
     UNROLL for (int k = 0; k < N; k++) {
-      const vf x = load(p, c + k * VF_N, type);
+      const vf x = float_load(p, c + k * VF_N, type);
       UNROLL for (int r = 0; r < R; r++) acc[r][k] = vf_fma(x, e[r], acc[r][k]);
     }
   }

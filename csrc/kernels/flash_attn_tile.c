@@ -6,8 +6,6 @@
 // Result rows at a time, for one and two registers of lanes: as many sums as the registers hold.
 enum { BATCH_1 = VF_N == 16 ? 16 : 8, BATCH_2 = VF_N == 16 ? 12 : VF_N == 8 ? 6 : 4, PART = 4 };
 
-#define UNROLL _Pragma("GCC unroll 16")
-
 // One factor of a product: element (i, l) is at i * i_step + l * l_step.
 typedef struct factor {
   const float *data;

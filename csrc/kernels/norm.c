@@ -100,28 +100,21 @@ int PG_FN(group_norm_f32)(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
+// src1, if there is one: a row by which those of the norm are multiplied.
 int PG_FN(rms_norm_f32)(const pg_task *t, int ith, int nth) {
   const pg_tensor *y = &t->dst, *x = &t->src[0];
+  const float *weight = (const float *)t->src[1].data;
   const int64_t n = x->ne[0];
   const pg_range r = pg_share(pg_n_rows(y), ith, nth);
   for (int64_t ir = r.first; ir < r.last; ir++) {
     const pg_idx i = pg_unravel(y, ir);
-    const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
-    scale_row((float *)pg_row_at(y, i.i1, i.i2, i.i3), px, n, pg_rms_scale(px, n, t->param[0]));
-  }
-  return PG_OK;
-}
-
-// src1: one row, by which those of the norm are multiplied.
-int PG_FN(rms_norm_mul_f32)(const pg_task *t, int ith, int nth) {
-  const pg_tensor *y = &t->dst, *x = &t->src[0];
-  const int64_t n = x->ne[0];
-  const pg_range r = pg_share(pg_n_rows(y), ith, nth);
-  for (int64_t ir = r.first; ir < r.last; ir++) {
-    const pg_idx i = pg_unravel(y, ir);
-    const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
+    const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3), scale = pg_rms_scale(px, n, t->param[0]);
     float *py = (float *)pg_row_at(y, i.i1, i.i2, i.i3);
-    pg_scale_mul(py, px, pg_rms_scale(px, n, t->param[0]), (const float *)t->src[1].data, n);
+    if (weight) {
+      pg_scale_mul(py, px, scale, weight, n);
+    } else {
+      scale_row(py, px, n, scale);
+    }
   }
   return PG_OK;
 }

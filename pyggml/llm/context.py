@@ -261,17 +261,17 @@ class LlamaContext:
 
     def _shift(self, cache: KVCache) -> None:
         graph, delta = build_k_shift(self.model.hparams, self.model.weights, cache)
-        self.scheduler.alloc(graph)
+        schedule = self.scheduler.alloc(graph)
         delta.numpy()[:] = cache.delta
-        self.scheduler.compute(graph, interruptible=False)
+        schedule.run(interruptible=False)
         cache.shift_done()
 
     def _defrag(self, cache: KVCache) -> None:
         if cache.used < cache.end:
             graph, order = build_defrag(cache)
-            self.scheduler.alloc(graph)
+            schedule = self.scheduler.alloc(graph)
             order.numpy()[:] = cache.order()
-            self.scheduler.compute(graph, interruptible=False)
+            schedule.run(interruptible=False)
         cache.defrag_done()
 
     def _gather(self, parts: Sequence[UBatch], rows: Sequence[Floats]) -> None:

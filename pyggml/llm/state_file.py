@@ -22,8 +22,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.atomic_file import AtomicFile
 from pyggml.errors import StateError
-from pyggml.gguf_write import AtomicFile
 
 MAGIC, VERSION = b"PGSTATE\0", 1
 _FIXED = struct.Struct("<8sIIQ")

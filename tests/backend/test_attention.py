@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 import pyggml as gg
 from pyggml.alloc import Step, steps_of
 from pyggml.backends.cpu import CpuBackend, isa_levels
+from pyggml.backends.cpu.isa import table_of
 from pyggml.ops._mask import biased
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
 
 from .cases_attention import BLOCK_TYPES, HEADS_INSIDE, ROW_TYPES, bound, mild, tiles_bound
+from .cases_matmul import bound as product_bound
 from .cases_softmax import causal, distances, gaussian, hidden_rows
 from .harness import Src, Values, check_guards, make_source, nmse, place
 
@@ -127,11 +129,12 @@ def check(x: Attention, isa: str) -> None:
     assert nmse(got, want) <= limit
     assert np.array_equal(run(fused, 2, [y]), got, equal_nan=True), "threads change the result"
     one_by_one = run(steps_of(g.nodes), 1, [t for t in g.nodes if t.view_src is None])
-    assert nmse(one_by_one, want) <= limit
-    assert nmse(got, one_by_one) <= 4 * limit  # each is within the limit of the same values
+    limit_of_nodes = limit + product_bound(x.v.ne[0])  # mul_mat adds up all keys in a row
+    assert nmse(one_by_one, want) <= limit_of_nodes
+    assert nmse(got, one_by_one) <= 2 * (limit + limit_of_nodes)  # each is within its limit of the same values
 
 
-@pytest.mark.parametrize("isa", [i for i in isa_levels() if i != "avx512vnni"])
+@pytest.mark.parametrize("isa", [i for i in isa_levels() if "attn_vt" in table_of(i)])
 def test_one_step_is_as_good_as_three(isa: str) -> None:
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
     @given(attentions())
@@ -162,14 +165,13 @@ def test_what_is_hidden_from_all_may_hold_anything() -> None:
     assert np.array_equal(*results)
 
 
-def attention_of_leafs(**change: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(kq, weights, kqv) of small leafs, K and V of `n_head_kv` heads."""
+def attention_of_leafs(heads: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """(kq, weights, kqv) of small leafs, K of `heads` heads, V of two."""
     rng = np.random.default_rng(1)
-    heads, heads_v = change.get("heads", 2), change.get("heads_v", 2)
     with gg.Context() as ctx:
         q = ctx.from_numpy(rng.standard_normal((4, 3, 16)).astype(np.float32))
         k = ctx.from_numpy(rng.standard_normal((heads, 10, 16)).astype(np.float32))
-        v = ctx.from_numpy(rng.standard_normal((heads_v, 16, 10)).astype(np.float32))
+        v = ctx.from_numpy(rng.standard_normal((2, 16, 10)).astype(np.float32))
         kq = gg.mul_mat(k, q)
         weights = gg.soft_max_ext(kq, None, 0.25)
         return kq, weights, gg.mul_mat(v, weights)

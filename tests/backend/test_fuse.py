@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
@@ -118,6 +122,23 @@ def test_products_take_all_they_can(isa: str) -> None:
         fused[0].numpy()
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_experts(n: int) -> None:
+    """Products by expert are not fused with each other, also where one token makes them matrices."""
+    rng = np.random.default_rng(0)
+    with gg.Context() as ctx:
+        up, gate = (ctx.from_numpy(rng.standard_normal((4, 64, K)).astype(np.float32), dtype=gg.Q4_0) for _ in range(2))
+        x = ctx.from_numpy(rng.standard_normal((n, 1, K)).astype(np.float32))
+        ids = ctx.from_numpy(rng.integers(0, 4, (n, 2)).astype(np.int32))
+        repack((up, gate))
+        results: list[np.ndarray] = []
+        for fusions in ((), FUSIONS):
+            y = gg.mul(gg.mul_mat_id(up, x, ids), gg.silu(gg.mul_mat_id(gate, x, ids)))
+            Scheduler([CpuBackend(2, None, fusions)]).compute(gg.Graph().build_forward_expand(y))
+            results.append(y.numpy().copy())
+    assert np.array_equal(*results)
+
+
 @pytest.mark.parametrize("type_k", [gg.F32, gg.F16, gg.BF16, gg.Q8_0])
 def test_rope_stores_to_any_cache(type_k: gg.DType) -> None:
     layer = Layer(4, (gg.F32,), type_k)
@@ -174,6 +195,35 @@ def test_what_is_written_between_is_not_read_later() -> None:
         assert np.allclose(y.numpy(), 2 / (1 + np.exp(-2.0)))
 
 
+def two_products(between: Callable[[gg.Tensor], gg.Tensor], fusions: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
+    """What is fused of two products of the same columns x and a node that reads x between them, and the products."""
+    rng = np.random.default_rng(0)
+    with gg.Context() as ctx:
+        w = [ctx.from_numpy(rng.standard_normal((64, 256)).astype(np.float32), dtype=gg.Q4_0) for _ in range(2)]
+        repack(w)
+        x = gg.neg(ctx.from_numpy(rng.standard_normal((2, 256)).astype(np.float32)))
+        g = gg.Graph()
+        first, second = (gg.mul_mat(a, x) for a in w)
+        for t in (first, between(x), second):
+            g.build_forward_expand(t.set_output())
+    schedule = Scheduler([CpuBackend(1, None, fusions)]).alloc(g)
+    schedule.run()
+    return [s.fusion for s in schedule.splits[0].steps if s.fusion], np.stack([first.numpy(), second.numpy()])
+
+
+def test_products_share_columns_that_other_nodes_read() -> None:
+    _, want = two_products(gg.sqr, ())
+    _, got = two_products(gg.sqr, FUSIONS)
+    assert np.array_equal(got, want)
+
+
+def test_products_of_columns_that_change_stay_apart() -> None:
+    none, want = two_products(lambda x: gg.scale_inplace(x, 2.0), ())
+    fused, got = two_products(lambda x: gg.scale_inplace(x, 2.0), FUSIONS)
+    assert fused == none == []
+    assert np.array_equal(got, want)
+
+
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(gg.BackendError, match="no fusion is called nrom; there are norm, share"):
         CpuBackend(1, None, ("nrom",))
@@ -181,3 +231,75 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CpuBackend(1).fusions == {"norm", "glu"}
     monkeypatch.setenv("PYGGML_FUSE", "none")
     assert CpuBackend(1).fusions == set()
+
+
+SIDE = 64  # of all matrices in random graphs
+Program = tuple[int, list[tuple[str, int, int, int, bool]]]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Columns, and steps: what, the tensors it reads (counted from the last), a weight, and if its result is kept."""
+    ops = ("product", "norm", "glu", "residual", "silu", "add", "scale_inplace", "view", "store")
+    which = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 9])
+    step = st.tuples(st.sampled_from(ops), which, which, st.integers(0, 2), st.integers(0, 2).map(lambda i: i == 0))
+    return draw(st.sampled_from([1, 3, 40])), draw(st.lists(step, min_size=3, max_size=20))
+
+
+def outcome_of(program: Program, fusions: tuple[str, ...]) -> tuple[list[np.ndarray], set[str]]:
+    """What the graph of a program leaves in what is kept and in a cache that it writes to, and what was fused."""
+    n, steps = program
+    isa = [i for i in isa_levels() if exact(i)][-1]
+    rng = np.random.default_rng(n)
+    with gg.Context() as ctx:
+        w = [ctx.from_numpy(rng.standard_normal((SIDE, SIDE)).astype(np.float32) / 8, dtype=gg.Q8_0) for _ in range(3)]
+        repack(w, isa=isa)
+        weight = ctx.from_numpy(1 + rng.standard_normal(SIDE).astype(np.float32) / 8)
+        cache = ctx.from_numpy(np.zeros(SIDE * n, np.float32), dtype=gg.F16)
+        pos = ctx.from_numpy(np.arange(n, dtype=np.int32))
+        pool = [gg.neg(ctx.from_numpy(rng.standard_normal((n, SIDE)).astype(np.float32)))]
+        g = gg.Graph().build_forward_expand(pool[0])
+        kept: list[gg.Tensor] = []
+        for op, i, j, k, keep in (*steps, ("add", 0, 1, 0, True)):
+            a, b = (pool[-1 - min(at, len(pool) - 1)] for at in (i, j))
+            parts: list[gg.Tensor] = []
+            if op == "product":
+                t = gg.mul_mat(w[k], a)
+            elif op == "norm":
+                parts = [gg.rms_norm(a, 1e-5)]
+                t = gg.mul(parts[0], weight)
+            elif op == "glu":
+                parts = [gg.mul_mat(w[k], a), gg.mul_mat(w[k - 1], b)]
+                t = gg.mul(gg.silu(parts[0]), parts[1])
+            elif op == "residual":
+                parts = [gg.mul_mat(w[k], a)]
+                t = gg.add(parts[0], b)
+            elif op == "silu":
+                t = gg.silu(a)
+            elif op == "add":
+                t = gg.add(a, b)
+            elif op == "scale_inplace":
+                t = gg.scale_inplace(a, 0.5)
+            elif op == "view":
+                t = gg.reshape_2d(a, SIDE, n)
+            else:
+                t = gg.cpy(gg.rope(gg.reshape_3d(a, SIDE, 1, n), pos, SIDE, 0), cache)
+            g.build_forward_expand(t)
+            if op != "store":
+                pool += [*parts[:k], t]  # others may read the parts, too
+            if keep and t.view_src is None:
+                kept.append(t.set_output())
+    schedule = Scheduler([CpuBackend(1, isa, fusions)]).alloc(g)
+    schedule.run()
+    done = {s.fusion for split in schedule.splits for s in split.steps if s.fusion}
+    return [cache.numpy().copy(), *(t.numpy().copy() for t in kept)], done
+
+
+@given(programs())
+@settings(max_examples=200, deadline=None)
+def test_any_graph(program: Program) -> None:
+    """Whatever a graph reads, keeps and writes in place: fused it gives the same."""
+    want, none = outcome_of(program, ())
+    got, _ = outcome_of(program, FUSIONS)
+    assert not none
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(got, want, strict=True))

@@ -25,7 +25,7 @@ F16_MODELS = (
 )
 OTHERS = (
     *("llama2-BF16", "llama2-Q4_0", "llama2-Q4_1", "llama2-Q5_0", "llama2-Q5_1", "llama2-Q8_0"),
-    *("llama2-Q2_K", "llama2-IQ4_XS", "llama2-TQ1_0", "llama2-TQ2_0", "llama2-MXFP4_MOE"),
+    *("llama2-Q2_K", "llama2-IQ4_XS", "llama2-TQ1_0", "llama2-TQ2_0", "llama2-MXFP4_MOE", "mixtral-Q4_K_M"),
 )
 BOUNDS = {"llama2-F32": 1e-11, **dict.fromkeys(F16_MODELS, 1e-6), **dict.fromkeys(OTHERS, 1e-4)}
 

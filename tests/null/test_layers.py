@@ -12,7 +12,7 @@ MAX_LINES = 600
 
 # Left never imports right; entries of one group do not import each other (except inside one package).
 LAYERS: list[tuple[str, ...]] = [
-    ("errors",),
+    ("errors", "atomic_file"),
     ("dtypes",),
     ("buffer",),
     ("codec",),

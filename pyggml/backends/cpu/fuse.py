@@ -1,7 +1,8 @@
 """Plan-time fusion: nodes that one kernel computes together. Values that nothing else reads get no memory.
 
-The results are those of the nodes one by one, bit for bit, except attention's. A node that is an output, or that
-anything outside of its pattern reads, is never fused away.
+The results are those of the nodes one by one, bit for bit, except attention's and, at the level avx512, norms' that
+products do (these are avx2's). A node that is an output, or that anything outside of its pattern reads, is never fused
+away.
 
 norm        rms_norm(x) * weight; where only products of repacked weights read it, they take x and do it themselves
 share       products of the same columns (Q, K and V) quantise or pack them once
@@ -14,7 +15,7 @@ attention   v (transposed) times soft_max of k times q, and the copy that puts t
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...alloc import Step
 from ...dtypes import DType
@@ -69,6 +70,11 @@ def gate_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
     return None
 
 
+def other_source(t: Tensor, s: Tensor) -> Tensor | None:
+    """Of a node with two sources the one that is not `s`."""
+    return t.src[1] if t.src[0] is s else t.src[0]
+
+
 def attention_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
     """(product of k and q, soft_max node) where `t` is v times attention's weights, v and k of the same heads."""
     if t.op != "mul_mat" or t.view_src is not None:
@@ -102,8 +108,8 @@ class _Fuser:
                     self.readers.setdefault(s, []).append(t)
         self.kernels: dict[Tensor, Kernel] = {}
         for t in nodes:
-            found = product_kernel(isa, t)
-            if found is not None and t.src[1] is not None and t.ne[2] == t.ne[3] == 1:
+            found = product_kernel(isa, t) if t.op == "mul_mat" and t.ne[2] == t.ne[3] == 1 else None
+            if found is not None:
                 self.kernels[t] = found[0]
         self.taken: dict[Tensor, Step | None] = {}  # node -> the step that stands in its place, if it is one
 
@@ -123,11 +129,10 @@ class _Fuser:
         self.taken.update(dict.fromkeys(step.nodes))
         self.taken[place] = step
 
-    def _passes(self, t: Tensor | None, n: int = 1) -> bool:
+    def _passes(self, t: Tensor, n: int = 1) -> bool:
         """Whether `t` is a node here that is read n times, all in this split, and need not exist otherwise."""
         return (
-            t is not None
-            and t in self.at
+            t in self.at
             and t not in self.taken
             and t.view_src is None
             and not t.flags & (FLAG_INPUT | FLAG_OUTPUT)
@@ -138,10 +143,11 @@ class _Fuser:
         """The one node that reads `t`, where it has no other use."""
         return self.readers[t][0] if self._passes(t) else None
 
-    def _unwritten(self, sources: Sequence[Tensor], first: int, last: int) -> bool:
+    def _unwritten(self, sources: Iterable[Tensor | None], first: Tensor, last: Tensor) -> bool:
         """Whether no node between first and last writes to what `sources` lie in."""
-        roots = {s.root for s in sources}
-        return not any(first < i < last and root in roots for i, root in self.writers)
+        roots = {s.root for s in sources if s is not None}
+        begin, end = self.at[first], self.at[last]
+        return not any(begin < i < end and root in roots for i, root in self.writers)
 
     # -- products of weights that the CPU has its own form of ------------------------------------------------------
 
@@ -149,41 +155,42 @@ class _Fuser:
         """The largest step that `t`, the first product of its columns that is left, can be part of."""
         x = t.src[1]
         assert x is not None
+        readers = self.readers[x]
         same = [
             r
-            for r in self.readers[x]
-            if r not in self.taken and r.src[1] is x and self.kernels.get(r) is self.kernels[t]
+            for r in readers[readers.index(t) :]
+            if self.kernels.get(r) is self.kernels[t] and r.src[1] is x and r not in self.taken
         ]
-        step = self._glu(same) or self._residual(t) or self._shared(t, same)
-        norm = self._norm_before(x, [p for p in step.nodes if p.op == "mul_mat"], self.at[step.nodes[-1]])
+        step = self._glu(same) or self._residual(t) or self._shared(same)
+        norm = self._norm_before(x, step)
         if norm:
             step = Step((*norm, *step.nodes), step.inner.union(norm), step.fusion, step.heirs)
         if len(step.nodes) > 1:
             several = len(step.nodes) - len(step.inner) > 1
             self._take(next(n for n in step.nodes if n in self.kernels) if several else step.nodes[-1], step)
 
-    def _norm_before(self, x: Tensor, products: Sequence[Tensor], last: int) -> tuple[Tensor, ...]:
-        """The norm that makes `x`, where only these products read it."""
-        found = norm_of(x) if "norm" in self.enabled and self._passes(x, len(products)) else None
+    def _norm_before(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
+        """The norm that makes `x`, where only the products of a step read it."""
+        n = sum(t.op == "mul_mat" for t in step.nodes)
+        found = norm_of(x) if "norm" in self.enabled and self._passes(x, n) else None
         if found is None or not self._passes(found[0]):
             return ()
         norm, weight = found
-        sources = [s for s in (*norm.src, weight) if s is not None]
-        return (norm, x) if self._unwritten(sources, self.at[norm], last) else ()
+        return (norm, x) if self._unwritten((*norm.src, weight), norm, step.nodes[-1]) else ()
 
     def _glu(self, products: Sequence[Tensor]) -> Step | None:
         """silu(gate) * up of two of the products."""
         for gate in products if "glu" in self.enabled else ():
             silu = self._reader(gate)
-            out = self._reader(silu) if silu is not None else None
-            found = gate_of(out) if out is not None and out not in self.taken else None
-            if silu is None or out is None or found is None or found[0] is not silu or silu.src[0] is not gate:
+            out = None if silu is None else self._reader(silu)
+            found = None if out is None or out in self.taken else gate_of(out)
+            if silu is None or out is None or found is None or found[0] is not silu:
                 continue
             up = found[1]
-            if up in products and up is not gate and self._passes(up) and up.nb == out.nb:
-                nodes = sorted((gate, up, silu, out), key=self.at.__getitem__)
-                if self._unwritten([s for p in (gate, up) for s in p.src if s], self.at[nodes[0]], self.at[out]):
-                    return Step(tuple(nodes), frozenset((gate, up, silu)), "products")
+            if up in products and self._passes(up) and up.nb == out.nb:
+                nodes = tuple(sorted((gate, up, silu, out), key=self.at.__getitem__))
+                if self._unwritten((*gate.src, *up.src), nodes[0], out):
+                    return Step(nodes, frozenset((gate, up, silu)), "products")
         return None
 
     def _residual(self, t: Tensor) -> Step | None:
@@ -191,22 +198,19 @@ class _Fuser:
         out = self._reader(t) if "residual" in self.enabled else None
         if out is None or out.op != "add" or out in self.taken or out.view_src is not None:
             return None
-        other = out.src[1] if out.src[0] is t else out.src[0]
+        other = other_source(out, t)
         if other is None or other is t or other.ne != t.ne or not _is_f32_rows(other) or out.nb != t.nb:
             return None
-        if not self._unwritten([s for s in t.src if s], self.at[t], self.at[out]):
+        if not self._unwritten(t.src, t, out):
             return None
         return Step((t, out), frozenset((t,)), "products", (other,))
 
-    def _shared(self, t: Tensor, same: Sequence[Tensor]) -> Step:
-        """`t`, and other products of its columns that can be computed as early."""
-        first, group = self.at[t], [t]
-        for p in same if "share" in self.enabled else ():
-            weight = p.src[0]
-            early = weight is not None and weight.op == "none" and self._unwritten([weight], first, self.at[p])
-            if p is not t and early and p.ne[1] == t.ne[1] and len(group) < _MAX_PRODUCTS:
-                group.append(p)
-        return Step(tuple(group), fusion="products")
+    def _shared(self, same: Sequence[Tensor]) -> Step:
+        """The first of these products, and others that can be computed as early."""
+        first, *others = same
+        group = [p for p in others if self._unwritten(p.src, first, p)]
+        n = _MAX_PRODUCTS if "share" in self.enabled else 1
+        return Step((first, *group[: n - 1]), fusion="products")
 
     # -- attention ---------------------------------------------------------------------------------------------------
 
@@ -215,42 +219,35 @@ class _Fuser:
         found = attention_of(t)
         if found is None or not all(self._passes(n) for n in found):
             return
-        nodes = (*found, t)
-        if (merged := self._merged(t)) is not None:
-            nodes = (*nodes, *merged)
-        sources = [s for n in nodes for s in n.src if s is not None and s not in nodes]
-        if self._unwritten(sources, self.at[nodes[0]], self.at[nodes[-1]]):
-            self._take(nodes[-1], Step(nodes, frozenset(nodes[:-1]), "attention"))
+        nodes = (*found, t, *self._merged(t))
+        step = Step(nodes, frozenset(nodes[:-1]), "attention")
+        if self._unwritten(step.sources(), nodes[0], nodes[-1]):
+            self._take(nodes[-1], step)
 
-    def _merged(self, t: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _merged(self, t: Tensor) -> tuple[Tensor, ...]:
         """permute(t, 0, 2, 1, 3) and its dense copy, where nothing else reads t."""
         view = self._reader(t)
         if view is None or view.op != "permute" or view.flags & (FLAG_INPUT | FLAG_OUTPUT):
-            return None
+            return ()
         swapped = tuple((x[0], x[2], x[1], x[3]) for x in (t.ne, t.nb))
         readers = self.readers.get(view, ())
         if (view.ne, view.nb) != swapped or len(readers) != 1 or self.uses[view] != 1 or readers[0].op != "cont":
-            return None
+            return ()
         return (view, readers[0])
 
     # -- pairs -------------------------------------------------------------------------------------------------------
 
     def _pair(self, t: Tensor) -> None:
         """Two nodes, of which `t` is the second."""
-        norm, gate = norm_of(t), gate_of(t)
-        if norm and "norm" in self.enabled and self._joins(norm[0], t):
-            self._take(
-                t, Step((norm[0], t), frozenset((norm[0],)), "norm", (norm[0].src[0],) if norm[0].src[0] else ())
-            )
-        elif gate and "glu" in self.enabled and self._joins(gate[0], t):
-            self._take(t, Step((gate[0], t), frozenset((gate[0],)), "glu", (gate[1],)))
-        elif t.op == "cpy" and "rope_store" in self.enabled:
-            rope = t.src[0]
-            float_rows = t.dtype in _FLOATS and t.is_contiguous
-            if rope is not None and rope.op == "rope" and float_rows and self._joins(rope, t):
-                self._take(t, Step((rope, t), frozenset((rope,)), "rope_store"))
+        stored = t.src[0] if t.op == "cpy" and t.dtype in _FLOATS and t.is_contiguous else None
+        if (norm := norm_of(t)) is not None:
+            self._join("norm", norm[0], t, norm[0].src[0])
+        elif (gate := gate_of(t)) is not None:
+            self._join("glu", gate[0], t, gate[1])
+        elif stored is not None and stored.op == "rope":
+            self._join("rope_store", stored, t)
 
-    def _joins(self, t: Tensor, reader: Tensor) -> bool:
-        """Whether `t` can be computed where its only reader stands."""
-        sources = [s for s in t.src if s is not None]
-        return self._passes(t) and self._unwritten(sources, self.at[t], self.at[reader])
+    def _join(self, fusion: str, first: Tensor, t: Tensor, heir: Tensor | None = None) -> None:
+        """Compute `first` where `t` stands, if that is its only reader."""
+        if fusion in self.enabled and self._passes(first) and self._unwritten(first.src, first, t):
+            self._take(t, Step((first, t), frozenset((first,)), fusion, () if heir is None else (heir,)))

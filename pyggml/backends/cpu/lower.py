@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
@@ -17,9 +17,9 @@ from ...errors import BackendError
 from ...opdef import OPS
 from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
 from .._pggml import ffi, lib
-from .fuse import attention_of, gate_of, norm_of
+from .fuse import gate_of, norm_of, other_source
 from .isa import Kernel, find_kernel, kernel_of
-from .repack import product_kernel
+from .repack import product_kernel, repacked
 
 _TENSOR = Struct("=Q9q")  # pg_tensor: data, ne[4], nb[4], type
 _HEAD = Struct("=Qq")  # pg_op: fn, n_threads
@@ -61,9 +61,10 @@ class Lowered:
 
 
 class Record(NamedTuple):
-    """A kernel and its operands. `layout`: the result's ne, laid out densely in `dst`, where it is not dst's own."""
+    """A kernel (None: the backend has none) and its operands. `layout`: the result's ne, laid out densely in `dst`,
+    where it is not dst's own."""
 
-    kernel: Kernel
+    kernel: Kernel | None
     dst: Tensor
     srcs: Sequence[Tensor | None]
     params: Sequence[float] = ()
@@ -71,54 +72,49 @@ class Record(NamedTuple):
     layout: Ne | None = None
 
 
-def _record(step: Step, isa: str) -> Record | None:
-    """What computes a step, or None where the backend has no kernel."""
-    t = step.nodes[-1]
-    if step.fusion == "products":
-        return _products(step, isa)
-    if not step.fusion:
-        if (found := product_kernel(isa, t)) is not None:
-            kernel, copy = found
-            copies = {} if copy is None else {0: copy}
-            return Record(kernel, t, t.src, tuple(t.op_params.values()), copies)
-        kernel = kernel_of(isa, t)
-        return None if kernel is None else Record(kernel, t, t.src, tuple(t.op_params.values()))
-    first = step.nodes[0]
-    if step.fusion == "rope_store":
-        kernel = kernel_of(isa, first)
-        return (
-            None if kernel is None else Record(kernel, t, first.src, tuple(first.op_params.values()), layout=first.ne)
-        )
-    if step.fusion == "attention":
-        return _attention(step, isa)
-    other = t.src[1] if t.src[0] is first else t.src[0]
-    f32 = DType.F32.gguf_id
-    kernel = find_kernel(isa, _PAIR_KERNELS[step.fusion], f32, f32, f32)
-    params = tuple(first.op_params.values()) if step.fusion == "norm" else (0.0,)
-    return None if kernel is None else Record(kernel, t, (first.src[0], other), params)
+# -- what computes a step, by its fusion ------------------------------------------------------------------------------
 
-
-def _attention(step: Step, isa: str) -> Record | None:
-    """Attention with a transposed v, by csrc/kernels/flash_attn.c."""
-    kqv = step.nodes[2]
-    found = attention_of(kqv)
-    assert found is not None
-    (k, q), (_, mask) = (t.src for t in found)
-    assert k is not None
-    f32 = DType.F32.gguf_id
-    kernel = find_kernel(isa, "attn_vt", f32, k.dtype.gguf_id, f32)
-    merged = step.nodes[-1] is not kqv
-    params = (*found[1].op_params.values(), float(merged))
-    dv, n_tokens, n_head, n_batch = kqv.ne
-    layout = (dv, n_head, n_tokens, n_batch) if merged else None
-    return None if kernel is None else Record(kernel, step.nodes[-1], (k, q, kqv.src[0], mask), params, layout=layout)
-
-
-_PAIR_KERNELS = {"norm": "rms_norm_mul", "glu": "swiglu"}
+_F32 = DType.F32.gguf_id
 _ADD, _SWIGLU = 1, 2  # r16_store
 
 
-def _products(step: Step, isa: str) -> Record | None:
+def _node(step: Step, isa: str) -> Record:
+    t = step.nodes[0]
+    kernel, copy = product_kernel(isa, t) or (kernel_of(isa, t), None)
+    return Record(kernel, t, t.src, tuple(t.op_params.values()), {} if copy is None else {0: copy})
+
+
+def _norm(step: Step, isa: str) -> Record:
+    norm, t = step.nodes
+    kernel = find_kernel(isa, "rms_norm", _F32, _F32, _F32)
+    return Record(kernel, t, (norm.src[0], t.src[1]), tuple(norm.op_params.values()))
+
+
+def _glu(step: Step, isa: str) -> Record:
+    silu, t = step.nodes
+    kernel = find_kernel(isa, "swiglu", _F32, _F32, _F32)
+    return Record(kernel, t, (silu.src[0], other_source(t, silu)), (0.0,))
+
+
+def _rope_store(step: Step, isa: str) -> Record:
+    rope, t = step.nodes
+    return Record(kernel_of(isa, rope), t, rope.src, tuple(rope.op_params.values()), layout=rope.ne)
+
+
+def _attention(step: Step, isa: str) -> Record:
+    """Attention with a transposed v, by csrc/kernels/flash_attn.c."""
+    kq, weights, kqv = step.nodes[:3]
+    (k, q), mask = kq.src, weights.src[1]
+    assert k is not None
+    kernel = find_kernel(isa, "attn_vt", _F32, k.dtype.gguf_id, _F32)
+    merged = step.nodes[-1] is not kqv
+    params = (*weights.op_params.values(), float(merged))
+    dv, n_tokens, n_head, n_batch = kqv.ne
+    layout = (dv, n_head, n_tokens, n_batch) if merged else None
+    return Record(kernel, step.nodes[-1], (k, q, kqv.src[0], mask), params, layout=layout)
+
+
+def _products(step: Step, isa: str) -> Record:
     """Products of the same columns, by csrc/r16/mul_mat.c."""
     last = step.nodes[-1]
     products = [t for t in step.nodes if t.op == "mul_mat"]
@@ -128,7 +124,7 @@ def _products(step: Step, isa: str) -> Record | None:
         columns, weight, eps = norm[0].src[0], norm[1], norm[0].op_params["eps"]
     store, other, dst = 0, None, products[0]
     if last.op == "add":
-        store, other, dst = _ADD, step.heirs[0], last
+        store, other, dst = _ADD, other_source(last, products[0]), last
     elif last.op == "mul":
         gate = gate_of(last)
         assert gate is not None
@@ -137,11 +133,22 @@ def _products(step: Step, isa: str) -> Record | None:
     srcs = [products[0].src[0], columns, weight, other]
     for t in products[1:]:
         srcs += [t.src[0], None if store else t]
-    found = [product_kernel(isa, t) for t in products]
-    if found[0] is None:
-        return None
-    copies = {at: f[1] for at, f in zip((0, 4, 6), found, strict=False) if f is not None and f[1] is not None}
-    return Record(found[0][0], dst, srcs, (float(store), eps), copies)
+    found = product_kernel(isa, products[0])
+    copies = {at: copy for at, t in zip((0, 4, 6), products, strict=False) if (copy := repacked(t)) is not None}
+    return Record(None if found is None else found[0], dst, srcs, (float(store), eps), copies)
+
+
+_RECORD: Mapping[str, Callable[[Step, str], Record]] = {
+    "": _node,
+    "norm": _norm,
+    "glu": _glu,
+    "rope_store": _rope_store,
+    "attention": _attention,
+    "products": _products,
+}
+
+
+# -- all steps --------------------------------------------------------------------------------------------------------
 
 
 def cost_ns(t: Tensor) -> float:
@@ -166,8 +173,8 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
             out.binds.append((base + at, t.data - int(offs) + offs.const, offs.stride, offs.var))
 
     for i, step in enumerate(todo):
-        r = _record(step, isa)
-        if r is None:
+        r = _RECORD[step.fusion](step, isa)
+        if r.kernel is None:
             raise node_error(step.nodes[-1], f"the cpu backend ({isa}) has no kernel for these types")
         at = i * _OP_SIZE
         ns = sum(map(cost_ns, step.nodes))
