@@ -21,6 +21,13 @@ static int always(void) { return 1; }
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+
+// tests/emulate.sh: levels above avx2 are computed with it.
+#if defined(PG_EMULATE)
+enum { EMULATED = 1 };
+#else
+enum { EMULATED = 0 };
+#endif
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -40,6 +47,7 @@ static int has_avx2(void) {
 
 static int has_avx512(void) {
   uint32_t a, b, c, d;
+  if (EMULATED) return has_avx2();
   if (!has_avx2() || (xcr0() & 0xe6) != 0xe6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
   const uint32_t f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
   return (b & f_dq_bw_vl) == f_dq_bw_vl;
@@ -47,6 +55,7 @@ static int has_avx512(void) {
 
 static int has_avx512vnni(void) {
   uint32_t a, b, c, d;
+  if (EMULATED) return has_avx2();
   return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
 }
 
@@ -60,6 +69,7 @@ static int may_use_tiles(void) {
 
 static int has_amx(void) {
   uint32_t a, b, c, d;
+  if (EMULATED) return has_avx2();
   const uint32_t bf16_tile = 1u << 22 | 1u << 24;
   if (!has_avx512vnni() || (xcr0() >> 17 & 3) != 3) return 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tile) != bf16_tile) return 0;

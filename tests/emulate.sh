@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The levels that this CPU lacks, computed with AVX2 (tests/emulate/): the kernels' tests and the golden models. What it
+# cannot tell: whether the CPU runs the instructions as their manual says, and their speed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+lacking=$(python -c 'from pyggml.backends.cpu import isa_levels; print(*{"avx512", "avx512vnni", "amx"} - {*isa_levels()}, sep=" or ")')
+if [ -z "$lacking" ]; then
+  echo "this CPU runs all levels: the tests have run them"
+  exit
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cmake -S csrc -B "$work/build" -G Ninja -DPG_EMULATE=ON -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O1 \
+  "-DPython_EXECUTABLE=$(command -v python)" > "$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
+cmake --build "$work/build" > "$work/build.log" || { grep -A 20 FAILED "$work/build.log"; exit 1; }
+installed=$(cd "$work" && python -c 'import pathlib, pyggml; print(pathlib.Path(pyggml.__file__).parent)')
+cp -r "$installed" "$work/pyggml"
+cp "$work"/build/_pggml*.so "$work/pyggml/backends/"
+export PYTHONPATH="$work"
+pytest tests/backend -k "$lacking" -p no:cacheprovider "$@"
+PYGGML_ISA=amx pytest tests/golden -p no:cacheprovider "$@"
