@@ -144,7 +144,8 @@ static void add_values(const attention *a, const scratch *w, const block *b, con
 }
 
 static void attend(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first, int64_t last) {
-  if (a->tile != LANES || a->d % UNIT || a->dv % HALF) {
+  const int exact = a->k->type == PG_F32 || a->v->type == PG_F32; // a cache in f32 is owed f32's precision
+  if (exact || a->tile != LANES || a->d % UNIT || a->dv % HALF) {
     AVX512(attend_tile)(a, t, w, st, first, last);
     return;
   }

@@ -4,25 +4,48 @@
 #include "experts.h"
 #include "r16/product.h"
 
+// Sources of mul_mat_r16 and mul_mat_half. All after COLUMNS may be absent: what norms the columns, what is added to
+// the products, and up to two more matrices times the same columns with their results; or, where the results are
+// silu(gate) * up, one more, of which `dst` is the result.
+enum { WEIGHTS, COLUMNS, NORM, OTHER, WEIGHTS_1, RESULT_1, WEIGHTS_2, RESULT_2, MAX_PRODUCTS = 3 };
+enum { STORE, EPS }; // parameters
+
 PG_INLINE int64_t up64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 PG_INLINE int64_t columns_of(const pg_task *t) { return pg_n_rows(&t->dst); }
 
 PG_INLINE int64_t x_bytes(const pg_task *t) { return up64(PG_FN(r16_x_bytes)(t->src[0].ne[0], pg_n_rows(&t->src[1]))); }
 
-PG_INLINE int64_t gemm_bytes(const pg_task *t, int nth) {
-  return up64(PG_FN(r16_gemm_work)(&(r16_product){.k = t->src[0].ne[0], .n_cols = columns_of(t)}, nth));
+// A way through many columns: gemm.c in some numbers.
+typedef struct gemm {
+  int64_t (*work)(const r16_product *p, int nth);
+  void (*columns)(const r16_product *p, r16_queue *q, char *work);
+  void (*multiply)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
+} gemm;
+
+#define GEMM(isa) ((gemm){PG_CAT(r16_gemm_work, __, isa), PG_CAT(r16_gemm_columns, __, isa), PG_CAT(r16_gemm, __, isa)})
+
+PG_INLINE gemm gemm_for(int64_t n_cols) {
+#if defined(__AMX_BF16__)
+  if (n_cols <= R16_FIXED) return GEMM(avx512vnni);
+#endif
+  return GEMM(PG_ISA);
+}
+
+// Enough for all columns, or fewer.
+static int64_t gemm_bytes(r16_product p, int nth) {
+  int64_t bytes = gemm_for(p.n_cols).work(&p, nth);
+#if defined(__AMX_BF16__)
+  p.n_cols = PG_MIN(p.n_cols, R16_FIXED);
+  bytes = PG_MAX(bytes, gemm_for(p.n_cols).work(&p, nth));
+#endif
+  return up64(bytes);
 }
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
-  return columns_of(t) <= R16_FEW ? x_bytes(t) : gemm_bytes(t, nth);
+  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  return p.n_cols <= R16_FEW ? x_bytes(t) : gemm_bytes(p, nth);
 }
-
-// Sources of mul_mat_r16 and mul_mat_half. All after COLUMNS may be absent: what norms the columns, what is added to
-// the products, and up to two more matrices times the same columns with their results; or, where the results are
-// silu(gate) * up, one more, of which `dst` is the result.
-enum { WEIGHTS, COLUMNS, NORM, OTHER, WEIGHTS_1, RESULT_1, WEIGHTS_2, RESULT_2, MAX_PRODUCTS = 3 };
-enum { STORE, EPS }; // parameters
 
 typedef struct products {
   r16_product p[MAX_PRODUCTS];
@@ -67,8 +90,9 @@ static int multiply(const pg_task *t, int ith, int nth, int stored) {
     pg_sync(t, nth);
     for (int i = 0; i < s.n; i += n_p) PG_FN(r16_gemv)(s.p + i, n_p, x, &q);
   } else {
-    PG_FN(r16_gemm_columns)(s.p, &q, t->work);
-    for (int i = 0; i < s.n; i += n_p) PG_FN(r16_gemm)(s.p + i, n_p, &q, t->work, ith);
+    const gemm g = gemm_for(s.p[0].n_cols);
+    g.columns(s.p, &q, t->work);
+    for (int i = 0; i < s.n; i += n_p) g.multiply(s.p + i, n_p, &q, t->work, ith);
   }
   return PG_OK;
 }
@@ -79,13 +103,14 @@ int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply
 int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, 1); }
 
 int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) {
-  const r16_product p = {.row_bytes = t->src[WEIGHTS].nb[1], .k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
-  return PG_FN(r16_gemm_work)(&p, nth);
+  return gemm_bytes(
+      (r16_product){.row_bytes = t->src[WEIGHTS].nb[1], .k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)}, nth);
 }
 
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
-  return nth * pg_sorted_bytes(t) + x_bytes(t) + (columns_of(t) <= R16_FEW ? 0 : gemm_bytes(t, nth));
+  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_FEW ? 0 : gemm_bytes(p, nth));
 }
 
 int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
@@ -108,8 +133,9 @@ int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
     p.n_cols = end[e] - start;
     if (p.n_cols > R16_FEW) {
       pg_sync(t, nth); // the scratch of the expert before is free
-      PG_FN(r16_gemm_columns)(&p, &q, work);
-      PG_FN(r16_gemm)(&p, 1, &q, work, ith);
+      const gemm g = gemm_for(p.n_cols);
+      g.columns(&p, &q, work);
+      g.multiply(&p, 1, &q, work, ith);
     } else if (p.n_cols) {
       PG_FN(r16_gemv)(&p, 1, x, &q);
     }

@@ -5,6 +5,9 @@
 #include "vmath.h"
 
 enum { R16_FEW = VF_N == 16 ? 16 : 8 }; // columns up to which gemv.c is the faster one
+#if defined(__AMX_BF16__)
+enum { R16_FIXED = 40 }; // columns up to which fixed point (avx512vnni's gemm.c) is: tiles want more to pay for panels
+#endif
 
 // What becomes of a product v: y = v, other + v, or silu(other) * v.
 enum r16_store { R16_STORE, R16_ADD, R16_SWIGLU };
@@ -98,6 +101,11 @@ void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q
 // `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer.
 // All threads call both with the same products: the columns once, which ends in a pg_sync, then any products of them
 // (n_p as above). The caller syncs before it uses `work` again.
-int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth);
-void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work);
-void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
+#define R16_GEMM(isa)                                                                                                  \
+  int64_t PG_CAT(r16_gemm_work, __, isa)(const r16_product *p, int nth);                                               \
+  void PG_CAT(r16_gemm_columns, __, isa)(const r16_product *p, r16_queue *q, char *work);                              \
+  void PG_CAT(r16_gemm, __, isa)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
+R16_GEMM(PG_ISA)
+#if defined(__AMX_BF16__)
+R16_GEMM(avx512vnni)
+#endif
