@@ -21,6 +21,12 @@ static int always(void) { return 1; }
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "amx/amx.h"
 
 // tests/emulate.sh: levels above avx2 are computed with it.
 #if defined(PG_EMULATE)
@@ -28,8 +34,6 @@ enum { EMULATED = 1 };
 #else
 enum { EMULATED = 0 };
 #endif
-#include <sys/syscall.h>
-#include <unistd.h>
 
 static uint64_t xcr0(void) {
   uint32_t a, b, c, d;
@@ -67,6 +71,30 @@ static int may_use_tiles(void) {
          syscall(SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &permitted) == 0 && (permitted >> XTILEDATA & 1);
 }
 
+static sigjmp_buf no_tiles;
+static void on_sigill(int signal) { siglongjmp(no_tiles, 1); }
+
+// One product of tiles of ones, in case something between here and the CPU does not keep its promise.
+static int tiles_work(void) {
+  const struct sigaction leave = {.sa_handler = on_sigill};
+  struct sigaction before;
+  float sums[16][16] = {{0}};
+  uint16_t ones[16][32];
+  for (int i = 0; i < 16 * 32; i++) ones[i / 32][i % 32] = 0x3f80;
+  if (sigaction(SIGILL, &leave, &before)) return 0;
+  if (!sigsetjmp(no_tiles, 1)) {
+    TILES_BEGIN();
+    TILE_LOAD(0, ones, 64);
+    TILE_LOAD(1, ones, 64);
+    TILE_ZERO(2);
+    TILE_DOT(2, 0, 1);
+    TILE_STORE(2, sums, 64);
+    TILES_END();
+  }
+  sigaction(SIGILL, &before, NULL);
+  return sums[0][0] == 32 && sums[15][15] == 32;
+}
+
 static int has_amx(void) {
   uint32_t a, b, c, d;
   if (EMULATED) return has_avx2();
@@ -74,7 +102,7 @@ static int has_amx(void) {
   if (!has_avx512vnni() || (xcr0() >> 17 & 3) != 3) return 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tile) != bf16_tile) return 0;
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return 0; // AVX512_BF16
-  return may_use_tiles();
+  return may_use_tiles() && tiles_work();
 }
 #endif
 
