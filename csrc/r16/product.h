@@ -4,7 +4,7 @@
 #include "r16/r16.h"
 #include "vmath.h"
 
-enum { R16_FEW = VF_N == 16 ? 16 : 8 }; // columns up to which gemv.c is the faster one
+enum { R16_FEW = 16 }; // columns up to which gemv.c is the faster one
 
 // What becomes of a product v: y = v, other + v, or silu(other) * v.
 enum r16_store { R16_STORE, R16_ADD, R16_SWIGLU };

@@ -110,7 +110,7 @@ def check(got: np.ndarray, y: gg.Tensor, want: np.ndarray) -> None:
         w, x = a, b
     size = np.sqrt((w**2).mean(-1))[..., None, :] * np.sqrt((x**2).sum(-1))[..., None]  # of a result with random signs
     error = ((got - want) ** 2).sum() / (size**2).sum()
-    if y.ne[1] * y.ne[2] > 8:
+    if y.ne[1] * y.ne[2] > 16:
         x_off, w_off = 0.505 * strip_steps(x), 1.5 * strip_steps(w_max)
         off = x_off @ np.abs(w).swapaxes(-1, -2) + (x_off + np.abs(x)) @ w_off.swapaxes(-1, -2)
         assert (np.abs(got - want) <= off + 2.0**-18 * np.abs(x) @ w_max.swapaxes(-1, -2) + 1e-30).all()
@@ -158,7 +158,7 @@ def test_products(dtype: gg.DType, isa: str) -> None:
     for k, m in ((dtype.block_size, 1), (3 * dtype.block_size, 16), (256 + 2 * dtype.block_size, 70)):
         w = source(dtype, gaussian(rng, (m, k)))
         assert repack([w], isa=isa) == 1
-        for n in (1, 2, 3, 4, 5, 7, 8, 9, 24, 25, 31, 40, 70):
+        for n in (1, 2, 3, 4, 5, 8, 15, 16, 17, 24, 25, 31, 40, 70):
             y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, k))))
             want = reference(y)
             one, two = run(y, isa, 1), run(y, isa, 2)
@@ -198,7 +198,7 @@ def test_any_bytes(dtype: gg.DType, isa: str) -> None:
         for greatest in (False, True):
             w = any_blocks(dtype, rng, greatest, d)
             assert repack([w], isa=isa) == 1
-            for n in (1, 6, 33):
+            for n in (1, 7, 33):
                 y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, 512))))
                 want = reference(y)
                 check(run(y, isa, 2), y, want)
