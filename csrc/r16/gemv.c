@@ -59,26 +59,34 @@ PG_INLINE vi add_dot(vi sum, vi a, vi b) {
   return sum;
 }
 
-// All rows at once, so that codes are unpacked once for NC columns and an integer is loaded once for all rows.
-PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
+// Several parts at once: codes are unpacked once for NC columns, and an integer is loaded once for all rows.
+PG_INLINE void dot_parts(r16_format f, int nc, const uint8_t *unit, int first, int n, blocks x, dots *t) {
   const int halves = r16_halves(f), per = R16_QUARTETS / halves;
   vi sum[NC][PARTS];
   EACH(R16_QUARTETS, p) {
     const int h = p / per;
-    if (p % per == 0) EACH(nc, c) EACH(PARTS, i) {
+    if (p % per == 0) EACH(nc, c) EACH(n, i) {
         sum[c][i] = _mm256_set1_epi32(-f.offset * (x[c]->sum[h] + (halves == 1 ? x[c]->sum[1] : 0)));
       }
     vi q[PARTS];
-    EACH(PARTS, i) q[i] = r16_quartet(f, unit, i, p);
+    EACH(n, i) q[i] = r16_quartet(f, unit, first + i, p);
     EACH(2, odd) {
       vi w[PARTS];
-      EACH(PARTS, i) w[i] = odd ? _mm256_srli_epi16(q[i], 8) : _mm256_and_si256(q[i], _mm256_set1_epi16(255));
+      EACH(n, i) w[i] = odd ? _mm256_srli_epi16(q[i], 8) : _mm256_and_si256(q[i], _mm256_set1_epi16(255));
       EACH(nc, c) {
         const vi b = x2(x[c]->q + 4 * p + 2 * odd);
-        EACH(PARTS, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
+        EACH(n, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
       }
     }
-    if (p % per == per - 1) EACH(nc, c) EACH(PARTS, i) t[c][i][h] = _mm256_cvtepi32_ps(sum[c][i]);
+    if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
+  }
+}
+
+PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
+  if (nc == 1 && f.codes == R16_BYTES) { // waits for memory: the first part asks for all lines soon
+    EACH(PARTS, i) dot_parts(f, nc, unit, i, 1, x, t);
+  } else {
+    dot_parts(f, nc, unit, 0, PARTS, x, t);
   }
 }
 #endif
