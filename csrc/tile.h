@@ -3,6 +3,7 @@
 #include "kernel.h"
 
 enum { PG_MR = 4, PG_NR = VF_N == 16 ? 6 : VF_N == 8 ? 3 : 2 }; // as many accumulators as the registers hold
+enum { PG_TALL = 8 };                                           // rows of a tall tile
 
 // y[j][0..PG_MR) = the rows a[0..PG_MR) times the column b[j], over k elements; with `add`, added to what y holds.
 // The weights are used as they are stored, the columns are dense f32, the sums are f32 in several partial sums.
@@ -10,3 +11,6 @@ typedef void (*pg_tile)(float *const *y, const char *const *a, const float *cons
 
 // The kernels for a weight type, entry n - 1 for n columns (n <= PG_NR); NULL: convert the weights to F32 first.
 const pg_tile *PG_FN(tiles)(int64_t type);
+
+// PG_TALL rows times one column, the same bits as from tiles; NULL: tiles are as fast.
+pg_tile PG_FN(tall_tile)(int64_t type);

@@ -40,7 +40,14 @@ static void direct(const pg_product *p, pg_part part, const pg_tile *tiles) {
   const float *b[FEW];
   float *y[FEW];
   for (int64_t j = 0; j < n; j++) b[j] = (const float *)pg_column(p, part.cols.first + j, &y[j]);
-  for (int64_t r = part.rows.first; r < part.rows.last; r += PG_MR)
+  int64_t r = part.rows.first;
+  const pg_tile tall = n == 1 ? PG_FN(tall_tile)(p->a->type) : NULL;
+  for (; tall && r + PG_TALL <= part.rows.last; r += PG_TALL) {
+    const char *rows[PG_TALL];
+    for (int i = 0; i < PG_TALL; i++) rows[i] = p->a_rows + (r + i) * nba;
+    tall((float *[]){y[0] + r}, rows, b, p->a->ne[0], 0);
+  }
+  for (; r < part.rows.last; r += PG_MR)
     for (int64_t j = 0; j < n; j += PG_NR)
       tile(tiles, y + j, r, p->a_rows + r * nba, nba, part.rows.last - r, b + j, PG_MIN(PG_NR, n - j), p->a->ne[0], 0);
 }

@@ -34,12 +34,10 @@ PG_INLINE void fetch(const reach *f, const char *row, int64_t o, int bytes) {
   if (bytes > 64) __builtin_prefetch(p + 64);
 }
 
-PG_INLINE void put_sums(int nr, out y, vf (*acc)[PG_MR], int add) {
-  UNROLL for (int j = 0; j < nr; j++) {
-    float s[PG_MR];
-    vf_sum4(s, acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
-    UNROLL for (int r = 0; r < PG_MR; r++) y[j][r] = add ? y[j][r] + s[r] : s[r];
-  }
+PG_INLINE void put_sums(float *y, const vf *acc, int add) {
+  float s[PG_MR];
+  vf_sum4(s, acc[0], acc[1], acc[2], acc[3]);
+  UNROLL for (int r = 0; r < PG_MR; r++) y[r] = add ? y[r] + s[r] : s[r];
 }
 
 // -- floats
@@ -52,12 +50,13 @@ PG_INLINE vf load_n(int type, const char *p, int n) {
   return type == PG_F32 ? vf_load_n((const float *)p, n) : type == PG_F16 ? vf_load_f16_n(p, n) : vf_load_bf16_n(p, n);
 }
 
-// One column waits for memory, which is fastest read in order: row after row, each with four sums to hide fma's
-// latency.
+// One column waits for memory. AVX-512 machines read it fastest in order: row after row, each with four sums to hide
+// fma's latency. Those with AVX2 read faster from eight rows side by side (a tall tile): their own prefetchers stop at
+// the end of every page, and software prefetch makes up for less of that than other rows do.
 PG_INLINE void column_of_floats(int type, float *y, rows a, const float *b, int64_t k, int add) {
   enum { NS = 4, STEP = NS * VF_N };
   const int bytes = bytes_of(type, VF_N * 32) / 32;
-  vf acc[1][PG_MR];
+  vf acc[PG_MR];
   UNROLL for (int r = 0; r < PG_MR; r++) {
     const char *p = a[r];
     vf s[NS];
@@ -71,38 +70,42 @@ PG_INLINE void column_of_floats(int type, float *y, rows a, const float *b, int6
       const int n = (int)PG_MIN(VF_N, k - i);
       s[0] = vf_fma(load_n(type, p, n), vf_load_n(b + i, n), s[0]);
     }
-    acc[0][r] = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
+    acc[r] = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
   }
-  put_sums(1, &y, acc, add);
+  put_sums(y, acc, add);
 }
 
-PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
-  if (nr == 1) {
-    column_of_floats(type, y[0], a, b[0], k, add);
-    return;
-  }
+PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, int64_t k, int add) {
   const int bytes = bytes_of(type, VF_N * 32) / 32;
-  vf acc[PG_NR][PG_MR];
-  UNROLL for (int r = 0; r < PG_MR; r++) UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_zero();
+  vf acc[PG_NR][PG_TALL];
+  UNROLL for (int r = 0; r < mr; r++) UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_zero();
   int64_t i = 0, o = 0; // element, byte
   for (; i + VF_N <= k; i += VF_N, o += bytes) {
     vf x[PG_NR];
     UNROLL for (int j = 0; j < nr; j++) x[j] = vf_load(b[j] + i);
-    UNROLL for (int r = 0; r < PG_MR; r++) {
+    UNROLL for (int r = 0; r < mr; r++) {
       const vf w = load(type, a[r] + o);
       UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(w, x[j], acc[j][r]);
     }
   }
   if (i < k) {
     const int n = (int)(k - i);
-    vf w[PG_MR];
-    UNROLL for (int r = 0; r < PG_MR; r++) w[r] = load_n(type, a[r] + o, n);
+    vf w[PG_TALL];
+    UNROLL for (int r = 0; r < mr; r++) w[r] = load_n(type, a[r] + o, n);
     UNROLL for (int j = 0; j < nr; j++) {
       const vf x = vf_load_n(b[j] + i, n);
-      UNROLL for (int r = 0; r < PG_MR; r++) acc[j][r] = vf_fma(w[r], x, acc[j][r]);
+      UNROLL for (int r = 0; r < mr; r++) acc[j][r] = vf_fma(w[r], x, acc[j][r]);
     }
   }
-  put_sums(nr, y, acc, add);
+  UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < mr; r += PG_MR) put_sums(y[j] + r, acc[j] + r, add);
+}
+
+PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
+  if (nr == 1 && VF_N == 16) {
+    column_of_floats(type, y[0], a, b[0], k, add);
+  } else {
+    rows_of_floats(type, PG_MR, nr, y, a, b, k, add);
+  }
 }
 
 // -- blocks: a scale times the sum over the block of integers times x
@@ -135,7 +138,7 @@ PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k
       if (nr == 1) fetch(&f, a[r], o, bytes);
     }
   }
-  put_sums(nr, y, acc, add);
+  UNROLL for (int j = 0; j < nr; j++) put_sums(y[j], acc[j], add);
 }
 
 #define TILE(kind, type, nr)                                                                                           \
@@ -177,4 +180,22 @@ const pg_tile *PG_FN(tiles)(int64_t type) {
   default:
     return NULL;
   }
+}
+
+#if VF_N == 8
+#define TALL(type)                                                                                                     \
+  static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
+    rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \
+  }
+TALL(F32)
+TALL(F16)
+TALL(BF16)
+#endif
+
+pg_tile PG_FN(tall_tile)(int64_t type) {
+#if VF_N == 8
+  return type == PG_F32 ? tall_F32 : type == PG_F16 ? tall_F16 : type == PG_BF16 ? tall_BF16 : NULL;
+#else
+  return NULL;
+#endif
 }

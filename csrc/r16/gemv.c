@@ -6,7 +6,7 @@
 
 enum {
   PARTS = R16_ROWS / VF_N, // registers per 16 rows
-  NC = VF_N == 16 ? 4 : 2, // columns at a time: as many accumulators as the registers hold
+  NC = 4,                  // columns at a time: as many accumulators as the registers hold
   AHEAD = 8192,            // bytes of prefetch
   SMALL_CHUNKS = 4         // per thread, after one large chunk each: what evens out threads that are interrupted
 };
@@ -15,7 +15,10 @@ enum {
 
 typedef const r16_x *const *blocks; // one of each column
 
-// t[c][h] = sum over half h of the unit of (code - offset) * integer, for VF_N rows. Accumulators are short chains.
+// t[c][i][h] = sum over half h of the unit of (code - offset) * integer, for the VF_N rows of part i. Where both halves
+// have one scale, t[c][i][0] is the sum over the unit.
+typedef vf dots[PARTS][2];
+
 #if defined(__AVX512VNNI__)
 PG_INLINE vi x4(const int8_t *p) {
   int32_t v;
@@ -23,20 +26,24 @@ PG_INLINE vi x4(const int8_t *p) {
   return _mm512_set1_epi32(v);
 }
 
-PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, int part, blocks x, vf (*t)[2]) {
+// Accumulators are short chains.
+PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
   vi hi[NC][2], lo[NC][2];
   EACH(nc, c) EACH(2, h) {
     hi[c][h] = _mm512_setzero_si512();
     lo[c][h] = _mm512_set1_epi32(-f.offset * x[c]->sum[h]);
   }
   EACH(R16_QUARTETS, p) {
-    const vi q = r16_quartet(f, unit, part, p);
+    const vi q = r16_quartet(f, unit, 0, p);
     EACH(nc, c) {
       hi[c][p / 4] = _mm512_dpbusd_epi32(hi[c][p / 4], q, x4(x[c]->hi + 4 * p));
       lo[c][p / 4] = _mm512_dpbusd_epi32(lo[c][p / 4], q, x4(x[c]->lo + 4 * p));
     }
   }
-  EACH(nc, c) EACH(2, h) t[c][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c][h], 8), lo[c][h]));
+  EACH(nc, c) {
+    EACH(2, h) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c][h], 8), lo[c][h]));
+    if (r16_halves(f) == 1) t[c][0][0] = vf_add(t[c][0][0], t[c][0][1]);
+  }
 }
 #else
 PG_INLINE vi x2(const int16_t *p) {
@@ -52,87 +59,106 @@ PG_INLINE vi add_dot(vi sum, vi a, vi b) {
   return sum;
 }
 
-PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, int part, blocks x, vf (*t)[2]) {
-  vi sum[NC][2];
-  EACH(nc, c) EACH(2, h) sum[c][h] = _mm256_set1_epi32(-f.offset * x[c]->sum[h]);
+// Several parts at once: codes are unpacked once for NC columns, and an integer is loaded once for all rows.
+PG_INLINE void dot_parts(r16_format f, int nc, const uint8_t *unit, int first, int n, blocks x, dots *t) {
+  const int halves = r16_halves(f), per = R16_QUARTETS / halves;
+  vi sum[NC][PARTS];
   EACH(R16_QUARTETS, p) {
-    const vi q = r16_quartet(f, unit, part, p), even = _mm256_and_si256(q, _mm256_set1_epi16(255)),
-             odd = _mm256_srli_epi16(q, 8);
-    EACH(nc, c) {
-      sum[c][p / 4] = add_dot(sum[c][p / 4], even, x2(x[c]->q + 4 * p));
-      sum[c][p / 4] = add_dot(sum[c][p / 4], odd, x2(x[c]->q + 4 * p + 2));
+    const int h = p / per;
+    if (p % per == 0) EACH(nc, c) EACH(n, i) {
+        sum[c][i] = _mm256_set1_epi32(-f.offset * (x[c]->sum[h] + (halves == 1 ? x[c]->sum[1] : 0)));
+      }
+    vi q[PARTS];
+    EACH(n, i) q[i] = r16_quartet(f, unit, first + i, p);
+    EACH(2, odd) {
+      vi w[PARTS];
+      EACH(n, i) w[i] = odd ? _mm256_srli_epi16(q[i], 8) : _mm256_and_si256(q[i], _mm256_set1_epi16(255));
+      EACH(nc, c) {
+        const vi b = x2(x[c]->q + 4 * p + 2 * odd);
+        EACH(n, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
+      }
     }
+    if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
   }
-  EACH(nc, c) EACH(2, h) t[c][h] = _mm256_cvtepi32_ps(sum[c][h]);
+}
+
+PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
+  if (nc == 1 && f.codes == R16_BYTES) { // waits for memory: the first part asks for all lines soon
+    EACH(PARTS, i) dot_parts(f, nc, unit, i, 1, x, t);
+  } else {
+    dot_parts(f, nc, unit, 0, PARTS, x, t);
+  }
 }
 #endif
+
+// Scales and what goes with the minima, of VF_N rows and both halves of a unit.
+typedef struct scales {
+  vf s0, s1, m0, m1;
+} scales;
+
+PG_INLINE scales scales_of(r16_format f, const uint8_t *p) {
+  scales r = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+  switch (f.scales) {
+  case R16_E8M0:
+    r.s0 = vf_scale2(vf_set1(1.0f), vf_load_i8((const int8_t *)p));
+    break;
+  case R16_D_S32:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    break;
+  case R16_E4M3:
+    r.s0 = vf_load_e4m3(p);
+    r.s1 = vf_load_e4m3(p + 16);
+    break;
+  case R16_D_S16:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    r.s1 = vf_load_i8((const int8_t *)p + 16);
+    break;
+  case R16_DM_SM32:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    r.m0 = vf_load_i8((const int8_t *)p + 16);
+    break;
+  case R16_DM_SM16:
+    r.s0 = vf_load_u4(p, 0), r.m0 = vf_load_u4(p, 1);
+    r.s1 = vf_load_u4(p + 16, 0), r.m1 = vf_load_u4(p + 16, 1);
+    break;
+  default:
+    break;
+  }
+  return r;
+}
 
 // What a block of weights adds up to, for VF_N rows and one column: sum, and what the minima take away from it.
 typedef struct sums {
   vf sum, min;
 } sums;
 
-// One unit: s[c] += scale * dot, before the block's own d and m, except in blocks of one unit.
-PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, int part, blocks x, sums *s) {
-  const uint8_t *scales = unit + r16_lines(f) * R16_LINE + part * VF_N;
-  vf t[NC][2];
-  dot(f, nc, unit, part, x, t);
-  vf s0 = vf_zero(), s1 = s0, m0 = s0, m1 = s0;
-  switch (f.scales) {
-  case R16_E8M0:
-    s0 = vf_scale2(vf_set1(1.0f), vf_load_i8((const int8_t *)scales));
-    break;
-  case R16_D_S32:
-    s0 = vf_load_i8((const int8_t *)scales);
-    break;
-  case R16_E4M3:
-    s0 = vf_load_e4m3(scales);
-    s1 = vf_load_e4m3(scales + 16);
-    break;
-  case R16_D_S16:
-    s0 = vf_load_i8((const int8_t *)scales);
-    s1 = vf_load_i8((const int8_t *)scales + 16);
-    break;
-  case R16_DM_SM32:
-    s0 = vf_load_i8((const int8_t *)scales);
-    m0 = vf_load_i8((const int8_t *)scales + 16);
-    break;
-  case R16_DM_SM16:
-    s0 = vf_load_u4(scales, 0), m0 = vf_load_u4(scales, 1);
-    s1 = vf_load_u4(scales + 16, 0), m1 = vf_load_u4(scales + 16, 1);
-    break;
-  default:
-    break;
-  }
-  EACH(nc, c) {
-    const vf d = vf_set1(x[c]->d);
-    vf u;
-    switch (f.scales) {
-    case R16_D:
-    case R16_D_M:
-      u = vf_add(t[c][0], t[c][1]);
-      break;
-    case R16_E4M3:
-    case R16_D_S16:
-    case R16_DM_SM16:
-      u = vf_fma(t[c][1], s1, vf_mul(t[c][0], s0));
-      break;
-    default:
-      u = vf_mul(vf_add(t[c][0], t[c][1]), s0);
-    }
-    s[c].sum = vf_fma(u, d, s[c].sum);
-    switch (f.scales) {
-    case R16_D_M:
-      s[c].min = vf_set1(x[c]->dsum[0] + x[c]->dsum[1]);
-      break;
-    case R16_DM_SM32:
-      s[c].min = vf_fma(m0, vf_set1(x[c]->dsum[0] + x[c]->dsum[1]), s[c].min);
-      break;
-    case R16_DM_SM16:
-      s[c].min = vf_fma(m1, vf_set1(x[c]->dsum[1]), vf_fma(m0, vf_set1(x[c]->dsum[0]), s[c].min));
-      break;
-    default:
-      break;
+// One unit: s[i][c] += scale * dot, before the block's own d and m, except in blocks of one unit.
+PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, blocks x, sums (*s)[NC]) {
+  dots t[NC];
+  dot(f, nc, unit, x, t);
+  EACH(PARTS, i) {
+    const scales w = scales_of(f, unit + r16_lines(f) * R16_LINE + i * VF_N);
+    EACH(nc, c) {
+      const vf d = vf_set1(x[c]->d), *u = t[c][i];
+      vf v = u[0];
+      if (r16_halves(f) == 2)
+        v = vf_fma(u[1], w.s1, vf_mul(u[0], w.s0));
+      else if (f.scales > R16_D_M)
+        v = vf_mul(u[0], w.s0);
+      s[i][c].sum = vf_fma(v, d, s[i][c].sum);
+      switch (f.scales) {
+      case R16_D_M:
+        s[i][c].min = vf_set1(x[c]->dsum[0] + x[c]->dsum[1]);
+        break;
+      case R16_DM_SM32:
+        s[i][c].min = vf_fma(w.m0, vf_set1(x[c]->dsum[0] + x[c]->dsum[1]), s[i][c].min);
+        break;
+      case R16_DM_SM16:
+        s[i][c].min = vf_fma(w.m1, vf_set1(x[c]->dsum[1]), vf_fma(w.m0, vf_set1(x[c]->dsum[0]), s[i][c].min));
+        break;
+      default:
+        break;
+      }
     }
   }
 }
@@ -158,10 +184,8 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
     for (int u = 0; u < f.units; u++) {
       const uint8_t *unit = w + head + u * unit_bytes;
       prefetch(unit + AHEAD, f.units == 1 ? head + unit_bytes : unit_bytes);
-      EACH(PARTS, i) {
-        add_unit(f, nc, unit, i, x, s[i]);
-        __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
-      }
+      add_unit(f, nc, unit, x, s);
+      __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
       EACH(nc, c) x[c]++;
     }
     EACH(PARTS, i) {
@@ -188,17 +212,12 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
   static void group_##name##_##nc(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows) {       \
     group(r16_##name, nc, w, n_blocks, x, y, rows);                                                                    \
   }
-#if VF_N == 16
 #define X(name, ...)                                                                                                   \
   GROUP(name, 1)                                                                                                       \
   GROUP(name, 2)                                                                                                       \
   GROUP(name, 3)                                                                                                       \
   GROUP(name, 4)                                                                                                       \
   static const group_fn groups_##name[NC] = {group_##name##_1, group_##name##_2, group_##name##_3, group_##name##_4};
-#else
-#define X(name, ...)                                                                                                   \
-  GROUP(name, 1) GROUP(name, 2) static const group_fn groups_##name[NC] = {group_##name##_1, group_##name##_2};
-#endif
 R16_FORMATS(X)
 #undef X
 

@@ -4,7 +4,7 @@
 #include "r16/r16.h"
 #include "vmath.h"
 
-enum { R16_FEW = VF_N == 16 ? 16 : 8 }; // columns up to which gemv.c is the faster one
+enum { R16_FEW = 16 }; // columns up to which gemv.c is the faster one
 #if defined(__AMX_BF16__)
 enum { R16_FIXED = 40 }; // columns up to which fixed point (avx512vnni's gemm.c) is: tiles want more to pay for panels
 #endif

@@ -20,7 +20,7 @@ def product(w: gg.Tensor, x: np.ndarray, isa: str, n_threads: int) -> np.ndarray
 
 
 @pytest.mark.parametrize("isa", list(isa_levels()))
-@pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.Q8_0, gg.Q4_0, gg.Q4_1])
+@pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0, gg.Q4_1])
 def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
     w = gg.Context().from_numpy(RNG.standard_normal((300, 1024)), dtype)
     x = RNG.standard_normal((64, 1024)).astype(np.float32)
@@ -28,6 +28,7 @@ def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
     assert np.array_equal(one, product(w, x, isa, 2)), "the number of threads changes the result"
     for n in (1, 7, 13):
         few = product(w, x[:n], isa, 2)
+        assert np.array_equal(few, product(w, x[:n], isa, 1)), f"{n} columns: the number of threads changes the result"
         assert np.sum((few - one[:n]) ** 2) <= 1e-12 * np.sum(one[:n] ** 2)
 
 
