@@ -273,4 +273,4 @@ def test_a_failed_write_leaves_the_file_before(
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["s"]
     with pytest.raises(StateError, match=r"cannot write .*/none/s: No such file"):
         ctx.save_state(tmp_path / "none" / "s")
-    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert len(os.listdir("/proc/self/fd")) <= n_open  # fewer where an earlier test's model went meanwhile
