@@ -3,13 +3,18 @@
 # cannot tell: whether the CPU runs the instructions as their manual says, and their speed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-lacking=$(python -c 'from pyggml.backends.cpu import isa_levels; print(*{"avx512", "avx512vnni", "amx"} - {*isa_levels()}, sep=" or ")')
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cat > "$work/lacking.py" << 'END'
+from pyggml.backends.cpu import isa_levels
+print(" or ".join(isa for isa in ("avx512", "avx512vnni", "amx") if isa not in isa_levels()))
+END
+lacking=$(cd "$work" && python lacking.py)
 if [ -z "$lacking" ]; then
   echo "this CPU runs all levels: the tests have run them"
   exit
 fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+echo "-- computed: $lacking"
 cmake -S csrc -B "$work/build" -G Ninja -DPG_EMULATE=ON -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O1 \
   "-DPython_EXECUTABLE=$(command -v python)" > "$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
 cmake --build "$work/build" > "$work/build.log" || { grep -A 20 FAILED "$work/build.log"; exit 1; }
