@@ -11,7 +11,7 @@ gcc -std=gnu11 -g -O1 -fsanitize=thread -Icsrc tests/pool_test.c csrc/pool.c csr
 TSAN_OPTIONS=halt_on_error=1 setarch "$(uname -m)" -R "$work/pool_test"
 
 echo "-- ASAN + UBSAN: the kernels"
-cmake -S csrc -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DPG_SANITIZE=address,undefined" \
+cmake -S csrc -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O1 "-DPG_SANITIZE=address,undefined" \
   "-DPython_EXECUTABLE=$python" > "$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
 cmake --build "$work/build" > "$work/build.log" || { tail -n 40 "$work/build.log"; exit 1; }
 installed=$(cd "$work" && $python -c 'import pathlib, pyggml; print(pathlib.Path(pyggml.__file__).parent)')
