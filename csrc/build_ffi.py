@@ -18,6 +18,7 @@ def declarations(header: str) -> str:
 def main(out: str) -> None:
     ffi = cffi.FFI()
     ffi.cdef(declarations(HEADER))
+    ffi.cdef('extern "Python" int pg_host_call(const pg_task *t, int ith, int nth);')  # backends/cpu/host.py
     ffi.set_source("pyggml.backends._pggml", '#include "pg.h"')
     ffi.emit_c_code(out)
 

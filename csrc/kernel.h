@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "pg.h"
-#include "simd.h"
+#include "simd/simd.h"
 
 #define PG_CAT_(a, b, c) pg_##a##b##c
 #define PG_CAT(a, b, c) PG_CAT_(a, b, c)

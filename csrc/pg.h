@@ -8,12 +8,14 @@ enum pg_status {
   PG_OK = 0,
   PG_E_INDEX = 1,   // a row index outside its range: pg_plan.bad_value holds it
   PG_E_NOMEM = 2,   // no memory for a thread or a buffer
-  PG_E_ABORTED = 3, // the abort flag was raised between two ops
+  PG_E_ABORTED = 3, // the abort flag was raised, or SIGINT came, between two ops
   PG_E_TYPE = 4,    // no conversion for this type
-  PG_E_NAN = 5      // a number that has no place in an order
+  PG_E_NAN = 5,     // a number that has no place in an order
+  PG_E_HOST = 6,    // what Python computes raised an exception
+  PG_E_NESTED = 7   // an op of this plan ran it again
 };
 
-enum { PG_MAX_SRC = 8, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
+enum { PG_MAX_SRC = 12, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
 
 // GGUF type ids of the types that kernels name.
 enum pg_type {
@@ -99,17 +101,20 @@ typedef struct pg_plan {
   const pg_bind *binds;
   int64_t n_binds;
   int64_t n_threads;
-  int32_t *chunks;   // [n_ops] shared counters for pg_next
-  int64_t *op_ns;    // [n_ops] nanoseconds of each op, or NULL: do not measure
-  int64_t failed_op; // where the first failure happened
-  int64_t bad_value; // its detail
-  int32_t status;    // first failure
-  int32_t abort;     // raise to stop between two ops
-  int32_t watch;     // a long run: SIGINT stops it too
-  int32_t stop;      // status as the last barrier saw it: what every thread acts on
-  int32_t sleepers;  // threads that sleep in the barrier
-  int32_t arrived;   // barrier: threads that have arrived ...
-  char pad[64];      // ... and the phase the others wait for, on a cache line of its own
+  int32_t *chunks;    // [n_ops] shared counters for pg_next
+  int64_t *spans;     // [n_ops][n_threads][2] when a thread began and ended each op, or NULL: do not measure
+  int64_t failed_op;  // where the first failure happened
+  int64_t bad_value;  // its detail
+  int32_t status;     // first failure
+  int32_t abort;      // raise to stop the run that is under way between two ops
+  int32_t watch;      // a long run: SIGINT stops it too
+  int32_t interrupts; // SIGINTs before this run
+  int32_t busy;       // a thread runs this plan ...
+  int32_t waiting;    // ... and others sleep until it has
+  int32_t stop;       // status as the last barrier saw it: what every thread acts on
+  int32_t sleepers;   // threads that sleep in the barrier
+  int32_t arrived;    // barrier: threads that have arrived ...
+  char pad[64];       // ... and the phase the others wait for, on a cache line of its own
   int32_t phase;
 } pg_plan;
 
@@ -133,9 +138,16 @@ int pg_isa_supported(int level);                   // can this CPU and OS run it
 const pg_row *pg_isa_table(int level, int64_t *n); // its kernels
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth);
 
-int pg_plan_run(pg_plan *p, const int64_t *vars); // run on p->n_threads threads; the caller is thread 0
-int pg_pool_reserve(int n_threads);               // start workers ahead of the first run
-void pg_pool_stop(void);                          // join all workers
+// Run on p->n_threads threads; the caller is thread 0. Threads that run one plan take turns; that plans with the same
+// scratch memory or data do is the caller's business.
+// Within an op another plan runs on the thread that asks for it.
+int pg_plan_run(pg_plan *p, const int64_t *vars);
+void pg_pool_stop(void); // join all workers
+
+// From now on a read of mapped file pages first .. first + bytes that the file no longer has gives zeros, and 1 at the
+// address that is returned (NULL: no memory), until it is given back.
+const int32_t *pg_guard(const void *first, int64_t bytes);
+void pg_unguard(const int32_t *lost);
 
 // Dense rows of `type` to n floats in all, and n_rows rows of n floats to it; `weights` (n of them, or NULL) says how
 // much each column's error counts. PG_E_TYPE where the type has no converter. Any thread may call them, several at a
@@ -144,9 +156,9 @@ int pg_dequantize(int level, int64_t type, const void *rows, float *dst, int64_t
 int pg_quantize(int level, int64_t type, const float *src, const float *weights, void *rows, int64_t n_rows, int64_t n,
                 int64_t row_bytes);
 
-// Weights repacked for the CPU, 16 rows at a time (r16/r16.h). Bytes of a matrix of m rows of k elements, 0 for a type
-// that has no such form; then its groups of 16 rows first .. last - 1, from rows of row_bytes each. Any thread may pack
-// some groups.
+// Weights repacked for the CPU, 16 rows at a time (products/r16/r16.h). Bytes of a matrix of m rows of k elements, 0
+// for a type that has no such form; then its groups of 16 rows first .. last - 1, from rows of row_bytes each. Any
+// thread may pack some groups.
 int64_t pg_r16_bytes(int64_t type, int64_t k, int64_t m);
 void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, int64_t m, void *dst, int64_t first,
                  int64_t last);
@@ -160,8 +172,64 @@ int pg_top_k(const float *logits, int64_t n, int64_t k, float temp, uint64_t *ke
              float *exponents);
 int64_t pg_draw(const float *weights, int64_t k, double top_p, double min_p, double u);
 
-// What one thread can do at most (peak.c): reads n bytes at p (a multiple of 4 KiB, 64-byte aligned), or makes n steps
-// of multiplications of a kind. The result is bytes or operations done; 0 where no level up to this one has such
+// Strings as GGUF has them, a length of 8 bytes before each: walks up to n of them from data + *at on, and returns how
+// many lie within `size` bytes; *at is then where the next would begin. `packed`, unless it is NULL, gets their bytes,
+// a NUL behind each.
+int64_t pg_gguf_strings(const uint8_t *data, int64_t size, int64_t *at, int64_t n, uint8_t *packed);
+
+// Numbered texts, to be found by their bytes (vocab/texts.h): text i ends at bytes + ends[i], where a NUL stands, and
+// the next begins behind that. n_slots is a power of two, more than there are texts; slots are 0 before pg_texts_index.
+// Bits of what texts begin with are kept, too, where n_bits, a power of two, is not 0: what reads a text from the left
+// needs them.
+typedef struct {
+  const uint8_t *bytes;
+  const int64_t *ends;
+  uint64_t *slots, *bits;
+  int64_t n_slots, n_bits;
+} pg_texts;
+void pg_texts_index(const pg_texts *t, int64_t n);
+
+// Byte-pair merging (vocab/bpe.c). Pair i of symbols, left[i] and right[i], becomes merged[i]; its rank is ranks[i], or
+// i where `ranks` is NULL. `slots` finds a pair: a power of two of them, more than there are pairs, -1 each before
+// pg_bpe_index, which takes the first of equal pairs. pg_bpe_merge merges words of symbols, word i up to ends[i], less
+// than 2^31 each; what comes out is put at the front of `symbols`, where each word ends now into `ends`, and its number
+// returned. Scratch memory: links for the longest word, and three times as many heap entries.
+typedef struct {
+  const int32_t *left, *right, *merged, *ranks;
+  int32_t *slots;
+  int64_t n_slots;
+} pg_bpe;
+typedef struct {
+  int32_t prev, next, pair, alive;
+} pg_bpe_link;
+void pg_bpe_index(const pg_bpe *b, int64_t n);
+int64_t pg_bpe_merge(const pg_bpe *b, int32_t *symbols, int64_t *ends, int64_t n_words, pg_bpe_link *links,
+                     uint64_t *heap);
+
+// Pairs of symbols (vocab/pairs.c). Of n merges, "left right" each, packed as texts are: the texts of both sides and of
+// their union, -1 where there is none. Of n texts: all pairs of texts or single characters that make one, which are
+// returned by their number, at most one for each byte; a character that is no text is -1 - its code point.
+void pg_pairs_of_merges(const pg_texts *t, const uint8_t *merges, const int64_t *ends, int64_t n, int32_t *left,
+                        int32_t *right, int32_t *merged);
+int64_t pg_pairs_of_texts(const pg_texts *t, int64_t n, int32_t *left, int32_t *right, int32_t *merged);
+
+// Words into texts (vocab/longest.c, vocab/best_cut.c); the number of ids is returned, and `ends` says where those of
+// each word end. By the longest match from the left: `codes` are characters, of which 0 counts for nothing, a negative
+// one is a part of its own, and 10 ends a word. Each part is read with `prefix` before it, and is `unk` (none: -1)
+// where texts do not cover it. `part` has room for all bytes; there are never more ids than those, and a prefix for
+// each code. By the highest sum of scores: words end at `ends` before, too. A character without a text is `unk` and
+// scores `unknown`. `best` and `step` have an entry more than the longest word has bytes; there are never more ids than
+// bytes.
+int64_t pg_longest_match(const pg_texts *t, const int32_t *codes, int64_t n_codes, const char *prefix, int32_t unk,
+                         uint8_t *part, int32_t *ids, int64_t *ends);
+typedef struct {
+  int32_t token, from;
+} pg_step;
+int64_t pg_best_cut(const pg_texts *t, const double *scores, const uint8_t *words, int64_t *ends, int64_t n_words,
+                    double unknown, int32_t unk, double *best, pg_step *step, int32_t *ids);
+
+// What one thread can do at most (exec/peak.c): reads n bytes at p (a multiple of 4 KiB, 64-byte aligned), or makes n
+// steps of multiplications of a kind. The result is bytes or operations done; 0 where no level up to this one has such
 // instructions.
 enum pg_peak_kind { PG_PEAK_READ = 0, PG_PEAK_F32 = 1, PG_PEAK_INT8 = 2, PG_PEAK_BF16 = 3 };
 double pg_peak(int level, enum pg_peak_kind kind, const void *p, int64_t n);

@@ -1,39 +1,173 @@
-"""Model builders: hyperparameters, tensor names, the KV cache, building blocks, and one file per architecture."""
+"""Model builders: hyperparameters, weights, the KV cache, building blocks, and one page per family of architectures.
+
+How to add an architecture: (1) one line in PAGES, its `general.architecture` -> the module of its page. (2) Its record
+in the page's ARCHITECTURES. Where it differs from the others in what blocks are given, that is a `decoder(...)` in
+`plain.py`; where it has a structure of its own, the page has a builder that reads top to bottom, as `llama.py` has.
+(3) The builder is the declaration of its tensors: run on shapes alone when a file is loaded, `b.linear`, `b.weight` and
+`b.optional` say which tensors the file must and may have, and their ne. Roles and keys are the gguf package's.
+(4) Hyperparameters that one family has are a subclass of HParams in its page, which `read=` makes by
+`read_hparams(cls, r, own=r.integer(Keys...))`; the builder says `assert isinstance(hp, cls)`. (5) What differs within a
+block becomes an argument of the block; a block knows no architecture's name. (6) tests/models/test_zoo.py compares it
+with llama.cpp's logits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
 
 from pyggml.errors import ModelError
 from pyggml.graph import Graph
 
+from .architecture import Architecture
 from .blocks import Build
 from .hparams import HParams
-from .kv_cache import KVCache
-from .llama import build_llama, llama_tensors
-from .names import TensorSpec, empty_weights
+from .weights import ShapeOnlyWeights
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """What makes a model of `general.architecture`: the tensors it reads, and the builder of its graph."""
-
-    name: str
-    tensors: Callable[[HParams], Iterable[TensorSpec]]
-    build: Callable[[Build], Graph]
-
-
-ARCHITECTURES = {a.name: a for a in (Architecture("llama", llama_tensors, build_llama),)}
+PAGES = {  # general.architecture -> the module that describes it
+    "afmoe": "windowed",
+    "apertus": "apertus",
+    "arcee": "plain",
+    "arctic": "arctic",
+    "arwkv7": "rwkv",
+    "baichuan": "plain",
+    "bailingmoe": "plain_moe",
+    "bailingmoe2": "plain_moe",
+    "bailingmoe3": "kimi_linear",
+    "bert": "bert",
+    "bloom": "plain_gpt",
+    "chatglm": "plain",
+    "codeshell": "plain_gpt",
+    "cogvlm": "cogvlm",
+    "cohere2": "windowed",
+    "cohere2moe": "cohere2moe",
+    "command-r": "plain_gpt",
+    "dbrx": "plain_moe",
+    "deci": "deci",
+    "deepseek": "plain_moe",
+    "deepseek2": "deepseek2",
+    "deepseek32": "sparse",
+    "dots1": "plain_moe",
+    "dots3note": "dots3note",
+    "dream": "plain",
+    "ernie4_5": "plain_moe",
+    "ernie4_5-moe": "plain_moe",
+    "eurobert": "encoders",
+    "exaone": "plain",
+    "exaone-moe": "windowed",
+    "exaone4": "windowed",
+    "falcon": "plain_gpt",
+    "falcon-h1": "falcon_h1",
+    "gemma": "plain",
+    "gemma2": "windowed",
+    "gemma3": "windowed",
+    "gemma-embedding": "encoders",
+    "glm-dsa": "sparse",
+    "glm4": "plain",
+    "glm4moe": "plain_moe",
+    "gpt-oss": "gpt_oss",
+    "gpt2": "plain_gpt",
+    "gptj": "plain_gpt",
+    "gptneox": "plain_gpt",
+    "granite": "plain_moe",
+    "granite_swa": "windowed",
+    "granitehybrid": "granite_hybrid",
+    "granitemoe": "plain_moe",
+    "grok": "grok",
+    "grovemoe": "grovemoe",
+    "hrm_text": "hrm_text",
+    "hunyuan-dense": "plain",
+    "hunyuan-moe": "plain_moe",
+    "hunyuan_vl": "plain",
+    "hy_v3": "hy_v3",
+    "internlm2": "plain",
+    "jais": "plain_gpt",
+    "jais2": "plain_gpt",
+    "jamba": "jamba",
+    "kimi-linear": "kimi_linear",
+    "jina-bert-v2": "bert",
+    "jina-bert-v3": "bert",
+    "laguna": "windowed",
+    "lfm2": "lfm2",
+    "lfm2moe": "lfm2",
+    "llada": "plain",
+    "llada-moe": "plain_moe",
+    "llama": "llama",
+    "llama4": "llama4",
+    "maincoder": "plain",
+    "mamba": "mamba",
+    "mamba2": "mamba",
+    "maple": "maple",
+    "mellum": "plain_moe",
+    "mimo2": "mimo2",
+    "minicpm": "plain_moe",
+    "minicpm3": "minicpm3",
+    "minimax-01": "minimax01",
+    "minimax-m2": "plain_moe",
+    "minimax-m3": "sparse",
+    "mistral3": "plain_moe",
+    "mistral4": "deepseek2",
+    "modern-bert": "encoders",
+    "mpt": "plain_gpt",
+    "muse-glimmer": "muse_glimmer",
+    "nanbeige": "nanbeige",
+    "nemotron": "plain_gpt",
+    "nemotron_h": "nemotron_h",
+    "nemotron_h_moe": "nemotron_h",
+    "neo-bert": "encoders",
+    "nomic-bert": "bert",
+    "nomic-bert-moe": "bert",
+    "olmo": "plain_gpt",
+    "olmo2": "windowed",
+    "olmoe": "plain_moe",
+    "openelm": "plain",
+    "orion": "plain_gpt",
+    "paddleocr": "plain_moe",
+    "pangu-embedded": "plain",
+    "phi2": "plain_gpt",
+    "phi3": "plain",
+    "phimoe": "phimoe",
+    "plamo": "plain",
+    "plamo2": "plamo2",
+    "plamo3": "plamo3",
+    "pockettts": "plain_gpt",
+    "qwen": "plain",
+    "qwen2": "plain",
+    "qwen2moe": "plain_moe",
+    "qwen2vl": "plain",
+    "qwen3": "plain",
+    "qwen35": "qwen3next",
+    "qwen35moe": "qwen3next",
+    "qwen3moe": "plain_moe",
+    "qwen3next": "qwen3next",
+    "qwen3tts": "plain",
+    "qwen3vl": "plain",
+    "qwen3vlmoe": "plain_moe",
+    "refact": "refact",
+    "rnd1": "plain_moe",
+    "rwkv6": "rwkv",
+    "rwkv6qwen2": "rwkv",
+    "rwkv7": "rwkv",
+    "seed_oss": "plain",
+    "smallthinker": "smallthinker",
+    "smollm3": "plain",
+    "spark2_5": "windowed",
+    "stablelm": "plain_gpt",
+    "starcoder": "plain_gpt",
+    "starcoder2": "plain_gpt",
+    "t5encoder": "t5",
+    "talkie": "talkie",
+    "xverse": "plain",
+}
 
 
 def get_architecture(name: str) -> Architecture:
-    """The architecture of that name. Raises ModelError naming those there are."""
-    try:
-        return ARCHITECTURES[name]
-    except KeyError:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"the architecture {name!r} is not supported; known are: {known}") from None
+    """The architecture of that name. Raises ModelError naming those whose names are like it."""
+    if name not in PAGES:
+        near = ", ".join(get_close_matches(name, PAGES, 5, 0.5)) or "none"
+        raise ModelError(f"the architecture {name!r} is not supported; of the {len(PAGES)} that are, like it: {near}")
+    page: tuple[Architecture, ...] = import_module(f".{PAGES[name]}", __name__).ARCHITECTURES
+    return next(a for a in page if name in a.names)
 
 
 def graph_of_hparams(
@@ -51,6 +185,6 @@ def graph_of_hparams(
     Raises ModelError, GraphError for sizes that do not fit.
     """
     architecture = get_architecture(arch)
-    kv = KVCache(hp, n_ctx, flash_attn=flash_attn)
-    weights = empty_weights(architecture.tensors(hp))
-    return architecture.build(Build(hp, weights, kv, n_tokens, n_outputs, (kv.size if n_kv is None else n_kv,)))
+    memory = architecture.new_memory(hp, n_ctx, flash_attn=flash_attn)
+    sizes = tuple(c.size if n_kv is None else n_kv for c in memory.caches)
+    return architecture.build(Build(hp, ShapeOnlyWeights(), memory, n_tokens, n_outputs, sizes))

@@ -1,21 +1,25 @@
-"""Hyperparameters of a model, from the keys of its GGUF file or from plain keyword arguments. Names: llama.cpp's."""
+"""Hyperparameters of a model. Names: llama.cpp's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, cast
-
-import numpy as np
+from typing import Literal, NamedTuple, NoReturn
 
 from pyggml.errors import ModelError
 
 PerLayer = int | tuple[int, ...]  # one value for all layers, or one for each
+RopeType = Literal["norm", "neox", "mrope", "imrope"]
+NormKind = Literal["rms", "layer"]
+Gating = Literal["softmax", "sigmoid", "sqrt_softplus"]
+SwaType = Literal["standard", "chunked", "symmetric"]
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
 MAX_LAYERS, MAX_EXPERTS = 512, 512  # llama.cpp's; they keep a lying file from costing memory
-_MAX_INT = 1 << 31
-_ROPE_SCALING = ("none", "linear", "yarn", "longrope")
+MAX_INT = 1 << 31
+_MAX_FLOAT = 2.0**128  # of f32, as which graphs hold parameters
+_ROPE_NUMBERS = ("rope_freq_base", "rope_freq_scale", "rope_freq_base_swa", "rope_freq_scale_swa")
+ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 
 
 class LayerShape(NamedTuple):
@@ -24,16 +28,88 @@ class LayerShape(NamedTuple):
     n_head: int
     n_head_kv: int
     n_ff: int
+    n_ff_exp: int  # of each expert
+    n_embd_head_k: int
+    n_embd_head_v: int
     n_embd_q: int  # n_head * n_embd_head_k
     n_embd_k_gqa: int  # elements of K per token: n_head_kv * n_embd_head_k
     n_embd_v_gqa: int
     n_embd_out: int  # what the attention's output product reads: n_head * n_embd_head_v
 
 
+class StateShape(NamedTuple):
+    """How many floats a recurrent layer remembers of a sequence."""
+
+    r: int = 0  # of its last tokens: what a convolution over time or a token shift needs
+    s: int = 0  # of its state
+
+
+class RopeShape(NamedTuple):
+    """How the heads of one layer are roped."""
+
+    n_rot: int  # elements of a head that turn
+    first: int  # of them
+    freq_base: float
+    freq_scale: float
+    ext_factor: float
+    attn_factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router:
+    """How a router chooses experts and weighs them.
+
+    gating        what makes weights of its logits: the softmax over all experts (Mixtral), sigmoid (DeepSeek-V3), or
+                  sqrt_softplus, the root of log(1 + exp(x)) (DeepSeek-V4)
+    of_selected   only the logits of the experts chosen go through it, which are chosen by their logits
+    norm          the weights of the experts chosen are divided by their sum
+    scale         what the weights are multiplied with at last; 0: nothing
+    n_group       groups of consecutive experts, scored by the sum of their two best; 0: there are none
+    n_group_used  the best groups, from which experts are chosen
+    """
+
+    gating: Gating = "softmax"
+    of_selected: bool = False
+    norm: bool = True
+    scale: float = 0.0
+    n_group: int = 0
+    n_group_used: int = 0
+
+    def check(self, n_expert: int, n_expert_used: int) -> None:
+        """Raise ModelError for values that contradict each other, or the experts there are."""
+        if not -_MAX_FLOAT < self.scale < _MAX_FLOAT:
+            _refuse("expert_weights_scale", self.scale, "it must be an f32")
+        if self.n_group <= 1:
+            return
+        if n_expert % self.n_group or n_expert // self.n_group < 2:
+            _refuse("expert_group_count", self.n_group, f"the {n_expert} experts make no such groups of two or more")
+        if not 0 < self.n_group_used <= self.n_group:
+            _refuse("expert_group_used_count", self.n_group_used, f"there are {self.n_group} groups")
+        if n_expert_used > n_expert // self.n_group * self.n_group_used:
+            _refuse("expert_group_used_count", self.n_group_used, f"they have no {n_expert_used} experts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """How a reranker makes scores of the tokens of a sequence, by its weights `cls`, `cls.norm` and `cls.output`.
+
+    pooling   mean, cls or last: what they read
+    act       what the first product goes through
+    soft_max  the scores go through a softmax
+    n_out     how many they are (classes)
+    """
+
+    pooling: Pooling = "cls"
+    act: Literal["tanh", "gelu", "gelu_erf"] = "tanh"
+    soft_max: bool = False
+    n_out: int = 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class HParams:
     """What a graph builder must know of a model; 0 asks for the default that follows from the others.
 
+    These are what many architectures have. What one family has is in a subclass beside its builder.
     `rope_freq_scale` is 1 / the factor of position scaling; `yarn_ext_factor` is 1 for YaRN, else 0 (-1: by
     `rope_scaling_type`). Raises ModelError for values that contradict each other.
     """
@@ -49,7 +125,17 @@ class HParams:
     n_embd_head_v: int = 0  # n_embd / n_head
     n_rot: int = 0  # n_embd_head_k
     f_norm_rms_eps: float = 1e-5
+    f_norm_eps: float = 1e-5
+    f_embedding_scale: float = 0.0  # what the embeddings are multiplied with; 0: nothing
+    f_residual_scale: float = 0.0  # what attention and network are multiplied with before they are added; 0: nothing
+    f_logit_scale: float = 0.0  # what the logits are multiplied with; 0: nothing
     f_attention_scale: float = 0.0  # 1 / sqrt(n_embd_head_k)
+    f_clamp_kqv: float = 0.0  # Q, K and V are clamped to -f_clamp_kqv .. f_clamp_kqv; 0: they are not
+    gelu_exact: bool = False  # gelu is by the error function, not by the tangent that is close to it
+    rope_type: RopeType = "norm"  # which elements of a head turn together: neighbours, or those half of n_rot apart
+    rope_sections: tuple[int, ...] = ()  # mrope, imrope: how many pairs turn by each of a token's four positions
+    k_norm_last: bool = False  # K is normed, with weights, after it is roped
+    learned_positions: bool = False  # positions have embeddings, which are added to those of the tokens
     rope_freq_base: float = 10000.0
     rope_scaling_type: str = "linear"
     rope_freq_scale: float = 1.0
@@ -60,99 +146,179 @@ class HParams:
     yarn_beta_slow: float = 1.0
     n_expert: int = 0
     n_expert_used: int = 0
+    n_ff_exp: PerLayer = 0  # of each expert: n_ff
+    n_ff_shexp: int = 0  # of the expert that all tokens share, or of several side by side; 0: there is none
+    n_layer_dense_lead: int = 0  # layers before the first mixture of experts
+    n_moe_layer_step: int = 1  # after them, every n-th layer is a mixture
+    router: Router = Router()
+    n_loops: int = 1  # how often the layers of a file run, each time with K and V of their own; n_layer counts all
     causal_attn: bool = True  # tokens do not see those after them
+    n_rel_attn_bkts: int = 0  # buckets of distances, see `relative_buckets`; 0: scores know none
+    n_rel_attn_max_distance: int = 128  # from which on all are in the last
     f_max_alibi_bias: float = 0.0  # ALiBi's largest slope exponent; 0: none
+    f_attn_logit_softcapping: float = 0.0  # scores of attention are kept within it by a tanh; 0: they are not
+    f_final_logit_softcapping: float = 0.0  # the same of logits
+    f_attn_temp_scale: float = 0.0  # see `build_inp_attn_scale`; 0: Q of all positions is alike
+    n_attn_temp_floor_scale: int = 0
+    f_attn_temp_offset: float = 0.0
     n_swa: int = 0  # positions that a sliding-window layer sees, its own included; 0: there are no such layers
-    swa_pattern: int = 0  # every swa_pattern-th layer sees all; 0: all layers have the window
+    swa_type: SwaType = "standard"  # see `first_visible`
+    swa_pattern: PerLayer = 0  # every swa_pattern-th layer sees all (0: none); or 1 for each layer with the window
+    n_embd_head_k_swa: int = 0  # of layers with the window: n_embd_head_k
+    n_embd_head_v_swa: int = 0  # n_embd_head_v
+    n_rot_swa: int = 0  # n_rot
+    rope_freq_base_swa: float = 0.0  # rope_freq_base
+    rope_freq_scale_swa: float = 0.0  # rope_freq_scale
+    rope_attn_factor_swa: float = 0.0  # rope_attn_factor
+    yarn_ext_factor_swa: float = -1.0  # yarn_ext_factor
+    rope_layers: PerLayer = 1  # of each layer, 0 where nothing is roped
+    rope_first: int = 0  # elements of a head before those that are roped
+    rope_first_swa: int = 0  # rope_first
+    pooling: Pooling = "none"  # what embeddings of a text are made of, unless the user says
+    head: Head = Head()
+    v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
 
     def __post_init__(self) -> None:
         for name in ("n_vocab", "n_embd", "n_layer", "n_ctx_train"):
             self._in_range(name, getattr(self, name))
+        if self.n_loops < 1 or self.n_layer % self.n_loops:
+            _refuse("n_loops", self.n_loops, f"it must be positive, and the {self.n_layer} layers a multiple of it")
         if self.n_layer > MAX_LAYERS:
             _refuse("n_layer", self.n_layer, f"more than the {MAX_LAYERS} layers supported")
         self._set("n_head", self._per_layer("n_head", self.n_head))
         self._set("n_ff", self._per_layer("n_ff", self.n_ff))
-        self._set("n_head_kv", self._per_layer("n_head_kv", self.n_head_kv) if self.n_head_kv else self.n_head)
+        if not self.n_head_kv:
+            self._set("n_head_kv", self.n_head)
+        elif any(self._layers(self.n_head_kv)):  # else no layer attends
+            self._set("n_head_kv", self._per_layer("n_head_kv", self.n_head_kv))
+        if self.n_ff_exp:
+            self._set("n_ff_exp", self._per_layer("n_ff_exp", self.n_ff_exp))
         heads = self._layers(self.n_head)
+        first = next(filter(None, heads))  # a layer may have none
         for name in ("n_embd_head_k", "n_embd_head_v"):
-            if not getattr(self, name) and self.n_embd % heads[0]:
-                _refuse("n_head", heads[0], f"n_embd {self.n_embd} is no multiple of it, and no {name} is given")
-            self._set(name, getattr(self, name) or self.n_embd // heads[0])
+            if not getattr(self, name) and self.n_embd % first:
+                _refuse("n_head", first, f"n_embd {self.n_embd} is no multiple of it, and no {name} is given")
+            self._set(name, getattr(self, name) or self.n_embd // first)
             self._in_range(name, getattr(self, name))
         for n_head, n_head_kv in zip(heads, self._layers(self.n_head_kv), strict=True):
-            if n_head % n_head_kv:
+            if n_head_kv and n_head % n_head_kv:
                 _refuse("n_head_kv", n_head_kv, f"n_head {n_head} is no multiple of it")
-        self._set("n_rot", self.n_rot or self.n_embd_head_k)
-        if self.n_rot % 2 or not 0 < self.n_rot <= self.n_embd_head_k:
-            _refuse("n_rot", self.n_rot, f"it must be even and at most n_embd_head_k {self.n_embd_head_k}")
+        self._set("n_rot", self.n_rot or self.n_embd_head_k - self.rope_first)
+        for name in ("n_embd_head_k", "n_embd_head_v", "n_rot"):
+            self._set(f"{name}_swa", getattr(self, f"{name}_swa") or getattr(self, name))
+            self._in_range(f"{name}_swa", getattr(self, f"{name}_swa"))
+        self._set("rope_first_swa", self.rope_first_swa or self.rope_first)
+        for end in ("", "_swa"):
+            first = getattr(self, f"rope_first{end}")
+            n_rot, head = getattr(self, f"n_rot{end}"), getattr(self, f"n_embd_head_k{end}")
+            if n_rot % 2 or not 0 < n_rot <= head - first:
+                rest = f" less the {first} before it" if first else ""
+                _refuse(f"n_rot{end}", n_rot, f"it must be even and at most n_embd_head_k{end} {head}{rest}")
+        if self.v_in_k and (self.n_embd_head_v > self.n_embd_head_k or self.n_embd_head_v_swa > self.n_embd_head_k_swa):
+            _refuse("n_embd_head_v", self.n_embd_head_v, f"V is part of K, which has {self.n_embd_head_k}")
         self._set("n_ctx_orig_yarn", self.n_ctx_orig_yarn or self.n_ctx_train)
         self._set("f_attention_scale", self.f_attention_scale or 1.0 / math.sqrt(self.n_embd_head_k))
-        if self.rope_scaling_type not in _ROPE_SCALING:
-            _refuse("rope_scaling_type", self.rope_scaling_type, f"known are {', '.join(_ROPE_SCALING)}")
+        if self.rope_scaling_type not in ROPE_SCALING:
+            _refuse("rope_scaling_type", self.rope_scaling_type, f"known are {', '.join(ROPE_SCALING)}")
         if self.yarn_ext_factor < 0:
             self._set("yarn_ext_factor", 1.0 if self.rope_scaling_type == "yarn" else 0.0)
         if self.rope_scaling_type == "none":
             self._set("rope_freq_scale", 1.0)
+        for name in ("rope_freq_base", "rope_freq_scale", "rope_attn_factor"):
+            self._set(f"{name}_swa", getattr(self, f"{name}_swa") or getattr(self, name))
+        if self.yarn_ext_factor_swa < 0:
+            self._set("yarn_ext_factor_swa", self.yarn_ext_factor)
+        for name in (*_ROPE_NUMBERS, "yarn_beta_fast", "yarn_beta_slow"):
+            if not 2.0**-149 <= getattr(self, name) < _MAX_FLOAT:
+                _refuse(name, getattr(self, name), "it must be positive and an f32")
+        for name in (
+            *("f_norm_rms_eps", "f_attention_scale", "rope_attn_factor", "yarn_ext_factor", "yarn_ext_factor_swa"),
+            *("f_norm_eps", "f_embedding_scale", "f_residual_scale", "f_logit_scale", "f_clamp_kqv"),
+            *("f_attn_logit_softcapping", "f_final_logit_softcapping", "f_attn_temp_scale", "f_attn_temp_offset"),
+        ):
+            if not -_MAX_FLOAT < getattr(self, name) < _MAX_FLOAT:
+                _refuse(name, getattr(self, name), "it must be an f32")
+        if self.f_norm_rms_eps < 0:
+            _refuse("f_norm_rms_eps", self.f_norm_rms_eps, "it must not be negative")
         if not 0 <= self.n_expert <= MAX_EXPERTS:
             _refuse("n_expert", self.n_expert, f"it must be 0 to {MAX_EXPERTS}")
-        for name in ("n_swa", "swa_pattern"):
-            if not 0 <= getattr(self, name) < _MAX_INT:
+        if self.f_attn_temp_scale and not 0 < self.n_attn_temp_floor_scale < MAX_INT:
+            _refuse("n_attn_temp_floor_scale", self.n_attn_temp_floor_scale, "it must be a positive 32-bit number")
+        for name in ("n_swa", "n_ff_shexp", "n_layer_dense_lead"):
+            if not 0 <= getattr(self, name) < MAX_INT:
                 _refuse(name, getattr(self, name), "it must not be negative")
+        for name in ("swa_pattern", "rope_layers"):
+            value: PerLayer = getattr(self, name)
+            values = value if isinstance(value, tuple) else (value,)
+            if isinstance(value, tuple) and len(values) != self.n_layer:
+                _refuse(name, f"{len(values)} values", f"there are {self.n_layer} layers")
+            if not all(0 <= v < MAX_INT for v in values):
+                _refuse(name, value, "it must not be negative")
+        sections = self.rope_sections
+        if self.n_pos_per_embd > 1 and not (len(sections) == 4 and any(sections[:3]) and min(sections) >= 0):
+            _refuse("rope_sections", sections, "it must be four whole numbers, not all of the first three 0")
         if not (0 < self.n_expert_used <= self.n_expert or self.n_expert == self.n_expert_used == 0):
             _refuse("n_expert_used", self.n_expert_used, f"there are {self.n_expert} experts")
+        self._in_range("n_moe_layer_step", self.n_moe_layer_step)
+        self.router.check(self.n_expert, self.n_expert_used)
 
     def layer(self, il: int) -> LayerShape:
         """The sizes of layer `il`."""
-        n_head, n_head_kv = _of(self.n_head, il), _of(self.n_head_kv, il)
-        k, v = self.n_embd_head_k, self.n_embd_head_v
-        return LayerShape(n_head, n_head_kv, _of(self.n_ff, il), n_head * k, n_head_kv * k, n_head_kv * v, n_head * v)
+        n_head, n_head_kv, n_ff = _of(self.n_head, il), _of(self.n_head_kv, il), _of(self.n_ff, il)
+        if self.is_swa(il):
+            k, v = self.n_embd_head_k_swa, self.n_embd_head_v_swa
+        else:
+            k, v = self.n_embd_head_k, self.n_embd_head_v
+        n_ff_exp = _of(self.n_ff_exp or self.n_ff, il)
+        row = (n_head * k, n_head_kv * k, n_head_kv * v, n_head * v)
+        return LayerShape(n_head, n_head_kv, n_ff, n_ff_exp, k, v, *row)
+
+    def has_kv(self, il: int) -> bool:
+        """Whether layer `il` attends, with K and V in a cache."""
+        return self.layer(il).n_head_kv > 0
+
+    def state(self, il: int) -> StateShape:
+        """What layer `il` remembers beside: of recurrent families, which say so."""
+        return StateShape()
+
+    def block(self, il: int) -> int:
+        """The block of a file that has the weights of layer `il`."""
+        return il % (self.n_layer // self.n_loops)
+
+    def is_moe(self, il: int) -> bool:
+        """Whether the feed-forward network of layer `il` is a mixture of experts."""
+        return self.n_expert > 0 and il >= self.n_layer_dense_lead and (il + 1) % self.n_moe_layer_step == 0
+
+    @property
+    def n_pos_per_embd(self) -> int:
+        """The positions that a token has: four (of text: time, height and width all alike, and 0) or one."""
+        return 4 if self.rope_type in ("mrope", "imrope") else 1
+
+    @property
+    def fixed_positions(self) -> str:
+        """Why tokens in a cache cannot be given other positions; empty where they can."""
+        if self.learned_positions:
+            return "their embeddings are in K and V (learned positions)"
+        if self.k_norm_last:
+            return "K was normed after it was roped, and does not turn further"
+        return "each has four of them" if self.n_pos_per_embd > 1 else ""
 
     def is_swa(self, il: int) -> bool:
         """Whether layer `il` attends to a sliding window only."""
-        return self.n_swa > 0 and (self.swa_pattern == 0 or il % self.swa_pattern < self.swa_pattern - 1)
+        if not self.n_swa:
+            return False
+        pattern = self.swa_pattern
+        return bool(pattern[il]) if isinstance(pattern, tuple) else pattern == 0 or il % pattern < pattern - 1
 
-    @classmethod
-    def from_kv(cls, arch: str, kv: Mapping[str, object]) -> HParams:
-        """The hparams in a GGUF's metadata, keys prefixed with `arch`.
-
-        Raises ModelError naming the key that is missing, of another type or out of range.
-        """
-        r = _Reader(arch, kv)
-        factor = r.number("rope.scaling.factor", None)
-        if factor is None:
-            factor = r.number("rope.scale_linear", 0.0)  # what old files call it
-        scaling = r.text("rope.scaling.type", "linear")
-        if scaling not in _ROPE_SCALING:
-            r.fail("rope.scaling.type", f"is {scaling!r}; known are {', '.join(_ROPE_SCALING)}")
-        n_head = r.per_layer("attention.head_count")
-        try:
-            return cls(
-                n_vocab=r.integer("vocab_size", None) or r.n_tokens(),
-                n_embd=r.integer("embedding_length"),
-                n_layer=r.integer("block_count"),
-                n_head=n_head,
-                n_ff=r.per_layer("feed_forward_length"),
-                n_ctx_train=r.integer("context_length"),
-                n_head_kv=r.per_layer("attention.head_count_kv", n_head),
-                n_embd_head_k=r.integer("attention.key_length", 0),
-                n_embd_head_v=r.integer("attention.value_length", 0),
-                n_rot=r.integer("rope.dimension_count", 0),
-                f_norm_rms_eps=r.number("attention.layer_norm_rms_epsilon"),
-                f_attention_scale=r.number("attention.scale", 0.0),
-                rope_freq_base=r.number("rope.freq_base", 10000.0),
-                rope_scaling_type=scaling,
-                rope_freq_scale=1.0 / factor if factor else 1.0,
-                rope_attn_factor=r.number("rope.scaling.attn_factor", 1.0)
-                * r.number("rope.scaling.yarn_attn_factor", 1.0),
-                n_ctx_orig_yarn=r.integer("rope.scaling.original_context_length", 0),
-                yarn_ext_factor=r.number("rope.scaling.yarn_ext_factor", -1.0),
-                yarn_beta_fast=r.number("rope.scaling.yarn_beta_fast", 32.0),
-                yarn_beta_slow=r.number("rope.scaling.yarn_beta_slow", 1.0),
-                n_expert=r.integer("expert_count", 0),
-                n_expert_used=r.integer("expert_used_count", 0),
-            )
-        except ModelError as e:
-            raise ModelError(f"{e} (the keys {arch}.*)") from None
+    def rope(self, il: int) -> RopeShape | None:
+        """How layer `il` is roped, or None."""
+        if not _of(self.rope_layers, il):
+            return None
+        if self.is_swa(il):
+            base, scale, ext = self.rope_freq_base_swa, self.rope_freq_scale_swa, self.yarn_ext_factor_swa
+            return RopeShape(self.n_rot_swa, self.rope_first_swa, base, scale, ext, self.rope_attn_factor_swa)
+        base, scale, ext = self.rope_freq_base, self.rope_freq_scale, self.yarn_ext_factor
+        return RopeShape(self.n_rot, self.rope_first, base, scale, ext, self.rope_attn_factor)
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
@@ -160,17 +326,18 @@ class HParams:
         object.__setattr__(self, name, value)
 
     def _in_range(self, name: str, value: int) -> None:
-        if not 0 < value < _MAX_INT:
+        if not 0 < value < MAX_INT:
             _refuse(name, value, "it must be a positive 32-bit number")
 
     def _per_layer(self, name: str, value: PerLayer) -> PerLayer:
-        """One int where all layers agree, else a tuple with a value for each."""
+        """One int where all layers agree, else a tuple with a value for each, of which some may be 0."""
         values = value if isinstance(value, tuple) else (value,)
-        if len(values) not in (1, self.n_layer):
-            _refuse(name, f"{len(values)} values", f"there are {self.n_layer} layers")
+        loop = self.n_layer // self.n_loops
+        if len(values) not in (1, loop, self.n_layer):
+            _refuse(name, f"{len(values)} values", f"there are {loop} layers")
         for v in values:
-            self._in_range(name, v)
-        return values[0] if len(set(values)) == 1 else values
+            self._in_range(name, v or max(values))
+        return values[0] if len(set(values)) == 1 else values * (self.n_layer // len(values))
 
     def _layers(self, value: PerLayer) -> tuple[int, ...]:
         return value if isinstance(value, tuple) else (value,) * self.n_layer
@@ -182,64 +349,3 @@ def _of(value: PerLayer, il: int) -> int:
 
 def _refuse(name: str, value: object, why: str) -> NoReturn:
     raise ModelError(f"hyperparameter {name} = {value}: {why}")
-
-
-class _Required:
-    """The default of a key without one."""
-
-
-class _Reader:
-    """Typed access to the keys of one architecture."""
-
-    def __init__(self, arch: str, kv: Mapping[str, object]) -> None:
-        self.arch, self.kv = arch, kv
-
-    def fail(self, name: str, text: str) -> NoReturn:
-        raise ModelError(f"the key {self.arch}.{name} {text}")
-
-    def get(self, name: str, default: object) -> Any:
-        value = self.kv.get(f"{self.arch}.{name}", default)
-        if value is _Required:
-            self.fail(name, "is missing")
-        return value
-
-    def integer(self, name: str, default: Any = _Required) -> int:
-        value = self.get(name, default)
-        if value is None:
-            return 0
-        if type(value) is not int or not 0 <= value < _MAX_INT:
-            self.fail(name, f"must be an integer from 0 to {_MAX_INT - 1}, not {value!r}")
-        return value
-
-    def number(self, name: str, default: Any = _Required) -> Any:
-        value = self.get(name, default)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not math.isfinite(value):
-            self.fail(name, f"must be a finite number, not {value!r}")
-        return float(value)
-
-    def text(self, name: str, default: str) -> str:
-        value = self.get(name, default)
-        if not isinstance(value, str):
-            self.fail(name, f"must be a string, not {value!r}")
-        return value
-
-    def per_layer(self, name: str, default: Any = _Required) -> PerLayer:
-        value = self.get(name, default)
-        if isinstance(value, np.ndarray):
-            values = cast("Sequence[object]", value.tolist())
-            if not values or not all(type(v) is int and 0 < v < _MAX_INT for v in values):
-                self.fail(name, "must hold positive integers, one for each layer")
-            return tuple(cast("Sequence[int]", values))
-        if value is default and isinstance(value, tuple):
-            return cast("tuple[int, ...]", value)
-        if type(value) is not int or not 0 < value < _MAX_INT:
-            self.fail(name, f"must be a positive integer, not {value!r}")
-        return value
-
-    def n_tokens(self) -> int:
-        tokens = self.kv.get("tokenizer.ggml.tokens")
-        if not isinstance(tokens, list):
-            self.fail("vocab_size", "is missing, and so are tokenizer.ggml.tokens")
-        return len(cast("list[object]", tokens))

@@ -1,13 +1,14 @@
-"""The llama architecture: Llama 1 to 3, Mistral, Mixtral and all that share it."""
+"""The llama architecture: Llama 1 to 3, Mistral, Mixtral and all that share it.
+
+The window of the first Mistral (arXiv:2310.06825), `llama.attention.sliding_window`, is in all layers; llama.cpp has
+none, and its converter writes none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pyggml import ops as gg
 from pyggml.graph import Graph
-from pyggml.tensor import Tensor
 
+from .architecture import Architecture
 from .blocks import (
     KV,
     Build,
@@ -16,33 +17,16 @@ from .blocks import (
     build_inp_kq_mask,
     build_inp_out_ids,
     build_inp_pos,
+    build_lm_head,
     build_moe_ffn,
     build_norm,
+    build_qkv,
     build_rope,
+    build_rope_factors,
     llm_build_kv,
-    rope_factors,
 )
 from .hparams import HParams
-from .names import TensorSpec, bias, weight
-
-
-def llama_tensors(hp: HParams) -> Iterator[TensorSpec]:
-    """The tensors of a model with these hparams, token embeddings first."""
-    yield weight(hp, "token_embd")
-    yield weight(hp, "output_norm")
-    yield weight(hp, "output", optional=True)  # tied to token_embd where it is absent
-    for role in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
-        yield weight(hp, role, optional=True)
-    dense, experts = ("ffn_gate", "ffn_up", "ffn_down"), ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-    for il in range(hp.n_layer):
-        for role in ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm"):
-            yield weight(hp, role, il)
-        for role in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            yield bias(hp, role, il)
-        for role in ("ffn_gate_inp", *experts) if hp.n_expert else dense:
-            yield weight(hp, role, il)
-        for role in () if hp.n_expert else dense:
-            yield bias(hp, role, il)
+from .metadata import Reader, read_hparams, read_window
 
 
 def build_llama(b: Build) -> Graph:
@@ -51,18 +35,15 @@ def build_llama(b: Build) -> Graph:
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
-        factors = rope_factors(hp, b.weights, b.kv.size)
+        factors = build_rope_factors(b)
         for il in range(hp.n_layer):
             inpSA = inpL
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
 
             # self-attention
-            n = hp.layer(il)
-            Qcur = b.linear("attn_q", cur, "Qcur", il)
-            Kcur = b.linear("attn_k", cur, "Kcur", il)
-            Vcur = b.linear("attn_v", cur, "Vcur", il)
-            Qcur = build_rope(b, Qcur, n.n_head, inp_pos, factors, "Qcur", il)
-            Kcur = build_rope(b, Kcur, n.n_head_kv, inp_pos, factors, "Kcur", il)
+            Qcur, Kcur, Vcur = build_qkv(b, cur, il)
+            Qcur = build_rope(b, Qcur, inp_pos, factors, "Qcur", il)
+            Kcur = build_rope(b, Kcur, inp_pos, factors, "Kcur", il)
             cur = llm_build_kv(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
 
             if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
@@ -76,11 +57,12 @@ def build_llama(b: Build) -> Graph:
             cur = build_moe_ffn(b, cur, il) if hp.n_expert else build_ffn(b, cur, il)
             inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
 
-        cur = build_norm(b, inpL, "output_norm", "result_norm")
-        b.graph.build_forward_expand(b.cb(_output(b, cur), "result_output").set_output())
-    return b.graph
+        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
 
 
-def _output(b: Build, cur: Tensor) -> Tensor:
-    output = b.optional("output")
-    return gg.mul_mat(b.weight("token_embd") if output is None else output, cur)
+def _read(r: Reader) -> HParams:
+    window = read_window(r, 0, 0)
+    return read_hparams(HParams, r, **(window if window["n_swa"] else {}))
+
+
+ARCHITECTURES = (Architecture(("llama",), build_llama, _read),)

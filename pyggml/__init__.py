@@ -5,10 +5,16 @@
 
 from __future__ import annotations
 
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from . import ops
+from .backends.cpu import get_include, register_kernel
+from .backends.protocol import register_backend
 from .backends.quantize import dequantize, quantize
-from .compute import compute
-from .dot import dump_dot, render
+from .buffers.buffer import register_device_buffer
+from .compute import compute, eval
 from .dtypes import DType
 from .errors import (
     AllocError,
@@ -24,15 +30,22 @@ from .errors import (
     ShapeError,
     StateError,
 )
+from .gguf_io.tensor_file import TensorFile, load, save
 from .graph import Graph
-from .llm.batch import Batch
-from .llm.model import Model, load_model
-from .llm.samplers import SamplingParams
+from .inspect.dot import dump_dot, render
+from .opdef import Cost, OpDef, elementwise_cost, record, rule
 from .ops import *
 from .sched import Scheduler
 from .tensor import Context, Tensor, Var
 
+if TYPE_CHECKING:
+    from .llm.batch import Batch
+    from .llm.model import Model, load_model
+    from .llm.samplers import SamplingParams
+
 __version__ = "0.1.0"
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until the program asks for it
 
 F64, F32, F16, BF16 = DType.F64, DType.F32, DType.F16, DType.BF16
 I8, I16, I32, I64 = DType.I8, DType.I16, DType.I32, DType.I64
@@ -82,6 +95,7 @@ __all__ = [
     "BatchError",
     "Batch",
     "Context",
+    "Cost",
     "DType",
     "DTypeError",
     "GGMLError",
@@ -90,6 +104,7 @@ __all__ = [
     "GraphError",
     "KVCacheFull",
     "Model",
+    "OpDef",
     "ModelError",
     "SamplerError",
     "SamplingParams",
@@ -97,12 +112,37 @@ __all__ = [
     "ShapeError",
     "StateError",
     "Tensor",
+    "TensorFile",
     "Var",
     "compute",
     "dequantize",
     "dump_dot",
+    "elementwise_cost",
+    "eval",
+    "get_include",
+    "load",
     "load_model",
     "quantize",
+    "record",
+    "register_backend",
+    "register_device_buffer",
+    "register_kernel",
     "render",
+    "rule",
+    "save",
 ]
 __all__ += ops.__all__
+
+# Who builds graphs does not wait for what runs models.
+_OF_MODELS = {"Batch": "batch", "Model": "model", "SamplingParams": "samplers", "load_model": "model"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.llm.{_OF_MODELS[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_MODELS})

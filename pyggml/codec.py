@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .buffer import Bytes
+from .buffers.buffer import Bytes
 from .dtypes import DType
 from .errors import DTypeError, ShapeError
 
@@ -20,11 +20,40 @@ quantize_rows: Callable[[Array, DType], Bytes] | None = None
 
 
 def check_rows(dtype: DType, n: int) -> int:
-    """Bytes of a row of `n` elements of `dtype`; ShapeError where it is not a whole number of blocks."""
+    """Bytes of a row of `n` elements of `dtype`; ShapeError where it is not a whole number of blocks, DTypeError where
+    `dtype` is none."""
+    if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DTypeError(f"{dtype!r:.40} is no pyggml.DType")
     try:
         return dtype.row_size(n)
     except ValueError as e:
         raise ShapeError(str(e)) from None
+
+
+def as_array(what: str, values: Any) -> Array:
+    """`values` as an array. Raises DTypeError for what NumPy takes for none (ragged lists)."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise DTypeError(f"{what}: {type(values).__name__} is not an array of numbers: {e}") from None
+
+
+def unfit(values: Array, dtype: DType) -> str | None:
+    """What of `values` `dtype` has no number for, or None: what is no real number; for an integer type fractions, NaN
+    and what is out of its range. Floats and block types round."""
+    if values.dtype.kind not in "biuf":
+        return f"values of type {values.dtype}"
+    to = dtype.np_dtype
+    if to is None or to.kind != "i" or np.can_cast(values.dtype, to):
+        return None
+    info = np.iinfo(to)
+    if values.dtype.kind == "f":
+        x = values.astype(np.float64)
+        bad = ~((x >= info.min) & (x < float(info.max) + 1) & (np.trunc(x) == x))  # so of NaN
+    else:
+        bad = (values < info.min) | (values > info.max)
+    first: list[Any] = values[bad].tolist()[:1]
+    return str(first[0]) if first else None
 
 
 def bf16_to_f32(bits: Array) -> Array:
@@ -48,14 +77,16 @@ def encode(array: Array, dtype: DType) -> Bytes:
     n = array.shape[-1] if array.ndim else 1
     check_rows(dtype, n)
     if dtype.np_dtype is not None:
-        return np.ascontiguousarray(array, dtype.np_dtype).reshape(-1).view(np.uint8)
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(array, dtype.np_dtype).reshape(-1).view(np.uint8)
     if dtype is DType.BF16:
         return f32_to_bf16(np.asarray(array, np.float32)).reshape(-1).view(np.uint8)
     from gguf import GGMLQuantizationType, quants  # slow to import, seldom needed
 
     rows = np.ascontiguousarray(array, np.float32).reshape(-1, n)
     try:
-        return quants.quantize(rows, GGMLQuantizationType(dtype.gguf_id)).reshape(-1)
+        with np.errstate(over="ignore"):  # scales of F16
+            return quants.quantize(rows, GGMLQuantizationType(dtype.gguf_id)).reshape(-1)
     except NotImplementedError:
         if quantize_rows is None:
             raise DTypeError(f"{dtype.name} cannot be quantised to") from None

@@ -6,41 +6,85 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .backends.cpu.isa import thread_count
 from .errors import GraphError
 from .graph import Graph
-from .sched import Scheduler
-from .tensor import FLAG_INPUT, FLAG_PLANNED, Tensor
+from .sched import Scheduler, check_graph, require_values
+from .tensor import Tensor
 
-_schedulers: WeakKeyDictionary[Graph, dict[tuple[str, int | None], Scheduler]] = WeakKeyDictionary()
+_schedulers: WeakKeyDictionary[Graph, dict[str, Scheduler]] = WeakKeyDictionary()
 
 
 def compute(
-    graph: Graph, inputs: Mapping[Tensor, Any] | None = None, n_threads: int | None = None, backend: str = "cpu"
+    graph: Graph,
+    inputs: Mapping[Tensor | str, Any] | None = None,
+    n_threads: int | None = None,
+    backend: str = "cpu",
 ) -> None:
-    """Run `graph` on `backend` ("cpu" or "ref"), after copying `inputs` (NumPy order) into its input leafs.
+    """Run `graph` on `backend` ("cpu" or "ref"), after copying `inputs` (NumPy order) into its leafs. An input is the
+    leaf or its name; a value that is not given is the one that was set() last.
 
-    The graph is planned once per backend and thread count; results stay readable until it runs again. Raises GraphError
+    The graph is planned once per backend, and again where it grew or has other outputs; results stay readable until it
+    runs again. Graphs of little work run on one thread, whatever `n_threads` (default: one per CPU). Raises GraphError
     for an input that is foreign to the graph, no leaf, or missing; BackendError where a kernel refuses its data.
+
+    Threads that compute one graph take turns, from setting the inputs to the end of the run. Its results are the last
+    one's then: threads that share a graph read them under its lock, too (`with graph.lock: gg.compute(graph, ...)`).
+    Threads with graphs of their own share constants and weights, but no inputs or nodes.
     """
+    check_graph("compute", graph)
     if not graph.nodes:
         raise GraphError("the graph is empty: build_forward_expand(result) first")
-    given = dict(inputs or {})
-    for t in given:
-        if t not in graph:
-            raise GraphError(f"inputs: {t.describe()} is not in this graph")
-    made = _schedulers.setdefault(graph, {})
-    key = (backend, n_threads)
-    sched = made.get(key) or made.setdefault(key, Scheduler((backend,), n_threads))
-    _require_values(graph, given)
-    schedule = sched.alloc(graph)
-    for t, value in given.items():
-        t.set(value)
-    schedule.run()
+    threads = None if n_threads is None else thread_count(n_threads)
+    given = _leafs(graph, inputs)
+    with graph.lock:
+        made = _schedulers.setdefault(graph, {})
+        sched = made.get(backend) or made.setdefault(backend, Scheduler((backend,)))
+        require_values(graph, given)
+        schedule = sched.alloc(graph)
+        for t, value in given.items():
+            t.set(value)
+        schedule.run(n_threads=threads)
 
 
-def _require_values(graph: Graph, given: Mapping[Tensor, Any]) -> None:
-    for t in graph.leafs:
-        no_value = t.buffer is None or t.flags & FLAG_PLANNED
-        if no_value and t not in given and t.view_src is None:
-            kind = "input" if t.flags & FLAG_INPUT else "leaf"
-            raise GraphError(f"no value for the {kind} {t.describe()}: pass it in inputs={{...}} or set() it")
+def eval(  # as MLX has it; `pyggml.eval`, for one look at values
+    *tensors: Tensor,
+    inputs: Mapping[Tensor | str, Any] | None = None,
+    n_threads: int | None = None,
+    backend: str = "cpu",
+) -> Any:
+    """Compute tensors, with all they depend on, and return their values as NumPy arrays: one for one tensor, else a
+    tuple. `inputs`, `n_threads` and `backend` as in `compute`, as are the errors; AllocError for a leaf without value.
+
+    The arrays look at the tensors' memory where NumPy has the type (else they are float32); each `eval` computes anew,
+    into new memory. What is run again and again is better built once as a Graph for `compute`.
+    """
+    graph = Graph()
+    for t in tensors:
+        graph.build_forward_expand(t)
+        t.set_output()
+    if graph.nodes:
+        compute(graph, inputs, n_threads, backend)
+    elif inputs:
+        for t, value in _leafs(graph, inputs).items():
+            t.set(value)
+    arrays = tuple(t.numpy() for t in tensors)
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def _leafs(graph: Graph, inputs: Mapping[Tensor | str, Any] | None) -> dict[Tensor, Any]:
+    """`inputs` by tensor of `graph`."""
+    inputs = {} if inputs is None else inputs
+    if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise GraphError(f"inputs must be a mapping of tensors (or their names) to values, not {type(inputs).__name__}")
+    given: dict[Tensor, Any] = {}
+    for key, value in inputs.items():
+        named = [t for t in graph.leafs if t.name == key] if isinstance(key, str) else [key]
+        if len(named) != 1:
+            raise GraphError(f"inputs: {len(named)} leafs of this graph are called {key!r}, not one")
+        if not isinstance(named[0], Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"inputs: {key!r} is neither a tensor nor a name")
+        if named[0] not in graph:
+            raise GraphError(f"inputs: {named[0].describe()} is not in this graph")
+        given[named[0]] = value
+    return given

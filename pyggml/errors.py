@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from operator import index
 from types import FrameType
+from typing import Any
 
 Site = tuple[str, int]  # file and line of the user's call
 
@@ -59,6 +62,33 @@ class ModelError(GGMLError):
 
 class SamplerError(GGMLError):
     """A sampler's parameter is out of its range, a grammar cannot be read, or no token is left to choose."""
+
+
+def whole(
+    what: str, value: Any, low: int | None = None, high: int | None = None, error: type[GGMLError] = GGMLError
+) -> int:
+    """`value` as an int. Raises `error` where it is no whole number from `low` to `high`."""
+    rule = "a whole number" if low is None else f"a whole number from {low}"
+    try:
+        n = index(value)
+        if high is not None and n > high:
+            rule += f" to {high}"
+        elif low is None or n >= low:
+            return n
+    except TypeError:
+        pass
+    raise error(f"{what} must be {rule}, not {value!r:.40}")
+
+
+def path_name(path: Any, error: type[GGMLError]) -> str:
+    """A path as text. Raises `error` for what is none (a number would be an open file)."""
+    try:
+        name = os.fsdecode(path)
+    except TypeError:
+        name = "\0"
+    if "\0" in name:
+        raise error(f"a path cannot be {path!r:.60}")
+    return name
 
 
 def user_site() -> Site:

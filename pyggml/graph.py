@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from .errors import GraphError
-from .tensor import FLAG_PARAM, Tensor
+from .lock import Lock
+from .tensor import FLAG_PARAM, Tensor, shown
 
 DEFAULT_SIZE = 1 << 16
 
@@ -14,13 +15,17 @@ DEFAULT_SIZE = 1 << 16
 class Graph:
     """Nodes (tensors that an op computes) and leafs (weights, inputs, constants), each once.
 
-    `size` bounds nodes and leafs alike.
+    `size` bounds nodes and leafs alike. `gg.compute` holds `lock` while it runs the graph: see there.
     """
 
-    svg: ClassVar[Callable[[Graph], str | None] | None] = None  # how notebooks draw a graph; pyggml.dot installs itself
+    svg: ClassVar[Callable[[Graph], str | None] | None] = (
+        None  # how notebooks draw a graph; pyggml.inspect.dot installs itself
+    )
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
-        self.size = size
+        if not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"the size of a graph must be a whole number from 1, not {size!r}")
+        self.size, self.lock = size, Lock()
         self.nodes: list[Tensor] = []
         self.leafs: list[Tensor] = []
         self._seen: set[Tensor] = set()
@@ -88,10 +93,10 @@ class Graph:
     def __str__(self) -> str:
         lines = [f"{self.n_nodes} nodes"]
         for i, t in enumerate(self.nodes):
-            sources = ", ".join("-" if s is None else s.name for s in t.src)
-            lines.append(f"  {i:4d} {t.op:<14} {t.name:<24} {t.dtype.name:<5} {list(t.ne)}  <- {sources}")
+            sources = ", ".join("-" if s is None else shown(s.name) for s in t.src)
+            lines.append(f"  {i:4d} {t.op:<14} {shown(t.name):<24} {t.dtype.name:<5} {list(t.ne)}  <- {sources}")
         lines.append(f"{self.n_leafs} leafs")
-        lines += [f"  {i:4d} {t.name:<39} {t.dtype.name:<5} {list(t.ne)}" for i, t in enumerate(self.leafs)]
+        lines += [f"  {i:4d} {shown(t.name):<39} {t.dtype.name:<5} {list(t.ne)}" for i, t in enumerate(self.leafs)]
         return "\n".join(lines)
 
     def _repr_svg_(self) -> str | None:

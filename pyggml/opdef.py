@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import isinf
+from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
+from .buffers.overlap import may_overlap, overlaps_itself, same_elements
 from .codec import Array
 from .dtypes import DType
 from .errors import DTypeError, GraphError, ShapeError, explain, user_site
@@ -39,20 +45,29 @@ class Cost:
 
 @dataclass(frozen=True)
 class OpDef:
-    """One op.
+    """One op. Making the record defines it; an op of another package is no other than one of `pyggml.ops`, and is
+    recorded by a function of that package with `record`. The reference alone lets it run on `ref`; a kernel comes from
+    `register_kernel`.
 
     name      ggml's name
     srcs      the roles of its source tensors, in order; a trailing "?" marks one that may be None
-    params    the names of its parameters, in ggml's order (numbers; the C kernel gets them as doubles in this order)
+    params    the names of its parameters, in ggml's order (numbers, as `record` makes them of what the user gives:
+              integers are exact, others rounded to F32 as in ggml; the C kernel gets them as doubles in this order)
     shape     (sources, parameters) -> ne of the result, checking with `rule`
     dtypes    source types -> result type
     ref       the semantics: (*source arrays, **parameters) -> result array. Arrays are 4-d in NumPy order
               [ne3, ne2, ne1, ne0] (float64 for float and block types, integers as they are, None where absent)
     kernel    stem of the C symbols, None for ops that only make a view
     cost      node -> Cost
-    inplace   indices of sources whose memory the result may take over
+    inplace   indices of sources whose memory the result may take over, element by element. A result that is written
+              over memory (`writes`, the `_inplace` variants) may share bytes with these alone, and only where they are
+              the same elements in the same order; any other overlap is refused when the op is recorded
     label     how a graph drawing shows it
     writes    index of the source that the result is a view of (cpy, set_rows), None for the rest
+    enums     the parameters that are members of an enumeration; the user gives them by number or by name, in any case
+    host      computes a node in Python, on any backend of the host: (node, its sources, ith, nth), task ith of nth.
+              It needs no kernel then, and its parameters are what they are
+    ranks     indices of sources: the result has at least as many dimensions, of one element where its ne says so
     """
 
     name: str
@@ -66,6 +81,9 @@ class OpDef:
     inplace: tuple[int, ...]
     label: str
     writes: int | None = None
+    enums: Mapping[str, type[IntEnum]] = field(default_factory=dict[str, type[IntEnum]])
+    ranks: tuple[int, ...] = (0,)
+    host: Callable[[Tensor, Srcs, int, int], None] | None = None
 
     def __post_init__(self) -> None:
         if self.name in OPS:
@@ -100,14 +118,69 @@ def fail(op: OpDef, srcs: Srcs, error: type[Exception], text: str) -> Exception:
 
 
 def _check_sources(op: OpDef, srcs: Srcs) -> None:
-    for i, role in enumerate(op.srcs):
-        s = srcs[i]
+    for i, (s, role) in enumerate(zip(srcs, op.srcs, strict=False)):
         if s is None and role.endswith("?"):
             continue
         if not isinstance(s, Tensor):
             raise DTypeError(
                 explain(op.name, f"{op.role(i)} must be a Tensor, not {type(s).__name__}", [], user_site())
             )
+
+
+_EXACT = 1 << 53  # integers up to here are doubles
+
+
+def _number(x: object) -> bool | int | float | None:
+    """`x` as Python's number; None for what is none, or does not fit: an integer a double, a fraction an F32."""
+    if isinstance(x, bool) or not isinstance(x, Real):
+        return x if isinstance(x, bool) else None
+    if isinstance(x, Integral):
+        return int(x) if abs(int(x)) <= _EXACT else None
+    try:
+        exact = float(x)
+    except OverflowError:
+        return None
+    with np.errstate(over="ignore", under="ignore"):
+        n = float(np.float32(exact))
+    return None if isinf(n) and not isinf(exact) else n
+
+
+def _member(kind: type[IntEnum], x: object) -> int | None:
+    """The number of a member that is given by number or by name; None for what is none."""
+    if isinstance(x, str):
+        member = kind.__members__.get(x.upper())
+        return None if member is None else int(member)
+    return next((int(m) for m in kind if isinstance(x, Real) and x == m), None)
+
+
+def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
+    """`params` as Python's numbers. Raises DTypeError for what is none, ShapeError for no member of an enumeration."""
+    out: dict[str, bool | int | float] = {}
+    for name, x in params.items():
+        kind = op.enums.get(name)
+        n = _number(x) if kind is None else _member(kind, x)
+        if n is None and kind is None:
+            text = f"{name} must be a number (an integer up to 2^53, or a fraction within F32), not {x!r:.40}"
+            raise fail(op, srcs, DTypeError, text)
+        if n is None:
+            members = ", ".join(f"{int(m)} ({m.name.lower()})" for m in kind or ())
+            raise fail(op, srcs, ShapeError, f"{name} must be one of {members}, not {x!r:.40}")
+        out[name] = n
+    return out
+
+
+def _check_memory(op: OpDef, srcs: Srcs, target: int) -> None:
+    """The rule of `OpDef.inplace`, where the result is written over source `target`."""
+    base = srcs[target]
+    assert base is not None
+    if overlaps_itself(base):
+        raise fail(op, srcs, ShapeError, f"the result is written over {op.role(target)}, whose elements share bytes")
+    for i, s in enumerate(srcs):
+        if i == target or s is None or s.root is not base.root or (i in op.inplace and same_elements(s, base)):
+            continue
+        if may_overlap(s, base):
+            text = f"the result is written over {op.role(target)}, which shares bytes with {op.role(i)}"
+            raise fail(op, srcs, ShapeError, f"{text}: give it cont({op.role(i)})")
 
 
 def record(
@@ -118,20 +191,26 @@ def record(
     ctx: Context | None = None,
     inplace: int | None = None,
     dtype: DType | None = None,
+    rank: int | None = None,
 ) -> Tensor:
     """Record `op` on `srcs`: check its rules, and return the (not yet computed) result.
 
     `inplace` names the source whose memory the result shares (the `_inplace` variants). The result belongs to `ctx`,
     else to the open context, else to the context of the first source.
-    `dtype` is a result type that the user asks for (cast); the op's `dtypes` rows then end with it.
+    `dtype` is a result type that the user asks for (cast); the op's `dtypes` rows then end with it. `rank` is the
+    number of dimensions where it does not follow from ne and `OpDef.ranks`.
     Raises DTypeError and ShapeError with the op, its tensors, the rule and the user's line.
     """
     _check_sources(op, srcs)
+    params = params if op.host is not None else _numbers(op, srcs, params)
+    if dtype is not None and not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise fail(op, srcs, DTypeError, f"{dtype!r:.40} is no pyggml.DType")
+    row = tuple([None if s is None else s.dtype for s in srcs])
+    row = row if dtype is None else (*row, dtype)
     try:
-        row = tuple([None if s is None else s.dtype for s in srcs])
-        dtype = op.dtypes[row if dtype is None else (*row, dtype)]
+        dtype = op.dtypes[row]
     except KeyError:
-        raise fail(op, srcs, DTypeError, "no such combination of types" + _near(op, srcs)) from None
+        raise fail(op, srcs, DTypeError, _at_fault(op, srcs, row)) from None
     try:
         ne = op.shape(srcs, params)
     except RuleBroken as e:
@@ -142,12 +221,22 @@ def record(
             nb = contiguous_nb(dtype, ne)
         except ShapeError as e:
             raise fail(op, srcs, ShapeError, str(e)) from None
-        return _new(op, srcs, params, ctx, dtype, ne, nb, rank_of(ne), None, 0)
+        return _new(op, srcs, params, ctx, dtype, ne, nb, rank or _rank(op, srcs, ne), None, 0)
     base = srcs[target]
     assert base is not None
     if base.dtype is not dtype or base.ne != ne:
         raise fail(op, srcs, ShapeError, f"the result ({dtype.name} ne {list(ne)}) does not fit into {op.role(target)}")
+    _check_memory(op, srcs, target)
     return _new(op, srcs, params, ctx, dtype, ne, base.nb, base.rank, base.root, base.view_offs)
+
+
+def _rank(op: OpDef, srcs: Srcs, ne: Ne) -> int:
+    rank = rank_of(ne)
+    for i in op.ranks:
+        s = srcs[i] if i < len(srcs) else None
+        if s is not None and s.rank > rank:
+            rank = s.rank
+    return rank
 
 
 def record_view(op: OpDef, a: Tensor, params: Params, ne: Ne, nb: Ne, rank: int, offset: int | Offset = 0) -> Tensor:
@@ -175,6 +264,8 @@ def _new(
     view_src: Tensor | None,
     view_offs: int | Offset,
 ) -> Tensor:
+    if ctx is not None and not isinstance(ctx, Context):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise GraphError(explain(op.name, f"ctx must be a Context, not {type(ctx).__name__}", [], user_site()))
     owner = ctx or Context.current() or next((s.ctx for s in srcs if s is not None), None)
     if owner is None:
         raise GraphError(explain(op.name, "needs ctx= or an open Context", [], user_site()))
@@ -187,9 +278,18 @@ def _new(
     return owner.adopt(t)
 
 
-def _near(op: OpDef, srcs: Srcs) -> str:
-    """The types that would fit the first source, for the message."""
-    first = srcs[0].dtype if srcs and srcs[0] is not None else None
-    rows = [row for row in op.dtypes if row and row[0] is first] or list(op.dtypes)
-    shown = "; ".join(", ".join("-" if t is None else t.name for t in row) for row in rows[:4])
-    return f" (it takes {shown}{' ...' if len(rows) > 4 else ''})"
+def _at_fault(op: OpDef, srcs: Srcs, row: DTypeRow) -> str:
+    """Which type does not fit the ones before it, and those that would, for the message."""
+    n = len(row) - 1
+    while n and not any(known[:n] == row[:n] for known in op.dtypes):
+        n -= 1
+    fits = dict.fromkeys(known[n] for known in op.dtypes if len(known) == len(row) and known[:n] == row[:n])
+    names = " or ".join(", ".join(map(_name, fits)).rsplit(", ", 1))
+    if n == len(srcs):  # the type that the user asks for
+        return f"the result cannot be {_name(row[n])} here; it may be {names}"
+    beside = ", ".join(f"{op.role(i)} of {_name(row[i])}" for i in range(n))
+    return f"{op.role(n)} cannot be {_name(row[n])}{f' beside {beside}' * bool(n)}; it may be {names}"
+
+
+def _name(t: DType | None) -> str:
+    return "None" if t is None else t.name

@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, ref
 
-from . import alloc
-from .backend import Program
-from .backends.cpu import CpuBackend
-from .backends.ref import RefBackend
-from .buffer import Buffer
+from .backends.protocol import Backend, Program, new_backend, node_error
+from .buffers import alloc
+from .buffers.buffer import Buffer
 from .errors import BackendError, GraphError
 from .graph import Graph
+from .inspect.watch import Patterns, Watches
+from .lock import Lock, locked
 from .opdef import OPS
-from .tensor import FLAG_PLANNED, FLAG_RECYCLED, Tensor, Var
-
-BACKENDS = ("cpu", "ref")
+from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor, Var
 
 
-def new_backend(name: str, n_threads: int | None = None) -> CpuBackend | RefBackend:
-    """A backend by name. Raises BackendError for an unknown one."""
-    if name == "cpu":
-        return CpuBackend(n_threads)
-    if name == "ref":
-        return RefBackend()
-    raise BackendError(f"no backend is called {name!r}; there are {', '.join(BACKENDS)}")
+def check_graph(what: str, graph: Graph) -> None:
+    """Raise GraphError where `graph` is none."""
+    if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise GraphError(f"{what} takes a Graph, not {type(graph).__name__}")
+
+
+def require_values(graph: Graph, given: Container[Tensor] = ()) -> None:
+    """Raise GraphError for a leaf of `graph`, not among those `given`, that has no value."""
+    for t in graph.leafs:
+        if (t.buffer is None or t.flags & FLAG_UNSET) and t not in given:
+            kind = "input" if t.flags & FLAG_INPUT else "leaf"
+            raise GraphError(
+                f"no value for the {kind} {t.describe()}: set() it, or pass it in compute's inputs={{...}}"
+            )
+
+
+Key = tuple[list[int], list[tuple[Buffer | None, int]], Patterns]
+
+
+def _key(graph: Graph, watches: Watches) -> Key:
+    """What the schedule of a graph depends on: its nodes, which of them are inputs or outputs, where its leafs lie, and
+    what is watched."""
+    kept = FLAG_INPUT | FLAG_OUTPUT
+    return [t.flags & kept for t in graph.nodes], [(t.buffer, t.offset) for t in graph.leafs], watches.patterns
+
+
+class Part(NamedTuple):
+    """Steps that run in one go, and which nodes of them are watched."""
+
+    program: Program
+    watched: tuple[Tensor, ...]
+
+
+class Turn:
+    """Shared by the schedules of a scheduler: whether one of them is telling its watchers."""
+
+    telling = False
 
 
 @dataclass
@@ -37,6 +66,7 @@ class Split:
     nodes: list[Tensor] = field(default_factory=list[Tensor])
     inputs: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])  # source -> its copy
     steps: list[alloc.Step] = field(default_factory=list[alloc.Step])  # the nodes as the backend computes them
+    parts: list[Part] = field(default_factory=list[Part])  # one, where no one watches
 
     def __str__(self) -> str:
         copies = ", ".join(t.name for t in self.inputs) or "none"
@@ -47,12 +77,21 @@ class Split:
 
 @dataclass
 class Schedule:
-    """A graph made ready: its splits, memory plan and compiled programs."""
+    """A graph made ready: its splits, memory plan and compiled programs. `watches`, `turn` and `lock` are the
+    scheduler's."""
 
     splits: list[Split]
     plan: alloc.Plan
     buffers: dict[str, Buffer]
-    programs: list[Program] = field(default_factory=list[Program])
+    key: Key
+    watches: Watches = field(default_factory=Watches)
+    turn: Turn = field(default_factory=Turn)
+    lock: Lock = field(default_factory=Lock)
+
+    @property
+    def programs(self) -> list[Program]:
+        """What it runs, in order."""
+        return [part.program for split in self.splits for part in split.parts]
 
     def place(self) -> None:
         """Point the graph's tensors at their memory in this schedule (another graph may have moved shared ones)."""
@@ -62,12 +101,26 @@ class Schedule:
         for t in self.plan.recycled:
             t.flags |= FLAG_RECYCLED
 
-    def run(self, interruptible: bool = True) -> None:
-        """Compute the graph. Where it is not `interruptible`, no long run ends early on Ctrl-C."""
-        for split, program in zip(self.splits, self.programs, strict=True):
+    @locked
+    def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
+        """Compute the graph, on no more than `n_threads` and its backends' threads. Where it is not `interruptible`, no
+        long run ends early on Ctrl-C."""
+        for split in self.splits:
             for source, copy in split.inputs.items():
-                copy.raw()[...] = source.raw()
-            program.run(interruptible)
+                assert copy.buffer is not None
+                copy.buffer.write(copy.offset, source.raw())
+            for program, watched in split.parts:
+                program.run(interruptible, n_threads)
+                if watched:
+                    self._tell(watched)
+
+    def _tell(self, watched: Sequence[Tensor]) -> None:
+        self.turn.telling = True
+        try:
+            for t in watched:
+                self.watches.tell(t)
+        finally:
+            self.turn.telling = False
 
 
 class Scheduler:
@@ -75,51 +128,87 @@ class Scheduler:
 
     All graphs share one compute buffer per backend, as large as the largest of them needs: outputs of one are to be
     read before the next one runs. `backends` are names or Backend objects.
+
+    Each call holds `lock`. Threads that share a scheduler hold it themselves (`with scheduler.lock:`) from `alloc`, or
+    from setting the inputs, until they have read the outputs. `watches`: who is told values while graphs run.
     """
 
-    def __init__(
-        self, backends: Sequence[str | CpuBackend | RefBackend] = ("cpu", "ref"), n_threads: int | None = None
-    ) -> None:
-        made = [new_backend(b, n_threads) if isinstance(b, str) else b for b in backends]
+    def __init__(self, backends: Sequence[str | Backend] = ("cpu", "ref"), n_threads: int | None = None) -> None:
+        if isinstance(backends, str) or not isinstance(backends, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BackendError(f"backends must be a list of names or Backend objects, not {backends!r}")
+        made = [b if isinstance(b, Backend) else new_backend(b, n_threads) for b in backends]
         if not made:
             raise BackendError("a scheduler needs at least one backend")
-        self.backends: dict[str, CpuBackend | RefBackend] = {b.name: b for b in made}
-        self.splits: list[Split] = []
+        self.backends: dict[str, Backend] = {b.name: b for b in made}
+        self.lock = Lock()
+        self.watches = Watches()
+        self._turn = Turn()
+        self._last: ref[Schedule] | None = None
         self._pins: WeakKeyDictionary[Tensor, str] = WeakKeyDictionary()
         self._buffers: dict[str, Buffer] = {}
         self._ready: WeakKeyDictionary[Graph, Schedule] = WeakKeyDictionary()
 
+    def __repr__(self) -> str:
+        sizes = [f"{name} ({self.buffer_size(name)} bytes)" for name in self.backends]
+        return f"<Scheduler {', '.join(sizes)}; {len(self._pins)} pinned nodes, {len(self._ready)} graphs>"
+
     # -- what users call ------------------------------------------------------------------------------------------
 
-    def set_tensor_backend(self, t: Tensor, backend: str) -> None:
-        """Pin a node to a backend for the graphs planned from now on.
+    @locked
+    def set_tensor_backend(self, t: Tensor, backend: str | None) -> None:
+        """Pin a node to a backend for the graphs planned from now on; None takes the pin off again.
 
-        Raises BackendError where the backend is none of this scheduler's, or has no code for the node.
+        A pin does not keep its node alive. Raises BackendError where the backend is none of this scheduler's, or has no
+        code for the node, or cannot reach the memory that the node writes into.
         """
-        b = self._backend(backend)
+        b = None if backend is None else self._backend(backend)
+        if not isinstance(t, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"only nodes run on a backend, not {type(t).__name__}")
         if t.op == "none":
             raise GraphError(f"only nodes run on a backend; {t.describe()} is a leaf")
-        if OPS[t.op].kernel is not None and not b.supports_op(t):
+        if b is None or backend is None:
+            self._pins.pop(t, None)
+        elif OPS[t.op].kernel is not None and not b.supports_op(t):
             raise BackendError(f"{backend} has no code for {t.op} of these types ({t.describe()})")
-        self._pins[t] = backend
+        else:
+            self._pins[t] = backend
         self._ready.clear()
 
+    def check_turn(self) -> None:
+        """Raise GraphError while a graph of this scheduler is telling its watchers: its values are in use."""
+        if self._turn.telling:
+            raise GraphError("a tap or an edit cannot run, or decode with, what it looks into: use another context")
+
+    @property
+    def splits(self) -> list[Split]:
+        """Those of the graph that was planned or run last, while it lives."""
+        last = self._last and self._last()
+        return last.splits if last else []
+
+    @locked
     def reserve(self, graph: Graph) -> None:
         """Make the compute buffers large enough for `graph`, without touching its tensors."""
-        _, plan = self._plan(graph)
+        check_graph("reserve", graph)
+        _, plan = self._plan(graph, ())
         self._grow(plan)
 
+    @locked
     def alloc(self, graph: Graph) -> Schedule:
-        """Plan `graph` (once): its tensors get memory, its nodes are compiled. Inputs can then be set."""
+        """Plan `graph` (once, and again where it has changed): its tensors get memory, its nodes are compiled. Inputs
+        can then be set. Raises BackendError where a node writes into read-only memory (the weights of a model)."""
+        check_graph("alloc", graph)
+        self.check_turn()
         ready = self._ready.get(graph)
-        if ready is None or any(b is not self._buffers.get(n) for n, b in ready.buffers.items()):
+        moved = ready is not None and any(b is not self._buffers.get(n) for n, b in ready.buffers.items())
+        if ready is None or moved or ready.key != _key(graph, self.watches):
             ready = self._make(graph)
             self._ready[graph] = ready
         else:
             ready.place()
-        self.splits = ready.splits
+        self._last = ref(ready)
         return ready
 
+    @locked
     def alloc_varying(self, build: Callable[[int], Graph], var: Var, least: int) -> Schedule | None:
         """One schedule for all graphs `build(least)` .. `build(var.hi)`, which differ in sizes that depend on the value
         alone; `run` takes the value from `var`. Memory and threads are those of the largest; its tensors are what can
@@ -136,20 +225,25 @@ class Scheduler:
                 return None
             twin = dict(zip((*top.leafs, *top.nodes), (*graph.leafs, *graph.nodes), strict=True))
             for like, t in twin.items():
-                if like in schedule.plan.offsets:
+                if like in schedule.plan.offsets or t.buffer is None:
                     t.buffer, t.offset = like.buffer, like.offset
             others.append((value, [step.mapped(twin) for step in schedule.splits[0].steps]))
         return schedule if schedule.programs[0].vary(var, others) else None
 
+    @locked
     def compute(self, graph: Graph) -> None:
-        """Run `graph`. Raises BackendError naming the node that failed."""
-        self.alloc(graph).run()
+        """Run `graph`, whose inputs have been set. Raises GraphError for one that has no value, BackendError naming the
+        node that failed."""
+        schedule = self.alloc(graph)
+        require_values(graph)
+        schedule.run()
 
     def buffer_size(self, backend: str) -> int:
         """Bytes of the compute buffer of a backend."""
         b = self._buffers.get(self._backend(backend).buft)
         return 0 if b is None else b.size
 
+    @locked
     def assignment(self, graph: Graph) -> str:
         """The splits and the backend of every node, one line each; fused ones stand together."""
         lines: list[str] = []
@@ -162,23 +256,44 @@ class Scheduler:
 
     # -- the passes -----------------------------------------------------------------------------------------------
 
-    def _backend(self, name: str) -> CpuBackend | RefBackend:
+    def _backend(self, name: str) -> Backend:
         try:
             return self.backends[name]
         except KeyError:
             raise BackendError(f"no backend {name!r} here; there are {', '.join(self.backends)}") from None
 
-    def _assign(self, graph: Graph) -> list[str]:
-        """Pass 1: a backend for each node: its pin, else the first in priority order that supports it."""
-        return [self._pins.get(t) or self._first_supporting(t) for t in graph.nodes]
+    def assign(self, graph: Graph) -> dict[Tensor, str]:
+        """Pass 1: a backend for each node: its pin, else the first in priority order that supports it. Raises
+        BackendError for a node that none can compute."""
+        own: dict[Tensor, str] = {}
+        for t in graph.nodes:
+            own[t] = self._pins.get(t) or self._first_supporting(t, own)
+            if not self._can_write(own[t], t, own):
+                raise node_error(t, f"{own[t]} cannot write into the memory of {t.root.describe()}")
+        return own
 
-    def _first_supporting(self, t: Tensor) -> str:
+    def _can_write(self, backend: str, t: Tensor, own: Mapping[Tensor, str]) -> bool:
+        """Whether `backend` reaches the memory that `t` writes through a view; all of the host reach the host's."""
+        if t.view_src is None or OPS[t.op].kernel is None:
+            return True
+        b, buft = self.backends[backend], self._buft_of(t.view_src, own)
+        return b.supports_buft(buft) or not {b.buft, buft} & {*Buffer.device_types}
+
+    def _buft_of(self, root: Tensor, own: Mapping[Tensor, str]) -> str:
+        """The buffer type that `root` is or will be in; `own`: the backends of nodes."""
+        if root.buffer is not None and not root.flags & FLAG_PLANNED:
+            return root.buffer.buft
+        return self.backends[own.get(root) or next(iter(self.backends))].buft
+
+    def _first_supporting(self, t: Tensor, own: Mapping[Tensor, str]) -> str:
         for name, b in self.backends.items():
-            if OPS[t.op].kernel is None or b.supports_op(t):
+            if OPS[t.op].kernel is None or (b.supports_op(t) and self._can_write(name, t, own)):
                 return name
-        raise BackendError(f"none of {', '.join(self.backends)} has code for {t.op} of these types ({t.describe()})")
+        text = f"none of {', '.join(self.backends)} has code for {t.op} of these types"
+        where = "" if t.view_src is None else f" and can write into {t.root.describe()}"
+        raise BackendError(f"{text}{where} ({t.describe()})")
 
-    def _split(self, graph: Graph, names: list[str], buft_of: Callable[[Tensor], str]) -> list[Split]:
+    def _split(self, graph: Graph, names: Mapping[Tensor, str], buft_of: Callable[[Tensor], str]) -> list[Split]:
         """Pass 2: cut where the backend changes, and note what each split needs copied before it runs.
 
         Views compute nothing and stay with the split they are in. A source whose memory was written in the same split
@@ -186,7 +301,7 @@ class Scheduler:
         """
         splits: list[Split] = []
         written: set[Tensor] = set()
-        for t, name in zip(graph.nodes, names, strict=True):
+        for t, name in names.items():
             if OPS[t.op].kernel is None and splits:
                 splits[-1].nodes.append(t)
                 continue
@@ -208,22 +323,16 @@ class Scheduler:
             return False
         return not self.backends[backend].supports_buft(buft_of(s.root))
 
-    def _plan(self, graph: Graph) -> tuple[list[Split], alloc.Plan]:
-        names = self._assign(graph)
-        own = {t: self.backends[name].buft for t, name in zip(graph.nodes, names, strict=True)}
-        default = next(iter(self.backends.values())).buft
-
-        def buft(root: Tensor) -> str:
-            if root.buffer is not None and not root.flags & FLAG_PLANNED:
-                return root.buffer.buft
-            return own.get(root, default)
-
-        splits = self._split(graph, names, buft)
+    def _plan(self, graph: Graph, watched: Collection[Tensor]) -> tuple[list[Split], alloc.Plan]:
+        _refuse_read_only(graph)
+        own = self.assign(graph)
+        splits = self._split(graph, own, lambda root: self._buft_of(root, own))
         uses = Counter(s for t in graph.nodes for s in t.src if s is not None)
+        uses.update(watched)  # who watches reads: what is watched is not fused away
         for split in splits:
             split.steps = self.backends[split.backend].fuse(split.nodes, uses)
         steps = [step for split in splits for step in split.steps]
-        plan = alloc.plan(steps, graph.leafs, pool_of=lambda t: own.get(t, default))
+        plan = alloc.plan(steps, pool_of=lambda t: self.backends[own[t]].buft)
         for split in splits:  # copies live beside the plan for the whole run
             pool = self.backends[split.backend].buft
             for copy in split.inputs.values():
@@ -239,15 +348,42 @@ class Scheduler:
                 self._buffers[pool] = Buffer.allocate(size, pool)
 
     def _make(self, graph: Graph) -> Schedule:
-        splits, plan = self._plan(graph)
+        for t in graph.leafs:
+            if t.buffer is None:
+                t.allocate(next(iter(self.backends.values())).buft)
+                t.flags |= FLAG_UNSET
+        watched = self.watches.of(graph.nodes)
+        splits, plan = self._plan(graph, watched)
         self._grow(plan)
-        schedule = Schedule(splits, plan, {pool: self._buffers[pool] for pool in plan.sizes})
+        buffers = {pool: self._buffers[pool] for pool in plan.sizes}
+        schedule = Schedule(splits, plan, buffers, _key(graph, self.watches), self.watches, self._turn, self.lock)
         schedule.place()
         for split in splits:
-            copies = split.inputs
-            program = self.backends[split.backend].compile(split.steps, lambda s, copies=copies: copies.get(s, s))
-            schedule.programs.append(program)
+            copies, backend = split.inputs, self.backends[split.backend]
+            for steps, nodes in _parts(split.steps, watched):
+                split.parts.append(Part(backend.compile(steps, lambda s, copies=copies: copies.get(s, s)), nodes))
         return schedule
+
+
+def _parts(
+    steps: Sequence[alloc.Step], watched: Collection[Tensor]
+) -> Iterator[tuple[Sequence[alloc.Step], tuple[Tensor, ...]]]:
+    """The steps, cut after those that compute what is watched."""
+    begin = 0
+    for end, step in enumerate(steps, 1) if watched else ():
+        nodes = tuple(t for t in step.nodes if t in watched)
+        if nodes:
+            yield steps[begin:end], nodes
+            begin = end
+    if begin < len(steps):
+        yield steps[begin:], ()
+
+
+def _refuse_read_only(graph: Graph) -> None:
+    for t in graph.nodes:
+        root = t.view_src
+        if root is not None and root.buffer is not None and not root.buffer.writable and OPS[t.op].kernel is not None:
+            raise node_error(t, f"the result would be written into {root.describe()}, which is read-only")
 
 
 def _copy_of(s: Tensor, backend: str) -> Tensor:

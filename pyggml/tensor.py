@@ -3,90 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar, Token
-from typing import Any, Protocol
+from contextlib import suppress
+from contextvars import ContextVar
+from operator import index
+from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
 from . import codec
-from .buffer import ALIGNMENT, Buffer
+from .buffers.buffer import ALIGNMENT, Buffer
 from .codec import Array
 from .dtypes import DType, dtype_of
-from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, user_site
+from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, user_site
+from .operators import Operand
+from .var import Offset as Offset
+from .var import Var as Var
 
 Ne = tuple[int, int, int, int]
 
 FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM = 1, 2, 4
-FLAG_PLANNED = 8  # its memory is a scheduler's, not its own
+FLAG_PLANNED = 8  # a node whose memory is a scheduler's, not its own
 FLAG_RECYCLED = 16  # ... and is used again later in the same graph
+FLAG_UNSET = 32  # a leaf that a scheduler gave memory of its own; no value was set() yet
 
-
-class Var:
-    """An integer that is bound when a graph runs, not when it is built (the cache head of a decode step).
-
-    `stride * var` is an `Offset` that a view accepts; `hi` is the largest value it may take.
-    """
-
-    __slots__ = ("hi", "name", "value")
-
-    def __init__(self, name: str, hi: int, value: int = 0) -> None:
-        self.name, self.hi, self.value = name, hi, value
-
-    def bind(self, value: int) -> None:
-        """Set the value of the next run. Raises GraphError outside 0..hi."""
-        if not 0 <= value <= self.hi:
-            raise GraphError(f"{self.name} = {value} is outside 0..{self.hi}")
-        self.value = value
-
-    def __mul__(self, stride: int) -> Offset:
-        return Offset(0, stride, self)
-
-    __rmul__ = __mul__
-
-
-class Offset:
-    """`const + stride * var` bytes."""
-
-    __slots__ = ("const", "stride", "var")
-
-    def __init__(self, const: int, stride: int, var: Var) -> None:
-        self.const, self.stride, self.var = const, stride, var
-
-    def __int__(self) -> int:
-        return self.const + self.stride * self.var.value
-
-    def __add__(self, other: int) -> Offset:
-        return Offset(self.const + other, self.stride, self.var)
-
-    __radd__ = __add__
-
-    def __mul__(self, factor: int) -> Offset:
-        return Offset(self.const * factor, self.stride * factor, self.var)
-
-    __rmul__ = __mul__
-
-    @property
-    def hi(self) -> int:
-        """The largest value it can take."""
-        return self.const + self.stride * self.var.hi
-
-    def __repr__(self) -> str:
-        return f"{self.const}+{self.stride}*{self.var.name}"
+_MAX_BYTES = 2**63 - 1
 
 
 def contiguous_nb(dtype: DType, ne: Ne) -> Ne:
-    """Byte strides of a dense tensor. Raises ShapeError where ne[0] is not a whole number of blocks."""
+    """Byte strides of a dense tensor. Raises ShapeError where ne[0] is not a whole number of blocks, or the bytes are
+    too many to count in 63 bits."""
     nb1 = codec.check_rows(dtype, ne[0])
     nb2 = nb1 * ne[1]
-    return (dtype.type_size, nb1, nb2, nb2 * ne[2])
+    nb3 = nb2 * ne[2]
+    if nb3 * ne[3] > _MAX_BYTES:
+        raise ShapeError(f"{dtype.name} ne {list(ne)} takes {nb3 * ne[3]} bytes, more than {_MAX_BYTES}")
+    return (dtype.type_size, nb1, nb2, nb3)
 
 
-def full_ne(ne: Sequence[int]) -> Ne:
-    """`ne` padded with ones to four dimensions. Raises ShapeError for none, more than four, or a dimension below 1."""
-    t = tuple(int(n) for n in ne)
+def dims_of(op: str, ne: Any) -> tuple[int, ...]:
+    """`ne` as a tuple of one to four positive numbers (a number is one dimension). Raises ShapeError for all else."""
+    t: tuple[int, ...] = ()
+    with suppress(TypeError):
+        t = tuple(map(index, ne if hasattr(ne, "__iter__") else (ne,)))
     if not 1 <= len(t) <= 4 or min(t) < 1:
-        raise ShapeError(f"ne must be one to four positive numbers, not {list(t)}")
-    return (*t, *(1,) * (4 - len(t)))  # pyright: ignore[reportReturnType]
+        raise ShapeError(explain(op, f"ne must be one to four positive numbers, not {ne!r}", [], user_site()))
+    return t
+
+
+def full_ne(dims: tuple[int, ...]) -> Ne:
+    """One to four dimensions, padded with ones to four."""
+    return (*dims, *(1,) * (4 - len(dims)))  # pyright: ignore[reportReturnType]
+
+
+def shown(name: str) -> str:
+    """A name on one line, whatever it has in it."""
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
+def check_name(name: str) -> str:
+    """`name`, where it is a string. Raises GraphError."""
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise GraphError(f"a tensor's name must be a string, not {name!r}")
+    return name
 
 
 def rank_of(ne: Ne) -> int:
@@ -94,13 +73,7 @@ def rank_of(ne: Ne) -> int:
     return 4 if ne[3] > 1 else 3 if ne[2] > 1 else 2 if ne[1] > 1 else 1
 
 
-class Operators(Protocol):
-    """What `+ - * / @` on tensors call; the ops package installs itself here."""
-
-    def binary(self, symbol: str, a: Tensor, b: Tensor | float, swapped: bool) -> Tensor: ...
-
-
-class Tensor:
+class Tensor(Operand):
     """A node or leaf of a graph: what it is (`dtype`, `ne`, `nb`), where it comes from (`op`, `op_params`, `src`),
     and where its bytes are (`buffer` + `offset`, or `view_src` + `view_offs`).
 
@@ -109,8 +82,8 @@ class Tensor:
 
     __slots__ = (
         "__weakref__",
+        "_ctx",
         "buffer",
-        "ctx",
         "dtype",
         "flags",
         "name",
@@ -126,10 +99,8 @@ class Tensor:
         "view_src",
     )
 
-    operators: Operators | None = None
-
     def __init__(self, ctx: Context, dtype: DType, ne: Ne, nb: Ne, rank: int, site: Site | None = None) -> None:
-        self.ctx = ctx
+        self._ctx = ref(ctx)  # no cycle: tensors, and weights behind them, are freed with the last reference
         self.dtype = dtype
         self.ne = ne
         self.nb = nb
@@ -144,6 +115,11 @@ class Tensor:
         self.buffer: Buffer | None = None
         self.offset = 0
         self.site = site
+
+    @property
+    def ctx(self) -> Context:
+        """The context that owns it; a new one where that is gone (tensors do not keep it alive)."""
+        return self._ctx() or Context()
 
     # -- shape ----------------------------------------------------------------------------------------------------
 
@@ -202,16 +178,23 @@ class Tensor:
         """The address of the first element. Raises AllocError where the tensor has no memory."""
         root = self.root
         if root.buffer is None:
-            raise AllocError(f"{self.describe()} has no memory: compute its graph, or set() it, first")
+            raise self._no_memory()
         return root.buffer.base + root.offset + int(self.view_offs)
 
     def raw(self) -> Array:
-        """Bytes from the first to the last element (uint8, zero-copy). Raises AllocError without memory."""
+        """Bytes from the first to the last element (uint8, zero-copy but for a device's). Raises AllocError without
+        memory, GGUFError where a mapped file has become shorter."""
         root = self.root
         if root.buffer is None:
-            raise AllocError(f"{self.describe()} has no memory: compute its graph, or set() it, first")
+            raise self._no_memory()
+        if root.buffer.file is not None:
+            root.buffer.file.check()
         start = root.offset + int(self.view_offs)
-        return root.buffer.memory[start : start + self.nbytes]
+        return root.buffer.read(start, self.nbytes)
+
+    def _no_memory(self) -> AllocError:
+        how = "set() it" if self.root.op == "none" else "pyggml.eval(t), or pyggml.compute of its graph, computes it"
+        return AllocError(f"{self.describe()} has no memory: {how} first")
 
     def elements(self) -> Array:
         """All four dimensions in NumPy order, with strides: zero-copy where NumPy has the type, else float32.
@@ -239,30 +222,45 @@ class Tensor:
         """Write `values` [ne3, ne2, ne1, ne0] into the tensor's memory, converting to its type."""
         dt = self.dtype
         memory = self.raw()
-        if not memory.flags.writeable:
+        buffer = self.root.buffer
+        assert buffer is not None
+        if not buffer.writable:
             raise AllocError(f"{self.describe()} lies in read-only memory")
+        if not buffer.is_host:
+            memory = np.array(memory)
         if dt.np_dtype is not None:
-            np.ndarray(self.ne[::-1], dt.np_dtype, memory, 0, self.nb[::-1])[...] = values
+            with np.errstate(over="ignore"):  # beyond the largest F16 lies infinity, as in a cast
+                np.ndarray(self.ne[::-1], dt.np_dtype, memory, 0, self.nb[::-1])[...] = values
         elif dt.block_size == 1:
             bits = codec.f32_to_bf16(np.asarray(values, np.float32))
             np.ndarray(self.ne[::-1], np.uint16, memory, 0, self.nb[::-1])[...] = bits
         else:
             rows = self.rows_of_blocks(memory)
             rows[...] = codec.encode(values, dt).reshape(rows.shape)
+        if not buffer.is_host:
+            buffer.write(self.root.offset + int(self.view_offs), memory)
 
     # -- user's end -----------------------------------------------------------------------------------------------
 
     def numpy(self) -> Array:
         """The values in NumPy order, shape `self.shape`: a zero-copy view where NumPy has the type, else float32.
 
-        Raises AllocError where the tensor has no memory (not computed), or its memory was used again by later nodes.
+        Raises AllocError where the tensor has no memory (not computed: `pyggml.eval` computes and returns an array), or
+        its memory was used again by later nodes.
         """
-        if self.root.flags & FLAG_RECYCLED:
-            raise AllocError(f"the memory of {self.describe()} was recycled; call set_output() before computing")
+        self.check_readable()
         return self.elements()[(0,) * (4 - self.rank)]
 
+    def check_readable(self) -> None:
+        """Raises AllocError where the values cannot be read: see `numpy`."""
+        if self.root.flags & FLAG_RECYCLED:  # what was fused away never had memory
+            raise AllocError(f"the memory of {self.describe()} was recycled; call set_output() before computing")
+        if self.root.buffer is None:
+            raise self._no_memory()
+
     def tobytes(self) -> bytes:
-        """The stored bytes, densely, of any type."""
+        """The stored bytes, densely, of any type. Raises AllocError as `numpy`."""
+        self.check_readable()
         if self.dtype.block_size > 1 or self.dtype.np_dtype is None:
             if self.is_contiguous:
                 return self.raw().tobytes()
@@ -274,26 +272,29 @@ class Tensor:
     def set(self, array: Any) -> Tensor:
         """Copy values (NumPy order, shape `self.shape`) in, converting to the tensor's type; gives a leaf its memory.
 
-        Raises ShapeError for another shape, GraphError for a node (its op computes it).
+        Raises ShapeError for another shape, GraphError for a node (its op computes it), DTypeError for values that are
+        no real numbers, and those that an integer type does not have: fractions, NaN, what is out of its range.
         """
-        values = np.asarray(array)
+        values = codec.as_array("set", array)
         if values.shape != self.shape and full_ne(values.shape[::-1] or (1,)) != self.ne:
             raise ShapeError(f"set: shape {values.shape} is not {self.shape}, the shape of {self.describe()}")
-        if not np.issubdtype(values.dtype, np.number) and values.dtype != np.bool_:
-            raise DTypeError(f"set: {values.dtype} values cannot be stored in {self.describe()}")
+        if (why := codec.unfit(values, self.dtype)) is not None:
+            raise DTypeError(f"set: {why} cannot be stored in {self.describe()}")
         if self.op != "none" and self.view_src is None:
             raise GraphError(f"set: {self.describe()} is computed by {self.op}")
         if self.root.buffer is None:
             self.root.allocate()
         self.store(values.reshape(self.ne[::-1]))
+        self.root.flags &= ~FLAG_UNSET
         return self
 
-    def allocate(self) -> None:
+    def allocate(self, buft: str = "CPU") -> None:
         """Give this leaf memory of its own."""
-        self.buffer, self.offset = Buffer.allocate(self.nbytes), 0
+        self.buffer, self.offset = Buffer.allocate(self.nbytes, buft), 0
 
     def set_name(self, name: str) -> Tensor:
-        self.name = name
+        """Name it, for messages and drawings. Raises GraphError where `name` is no string."""
+        self.name = check_name(name)
         return self
 
     def set_input(self) -> Tensor:
@@ -308,7 +309,7 @@ class Tensor:
 
     def describe(self) -> str:
         """`name: TYPE ne [..]`, with strides where they are not dense, for messages."""
-        name = self.name or ("(leaf)" if self.op == "none" else f"({self.op})")
+        name = shown(self.name) or ("(leaf)" if self.op == "none" else f"({self.op})")
         text = f"{name}: {self.dtype.name} ne {list(self.ne)}"
         return text if self.is_contiguous else f"{text} nb {list(self.nb)}"
 
@@ -319,6 +320,10 @@ class Tensor:
         a = self.numpy()
         if copy:
             return np.array(a, dtype)
+        if copy is False and (self.dtype.np_dtype is None or np.dtype(dtype or a.dtype) != a.dtype):
+            raise ValueError(
+                f"{self.describe()} cannot be an array of {dtype or a.dtype} without a copy"
+            )  # NumPy's own
         return a if dtype is None else a.astype(dtype, copy=False)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
@@ -327,38 +332,10 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # kDLCPU
 
-    def _binary(self, symbol: str, other: Any, swapped: bool = False) -> Tensor:
-        if Tensor.operators is None or not isinstance(other, (Tensor, int, float)):
-            return NotImplemented
-        return Tensor.operators.binary(symbol, self, other, swapped)
 
-    def __add__(self, other: Any) -> Tensor:
-        return self._binary("+", other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return self._binary("+", other, True)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return self._binary("-", other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return self._binary("-", other, True)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return self._binary("*", other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return self._binary("*", other, True)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return self._binary("/", other)
-
-    def __matmul__(self, other: Any) -> Tensor:
-        """NumPy's matmul, NumPy shapes [.., m, k] @ [.., k, n] -> [.., m, n]: mul_mat(cont(transpose(other)), self)."""
-        return self._binary("@", other)
-
-
-_current: ContextVar[Context | None] = ContextVar("pyggml_context", default=None)
+# The context whose `with` block is open, and the blocks around it; threads and tasks have each their own.
+_Open: TypeAlias = "tuple[Context, _Open | None]"
+_open: ContextVar[_Open | None] = ContextVar("pyggml_context", default=None)
 
 
 class Context:
@@ -369,55 +346,74 @@ class Context:
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
-        self._tokens: list[Token[Context | None]] = []
 
     def __enter__(self) -> Context:
-        self._tokens.append(_current.set(self))
+        _open.set((self, _open.get()))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _current.reset(self._tokens.pop())
+        innermost = _open.get()
+        _open.set(innermost and innermost[1])
 
     @staticmethod
     def current() -> Context | None:
         """The innermost context whose `with` block is open, if any."""
-        return _current.get()
+        innermost = _open.get()
+        return innermost and innermost[0]
+
+    def __repr__(self) -> str:
+        n_bytes = sum(t.nbytes for t in self.tensors if t.op == "none")
+        n_leafs = sum(t.op == "none" for t in self.tensors)
+        return f"<Context {n_leafs} leafs of {n_bytes} bytes, {len(self.tensors) - n_leafs} nodes>"
 
     def adopt(self, t: Tensor) -> Tensor:
         """Take a new tensor into the list of those it owns."""
         self.tensors.append(t)
         return t
 
-    def new_tensor(self, dtype: DType, ne: Sequence[int], name: str = "") -> Tensor:
-        """A leaf of `dtype` with `ne` elements per dimension (ne[0] fastest; NumPy shape is `ne` reversed), no memory.
+    def new_tensor(self, dtype: DType, ne: int | Sequence[int], name: str = "") -> Tensor:
+        """A leaf of `dtype` with `ne` elements per dimension (ne[0] fastest; NumPy shape is `ne` reversed; a number is
+        one dimension), no memory.
 
         Raises ShapeError for a bad shape, DTypeError where `dtype` is no DType.
         """
-        if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DTypeError(f"new_tensor: {dtype!r} is no pyggml.DType")
-        full = full_ne(ne)
-        t = Tensor(self, dtype, full, contiguous_nb(dtype, full), max(len(ne), rank_of(full)), user_site())
-        t.name = name
+        dims = dims_of("new_tensor", ne)
+        full = full_ne(dims)
+        try:
+            nb = contiguous_nb(dtype, full)
+        except ShapeError as e:
+            raise ShapeError(explain("new_tensor", str(e), [], user_site())) from None
+        t = Tensor(self, dtype, full, nb, max(len(dims), rank_of(full)), user_site())
+        t.name = check_name(name)
         return self.adopt(t)
 
     def from_numpy(self, array: Any, dtype: DType | None = None, name: str = "") -> Tensor:
         """A leaf with a copy of `array` (NumPy shape reversed is its ne), converted to `dtype`.
 
-        Without `dtype` the array's own type is kept; float64 becomes F32. Raises DTypeError for arrays of other kinds.
+        Without `dtype` an array keeps its own type, where a tensor can have it and it is not float64: that, and other
+        floats, become F32; Python's integers (lists of them), bools and unsigned ones become I32. Raises DTypeError for
+        arrays of other kinds, and values that the type does not have (as `Tensor.set`), ShapeError for more than four
+        dimensions or no elements. Numbers beyond those of a float type become infinite, as in `gg.cast`.
         """
-        a = np.asarray(array)
+        a = codec.as_array("from_numpy", array)
         if dtype is None:
-            dtype = DType.F32 if a.dtype == np.float64 else dtype_of(a)
+            own = dtype_of(a) if isinstance(array, np.ndarray | np.generic | Tensor) else None
+            usual = {"f": DType.F32, "i": DType.I32, "u": DType.I32, "b": DType.I32}.get(a.dtype.kind)
+            dtype = usual if own in (None, DType.F64) else own
         if dtype is None:
             raise DTypeError(f"from_numpy: no tensor type stores {a.dtype} (give dtype=)")
         if a.ndim > 4 or 0 in a.shape:
             raise ShapeError(f"from_numpy: shape {a.shape} is not one to four positive numbers")
         return self.new_tensor(dtype, a.shape[::-1] or (1,), name).set(a.reshape(a.shape or (1,)))
 
-    def from_bytes(self, data: bytes | Array, dtype: DType, ne: Sequence[int], name: str = "") -> Tensor:
-        """A leaf with a copy of stored bytes of any type. Raises ShapeError where the byte count does not match ne."""
+    def from_bytes(self, data: bytes | Array, dtype: DType, ne: int | Sequence[int], name: str = "") -> Tensor:
+        """A leaf with a copy of stored bytes of any type. Raises ShapeError where the byte count does not match ne,
+        DTypeError where `data` holds no bytes."""
         t = self.new_tensor(dtype, ne, name)
-        raw = np.frombuffer(data, np.uint8)
+        try:
+            raw = np.frombuffer(data, np.uint8)
+        except (TypeError, ValueError, BufferError) as e:
+            raise DTypeError(f"from_bytes: {type(data).__name__} is not bytes: {e}") from None
         if raw.nbytes != t.nbytes:
             raise ShapeError(f"from_bytes: {raw.nbytes} bytes given, {t.describe()} takes {t.nbytes}")
         t.allocate()

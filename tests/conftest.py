@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from .tiny_model import tiny, write_model
+
+__all__ = ["tiny", "write_model"]
+
 # CI repeats the same examples every time; runs by hand go on looking for new ones.
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):

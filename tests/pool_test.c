@@ -1,4 +1,6 @@
-// The thread pool and executor on their own, for TSAN: shared and unshared ops, barriers inside ops, failures, growth.
+// The thread pool and executor on their own, for TSAN: shared and unshared ops, barriers inside ops, failures, growth,
+// and one plan that several threads run.
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +53,75 @@ static int run(int n_threads, int failing) {
   return 0;
 }
 
+// Counts itself in, and is wrong where it is not what this run of this plan should find: vars[0], then rising by one.
+static int count(const pg_task *t, int ith, int nth) {
+  int64_t *x = (int64_t *)t->dst.data;
+  if (ith == 0) x[0] += 1;
+  pg_sync(t, nth);
+  for (int c; (c = pg_next(t)) < 8;) x[1 + c] += x[0];
+  return PG_OK;
+}
+
+enum { CALLERS = 8, RUNS = 50 };
+
+static struct {
+  pg_plan plan;
+  int64_t x[9], bound, wrong;
+} both;
+
+// The first op: what was bound for this run, and nothing that another left half done.
+static int begin(const pg_task *t, int ith, int nth) {
+  (void)t, (void)nth;
+  if (ith) return PG_OK;
+  for (int i = 0; i < 9; i++) both.x[i] = both.bound;
+  return PG_OK;
+}
+
+static int finish(const pg_task *t, int ith, int nth) {
+  (void)t, (void)nth;
+  if (ith) return PG_OK;
+  int64_t want = both.bound;
+  for (int k = 1; k <= 6; k++) want += both.bound + k;
+  both.wrong += both.x[0] != both.bound + 6;
+  for (int i = 1; i < 9; i++) both.wrong += both.x[i] != want;
+  return PG_OK;
+}
+
+static void *caller(void *arg) {
+  const int64_t var = (int64_t)(size_t)arg * 1000;
+  for (int r = 0; r < RUNS; r++)
+    if (pg_plan_run(&both.plan, &var)) return arg;
+  return NULL;
+}
+
+// Threads that run one plan, each with a value of its own, take turns.
+static int together(int n_threads) {
+  pg_op ops[8];
+  int32_t counters[8];
+  memset(ops, 0, sizeof ops);
+  for (int i = 0; i < 8; i++) {
+    ops[i].fn = i == 0 ? begin : i == 7 ? finish : count;
+    ops[i].n_threads = i % 7 ? n_threads : 1;
+    ops[i].task.dst.data = (char *)both.x;
+    ops[i].task.plan = &both.plan;
+    ops[i].task.index = i;
+  }
+  const pg_bind bind = {.where = &both.bound, .stride = 1};
+  both.plan =
+      (pg_plan){.ops = ops, .n_ops = 8, .binds = &bind, .n_binds = 1, .n_threads = n_threads, .chunks = counters};
+  both.plan.watch = 1;
+  both.wrong = 0;
+  pthread_t thread[CALLERS];
+  for (size_t i = 0; i < CALLERS; i++) pthread_create(&thread[i], NULL, caller, (void *)(i + 1));
+  int failed = 0;
+  for (int i = 0; i < CALLERS; i++) {
+    void *bad;
+    pthread_join(thread[i], &bad);
+    failed += bad != NULL;
+  }
+  return failed || both.wrong;
+}
+
 int main(void) {
   for (int n = 1; n <= 4; n++)
     for (int failing = 0; failing < 2; failing++) {
@@ -59,6 +130,11 @@ int main(void) {
         printf("pool_test: %d threads, failing %d: check %d\n", n, failing, bad);
         return 1;
       }
+    }
+  for (int n = 1; n <= 4; n++)
+    if (together(n)) {
+      printf("pool_test: %d callers of one plan with %d threads: wrong numbers\n", CALLERS, n);
+      return 1;
     }
   if (run(2, 0)) return 1; // fewer threads than workers
   pg_pool_stop();

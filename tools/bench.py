@@ -7,15 +7,17 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from pyggml.inspect.profile import Profile, time_line
 from pyggml.llm.model import load_model
 
-from .bench_history import append_history
+from .adapters import AdapterOptions
+from .measure.bench_history import append_history
 from .options import Json, ModelPath, Threads
 
 
@@ -31,6 +33,7 @@ def measure(run: Callable[[], float], repetitions: int) -> list[float]:
 
 
 def bench(
+    adapters: AdapterOptions,
     model: ModelPath = None,
     n_prompt: Annotated[int, typer.Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
     n_gen: Annotated[int, typer.Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
@@ -43,10 +46,16 @@ def bench(
         Optional[Path],
         typer.Option("--history", help="Append the results, with commit and CPU, to this JSONL file.", metavar="FILE"),
     ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Then one run step by step: where the time goes.")] = False,
+    trace_json: Annotated[
+        Optional[Path],
+        typer.Option("--trace-json", help="... and its time line, for Perfetto.", metavar="FILE"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure tokens per second; nothing is sampled in the timed part."""
     m = load_model(model)
+    adapters.apply(m)
     n_batch = max(n_prompt, 32)
     ctx = m.new_context(
         n_ctx=n_depth + max(n_prompt, n_gen) + 8,
@@ -75,15 +84,25 @@ def bench(
     for i in range(0, n_depth, n_batch):
         ctx.decode(depth[i : i + n_batch])
     rows: list[dict[str, Any]] = []
+    profiles: dict[str, Profile] = {}
     at = f"@d{n_depth}" if n_depth else ""
     for name, n, run in ((f"pp{n_prompt}{at}", n_prompt, pp), (f"tg{n_gen}{at}", n_gen, tg)):
         if n:
             samples = measure(run, repetitions)
             row = {"test": name, "n_threads": ctx.n_threads, "samples_ts": samples, "avg_ts": statistics.fmean(samples)}
             rows.append(row)
+            if profile or trace_json is not None:
+                with Profile(ctx.scheduler) as p:
+                    run()
+                profiles[name] = p
     if history is not None:
         append_history(history, m, rows)
+    if trace_json is not None:
+        trace_json.write_text(json.dumps(time_line(profiles.values())))
     if as_json:
+        for r in rows if profile else ():
+            p = profiles[r["test"]]
+            r["profile"] = {by: [vars(x) for x in p.table(by)] for by in ("op", "layer")} | {"idle": p.idle}
         print(json.dumps(rows))
         return
     table = Table("test", "threads", "tokens/s", "median", "spread", title=m.path)
@@ -91,4 +110,18 @@ def bench(
         s = r["samples_ts"]
         spread = f"{min(s):.1f}..{max(s):.1f}"
         table.add_row(r["test"], str(r["n_threads"]), f"{r['avg_ts']:.1f}", f"{statistics.median(s):.1f}", spread)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for name, p in profiles.items() if profile else ():
+        for by in ("op", "layer"):
+            console.print(_profile_table(name, p, by))
+        console.print(f"threads idle: {p.idle:.1%}")
+
+
+def _profile_table(name: str, p: Profile, by: Literal["op", "layer"]) -> Table:
+    table = Table(by, "steps", "ms", "share", "GB/s", "GFLOPS", title=f"{name}, by {by}")
+    total = sum(r.ns for r in p.table(by))
+    for r in p.table(by):
+        cells = f"{r.ns / 1e6:.2f}", f"{r.ns / total:.1%}", f"{r.gb_per_s:.1f}", f"{r.gflops:.1f}"
+        table.add_row(r.key or "(none)", str(r.n), *cells)
+    return table

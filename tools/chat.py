@@ -14,12 +14,13 @@ from typing import Annotated, Optional, TextIO
 import typer
 
 from pyggml.errors import GGMLError
-from pyggml.llm.chat import ChatSession
+from pyggml.llm.generate.chat import ChatSession
+from pyggml.llm.generate.templates import NAMED, find_template
 from pyggml.llm.model import load_model
 from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
-from pyggml.llm.templates import NAMED, find_template
 
 from . import summary
+from .adapters import AdapterOptions
 from .options import CtxSize, FlashAttn, Json, ModelPath, Stop, Threads, TraceSampling
 
 _PROMPT = "> "
@@ -27,6 +28,7 @@ _PROMPT = "> "
 
 def chat(
     sampling: SamplingOptions,
+    adapters: AdapterOptions,
     model: ModelPath = None,
     system: Annotated[str, typer.Option("-sys", "--system-prompt", help="The system message.")] = "",
     template: Annotated[
@@ -45,6 +47,7 @@ def chat(
     the program where it waits for a message. With --json each reply is one JSON object on a line."""
     start = perf_counter()
     m = load_model(model)
+    adapters.apply(m)
     ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, n_threads=threads, flash_attn=flash_attn)
     chain = SamplerChain(SamplingParams(**sampling), m.vocab)
     chain.traces = [] if trace_sampling else None

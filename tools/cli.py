@@ -8,7 +8,24 @@ import typer
 
 from pyggml.errors import GGMLError
 
-from . import bench, chat, dump_dot, generate, info, op_bench, perplexity, quantize, tokenize
+from . import (
+    bench,
+    chat,
+    convert,
+    cvector,
+    dump_dot,
+    embed,
+    generate,
+    info,
+    merge_lora,
+    op_bench,
+    perplexity,
+    quantize,
+    split,
+    tokenize,
+    trace,
+)
+from .adapters import with_adapters
 from .options import with_sampling
 
 app = typer.Typer(
@@ -18,15 +35,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("generate")(with_sampling(generate.generate))
-app.command("chat")(with_sampling(chat.chat))
+app.command("generate")(with_sampling(with_adapters(generate.generate)))
+app.command("chat")(with_sampling(with_adapters(chat.chat)))
 app.command("tokenize")(tokenize.tokenize)
-app.command("bench")(bench.bench)
+app.command("bench")(with_adapters(bench.bench))
 app.command("op-bench")(op_bench.op_bench)
+app.command("embed")(embed.embed)
 app.command("info")(info.info)
+app.command("convert")(convert.convert)
 app.command("quantize")(quantize.quantize)
-app.command("perplexity")(perplexity.perplexity_of_file)
+app.command("split")(split.split)
+app.command("merge")(split.merge)
+app.command("merge-lora")(merge_lora.merge)
+app.command("perplexity")(with_adapters(perplexity.perplexity_of_file))
+app.command("cvector")(cvector.cvector)
 app.command("dump-dot")(dump_dot.dump_dot)
+app.command("trace")(trace.trace)
+app.command("diff")(trace.diff)
 
 
 def main(args: list[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from pyggml import dot
+from pyggml.inspect import dot
 from pyggml.llm.model import load_model
 
 from .options import ModelPath

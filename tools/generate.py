@@ -12,14 +12,15 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from pyggml.llm.generate import Generation, new_generation
-from pyggml.llm.long_context import LongContext, tokens_to_keep
+from pyggml.llm.generate.generation import Generation, new_generation
+from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
+from pyggml.llm.generate.prompt_cache import open_session, save_session
+from pyggml.llm.generate.speculative import with_draft
 from pyggml.llm.model import load_model
-from pyggml.llm.prompt_cache import open_session, save_session
 from pyggml.llm.samplers import SamplingOptions, StepTrace
-from pyggml.llm.speculative import with_draft
 
 from . import summary
+from .adapters import AdapterOptions
 from .options import (
     CtxSize,
     DraftMax,
@@ -47,9 +48,11 @@ INTERRUPTED = 130  # the exit code of a program that SIGINT ended
 
 def generate(
     sampling: SamplingOptions,
+    adapters: AdapterOptions,
     model: ModelPath = None,
     prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to continue.")] = None,
     file: Annotated[Optional[Path], typer.Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
+    suffix: Annotated[Optional[str], typer.Option("--suffix", help="Fill in what stands before this text.")] = None,
     n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens; -1: no limit, -2: one context.")] = 128,
     stop: Stop = None,
     cfg_scale: Annotated[float, typer.Option("--cfg-scale", help="Classifier-free guidance; 1: off.")] = 1.0,
@@ -78,11 +81,14 @@ def generate(
     start = perf_counter()
     if model_draft and lookup:
         raise typer.BadParameter("--model-draft and --lookup cannot both be given")
+    if prompt_cache and (adapters.loras or adapters.vectors):  # what it keeps does not say what it was evaluated with
+        raise typer.BadParameter("--prompt-cache cannot be given with adapters")
     text = read_prompt(prompt, file)
     m = load_model(model)
+    adapters.apply(m)
     g = new_generation(
         m,
-        text,
+        text if suffix is None else m.vocab.infill_ids(text, suffix),
         n_predict,
         stop=stop or (),
         n_ctx=m.hparams.n_ctx_train if ctx_size == 0 or (ctx_size is None and prompt_cache) else ctx_size,
@@ -96,7 +102,7 @@ def generate(
         draft_model = load_model(model_draft) if model_draft else None
         g = with_draft(g, draft_model, draft_max, draft_min, draft_p_min)
     session = _SessionFile(g, prompt_cache, prompt_cache_all, prompt_cache_ro)
-    session.open(text)
+    session.open(bool(text) or suffix is not None)
     if g.guidance is None:
         n_keep = tokens_to_keep(keep, len(g.prompt), m.vocab.add_bos)
         shift = not no_context_shift and n_predict != -2
@@ -123,6 +129,8 @@ def generate(
             if token.trace and not as_json:
                 print(summary.trace_lines(token.trace, m.vocab), file=sys.stderr)
         reason = g.finish_reason
+        if suffix is not None and not as_json:
+            sys.stdout.write(suffix)
     except KeyboardInterrupt:
         emit(g.rest())
     session.end()
@@ -151,16 +159,16 @@ class _SessionFile:
     read_only: bool
     due: bool = False  # whether the prompt is to be saved
 
-    def open(self, text: str) -> None:
-        """Take from the file what it has of the prompt, or the prompt itself where `text` is empty."""
+    def open(self, given: bool) -> None:
+        """Take from the file what it has of the prompt, or the prompt itself where none was given."""
         g = self.g
         if self.path is None:
             return
         if g.guidance is not None:
             raise typer.BadParameter("--prompt-cache and --cfg-scale cannot both be given")
-        session = open_session(g.ctx, self.path, g.prompt if text else ())
+        session = open_session(g.ctx, self.path, g.prompt if given else ())
         print(session.report, file=sys.stderr)
-        if session.prompt and not text:
+        if session.prompt and not given:
             g.prompt = session.prompt
             g.chain.reset()
             g.chain.prime(g.prompt)

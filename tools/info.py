@@ -11,8 +11,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pyggml.gguf_io import GGUFFile, KVValue, open_gguf
-from pyggml.llm.model import default_model_path
+from pyggml.errors import ModelError
+from pyggml.gguf_io.read import GGUFFile, KVValue
+from pyggml.gguf_io.split import open_model
+from pyggml.llm.model import default_model_path, load_model
 
 from .options import Json, ModelPath
 
@@ -45,7 +47,7 @@ def summary(f: GGUFFile) -> dict[str, Any]:
 
     return {
         "version": f.version,
-        "size": f.size,
+        "size": sum(part.size for part in f.parts),
         "n_params": sum(math.prod(t.ne) for t in f.tensors.values()),
         "types": dict(Counter(t.dtype.name for t in f.tensors.values())),
         "metadata": {k: plain(v) for k, v in f.kv.items()},
@@ -53,16 +55,25 @@ def summary(f: GGUFFile) -> dict[str, Any]:
     }
 
 
+def verdict(path: str) -> dict[str, Any]:
+    """Whether the architecture can run the file, and which of its tensors nothing asks for."""
+    try:
+        return {"problem": None, "unused": load_model(path, repack=False).weights.unused}
+    except ModelError as e:
+        return {"problem": str(e), "unused": []}
+
+
 def info(model: ModelPath = None, as_json: Json = False) -> None:
     """Show the metadata and tensors of a GGUF file."""
-    f = open_gguf(default_model_path() if model is None else model)
-    about = summary(f)
+    f = open_model(default_model_path() if model is None else model)
+    about = {**summary(f), **verdict(f.path)}
     if as_json:
         print(json.dumps(about))
         return
     console = Console()
     types = ", ".join(f"{n} {name}" for name, n in about["types"].items())
-    console.print(f"GGUF v{f.version}, {f.size / 2**20:.1f} MiB, {about['n_params']:,} parameters, tensors: {types}")
+    size = f"{about['size'] / 2**20:.1f} MiB" + (f" in {len(f.parts)} files" if f.others else "")
+    console.print(f"GGUF v{f.version}, {size}, {about['n_params']:,} parameters, tensors: {types}")
     table = Table("key", "value", title="metadata")
     for key, value in f.kv.items():
         table.add_row(key, short(value))
@@ -71,3 +82,7 @@ def info(model: ModelPath = None, as_json: Json = False) -> None:
     for t in f.tensors.values():
         table.add_row(t.name, t.dtype.name, str(list(t.ne)), f"{t.nbytes:,}")
     console.print(table)
+    if about["problem"] is not None:
+        console.print(f"It cannot run: {about['problem']}", markup=False)
+    elif about["unused"]:
+        console.print(f"Nothing asks for the tensors {', '.join(about['unused'])}", markup=False)

@@ -13,17 +13,17 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pyggml.alloc import steps_of
 from pyggml.backends.cpu import CpuBackend
 from pyggml.backends.cpu.isa import isa_name
 from pyggml.backends.cpu.peak import KINDS, compute_rate, read_rate
 from pyggml.backends.cpu.repack import can_repack, repack
-from pyggml.buffer import Buffer
+from pyggml.buffers.alloc import steps_of
+from pyggml.buffers.buffer import Buffer
 from pyggml.dtypes import DType
 from pyggml.opdef import opdef_of
 from pyggml.tensor import Context, Tensor
 
-from .op_cases import OP_CASES, Ne, OpCase
+from .measure.op_cases import OP_CASES, Ne, OpCase
 from .options import Json, Threads
 
 COLD_BYTES = 96 << 20  # of weights, where few columns meet them: decoding reads a whole model

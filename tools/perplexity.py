@@ -12,13 +12,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pyggml.llm.generate.perplexity import Perplexity, perplexity
 from pyggml.llm.model import load_model
-from pyggml.llm.perplexity import Perplexity, perplexity
 
+from .adapters import AdapterOptions
 from .options import FlashAttn, Json, ModelPath, Threads
 
 
 def perplexity_of_file(
+    adapters: AdapterOptions,
     file: Annotated[Path, typer.Option("-f", "--file", help="The text; -: from stdin.")],
     model: ModelPath = None,
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", help="Tokens of a chunk; 0: as trained.", min=0)] = 512,
@@ -34,6 +36,7 @@ def perplexity_of_file(
     predicted; with --ppl-stride, overlapping chunks and their last tokens. Progress goes to stderr."""
     data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     m = load_model(model)
+    adapters.apply(m)
     estimates = perplexity(
         m, data.decode("utf-8", "replace"), ctx_size, ppl_stride, chunks, n_threads=threads, flash_attn=flash_attn
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -14,9 +15,9 @@ from rich.table import Table
 
 from pyggml.dtypes import DType
 from pyggml.errors import DTypeError
-from pyggml.llm.imatrix import load_imatrix
-from pyggml.llm.quantize_mix import MIXES, find_mix
-from pyggml.llm.quantize_model import Plan, TensorPlan, plan_quantization, write_quantized
+from pyggml.llm.quantize.imatrix import load_imatrix
+from pyggml.llm.quantize.mixes import MIXES, find_mix
+from pyggml.llm.quantize.rewrite import Plan, TensorPlan, plan_quantization, write_quantized
 from pyggml.tensor import rank_of
 
 from .options import Json, Threads
@@ -57,6 +58,15 @@ def table_of(plan: Plan) -> Table:
         ne = "x".join(map(str, t.source.ne[: rank_of(t.source.ne)]))
         table.add_row(t.source.name, ne, t.source.dtype.name, t.dtype.name, f"{t.bits_per_weight:.2f}", *errors)
     return table
+
+
+def with_bar(name: str, run: Callable[[Callable[[int, int], None]], object]) -> None:
+    """Run something that reports (done, in all), with a bar on a terminal."""
+    stderr = Console(stderr=True)
+    columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task(name, total=None)
+        run(lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def quantize(
@@ -104,10 +114,7 @@ def quantize(
             soft_wrap=True,
         )
     if not dry_run:
-        columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-            task = bar.add_task(name, total=None)
-            write_quantized(plan, out, threads, lambda done, total: bar.update(task, completed=done, total=total))
+        with_bar(name, lambda progress: write_quantized(plan, out, threads, progress))
     bits = 8 * plan.bytes_after / plan.n_elements
     if as_json:
         about = {"in": str(source), "out": None if dry_run else str(out), "file_type": name}

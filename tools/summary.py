@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyggml.llm.generate import Generation
+from pyggml.llm.generate.generation import Generation
+from pyggml.llm.generate.speculative import SpeculativeGeneration
 from pyggml.llm.samplers import StepTrace
-from pyggml.llm.speculative import SpeculativeGeneration
 from pyggml.llm.vocab import Vocab
 
 

@@ -1,6 +1,7 @@
-// add, sub, mul, div: b repeats to the shape of a. dst may be a or b: no restrict.
+// add, sub, mul, div: b repeats to the shape of a. Floats in f32; I32 with I32 wraps, and a quotient is truncated, 0
+// where b is 0. dst may be a or b: no restrict.
 #include "kernel.h"
-#include "rows.h"
+#include "simd/rows.h"
 
 // One row: y[i] = a[i] (op) b[i], all dense f32.
 #define ROW(name, vop, sop)                                                                                            \
@@ -15,9 +16,45 @@ ROW(mul, vf_mul, *)
 ROW(div, vf_div, /)
 #undef ROW
 
+static int32_t wrapped_add(int32_t a, int32_t b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
+static int32_t wrapped_sub(int32_t a, int32_t b) { return (int32_t)((uint32_t)a - (uint32_t)b); }
+static int32_t wrapped_mul(int32_t a, int32_t b) { return (int32_t)((uint32_t)a * (uint32_t)b); }
+static int32_t wrapped_div(int32_t a, int32_t b) { return b == 0 ? 0 : b == -1 ? wrapped_sub(0, a) : a / b; }
+
 typedef void (*row_fn)(float *y, const float *a, const float *b, int64_t n);
 
+typedef int32_t (*integer_fn)(int32_t a, int32_t b);
+
+PG_INLINE int integer_rows(const pg_task *t, int ith, int nth, integer_fn f) {
+  const pg_tensor *y = &t->dst, *a = &t->src[0], *b = &t->src[1];
+  const pg_range r = pg_share(pg_n_rows(y), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(y, ir);
+    char *py = pg_row_at(y, i.i1, i.i2, i.i3);
+    const char *pa = pg_row_at(a, i.i1, i.i2, i.i3);
+    const char *pb = pg_row_at(b, i.i1 % b->ne[1], i.i2 % b->ne[2], i.i3 % b->ne[3]);
+    for (int64_t k = 0, kb = 0; k < y->ne[0]; k++, kb = kb + 1 == b->ne[0] ? 0 : kb + 1)
+      *(int32_t *)(py + k * y->nb[0]) =
+          f(*(const int32_t *)(pa + k * a->nb[0]), *(const int32_t *)(pb + kb * b->nb[0]));
+  }
+  return PG_OK;
+}
+
 enum { STRIP = 256 }; // elements at a time where a row is not dense f32
+
+// Elements k.. of b's row, which may be shorter than n: it repeats.
+static void get_repeated(float *to, const pg_tensor *b, const char *row, int64_t k, int64_t n) {
+  if (b->ne[0] == 1) {
+    pg_get_f32(to, b, row, 0, 1);
+    for (int64_t j = 1; j < n; j++) to[j] = to[0];
+    return;
+  }
+  for (int64_t j = 0; j < n;) {
+    const int64_t kb = (k + j) % b->ne[0], m = PG_MIN(n - j, b->ne[0] - kb);
+    pg_get_f32(to + j, b, row, kb, m);
+    j += m;
+  }
+}
 
 static int rows(const pg_task *t, int ith, int nth, row_fn f) {
   const pg_tensor *y = &t->dst, *a = &t->src[0], *b = &t->src[1];
@@ -37,11 +74,7 @@ static int rows(const pg_task *t, int ith, int nth, row_fn f) {
       float fa[STRIP], fb[STRIP];
       const int64_t m = PG_MIN(STRIP, n - k);
       pg_get_f32(fa, a, pa, k, m);
-      for (int64_t j = 0; j < m;) { // b's row may be shorter: it repeats
-        const int64_t kb = (k + j) % b->ne[0], mb = PG_MIN(m - j, b->ne[0] - kb);
-        pg_get_f32(fb + j, b, pb, kb, mb);
-        j += mb;
-      }
+      get_repeated(fb, b, pb, k, m);
       f(fa, fa, fb, m);
       pg_put_f32(y, py, k, fa, m);
     }
@@ -49,7 +82,11 @@ static int rows(const pg_task *t, int ith, int nth, row_fn f) {
   return PG_OK;
 }
 
-int PG_FN(add_any)(const pg_task *t, int ith, int nth) { return rows(t, ith, nth, row_add); }
-int PG_FN(sub_any)(const pg_task *t, int ith, int nth) { return rows(t, ith, nth, row_sub); }
-int PG_FN(mul_any)(const pg_task *t, int ith, int nth) { return rows(t, ith, nth, row_mul); }
-int PG_FN(div_any)(const pg_task *t, int ith, int nth) { return rows(t, ith, nth, row_div); }
+#define OP(name)                                                                                                       \
+  int PG_FN(name##_any)(const pg_task *t, int ith, int nth) {                                                          \
+    return t->dst.type == PG_I32 ? integer_rows(t, ith, nth, wrapped_##name) : rows(t, ith, nth, row_##name);          \
+  }
+OP(add)
+OP(sub)
+OP(mul)
+OP(div)

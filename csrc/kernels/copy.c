@@ -1,8 +1,8 @@
 // cpy, cont, dup, cast: the elements of src[0] in ne order into dst, converted. The element counts are equal, the
 // shapes may differ; any strides. One piece of code moves strided runs; everything else decides which runs.
-#include "blocks.h"
-#include "rows.h"
-#include "units.h"
+#include "formats/storage.h"
+#include "simd/convert.h"
+#include "simd/units.h"
 
 enum {
   STRIP = 256,  // elements converted at a time: whole blocks of every block type
@@ -11,49 +11,38 @@ enum {
   MAX_TILE_UNIT = 8
 };
 
-// How to move a run of elements: same types as units of `unit` bytes (a block is one element), others through f32.
+// How to move a run of elements: same types as units of `unit` bytes (a block is one element), others through
+// `between`. Through floats numbers may become finite: NaN 0, others at most `limit`.
 typedef struct mover {
-  int64_t src, dst, unit; // types; unit is 0 where they differ
+  int64_t src, dst, between; // types
+  int64_t unit;              // 0 where src and dst differ
+  float limit;               // 0: none
 } mover;
 
-// n elements of a float type or I32, `stride` bytes apart, as f32 ...
-static void load_f32(float *x, int64_t type, const char *p, int64_t stride, int64_t n) {
-  if (type == PG_I32) {
-    for (int64_t i = 0; i < n; i++) x[i] = (float)*(const int32_t *)(p + i * stride);
-  } else {
-    pg_get_f32(x, &(pg_tensor){.nb = {stride}, .type = type}, p, 0, n);
-  }
-}
+static int64_t size_between(const mover *m) { return m->between == PG_F32 ? 4 : 8; }
 
-// Truncated; what does not fit becomes the nearest number that does, NaN becomes 0.
-static int32_t to_i32(float x) {
-  if (x >= 0x1p31f) return INT32_MAX;
-  if (x <= -0x1p31f) return INT32_MIN;
-  return x == x ? (int32_t)x : 0;
-}
-
-// ... and back.
-static void store_f32(const float *x, int64_t type, char *p, int64_t stride, int64_t n) {
-  if (type == PG_I32) {
-    for (int64_t i = 0; i < n; i++) *(int32_t *)(p + i * stride) = to_i32(x[i]);
-  } else {
-    pg_put_f32(&(pg_tensor){.nb = {stride}, .type = type}, p, 0, x, n);
+static void make_finite(float *x, int64_t n, float limit) {
+  for (int64_t i = 0; i < n; i++) {
+    const float c = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
+    x[i] = c == c ? c : 0;
   }
 }
 
 static void move(const mover *m, char *pd, int64_t sd, const char *ps, int64_t ss, int64_t n) {
   if (m->unit) {
     pg_move_units(pd, sd, ps, ss, n, m->unit);
-  } else if (m->src == PG_F32 && ss == 4) {
-    store_f32((const float *)ps, m->dst, pd, sd, n);
-  } else if (m->dst == PG_F32 && sd == 4) {
-    load_f32((float *)pd, m->src, ps, ss, n);
+  } else if (m->src == m->between && ss == size_between(m) && !(m->limit > 0)) {
+    pg_store_plain(ps, m->between, m->dst, pd, sd, n);
+  } else if (m->dst == m->between && sd == size_between(m)) {
+    pg_load_plain(pd, m->between, m->src, ps, ss, n);
+    if (m->limit > 0) make_finite((float *)pd, n, m->limit);
   } else {
-    float x[STRIP];
+    double x[STRIP]; // or as many floats or integers
     for (int64_t k = 0; k < n; k += STRIP) {
       const int64_t c = PG_MIN(STRIP, n - k);
-      load_f32(x, m->src, ps + k * ss, ss, c);
-      store_f32(x, m->dst, pd + k * sd, sd, c);
+      pg_load_plain(x, m->between, m->src, ps + k * ss, ss, c);
+      if (m->limit > 0) make_finite((float *)x, c, m->limit);
+      pg_store_plain(x, m->between, m->dst, pd + k * sd, sd, c);
     }
   }
 }
@@ -137,9 +126,9 @@ static void by_rows(const grid *g, const mover *m, char *dst, const char *src, i
 // The source is dense along dimension 1, the destination along 0: read and write runs, and turn small tiles in between.
 static void by_tiles(const grid *g, const mover *m, char *dst, const char *src, int ith, int nth) {
   const int64_t n = g->ne[0], n_cols = (g->ne[1] + TILE - 1) / TILE;
-  const int64_t e = m->unit ? m->unit : 4; // bytes of an element in the tile: as it is, or f32
-  const mover in = m->unit ? *m : (mover){m->src, PG_F32, m->src == PG_F32 ? 4 : 0};
-  const mover out = m->unit ? *m : (mover){PG_F32, m->dst, m->dst == PG_F32 ? 4 : 0};
+  const int64_t e = m->unit ? m->unit : size_between(m); // bytes of an element in the tile
+  const mover in = {m->src, m->between, m->between, m->src == m->between && !(m->limit > 0) ? e : m->unit, m->limit};
+  const mover out = {m->between, m->dst, m->between, m->dst == m->between ? e : m->unit, 0};
   const pg_range r = pg_share(n_cols * g->ne[2] * g->ne[3], ith, nth);
   char tile[TILE * TILE * MAX_TILE_UNIT] __attribute__((aligned(64))); // [TILE along 0][TILE along 1]
   for (int64_t i = r.first; i < r.last; i++) {
@@ -183,7 +172,7 @@ static void gather(float *x, const pg_tensor *t, int64_t k, int64_t n) {
   for (int64_t left, c; n > 0; k += c, x += c, n -= c) {
     const char *p = element(t, k, &left);
     c = PG_MIN(n, left);
-    load_f32(x, t->type, p, t->nb[0], c);
+    pg_load_f32(x, t->type, p, t->nb[0], c);
   }
 }
 
@@ -191,12 +180,12 @@ static void scatter(const float *x, const pg_tensor *t, int64_t k, int64_t n) {
   for (int64_t left, c; n > 0; k += c, x += c, n -= c) {
     char *p = element(t, k, &left);
     c = PG_MIN(n, left);
-    store_f32(x, t->type, p, t->nb[0], c);
+    pg_store_f32(x, t->type, p, t->nb[0], c);
   }
 }
 
-static void to_blocks(const pg_tensor *dst, const pg_tensor *src, pg_from_f32 encode, int64_t strip_bytes, int ith,
-                      int nth) {
+static void to_blocks(const pg_tensor *dst, const pg_tensor *src, pg_from_f32 encode, int64_t strip_bytes, float limit,
+                      int ith, int nth) {
   const int64_t n = dst->ne[0];
   const pg_range r = pg_share(pg_n_rows(dst), ith, nth);
   float x[STRIP];
@@ -206,6 +195,7 @@ static void to_blocks(const pg_tensor *dst, const pg_tensor *src, pg_from_f32 en
     for (int64_t k = 0; k < n; k += STRIP, p += strip_bytes) {
       const int64_t c = PG_MIN(STRIP, n - k);
       gather(x, src, ir * n + k, c);
+      if (limit > 0) make_finite(x, c, limit);
       encode(x, p, c);
     }
   }
@@ -232,9 +222,10 @@ int PG_FN(cpy_any)(const pg_task *t, int ith, int nth) {
   if (!memcmp(&dst, &src, sizeof dst)) return PG_OK; // in place
   const int64_t block_d = pg_block_size(dst.type), block_s = pg_block_size(src.type);
   const int64_t unit_d = pg_unit_size(&dst), unit_s = pg_unit_size(&src);
-  const int same = dst.type == src.type;
+  const float limit = t->src[1].data ? (float)t->param[0] : 0; // of cpy
+  const int same = dst.type == src.type && !(limit > 0);
   if (!same && block_d > 1) {
-    to_blocks(&dst, &src, PG_FN(from_f32)(dst.type), STRIP / block_d * unit_d, ith, nth);
+    to_blocks(&dst, &src, PG_FN(from_f32)(dst.type), STRIP / block_d * unit_d, limit, ith, nth);
     return PG_OK;
   }
   if (!same && block_s > 1) {
@@ -242,7 +233,7 @@ int PG_FN(cpy_any)(const pg_task *t, int ith, int nth) {
     return PG_OK;
   }
   dst.ne[0] /= block_d, src.ne[0] /= block_s; // a block moves as one element
-  const mover m = {src.type, dst.type, same ? unit_d : 0};
+  const mover m = {src.type, dst.type, pg_type_between(src.type, dst.type), same ? unit_d : 0, limit};
   grid g;
   if (!common_shape(&g, &dst, &src, unit_d, unit_s)) {
     by_runs(&dst, &src, &m, ith, nth);

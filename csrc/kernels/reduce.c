@@ -1,5 +1,5 @@
 // Sums and order along rows.
-#include "rows.h"
+#include "simd/rows.h"
 
 enum { STRIP = 2048 }; // elements at a time; partial sums do not depend on the number of threads
 
@@ -42,6 +42,25 @@ int PG_FN(sum_any)(const pg_task *t, int ith, int nth) {
     const float y = (float)total;
     pg_put_f32(&t->dst, t->dst.data, 0, &y, 1);
   }
+  return PG_OK;
+}
+
+int64_t PG_FN(count_work)(const pg_task *t, int nth) { return nth * (int64_t)sizeof(int64_t); }
+
+int PG_FN(count_equal_i64)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0], *b = &t->src[1];
+  int64_t *counts = (int64_t *)t->work, n = 0;
+  const pg_range r = pg_share(pg_n_rows(a), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(a, ir);
+    const char *pa = pg_row_at(a, i.i1, i.i2, i.i3), *pb = pg_row_at(b, i.i1, i.i2, i.i3);
+    for (int64_t k = 0; k < a->ne[0]; k++)
+      n += *(const int32_t *)(pa + k * a->nb[0]) == *(const int32_t *)(pb + k * b->nb[0]);
+  }
+  counts[ith] = n;
+  pg_sync(t, nth);
+  for (int i = 1; ith == 0 && i < nth; i++) n += counts[i];
+  if (ith == 0) *(int64_t *)t->dst.data = n;
   return PG_OK;
 }
 

@@ -1,24 +1,43 @@
-// rope: rotates pairs of the first n_dims elements of every row by angles that grow with the token's position.
+// rope: rotates pairs of the first n_dims elements of every row by angles that grow with the token's position, or with
+// one of its four positions (sections).
 // Angles and their sine and cosine are double; one table per token serves all its heads.
-#include "rows.h"
+// src[3], if there is one: rows, dense f32, are normed first: rms_norm(row) * src[3].
+#include "simd/rms.h"
+#include "simd/rows.h"
 
-enum { N_DIMS, MODE, N_CTX_ORIG, FREQ_BASE, FREQ_SCALE, EXT_FACTOR, ATTN_FACTOR, BETA_FAST, BETA_SLOW }; // parameters
-enum { MODE_NEOX = 2 };                                                                                  // else NORM
+enum {
+  N_DIMS,
+  MODE,
+  N_CTX_ORIG,
+  FREQ_BASE,
+  FREQ_SCALE,
+  EXT_FACTOR,
+  ATTN_FACTOR,
+  BETA_FAST,
+  BETA_SLOW,
+  SECTIONS,
+  NORM_EPS = 13
+};
+enum { NORM = 0, NEOX = 2, MROPE = 8, VISION = 24, IMROPE = 40, POSITIONS = 4 }; // modes
 
 typedef struct table {
-  int64_t n;    // dimensions that are rotated
-  int neox;     // pairs are (i, i + n/2), else (2i, 2i + 1)
-  double sign;  // of the sine: -1 rotates back
-  double scale; // of sine and cosine
-  double *freq; // [n/2] angle per position
-  float *cs;    // [n] neox: n/2 cosines; norm: the cosine of each pair twice
-  float *sn;    // [n] neox: n/2 sines; norm: the sine of each pair twice, first negated
-  float *row;   // [ne0] a row that is not dense f32
+  int64_t n;     // dimensions that are rotated
+  int mode;      // NORM: pairs are (2i, 2i + 1), else (i, i + n/2)
+  double sign;   // of the sine: -1 rotates back
+  double scale;  // of sine and cosine
+  double *freq;  // [n/2] angle per position
+  double *angle; // [n/2]
+  float *cs;     // [n] norm: the cosine of each pair twice; else n/2 cosines
+  float *sn;     // [n] norm: the sine of each pair twice, first negated; else n/2 sines
+  float *row;    // [ne0] a row that is not dense f32
+  uint8_t *axis; // [n/2] which of its token's positions a pair turns by
 } table;
 
+static int64_t n_rotated(const pg_task *t) { return (int64_t)t->param[N_DIMS] * (t->param[MODE] == VISION ? 2 : 1); }
+
 static int64_t slot_size(const pg_task *t) {
-  const int64_t n = (int64_t)t->param[N_DIMS];
-  return (n / 2 * 8 + n * 8 + t->dst.ne[0] * 4 + 63) / 64 * 64;
+  const int64_t n = n_rotated(t);
+  return (n / 2 * (8 + 8 + 1) + n * 8 + t->dst.ne[0] * 4 + 63) / 64 * 64;
 }
 
 int64_t PG_FN(rope_work)(const pg_task *t, int nth) { return slot_size(t) * nth; }
@@ -40,7 +59,19 @@ static void frequencies(table *tb, const pg_task *t) {
     high = fmin(n - 1, ceil(corr_dim(n, p[N_CTX_ORIG], p[BETA_SLOW], p[FREQ_BASE])));
     tb->scale *= 1 + 0.1 * log(1 / p[FREQ_SCALE]);
   }
-  for (int64_t i = 0; i < tb->n / 2; i++, f *= step) {
+  int64_t sections[POSITIONS], sector = 0;
+  for (int k = 0; k < POSITIONS; k++) sections[k] = (int64_t)p[SECTIONS + k];
+  for (int64_t i = 0, axis = 0; i < tb->n / 2; i++, f *= step) {
+    if (tb->mode == IMROPE) {
+      axis = sector % 3;
+      tb->axis[i] = (uint8_t)(sector < 3 * sections[axis] ? axis : 3);
+      sector = (sector + 1) % (sections[0] + sections[1] + sections[2] + sections[3]);
+    } else if (tb->mode >= MROPE) {
+      for (; sector == sections[axis]; axis = (axis + 1) % POSITIONS) sector = 0;
+      if (tb->mode == VISION && sector == 0) f = 1;
+      tb->axis[i] = (uint8_t)axis;
+      sector++;
+    }
     const double kept = ext * (1 - fmin(1, fmax(0, ((double)i - low) / fmax(0.001, high - low))));
     const double factor = c->data ? *(const float *)(c->data + i * c->nb[0]) : 1;
     tb->freq[i] = f / factor * (ext != 0 ? p[FREQ_SCALE] * (1 - kept) + kept : p[FREQ_SCALE]);
@@ -62,18 +93,26 @@ PG_INLINE void sin_cos(double x, double *s, double *c) {
   *c = (q + 1) & 2 ? -vc : vc;
 }
 
-static void fill_table(const table *tb, int32_t position) {
+static void fill_table(const table *tb, const pg_tensor *positions, int64_t token, int64_t n_tokens) {
   const double ms = tb->scale * tb->sign, mc = tb->scale;
-  const int64_t half = tb->n / 2;
+  const int64_t half = tb->n / 2, nb = positions->nb[0];
+  int32_t at[POSITIONS];
+  for (int k = 0; k < (tb->mode >= MROPE ? POSITIONS : 1); k++)
+    at[k] = *(const int32_t *)(positions->data + (token + k * n_tokens) * nb);
+  if (tb->mode >= MROPE) {
+    for (int64_t i = 0; i < half; i++) tb->angle[i] = at[tb->axis[i]] * tb->freq[i];
+  } else {
+    for (int64_t i = 0; i < half; i++) tb->angle[i] = at[0] * tb->freq[i];
+  }
   double s, c;
-  if (tb->neox) {
+  if (tb->mode != NORM) {
     for (int64_t i = 0; i < half; i++) {
-      sin_cos(position * tb->freq[i], &s, &c);
+      sin_cos(tb->angle[i], &s, &c);
       tb->cs[i] = (float)(c * mc), tb->sn[i] = (float)(s * ms);
     }
   } else {
     for (int64_t i = 0; i < half; i++) {
-      sin_cos(position * tb->freq[i], &s, &c);
+      sin_cos(tb->angle[i], &s, &c);
       tb->cs[2 * i] = tb->cs[2 * i + 1] = (float)(c * mc);
       tb->sn[2 * i] = (float)(s * -ms), tb->sn[2 * i + 1] = (float)(s * ms);
     }
@@ -85,7 +124,7 @@ static void rotate(const table *tb, float *y, const float *x) {
   const int64_t n = tb->n, half = n / 2;
   const float *cs = tb->cs, *sn = tb->sn;
   int64_t i = 0;
-  if (tb->neox) {
+  if (tb->mode != NORM) {
     for (; i + VF_N <= half; i += VF_N) {
       const vf a = vf_load(x + i), b = vf_load(x + half + i), c = vf_load(cs + i), s = vf_load(sn + i);
       vf_store(y + i, vf_sub(vf_mul(a, c), vf_mul(b, s)));
@@ -112,21 +151,30 @@ static void rotate(const table *tb, float *y, const float *x) {
 static int rope(const pg_task *t, int ith, int nth, double sign) {
   const pg_tensor *y = &t->dst, *a = &t->src[0], *positions = &t->src[1];
   const int64_t n0 = y->ne[0];
-  table tb = {.n = (int64_t)t->param[N_DIMS], .neox = t->param[MODE] == MODE_NEOX, .sign = sign};
+  table tb = {.n = n_rotated(t), .mode = (int)t->param[MODE], .sign = sign};
   tb.freq = (double *)(t->work + slot_size(t) * ith);
-  tb.cs = (float *)(tb.freq + tb.n / 2);
+  tb.angle = tb.freq + tb.n / 2;
+  tb.cs = (float *)(tb.angle + tb.n / 2);
   tb.sn = tb.cs + tb.n;
   tb.row = tb.sn + tb.n;
+  tb.axis = (uint8_t *)(tb.row + n0);
   const int dense = pg_is_f32_row(y) && pg_is_f32_row(a);
+  const float *norm = (const float *)t->src[3].data;
   const pg_range r = pg_share(pg_n_rows(y), ith, nth);
   if (r.first == r.last) return PG_OK;
   frequencies(&tb, t);
   for (int64_t ir = r.first; ir < r.last; ir++) {
     const pg_idx i = pg_unravel(y, ir);
-    if (ir == r.first || i.i1 == 0) fill_table(&tb, *(const int32_t *)(positions->data + i.i2 * positions->nb[0]));
+    if (ir == r.first || i.i1 == 0) fill_table(&tb, positions, i.i2, y->ne[2]);
     char *py = pg_row_at(y, i.i1, i.i2, i.i3);
     const char *pa = pg_row_at(a, i.i1, i.i2, i.i3);
-    if (dense) {
+    if (norm) {
+      const float *x = (const float *)pa;
+      float *to = dense ? (float *)py : tb.row;
+      pg_scale_mul(to, x, pg_rms_scale(x, n0, t->param[NORM_EPS]), norm, n0);
+      rotate(&tb, to, to);
+      if (!dense) pg_put_f32(y, py, 0, to, n0);
+    } else if (dense) {
       rotate(&tb, (float *)py, (const float *)pa);
       if (py != pa) memcpy(py + tb.n * 4, pa + tb.n * 4, (n0 - tb.n) * 4);
     } else {

@@ -1,6 +1,6 @@
-// soft_max (with mask, scale, ALiBi) and diag_mask_inf. dst may be the source: no restrict.
-#include "rows.h"
-#include "softmax.h"
+// soft_max (with mask, scale, ALiBi, sinks), diag_mask_inf and diag_mask_zero, tri. dst may be the source: no restrict.
+#include "simd/rows.h"
+#include "kernels/softmax.h"
 
 enum { PIECE = 64 * VF_N, STRIP = 256 };
 enum mask_kind { NO_MASK, MASK_F32, MASK_F16 };
@@ -12,6 +12,7 @@ typedef struct job { // one row: softmax(x * scale + m * slope)
   int64_t n;
   float scale;
   float slope, slope_rest; // slope_rest: what rounding the slope to f32 lost
+  float sink;              // one more score, without a column; -inf: none
 } job;
 
 // n elements, at most a register; the last one repeated where there are fewer.
@@ -40,7 +41,7 @@ PG_INLINE vf below_top(const job *j, int64_t i, int64_t n, vf top, enum mask_kin
   const vf bias_rest = vf_fma1(m, slope, -bias) + m * vf_set1(j->slope_rest);
   const vf t_rest = (bias - (t - back)) - (top + back);
   const vf rest = vf_if_lt(vf_set1(-3e38f), t, bias_rest + t_rest, vf_zero()); // -inf has none
-  return vf_fma1(x, scale, t) + rest;
+  return vf_masked(vf_fma1(x, scale, t) + rest, m);
 }
 
 PG_INLINE void row(const job *j, enum mask_kind kind) {
@@ -48,11 +49,15 @@ PG_INLINE void row(const job *j, enum mask_kind kind) {
   vf tops = vf_set1(-INFINITY);
   for (int64_t i = 0; i < n; i += VF_N) {
     vf s = load_x(j->x + i, n - i) * vf_set1(j->scale);
-    if (kind != NO_MASK) s = vf_fma(load_m(j->m, i, n - i, kind), vf_set1(j->slope), s);
+    if (kind != NO_MASK) {
+      const vf m = load_m(j->m, i, n - i, kind);
+      s = vf_masked(vf_fma(m, vf_set1(j->slope), s), m);
+    }
     tops = vf_max(s, tops);
   }
-  const vf top = vf_set1(vf_hmax(tops));
-  double sum = 0;
+  const float peak = PG_MAX(vf_hmax(tops), j->sink);
+  const vf top = vf_set1(peak);
+  double sum = j->sink == -INFINITY ? 0 : exp((double)j->sink - peak);
   int64_t i = 0;
   while (i + VF_N <= n) {
     const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
@@ -82,13 +87,14 @@ static void row_mask_f32(const job *j) { row(j, MASK_F32); }
 static void row_mask_f16(const job *j) { row(j, MASK_F16); }
 
 int PG_FN(soft_max_any)(const pg_task *t, int ith, int nth) {
-  const pg_tensor *y = &t->dst, *x = &t->src[0], *m = &t->src[1];
-  job j = {.n = x->ne[0], .scale = (float)t->param[0], .slope = 1};
+  const pg_tensor *y = &t->dst, *x = &t->src[0], *m = &t->src[1], *sinks = &t->src[2];
+  job j = {.n = x->ne[0], .scale = (float)t->param[0], .slope = 1, .sink = -INFINITY};
   const pg_range r = pg_share(pg_n_rows(y), ith, nth);
   for (int64_t ir = r.first; ir < r.last; ir++) {
     const pg_idx i = pg_unravel(y, ir);
     j.y = (float *)pg_row_at(y, i.i1, i.i2, i.i3);
     j.x = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
+    if (sinks->data) j.sink = *(const float *)(sinks->data + i.i2 * sinks->nb[0]);
     if (!m->data) {
       row_plain(&j);
       continue;
@@ -104,24 +110,47 @@ int PG_FN(soft_max_any)(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
-int PG_FN(diag_mask_inf_f32)(const pg_task *t, int ith, int nth) {
+// dst = src[0] in columns `from` .. `to` of a row, `value` in the others.
+static void keep_columns(const pg_task *t, pg_idx i, int64_t from, int64_t to, float value) {
   const pg_tensor *y = &t->dst, *x = &t->src[0];
-  const int64_t n = y->ne[0];
-  const pg_range r = pg_share(pg_n_rows(y), ith, nth);
+  char *py = pg_row_at(y, i.i1, i.i2, i.i3);
+  const char *px = pg_row_at(x, i.i1, i.i2, i.i3);
+  float b[STRIP];
+  for (int64_t k = from, w; py != px && k < to; k += w) {
+    w = PG_MIN(STRIP, to - k);
+    pg_get_f32(b, x, px, k, w);
+    pg_put_f32(y, py, k, b, w);
+  }
+  for (int64_t k = 0; k < STRIP; k++) b[k] = value;
+  for (int64_t k = 0; k < from; k += STRIP) pg_put_f32(y, py, k, b, PG_MIN(STRIP, from - k));
+  for (int64_t k = to; k < y->ne[0]; k += STRIP) pg_put_f32(y, py, k, b, PG_MIN(STRIP, y->ne[0] - k));
+}
+
+// Column k of row i1 is visible where k <= param[0] + i1.
+static int mask_future(const pg_task *t, int ith, int nth, float value) {
+  const int64_t n = t->dst.ne[0];
+  const pg_range r = pg_share(pg_n_rows(&t->dst), ith, nth);
   for (int64_t ir = r.first; ir < r.last; ir++) {
-    const pg_idx i = pg_unravel(y, ir);
-    char *py = pg_row_at(y, i.i1, i.i2, i.i3);
-    const char *px = pg_row_at(x, i.i1, i.i2, i.i3);
+    const pg_idx i = pg_unravel(&t->dst, ir);
     const double visible = t->param[0] + (double)i.i1 + 1;
-    const int64_t keep = visible < (double)n ? (int64_t)visible : n;
-    float b[STRIP];
-    for (int64_t k = 0, w; py != px && k < keep; k += w) {
-      w = PG_MIN(STRIP, keep - k);
-      pg_get_f32(b, x, px, k, w);
-      pg_put_f32(y, py, k, b, w);
-    }
-    for (int64_t k = 0; k < STRIP; k++) b[k] = -INFINITY;
-    for (int64_t k = keep; k < n; k += STRIP) pg_put_f32(y, py, k, b, PG_MIN(STRIP, n - k));
+    keep_columns(t, i, 0, visible < (double)n ? (int64_t)visible : n, value);
+  }
+  return PG_OK;
+}
+
+int PG_FN(diag_mask_inf_f32)(const pg_task *t, int ith, int nth) { return mask_future(t, ith, nth, -INFINITY); }
+int PG_FN(diag_mask_zero_f32)(const pg_task *t, int ith, int nth) { return mask_future(t, ith, nth, 0); }
+
+// param: 0 the upper triangle with the diagonal, 1 without, 2 the lower one with, 3 without
+int PG_FN(tri_any)(const pg_task *t, int ith, int nth) {
+  const int type = (int)t->param[0], diagonal = type == 0 || type == 2;
+  const pg_range r = pg_share(pg_n_rows(&t->dst), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(&t->dst, ir);
+    if (type < 2)
+      keep_columns(t, i, i.i1 + !diagonal, t->dst.ne[0], 0);
+    else
+      keep_columns(t, i, 0, i.i1 + diagonal, 0);
   }
   return PG_OK;
 }

@@ -1,6 +1,6 @@
 // Elementwise functions of one tensor. dst may be the source: no restrict.
-#include "rows.h"
-#include "vmath.h"
+#include "simd/rows.h"
+#include "simd/vmath.h"
 
 // y[i] = f(x[i]) for dense f32; p: the op's parameters.
 typedef void (*vec_fn)(float *y, const float *x, int64_t n, const float *p);
@@ -19,17 +19,21 @@ typedef void (*vec_fn)(float *y, const float *x, int64_t n, const float *p);
     }                                                                                                                  \
   }
 
-// One libm call per element, for the rare ones.
-#define SCALAR(name, expr)                                                                                             \
-  static void vec_##name(float *y, const float *a, int64_t n, const float *p) {                                        \
-    for (int64_t i = 0; i < n; i++) {                                                                                  \
-      const float x = a[i];                                                                                            \
-      y[i] = expr;                                                                                                     \
-    }                                                                                                                  \
-  }
-
 // (x + 3) / 6 within 0..1. The bound is the first operand, so that NaN stays.
 PG_INLINE vf hardsigmoid(vf x) { return vf_min(vf_set1(1.0f), vf_max(vf_zero(), (x + vf_set1(3.0f)) / vf_set1(6.0f))); }
+
+// 0 for NaN
+PG_INLINE vf sgn(vf x) {
+  return vf_if_lt(vf_zero(), x, vf_set1(1.0f), vf_if_lt(x, vf_zero(), vf_set1(-1.0f), vf_zero()));
+}
+
+// p: alpha_p, alpha_n (both as the function multiplies with them), beta, eps. e^m - 1 - x = (e^m - 1 - m) + (m - x).
+PG_INLINE vf xielu(vf x, const float *p) {
+  const vf m = vf_min(vf_set1(p[3]), x), line = x * vf_set1(p[2]);
+  const vf above = vf_fma(x * vf_set1(p[0]), x, line);
+  const vf below = vf_fma(vf_expm1_rest(m) + (m - x), vf_set1(p[1]), line);
+  return vf_if_lt(vf_zero(), x, above, below);
+}
 
 VEC(silu, vf_silu(x))
 VEC(gelu, vf_gelu(x))
@@ -52,10 +56,17 @@ VEC(sqrt, vf_sqrt(x))
 VEC(scale, vf_fma(x, vf_set1(p[0]), vf_set1(p[1])))
 VEC(clamp, vf_min(vf_set1(p[1]), vf_max(vf_set1(p[0]), x)))
 VEC(add1, x + vf_set1(p[0]))
-SCALAR(log, logf(x))
-SCALAR(sin, sinf(x))
-SCALAR(cos, cosf(x))
-SCALAR(softplus, (x > 0 ? x : 0) + log1pf(expf(-fabsf(x))))
+VEC(log, vf_log(x))
+VEC(sin, vf_sin(x))
+VEC(cos, vf_cos(x))
+VEC(softplus, vf_softplus(x))
+VEC(floor, vf_floor(x))
+VEC(ceil, vf_ceil(x))
+VEC(round, vf_round_away(x))
+VEC(trunc, vf_trunc(x))
+VEC(sgn, sgn(x))
+VEC(xielu, xielu(x, p))
+VEC(fill, vf_set1(p[0]))
 
 // A dense tensor as one long row.
 static int is_dense(const pg_tensor *t) {
@@ -102,6 +113,8 @@ static int rows(const pg_task *t, int ith, int nth, vec_fn f, const float *p) {
   return PG_OK;
 }
 
+static double softplus(double x) { return PG_MAX(x, 0) + log1p(exp(-fabs(x))); }
+
 #define OP(name)                                                                                                       \
   int PG_FN(name##_any)(const pg_task *t, int ith, int nth) {                                                          \
     const float p[2] = {(float)t->param[0], (float)t->param[1]};                                                       \
@@ -129,8 +142,20 @@ OP(sqr)
 OP(sqrt)
 OP(sin)
 OP(cos)
+OP(floor)
+OP(ceil)
+OP(round)
+OP(trunc)
+OP(sgn)
 OP(scale)
 OP(clamp)
+OP(fill)
+
+int PG_FN(xielu_any)(const pg_task *t, int ith, int nth) {
+  const double alpha_n = t->param[0], alpha_p = t->param[1], beta = t->param[2];
+  const float p[4] = {(float)softplus(alpha_p), (float)(beta + softplus(alpha_n)), (float)beta, (float)t->param[3]};
+  return rows(t, ith, nth, vec_xielu, p);
+}
 
 int PG_FN(add1_any)(const pg_task *t, int ith, int nth) {
   float b;

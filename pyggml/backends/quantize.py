@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from .. import codec
-from ..buffer import Bytes
-from ..codec import Array, check_rows
+from ..buffers.buffer import Bytes
+from ..codec import Array, as_array, check_rows
 from ..dtypes import DType
 from ..errors import BackendError, DTypeError, ShapeError
 from ._pggml import ffi, lib
-from .cpu.isa import isa_levels, isa_name, n_cpus
+from .cpu.isa import isa_levels, isa_name, thread_count
 
 _CHUNK = 1 << 16  # elements that are worth a thread's while
 
@@ -25,11 +27,9 @@ def _pointer(kind: str, array: Array, offset: int = 0) -> Any:
 
 def _in_threads(run: Callable[[int, int], int], n_rows: int, n: int, n_threads: int | None, dtype: DType) -> None:
     """`run(first, count)` over all rows of `n` elements in chunks; C code without the GIL, so plain threads do."""
-    if n_threads is not None and n_threads < 1:
-        raise BackendError(f"n_threads must be at least 1, not {n_threads}")
     step = max(1, _CHUNK // max(n, 1))
     chunks = [(first, min(step, n_rows - first)) for first in range(0, n_rows, step)]
-    workers = min(len(chunks), n_threads or n_cpus())
+    workers = min(len(chunks), thread_count(n_threads))
     if workers <= 1:
         status = run(0, n_rows)
     else:
@@ -39,16 +39,30 @@ def _in_threads(run: Callable[[int, int], int], n_rows: int, n: int, n_threads: 
         raise DTypeError(f"{dtype.name} has no converter to or from F32")
 
 
+def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        t = tuple(map(index, shape))
+    except TypeError:
+        t = (-1,)
+    if min(t, default=0) < 0:
+        raise ShapeError(f"a shape is a tuple of whole numbers from 0, not {shape!r:.60}")
+    return t
+
+
 def _column_weights(imatrix: Array, n: int) -> np.ndarray[Any, np.dtype[np.float32]] | None:
-    w = np.asarray(imatrix, np.float64)
+    w = as_array("imatrix", imatrix)
+    if w.dtype.kind not in "fiub":
+        raise DTypeError(f"imatrix must hold real numbers, not {w.dtype}")
+    w = w.astype(np.float64)
     if w.shape != (n,):
         raise ShapeError(f"imatrix of shape {w.shape} does not weigh rows of {n} elements: ({n},) does")
     if not np.all(np.isfinite(w)) or w.min(initial=0) < 0:
         raise BackendError("imatrix holds values that are negative or not finite")
-    mean = w.mean() if n else 0.0
-    if mean == 0:
+    largest = w.max(initial=0)
+    if largest == 0:
         return None
-    return np.maximum(w / mean, 1e-6).astype(np.float32)  # a column that was never used is still stored
+    w = w / largest  # first, so that no sum overflows
+    return np.maximum(w / w.mean(), 1e-6).astype(np.float32)  # a column that was never used is still stored
 
 
 def quantize(array: Array, dtype: DType, imatrix: Array | None = None, n_threads: int | None = None) -> Bytes:
@@ -63,7 +77,7 @@ def quantize(array: Array, dtype: DType, imatrix: Array | None = None, n_threads
     Raises ShapeError where a row is not a whole number of blocks or `imatrix` does not fit, DTypeError where `dtype`
     is not a float or block type, BackendError for a bad `imatrix` or `n_threads`.
     """
-    array = np.asarray(array)
+    array = as_array("quantize", array)
     if array.dtype.kind not in "fiub":
         raise DTypeError(f"cannot quantise an array of {array.dtype}")
     x = np.atleast_1d(np.ascontiguousarray(array, np.float32))
@@ -93,15 +107,19 @@ def dequantize(
 
     Raises ShapeError where the byte count does not fit, DTypeError where `dtype` is not a float or block type.
     """
-    raw = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else np.asarray(data)
+    raw = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else as_array("data", data)
+    if raw.dtype.kind not in "fiub":
+        raise DTypeError(f"dequantize takes bytes, not {raw.dtype}")
+    check_rows(dtype, 0)
     raw = np.atleast_1d(np.ascontiguousarray(raw)).view(np.uint8)
     if raw.shape[-1] % dtype.type_size:
         raise ShapeError(f"{raw.shape[-1]} bytes are not a whole number of {dtype.name} blocks of {dtype.type_size}")
     per_row = raw.shape[-1] // dtype.type_size * dtype.block_size
     out = np.empty((*raw.shape[:-1], per_row), np.float32)
     if shape is not None:
+        shape = _shape(shape)
         check_rows(dtype, shape[-1] if shape else 1)
-        if int(np.prod(shape, dtype=np.int64)) != out.size:
+        if prod(shape) != out.size:
             raise ShapeError(f"{raw.nbytes} bytes of {dtype.name} hold {out.size} elements, not shape {shape}")
     level = isa_levels()[isa_name()]
     n = min(per_row, _CHUNK // dtype.block_size * dtype.block_size)  # rows lie end to end: cut them as it suits

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..alloc import Step
-from ..backend import HostBackend, Resolve, node_error
+from ..buffers.alloc import Step
 from ..codec import Array
 from ..errors import GGMLError
 from ..opdef import opdef_of
 from ..tensor import Tensor, Var
+from .protocol import HostBackend, Resolve, node_error
 
 
 def source_array(t: Tensor) -> Array:
@@ -20,16 +20,44 @@ def source_array(t: Tensor) -> Array:
     return a if a.dtype.kind == "i" else a.astype(np.float64)
 
 
+def _stored_rows(t: Tensor) -> Array:
+    """The blocks of a tensor as bytes [ne3, ne2, ne1, bytes per row]: what moves blocks does not decode them."""
+    return t.rows_of_blocks(t.raw())
+
+
+def _store_changed(t: Tensor, values: Array) -> None:
+    """Store `values`; blocks whose elements stay the same keep their bytes, where an encoder may choose others."""
+    before, rows = t.elements(), _stored_rows(t)
+    old = np.array(rows)
+    t.store(values)
+    same = (values == before).reshape(*t.ne[:0:-1], -1, t.dtype.block_size).all(axis=-1)
+    kept = np.repeat(same, t.dtype.type_size, axis=-1)
+    rows[kept] = old[kept]
+
+
 def compute_node(t: Tensor, resolve: Resolve = lambda s: s) -> None:
     """Compute one node into its memory. Raises BackendError with the node where its reference refuses the data."""
     op = opdef_of(t)
     if op.kernel is None:
         return
-    sources = [None if s is None else source_array(resolve(s)) for s in t.src]
+    if op.host is not None:
+        try:
+            op.host(t, [None if s is None else resolve(s) for s in t.src], 0, 1)
+        except Exception as e:
+            raise node_error(t, f"{type(e).__name__}: {e}") from e
+        return
+    blocks = t.dtype.is_quantized and all(s is None or s.dtype is t.dtype for s in t.src)
+    load = _stored_rows if blocks else source_array
+    sources = [None if s is None else load(resolve(s)) for s in t.src]
     try:
         with np.errstate(all="ignore"):
-            values = op.ref(*sources, **t.op_params)
-            t.store(np.asarray(values).reshape(t.ne[::-1]))
+            values = np.asarray(op.ref(*sources, **t.op_params))
+            if blocks:
+                _stored_rows(t)[...] = values
+            elif t.dtype.is_quantized and op.writes is not None:
+                _store_changed(t, values.reshape(t.ne[::-1]))
+            else:
+                t.store(values.reshape(t.ne[::-1]))
     except (IndexError, ValueError) as e:
         raise node_error(t, str(e)) from None
 
@@ -40,7 +68,7 @@ class RefProgram:
     def __init__(self, steps: Sequence[Step], resolve: Resolve) -> None:
         self.nodes, self.resolve = [t for s in steps for t in s.nodes], resolve
 
-    def run(self, interruptible: bool = True) -> None:
+    def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
         for t in self.nodes:
             try:
                 compute_node(t, self.resolve)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import index
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from pyggml.errors import BatchError
-from pyggml.models.kv_cells import Floats, Ints
-
-_MAX = 1 << 31
+from pyggml.errors import BatchError, whole
+from pyggml.models.memory.kv_cells import INT32_MAX, LAST_POS, Floats, Ints
 
 
 class Sequences(Protocol):
@@ -46,8 +44,11 @@ class Batch:
     def prompt(cls, tokens: Iterable[int], pos: int = 0, seq_ids: int | Sequence[int] = 0) -> Batch:
         """The tokens of one prompt from position `pos` on, logits of the last wanted."""
         batch = cls()
+        first = whole("pos", pos, 0, LAST_POS, BatchError)
+        if not isinstance(tokens, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BatchError(f"tokens must be whole numbers, not {tokens!r:.40}")
         for i, token in enumerate(tokens):
-            batch.add(token, pos + i, seq_ids)
+            batch.add(token, first + i, seq_ids)
         if batch.logits:
             batch.logits[-1] = True
         return batch
@@ -74,20 +75,23 @@ class Batch:
         """Append a token at position `pos` of one or several sequences. Raises BatchError for what is no id."""
         if self.embd:
             raise BatchError("the batch holds embeddings; a token cannot be added to it")
-        token = _whole("token", token)
+        token = whole("token", token, 0, INT32_MAX, BatchError)
         self._place(pos, seq_ids, logits)
         self.tokens.append(token)
 
     def add_embd(self, row: Any, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False) -> None:
-        """Append an embedding, n_embd numbers, in the place of a token. Raises BatchError for what is none."""
+        """Append an embedding, n_embd finite numbers, in the place of a token. Raises BatchError for what is none."""
         if self.tokens:
             raise BatchError("the batch holds tokens; an embedding cannot be added to it")
         try:
-            values = np.array(row, np.float32)
-        except (ValueError, TypeError):
+            with np.errstate(over="ignore"):
+                values = np.array(row, np.float32)
+        except (ValueError, TypeError, OverflowError):
             values = np.empty(0, np.float32)
         if values.ndim != 1 or not len(values) or (self.embd and len(values) != len(self.embd[0])):
             raise BatchError(f"an embedding must be a row of n_embd numbers, not of shape {list(values.shape)}")
+        if not np.isfinite(values).all():
+            raise BatchError(f"the embedding at position {pos} holds numbers that are not finite")
         self._place(pos, seq_ids, logits)
         self.embd.append(values)
 
@@ -97,26 +101,41 @@ class Batch:
             items.clear()
 
     def _place(self, pos: int, seq_ids: int | Sequence[int], logits: bool) -> None:
-        pos = _whole("pos", pos)
-        if isinstance(seq_ids, (int, np.integer)):
-            ids = (_whole("seq_ids", seq_ids),)
-        else:
-            ids = tuple(sorted({_whole("seq_ids", s) for s in seq_ids}))
-            if not ids:
-                raise BatchError(f"the token at position {pos} belongs to no sequence: seq_ids is empty")
+        pos = whole("pos", pos, 0, LAST_POS, BatchError)
+        several = seq_ids if isinstance(seq_ids, Iterable) else (seq_ids,)
+        ids = tuple(sorted({whole("seq_ids", s, 0, INT32_MAX, BatchError) for s in several}))
+        if not ids:
+            raise BatchError(f"the token at position {pos} belongs to no sequence: seq_ids is empty")
         self.pos.append(pos)
         self.seq_ids.append(ids)
         self.logits.append(bool(logits))
 
 
-def _whole(what: str, value: Any) -> int:
+def token_ids(ids: Sequence[int]) -> npt.NDArray[np.integer[Any]]:
+    """In as many bits as they need. Raises BatchError for what are no ids, or none."""
     try:
-        number = index(value)
-    except TypeError:
-        number = -1
-    if 0 <= number < _MAX:
-        return number
-    raise BatchError(f"{what} must be a whole number from 0, not {value!r}")
+        tokens = np.array(ids)
+    except (ValueError, TypeError, OverflowError):
+        tokens = np.array(None)
+    if tokens.ndim == 1 and not len(tokens):
+        raise BatchError("the batch is empty")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise BatchError("tokens must be a sequence of whole numbers of 64 bits")
+    return tokens
+
+
+def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, n_vocab: int, n_embd: int) -> None:
+    """Raises BatchError for tokens that the vocabulary has not, and embeddings that are none."""
+    if tokens is not None:
+        low, high = tokens.min(), tokens.max()
+        if low < 0 or high >= n_vocab:
+            raise BatchError(f"token {low if low < 0 else high} is outside the vocabulary of {n_vocab}")
+    if embd is not None:
+        if embd.shape[1] != n_embd:
+            raise BatchError(f"embeddings of {embd.shape[1]} numbers, but n_embd is {n_embd}")
+        if not np.isfinite(embd).all():
+            row = int(np.flatnonzero(~np.isfinite(embd).all(axis=1))[0])
+            raise BatchError(f"embedding {row} of the batch holds numbers that are not finite")
 
 
 def check_positions(pos: Ints, seq: Ints, sets: Sequence[tuple[int, ...]] | None, memory: Sequences) -> None:

@@ -4,83 +4,142 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml.backends.cpu import CpuBackend
 from pyggml.dtypes import DType
-from pyggml.errors import BatchError, KVCacheFull, ModelError
+from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, whole
 from pyggml.graph import Graph
-from pyggml.models.blocks import Build, KVMemory
-from pyggml.models.k_shift import build_k_shift
-from pyggml.models.kv_cache import KVCache
-from pyggml.models.kv_cells import Floats, Ints, Slot
-from pyggml.models.kv_defrag import build_defrag
-from pyggml.models.kv_iswa import KVCacheISWA
+from pyggml.lock import locked
+from pyggml.models.blocks import KVMemory
+from pyggml.models.hparams import Pooling
+from pyggml.models.memory.kv_cache import CacheOptions
+from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints, Slot
+from pyggml.models.memory.recurrent import StateSlot
 from pyggml.sched import Scheduler
 
-from . import state
-from .batch import Batch
+from .adapters.active import ActiveAdapters, Scaled
+from .adapters.control import Directions
+from .batch import Batch, check_values, token_ids
+from .closeable import Closeable
+from .graphs import Graphs
 from .interrupt import uninterrupted
+from .loaded import LoadedModel
+from .options import check_types
 from .perf import Perf
+from .pooling import Members, checked_output, members, pool
+from .state import save_load as state
 from .steps import Steps, StepSize
-from .ubatch import SBatch, UBatch, ubatches_of_tokens
-
-if TYPE_CHECKING:
-    from .model import Model
+from .ubatch import SBatch, UBatch, gathered, ubatches_of_tokens
 
 
-class LlamaContext:
+class _Slots(NamedTuple):
+    """Where a ubatch is put: in each cache of the memory, and of the states where it has them."""
+
+    caches: list[Slot]
+    states: StateSlot | None = None
+
+
+class LlamaContext(Closeable):
     """Evaluates tokens: `decode` them, then read `logits`. Made by `Model.new_context`.
+
+    Its memory is freed with the last reference to it, by `close()`, or at the end of a `with` block; after that all use
+    raises ModelError.
 
     memory      the KV cache: cells, seq_rm, seq_cp, seq_keep, seq_add, seq_div, seq_pos_max, defrag, clear
     logits      float32 [n_outputs, n_vocab] of the last decode, in the order of the batch
     outputs     int32 [n_outputs]: the indices in the batch of the rows of `logits`, ascending
+    embeddings  in their place in a context of embeddings: float32 [n_outputs, n_embd], what the last norm gives of
+                each token; where they are pooled, a row for each sequence of the batch, ascending
+    pooling     how they are: none, mean, cls (the first token of a sequence), last, or rank (the scores of a reranker)
     scheduler   runs the graphs
+    lock        held by every method that uses the cache or the logits, and by those of `memory` that change sequences
+
+    Threads that share a context take turns: each decode is whole. A thread that reads the logits of its own decode, or
+    needs the cache as it left it, holds the lock itself: `with ctx.lock: ctx.decode(ids); row = ctx.logits_ith(-1)`.
+    Contexts of one model have nothing to wait for but the threads they compute on.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: LoadedModel,
+        n_ctx: int = 512,
         *,
-        n_ctx: int,
-        n_batch: int,
-        n_ubatch: int,
-        n_seq_max: int,
-        type_k: DType,
-        type_v: DType,
-        n_threads: int | None,
-        flash_attn: bool,
-        backend: str | Sequence[str],
-        defrag_thold: float,
+        n_batch: int = 2048,
+        n_ubatch: int = 512,
+        n_seq_max: int = 1,
+        type_k: DType = DType.F16,
+        type_v: DType = DType.F16,
+        n_threads: int | None = None,
+        flash_attn: bool = False,
+        backend: str | Sequence[str] = "cpu",
+        defrag_thold: float = 0.0,
+        embeddings: bool | None = None,
+        pooling: str | None = None,
+        layer: int = -1,
     ) -> None:
+        """A cache of `n_ctx` cells (0: as many as the model was trained with; padded to 32, to 256 with `flash_attn`)
+        for sequences 0 .. n_seq_max - 1.
+
+        A decode takes up to `n_batch` tokens and runs `n_ubatch` at a time. `type_k` and `type_v` are what the cache
+        stores. `backend` is "cpu", "ref", or several in order of priority. Where more than the part `defrag_thold` of
+        the cells in use are holes after a decode, they are closed before the next one (0: only when room is needed).
+
+        `embeddings`: a decode gives these instead of logits; by default where the model has no logits (encoders). All
+        tokens of a sequence in one decode are pooled together, by default as the file says. `layer`: what that layer
+        gives instead of the last norm, 0 for the embeddings that go into the first; negative counts from the end, so
+        that -2 is the layer before the last (as in `hidden_states` of the transformers library).
+        Raises ModelError for sizes and types that do not fit the model, BackendError for an unknown backend.
+        """
+        if model.vocab_only:
+            raise ModelError("the model was loaded with vocab_only=True: it has no weights")
         hp = model.hparams
-        n_ctx = n_ctx or hp.n_ctx_train
+        n_ctx = whole("n_ctx", n_ctx, error=ModelError) or hp.n_ctx_train
         for name, value in (("n_ctx", n_ctx), ("n_batch", n_batch), ("n_ubatch", n_ubatch), ("n_seq_max", n_seq_max)):
-            if value < 1:
+            if whole(name, value, error=ModelError) < 1:
                 raise ModelError(f"{name} must be at least 1, not {value}")
+        whole("n_ctx", n_ctx, 1, LAST_POS, ModelError)
+        check_types(type_k=type_k, type_v=type_v, n_threads=n_threads, backend=backend, defrag_thold=defrag_thold)
         self._perf = Perf(t_start_ms=time.perf_counter() * 1e3)
         self.model, self.n_batch, self.defrag_thold = model, n_batch, defrag_thold
         self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), n_threads)
-        self.memory: KVMemory
-        if hp.n_swa:
-            self.memory = KVCacheISWA(hp, n_ctx, n_seq_max, type_k, type_v, flash_attn, n_batch=n_batch)
-        else:
-            self.memory = KVCache(hp, n_ctx, n_seq_max, type_k, type_v, flash_attn)
+        self.scheduler.watches = model.watches
+        cache: CacheOptions = {"n_seq_max": n_seq_max, "type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
+        self.memory: KVMemory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
+        self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
-        self.memory.allocate(next(iter(self.scheduler.backends.values())).buft)
-        self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._build)
+        buft = next(iter(self.scheduler.backends.values())).buft
+        self.memory.allocate(buft)
+        self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer)
+        self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
+        self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
+        self._taken: list[_Slots] = []  # by a decode that is not finished
         self.outputs: Ints = np.empty(0, np.int32)
         self.logits: Floats = np.empty((0, hp.n_vocab), np.float32)
-        self.scheduler.reserve(self.build_graph(self.n_ubatch, worst_case=True))
+        self.embeddings: Floats = np.empty((0, hp.n_embd), np.float32)
+        self._pooled: list[int] = []  # the sequences of the rows of `embeddings`
+        reserve = partial(self._graphs.reserve, self.n_ubatch)
+        self._adapters = ActiveAdapters(model, hp, buft, reserve)
+        reserve(self._adapters.graph)
+        self.set_loras(model.loras)
+        self.set_control_vector(model.control)
+        model.contexts.add(self)
 
     @property
     def n_ctx(self) -> int:
         """Cells of the cache: what was asked for, padded."""
         return self.memory.size
+
+    @property
+    def pooling(self) -> Pooling:
+        """What is made of the embeddings of tokens."""
+        return self._output.pooling
 
     @property
     def n_threads(self) -> int:
@@ -90,57 +149,113 @@ class LlamaContext:
 
     # -- decoding -------------------------------------------------------------------------------------------------
 
+    @locked
     def decode(self, batch: Batch | Sequence[int]) -> None:
-        """Evaluate a batch; a sequence of token ids is appended to sequence 0, with logits of the last.
+        """Evaluate a batch; a sequence of token ids is appended to sequence 0, with logits of the last (or
+        embeddings of all).
 
-        On any error the cache is as it was before the call. Raises BatchError for a batch that cannot be taken,
-        KVCacheFull where it does not fit.
+        On any error the cache is as it was before the call; a signal (Ctrl-C) finds the batch evaluated, with `logits`
+        set, or nothing changed. Raises BatchError for a batch that cannot be taken, KVCacheFull where it does not fit.
         """
         start = time.perf_counter()
+        self.scheduler.check_turn()
+        self._undo()  # of a decode that two signals broke off
+        if self._output.embeddings and not isinstance(batch, Batch):
+            batch = Batch.prompt(batch, self.memory.seq_pos_max(0) + 1)
+            batch.logits = [True] * len(batch)
+        of: Members | None = None
         if isinstance(batch, Batch):
-            whole = SBatch(batch)
+            whole = SBatch(batch, simple_split=self.memory.states is None)
             whole.check(self.memory)
+            if self.pooling != "none":
+                of = members(whole, self.model.hparams.head.pooling if self.pooling == "rank" else self.pooling)
+                whole.output[:] = np.isin(np.arange(whole.n_tokens), np.concatenate(list(of.values())))
             n = whole.n_tokens
             self._check(n, whole.token, whole.embd)
             parts = list(whole.parts(self.n_ubatch))
         else:
-            tokens = _token_ids(batch)
-            n = len(tokens)
+            tokens = token_ids(batch)
+            n, first = len(tokens), self.memory.seq_pos_max(0) + 1
             self._check(n, tokens, None)
-            parts = list(ubatches_of_tokens(tokens, self.memory.seq_pos_max(0) + 1, self.n_ubatch))
+            if first + n - 1 > LAST_POS:
+                raise BatchError(f"{n} tokens from position {first} on reach beyond position {LAST_POS}")
+            parts = list(ubatches_of_tokens(tokens.astype(np.int32), first, self.n_ubatch))
         self.update()
         self._perf.n_queued = n
         try:
-            rows = self._evaluate(parts)
+            self._evaluate(parts, of)
         except KVCacheFull:  # it fits, but not side by side
+            self.memory.settle()
             self.memory.defrag()
             self.update()
-            rows = self._evaluate(parts)
+            self._evaluate(parts, of)
         finally:
             self._perf.n_queued = 0
-        self._gather(parts, rows)
-        if isinstance(self.memory, KVCacheISWA):
-            self.memory.settle()
+        self.memory.settle()
         if self.defrag_thold > 0:
             for cache in self.memory.caches:
                 cache.wants_defrag |= cache.fragmentation() > self.defrag_thold
         self._perf.decoded(start, n)
 
+    @locked
     def logits_ith(self, i: int) -> Floats:
         """Logits [n_vocab] of token `i` of the last batch; a negative `i` counts the rows of `logits` from the end.
 
         Raises BatchError for a token whose logits were not asked for.
         """
+        i = whole("logits_ith: a token", i, error=BatchError)
+        outputs = self.outputs[: len(self.logits)]
         if i < 0:
-            row = len(self.outputs) + i
+            row = len(outputs) + i
         else:
-            row = int(np.searchsorted(self.outputs, i))
-            if row < len(self.outputs) and self.outputs[row] != i:
+            row = int(np.searchsorted(outputs, i))
+            if row < len(outputs) and outputs[row] != i:
                 row = -1
-        if not 0 <= row < len(self.outputs):
-            asked = self.outputs.tolist()
+        if not 0 <= row < len(outputs):
+            asked = outputs.tolist()
             raise BatchError(f"no logits of token {i}: the last batch asked for those of {asked if asked else 'none'}")
         return self.logits[row]
+
+    @property
+    def loras(self) -> tuple[Scaled, ...]:
+        """The LoRA adapters of the next decode, and their scales."""
+        return self._adapters.loras
+
+    @locked
+    def set_loras(self, loras: Iterable[Scaled]) -> None:
+        """Run the next decodes with these adapters of `Model.load_lora`, each with its scale; `[]` takes all off. Other
+        scales cost nothing; other adapters are worked into the graphs once. What the cache holds stays as it is.
+
+        Raises ModelError for an adapter that does not fit the model, or occurs twice; then nothing has changed.
+        """
+        with uninterrupted():
+            self._adapters.set_loras(loras)
+
+    @locked
+    def set_control_vector(
+        self, vector: Directions | None, scale: float = 1.0, il_start: int = 1, il_end: int | None = None
+    ) -> None:
+        """Add `scale` times a direction to the output of each of the layers `il_start` to `il_end` (both included;
+        None: the last) in the next decodes; `vector` None takes it off.
+
+        vector: a GGUF file as llama.cpp's, a ControlVector, or an array [n, n_embd], whose first row is for layer 1
+        (layer 0 has none). Raises GGUFError for a bad file, ModelError for one that does not fit the model; then
+        nothing has changed.
+        """
+        with uninterrupted():
+            self._adapters.set_control(vector, scale, il_start, il_end)
+
+    @locked
+    def embeddings_seq(self, seq: int) -> Floats:
+        """The embeddings [n_embd] of a sequence of the last batch, or its scores. Raises BatchError for one that was
+        not in it, or not pooled."""
+        seq = whole("embeddings_seq: a sequence", seq, error=BatchError)
+        if seq not in self._pooled:
+            of = self._pooled or "none"
+            raise BatchError(
+                f"no pooled embeddings of sequence {seq}: the last batch (pooling {self.pooling}) gave {of}"
+            )
+        return self.embeddings[self._pooled.index(seq)]
 
     def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:
         """Write cache and logits to a file, see `state.save_state`."""
@@ -158,6 +273,7 @@ class LlamaContext:
         """Add a saved sequence to the cache, by default under a free id; returns the id, see `state.load_seq`."""
         return state.load_seq(self, path, seq)
 
+    @locked
     def update(self) -> None:
         """Bring K and V up to the cells, as every decode does first: K is roped to the positions that seq_add and
         seq_div gave its cells, and holes are closed where `memory.defrag()` or `defrag_thold` asked for it. Ctrl-C
@@ -165,22 +281,22 @@ class LlamaContext:
         for cache in self.memory.caches:
             if cache.has_shift:
                 with uninterrupted():
-                    self._shift(cache)
+                    self._graphs.shift(cache)
             if cache.wants_defrag:
                 with uninterrupted():
-                    self._defrag(cache)
+                    self._graphs.defrag(cache)
 
+    @locked
     def warmup(self) -> None:
         """Compute one token and forget it: weights are read into memory, threads are started. Counters, cache and
         logits stay as they are. Does nothing where the cache has no room."""
         u = next(ubatches_of_tokens(np.zeros(1, np.int32), 0, 1))
-        taken: list[tuple[KVCache, Slot]] = []
         try:
-            self._run(u, self._take(u, taken))
+            self._run(u, self._take(u))
         except KVCacheFull:
             pass
         finally:
-            _undo(taken)
+            self._undo()
 
     def perf(self) -> Perf:
         """The counters as they are now; printed, a summary."""
@@ -188,123 +304,94 @@ class LlamaContext:
 
     def perf_reset(self) -> None:
         """Count from zero again."""
-        self._perf = Perf(t_start_ms=time.perf_counter() * 1e3)
+        vars(self._perf).update(vars(Perf(t_start_ms=time.perf_counter() * 1e3)))
 
     def perf_sampled(self, start: float) -> None:
         """Count a token that was sampled since `start` (of time.perf_counter())."""
         self._perf.sampled(start)
 
+    @locked
     def build_graph(self, n_tokens: int, n_outputs: int | None = None, worst_case: bool = False) -> Graph:
         """The graph that would run for `n_tokens` tokens with logits of `n_outputs` of them (default: one), as the
         cache is now; for the worst case, over the whole cache and with all logits."""
         caches = self.memory.caches
+        n_tokens = whole("n_tokens", n_tokens, error=GraphError)
+        n_outputs = None if n_outputs is None else whole("n_outputs", n_outputs, error=GraphError)
         if worst_case:
-            n_outputs = n_outputs or n_tokens
-            return self._build(StepSize(n_tokens, n_outputs, False, tuple(c.size for c in caches))).graph
+            return self._graphs.largest(n_tokens, n_outputs or n_tokens, self._adapters.graph).graph
         ends = [c.find_slot(n_tokens) + n_tokens if 0 < n_tokens <= c.size else 0 for c in caches]
         n_kv = tuple(c.n_kv(end) for c, end in zip(caches, ends, strict=True))
-        return self._build(StepSize(n_tokens, 1 if n_outputs is None else n_outputs, False, n_kv)).graph
+        size = StepSize(n_tokens, 1 if n_outputs is None else n_outputs, False, n_kv, self._adapters.graph)
+        return self._graphs.build(size).graph
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _check(self, n: int, tokens: Ints | None, embd: Floats | None) -> None:
+    def _check(self, n: int, tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None) -> None:
         hp = self.model.hparams
         if n > self.n_batch:
             raise BatchError(f"{n} tokens in one batch, where n_batch is {self.n_batch}")
         if n > self.n_ubatch and not hp.causal_attn:
             raise BatchError(f"{n} tokens that all see each other, but only n_ubatch = {self.n_ubatch} run together")
-        if tokens is not None:
-            low, high = tokens.min(), tokens.max()
-            if low < 0 or high >= hp.n_vocab:
-                raise BatchError(f"token {low if low < 0 else high} is outside the vocabulary of {hp.n_vocab}")
-        if embd is not None and embd.shape[1] != hp.n_embd:
-            raise BatchError(f"embeddings of {embd.shape[1]} numbers, but n_embd is {hp.n_embd}")
+        check_values(tokens, embd, hp.n_vocab, hp.n_embd)
         if n > self.memory.size - self.memory.used:
             raise self.memory.full(n)
 
-    def _evaluate(self, parts: Sequence[UBatch]) -> list[Floats]:
-        """Logits of each part that has outputs. On failure the cells are as they were."""
+    def _evaluate(self, parts: Sequence[UBatch], of: Members | None) -> None:
+        """Compute the parts, and set `outputs`, and `logits` or `embeddings`, pooled `of` sequences. Until then the
+        cells are as they were on any failure."""
         rows: list[Floats] = []
-        taken: list[tuple[KVCache, Slot]] = []
         try:
             for u in parts:
-                logits = self._run(u, self._take(u, taken))
-                if logits is not None:
-                    rows.append(np.array(logits))
+                result = self._run(u, self._take(u))
+                if result is not None:
+                    rows.append(np.array(result))
+            name = "embeddings" if self._output.embeddings else "logits"
+            outputs, result = gathered(parts, rows, vars(self)[name][:0])
+            if of is not None:
+                result = self._graphs.head(pool(result, outputs, of))
+            new = {"outputs": outputs, name: result, "_pooled": list(of or ()), "_taken": []}
+            vars(self).update(new)  # one call: no signal comes in between
         except BaseException:
-            _undo(taken)
+            self._undo()
             raise
-        return rows
 
-    def _take(self, u: UBatch, taken: list[tuple[KVCache, Slot]]) -> list[Slot]:
-        """Slots for a ubatch in every cache, noted in `taken` too."""
-        for cache in self.memory.caches:
-            taken.append((cache, cache.take(u.pos, u.seq, u.sets)))
-        return [slot for _, slot in taken[-len(self.memory.caches) :]]
+    def _take(self, u: UBatch) -> _Slots:
+        """Slots for a ubatch in every cache and of the states. All are noted before anything changes."""
+        slots = _Slots([c.slot(u.n_tokens) for c in self.memory.caches])
+        states = self.memory.states
+        if states is not None:
+            taken = [slots.states for slots in self._taken if slots.states is not None]
+            slots = slots._replace(states=states.slot(u.seq_id, u.last_pos, taken))
+        self._taken.append(slots)
+        for cache, slot in zip(self.memory.caches, slots.caches, strict=True):
+            cache.take(slot, u.pos, u.seq, u.sets)
+        if states is not None and slots.states is not None:
+            states.take(slots.states)
+        return slots
 
-    def _run(self, u: UBatch, slots: Sequence[Slot]) -> Floats | None:
-        """Compute a ubatch in its slots; its logits, in memory that the next run uses again."""
+    def _undo(self) -> None:
+        """Take back the slots of a decode that is not finished."""
+        if self._taken:
+            with uninterrupted():
+                for i, cache in enumerate(self.memory.caches):
+                    cache.undo([slots.caches[i] for slots in self._taken])
+                if self.memory.states is not None:
+                    self.memory.states.undo([slots.states for slots in self._taken if slots.states is not None])
+                self._taken = []
+
+    def _run(self, u: UBatch, slots: _Slots) -> Floats | None:
+        """Compute a ubatch in its slots; its logits or embeddings, in memory that the next run uses again."""
         n_kv = tuple([c.n_kv() for c in self.memory.caches])
         outputs = u.outputs
-        step = self._steps.get(StepSize(u.n_tokens, len(outputs) or 1, u.embd is not None, n_kv))
-        if step.token is not None and u.token is not None:
-            step.token[:] = u.token
-        if step.embd is not None and u.embd is not None:
-            step.embd[:] = u.embd
-        step.pos[:] = u.pos
-        step.out_ids[:] = outputs if len(outputs) else 0
-        for mask, head, slot, n in zip(self._steps.masks, step.heads, slots, n_kv, strict=True):
+        n_seqs = 1 if slots.states is None else u.n_seqs
+        size = StepSize(u.n_tokens, len(outputs) or 1, u.embd is not None, n_kv, self._adapters.graph, n_seqs)
+        step = self._steps.get(size)
+        step.fill(u, slots.states, self.model.hparams)
+        for mask, head, slot, n in zip(self._steps.masks, step.heads, slots.caches, n_kv, strict=True):
             mask.write(u.pos, u.seq, slot, n, u.sets is not None)
             head.bind(slot.start)
         step.schedule.run()
-        return step.logits if len(outputs) else None
+        return step.result if len(outputs) else None
 
-    def _shift(self, cache: KVCache) -> None:
-        graph, delta = build_k_shift(self.model.hparams, self.model.weights, cache)
-        schedule = self.scheduler.alloc(graph)
-        delta.numpy()[:] = cache.delta
-        schedule.run(interruptible=False)
-        cache.shift_done()
-
-    def _defrag(self, cache: KVCache) -> None:
-        if cache.used < cache.end:
-            graph, order = build_defrag(cache)
-            schedule = self.scheduler.alloc(graph)
-            order.numpy()[:] = cache.order()
-            schedule.run(interruptible=False)
-        cache.defrag_done()
-
-    def _gather(self, parts: Sequence[UBatch], rows: Sequence[Floats]) -> None:
-        """Set `outputs` and `logits`, in the order of the batch."""
-        ids = [u.ids[u.output] for u in parts]
-        outputs = ids[0] if len(ids) == 1 else np.concatenate(ids)
-        logits = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else self.logits[:0]
-        if len(outputs) > 1 and (outputs[1:] < outputs[:-1]).any():
-            order = np.argsort(outputs)
-            outputs, logits = outputs[order], logits[order]
-        self.outputs, self.logits = outputs, logits
-
-    def _build(self, size: StepSize) -> Build:
-        m = self.model
-        b = Build(m.hparams, m.weights, self.memory, size.n_tokens, size.n_outputs, size.n_kv, size.embd)
-        m.architecture.build(b)
-        return b
-
-
-def _undo(taken: Sequence[tuple[KVCache, Slot]]) -> None:
-    """Take back slots: the cells are as they were before the first of them was taken."""
-    for cache in dict.fromkeys(cache for cache, _ in taken):
-        cache.undo([slot for c, slot in taken if c is cache])
-
-
-def _token_ids(ids: Sequence[int]) -> Ints:
-    """Raises BatchError for what are no ids, or none."""
-    if len(ids) == 0:
-        raise BatchError("the batch is empty")
-    try:
-        tokens = np.array(ids)
-    except (ValueError, OverflowError):
-        tokens = np.empty(0)
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or tokens.max() >= 1 << 31:
-        raise BatchError("tokens must be a sequence of whole numbers")
-    return tokens.astype(np.int32)
+    def _name(self) -> str:
+        return f"LlamaContext of {self.model.path}, n_ctx {self.n_ctx}"

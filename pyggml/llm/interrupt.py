@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ def uninterrupted() -> Generator[None]:
         yield
         return
     came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
         yield
     finally:
         signal.signal(signal.SIGINT, old)
-        if came:
+        if came and callable(old):  # not raised again: set_wakeup_fd's reader (asyncio) has been told of it
+            old(signal.SIGINT, sys._getframe())  # pyright: ignore[reportPrivateUsage]
+        elif came:
             signal.raise_signal(signal.SIGINT)

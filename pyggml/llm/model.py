@@ -1,117 +1,114 @@
-"""A model: hyperparameters, weights as they lie in the file, and the vocabulary."""
+"""A model: loaded from a file, it makes contexts and continues texts."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyggml.backends.cpu.repack import copy_of
 from pyggml.backends.cpu.repack import repack as repack_weights
-from pyggml.buffer import Buffer
-from pyggml.dtypes import DType
-from pyggml.errors import ModelError
-from pyggml.gguf_io import GGUFFile, KVValue, Override, lock_memory, open_gguf, with_overrides
-from pyggml.models import Architecture, get_architecture
-from pyggml.models.hparams import HParams
-from pyggml.models.names import bind_weights
-from pyggml.tensor import Context, Tensor, contiguous_nb, rank_of
+from pyggml.errors import ModelError, path_name
+from pyggml.gguf_io.bind import bind
+from pyggml.gguf_io.read import Override, lock_memory, with_overrides
+from pyggml.gguf_io.split import open_model
+from pyggml.hf.folder import HFFolder, bind_folder, is_folder, open_hf_folder
+from pyggml.models import get_architecture
+from pyggml.models.memory.kv_cells import Floats
+from pyggml.tensor import Tensor
 
-from .batched import BatchOptions, generate_batch, stream_batch
+from .adapters.active import Scaled, checked
+from .adapters.control import ControlVector
+from .adapters.lora import Lora, load_lora_gguf
+from .adapters.peft import load_lora_peft
 from .context import LlamaContext
-from .generate import GenerateOptions, Token, in_thread, new_generation, pieces
-from .vocab import Vocab
+from .embed import EmbedOptions, Text, embed, rerank
+from .generate.batched import BatchOptions, generate_batch, stream_batch
+from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
+from .loaded import LoadedModel
+from .options import ContextOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
 Progress = Callable[[float], bool]
+_log = logging.getLogger("pyggml")
 
 
-class Model:
+class Model(LoadedModel):
     """A loaded GGUF model; made by `load_model`.
+
+    Its memory is freed with the last reference to it, by `close()`, or at the end of a `with` block; after that all use
+    raises ModelError. With a model its contexts are closed, also those of generations that are under way.
 
     arch      `general.architecture`
     kv        the metadata, overrides applied
     tensors   all tensors of the file by name; their memory is the file's (read-only)
-    weights   those that the architecture reads
+    weights   those that the architecture reads; `weights.unused` names the others
     """
 
-    def __init__(self, path: str, arch: str, kv: Mapping[str, KVValue], tensors: Mapping[str, Tensor] | None) -> None:
-        self.path, self.arch, self.kv = path, arch, kv
-        self.vocab_only = tensors is None
-        self.tensors: Mapping[str, Tensor] = tensors or {}
-        self.weights = bind_weights(self.architecture.tensors(self.hparams), tensors) if tensors is not None else {}
+    def new_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> LlamaContext:
+        """A context with a cache of `n_ctx` cells, see `LlamaContext`."""
+        return LlamaContext(self, n_ctx, **options)
 
-    @cached_property
-    def architecture(self) -> Architecture:
-        """The tensors and the graph builder of `arch`. Raises ModelError where it is not supported."""
-        return get_architecture(self.arch)
+    def load_lora(self, path: str | os.PathLike[str]) -> Lora:
+        """A LoRA adapter for this model, from a GGUF file or a PEFT folder: `ctx.set_loras([(lora, 1.0)])` has a
+        context run with it.
 
-    @cached_property
-    def hparams(self) -> HParams:
-        """The hyperparameters. Raises ModelError naming the key that is missing or wrong."""
-        return HParams.from_kv(self.arch, self.kv)
-
-    @cached_property
-    def vocab(self) -> Vocab:
-        """The vocabulary. Raises ModelError where the file has none, or one of a kind that is not supported."""
-        return Vocab.from_gguf(self.kv)
-
-    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`, see `Vocab.tokenize`."""
-        return self.vocab.tokenize(text, add_special, parse_special)
-
-    def detokenize(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = False) -> str:
-        """Text of token ids, see `Vocab.detokenize`."""
-        return self.vocab.detokenize(ids, remove_special, unparse_special)
-
-    def new_context(
-        self,
-        n_ctx: int = 512,
-        n_batch: int = 2048,
-        n_ubatch: int = 512,
-        n_seq_max: int = 1,
-        type_k: DType = DType.F16,
-        type_v: DType = DType.F16,
-        n_threads: int | None = None,
-        flash_attn: bool = False,
-        backend: str | Sequence[str] = "cpu",
-        defrag_thold: float = 0.0,
-    ) -> LlamaContext:
-        """A context with a cache of `n_ctx` cells (0: as many as the model was trained with; padded to 32, to 256 with
-        `flash_attn`) for sequences 0 .. n_seq_max - 1.
-
-        A decode takes up to `n_batch` tokens and runs `n_ubatch` at a time. `type_k` and `type_v` are what the cache
-        stores. `backend` is "cpu", "ref", or several in order of priority. Where more than the part `defrag_thold` of
-        the cells in use are holes after a decode, they are closed before the next one (0: only when room is needed).
-        Raises ModelError for sizes and types that do not fit the model, BackendError for an unknown backend.
+        Raises GGUFError for a bad file, ModelError for an adapter that does not fit: another architecture, a tensor
+        that the model has not, or of another shape.
         """
+        self._name()  # refuses what was closed
+        name = path_name(path, ModelError)
         if self.vocab_only:
-            raise ModelError("the model was loaded with vocab_only=True: it has no weights")
-        return LlamaContext(
-            self,
-            n_ctx=n_ctx,
-            n_batch=n_batch,
-            n_ubatch=n_ubatch,
-            n_seq_max=n_seq_max,
-            type_k=type_k,
-            type_v=type_v,
-            n_threads=n_threads,
-            flash_attn=flash_attn,
-            backend=backend,
-            defrag_thold=defrag_thold,
-        )
+            raise ModelError("the model was loaded with vocab_only=True: it has no weights to adapt")
+        lora = load_lora_peft(Path(name), self) if is_folder(name) else load_lora_gguf(name)
+        lora.check(self)
+        return lora
+
+    def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
+        """What contexts made from now on begin with (those of generations, too): adapters with their scales, and a
+        control vector. Raises ModelError for what does not fit the model."""
+        self._name()
+        scaled = checked(loras)
+        for lora, _ in scaled:
+            lora.check(self)
+        if control_vector is not None and not isinstance(control_vector, ControlVector):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(f"a ControlVector is wanted, not {control_vector!r:.60}")
+        self.loras = tuple(scaled)
+        self.control = ControlVector({}) if control_vector is None else control_vector
+
+    def embed(
+        self,
+        texts: Sequence[Text],
+        pooling: str | None = None,
+        normalize: bool | float = True,
+        layer: int = -1,
+        **options: Unpack[EmbedOptions],
+    ) -> Floats:
+        """Embeddings of texts (or of token ids), float32 [n_texts, n_embd], see `embed.embed`."""
+        return embed(self, texts, pooling, normalize, layer, **options)
+
+    def rerank(self, query: str, documents: Sequence[str], **options: Unpack[EmbedOptions]) -> Floats:
+        """How well documents answer a question, float32 [n_documents], see `embed.rerank`."""
+        return rerank(self, query, documents, **options)
 
     def generate(
         self, prompt: str | Sequence[int], n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> Iterator[str]:
         """Continue `prompt` as `stream` does, yielding the text alone, in pieces of whole characters."""
-        return pieces(iter(new_generation(self, prompt, n_predict, **options)))
+        return pieces(until_end(new_generation(self, prompt, n_predict, **options)))
+
+    def infill(
+        self, prefix: str, suffix: str, n_predict: int = 128, **options: Unpack[GenerateOptions]
+    ) -> Iterator[str]:
+        """The text that the model puts between two others, as `generate` yields text. Raises ModelError where it has no
+        tokens for that."""
+        return self.generate(self.vocab.infill_ids(prefix, suffix), n_predict, **options)
 
     def stream(
         self, prompt: str | Sequence[int], n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
@@ -125,7 +122,7 @@ class Model:
         Raises ModelError, BatchError for a bad prompt, KVCacheFull where the prompt is longer than the context,
         SamplerError for bad sampling parameters.
         """
-        return iter(new_generation(self, prompt, n_predict, n_probs, **options))
+        return until_end(new_generation(self, prompt, n_predict, n_probs, **options))
 
     def agenerate(
         self, prompt: str | Sequence[int], n_predict: int = 128, **options: Unpack[GenerateOptions]
@@ -156,9 +153,6 @@ class Model:
         joins. Yields the index of the prompt with each token."""
         return stream_batch(self, prompts, n_predict, n_probs, **options)
 
-    def __repr__(self) -> str:
-        return f"<Model {self.arch} {self.path} {len(self.tensors)} tensors>"
-
 
 def default_model_path() -> Path:
     """The model that ships with the package. Raises ModelError where it is missing."""
@@ -177,16 +171,19 @@ def load_model(
     kv_overrides: Mapping[str, Override] | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Load a GGUF model, by default the one that ships with the package. Weights stay where they are in the mapped file
-    (`use_mmap=False` reads it into memory).
+    """Load a GGUF model, by default the one that ships with the package; of a model in several files the first
+    (NAME-00001-of-00003.gguf); or a Hugging Face folder. Weights stay where they are in the mapped files
+    (`use_mmap=False` reads them into memory); those of a folder that are laid out in another way are copied.
 
     `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata;
     `progress(fraction)` is called now and then and cancels the load by returning False. `repack` copies the weights of
     matrix products to the layout that the CPU's kernels are fastest with, and gives the file's pages back; without it
-    they are used as they are stored.
+    they are used as they are stored. While a mapped file is in use it must not be written to; where it is made
+    shorter, what reads it raises GGUFError (see `MappedFile`).
     Raises GGUFError for a bad file, ModelError for one that its architecture cannot run, or when cancelled.
     """
-    file = open_gguf(default_model_path() if path is None else path, use_mmap)
+    source = default_model_path() if path is None else path
+    file = open_hf_folder(source, vocab_only) if is_folder(source) else open_model(source, use_mmap)
     kv = with_overrides(file.kv, kv_overrides)
     arch = kv.get("general.architecture")
     if not isinstance(arch, str):
@@ -197,7 +194,10 @@ def load_model(
             _ = model.vocab
             return model
         get_architecture(arch)
-        model = Model(file.path, arch, kv, _bind(file, "CPU_MMAP" if use_mmap else "CPU"))
+        tensors = bind_folder(file, use_mmap) if isinstance(file, HFFolder) else bind(file)
+        model = Model(file.path, arch, kv, tensors)
+        if model.weights.unused:
+            _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.weights.unused))
         _report(progress, 0.0)
         if repack:
             repack_weights(_factors(model.weights), lambda done: _report(progress, done))
@@ -212,18 +212,6 @@ def load_model(
 def _factors(weights: Mapping[str, Tensor]) -> list[Tensor]:
     """The weights that matrix products read: not the embeddings, unless they are the output's weights, too."""
     return [t for name, t in weights.items() if name != "token_embd.weight" or "output.weight" not in weights]
-
-
-def _bind(file: GGUFFile, buft: str) -> dict[str, Tensor]:
-    """A tensor for each of the file's, with the file as its memory."""
-    ctx = Context()
-    buffer = Buffer(file.data, buft)
-    tensors: dict[str, Tensor] = {}
-    for t in file.tensors.values():
-        tensor = Tensor(ctx, t.dtype, t.ne, contiguous_nb(t.dtype, t.ne), rank_of(t.ne))
-        tensor.name, tensor.buffer, tensor.offset = t.name, buffer, t.offset
-        tensors[t.name] = ctx.adopt(tensor)
-    return tensors
 
 
 def _report(progress: Progress | None, fraction: float) -> None:

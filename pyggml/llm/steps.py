@@ -9,12 +9,25 @@ from typing import NamedTuple
 
 from pyggml.dtypes import DType
 from pyggml.graph import Graph
-from pyggml.models.blocks import MASK_PADDING, Build, KVMemory, mask_name
+from pyggml.inspect.watch import Patterns
+from pyggml.models.blocks import (
+    MASK_PADDING,
+    NO_ADAPTERS,
+    Adapters,
+    Build,
+    KVMemory,
+    attn_temp_scale,
+    mask_name,
+    relative_buckets,
+)
 from pyggml.models.hparams import HParams
-from pyggml.models.kv_cells import Floats, Ints
-from pyggml.models.kv_mask import KVMask
+from pyggml.models.memory.kv_cells import Floats, Ints
+from pyggml.models.memory.kv_mask import KVMask
+from pyggml.models.memory.recurrent import StateSlot
 from pyggml.sched import Schedule, Scheduler
 from pyggml.tensor import Context, Var, allocate_tensors
+
+from .ubatch import UBatch
 
 _MAX_STEPS = 64  # graphs kept for reuse
 _SPAN = 4  # one graph serves n_kv of its largest down to a quarter of it: threads are chosen for the largest
@@ -27,24 +40,53 @@ class StepSize(NamedTuple):
     n_outputs: int
     embd: bool
     n_kv: tuple[int, ...]  # of each cache
+    adapters: Adapters = NO_ADAPTERS
+    n_seqs: int = 1  # of a memory with states, see `Build`
 
     def with_n_kv(self, n_kv: int) -> StepSize:
-        """The same with another n_kv of the first cache."""
-        return self._replace(n_kv=(n_kv, *self.n_kv[1:]))
+        """The same with another n_kv of the first cache, if there is one."""
+        return self._replace(n_kv=(n_kv, *self.n_kv[1:])) if self.n_kv else self
+
+
+_Key = tuple[StepSize, bool, Patterns]  # True: for a range of n_kv; what is watched
 
 
 @dataclass(slots=True)
 class Step:
-    """A graph ready to run, with views of its inputs and its result. `n_kv`: the first cache's, where it varies."""
+    """A graph ready to run, with views of its inputs and its result. `n_kv`: the first cache's, where it varies. `pos`
+    has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted. `s_read`,
+    `s_write`: the cells of states."""
 
     schedule: Schedule
     heads: tuple[Var, ...]
     n_kv: Var | None
     token: Ints | None
     embd: Floats | None
-    pos: Ints
+    pos: Ints | None
+    s_read: Ints | None
+    s_write: Ints | None
+    attn_scale: Floats | None
+    pos_bucket: Ints | None
     out_ids: Ints
-    logits: Floats
+    result: Floats
+
+    def fill(self, u: UBatch, states: StateSlot | None, hp: HParams) -> None:
+        """Set the inputs that say what the tokens of a ubatch are, where they stand, and which are wanted."""
+        if self.token is not None and u.token is not None:
+            self.token[:] = u.token
+        if self.embd is not None and u.embd is not None:
+            self.embd[:] = u.embd
+        if self.pos is not None:
+            self.pos[:3] = u.pos
+            if len(self.pos) > 3:
+                self.pos[3] = 0
+        if states is not None and self.s_read is not None and self.s_write is not None:
+            self.s_read[:], self.s_write[:] = states.read, states.write
+        if self.attn_scale is not None:
+            self.attn_scale[:] = attn_temp_scale(hp, u.pos)
+        if self.pos_bucket is not None:
+            self.pos_bucket[:] = relative_buckets(hp, u.pos, u.pos)
+        self.out_ids[:] = u.outputs if len(u.outputs) else 0
 
 
 class Steps:
@@ -57,31 +99,39 @@ class Steps:
     def __init__(
         self, hp: HParams, memory: KVMemory, n_ubatch: int, scheduler: Scheduler, build: Callable[[StepSize], Build]
     ) -> None:
-        self._scheduler, self._build, self._cells = scheduler, build, memory.caches[0]
-        self._steps: OrderedDict[tuple[StepSize, bool], Step] = OrderedDict()  # True: for a range of n_kv
+        self._scheduler, self._build, self._cells = scheduler, build, next(iter(memory.caches), None)
+        self._steps: OrderedDict[_Key, Step] = OrderedDict()
         self._seen: set[StepSize] = set()  # with n_kv[0] = 0
-        self._can_vary = True
+        self._can_vary = self._cells is not None and not self._cells.transient  # which looks at the cells of the batch
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
         self._inputs = {
             "inp_tokens": ctx.new_tensor(DType.I32, (n_ubatch,)),
             "inp_embd": ctx.new_tensor(DType.F32, (hp.n_embd * n_ubatch,)),
-            "inp_pos": ctx.new_tensor(DType.I32, (n_ubatch,)),
+            "inp_pos": ctx.new_tensor(DType.I32, (n_ubatch * hp.n_pos_per_embd,)),
             "inp_out_ids": ctx.new_tensor(DType.I32, (n_ubatch,)),
         }
+        if memory.states is not None:
+            for name in ("inp_s_read", "inp_s_write"):
+                self._inputs[name] = ctx.new_tensor(DType.I32, (memory.n_seq_max,))
+        if hp.f_attn_temp_scale:
+            self._inputs["inp_attn_scale"] = ctx.new_tensor(DType.F32, (n_ubatch,))
+        if hp.n_rel_attn_bkts:
+            self._inputs["inp_pos_bucket"] = ctx.new_tensor(DType.I32, (memory.size * n_ubatch,))
         masks = [ctx.new_tensor(DType.F32, (c.size, rows)) for c in memory.caches]
         self._inputs |= {mask_name(c): t for c, t in zip(memory.caches, masks, strict=True)}
         allocate_tensors(self._inputs.values(), next(iter(scheduler.backends.values())).buft)
         self.masks = tuple(
-            KVMask(c, t.numpy(), hp.causal_attn, c.n_swa, hp.f_max_alibi_bias > 0)
+            KVMask(c, t.numpy(), hp.causal_attn, c.n_swa, hp.f_max_alibi_bias > 0, c.swa_type)
             for c, t in zip(memory.caches, masks, strict=True)
         )
 
     def get(self, size: StepSize) -> Step:
         """The step for a ubatch of that size."""
-        key = (size, False)
+        watched = self._scheduler.watches.patterns
+        key = (size, False, watched)
         if key not in self._steps:
-            key = (size.with_n_kv(self._top(size.n_kv[0])), True)
+            key = (self._whole(size), True, watched)
             if key not in self._steps:
                 key = self._make(size)
         self._steps.move_to_end(key)
@@ -90,21 +140,24 @@ class Steps:
             step.n_kv.bind(size.n_kv[0])
         return step
 
-    def _top(self, n_kv: int) -> int:
-        """The largest n_kv that shares a graph with this one."""
+    def _whole(self, size: StepSize) -> StepSize:
+        """The same with the largest n_kv that shares a graph with this one."""
+        if self._cells is None:
+            return size
         top = self._cells.padding
-        while top < n_kv:
+        while top < size.n_kv[0]:
             top *= _SPAN
-        return min(top, self._cells.size)
+        return size.with_n_kv(min(top, self._cells.size))
 
-    def _make(self, size: StepSize) -> tuple[StepSize, bool]:
+    def _make(self, size: StepSize) -> _Key:
         """Build a step, and return its key."""
-        step = None
-        whole = size.with_n_kv(self._top(size.n_kv[0]))
-        if size.with_n_kv(0) in self._seen and self._can_vary and whole.n_kv[0] > self._cells.padding:
+        step, watched = None, self._scheduler.watches.patterns
+        whole = self._whole(size)
+        varies = self._can_vary and not watched and size.with_n_kv(0) in self._seen
+        if varies and self._cells is not None and whole.n_kv[0] > self._cells.padding:
             step = self._varying(whole)
             self._can_vary = step is not None
-        key = (size, False) if step is None else (whole, True)
+        key = (size, False, watched) if step is None else (whole, True, watched)
         self._steps[key] = self._fixed(size) if step is None else step
         self._seen.add(size.with_n_kv(0))
         if len(self._steps) > _MAX_STEPS:
@@ -117,6 +170,7 @@ class Steps:
 
     def _varying(self, whole: StepSize) -> Step | None:
         """A step for every n_kv up to that of `whole`, or None where the backends cannot."""
+        assert self._cells is not None
         builds: list[Build] = []
 
         def build(n_kv: int) -> Graph:
@@ -143,7 +197,11 @@ def _step(b: Build, schedule: Schedule, n_kv: Var | None) -> Step:
         n_kv=n_kv,
         token=values.get("inp_tokens"),
         embd=values["inp_embd"].reshape(b.n_tokens, -1) if b.embd else None,
-        pos=values["inp_pos"],
+        pos=values["inp_pos"].reshape(-1, b.n_tokens) if "inp_pos" in values else None,
+        s_read=values.get("inp_s_read"),
+        s_write=values.get("inp_s_write"),
+        attn_scale=values["inp_attn_scale"].reshape(-1) if "inp_attn_scale" in values else None,
+        pos_bucket=values["inp_pos_bucket"].reshape(b.n_tokens, -1) if "inp_pos_bucket" in values else None,
         out_ids=values["inp_out_ids"],
-        logits=b.graph.nodes[-1].numpy().reshape(b.n_outputs, b.hparams.n_vocab),
+        result=b.graph.nodes[-1].numpy().reshape(b.n_outputs, -1),
     )

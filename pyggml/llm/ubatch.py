@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import BatchError
-from pyggml.models.kv_cells import Floats, Ints, SeqSets
+from pyggml.models.memory.kv_cells import Floats, Ints, SeqSets
 
 from .batch import Batch, Sequences, check_positions
 
@@ -57,6 +57,11 @@ class UBatch:
     def n_seq_id(self) -> list[int]:
         """How many sequences each of `seq_id` names."""
         return [len(ids) for ids in self.seq_id]
+
+    @property
+    def last_pos(self) -> Ints:
+        """int32 [n_seqs]: the last position of each sequence."""
+        return self.pos[self.n_seq_tokens - 1 :: self.n_seq_tokens]
 
     @property
     def outputs(self) -> Ints:
@@ -146,9 +151,9 @@ class SBatch:
         return self._take([(group, min(group.length, n_ubatch))])
 
     def parts(self, n_ubatch: int) -> Iterator[UBatch]:
-        """Simple splits until nothing is left."""
+        """Simple (or equal) splits until nothing is left."""
         while self.n_tokens:
-            yield self.split_simple(n_ubatch)
+            yield self.split_simple(n_ubatch) if self.simple_split else self.split_equal(n_ubatch)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -218,12 +223,23 @@ class SBatch:
 
 def ubatches_of_tokens(tokens: Ints, start: int, n_ubatch: int) -> Iterator[UBatch]:
     """Tokens of sequence 0 from position `start` on, logits of the last wanted, at most `n_ubatch` at a time: what an
-    SBatch would hand out, without the work of making one."""
+    SBatch would hand out in equal splits, without the work of making one."""
     n = len(tokens)
     for i in range(0, n, n_ubatch):
         m = min(n_ubatch, n - i)
         ids = np.arange(i, i + m, dtype=np.int32)
         output = ids == n - 1
         yield UBatch(
-            False, m, 1, m, tokens[i : i + m], None, ids + np.int32(start), np.zeros(m, np.int32), None, output, ids
+            True, m, m, 1, tokens[i : i + m], None, ids + np.int32(start), np.zeros(m, np.int32), None, output, ids
         )
+
+
+def gathered(parts: Sequence[UBatch], rows: Sequence[Floats], none: Floats) -> tuple[Ints, Floats]:
+    """`outputs` and their rows, in the order of the batch; `none` where none were asked for."""
+    ids = [u.ids[u.output] for u in parts]
+    outputs = ids[0] if len(ids) == 1 else np.concatenate(ids)
+    logits = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else none
+    if len(outputs) > 1 and (outputs[1:] < outputs[:-1]).any():
+        order = np.argsort(outputs)
+        outputs, logits = outputs[order], logits[order]
+    return outputs, logits

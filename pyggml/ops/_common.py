@@ -18,6 +18,18 @@ def src(srcs: Srcs, i: int) -> Tensor:
     return t
 
 
+def ne_of(a: Tensor) -> Ne:
+    """The ne of `a`; ones for what is no tensor: the op that is recorded on it then says so."""
+    return a.ne if isinstance(a, Tensor) else (1, 1, 1, 1)  # pyright: ignore[reportUnnecessaryIsInstance]
+
+
+def type_of(value: DType | int | str) -> DType | None:
+    """The type that is given as itself, by its GGUF number, or by name; None for what is none."""
+    if isinstance(value, str):
+        return DType.__members__.get(value.upper())
+    return next((t for t in DType if value is t or (isinstance(value, Integral) and value == t.gguf_id)), None)
+
+
 def same_shape(srcs: Srcs, params: Params) -> Ne:
     """Shape rule: the result is as the first source."""
     return src(srcs, 0).ne

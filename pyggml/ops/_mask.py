@@ -1,4 +1,4 @@
-"""Masks and ALiBi, as soft_max_ext and flash_attn_ext share them."""
+"""Masks, ALiBi and sinks, as soft_max_ext and flash_attn_ext share them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from ..tensor import Ne, Tensor
 from ._common import F16, F32
 
 MASKS: tuple[DType | None, ...] = (None, F32, F16)
-
-
-def f32(x: float) -> float:
-    """`x` rounded to f32, as ggml stores its parameters."""
-    return float(np.float32(x))
+SINKS: tuple[DType | None, ...] = (None, F32)
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> Array:
@@ -46,10 +42,22 @@ def check_mask(mask: Tensor | None, ne: Ne, max_bias: float) -> None:
     rule(mask.nb[0] == mask.dtype.type_size, "rows of the mask must be dense")
 
 
+def check_sinks(sinks: Tensor | None, n_head: int) -> None:
+    """Rules of sinks for so many heads."""
+    if sinks is not None:
+        rule(sinks.ne == (n_head, 1, 1, 1), f"sinks must hold one score for each of the {n_head} heads: ne [{n_head}]")
+
+
+def sink_scores(sinks: Array | None) -> Array:
+    """Reference: the score of each head's sink, [1, head, 1, 1]; -inf where there are none."""
+    return np.full((1, 1, 1, 1), -np.inf) if sinks is None else sinks.reshape(1, -1, 1, 1)
+
+
 def biased(scores: Array, mask: Array | None, max_bias: float) -> Array:
-    """Reference: scores [batch, head, token, kv] + slope * mask, the mask repeated over batches and heads."""
+    """Reference: scores [batch, head, token, kv] + slope * mask, the mask repeated over batches and heads; -inf where
+    the mask is, whatever the score."""
     if mask is None:
         return scores
     n3, n2, n1, _ = scores.shape
     m = np.tile(mask[:, :, :n1], (n3 // mask.shape[0], n2 // mask.shape[1], 1, 1))
-    return scores + alibi_slopes(n2, max_bias)[None, :, None, None] * m
+    return np.where(m == -np.inf, -np.inf, scores + alibi_slopes(n2, max_bias)[None, :, None, None] * m)

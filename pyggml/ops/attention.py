@@ -9,7 +9,7 @@ from ..dtypes import DType
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, src
-from ._mask import MASKS, biased, check_mask, f32
+from ._mask import MASKS, SINKS, biased, check_mask, check_sinks, sink_scores
 
 __all__ = [
     "flash_attn_ext",
@@ -29,15 +29,24 @@ def _shape(srcs: Srcs, params: Params) -> Ne:
     rule(q.ne[3] == k.ne[3], f"q and k must have the same batch: {q.ne[3]} and {k.ne[3]}")
     rule(params["logit_softcap"] >= 0, f"logit_softcap must not be negative ({params['logit_softcap']})")
     check_mask(srcs[3], (k.ne[1], *q.ne[1:]), params["max_bias"])
+    check_sinks(srcs[4], q.ne[2])
     return (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
 
 
 def _ref_flash_attn_ext(
-    q: Array, k: Array, v: Array, mask: Array | None, scale: float, max_bias: float, logit_softcap: float
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    sinks: Array | None,
+    scale: float,
+    max_bias: float,
+    logit_softcap: float,
 ) -> Array:
     n_batch, n_head, n_tokens, _ = q.shape
     group = n_head // k.shape[1]
     bias = biased(np.zeros((n_batch, n_head, n_tokens, k.shape[2])), mask, max_bias)
+    sink = np.broadcast_to(sink_scores(sinks), (1, n_head, 1, 1))[0]
     out = np.zeros((n_batch, n_tokens, n_head, v.shape[3]))
     for i in range(n_batch * n_head):
         b, h = divmod(i, n_head)
@@ -47,10 +56,11 @@ def _ref_flash_attn_ext(
         s = q[b, h] @ k[b, h // group, seen].T * scale
         if logit_softcap:
             s = logit_softcap * np.tanh(s / logit_softcap)
-        s = s + bias[b, h][:, seen]
-        top = s.max(axis=1, keepdims=True)
-        e = np.exp(s - np.where(top == -np.inf, 0.0, top))
-        total = e.sum(axis=1, keepdims=True)
+        s = np.where(bias[b, h][:, seen] == -np.inf, -np.inf, s + bias[b, h][:, seen])
+        top = np.maximum(s.max(axis=1, keepdims=True), sink[h])
+        top = np.where(top == -np.inf, 0.0, top)
+        e = np.exp(s - top)
+        total = e.sum(axis=1, keepdims=True) + np.exp(sink[h] - top)
         out[b, :, h] = e @ v[b, h // group, seen] / np.where(total == 0, 1.0, total)
     return out
 
@@ -64,10 +74,10 @@ def _cost(t: Tensor) -> Cost:
 
 FLASH_ATTN_EXT = OpDef(
     name="flash_attn_ext",
-    srcs=("q", "k", "v", "mask?"),
+    srcs=("q", "k", "v", "mask?", "sinks?"),
     params=("scale", "max_bias", "logit_softcap"),
     shape=_shape,
-    dtypes={(F32, k, v, m): F32 for k in _CACHE_TYPES for v in _CACHE_TYPES for m in MASKS},
+    dtypes={(F32, k, v, m, s): F32 for k in _CACHE_TYPES for v in _CACHE_TYPES for m in MASKS for s in SINKS},
     ref=_ref_flash_attn_ext,
     kernel="flash_attn_ext",
     cost=_cost,
@@ -84,6 +94,7 @@ def flash_attn_ext(
     scale: float,
     max_bias: float = 0.0,
     logit_softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax over n_kv of (scale * q k + slope * mask), times v, without storing the scores (ggml_flash_attn_ext).
 
@@ -92,11 +103,13 @@ def flash_attn_ext(
     Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL. n_head_kv divides n_head. Any strides, dense rows.
     mask: None, or F16 or F32, ne [n_kv, n_tokens or more, ..], as in `soft_max_ext`, and so is max_bias.
     logit_softcap > 0: the products first become logit_softcap * tanh(scale * q k / logit_softcap).
+    sinks: None, or F32, ne [n_head], as in `soft_max_ext` (ggml_flash_attn_ext_add_sinks).
 
     Result: F32, ne [dv, n_head, n_tokens, n_batch] (heads before tokens, as in ggml); sums are accumulated in f32.
-    A token from which every key is hidden gets zeros. A key that is hidden from all tokens in that op is not looked
-    at: unused cells of a cache may hold anything.
+    A token from which every key is hidden gets zeros. A key that is hidden from a token has weight 0 for it, whatever
+    k holds (NaN too); v must be finite there, unless the key is hidden from all tokens in that op: then it is not
+    looked at, and unused cells of a cache may hold anything.
     Raises ShapeError, DTypeError. Source: arXiv 2205.14135 (blocks, running maximum and sum).
     """
-    params = {"scale": f32(scale), "max_bias": f32(max_bias), "logit_softcap": f32(logit_softcap)}
-    return record(FLASH_ATTN_EXT, (q, k, v, mask), params)
+    params = {"scale": scale, "max_bias": max_bias, "logit_softcap": logit_softcap}
+    return record(FLASH_ATTN_EXT, (q, k, v, mask, sinks), params)

@@ -1,4 +1,8 @@
-"""Arithmetic of two tensors, the second repeated to the shape of the first."""
+"""Arithmetic of two tensors, the second repeated to the shape of the first.
+
+The result has the type of `a`: F32, F16 or BF16 with any of these or I32 (which counts as F32), or I32 with I32, which
+wraps around; its quotients are truncated, and 0 where b is 0. ggml knows equal types and F16 or BF16 with F32.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import DTypeRow, OpDef, elementwise_cost, record
 from ..tensor import Tensor
-from ._common import BF16, F16, F32, b_repeats_to_a
+from ._common import BF16, F16, F32, I32, b_repeats_to_a
 
 __all__ = [
     "add",
@@ -24,15 +28,24 @@ __all__ = [
 ]
 
 
-_DTYPES: dict[DTypeRow, DType] = {(F32, F32): F32, (F16, F32): F16, (F16, F16): F16, (BF16, F32): BF16, (F32, F16): F32}
+_DTYPES: dict[DTypeRow, DType] = {(a, b): a for a in (F32, F16, BF16) for b in (F32, F16, BF16, I32)}
+_DTYPES[I32, I32] = I32
 
 
 def _repeated(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     def ref(a: Array, b: Array) -> Array:
         reps = tuple(n // m for n, m in zip(a.shape, b.shape, strict=True))
+        if b.dtype.kind == "i" and a.dtype.kind != "i":
+            b = b.astype(np.float32)
         return f(a, np.tile(b, reps))
 
     return ref
+
+
+def _quotient(a: Array, b: Array) -> Array:
+    if a.dtype.kind != "i":
+        return a / b
+    return np.where(b == 0, 0, np.trunc(a / np.where(b == 0, 1, b))).astype(np.int64)
 
 
 def _define(name: str, f: Callable[[Array, Array], Array], label: str) -> OpDef:
@@ -47,20 +60,21 @@ def _define(name: str, f: Callable[[Array, Array], Array], label: str) -> OpDef:
         cost=elementwise_cost(1),
         inplace=(0, 1),
         label=label,
+        ranks=(0, 1),
     )
 
 
 ADD = _define("add", np.add, "a + b")
 SUB = _define("sub", np.subtract, "a - b")
 MUL = _define("mul", np.multiply, "a * b")
-DIV = _define("div", np.divide, "a / b")
+DIV = _define("div", _quotient, "a / b")
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b, with `b` repeated whole times to the shape of `a` (ggml_add).
 
-    a: ne [n0, n1, n2, n3], F32, F16 or BF16; b: each ne divides a's, F32 or F16. Result: shape and type of `a`.
-    Raises ShapeError, DTypeError.
+    a: ne [n0, n1, n2, n3], F32, F16, BF16 or I32; b: each ne divides a's, a float type or I32 (which alone goes with an
+    I32 `a`). Result: shape and type of `a`. Raises ShapeError, DTypeError.
     """
     return record(ADD, (a, b), {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, I64, given_ne, same_shape, src
+from ._common import BF16, F16, F32, I32, I64, given_ne, ne_of, same_shape, src
 
 __all__ = [
     "cast",
@@ -29,13 +30,11 @@ PLAIN_TYPES = (F32, F16, BF16, DType.F64, DType.I8, DType.I16, I32, I64)
 READABLE_BLOCKS = tuple(t for t in DType if t.is_quantized and t not in (DType.Q8_1, DType.Q8_K, DType.Q1_0))
 WRITABLE_BLOCKS = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.IQ4_NL)
 
-_CONVERTED = (F32, F16, BF16, I32)
-
 
 def _conversions() -> Mapping[DTypeRow, DType]:
     """(from, to) -> to."""
-    rows: dict[DTypeRow, DType] = {(a, b): b for a in _CONVERTED for b in _CONVERTED}
-    rows |= {(t, t): t for t in (*PLAIN_TYPES, *READABLE_BLOCKS)}
+    rows: dict[DTypeRow, DType] = {(a, b): b for a in PLAIN_TYPES for b in PLAIN_TYPES}
+    rows |= {(t, t): t for t in READABLE_BLOCKS}
     rows |= {(a, t): t for a in (F32, F16) for t in WRITABLE_BLOCKS}
     rows |= {(t, F32): F32 for t in READABLE_BLOCKS}
     return rows
@@ -55,26 +54,35 @@ def copy_cost(t: Tensor) -> Cost:
     return Cost(0 if a.dtype is t.dtype else t.n_elements, stored_bytes(a), stored_bytes(t))
 
 
-def _to_integer(a: Array) -> Array:
-    """Truncated; what does not fit an I32 becomes the nearest number that does, NaN becomes 0."""
+def _to_integer(a: Array, to: np.dtype[Any]) -> Array:
+    """Truncated; what does not fit the integer type `to` becomes the nearest number that does, NaN becomes 0."""
+    ends = np.iinfo(to)
     if a.dtype.kind == "i":
-        return a
-    return np.array(np.clip(np.trunc(np.nan_to_num(a, nan=0.0)), -(2**31), 2**31 - 1), np.int64)
+        return np.clip(a.astype(np.int64), ends.min, ends.max)
+    above, below = a >= 2.0 ** (ends.bits - 1), a <= float(ends.min)
+    inside = np.where(above | below | np.isnan(a), 0, a).astype(np.int64)
+    return np.where(above, ends.max, np.where(below, ends.min, inside))
 
 
 def _into_b(srcs: Srcs, params: Params) -> Ne:
     a, b = src(srcs, 0), src(srcs, 1)
     rule(a.n_elements == b.n_elements, f"a and b must have as many elements, not {a.n_elements} and {b.n_elements}")
+    if params["limit"]:
+        rule(0 < params["limit"] < np.inf, f"limit must be positive and finite, or 0, not {params['limit']}")
+        fits = a.dtype in (F32, F16, BF16) and b.dtype is not DType.F64
+        rule(fits, f"a limit is for F32, F16 and BF16, not {a.dtype.name} to {b.dtype.name}")
     return b.ne
 
 
-def _cpy_ref(a: Array, b: Array) -> Array:
-    return np.reshape(_to_integer(a) if b.dtype.kind == "i" else a, b.shape)
+def _cpy_ref(a: Array, b: Array, limit: float) -> Array:
+    if limit:
+        a = np.clip(np.nan_to_num(a), -limit, limit)
+    return np.reshape(_to_integer(a, b.dtype) if b.dtype.kind == "i" else a, b.shape)
 
 
 def _cast_ref(a: Array, type: int) -> Array:
     np_dtype = DType.from_gguf(type).np_dtype
-    return _to_integer(a) if np_dtype is not None and np_dtype.kind == "i" else a
+    return _to_integer(a, np_dtype) if np_dtype is not None and np_dtype.kind == "i" else a
 
 
 def _new_ne(srcs: Srcs, params: Params) -> Ne:
@@ -84,7 +92,7 @@ def _new_ne(srcs: Srcs, params: Params) -> Ne:
 
 
 def _cont_ref(a: Array, ne0: int, ne1: int, ne2: int, ne3: int) -> Array:
-    return a.reshape(ne3, ne2, ne1, ne0)
+    return a.reshape(ne3, ne2, ne1, -1)  # ne0 elements, or the bytes of as many in blocks
 
 
 def _dup_ref(a: Array) -> Array:
@@ -96,13 +104,13 @@ _SAME: Mapping[DTypeRow, DType] = {(t,): t for t in (*PLAIN_TYPES, *READABLE_BLO
 CPY = OpDef(
     name="cpy",
     srcs=("a", "b"),
-    params=(),
+    params=("limit",),
     shape=_into_b,
     dtypes=_CONVERSIONS,
     ref=_cpy_ref,
     kernel="cpy",
     cost=copy_cost,
-    inplace=(),
+    inplace=(0,),
     label="a -> b",
     writes=1,
 )
@@ -144,14 +152,17 @@ DUP = OpDef(
 )
 
 
-def cpy(a: Tensor, b: Tensor) -> Tensor:
-    """Copy the elements of `a` into `b`, in ne order, converted to the type of `b` (ggml_cpy).
+def cpy(a: Tensor, b: Tensor, limit: float = 0.0) -> Tensor:
+    """Copy the elements of `a` into `b`, in ne order, converted to the type of `b` (ggml_cpy). With a `limit` floats
+    become finite first: NaN becomes 0, what is beyond -limit .. limit its nearer end (rounded to f32).
 
-    a, b: as many elements, any shapes and strides. Types: equal ones; any of F32, F16, BF16, I32 (to I32: truncated, at
-    its ends where it does not fit, 0 for NaN); F32 or F16 to Q4_0, Q4_1, Q5_0, Q5_1, Q8_0; block types to F32.
-    Result: a view of `b`, after the copy. Raises ShapeError, DTypeError.
+    a, b: as many elements, any shapes and strides. Types: equal ones; any of F32, F16, BF16, F64, I8, I16, I32, I64 (to
+    an integer: truncated, at its ends where it does not fit, 0 for NaN; F64 to BF16 is rounded to F32 first); F32 or
+    F16 to Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL; block types to F32.
+    Result: a view of `b`, after the copy. Raises ShapeError, also where `a` and `b` share bytes but are not the same
+    elements, and DTypeError.
     """
-    return record(CPY, (a, b), {})
+    return record(CPY, (a, b), {"limit": limit})
 
 
 def cast(a: Tensor, type: DType) -> Tensor:
@@ -159,34 +170,33 @@ def cast(a: Tensor, type: DType) -> Tensor:
     return record(CAST, (a,), {"type": getattr(type, "gguf_id", -1)}, dtype=type)
 
 
-def _cont(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
-    return record(CONT, (a,), {"ne0": ne0, "ne1": ne1, "ne2": ne2, "ne3": ne3})
+def _cont(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, rank: int | None = None) -> Tensor:
+    return record(CONT, (a,), {"ne0": ne0, "ne1": ne1, "ne2": ne2, "ne3": ne3}, rank=rank)
 
 
 def cont(a: Tensor) -> Tensor:
     """The elements of `a` lying densely, shape and type of `a` (ggml_cont). Raises DTypeError."""
-    ne = a.ne if isinstance(a, Tensor) else (1, 1, 1, 1)  # pyright: ignore[reportUnnecessaryIsInstance]
-    return _cont(a, *ne)
+    return _cont(a, *ne_of(a))
 
 
 def cont_1d(a: Tensor, ne0: int) -> Tensor:
     """The elements of `a`, in ne order, densely as ne [ne0] (ggml_cont_1d). Raises ShapeError, DTypeError."""
-    return _cont(a, ne0, 1, 1, 1)
+    return _cont(a, ne0, 1, 1, 1, 1)
 
 
 def cont_2d(a: Tensor, ne0: int, ne1: int) -> Tensor:
     """The elements of `a`, in ne order, densely as ne [ne0, ne1] (ggml_cont_2d). Raises ShapeError, DTypeError."""
-    return _cont(a, ne0, ne1, 1, 1)
+    return _cont(a, ne0, ne1, 1, 1, 2)
 
 
 def cont_3d(a: Tensor, ne0: int, ne1: int, ne2: int) -> Tensor:
     """The elements of `a`, in ne order, densely as ne [ne0, ne1, ne2] (ggml_cont_3d). Raises as `cont_2d`."""
-    return _cont(a, ne0, ne1, ne2, 1)
+    return _cont(a, ne0, ne1, ne2, 1, 3)
 
 
 def cont_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
     """The elements of `a`, in ne order, densely as ne [ne0 .. ne3] (ggml_cont_4d). Raises as `cont_2d`."""
-    return _cont(a, ne0, ne1, ne2, ne3)
+    return _cont(a, ne0, ne1, ne2, ne3, 4)
 
 
 def dup(a: Tensor) -> Tensor:

@@ -5,22 +5,32 @@ F32, F16 or BF16, any layout; the result has the type of the sources.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..codec import Array
 from ..opdef import OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, src
-from .unary import GELU, RELU, SILU
+from .unary import GELU, GELU_ERF, GELU_QUICK, RELU, SILU
 
 __all__ = [
     "geglu",
+    "geglu_erf",
+    "geglu_erf_split",
+    "geglu_erf_swapped",
+    "geglu_quick",
+    "geglu_quick_split",
+    "geglu_quick_swapped",
     "geglu_split",
     "geglu_swapped",
     "reglu",
     "reglu_split",
     "reglu_swapped",
     "swiglu",
+    "swiglu_clamp",
+    "swiglu_oai",
     "swiglu_split",
     "swiglu_swapped",
 ]
@@ -35,20 +45,18 @@ def _shape(srcs: Srcs, params: Params) -> Ne:
     return a.ne
 
 
-def _define(name: str, activation: OpDef, label: str, flops: int) -> OpDef:
-    def ref(a: Array, b: Array | None, swapped: bool) -> Array:
-        if b is None:
-            gate, value = np.split(a, 2, axis=3)
-            if swapped:
-                gate, value = value, gate
-        else:
-            gate, value = a, b
-        return activation.ref(gate) * value
+def _gate_and_value(a: Array, b: Array | None, swapped: bool) -> tuple[Array, Array]:
+    if b is not None:
+        return a, b
+    first, second = np.split(a, 2, axis=3)
+    return (second, first) if swapped else (first, second)
 
+
+def _define(name: str, ref: Callable[..., Array], label: str, flops: int, numbers: tuple[str, ...] = ()) -> OpDef:
     return OpDef(
         name=name,
         srcs=("a", "b?"),
-        params=("swapped",),
+        params=("swapped", *numbers),
         shape=_shape,
         dtypes={row: t for t in (F32, F16, BF16) for row in ((t, None), (t, t))},
         ref=ref,
@@ -59,9 +67,34 @@ def _define(name: str, activation: OpDef, label: str, flops: int) -> OpDef:
     )
 
 
-REGLU = _define("reglu", RELU, "relu(a) * b", 2)
-GEGLU = _define("geglu", GELU, "gelu(a) * b", 20)
-SWIGLU = _define("swiglu", SILU, "silu(a) * b", 20)
+def _times(activation: OpDef) -> Callable[..., Array]:
+    """The reference of a unit that is activation(gate) * value."""
+
+    def ref(a: Array, b: Array | None, swapped: bool) -> Array:
+        gate, value = _gate_and_value(a, b, swapped)
+        return activation.ref(gate) * value
+
+    return ref
+
+
+def _swiglu_oai_ref(a: Array, b: Array | None, swapped: bool, alpha: float, limit: float) -> Array:
+    gate, value = _gate_and_value(a, b, swapped)
+    x = np.minimum(gate, limit)
+    return x / (1 + np.exp(-alpha * x)) * (np.clip(value, -limit, limit) + 1)
+
+
+def _swiglu_clamp_ref(a: Array, b: Array | None, swapped: bool, limit: float) -> Array:
+    gate, value = _gate_and_value(a, b, swapped)
+    return SILU.ref(np.minimum(gate, limit)) * np.clip(value, -limit, limit)
+
+
+REGLU = _define("reglu", _times(RELU), "relu(a) * b", 2)
+GEGLU = _define("geglu", _times(GELU), "gelu(a) * b", 20)
+GEGLU_ERF = _define("geglu_erf", _times(GELU_ERF), "gelu_erf(a) * b", 20)
+GEGLU_QUICK = _define("geglu_quick", _times(GELU_QUICK), "gelu_quick(a) * b", 20)
+SWIGLU = _define("swiglu", _times(SILU), "silu(a) * b", 20)
+SWIGLU_OAI = _define("swiglu_oai", _swiglu_oai_ref, "swish(a) * (b + 1)", 20, ("alpha", "limit"))
+SWIGLU_CLAMP = _define("swiglu_clamp", _swiglu_clamp_ref, "silu(a) * b, clamped", 20, ("limit",))
 
 
 def reglu(a: Tensor) -> Tensor:
@@ -110,3 +143,46 @@ def swiglu_swapped(a: Tensor) -> Tensor:
 def swiglu_split(a: Tensor, b: Tensor) -> Tensor:
     """silu(a) * b, `a` and `b` of the same shape and type (ggml_swiglu_split). Raises ShapeError, DTypeError."""
     return record(SWIGLU, (a, b), {"swapped": False})
+
+
+def geglu_erf(a: Tensor) -> Tensor:
+    """gelu_erf(first half of each row) * second half (ggml_geglu_erf). Shapes and errors as `reglu`."""
+    return record(GEGLU_ERF, (a, None), {"swapped": False})
+
+
+def geglu_erf_swapped(a: Tensor) -> Tensor:
+    """First half of each row * gelu_erf(second half) (ggml_geglu_erf_swapped). Shapes and errors as `reglu`."""
+    return record(GEGLU_ERF, (a, None), {"swapped": True})
+
+
+def geglu_erf_split(a: Tensor, b: Tensor) -> Tensor:
+    """gelu_erf(a) * b, `a` and `b` of the same shape and type (ggml_geglu_erf_split). Raises ShapeError, DTypeError."""
+    return record(GEGLU_ERF, (a, b), {"swapped": False})
+
+
+def geglu_quick(a: Tensor) -> Tensor:
+    """gelu_quick(first half of each row) * second half (ggml_geglu_quick). Shapes and errors as `reglu`."""
+    return record(GEGLU_QUICK, (a, None), {"swapped": False})
+
+
+def geglu_quick_swapped(a: Tensor) -> Tensor:
+    """First half of each row * gelu_quick(second half) (ggml_geglu_quick_swapped). Shapes and errors as `reglu`."""
+    return record(GEGLU_QUICK, (a, None), {"swapped": True})
+
+
+def geglu_quick_split(a: Tensor, b: Tensor) -> Tensor:
+    """gelu_quick(a) * b, `a` and `b` of the same shape and type (ggml_geglu_quick_split). Raises as `reglu_split`."""
+    return record(GEGLU_QUICK, (a, b), {"swapped": False})
+
+
+def swiglu_oai(a: Tensor, b: Tensor | None, alpha: float, limit: float) -> Tensor:
+    """x sigmoid(alpha x) (y + 1), where x = min(a, limit) and y is b within -limit .. limit (ggml_swiglu_oai; gpt-oss).
+
+    a, b: the same shape and type; without `b` they are the halves of each row of `a`. Raises ShapeError, DTypeError.
+    """
+    return record(SWIGLU_OAI, (a, b), {"swapped": False, "alpha": alpha, "limit": limit})
+
+
+def swiglu_clamp(a: Tensor, b: Tensor | None, limit: float) -> Tensor:
+    """silu(min(a, limit)) * b, b within -limit .. limit (ggml_swiglu_clamp). Shapes and errors as `swiglu_oai`."""
+    return record(SWIGLU_CLAMP, (a, b), {"swapped": False, "limit": limit})

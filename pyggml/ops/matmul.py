@@ -81,6 +81,7 @@ MUL_MAT = OpDef(
     cost=_mul_mat_cost,
     inplace=(),
     label="a·b",
+    ranks=(1,),
 )
 
 
@@ -139,6 +140,7 @@ MUL_MAT_ID = OpDef(
     cost=_mul_mat_id_cost,
     inplace=(),
     label="as[ids]·b",
+    ranks=(1,),
 )
 
 

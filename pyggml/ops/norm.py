@@ -10,7 +10,7 @@ import numpy as np
 from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import F32, src
+from ._common import F32, is_whole, src
 
 __all__ = [
     "group_norm",
@@ -34,7 +34,7 @@ def _rows(srcs: Srcs, params: Params) -> Ne:
 def _groups(srcs: Srcs, params: Params) -> Ne:
     ne, n_groups = _rows(srcs, params), params["n_groups"]
     rule(
-        n_groups == int(n_groups) and 1 <= n_groups <= ne[2],
+        is_whole(n_groups, 1) and n_groups <= ne[2],
         f"n_groups must be a whole number from 1 to a's ne[2] = {ne[2]}, not {n_groups}",
     )
     return ne
@@ -93,8 +93,8 @@ GROUP_NORM = _define("group_norm", ("n_groups", "eps"), _groups, _ref_group_norm
 def norm(a: Tensor, eps: float) -> Tensor:
     """Each row minus its mean, divided by sqrt(its variance + eps) (ggml_norm; layer norm without weights).
 
-    a: F32, ne [n, ...], NumPy shape (..., n), dense rows. Result: as `a`. The sums of squares are taken in f32 pieces:
-    values beyond 1e19 overflow, as in ggml. Raises ShapeError (also for eps < 0), DTypeError.
+    a: F32, ne [n, ...], NumPy shape (..., n), dense rows. Result: as `a`. Rows whose squares f32 does not
+    hold, which overflow in ggml, are summed in double. Raises ShapeError (also for eps < 0), DTypeError.
     """
     return record(NORM, (a,), {"eps": eps})
 

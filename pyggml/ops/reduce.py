@@ -10,14 +10,17 @@ from enum import IntEnum
 import numpy as np
 
 from ..codec import Array
-from ..opdef import OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..errors import ShapeError
+from ..opdef import OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, same_shape, src
+from ._common import BF16, F16, F32, I32, I64, is_whole, same_shape, src
 
 __all__ = [
     "SortOrder",
     "argmax",
     "argsort",
+    "argsort_top_k",
+    "count_equal",
     "cumsum",
     "mean",
     "sum",
@@ -42,6 +45,16 @@ def _one(srcs: Srcs, params: Params) -> Ne:
 
 def _one_per_row(srcs: Srcs, params: Params) -> Ne:
     return (1, *src(srcs, 0).ne[1:])
+
+
+def _one_of_equal(srcs: Srcs, params: Params) -> Ne:
+    a, b = src(srcs, 0), src(srcs, 1)
+    rule(a.ne == b.ne, f"a and b must have the same ne, not {list(a.ne)} and {list(b.ne)}")
+    return (1, 1, 1, 1)
+
+
+def _count_equal_ref(a: Array, b: Array) -> Array:
+    return np.sum(a == b, keepdims=True)
 
 
 def _sum_ref(a: Array) -> Array:
@@ -71,6 +84,20 @@ SUM = OpDef(
     cost=elementwise_cost(1),
     inplace=(),
     label="sum(a)",
+    ranks=(),
+)
+COUNT_EQUAL = OpDef(
+    name="count_equal",
+    srcs=("a", "b"),
+    params=(),
+    shape=_one_of_equal,
+    dtypes={(I32, I32): I64},
+    ref=_count_equal_ref,
+    kernel="count_equal",
+    cost=elementwise_cost(0),
+    inplace=(),
+    label="count of a = b",
+    ranks=(),
 )
 SUM_ROWS = OpDef(
     name="sum_rows",
@@ -118,6 +145,14 @@ def sum(a: Tensor) -> Tensor:
     return record(SUM, (a,), {})
 
 
+def count_equal(a: Tensor, b: Tensor) -> Tensor:
+    """How many elements of `a` equal those of `b` (ggml_count_equal).
+
+    a, b: I32, the same shape; result: I64 ne [1]. Raises ShapeError, DTypeError.
+    """
+    return record(COUNT_EQUAL, (a, b), {})
+
+
 def sum_rows(a: Tensor) -> Tensor:
     """The sum of each row, accumulated in double (ggml_sum_rows). F32 ne [n0, n1, n2, n3] -> [1, n1, n2, n3]."""
     return record(SUM_ROWS, (a,), {})
@@ -133,25 +168,20 @@ def cumsum(a: Tensor) -> Tensor:
     return record(CUMSUM, (a,), {})
 
 
-def _indices(srcs: Srcs) -> Ne:
+def _indices(srcs: Srcs, params: Params) -> Ne:
     ne = src(srcs, 0).ne
     rule(ne[0] <= _MAX_INDEX, f"rows of {ne[0]} elements are too long for I32 indices")
     return ne
 
 
 def _argmax_shape(srcs: Srcs, params: Params) -> Ne:
-    ne = _indices(srcs)
+    ne = _indices(srcs, params)
     rule(ne[2] == 1 and ne[3] == 1, "a must be a matrix (ne[2] and ne[3] must be 1)")
     return (ne[1], 1, 1, 1)
 
 
 def _argmax_ref(a: Array) -> Array:
     return np.argmax(a, axis=3).reshape(1, 1, 1, -1).astype(np.int32)
-
-
-def _argsort_shape(srcs: Srcs, params: Params) -> Ne:
-    rule(params["order"] in (0, 1), f"order must be 0 (ascending) or 1 (descending), not {params['order']}")
-    return _indices(srcs)
 
 
 def _argsort_ref(a: Array, order: int) -> Array:
@@ -163,8 +193,8 @@ def _argsort_ref(a: Array, order: int) -> Array:
 
 
 def _top_k_shape(srcs: Srcs, params: Params) -> Ne:
-    ne, k = _indices(srcs), params["k"]
-    rule(1 <= k <= ne[0], f"k must be within 1..{ne[0]}, the elements of a row, not {k}")
+    ne, k = _indices(srcs, params), params["k"]
+    rule(is_whole(k, 1) and k <= ne[0], f"k must be within 1..{ne[0]}, the elements of a row, not {k}")
     return (k, *ne[1:])
 
 
@@ -183,18 +213,20 @@ ARGMAX = OpDef(
     cost=elementwise_cost(0),
     inplace=(),
     label="argmax(a)",
+    ranks=(),
 )
 ARGSORT = OpDef(
     name="argsort",
     srcs=("a",),
     params=("order",),
-    shape=_argsort_shape,
+    shape=_indices,
     dtypes={(F32,): I32},
     ref=_argsort_ref,
     kernel="argsort",
     cost=elementwise_cost(0),
     inplace=(),
     label="argsort(a)",
+    enums={"order": SortOrder},
 )
 TOP_K = OpDef(
     name="top_k",
@@ -218,12 +250,12 @@ def argmax(a: Tensor) -> Tensor:
     return record(ARGMAX, (a,), {})
 
 
-def argsort(a: Tensor, order: int = SortOrder.ASC) -> Tensor:
-    """The indices that sort each row, 0: ascending, 1: descending (ggml_argsort); equal elements keep their order.
+def argsort(a: Tensor, order: int | str = SortOrder.ASC) -> Tensor:
+    """The indices that sort each row, 0 or "asc", 1 or "desc" (ggml_argsort); equal elements keep their order.
 
     a: F32; result: I32, shape as `a`. Raises ShapeError for another order, DTypeError.
     """
-    return record(ARGSORT, (a,), {"order": int(order)})
+    return record(ARGSORT, (a,), {"order": order})
 
 
 def top_k(a: Tensor, k: int) -> Tensor:
@@ -232,4 +264,18 @@ def top_k(a: Tensor, k: int) -> Tensor:
 
     a: F32 ne [n0, n1, n2, n3]; result: I32 ne [k, n1, n2, n3]. Raises ShapeError for k outside 1..n0, DTypeError.
     """
-    return record(TOP_K, (a,), {"k": int(k)})
+    return record(TOP_K, (a,), {"k": k})
+
+
+def argsort_top_k(a: Tensor, k: int) -> Tensor:
+    """`top_k`, as ggml_argsort_top_k finds it: a view of the first `k` of each row of `argsort`, descending. Two nodes
+    and a whole sort; `top_k` is quicker.
+
+    a: F32 ne [n0, n1, n2, n3]; result: I32 ne [k, n1, n2, n3]. Raises ShapeError for k outside 1..n0, DTypeError.
+    """
+    ids = argsort(a, SortOrder.DESC)
+    try:
+        _top_k_shape((a,), {"k": k})
+    except RuleBroken as e:
+        raise fail(ARGSORT, (a,), ShapeError, str(e)) from None
+    return ids[..., :k]

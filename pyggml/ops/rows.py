@@ -8,12 +8,13 @@ import numpy as np
 
 from ..codec import Array
 from ..dtypes import DType
-from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, I32, I64, src
 from .copy import READABLE_BLOCKS, WRITABLE_BLOCKS, copy_cost, stored_bytes
 
 __all__ = [
+    "add_id",
     "get_rows",
     "set_rows",
 ]
@@ -99,6 +100,44 @@ SET_ROWS = OpDef(
 )
 
 
+def _add_shape(srcs: Srcs, params: Params) -> Ne:
+    a, b, ids = src(srcs, 0), src(srcs, 1), src(srcs, 2)
+    rule(a.ne[0] == b.ne[0], f"rows of a and b must be equally long, not {a.ne[0]} and {b.ne[0]}")
+    rule(b.ne[2] == b.ne[3] == 1, "b must be a matrix (ne[2] and ne[3] must be 1)")
+    want = (a.ne[1], a.ne[2], 1, 1)
+    rule(ids.ne == want, f"ids must have an index for each of a's rows: ne {list(want)}, not {list(ids.ne)}")
+    return a.ne
+
+
+def _add_ref(a: Array, b: Array, ids: Array) -> Array:
+    _check_range(ids, b.shape[2])
+    return a + b[0, 0][ids[0, 0]]
+
+
+ADD_ID = OpDef(
+    name="add_id",
+    srcs=("a", "b", "ids"),
+    params=(),
+    shape=_add_shape,
+    dtypes={(F32, F32, I32): F32},
+    ref=_add_ref,
+    kernel="add_id",
+    cost=elementwise_cost(1),
+    inplace=(0,),
+    label="a + b[ids]",
+)
+
+
+def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """`a` plus the rows of `b` that `ids` names (ggml_add_id), as the bias of `mul_mat_id`'s experts: in ne order
+    result[:, i, j, k] = a[:, i, j, k] + b[:, ids[i, j]].
+
+    a: F32 ne [n, n_used, n_tokens, n3]; b: F32 ne [n, n_expert]; ids: I32 ne [n_used, n_tokens], 0 <= index < n_expert.
+    Result: as `a`. Raises ShapeError, DTypeError; BackendError as `get_rows`.
+    """
+    return record(ADD_ID, (a, b, ids), {})
+
+
 def get_rows(a: Tensor, b: Tensor) -> Tensor:
     """The rows of `a` that `b` names, as F32 (ggml_get_rows): result[:, i, j, k] = a[:, b[i, j, k], j, k] in ne order.
 
@@ -114,6 +153,7 @@ def set_rows(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
     a: ne [n, m, b2, b3], F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL; b: ne [n, r, b2, b3], F32; c: ne
     [r, c1, c2], I64 or I32, repeated along b2 and b3, 0 <= index < m; of equal indices the last one wins.
-    Result: a view of `a`, after the writes. Raises ShapeError, DTypeError; BackendError as `get_rows`.
+    Result: a view of `a`, after the writes. Raises ShapeError, also where `a` shares bytes with `b` or `c`; DTypeError;
+    BackendError as `get_rows`.
     """
     return record(SET_ROWS, (a, b, c), {})

@@ -1,7 +1,8 @@
-"""Functions of one tensor and numbers, element by element: scale, scale_bias, clamp, leaky_relu, add1.
+"""Functions of one tensor and numbers, element by element: scale, scale_bias, clamp, leaky_relu, xielu, add1,
+fill.
 
 All take F32, F16 or BF16 of any shape and layout, and give the same shape and type; they raise DTypeError for others.
-NaN in, NaN out. Each `_inplace` variant writes its result over `a`.
+NaN in, NaN out (but `fill`). Each `_inplace` variant writes its result over `a`.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ import numpy as np
 
 from ..codec import Array
 from ..dtypes import DType
-from ..opdef import DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..errors import DTypeError, explain, user_site
+from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, same_shape, src
+from ._common import BF16, F16, F32, is_number, same_shape, src
 
 __all__ = [
     "add1",
     "add1_inplace",
     "clamp",
     "clamp_inplace",
+    "fill",
+    "fill_inplace",
     "leaky_relu",
     "scale",
     "scale_bias",
     "scale_bias_inplace",
     "scale_inplace",
+    "xielu",
 ]
 
 
@@ -50,22 +55,22 @@ SCALE = OpDef(
 
 def scale(a: Tensor, s: float) -> Tensor:
     """s a (ggml_scale)."""
-    return record(SCALE, (a,), {"s": float(s), "b": 0.0})
+    return record(SCALE, (a,), {"s": s, "b": 0.0})
 
 
 def scale_inplace(a: Tensor, s: float) -> Tensor:
     """`scale`, the result written over `a`."""
-    return record(SCALE, (a,), {"s": float(s), "b": 0.0}, inplace=0)
+    return record(SCALE, (a,), {"s": s, "b": 0.0}, inplace=0)
 
 
 def scale_bias(a: Tensor, s: float, b: float) -> Tensor:
     """s a + b (ggml_scale_bias)."""
-    return record(SCALE, (a,), {"s": float(s), "b": float(b)})
+    return record(SCALE, (a,), {"s": s, "b": b})
 
 
 def scale_bias_inplace(a: Tensor, s: float, b: float) -> Tensor:
     """`scale_bias`, the result written over `a`."""
-    return record(SCALE, (a,), {"s": float(s), "b": float(b)}, inplace=0)
+    return record(SCALE, (a,), {"s": s, "b": b}, inplace=0)
 
 
 def _clamp_ref(a: Array, min: float, max: float) -> Array:
@@ -91,12 +96,12 @@ def clamp(a: Tensor, min: float, max: float) -> Tensor:
 
     Unlike ggml_clamp it leaves `a` as it is; `clamp_inplace` is ggml's.
     """
-    return record(CLAMP, (a,), {"min": float(min), "max": float(max)})
+    return record(CLAMP, (a,), {"min": min, "max": max})
 
 
 def clamp_inplace(a: Tensor, min: float, max: float) -> Tensor:
     """`clamp`, the result written over `a` (ggml_clamp)."""
-    return record(CLAMP, (a,), {"min": float(min), "max": float(max)}, inplace=0)
+    return record(CLAMP, (a,), {"min": min, "max": max}, inplace=0)
 
 
 def _leaky_relu_ref(a: Array, negative_slope: float) -> Array:
@@ -119,8 +124,73 @@ LEAKY_RELU = OpDef(
 
 def leaky_relu(a: Tensor, negative_slope: float, inplace: bool = False) -> Tensor:
     """a where it is not negative, else negative_slope a; with `inplace` written over `a` (ggml_leaky_relu)."""
-    params = {"negative_slope": float(negative_slope)}
+    if not (is_number(inplace) and inplace in (0, 1)):
+        raise DTypeError(explain("leaky_relu", f"inplace must be True or False, not {inplace!r:.40}", [], user_site()))
+    params = {"negative_slope": negative_slope}
     return record(LEAKY_RELU, (a,), params, inplace=0 if inplace else None)
+
+
+def _softplus(x: float) -> float:
+    return float(np.logaddexp(0, x))
+
+
+def _xielu_ref(a: Array, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Array:
+    m = np.minimum(a, eps)
+    above = _softplus(alpha_p) * a * a + beta * a
+    return np.where(a > 0, above, (np.expm1(m) - a) * (beta + _softplus(alpha_n)) + beta * a)
+
+
+XIELU = OpDef(
+    name="xielu",
+    srcs=("a",),
+    params=("alpha_n", "alpha_p", "beta", "eps"),
+    shape=same_shape,
+    dtypes=_DTYPES,
+    ref=_xielu_ref,
+    kernel="xielu",
+    cost=elementwise_cost(20),
+    inplace=(0,),
+    label="xielu(a)",
+)
+
+
+def xielu(a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Tensor:
+    """softplus(alpha_p) a^2 + beta a where a is positive, else (exp(min(a, eps)) - 1 - a) (beta + softplus(alpha_n)) +
+    beta a (ggml_xielu; arXiv 2411.13010)."""
+    params = {"alpha_n": alpha_n, "alpha_p": alpha_p, "beta": beta, "eps": eps}
+    return record(XIELU, (a,), params)
+
+
+def _fill_ref(a: Array, c: float) -> Array:
+    return np.full_like(a, c)
+
+
+def _fill_cost(t: Tensor) -> Cost:
+    return Cost(0, 0, t.n_elements * t.dtype.type_size)
+
+
+FILL = OpDef(
+    name="fill",
+    srcs=("a",),
+    params=("c",),
+    shape=same_shape,
+    dtypes=_DTYPES,
+    ref=_fill_ref,
+    kernel="fill",
+    cost=_fill_cost,
+    inplace=(0,),
+    label="c",
+)
+
+
+def fill(a: Tensor, c: float) -> Tensor:
+    """`c` in every element of a tensor like `a`, of which only shape and type matter (ggml_fill)."""
+    return record(FILL, (a,), {"c": c})
+
+
+def fill_inplace(a: Tensor, c: float) -> Tensor:
+    """`fill`, the result written over `a` (ggml_fill_inplace)."""
+    return record(FILL, (a,), {"c": c}, inplace=0)
 
 
 def _add1_shape(srcs: Srcs, params: Params) -> Ne:

@@ -1,8 +1,8 @@
-"""New tensors made of smaller ones: repeat, concat, pad; and arange, made of none."""
+"""New tensors made of smaller ones: repeat, concat, diag, timestep_embedding; and arange, made of none."""
 
 from __future__ import annotations
 
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 
 import numpy as np
 
@@ -10,14 +10,15 @@ from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor
 from ._common import F32, can_repeat, given_ne, is_number, is_whole, src
-from .copy import PLAIN_TYPES
+from .copy import PLAIN_TYPES, READABLE_BLOCKS
 
 __all__ = [
     "arange",
     "concat",
-    "pad",
+    "diag",
     "repeat",
     "repeat_4d",
+    "timestep_embedding",
 ]
 
 
@@ -33,7 +34,7 @@ def _repeat_ref(a: Array, ne0: int, ne1: int, ne2: int, ne3: int) -> Array:
 
 def _concat_shape(srcs: Srcs, params: Params) -> Ne:
     a, b, dim = src(srcs, 0), src(srcs, 1), params["dim"]
-    rule(dim in (0, 1, 2, 3), f"dim must be 0, 1, 2 or 3, not {dim}")
+    rule(is_whole(dim, 0) and dim < 4, f"dim must be 0, 1, 2 or 3, not {dim}")
     n = [a.ne[i] + b.ne[i] if i == dim else a.ne[i] for i in range(4)]
     rule(all(i == dim or a.ne[i] == b.ne[i] for i in range(4)), f"a and b may differ only in dimension {dim}")
     return (n[0], n[1], n[2], n[3])
@@ -43,22 +44,36 @@ def _concat_ref(a: Array, b: Array, dim: int) -> Array:
     return np.concatenate([a, b], axis=3 - dim)
 
 
-def _pad_shape(srcs: Srcs, params: Params) -> Ne:
-    p = tuple(params.values())
-    rule(all(is_whole(n, 0) for n in p), f"p must be whole numbers from 0, not {list(p)}")
+def _diag_shape(srcs: Srcs, params: Params) -> Ne:
     ne = src(srcs, 0).ne
-    return (ne[0] + int(p[0]), ne[1] + int(p[1]), ne[2] + int(p[2]), ne[3] + int(p[3]))
+    rule(ne[1] == 1, f"a must have one row per matrix (ne[1] must be 1, not {ne[1]})")
+    return (ne[0], ne[0], ne[2], ne[3])
 
 
-def _pad_ref(a: Array, p0: int, p1: int, p2: int, p3: int) -> Array:
-    return np.pad(a, [(0, p3), (0, p2), (0, p1), (0, p0)])
+def _diag_ref(a: Array) -> Array:
+    return np.where(np.eye(a.shape[3], dtype=bool), a, np.zeros_like(a))
+
+
+def _timestep_shape(srcs: Srcs, params: Params) -> Ne:
+    ne, dim, max_period = src(srcs, 0).ne, params["dim"], params["max_period"]
+    rule(ne[1] == ne[2] == ne[3] == 1, "timesteps must have one dimension")
+    rule(is_whole(dim, 1), f"dim must be a whole number from 1, not {dim}")
+    rule(is_number(max_period) and 0 < max_period < inf, f"max_period must be a positive number, not {max_period}")
+    return (int(dim), ne[0], 1, 1)
+
+
+def _timestep_ref(timesteps: Array, dim: int, max_period: float) -> Array:
+    half = dim // 2
+    angles = timesteps.reshape(-1, 1) * np.exp(-np.log(max_period) * np.arange(half) / max(half, 1))
+    return np.concatenate([np.cos(angles), np.sin(angles), np.zeros((timesteps.size, dim % 2))], axis=1)[None, None]
 
 
 def _arange_n(start: float, stop: float, step: float) -> int:
-    finite = all(is_number(x) and isfinite(x) for x in (start, stop, step))
+    finite = all(isfinite(x) for x in (start, stop, step))
     rule(finite, f"start, stop and step must be finite numbers, not {start}, {stop}, {step}")
-    rule(step != 0 and (stop - start) / step > 0, f"step {step} must lead from start {start} towards stop {stop}")
-    return ceil((stop - start) / step)
+    n = (stop - start) / step if step != 0 else 0.0
+    rule(0 < n < inf, f"step {step} must lead from start {start} towards stop {stop}")
+    return ceil(n)
 
 
 def _arange_shape(srcs: Srcs, params: Params) -> Ne:
@@ -90,24 +105,37 @@ CONCAT = OpDef(
     srcs=("a", "b"),
     params=("dim",),
     shape=_concat_shape,
-    dtypes={(t, t): t for t in PLAIN_TYPES},
+    dtypes={(t, t): t for t in (*PLAIN_TYPES, *READABLE_BLOCKS)},
     ref=_concat_ref,
     kernel="concat",
     cost=elementwise_cost(0),
     inplace=(),
     label="concat(a, b)",
+    ranks=(0, 1),
 )
-PAD = OpDef(
-    name="pad",
+DIAG = OpDef(
+    name="diag",
     srcs=("a",),
-    params=("p0", "p1", "p2", "p3"),
-    shape=_pad_shape,
-    dtypes={(F32,): F32},
-    ref=_pad_ref,
-    kernel="pad",
+    params=(),
+    shape=_diag_shape,
+    dtypes={(t,): t for t in PLAIN_TYPES},
+    ref=_diag_ref,
+    kernel="diag",
     cost=elementwise_cost(0),
     inplace=(),
-    label="pad(a)",
+    label="diag(a)",
+)
+TIMESTEP_EMBEDDING = OpDef(
+    name="timestep_embedding",
+    srcs=("timesteps",),
+    params=("dim", "max_period"),
+    shape=_timestep_shape,
+    dtypes={(F32,): F32},
+    ref=_timestep_ref,
+    kernel="timestep_embedding",
+    cost=elementwise_cost(40),
+    inplace=(),
+    label="embedding of timesteps",
 )
 ARANGE = OpDef(
     name="arange",
@@ -129,25 +157,42 @@ def repeat(a: Tensor, b: Tensor) -> Tensor:
     a: any type but block types, each ne divides b's. Result: ne of `b`, type of `a`. Raises ShapeError, DTypeError.
     """
     ne = b.ne if isinstance(b, Tensor) else (0, 0, 0, 0)  # pyright: ignore[reportUnnecessaryIsInstance]
-    return repeat_4d(a, *ne)
+    return _repeat(a, *ne, getattr(b, "rank", 1))
 
 
 def repeat_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
     """`a` repeated whole times to ne [ne0 .. ne3] (ggml_repeat_4d). As `repeat`."""
-    return record(REPEAT, (a,), {"ne0": ne0, "ne1": ne1, "ne2": ne2, "ne3": ne3})
+    return _repeat(a, ne0, ne1, ne2, ne3, None)
+
+
+def _repeat(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, rank: int | None) -> Tensor:
+    return record(REPEAT, (a,), {"ne0": ne0, "ne1": ne1, "ne2": ne2, "ne3": ne3}, rank=rank)
 
 
 def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """`a`, and `b` after it along dimension `dim` in ne order, 0 to 3 (ggml_concat).
 
-    a, b: one type, no block type; ne equal but for `dim`. Result: ne[dim] is the sum. Raises ShapeError, DTypeError.
+    a, b: one type, any; ne equal but for `dim`. Result: ne[dim] is the sum. Blocks are moved as they are.
+    Raises ShapeError, DTypeError.
     """
     return record(CONCAT, (a, b), {"dim": dim})
 
 
-def pad(a: Tensor, p0: int, p1: int, p2: int, p3: int) -> Tensor:
-    """`a` with p_i zeros at the end of dimension i (ggml_pad). a: F32. Raises ShapeError, DTypeError."""
-    return record(PAD, (a,), {"p0": p0, "p1": p1, "p2": p2, "p3": p3})
+def diag(a: Tensor) -> Tensor:
+    """Matrices with the rows of `a` on their diagonals and zeros elsewhere (ggml_diag).
+
+    a: ne [n, 1, n2, n3], any type but block types; result: ne [n, n, n2, n3]. Raises ShapeError, DTypeError.
+    """
+    return record(DIAG, (a,), {})
+
+
+def timestep_embedding(timesteps: Tensor, dim: int, max_period: float) -> Tensor:
+    """What a diffusion model is told of its progress (ggml_timestep_embedding; arXiv 2112.10741): in row i the cosines,
+    then the sines of timesteps[i] max_period^(-2 j / dim), j from 0; the last of an odd `dim` is 0.
+
+    timesteps: F32 ne [n]; result: F32 ne [dim, n], NumPy shape (n, dim). Raises ShapeError, DTypeError.
+    """
+    return record(TIMESTEP_EMBEDDING, (timesteps,), {"dim": dim, "max_period": max_period}, rank=2)
 
 
 def arange(start: float, stop: float, step: float, ctx: Context | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Functions of one tensor, element by element, without parameters. Source: ggml_unary and its relatives.
 
 All take F32, F16 or BF16 of any shape and layout, and give the same shape and type; they raise DTypeError for others.
-NaN in, NaN out (but `step`). Each `_inplace` variant writes its result over `a`.
+NaN in, NaN out (but `step` and `sgn`). Each `_inplace` variant writes its result over `a`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from ._common import BF16, F16, F32, same_shape
 __all__ = [
     "abs",
     "abs_inplace",
+    "ceil",
+    "ceil_inplace",
     "cos",
     "cos_inplace",
     "elu",
@@ -27,6 +29,8 @@ __all__ = [
     "exp_inplace",
     "expm1",
     "expm1_inplace",
+    "floor",
+    "floor_inplace",
     "gelu",
     "gelu_erf",
     "gelu_erf_inplace",
@@ -43,6 +47,10 @@ __all__ = [
     "neg_inplace",
     "relu",
     "relu_inplace",
+    "round",
+    "round_inplace",
+    "sgn",
+    "sgn_inplace",
     "sigmoid",
     "sigmoid_inplace",
     "silu",
@@ -59,6 +67,8 @@ __all__ = [
     "step_inplace",
     "tanh",
     "tanh_inplace",
+    "trunc",
+    "trunc_inplace",
 ]
 
 
@@ -116,6 +126,11 @@ SQR = _define("sqr", np.square, "a²", costly=False)
 SQRT = _define("sqrt", np.sqrt, "sqrt(a)", costly=False)
 SIN = _define("sin", np.sin, "sin(a)")
 COS = _define("cos", np.cos, "cos(a)")
+FLOOR = _define("floor", np.floor, "floor(a)", costly=False)
+CEIL = _define("ceil", np.ceil, "ceil(a)", costly=False)
+ROUND = _define("round", lambda x: np.trunc(x + np.copysign(0.5, x)), "round(a)", costly=False)
+TRUNC = _define("trunc", np.trunc, "trunc(a)", costly=False)
+SGN = _define("sgn", lambda x: np.where(x > 0, 1.0, np.where(x < 0, -1.0, 0.0)), "sgn(a)", costly=False)
 
 
 def silu(a: Tensor) -> Tensor:
@@ -329,3 +344,53 @@ def cos(a: Tensor) -> Tensor:
 def cos_inplace(a: Tensor) -> Tensor:
     """`cos`, the result written over `a`."""
     return record(COS, (a,), {}, inplace=0)
+
+
+def floor(a: Tensor) -> Tensor:
+    """The largest whole number that is not above a (ggml_floor)."""
+    return record(FLOOR, (a,), {})
+
+
+def floor_inplace(a: Tensor) -> Tensor:
+    """`floor`, the result written over `a`."""
+    return record(FLOOR, (a,), {}, inplace=0)
+
+
+def ceil(a: Tensor) -> Tensor:
+    """The smallest whole number that is not below a (ggml_ceil)."""
+    return record(CEIL, (a,), {})
+
+
+def ceil_inplace(a: Tensor) -> Tensor:
+    """`ceil`, the result written over `a`."""
+    return record(CEIL, (a,), {}, inplace=0)
+
+
+def round(a: Tensor) -> Tensor:
+    """The nearest whole number, halves away from 0 (ggml_round; NumPy's goes to the even one)."""
+    return record(ROUND, (a,), {})
+
+
+def round_inplace(a: Tensor) -> Tensor:
+    """`round`, the result written over `a`."""
+    return record(ROUND, (a,), {}, inplace=0)
+
+
+def trunc(a: Tensor) -> Tensor:
+    """a without its fraction, towards 0 (ggml_trunc)."""
+    return record(TRUNC, (a,), {})
+
+
+def trunc_inplace(a: Tensor) -> Tensor:
+    """`trunc`, the result written over `a`."""
+    return record(TRUNC, (a,), {}, inplace=0)
+
+
+def sgn(a: Tensor) -> Tensor:
+    """1 where a is positive, -1 where it is negative, else 0, also for NaN (ggml_sgn)."""
+    return record(SGN, (a,), {})
+
+
+def sgn_inplace(a: Tensor) -> Tensor:
+    """`sgn`, the result written over `a`."""
+    return record(SGN, (a,), {}, inplace=0)

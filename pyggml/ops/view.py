@@ -57,6 +57,7 @@ PERMUTE = _define("permute", ("axes",), "permute(a)")
 TRANSPOSE = _define("transpose", (), "transpose(a)")
 
 _NO_PARAMS: Params = {}
+_MAX_STRIDE = 2**63 - 1
 
 
 def _tensor(op: OpDef, a: Tensor) -> Srcs:
@@ -73,7 +74,7 @@ def _whole(op: OpDef, a: Tensor, what: str, numbers: Sequence[int], least: int) 
             return t
     except TypeError:
         pass
-    raise fail(op, (a,), ShapeError, f"{what} must be whole numbers from {least}, not {list(numbers)}")
+    raise fail(op, (a,), ShapeError, f"{what} must be whole numbers from {least}, not {list(numbers)!r:.60}")
 
 
 # -- reshape ------------------------------------------------------------------------------------------------------
@@ -141,13 +142,15 @@ def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int 
     nb2 = given[1] if len(given) > 1 else nb1 * n1
     nb3 = given[2] if len(given) > 2 else nb2 * n2
     nb: Ne = (size, nb1, nb2, nb3)
+    if max(nb) > _MAX_STRIDE:
+        raise fail(VIEW, srcs, ShapeError, f"nb {list(nb)} must be at most 2^63 - 1")
     if isinstance(offset, Offset):
         if isinstance(a.view_offs, Offset):
             raise fail(VIEW, srcs, ShapeError, "a already has an offset with a Var, which takes no second one")
         low, high = offset.const, offset.hi
         aligned = low % size == 0 and offset.stride % size == 0
     else:
-        low = high = _whole(VIEW, a, "offset", (offset,), 0)[0]
+        low = high = offset = _whole(VIEW, a, "offset", (offset,), 0)[0]
         aligned = low % size == 0
     if not aligned or nb1 % size or nb2 % size or nb3 % size:
         raise fail(VIEW, srcs, ShapeError, f"offset {offset} and nb {nb} must be multiples of {dt.name}'s {size} bytes")

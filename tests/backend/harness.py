@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyggml.alloc import steps_of
 from pyggml.backends.cpu import CpuBackend, lower
 from pyggml.backends.ref import compute_node
-from pyggml.buffer import Buffer
+from pyggml.buffers.alloc import steps_of
+from pyggml.buffers.buffer import Buffer
 from pyggml.dtypes import DType
 from pyggml.errors import DTypeError
 from pyggml.graph import Graph
@@ -46,7 +46,7 @@ class Src:
 @dataclass(frozen=True)
 class Case:
     """`build` records the op on the sources; `nmse` bounds the error (0.0: equal bit for bit), `tiles` is what operands
-    of two bf16 add to that (csrc/amx)."""
+    of two bf16 add to that (csrc/attention/flash_attn_amx.c)."""
 
     srcs: tuple[Src | None, ...]
     build: Callable[..., Tensor]

@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pyggml as gg
-from pyggml.alloc import Step, steps_of
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.isa import table_of
-from pyggml.ops._mask import biased
+from pyggml.buffers.alloc import Step, steps_of
+from pyggml.ops._mask import biased, sink_scores
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
 
-from .cases_attention import BLOCK_TYPES, HEADS_INSIDE, ROW_TYPES, bound, mild, tiles_bound
-from .cases_matmul import bound as product_bound
-from .cases_softmax import causal, distances, gaussian, hidden_rows
+from .cases.cases_attention import BLOCK_TYPES, HEADS_INSIDE, KEYS, ROW_TYPES, TOKENS, bound, mild, tiles_bound
+from .cases.cases_matmul import bound as product_bound
+from .cases.cases_softmax import causal, distances, draw_sinks, gaussian, hidden_rows
 from .harness import Src, Values, check_guards, make_source, nmse, place
 
 
@@ -37,6 +37,7 @@ class Attention:
     k: Src
     v: Src
     mask: Src | None
+    sinks: Src | None
     scale: float
     max_bias: float
     merged: bool
@@ -44,15 +45,14 @@ class Attention:
 
 
 @st.composite
-def attentions(draw: st.DrawFn) -> Attention:
+def attentions(
+    draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS, tokens: st.SearchStrategy[int] = TOKENS
+) -> Attention:
     type_k, type_v = draw(st.sampled_from(ROW_TYPES + BLOCK_TYPES)), draw(st.sampled_from([gg.F16, gg.F32, gg.BF16]))
     widths = [8, 20, 32, 40, 64, 65, 80, 128, 256]
     d = draw(st.sampled_from([32, 64, 256] if type_k.is_quantized else widths))
     dv = draw(st.sampled_from(widths))
-    n_kv = draw(
-        st.one_of(st.integers(1, 70), st.integers(120, 135), st.integers(255, 260), st.sampled_from([1100, 2048]))
-    )
-    n_tokens = draw(st.sampled_from([1, 1, 1, 2, 3, 5, 17, 40]))
+    n_kv, n_tokens = draw(keys), draw(tokens)
     n_head_kv, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 5, 8]))
     n_batch = draw(st.integers(1, 2))
     mask, max_bias = None, 0.0
@@ -67,23 +67,32 @@ def attentions(draw: st.DrawFn) -> Attention:
     k = Src(type_k, (d, n_kv, n_head_kv, n_batch), inside, 0, mild)
     v = Src(type_v, (n_kv, dv, n_head_kv, n_batch), None, draw(st.sampled_from([0, 1, 29])), mild)
     scale = draw(st.sampled_from([d**-0.5, 0.125, -0.3]))
-    return Attention(q, k, v, mask, scale, max_bias, draw(st.booleans()), draw(st.integers(0, 99)))
+    return Attention(
+        q, k, v, mask, draw_sinks(draw, q.ne[2]), scale, max_bias, draw(st.booleans()), draw(st.integers(0, 99))
+    )
 
 
-def exact(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, max_bias: float) -> np.ndarray:
+def values_of(t: Tensor | None) -> np.ndarray | None:
+    return None if t is None else np.asarray(t.elements(), np.float64)
+
+
+def exact(x: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None) -> np.ndarray:
     """[batch, head, token, dv] in float64."""
     fq, fk, fv = (np.asarray(t.elements(), np.float64) for t in (q, k, v))
     group = fq.shape[1] // fk.shape[1]
-    s = fq @ np.repeat(fk, group, 1).swapaxes(2, 3) * float(np.float32(scale))
-    s = biased(s, None if mask is None else np.asarray(mask.elements(), np.float64), max_bias)
+    s = fq @ np.repeat(fk, group, 1).swapaxes(2, 3) * float(np.float32(x.scale))
+    s, sink = biased(s, values_of(mask), x.max_bias), sink_scores(values_of(sinks))
     with np.errstate(invalid="ignore"):
-        e = np.exp(s - s.max(axis=3, keepdims=True))
-    return e / e.sum(axis=3, keepdims=True) @ np.repeat(fv, group, 1).swapaxes(2, 3)
+        top = np.maximum(s.max(axis=3, keepdims=True), sink)
+        e, rest = np.exp(s - top), np.exp(sink - top)
+    return e / (e.sum(axis=3, keepdims=True) + rest) @ np.repeat(fv, group, 1).swapaxes(2, 3)
 
 
-def record(x: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[gg.Graph, Tensor]:
+def record(
+    x: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
+) -> tuple[gg.Graph, Tensor]:
     """The graph as model builders record it, and what it computes."""
-    kq = gg.soft_max_ext(gg.mul_mat(k, q), mask, x.scale, x.max_bias)
+    kq = gg.soft_max_ext(gg.mul_mat(k, q), mask, x.scale, x.max_bias, sinks)
     y = gg.mul_mat(v, kq)
     if x.merged:
         y = gg.cont_3d(gg.permute(y, 0, 2, 1, 3), y.ne[0] * y.ne[2], y.ne[1], y.ne[3])
@@ -94,19 +103,19 @@ def steps_for(backend: CpuBackend, g: gg.Graph) -> list[Step]:
     return backend.fuse(g.nodes, Counter(s for t in g.nodes for s in t.src if s is not None))
 
 
-def check(x: Attention, isa: str) -> None:
+def check(x: Attention, isa: str, n_threads: int = 2) -> None:
     rng = np.random.default_rng(x.seed)
     with gg.Context() as ctx:
         q, k, v = (make_source(ctx, s, rng) for s in (x.q, x.k, x.v))
-        mask = make_source(ctx, x.mask, rng)
+        mask, sinks = (make_source(ctx, s, rng) for s in (x.mask, x.sinks))
         assert q is not None and k is not None and v is not None
         if x.v.pad:  # what lies between rows must not be looked at
             owner = v.root
             a = np.array(owner.elements())
             a[..., x.v.ne[0] :] = np.nan
             owner.store(a)
-        g, y = record(x, q, k, v, mask)
-    want = exact(q, k, v, mask, x.scale, x.max_bias)
+        g, y = record(x, q, k, v, mask, sinks)
+    want = exact(x, q, k, v, mask, sinks)
     if x.merged:
         want = want.swapaxes(1, 2).reshape(y.ne[::-1])
     leafs = [t for t in g.leafs if t.view_src is None]
@@ -127,7 +136,7 @@ def check(x: Attention, isa: str) -> None:
     assert [(s.fusion, s.nodes[-1]) for s in fused if s.nodes[-1].view_src is None] == [("attention", y)]
     got = run(fused, 1, [y])
     assert nmse(got, want) <= limit
-    assert np.array_equal(run(fused, 2, [y]), got, equal_nan=True), "threads change the result"
+    assert np.array_equal(run(fused, n_threads, [y]), got, equal_nan=True), "threads change the result"
     one_by_one = run(steps_of(g.nodes), 1, [t for t in g.nodes if t.view_src is None])
     limit_of_nodes = limit + product_bound(x.v.ne[0])  # mul_mat adds up all keys in a row
     assert nmse(one_by_one, want) <= limit_of_nodes
@@ -163,6 +172,25 @@ def test_what_is_hidden_from_all_may_hold_anything() -> None:
         results.append(y.numpy().copy())
     assert np.isfinite(results[0]).all()
     assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize("isa", [i for i in isa_levels() if "attn_vt" in table_of(i)])
+@pytest.mark.parametrize("n", [1, 40])
+def test_capped_scores(n: int, isa: str) -> None:
+    """scale and tanh between the product and soft_max, which scales by the cap."""
+    d, n_kv, cap, scale = 32, 100, 3.0, 0.5
+    rng = np.random.default_rng(n)
+    a_q, a_k, a_v = (rng.standard_normal(s).astype(np.float32) for s in ((4, n, d), (2, n_kv, d), (2, d, n_kv)))
+    k, v = (np.repeat(a, 2, axis=0).astype(np.float64) for a in (a_k, a_v))
+    weights = np.exp(cap * np.tanh(scale / cap * (a_q @ k.transpose(0, 2, 1))))
+    want = weights / weights.sum(axis=-1, keepdims=True) @ v.transpose(0, 2, 1)
+    with gg.Context() as ctx:
+        scores = gg.tanh(gg.scale(gg.mul_mat(ctx.from_numpy(a_k), ctx.from_numpy(a_q)), scale / cap))
+        y = gg.mul_mat(ctx.from_numpy(a_v), gg.soft_max_ext(scores, None, cap))
+    schedule = Scheduler([CpuBackend(2, isa)]).alloc(gg.Graph().build_forward_expand(y))
+    assert [s.fusion for s in schedule.splits[0].steps] == ["attention"]
+    schedule.run()
+    assert nmse(y.numpy(), want) <= bound(d, scale, 0)
 
 
 def attention_of_leafs(heads: int = 2) -> tuple[Tensor, Tensor, Tensor]:

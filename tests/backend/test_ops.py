@@ -16,14 +16,14 @@ from pyggml.opdef import OPS
 from .harness import Case, run_case
 
 STRATEGIES: dict[str, st.SearchStrategy[Case]] = {}
-for _file in sorted(Path(__file__).parent.glob("cases_*.py")):
-    STRATEGIES.update(importlib.import_module(f"{__package__}.{_file.stem}").STRATEGIES)
+for _file in sorted((Path(__file__).parent / "cases").glob("cases_*.py")):
+    STRATEGIES.update(importlib.import_module(f"{__package__}.cases.{_file.stem}").STRATEGIES)
 
 
 def levels_of(op: str) -> list[str]:
     """The instruction sets that have a kernel of their own for this op (views have none: any will do)."""
     stem = OPS[op].kernel
-    return [name for name in isa_levels() if stem in table_of(name)] if stem else ["generic"]
+    return [name for name in isa_levels() if stem in table_of(name)] or ["generic"]
 
 
 @pytest.mark.parametrize(("op", "isa"), [(op, isa) for op in sorted(STRATEGIES) for isa in levels_of(op)])

@@ -86,6 +86,13 @@ EM_TWO_PS(unpacklo_ps)
     x_.f[1] = _mm256_permute_ps(x_.f[1], n);                                                                           \
     x_.ps;                                                                                                             \
   })
+#define em_roundscale_ps(a, how)                                                                                       \
+  ({                                                                                                                   \
+    em_512 x_ = {.ps = (a)};                                                                                           \
+    x_.f[0] = _mm256_round_ps(x_.f[0], how);                                                                           \
+    x_.f[1] = _mm256_round_ps(x_.f[1], how);                                                                           \
+    x_.ps;                                                                                                             \
+  })
 #define em_shuffle_ps(a, b, n)                                                                                         \
   ({                                                                                                                   \
     em_512 x_ = {.ps = (a)}, y_ = {.ps = (b)};                                                                         \
@@ -102,11 +109,6 @@ EM __m512 em_fmadd_ps(__m512 a, __m512 b, __m512 c) {
 EM __m512 em_sqrt_ps(__m512 a) {
   em_512 x = {.ps = a};
   EM_HALF x.f[i] = _mm256_sqrt_ps(x.f[i]);
-  return x.ps;
-}
-EM __m512 em_roundscale_ps(__m512 a, int how) { // to nearest is all that is used
-  em_512 x = {.ps = a};
-  EM_HALF x.f[i] = _mm256_round_ps(x.f[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return x.ps;
 }
 EM __m512 em_cvtepi32_ps(__m512i a) {

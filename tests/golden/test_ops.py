@@ -1,4 +1,4 @@
-"""ggml's own results (shared/golden/ops.npz) against ours, on both backends."""
+"""ggml's own results (shared/golden/ops.npz and ops2.npz) against ours, on both backends."""
 
 from __future__ import annotations
 
@@ -15,16 +15,35 @@ from pyggml.tensor import Tensor
 from ..backend.harness import nmse
 from ..conftest import shared_dir
 
-OTHER_ISSUES = {"ssm_conv"}  # of recurrent models
+# Losses, backward ops and optimiser steps: they come with training.
+EXCLUDED = {
+    "cross_entropy_loss",
+    "cross_entropy_loss_back",
+    "get_rows_back",
+    "opt_step_adamw",
+    "opt_step_sgd",
+    "pool_2d_back",
+    "repeat_back",
+    "rms_norm_back",
+    "silu_back",
+    "soft_max_ext_back",
+}
+
+# ggml's AVX-512 kernel steps over rows of 8 by 64 elements, across heads and past the end; its scalar one is as ours.
+WRONG_IN_GGML = {("ops2", 95)}  # rwkv_wkv7
+BY_IM2COL = {"conv_1d", "conv_1d_dw", "conv_2d", "conv_2d_dw"}  # ggml keeps their columns in F16
 
 
 def load_cases() -> list[dict[str, Any]]:
-    path = shared_dir() / "golden" / "ops.npz"
-    if not path.exists():
-        return []
-    with np.load(path) as z:
-        cases = json.loads(str(z["cases"]))
-    return [c for c in cases if c["op"] not in OTHER_ISSUES]
+    """The cases of both files, of every op that is not excluded."""
+    found: list[dict[str, Any]] = []
+    for name in ("ops", "ops2"):
+        path = shared_dir() / "golden" / f"{name}.npz"
+        if path.exists():
+            with np.load(path) as z:
+                cases = [c for c in json.loads(str(z["cases"])) if (name, c["id"]) not in WRONG_IN_GGML]
+                found += [{"file": path.name, **c} for c in cases if c["op"] not in EXCLUDED]
+    return found
 
 
 def bound(case: dict[str, Any]) -> float:
@@ -36,7 +55,7 @@ def bound(case: dict[str, Any]) -> float:
         return 1e-4
     if case["op"] == "flash_attn_ext":
         return 3e-6  # ggml rounds q and its running sum of v to F16; our two backends agree to 1e-10 (tests/backend)
-    if "F16" in types or case["op"].startswith(("gelu", "geglu")):
+    if "F16" in types or case["op"].startswith(("gelu", "geglu")) or case["op"] in BY_IM2COL:
         return 1e-6
     return 1e-10
 
@@ -55,16 +74,25 @@ def source(ctx: gg.Context, z: Any, case: dict[str, Any], j: int) -> Tensor | No
     return gg.permute(t, *spec["permute"]) if spec["permute"] else t
 
 
+def build(ctx: gg.Context, z: Any, case: dict[str, Any]) -> Tensor:
+    """The case's node: sources, then parameters in ggml's order; sinks, which ggml adds afterwards, by name."""
+    sources = [source(ctx, z, case, j) for j in range(len(case["srcs"]))]
+    args = list(case["args"])
+    if "sections" in case:
+        args.insert(1, case["sections"])
+    named = {"sinks": sources.pop(case["sinks"])} if "sinks" in case else {}
+    return getattr(gg, case["op"])(*sources, *args, **named)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "ref"])
-@pytest.mark.parametrize("case", load_cases(), ids=lambda c: f"{c['op']}-{c['id']}")
+@pytest.mark.parametrize("case", load_cases(), ids=lambda c: f"{c['op']}-{Path(c['file']).stem}-{c['id']}")
 def test_op_equals_ggml(case: dict[str, Any], backend: str, shared: Path) -> None:
-    with np.load(shared / "golden" / "ops.npz") as z, gg.Context() as ctx:
+    with np.load(shared / "golden" / case["file"]) as z, gg.Context() as ctx:
         want = z[f"{case['id']}/out"]
-        sources = [source(ctx, z, case, j) for j in range(len(case["srcs"]))]
-        node = getattr(gg, case["op"])(*sources, *case["args"])
+        node = build(ctx, z, case)
         gg.compute(gg.Graph().build_forward_expand(node), backend=backend)
     assert list(node.ne)[: len(case["out"]["ne"])] == case["out"]["ne"]
-    if node.dtype.is_quantized:
+    if want.dtype == np.uint8:  # stored bytes
         assert node.tobytes() == want.tobytes()
         return
     got = node.numpy()

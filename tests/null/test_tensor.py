@@ -74,6 +74,25 @@ def test_bf16_and_blocks_are_decoded() -> None:
         (lambda c: c.from_numpy(np.zeros((2, 0))), gg.ShapeError, "(2, 0)"),
         (lambda c: c.from_numpy(np.array(["a"])), gg.DTypeError, "U1"),
         (lambda c: c.from_numpy(np.zeros(2, np.complex64)), gg.DTypeError, "complex64"),
+        (lambda c: c.from_numpy(np.array([300]), gg.I8), gg.DTypeError, "300 cannot be stored"),
+        (lambda c: c.from_numpy(np.array([2**63], np.uint64), gg.I64), gg.DTypeError, "9223372036854775808 cannot"),
+        (lambda c: c.from_numpy(np.array([0.0, 2.0**31]), gg.I32), gg.DTypeError, "2147483648.0 cannot"),
+        (lambda c: c.from_numpy(np.array([np.nan]), gg.I32), gg.DTypeError, "nan cannot"),
+        (lambda c: c.from_numpy(np.array([np.inf]), gg.I64), gg.DTypeError, "inf cannot"),
+        (lambda c: c.from_numpy(np.array([0.5]), gg.I16), gg.DTypeError, "0.5 cannot"),
+        (lambda c: c.from_numpy(np.ones(1, complex), gg.F32), gg.DTypeError, "complex128"),
+        (lambda c: c.new_tensor(gg.F32, 2).set(np.ones(2, complex)), gg.DTypeError, "complex128"),
+        (lambda c: c.new_tensor(gg.F32, (1 << 40, 1 << 40)), gg.ShapeError, "more than 9223372036854775807"),
+        (lambda c: c.new_tensor(gg.F32, 2, 7), gg.GraphError, "must be a string, not 7"),
+        (
+            lambda c: gg.argsort(c.new_tensor(gg.F32, 2), 2),
+            gg.ShapeError,
+            "order must be one of 0 (asc), 1 (desc), not 2",
+        ),
+        (lambda c: gg.tri(c.new_tensor(gg.F32, (2, 2)), "down"), gg.ShapeError, "3 (lower), not 'down'"),
+        (lambda c: gg.scale(c.new_tensor(gg.F32, 2), 1e39), gg.DTypeError, "s must be a number"),
+        (lambda c: gg.soft_max_ext(c.new_tensor(gg.F32, 2), None, 1e39, 0.0), gg.DTypeError, "F32), not 1e+39"),
+        (lambda c: gg.dump_dot(gg.Graph(), "/no/such/folder/x.dot"), gg.GraphError, "cannot write /no/such"),
         (lambda c: c.from_bytes(b"123", gg.F32, (1,)), gg.ShapeError, "3 bytes given"),
         (lambda c: c.new_tensor(gg.F32, (2,), "x").set(np.ones(3)), gg.ShapeError, "x: F32"),
         (lambda c: c.new_tensor(gg.F32, (2,), "x").numpy(), gg.AllocError, "x: F32 ne [2, 1, 1, 1] has no memory"),
@@ -87,6 +106,37 @@ def test_bad_input_is_a_named_error(call: Any, error: type[Exception], text: str
     assert text in str(e.value)
 
 
+def test_a_number_is_one_dimension() -> None:
+    t = gg.Context().new_tensor(gg.F32, np.int64(4))  # pyright: ignore[reportArgumentType]
+    assert (t.ne, t.shape) == ((4, 1, 1, 1), (4,))
+
+
+def test_whole_floats_are_stored_as_integers() -> None:
+    t = gg.Context().from_numpy(np.array([-128.0, 127.0]), gg.I8)
+    assert t.numpy().tolist() == [-128, 127]
+
+
+def test_an_array_that_must_not_be_a_copy() -> None:
+    ctx = gg.Context()
+    t = ctx.from_numpy(np.ones(4, np.float32))
+    assert np.shares_memory(np.array(t, copy=False), t.numpy())
+    for array, dtype in (
+        (t, np.float64),
+        (ctx.from_numpy(np.ones(32), gg.Q8_0), None),
+        (ctx.from_numpy(np.ones(2), gg.BF16), None),
+    ):
+        with pytest.raises(ValueError, match="without a copy"):
+            np.array(array, dtype=dtype, copy=False)
+
+
+def test_divided_by_zero() -> None:
+    t = gg.Context().from_numpy(np.array([1, -1, 0], np.float32)) / 0
+    gg.compute(gg.Graph().build_forward_expand(t))
+    assert t.numpy()[:2].tolist() == [np.inf, -np.inf] and np.isnan(t.numpy()[2])
+    with pytest.raises(TypeError, match="@"):
+        t @ 2  # pyright: ignore[reportOperatorIssue]
+
+
 def test_an_ops_error_names_op_tensors_rule_and_line() -> None:
     ctx = gg.Context()
     a = ctx.new_tensor(gg.F32, (4, 3), "weight")
@@ -98,7 +148,7 @@ def test_an_ops_error_names_op_tensors_rule_and_line() -> None:
     assert message.startswith("mul_mat: ")
     assert "a = weight: F32 ne [4, 3, 1, 1]" in message and "b = input: F16 ne [5, 2, 1, 1]" in message
     assert f"at {site[0]}:{site[1] + 2}" in message
-    with pytest.raises(gg.DTypeError, match="no such combination of types"):
+    with pytest.raises(gg.DTypeError, match="b cannot be I32 beside a of F32; it may be F32, F16 or BF16"):
         gg.mul_mat(a, ctx.new_tensor(gg.I32, (4, 2)))
 
 
@@ -115,6 +165,8 @@ def test_operators() -> None:
             (2 * ta / 4, a / 2),
             (ta / ta, np.ones_like(a)),
             (ta + 1.5, a + 1.5),
+            (ta - np.uint8(1), a - 1),
+            (ta * np.float32(2), a * 2),
         ):
             gg.compute(gg.Graph().build_forward_expand(t))
             np.testing.assert_allclose(t.numpy(), want, rtol=1e-5, atol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 
 import pyggml as gg
 from pyggml.dtypes import DType
-from pyggml.errors import DTypeError, ShapeError
+from pyggml.errors import DTypeError, GraphError, ShapeError
 from pyggml.tensor import Context, Tensor, Var
 
 A = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -100,3 +100,39 @@ def test_refused(a: Tensor, record: Callable[[Tensor], object], text: str) -> No
 def test_not_a_tensor() -> None:
     with pytest.raises(DTypeError, match="must be a Tensor, not int"):
         gg.transpose(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_vars_keep_their_bounds() -> None:
+    """Of the first value as of those bound later, and of `hi` itself; NumPy's integers are integers."""
+    v = Var("h", np.int64(10), np.int32(3))  # pyright: ignore[reportArgumentType]
+    assert (v.hi, v.value, type(v.value)) == (10, 3, int)
+    v.bind(np.uint8(7))  # pyright: ignore[reportArgumentType]
+    assert int(4 * v + 2) == 30
+    bad: list[Callable[[], object]] = [
+        lambda: Var("h", 10, 10**9),
+        lambda: Var("h", 10, 11),
+        lambda: Var("h", 10, -1),
+        lambda: Var("h", -1),
+        lambda: Var("h", 1 << 63),
+        lambda: Var("h", 10.0),  # pyright: ignore[reportArgumentType]
+        lambda: Var("h", 10, 1.5),  # pyright: ignore[reportArgumentType]
+        lambda: Var("h", "10"),  # pyright: ignore[reportArgumentType]
+        lambda: v.bind(11),
+        lambda: v.bind(2.0),  # pyright: ignore[reportArgumentType]
+        lambda: v * 1.5,  # pyright: ignore[reportOperatorIssue]
+        lambda: (v * 4) + 1.5,  # pyright: ignore[reportOperatorIssue]
+    ]
+    for call in bad:
+        with pytest.raises(GraphError):
+            call()
+    assert v.value == 7
+    for name in ("hi", "value"):
+        with pytest.raises(AttributeError):
+            setattr(v, name, 10**9)
+
+
+@pytest.mark.parametrize("nb", [(1 << 62, 1 << 63), (1 << 63, 1 << 63), (32, 10**30)])
+def test_strides_that_no_number_holds(nb: tuple[int, int]) -> None:
+    x = Context().from_numpy(np.ones(8, np.float32))
+    with pytest.raises(ShapeError, match=r"at most 2\^63 - 1"):
+        gg.view_3d(x, 8, 1, 1, *nb, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pyggml as gg
-from pyggml.llm.long_context import LongContext
+from pyggml.llm.generate.long_context import LongContext
 from pyggml.llm.vocab import StreamDecoder
 
 

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from ...alloc import Step
-from ...backend import HostBackend, Resolve, node_error
-from ...buffer import Buffer
+from ...buffers.alloc import Step
+from ...buffers.buffer import Buffer
 from ...errors import BackendError
+from ...lock import Lock
+from ...opdef import OPS
 from ...tensor import Tensor, Var
 from .._pggml import ffi, lib
+from ..protocol import HostBackend, Resolve, node_error
 from .fuse import enabled_fusions, fuse
-from .isa import isa_name, kernel_of, n_cpus
+from .host import HostCalls
+from .isa import isa_name, kernel_of, n_cpus, thread_count
 from .lower import lower
 from .vary import Variant, vary
 
+Spans = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
 _LONG_NS = 5e6  # from here on Ctrl-C does not wait for the end of the run
 _HOST_BUFTS = ("CPU", "CPU_MMAP", "REF")
 
 
 class CpuProgram:
-    """A lowered plan. `run()` is one C call that releases the GIL; `op_ns` holds times when profiling is on."""
+    """A lowered plan of `steps`. `run()` is one C call that releases the GIL."""
 
     def __init__(self, backend: CpuBackend, steps: Sequence[Step], resolve: Resolve) -> None:
-        self._backend, self._resolve = backend, resolve
+        self._backend, self._resolve, self.steps = backend, resolve, steps
         self.lowered = low = lower(steps, resolve, backend.isa, backend.n_threads)
         n = len(low.nodes)
         self._chunks = np.zeros(max(n, 1), np.int32)
         self._plan = p = ffi.new("pg_plan *")
         p.ops = ffi.cast("pg_op *", low.ops.__array_interface__["data"][0])
-        p.n_ops, p.n_threads = n, backend.n_threads
+        p.n_ops = n
         self._is_long = low.cost_ns > _LONG_NS
         p.chunks = ffi.cast("int32_t *", self._chunks.__array_interface__["data"][0])
-        low.set_plan(int(ffi.cast("intptr_t", p)))
+        address = int(ffi.cast("intptr_t", p))
+        low.set_plan(address)
+        has_calls = any(OPS[t.op].host is not None for t in low.nodes)
+        self._calls = HostCalls(address, low.nodes, resolve) if has_calls else None
         self._bind()
-        self.op_ns: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
 
     def _bind(self) -> None:
         """Give the plan its scratch memory and what is patched before each run."""
@@ -54,7 +60,9 @@ class CpuProgram:
         p.binds, p.n_binds = self._binds, len(low.binds)
 
     def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:
-        """See `Program.vary`: False where the records do not depend on it linearly."""
+        """See `Program.vary`: False where the records do not depend on it linearly, or Python computes some."""
+        if self._calls is not None:
+            return False
         b = self._backend
         variants = [Variant(value, lower(steps, self._resolve, b.isa, b.n_threads)) for value, steps in others]
         if not vary(self.lowered, var, variants):
@@ -62,40 +70,55 @@ class CpuProgram:
         self._bind()
         return True
 
-    def profile(self) -> None:
-        """From now on add the nanoseconds of each step (`lowered.nodes` has their last nodes) to `op_ns`."""
-        self.op_ns = np.zeros(len(self.lowered.nodes), np.int64)
-        self._plan.op_ns = ffi.cast("int64_t *", self.op_ns.__array_interface__["data"][0])
-
     def abort(self) -> None:
-        """Ask a run in another thread to stop before its next op; it raises BackendError there (as Ctrl-C does)."""
+        """Ask the run that is under way in another thread to stop before its next op; it raises BackendError there (as
+        Ctrl-C does). Without one it does nothing."""
         self._plan.abort = 1
 
-    def run(self, interruptible: bool = True) -> None:
-        if self._is_long:
-            self._plan.watch = interruptible
-        for i, var in enumerate(self._vars):
-            self._values[i] = var.value
-        status = lib.pg_plan_run(self._plan, self._values_c)
-        if status:
-            self._raise(status)
+    def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
+        with self._backend.lock:
+            self._plan.n_threads = min(n_threads or self.lowered.n_threads, self.lowered.n_threads)
+            if self._is_long:
+                self._plan.watch = interruptible
+            for i, var in enumerate(self._vars):
+                self._values[i] = var.value
+            measure = self._backend.measure
+            if measure is not None:
+                spans = np.zeros((len(self.lowered.nodes), self._plan.n_threads, 2), np.int64)
+                self._plan.spans = ffi.cast("int64_t *", spans.__array_interface__["data"][0])
+                status = lib.pg_plan_run(self._plan, self._values_c)
+                self._plan.spans = ffi.NULL
+                measure(self, spans)
+            else:
+                status = lib.pg_plan_run(self._plan, self._values_c)
+            for file in self.lowered.files:  # what was read of a file that has shrunk, before or meanwhile, is nothing
+                file.check()
+            if status:
+                self._raise(status)
 
     def _raise(self, status: int) -> None:
-        self._plan.abort = 0
         if status == lib.PG_E_NOMEM:
             raise BackendError("the thread pool could not start its threads")
+        if status == lib.PG_E_NESTED:
+            raise BackendError("a graph cannot be computed by one of its own nodes")
         node = self.lowered.nodes[int(self._plan.failed_op)]
         if status == lib.PG_E_INDEX:
             raise node_error(node, f"row index {self._plan.bad_value} is out of range")
+        if self._calls is not None and status == lib.PG_E_HOST:
+            self._calls.reraise(node)
         raise node_error(node, "aborted" if status == lib.PG_E_ABORTED else f"kernel status {status}")
 
 
 class CpuBackend(HostBackend):
-    """The C kernels, on `n_threads` threads (default: the CPUs this process may use) at instruction set `isa`, with the
-    fusions named in `fusions` (default: all, or those that PYGGML_FUSE names; see fuse.py).
+    """The C kernels, on `n_threads` threads (default and at most: `n_cpus()`) at instruction set `isa`, with the
+    fusions named in `fusions` (default: all, or those that PYGGML_FUSE names; see fuse.py). Its programs share scratch
+    memory: they run one at a time, under `lock`.
 
     Raises BackendError for an instruction set that this CPU or build does not have, a thread count below 1, or an
     unknown fusion.
+
+    `measure(program, spans)` is called after each run where it is set: int64 [n_ops, n_threads, 2], when (nanoseconds
+    of time.perf_counter_ns) each thread began and ended the ops of `program.lowered.nodes`; 0 where it took no part.
     """
 
     name = "cpu"
@@ -105,20 +128,20 @@ class CpuBackend(HostBackend):
     ) -> None:
         self.isa = isa_name(isa)
         self.fusions = enabled_fusions(fusions)
-        wanted = n_cpus() if n_threads is None else n_threads
-        if wanted < 1:
-            raise BackendError(f"n_threads must be at least 1, not {wanted}")
-        self.n_threads = min(wanted, n_cpus())  # more would only wait for each other
+        self.n_threads = min(thread_count(n_threads), n_cpus())  # more would only wait for each other
+        self.lock = Lock()
+        self.measure: Callable[[CpuProgram, Spans], None] | None = None
         self._work = Buffer.allocate(0)
 
     def work(self, size: int) -> Buffer:
-        """Scratch memory for programs, which never run at the same time; grows."""
-        if size > self._work.size:
-            self._work = Buffer.allocate(size)
-        return self._work
+        """Scratch memory for a program; grows."""
+        with self.lock:
+            if size > self._work.size:
+                self._work = Buffer.allocate(size)
+            return self._work
 
     def supports_op(self, t: Tensor) -> bool:
-        return kernel_of(self.isa, t) is not None
+        return OPS[t.op].host is not None or kernel_of(self.isa, t) is not None
 
     def supports_buft(self, buft: str) -> bool:
         return buft in _HOST_BUFTS

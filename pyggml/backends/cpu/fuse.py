@@ -4,12 +4,15 @@ The results are those of the nodes one by one, bit for bit, except attention's a
 products do (these are avx2's). A node that is an output, or that anything outside of its pattern reads, is never fused
 away.
 
-norm        rms_norm(x) * weight; where only products of repacked weights read it, they take x and do it themselves
-share       products of the same columns (Q, K and V) quantise or pack them once
-glu         silu(gate) * up, where the products store it or in one pass
-residual    a product and what is added to it
-rope_store  rope and the copy of its result to the cache
-attention   v (transposed) times soft_max of k times q, and the copy that puts the heads of each token side by side
+norm       rms_norm(x) or norm(x), times weight, plus a bias or a residual; where only products of repacked weights, or
+            rope, read rms_norm(x) * weight, they take x and do it themselves
+share      products of the same columns (Q, K and V) quantise or pack them once
+glu        act(gate) * up, where the products store it or in one pass; also of experts, and of one product with both
+residual   a product, its bias, and what is added to it
+rope       rope, the norm of what it turns, and the copy of its result to the cache
+attention  v (transposed, or a transposed copy) times soft_max of k times q (or of its tanh), and the copy that puts
+            the heads of each token side by side
+experts    the sum of what experts give, times their weights, and what is added to it
 """
 
 from __future__ import annotations
@@ -17,17 +20,28 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ...alloc import Step
-from ...dtypes import DType
+from ...buffers.alloc import Step
 from ...errors import BackendError
 from ...opdef import OPS
 from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+from .fuse_patterns import (
+    FLOATS,
+    Gate,
+    attention_of,
+    bias_of,
+    gate_of,
+    is_f32_rows,
+    norm_of,
+    other_source,
+    views_of_rows,
+    weighted_of,
+)
 from .isa import Kernel
-from .repack import product_kernel
+from .repack import GROUP, product_kernel
 
-FUSIONS = ("norm", "share", "glu", "residual", "rope_store", "attention")
+FUSIONS = ("norm", "share", "glu", "residual", "rope", "attention", "experts")
 _MAX_PRODUCTS = 3
-_FLOATS = (DType.F32, DType.F16, DType.BF16)
+_ROPES = ("rope", "rope_multi")
 
 
 def enabled_fusions(wanted: Collection[str] | None = None) -> frozenset[str]:
@@ -49,51 +63,6 @@ def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled:
     return _Fuser(nodes, uses, isa, enabled).steps()
 
 
-def norm_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(rms_norm node, weight) where `t` is the product of a norm's rows and one row, all dense f32."""
-    if t.op != "mul" or t.view_src is not None:
-        return None
-    norm, weight = t.src
-    if norm is None or weight is None or norm.op != "rms_norm" or norm.src[0] is None:
-        return None
-    dense = all(_is_f32_rows(s) for s in (norm.src[0], norm, weight, t))
-    return (norm, weight) if dense and weight.ne == (t.ne[0], 1, 1, 1) else None
-
-
-def gate_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(silu node, value) where `t` is their product, element by element."""
-    if t.op != "mul" or t.view_src is not None:
-        return None
-    for silu, up in (t.src, t.src[::-1]):
-        if silu is not None and up is not None and silu.op == "silu" and silu.ne == up.ne and silu is not up:
-            return (silu, up) if all(_is_f32_rows(s) for s in (silu.src[0], silu, up, t)) else None
-    return None
-
-
-def other_source(t: Tensor, s: Tensor) -> Tensor | None:
-    """Of a node with two sources the one that is not `s`."""
-    return t.src[1] if t.src[0] is s else t.src[0]
-
-
-def attention_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(product of k and q, soft_max node) where `t` is v times attention's weights, v and k of the same heads."""
-    if t.op != "mul_mat" or t.view_src is not None:
-        return None
-    v, weights = t.src
-    kq = weights.src[0] if weights is not None and weights.op == "soft_max" else None
-    if v is None or weights is None or kq is None or weights.view_src is not None or kq.op != "mul_mat":
-        return None
-    k, q = kq.src
-    if k is None or q is None or not _is_f32_rows(q) or v.dtype not in _FLOATS or v.nb[0] != v.dtype.type_size:
-        return None
-    same = k.nb[0] == k.dtype.type_size and k.ne[1:] == (v.ne[0], *v.ne[2:]) and k.ne[3] == q.ne[3] == t.ne[3]
-    return (kq, weights) if same else None
-
-
-def _is_f32_rows(t: Tensor | None) -> bool:
-    return t is not None and t.dtype is DType.F32 and t.nb[0] == 4
-
-
 class _Fuser:
     def __init__(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled: Collection[str]) -> None:
         self.nodes, self.uses, self.isa, self.enabled = nodes, uses, isa, enabled
@@ -108,7 +77,8 @@ class _Fuser:
                     self.readers.setdefault(s, []).append(t)
         self.kernels: dict[Tensor, Kernel] = {}
         for t in nodes:
-            found = product_kernel(isa, t) if t.op == "mul_mat" and t.ne[2] == t.ne[3] == 1 else None
+            one = t.op == "mul_mat" and t.ne[2] == t.ne[3] == 1
+            found = product_kernel(isa, t) if one or t.op == "mul_mat_id" else None
             if found is not None:
                 self.kernels[t] = found[0]
         self.taken: dict[Tensor, Step | None] = {}  # node -> the step that stands in its place, if it is one
@@ -116,13 +86,17 @@ class _Fuser:
     def steps(self) -> list[Step]:
         for t in self.nodes if "attention" in self.enabled else ():
             self._attention(t)
+        for t in self.nodes if "experts" in self.enabled else ():
+            self._experts_sum(t)
+        if "rope" in self.enabled:
+            self._ropes()
         for t in self.nodes:
             if t in self.kernels and t not in self.taken:
                 self._products(t)
         for t in self.nodes:
             if t not in self.taken:
                 self._pair(t)
-        steps = (self.taken.get(t, Step((t,))) for t in self.nodes)
+        steps = (self.taken[t] if t in self.taken else Step((t,)) for t in self.nodes)
         return [s for s in steps if s is not None]
 
     def _take(self, place: Tensor, step: Step) -> None:
@@ -134,7 +108,7 @@ class _Fuser:
         return (
             t in self.at
             and t not in self.taken
-            and t.view_src is None
+            and (t.view_src is None or OPS[t.op].kernel is None)
             and not t.flags & (FLAG_INPUT | FLAG_OUTPUT)
             and self.uses[t] == n == len(self.readers.get(t, ()))
         )
@@ -144,10 +118,10 @@ class _Fuser:
         return self.readers[t][0] if self._passes(t) else None
 
     def _unwritten(self, sources: Iterable[Tensor | None], first: Tensor, last: Tensor) -> bool:
-        """Whether no node between first and last writes to what `sources` lie in."""
+        """Whether no node after first, up to last (which writes as it reads), writes to what `sources` lie in."""
         roots = {s.root for s in sources if s is not None}
         begin, end = self.at[first], self.at[last]
-        return not any(begin < i < end and root in roots for i, root in self.writers)
+        return not any(begin < i <= end and root in roots for i, root in self.writers)
 
     # -- products of weights that the CPU has its own form of ------------------------------------------------------
 
@@ -159,15 +133,18 @@ class _Fuser:
         same = [
             r
             for r in readers[readers.index(t) :]
-            if self.kernels.get(r) is self.kernels[t] and r.src[1] is x and r not in self.taken
+            if self.kernels.get(r) is self.kernels[t] and r.src[1:] == t.src[1:] and r not in self.taken
         ]
-        step = self._glu(same) or self._residual(t) or self._shared(same)
+        rest = self._by_expert if t.op == "mul_mat_id" else self._plain
+        step = self._glu(same) or rest(same)
         norm = self._norm_before(x, step)
         if norm:
             step = Step((*norm, *step.nodes), step.inner.union(norm), step.fusion, step.heirs)
         if len(step.nodes) > 1:
             several = len(step.nodes) - len(step.inner) > 1
             self._take(next(n for n in step.nodes if n in self.kernels) if several else step.nodes[-1], step)
+        if t not in step.nodes:  # the gate and value of others that read the same columns
+            self._products(t)
 
     def _norm_before(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
         """The norm that makes `x`, where only the products of a step read it."""
@@ -176,50 +153,89 @@ class _Fuser:
         if found is None or not self._passes(found[0]):
             return ()
         norm, weight = found
+        if norm.op != "rms_norm":
+            return ()
         return (norm, x) if self._unwritten((*norm.src, weight), norm, step.nodes[-1]) else ()
 
+    def _biased(self, t: Tensor) -> tuple[Tensor, ...]:
+        """A product and, where that is all it is read for, the sum of it and its bias."""
+        out = self._reader(t) if "residual" in self.enabled else None
+        return (t,) if out is None or out in self.taken or bias_of(out) is None else (t, out)
+
+    def _products_step(self, nodes: Iterable[Tensor], results: Collection[Tensor], *heirs: Tensor) -> Step | None:
+        """The step of these nodes, if nothing they read is written meanwhile. All but the results are inner.
+        `heirs`: what the last one reads as it writes."""
+        ordered = tuple(sorted(nodes, key=self.at.__getitem__))
+        inner = frozenset(ordered) - frozenset(results)
+        read = [s for t in (ordered[:-1] if heirs else ordered) for s in t.src if s not in inner]
+        return Step(ordered, inner, "products", heirs) if self._unwritten(read, ordered[0], ordered[-1]) else None
+
     def _glu(self, products: Sequence[Tensor]) -> Step | None:
-        """silu(gate) * up of two of the products."""
-        for gate in products if "glu" in self.enabled else ():
-            silu = self._reader(gate)
-            out = None if silu is None else self._reader(silu)
-            found = None if out is None or out in self.taken else gate_of(out)
-            if silu is None or out is None or found is None or found[0] is not silu:
+        """act(gate) * up of two of the products, or of the halves of one."""
+        biased = [self._biased(p) for p in products] if "glu" in self.enabled else []
+        ends = {nodes[-1]: nodes for nodes in biased}
+        for end, nodes in ends.items():
+            out, unit = self._unit(end)
+            if out is None or unit is None or out in self.taken:
                 continue
-            up = found[1]
-            if up in products and self._passes(up) and up.nb == out.nb:
-                nodes = tuple(sorted((gate, up, silu, out), key=self.at.__getitem__))
-                if self._unwritten((*gate.src, *up.src), nodes[0], out):
-                    return Step(nodes, frozenset((gate, up, silu)), "products")
+            act = () if unit.act is None else (unit.act,)
+            up: tuple[Tensor, ...] | None = None
+            if unit.up is None:
+                up = () if out.ne[0] % GROUP == 0 else None
+            elif unit.up in ends and self._passes(unit.up) and unit.up.nb == out.nb:
+                up = ends[unit.up]
+            step = None if up is None else self._products_step((*nodes, *up, *act, out), (out,))
+            if step is not None:
+                return step
         return None
 
+    def _unit(self, gate: Tensor) -> tuple[Tensor | None, Gate | None]:
+        """The node of a gated unit that reads `gate`, itself or through an activation."""
+        reader = self._reader(gate)
+        for out in (reader, reader and self._reader(reader)):
+            unit = None if out is None else gate_of(out)
+            if unit is not None and unit.gate is gate:
+                return out, unit
+        return None, None
+
+    def _by_expert(self, same: Sequence[Tensor]) -> Step:
+        """The first of these products by expert, and its bias."""
+        nodes = self._biased(same[0])
+        return self._products_step(nodes, nodes[-1:]) or Step((same[0],), fusion="products")
+
+    def _plain(self, same: Sequence[Tensor]) -> Step:
+        return self._residual(same[0]) or self._shared(same)
+
     def _residual(self, t: Tensor) -> Step | None:
-        """A product and what is added to it."""
-        out = self._reader(t) if "residual" in self.enabled else None
+        """A product, its bias, and what is added to it."""
+        nodes = self._biased(t)
+        end = nodes[-1]
+        out = self._reader(end) if "residual" in self.enabled else None
         if out is None or out.op != "add" or out in self.taken or out.view_src is not None:
             return None
-        other = other_source(out, t)
-        if other is None or other is t or other.ne != t.ne or not _is_f32_rows(other) or out.nb != t.nb:
+        other = other_source(out, end)
+        if other is None or other is end or other.ne != t.ne or not is_f32_rows(other) or out.nb != t.nb:
             return None
-        if not self._unwritten(t.src, t, out):
-            return None
-        return Step((t, out), frozenset((t,)), "products", (other,))
+        return self._products_step((*nodes, out), (out,), other)
 
     def _shared(self, same: Sequence[Tensor]) -> Step:
         """The first of these products, and others that can be computed as early."""
         first, *others = same
-        group = [p for p in others if self._unwritten(p.src, first, p)]
-        n = _MAX_PRODUCTS if "share" in self.enabled else 1
-        return Step((first, *group[: n - 1]), fusion="products")
+        step = self._products_step(nodes := self._biased(first), nodes[-1:]) or Step((first,), fusion="products")
+        for p in others[: _MAX_PRODUCTS - 1] if "share" in self.enabled else ():
+            more = self._biased(p)
+            results = [t for t in step.nodes if t not in step.inner]
+            step = self._products_step((*step.nodes, *more), (*results, more[-1])) or step
+        return step
 
     # -- attention ---------------------------------------------------------------------------------------------------
 
     def _attention(self, t: Tensor) -> None:
         """`t` = v times soft_max of k times q, and what only brings its heads together."""
         found = attention_of(t)
-        if found is None or not all(self._passes(n) for n in found):
+        if found is None or not all(self._passes(n) for n in found.inner):
             return
-        nodes = (*found, t, *self._merged(t))
+        nodes = tuple(sorted((*found.inner, t, *self._merged(t)), key=self.at.__getitem__))
         step = Step(nodes, frozenset(nodes[:-1]), "attention")
         if self._unwritten(step.sources(), nodes[0], nodes[-1]):
             self._take(nodes[-1], step)
@@ -235,17 +251,86 @@ class _Fuser:
             return ()
         return (view, readers[0])
 
+    # -- mixtures ----------------------------------------------------------------------------------------------------
+
+    def _experts_sum(self, t: Tensor) -> None:
+        """The sum over the rows of `t`, each times its weight where nothing else reads those, and what is added."""
+        readers = self.readers.get(t, [])
+        if not views_of_rows(t, readers) or not all(self._passes(v) for v in readers):
+            return
+        weighted = (t,) if weighted_of(t) is not None and self._passes(t, len(readers)) else ()
+        nodes, total = [*weighted, *readers], readers[0]
+        for view in readers[1:]:
+            out = self.readers[view][0]
+            if out.op != "add" or out.view_src is not None or out.src[0] is not total or not self._passes(total):
+                return
+            nodes.append(total := out)
+        out = self._reader(total)
+        other = other_source(out, total) if out is not None and out.op == "add" and out.view_src is None else None
+        heirs: tuple[Tensor, ...] = ()
+        if out is not None and other is not None and other is not total and other.ne == out.ne and is_f32_rows(other):
+            nodes, heirs = [*nodes, out], (other,)
+        nodes = tuple(sorted(nodes, key=self.at.__getitem__))
+        step = Step(nodes, frozenset(nodes[:-1]), "experts", heirs)
+        if self._unwritten((s for s in step.sources() if s not in heirs), nodes[0], nodes[-1]):
+            self._take(nodes[-1], step)
+
+    # -- ropes -------------------------------------------------------------------------------------------------------
+
+    def _ropes(self) -> None:
+        for t in self.nodes:  # those that are stored first: a rope may also be a step without that
+            rope = t.src[0] if t.op == "cpy" else None
+            plain = not t.op_params.get("limit") and t.dtype in FLOATS and t.is_contiguous
+            if rope is not None and rope.op in _ROPES and plain and self._passes(rope):
+                self._rope(rope, t)
+        for t in self.nodes:
+            if t.op in _ROPES and t not in self.taken:
+                self._rope(t)
+
+    def _rope(self, rope: Tensor, *store: Tensor) -> None:
+        """A rope, the norm of what it turns, and its copy to a cache."""
+        for before in (self._heads_norm(rope), ()):
+            nodes = (*before, rope)
+            read = Step(nodes, frozenset(nodes)).sources()
+            nodes = (*nodes, *store)
+            if len(nodes) > 1 and self._unwritten(read, nodes[0], nodes[-1]):
+                x = nodes[0].src[0]
+                heirs = () if store or x is None else (x,)
+                self._take(nodes[-1], Step(nodes, frozenset(nodes[:-1]), "rope", heirs))
+                return
+
+    def _heads_norm(self, rope: Tensor) -> tuple[Tensor, ...]:
+        """The norm of what `rope` turns, where nothing else reads it."""
+        x = rope.src[0]
+        norm = norm_of(x) if x is not None and self._passes(x) else None
+        if x is None or norm is None or norm[0].op != "rms_norm" or not self._passes(norm[0]):
+            return ()
+        return (norm[0], x)
+
     # -- pairs -------------------------------------------------------------------------------------------------------
 
     def _pair(self, t: Tensor) -> None:
         """Two nodes, of which `t` is the second."""
-        stored = t.src[0] if t.op == "cpy" and t.dtype in _FLOATS and t.is_contiguous else None
         if (norm := norm_of(t)) is not None:
-            self._join("norm", norm[0], t, norm[0].src[0])
-        elif (gate := gate_of(t)) is not None:
-            self._join("glu", gate[0], t, gate[1])
-        elif stored is not None and stored.op == "rope":
-            self._join("rope_store", stored, t)
+            self._norm(norm[0], t)
+        elif (unit := gate_of(t)) is not None and unit.act is not None:
+            self._join("glu", unit.act, t, unit.up)
+
+    def _norm(self, norm: Tensor, t: Tensor) -> None:
+        """A norm times its weight, and what is added to that: a row or as many."""
+        x, weight = norm.src[0], t.src[1]
+        nodes, out = (norm, t), self._reader(t)
+        if out is not None and out.op == "add" and out not in self.taken and out.view_src is None and out.ne == t.ne:
+            other = other_source(out, t)
+            if other is not None and other is not t and is_f32_rows(other) and other.ne[0] == t.ne[0]:
+                nodes = (norm, t, out)
+        if (
+            "norm" in self.enabled
+            and x is not None
+            and self._passes(norm)
+            and self._unwritten((x, weight), norm, nodes[-1])
+        ):
+            self._take(nodes[-1], Step(nodes, frozenset(nodes[:-1]), "norm", (x,)))
 
     def _join(self, fusion: str, first: Tensor, t: Tensor, heir: Tensor | None = None) -> None:
         """Compute `first` where `t` stands, if that is its only reader."""

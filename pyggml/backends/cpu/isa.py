@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from typing import Any
 
-from ...errors import BackendError
-from ...opdef import OPS
+from ...dtypes import DType
+from ...errors import BackendError, whole
+from ...opdef import OPS, OpDef
 from ...tensor import Tensor
+from .. import _pggml
 from .._pggml import ffi, lib
 
 NONE, ANY = -1, -2  # as in pg.h
+_outside: dict[str, list[tuple[tuple[int, int, int], Kernel]]] = {}  # kernels of other packages, as in `table_of`
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,18 @@ def isa_levels() -> dict[str, int]:
 
 
 def n_cpus() -> int:
-    """CPUs this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPUs this process may use, as far as the thread pool goes (256)."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(n, lib.PG_MAX_THREADS)
+
+
+def thread_count(wanted: int | None) -> int:
+    """`wanted` threads, by default one per CPU. Raises BackendError for what is no whole number from 1."""
+    if wanted is None:
+        return n_cpus()
+    if not isinstance(wanted, Integral) or wanted < 1:
+        raise BackendError(f"n_threads must be a whole number from 1, not {wanted!r:.40}")
+    return int(wanted)
 
 
 def isa_name(forced: str | None = None) -> str:
@@ -68,7 +82,36 @@ def find_kernel(isa: str, stem: str, dst: int, src0: int, src1: int) -> Kernel |
         for (d, s0, s1), kernel in table_of(level).get(stem, ()):
             if d in (dst, ANY) and s0 in (src0, ANY) and s1 in (src1, ANY):
                 return kernel
-    return None
+    ids = (dst, src0, src1)
+    return next((k for types, k in _outside.get(stem, ()) if types == ids), None)
+
+
+def register_kernel(op: OpDef, address: int, dst: DType, *srcs: DType | None, work: int = 0) -> None:
+    """Let the C function at `address` (`pg_kernel` in pg.h; `get_include`) compute `op` on the cpu backend, at every
+    instruction set, for a result of type `dst` and first two sources of these types (None: absent).
+
+    Parameters come as doubles in the order of `op.params`. It takes strides as they come, returns a status, and does
+    its share: thread `ith` of `nth`. What pg.h has "for kernels" is not there for it. `work` is the address of a
+    `pg_work` that says how much scratch memory it needs. The functions must stay loaded.
+    Raises BackendError for what is no address.
+    """
+    at, at_work = (
+        whole(f"register_kernel: the address for {op.name}", a, 0, error=BackendError) for a in (address, work)
+    )
+    if not at or op.kernel is None:
+        raise BackendError(f"register_kernel: {op.name} has no kernel, or its address is NULL")
+    row = ffi.new("pg_row *")
+    row.fn, row.work = ffi.cast("pg_kernel", at), ffi.cast("pg_work", at_work)
+    src0, src1 = [NONE if t is None else t.gguf_id for t in (*srcs, None, None)][:2]
+    _outside.setdefault(op.kernel, []).insert(
+        0, ((dst.gguf_id, src0, src1), Kernel(f"{op.kernel} at {at:#x}", at, row))
+    )
+    find_kernel.cache_clear()
+
+
+def get_include() -> str:
+    """The folder of pg.h, for C compilers."""
+    return os.path.dirname(_pggml.__file__)
 
 
 def kernel_of(isa: str, t: Tensor, suffix: str = "") -> Kernel | None:

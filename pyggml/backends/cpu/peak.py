@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from ...buffer import Buffer
+from ...buffers.buffer import Buffer
 from .._pggml import ffi, lib
 from .isa import isa_levels
 

@@ -1,4 +1,4 @@
-"""Weights in a layout of the CPU backend's own (csrc/r16/r16.h): a copy beside the tensor, which its products read.
+"""Weights in a layout of the CPU backend's own (csrc/products/r16): a copy beside the tensor, which its products read.
 
 The tensor itself does not change: other backends, `get_rows`, views and the inspector read it where it is.
 """
@@ -13,18 +13,24 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from ...buffer import ALIGNMENT, Buffer
+from ...buffers.buffer import ALIGNMENT, Buffer
 from ...dtypes import DType
-from ...errors import BackendError
 from ...tensor import Tensor
 from .._pggml import ffi, lib
-from .isa import Kernel, find_kernel, isa_name, kernel_of, n_cpus
+from .isa import Kernel, find_kernel, isa_name, kernel_of, thread_count
 
 BUFT = "CPU_REPACK"
 
-_GROUP = 16  # rows that are packed together
+GROUP = 16  # rows that are packed together
 _CHUNK = 1 << 20  # bytes that are worth a thread's while
-_MANY = 32  # columns from which on converting floats pays
+# Columns from which on converting floats pays. GFLOPS on Zen 4, 2048 x 2048, F16 and BF16 by 64 columns: 131 and 112,
+# by 96: 147 and 127, by 128: 160 and 141, where as they are stored it is 100 (avx512vnni); 100 and 64, 105 and 78, 117
+# and 90, where that is 92 (avx2). On Cascade Lake (avx512vnni) the border is near 120.
+_MANY = 96
+_MANY_AMX = 32
+# ... and those from which three parts of each element do. A Xeon with AMX, 2048 x 5632, ms by columns, as they are
+# stored and in parts: F16 24: 5.3 and 6.5, 32: 6.9 and 6.7, 64: 12.4 and 9.3; BF16 12: 2.3 and 2.1, 32: 7.1 and 3.0.
+_MANY_EXACT = {DType.F16: 31, DType.BF16: 11}
 _copies: WeakKeyDictionary[Tensor, Buffer] = WeakKeyDictionary()
 _floats: WeakSet[Tensor] = WeakSet()  # weights in F16 or BF16 that products of many columns may convert
 
@@ -55,10 +61,15 @@ def can_repack(t: Tensor, isa: str) -> bool:
     )
 
 
-def converts_floats(node: Tensor) -> bool:
-    """Whether a product reads floats that were given to `repack`, and has enough columns (csrc/r16/gemm.h)."""
+def converts_floats(isa: str, node: Tensor) -> bool:
+    """Whether a product reads floats that were given to `repack`, and has enough columns (csrc/products/gemm)."""
     a = node.src[0] if node.op == "mul_mat" else None
-    return a is not None and a in _floats and node.ne[1] * node.ne[2] * node.ne[3] > _MANY
+    many = _MANY_AMX if isa == "amx" else _MANY
+    return a is not None and a in _floats and _n_columns(node) > many
+
+
+def _n_columns(node: Tensor) -> int:
+    return node.ne[1] * node.ne[2] * node.ne[3]
 
 
 def product_kernel(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
@@ -69,14 +80,22 @@ def product_kernel(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | Non
     copy = repacked(node)
     if copy is not None and (kernel := kernel_of(isa, node, "_r16")) is not None:
         return kernel, copy
-    if copy is None and converts_floats(node) and (kernel := kernel_of(isa, node, "_half")) is not None:
+    if copy is None and converts_floats(isa, node) and (kernel := kernel_of(isa, node, "_half")) is not None:
+        return kernel, None
+    if copy is None and _suits_tiles(node) and (kernel := kernel_of(isa, node, "_exact")) is not None:
         return kernel, None
     return None
 
 
 def _is_float_matrix(t: Tensor) -> bool:
-    whole = t.ne[0] % 32 == 0 and t.ne[2] == t.ne[3] == 1
-    return t.dtype in (DType.F16, DType.BF16) and whole and t.op == "none" and t.view_src is None and t.is_contiguous
+    """Whether csrc/products/gemm reads t as it is stored: its rows are whole units."""
+    return t.dtype in (DType.F16, DType.BF16) and t.ne[0] % 32 == 0 and t.ne[2] == t.ne[3] == 1
+
+
+def _suits_tiles(node: Tensor) -> bool:
+    """Whether a product reads floats, with so many columns that tiles pay for three parts of each."""
+    a = node.src[0] if node.op == "mul_mat" else None
+    return a is not None and _is_float_matrix(a) and _n_columns(node) > _MANY_EXACT[a.dtype]
 
 
 def repack(
@@ -95,23 +114,25 @@ def repack(
     them into two bf16 where there are tiles (2e-11). `progress` is told the fraction done before each tensor; what it
     raises ends the work, and leaves the copies made so far.
 
-    Raises AllocError where there is no memory, BackendError for a bad `isa` or `n_threads`.
+    Raises AllocError where there is no memory, BackendError for a bad `isa` or `n_threads`, GGUFError where a mapped
+    file has become shorter.
     """
-    if n_threads is not None and n_threads < 1:
-        raise BackendError(f"n_threads must be at least 1, not {n_threads}")
+    workers = thread_count(n_threads)
     isa = isa_name(isa)
     tensors = list(tensors)
-    _floats.update(t for t in tensors if _is_float_matrix(t))
+    leaves = (t for t in tensors if t.op == "none" and t.view_src is None and t.is_contiguous)
+    _floats.update(t for t in leaves if _is_float_matrix(t))
     todo = [t for t in tensors if t not in _copies and can_repack(t, isa)]
     sizes = [_size(t) for t in todo]
     arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation: in large pages where the system has them
     done = 0
-    with ThreadPoolExecutor(n_threads or n_cpus()) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         for t, size in zip(todo, sizes, strict=True):
             if progress is not None:
                 progress(done / arena.size)
             copy = Buffer(arena[done : done + size], BUFT)
             _pack(t, copy, pool)
+            t.raw()  # refuses what a mapped file has lost meanwhile
             _copies[t] = copy
             _give_back(t)
             done += size
@@ -128,7 +149,7 @@ def _pack(t: Tensor, copy: Buffer, pool: ThreadPoolExecutor) -> None:
     k, m, n_mat, _ = t.ne
     kind = t.dtype.gguf_id
     size = lib.pg_r16_bytes(kind, k, m)
-    n_groups = -(-m // _GROUP)
+    n_groups = -(-m // GROUP)
     step = max(1, _CHUNK * n_groups // size)
 
     def run(matrix: int, first: int) -> None:

@@ -51,6 +51,6 @@ def vary(top: Lowered, var: Var, variants: Sequence[Variant]) -> bool:
 
 def _words(low: Lowered) -> Words:
     """What the records say of the op, as int64 [n_ops, words]: all but the threads, the scratch memory and the plan."""
-    words: Words = np.array(low.ops.view(np.int64).reshape(-1, OP_WORDS)[:, :WORK_WORD])
+    words: Words = np.array(low.words()[:, :WORK_WORD])
     words[:, N_THREADS_WORD] = 0
     return words

@@ -9,7 +9,7 @@ import numpy as np
 from pyggml.backends.cpu.sampling import TopDraw
 from pyggml.errors import SamplerError
 from pyggml.llm.vocab import Vocab
-from pyggml.models.kv_cells import Floats
+from pyggml.models.memory.kv_cells import Floats
 
 from .base import Sampler
 from .candidates import LONG, Candidates, Ids
@@ -31,7 +31,8 @@ class SamplerChain:
     samplers   those that have an effect, as objects
     traces     None, or a list to which `sample` appends what each sampler did
 
-    Raises SamplerError for a bias of a token outside the vocabulary and for a bad grammar.
+    Tokens that the model's file suppresses are never chosen. Raises SamplerError for a bias of a token outside the
+    vocabulary and for a bad grammar.
     """
 
     def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
@@ -108,6 +109,7 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
     for token in bias:
         if not 0 <= token < vocab.n_tokens:
             raise SamplerError(f"logit_bias: token {token} is not in the vocabulary of {vocab.n_tokens}")
+    bias |= dict.fromkeys(vocab.suppressed, -np.inf)
     if p.ignore_eos:
         bias |= {i: -np.inf for i in range(vocab.n_tokens) if vocab.is_eog(i)}
     if bias:

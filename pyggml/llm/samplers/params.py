@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import isfinite
-from typing import Any, TypedDict
+from math import isnan
+from numbers import Integral, Real
+from typing import Any, TypedDict, cast
+
+import numpy as np
 
 from pyggml.errors import SamplerError
 
+_HUGE = float(np.finfo(np.float32).max)  # samplers compute with f32
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 NAMES = frozenset((*ORDER, "infill"))
 
@@ -80,8 +84,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, float) and not isfinite(value):
-                raise SamplerError(f"{f.name} must be a finite number, not {value}")
+            _check_type(f.name, str(f.type), value)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, f.name, value.item())
         zero_to_one = ("top_p", "min_p", "typ_p", "xtc_probability", "xtc_threshold")
         for name in zero_to_one:
             self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
@@ -107,6 +112,40 @@ class SamplingParams:
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise SamplerError(f"{name} must be {rule}, not {getattr(self, name)}")
+
+
+def _check_type(name: str, kind: str, value: Any) -> None:
+    """Raises SamplerError for a value of another type than its field `name`, annotated with `kind`."""
+    rule = kind
+    match name:
+        case "logit_bias":
+            fits, rule = _is_bias(value), "a mapping of tokens to numbers"
+        case "dry_sequence_breakers" | "samplers":
+            fits, rule = isinstance(value, Sequence) and all(isinstance(v, str) for v in cast(Any, value)), "strings"
+        case "grammar":
+            fits = value is None or isinstance(value, str)
+        case "json_schema":
+            fits = value is None or isinstance(value, (str, Mapping))
+        case _:
+            if kind == "float":
+                number = value if isinstance(value, int) or not isinstance(value, Real) else float(cast(Any, value))
+                fits, rule = isinstance(number, (int, float)) and -_HUGE < number < _HUGE, "a finite number"
+            elif value is None:
+                fits = "None" in kind
+            elif isinstance(value, bool):
+                fits = kind == "bool"
+            else:
+                fits = isinstance(value, Integral) and (name == "seed" or abs(int(value)) < 1 << 63)
+                rule = "a whole number of 64 bits"
+    if not fits:
+        raise SamplerError(f"{name} must be {rule}, not {value!r:.60}")
+
+
+def _is_bias(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    items = cast("Mapping[Any, Any]", value).items()
+    return all(isinstance(i, Integral) and isinstance(x, Real) and not isnan(cast(Any, x)) for i, x in items)
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -1,0 +1,184 @@
+// Attention: tiles of query rows walk the keys in blocks with a running maximum and sum (arXiv 2205.14135).
+// A tile holds rows of one KV head, so that its query heads share the work of reading K and V. A few rows (decode) take
+// dot products straight from the cache (flash_attn_few.c); more go through a small matrix product (flash_attn_tile.c).
+// flash_attn_ext is the op of that name; attn_vt is mul_mat(v, soft_max(mul_mat(k, q))) with a transposed v in one
+// pass, and with param[2] also permute(.., 0, 2, 1, 3) of that; with param[3] soft_max of tanh(param[3] * k q); with
+// param[4] v is not transposed.
+#include "attention/flash_attn.h"
+
+// The keys of few tiles are split, whatever the number of threads: it does not change the result.
+enum { SPLIT_KEYS = 512, PARTS = 64 }; // keys of a part, at least; parts of the whole op, about
+
+static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+static attention unpack(attention a) {
+  a.d = a.k->ne[0];
+  a.dv = a.v->ne[a.transposed];
+  a.dp = up(a.d, VF_N);
+  a.dvp = up(a.dv, VF_N);
+  a.n_kv = a.k->ne[1];
+  a.group = a.q->ne[2] / a.k->ne[2];
+  a.n_rows = a.q->ne[1] * a.group;
+  a.tile = a.n_rows <= FEW ? FEW : a.n_rows <= VF_N ? VF_N : TILE;
+  a.n_units = (a.n_rows + a.tile - 1) / a.tile * a.k->ne[2] * a.k->ne[3];
+  a.n_splits = PG_MAX(1, PG_MIN(PARTS / a.n_units, a.n_kv / SPLIT_KEYS));
+  return a;
+}
+
+// y as it is seen here, where it is stored with heads before tokens.
+static void heads_inside(pg_tensor *y) {
+  const pg_tensor x = *y;
+  for (int i = 1; i < 3; i++) {
+    y->ne[i] = x.ne[3 - i];
+    y->nb[i] = x.nb[3 - i];
+  }
+}
+
+static attention unpack_flash_attn_ext(const pg_task *t) {
+  const double cap = t->param[2];
+  attention a = {.q = &t->src[0], .k = &t->src[1], .v = &t->src[2], .m = &t->src[3]};
+  a.sinks = &t->src[4];
+  a.y = t->dst;
+  heads_inside(&a.y);
+  a.cap = (float)cap;
+  a.scale = (float)(cap > 0 ? t->param[0] / cap : t->param[0]);
+  a.max_bias = t->param[1];
+  return unpack(a);
+}
+
+static attention unpack_attn_vt(const pg_task *t) {
+  attention a = {.k = &t->src[0], .q = &t->src[1], .v = &t->src[2], .m = &t->src[3]};
+  a.sinks = &t->src[4];
+  a.y = t->dst;
+  a.transposed = t->param[4] == 0;
+  if (t->param[2] != 0) heads_inside(&a.y);
+  a.none = NAN;
+  a.cap = t->param[3] != 0 ? (float)t->param[0] : 0;
+  a.scale = (float)(a.cap > 0 ? t->param[3] : t->param[0]);
+  a.max_bias = t->param[1];
+  return unpack(a);
+}
+
+static int64_t state_floats(const attention *a) { return a->tile * (a->dvp + 2); }
+
+static int64_t scratch_floats(const attention *a) {
+  return a->tile * (a->dp + 3 * KEYS) + KEYS * PG_MAX(a->dp, a->dvp); // as `scratch` has it
+}
+
+static state state_at(const attention *a, char *work, int64_t i) {
+  float *p = (float *)work + i * state_floats(a);
+  return (state){p, p + a->tile, p + 2 * a->tile};
+}
+
+// States first (one per part of the keys of each tile, or one per thread), then each thread's scratch.
+static int64_t n_states(const attention *a, int nth) { return a->n_splits > 1 ? a->n_units * a->n_splits : nth; }
+
+static int64_t work(const attention *a, int nth) {
+  return 4 * (n_states(a, nth) * state_floats(a) + nth * scratch_floats(a));
+}
+
+static tile tile_at(const attention *a, int64_t unit) {
+  const int64_t per_head = a->n_units / (a->k->ne[2] * a->k->ne[3]), head = unit / per_head;
+  tile x = {.head_kv = head % a->k->ne[2], .batch = head / a->k->ne[2], .row0 = unit % per_head * a->tile};
+  x.n = (int)PG_MIN(a->tile, a->n_rows - x.row0);
+  for (int r = 0; a->m->data && r < x.n; r++) {
+    const int64_t h = tile_head(a, &x, r);
+    x.mask[r] = pg_row_at(a->m, tile_token(a, &x, r), h % a->m->ne[2], x.batch % a->m->ne[3]);
+    x.own[r] = r && x.mask[r] == x.mask[r - 1] ? x.own[r - 1] : r;
+    x.slope[r] = (float)pg_alibi_slope(a->max_bias, h, a->q->ne[2]);
+  }
+  return x;
+}
+
+static void attend(const attention *a, const tile *x, const scratch *w, const state *st, int64_t first, int64_t last,
+                   pg_attend many) {
+  for (int64_t r = 0; r < a->tile; r++) st->top[r] = -INFINITY;
+  memset(st->sum, 0, (size_t)(a->tile * (a->dvp + 1)) * sizeof(float));
+  (a->tile == FEW ? PG_FN(attend_few) : many)(a, x, w, st, first, last);
+}
+
+// The score of row r's sink, which has no key and no value; -inf: none.
+static float sink_of(const attention *a, const tile *x, int r) {
+  return a->sinks->data ? *(const float *)(a->sinks->data + tile_head(a, x, r) * a->sinks->nb[0]) : -INFINITY;
+}
+
+// Joins the states of the parts of the keys and the sink, and writes the tile's rows.
+static void finish(const attention *a, const tile *x, const state *st, int64_t n) {
+  const int64_t row_step = a->tile == FEW ? a->dvp : 1, step = a->tile == FEW ? 1 : a->tile;
+  for (int r = 0; r < x->n; r++) {
+    float *y = (float *)pg_row_at(&a->y, tile_token(a, x, r), tile_head(a, x, r), x->batch);
+    const float sink = sink_of(a, x, r);
+    float top = sink;
+    for (int64_t i = 0; i < n; i++) top = PG_MAX(st[i].top[r], top);
+    float total = sink == -INFINITY ? 0 : expf(sink - top);
+    for (int64_t i = 0; i < n; i++) {
+      const float weight = st[i].sum[r] == 0 ? 0 : expf(st[i].top[r] - top);
+      const float *out = st[i].out + r * row_step;
+      total += weight * st[i].sum[r];
+      for (int64_t c = 0; c < a->dv; c++) y[c] = (i ? y[c] : 0) + (weight == 0 ? 0 : weight * out[c * step]);
+    }
+    const float factor = total == 0 ? a->none : 1 / total;
+    for (int64_t c = 0; c < a->dv; c++) y[c] *= factor;
+  }
+}
+
+static int run(const attention *a, const pg_task *t, int ith, int nth, pg_attend many) {
+  float *p = (float *)t->work + n_states(a, nth) * state_floats(a) + ith * scratch_floats(a);
+  scratch w = {.q = p};
+  w.s = w.q + a->tile * a->dp;
+  w.bias = w.s + a->tile * KEYS;
+  w.raw = w.bias + a->tile * KEYS;
+  w.kv = w.raw + a->tile * KEYS;
+  if (a->n_splits == 1) {
+    const state st = state_at(a, t->work, ith);
+    for (int64_t u; (u = pg_next(t)) < a->n_units;) {
+      const tile x = tile_at(a, a->n_units - 1 - u); // late tokens first: under a causal mask they see the most keys
+      attend(a, &x, &w, &st, 0, a->n_kv, many);
+      finish(a, &x, &st, 1);
+    }
+    return PG_OK;
+  }
+  for (int64_t u; (u = pg_next(t)) < a->n_units * a->n_splits;) {
+    const tile x = tile_at(a, u / a->n_splits);
+    const state st = state_at(a, t->work, u);
+    const pg_range part = pg_share(a->n_kv / KEYS, (int)(u % a->n_splits), (int)a->n_splits);
+    const int last = u % a->n_splits == a->n_splits - 1;
+    attend(a, &x, &w, &st, part.first * KEYS, last ? a->n_kv : part.last * KEYS, many);
+  }
+  pg_sync(t, nth);
+  for (int64_t u = ith; u < a->n_units; u += nth) {
+    state st[PARTS];
+    const tile x = tile_at(a, u);
+    for (int64_t i = 0; i < a->n_splits; i++) st[i] = state_at(a, t->work, u * a->n_splits + i);
+    finish(a, &x, st, a->n_splits);
+  }
+  return PG_OK;
+}
+
+int64_t PG_FN(flash_attn_ext_work)(const pg_task *t, int nth) {
+  const attention a = unpack_flash_attn_ext(t);
+  return work(&a, nth);
+}
+
+int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many) {
+  const attention a = unpack_flash_attn_ext(t);
+  return run(&a, t, ith, nth, many);
+}
+
+int PG_FN(flash_attn_ext_any)(const pg_task *t, int ith, int nth) {
+  return PG_FN(flash_attn_ext_with)(t, ith, nth, PG_FN(attend_tile));
+}
+
+int64_t PG_FN(attn_vt_work)(const pg_task *t, int nth) {
+  const attention a = unpack_attn_vt(t);
+  return work(&a, nth);
+}
+
+int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, pg_attend many) {
+  const attention a = unpack_attn_vt(t);
+  return run(&a, t, ith, nth, many);
+}
+
+int PG_FN(attn_vt_any)(const pg_task *t, int ith, int nth) {
+  return PG_FN(attn_vt_with)(t, ith, nth, PG_FN(attend_tile));
+}

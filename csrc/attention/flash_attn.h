@@ -1,0 +1,124 @@
+// What the ways through attention share: the op unpacked, a tile of query rows, its mask, blocks of K and V as f32.
+#pragma once
+#include "formats/storage.h"
+#include "simd/rows.h"
+#include "kernels/softmax.h"
+
+enum { KEYS = 64, FEW = 4, TILE = 2 * VF_N }; // keys per block; query rows: few, and at most
+
+typedef struct attention {
+  const pg_tensor *q, *k, *v, *m, *sinks;
+  pg_tensor y;         // [dv, n_tokens, n_head, n_batch], whatever order they are stored in
+  int transposed;      // v is [n_kv, dv, n_head_kv, n_batch], not [dv, n_kv, ..]
+  float none;          // what a row gets that sees no key
+  int64_t d, dv;       // elements of q (and k), of v
+  int64_t dp, dvp;     // ... rounded up to whole registers
+  int64_t n_kv, group; // keys; query heads per KV head
+  int64_t n_rows;      // query rows per KV head: n_tokens * group, the heads of one token side by side
+  int64_t tile;        // query rows per tile: FEW, VF_N or TILE
+  int64_t n_units;     // tiles in all
+  int64_t n_splits;    // parts of the keys, for threads to share
+  float scale, cap;    // cap > 0: scores become cap * tanh(scale * q k), scale already divided by cap
+  double max_bias;
+} attention;
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+// A tile's running result over the keys seen so far. out: [tile][dvp] for FEW rows, else [dvp][tile].
+typedef struct state {
+  float *top, *sum; // [tile] largest score; sum of exp(score - top)
+  float *out;       // sum of exp(score - top) * v
+} state;
+
+typedef struct scratch {
+  float *q;    // [tile][dp] for FEW rows, else [d][tile], scaled
+  float *s;    // [tile][KEYS] for FEW rows, else [KEYS][tile]
+  float *bias; // as s
+  float *raw;  // [tile][KEYS] the mask of a block
+  float *kv;   // [KEYS][dp] or [KEYS][dvp] or [dvp][KEYS]
+} scratch;
+
+typedef struct tile {
+  int64_t head_kv, batch, row0;
+  int n;                  // rows that exist
+  const char *mask[TILE]; // per row
+  int own[TILE];          // the first row with the same mask: heads of one token have one
+  float slope[TILE];
+} tile;
+
+// The keys of a block that some row of the tile sees.
+typedef struct block {
+  int64_t first;      // of the block
+  int n;              // keys seen
+  int run;            // they lie side by side
+  int biased;         // the mask adds something to their scores
+  uint8_t keys[KEYS]; // which, counted from `first`
+} block;
+
+// The block of keys `first`..last (KEYS of them at most) for a tile. If biased, bias[r * row_step + i * key_step] is
+// what row r adds to its score with key keys[i].
+static inline block tile_block(const attention *a, const tile *t, int64_t first, int64_t last, const scratch *w,
+                               int64_t row_step, int64_t key_step) {
+  const int n = (int)PG_MIN(KEYS, last - first);
+  block b = {.first = first, .n = n, .run = 1};
+  uint32_t seen[KEYS] = {0}, added[KEYS] = {0}, any = 0;
+  for (int r = 0; a->m->data && r < t->n; r++) {
+    if (t->own[r] != r) continue;
+    float *raw = w->raw + r * KEYS;
+    pg_get_f32(raw, a->m, t->mask[r], first, n);
+    for (int j = 0; j < n; j++) {
+      seen[j] |= raw[j] != -INFINITY;
+      any |= added[j] |= raw[j] != 0;
+    }
+  }
+  for (int j = 0; j < KEYS; j++) b.keys[j] = (uint8_t)j;
+  if (!any) return b;
+  b.n = 0;
+  for (int j = 0; j < n; j++)
+    if (seen[j]) {
+      b.keys[b.n++] = (uint8_t)j;
+      b.biased |= (int)added[j];
+    }
+  b.run = b.n && b.keys[b.n - 1] - b.keys[0] == b.n - 1;
+  for (int r = 0; b.biased && r < t->n; r++) {
+    const float *raw = w->raw + t->own[r] * KEYS;
+    for (int i = 0; i < b.n; i++) w->bias[r * row_step + i * key_step] = t->slope[r] * raw[b.keys[i]];
+  }
+  return b;
+}
+
+static inline const char *tile_kv(const pg_tensor *x, const tile *t) { return pg_row_at(x, 0, t->head_kv, t->batch); }
+
+// The token and the query head of row r.
+static inline int64_t tile_token(const attention *a, const tile *t, int r) { return (t->row0 + r) / a->group; }
+static inline int64_t tile_head(const attention *a, const tile *t, int r) {
+  return t->head_kv * a->group + (t->row0 + r) % a->group;
+}
+
+static inline const float *tile_query(const attention *a, const tile *t, int r) {
+  return (const float *)pg_row_at(a->q, tile_token(a, t, r), tile_head(a, t, r), t->batch);
+}
+
+// Elements i.. of floats of a type at p.
+PG_INLINE vf float_load(const char *p, int64_t i, int64_t type) {
+  if (type == PG_F32) return vf_load((const float *)p + i);
+  if (type == PG_F16) return vf_load_f16((const uint16_t *)p + i);
+  return vf_load_bf16((const uint16_t *)p + i);
+}
+
+// The block's keys as f32: to[i * ld ..] = row keys[i] of x, whose row 0 is at `head`.
+void PG_FN(attention_rows)(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld);
+// The same of a transposed x: to[c * KEYS + i] = element keys[i] of row c; zeros up to whole registers.
+void PG_FN(attention_columns)(const pg_tensor *x, const char *head, const block *b, float *to);
+
+// Adds keys first..last to a tile's state (which starts with top -inf, the rest 0).
+void PG_FN(attend_few)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
+                       int64_t last);
+void PG_FN(attend_tile)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
+                        int64_t last);
+
+// The kernels, with something else in the place of attend_tile.
+typedef void (*pg_attend)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
+                          int64_t last);
+int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many);
+int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, pg_attend many);

@@ -1,0 +1,102 @@
+// Attention of many query rows. Lanes are query rows: scores, maxima and sums need no operation across lanes, and both
+// products (K with q, V with the weights) are the same one: broadcast an element of K or V, multiply with rows in
+// lanes.
+#include "attention/flash_attn_tile.h"
+
+// Result rows at a time, for one and two registers of lanes: as many sums as the registers hold.
+enum { BATCH_1 = VF_N == 16 ? 16 : 8, BATCH_2 = VF_N == 16 ? 12 : VF_N == 8 ? 6 : 4, PART = 4 };
+
+// One factor of a product: element (i, l) is at i * i_step + l * l_step.
+typedef struct factor {
+  const float *data;
+  int64_t i_step, l_step;
+} factor;
+
+// out[i][lanes] = out[i][lanes] * keep[lanes] + sum over l < n_l of a(i, l) * b[l][lanes]; NV registers of lanes, I
+// rows. keep NULL: out is only written.
+PG_INLINE void product_part(float *out, const float *keep, factor a, const float *b, int64_t n_l, int I, int NV) {
+  const int64_t ld = NV * VF_N;
+  const float *p[4]; // four rows each: few addresses
+  vf acc[16][2];
+  UNROLL for (int i = 0; i < I; i++) UNROLL for (int v = 0; v < NV; v++) acc[i][v] = vf_zero();
+  UNROLL for (int i = 0; i < I; i += 4) p[i / 4] = a.data + i * a.i_step;
+  for (int64_t l = 0; l < n_l; l++, b += ld) {
+    vf x[2];
+    UNROLL for (int v = 0; v < NV; v++) x[v] = vf_load(b + v * VF_N);
+    UNROLL for (int i = 0; i < I; i++) {
+      const vf y = vf_set1(p[i / 4][i % 4 * a.i_step]);
+      UNROLL for (int v = 0; v < NV; v++) acc[i][v] = vf_fma(y, x[v], acc[i][v]);
+    }
+    UNROLL for (int i = 0; i < I; i += 4) p[i / 4] += a.l_step;
+  }
+  UNROLL for (int i = 0; i < I; i++) UNROLL for (int v = 0; v < NV; v++) {
+    float *o = out + i * ld + v * VF_N;
+    vf_store(o, keep ? vf_fma(vf_load(o), vf_load(keep + v * VF_N), acc[i][v]) : acc[i][v]);
+  }
+}
+
+// Functions of their own: inlined into a larger one the sums would not stay in registers.
+#define PRODUCT(name, ...)                                                                                             \
+  static __attribute__((noinline)) void name(float *out, const float *keep, const float *a, int64_t step,              \
+                                             const float *b, int64_t n_l) {                                            \
+    product_part(out, keep, __VA_ARGS__);                                                                              \
+  }
+#define ALONG (factor){a, step, 1}, b, n_l
+#define ACROSS (factor){a, 1, step}, b, n_l
+PRODUCT(along_1, ALONG, BATCH_1, 1)
+PRODUCT(along_2, ALONG, BATCH_2, 2)
+PRODUCT(along_1_part, ALONG, PART, 1)
+PRODUCT(along_2_part, ALONG, PART, 2)
+PRODUCT(across_1, ACROSS, BATCH_1, 1)
+PRODUCT(across_2, ACROSS, BATCH_2, 2)
+PRODUCT(across_1_part, ACROSS, PART, 1)
+PRODUCT(across_2_part, ACROSS, PART, 2)
+
+// `along`: the sum runs along the rows of a, which lie `step` apart; else across them. Results are made for n_i rounded
+// up to a multiple of PART, which the buffers are.
+PG_INLINE void product(float *out, const float *keep, const float *a, int along, int64_t step, const float *b,
+                       int64_t n_i, int64_t n_l, fetch f, int NV) {
+  const int64_t batch = NV == 1 ? BATCH_1 : BATCH_2, ld = NV * VF_N;
+  n_i = (n_i + PART - 1) / PART * PART;
+  for (int64_t i = 0, n; i < n_i; i += n) {
+    const int64_t rest = n_i - i;
+    n = rest >= batch && (batch % PART == 0 || rest != 2 * PART) ? batch : PART;
+    const float *p = a + (along ? i * step : i);
+    float *o = out + i * ld;
+    fetch_up_to(&f, i + n, n_i);
+    if (n == batch)
+      (along ? NV == 1 ? along_1 : along_2 : NV == 1 ? across_1 : across_2)(o, keep, p, step, b, n_l);
+    else
+      (along     ? NV == 1 ? along_1_part : along_2_part
+       : NV == 1 ? across_1_part
+                 : across_2_part)(o, keep, p, step, b, n_l);
+  }
+}
+
+PG_INLINE int n_registers(const attention *a) { return a->tile == VF_N ? 1 : 2; }
+
+static void scores(const attention *a, const scratch *w, const block *b, const char *k, fetch next) {
+  PG_FN(attention_rows)(a->k, k, b, w->kv, a->dp);
+  product(w->s, NULL, w->kv, 1, a->dp, w->q, b->n, a->d, next, n_registers(a));
+}
+
+static void add_values(const attention *a, const scratch *w, const block *b, const char *v, const float *keep,
+                       const state *st, fetch next) {
+  if (a->transposed) {
+    PG_FN(attention_columns)(a->v, v, b, w->kv);
+    product(st->out, keep, w->kv, 1, KEYS, w->s, a->dv, b->n, next, n_registers(a));
+  } else {
+    PG_FN(attention_rows)(a->v, v, b, w->kv, a->dvp);
+    product(st->out, keep, w->kv, 0, a->dvp, w->s, a->dv, b->n, next, n_registers(a));
+  }
+}
+
+void PG_FN(attend_tile)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
+                        int64_t last) {
+  put_queries(a, t, w, a->tile);
+  if (n_registers(a) == 1) {
+    walk_keys(a, t, w, st, first, last, 1, scores, add_values);
+  } else {
+    walk_keys(a, t, w, st, first, last, 2, scores, add_values);
+  }
+}

@@ -1,0 +1,138 @@
+// Which instruction sets this binary carries, and which of them this CPU and OS can run. A level's table holds what is
+// compiled for it; the binding looks for the rest in the levels below (backends/cpu/isa.py).
+#define _GNU_SOURCE
+#include <string.h>
+
+#include "pg.h"
+
+#define LEVEL(isa)                                                                                                     \
+  extern const pg_row pg_table__##isa[];                                                                               \
+  extern const int64_t pg_table_size__##isa;
+LEVEL(generic)
+#if defined(__x86_64__)
+LEVEL(avx2)
+LEVEL(avx512)
+LEVEL(avx512vnni)
+LEVEL(amx)
+#endif
+#undef LEVEL
+
+static int always(void) { return 1; }
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "simd/amx.h"
+
+static uint64_t xcr0(void) {
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return 0; // OSXSAVE
+  __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  return (uint64_t)d << 32 | a;
+}
+
+static int has_avx2(void) {
+  uint32_t a, b, c, d, b7, c7, d7;
+  if ((xcr0() & 0x6) != 0x6 || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return 0;
+  return (c & (1u << 12)) && (c & (1u << 29)) && (b7 & (1u << 5)); // FMA, F16C, AVX2
+}
+
+static int has_avx512(void) {
+  uint32_t a, b, c, d;
+  if (!has_avx2() || (xcr0() & 0xe6) != 0xe6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+  const uint32_t f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
+  return (b & f_dq_bw_vl) == f_dq_bw_vl;
+}
+
+static int has_avx512vnni(void) {
+  uint32_t a, b, c, d;
+  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
+}
+
+// Linux lets a process use tile registers once it has asked to, for all its threads and its children.
+static int may_use_tiles(void) {
+  enum { ARCH_GET_XCOMP_PERM = 0x1022, ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+  uint64_t permitted = 0;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 &&
+         syscall(SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &permitted) == 0 && (permitted >> XTILEDATA & 1);
+}
+
+static sigjmp_buf no_tiles;
+static void on_sigill(int signal) { siglongjmp(no_tiles, 1); }
+
+// One product of tiles of ones, in case something between here and the CPU does not keep its promise.
+static int tiles_work(void) {
+  const struct sigaction leave = {.sa_handler = on_sigill};
+  struct sigaction before;
+  float sums[16][16] = {{0}};
+  uint16_t ones[16][32];
+  for (int i = 0; i < 16 * 32; i++) ones[i / 32][i % 32] = 0x3f80;
+  if (sigaction(SIGILL, &leave, &before)) return 0;
+  if (!sigsetjmp(no_tiles, 1)) {
+    TILES_BEGIN();
+    TILE_LOAD(0, ones, 64);
+    TILE_LOAD(1, ones, 64);
+    TILE_ZERO(2);
+    TILE_DOT(2, 0, 1);
+    TILE_STORE(2, sums, 64);
+    TILES_END();
+  }
+  sigaction(SIGILL, &before, NULL);
+  return sums[0][0] == 32 && sums[15][15] == 32;
+}
+
+static int tiles;
+static void try_tiles(void) { tiles = may_use_tiles() && tiles_work(); }
+
+static int has_amx(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT; // the handler of SIGILL is the process's: one thread at a time
+  uint32_t a, b, c, d;
+  const uint32_t bf16_tile = 1u << 22 | 1u << 24;
+  if (!has_avx512vnni() || (xcr0() >> 17 & 3) != 3) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tile) != bf16_tile) return 0;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return 0; // AVX512_BF16
+  pthread_once(&once, try_tiles);
+  return tiles;
+}
+#endif
+
+static const struct {
+  const char *name;
+  int (*supported)(void);
+  const pg_row *table;
+  const int64_t *size;
+} levels[] = {
+    {"generic", always, pg_table__generic, &pg_table_size__generic},
+#if defined(__x86_64__)
+    {"avx2", has_avx2, pg_table__avx2, &pg_table_size__avx2},
+    {"avx512", has_avx512, pg_table__avx512, &pg_table_size__avx512},
+    {"avx512vnni", has_avx512vnni, pg_table__avx512vnni, &pg_table_size__avx512vnni},
+    {"amx", has_amx, pg_table__amx, &pg_table_size__amx},
+#endif
+};
+
+int pg_isa_count(void) { return sizeof levels / sizeof *levels; }
+
+static int known(int level) { return level >= 0 && level < pg_isa_count(); }
+
+const char *pg_isa_name(int level) { return known(level) ? levels[level].name : ""; }
+
+int pg_isa_supported(int level) {
+#if defined(PG_EMULATE) // tests/emulate.sh: what is above avx2, level 1, is computed with it
+  if (known(level) && level > 1) level = 1;
+#endif
+  return known(level) && levels[level].supported();
+}
+
+const pg_row *pg_isa_table(int level, int64_t *n) {
+  *n = known(level) ? *levels[level].size : 0;
+  return known(level) ? levels[level].table : NULL;
+}
+
+int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth) { return row->work ? row->work(t, nth) : 0; }

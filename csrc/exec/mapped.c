@@ -1,0 +1,77 @@
+// Files in memory that shrink: where a page is gone, SIGBUS would end the process. Zeros take its place, and that of
+// all behind it, and the loss is noted: who has read there looks at the note afterwards.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "pg.h"
+
+typedef struct mapped { // the handler walks them while others come and go: none is ever freed, all are used again
+  int32_t lost;         // the first member: pg_unguard finds its mapping by it
+  uintptr_t first, end; // first 0: not in use
+  struct mapped *next;
+} mapped;
+
+static mapped *list;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct sigaction before;
+static uintptr_t page_size;
+
+static int put_zeros(uintptr_t address) {
+  for (mapped *m = __atomic_load_n(&list, __ATOMIC_ACQUIRE); m; m = m->next) {
+    const uintptr_t first = __atomic_load_n(&m->first, __ATOMIC_ACQUIRE);
+    if (!first || address < first || address >= m->end) continue;
+    const uintptr_t page = address / page_size * page_size;
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
+    if (mmap((void *)page, m->end - page, PROT_READ, flags, -1, 0) == MAP_FAILED) return 0;
+    __atomic_store_n(&m->lost, 1, __ATOMIC_RELEASE);
+    return 1;
+  }
+  return 0;
+}
+
+static void on_sigbus(int number, siginfo_t *info, void *context) {
+  const int saved = errno;
+  if (put_zeros((uintptr_t)info->si_addr)) {
+    errno = saved; // the read is done again
+  } else if (before.sa_flags & SA_SIGINFO) {
+    before.sa_sigaction(number, info, context);
+  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+    before.sa_handler(number);
+  } else {
+    signal(SIGBUS, SIG_DFL); // the read is done again, and ends the process
+  }
+}
+
+const int32_t *pg_guard(const void *first, int64_t bytes) {
+  pthread_mutex_lock(&lock);
+  mapped *m = list;
+  while (m && m->first) m = m->next;
+  if (!m && (m = calloc(1, sizeof *m))) {
+    m->next = list;
+    __atomic_store_n(&list, m, __ATOMIC_RELEASE);
+  }
+  if (m) {
+    if (!page_size) {
+      page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
+      struct sigaction ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+      sigemptyset(&ours.sa_mask);
+      sigaction(SIGBUS, &ours, &before);
+    }
+    m->lost = 0;
+    m->end = ((uintptr_t)first + (uintptr_t)bytes + page_size - 1) / page_size * page_size;
+    __atomic_store_n(&m->first, (uintptr_t)first, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&lock);
+  return m ? &m->lost : NULL;
+}
+
+void pg_unguard(const int32_t *lost) {
+  pthread_mutex_lock(&lock);
+  __atomic_store_n(&((mapped *)(uintptr_t)lost)->first, 0, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,87 @@
+// IQ4_NL, IQ4_XS, MXFP4, NVFP4, encoded (layouts: formats/decode_lut.c). The FP4 types take the scale that their
+// reference quantisers take, so their bytes are the same as every GGUF writer's.
+#include "formats/encode/search.h"
+
+PG_INLINE int iq4_code(float t) {
+  int q = 0;
+  for (int k = 1; k < 16; k++) q += t > 0.5f * (float)(iq4_values[k - 1] + iq4_values[k]);
+  return q;
+}
+
+// 32 codes for x / s as 16 bytes.
+PG_INLINE void put_iq4(const float *restrict x, float s, uint8_t *restrict b) {
+  const float inv = inverse(s);
+  for (int j = 0; j < 16; j++) b[j] = (uint8_t)(iq4_code(x[j] * inv) | iq4_code(x[j + 16] * inv) << 4);
+}
+
+static void iq4_nl_encode(const float *x, const float *weights, uint8_t *b) {
+  float ones[32];
+  const float *w = weights_or_ones(weights, ones, 32);
+  const float d = sym_stored(x, w, 32, IQ4_CODES);
+  store_f16(b, d);
+  put_iq4(x, d, b + 2);
+}
+
+static void iq4_xs_encode(const float *x, const float *weights, uint8_t *b) {
+  float ones[256];
+  int scale[16];
+  const float d = sym_block(x, weights_or_ones(weights, ones, 256), 32, IQ4_CODES, -32, 31, scale);
+  int high = 0;
+  memset(b, 0, 8);
+  for (int s = 0; s < 8; s++) {
+    const int sc = scale[s] + 32;
+    high |= (sc >> 4) << (s * 2);
+    b[4 + s / 2] |= (sc & 15) << (s % 2 * 4);
+    put_iq4(x + s * 32, d * (float)scale[s], b + 8 + s * 16);
+  }
+  store_f16(b, d);
+  store_u16(b + 2, (uint16_t)high);
+}
+
+// The FP4 code whose value times d is nearest to x; of two, the one of smaller magnitude.
+PG_INLINE int fp4_code(float x, float d) {
+  const float a = fabsf(x);
+  int q = 0;
+  float best = a;
+  for (int k = 1; k < 8; k++) {
+    const float e = fabsf(d * (float)fp4_values[k] - a);
+    q = e < best ? k : q;
+    best = e < best ? e : best;
+  }
+  return q | ((x < 0) & (q != 0)) << 3;
+}
+
+PG_INLINE void put_fp4(const float *restrict x, float d, int n, uint8_t *restrict b) {
+  for (int j = 0; j < n; j++) b[j] = (uint8_t)(fp4_code(x[j], d) | fp4_code(x[j + n], d) << 4);
+}
+
+static void mxfp4_encode(const float *x, const float *weights, uint8_t *b) {
+  (void)weights;
+  const float amax = fabsf(extreme(x, 32));
+  b[0] = amax > 0 ? (uint8_t)to_int(floorf(log2f(amax)) + 125, 0, 254) : 0; // the largest value, 6, has exponent 2
+  put_fp4(x, e8m0_half(b[0]), 16, b + 1);
+}
+
+// Nearest UE4M3, halves up, at most 448.
+PG_INLINE uint8_t to_ue4m3(float x) {
+  if (!(x > 0)) return 0;
+  if (x >= 448) return 0x7e;
+  if (x < 0x1p-6f) return (uint8_t)PG_MIN((int)(x * 512 + 0.5f), 7);
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  const uint32_t e = ((bits + (1u << 19)) >> 20) - (120u << 3);
+  return (uint8_t)PG_MIN(e, 0x7eu);
+}
+
+static void nvfp4_encode(const float *x, const float *weights, uint8_t *b) {
+  (void)weights;
+  for (int s = 0; s < 4; s++) {
+    b[s] = to_ue4m3(fabsf(extreme(x + s * 16, 16)) / 6);
+    put_fp4(x + s * 16, ue4m3_half(b[s]), 8, b + 4 + s * 8);
+  }
+}
+
+BLOCK_ENCODER(iq4_nl, 32, 18)
+BLOCK_ENCODER(iq4_xs, 256, 136)
+BLOCK_ENCODER(mxfp4, 32, 17)
+BLOCK_ENCODER(nvfp4, 64, 36)

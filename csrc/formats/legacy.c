@@ -1,0 +1,144 @@
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: blocks of 32 with an f16 scale d, in the _1 types also an f16 minimum m.
+// Nibbles: byte j holds element j (low) and j + 16 (high). The fifth bits: bit j of a 32-bit word belongs to element j.
+#include "formats/encode/search.h"
+
+enum { N = 32, H = N / 2 };
+
+// -- decode: x = d * (q - offset), x = d * q + m
+
+static void q4_0_decode(const uint8_t *restrict b, float *restrict y) {
+  const vf d = vf_set1_f16(b);
+  for (int h = 0; h < 2; h++) PUT(y + h * H, H, vf_mul(vf_load_i4(b + 2 + i, h), d));
+}
+
+static void q4_1_decode(const uint8_t *restrict b, float *restrict y) {
+  const vf d = vf_set1_f16(b), m = vf_set1_f16(b + 2);
+  for (int h = 0; h < 2; h++) PUT(y + h * H, H, vf_add(vf_mul(vf_load_u4(b + 4 + i, h), d), m));
+}
+
+static void q5_0_decode(const uint8_t *restrict b, float *restrict y) {
+  const float d = load_f16(b);
+  const uint32_t h = load_u32(b + 2);
+  for (int j = 0; j < H; j++) {
+    y[j] = (float)((int)((b[6 + j] & 15) | ((h >> j) & 1) << 4) - 16) * d;
+    y[j + H] = (float)((int)((b[6 + j] >> 4) | ((h >> (j + H)) & 1) << 4) - 16) * d;
+  }
+}
+
+static void q5_1_decode(const uint8_t *restrict b, float *restrict y) {
+  const float d = load_f16(b), m = load_f16(b + 2);
+  const uint32_t h = load_u32(b + 4);
+  for (int j = 0; j < H; j++) {
+    y[j] = (float)(int)((b[8 + j] & 15) | ((h >> j) & 1) << 4) * d + m;
+    y[j + H] = (float)(int)((b[8 + j] >> 4) | ((h >> (j + H)) & 1) << 4) * d + m;
+  }
+}
+
+static void q8_0_decode(const uint8_t *restrict b, float *restrict y) {
+  const vf d = vf_set1_f16(b);
+  PUT(y, N, vf_mul(vf_load_i8((const int8_t *)b + 2 + i), d));
+}
+
+// -- encode: the reference quantisers (one look at the block's extreme values), whose bytes every GGUF writer agrees on
+
+static void put_nibbles(uint8_t *restrict b, const uint8_t *restrict q) {
+  for (int j = 0; j < H; j++) b[j] = (q[j] & 15) | (uint8_t)(q[j + H] << 4);
+}
+
+static void put_high_bits(uint8_t *restrict b, const uint8_t *restrict q) {
+  uint32_t h = 0;
+  for (int j = 0; j < N; j++) h |= (uint32_t)(q[j] >> 4) << j;
+  store_u32(b, h);
+}
+
+// q = x / d + half, where the first value of the greatest magnitude becomes q = 0. Returns d.
+static float symmetric(const float *restrict x, uint8_t *restrict q, int half) {
+  float amax = 0, ext = 0;
+  for (int j = 0; j < N; j++) {
+    const float a = fabsf(x[j]);
+    if (a > amax) amax = a, ext = x[j];
+  }
+  const float d = ext / -half, inv = d != 0 ? 1 / d : 0;
+  for (int j = 0; j < N; j++) q[j] = (uint8_t)to_int(x[j] * inv + (half + 0.5f), 0, 2 * half - 1);
+  return d;
+}
+
+// q = (x - min) / d in 0..top. Returns d and min.
+static float affine_reference(const float *restrict x, uint8_t *restrict q, int top, float *min) {
+  float lo = INFINITY, hi = -INFINITY;
+  for (int j = 0; j < N; j++) {
+    lo = x[j] < lo ? x[j] : lo;
+    hi = x[j] > hi ? x[j] : hi;
+  }
+  const float d = (hi - lo) / top, inv = d != 0 ? 1 / d : 0;
+  for (int j = 0; j < N; j++) q[j] = (uint8_t)to_int((x[j] - lo) * inv + 0.5f, 0, top);
+  *min = lo;
+  return d;
+}
+
+// With weights: the scale (and minimum) of least weighted error.
+
+static float symmetric_weighted(const float *x, const float *w, uint8_t *q, int half) {
+  const codes c = {(float)-half, (float)(half - 1)};
+  const float d = sym_stored(x, w, N, c), inv = inverse(d);
+  for (int j = 0; j < N; j++) q[j] = (uint8_t)((int)nearest(x[j] * inv, c) + half);
+  return d;
+}
+
+static float affine_weighted(const float *x, const float *w, uint8_t *q, int top, float *min) {
+  const affine a = affine_stored(x, w, N, top);
+  const float inv = inverse(a.s);
+  for (int j = 0; j < N; j++) q[j] = (uint8_t)affine_code(x[j], inv, a.m, top);
+  *min = -a.m;
+  return a.s;
+}
+
+static void q4_0_encode(const float *x, const float *weights, uint8_t *b) {
+  uint8_t q[N];
+  store_scale(b, weights ? symmetric_weighted(x, weights, q, 8) : symmetric(x, q, 8));
+  put_nibbles(b + 2, q);
+}
+
+static void q4_1_encode(const float *x, const float *weights, uint8_t *b) {
+  uint8_t q[N];
+  float m;
+  store_scale(b, weights ? affine_weighted(x, weights, q, 15, &m) : affine_reference(x, q, 15, &m));
+  store_scale(b + 2, m);
+  put_nibbles(b + 4, q);
+}
+
+static void q5_0_encode(const float *x, const float *weights, uint8_t *b) {
+  uint8_t q[N];
+  store_scale(b, weights ? symmetric_weighted(x, weights, q, 16) : symmetric(x, q, 16));
+  put_high_bits(b + 2, q);
+  put_nibbles(b + 6, q);
+}
+
+static void q5_1_encode(const float *x, const float *weights, uint8_t *b) {
+  uint8_t q[N];
+  float m;
+  store_scale(b, weights ? affine_weighted(x, weights, q, 31, &m) : affine_reference(x, q, 31, &m));
+  store_scale(b + 2, m);
+  put_high_bits(b + 4, q);
+  put_nibbles(b + 8, q);
+}
+
+static void q8_0_encode(const float *restrict x, const float *weights, uint8_t *restrict b) {
+  (void)weights; // with 255 steps there is nothing to weigh
+  float amax = 0;
+  for (int j = 0; j < N; j++) amax = fabsf(x[j]) > amax ? fabsf(x[j]) : amax;
+  const float d = amax / 127, inv = d != 0 ? 1 / d : 0;
+  store_scale(b, d);
+  for (int j = 0; j < N; j++) b[2 + j] = (uint8_t)(int8_t)to_int(round_away(x[j] * inv), -127, 127);
+}
+
+BLOCK_DECODER(q4_0, 32, 18)
+BLOCK_DECODER(q4_1, 32, 20)
+BLOCK_DECODER(q5_0, 32, 22)
+BLOCK_DECODER(q5_1, 32, 24)
+BLOCK_DECODER(q8_0, 32, 34)
+BLOCK_ENCODER(q4_0, 32, 18)
+BLOCK_ENCODER(q4_1, 32, 20)
+BLOCK_ENCODER(q5_0, 32, 22)
+BLOCK_ENCODER(q5_1, 32, 24)
+BLOCK_ENCODER(q8_0, 32, 34)

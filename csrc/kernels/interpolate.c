@@ -1,0 +1,147 @@
+// upscale (interpolate): a row of the result is a weighted sum of some rows of the source, then, along the row, of some
+// elements. Places and weights are tables, one per axis, of all modes (pyggml/ops/interpolate.py says what they are).
+#include "simd/rows.h"
+
+enum { NEAREST = 0, BILINEAR = 1, BICUBIC = 2, MODE = 255, ALIGN_CORNERS = 256, ANTIALIAS = 512 };
+
+// Element i of n_out is the sum over its n[i] taps j of source element at[j * n_out + i] times weight[j * n_out + i].
+// Taps from n[i] to max look at an element after the last with weight 0.
+typedef struct table {
+  int64_t n_in, n_out, max;
+  int mode, align; // align: the outermost middles meet
+  double half, step;
+  int32_t *n, *at;
+  float *weight;
+} table;
+
+static int64_t table_size(const table *a) { return a->n_out * (1 + 2 * a->max) * 4; }
+
+static table table_of(const pg_task *t, int axis) {
+  table a = {.n_in = t->src[0].ne[axis], .n_out = t->dst.ne[axis], .mode = (int)t->param[4]};
+  const int corners = (a.mode & ALIGN_CORNERS) != 0;
+  a.align = corners && a.n_in > 1 && a.n_out > 1;
+  a.half = corners ? 0.0 : 0.5;
+  a.step = a.align ? (double)(a.n_in - 1) / (double)(a.n_out - 1) : (double)a.n_in / (double)a.n_out;
+  a.max = (a.mode & MODE) == NEAREST ? 1 : (a.mode & MODE) == BICUBIC ? 4 : 2;
+  if (a.mode & ANTIALIAS) a.max = (int64_t)(2 * PG_MAX(1.0, a.step)) + 2;
+  return a;
+}
+
+// Places the table in scratch memory; what lies behind it.
+static char *use(table *a, char *work) {
+  a->n = (int32_t *)work;
+  a->at = a->n + a->n_out;
+  a->weight = (float *)(a->at + a->n_out * a->max);
+  return (char *)(a->weight + a->n_out * a->max);
+}
+
+// One more tap of element i: beyond the ends, the outermost element. Taps of weight 0 are left out.
+static void put_tap(table *a, int64_t i, int64_t at, double weight) {
+  if (weight == 0) return;
+  const int64_t j = a->n[i]++ * a->n_out + i;
+  a->at[j] = (int32_t)PG_MIN(PG_MAX(at, 0), a->n_in - 1);
+  a->weight[j] = (float)weight;
+}
+
+static void put_antialias(table *a, int64_t i) {
+  const double x = ((double)i + a->half) * a->step, support = PG_MAX(1.0, a->step), inverse = 1 / support;
+  const int64_t first = (int64_t)PG_MAX(floor(x - support + a->half), 0.0);
+  const int64_t last = (int64_t)PG_MIN(floor(x + support + a->half), (double)a->n_in);
+  double sum = 0;
+  for (int64_t j = first; j < last; j++) sum += PG_MAX(1 - fabs(((double)j - x + a->half) * inverse), 0.0);
+  for (int64_t j = first; j < last; j++)
+    put_tap(a, i, j, PG_MAX(1 - fabs(((double)j - x + a->half) * inverse), 0.0) / sum);
+}
+
+static double near_cubic(double d) { return (1.25 * d - 2.25) * (d * d) + 1; }     // 0 <= d <= 1
+static double far_cubic(double d) { return ((-0.75 * d + 3.75) * d - 6) * d + 3; } // 1 <= d <= 2
+
+static void put_taps(table *a, int64_t i) {
+  if ((a->mode & MODE) == NEAREST) {
+    put_tap(a, i, a->align ? i * (a->n_in - 1) / (a->n_out - 1) : i * a->n_in / a->n_out, 1);
+    return;
+  }
+  if (a->mode & ANTIALIAS) {
+    put_antialias(a, i);
+    return;
+  }
+  const double x = ((double)i + a->half) * a->step - a->half, first = floor(x);
+  const int64_t at = (int64_t)first;
+  if ((a->mode & MODE) == BILINEAR) {
+    const double d = PG_MIN(PG_MAX(x - PG_MAX(first, 0.0), 0.0), 1.0);
+    put_tap(a, i, at, 1 - d);
+    put_tap(a, i, at + 1, d);
+    return;
+  }
+  const double d = x - first;
+  put_tap(a, i, at - 1, far_cubic(1 + d));
+  put_tap(a, i, at, near_cubic(d));
+  put_tap(a, i, at + 1, near_cubic(1 - d));
+  put_tap(a, i, at + 2, far_cubic(2 - d));
+}
+
+static void put_table(table *a, int ith, int nth) {
+  const pg_range r = pg_share(a->n_out, ith, nth);
+  for (int64_t i = r.first; i < r.last; i++) {
+    a->n[i] = 0;
+    put_taps(a, i);
+    for (int64_t j = a->n[i]; j < a->max; j++) {
+      a->at[j * a->n_out + i] = (int32_t)a->n_in;
+      a->weight[j * a->n_out + i] = 0;
+    }
+  }
+}
+
+int64_t PG_FN(upscale_work)(const pg_task *t, int nth) {
+  const table w = table_of(t, 0), h = table_of(t, 1);
+  return table_size(&w) + table_size(&h) + 2 * (w.n_in + 1) * (int64_t)sizeof(float) * nth;
+}
+
+// sum[0..n) = x * f, or that added
+static void add_scaled(float *sum, const float *x, float f, int64_t n, int first) {
+  const vf v = vf_set1(f);
+  int64_t i = 0;
+  if (first) {
+    for (; i + VF_N <= n; i += VF_N) vf_store(sum + i, vf_load(x + i) * v);
+    for (; i < n; i++) sum[i] = x[i] * f;
+  } else {
+    for (; i + VF_N <= n; i += VF_N) vf_store(sum + i, vf_fma(vf_load(x + i), v, vf_load(sum + i)));
+    for (; i < n; i++) sum[i] += x[i] * f;
+  }
+}
+
+static void along_row(const table *w, float *restrict y, const float *restrict x) {
+  const int32_t *restrict at = w->at;
+  const float *restrict weight = w->weight;
+  for (int64_t i = 0; i < w->n_out; i++) y[i] = x[at[i]] * weight[i];
+  for (int64_t j = 1; j < w->max; j++) {
+    at += w->n_out;
+    weight += w->n_out;
+    for (int64_t i = 0; i < w->n_out; i++) y[i] += x[at[i]] * weight[i];
+  }
+}
+
+// param: ne0 .. ne3, mode
+int PG_FN(upscale_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0], *y = &t->dst;
+  table w = table_of(t, 0), h = table_of(t, 1);
+  char *rest = use(&h, use(&w, t->work));
+  put_table(&w, ith, nth);
+  put_table(&h, ith, nth);
+  pg_sync(t, nth);
+  float *sum = (float *)rest + 2 * (w.n_in + 1) * ith, *x = sum + w.n_in + 1;
+  sum[w.n_in] = 0; // what taps without weight see
+  const pg_range r = pg_share(pg_n_rows(y), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(y, ir);
+    const int64_t i2 = i.i2 * a->ne[2] / y->ne[2], i3 = i.i3 * a->ne[3] / y->ne[3];
+    for (int64_t j = 0; j < h.n[i.i1]; j++) {
+      const int64_t tap = j * h.n_out + i.i1;
+      const char *row = pg_row_at(a, h.at[tap], i2, i3);
+      if (!pg_is_f32_row(a)) pg_get_f32(x, a, row, 0, w.n_in);
+      add_scaled(sum, pg_is_f32_row(a) ? (const float *)row : x, h.weight[tap], w.n_in, j == 0);
+    }
+    along_row(&w, (float *)pg_row_at(y, i.i1, i.i2, i.i3), sum);
+  }
+  return PG_OK;
+}

@@ -1,0 +1,219 @@
+// Linear attention and its kin: a state [S, S] per head that keys and values are written to and queries read.
+#include "kernels/chunk.h"
+#include "simd/vmath.h"
+
+enum { VECTORS = 4, WIDTH = 4 }; // vectors of S floats that a step may need; registers of values at a time
+
+static int64_t scratch_floats(int64_t n) { return VECTORS * ((n + 15) / 16 * 16); }
+
+static const float *row(const pg_tensor *x, const pg_cell *c) {
+  return (const float *)pg_row_at(x, c->head, c->token, c->seq);
+}
+
+// S, H [, tokens] of `values`; states of `from`. Many tokens in chunks, few one after the other.
+PG_INLINE int run(const pg_task *t, int ith, int nth, const pg_tensor *values, const pg_tensor *from, int64_t n_seqs,
+                  int64_t n_slots, pg_scan_step step, pg_chunk_fill fill, pg_chunk_kind kind) {
+  const int64_t n = values->ne[0], n_tokens = values->ne[2] * values->ne[3] / n_seqs;
+  pg_scan scan = {.n = n, .n_rows = n, .n_head = values->ne[1], .n_tokens = n_tokens, .n_seqs = n_seqs};
+  scan.n_slots = n_slots;
+  scan.from = from;
+  scan.n_from = n_seqs;
+  scan.block = 1;
+  if (pg_chunk_fits(&scan)) return pg_chunk_run(t, ith, nth, &scan, fill, kind);
+  return pg_scan_run(t, ith, nth, &scan, step, (float *)t->work + ith * scratch_floats(n));
+}
+
+// -- a row of the state per key: s[i] = s[i] * w[i] + k[i] * v, y = c * v + sum of p[i] * s[i] as it was
+// ---------------
+
+PG_INLINE void outer_part(float *s, int64_t n, const float *w, const float *k, const float *p, const float *v, float c,
+                          float *y, int N) {
+  vf acc[WIDTH], x[WIDTH];
+  for (int j = 0; j < N; j++) x[j] = vf_load(v + j * VF_N), acc[j] = vf_set1(c) * x[j];
+  for (int64_t i = 0; i < n; i++, s += n) {
+    const vf vw = vf_set1(w[i]), vk = vf_set1(k[i]), vp = vf_set1(p[i]);
+    for (int j = 0; j < N; j++) {
+      const vf z = vf_load(s + j * VF_N);
+      acc[j] = vf_fma(z, vp, acc[j]);
+      vf_store(s + j * VF_N, vf_fma(z, vw, vk * x[j]));
+    }
+  }
+  for (int j = 0; j < N; j++) vf_store(y + j * VF_N, acc[j]);
+}
+
+static void outer(float *s, int64_t n, const float *w, const float *k, const float *p, const float *v, float c,
+                  float *y) {
+  int64_t j = 0;
+  for (; j + WIDTH * VF_N <= n; j += WIDTH * VF_N) outer_part(s + j, n, w, k, p, v + j, c, y + j, WIDTH);
+  for (; j + VF_N <= n; j += VF_N) outer_part(s + j, n, w, k, p, v + j, c, y + j, 1);
+  for (; j < n; j++) {
+    float sum = c * v[j];
+    for (int64_t i = 0; i < n; i++) {
+      float *z = s + i * n + j;
+      sum += *z * p[i];
+      *z = *z * w[i] + k[i] * v[j];
+    }
+    y[j] = sum;
+  }
+}
+
+// The tokens of all sequences follow each other there.
+static pg_cell flat(const pg_tensor *x, int64_t n_seqs, const pg_cell *c) {
+  pg_cell f = *c;
+  f.token += c->seq * (x->ne[2] / n_seqs);
+  f.seq = 0;
+  return f;
+}
+
+// k, v, r, tf, td, state: the token itself counts tf times, and decays after it has been read.
+static void wkv6(const pg_task *t, const pg_cell *cell, float *work) {
+  const int64_t n = t->src[0].ne[0];
+  const pg_cell c = flat(&t->src[0], t->src[5].ne[1], cell);
+  const float *k = row(&t->src[0], &c), *r = row(&t->src[2], &c);
+  const float *tf = (const float *)pg_row_at(&t->src[3], c.head, 0, 0);
+  double own = 0;
+  for (int64_t i = 0; i < n; i++) own += (double)r[i] * tf[i] * k[i];
+  outer(c.s, n, row(&t->src[4], &c), k, r, row(&t->src[1], &c), (float)own, c.y);
+}
+
+static void wkv6_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
+  const int64_t n = t->src[0].ne[0];
+  const pg_cell c = flat(&t->src[0], t->src[5].ne[1], cell);
+  const float *tf = (const float *)pg_row_at(&t->src[3], c.head, 0, 0);
+  const float *k = row(&t->src[0], &c), *r = row(&t->src[2], &c);
+  pg_chunk_vec(x, PG_K, k, n);
+  pg_chunk_vec(x, PG_R, r, n);
+  pg_chunk_vec(x, PG_W, row(&t->src[4], &c), n);
+  x->v = pg_chunk_padded(x->values, row(&t->src[1], &c), n);
+  vf own = vf_zero();
+  int64_t i = 0;
+  for (; i + VF_N <= n; i += VF_N) own = vf_fma(vf_load(r + i) * vf_load(tf + i), vf_load(k + i), own);
+  x->own = vf_sum(own);
+  for (; i < n; i++) x->own += r[i] * tf[i] * k[i];
+  x->has_own = 1;
+}
+
+// k, v, q, g, state: q reads what g and the token have left.
+static void gla(const pg_task *t, const pg_cell *cell, float *p) {
+  const int64_t n = t->src[0].ne[0];
+  const pg_cell c = flat(&t->src[0], t->src[4].ne[1], cell);
+  const float *k = row(&t->src[0], &c), *q = row(&t->src[2], &c), *g = row(&t->src[3], &c);
+  const float scale = (float)t->param[0];
+  double own = 0;
+  for (int64_t i = 0; i < n; i++) {
+    own += (double)q[i] * k[i];
+    p[i] = q[i] * g[i] * scale;
+  }
+  outer(c.s, n, g, k, p, row(&t->src[1], &c), (float)(own * scale), c.y);
+}
+
+static void gla_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
+  const int64_t n = t->src[0].ne[0];
+  const pg_cell c = flat(&t->src[0], t->src[4].ne[1], cell);
+  const float *q = row(&t->src[2], &c), scale = (float)t->param[0];
+  pg_chunk_vec(x, PG_K, row(&t->src[0], &c), n);
+  pg_chunk_vec(x, PG_W, row(&t->src[3], &c), n);
+  x->v = pg_chunk_padded(x->values, row(&t->src[1], &c), n);
+  x->vecs[PG_R] = x->memory[PG_R];
+  for (int64_t i = 0; i < n; i++) x->memory[PG_R][i] = q[i] * scale;
+}
+
+// -- a row of the state per value: what the state has under a key is replaced
+// ------------------------------------------
+
+// r, w, k, v, a, b, state
+static void wkv7(const pg_task *t, const pg_cell *cell, float *work) {
+  const int64_t n = t->src[0].ne[0];
+  const pg_cell c = flat(&t->src[0], t->src[6].ne[1], cell);
+  const pg_turn turn = {.r = row(&t->src[0], &c),
+                        .w = row(&t->src[1], &c),
+                        .k = row(&t->src[2], &c),
+                        .v = row(&t->src[3], &c),
+                        .a = row(&t->src[4], &c),
+                        .b = row(&t->src[5], &c)};
+  pg_turn_rows(c.s, n, n, &turn, c.y, 1);
+}
+
+static void wkv7_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
+  const int64_t n = t->src[0].ne[0];
+  const pg_cell c = flat(&t->src[0], t->src[6].ne[1], cell);
+  pg_chunk_vec(x, PG_R, row(&t->src[0], &c), n);
+  pg_chunk_vec(x, PG_W, row(&t->src[1], &c), n);
+  pg_chunk_vec(x, PG_K, row(&t->src[2], &c), n);
+  x->v = pg_chunk_padded(x->values, row(&t->src[3], &c), n);
+  pg_chunk_vec(x, PG_A, row(&t->src[4], &c), n);
+  pg_chunk_vec(x, PG_B, row(&t->src[5], &c), n);
+}
+
+// Heads and sequences of q and k may be fewer: heads are repeated as a whole, sequences each.
+static const float *shared_row(const pg_tensor *x, const pg_cell *c, int64_t n_seqs) {
+  return (const float *)pg_row_at(x, c->head % x->ne[1], c->token, c->seq / (n_seqs / x->ne[3]));
+}
+
+// e^g, which has one number for all keys, or one for each.
+static void decay_of(float *w, const float *g, int64_t n_g, int64_t n) {
+  if (n_g == 1) {
+    const float all = expf(g[0]);
+    for (int64_t i = 0; i < n; i++) w[i] = all;
+  } else {
+    for (int64_t i = 0; i < n; i += VF_N)
+      vf_store(w + i, vf_exp(i + VF_N <= n ? vf_load(g + i) : vf_load_n(g + i, (int)(n - i))));
+  }
+}
+
+// q, k, v, g, beta, state: s = s * e^g + beta * k (v - k . (s * e^g))
+static void delta_net(const pg_task *t, const pg_cell *c, float *work) {
+  const int64_t n = t->src[2].ne[0], n_seqs = t->src[2].ne[3], step = scratch_floats(n) / VECTORS;
+  const float *k = shared_row(&t->src[1], c, n_seqs), *v = row(&t->src[2], c), *g = row(&t->src[3], c);
+  const float beta = *row(&t->src[4], c), scale = 1 / sqrtf((float)n);
+  float *w = work, *a = w + step, *b = a + step, *x = b + step;
+  decay_of(w, g, t->src[3].ne[0], n);
+  for (int64_t i = 0; i < n; i++) {
+    a[i] = w[i] * k[i];
+    b[i] = -beta * k[i];
+    x[i] = beta * v[i];
+  }
+  const pg_turn turn = {.w = w, .k = k, .a = a, .b = b, .r = shared_row(&t->src[0], c, n_seqs), .v = x};
+  pg_turn_rows(c->s, n, n, &turn, c->y, 1);
+  for (int64_t i = 0; i < n; i++) c->y[i] *= scale;
+}
+
+static void delta_net_token(const pg_task *t, const pg_cell *c, pg_chunk_token *x) {
+  const int64_t n = t->src[2].ne[0], n_seqs = t->src[2].ne[3];
+  const float *q = shared_row(&t->src[0], c, n_seqs), *k = shared_row(&t->src[1], c, n_seqs), *v = row(&t->src[2], c);
+  const float beta = *row(&t->src[4], c), scale = 1 / sqrtf((float)n);
+  decay_of(x->memory[PG_W], row(&t->src[3], c), t->src[3].ne[0], n);
+  pg_chunk_vec(x, PG_K, k, n);
+  for (int64_t i = 0; i < n; i++) x->memory[PG_R][i] = q[i] * scale, x->values[i] = v[i] * beta;
+  x->vecs[PG_W] = x->memory[PG_W];
+  x->vecs[PG_R] = x->memory[PG_R];
+  x->vecs[PG_A] = x->vecs[PG_K];
+  x->v = x->values;
+  x->c = -beta;
+}
+
+// -- ops
+// ---------------------------------------------------------------------------------------------------------------
+
+int64_t PG_FN(linear_attn_work)(const pg_task *t, int nth) {
+  const int64_t n = t->src[0].ne[0], one = scratch_floats(n) * (int64_t)sizeof(float);
+  return nth * (n <= PG_CHUNK_KEYS ? PG_MAX(one, pg_chunk_bytes(n, n)) : one);
+}
+
+int PG_FN(rwkv_wkv6_f32)(const pg_task *t, int ith, int nth) {
+  const pg_chunk_kind kind = {.form = PG_CHUNK_PLAIN, .y_before = 1, .values_inside = 1};
+  return run(t, ith, nth, &t->src[1], &t->src[5], t->src[5].ne[1], 1, wkv6, wkv6_token, kind);
+}
+int PG_FN(gated_linear_attn_f32)(const pg_task *t, int ith, int nth) {
+  const pg_chunk_kind kind = {.form = PG_CHUNK_PLAIN, .values_inside = 1};
+  return run(t, ith, nth, &t->src[1], &t->src[4], t->src[4].ne[1], 1, gla, gla_token, kind);
+}
+int PG_FN(rwkv_wkv7_f32)(const pg_task *t, int ith, int nth) {
+  const pg_chunk_kind kind = {.form = PG_CHUNK_BESIDE, .a_before = 1};
+  return run(t, ith, nth, &t->src[3], &t->src[6], t->src[6].ne[1], 1, wkv7, wkv7_token, kind);
+}
+int PG_FN(gated_delta_net_f32)(const pg_task *t, int ith, int nth) {
+  const pg_chunk_kind kind = {.form = PG_CHUNK_DELTA};
+  return run(t, ith, nth, &t->src[2], &t->src[5], t->src[2].ne[3], (int64_t)t->param[0], delta_net, delta_net_token,
+             kind);
+}

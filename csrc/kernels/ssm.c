@@ -1,0 +1,172 @@
+// State-space models (Mamba): the short convolution of each channel over time, and the selective scan.
+#include "kernels/chunk.h"
+#include "simd/vmath.h"
+
+enum { CHANNELS = 16, STRIP = 64 }; // channels and tokens at a time: dst is written line by line
+
+// y[i] = sum of x[i + k] * c[k]
+static void convolve(float *y, const float *x, const float *c, int64_t n, int64_t n_c) {
+  int64_t i = 0;
+  for (; i + VF_N <= n; i += VF_N) {
+    vf acc = vf_zero();
+    for (int64_t k = 0; k < n_c; k++) acc = vf_fma(vf_load(x + i + k), vf_set1(c[k]), acc);
+    vf_store(y + i, acc);
+  }
+  for (; i < n; i++) {
+    y[i] = 0;
+    for (int64_t k = 0; k < n_c; k++) y[i] += x[i + k] * c[k];
+  }
+}
+
+int PG_FN(ssm_conv_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *y = &t->dst, *x = &t->src[0], *c = &t->src[1];
+  const int64_t n_channels = y->ne[0], n_tokens = y->ne[1], blocks = (n_channels + CHANNELS - 1) / CHANNELS;
+  const pg_range r = pg_share(blocks * y->ne[2], ith, nth);
+  for (int64_t u = r.first; u < r.last; u++) {
+    const int64_t first = u % blocks * CHANNELS, n = PG_MIN(CHANNELS, n_channels - first), seq = u / blocks;
+    for (int64_t t0 = 0; t0 < n_tokens; t0 += STRIP) {
+      const int64_t w = PG_MIN(STRIP, n_tokens - t0);
+      float b[CHANNELS][STRIP];
+      for (int64_t i = 0; i < n; i++) {
+        const float *px = (const float *)pg_row_at(x, first + i, seq, 0) + t0;
+        convolve(b[i], px, (const float *)pg_row_at(c, first + i, 0, 0), w, c->ne[0]);
+      }
+      for (int64_t k = 0; k < w; k++) {
+        float *py = (float *)pg_row_at(y, t0 + k, seq, 0) + first;
+        for (int64_t i = 0; i < n; i++) py[i] = b[i][k];
+      }
+    }
+  }
+  return PG_OK;
+}
+
+enum { S, X, DT, A, B, C, IDS };              // sources of ssm_scan
+enum { MAX_HEADS = 16, STATE_FLOATS = 8192 }; // heads at a time: as many as a cache holds states of, and a line of y
+
+static int64_t scratch_floats(const pg_task *t) {
+  return (t->src[S].ne[0] + t->src[S].ne[1] + 2 * VF_N - 1) / VF_N * VF_N; // decay and input of a head
+}
+
+static int64_t channel_floats(const pg_task *t) { return 2 * t->src[S].ne[0] * VF_N; } // A and states of VF_N channels
+
+int64_t PG_FN(ssm_scan_work)(const pg_task *t, int nth) {
+  const int64_t n = t->src[S].ne[0], n_rows = t->src[S].ne[1];
+  const int64_t floats = n_rows == 1 ? PG_MAX(scratch_floats(t), channel_floats(t)) : scratch_floats(t);
+  const int64_t one = floats * (int64_t)sizeof(float);
+  return nth * (n <= PG_CHUNK_KEYS && n_rows > 1 ? PG_MAX(one, pg_chunk_bytes(n, n_rows)) : one);
+}
+
+static float softplus(float x) {
+  float y[VF_N];
+  vf_store(y, vf_softplus(vf_set1(x)));
+  return y[0];
+}
+
+// exp(A dt), where A has one number for all n, or one for each.
+static void fade_of(float *w, const float *a, int64_t n_a, float dt, int64_t n) {
+  if (n_a == 1) {
+    const float all = expf(dt * a[0]);
+    for (int64_t l = 0; l < n; l++) w[l] = all;
+  } else {
+    for (int64_t l = 0; l < n; l += VF_N) {
+      const vf e = l + VF_N <= n ? vf_load(a + l) : vf_load_n(a + l, (int)(n - l));
+      vf_store(w + l, vf_exp(e * vf_set1(dt)));
+    }
+  }
+}
+
+// s * exp(A dt) + B x dt, read by C. A has one number per head (Mamba-2), or one per element of a row (Mamba-1).
+static void step(const pg_task *t, const pg_cell *c, float *work) {
+  const int64_t n = t->src[S].ne[0], n_rows = t->src[S].ne[1], per_group = t->src[X].ne[1] / t->src[B].ne[1];
+  float *decay = work, *input = work + (n + VF_N - 1) / VF_N * VF_N;
+  for (int64_t i = 0; i < c->n_heads; i++) {
+    const int64_t head = c->head + i;
+    const float dt = softplus(((const float *)pg_row_at(&t->src[DT], c->token, c->seq, 0))[head]);
+    const float *a = (const float *)pg_row_at(&t->src[A], head, 0, 0);
+    const float *x = (const float *)pg_row_at(&t->src[X], head, c->token, c->seq);
+    fade_of(decay, a, t->src[A].ne[0], dt, n);
+    for (int64_t l = 0; l < n_rows; l++) input[l] = x[l] * dt;
+    const pg_turn turn = {.w = decay,
+                          .k = (const float *)pg_row_at(&t->src[B], head / per_group, c->token, c->seq),
+                          .r = (const float *)pg_row_at(&t->src[C], head / per_group, c->token, c->seq),
+                          .v = input};
+    pg_turn_rows(c->s + i * n_rows * n, n_rows, n, &turn, c->y + i * n_rows, 0);
+  }
+}
+
+static void token(const pg_task *t, const pg_cell *c, pg_chunk_token *to) {
+  const int64_t n = t->src[S].ne[0], n_rows = t->src[S].ne[1], group = c->head / (t->src[X].ne[1] / t->src[B].ne[1]);
+  const float dt = softplus(((const float *)pg_row_at(&t->src[DT], c->token, c->seq, 0))[c->head]);
+  const float *a = (const float *)pg_row_at(&t->src[A], c->head, 0, 0);
+  const float *x = (const float *)pg_row_at(&t->src[X], c->head, c->token, c->seq);
+  fade_of(to->memory[PG_W], a, t->src[A].ne[0], dt, n);
+  to->vecs[PG_W] = to->memory[PG_W];
+  pg_chunk_vec(to, PG_K, (const float *)pg_row_at(&t->src[B], group, c->token, c->seq), n);
+  pg_chunk_vec(to, PG_R, (const float *)pg_row_at(&t->src[C], group, c->token, c->seq), n);
+  for (int64_t l = 0; l < n_rows; l++) to->values[l] = x[l] * dt;
+  to->v = to->values;
+}
+
+// VF_N channels from `first` on side by side, for heads of one element (Mamba-1).
+static void channels(const pg_task *t, const pg_cell *c, const float *from, float *to, float *work) {
+  const pg_tensor *x = &t->src[X];
+  const int64_t n = t->src[S].ne[0], n_head = x->ne[1], per_a = t->src[A].ne[0] == 1 ? 0 : 1;
+  const int64_t count = PG_MIN(VF_N, n_head - c->head), group = c->head / (n_head / t->src[B].ne[1]);
+  float *a = work, *s = work + n * VF_N; // [n][VF_N]
+  memset(work, 0, (size_t)(2 * n * VF_N) * sizeof(float));
+  for (int64_t i = 0; i < count; i++) {
+    const float *pa = (const float *)pg_row_at(&t->src[A], c->head + i, 0, 0);
+    for (int64_t j = 0; j < n; j++) a[j * VF_N + i] = pa[j * per_a], s[j * VF_N + i] = from[i * n + j];
+  }
+  for (int64_t k = 0; k < x->ne[2]; k++) {
+    const float *pb = (const float *)pg_row_at(&t->src[B], group, k, c->seq);
+    const float *pc = (const float *)pg_row_at(&t->src[C], group, k, c->seq);
+    const float *pdt = (const float *)pg_row_at(&t->src[DT], k, c->seq, 0) + c->head;
+    float in[VF_N] = {0}, out[VF_N];
+    for (int64_t i = 0; i < count; i++) in[i] = *(const float *)pg_row_at(x, c->head + i, k, c->seq);
+    const vf dt = vf_softplus(count == VF_N ? vf_load(pdt) : vf_load_n(pdt, (int)count)), u = vf_load(in) * dt;
+    vf y = vf_zero();
+    for (int64_t j = 0; j < n; j++) {
+      const vf fade = vf_exp(vf_load(a + j * VF_N) * dt);
+      const vf z = vf_fma(vf_load(s + j * VF_N), fade, u * vf_set1(pb[j]));
+      vf_store(s + j * VF_N, z);
+      y = vf_fma(z, vf_set1(pc[j]), y);
+    }
+    vf_store(out, y);
+    memcpy(c->y + k * n_head, out, (size_t)count * sizeof(float));
+  }
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t j = 0; j < n; j++) to[i * n + j] = s[j * VF_N + i];
+}
+
+static int scan_channels(const pg_task *t, int ith, int nth, const pg_scan *x) {
+  const int64_t n = x->n, blocks = (x->n_head + VF_N - 1) / VF_N, seq = x->n_head * n;
+  float *y = (float *)t->dst.data, *states = y + x->n_head * x->n_tokens * x->n_seqs;
+  float *work = (float *)((char *)t->work + ith * (PG_FN(ssm_scan_work)(t, 1)));
+  const pg_range r = pg_share(blocks * x->n_seqs, ith, nth);
+  for (int64_t i = r.first; i < r.last; i++) {
+    pg_cell c = {.head = i % blocks * VF_N, .seq = i / blocks};
+    c.y = y + c.seq * x->n_tokens * x->n_head + c.head;
+    const int64_t id = *(const int32_t *)(x->ids->data + c.seq * x->ids->nb[0]);
+    if (id < 0 || id >= x->n_from) return pg_fail(t, PG_E_INDEX, id);
+    const float *from = (const float *)x->from->data + id * seq + c.head * n;
+    channels(t, &c, from, states + c.seq * seq + c.head * n, work);
+  }
+  return PG_OK;
+}
+
+int PG_FN(ssm_scan_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *s = &t->src[S], *x = &t->src[X];
+  pg_scan scan = {.n = s->ne[0], .n_rows = s->ne[1], .n_head = s->ne[2], .n_tokens = x->ne[2], .n_seqs = x->ne[3]};
+  scan.n_slots = (int64_t)t->param[0];
+  scan.from = s;
+  scan.n_from = s->ne[3];
+  scan.ids = &t->src[IDS];
+  const int64_t n_group = t->src[B].ne[1];
+  const int side_by_side = n_group == 1 || scan.n_head / n_group % VF_N == 0; // channels share B and C
+  if (scan.n_rows == 1 && scan.n_slots == 1 && side_by_side) return scan_channels(t, ith, nth, &scan);
+  const pg_chunk_kind kind = {.form = PG_CHUNK_PLAIN};
+  if (scan.n_rows > 1 && pg_chunk_fits(&scan)) return pg_chunk_run(t, ith, nth, &scan, token, kind);
+  scan.block = PG_MAX(1, PG_MIN(MAX_HEADS, STATE_FLOATS / (scan.n * scan.n_rows)));
+  return pg_scan_run(t, ith, nth, &scan, step, (float *)t->work + ith * scratch_floats(t));
+}

@@ -1,0 +1,105 @@
+// States that tokens change one after the other: what state-space models and linear attention share.
+#pragma once
+#include "kernel.h"
+
+// The recurrence of an op. Each head of each sequence has a state of n_rows rows of n elements; each token gives it
+// n_rows results. dst holds the results [n_rows, n_head, n_tokens, n_seqs], then n_slots times states
+// [n, n_rows, n_head, n_seqs]: the last ones, those of a token earlier, and so on; zeros from before the first token.
+typedef struct pg_scan {
+  int64_t n, n_rows, n_head, n_tokens, n_seqs, n_slots;
+  const pg_tensor *from; // the states before, dense
+  int64_t n_from;        // of so many sequences
+  const pg_tensor *ids;  // which of them each sequence goes on from; NULL: the one of its number
+  int64_t block;         // heads that go through the tokens together
+} pg_scan;
+
+// One token of some heads of a sequence.
+typedef struct pg_cell {
+  int64_t head, n_heads, token, seq;
+  float *s; // [n_heads][n_rows][n]
+  float *y; // [n_heads][n_rows]
+} pg_cell;
+
+typedef void (*pg_scan_step)(const pg_task *t, const pg_cell *c, float *work);
+
+PG_INLINE int pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step, float *work) {
+  const int64_t head = x->n_rows * x->n, seq = x->n_head * head, slot = x->n_seqs * seq;
+  const int64_t blocks = (x->n_head + x->block - 1) / x->block, row = x->n_head * x->n_rows;
+  float *y = (float *)t->dst.data, *states = y + row * x->n_tokens * x->n_seqs;
+  const pg_range r = pg_share(blocks * x->n_seqs, ith, nth);
+  for (int64_t u = r.first; u < r.last; u++) {
+    pg_cell c = {.head = u % blocks * x->block, .seq = u / blocks};
+    c.n_heads = PG_MIN(x->block, x->n_head - c.head);
+    c.s = states + c.seq * seq + c.head * head;
+    const int64_t id = x->ids ? *(const int32_t *)(x->ids->data + c.seq * x->ids->nb[0]) : c.seq;
+    if (id < 0 || id >= x->n_from) return pg_fail(t, PG_E_INDEX, id);
+    const size_t size = (size_t)(c.n_heads * head) * sizeof(float);
+    memcpy(c.s, (const float *)x->from->data + id * seq + c.head * head, size);
+    for (; c.token < x->n_tokens; c.token++) {
+      c.y = y + (c.seq * x->n_tokens + c.token) * row + c.head * x->n_rows;
+      step(t, &c, work);
+      const int64_t ago = x->n_tokens - 1 - c.token;
+      if (ago > 0 && ago < x->n_slots) memcpy(c.s + ago * slot, c.s, size);
+    }
+    for (int64_t ago = x->n_tokens; ago < x->n_slots; ago++) memset(c.s + ago * slot, 0, size);
+  }
+  return PG_OK;
+}
+
+// What a token does to a state: row i becomes s * w + k * v[i] + b * (a . s), the last term only with `delta` and with
+// the s of before. Then it is read: y[i] = r . s.
+typedef struct pg_turn {
+  const float *w, *k, *a, *b, *r; // [n]
+  const float *v;                 // [n_rows]
+} pg_turn;
+
+PG_INLINE void pg_sums(float *to, const vf *acc, int R) {
+  if (R == 4) {
+    vf_sum4(to, acc[0], acc[1], acc[2], acc[3]);
+  } else {
+    to[0] = vf_sum(acc[0]);
+  }
+}
+
+// R rows, 1 or 4, from row i on.
+PG_INLINE void pg_turn_part(float *s, int64_t n, const pg_turn *x, int64_t i, float *y, int R, int delta) {
+  const int64_t whole = n / VF_N * VF_N;
+  float along[4] = {0}, sum[4];
+  vf acc[4], va[4], vv[4];
+  s += i * n;
+  if (delta) {
+    for (int r = 0; r < R; r++) acc[r] = vf_zero();
+    for (int64_t l = 0; l < whole; l += VF_N) {
+      const vf a = vf_load(x->a + l);
+      for (int r = 0; r < R; r++) acc[r] = vf_fma(vf_load(s + r * n + l), a, acc[r]);
+    }
+    pg_sums(along, acc, R);
+    for (int64_t l = whole; l < n; l++)
+      for (int r = 0; r < R; r++) along[r] += s[r * n + l] * x->a[l];
+  }
+  for (int r = 0; r < R; r++) acc[r] = vf_zero(), va[r] = vf_set1(along[r]), vv[r] = vf_set1(x->v[i + r]);
+  for (int64_t l = 0; l < whole; l += VF_N) {
+    const vf w = vf_load(x->w + l), k = vf_load(x->k + l), b = delta ? vf_load(x->b + l) : vf_zero();
+    const vf read = vf_load(x->r + l);
+    for (int r = 0; r < R; r++) {
+      vf z = vf_fma(vf_load(s + r * n + l), w, k * vv[r]);
+      if (delta) z = vf_fma(b, va[r], z);
+      vf_store(s + r * n + l, z);
+      acc[r] = vf_fma(z, read, acc[r]);
+    }
+  }
+  pg_sums(sum, acc, R);
+  for (int64_t l = whole; l < n; l++)
+    for (int r = 0; r < R; r++) {
+      float *z = s + r * n + l;
+      *z = *z * x->w[l] + x->k[l] * x->v[i + r] + (delta ? x->b[l] * along[r] : 0);
+      sum[r] += *z * x->r[l];
+    }
+  for (int r = 0; r < R; r++) y[i + r] = sum[r];
+}
+
+PG_INLINE void pg_turn_rows(float *s, int64_t n_rows, int64_t n, const pg_turn *x, float *y, int delta) {
+  int64_t i = 0;
+  for (; i + 4 <= n_rows; i += 4) pg_turn_part(s, n, x, i, y, 4, delta);
+  for (; i < n_rows; i++) pg_turn_part(s, n, x, i, y, 1, delta);
+}

@@ -1,0 +1,96 @@
+// The product of a panel with a group of columns in fixed point.
+#include "products/gemm/fixed_columns.h"
+#include "products/r16/vec.h"
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+#if VF_N == 16
+PG_INLINE vi zero(void) { return _mm512_setzero_si512(); }
+PG_INLINE vi pair(const int16_t *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return _mm512_set1_epi32(v);
+}
+PG_INLINE vi dot_pairs(vi sum, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpwssd_epi32(sum, a, b);
+#else
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+#endif
+}
+PG_INLINE void vi_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
+PG_INLINE vf vf_load_i32(const void *p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+#else
+PG_INLINE vi zero(void) { return _mm256_setzero_si256(); }
+PG_INLINE vi pair(const int16_t *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return _mm256_set1_epi32(v);
+}
+PG_INLINE vi dot_pairs(vi sum, vi a, vi b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+PG_INLINE void vi_store(void *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
+PG_INLINE vf vf_load_i32(const void *p) { return _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)p)); }
+#endif
+
+typedef int32_t sums[NT][TILE_ROWS];
+
+// A panel times nt columns, over a strip.
+PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {
+  vi sum[NT][2];
+  UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
+  for (int64_t i = 0; i < pairs; i++, x += 2 * nt) {
+    const vi w0 = vi_load(w->ints[i][0]), w1 = vi_load(w->ints[i][VF_N]);
+    UNROLL for (int j = 0; j < nt; j++) {
+      const vi b = pair(x + 2 * j);
+      sum[j][0] = dot_pairs(sum[j][0], w0, b);
+      sum[j][1] = dot_pairs(sum[j][1], w1, b);
+    }
+  }
+  UNROLL for (int j = 0; j < nt; j++) {
+    vi_store(to[j], sum[j][0]);
+    vi_store(to[j] + VF_N, sum[j][1]);
+  }
+}
+
+// Functions of their own: inlined into a larger one the sums would not stay in registers.
+#define TILE(nt)                                                                                                       \
+  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {      \
+    tile(nt, w, x, pairs, to);                                                                                         \
+  }
+TILE(4)
+#if VF_N == 16
+TILE(8)
+TILE(12)
+#endif
+
+static void tile_of_width(int width, const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {
+  switch (width) {
+#if VF_N == 16
+  case 12:
+    tile_12(w, x, pairs, to);
+    break;
+  case 8:
+    tile_8(w, x, pairs, to);
+    break;
+#endif
+  default:
+    tile_4(w, x, pairs, to);
+  }
+}
+
+int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
+  const r16_columns c = r16_columns_in(NULL, p);
+  return c.n_groups * NT * (c.k * (int64_t)sizeof(int16_t) + c.n_strips * (int64_t)sizeof(float));
+}
+
+void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,
+                         const r16_product *p, int64_t group, int64_t strip) {
+  const r16_fixed x = r16_fixed_of(c, group, strip);
+  sums from;
+  tile_of_width(x.width, w, x.ints, r16_strip_elements(c, strip) / 2, from);
+  for (int64_t j = 0; j < r16_group_columns(c, group); j++)
+    for (int i = 0; i < TILE_ROWS; i += VF_N) {
+      const vf step = vf_mul(vf_load(w->steps + i), vf_set1(x.steps[j])), v = vf_load_i32(from[j] + i);
+      vf_store(to + j * ld + i, before ? vf_fma(v, step, vf_load(before[j] + i)) : vf_mul(v, step));
+    }
+}

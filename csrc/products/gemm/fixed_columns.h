@@ -1,0 +1,20 @@
+// Where columns in fixed point are.
+#pragma once
+#include "products/gemm/gemm.h"
+
+// A strip of a group of columns, `width` of them: those that there are and zeros, to a multiple of 4.
+typedef struct r16_fixed {
+  int width;
+  int16_t *ints; // [pair][column][2]
+  float *steps;  // [column]
+} r16_fixed;
+
+// All integers come first, a group every k * NT, then the steps: [group][strip][NT].
+static inline r16_fixed r16_fixed_of(const r16_columns *c, int64_t group, int64_t strip) {
+  const int64_t width = (r16_group_columns(c, group) + 3) / 4 * 4;
+  int16_t *ints = (int16_t *)c->data;
+  float *steps = (float *)(ints + c->n_groups * NT * c->k);
+  return (r16_fixed){.width = (int)width,
+                     .ints = ints + group * NT * c->k + strip * c->strip * width,
+                     .steps = steps + (group * c->n_strips + strip) * NT};
+}

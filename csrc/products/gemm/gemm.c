@@ -1,0 +1,99 @@
+// The product itself: panels of rows (converted once for all the columns of a chunk) times groups of columns. gemm.h
+// says how.
+#include "products/gemm/gemm.h"
+
+enum {
+  PANELS = 256 / TILE_ROWS,     // tiles of rows at a time: they stay in the L2 cache, and columns are read once for all
+  GROUPS = (512 + NT - 1) / NT, // groups of columns at a time, at most: their sums stay in the L2 cache
+  CHUNKS = 8                    // per thread: what evens out threads that are interrupted
+};
+
+// What a thread works with.
+typedef struct scratch {
+  r16_panel panels[PANELS];
+  r16_totals totals[]; // of each group and tile of a chunk: y's rows share cache sets as a rule
+} scratch;
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int64_t columns_bytes(const r16_product *p) { return ceil_div(PG_FN(r16_columns_bytes)(p), 64) * 64; }
+
+static int64_t scratch_bytes(const r16_product *p) {
+  return (int64_t)sizeof(scratch) + PG_MIN(GROUPS, ceil_div(p->n_cols, NT)) * PANELS * (int64_t)sizeof(r16_totals);
+}
+
+int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) { return columns_bytes(p) + nth * scratch_bytes(p); }
+
+// Where the results of a group of columns are.
+typedef struct results {
+  int64_t n, ld; // columns; floats from one to the next, 0 where they lie anywhere
+  float *y[NT];
+  const float *other[NT];
+} results;
+
+static results results_of(const r16_product *p, int64_t first, int64_t n) {
+  results s = {.n = n};
+  for (int64_t j = 0; j < n; j++) {
+    int64_t b_col;
+    s.y[j] = r16_result(p, first + j, &b_col);
+    s.other[j] = r16_other(p, first + j);
+    const int64_t ld = (s.y[j] - s.y[0]) / PG_MAX(1, j);
+    if (j == 1 || s.y[j] - s.y[0] != j * s.ld) s.ld = j == 1 ? ld : 0;
+  }
+  return s;
+}
+
+// One chunk: tiles of rows first .. last times groups of columns.
+static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg_range groups, scratch *work) {
+  for (int64_t s = 0; s < c->n_strips; s++) {
+    const int last = s + 1 == c->n_strips;
+    r16_totals *total = work->totals;
+    for (int64_t r = tiles.first; r < tiles.last; r++) PG_FN(r16_put_panel)(&work->panels[r - tiles.first], p, r, s);
+    for (int64_t g = groups.first; g < groups.last; g++) {
+      const results to = results_of(p, g * NT, r16_group_columns(c, g));
+      for (int64_t r = tiles.first; r < tiles.last; r++, total++) {
+        const int64_t at = r * TILE_ROWS, rows = PG_MIN(TILE_ROWS, p->m - at);
+        const int direct = last && to.ld && to.n == NT && rows == TILE_ROWS && r16_is_plain(p);
+        for (int64_t j = 0; j < to.n && last && !direct; j++) {
+          __builtin_prefetch(to.y[j] + at, 1);
+          __builtin_prefetch(to.y[j] + at + TILE_ROWS - 1, 1);
+        }
+        PG_FN(r16_multiply)
+        (direct ? to.y[0] + at : **total, direct ? to.ld : TILE_ROWS, s ? *total : NULL, &work->panels[r - tiles.first],
+         c, p, g, s);
+        for (int64_t j = 0; j < to.n && last && !direct; j++) {
+          if (r16_is_plain(p)) {
+            memcpy(to.y[j] + at, (*total)[j], rows * sizeof(float));
+          } else {
+            r16_put(p, to.y[j], (*total)[j], to.other[j], at, rows);
+          }
+        }
+      }
+    }
+  }
+}
+
+void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
+  const r16_columns c = r16_columns_in(work, p);
+  for (int64_t i = r16_take(q, c.n_groups, -1); i >= 0; i = r16_take(q, c.n_groups, i))
+    PG_FN(r16_put_columns)(&c, p, i);
+  pg_sync(q->t, q->nth);
+}
+
+void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith) {
+  const r16_columns c = r16_columns_in(work, p);
+  const int64_t n_groups = c.n_groups, n_tiles = ceil_div(p->m, TILE_ROWS);
+  // As many columns in a chunk as may be, so that panels are converted less often, unless there are too few rows to
+  // share.
+  scratch *own = (scratch *)(work + columns_bytes(p) + ith * scratch_bytes(p));
+  const int64_t n_panels = ceil_div(n_tiles, PANELS), wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
+  const int64_t parts = PG_MAX(ceil_div(wanted, n_panels), ceil_div(n_groups, GROUPS));
+  const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
+  r16_begin();
+  for (int64_t i = r16_take(q, n_panels * n_parts, -1); i >= 0; i = r16_take(q, n_panels * n_parts, i)) {
+    const int64_t t = i / n_parts * PANELS, g = i % n_parts * per;
+    const pg_range tiles = {t, PG_MIN(t + PANELS, n_tiles)}, groups = {g, PG_MIN(g + per, n_groups)};
+    for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, own);
+  }
+  r16_end();
+}

@@ -1,0 +1,48 @@
+// A matrix times many columns: tiles of rows, converted to panels of numbers that multiply fast, times groups of
+// columns converted alike. What the numbers are is the choice of the instruction set.
+#pragma once
+#include "products/r16/repacked.h"
+
+#if defined(__AMX_BF16__)
+#include "products/gemm/bf16.h"
+#else
+#include "products/gemm/fixed.h"
+#endif
+
+// Columns in groups of NT, each cut into strips of `strip` elements: the last group and the last strip may be smaller.
+typedef struct r16_columns {
+  int64_t k, n, strip;
+  int64_t n_groups, n_strips;
+  char *data; // laid out by r16_put_columns
+} r16_columns;
+
+PG_INLINE r16_columns r16_columns_in(char *work, const r16_product *p) {
+  const int64_t strip = r16_strip(p);
+  return (r16_columns){.k = p->k,
+                       .n = p->n_cols,
+                       .strip = strip,
+                       .n_groups = (p->n_cols + NT - 1) / NT,
+                       .n_strips = (p->k + strip - 1) / strip,
+                       .data = work};
+}
+
+// Columns and elements of a group and a strip.
+PG_INLINE int64_t r16_group_columns(const r16_columns *c, int64_t group) { return PG_MIN(NT, c->n - group * NT); }
+PG_INLINE int64_t r16_strip_elements(const r16_columns *c, int64_t strip) {
+  return PG_MIN(c->strip, c->k - strip * c->strip);
+}
+
+// A tile of the product as far as it has come: [column][row].
+typedef float r16_totals[NT][TILE_ROWS];
+
+// What gemm.c needs of the numbers:
+// - bytes of columns (their data) of a product;
+int64_t PG_FN(r16_columns_bytes)(const r16_product *p);
+// - convert a group of columns;
+void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t group);
+// - convert a strip of rows TILE_ROWS * tile ..; rows beyond the matrix are zero;
+void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
+// - multiply them: column j of the group, whole, becomes to[j * ld ..], with what came `before` (NULL: nothing; its
+//   place may be `to`) added.
+void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,
+                         const r16_product *p, int64_t group, int64_t strip);

@@ -1,0 +1,148 @@
+// Four ways through a product. Short rows: product_short.c. Few columns: weights are used as they are stored, each byte
+// read once from memory. Few, but of weights that have no tile of their own, or must be decoded again for each tile: a
+// block of rows is converted to f32 first. Many columns: product_many.c.
+#include "products/product.h"
+
+#include "formats/storage.h"
+#include "simd/rows.h"
+#include "products/tile.h"
+#include "simd/units.h"
+
+enum {
+  // Columns up to which rows are not laid out anew. On Zen 4, k 768 .. 8192, GFLOPS at the border and one column on: 94
+  // and 92 (F32), 96 and 95 (Q4_K converted). Q8_0 by 12 and 24 columns: 70 as it is stored, 79 and 89 converted.
+  FEW = 8 * VF_N,
+  FEW_BLOCKS = 8,    // of block types that have a tile: as they are stored
+  NEAR = 1 << 19,    // bytes of columns that stay in the L2 cache while all rows meet them
+  KC = 512,          // elements of a row at a time: a multiple of every block size
+  LD = KC + 16,      // stride of converted rows and columns: off the powers of two, which share cache sets
+  MB = 2 * PG_MR,    // rows converted at a time: they stay in the L1 cache with a column
+  COLS = 12,         // columns of a part are a multiple of this, as it is of those of a tile: the same tiles, and bits
+  PART_OPS = 1 << 15 // multiplications that are worth a part of their own
+};
+_Static_assert(MB % PG_MR == 0, "tiles must fit");
+
+// Up to PG_MR rows with up to PG_NR columns. y points to the columns' first result; the results start at `row`.
+static void tile(const pg_tile *tiles, float *const *y, int64_t row, const char *a, int64_t nba, int64_t rows,
+                 const float *const *b, int64_t nr, int64_t k, int add) {
+  float *to[PG_NR];
+  float spare[PG_NR][PG_MR];
+  const char *ra[PG_MR];
+  for (int i = 0; i < PG_MR; i++) ra[i] = a + PG_MIN(i, rows - 1) * nba; // missing rows: the last one again
+  if (rows >= PG_MR) {
+    for (int64_t j = 0; j < nr; j++) to[j] = y[j] + row;
+    tiles[nr - 1](to, ra, b, k, add);
+    return;
+  }
+  for (int64_t j = 0; j < nr; j++) to[j] = spare[j];
+  tiles[nr - 1](to, ra, b, k, 0);
+  for (int64_t j = 0; j < nr; j++)
+    for (int64_t i = 0; i < rows; i++) y[j][row + i] = add ? y[j][row + i] + spare[j][i] : spare[j][i];
+}
+
+// Where all rows met whole columns these would not stay near. How far to go depends on the product alone, not on a
+// part.
+static int64_t elements_near(const pg_product *p) {
+  const int64_t k = p->a->ne[0], fit = NEAR / 4 / p->n_cols / KC * KC;
+  return k * p->n_cols * 4 <= NEAR ? k : PG_MAX(fit, KC);
+}
+
+static void direct(const pg_product *p, pg_part part, const pg_tile *tiles) {
+  const int64_t nba = p->a->nb[1], n = part.cols.last - part.cols.first, k = p->a->ne[0], near = elements_near(p);
+  const float *b[FEW];
+  float *y[FEW];
+  for (int64_t j = 0; j < n; j++) b[j] = (const float *)pg_column(p, part.cols.first + j, &y[j]);
+  const pg_tile tall = n == 1 ? PG_FN(tall_tile)(p->a->type) : NULL;
+  for (int64_t k0 = 0; k0 < k; k0 += near) {
+    const char *a = p->a_rows + k0 / pg_block_size(p->a->type) * p->a->nb[0];
+    const int64_t kc = PG_MIN(near, k - k0);
+    int64_t r = part.rows.first;
+    for (; tall && r + PG_TALL <= part.rows.last; r += PG_TALL) {
+      const char *rows[PG_TALL];
+      for (int i = 0; i < PG_TALL; i++) rows[i] = a + (r + i) * nba;
+      tall((float *[]){y[0] + r}, rows, b, kc, k0 > 0);
+    }
+    for (; r < part.rows.last; r += PG_MR)
+      for (int64_t j = 0; j < n; j += PG_NR)
+        tile(tiles, y + j, r, a + r * nba, nba, part.rows.last - r, b + j, PG_MIN(PG_NR, n - j), kc, k0 > 0);
+    for (int64_t j = 0; j < n; j++) b[j] += kc;
+  }
+}
+
+static void converted(const pg_product *p, pg_part part, float *work) {
+  const pg_tensor *a = p->a;
+  const pg_tile *tiles = PG_FN(tiles)(PG_F32);
+  const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
+  const int64_t k = a->ne[0], per = pg_block_size(a->type), n = part.cols.last - part.cols.first;
+  const int64_t bytes = KC / per * a->nb[0]; // of a row at a time
+  const int in_place = pg_is_f32_row(p->b);
+  float *wa = work, *wb = work + MB * LD;
+  const float *b[FEW];
+  const char *cols[FEW];
+  float *y[FEW];
+  for (int64_t j = 0; j < n; j++) {
+    cols[j] = pg_column(p, part.cols.first + j, &y[j]);
+    b[j] = wb + j * LD;
+  }
+  for (int64_t r0 = part.rows.first; r0 < part.rows.last; r0 += MB) {
+    const int64_t mb = PG_MIN(MB, part.rows.last - r0);
+    for (int64_t k0 = 0; k0 < k; k0 += KC) {
+      const int64_t kc = PG_MIN(KC, k - k0);
+      const int64_t at = k0 / per * a->nb[0], ahead = k0 + KC < k ? bytes : MB * a->nb[1] - at;
+      for (int64_t r = 0; r < mb; r++) {
+        const char *row = p->a_rows + (r0 + r) * a->nb[1] + at;
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + ahead + i);
+        to_f32(row, wa + r * LD, kc);
+      }
+      for (int64_t j = 0; j < n; j++) {
+        if (in_place) {
+          b[j] = (const float *)cols[j] + k0;
+        } else {
+          pg_get_f32(wb + j * LD, p->b, cols[j], k0, kc);
+        }
+      }
+      for (int64_t r = 0; r < mb; r += PG_MR)
+        for (int64_t j = 0; j < n; j += PG_NR)
+          tile(tiles, y + j, r0 + r, (const char *)(wa + r * LD), LD * 4, mb - r, b + j, PG_MIN(PG_NR, n - j), kc,
+               k0 > 0);
+    }
+  }
+}
+
+// The one place that chooses how a weight type is multiplied.
+static enum { DIRECT, CONVERTED, MANY, SHORT } way_of(const pg_product *p) {
+  const int64_t k = p->a->ne[0], most = p->n_cols > FEW_BLOCKS ? PG_SHORT : PG_SHORT / 2;
+  if (k <= most && pg_block_size(p->a->type) == 1 && pg_is_f32_row(p->b)) return SHORT;
+  const int64_t few = pg_block_size(p->a->type) == 1 ? FEW : FEW_BLOCKS;
+  if (p->n_cols <= few && PG_FN(tiles)(p->a->type) && pg_is_f32_row(p->b)) return DIRECT;
+  return p->n_cols <= FEW ? CONVERTED : MANY;
+}
+
+void PG_FN(product)(const pg_product *p, pg_part part, float *work) {
+  switch (way_of(p)) {
+  case DIRECT:
+    direct(p, part, PG_FN(tiles)(p->a->type));
+    break;
+  case CONVERTED:
+    converted(p, part, work);
+    break;
+  case MANY:
+    PG_FN(product_many)(p, part, work);
+    break;
+  case SHORT:
+    PG_FN(product_short)(p, part, work);
+  }
+}
+
+int64_t PG_FN(product_work)(void) { return PG_MAX((MB + FEW) * LD * 4, PG_FN(product_many_work)()); }
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+pg_cut PG_FN(product_cut)(const pg_product *p, int64_t wanted) {
+  const int64_t m = p->a->ne[1], n = p->n_cols, k = p->a->ne[0];
+  wanted = PG_MAX(1, PG_MIN(wanted, m * n * k / PART_OPS));
+  const int64_t unit = way_of(p) == MANY ? PG_MANY_ROWS : PG_MR;
+  const int64_t rows = PG_MIN(ceil_div(ceil_div(m, wanted), unit) * unit, m), n_rows = ceil_div(m, rows);
+  const int64_t cols = n_rows >= wanted ? n : PG_MIN(ceil_div(ceil_div(n, wanted / n_rows), COLS) * COLS, n);
+  return (pg_cut){rows, cols, n_rows, ceil_div(n, cols)};
+}

@@ -1,0 +1,273 @@
+// A repacked matrix times few columns: bound by memory, so each byte of the matrix is read once, in order, with
+// prefetch. The codes of a unit times the integers of x are summed exactly; scales enter in f32, once per unit. r16.h
+// has the layout.
+#include "products/r16/integers.h"
+#include "products/r16/vec.h"
+
+enum {
+  PARTS = R16_ROWS / VF_N, // registers per 16 rows
+  NC = 4,                  // columns at a time: as many accumulators as the registers hold
+  AHEAD = 8192,            // bytes of prefetch
+  SMALL_CHUNKS = 4         // per thread, after one large chunk each: what evens out threads that are interrupted
+};
+
+#define EACH(n, i) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
+
+typedef const r16_x *const *blocks; // one of each column
+
+// t[c][i][h] = sum over half h of the unit of (code - offset) * integer, for the VF_N rows of part i. Where both halves
+// have one scale, t[c][i][0] is the sum over the unit.
+typedef vf dots[PARTS][2];
+
+#if defined(__AVX512VNNI__)
+PG_INLINE vi x4(const int8_t *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return _mm512_set1_epi32(v);
+}
+
+// Accumulators are short chains.
+PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
+  vi hi[NC][2], lo[NC][2];
+  EACH(nc, c) EACH(2, h) {
+    hi[c][h] = _mm512_setzero_si512();
+    lo[c][h] = _mm512_set1_epi32(-f.offset * x[c]->sum[h]);
+  }
+  EACH(R16_QUARTETS, p) {
+    const vi q = r16_quartet(f, unit, 0, p);
+    EACH(nc, c) {
+      hi[c][p / 4] = _mm512_dpbusd_epi32(hi[c][p / 4], q, x4(x[c]->hi + 4 * p));
+      lo[c][p / 4] = _mm512_dpbusd_epi32(lo[c][p / 4], q, x4(x[c]->lo + 4 * p));
+    }
+  }
+  EACH(nc, c) {
+    EACH(2, h) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c][h], 8), lo[c][h]));
+    if (r16_halves(f) == 1) t[c][0][0] = vf_add(t[c][0][0], t[c][0][1]);
+  }
+}
+#else
+PG_INLINE vi x2(const int16_t *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return _mm256_set1_epi32(v);
+}
+
+// sum + a * b. Additions stay in this order: as a tree, which gcc prefers, their terms do not fit the registers.
+PG_INLINE vi add_dot(vi sum, vi a, vi b) {
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+  __asm__("" : "+x"(sum));
+  return sum;
+}
+
+// Several parts at once: codes are unpacked once for NC columns, and an integer is loaded once for all rows.
+PG_INLINE void dot_parts(r16_format f, int nc, const uint8_t *unit, int first, int n, blocks x, dots *t) {
+  const int halves = r16_halves(f), per = R16_QUARTETS / halves;
+  vi sum[NC][PARTS];
+  EACH(R16_QUARTETS, p) {
+    const int h = p / per;
+    if (p % per == 0) EACH(nc, c) EACH(n, i) {
+        sum[c][i] = _mm256_set1_epi32(-f.offset * (x[c]->sum[h] + (halves == 1 ? x[c]->sum[1] : 0)));
+      }
+    vi q[PARTS];
+    EACH(n, i) q[i] = r16_quartet(f, unit, first + i, p);
+    EACH(2, odd) {
+      vi w[PARTS];
+      EACH(n, i) w[i] = odd ? _mm256_srli_epi16(q[i], 8) : _mm256_and_si256(q[i], _mm256_set1_epi16(255));
+      EACH(nc, c) {
+        const vi b = x2(x[c]->q + 4 * p + 2 * odd);
+        EACH(n, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
+      }
+    }
+    if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
+  }
+}
+
+PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
+  if (nc == 1 && f.codes == R16_BYTES) { // waits for memory: the first part asks for all lines soon
+    EACH(PARTS, i) dot_parts(f, nc, unit, i, 1, x, t);
+  } else {
+    dot_parts(f, nc, unit, 0, PARTS, x, t);
+  }
+}
+#endif
+
+// Scales and what goes with the minima, of VF_N rows and both halves of a unit.
+typedef struct scales {
+  vf s0, s1, m0, m1;
+} scales;
+
+PG_INLINE scales scales_of(r16_format f, const uint8_t *p) {
+  scales r = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+  switch (f.scales) {
+  case R16_E8M0:
+    r.s0 = vf_scale2(vf_set1(1.0f), vf_load_i8((const int8_t *)p));
+    break;
+  case R16_D_S32:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    break;
+  case R16_E4M3:
+    r.s0 = vf_load_e4m3(p);
+    r.s1 = vf_load_e4m3(p + 16);
+    break;
+  case R16_D_S16:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    r.s1 = vf_load_i8((const int8_t *)p + 16);
+    break;
+  case R16_DM_SM32:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    r.m0 = vf_load_i8((const int8_t *)p + 16);
+    break;
+  case R16_DM_SM16:
+    r.s0 = vf_load_u4(p, 0), r.m0 = vf_load_u4(p, 1);
+    r.s1 = vf_load_u4(p + 16, 0), r.m1 = vf_load_u4(p + 16, 1);
+    break;
+  default:
+    break;
+  }
+  return r;
+}
+
+// What a block of weights adds up to, for VF_N rows and one column: sum, and what the minima take away from it.
+typedef struct sums {
+  vf sum, min;
+} sums;
+
+// One unit: s[i][c] += scale * dot, before the block's own d and m, except in blocks of one unit.
+PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, blocks x, sums (*s)[NC]) {
+  dots t[NC];
+  dot(f, nc, unit, x, t);
+  EACH(PARTS, i) {
+    const scales w = scales_of(f, unit + r16_lines(f) * R16_LINE + i * VF_N);
+    EACH(nc, c) {
+      const vf d = vf_set1(x[c]->d), *u = t[c][i];
+      vf v = u[0];
+      if (r16_halves(f) == 2)
+        v = vf_fma(u[1], w.s1, vf_mul(u[0], w.s0));
+      else if (f.scales > R16_D_M)
+        v = vf_mul(u[0], w.s0);
+      s[i][c].sum = vf_fma(v, d, s[i][c].sum);
+      switch (f.scales) {
+      case R16_D_M:
+        s[i][c].min = vf_set1(x[c]->dsum[0] + x[c]->dsum[1]);
+        break;
+      case R16_DM_SM32:
+        s[i][c].min = vf_fma(w.m0, vf_set1(x[c]->dsum[0] + x[c]->dsum[1]), s[i][c].min);
+        break;
+      case R16_DM_SM16:
+        s[i][c].min = vf_fma(w.m1, vf_set1(x[c]->dsum[1]), vf_fma(w.m0, vf_set1(x[c]->dsum[0]), s[i][c].min));
+        break;
+      default:
+        break;
+      }
+    }
+  }
+}
+
+PG_INLINE void prefetch(const uint8_t *p, int bytes) {
+  _Pragma("GCC unroll 16") for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
+// y[c][0..rows) = a group of 16 rows times nc columns.
+PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y,
+                     int64_t rows) {
+  const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f);
+  vf acc[PARTS][NC];
+  const r16_x *x[NC];
+  EACH(nc, c) {
+    x[c] = x0[c];
+    EACH(PARTS, i) acc[i][c] = vf_zero();
+  }
+  for (int64_t b = 0; b < n_blocks; b++, w += head + f.units * unit_bytes) {
+    sums s[PARTS][NC];
+    EACH(PARTS, i)
+    EACH(nc, c) s[i][c] = (sums){vf_zero(), vf_zero()};
+    for (int u = 0; u < f.units; u++) {
+      const uint8_t *unit = w + head + u * unit_bytes;
+      prefetch(unit + AHEAD, f.units == 1 ? head + unit_bytes : unit_bytes);
+      add_unit(f, nc, unit, x, s);
+      __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
+      EACH(nc, c) x[c]++;
+    }
+    EACH(PARTS, i) {
+      const vf d = vf_mul(head ? vf_load_f16(w + i * VF_N * 2) : vf_set1(1.0f), vf_set1(f.factor)),
+               m = head == 64 ? vf_load_f16(w + 32 + i * VF_N * 2) : d;
+      EACH(nc, c) {
+        acc[i][c] = vf_fma(s[i][c].sum, d, acc[i][c]);
+        if (head == 64)
+          acc[i][c] = vf_fma(f.scales == R16_D_M ? s[i][c].min : vf_sub(vf_zero(), s[i][c].min), m, acc[i][c]);
+      }
+    }
+  }
+  EACH(nc, c) {
+    float full[R16_ROWS];
+    float *to = rows == R16_ROWS ? y[c] : full;
+    EACH(PARTS, i) vf_store(to + i * VF_N, acc[i][c]);
+    if (to == full) memcpy(y[c], full, rows * sizeof *full);
+  }
+}
+
+typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows);
+
+#define GROUP(name, nc)                                                                                                \
+  static void group_##name##_##nc(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows) {       \
+    group(r16_##name, nc, w, n_blocks, x, y, rows);                                                                    \
+  }
+#define X(name, ...)                                                                                                   \
+  GROUP(name, 1)                                                                                                       \
+  GROUP(name, 2)                                                                                                       \
+  GROUP(name, 3)                                                                                                       \
+  GROUP(name, 4)                                                                                                       \
+  static const group_fn groups_##name[NC] = {group_##name##_1, group_##name##_2, group_##name##_3, group_##name##_4};
+R16_FORMATS(X)
+#undef X
+
+#define X(name, ...) [PG_##name] = groups_##name,
+static const group_fn *const groups_of[] = {R16_FORMATS(X)};
+#undef X
+
+// Groups of chunk i: the threads begin with a large chunk each, three quarters of all, and share the rest in small
+// ones.
+typedef struct deal {
+  int64_t n_groups, large, small, n_large, n_chunks;
+} deal;
+
+static deal deal_of(int64_t n_groups, int nth) {
+  if (nth == 1) return (deal){n_groups, n_groups, 1, 1, 1};
+  const int64_t large = n_groups * 3 / 4 / nth, rest = n_groups - large * nth, n_large = large ? nth : 0;
+  const int64_t small = PG_MAX(1, rest / (SMALL_CHUNKS * nth));
+  return (deal){n_groups, large, small, n_large, n_large + (rest + small - 1) / small};
+}
+
+static pg_range chunk_of(const deal *d, int64_t i) {
+  if (i < d->n_large) return (pg_range){i * d->large, (i + 1) * d->large};
+  const int64_t first = d->n_large * d->large + (i - d->n_large) * d->small;
+  return (pg_range){first, PG_MIN(first + d->small, d->n_groups)};
+}
+
+// Group g of 16 rows times all columns; from the second time on the group comes from a cache.
+static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
+  const int64_t per_col = p->k / R16_UNIT, row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
+  const group_fn *groups = groups_of[p->f.type];
+  for (int64_t c = 0; c < p->n_cols; c += NC) {
+    const int64_t nc = PG_MIN(NC, p->n_cols - c);
+    const r16_x *cols[NC];
+    float *y[NC], *to[NC], products[NC][R16_ROWS];
+    for (int64_t j = 0; j < nc; j++) {
+      int64_t b_col;
+      y[j] = r16_result(p, c + j, &b_col);
+      to[j] = r16_is_plain(p) ? y[j] + row : products[j];
+      cols[j] = x + b_col * per_col;
+    }
+    groups[nc - 1](p->w + g * r16_group_bytes(p->f, p->k), per_col / p->f.units, cols, to, rows);
+    for (int64_t j = 0; j < nc && !r16_is_plain(p); j++) r16_put(p, y[j], products[j], r16_other(p, c + j), row, rows);
+  }
+}
+
+void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
+  const deal d = deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
+  for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
+    const pg_range r = chunk_of(&d, i);
+    for (int64_t g = r.first; g < r.last; g++)
+      for (int j = 0; j < n_p; j++) group_of(p + j, x, g);
+  }
+}

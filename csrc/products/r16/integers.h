@@ -1,0 +1,17 @@
+// Columns in integers of 16 bits, a block of 32 elements at a time: exact products with the codes, no bandwidth to
+// speak of.
+#pragma once
+#include "products/r16/repacked.h"
+
+enum { R16_X_MAX = 127 * 256 };
+
+struct r16_x {
+#if defined(__AVX512VNNI__)
+  int8_t hi[32], lo[32]; // x = d * (256 * hi + lo)
+#else
+  int16_t q[32]; // x = d * q; the elements 0, 2, 1, 3 of each quartet
+#endif
+  float d;
+  int32_t sum[2]; // of the integers, per 16
+  float dsum[2];  // d * sum
+};

@@ -1,0 +1,181 @@
+// mul_mat and mul_mat_id of repacked weights (r16.h): a matrix keeps the type and the shape of the tensor that was
+// repacked, its data is the repacked copy, of its nb only nb[2] means something: bytes from one matrix to the next
+// (mul_mat_id).
+#include "products/experts.h"
+#include "products/r16/repacked.h"
+
+// Sources of mul_mat_r16 and mul_mat_half. All after COLUMNS may be absent: what norms the columns, what is added to
+// the products, and up to two more matrices times the same columns with their results; or, where the results are
+// a gated unit, one more, of which `dst` is the result; and from BIAS on a bias of each matrix.
+enum { WEIGHTS, COLUMNS, NORM, OTHER, WEIGHTS_1, RESULT_1, WEIGHTS_2, RESULT_2, BIAS, MAX_PRODUCTS = 3 };
+// Those of mul_mat_id_r16, of which all after IDS may be absent: one more matrix of each expert times the same columns,
+// where the results are a gated unit, and the biases of each expert.
+enum { IDS = 2, EXPERTS_1, EXPERTS_BIAS };
+enum { STORE, EPS, ALPHA, LIMIT }; // parameters
+
+PG_INLINE int is_gated(int store) { return store > R16_ADD; }
+
+PG_INLINE int64_t up64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+PG_INLINE int64_t columns_of(const pg_task *t) { return pg_n_rows(&t->dst); }
+
+PG_INLINE int64_t x_bytes(const pg_task *t) { return up64(PG_FN(r16_x_bytes)(t->src[0].ne[0], pg_n_rows(&t->src[1]))); }
+
+// A way through many columns: products/gemm/gemm.c in some numbers.
+typedef struct gemm {
+  int64_t (*work)(const r16_product *p, int nth);
+  void (*columns)(const r16_product *p, r16_queue *q, char *work);
+  void (*multiply)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
+} gemm;
+
+#define GEMM(isa) ((gemm){PG_CAT(r16_gemm_work, __, isa), PG_CAT(r16_gemm_columns, __, isa), PG_CAT(r16_gemm, __, isa)})
+
+PG_INLINE gemm gemm_for(const r16_product *p) {
+#if defined(__AMX_BF16__)
+  if (p->n_cols <= R16_FIXED && !p->exact) return GEMM(avx512vnni);
+#endif
+  return GEMM(PG_ISA);
+}
+
+// Enough for all columns, or fewer.
+static int64_t gemm_bytes(r16_product p, int nth) {
+  int64_t bytes = gemm_for(&p).work(&p, nth);
+#if defined(__AMX_BF16__)
+  p.n_cols = PG_MIN(p.n_cols, R16_FIXED);
+  bytes = PG_MAX(bytes, gemm_for(&p).work(&p, nth));
+#endif
+  return up64(bytes);
+}
+
+int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
+  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  return p.n_cols <= R16_FEW ? x_bytes(t) : gemm_bytes(p, nth);
+}
+
+// p takes the results of the product before it as its gate.
+PG_INLINE void gate(r16_product *p, const pg_task *t) {
+  p->store = (int)t->param[STORE];
+  p->alpha = (float)t->param[ALPHA];
+  p->limit = (float)t->param[LIMIT];
+  p->other = &t->dst;
+}
+
+typedef struct products {
+  r16_product p[MAX_PRODUCTS];
+  int n;
+} products;
+
+enum { REPACKED, STORED, EXACT }; // what the matrices are; EXACT: STORED, and the product as precise as f32's
+
+PG_INLINE products products_of(const pg_task *t, int form) {
+  const pg_tensor *norm = &t->src[NORM];
+  const int store = (int)t->param[STORE];
+  products s = {.n = 0};
+  for (int i = 0; i < MAX_PRODUCTS; i++) {
+    const pg_tensor *a = &t->src[i ? WEIGHTS_1 + 2 * (i - 1) : WEIGHTS];
+    if (!a->data) break;
+    s.p[s.n++] = (r16_product){.f = form ? (r16_format){.type = (int)a->type} : *r16_find(a->type),
+                               .w = (const uint8_t *)a->data,
+                               .row_bytes = form ? a->nb[1] : 0,
+                               .exact = form == EXACT,
+                               .k = a->ne[0],
+                               .m = a->ne[1],
+                               .b = &t->src[COLUMNS],
+                               .norm = (const float *)norm->data,
+                               .eps = t->param[EPS],
+                               .y = i && !is_gated(store) ? &t->src[RESULT_1 + 2 * (i - 1)] : &t->dst,
+                               .bias = (const float *)t->src[BIAS + i].data,
+                               .n_cols = columns_of(t)};
+  }
+  if (store == R16_ADD) {
+    s.p[0].store = R16_ADD;
+    s.p[0].other = &t->src[OTHER];
+  } else if (is_gated(store)) {
+    gate(&s.p[1], t);
+  }
+  return s;
+}
+
+static int multiply(const pg_task *t, int ith, int nth, int form) {
+  const products s = products_of(t, form);
+  const int n_p = is_gated((int)t->param[STORE]) ? 2 : 1; // at a time
+  r16_queue q = r16_queue_of(t, nth);
+  if (form == REPACKED && s.p[0].n_cols <= R16_FEW) {
+    r16_x *x = (r16_x *)t->work;
+    PG_FN(r16_quantize)(s.p, x, ith, nth);
+    pg_sync(t, nth);
+    for (int i = 0; i < s.n; i += n_p) PG_FN(r16_gemv)(s.p + i, n_p, x, &q);
+  } else {
+    const gemm g = gemm_for(s.p);
+    g.columns(s.p, &q, t->work);
+    for (int i = 0; i < s.n; i += n_p) g.multiply(s.p + i, n_p, &q, t->work, ith);
+  }
+  return PG_OK;
+}
+
+int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED); }
+
+// mul_mat_half: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
+int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED); }
+
+PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
+  const pg_tensor *a = &t->src[WEIGHTS];
+  return (r16_product){
+      .f = {.type = (int)a->type}, .row_bytes = a->nb[1], .exact = exact, .k = a->ne[0], .n_cols = columns_of(t)};
+}
+
+int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) { return gemm_bytes(shape_of(t, 0), nth); }
+
+#if defined(__AMX_BF16__)
+// mul_mat_exact: of the same matrices, and wherever they come from.
+int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT); }
+
+int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
+  const r16_product p = shape_of(t, 1);
+  return up64(gemm_for(&p).work(&p, nth));
+}
+#endif
+
+// Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
+int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
+  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_FEW ? 0 : gemm_bytes(p, nth));
+}
+
+int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0];
+  const r16_format f = *r16_find(a->type);
+  const int64_t n_expert = a->ne[2];
+  int32_t *list = (int32_t *)(t->work + ith * pg_sorted_bytes(t)), *end = list + columns_of(t);
+  r16_x *x = (r16_x *)(t->work + nth * pg_sorted_bytes(t));
+  char *work = (char *)x + x_bytes(t);
+  const int status = pg_sort_columns(t, list, end);
+  if (status) return status; // all threads see the same ids
+  const int n_p = t->src[EXPERTS_1].data ? 2 : 1;
+  r16_product p[2];
+  for (int i = 0; i < n_p; i++)
+    p[i] = (r16_product){.f = f, .k = a->ne[0], .m = a->ne[1], .b = &t->src[COLUMNS], .y = &t->dst};
+  if (n_p == 2) gate(&p[1], t);
+  r16_queue q = r16_queue_of(t, nth);
+  PG_FN(r16_quantize)(p, x, ith, nth);
+  pg_sync(t, nth);
+  for (int64_t e = 0; e < n_expert; e++) {
+    const int32_t start = e ? end[e - 1] : 0, n_cols = end[e] - start;
+    for (int i = 0; i < n_p; i++) {
+      const pg_tensor *bias = &t->src[EXPERTS_BIAS + i];
+      p[i].w = (const uint8_t *)t->src[i ? EXPERTS_1 : WEIGHTS].data + e * a->nb[2];
+      p[i].bias = bias->data ? (const float *)(bias->data + e * bias->nb[1]) : NULL;
+      p[i].list = list + start;
+      p[i].n_cols = n_cols;
+    }
+    if (n_cols > R16_FEW) {
+      pg_sync(t, nth); // the scratch of the expert before is free
+      const gemm g = gemm_for(p);
+      g.columns(p, &q, work);
+      g.multiply(p, n_p, &q, work, ith);
+    } else if (n_cols) {
+      PG_FN(r16_gemv)(p, n_p, x, &q);
+    }
+  }
+  return PG_OK;
+}

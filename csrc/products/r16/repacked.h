@@ -1,0 +1,139 @@
+// One product of a repacked matrix with columns: what the mul_mat kernels (mul_mat_r16.c) hand to the two ways of
+// computing it, gemv.c for few columns and products/gemm/gemm.c for many. mul_mat is one product, mul_mat_id one per
+// expert.
+#pragma once
+#include "products/r16/r16.h"
+#include "simd/vmath.h"
+
+enum { R16_FEW = 16 }; // columns up to which gemv.c is the faster one
+#if defined(__AMX_BF16__)
+enum {
+  R16_FIXED = 32
+}; // columns up to which fixed point (avx512vnni's products/gemm/gemm.c) is: tiles want more to pay for panels
+#endif
+
+// What becomes of a product v, after its bias is added: y = v, other + v, or a gated unit of other and v.
+enum r16_store { R16_STORE, R16_ADD, R16_SWIGLU, R16_GEGLU, R16_REGLU, R16_SWIGLU_OAI };
+
+typedef struct r16_product {
+  r16_format f;
+  const uint8_t
+      *w; // the matrix, repacked; or, where row_bytes says so, as it is stored (F16 or BF16; products/gemm/gemm.c only)
+  int64_t row_bytes;   // 0: repacked
+  int exact;           // of matrices as they are stored: as precise as f32 (tiles only)
+  int64_t k, m;        // its row length and its rows (the last group may be partly padding)
+  const pg_tensor *b;  // the columns: F32, F16 or BF16, any layout (simd/rows.h: pg_get_f32)
+  const float *norm;   // if not NULL: columns, dense f32, are normed first: rms_norm(b) * norm
+  double eps;          // of the norm
+  const pg_tensor *y;  // the result: f32, dense along m
+  const int32_t *list; // numbers of y's columns, or NULL: 0 .. n_cols - 1
+  int64_t n_cols;
+  const float *bias;      // if not NULL: of each row
+  int store;              // enum r16_store
+  float alpha, limit;     // of R16_SWIGLU_OAI
+  const pg_tensor *other; // f32 and dense along m, as y; may be y
+} r16_product;
+
+// Column c (of the list): where its m results go, and its number among b's columns (b repeats along dimension 1).
+static inline float *r16_result(const r16_product *p, int64_t c, int64_t *b_col) {
+  const pg_idx i = pg_unravel(p->y, p->list ? p->list[c] : c);
+  *b_col = i.i1 % p->b->ne[1] + p->b->ne[1] * (i.i2 + p->b->ne[2] * i.i3);
+  return (float *)pg_row_at(p->y, i.i1, i.i2, i.i3);
+}
+
+// Where the values of `other` for column c are, NULL where nothing needs them.
+static inline const float *r16_other(const r16_product *p, int64_t c) {
+  if (p->store == R16_STORE) return NULL;
+  const pg_idx i = pg_unravel(p->y, p->list ? p->list[c] : c);
+  return (const float *)pg_row_at(p->other, i.i1, i.i2, i.i3);
+}
+
+// Whether the products themselves are the results.
+static inline int r16_is_plain(const r16_product *p) { return p->store == R16_STORE && !p->bias; }
+
+PG_INLINE vf r16_stored(const r16_product *p, vf v, vf other) {
+  switch (p->store) {
+  case R16_ADD:
+    return vf_add(other, v);
+  case R16_SWIGLU:
+    return vf_mul(vf_silu(other), v);
+  case R16_GEGLU:
+    return vf_mul(vf_gelu(other), v);
+  case R16_SWIGLU_OAI:
+    return vf_swiglu_oai(other, v, p->alpha, p->limit);
+  default:
+    return vf_mul(vf_max(vf_zero(), other), v);
+  }
+}
+
+// Results y[row..row + rows) of a column from products v, which has room for whole vectors. y may be other, of which
+// R16_STORE needs none.
+PG_INLINE void r16_put(const r16_product *p, float *y, const float *v, const float *other, int64_t row, int64_t rows) {
+  for (int64_t i = 0; i < rows; i += VF_N) {
+    const int n = (int)PG_MIN(VF_N, rows - i);
+    const int64_t at = row + i;
+    vf r = vf_load(v + i);
+    if (p->bias) r = vf_add(r, n < VF_N ? vf_load_n(p->bias + at, n) : vf_load(p->bias + at));
+    if (p->store != R16_STORE) r = r16_stored(p, r, n < VF_N ? vf_load_n(other + at, n) : vf_load(other + at));
+    if (n < VF_N) {
+      float part[VF_N];
+      vf_store(part, r);
+      memcpy(y + at, part, n * sizeof *part);
+    } else {
+      vf_store(y + at, r);
+    }
+  }
+}
+
+// Where column number b_col of b starts.
+static inline const char *r16_column(const pg_tensor *b, int64_t b_col) {
+  const pg_idx i = pg_unravel(b, b_col);
+  return pg_row_at(b, i.i1, i.i2, i.i3);
+}
+
+// Chunks of shared work, dealt out by pg_next, which has one counter per op: they are numbered through all its
+// products.
+typedef struct r16_queue {
+  const pg_task *t;
+  int nth;
+  int64_t next; // the chunk this thread holds, -1 for none
+  int64_t base; // number of the first chunk of the current product
+} r16_queue;
+
+static inline r16_queue r16_queue_of(const pg_task *t, int nth) { return (r16_queue){t, nth, -1, 0}; }
+
+// This thread's next chunk (`last` is the one before, -1 at first) of the n that the current product has, or -1: all
+// are taken. Every thread asks until it gets -1.
+static inline int64_t r16_take(r16_queue *q, int64_t n, int64_t last) {
+  if (q->nth == 1) return last + 1 < n ? last + 1 : -1;
+  if (q->next < 0) q->next = pg_next(q->t);
+  if (q->next >= q->base + n) {
+    q->base += n;
+    return -1;
+  }
+  const int64_t i = q->next - q->base;
+  q->next = -1;
+  return i;
+}
+
+// The results of neither depend on the number of threads.
+
+// A column in integers, a block of 32 at a time, see integers.c.
+typedef struct r16_x r16_x;
+int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols);
+void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth); // this thread's share of all columns of b
+// x is complete, of all of b's columns. n_p: 1, or 2 products of the same shape, of which the second takes the results
+// of the first as `other`.
+void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q);
+
+// `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer.
+// All threads call both with the same products: the columns once, which ends in a pg_sync, then any products of them
+// (n_p as above). The caller syncs before it uses `work` again.
+#define R16_GEMM(isa)                                                                                                  \
+  int64_t PG_CAT(r16_gemm_work, __, isa)(const r16_product *p, int nth);                                               \
+  void PG_CAT(r16_gemm_columns, __, isa)(const r16_product *p, r16_queue *q, char *work);                              \
+  void PG_CAT(r16_gemm, __, isa)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
+R16_GEMM(PG_ISA)
+#if defined(__AMX_BF16__)
+R16_GEMM(avx512vnni)
+#endif

@@ -1,0 +1,93 @@
+// Codes in registers: vi holds VF_N lanes of 4 bytes, one per row: all of a line at 512 bits, half of one at 256.
+#pragma once
+#include "formats/block_lut.h"
+#include "products/r16/r16.h"
+
+// Points of the grids by element, the sign in the highest bit of a code. IQ1: 8 times what an element and its shift
+// are.
+static const int8_t iq1_values[16] = {1, 9, 0, -7, -1, 7, 0, -9};
+static const int8_t iq2_values[16] = {8, 25, 43, 0, -8, -25, -43, 0};
+static const int8_t iq3_xxs_values[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+static const int8_t iq3_s_values[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+
+#if VF_N == 16
+typedef __m512i vi;
+PG_INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
+PG_INLINE vi vi_set1_i8(int x) { return _mm512_set1_epi8((char)x); }
+PG_INLINE vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+PG_INLINE vi vi_or_masked(vi a, vi b, vi mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0xf8); } // a | (b & mask)
+PG_INLINE vi vi_shl(vi a, int n) { return _mm512_slli_epi16(a, n); }
+PG_INLINE vi vi_shr(vi a, int n) { return _mm512_srli_epi16(a, n); }
+PG_INLINE vi vi_lookup(const int8_t *values, vi q) { // 128 + values[q]
+  const vi table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values));
+  return _mm512_shuffle_epi8(_mm512_xor_si512(table, vi_set1_i8(0x80)), q);
+}
+PG_INLINE vf vf_load_e4m3(const uint8_t *p) { // R16_E4M3
+  return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 7));
+}
+#else
+typedef __m256i vi;
+PG_INLINE vi vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+PG_INLINE vi vi_set1_i8(int x) { return _mm256_set1_epi8((char)x); }
+PG_INLINE vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+PG_INLINE vi vi_or_masked(vi a, vi b, vi mask) { return _mm256_or_si256(a, _mm256_and_si256(b, mask)); }
+PG_INLINE vi vi_shl(vi a, int n) { return _mm256_slli_epi16(a, n); }
+PG_INLINE vi vi_shr(vi a, int n) { return _mm256_srli_epi16(a, n); }
+PG_INLINE vi vi_lookup(const int8_t *values, vi q) {
+  const vi table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)values));
+  return _mm256_shuffle_epi8(_mm256_xor_si256(table, vi_set1_i8(0x80)), q);
+}
+PG_INLINE vf vf_load_e4m3(const uint8_t *p) {
+  return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7));
+}
+#endif
+
+// The bits of a from bit `from` of each byte on moved to bit `to`; other bits become anything (mask them).
+PG_INLINE vi vi_move_bits(vi a, int from, int to) {
+  return from > to ? vi_shr(a, from - to) : from < to ? vi_shl(a, to - from) : a;
+}
+
+// Quartet p of a unit as unsigned codes (or table values + 128), rows VF_N * part .. of it. f and p are constants.
+PG_INLINE vi r16_quartet(r16_format f, const uint8_t *unit, int part, int p) {
+  const uint8_t *u = unit + part * VF_N * 4, *above = u + (f.codes == R16_CRUMBS_BITS ? 2 : 4) * R16_LINE;
+  vi q;
+  switch (f.codes) {
+  case R16_BYTES:
+    return vi_load(u + p * R16_LINE);
+  case R16_CRUMBS:
+  case R16_CRUMBS_BITS:
+    q = vi_and(vi_move_bits(vi_load(u + p / 4 * R16_LINE), p % 4 * 2, 0), vi_set1_i8(3));
+    break;
+  default:
+    q = vi_and(vi_move_bits(vi_load(u + p / 2 * R16_LINE), p % 2 * 4, 0), vi_set1_i8(15));
+  }
+  switch (f.codes) {
+  case R16_NIBBLES_BITS:
+    q = vi_or_masked(q, vi_move_bits(vi_load(above), p, 4), vi_set1_i8(0x10));
+    break;
+  case R16_NIBBLES_CRUMBS:
+    q = vi_or_masked(q, vi_move_bits(vi_load(above + p / 4 * R16_LINE), p % 4 * 2, 4), vi_set1_i8(0x30));
+    break;
+  case R16_CRUMBS_BITS:
+    q = vi_or_masked(q, vi_move_bits(vi_load(above), p, 2), vi_set1_i8(4));
+    break;
+  default:
+    break;
+  }
+  switch (f.table) {
+  case R16_IQ1:
+    return vi_lookup(iq1_values, q);
+  case R16_IQ2:
+    return vi_lookup(iq2_values, q);
+  case R16_IQ3_XXS:
+    return vi_lookup(iq3_xxs_values, q);
+  case R16_IQ3_S:
+    return vi_lookup(iq3_s_values, q);
+  case R16_IQ4:
+    return vi_lookup(iq4_values, q);
+  case R16_FP4:
+    return vi_lookup(fp4_values, q);
+  default:
+    return q;
+  }
+}

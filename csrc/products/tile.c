@@ -1,0 +1,201 @@
+// Tiles for the weight types that are multiplied straight from memory. Vectors run along k: neither operand is
+// transposed, one column costs what a matrix-vector product should, and a long sum is VF_N or more short ones.
+// `type` and `nr` are constants wherever these functions are inlined, so that the accumulators stay in registers.
+#include "products/tile.h"
+
+#define UNROLL _Pragma("GCC unroll 8")
+
+enum {
+  AHEAD = 4096, // bytes of software prefetch for one column, the product that waits for memory
+  BLOCK = 32    // elements of the block types below: an f16 scale, then the values
+};
+
+typedef float *const *out;
+typedef const char *const *rows;
+typedef const float *const *cols;
+
+PG_INLINE int bytes_of(int type, int n) { // n elements
+  return type == PG_F32 ? n * 4 : type == PG_Q8_0 ? n / BLOCK * 34 : type == PG_Q4_0 ? n / BLOCK * 18 : n * 2;
+}
+
+// Where to prefetch from the byte o of row r: in the row, and beyond its end in the same row of the next PG_MR.
+typedef struct reach {
+  int64_t row_bytes, near, far;
+} reach;
+
+PG_INLINE reach reach_of(int type, rows a, int64_t k) {
+  const int64_t row_bytes = bytes_of(type, BLOCK) * (k / BLOCK), near = PG_MIN(AHEAD, row_bytes);
+  return (reach){row_bytes, near, near + (PG_MR - 1) * (a[1] - a[0])};
+}
+
+PG_INLINE void fetch(const reach *f, const char *row, int64_t o, int bytes) {
+  const char *p = row + o + (o + f->near < f->row_bytes ? f->near : f->far);
+  __builtin_prefetch(p);
+  if (bytes > 64) __builtin_prefetch(p + 64);
+}
+
+PG_INLINE void put_sums(float *y, const vf *acc, int add) {
+  float s[PG_MR];
+  vf_sum4(s, acc[0], acc[1], acc[2], acc[3]);
+  UNROLL for (int r = 0; r < PG_MR; r++) y[r] = add ? y[r] + s[r] : s[r];
+}
+
+// -- floats
+
+PG_INLINE vf load(int type, const char *p) {
+  return type == PG_F32 ? vf_load((const float *)p) : type == PG_F16 ? vf_load_f16(p) : vf_load_bf16(p);
+}
+
+PG_INLINE vf load_n(int type, const char *p, int n) {
+  return type == PG_F32 ? vf_load_n((const float *)p, n) : type == PG_F16 ? vf_load_f16_n(p, n) : vf_load_bf16_n(p, n);
+}
+
+// One column waits for memory. AVX-512 machines read it fastest in order: row after row, each with four sums to hide
+// fma's latency. Those with AVX2 read faster from eight rows side by side (a tall tile): their own prefetchers stop at
+// the end of every page, and software prefetch makes up for less of that than other rows do.
+PG_INLINE void column_of_floats(int type, float *y, rows a, const float *b, int64_t k, int add) {
+  enum { NS = 4, STEP = NS * VF_N };
+  const int bytes = bytes_of(type, VF_N * 32) / 32;
+  vf acc[PG_MR];
+  UNROLL for (int r = 0; r < PG_MR; r++) {
+    const char *p = a[r];
+    vf s[NS];
+    UNROLL for (int v = 0; v < NS; v++) s[v] = vf_zero();
+    int64_t i = 0;
+    for (; i + STEP <= k; i += STEP, p += NS * bytes) {
+      UNROLL for (int o = 0; o < NS * bytes; o += 64) __builtin_prefetch(p + AHEAD + o);
+      UNROLL for (int v = 0; v < NS; v++) s[v] = vf_fma(load(type, p + v * bytes), vf_load(b + i + v * VF_N), s[v]);
+    }
+    for (; i < k; i += VF_N, p += bytes) {
+      const int n = (int)PG_MIN(VF_N, k - i);
+      s[0] = vf_fma(load_n(type, p, n), vf_load_n(b + i, n), s[0]);
+    }
+    acc[r] = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
+  }
+  put_sums(y, acc, add);
+}
+
+PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, int64_t k, int add) {
+  const int bytes = bytes_of(type, VF_N * 32) / 32;
+  vf acc[PG_NR][PG_TALL];
+  UNROLL for (int r = 0; r < mr; r++) UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_zero();
+  int64_t i = 0, o = 0; // element, byte
+  for (; i + VF_N <= k; i += VF_N, o += bytes) {
+    vf x[PG_NR];
+    UNROLL for (int j = 0; j < nr; j++) x[j] = vf_load(b[j] + i);
+    UNROLL for (int r = 0; r < mr; r++) {
+      const vf w = load(type, a[r] + o);
+      UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(w, x[j], acc[j][r]);
+    }
+  }
+  if (i < k) {
+    const int n = (int)(k - i);
+    vf w[PG_TALL];
+    UNROLL for (int r = 0; r < mr; r++) w[r] = load_n(type, a[r] + o, n);
+    UNROLL for (int j = 0; j < nr; j++) {
+      const vf x = vf_load_n(b[j] + i, n);
+      UNROLL for (int r = 0; r < mr; r++) acc[j][r] = vf_fma(w[r], x, acc[j][r]);
+    }
+  }
+  UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < mr; r += PG_MR) put_sums(y[j] + r, acc[j] + r, add);
+}
+
+PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
+  if (nr == 1 && VF_N == 16) {
+    column_of_floats(type, y[0], a, b[0], k, add);
+  } else {
+    rows_of_floats(type, PG_MR, nr, y, a, b, k, add);
+  }
+}
+
+// -- blocks: a scale times the sum over the block of integers times x
+
+// Vector v of the block at p. The offset goes first: taken from the sum, it would make NaN of an infinite x.
+PG_INLINE vf integers(int type, const char *p, int v) {
+  const int i = v * VF_N;
+  if (type == PG_Q8_0) return vf_load_i8((const int8_t *)p + 2 + i);
+  return vf_load_i4((const uint8_t *)p + 2 + i % 16, i >= 16); // Q4_0: byte j holds elements j and j + 16
+}
+
+PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
+  enum { NV = BLOCK / VF_N };
+  const int bytes = bytes_of(type, BLOCK);
+  const reach f = reach_of(type, a, k);
+  vf acc[PG_NR][PG_MR];
+  UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < PG_MR; r++) acc[j][r] = vf_zero();
+  for (int64_t i = 0, o = 0; i < k; i += BLOCK, o += bytes) {
+    vf x[PG_NR][NV];
+    UNROLL for (int j = 0; j < nr; j++) UNROLL for (int v = 0; v < NV; v++) x[j][v] = vf_load(b[j] + i + v * VF_N);
+    UNROLL for (int r = 0; r < PG_MR; r++) {
+      const char *p = a[r] + o;
+      const vf d = vf_set1_f16(p);
+      vf sum[PG_NR];
+      UNROLL for (int v = 0; v < NV; v++) {
+        const vf q = integers(type, p, v);
+        UNROLL for (int j = 0; j < nr; j++) sum[j] = v ? vf_fma(q, x[j][v], sum[j]) : vf_mul(q, x[j][v]);
+      }
+      UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(d, sum[j], acc[j][r]);
+      if (nr == 1) fetch(&f, a[r], o, bytes);
+    }
+  }
+  UNROLL for (int j = 0; j < nr; j++) put_sums(y[j], acc[j], add);
+}
+
+#define TILE(kind, type, nr)                                                                                           \
+  static void tile_##type##_##nr(out y, rows a, cols b, int64_t k, int add) {                                          \
+    tile_of_##kind(PG_##type, nr, y, a, b, k, add);                                                                    \
+  }
+#if VF_N == 16
+#define MORE_TILES(kind, type) TILE(kind, type, 3) TILE(kind, type, 4) TILE(kind, type, 5) TILE(kind, type, 6)
+#define MORE_NAMES(type) , tile_##type##_3, tile_##type##_4, tile_##type##_5, tile_##type##_6
+#elif VF_N == 8
+#define MORE_TILES(kind, type) TILE(kind, type, 3)
+#define MORE_NAMES(type) , tile_##type##_3
+#else
+#define MORE_TILES(kind, type)
+#define MORE_NAMES(type)
+#endif
+#define TILES(kind, type)                                                                                              \
+  TILE(kind, type, 1)                                                                                                  \
+  TILE(kind, type, 2)                                                                                                  \
+  MORE_TILES(kind, type) static const pg_tile tiles_##type[PG_NR] = {tile_##type##_1, tile_##type##_2 MORE_NAMES(type)};
+TILES(floats, F32)
+TILES(floats, F16)
+TILES(floats, BF16)
+TILES(blocks, Q8_0)
+TILES(blocks, Q4_0)
+
+const pg_tile *PG_FN(tiles)(int64_t type) {
+  switch (type) {
+  case PG_F32:
+    return tiles_F32;
+  case PG_F16:
+    return tiles_F16;
+  case PG_BF16:
+    return tiles_BF16;
+  case PG_Q8_0:
+    return tiles_Q8_0;
+  case PG_Q4_0:
+    return tiles_Q4_0;
+  default:
+    return NULL;
+  }
+}
+
+#if VF_N == 8
+#define TALL(type)                                                                                                     \
+  static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
+    rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \
+  }
+TALL(F32)
+TALL(F16)
+TALL(BF16)
+#endif
+
+pg_tile PG_FN(tall_tile)(int64_t type) {
+#if VF_N == 8
+  return type == PG_F32 ? tall_F32 : type == PG_F16 ? tall_F16 : type == PG_BF16 ? tall_BF16 : NULL;
+#else
+  return NULL;
+#endif
+}

@@ -1,0 +1,65 @@
+// Which pairs of symbols merge: as a list of merges says, or as texts say that have scores.
+#include "vocab/texts.h"
+
+static uint64_t hash_of(uint64_t hash, const uint8_t *text, int64_t n) {
+  for (int64_t i = 0; i < n; i++) hash = text_hash(hash, text[i]);
+  return hash;
+}
+
+void pg_pairs_of_merges(const pg_texts *t, const uint8_t *merges, const int64_t *ends, int64_t n, int32_t *left,
+                        int32_t *right, int32_t *merged) {
+  for (int64_t i = 0, start = 0; i < n; start = ends[i++] + 1) {
+    const uint8_t *a = merges + start;
+    const int64_t length = ends[i] - start;
+    left[i] = right[i] = merged[i] = -1;
+    if (!length) continue;
+    const uint8_t *space = memchr(a + 1, ' ', length - 1); // a side is never empty
+    if (!space) continue;
+    const uint8_t *b = space + 1;
+    const int64_t n_a = space - a, n_b = length - n_a - 1;
+    const uint64_t hash = hash_of(TEXT_HASH, a, n_a);
+    left[i] = text_at(t, hash, a, n_a);
+    right[i] = text_at(t, hash_of(TEXT_HASH, b, n_b), b, n_b);
+    merged[i] = text_of_two(t, hash_of(hash, b, n_b), a, n_a, b, n_b);
+  }
+}
+
+// The code point of the one character that n bytes of UTF-8 are.
+static int32_t code_point(const uint8_t *text, int64_t n) {
+  int32_t c = n == 1 ? text[0] : text[0] & (0x7F >> n);
+  for (int64_t i = 1; i < n; i++) c = c << 6 | (text[i] & 0x3F);
+  return c;
+}
+
+static int64_t length_of_first(const uint8_t *text, int64_t n) {
+  int64_t length = 1;
+  while (length < n && !is_start(text[length])) length++;
+  return length;
+}
+
+// Is there a symbol for these bytes, and which.
+static int symbol_of(const pg_texts *t, uint64_t hash, const uint8_t *text, int64_t n, int32_t *symbol) {
+  *symbol = text_at(t, hash, text, n);
+  if (*symbol >= 0) return 1;
+  *symbol = -1 - code_point(text, n < 4 ? n : 4);
+  return length_of_first(text, n) == n;
+}
+
+int64_t pg_pairs_of_texts(const pg_texts *t, int64_t n, int32_t *left, int32_t *right, int32_t *merged) {
+  int64_t n_pairs = 0;
+  for (int32_t i = 0; i < n; i++) {
+    int64_t length, cut = 0;
+    const uint8_t *text = text_of(t, i, &length);
+    uint64_t hash = TEXT_HASH;
+    while (cut < length) {
+      const int64_t n_char = length_of_first(text + cut, length - cut);
+      hash = hash_of(hash, text + cut, n_char);
+      cut += n_char;
+      const uint8_t *rest = text + cut;
+      if (cut == length || !symbol_of(t, hash, text, cut, &left[n_pairs])) continue;
+      if (!symbol_of(t, hash_of(TEXT_HASH, rest, length - cut), rest, length - cut, &right[n_pairs])) continue;
+      merged[n_pairs++] = i;
+    }
+  }
+  return n_pairs;
+}

@@ -1,0 +1,34 @@
+// Lists of texts: as a GGUF file has them, and the table that finds them.
+#include "vocab/texts.h"
+
+int64_t pg_gguf_strings(const uint8_t *data, int64_t size, int64_t *at, int64_t n, uint8_t *packed) {
+  for (int64_t i = 0; i < n; i++) {
+    uint64_t length;
+    if (size - *at < 8) return i;
+    memcpy(&length, data + *at, 8);
+    if (length > (uint64_t)(size - *at - 8)) return i;
+    if (packed) {
+      memcpy(packed, data + *at + 8, length);
+      packed[length] = 0;
+      packed += length + 1;
+    }
+    *at += 8 + (int64_t)length;
+  }
+  return n;
+}
+
+void pg_texts_index(const pg_texts *t, int64_t n) {
+  for (int32_t i = 0; i < n; i++) {
+    int64_t length;
+    const uint8_t *text = text_of(t, i, &length);
+    uint64_t hash = TEXT_HASH;
+    for (int64_t j = 0; j < length; j++) {
+      hash = text_hash(hash, text[j]);
+      if (t->n_bits) t->bits[text_bit(t, hash) / 64] |= 1ull << text_bit(t, hash) % 64;
+    }
+    if (text_at(t, hash, text, length) >= 0) continue; // the first of equals
+    uint64_t s = text_slot(t, hash);
+    while (t->slots[s]) s = (s + 1) & (t->n_slots - 1);
+    t->slots[s] = text_entry(hash, i);
+  }
+}

@@ -1,0 +1,89 @@
+"""What an architecture is: its names, how its hyperparameters are read, its builder, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pyggml.errors import GGMLError, ModelError
+from pyggml.graph import Graph
+
+from .blocks import Build, KVMemory
+from .hparams import HParams
+from .memory.hybrid import HybridMemory
+from .memory.kv_cache import CacheOptions, KVCache
+from .memory.kv_iswa import KVCacheISWA
+from .memory.recurrent import RecurrentCells
+from .metadata import Reader, read_hparams
+from .weights import Weights
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+MemoryKind = Literal["kv", "recurrent", "hybrid", "none"]
+
+
+def _read_common(r: Reader) -> HParams:
+    return read_hparams(HParams, r)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What makes a model of `general.architecture`.
+
+    names    the architectures it serves
+    build    records the graph of a ubatch; what it asks of `b.weights` are the tensors that a file must or may have
+    read     the hyperparameters in the metadata: HParams, or a subclass with what this family alone has. They also say
+             whether tokens see those after them (`causal_attn`), and which layers see a window only (`n_swa`)
+    memory   kv: keys and values of each token (with a sliding window where the hyperparameters ask for it); recurrent:
+             a state; hybrid: both; none: nothing, all tokens are evaluated at once
+    logits   its graphs end with logits; those of encoders end with embeddings
+    """
+
+    names: tuple[str, ...]
+    build: Callable[[Build], Graph]
+    read: Callable[[Reader], HParams] = _read_common
+    memory: MemoryKind = "kv"
+    logits: bool = True
+
+    def hparams(self, name: str, kv: Mapping[str, object]) -> HParams:
+        """The hyperparameters in a GGUF's metadata, keys prefixed with `name`.
+
+        Raises ModelError naming the key that is missing, of another type or out of range.
+        """
+        return self.read(Reader(name, kv))
+
+    def declare(self, hp: HParams, weights: Weights) -> Weights:
+        """Let the builder ask for all its weights: those that are there are then in `weights`, in its order.
+
+        Raises ModelError naming the tensor that is missing or has another shape.
+        """
+        memory = self.new_memory(hp, 1, n_batch=1)
+        b = Build(hp, weights, memory, 1, 1, tuple(c.size for c in memory.caches))
+        try:
+            self.build(b)
+        except ModelError:
+            raise
+        except GGMLError as e:
+            raise ModelError(f"the hyperparameters make no graph: {e}") from e
+        return weights
+
+    def new_memory(
+        self,
+        hp: HParams,
+        size: int,
+        *,
+        n_batch: int = 512,
+        **options: Unpack[CacheOptions],
+    ) -> KVMemory:
+        """The memory of a context of `size` cells, without its buffers. Raises ModelError for types that it cannot
+        store."""
+        if self.memory == "recurrent":
+            return RecurrentCells(hp, size, options.get("n_seq_max", 1))
+        transient = self.memory == "none"
+        if hp.n_swa:
+            attn = KVCacheISWA(hp, size, n_batch=n_batch, transient=transient, **options)
+        else:
+            attn = KVCache(hp, size, transient=transient, **options)
+        return HybridMemory(attn, RecurrentCells(hp, attn.size, attn.n_seq_max)) if self.memory == "hybrid" else attn

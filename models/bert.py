@@ -1,0 +1,192 @@
+"""BERT (arXiv 1810.04805) and encoders that norm behind attention and network as it does:
+
+bert            BERT, MiniLM, BGE, E5, GTE, Snowflake Arctic Embed; RoBERTa (arXiv 1907.11692) and XLM-R (1911.02116)
+                with BGE-M3, whose files have the embeddings of positions from the first one that is used on
+nomic-bert      Nomic Embed (arXiv 2402.01613), CodeRankEmbed: a rope, a gate of silu
+nomic-bert-moe  Nomic Embed 2 (arXiv 2502.07972): a rope, a mixture of experts in every other layer
+jina-bert-v2    Jina Embeddings 2 (arXiv 2310.19923) and Jina Reranker 1: ALiBi to both sides, a gate of gelu; the one
+                for code norms Q, K, and attention twice
+jina-bert-v3    Jina Embeddings 3 (arXiv 2409.10173): XLM-R with a rope
+
+Tokens see each other and nothing is remembered. There are no logits: graphs end with `result_embd`. What these models
+call gelu is not llama.cpp's, which is the approximation by a tanh; the key `hidden_activation` of a file says which
+(see `read_activation`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.dtypes import DType
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture
+from .blocks import (
+    KV,
+    Activation,
+    Build,
+    build_ffn,
+    build_inp_embd,
+    build_inp_kq_mask,
+    build_inp_out_ids,
+    build_inp_pos,
+    build_moe_ffn,
+    build_norm,
+    build_pos_embd,
+    build_qkv,
+    build_result_embd,
+    build_rope,
+    llm_build_kv,
+)
+from .hparams import HParams, Router
+from .metadata import Reader, read_hparams, read_router
+
+_TOKEN_TYPES = "tokenizer.ggml.token_type_count"
+_HIDDEN_ACT = "{arch}.hidden_activation"
+_ACTIVATIONS: dict[str, Activation] = {  # the transformers library's names
+    "gelu": "gelu_erf",
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "silu": "silu",
+    "relu": "relu",
+}
+
+
+def read_activation(r: Reader, default: Activation) -> Activation:
+    """What `hidden_activation` names, as the transformers library does: gelu is the exact one. Files without it (those
+    of llama.cpp but for ModernBERT's) have the default."""
+    name = r.text(_HIDDEN_ACT, "")
+    if name and name not in _ACTIVATIONS:
+        r.fail(_HIDDEN_ACT, f"is {name!r}; known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name] if name else default
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertHParams(HParams):
+    """Kinds of text (0: as many as have embeddings; that of the first is added to all tokens), the activation of the
+    network, and which layers are mixtures: from the second on, every n-th (0: none)."""
+
+    n_token_types: int
+    act: Activation
+    moe_every_n_layers: int = 0
+
+    def is_moe(self, il: int) -> bool:
+        return self.moe_every_n_layers > 0 and il % self.moe_every_n_layers == 1
+
+
+def _read(r: Reader, act: Activation = "gelu", **own: Any) -> HParams:
+    n_token_types = r.kv.get(_TOKEN_TYPES, 0)
+    return read_hparams(
+        BertHParams,
+        r,
+        "layer",
+        causal_attn=False,
+        n_token_types=n_token_types if isinstance(n_token_types, int) else 0,
+        act=read_activation(r, act),
+        **own,
+    )
+
+
+def _read_bert(r: Reader) -> HParams:
+    return _read(r, learned_positions=True, rope_layers=0)
+
+
+def _read_nomic(r: Reader) -> HParams:
+    return _read(r, "silu", rope_type="neox")
+
+
+def _read_nomic_moe(r: Reader) -> HParams:
+    every = r.integer(Keys.LLM.MOE_EVERY_N_LAYERS, 0)
+    return _read(r, rope_type="neox", moe_every_n_layers=every, router=read_router(r, Router(norm=False)))
+
+
+def _read_jina2(r: Reader) -> HParams:
+    return _read(r, rope_layers=0, f_max_alibi_bias=8.0)
+
+
+def _read_jina3(r: Reader) -> HParams:
+    return _read(r, rope_type="neox")
+
+
+def build_bert(b: Build, *, gated: bool = False) -> Graph:
+    """The graph of one ubatch; its last node `result_embd` has ne [n_embd, n_outputs]. `gated`: the network has a gate,
+    of its own or in `ffn_up`."""
+    hp = b.hparams
+    assert isinstance(hp, BertHParams)
+    with b.ctx:
+        inpL = _embeddings(b, hp)
+        pos = build_inp_pos(b)
+        for il in range(hp.n_layer):
+            Qcur, Kcur, Vcur = build_qkv(b, inpL, il)
+            Qcur = build_rope(b, _row_norm(b, Qcur, "attn_q_norm", il), pos, None, "Qcur", il)
+            Kcur = build_rope(b, _row_norm(b, Kcur, "attn_k_norm", il), pos, None, "Kcur", il)
+            cur = llm_build_kv(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
+
+            if il == hp.n_layer - 1:  # from here on only the rows that are wanted
+                inp_out_ids = build_inp_out_ids(b)
+                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur = build_norm(b, gg.add(cur, inpL), "attn_output_norm", "attn_out_norm", il, "layer")
+            if b.optional("attn_norm_2", cur.ne[:1], il) is not None:
+                cur = build_norm(b, gg.add(cur, inpL), "attn_norm_2", "attn_norm_2", il, "layer")
+            ffn_inp = b.cb(cur, "ffn_inp", il)
+
+            cur = gg.add(_ffn(b, hp, ffn_inp, il, gated), ffn_inp)
+            inpL = build_norm(b, cur, "layer_output_norm", "l_out", il, "layer")
+        return build_result_embd(b, inpL)
+
+
+def _embeddings(b: Build, hp: BertHParams) -> Tensor:
+    """Those of the tokens, of the first kind of text, and of the positions, together normed: ne [n_embd, n_tokens]."""
+    cur = build_inp_embd(b)
+    there = b.weights.ne("token_types.weight")
+    n_types = hp.n_token_types or (there[1] if there is not None else 0)
+    types = b.optional("token_types", (hp.n_embd, n_types)) if n_types else None
+    if types is not None:
+        first = gg.view_1d(types, hp.n_embd, 0)
+        cur = gg.add(cur, first if types.dtype is DType.F32 else gg.cast(first, DType.F32))
+    if hp.learned_positions:
+        cur = build_pos_embd(b, cur)
+    return build_norm(b, cur, "token_embd_norm", "inp_norm", kind="layer")
+
+
+def _row_norm(b: Build, cur: Tensor, role: str, il: int) -> Tensor:
+    """The norm of all heads of a token together, where the model has one."""
+    head, n_head, n_tokens, _ = cur.ne
+    if b.optional(role, (head * n_head,), il) is None:
+        return cur
+    row = gg.reshape_2d(gg.cont(cur) if cur.op == "view" else cur, head * n_head, n_tokens)
+    return gg.reshape_3d(build_norm(b, row, role, f"{role}ed", il, "layer"), head, n_head, n_tokens)
+
+
+def _ffn(b: Build, hp: BertHParams, cur: Tensor, il: int, gated: bool) -> Tensor:
+    if hp.is_moe(il):
+        return build_moe_ffn(b, cur, il, hp.act, gated=False)
+    n_ff = hp.layer(il).n_ff
+    if gated and b.n_out("ffn_up", (n_ff, 2 * n_ff), il) != n_ff:
+        return build_ffn(b, cur, il, hp.act, gate_in_up=True)
+    return build_ffn(b, cur, il, hp.act, gated)
+
+
+def _build_gated(b: Build) -> Graph:
+    return build_bert(b, gated=True)
+
+
+def _build_jina2(b: Build) -> Graph:
+    """The first of them have no gate of its own: it is in `ffn_up`, or there is none."""
+    n = b.hparams.layer(0)
+    own = b.optional("ffn_gate", (b.hparams.n_embd, n.n_ff), 0) is not None
+    return build_bert(b, gated=own or b.n_out("ffn_up", (n.n_ff, 2 * n.n_ff), 0) != n.n_ff)
+
+
+ARCHITECTURES = (
+    Architecture(("bert",), build_bert, _read_bert, "none", False),
+    Architecture(("nomic-bert",), _build_gated, _read_nomic, "none", False),
+    Architecture(("nomic-bert-moe",), build_bert, _read_nomic_moe, "none", False),
+    Architecture(("jina-bert-v2",), _build_jina2, _read_jina2, "none", False),
+    Architecture(("jina-bert-v3",), build_bert, _read_jina3, "none", False),
+)

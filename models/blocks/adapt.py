@@ -1,0 +1,54 @@
+"""What adapters add to a graph: low-rank products beside those of weights, and vectors to the residual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pyggml import ops as gg
+from pyggml.tensor import Tensor
+
+
+class LowRank(NamedTuple):
+    """What a LoRA adapter adds to the product of a weight of ne [k, m]: b @ (scale * (a @ cur)).
+
+    a ne [k, rank], b ne [rank, m]; for the experts' weights a third dimension as the weight has. For token embeddings a
+    has ne [rank, n_vocab], its rows are looked up, and b ne [rank, n_embd]. scale: F32, ne [1], read when graphs run.
+    """
+
+    a: Tensor
+    b: Tensor
+    scale: Tensor
+
+
+class Adapters:
+    """The adapters that a graph is built with. Graphs built with the same object differ in nothing by them.
+
+    low_rank  by the name of the weight (`output.weight` also where the model has none, and takes its embeddings)
+    control   by layer: what is added to its output, F32 ne [n_embd]
+    """
+
+    def __init__(self, low_rank: Mapping[str, Sequence[LowRank]], control: Mapping[int, Tensor]) -> None:
+        self.low_rank, self.control = low_rank, control
+
+    def product(self, out: Tensor, weight: str, cur: Tensor, ids: Tensor | None = None) -> Tensor:
+        """`out`, the product of that weight and `cur` (of the experts `ids`, I32 ne [n_used, n_tokens]), plus what
+        adapters add."""
+
+        def times(w: Tensor, x: Tensor) -> Tensor:
+            return gg.mul_mat(w, x) if ids is None else gg.mul_mat_id(w, x, ids)
+
+        for lora in self.low_rank.get(weight, ()):
+            down = gg.mul(times(lora.a, cur).set_name(f"{weight} (down)"), lora.scale).set_name(f"{weight} (scaled)")
+            out = gg.add(out, times(lora.b, down).set_name(f"{weight} (up)")).set_name(out.name)
+        return out
+
+    def rows(self, out: Tensor, weight: str, ids: Tensor) -> Tensor:
+        """`out`, the rows `ids` of that weight, plus what adapters add: ne [n_embd, n_tokens]."""
+        for lora in self.low_rank.get(weight, ()):
+            down = gg.mul(gg.get_rows(lora.a, ids), lora.scale).set_name(f"{weight} (down)")
+            out = gg.add(out, gg.mul_mat(lora.b, down).set_name(f"{weight} (up)"))
+        return out
+
+
+NO_ADAPTERS = Adapters({}, {})

@@ -1,0 +1,201 @@
+"""Attention over the cache, or over the tokens of the batch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyggml import ops as gg
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.tensor import Tensor
+
+from ..hparams import LayerShape
+from .build import Build
+
+_SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # flash attention has no such nodes
+
+
+def build_qkv(b: Build, cur: Tensor, il: int, *, bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, ne [n_embd_head_k, n_head, n_tokens], K, ne [n_embd_head_k, n_head_kv, n_tokens], and V, ne
+    [n_embd_v_gqa, n_tokens], of `cur`: by one weight each, or by one for all where the model has `attn_qkv`. Clamped
+    where the model asks for it (`f_clamp_kqv`). `bias`: as for `Build.linear`."""
+    n = b.hparams.layer(il)
+    if not n.n_head_kv:
+        raise ModelError(f"hyperparameter n_head_kv: layer {il} has no heads, as those of this architecture must")
+    sizes = (n.n_embd_q, n.n_embd_k_gqa, n.n_embd_v_gqa)
+    if b.optional("attn_qkv", (cur.ne[0], sum(sizes)), il) is None:
+        Qcur, Kcur, Vcur = (
+            _clamped(b, b.linear(f"attn_{x}", cur, size, f"{x.upper()}cur", il, bias=bias))
+            for x, size in zip("qkv", sizes, strict=True)
+        )
+        return _heads(b, Qcur, n.n_head), _heads(b, Kcur, n.n_head_kv), Vcur
+    wqkv = _clamped(b, b.linear("attn_qkv", cur, sum(sizes), "wqkv", il, bias=bias))
+    return split_qkv(b, wqkv, il)
+
+
+def split_qkv(b: Build, wqkv: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V as of `build_qkv`, views of `wqkv`, which has them in each row one after the other."""
+    n = b.hparams.layer(il)
+    sizes = (n.n_embd_q, n.n_embd_k_gqa, n.n_embd_v_gqa)
+    size, row = wqkv.nb[0], wqkv.nb[1]
+    head = n.n_embd_head_k
+    Qcur = gg.view_3d(wqkv, head, n.n_head, b.n_tokens, size * head, row, 0)
+    Kcur = gg.view_3d(wqkv, head, n.n_head_kv, b.n_tokens, size * head, row, size * sizes[0])
+    Vcur = gg.view_2d(wqkv, sizes[2], b.n_tokens, row, size * (sizes[0] + sizes[1]))
+    return b.cb(Qcur, "Qcur", il), b.cb(Kcur, "Kcur", il), b.cb(Vcur, "Vcur", il)
+
+
+def _clamped(b: Build, cur: Tensor) -> Tensor:
+    limit = b.hparams.f_clamp_kqv
+    return gg.clamp(cur, -limit, limit).set_name(f"{cur.name} (clamped)") if limit else cur
+
+
+def _heads(b: Build, cur: Tensor, n_head: int) -> Tensor:
+    return gg.reshape_3d(cur, cur.ne[0] // n_head, n_head, b.n_tokens).set_name(f"{cur.name} (reshaped)")
+
+
+@dataclass(frozen=True)
+class KV:
+    """What attention over the cache takes, for layer `il`.
+
+    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens], v_cur ne
+    [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne [n_kv, n_tokens padded]. sinks: ne [n_head], one more
+    score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
+    scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are
+    scaled.
+    """
+
+    q_cur: Tensor
+    k_cur: Tensor
+    v_cur: Tensor | None
+    kq_mask: Tensor
+    il: int
+    sinks: Tensor | None = None
+    v_mla: Tensor | None = None
+    scale: float = 0.0
+    bias: Tensor | None = None
+
+
+def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
+    """Store K and V in the cache, attend, and project: ne [n_embd, n_tokens]. `bias`: as for `Build.linear`."""
+    return b.linear("attn_output", build_attn(b, a), b.hparams.n_embd, "kqv_out", a.il, bias=bias)
+
+
+def build_attn(b: Build, a: KV) -> Tensor:
+    """Store K and V in the cache, and attend: ne [n_embd_out, n_tokens]."""
+    for t in (a.q_cur, a.k_cur, a.v_cur):  # added together, so that the order of the nodes is llama.cpp's
+        if t is not None:
+            b.graph.build_forward_expand(t)
+    _kv_store(b, a)
+    cur = _kqv(b, a)
+    b.graph.build_forward_expand(cur)
+    return cur
+
+
+def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """`attn`, what attention gives before it is projected, times `act` of a product of `cur`, with an element for each
+    of `attn`, or one for each head: ne as `attn`."""
+    n_head = b.hparams.layer(il).n_head
+    n_gate = b.n_out("attn_gate", (n_head, attn.ne[0]), il)
+    gate = b.cb(act(b.linear("attn_gate", cur, n_gate, "attn_gate", il)), "attn_gate_act", il)
+    if n_gate != n_head:
+        return b.cb(gg.mul(attn, gate), "attn_gated", il)
+    heads = gg.reshape_3d(attn, attn.ne[0] // n_head, n_head, b.n_tokens)
+    gated = b.cb(gg.mul(heads, gg.reshape_3d(gate, 1, n_head, b.n_tokens)), "attn_gated", il)
+    return gg.reshape_2d(gated, attn.ne[0], b.n_tokens)
+
+
+def _kv_store(b: Build, a: KV) -> None:
+    """Copy K and V into the slot of the ubatch, where they are kept. A token whose numbers overflow shows that in K,
+    which its own sequence sees and the mask hides from others; V, which a weight of 0 does not hide, is stored
+    finite."""
+    il, n = a.il, b.hparams.layer(a.il)
+    kv, _, head, _ = b.use(il)
+    if kv.transient:
+        return
+    k_l = kv.k_l[kv.index[il]]
+    k_row = kv.type_k.row_size(n.n_embd_k_gqa)
+    view = gg.view_1d(k_l, b.n_tokens * n.n_embd_k_gqa, k_row * head)
+    _store(b, a.k_cur, b.cb(view, "k_cache_view", il), kv.v_limit if kv.v_in_k else 0.0)
+    if a.v_cur is None:
+        return
+    v_l, v_cur = kv.v_l[kv.index[il]], a.v_cur
+    if not kv.v_trans:
+        v_row = kv.type_v.row_size(n.n_embd_v_gqa)
+        view = gg.view_1d(v_l, b.n_tokens * n.n_embd_v_gqa, v_row * head)
+    else:
+        size = kv.type_v.type_size
+        view = gg.view_2d(v_l, b.n_tokens, n.n_embd_v_gqa, size * kv.size, size * head)
+        v_cur = gg.transpose(v_cur).set_name(f"{v_cur.name} (transposed)")
+    _store(b, v_cur, b.cb(view, "v_cache_view", il), kv.v_limit)
+
+
+def _store(b: Build, cur: Tensor, view: Tensor, limit: float = 0.0) -> None:
+    b.graph.build_forward_expand(gg.cpy(cur, view, limit).set_name(f"{view.name} (copy of {cur.name})"))
+
+
+def _kqv(b: Build, a: KV) -> Tensor:
+    """softmax(mask(K q)) V over the first n_kv cells: ne [n_embd_out, n_tokens]."""
+    hp, n, il = b.hparams, b.hparams.layer(a.il), a.il
+    kv = b.use(il).kv
+    q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
+    k = b.cb(gg.permute(a.k_cur, 0, 2, 1, 3) if kv.transient else _rows_of_k(b, n, il), "k", il)
+    scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
+    if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
+        v = b.cb(_rows_of_v(b, n, a), "v", il)
+        cur = gg.flash_attn_ext(q, k, v, a.kq_mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
+        b.cb(cur, "kqv", il)  # [n_embd_head_v, n_head, n_tokens]
+        if a.v_mla is None:
+            return b.cb(gg.reshape_2d(cur, n.n_embd_out, b.n_tokens), "kqv_merged", il)
+        kqv = gg.permute(cur, 0, 2, 1, 3)
+    else:
+        kq = b.cb(gg.mul_mat(k, q), "kq", il)  # [n_kv, n_tokens, n_head]
+        if a.bias is not None:
+            kq = b.cb(gg.add(kq, a.bias), "kq_biased", il)
+        if cap:
+            kq = b.cb(gg.tanh(b.cb(gg.scale(kq, scale / cap), "kq_scaled", il)), "kq_tanh", il)
+            scale = cap
+        kq = gg.soft_max_ext(kq, a.kq_mask, scale, hp.f_max_alibi_bias, a.sinks)
+        b.cb(kq, "kq_soft_max_ext", il)
+        kqv = b.cb(gg.mul_mat(b.cb(_columns_of_v(b, n, a), "v", il), kq), "kqv", il)
+    if a.v_mla is not None:  # [n_embd_head_v, n_tokens, n_head] becomes [v_mla.ne[1], n_tokens, n_head]
+        kqv = b.cb(b.mul_mat(a.v_mla, kqv), "kqv_mla", il)
+    cur = b.cb(gg.permute(kqv, 0, 2, 1, 3), "kqv_merged", il)
+    return b.cb(gg.cont_2d(cur, cur.ne[0] * n.n_head, b.n_tokens), "kqv_merged_cont", il)
+
+
+def _rows_of_k(b: Build, n: LayerShape, il: int) -> Tensor:
+    """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
+    kv, n_kv, _, _ = b.use(il)
+    row = kv.type_k.row_size
+    k_l = kv.k_l[kv.index[il]]
+    return gg.view_3d(k_l, n.n_embd_head_k, n_kv, n.n_head_kv, row(n.n_embd_k_gqa), row(n.n_embd_head_k), 0)
+
+
+def _rows_of_v(b: Build, n: LayerShape, a: KV) -> Tensor:
+    """V of the first n_kv cells, a row of each: ne [n_embd_head_v, n_kv, n_head_kv]."""
+    il = a.il
+    kv, n_kv, _, _ = b.use(il)
+    if kv.transient:
+        assert a.v_cur is not None, il
+        head = a.v_cur.nb[0] * n.n_embd_head_v
+        v = gg.view_3d(a.v_cur, n.n_embd_head_v, n.n_head_kv, n_kv, head, a.v_cur.nb[1], 0)
+        return gg.permute(v, 0, 2, 1, 3)
+    if kv.v_in_k:
+        rows, row, head = kv.k_l, kv.type_k.row_size(n.n_embd_k_gqa), kv.type_k.row_size(n.n_embd_head_k)
+    else:
+        rows, row, head = kv.v_l, kv.type_v.row_size(n.n_embd_v_gqa), kv.type_v.row_size(n.n_embd_head_v)
+    return gg.view_3d(rows[kv.index[il]], n.n_embd_head_v, n_kv, n.n_head_kv, row, head, 0)
+
+
+def _columns_of_v(b: Build, n: LayerShape, a: KV) -> Tensor:
+    """V of the first n_kv cells, a column of each: ne [n_kv, n_embd_head_v, n_head_kv]."""
+    il = a.il
+    kv, n_kv, _, _ = b.use(il)
+    if not kv.v_trans or kv.transient:
+        v = _rows_of_v(b, n, a)
+        return gg.cont(gg.transpose(gg.cast(v, DType.F32) if v.dtype.is_quantized else v))
+    size = kv.type_v.type_size
+    row, v_l = size * kv.size, kv.v_l[kv.index[il]]
+    return gg.view_3d(v_l, n_kv, n.n_embd_head_v, n.n_head_kv, row, row * n.n_embd_head_v, 0)

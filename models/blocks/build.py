@@ -1,0 +1,166 @@
+"""One graph in the making: what every block takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pyggml import ops as gg
+from pyggml.dtypes import DType
+from pyggml.errors import GraphError, ModelError
+from pyggml.graph import Graph
+from pyggml.tensor import Context, Tensor, Var
+
+from ..hparams import HParams
+from ..memory.hybrid import HybridMemory
+from ..memory.kv_cache import KVCache
+from ..memory.kv_iswa import KVCacheISWA
+from ..memory.recurrent import RecurrentCells
+from ..names import tensor_name
+from ..weights import TensorSpec, Weights
+from .adapt import NO_ADAPTERS, Adapters
+
+KVMemory = KVCache | KVCacheISWA | HybridMemory | RecurrentCells
+
+
+def mask_name(kv: KVCache) -> str:
+    """The name of the mask of a cache."""
+    return "KQ_mask_swa" if kv.n_swa else "KQ_mask"
+
+
+class CacheUse(NamedTuple):
+    """How a graph uses one cache: the cells that attention looks at (those of the ubatch where it is transient), the
+    first cell of the ubatch's slot (bound when the graph runs), and the name of the mask."""
+
+    kv: KVCache
+    n_kv: int
+    head: Var
+    mask: str
+
+
+def _no_one(name: str) -> bool:
+    return False
+
+
+class Build:
+    """One graph in the making: the model, the cache, the sizes of the batch, and the inputs created so far.
+
+    weights     what `weight`, `optional` and `linear` ask; it notes what they asked for
+    n_tokens    tokens of the ubatch
+    n_outputs   tokens of which logits are wanted
+    n_kv        cells that attention looks at, in each of the memory's caches
+    n_seqs      of a memory with states: the tokens are those of so many sequences, equally many of each, one sequence
+                after the other
+    embd        embeddings are given instead of tokens
+    embeddings  the graph ends with the embeddings of tokens instead of their logits
+    layer       those after this layer (0: as they go into the first), instead of after the last one and its norm (None)
+    uses        how each of the memory's caches is used
+    adapters    what is added to products and to the outputs of layers
+    asked       whether anyone will look at the node of a name: what is fused in one op is then built of several
+    """
+
+    def __init__(
+        self,
+        hparams: HParams,
+        weights: Weights,
+        kv: KVMemory,
+        n_tokens: int,
+        n_outputs: int,
+        n_kv: tuple[int, ...],
+        embd: bool = False,
+        adapters: Adapters = NO_ADAPTERS,
+        n_seqs: int = 1,
+        *,
+        embeddings: bool = False,
+        layer: int | None = None,
+    ) -> None:
+        if not 0 < n_tokens <= kv.size:
+            raise GraphError(f"n_tokens must be 1 to {kv.size}, the cells of the cache, not {n_tokens}")
+        if not 0 < n_outputs <= n_tokens:
+            raise GraphError(f"n_outputs must be 1 to {n_tokens}, the tokens of the batch, not {n_outputs}")
+        if n_tokens % n_seqs:
+            raise GraphError(f"n_tokens must be a multiple of n_seqs = {n_seqs}, not {n_tokens}")
+        self.n_seqs, self.n_seq_tokens = n_seqs, n_tokens // n_seqs
+        self.hparams, self.weights, self.kv = hparams, weights, kv
+        self.n_tokens, self.n_outputs, self.n_kv, self.embd = n_tokens, n_outputs, n_kv, embd
+        self.adapters = adapters
+        self.embeddings, self.layer = embeddings, layer
+        self.uses = tuple(
+            CacheUse(c, n_tokens if c.transient else n, Var("kv_head", c.size - n_tokens), mask_name(c))
+            for c, n in zip(kv.caches, n_kv, strict=True)
+        )
+        self.ctx = Context()
+        self.graph = Graph()
+        self.inputs: dict[str, Tensor] = {}
+        self._named: dict[str, Tensor] = {}
+        self.masks: dict[str, Tensor] = {}
+        self.asked: Callable[[str], bool] = _no_one
+
+    def use(self, il: int) -> CacheUse:
+        """The cache of layer `il`."""
+        return next(u for u in self.uses if il in u.kv.index)
+
+    @property
+    def states(self) -> RecurrentCells:
+        """The cells of recurrent layers, which the memory must have."""
+        states = self.kv.states
+        assert states is not None, self.kv
+        return states
+
+    def cb(self, t: Tensor, name: str, il: int = -1) -> Tensor:
+        """Name a node as llama.cpp does: `Qcur-0` in a layer, `result_norm` outside of one. `l_out` is the output of a
+        layer: what a control vector is added to."""
+        if name == "l_out" and il in self.adapters.control:
+            t = gg.add(t.set_name(f"ffn_out-{il}"), self.adapters.control[il])
+        t.name = name if il < 0 else f"{name}-{il}"
+        if self.layer is not None:
+            self._named[t.name] = t
+        return t
+
+    def named(self, name: str) -> Tensor:
+        """The node that was given that name, of a graph that ends after a `layer`. Raises ModelError."""
+        if name not in self._named:
+            raise ModelError(f"the graph of this architecture has no {name} to end with")
+        return self._named[name]
+
+    def input(self, name: str, dtype: DType, *ne: int) -> Tensor:
+        """The input leaf of that name."""
+        if name not in self.inputs:
+            self.inputs[name] = self.ctx.new_tensor(dtype, ne, name).set_input()
+        return self.inputs[name]
+
+    # -- weights: asking for one declares it ----------------------------------------------------------------------
+
+    def weight(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor:
+        """The weight of that role (of layer `il`), which a model must have.
+
+        Raises ModelError where it is missing or has another shape.
+        """
+        spec = TensorSpec(self._name(role, il, suffix), ne)
+        t = self.weights.ask(spec)
+        assert t is not None, spec  # or `ask` had raised
+        return t
+
+    def _name(self, role: str, il: int, suffix: str = "weight") -> str:
+        return tensor_name(role, il if il < 0 else self.hparams.block(il), suffix)
+
+    def optional(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor | None:
+        """The weight (or bias) of that role, or None where the model has none. Raises ModelError for another shape."""
+        return self.weights.ask(TensorSpec(self._name(role, il, suffix), ne, True))
+
+    def n_out(self, role: str, choices: tuple[int, ...], il: int = -1) -> int:
+        """How many rows the weight of that role has: one of `choices`, the first where the model has no such weight, or
+        another one (which asking for it then says)."""
+        ne = self.weights.ne(self._name(role, il))
+        return ne[1] if ne is not None and ne[1] in choices else choices[0]
+
+    def mul_mat(self, w: Tensor, cur: Tensor) -> Tensor:
+        """w @ cur, and what adapters add to the product of that weight."""
+        return self.adapters.product(gg.mul_mat(w, cur), w.name, cur)
+
+    def linear(self, role: str, cur: Tensor, n_out: int, name: str, il: int = -1, *, bias: bool = True) -> Tensor:
+        """weight @ cur, with a weight of ne [cur.ne[0], n_out], and the bias where the model has one: ne
+        [n_out, n_tokens]. Both nodes are called `name`. `bias` false: it may have one, which is not added."""
+        cur = self.cb(self.mul_mat(self.weight(role, (cur.ne[0], n_out), il), cur), name, il)
+        b = self.optional(role, (n_out,), il, "bias")
+        return cur if b is None or not bias else self.cb(gg.add(cur, b), name, il)

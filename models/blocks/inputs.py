@@ -1,0 +1,113 @@
+"""What goes into a graph: tokens or embeddings, positions, masks, and which rows come out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml import ops as gg
+from pyggml.dtypes import DType
+from pyggml.tensor import Tensor
+
+from ..hparams import HParams
+from ..memory.kv_cells import Floats, Ints
+from .build import Build
+
+MASK_PADDING = 32  # rows of the mask are padded to a multiple
+
+
+def token_embd(b: Build) -> Tensor:
+    """The embeddings of all tokens: ne [n_embd, n_vocab]."""
+    return b.weight("token_embd", (b.hparams.n_embd, b.hparams.n_vocab))
+
+
+def build_inp_embd(b: Build) -> Tensor:
+    """The embeddings of the tokens, or those that are given, scaled where the model asks for it: ne
+    [n_embd, n_tokens]."""
+    if b.embd:
+        cur = b.input("inp_embd", DType.F32, b.hparams.n_embd, b.n_tokens)
+    else:
+        w, tokens = token_embd(b), b.input("inp_tokens", DType.I32, b.n_tokens)
+        cur = b.cb(b.adapters.rows(gg.get_rows(w, tokens), w.name, tokens), "inp_embd")
+    scale = b.hparams.f_embedding_scale
+    return b.cb(gg.scale(cur, scale), "inp_scaled") if scale else cur
+
+
+def build_inp_pos(b: Build) -> Tensor:
+    """Positions of the tokens: I32 ne [n_tokens], or four times as many (first those of time, then of height ...)."""
+    return b.input("inp_pos", DType.I32, b.n_tokens * b.hparams.n_pos_per_embd)
+
+
+def build_pos_embd(b: Build, cur: Tensor, *, optional: bool = False) -> Tensor:
+    """`cur`, ne [n_embd, n_tokens], plus the embeddings of the positions; `optional`: where the model has them."""
+    ne = (cur.ne[0], b.hparams.n_ctx_train)
+    embd = b.optional("position_embd", ne) if optional else b.weight("position_embd", ne)
+    if embd is None:
+        return cur
+    return b.cb(gg.add(cur, b.cb(gg.get_rows(embd, build_inp_pos(b)), "pos_embd")), "inpL")
+
+
+def build_inp_attn_scale(b: Build) -> Tensor:
+    """What Q of each token is multiplied with for its position: ne [1, 1, n_tokens], see `attn_temp_scale`."""
+    return b.input("inp_attn_scale", DType.F32, 1, 1, b.n_tokens)
+
+
+def attn_temp_scale(hp: HParams, pos: Ints) -> Floats:
+    """1 + f_attn_temp_scale * log(1 + (pos + f_attn_temp_offset) / n_attn_temp_floor_scale, rounded down), float32
+    (Llama 4's temperature tuning: attention stays sharp in long texts)."""
+    chunk = np.floor((pos + np.float64(hp.f_attn_temp_offset)) / hp.n_attn_temp_floor_scale)
+    return (1.0 + hp.f_attn_temp_scale * np.log1p(chunk)).astype(np.float32)
+
+
+def build_inp_kq_mask(b: Build, il: int) -> Tensor:
+    """The attention mask of layer `il`: ne [n_kv, n_tokens padded], F32 (F16 for flash attention).
+
+    Rows lie as far apart as the cache has cells, so that they stay where they are when n_kv grows.
+    """
+    kv, n_kv, _, name = b.use(il)
+    if name not in b.masks:
+        mask = b.input(name, DType.F32, n_kv, -(-b.n_tokens // MASK_PADDING) * MASK_PADDING)
+        row = 4 * kv.size
+        mask.nb = (4, row, row * mask.ne[1], row * mask.ne[1])
+        b.masks[name] = b.cb(gg.cast(mask, DType.F16), f"{name} (copy)") if kv.flash_attn else mask
+    return b.masks[name]
+
+
+def build_rel_bias(b: Build, role: str, il: int) -> Tensor:
+    """What is added to the scores of layer `il` by the distances of tokens: ne [n_kv, n_tokens, n_head], of the layer's
+    own weight of that role, ne [n_head, n_rel_attn_bkts], or the first layer's."""
+    ne = (b.hparams.layer(il).n_head, b.hparams.n_rel_attn_bkts)
+    own = b.optional(role, ne, il) if il else b.weight(role, ne, 0)
+    name = f"pos_bias-{il if own is not None else 0}"
+    if name not in b.masks:
+        n_kv = b.use(il).n_kv
+        bucket = b.input("inp_pos_bucket", DType.I32, n_kv * b.n_tokens)
+        rows = gg.get_rows(b.weight(role, ne, 0) if own is None else own, bucket)
+        bias = gg.permute(gg.reshape_3d(rows, ne[0], n_kv, b.n_tokens), 2, 0, 1, 3)
+        b.masks[name] = b.cb(gg.cont(bias), name)
+    return b.masks[name]
+
+
+def relative_buckets(hp: HParams, cells: Ints, pos: Ints) -> Ints:
+    """int32 [n_tokens, n_kv]: the bucket of the distance of each of the `cells`, int32 [n_kv] positions, to each of the
+    tokens at `pos` (T5's `_relative_position_bucket`; arXiv 1910.10683).
+
+    Where tokens see those after them these have the second half of the buckets. The first half of the rest holds one
+    distance each, the other ever larger ranges, by the logarithm, up to `n_rel_attn_max_distance`.
+    """
+    distance, n = cells[None, :].astype(np.int64) - pos[:, None], hp.n_rel_attn_bkts
+    bucket = np.zeros_like(distance)
+    if hp.causal_attn:
+        distance = np.maximum(-distance, 0)
+    else:
+        n //= 2
+        bucket += n * (distance > 0)
+        distance = np.abs(distance)
+    exact = n // 2
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    far = exact + (ratio / np.float32(np.log(hp.n_rel_attn_max_distance / exact)) * (n - exact)).astype(np.int64)
+    return (bucket + np.where(distance < exact, distance, np.minimum(far, n - 1))).astype(np.int32)
+
+
+def build_inp_out_ids(b: Build) -> Tensor:
+    """The rows of which logits are wanted: I32 ne [n_outputs]."""
+    return b.input("inp_out_ids", DType.I32, b.n_outputs)

@@ -1,0 +1,104 @@
+"""Multi-head latent attention: K and V of all heads come from one row per token (DeepSeek-V2, arXiv 2405.04434)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyggml import ops as gg
+from pyggml.tensor import Tensor
+
+from .attention import KV, build_attn
+from .build import Build
+from .inputs import build_inp_kq_mask
+from .norm import build_norm
+from .rope import build_rope
+
+
+class MLA(NamedTuple):
+    """The sizes of multi-head latent attention in one layer; those of a head include the n_rot roped elements.
+
+    n_lora_q       elements of the row that Q of all heads comes from; 0: from what attention reads
+    n_lora_kv      elements of the latent row (without its roped elements, which are all heads' K)
+    n_embd_head_k  elements of Q and K of a head, the n_rot that are roped last
+    n_embd_head_v  elements of V of a head
+    n_rot          elements that are roped
+    """
+
+    n_lora_q: int
+    n_lora_kv: int
+    n_embd_head_k: int
+    n_embd_head_v: int
+    n_rot: int
+
+    @property
+    def n_nope(self) -> int:
+        """Elements of Q and K of a head that are not roped."""
+        return self.n_embd_head_k - self.n_rot
+
+
+def build_mla(
+    b: Build,
+    cur: Tensor,
+    pos: Tensor,
+    factors: Tensor | None,
+    il: int,
+    m: MLA,
+    q_scale: Tensor | None = None,
+    *,
+    k_norm: bool = False,
+    scale: float = 0.0,
+) -> Tensor:
+    """Attention of the heads, before it is projected: ne [n_head * m.n_embd_head_v, n_tokens].
+
+    Where V is in K (`hp.v_in_k`), the cache holds the latent rows, ne [n_lora_kv + n_rot]: Q is brought to them by
+    `attn_k_b`, and what comes out to the heads by `attn_v_b`. Else it holds K and V of each head. `q_scale`, ne
+    [1, 1, n_tokens], is what Q is multiplied with. `k_norm`: the roped elements of K are normed before. `scale`: as in
+    KV.
+    """
+    n_head, n_tokens = b.hparams.layer(il).n_head, cur.ne[1]
+    q = gg.reshape_3d(_q(b, cur, il, n_head * m.n_embd_head_k, m.n_lora_q), m.n_embd_head_k, n_head, n_tokens)
+    q_nope, q_pe = _split(q, m.n_nope)
+    q_pe = build_rope(b, q_pe, pos, factors, "q_pe", il)
+
+    latent = b.linear("attn_kv_a_mqa", cur, m.n_lora_kv + m.n_rot, "kv_cmpr_pe", il)
+    kv_cmpr, k_pe = _split(gg.reshape_3d(latent, latent.ne[0], 1, n_tokens), m.n_lora_kv)
+    assert kv_cmpr is not None, m
+    if k_norm:
+        k_pe = build_norm(b, k_pe, "attn_k_norm", "k_pe_normed", il)
+    k_pe = build_rope(b, k_pe, pos, factors, "k_pe", il)
+    kv_cmpr = gg.view_2d(kv_cmpr, m.n_lora_kv, n_tokens, latent.nb[1], 0)
+    kv_cmpr = build_norm(b, kv_cmpr, "attn_kv_a_norm", "kv_cmpr", il)
+
+    v_mla = None
+    if b.hparams.v_in_k:
+        assert q_nope is not None, m
+        k_b = b.weight("attn_k_b", (m.n_nope, m.n_lora_kv, n_head), il)
+        v_mla = b.weight("attn_v_b", (m.n_lora_kv, m.n_embd_head_v, n_head), il)
+        q_nope = b.cb(b.mul_mat(k_b, gg.permute(q_nope, 0, 2, 1, 3)), "q_nope_absorbed", il)
+        Qcur = b.cb(gg.concat(gg.permute(q_nope, 0, 2, 1, 3), q_pe, 0), "Qcur", il)
+        Kcur = b.cb(gg.concat(gg.reshape_3d(kv_cmpr, m.n_lora_kv, 1, n_tokens), k_pe, 0), "Kcur", il)
+        Vcur = None
+    else:
+        n_kv = m.n_nope + m.n_embd_head_v
+        kv = gg.reshape_3d(b.linear("attn_kv_b", kv_cmpr, n_head * n_kv, "kv", il), n_kv, n_head, n_tokens)
+        k_nope, v = _split(kv, m.n_nope)
+        Vcur = b.cb(gg.cont_2d(v, m.n_embd_head_v * n_head, n_tokens), "Vcur", il)
+        k_pe = gg.repeat_4d(k_pe, m.n_rot, n_head, n_tokens, 1)
+        Qcur = b.cb(q_pe if q_nope is None else gg.concat(q_nope, q_pe, 0), "Qcur", il)
+        Kcur = b.cb(k_pe if k_nope is None else gg.concat(k_nope, k_pe, 0), "Kcur", il)
+    if q_scale is not None:
+        Qcur = b.cb(gg.mul(Qcur, q_scale), "Qcur_attn_temp_scaled", il)
+    return build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il, v_mla=v_mla, scale=scale))
+
+
+def _q(b: Build, cur: Tensor, il: int, n_out: int, n_lora: int) -> Tensor:
+    if not n_lora:
+        return b.linear("attn_q", cur, n_out, "q", il)
+    q = build_norm(b, b.linear("attn_q_a", cur, n_lora, "q", il), "attn_q_a_norm", "q", il)
+    return b.linear("attn_q_b", q, n_out, "q", il)
+
+
+def _split(a: Tensor, n: int) -> tuple[Tensor | None, Tensor]:
+    """The first `n` elements of each row (None for n = 0), and the rest."""
+    first = gg.view_3d(a, n, a.ne[1], a.ne[2], a.nb[1], a.nb[2], 0) if n else None
+    return first, gg.view_3d(a, a.ne[0] - n, a.ne[1], a.ne[2], a.nb[1], a.nb[2], n * a.nb[0])

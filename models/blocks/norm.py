@@ -1,0 +1,42 @@
+"""Norms of rows, with their weights."""
+
+from __future__ import annotations
+
+from pyggml import ops as gg
+from pyggml.ops.norm import norm
+from pyggml.tensor import Tensor
+
+from ..hparams import NormKind
+from .build import Build
+
+
+def build_norm(
+    b: Build,
+    cur: Tensor,
+    role: str,
+    name: str,
+    il: int = -1,
+    kind: NormKind = "rms",
+    *,
+    per_head: bool = False,
+    eps: float = 0.0,
+    suffix: str = "weight",
+) -> Tensor:
+    """The norm of each row, its weight, and its bias where the model has one. Shape as `cur`. Without a `role` it has
+    neither.
+
+    rms     divided by the root of the mean square
+    layer   minus the mean, divided by the standard deviation
+
+    `per_head`: the weight has a row for each head of `cur`, ne [n_embd_head, n_head, n_tokens]. `eps`: that of the
+    model, unless given. `suffix` ends the name of the weight.
+    """
+    hp = b.hparams
+    ne = cur.ne[:2] if per_head else cur.ne[:1]
+    eps = eps or (hp.f_norm_rms_eps if kind == "rms" else hp.f_norm_eps)
+    cur = gg.rms_norm(cur, eps) if kind == "rms" else norm(cur, eps)
+    if not role:
+        return b.cb(cur, name, il)
+    cur = b.cb(gg.mul(b.cb(cur, "norm", il), b.weight(role, ne, il, suffix)), name, il)
+    bias = b.optional(role, ne, il, "bias")
+    return cur if bias is None else b.cb(gg.add(b.cb(cur, "norm_w", il), bias), name, il)

@@ -1,0 +1,59 @@
+"""Rotary positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyggml import ops as gg
+from pyggml.tensor import Tensor
+
+from ..hparams import HParams, RopeShape
+from ..names import tensor_name
+from .build import Build
+
+_MODES = {
+    "norm": gg.ROPE_TYPE_NORM,
+    "neox": gg.ROPE_TYPE_NEOX,
+    "mrope": gg.ROPE_TYPE_MROPE,
+    "imrope": gg.ROPE_TYPE_IMROPE,
+}
+
+
+def build_rope(b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, name: str, il: int) -> Tensor:
+    """`cur`, ne [n_embd_head, n_head, n_tokens], roped, where layer `il` ropes."""
+    shape = b.hparams.rope(il)
+    return cur if shape is None else b.cb(rope(b.hparams, shape, cur, pos, factors, shape.attn_factor), name, il)
+
+
+def rope(hp: HParams, shape: RopeShape, cur: Tensor, pos: Tensor, factors: Tensor | None, attn_factor: float) -> Tensor:
+    """rope_ext (rope_multi where tokens have four positions) with the model's frequencies, of the first elements of
+    each row. `cur`: ne [n_embd_head, n_head, n_tokens]."""
+    mode = _MODES[hp.rope_type]
+    scaling = (
+        hp.n_ctx_orig_yarn,
+        shape.freq_base,
+        shape.freq_scale,
+        shape.ext_factor,
+        attn_factor,
+        hp.yarn_beta_fast,
+        hp.yarn_beta_slow,
+    )
+    if hp.n_pos_per_embd > 1:
+        return gg.rope_multi(cur, pos, factors, shape.n_rot, hp.rope_sections, mode, *scaling)
+    return gg.rope_ext(cur, pos, factors, shape.n_rot, mode, *scaling)
+
+
+def build_rope_factors(b: Build) -> Tensor | None:
+    """The frequency factors that the model has for a context of this size: ne [n_rot / 2], or None."""
+    for role in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
+        b.optional(role, (b.hparams.n_rot // 2,))
+    return rope_factors(b.hparams, b.weights, b.kv.size)
+
+
+def rope_factors(hp: HParams, weights: Mapping[str, Tensor], n_ctx: int) -> Tensor | None:
+    """Frequency factors: `rope_freqs` (Llama 3), else the long or the short ones, by the size of the context."""
+    for role in ("rope_freqs", "rope_factors_long" if n_ctx > hp.n_ctx_orig_yarn else "rope_factors_short"):
+        t = weights.get(tensor_name(role))
+        if t is not None:
+            return t
+    return None

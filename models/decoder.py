@@ -1,0 +1,226 @@
+"""Decoders that differ in what their blocks are given, and in nothing else: the differences, and one builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture, MemoryKind
+from .blocks import (
+    KV,
+    Activation,
+    Build,
+    Glu,
+    build_attn,
+    build_attn_gate,
+    build_ffn,
+    build_inp_attn_scale,
+    build_inp_embd,
+    build_inp_kq_mask,
+    build_inp_out_ids,
+    build_inp_pos,
+    build_lm_head,
+    build_moe_ffn,
+    build_norm,
+    build_pos_embd,
+    build_qkv,
+    build_result_embd,
+    build_rope,
+    build_rope_factors,
+    build_shared_expert,
+)
+from .hparams import Head, HParams, NormKind, Router
+from .metadata import Reader, read_hparams
+
+Value = float | str | bool | Head | Router | tuple[float, ...]  # of a hyperparameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """How a plain decoder differs from the first Llama. What is a number, or is needed beside the graph, is a
+    hyperparameter instead: `rope_type`, `f_embedding_scale`, `f_attention_scale`, `n_swa` ...
+
+    norm          kind of all its norms
+    norm_weight   the norms before attention, network and output have weights
+    embd_norm     plain: embeddings are normed; weighted: with weights
+    pre_norm      what attention and network read is normed
+    post_norm     what they give is normed
+    ffn_norm      the role of the norm before the network
+    qk_norm       head: Q and K of each head are normed before they are roped; heads: so, with weights of its own;
+                  roped: as head, but after; row: all heads of a token together, before
+    qk_norm_optional   they are normed where the model has weights for both
+    rope_factors  the rope has frequency factors, where the model has them
+    act           what the gate of the feed-forward network goes through
+    gated         whether there is a gate; without one `act` is of what `ffn_up` gives
+    gate_in_up    `ffn_up` gives the gate too
+    biases        qkv: of those in a file only these are added (as in llama.cpp); none: nor these
+    sinks         some: attention has sinks in layers with weights for them; all: in all layers
+    attn_gate     what attention gives is multiplied with this of `attn_gate` times what it reads, which has an element
+                  for each of attention, or for each head
+    shared_gate   the shared expert of a mixture has a gate of its own
+    parallel      attention and network both read the input of the layer, and both are added to it. The network reads
+                  what the norm before attention gives, unless it has one of its own; where there is `attn_norm_2`,
+                  attention reads that
+    output_norm   the role of the last norm
+    bare_norms    roles of norms whose weights are named so, without `.weight`
+    position_embd positions have embeddings, where the model has them (always, by the hyperparameter learned_positions)
+    first_norm    false: what the first attention reads is normed only where the model has a weight for that
+    lm_head       false: the graph ends with embeddings (encoders)
+    """
+
+    norm: NormKind = "rms"
+    norm_weight: bool = True
+    embd_norm: Literal["none", "plain", "weighted"] = "none"
+    pre_norm: bool = True
+    post_norm: bool = False
+    ffn_norm: str = "ffn_norm"
+    qk_norm: Literal["none", "head", "heads", "roped", "row"] = "none"
+    qk_norm_optional: bool = False
+    rope_factors: bool = True
+    act: Activation | Glu = "silu"
+    gated: bool = True
+    gate_in_up: bool = False
+    biases: Literal["all", "qkv", "none"] = "all"
+    sinks: Literal["none", "some", "all"] = "none"
+    attn_gate: Literal["none", "sigmoid", "softplus"] = "none"
+    shared_gate: bool = False
+    parallel: bool = False
+    output_norm: str = "output_norm"
+    bare_norms: tuple[str, ...] = ()
+    position_embd: bool = False
+    first_norm: bool = True
+    lm_head: bool = True
+
+    def build(self, b: Build) -> Graph:
+        """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs], or `result_embd`, ne
+        [n_embd, n_outputs]."""
+        hp = b.hparams
+        with b.ctx:
+            inpL = build_inp_embd(b)
+            if self.embd_norm != "none":
+                role = "token_embd_norm" if self.embd_norm == "weighted" else ""
+                inpL = build_norm(b, inpL, role, "inp_norm", kind=self.norm)
+            if hp.learned_positions or self.position_embd:
+                inpL = build_pos_embd(b, inpL, optional=not hp.learned_positions)
+            inp_pos = build_inp_pos(b)
+            factors = build_rope_factors(b) if self.rope_factors else None
+            for il in range(hp.n_layer):
+                normed = self._pre_norm(b, inpL, "attn_norm", "attn_norm", il, optional=il == 0 and not self.first_norm)
+                attn = self.attention(b, self._attn_input(b, inpL, normed, il), inp_pos, factors, il)
+                if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
+                    inp_out_ids = build_inp_out_ids(b)
+                    attn, inpL = gg.get_rows(attn, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+                    normed = gg.get_rows(normed, inp_out_ids)
+                attn = self.post(b, attn, "post_attention_norm", "attn_post_norm", il)
+                ffn_inp = b.cb(gg.add(attn, inpL), "ffn_inp", il)
+                cur = self.ffn(b, self._ffn_input(b, inpL, normed, ffn_inp, il), il)
+                cur = self.post(b, cur, "post_ffw_norm", "ffn_post_norm", il)
+                inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
+            role = self.output_norm if self.norm_weight else ""
+            cur = self._norm(b, inpL, role, "result_norm", -1)
+            return build_lm_head(b, cur, bias=self.biases == "all") if self.lm_head else build_result_embd(b, cur)
+
+    def _pre_norm(self, b: Build, cur: Tensor, role: str, name: str, il: int, *, optional: bool = False) -> Tensor:
+        if optional and b.optional(role, cur.ne[:1], il) is None:
+            return cur
+        return self._norm(b, cur, role if self.norm_weight else "", name, il) if self.pre_norm else cur
+
+    def _norm(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:
+        return build_norm(b, cur, role, name, il, self.norm, suffix="" if role in self.bare_norms else "weight")
+
+    def post(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:
+        """What attention or network gives, as it is added to the residual."""
+        cur = self._norm(b, cur, role, name, il) if self.post_norm else cur
+        scale = b.hparams.f_residual_scale
+        return b.cb(gg.scale(cur, scale), f"{name}_scaled", il) if scale else cur
+
+    def _attn_input(self, b: Build, inpL: Tensor, normed: Tensor, il: int) -> Tensor:
+        if not self.parallel or b.optional("attn_norm_2", inpL.ne[:1], il) is None:
+            return normed
+        return build_norm(b, inpL, "attn_norm_2", "attn_norm_2", il, self.norm)
+
+    def _ffn_input(self, b: Build, inpL: Tensor, normed: Tensor, ffn_inp: Tensor, il: int) -> Tensor:
+        if not self.parallel:
+            return self._pre_norm(b, ffn_inp, self.ffn_norm, "ffn_norm", il)
+        own = b.optional(self.ffn_norm, inpL.ne[:1], il)
+        return normed if own is None else self._pre_norm(b, inpL, self.ffn_norm, "ffn_norm", il)
+
+    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        """What attention gives in layer `il`, which reads `cur`."""
+        attn = build_attn(b, self.kv(b, cur, pos, factors, il))
+        if self.attn_gate != "none":
+            attn = build_attn_gate(b, attn, cur, il, gg.sigmoid if self.attn_gate == "sigmoid" else gg.softplus)
+        return b.linear("attn_output", attn, b.hparams.n_embd, "kqv_out", il, bias=self.biases == "all")
+
+    def kv(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
+        """What attention takes in layer `il`, which reads `cur`."""
+        Qcur, Kcur, Vcur = build_qkv(b, cur, il, bias=self.biases != "none")
+        if self.qk_norm not in ("none", "roped"):
+            Qcur, Kcur = self._qk_norm(b, Qcur, Kcur, il)
+        Qcur = build_rope(b, Qcur, pos, factors, "Qcur", il)
+        Kcur = build_rope(b, Kcur, pos, factors, "Kcur", il)
+        if self.qk_norm == "roped":
+            Qcur, Kcur = self._qk_norm(b, Qcur, Kcur, il)
+        if b.hparams.f_attn_temp_scale:
+            Qcur = b.cb(gg.mul(Qcur, build_inp_attn_scale(b)), "Qcur_attn_temp_scaled", il)
+        sinks = None
+        if self.sinks != "none":
+            ask = b.weight if self.sinks == "all" else b.optional
+            sinks = ask("attn_sinks", (b.hparams.layer(il).n_head,), il)
+        return KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il, sinks)
+
+    def _qk_norm(self, b: Build, Qcur: Tensor, Kcur: Tensor, il: int) -> tuple[Tensor, Tensor]:
+        """Q and K, ne [n_embd_head_k, their heads, n_tokens], normed."""
+        weights: list[tuple[int, ...]] = []
+        for cur in (Qcur, Kcur):
+            head, n_head = cur.ne[:2]
+            weights.append({"heads": (head, n_head), "row": (head * n_head,)}.get(self.qk_norm, (head,)))
+        if self.qk_norm_optional:
+            roles = list(zip(("attn_q_norm", "attn_k_norm"), weights, strict=True))
+            there = [b.optional(role, ne, il) for role, ne in roles]
+            if None in there:
+                for role, ne in roles:
+                    b.optional(role, ne, il, "bias")  # may be there, for nothing
+                return Qcur, Kcur
+        return self._heads_norm(b, Qcur, "q", il), self._heads_norm(b, Kcur, "k", il)
+
+    def _heads_norm(self, b: Build, cur: Tensor, part: str, il: int) -> Tensor:
+        role, name = f"attn_{part}_norm", f"{part.upper()}cur_normed"
+        if self.qk_norm != "row":
+            return build_norm(b, cur, role, name, il, self.norm, per_head=self.qk_norm == "heads")
+        head, n_head, n_tokens, _ = cur.ne
+        row = gg.reshape_2d(gg.cont(cur) if cur.op == "view" else cur, head * n_head, n_tokens)
+        return gg.reshape_3d(build_norm(b, row, role, name, il, self.norm), head, n_head, n_tokens)
+
+    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+        """The feed-forward network, or the mixture of experts, of layer `il`."""
+        if not b.hparams.is_moe(il):
+            bias = self.biases == "all"
+            act = "gelu_erf" if self.act == "gelu" and b.hparams.gelu_exact else self.act
+            return build_ffn(b, cur, il, act, self.gated, bias=bias, gate_in_up=self.gate_in_up)
+        out = build_moe_ffn(b, cur, il, self.act)
+        if not b.hparams.n_ff_shexp:
+            return out
+        return b.cb(gg.add(out, build_shared_expert(b, cur, il, self.act, gated=self.shared_gate)), "ffn_out", il)
+
+
+def decoder(
+    *names: str,
+    build: Decoder | None = None,
+    memory: MemoryKind = "kv",
+    **hparams: Value | Callable[[Reader], Value],
+) -> Architecture:
+    """The architecture of plain decoders. `hparams` are hyperparameters that the common keys do not give, or how they
+    are read."""
+    build = build or Decoder()
+
+    def read(r: Reader) -> HParams:
+        own = {name: value(r) if callable(value) else value for name, value in hparams.items()}
+        return read_hparams(HParams, r, build.norm, k_norm_last=build.qk_norm == "roped", **own)
+
+    return Architecture(names, build.build, read, memory, build.lm_head)

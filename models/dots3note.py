@@ -1,0 +1,72 @@
+"""dots3note (llama.cpp's `dots3note`, https://github.com/ggml-org/llama.cpp): DeepSeek-V3.2 with a window, and latent
+rows and heads of other sizes, in some layers. The roped elements of K are normed, and heads of attention gated by a
+sigmoid. Layers without the window attend to what an indexer chooses, see `sparse.py`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture
+from .blocks import MLA, Build, build_attn_gate, build_mla
+from .deepseek2 import build_deepseek2, read_deepseek2
+from .hparams import HParams, Router
+from .metadata import Reader, read_router, read_window
+from .sparse import DSAHParams, ask_indexer, read_indexer
+
+_RANK, _HEAD_K, _HEAD_V = (
+    f"{{arch}}.attention.{key}_swa" for key in ("kv_lora_rank", "key_length_mla", "value_length_mla")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dots3NoteHParams(DSAHParams):
+    """The sizes of latent rows and heads in layers with the window."""
+
+    n_lora_kv_swa: int
+    n_embd_head_k_mla_swa: int
+    n_embd_head_v_mla_swa: int
+
+
+def build_dots3note(b: Build) -> Graph:
+    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
+    hp = b.hparams
+    assert isinstance(hp, Dots3NoteHParams)
+    ask_indexer(b, hp)
+    full = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
+    window = MLA(hp.n_lora_q, hp.n_lora_kv_swa, hp.n_embd_head_k_mla_swa, hp.n_embd_head_v_mla_swa, hp.n_rot)
+
+    def attention(cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        m = window if hp.is_swa(il) else full
+        attn = build_mla(b, cur, pos, None, il, m, k_norm=True, scale=1.0 / math.sqrt(m.n_embd_head_k))
+        return build_attn_gate(b, attn, cur, il, gg.sigmoid)
+
+    return build_deepseek2(b, attention)
+
+
+def _read(r: Reader) -> HParams:
+    n_rot, n_lora_kv = r.integer(Keys.Rope.DIMENSION_COUNT), r.integer(_RANK)
+    window: dict[str, Any] = read_window(r, 0)
+    return read_deepseek2(
+        r,
+        cls=Dots3NoteHParams,
+        router=read_router(r, Router(gating="sigmoid", norm=False)),
+        **read_indexer(r),
+        **window,
+        n_lora_kv_swa=n_lora_kv,
+        n_embd_head_k_swa=n_lora_kv + n_rot,
+        n_embd_head_v_swa=n_lora_kv,
+        rope_first_swa=n_lora_kv,
+        n_embd_head_k_mla_swa=r.integer(_HEAD_K),
+        n_embd_head_v_mla_swa=r.integer(_HEAD_V),
+    )
+
+
+ARCHITECTURES = (Architecture(("dots3note",), build_dots3note, _read),)

@@ -1,0 +1,92 @@
+"""Encoders that norm before attention and network, as decoders do. Tokens see each other, nothing is remembered, and
+there are no logits: graphs end with `result_embd`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gguf.constants import Keys
+
+from pyggml.graph import Graph
+
+from .architecture import Architecture
+from .bert import read_activation
+from .blocks import Activation, Build
+from .decoder import Decoder, decoder
+from .hparams import Head, HParams
+from .metadata import Reader, read_head, read_hparams, read_window
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModernBertHParams(HParams):
+    """What the gate of the network goes through."""
+
+    act: Activation
+
+
+def _read_modern_bert(r: Reader) -> HParams:
+    act = read_activation(r, "gelu")
+    window = {}
+    if r.integer(Keys.Attention.SLIDING_WINDOW, 0):
+        window = read_window(r, 3, dense_first=True) | {"swa_type": "symmetric"}
+    head = read_head(r, Head(pooling="mean", act="gelu_erf" if act == "gelu_erf" else "gelu"))
+    return read_hparams(
+        ModernBertHParams, r, "layer", causal_attn=False, rope_type="neox", act=act, head=head, **window
+    )
+
+
+def _build_modern_bert(b: Build) -> Graph:
+    assert isinstance(b.hparams, ModernBertHParams)
+    return Decoder(
+        norm="layer",
+        embd_norm="weighted",
+        first_norm=False,
+        act=b.hparams.act,
+        gate_in_up=True,
+        rope_factors=False,
+        lm_head=False,
+    ).build(b)
+
+
+def _read_gemma_embedding(r: Reader) -> HParams:
+    return read_hparams(
+        HParams,
+        r,
+        causal_attn=False,
+        rope_type="neox",
+        f_embedding_scale=math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH)),
+        **read_window(r, 6, plain_rope=True),
+        swa_type="symmetric",
+    )
+
+
+ARCHITECTURES = (
+    # ModernBERT (arXiv 2412.13663), GTE and Granite of its shape: the embeddings are normed (and what the first layer
+    # reads is not once more), two of three layers see a window to both sides, gate and up are one weight.
+    Architecture(("modern-bert",), _build_modern_bert, _read_modern_bert, "none", False),
+    # NeoBERT (arXiv 2502.19587): as Llama, with one weight for Q, K and V, and one for gate and up.
+    decoder(
+        "neo-bert",
+        build=Decoder(gate_in_up=True, rope_factors=False, output_norm="enc.output_norm", lm_head=False),
+        memory="none",
+        causal_attn=False,
+    ),
+    # EuroBERT (arXiv 2503.05500): as Llama.
+    decoder(
+        "eurobert",
+        build=Decoder(rope_factors=False, lm_head=False),
+        memory="none",
+        causal_attn=False,
+        rope_type="neox",
+    ),
+    # EmbeddingGemma (arXiv 2509.20354): Gemma 3 whose tokens see each other, in five of six layers within a window to
+    # both sides; two more products of the pooled embeddings (`dense_2`, `dense_3`).
+    Architecture(
+        ("gemma-embedding",),
+        Decoder(act="gelu", post_norm=True, rope_factors=False, qk_norm="head", lm_head=False).build,
+        _read_gemma_embedding,
+        "none",
+        False,
+    ),
+)

@@ -1,0 +1,51 @@
+"""Grok-1 (github.com/xai-org/grok-1) and Grok-2 (huggingface.co/xai-org/grok-2).
+
+A mixture of experts with gelu, and in Grok-2 a dense network beside it; norms behind both parts of a layer too; the
+scores of attention are kept within a limit. Old files lack the scales, which then are Grok-1's.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.tensor import Tensor
+
+from .blocks import Build, build_ffn
+from .decoder import Decoder, decoder
+
+
+class GrokDecoder(Decoder):
+    """Decoders with a dense network beside the experts, and other names for the norms behind."""
+
+    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+        """The experts, and the dense network where the model has one, together as large as one of them."""
+        out = super().ffn(b, cur, il)
+        if b.optional("ffn_up", (cur.ne[0], b.hparams.layer(il).n_ff), il) is None:
+            return out
+        both = gg.add(build_ffn(b, cur, il, self.act), out)
+        return b.cb(gg.scale(both, math.sqrt(0.5)), "ffn_out", il)
+
+    def post(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:
+        """What attention or network gives, as it is added to the residual."""
+        own = {"post_attention_norm": "attn_output_norm", "post_ffw_norm": "layer_output_norm"}[role]
+        if role == "post_ffw_norm" and b.optional(own, cur.ne[:1], il) is None:
+            own = role
+        return super().post(b, cur, own, name, il)
+
+
+ARCHITECTURES = (
+    decoder(
+        "grok",
+        build=GrokDecoder(act="gelu", post_norm=True, rope_factors=False),
+        rope_type="neox",
+        f_embedding_scale=lambda r: r.number(Keys.LLM.EMBEDDING_SCALE, 78.38367176906169),
+        f_logit_scale=lambda r: r.number(Keys.LLM.LOGIT_SCALE, 0.5773502691896257),
+        f_attention_scale=lambda r: r.number(Keys.Attention.OUTPUT_SCALE, 0.08838834764831845),
+        f_attn_logit_softcapping=lambda r: r.number(Keys.LLM.ATTN_LOGIT_SOFTCAPPING, 30.0),
+        f_final_logit_softcapping=lambda r: r.number(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 0.0),
+        yarn_beta_fast=lambda r: r.number(Keys.Rope.SCALING_YARN_BETA_FAST, 8.0),
+    ),
+)

@@ -1,0 +1,198 @@
+"""Kimi Linear (arXiv 2510.26692) and Ling 3: delta nets with a decay for each key, some layers with latent attention,
+and mixtures of experts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture
+from .blocks import (
+    MLA,
+    Build,
+    build_attn_gate,
+    build_ffn,
+    build_mla,
+    build_moe_ffn,
+    build_norm,
+    build_shared_expert,
+)
+from .blocks.ffn import Activation, Glu
+from .blocks.linear_attn import build_delta_net, l2_norm
+from .blocks.states import as_f32, build_conv_window
+from .decoder import Decoder
+from .hparams import HParams, Router, StateShape
+from .metadata import Reader, read_hparams, read_rope_sections, read_router
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiHParams(HParams):
+    """mla: the sizes of latent attention. d_conv, n_embd_head_kda: of layers with delta nets, which have as many heads
+    as the first layer. gate_lower_bound: the fastest decay of Ling's.
+    swiglu_clamp_exp, swiglu_clamp_shexp: of each layer, what gate and up of experts, and of networks that all tokens
+    go through, are kept within; 0: they are not."""
+
+    mla: MLA
+    d_conv: int
+    n_embd_head_kda: int
+    n_head_kda: int
+    gate_lower_bound: float = 0.0
+    swiglu_clamp_exp: tuple[float, ...] = ()
+    swiglu_clamp_shexp: tuple[float, ...] = ()
+
+    def state(self, il: int) -> StateShape:
+        """Layers without heads of K and V are delta nets."""
+        if self.has_kv(il):
+            return StateShape()
+        n = self.n_head_kda * self.n_embd_head_kda
+        return StateShape(3 * (self.d_conv - 1) * n, n * self.n_embd_head_kda)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiLinear(Decoder):
+    """Where a layer has no heads of K and V, a delta net is in the place of attention."""
+
+    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        hp = b.hparams
+        assert isinstance(hp, KimiHParams), hp
+        if hp.has_kv(il):
+            return b.linear("attn_output", self.latent(b, hp, cur, pos, il), hp.n_embd, "mla_out", il)
+        s, n_head, n_tokens = hp.n_embd_head_kda, hp.n_head_kda, b.n_tokens
+        q, k, v = self._qkv(b, hp, cur, il)
+        q, k = (l2_norm(t, hp.f_norm_rms_eps) for t in (q, k))
+        beta = gg.reshape_3d(gg.sigmoid(b.linear("ssm_beta", cur, n_head, "kda_beta", il)), 1, n_head, n_tokens)
+        out = build_delta_net(b, q, k, v, self.decay(b, hp, cur, il), beta, il)
+        out = build_norm(b, out, "ssm_norm", "kda_normed", il)
+        gate = gg.reshape_3d(gg.sigmoid(self.gate(b, hp, cur, il)), s, n_head, n_tokens)
+        out = gg.reshape_2d(b.cb(gg.mul(out, gate), "kda_gated", il), s * n_head, n_tokens)
+        return b.linear("attn_output", out, hp.n_embd, "kda_out", il)
+
+    def latent(self, b: Build, hp: KimiHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        """What latent attention gives, before it is projected."""
+        return build_mla(b, cur, pos, None, il, hp.mla)
+
+    def decay(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+        """The logarithms of what each key's part of a state fades by: ne [s, n_head, n_tokens]."""
+        s, n_head = hp.n_embd_head_kda, hp.n_head_kda
+        g = b.mul_mat(b.weight("ssm_f_a", (hp.n_embd, s), il), cur)
+        g = b.cb(b.mul_mat(b.weight("ssm_f_b", (s, s * n_head), il), g), "g1", il)
+        g = gg.softplus(gg.add(g, b.weight("ssm_dt", (s * n_head,), il, "bias")))
+        return b.cb(
+            gg.mul(gg.reshape_3d(g, s, n_head, b.n_tokens), b.weight("ssm_a", (1, n_head), il, "")), "kda_g1", il
+        )
+
+    def gate(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+        """What gates the results, before a sigmoid: ne [s * n_head, n_tokens]."""
+        s = hp.n_embd_head_kda
+        g = b.mul_mat(b.weight("ssm_g_a", (hp.n_embd, s), il), cur)
+        return b.cb(b.mul_mat(b.weight("ssm_g_b", (s, s * hp.n_head_kda), il), g), "g2", il)
+
+    def _qkv(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> tuple[Tensor, ...]:
+        """Q, K and V, each convolved over time by weights of its own: ne [s, n_head, n_tokens]."""
+        n = hp.n_head_kda * hp.n_embd_head_kda
+        if b.optional("attn_qkv", (cur.ne[0], 3 * n), il) is None:
+            q, k, v = (b.linear(f"attn_{x}", cur, n, f"{x}_proj", il, bias=False) for x in "qkv")
+            qkv = gg.concat(gg.concat(q, k, 0), v, 0)
+        else:
+            qkv = b.linear("attn_qkv", cur, 3 * n, "qkv_proj", il, bias=False)
+        window = build_conv_window(b, qkv, hp.d_conv, il)
+        nb = window.nb
+
+        def convolved(i: int, x: str) -> Tensor:
+            w = gg.reshape_2d(b.weight(f"ssm_conv1d_{x}", (hp.d_conv, 1, n), il), hp.d_conv, n)
+            part = gg.view_3d(window, window.ne[0], n, b.n_seqs, nb[1], nb[2], i * n * nb[1])
+            out = b.cb(gg.silu(gg.ssm_conv(part, as_f32(w))), f"{x}_conv", il)
+            return gg.reshape_3d(out, hp.n_embd_head_kda, hp.n_head_kda, b.n_tokens)
+
+        return tuple(convolved(i, x) for i, x in enumerate("qkv"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ling3(KimiLinear):
+    """Attention has a gate for each head; decays are bounded; gate and up may be clamped."""
+
+    def latent(self, b: Build, hp: KimiHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        return build_attn_gate(b, super().latent(b, hp, cur, pos, il), cur, il, gg.sigmoid)
+
+    def decay(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+        s, n_head = hp.n_embd_head_kda, hp.n_head_kda
+        g = b.mul_mat(b.weight("ssm_f_a", (hp.n_embd, s * n_head), il), cur)
+        g = gg.reshape_3d(gg.add(g, b.weight("ssm_dt", (s * n_head,), il, "bias")), s, n_head, b.n_tokens)
+        g = gg.sigmoid(gg.mul(g, b.weight("ssm_a", (1, n_head), il, "")))
+        return b.cb(gg.scale(g, hp.gate_lower_bound), "kda_gate", il)
+
+    def gate(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+        return b.cb(b.mul_mat(b.weight("ssm_g_a", (hp.n_embd, hp.n_embd_head_kda * hp.n_head_kda), il), cur), "g2", il)
+
+    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+        hp = b.hparams
+        assert isinstance(hp, KimiHParams), hp
+        shared = _clamped_swiglu(hp.swiglu_clamp_shexp[il])
+        if not hp.is_moe(il):
+            return build_ffn(b, cur, il, shared)
+        out = build_moe_ffn(b, cur, il, _clamped_swiglu(hp.swiglu_clamp_exp[il]))
+        return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
+
+
+def _clamped_swiglu(limit: float) -> Glu | Activation:
+    """silu(gate) * up, with silu(gate) at most `limit`, and up within -limit .. limit."""
+
+    def glu(gate: Tensor, up: Tensor | None) -> Tensor:
+        if up is None:
+            n = gate.ne[0] // 2
+            gate, up = (gg.cont(gg.view_3d(gate, n, *gate.ne[1:3], *gate.nb[1:3], i * n * gate.nb[0])) for i in (0, 1))
+        return gg.mul(gg.clamp(gg.silu(gate), -math.inf, limit), gg.clamp(up, -limit, limit))
+
+    return glu if limit else "silu"
+
+
+def _read(r: Reader, *, ling: bool = False) -> HParams:
+    attention = Keys.Attention
+    base = read_hparams(HParams, r)
+    mla = MLA(
+        r.integer(attention.Q_LORA_RANK, 0) if ling else 0,
+        r.integer(attention.KV_LORA_RANK),
+        r.integer(attention.KEY_LENGTH_MLA),
+        r.integer(attention.VALUE_LENGTH_MLA),
+        base.n_rot,
+    )
+    own: dict[str, object] = {"rope_layers": 0, "router": read_router(r, Router())}
+    if ling:
+        sections = read_rope_sections(r)
+        n = base.n_layer
+
+        def clamps(key: str) -> tuple[float, ...]:
+            return r.numbers(key, n) if r.get(key, None) is not None else (0.0,) * n
+
+        own = {
+            "rope_type": "mrope" if any(sections[:2]) else "norm",
+            "rope_sections": sections,
+            "router": read_router(r, Router(norm=False)),
+            "gate_lower_bound": r.number("{arch}.kda.gate_lower_bound"),
+            "swiglu_clamp_exp": clamps(Keys.LLM.SWIGLU_CLAMP_EXP),
+            "swiglu_clamp_shexp": clamps(Keys.LLM.SWIGLU_CLAMP_SHEXP),
+        }
+    return read_hparams(
+        KimiHParams,
+        r,
+        mla=mla,
+        v_in_k=True,
+        rope_first=mla.n_lora_kv,
+        f_attention_scale=mla.n_embd_head_k**-0.5,
+        d_conv=r.integer(Keys.SSM.CONV_KERNEL),
+        n_embd_head_kda=r.integer(Keys.KDA.HEAD_DIM),
+        n_head_kda=base.layer(0).n_head,
+        **own,
+    )
+
+
+ARCHITECTURES = (
+    Architecture(("kimi-linear",), KimiLinear(rope_factors=False).build, _read, "hybrid"),
+    Architecture(("bailingmoe3",), Ling3(rope_factors=False).build, partial(_read, ling=True), "hybrid"),
+)

@@ -1,0 +1,72 @@
+"""Llama 4 (Meta, https://ai.meta.com/blog/llama-4-multimodal-intelligence/): llama with attention in chunks of 8192
+tokens in three of four layers, and in the fourth attention to all, without rope, where Q is scaled by the position. Q
+and K are normed without weights after they are roped, but in the model of 128 experts. Layers are in part mixtures of
+experts: what an expert reads is weighted, not what it gives. A file with a window of 0 has neither chunks nor scale,
+and no rope in its last layer, as in llama.cpp. The key `attention.chunk_size`, which is pyggml's own, is for chunks of
+another size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture
+from .blocks import KV, Build, build_experts, build_inp_attn_scale, build_router, build_shared_expert
+from .decoder import Decoder
+from .hparams import HParams, Router
+from .metadata import Reader, read_hparams, read_window
+
+_CHUNK = 8192
+_CHUNK_KEY = "{arch}.attention.chunk_size"
+_NO_QK_NORM = 128  # experts of the model that norms no Q and K
+
+
+class Llama4(Decoder):
+    """The norm of roped Q and K, the scale of Q that is not roped, and experts of weighted input."""
+
+    def kv(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
+        """What attention of layer `il` takes."""
+        hp, kv = b.hparams, super().kv(b, cur, pos, factors, il)
+        if hp.rope(il) is None:
+            if not hp.f_attn_temp_scale:
+                return kv
+            return replace(kv, q_cur=b.cb(gg.mul(kv.q_cur, build_inp_attn_scale(b)), "Qcur_attn_temp_scaled", il))
+        if hp.n_expert == _NO_QK_NORM:
+            return kv
+        Qcur, Kcur = (gg.rms_norm(t, hp.f_norm_rms_eps) for t in (kv.q_cur, kv.k_cur))
+        return replace(kv, q_cur=b.cb(Qcur, "Qcur_normed", il), k_cur=b.cb(Kcur, "Kcur_normed", il))
+
+    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+        """The feed-forward network, or the mixture of experts with the one that all tokens share, of layer `il`."""
+        if not b.hparams.is_moe(il):
+            return super().ffn(b, cur, il)
+        selected, weights = build_router(b, cur, il)
+        n_ff = b.hparams.layer(il).n_ff_exp
+        out = build_experts(b, cur, selected, weights, n_ff, il, weights_first=True)
+        return b.cb(gg.add(out, build_shared_expert(b, cur, il)), "ffn_moe_out", il)
+
+
+def _read(r: Reader) -> HParams:
+    chunked = r.integer(Keys.Attention.SLIDING_WINDOW, _CHUNK) > 0
+    n_layer, n_ff_exp = r.integer(Keys.LLM.BLOCK_COUNT), r.integer(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
+    own: dict[str, Any] = {}
+    if chunked:
+        own = {**read_window(r, 4, _CHUNK), "n_swa": r.integer(_CHUNK_KEY, _CHUNK), "swa_type": "chunked"}
+        own |= {"f_attn_temp_scale": 0.1, "n_attn_temp_floor_scale": _CHUNK, "f_attn_temp_offset": 1.0}
+    step = 4 if chunked else n_layer  # of layers without rope
+    return read_hparams(
+        HParams,
+        r,
+        router=Router(gating="sigmoid", norm=False, scale=r.number(Keys.LLM.EXPERT_WEIGHTS_SCALE, 0.0)),
+        n_ff_shexp=n_ff_exp,
+        rope_layers=tuple(int((il + 1) % step != 0) for il in range(n_layer)),
+        **own,
+    )
+
+
+ARCHITECTURES = (Architecture(("llama4",), Llama4().build, _read),)

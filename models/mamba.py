@@ -1,0 +1,84 @@
+"""Mamba, Falcon-Mamba and Mamba-2: models of state-space layers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+
+from .architecture import Architecture
+from .blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
+from .blocks.ssm import SSM, build_mamba, build_mamba2
+from .hparams import HParams, StateShape
+from .metadata import Reader, read_hparams
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaHParams(HParams):
+    """Of models with state-space layers.
+
+    ssm          their sizes
+    dt_b_c_norm  their dt, B and C are normed (Falcon-Mamba)
+    """
+
+    ssm: SSM
+    dt_b_c_norm: bool = False
+
+    def state(self, il: int) -> StateShape:
+        """What a layer remembers: those without a KV cache are state-space layers."""
+        return StateShape() if self.has_kv(il) else self.ssm.state
+
+
+def read_ssm(r: Reader) -> SSM:
+    """The sizes of state-space layers, Mamba-2's where there are groups.
+
+    Raises ModelError where they do not divide each other.
+    """
+    from gguf.constants import Keys
+
+    keys = Keys.SSM
+    m = SSM(
+        r.integer(keys.CONV_KERNEL),
+        r.integer(keys.INNER_SIZE),
+        r.integer(keys.STATE_SIZE),
+        r.integer(keys.TIME_STEP_RANK),
+        r.integer(keys.GROUP_COUNT, 0),
+        r.number("{arch}.ssm.time_step_min", 0.0),  # of pyggml alone: llama.cpp has no shortest step
+    )
+    for key, value in ((keys.CONV_KERNEL, m.d_conv - 1), (keys.INNER_SIZE, m.d_inner), (keys.STATE_SIZE, m.d_state)):
+        if value < 1:
+            r.fail(key, "must be larger")
+    if m.dt_rank < 1 or (m.n_group and (m.d_inner % m.dt_rank or m.dt_rank % m.n_group)):
+        r.fail(keys.TIME_STEP_RANK, f"is {m.dt_rank}, which does not go with {m.n_group} groups in {m.d_inner}")
+    return m
+
+
+def _read(r: Reader) -> HParams:
+    from gguf.constants import Keys
+
+    none: dict[str, Any] = {"n_head": 1, "n_head_kv": (0,) * r.integer(Keys.LLM.BLOCK_COUNT), "n_ff": 1}
+    return read_hparams(MambaHParams, r, ssm=read_ssm(r), dt_b_c_norm=r.boolean(Keys.SSM.DT_B_C_RMS, False), **none)
+
+
+def build_model(b: Build) -> Graph:
+    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
+    hp = b.hparams
+    assert isinstance(hp, MambaHParams), hp
+    with b.ctx:
+        inpL = build_inp_embd(b)
+        for il in range(hp.n_layer):
+            cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
+            if hp.ssm.n_group:
+                cur = build_mamba2(b, cur, hp.ssm, il)
+            else:
+                cur = build_mamba(b, cur, hp.ssm, il, dt_b_c_norm="plain" if hp.dt_b_c_norm else "none")
+            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
+                inp_out_ids = build_inp_out_ids(b)
+                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            inpL = b.cb(gg.add(cur, inpL), "l_out", il)
+        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+
+
+ARCHITECTURES = (Architecture(("mamba", "mamba2"), build_model, _read, "recurrent"),)

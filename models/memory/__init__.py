@@ -1,0 +1,1 @@
+"""What a model remembers: KV cells and the caches over them, masks, shift, defrag, recurrent cells."""

@@ -1,0 +1,166 @@
+"""The KV cache: its cells and, per layer, the tensors with K and V. Layout: llama.cpp's (llama_kv_cache_init)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from pyggml.buffers.buffer import check_memory
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.tensor import Context, Tensor, allocate_tensors
+
+from ..hparams import HParams, SwaType
+from . import kv_view
+from .kv_cells import KVCells
+
+PADDING, PADDING_FLASH_ATTN = 32, 256
+_CELL = 8  # bytes of a cell's position and delta; one more for each sequence
+CACHE_TYPES = (
+    DType.F32,
+    DType.F16,
+    DType.BF16,
+    DType.Q8_0,
+    DType.Q4_0,
+    DType.Q4_1,
+    DType.Q5_0,
+    DType.Q5_1,
+    DType.IQ4_NL,
+)
+
+
+class CacheOptions(TypedDict, total=False):
+    """What a cache is made for, beside a model and its size."""
+
+    n_seq_max: int
+    type_k: DType
+    type_v: DType
+    flash_attn: bool
+
+
+class KVCache(KVCells):
+    """Cells, and K and V of `layers` (default: all) that have any. Printed, it shows what every cell holds.
+
+    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa. V is stored
+    transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`. Where V is in K (`hp.v_in_k`),
+    `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts. A `transient` one
+    has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. Raises ModelError
+    for types that the layout cannot store, AllocError where the machine has not that much memory.
+    """
+
+    def __init__(
+        self,
+        hp: HParams,
+        size: int,
+        n_seq_max: int = 1,
+        type_k: DType = DType.F16,
+        type_v: DType = DType.F16,
+        flash_attn: bool = False,
+        *,
+        layers: Sequence[int] | None = None,
+        n_swa: int = 0,
+        transient: bool = False,
+    ) -> None:
+        self.transient = transient
+        self.flash_attn, self.v_in_k, self.v_trans = flash_attn, hp.v_in_k, not (flash_attn or hp.v_in_k)
+        self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
+        self.n_swa = n_swa
+        self.swa_type: SwaType = hp.swa_type
+        layers = range(hp.n_layer) if layers is None else layers
+        self.layers = tuple(il for il in layers if hp.has_kv(il))
+        if transient:
+            shapes = []
+        else:
+            _check_types(hp, self)
+            shapes = [(n.n_embd_k_gqa, 0 if hp.v_in_k else n.n_embd_v_gqa) for n in map(hp.layer, self.layers)]
+        row = sum(type_k.row_size(k) + type_v.row_size(v) for k, v in shapes)
+        check_memory((row + _CELL + n_seq_max) * size, f"a cache of {size} cells for {n_seq_max} sequences")
+        super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
+        self.fixed = hp.fixed_positions
+        self.index = {il: i for i, il in enumerate(self.layers)}
+        ctx = Context()
+        self.k_l: list[Tensor] = []
+        self.v_l: list[Tensor] = []
+        for il, (k, v) in zip(self.layers, shapes, strict=not transient):
+            self.k_l.append(ctx.new_tensor(type_k, (k * self.size,), f"cache_k_l{il}"))
+            if v:
+                self.v_l.append(ctx.new_tensor(type_v, (v * self.size,), f"cache_v_l{il}"))
+
+    @property
+    def v_limit(self) -> float:
+        """The largest number that type_v stores (blocks have scales of F16). What is stored of V is kept finite: a
+        weight of 0 does not hide NaN."""
+        bits = {DType.F32: 0x7F7FFFFF, DType.BF16: 0x7F7F0000}.get(self.type_v, 0x477FE000)
+        return float(np.uint32(bits).view(np.float32))
+
+    @property
+    def caches(self) -> tuple[KVCache, ...]:
+        """The caches with tensors that this memory consists of: itself (an interleaved one has two)."""
+        return (self,)
+
+    @property
+    def states(self) -> None:
+        """It has none (a hybrid memory has)."""
+
+    def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
+        """Whether `seq_rm` removes that: always."""
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V of all layers: size * (row of K + row of V) per layer."""
+        return self.nbytes_k + self.nbytes_v
+
+    @property
+    def nbytes_k(self) -> int:
+        """Bytes of K: size * n_embd_k_gqa / block size * block bytes, per layer."""
+        return sum(t.nbytes for t in self.k_l)
+
+    @property
+    def nbytes_v(self) -> int:
+        """Bytes of V, as of K."""
+        return sum(t.nbytes for t in self.v_l)
+
+    def settle(self) -> None:
+        """Drop what no later token can see: nothing, or all of a transient cache (after a batch was decoded)."""
+        if self.transient:
+            self.clear()
+
+    def report(self) -> str:
+        """`KV size 256.00 MiB: 512 cells, 32 layers, K (F16) 128.00 MiB, V (F16) 128.00 MiB`."""
+        total, k, v = (f"{n / (1 << 20):.2f} MiB" for n in (self.nbytes, self.nbytes_k, self.nbytes_v))
+        kv = f"K ({self.type_k.name}) {k}, " + ("V in K" if self.v_in_k else f"V ({self.type_v.name}) {v}")
+        window = f", window of {self.n_swa}" if self.n_swa else ""
+        return f"KV size {total}: {self.size} cells, {len(self.layers)} layers, {kv}{window}"
+
+    def allocate(self, buft: str) -> None:
+        """Give K and V their memory, zeroed: cells that were never written must hold finite numbers."""
+        allocate_tensors((*self.k_l, *self.v_l), buft)
+
+    def __str__(self) -> str:
+        return f"{self.report()}\n{kv_view.text(self)}"
+
+    def _repr_html_(self) -> str:
+        return kv_view.html(self, self.report())
+
+
+def _check_types(hp: HParams, kv: KVCache) -> None:
+    """Raises ModelError for types that hold no heads of these layers."""
+    if kv.type_v.is_quantized and kv.v_trans:
+        name = kv.type_v.name
+        raise ModelError(f"type_v = {name}: V is transposed without flash_attn=True and cannot be quantised")
+    shapes = [hp.layer(il) for il in kv.layers]
+    parts = (
+        ("type_k", kv.type_k, "heads", {n.n_embd_head_k for n in shapes}),
+        ("type_k", kv.type_k, "parts of heads", {r.first for r in map(hp.rope, kv.layers) if r}),
+        ("type_v", kv.type_v, "heads", {n.n_embd_head_v for n in shapes}),
+    )
+    for name, dtype, what, sizes in parts:
+        if dtype not in CACHE_TYPES:
+            known = ", ".join(t.name for t in CACHE_TYPES)
+            raise ModelError(f"{name} = {dtype.name}: a KV cache stores {known}")
+        for n in sizes:
+            if n % dtype.block_size:
+                raise ModelError(f"{name} = {dtype.name}: {what} of {n} are not whole blocks of {dtype.block_size}")

@@ -1,0 +1,369 @@
+"""The cells of a KV cache: which token of which sequences each holds. NumPy arrays, so that masks are vectorised.
+
+Semantics: llama.cpp's llama_kv_cache (cells with pos, delta and a set of sequence ids; head; find_slot).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import GGMLError, KVCacheFull, whole
+from pyggml.lock import Lock, locked
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+SeqSets = Sequence[tuple[int, ...]]
+Cells = TypeVar("Cells", bound="Copyable")
+KV = TypeVar("KV", bound="KVCells")
+
+INT32_MAX = 2**31 - 1
+LAST_POS = INT32_MAX - 1
+
+
+class Copyable(Protocol):
+    """What can be changed on a copy."""
+
+    def copied(self: Cells) -> Cells:
+        """The same, with arrays of its own."""
+        ...
+
+
+def change(cells: Sequence[Cells], op: Callable[[Cells], T]) -> list[T]:
+    """What `op` returns for each of `cells`, which it changes: all of them, or none where it raises or a signal comes.
+    It works on copies; one call, in which no Python code runs, puts them in place."""
+    copies = [c.copied() for c in cells]
+    results = [op(c) for c in copies]
+    deque[Any](map(cast(Any, dict).update, map(vars, cells), map(vars, copies)), 0)
+    return results
+
+
+def at_once(op: Callable[Concatenate[Cells, P], T]) -> Callable[Concatenate[Cells, P], T]:
+    """An operation as a whole, see `change`."""
+
+    @wraps(op)
+    def run(cells: Cells, *args: P.args, **kwargs: P.kwargs) -> T:
+        return change((cells,), lambda c: op(c, *args, **kwargs))[0]
+
+    return run
+
+
+def is_negative(seq_id: int) -> bool:
+    """Whether `seq_id` stands for all sequences. Raises GGMLError for what is no whole number."""
+    return whole("a sequence", seq_id) < 0
+
+
+def checked_seq(seq_id: int, n_seq_max: int) -> int:
+    """`seq_id`, where there is such a sequence. Raises GGMLError."""
+    seq = whole("a sequence", seq_id)
+    if not 0 <= seq < n_seq_max:
+        raise GGMLError(f"sequence {seq} is outside 0..{n_seq_max - 1} (n_seq_max = {n_seq_max})")
+    return seq
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Cells `start` .. `start + n` for `n` tokens, and the head before they are taken."""
+
+    start: int
+    n: int
+    head: int
+
+
+class Cell(NamedTuple):
+    """What one cell holds: the position of a token (-1: empty) and the sequences it belongs to."""
+
+    pos: int
+    seq_id: frozenset[int]
+
+
+class KVCells:
+    """`size` cells for up to `n_seq_max` sequences; attention looks at multiples of `padding` cells.
+
+    pos     int32 [size]: the position of the token a cell holds, -1 for an empty cell
+    delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`)
+    seq     bool [n_seq_max, size]: which sequences a cell belongs to
+    pos_max int32 [n_seq_max]: the largest position of each sequence, -1 where it has no cells
+    head    where the search for the next slot starts
+    used    cells that are not empty
+    end     one past the last cell that is not empty
+    fixed   why tokens cannot be given other positions, for seq_add and seq_div to say; empty where they can
+    version rises by one with every change of the cells (`take` is one change)
+    lock    held by operations on sequences and, as it is the context's, by everything that a context does
+
+    Operations are done as a whole or, where they raise or a signal comes, not at all; `take` alone changes the cells
+    bit by bit, for speed, and is taken back with `undo`.
+    """
+
+    pos: Ints
+    delta: Ints
+    seq: npt.NDArray[np.bool_]
+    pos_max: Ints
+    head: int
+    used: int
+    end: int
+    has_shift: bool
+    wants_defrag: bool
+    fixed: str = ""
+
+    def __init__(self, size: int, n_seq_max: int = 1, padding: int = 32) -> None:
+        self.size, self.n_seq_max, self.padding = -(-size // padding) * padding, n_seq_max, padding
+        self.version, self.lock = 0, Lock()
+        self.clear()
+
+    @locked
+    def clear(self) -> None:
+        """Empty all cells."""
+        vars(self).update(
+            pos=np.full(self.size, -1, np.int32),
+            delta=np.zeros(self.size, np.int32),
+            seq=np.zeros((self.n_seq_max, self.size), np.bool_),
+            pos_max=np.full(self.n_seq_max, -1, np.int32),
+            **dict.fromkeys(("head", "used", "end"), 0),
+            **dict.fromkeys(("has_shift", "wants_defrag"), False),
+            version=self.version + 1,
+        )
+
+    def copied(self: KV) -> KV:
+        """The same, with cells of its own."""
+        new = object.__new__(type(self))
+        arrays = {name: getattr(self, name).copy() for name in ("pos", "delta", "seq", "pos_max")}
+        vars(new).update(vars(self), **arrays)
+        return new
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells as they are now, to look at."""
+        return [Cell(int(self.pos[i]), frozenset(np.flatnonzero(self.seq[:, i]).tolist())) for i in range(self.size)]
+
+    # -- slots ----------------------------------------------------------------------------------------------------
+
+    def find_slot(self, n: int) -> int:
+        """The first of `n` consecutive empty cells: from the head on, else from the start; from the start at once where
+        the cells before the head are mostly empty. Raises KVCacheFull."""
+        head = 0 if self.head > self.used + 2 * n else self.head
+        if head + n <= self.size and (self.pos[head] < 0 if n == 1 else self.pos[head : head + n].max() < 0):
+            return head
+        if n <= self.size - self.used:
+            taken = np.zeros(self.size + 1, np.int32)
+            np.cumsum(self.pos >= 0, out=taken[1:])
+            starts = np.flatnonzero(taken[n:] == taken[: self.size + 1 - n])
+            if len(starts):
+                behind = starts[starts >= head]
+                return int(behind[0] if len(behind) else starts[0])
+        raise self.full(n)
+
+    def full(self, n: int) -> KVCacheFull:
+        """The error where `n` tokens do not fit."""
+        free = self.size - self.used
+        where = "" if free < n else ", but not side by side"
+        text = f"{n} cells are needed; {free} of the {self.size} cells of the KV cache are free{where}"
+        return KVCacheFull(text, n, free)
+
+    def slot(self, n: int) -> Slot:
+        """Where `take` may put `n` tokens. Raises KVCacheFull."""
+        return Slot(self.find_slot(n), n, self.head)
+
+    def take(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> None:
+        """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i].
+
+        The head moves behind the slot. Where a signal breaks this off, `undo` puts all right that was done.
+        """
+        n, start = slot.n, slot.start
+        stop = start + n
+        self.pos[start:stop] = pos
+        self.delta[start:stop] = 0
+        if n == 1 and sets is None:
+            s, p = int(seq[0]), pos[0]
+            self.seq[s, start] = True
+            if p > self.pos_max[s]:
+                self.pos_max[s] = p
+        else:
+            self.seq[seq, np.arange(start, stop)] = True
+            np.maximum.at(self.pos_max, seq, pos)
+            for i, ids in enumerate(sets or ()):
+                for s in ids:
+                    self.seq[s, start + i] = True
+                    self.pos_max[s] = max(self.pos_max[s], pos[i])
+        self.used += n
+        self.end = max(self.end, stop)
+        self.head = 0 if stop >= self.size else stop
+        self.version += 1
+
+    @at_once
+    def undo(self, slots: Sequence[Slot]) -> None:
+        """Take back slots (in the order they were taken): all is as it was before the first of them."""
+        for slot in slots:
+            self._free(np.arange(slot.start, slot.start + slot.n))
+        self._settle()
+        self.head = slots[0].head if slots else self.head
+
+    @at_once
+    def put(self, cells: Ints, pos: Ints, delta: Ints, seq: npt.NDArray[np.bool_]) -> None:
+        """Fill empty `cells` as they were when saved; `seq` is bool [n_seq_max, n]. The head stays."""
+        self.pos[cells], self.delta[cells], self.seq[:, cells] = pos, delta, seq
+        self.has_shift |= bool(delta.any())
+        self._settle()
+
+    # -- what a graph needs ---------------------------------------------------------------------------------------
+
+    def n_kv(self, end: int = 0) -> int:
+        """How many cells attention looks at: up to the last one in use (at least `end`), padded."""
+        end = max(self.end, end, 1)
+        return min(self.size, -(-end // self.padding) * self.padding)
+
+    # -- operations on sequences ----------------------------------------------------------------------------------
+
+    def seq_pos_max(self, seq_id: int) -> int:
+        """The largest position of a sequence, -1 where it has no cells."""
+        return int(self.pos_max[self._checked(seq_id)])
+
+    def seq_pos_min(self, seq_id: int) -> int:
+        """The smallest position of a sequence, -1 where it has no cells."""
+        pos = self.pos[self.seq[self._checked(seq_id)]]
+        return int(pos.min()) if len(pos) else -1
+
+    @locked
+    @at_once
+    def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
+        """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). Returns True."""
+        where = self._range(p0, p1)
+        rows = slice(None) if is_negative(seq_id) else self._checked(seq_id)
+        self.seq[rows, where] = False
+        empty = np.flatnonzero(where & (self.pos >= 0) & ~self.seq.any(axis=0))
+        self._free(empty)
+        self._settle()
+        if len(empty):
+            self.head = min(self.head, int(empty[0]))
+        return True
+
+    @locked
+    @at_once
+    def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
+        """Let the cells of sequence `src` in a range of positions belong to `dst` too; no data moves."""
+        where = self.seq[self._checked(src)] & self._range(p0, p1)
+        self.seq[self._checked(dst)] |= where
+        self._settle()
+        self.head = 0
+
+    @locked
+    @at_once
+    def seq_keep(self, seq_id: int) -> None:
+        """Remove all sequences but one."""
+        row = self._checked(seq_id)
+        keep = self.seq[row].copy()
+        self.seq.fill(False)
+        self.seq[row] = keep
+        empty = np.flatnonzero(~keep)
+        self._free(empty)
+        self._settle()
+        if len(empty):
+            self.head = min(self.head, int(empty[0]))
+
+    @locked
+    @at_once
+    def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add `delta` to the positions of a sequence in p0 <= p < p1; cells that would get a negative one are freed.
+
+        K is roped again before the next step (`has_shift`).
+        """
+        delta = whole("seq_add: delta", delta, -INT32_MAX, INT32_MAX)
+        if delta == 0:
+            return
+        where = np.flatnonzero(self.seq[self._checked(seq_id)] & self._range(p0, p1))
+        freed = self._move(where, self.pos[where].astype(np.int64) + delta)
+        self.head = int(freed[0]) if len(freed) else 0
+
+    @locked
+    @at_once
+    def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions of a sequence in p0 <= p < p1 by `d` (whole numbers, as self-extend does)."""
+        d = min(whole("seq_div: the divisor", d), INT32_MAX)
+        if d < 1:
+            raise GGMLError(f"seq_div: the divisor must be at least 1, not {d}")
+        if d == 1:
+            return
+        where = np.flatnonzero(self.seq[self._checked(seq_id)] & self._range(p0, p1))
+        self._move(where, self.pos[where].astype(np.int64) // d)
+
+    @at_once
+    def shift_done(self) -> None:
+        """K was roped to the positions as they are now."""
+        self.delta.fill(0)
+        self.has_shift = False
+
+    # -- defragmentation ------------------------------------------------------------------------------------------
+
+    def defrag(self) -> None:
+        """Close the holes between cells before the next step; the data moves through a graph then."""
+        self.wants_defrag = True
+
+    def fragmentation(self) -> float:
+        """The part of the cells up to the last one in use that are empty (the padding does not count); 0 for fewer
+        than 128 cells, where it costs nothing."""
+        n = self.n_kv()
+        return max(0.0, 1.0 - (self.used + self.padding) / n) if n >= 128 else 0.0
+
+    def order(self) -> Ints:
+        """Cells in use, ascending: cell order()[i] is the one that `defrag_done` puts at i."""
+        return np.flatnonzero(self.pos >= 0).astype(np.int32)
+
+    @at_once
+    def defrag_done(self) -> None:
+        """The data of cell order()[i] was moved to cell i: number the cells accordingly."""
+        order = self.order()
+        n = len(order)
+        self.pos[:n], self.delta[:n], self.seq[:, :n] = self.pos[order], self.delta[order], self.seq[:, order]
+        self._free(np.arange(n, self.size))
+        self._settle()
+        self.head = 0 if n >= self.size else n
+        self.wants_defrag = False
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _checked(self, seq_id: int) -> int:
+        return checked_seq(seq_id, self.n_seq_max)
+
+    def _range(self, p0: int, p1: int) -> npt.NDArray[np.bool_]:
+        """Cells in use whose position is in p0 <= p < p1."""
+        first, end = whole("p0", p0), whole("p1", p1)
+        return (self.pos >= min(max(first, 0), INT32_MAX)) & (
+            self.pos < (INT32_MAX if end < 0 else min(end, INT32_MAX))
+        )
+
+    def _free(self, cells: npt.NDArray[Any]) -> None:
+        self.pos[cells] = -1
+        self.delta[cells] = 0
+        self.seq[:, cells] = False
+
+    def _settle(self) -> None:
+        """Bring the counts up to date after cells were freed or shared."""
+        taken = np.flatnonzero(self.pos >= 0)
+        self.used = len(taken)
+        self.end = int(taken[-1]) + 1 if len(taken) else 0
+        self.version += 1
+        self.pos_max[:] = np.where(self.seq, self.pos, -1).max(axis=1)
+
+    def _move(self, cells: npt.NDArray[Any], pos: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Put `cells` at positions `pos`; returns those that were freed as theirs is negative."""
+        if not len(cells):
+            return cells
+        if self.fixed:
+            raise GGMLError(f"the tokens of this cache cannot be given other positions: {self.fixed}")
+        if pos.max() >= INT32_MAX:
+            raise GGMLError(f"a position would be {pos.max()}, beyond {LAST_POS}")
+        self.delta[cells] += (pos - self.pos[cells]).astype(np.int32)
+        self.pos[cells] = pos
+        self.has_shift = True
+        freed = cells[pos < 0]
+        self._free(freed)
+        self._settle()
+        return freed

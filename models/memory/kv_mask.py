@@ -1,0 +1,97 @@
+"""Attention masks over the cells of a KV cache, in memory that stays: each step writes only what changed."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..hparams import SwaType
+from .kv_cells import Floats, Ints, KVCells, Slot
+
+Pos = TypeVar("Pos", int, Ints)
+_HIDDEN = np.uint32(0xFF800000)  # the bits of -inf; a product of bools with them makes a mask faster than np.where
+
+
+def first_visible(pos: Pos, n_swa: int, swa_type: SwaType) -> Pos:
+    """The first position in the window of a token at `pos`.
+
+    standard   the n_swa positions that end with its own
+    chunked    those since the last multiple of n_swa
+    symmetric  n_swa / 2 (rounded down) before it, and as many after it
+    """
+    if swa_type == "chunked":
+        return pos - pos % n_swa
+    return pos - (n_swa // 2 if swa_type == "symmetric" else n_swa - 1)
+
+
+class KVMask:
+    """The mask of one cache: `memory` is float32 [rows, cells.size], row i for token i of a ubatch.
+
+    0 where a cell belongs to the token's sequence, else -inf, also where the cell is after the token (`causal`) or
+    outside of its window (`n_swa` > 0, `swa_type`: see `first_visible`). With `alibi` the visible ones are minus the
+    distance of the positions instead of 0 (the op multiplies them with a slope for each head).
+    """
+
+    def __init__(
+        self,
+        cells: KVCells,
+        memory: Floats,
+        causal: bool = True,
+        n_swa: int = 0,
+        alibi: bool = False,
+        swa_type: SwaType = "standard",
+    ) -> None:
+        self.cells, self.memory = cells, memory
+        self.causal, self.n_swa, self.alibi = causal, n_swa, alibi
+        self.swa_type: SwaType = swa_type
+        self._follows = causal and not n_swa and not alibi  # a step forward shows a row nothing but the new cell
+        self._row = np.arange(len(memory))
+        self._forget()
+
+    def write(self, pos: Ints, seq: Ints, slot: Slot, n_kv: int, shared: bool = False) -> None:
+        """Write rows 0 .. n_tokens - 1, columns 0 .. n_kv - 1, for tokens at `pos` of sequences `seq` that were just
+        put into `slot`. `shared`: some belong to several sequences. Other rows and columns are not to be read.
+
+        Where every row is the token that follows the one it had last time, only the new cells are written.
+        """
+        n = len(pos)
+        if (
+            self._follows
+            and not shared
+            and self._version + 1 == self.cells.version
+            and n == self._n
+            and (seq == self._seq).all()
+            and (pos == self._pos + 1).all()
+        ):
+            if n_kv > self._written:
+                self.memory[:n, self._written : n_kv] = -np.inf
+                self._written = n_kv
+            self.memory[self._row[:n], slot.start + self._row[:n]] = 0.0
+        else:
+            self._write_all(pos, seq, n_kv)
+            if len(set(seq.tolist())) != n:  # tokens of one sequence see each other
+                self._forget()
+                return
+            self._n, self._written = n, n_kv
+        self._pos, self._seq, self._version = pos, seq, self.cells.version
+
+    def _forget(self) -> None:
+        self._n, self._written, self._version = 0, 0, -1
+        self._pos = self._seq = np.empty(0, np.int32)
+
+    def _write_all(self, pos: Ints, seq: Ints, n_kv: int) -> None:
+        cell_pos, p, c = self.cells.pos[:n_kv], pos[:, None], self.cells
+        out = self.memory[: len(pos), :n_kv]
+        visible: npt.NDArray[np.bool_] = c.seq[seq, :n_kv]
+        if self.causal:
+            visible &= cell_pos <= p
+        if self.n_swa:
+            visible &= cell_pos >= first_visible(p, self.n_swa, self.swa_type)
+            if self.swa_type == "symmetric":
+                visible &= cell_pos <= p + self.n_swa // 2
+        if self.alibi:
+            out[...] = np.where(visible, -np.abs(cell_pos - p), -np.inf)
+        else:
+            np.multiply(np.invert(visible, out=visible), _HIDDEN, out=out.view(np.uint32))

@@ -1,0 +1,38 @@
+"""K and V of single cells, whatever the layout of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.tensor import Tensor
+
+from .kv_cache import KVCache
+
+Array = npt.NDArray[Any]
+
+
+def kv_rows(kv: KVCache) -> list[Array]:
+    """K and V (but where it is in K) of each layer in turn, as zero-copy views: row i holds the stored bytes of cell i.
+
+    Rows are uint8; those of a transposed V unsigned integers as wide as its elements.
+    """
+    rows: list[Array] = []
+    for i, k in enumerate(kv.k_l):
+        rows.append(_rows(k, kv.size))
+        if not kv.v_in_k:
+            rows.append(_columns(kv.v_l[i], kv.size) if kv.v_trans else _rows(kv.v_l[i], kv.size))
+    return rows
+
+
+def _rows(t: Tensor, size: int) -> Array:
+    memory: Array = t.raw()
+    return memory.reshape(size, -1)
+
+
+def _columns(t: Tensor, size: int) -> Array:
+    width = t.dtype.type_size
+    unsigned: np.dtype[Any] = np.dtype(f"u{width}")
+    return np.ndarray((size, t.n_elements // size), unsigned, t.raw(), 0, (width, width * size))

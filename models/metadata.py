@@ -1,0 +1,285 @@
+"""Hyperparameters out of a GGUF's metadata, under the keys of the `gguf` package, with llama.cpp's defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, cast
+
+import numpy as np
+
+from pyggml.errors import ModelError
+
+from .hparams import MAX_INT, ROPE_SCALING, Gating, Head, HParams, NormKind, PerLayer, Pooling, Router
+
+H = TypeVar("H", bound=HParams)
+_GATING: tuple[tuple[Gating, bool], ...] = (  # values of `expert_gating_func` from 1: (gating, of_selected)
+    ("softmax", False),
+    ("sigmoid", False),
+    ("softmax", True),
+    ("sqrt_softplus", False),
+)
+_POOLING: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")  # values of `pooling_type` from 0
+
+
+class _Required:
+    """The default of a key without one."""
+
+
+class Reader:
+    """Typed access to the keys of one architecture; keys are gguf's (`Keys.LLM.CONTEXT_LENGTH`).
+
+    Every method takes the default of a key that a file may lack, and raises ModelError naming a key that is missing
+    without one, of another type or out of range.
+    """
+
+    def __init__(self, arch: str, kv: Mapping[str, object]) -> None:
+        self.arch, self.kv = arch, kv
+
+    def name(self, key: str) -> str:
+        """`{arch}.context_length` -> `llama.context_length`."""
+        return key.format(arch=self.arch)
+
+    def fail(self, key: str, text: str) -> NoReturn:
+        """Raise the ModelError about a key."""
+        raise ModelError(f"the key {self.name(key)} {text}")
+
+    def get(self, key: str, default: object = _Required) -> Any:
+        """The value, of any type."""
+        value = self.kv.get(self.name(key), default)
+        if value is _Required:
+            self.fail(key, "is missing")
+        return value
+
+    def integer(self, key: str, default: int | type[_Required] = _Required) -> int:
+        """A number from 0 to 2^31 - 1."""
+        value = self.get(key, default)
+        if type(value) is not int or not 0 <= value < MAX_INT:
+            self.fail(key, f"must be an integer from 0 to {MAX_INT - 1}, not {value!r}")
+        return value
+
+    def number(self, key: str, default: float | type[_Required] = _Required) -> float:
+        """A finite number."""
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            self.fail(key, f"must be a finite number, not {value!r}")
+        return float(value)
+
+    def numbers(self, key: str, n: int) -> tuple[float, ...]:
+        """A finite number for each of `n` layers, or an array with one for each."""
+        value = self.get(key)
+        if not isinstance(value, np.ndarray):
+            return (self.number(key),) * n
+        values = tuple(float(v) for v in cast("Sequence[float]", value.tolist()))
+        if len(values) != n or not all(map(math.isfinite, values)):
+            self.fail(key, f"must hold {n} finite numbers, one for each layer")
+        return values
+
+    def boolean(self, key: str, default: bool | type[_Required] = _Required) -> bool:
+        """True or false."""
+        value = self.get(key, default)
+        if type(value) is not bool:
+            self.fail(key, f"must be true or false, not {value!r}")
+        return value
+
+    def text(self, key: str, default: str | type[_Required] = _Required) -> str:
+        """A string."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            self.fail(key, f"must be a string, not {value!r}")
+        return value
+
+    def flags(self, key: str) -> tuple[int, ...]:
+        """An array with 0 or 1 (or false or true) for each layer."""
+        value = self.get(key)
+        values = cast("Sequence[object]", value.tolist()) if isinstance(value, np.ndarray) else ()
+        if not values or not all(type(v) in (int, bool) and v in (0, 1) for v in values):
+            self.fail(key, "must hold 0 or 1 for each layer")
+        return tuple(int(cast("int", v)) for v in values)
+
+    def per_layer(self, key: str, default: PerLayer | type[_Required] = _Required) -> PerLayer:
+        """A positive number for all layers, or an array with one for each, of which some may be 0."""
+        value = self.get(key, default)
+        if isinstance(value, np.ndarray):
+            values = cast("Sequence[object]", value.tolist())
+            if not values or not all(type(v) is int and 0 <= v < MAX_INT for v in values):
+                self.fail(key, "must hold whole numbers, one for each layer")
+            return tuple(cast("Sequence[int]", values))
+        if value is default and (value == 0 or isinstance(value, tuple)):
+            return cast("PerLayer", value)
+        if type(value) is not int or not 0 < value < MAX_INT:
+            self.fail(key, f"must be a positive integer, not {value!r}")
+        return value
+
+
+def read_rope_sections(r: Reader) -> tuple[int, ...]:
+    """How many pairs of a head turn by each of the four positions of a token; none where the file does not say."""
+    from gguf.constants import Keys
+
+    values = r.get(Keys.Rope.DIMENSION_SECTIONS, np.empty(0, np.int32))
+    if not isinstance(values, np.ndarray):
+        values = np.full(4, r.integer(Keys.Rope.DIMENSION_SECTIONS))
+    return tuple(int(v) for v in cast("Sequence[int]", values.tolist()))
+
+
+def read_window(
+    r: Reader, n_pattern: int, default: int | None = None, *, dense_first: bool = False, plain_rope: bool = False
+) -> dict[str, Any]:
+    """The hyperparameters of a sliding window of `default` positions (None: the file must say) in all layers but each
+    last of `n_pattern` (with `dense_first` each first), unless the file says otherwise.
+
+    `plain_rope`: layers with it are roped with base 10000 unless the file says otherwise, and without scaling; else as
+    the others.
+    """
+    from gguf.constants import Keys
+
+    own = r.get(Keys.Rope.FREQ_BASE_SWA, None) is not None
+    return {
+        "n_swa": r.integer(Keys.Attention.SLIDING_WINDOW, *() if default is None else (default,)),
+        "swa_pattern": read_swa_pattern(r, n_pattern, dense_first),
+        "rope_freq_base_swa": r.number(Keys.Rope.FREQ_BASE_SWA) if own else 10000.0 if plain_rope else 0.0,
+        "rope_freq_scale_swa": 1.0 if plain_rope else 0.0,
+    }
+
+
+def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tuple[int, ...]:
+    """Which layers have a sliding window, 1 of each that has one, see `read_window`."""
+    from gguf.constants import Keys
+
+    key = Keys.Attention.SLIDING_WINDOW_PATTERN
+    if isinstance(r.get(key, None), np.ndarray):
+        return r.flags(key)
+    n = r.integer(key, n_pattern)
+    dense = 0 if dense_first else n - 1
+    return tuple(int(n == 0 or il % n != dense) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
+
+
+def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
+    """Which layers are recurrent, 1 of each that is: what the file says, else all but each last of as many as it says,
+    or of `n_pattern`."""
+    from gguf.constants import Keys
+
+    n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
+    key = "{arch}.attention.recurrent_layers"
+    if r.get(key, None) is not None:
+        flags = r.flags(key)
+        if len(flags) != n_layer:
+            r.fail(key, f"must hold {n_layer} numbers, one for each layer")
+        return flags
+    n = r.integer(Keys.LLM.FULL_ATTENTION_INTERVAL, n_pattern)
+    if n < 1:
+        r.fail(Keys.LLM.FULL_ATTENTION_INTERVAL, "must be positive")
+    return tuple(int((il + 1) % n != 0) for il in range(n_layer))
+
+
+def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any) -> H:
+    """The hyperparameters of one architecture: what all have in common, and `own`, which adds to them or replaces them.
+
+    `norm` says which epsilon a file must have. Raises ModelError naming the key that is missing, of another type or out
+    of range.
+    """
+    try:
+        return cls(**{**_common(r, own, norm), **own})
+    except ModelError as e:
+        raise ModelError(f"{e} (the keys {r.arch}.*)") from None
+
+
+def read_router(r: Reader, default: Router | None = None) -> Router:
+    """How experts are chosen: what the file says of it, else as in `default`."""
+    from gguf.constants import Keys  # takes a while to import, and only models need it
+
+    default, llm = default or Router(), Keys.LLM
+    gating, of_selected = default.gating, default.of_selected
+    func = r.integer(llm.EXPERT_GATING_FUNC, 0)
+    if func > len(_GATING):
+        r.fail(llm.EXPERT_GATING_FUNC, f"is {func}; known are 1 to {len(_GATING)}")
+    if func:
+        gating, of_selected = _GATING[func - 1]
+    return Router(
+        gating=gating,
+        of_selected=of_selected,
+        norm=r.boolean(llm.EXPERT_WEIGHTS_NORM, default.norm),
+        scale=r.number(llm.EXPERT_WEIGHTS_SCALE, default.scale),
+        n_group=r.integer(llm.EXPERT_GROUP_COUNT, default.n_group),
+        n_group_used=r.integer(llm.EXPERT_GROUP_USED_COUNT, default.n_group_used),
+    )
+
+
+def read_pooling(r: Reader, key: str, default: Pooling) -> Pooling:
+    """What pools the embeddings of tokens, by its number."""
+    number = r.integer(key, _POOLING.index(default))
+    if number >= len(_POOLING):
+        r.fail(key, f"is {number}; known are 0 to {len(_POOLING) - 1}")
+    return _POOLING[number]
+
+
+def read_head(r: Reader, default: Head | None = None) -> Head:
+    """The head of a reranker: what the file says of it, else as in `default`."""
+    from gguf.constants import Keys
+
+    default = default or Head()
+    labels = r.get(Keys.Classifier.OUTPUT_LABELS, None)
+    return Head(
+        pooling=read_pooling(r, "{arch}.classifier.pooling_type", default.pooling),
+        act=default.act,
+        soft_max=default.soft_max,
+        n_out=len(cast("list[object]", labels)) if isinstance(labels, list) and labels else default.n_out,
+    )
+
+
+def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]:
+    from gguf.constants import Keys  # takes a while to import, and only models need it
+
+    llm, attention, rope = Keys.LLM, Keys.Attention, Keys.Rope
+    scaling = r.text(rope.SCALING_TYPE, "linear")
+    if scaling not in ROPE_SCALING:
+        r.fail(rope.SCALING_TYPE, f"is {scaling!r}; known are {', '.join(ROPE_SCALING)}")
+    factor = r.number(rope.SCALING_FACTOR, r.number("{arch}.rope.scale_linear", 0.0))  # the latter in old files
+    n_head: PerLayer = own["n_head"] if "n_head" in own else r.per_layer(attention.HEAD_COUNT)
+    eps = "f_norm_rms_eps" if norm == "rms" else "f_norm_eps"
+    key = attention.LAYERNORM_RMS_EPS if norm == "rms" else attention.LAYERNORM_EPS
+    n_ff_exp = r.per_layer(llm.EXPERT_FEED_FORWARD_LENGTH, 0)
+    return {
+        "n_vocab": r.integer(llm.VOCAB_SIZE, 0) or _n_tokens(r, llm.VOCAB_SIZE),
+        "n_embd": r.integer(llm.EMBEDDING_LENGTH),
+        "n_layer": r.integer(llm.BLOCK_COUNT) - r.integer(llm.NEXTN_PREDICT_LAYERS, 0),  # which guess further tokens
+        "n_head": n_head,
+        "n_ff": own["n_ff"] if "n_ff" in own else r.per_layer(llm.FEED_FORWARD_LENGTH),
+        "n_ctx_train": r.integer(llm.CONTEXT_LENGTH),
+        "n_head_kv": own["n_head_kv"] if "n_head_kv" in own else r.per_layer(attention.HEAD_COUNT_KV, n_head),
+        "n_embd_head_k": r.integer(attention.KEY_LENGTH, 0),
+        "n_embd_head_v": r.integer(attention.VALUE_LENGTH, 0),
+        "n_rot": r.integer(rope.DIMENSION_COUNT, 0),
+        "n_embd_head_k_swa": r.integer(attention.KEY_LENGTH_SWA, 0),
+        "n_embd_head_v_swa": r.integer(attention.VALUE_LENGTH_SWA, 0),
+        "n_rot_swa": r.integer(rope.DIMENSION_COUNT_SWA, 0),
+        **({} if eps in own else {eps: r.number(key)}),
+        "f_attention_scale": r.number(attention.SCALE, 0.0),
+        "gelu_exact": r.text("{arch}.hidden_activation", "") == "gelu",  # the transformers library's name of it
+        "rope_freq_base": r.number(rope.FREQ_BASE, 10000.0),
+        "rope_scaling_type": scaling,
+        "rope_freq_scale": 1.0 / factor if factor else 1.0,
+        "rope_attn_factor": r.number(rope.SCALING_ATTN_FACTOR, 1.0) * r.number(rope.SCALING_YARN_ATTN_FACTOR, 1.0),
+        "n_ctx_orig_yarn": r.integer(rope.SCALING_ORIG_CTX_LEN, 0),
+        "yarn_ext_factor": r.number(rope.SCALING_YARN_EXT_FACTOR, -1.0),
+        "yarn_beta_fast": r.number(rope.SCALING_YARN_BETA_FAST, 32.0),
+        "yarn_beta_slow": r.number(rope.SCALING_YARN_BETA_SLOW, 1.0),
+        "n_expert": r.integer(llm.EXPERT_COUNT, 0),
+        "n_expert_used": r.integer(llm.EXPERT_USED_COUNT, 0),
+        "n_ff_exp": n_ff_exp,
+        "n_ff_shexp": r.integer(llm.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0)
+        or r.integer(llm.EXPERT_SHARED_COUNT, 0) * (n_ff_exp if isinstance(n_ff_exp, int) else n_ff_exp[-1]),
+        "n_layer_dense_lead": r.integer(llm.LEADING_DENSE_BLOCK_COUNT, 0),
+        "n_moe_layer_step": r.integer(llm.INTERLEAVE_MOE_LAYER_STEP, 1),
+        "router": read_router(r),
+        "causal_attn": r.boolean(attention.CAUSAL, True),
+        "pooling": read_pooling(r, llm.POOLING_TYPE, "none"),
+        **({} if "head" in own else {"head": read_head(r)}),
+    }
+
+
+def _n_tokens(r: Reader, key: str) -> int:
+    tokens = r.kv.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        r.fail(key, "is missing, and so are tokenizer.ggml.tokens")
+    return len(cast("list[object]", tokens))

@@ -1,0 +1,101 @@
+"""Nemotron-H (arXiv 2504.03624) and its mixtures: a layer is Mamba-2, or attention without positions, or a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture
+from .blocks import (
+    KV,
+    Build,
+    build_experts,
+    build_ffn,
+    build_inp_embd,
+    build_inp_kq_mask,
+    build_inp_out_ids,
+    build_lm_head,
+    build_norm,
+    build_qkv,
+    build_router,
+    llm_build_kv,
+)
+from .blocks.ssm import build_mamba2
+from .hparams import HParams, Router, StateShape
+from .mamba import MambaHParams, read_ssm
+from .metadata import Reader, read_hparams, read_router
+
+
+@dataclass(frozen=True, kw_only=True)
+class NemotronHParams(MambaHParams):
+    """n_latent: what the experts read and give, where it is not n_embd."""
+
+    n_latent: int = 0
+
+    def has_kv(self, il: int) -> bool:
+        """A layer attends where it has heads and no network."""
+        n = self.layer(il)
+        return n.n_head_kv > 0 and n.n_ff == 0
+
+    def state(self, il: int) -> StateShape:
+        """A layer with neither is Mamba-2."""
+        n = self.layer(il)
+        return self.ssm.state if n.n_head_kv == 0 and n.n_ff == 0 else StateShape()
+
+
+def _read(r: Reader) -> HParams:
+    eps = r.number(Keys.Attention.LAYERNORM_RMS_EPS, r.number(Keys.Attention.LAYERNORM_EPS, 0.0))
+    router = read_router(r, Router(gating="sigmoid", norm=False))
+    return read_hparams(
+        NemotronHParams,
+        r,
+        ssm=read_ssm(r),
+        f_norm_rms_eps=eps,
+        rope_layers=0,
+        router=router,
+        n_latent=r.integer(Keys.LLM.MOE_LATENT_SIZE, 0),
+    )
+
+
+def build_model(b: Build) -> Graph:
+    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
+    hp = b.hparams
+    assert isinstance(hp, NemotronHParams), hp
+    with b.ctx:
+        inpL = build_inp_embd(b)
+        for il in range(hp.n_layer):
+            cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
+            if hp.has_kv(il):
+                cur = llm_build_kv(b, KV(*build_qkv(b, cur, il), build_inp_kq_mask(b, il), il))
+            elif hp.layer(il).n_ff:
+                cur = _ffn(b, hp, cur, il)
+            else:
+                cur = build_mamba2(b, cur, hp.ssm, il)
+            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
+                inp_out_ids = build_inp_out_ids(b)
+                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            inpL = b.cb(gg.add(cur, inpL), "l_out", il)
+        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+
+
+def _ffn(b: Build, hp: NemotronHParams, cur: Tensor, il: int) -> Tensor:
+    """A network, or experts on a product of fewer elements, and one that all share."""
+    if not hp.n_expert:
+        return build_ffn(b, cur, il, "relu_sqr", gated=False)
+    n = hp.layer(il)
+    n_ff_exp = n.n_ff_exp if hp.n_ff_exp else n.n_ff // hp.n_expert_used
+    selected, weights = build_router(b, cur, il)
+    latent = b.linear("ffn_latent_down", cur, hp.n_latent, "ffn_latent", il) if hp.n_latent else cur
+    out = build_experts(b, latent, selected, weights, n_ff_exp, il, "relu_sqr", gated=False)
+    if hp.n_latent:
+        out = b.linear("ffn_latent_up", out, cur.ne[0], "ffn_latent_out", il)
+    shared = build_ffn(b, cur, il, "relu_sqr", gated=False, n_ff=hp.n_ff_shexp, kind="_shexp")
+    return b.cb(gg.add(out, shared), "ffn_out", il)
+
+
+ARCHITECTURES = (Architecture(("nemotron_h", "nemotron_h_moe"), build_model, _read, "hybrid"),)

@@ -1,0 +1,153 @@
+"""Plain decoders with mixtures of experts: each is said in what it differs by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gguf.constants import Keys
+
+from .decoder import Decoder, decoder
+from .hparams import Gating, HParams, PerLayer, Router
+from .metadata import Reader, read_hparams, read_rope_sections, read_router, read_swa_pattern
+
+
+def _router(*, gating: Gating = "softmax", norm: bool = True) -> Callable[[Reader], Router]:
+    """What reads the rules of a router, which are these where a file does not say."""
+    return lambda r: read_router(r, Router(gating=gating, norm=norm))
+
+
+def _n_ff_exp(r: Reader) -> PerLayer:
+    """The size of an expert, which old files give for all that a token uses."""
+    used = r.integer(Keys.LLM.EXPERT_USED_COUNT, 0) or 1
+    return r.per_layer(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, 0) or r.integer(Keys.LLM.FEED_FORWARD_LENGTH) // used
+
+
+def _n_ff_shexps(r: Reader) -> int:
+    """The size of the shared experts, of which the file gives one."""
+    size = r.integer(Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0) or r.integer(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
+    return size * r.integer(Keys.LLM.EXPERT_SHARED_COUNT)
+
+
+def _inverse(r: Reader, key: str, *default: float) -> float:
+    """What the logits are multiplied with, of a key that says what they are divided by."""
+    return 1.0 / (r.number(key, *default) or r.fail(key, "must not be 0"))
+
+
+def _mistral3_attn_factor(r: Reader) -> float:
+    """What YaRN multiplies cos and sin with, besides 1 + 0.1 log(factor)."""
+    hp = read_hparams(HParams, r)
+    if not hp.yarn_ext_factor:
+        return hp.rope_attn_factor
+    log_factor = max(0.0, -math.log(hp.rope_freq_scale))
+    return hp.rope_attn_factor / (1.0 + 0.1 * r.number(Keys.Rope.SCALING_YARN_LOG_MUL, 0.0) * log_factor)
+
+
+ARCHITECTURES = (
+    # Ling (arXiv:2503.05139): shared experts; the weights of the others are normalised where the file says so.
+    decoder("bailingmoe", router=_router(norm=False)),
+    # Ling 2.0 (arXiv:2510.22115): Q and K normed, one layer without experts first, a sigmoid router with groups.
+    decoder(
+        "bailingmoe2",
+        build=Decoder(qk_norm="head"),
+        rope_type="neox",
+        n_ff_shexp=_n_ff_shexps,
+        router=_router(gating="sigmoid", norm=False),
+    ),
+    # DBRX (databricks.com/blog/introducing-dbrx-new-state-art-open-llm): layer norms, and Q, K and V clamped.
+    decoder(
+        "dbrx",
+        build=Decoder(norm="layer", ffn_norm="attn_output_norm"),
+        rope_type="neox",
+        f_clamp_kqv=lambda r: r.number(Keys.Attention.CLAMP_KQV),
+    ),
+    # DeepSeekMoE (arXiv:2401.06066): small experts and shared ones, one layer without experts first.
+    decoder("deepseek", router=_router(norm=False)),
+    # dots.llm1 (arXiv:2506.05767): as DeepSeek-V3's router, with Q and K normed.
+    decoder("dots1", build=Decoder(qk_norm="head"), rope_type="neox", router=_router(gating="sigmoid", norm=False)),
+    # ERNIE 4.5 (ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf): Llama's, or with a bias to choose experts
+    # by, in every so many layers after the first.
+    decoder("ernie4_5", build=Decoder(biases="qkv"), n_expert=0, n_expert_used=0),
+    decoder("ernie4_5-moe", build=Decoder(biases="qkv")),
+    # GLM-4.5 (arXiv:2508.06471): as DeepSeek-V3's router, with Q and K normed in the largest. Of GLM-4.5V
+    # (arXiv:2507.01006) the part for text: a token has three positions.
+    decoder(
+        "glm4moe",
+        build=Decoder(qk_norm="head", qk_norm_optional=True, ffn_norm="post_attention_norm"),
+        rope_type=lambda r: "mrope" if any(read_rope_sections(r)) else "neox",
+        rope_sections=read_rope_sections,
+        router=_router(gating="sigmoid", norm=False),
+    ),
+    # Granite 3 (github.com/ibm-granite/granite-3.0-language-models) and its mixtures: scales everywhere, and an expert
+    # that all share. Files may switch the rope off.
+    decoder(
+        *("granite", "granitemoe"),
+        rope_layers=lambda r: int(r.boolean(Keys.Rope.SCALING_FINETUNED, True)),
+        f_embedding_scale=lambda r: r.number(Keys.LLM.EMBEDDING_SCALE, 0.0),
+        f_residual_scale=lambda r: r.number(Keys.LLM.RESIDUAL_SCALE, 0.0),
+        f_logit_scale=lambda r: _inverse(r, Keys.LLM.LOGIT_SCALE),
+    ),
+    # Hunyuan-A13B (huggingface.co/tencent/Hunyuan-A13B-Instruct): Q and K are normed after they are roped.
+    decoder("hunyuan-moe", build=Decoder(qk_norm="roped"), rope_type="neox"),
+    # Mellum 2 (huggingface.co/JetBrains): Qwen3's mixture, where three of four layers have a sliding window, whose rope
+    # is not scaled.
+    decoder(
+        "mellum",
+        build=Decoder(qk_norm="head"),
+        rope_type="neox",
+        n_swa=lambda r: r.integer(Keys.Attention.SLIDING_WINDOW, 0),
+        swa_pattern=lambda r: read_swa_pattern(r, 4),
+        rope_freq_base_swa=lambda r: r.number(Keys.Rope.FREQ_BASE_SWA, 0.0),
+        rope_freq_scale_swa=1.0,
+        rope_attn_factor_swa=1.0,
+        yarn_ext_factor_swa=0.0,
+    ),
+    # MiniCPM (arXiv:2404.06395): Granite's scales, which old files lack.
+    decoder(
+        "minicpm",
+        f_embedding_scale=lambda r: r.number(Keys.LLM.EMBEDDING_SCALE, 12.0),
+        f_residual_scale=lambda r: r.number(
+            Keys.LLM.RESIDUAL_SCALE, 1.4 / math.sqrt(r.integer(Keys.LLM.BLOCK_COUNT) or 1)
+        ),
+        f_logit_scale=lambda r: _inverse(r, Keys.LLM.LOGIT_SCALE, 256.0 / (r.integer(Keys.LLM.EMBEDDING_LENGTH) or 1)),
+    ),
+    # MiniMax-M2 (huggingface.co/MiniMaxAI/MiniMax-M2): Q and K normed over all heads, a sigmoid router with a bias.
+    decoder("minimax-m2", build=Decoder(qk_norm="row"), rope_type="neox", router=_router(gating="sigmoid")),
+    # Ministral 3 (huggingface.co/mistralai/Ministral-3-8B-Instruct-2512): of long texts Q is scaled by the position,
+    # and YaRN scales what is roped by less.
+    decoder(
+        "mistral3",
+        f_attn_temp_scale=lambda r: r.number(Keys.Attention.TEMPERATURE_SCALE, 0.0),
+        n_attn_temp_floor_scale=lambda r: r.integer(Keys.Rope.SCALING_ORIG_CTX_LEN, r.integer(Keys.LLM.CONTEXT_LENGTH)),
+        rope_attn_factor=_mistral3_attn_factor,
+    ),
+    # OLMoE (arXiv:2409.02060): Q and K normed over all heads; the weights of experts are not normalised.
+    decoder("olmoe", build=Decoder(qk_norm="row"), rope_type="neox", router=_router(norm=False)),
+    # Qwen1.5-MoE (qwenlm.github.io/blog/qwen-moe): a shared expert with a gate; weights are not normalised.
+    decoder(
+        "qwen2moe",
+        build=Decoder(shared_gate=True),
+        rope_type="neox",
+        n_ff_exp=_n_ff_exp,
+        n_ff_shexp=lambda r: r.integer(
+            Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, r.integer(Keys.LLM.FEED_FORWARD_LENGTH)
+        ),
+        router=_router(norm=False),
+    ),
+    # Qwen3 (arXiv:2505.09388): Q and K normed. RND1 (huggingface.co/radicalnumerics/RND1-Base-0910), made of it, writes
+    # by diffusion: all tokens see each other, and nothing is remembered. LLaDA-MoE (arXiv:2509.24389) too.
+    decoder("qwen3moe", build=Decoder(qk_norm="head"), rope_type="neox", n_ff_exp=_n_ff_exp),
+    decoder("rnd1", build=Decoder(qk_norm="head"), memory="none", rope_type="neox", causal_attn=False),
+    decoder(
+        "llada-moe",
+        build=Decoder(qk_norm="head"),
+        memory="none",
+        rope_type="neox",
+        causal_attn=False,
+        router=_router(norm=False),
+    ),
+    # Qwen3-VL (arXiv:2511.21631) and PaddleOCR-VL (arXiv:2510.14528), the parts for text: a token has three positions.
+    # The latter is ERNIE 4.5's, and has no experts.
+    decoder("qwen3vlmoe", build=Decoder(qk_norm="head"), rope_type="imrope", rope_sections=read_rope_sections),
+    decoder("paddleocr", rope_type="mrope", rope_sections=read_rope_sections, n_expert=0, n_expert_used=0),
+)

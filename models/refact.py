@@ -1,0 +1,26 @@
+"""Refact (huggingface.co/smallcloudai/Refact-1_6B-fim): Llama with ALiBi instead of a rope.
+
+There is none with experts; as llama.cpp reads a file of one, its layers have no network, but for the activation.
+"""
+
+from __future__ import annotations
+
+from pyggml import ops as gg
+from pyggml.tensor import Tensor
+
+from .blocks import Build, build_moe_ffn
+from .decoder import Decoder, decoder
+
+
+class RefactDecoder(Decoder):
+    """Decoders that leave experts alone."""
+
+    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+        """The network, or silu."""
+        if not b.hparams.is_moe(il):
+            return super().ffn(b, cur, il)
+        build_moe_ffn(b, cur, il)  # asks for the weights
+        return b.cb(gg.silu(cur), "ffn_silu", il)
+
+
+ARCHITECTURES = (decoder("refact", build=RefactDecoder(biases="qkv"), rope_layers=0, f_max_alibi_bias=8.0),)

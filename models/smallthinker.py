@@ -1,0 +1,61 @@
+"""SmallThinker (arXiv 2507.20984): llama with a window in all but each fourth layer, of which only those with it are
+roped, and a mixture of experts with relu that is routed by what the layer reads, so that its experts can be fetched
+while attention is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+
+from .architecture import Architecture
+from .blocks import (
+    Build,
+    build_experts,
+    build_inp_embd,
+    build_inp_out_ids,
+    build_inp_pos,
+    build_lm_head,
+    build_norm,
+    build_router,
+)
+from .decoder import Decoder
+from .hparams import HParams
+from .metadata import Reader, read_hparams, read_window
+
+_WINDOW = 4096
+_DECODER = Decoder()
+
+
+def build_smallthinker(b: Build) -> Graph:
+    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
+    hp = b.hparams
+    with b.ctx:
+        inpL = build_inp_embd(b)
+        inp_pos = build_inp_pos(b)
+        for il in range(hp.n_layer):
+            logits = b.linear("ffn_gate_inp", inpL, hp.n_expert, "ffn_moe_logits", il)
+            cur = _DECODER.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), inp_pos, None, il)
+            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
+                inp_out_ids = build_inp_out_ids(b)
+                cur, inpL, logits = (gg.get_rows(t, inp_out_ids) for t in (cur, inpL, logits))
+            ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
+            cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
+            selected, weights = build_router(b, cur, il, logits=logits)
+            cur = build_experts(b, cur, selected, weights, hp.layer(il).n_ff_exp, il, "relu")
+            inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
+        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+
+
+def _read(r: Reader) -> HParams:
+    if not r.integer(Keys.Attention.SLIDING_WINDOW, 0):
+        return read_hparams(HParams, r, rope_type="neox")
+    roped = tuple(int(il % 4 != 0) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
+    window: dict[str, Any] = {**read_window(r, 4, dense_first=True), "n_swa": _WINDOW}
+    return read_hparams(HParams, r, rope_type="neox", rope_layers=roped, **window)
+
+
+ARCHITECTURES = (Architecture(("smallthinker",), build_smallthinker, _read),)

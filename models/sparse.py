@@ -1,0 +1,114 @@
+"""Models whose tokens attend to a few tokens, or blocks of them, that an indexer chooses: DeepSeek-V3.2
+(arXiv:2512.02556), GLM-5 (arXiv:2602.15763), and MiniMax-M3 (huggingface.co/MiniMaxAI).
+
+In contexts of no more tokens than are chosen that is attention to all, which is what these builders have:
+DeepSeek-V2's, and a decoder with gpt-oss' gates. Larger contexts are refused; the weights of the indexer are not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.errors import ModelError
+from pyggml.graph import Graph
+
+from .architecture import Architecture
+from .blocks import Build
+from .decoder import Decoder
+from .deepseek2 import DeepSeek2HParams, build_deepseek2, read_deepseek2
+from .hparams import HParams, Router
+from .metadata import Reader, read_hparams, read_router
+
+_BLOCK_SIZE = "{arch}.attention.indexer.block_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Indexer(HParams):
+    """The heads of the indexer, their size, and the tokens that it chooses."""
+
+    n_indexer_head: int
+    n_indexer_embd: int
+    n_chosen: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSAHParams(_Indexer, DeepSeek2HParams):
+    """Of DeepSeek's sparse attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MSAHParams(_Indexer):
+    """Of MiniMax's."""
+
+
+def _check(b: Build, hp: _Indexer) -> None:
+    if b.kv.size > hp.n_chosen:
+        raise ModelError(
+            f"a context of {b.kv.size} cells needs sparse attention, which is not supported: this model attends to "
+            f"{hp.n_chosen} at most; choose a smaller n_ctx"
+        )
+
+
+def ask_indexer(b: Build, hp: DSAHParams) -> None:
+    """Ask for the weights of the indexer, and see that it is not needed. Raises ModelError."""
+    _check(b, hp)
+    head = hp.n_indexer_embd
+    for il in range(hp.n_layer):
+        b.optional("indexer.attn_q_b", (hp.n_lora_q, hp.n_indexer_head * head), il)
+        b.optional("indexer.attn_k", (hp.n_embd, head), il)
+        b.optional("indexer.proj", (hp.n_embd, hp.n_indexer_head), il)
+        for suffix in ("weight", "bias"):
+            b.optional("indexer.k_norm", (head,), il, suffix)
+
+
+def build_dsa(b: Build) -> Graph:
+    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
+    assert isinstance(b.hparams, DSAHParams)
+    ask_indexer(b, b.hparams)
+    return build_deepseek2(b)
+
+
+def build_msa(b: Build) -> Graph:
+    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
+    hp = b.hparams
+    assert isinstance(hp, MSAHParams)
+    _check(b, hp)
+    head = hp.n_indexer_embd
+    for il in range(hp.n_layer_dense_lead, hp.n_layer):
+        for part, n in (("q", hp.n_indexer_head), ("k", 1)):
+            b.optional(f"indexer.{part}_proj", (hp.n_embd, n * head), il)
+            b.optional(f"indexer.{part}_norm", (head,), il)
+    return Decoder(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0)).build(b)
+
+
+def read_indexer(r: Reader) -> dict[str, Any]:
+    """What a file says of the indexer."""
+    keys = Keys.Attention.Indexer
+    return {
+        "n_indexer_head": r.integer(keys.HEAD_COUNT),
+        "n_indexer_embd": r.integer(keys.KEY_LENGTH),
+        "n_chosen": r.integer(keys.TOP_K),
+    }
+
+
+def _read_dsa(r: Reader) -> HParams:
+    router = read_router(r, Router(gating="sigmoid", norm=False))
+    return read_deepseek2(r, cls=DSAHParams, router=router, **read_indexer(r))
+
+
+def _read_msa(r: Reader) -> HParams:
+    own = read_indexer(r)
+    own["n_chosen"] *= r.integer(_BLOCK_SIZE)
+    router = read_router(r, Router(gating="sigmoid", norm=False))
+    return read_hparams(MSAHParams, r, rope_type="neox", router=router, **own)
+
+
+ARCHITECTURES = (
+    Architecture(("deepseek32", "glm-dsa"), build_dsa, _read_dsa),
+    Architecture(("minimax-m3",), build_msa, _read_msa),
+)

@@ -1,0 +1,143 @@
+"""Plain decoders with a sliding window in some of their layers: each is said in what it differs by, with its source."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gguf.constants import Keys
+
+from .architecture import Architecture
+from .decoder import Decoder
+from .hparams import HParams, Router
+from .metadata import Reader, read_hparams, read_router, read_swa_pattern, read_window
+
+_PLAIN_ROPE: dict[str, Any] = {"rope_freq_scale_swa": 1.0, "yarn_ext_factor_swa": 0.0, "rope_attn_factor_swa": 1.0}
+_ROPE_PATTERN = "{arch}.attention.rope_pattern"
+_EXAONE4_LAYERS = 64  # of the model with the window, of which old files do not say so
+
+
+def _softcaps(r: Reader) -> dict[str, float]:
+    return {
+        "f_attn_logit_softcapping": r.number(Keys.LLM.ATTN_LOGIT_SOFTCAPPING, 50.0),
+        "f_final_logit_softcapping": r.number(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 30.0),
+    }
+
+
+def _gemma(r: Reader, n_layer_27b: int, **own: Any) -> HParams:
+    n_embd = r.integer(Keys.LLM.EMBEDDING_LENGTH)
+    if r.integer(Keys.LLM.BLOCK_COUNT) == n_layer_27b:  # its scores are scaled by what a head of n_embd would have
+        heads = r.per_layer(Keys.Attention.HEAD_COUNT)
+        own["f_attention_scale"] = 1.0 / math.sqrt(n_embd // (heads if isinstance(heads, int) else heads[0]))
+    return read_hparams(HParams, r, rope_type="neox", f_embedding_scale=math.sqrt(n_embd), **own)
+
+
+def _gemma2(r: Reader) -> HParams:
+    return _gemma(r, 46, **_softcaps(r), **read_window(r, 2, 4096))
+
+
+def _gemma3(r: Reader) -> HParams:
+    cap = r.number(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 0.0)
+    return _gemma(r, 62, f_final_logit_softcapping=cap, **read_window(r, 6, 0, plain_rope=True))
+
+
+def _exaone4(r: Reader) -> HParams:
+    pattern = r.get(Keys.Attention.SLIDING_WINDOW_PATTERN, None)
+    if pattern is None and r.integer(Keys.LLM.BLOCK_COUNT) != _EXAONE4_LAYERS:
+        return read_hparams(HParams, r, rope_type="neox")
+    return _roped_where_windowed(r, 4, 4096, rope_type="neox")
+
+
+def _roped_where_windowed(r: Reader, n_pattern: int, default: int | None = None, **own: Any) -> HParams:
+    """Only layers with the window are roped."""
+    norm = own.pop("norm", "rms")
+    own["rope_layers"] = read_swa_pattern(r, n_pattern)
+    return read_hparams(HParams, r, norm, **own, **read_window(r, n_pattern, default))
+
+
+def _cohere2(r: Reader) -> HParams:
+    return _roped_where_windowed(r, 4, norm="layer", f_logit_scale=r.number(Keys.LLM.LOGIT_SCALE))
+
+
+def _olmo2(r: Reader) -> HParams:
+    return read_hparams(HParams, r, rope_type="neox", **{**read_window(r, 4, 0), **_PLAIN_ROPE})
+
+
+def _granite_swa(r: Reader) -> HParams:
+    logit_scale = r.number(Keys.LLM.LOGIT_SCALE)
+    if not logit_scale:
+        r.fail(Keys.LLM.LOGIT_SCALE, "must not be 0")
+    return read_hparams(
+        HParams,
+        r,
+        f_logit_scale=1.0 / logit_scale,
+        f_residual_scale=r.number(Keys.LLM.RESIDUAL_SCALE, 0.0),
+        f_embedding_scale=r.number(Keys.LLM.EMBEDDING_SCALE, 0.0),
+        rope_layers=1 if r.get(_ROPE_PATTERN, None) is None else r.flags(_ROPE_PATTERN),
+        **read_window(r, 0),
+    )
+
+
+def _afmoe(r: Reader) -> HParams:
+    return read_hparams(
+        HParams,
+        r,
+        rope_type="neox",
+        router=read_router(r, Router(gating="sigmoid", norm=False)),
+        f_embedding_scale=r.number(Keys.LLM.EMBEDDING_SCALE, math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH))),
+        rope_layers=tuple(int((il + 1) % 4 != 0) for il in range(r.integer(Keys.LLM.BLOCK_COUNT))),
+        **read_window(r, 4, 0),
+    )
+
+
+def _exaone_moe(r: Reader) -> HParams:
+    router = read_router(r, Router(gating="sigmoid", norm=False))
+    return _roped_where_windowed(r, 4, rope_type="neox", router=router)
+
+
+def _laguna(r: Reader) -> HParams:
+    size, n_shared = r.integer(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH), r.integer(Keys.LLM.EXPERT_SHARED_COUNT, 1)
+    return read_hparams(
+        HParams,
+        r,
+        rope_type="neox",
+        router=read_router(r, Router(gating="sigmoid", norm=False)),
+        n_ff_shexp=r.integer(Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0) or size * n_shared,
+        **{**read_window(r, 4, 0, dense_first=True), **_PLAIN_ROPE},
+    )
+
+
+def _spark2_5(r: Reader) -> HParams:
+    return read_hparams(HParams, r, rope_type="neox", **read_window(r, 0))
+
+
+ARCHITECTURES = (
+    # Gemma 2 (arXiv 2408.00118): norms before and behind, softcaps of scores and logits, a window in every other layer.
+    Architecture(("gemma2",), Decoder(act="gelu", post_norm=True, rope_factors=False).build, _gemma2),
+    # Gemma 3 (arXiv 2503.19786): Q and K normed instead of softcaps, a window and a rope of their own in five of six
+    # layers.
+    Architecture(("gemma3",), Decoder(act="gelu", post_norm=True, rope_factors=False, qk_norm="head").build, _gemma3),
+    # Command R7B, Command A (arXiv 2504.00698): parallel, three of four layers have a window; the others no rope.
+    Architecture(("cohere2",), Decoder(norm="layer", parallel=True).build, _cohere2),
+    # EXAONE 4 (arXiv 2507.11407): norms behind attention and network, none before; Q and K normed. In the larger one
+    # three of four layers have a window; the others no rope.
+    Architecture(("exaone4",), Decoder(pre_norm=False, post_norm=True, qk_norm="head").build, _exaone4),
+    # OLMo 2 (arXiv 2501.00656): norms behind, none before, and of Q and K whole; OLMo 3 (arXiv 2512.13961): three of
+    # four layers have a window and a rope without YaRN.
+    Architecture(("olmo2",), Decoder(pre_norm=False, post_norm=True, qk_norm="row", rope_factors=False).build, _olmo2),
+    # Granite with a window (IBM): its scales, and attention sinks.
+    Architecture(("granite_swa",), Decoder(sinks="some").build, _granite_swa),
+    # Trinity (huggingface.co/arcee-ai/Trinity-Mini): attention gated by a sigmoid, norms before and behind, Q and K
+    # normed, a sigmoid router; every fourth layer has no window and no rope.
+    Architecture(
+        ("afmoe",), Decoder(qk_norm="head", post_norm=True, attn_gate="sigmoid", rope_factors=False).build, _afmoe
+    ),
+    # K-EXAONE (arXiv 2601.01739): only layers with the window are roped; Q and K normed, a sigmoid router.
+    Architecture(("exaone-moe",), Decoder(qk_norm="head").build, _exaone_moe),
+    # Laguna (Poolside, huggingface.co/poolside): attention gated by a softplus, Q and K normed; layers with the window
+    # have a rope of their own, without YaRN.
+    Architecture(("laguna",), Decoder(qk_norm="head", attn_gate="softplus").build, _laguna),
+    # iFlytek Spark 2.5 (github.com/ggml-org/llama.cpp, src/models/spark2-5.cpp): the heads of attention are gated by a
+    # sigmoid, a network of gelu.
+    Architecture(("spark2_5",), Decoder(act="gelu", attn_gate="sigmoid").build, _spark2_5),
+)

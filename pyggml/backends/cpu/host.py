@@ -1,0 +1,49 @@
+"""Ops that Python computes (OpDef.host), called from the threads of a running plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ...opdef import OPS
+from ...tensor import Tensor
+from .._pggml import ffi, lib
+from ..protocol import Resolve, node_error
+from .isa import Kernel
+
+HOST_KERNEL = Kernel("pg_host_call", int(ffi.cast("intptr_t", ffi.addressof(lib, "pg_host_call"))), ffi.new("pg_row *"))
+_calls: WeakValueDictionary[int, HostCalls] = WeakValueDictionary()  # by the address of their plan
+
+
+class HostCalls:
+    """The host ops of one plan; `nodes` are those of its records."""
+
+    def __init__(self, plan: int, nodes: Sequence[Tensor], resolve: Resolve) -> None:
+        self._nodes, self._resolve = nodes, resolve
+        self._error: BaseException | None = None
+        _calls[plan] = self
+
+    def call(self, index: int, ith: int, nth: int) -> int:
+        """Compute one share of node `index`; a status."""
+        try:
+            t = self._nodes[index]
+            host = OPS[t.op].host
+            assert host is not None
+            host(t, [None if s is None else self._resolve(s) for s in t.src], ith, nth)
+        except BaseException as e:
+            self._error = self._error or e
+            return lib.PG_E_HOST
+        return lib.PG_OK
+
+    def reraise(self, t: Tensor) -> None:
+        """Raise what a call of node `t` has raised: BackendError with it as its cause; Ctrl-C as it is."""
+        e, self._error = self._error, None
+        if e is not None and not isinstance(e, Exception):
+            raise e
+        raise node_error(t, "interrupted" if e is None else f"{type(e).__name__}: {e}") from e
+
+
+@ffi.def_extern(name="pg_host_call", error=lib.PG_E_HOST)
+def _call(task: Any, ith: int, nth: int) -> int:  # pyright: ignore[reportUnusedFunction]
+    return _calls[int(ffi.cast("intptr_t", task.plan))].call(int(task.index), ith, nth)

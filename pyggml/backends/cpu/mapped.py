@@ -1,0 +1,21 @@
+"""Mapped files that shrink do not end the process: csrc/exec/mapped.c."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import finalize
+
+from ...buffers.buffer import MappedFile
+from .._pggml import ffi, lib
+
+
+def guard(file: MappedFile) -> Sequence[int]:
+    """From now on pages that the file loses are read as zeros. The result's only number becomes 1 with the first."""
+    lost = lib.pg_guard(ffi.cast("void *", file.data.__array_interface__["data"][0]), file.data.nbytes)
+    if lost == ffi.NULL:
+        return (0,)
+    finalize(file.map, lib.pg_unguard, lost).atexit = False
+    return lost
+
+
+MappedFile.guard = guard

@@ -1,0 +1,1 @@
+"""What vocabularies need of C: lists of strings, texts found by their bytes, words into tokens."""

@@ -1,0 +1,94 @@
+"""What a backend is: the scheduler's view of something that runs parts of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from ..buffers.alloc import Step, steps_of
+from ..buffers.buffer import ALIGNMENT
+from ..errors import BackendError, explain
+from ..opdef import opdef_of
+from ..tensor import Tensor, Var
+
+Resolve = Callable[[Tensor], Tensor]  # a source tensor -> itself, or its copy on this backend
+
+
+class Program(Protocol):
+    """Nodes made ready to run, again and again, on one backend."""
+
+    def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
+        """Compute the nodes, on no more than `n_threads` and the backend's threads. A long run may end early on Ctrl-C
+        where it is `interruptible`. Raises BackendError naming the node that failed."""
+        ...
+
+    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:
+        """Let this program, compiled for `var.hi`, run for every value of `var`. `others` are the same steps, in the
+        same memory, as they are for other values: the smallest, and one to check with.
+
+        False, with nothing changed, where it cannot.
+        """
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Runs nodes whose memory it can reach; all that the scheduler knows of one.
+
+    What it cannot read where it is, is copied into its own kind of buffer before it runs: host memory, or a
+    `DeviceBuffer` (see there). A node that writes into memory runs where that memory is.
+    """
+
+    name: str
+    buft: str  # the buffer type it computes in
+    alignment: int
+
+    def supports_op(self, t: Tensor) -> bool:
+        """Whether it has code for this node's op and types."""
+        ...
+
+    def supports_buft(self, buft: str) -> bool:
+        """Whether it reads sources in such buffers where they are."""
+        ...
+
+    def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
+        """The steps in which it computes these nodes. `uses`: how often the whole graph reads each tensor."""
+        ...
+
+    def compile(self, steps: Sequence[Step], resolve: Resolve) -> Program:
+        """Make steps, whose memory is fixed, ready to run."""
+        ...
+
+
+class HostBackend:
+    """What backends that compute in host memory share."""
+
+    alignment = ALIGNMENT
+    buft = "CPU"
+
+    def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
+        """See `Backend.fuse`: each node by itself."""
+        return steps_of(nodes)
+
+
+BACKENDS: dict[str, Callable[[int | None], Backend]] = {}
+
+
+def register_backend(name: str, make: Callable[[int | None], Backend]) -> None:
+    """Let `name` stand for a backend that `make(n_threads)` makes, wherever backends are named (`compute`, `Scheduler`,
+    `Model.new_context`). The Backend protocol says what it must do."""
+    BACKENDS[name] = make
+
+
+def new_backend(name: object, n_threads: int | None = None) -> Backend:
+    """A backend by name. Raises BackendError for an unknown one."""
+    if isinstance(name, str) and name in BACKENDS:
+        return BACKENDS[name](n_threads)
+    raise BackendError(f"no backend is called {name!r}; there are {', '.join(BACKENDS)}")
+
+
+def node_error(t: Tensor, text: str) -> BackendError:
+    """The error of a node that failed while it ran: op, tensors, and the line that recorded it."""
+    op = opdef_of(t)
+    named = [(op.role(i), "None" if s is None else s.describe()) for i, s in enumerate(t.src)]
+    return BackendError(explain(op.name, text, [("result", t.describe()), *named], t.site))

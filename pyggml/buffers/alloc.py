@@ -1,0 +1,184 @@
+"""The memory planner: where each tensor of a graph lies in a compute buffer. Pure: reads a graph, returns a plan."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from pyggml.opdef import OPS
+from pyggml.tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, Tensor
+
+from .buffer import ALIGNMENT
+
+
+class Step(NamedTuple):
+    """What a backend computes at a time: a node, or several that it has fused.
+
+    nodes   in the order of the graph; the last one names the step
+    inner   those that are values on the way: nothing else reads them, they get no memory
+    fusion  what fused them ("" for one node)
+    heirs   sources whose memory the last node may take over (of one node: OpDef.inplace)
+    """
+
+    nodes: tuple[Tensor, ...]
+    inner: frozenset[Tensor] = frozenset()
+    fusion: str = ""
+    heirs: tuple[Tensor, ...] = ()
+
+    def sources(self) -> list[Tensor]:
+        """What its nodes read and nothing in it computes on the way: a tensor once for each use."""
+        return [s for t in self.nodes for s in t.src if s is not None and s not in self.inner]
+
+    def mapped(self, to: Mapping[Tensor, Tensor]) -> Step:
+        """The same step of another graph. `to`: what its tensors correspond to there."""
+        nodes, inner, heirs = (tuple(to[t] for t in ts) for ts in (self.nodes, self.inner, self.heirs))
+        return Step(nodes, frozenset(inner), self.fusion, heirs)
+
+
+def steps_of(nodes: Iterable[Tensor]) -> list[Step]:
+    """Each node by itself."""
+    return [Step((t,)) for t in nodes]
+
+
+@dataclass
+class Plan:
+    """Offsets of the planned tensors in their pool's buffer, and the bytes each pool needs.
+
+    `lower_bound` is the largest sum of bytes that live at one time: no plan without in-place reuse can need less.
+    """
+
+    offsets: dict[Tensor, tuple[str, int]] = field(default_factory=dict[Tensor, tuple[str, int]])
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+    lower_bound: int = 0
+    recycled: set[Tensor] = field(default_factory=set[Tensor])  # not readable after the run
+
+
+class _Pool:
+    """Free intervals of one growing buffer; the best-fitting hole is taken."""
+
+    def __init__(self) -> None:
+        self.free: list[tuple[int, int]] = []  # (start, end), by start
+        self.size = 0
+
+    def take(self, n: int) -> int:
+        fits = [(end - start, start, end) for start, end in self.free if end - start >= n]
+        if fits:
+            _, start, end = min(fits)
+            self.free.remove((start, end))
+            if end - start > n:
+                insort(self.free, (start + n, end))
+            return start
+        start = self.size
+        if self.free and self.free[-1][1] == self.size:  # the last hole touches the end: grow from there
+            start = self.free.pop()[0]
+        self.size = start + n
+        return start
+
+    def give(self, start: int, n: int) -> None:
+        end = start + n
+        i = bisect_left(self.free, (start, end))
+        if i < len(self.free) and self.free[i][0] == end:
+            end = self.free.pop(i)[1]
+        if i > 0 and self.free[i - 1][1] == start:
+            start = self.free.pop(i - 1)[0]
+        insort(self.free, (start, end))
+
+
+def plan(
+    steps: Sequence[Step],
+    *,
+    alignment: int = ALIGNMENT,
+    pool_of: Callable[[Tensor], str] = lambda t: "",
+) -> Plan:
+    """Lay out every result that has no memory yet. Leafs have memory of their own: their values outlive a run.
+
+    Inputs and outputs are never recycled and never overwritten in place. A node may take over the memory
+    of a source it is the last user of, where its op allows it (OpDef.inplace) and type, shape and pool agree. A view
+    lives where its root lives. All that a step reads lives until its end.
+    """
+    nodes = [t for step in steps for t in step.nodes]
+    result = Plan()
+    pools: dict[str, _Pool] = {}
+    pinned = {t.root for t in nodes if t.flags & (FLAG_INPUT | FLAG_OUTPUT)}
+    sources = [step.sources() for step in steps]
+    uses = [
+        [*[s.root for s in read], *[t.view_src for t in step.nodes if t.view_src is not None]]
+        for step, read in zip(steps, sources, strict=True)
+    ]
+    users: dict[Tensor, int] = {}  # root -> uses to come
+    for root in chain.from_iterable(uses):
+        users[root] = users.get(root, 0) + 1
+    read = set(chain.from_iterable(sources))
+    pinned.update(t.root for t in nodes if t.view_src is not None and t not in read)  # a result, as is what it views
+    live = 0
+    held: dict[Tensor, int] = {}  # root -> bytes it occupies
+
+    def place(t: Tensor) -> None:
+        nonlocal live
+        pool = pool_of(t)
+        n = -(-t.nbytes // alignment) * alignment
+        result.offsets[t] = (pool, pools.setdefault(pool, _Pool()).take(n))
+        held[t] = n
+        live += n
+        result.lower_bound = max(result.lower_bound, live)
+
+    def release(root: Tensor) -> None:
+        nonlocal live
+        users[root] -= 1
+        if users[root] == 0 and root not in pinned and root in held:
+            pool, offset = result.offsets[root]
+            pools[pool].give(offset, held[root])
+            live -= held.pop(root)
+            result.recycled.add(root)
+
+    for step, roots in zip(steps, uses, strict=True):
+        result.recycled.update(step.inner)
+        for t in step.nodes:
+            if t in step.inner or not _needs_place(t):
+                continue
+            heir = _heir(t, step, users, pinned, held, result, pool_of)
+            if heir is None:
+                place(t)
+            else:
+                result.offsets[t] = result.offsets[heir]
+                held[t] = held.pop(heir)
+                result.recycled.add(heir)
+            users.setdefault(t, 0)
+        for root in roots:
+            release(root)
+    result.sizes = {name: pool.size for name, pool in pools.items()}
+    return result
+
+
+def _needs_place(t: Tensor) -> bool:
+    return t.view_src is None and (t.buffer is None or bool(t.flags & FLAG_PLANNED))
+
+
+def _heir(
+    t: Tensor,
+    step: Step,
+    users: dict[Tensor, int],
+    pinned: set[Tensor],
+    held: dict[Tensor, int],
+    result: Plan,
+    pool_of: Callable[[Tensor], str],
+) -> Tensor | None:
+    """The source whose memory `t` may take over, or None."""
+    if t in pinned:
+        return None
+    may = [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)] if len(step.nodes) == 1 else step.heirs
+    for s in may:
+        if s is None or s.view_src is not None or s in pinned or s not in held:
+            continue
+        if (
+            users[s] == 1  # this one
+            and s.dtype is t.dtype
+            and s.nb == t.nb
+            and s.ne == t.ne
+            and result.offsets[s][0] == pool_of(t)
+        ):
+            return s
+    return None

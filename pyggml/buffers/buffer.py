@@ -1,0 +1,125 @@
+"""Memory that tensors live in: a block of bytes with a known address and the buffer type it came from."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pyggml.errors import AllocError, GGUFError
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+ALIGNMENT = 64  # a cache line, and the widest vector
+
+
+def check_memory(size: int, what: str) -> None:
+    """Raises AllocError where `what` needs more bytes than the machine has: it would be given them, and die of them."""
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > have:
+        raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; this machine has {have / 2**30:.1f}")
+
+
+class MappedFile:
+    """A whole file, mapped for reading.
+
+    While it is in use the file may be replaced (renamed over, deleted), but not be made shorter or written to. If it is
+    made shorter, the process lives on: what the file lost reads as zeros, for whoever holds an array of it, and `check`
+    raises from then on; so every run that has read it does, and every look at a tensor in it. What cannot be told
+    apart: other bytes written into it, and a copy that is being made of it in just that moment.
+    """
+
+    guard: ClassVar[Callable[[MappedFile], Sequence[int]] | None] = None  # what catches such reads installs itself here
+
+    __slots__ = ("_lost", "data", "map", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        self.data: Bytes = np.frombuffer(self.map, np.uint8)
+        self._lost = (0,) if MappedFile.guard is None else MappedFile.guard(self)
+
+    def check(self) -> None:
+        """Raises GGUFError where the file has become shorter since it was mapped."""
+        if self.map.size() < self.data.nbytes or self._lost[0]:
+            text = (
+                f"had {self.data.nbytes} bytes when it was opened and has {self.map.size()} now: what was read is lost"
+            )
+            raise GGUFError(f"{self.path}: the file {text}; load it again")
+
+
+class Buffer:
+    """A block of host memory; a `DeviceBuffer` is one that the host cannot read.
+
+    `memory` is a uint8 array that keeps the block alive, `base` its address, `size` its bytes, `buft` the name of the
+    buffer type ("CPU", "CPU_MMAP", "REF" ...), `writable` False for memory that belongs to a mapped file, `file`.
+    """
+
+    __slots__ = ("base", "buft", "file", "memory", "size", "writable")
+
+    is_host: ClassVar[bool] = True
+    device_types: ClassVar[dict[str, Callable[[int], Buffer]]] = {}  # buffer types that are no host memory
+
+    def __init__(self, memory: Bytes, buft: str = "CPU", file: MappedFile | None = None) -> None:
+        self.file = file
+        self.memory = memory
+        self.base: int = memory.__array_interface__["data"][0]
+        self.size: int = memory.nbytes
+        self.buft = buft
+        self.writable: bool = memory.flags.writeable
+
+    @classmethod
+    def allocate(cls, size: int, buft: str = "CPU") -> Buffer:
+        """`size` zeroed bytes of a buffer type (the host's: aligned to a cache line). Raises AllocError where there
+        is no memory."""
+        if buft in cls.device_types:
+            return cls.device_types[buft](size)
+        try:
+            raw = np.zeros(size + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError, OverflowError):
+            raise AllocError(f"cannot allocate {size} bytes") from None
+        start = -raw.__array_interface__["data"][0] % ALIGNMENT
+        return cls(raw[start : start + size], buft)
+
+    def read(self, start: int, n: int) -> Bytes:
+        """`n` bytes from `start` on: a view of them; of a device's memory a copy, which cannot be written to."""
+        return self.memory[start : start + n]
+
+    def write(self, start: int, data: Bytes) -> None:
+        """Overwrite the bytes from `start` on."""
+        self.memory[start : start + data.nbytes] = data
+
+
+class DeviceBuffer(Buffer):
+    """Memory that a backend computes in and the host cannot read: `base` is the device's address, there is no `memory`.
+
+    A backend registered from outside derives its own from it, with `fetch` and `write`, and names it with
+    `register_device_buffer`.
+    """
+
+    __slots__ = ()
+    is_host = False
+
+    def __init__(self, base: int, size: int, buft: str) -> None:
+        self.base, self.size, self.buft, self.file, self.writable = base, size, buft, None, True
+
+    def fetch(self, start: int, n: int) -> Bytes:
+        """A copy of `n` bytes from `start` on, as uint8 on the host."""
+        raise NotImplementedError
+
+    def read(self, start: int, n: int) -> Bytes:
+        copy = self.fetch(start, n)
+        copy.flags.writeable = False
+        return copy
+
+    def write(self, start: int, data: Bytes) -> None:
+        """Copy uint8 [n] of the host over the bytes from `start` on."""
+        raise NotImplementedError
+
+
+def register_device_buffer(buft: str, allocate: Callable[[int], Buffer]) -> None:
+    """Make `allocate(size)`, a zeroed DeviceBuffer, what memory of the buffer type `buft` is."""
+    Buffer.device_types[buft] = allocate

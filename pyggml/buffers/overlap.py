@@ -1,0 +1,73 @@
+"""Whether tensors over the same memory have bytes in common: what an op that writes through a view has to know."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..tensor import Offset, Tensor
+
+_MAX_WORK = 10_000  # of the exact answer; beyond, they count as overlapping
+
+Axes = list[tuple[int, int]]  # (elements, byte stride) per dimension
+
+
+class _Bytes:
+    """What NumPy asks of an array to find its bytes; they are never read."""
+
+    def __init__(self, start: int, unit: int, axes: Axes) -> None:
+        self.__array_interface__ = {
+            "shape": tuple(n for n, _ in axes),
+            "strides": tuple(stride for _, stride in axes),
+            "typestr": f"|V{unit}",
+            "data": (start, True),
+            "version": 3,
+        }
+
+
+def _axes(t: Tensor) -> Axes:
+    ne, nb = t.ne, t.nb
+    return [(ne[0] // t.dtype.block_size, nb[0]), (ne[1], nb[1]), (ne[2], nb[2]), (ne[3], nb[3])]
+
+
+def overlaps_itself(t: Tensor) -> bool:
+    """Whether elements of `t` may share bytes (rows that repeat, or start within one another)."""
+    filled = t.dtype.type_size
+    for n, stride in sorted(_axes(t), key=lambda axis: axis[1]):
+        if n > 1 and stride < filled:
+            return True
+        filled += (n - 1) * stride
+    return False
+
+
+def same_elements(a: Tensor, b: Tensor) -> bool:
+    """Whether `a` and `b` of one root are the same elements in the same order."""
+    start_a, start_b = _relative(a, b)
+    return a.ne == b.ne and a.nb == b.nb and a.dtype is b.dtype and start_a == start_b and isinstance(start_a, int)
+
+
+def may_overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether `a` and `b` of one root have bytes in common, for any value that a Var in their offsets may take (for
+    every pair of values, unless both move alike)."""
+    (x, axes_x), (y, axes_y) = (_range(t, start) for t, start in zip((a, b), _relative(a, b), strict=True))
+    first = min(x, y) - 1  # NULL would be no address
+    one, other = (_Bytes(x - first, a.dtype.type_size, axes_x), _Bytes(y - first, b.dtype.type_size, axes_y))
+    try:
+        return np.shares_memory(np.asarray(one), np.asarray(other), max_work=_MAX_WORK)  # pyright: ignore[reportArgumentType]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _relative(a: Tensor, b: Tensor) -> tuple[int | Offset, int | Offset]:
+    """Their offsets, without what depends on a Var where that is the same in both."""
+    x, y = a.view_offs, b.view_offs
+    if isinstance(x, Offset) and isinstance(y, Offset) and x.var is y.var and x.stride == y.stride:
+        return x.const, y.const
+    return x, y
+
+
+def _range(t: Tensor, start: int | Offset) -> tuple[int, Axes]:
+    """The first byte, and the axes: one more for a start that moves."""
+    axes = _axes(t)
+    if isinstance(start, int):
+        return start, axes
+    return start.const, [*axes, (start.var.hi + 1, start.stride)]

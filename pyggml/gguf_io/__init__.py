@@ -1,0 +1,1 @@
+"""GGUF files: read, written, and never seen half."""

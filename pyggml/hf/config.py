@@ -1,0 +1,125 @@
+"""config.json: values by their names, and errors that say which is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from pyggml.errors import ModelError
+from pyggml.models.hparams import MAX_LAYERS
+
+_NO_DEFAULT = object()
+_N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object in a file; empty where there is no file. Raises ModelError for what is no JSON object."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as e:
+        raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
+    except ValueError:
+        raise ModelError(f"{path}: is no JSON") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: holds no JSON object")
+    return cast("dict[str, Any]", found)
+
+
+class Config:
+    """What config.json says. Where the text model is one part of several, its part (`text_config`) comes first."""
+
+    def __init__(self, path: str, values: Mapping[str, Any]) -> None:
+        self.path = path
+        text = values.get("text_config")
+        self.values: dict[str, Any] = {**values, **text} if isinstance(text, dict) else dict(values)
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Config:
+        """The config of a folder. Raises ModelError where there is none."""
+        path = folder / "config.json"
+        values = read_json(path)
+        if not values:
+            raise ModelError(f"{folder}: has no config.json: neither a GGUF file nor a Hugging Face folder")
+        return cls(str(path), values)
+
+    def fail(self, text: str) -> NoReturn:
+        """Raise the ModelError about this config."""
+        raise ModelError(f"{self.path}: {text}")
+
+    def get(self, *names: str, default: Any = _NO_DEFAULT) -> Any:
+        """The first value that is there and not null, of names which may be paths (`attn_config.clip_qkv`). Raises
+        ModelError where there is none, nor a default."""
+        for name in names:
+            value: Any = self.values
+            for part in name.split("."):
+                value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
+            if value is not None:
+                return value
+        if default is _NO_DEFAULT:
+            self.fail(f"has no {' or '.join(names)}")
+        return default
+
+    def integer(self, *names: str, default: Any = _NO_DEFAULT) -> int:
+        """A whole number."""
+        value = self.get(*names, default=default)
+        if type(value) is not int:
+            self.fail(f"{names[0]} must be a whole number, not {value!r:.60}")
+        return value
+
+    def number(self, *names: str, default: Any = _NO_DEFAULT) -> float:
+        """A number."""
+        value = self.get(*names, default=default)
+        if type(value) not in (int, float):
+            self.fail(f"{names[0]} must be a number, not {value!r:.60}")
+        return float(value)
+
+    @property
+    def model_type(self) -> str:
+        """Which family it is of."""
+        value = self.get("model_type")
+        if not isinstance(value, str):
+            self.fail(f"model_type must be a string, not {value!r:.60}")
+        return value
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The rope of most layers: `rope_parameters`, or what configs had before (`rope_theta`, `rope_scaling`,
+        `partial_rotary_factor`)."""
+        own: dict[str, Any] = self.values.get("rope_parameters") or {}
+        rope: dict[str, Any] = {**own, **(own.get("full_attention") or {})}
+        rope.update(self.values.get("rope_scaling") or {})
+        for name in ("rope_theta", "partial_rotary_factor"):
+            if name not in rope and self.values.get(name) is not None:
+                rope[name] = self.values[name]
+        rope.setdefault("rope_type", rope.get("type", "default"))
+        return rope
+
+    @property
+    def n_layer(self) -> int:
+        """How many layers."""
+        kinds: Any = self.get("layers_block_type", default=None)
+        if isinstance(kinds, list) and self.get(*_N_LAYER, default=None) is None:
+            return len(cast("list[object]", kinds))
+        n = self.integer(*_N_LAYER)
+        if not 0 < n <= MAX_LAYERS:
+            self.fail(f"{n} layers: 1 to {MAX_LAYERS} are supported")
+        return n
+
+    @property
+    def n_head(self) -> int:
+        """How many heads of Q."""
+        return self.integer("num_attention_heads", "n_head", "n_heads", "num_heads")
+
+    @property
+    def n_embd(self) -> int:
+        """Elements of an embedding."""
+        return self.integer("hidden_size", "n_embd", "d_model", "dim")
+
+    @property
+    def head(self) -> int:
+        """Elements of a head."""
+        return self.integer("head_dim", "attention_head_dim", default=0) or self.n_embd // self.n_head

@@ -1,0 +1,304 @@
+"""The way back: a GGUF file as a Hugging Face folder, with every move undone.
+
+What is written is read again before it appears: where its metadata or its tensors would not be those of the file, the
+family has no way back (for this file), and the error says what is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from pyggml.backends.quantize import dequantize
+from pyggml.codec import bf16_to_f32, f32_to_bf16
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.gguf_io.read import GGUFFile, GGUFTensor
+from pyggml.gguf_io.split import PartReader, open_model
+
+from .export_tokenizer import tokenizer_files
+from .families import families_of_arch
+from .families.spelling import INSIDE, OUTSIDE
+from .family import Array, Family, Of
+from .folder import HFFolder, open_hf_folder, sizes_of
+from .metadata import COMMON
+from .moves import Sizes, Split, Value
+from .safetensors import SINGLE
+
+Progress = Callable[[int, int], None]
+_DTYPES = {DType.F32: ("F32", 4), DType.F16: ("F16", 2), DType.BF16: ("BF16", 2)}
+_MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of the config's numbers
+_OWN = ("general.", "tokenizer.", "split.")
+
+
+def export_folder(
+    source: str | os.PathLike[str], out: str | os.PathLike[str], progress: Progress | None = None
+) -> None:
+    """Write the GGUF file `source` as the folder `out`, which appears when it is complete and must not be there before.
+    Weights are of one type: that of the embeddings, BF16 where these are quantised.
+
+    Raises GGUFError for a bad file, ModelError for an architecture without a way back, and for a file that would not be
+    the same model afterwards, naming the key or the tensor that is lost.
+    """
+    file = open_model(source)
+    arch = file.kv.get("general.architecture")
+    target = Path(os.fspath(out))
+    if target.exists():
+        raise ModelError(f"{target}: is there already; name another folder")
+    reasons: list[str] = []
+    for family in families_of_arch(str(arch)):
+        temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+        try:
+            temporary.mkdir(parents=True)
+            _write(file, family, temporary, progress)
+            _compare(file, open_hf_folder(temporary))
+            os.rename(temporary, target)
+            return
+        except ModelError as e:
+            reasons.append(f"as {family.types[0]}: {str(e).replace(str(temporary), str(target))}")
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    raise ModelError(f"{file.path}: no way back. {'; '.join(reasons)}")
+
+
+def _compare(file: GGUFFile, folder: HFFolder) -> None:
+    """Raise ModelError where the folder is another model than the file."""
+    for key, value in file.kv.items():
+        if not key.startswith(_OWN) and not np.array_equal(cast("Any", folder.kv.get(key)), cast("Any", value)):
+            raise ModelError(f"{key} would be {folder.kv.get(key)!r:.60} instead of {value!r:.60}")
+    for key, value in folder.kv.items():
+        if not key.startswith(_OWN) and key not in file.kv:
+            raise ModelError(f"{key} would be {value!r:.60}, which the file does not say")
+    for name in sorted(set(file.tensors) ^ set(folder.tensors)):
+        raise ModelError(f"the tensor {name} would be {'lost' if name in file.tensors else 'new'}")
+    for t in file.tensors.values():
+        if folder.tensors[t.name].ne != t.ne:
+            raise ModelError(f"the tensor {t.name} would have ne {list(folder.tensors[t.name].ne)}")
+
+
+# -- config ------------------------------------------------------------------------------------------------------------
+
+
+def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
+    """config.json of a file's metadata."""
+    prefix = f"{family.arch}."
+    keys = {key.removeprefix(prefix): value for key, value in file.kv.items() if key.startswith(prefix)}
+    config: dict[str, Any] = {"architectures": [family.cls], "model_type": family.types[0]}
+    config |= {"tie_word_embeddings": "output.weight" not in file.tensors, "dtype": _DTYPE_NAMES[_main_type(file)]}
+    for key, spec in {**COMMON, **family.keys}.items():
+        if key not in keys:
+            continue
+        value = _plain(keys[key])
+        if isinstance(spec, Of):
+            config |= {} if spec.back is None else spec.back(value, keys)
+        elif isinstance(spec, str | tuple):
+            _set(config, spec if isinstance(spec, str) else spec[0], value)
+    config |= {"rope_parameters": _rope(file, keys), **family.constants}
+    config |= _windows(keys)
+    for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(found, int):
+            config[f"{role}_token_id"] = found
+    return config
+
+
+_DTYPE_NAMES = {DType.F32: "float32", DType.F16: "float16", DType.BF16: "bfloat16"}
+
+
+def _set(config: dict[str, Any], name: str, value: object) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        config = config.setdefault(part, {})
+    config.setdefault(last, value)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a float with as few digits as say it in F32."""
+    if isinstance(value, np.ndarray):
+        return [_plain(v) for v in value.tolist()]
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if "rope.freq_base" in keys:
+        rope["rope_theta"] = _plain(keys["rope.freq_base"])
+    n_head = keys.get("attention.head_count", 1)
+    head = keys.get("attention.key_length") or keys["embedding_length"] // (n_head if isinstance(n_head, int) else 1)
+    n_rot = keys.get("rope.dimension_count", head)
+    if n_rot < head and "attention.key_length_mla" not in keys:
+        rope["partial_rotary_factor"] = n_rot / head
+    kind = keys.get("rope.scaling.type", "none")
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": _plain(keys["rope.scaling.factor"])}
+        for name, key in (
+            ("original_max_position_embeddings", "original_context_length"),
+            ("extrapolation_factor", "yarn_ext_factor"),
+            ("beta_fast", "yarn_beta_fast"),
+            ("beta_slow", "yarn_beta_slow"),
+        ):
+            if f"rope.scaling.{key}" in keys:
+                rope[name] = _plain(keys[f"rope.scaling.{key}"])
+    if "rope.scaling.yarn_log_multiplier" in keys:
+        rope["mscale_all_dim"] = _plain(10 * keys["rope.scaling.yarn_log_multiplier"])
+    if "rope_freqs.weight" in file.tensors:
+        rope |= _llama3(file.tensor_bytes("rope_freqs.weight").view(np.float32), rope["rope_theta"])
+    if "rope.freq_base_swa" in keys:
+        local = {"rope_type": "default", "rope_theta": _plain(keys["rope.freq_base_swa"])}
+        return {"full_attention": rope, "sliding_attention": local}
+    return rope
+
+
+def _llama3(factors: Array, theta: float) -> dict[str, Any]:
+    """The numbers that made Llama 3's frequency factors, with the parameters 1 and 4 that all of them have."""
+    factor = float(factors.max())
+    n = 2 * len(factors)
+    wavelength = 2 * math.pi * theta ** (np.arange(0, n, 2) / n)
+    between = (factors > 1.0) & (factors < factor)
+    smooth = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
+    original = np.round(wavelength[between] * (1 + 3 * smooth))
+    found = int(original[0]) if original.size else 8192
+    numbers = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": found}
+    return {"rope_type": "llama3", "factor": factor, **numbers}
+
+
+def _windows(keys: Mapping[str, Any]) -> dict[str, Any]:
+    if "attention.sliding_window" not in keys:
+        return {"sliding_window": None}
+    found: dict[str, Any] = {"sliding_window": keys["attention.sliding_window"]}
+    pattern = keys.get("attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray):
+        found["layer_types"] = ["sliding_attention" if p else "full_attention" for p in pattern.tolist()]
+    return found
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A tensor of the checkpoint: made of `sources`; `expert` of each (-1: they have none, or all are meant)."""
+
+    name: str
+    sources: tuple[GGUFTensor, ...]
+    split: Split | None = None
+    expert: int = -1
+
+
+def _main_type(file: GGUFFile) -> DType:
+    dtype = file.tensors["token_embd.weight"].dtype if "token_embd.weight" in file.tensors else DType.BF16
+    return dtype if dtype in _DTYPES else DType.BF16
+
+
+def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
+    taken: set[str] = set()
+    for t in file.tensors.values():
+        if t.name in taken or t.name in _MADE:
+            continue
+        found = re.match(r"(?:blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
+        assert found is not None
+        layer, role, suffix = found[1], found[2], found[3] or ""
+        own = role + (".bias" if suffix == ".bias" else "")
+        end, split = next(((e, s) for e, s in family.splits.items() if own in s.roles), ("", None))
+        if split is not None:
+            names = [f"blk.{layer}.{r}" + ("" if r.endswith(".bias") else ".weight") for r in split.roles]
+            lacking = next((n for n in names if n not in file.tensors), None)
+            if lacking is not None:
+                raise ModelError(f"the model has no tensor {lacking}")
+            taken.update(names)
+            yield _Written(f"{family.layers}.{layer}.{end}", tuple(file.tensors[n] for n in names), split)
+            continue
+        table = INSIDE if layer else OUTSIDE
+        spelled = family.spelled.get(own) or family.spelled.get(role) or table.get(own) or table.get(role)
+        if spelled is None:
+            raise ModelError(f"how {family.types[0]} spells the tensor {t.name} is not known")
+        name = spelled.removesuffix("=") if spelled.endswith("=") else spelled + suffix
+        name = f"{family.layers}.{layer}.{name}" if layer else name
+        if "{}" not in name:
+            yield _Written(name, (t,))
+        else:
+            yield from (_Written(name.format(i), (t,), expert=i) for i in range(t.ne[2]))
+
+
+def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array]) -> Array:
+    """What the checkpoint has for what the GGUF has."""
+    parts: list[Array] = []
+    for t, a in zip(w.sources, arrays, strict=True):
+        for step in reversed(family.moves_of(t.name)):
+            a = step.back(a) if isinstance(step, Value) else step.back(a, sizes)
+        parts.append(a)
+    return parts[0] if w.split is None else w.split.back(parts, sizes)
+
+
+def _shape(w: _Written, family: Family, sizes: Sizes) -> tuple[int, ...]:
+    arrays: list[Array] = []
+    for t in w.sources:
+        shape = t.ne[: max(t.n_dims, 1)][::-1]
+        arrays.append(np.empty(shape[1:] if w.expert >= 0 else shape, np.float32))
+    return _undone(w, family, sizes, arrays).shape
+
+
+def _read(reader: PartReader, t: GGUFTensor, expert: int) -> Array:
+    shape = t.ne[: max(t.n_dims, 1)][::-1]
+    n = t.nbytes // (t.ne[2] if expert >= 0 else 1)
+    data = reader.read(t, max(expert, 0) * n, n)
+    shape = shape[1:] if expert >= 0 else shape
+    if t.dtype is DType.BF16:
+        return bf16_to_f32(data.view(np.uint16)).reshape(shape)
+    return dequantize(data.reshape(-1, t.dtype.row_size(t.ne[0])), t.dtype).reshape(shape)
+
+
+def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | None) -> None:
+    """The files of a folder."""
+    sizes, dtype = sizes_of(family.arch, file.kv), _main_type(file)
+    name, size = _DTYPES[dtype]
+    planned = [(w, _shape(w, family, sizes)) for w in _plan(file, family)]
+    planned += _numbers(file, family)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for w, shape in planned:
+        n = math.prod(shape) * size
+        header[w.name] = {"dtype": name, "shape": list(shape), "data_offsets": [end, end + n]}
+        end += n
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    total = sum(math.prod(shape) for _, shape in planned)
+    done = 0
+    with open(folder / SINGLE, "wb") as f, PartReader(file) as reader:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for w, shape in planned:
+            if w.sources:
+                a = _undone(w, family, sizes, [_read(reader, t, w.expert) for t in w.sources])
+            else:
+                a = _number(file, family, w.name)
+            a = np.ascontiguousarray(a, np.float32)
+            f.write((f32_to_bf16(a) if dtype is DType.BF16 else a.astype(np.float16) if size == 2 else a).tobytes())
+            done += math.prod(shape)
+            if progress is not None:
+                progress(done, total)
+    files = {"config.json": config_of(file, family), **tokenizer_files(file.kv, folder)}
+    for path, content in files.items():
+        (folder / path).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def _numbers(file: GGUFFile, family: Family) -> Iterator[tuple[_Written, tuple[int, ...]]]:
+    """Tensors of one number, which are keys of the GGUF, and their shapes."""
+    for end, (key, shape) in family.scalars.items():
+        values = file.kv.get(key)
+        for il in range(len(values) if isinstance(values, np.ndarray) else 0):
+            yield _Written(f"{family.layers}.{il}.mlp.{end}", ()), shape
+
+
+def _number(file: GGUFFile, family: Family, name: str) -> Array:
+    key = next(key for end, (key, _) in family.scalars.items() if name.endswith(end))
+    return np.asarray(cast("Array", file.kv[key])[int(name.split(".")[2])], np.float32)

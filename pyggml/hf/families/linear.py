@@ -1,0 +1,207 @@
+"""Models whose layers are in part attention and in part linear attention (gated delta rules)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config import Config
+from ..family import Family, Key, Of
+from ..metadata import layers_of
+from ..moves import A_LOG, COLUMN, CONV1D, KV_B, PLUS_ONE, ROW, Move, Sizes, Split
+from .mla import NOPE_AND_ROPE
+
+Array = npt.NDArray[Any]
+_NORMS = {
+    f"{role}.weight": PLUS_ONE
+    for role in ("attn_norm", "post_attention_norm", "attn_q_norm", "attn_k_norm", "output_norm")
+}
+_DT_BIAS = {r"\.dt_bias$": ".dt_proj.bias"}
+
+
+def _kinds(s: Sizes) -> tuple[int, int, int]:
+    """Heads of Q and K, elements of one, elements of V for each of them."""
+    n_k = s.ints("ssm.group_count")
+    return n_k, s.ints("ssm.state_size"), s.ints("ssm.inner_size") // n_k
+
+
+def _qkvz_there(a: Array, s: Sizes) -> list[Array]:
+    n_k, d_k, d_v = _kinds(s)
+    rows = a.reshape(n_k, 2 * d_k + 2 * d_v, -1)
+    cuts = (0, d_k, 2 * d_k, 2 * d_k + d_v, 2 * d_k + 2 * d_v)
+    q, k, v, z = (rows[:, i:j].reshape(-1, a.shape[1]) for i, j in pairwise(cuts))
+    return [np.concatenate((q, k, v)), z]
+
+
+def _qkvz_back(parts: list[Array], s: Sizes) -> Array:
+    n_k, d_k, d_v = _kinds(s)
+    qkv, z = parts
+    cuts = (0, n_k * d_k, 2 * n_k * d_k, 2 * n_k * d_k + n_k * d_v)
+    rows = [qkv[i:j].reshape(n_k, (j - i) // n_k, -1) for i, j in pairwise(cuts)]
+    return np.concatenate([*rows, z.reshape(n_k, d_v, -1)], 1).reshape(-1, qkv.shape[1])
+
+
+def _qkvz_shapes(shape: tuple[int, ...], s: Sizes) -> list[tuple[int, ...]]:
+    n_k, d_k, d_v = _kinds(s)
+    return [(n_k * (2 * d_k + d_v), shape[1]), (n_k * d_v, shape[1])]
+
+
+QKVZ = Split(("attn_qkv", "attn_gate"), _qkvz_there, _qkvz_back, _qkvz_shapes)
+
+
+def _tiled(first: bool = False, columns: bool = False) -> Move:
+    """Heads of V stand by the head of K that they share; here those of the same place in each stand together, as
+    repeating all of K's heads pairs them. `first`: rows of Q and K come before; `columns`: not rows are meant."""
+
+    def order(a: Array, s: Sizes, there: bool) -> Array:
+        n_k, n_v = s.ints("ssm.group_count"), s.ints("ssm.time_step_rank")
+        a = np.moveaxis(a, -1, 0) if columns else a
+        skip = 2 * n_k * s.ints("ssm.state_size") if first else 0
+        grid = (n_k, n_v // n_k) if there else (n_v // n_k, n_k)
+        v = a[skip:]
+        heads = v.reshape(*grid, -1, *v.shape[1:])
+        out = np.concatenate((a[:skip], np.moveaxis(heads, 0, 1).reshape(v.shape)))
+        return np.moveaxis(out, 0, -1) if columns else out
+
+    return Move(lambda a, s: order(a, s, True), lambda a, s: order(a, s, False))
+
+
+_V = _tiled()
+_SSM: dict[str, Key] = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": Of(lambda c: c.integer("linear_value_head_dim") * c.integer("linear_num_value_heads")),
+    "full_attention_interval": Of(lambda c: c.integer("full_attention_interval", default=4)),
+}
+_EXPERTS: dict[str, Key] = {
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob",
+}
+_NEXT = {**_NORMS, "ssm_a": A_LOG, "ssm_conv1d.weight": CONV1D, "ffn_gate_inp_shexp": ROW}
+_NEXT5 = {
+    **_NEXT,
+    "ssm_a": (A_LOG, _V),
+    "ssm_conv1d.weight": (CONV1D, _tiled(first=True)),
+    "attn_qkv": _tiled(first=True),
+    "ssm_out": _tiled(columns=True),
+    **dict.fromkeys(("attn_gate", "ssm_alpha", "ssm_beta", "ssm_dt.bias"), _V),
+}
+
+
+def _sections(c: Config) -> list[int]:
+    """Pairs of a head that turn by each position of a token; of text they are all alike."""
+    sections = c.rope.get("mrope_section") or [11, 11, 10]
+    return [*sections, *[0] * (4 - len(sections))]
+
+
+def _recurrent(c: Config) -> dict[str, object]:
+    """Which layers are no attention."""
+    if c.get("layer_types", default=None) is None:
+        return {}
+    return {"attention.recurrent_layers": [not attends for attends in layers_of(c, "full_attention")]}
+
+
+def _dense_lead(c: Config) -> int:
+    kinds = c.get("mlp_layer_types", default=None)
+    return kinds.index("sparse") if kinds else c.integer("first_k_dense_replace", default=0)
+
+
+_FIVE: dict[str, Key] = {**_SSM, "rope.dimension_sections": Of(_sections)}
+_SKIP = (r"^(model\.)?mtp\.",)  # layers that guess further tokens
+
+
+def _residual_scale(c: Config) -> float:
+    """What is normed is multiplied with, before something is added; of all layers and networks the same."""
+    parts = [c.number(f"{kind}_alpha_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
+    betas = [c.number(f"{kind}_beta_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
+    if len(set(parts)) > 1 or set(betas) != {1.0}:
+        c.fail("its alpha factors must be the same, and its beta factors 1")
+    return parts[0]
+
+
+FAMILIES = (
+    Family(
+        arch="qwen3next",
+        types=("qwen3_next",),
+        cls="Qwen3NextForCausalLM",
+        keys={**_SSM, **_EXPERTS},
+        moves=_NEXT,
+        splits={"linear_attn.in_proj_qkvz.weight": QKVZ},
+        names=_DT_BIAS,
+        skip=_SKIP,
+        more=_recurrent,
+    ),
+    Family(
+        arch="qwen35",
+        types=("qwen3_5_text", "qwen3_5"),
+        cls="Qwen3_5ForCausalLM",
+        keys=_FIVE,
+        moves=_NEXT5,
+        names=_DT_BIAS,
+        skip=_SKIP,
+        more=_recurrent,
+    ),
+    Family(
+        arch="qwen35moe",
+        types=("qwen3_5_moe_text", "qwen3_5_moe"),
+        cls="Qwen3_5MoeForCausalLM",
+        keys={**_FIVE, **_EXPERTS},
+        moves=_NEXT5,
+        names=_DT_BIAS,
+        skip=_SKIP,
+        more=_recurrent,
+    ),
+    Family(
+        arch="kimi-linear",
+        types=("kimi_linear",),
+        cls="KimiLinearForCausalLM",
+        keys={
+            "attention.head_count_kv": Of(
+                lambda c: [c.integer("num_key_value_heads") * a for a in layers_of(c, "full_attention")]
+            ),
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "attention.key_length": Of(lambda c: c.integer("kv_lora_rank") + c.integer("qk_rope_head_dim")),
+            "attention.value_length": "kv_lora_rank",
+            "attention.key_length_mla": NOPE_AND_ROPE,
+            "attention.value_length_mla": "v_head_dim",
+            "rope.dimension_count": "qk_rope_head_dim",
+            "ssm.conv_kernel": "linear_conv_kernel_dim",
+            "kda.head_dim": "linear_head_dim",
+            "expert_shared_count": "num_shared_experts",
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_weights_norm": "moe_renormalize",
+            "expert_gating_func": 2,
+            "expert_group_count": None,
+            "expert_group_used_count": None,
+            "leading_dense_block_count": Of(_dense_lead),
+        },
+        moves={"ssm_a": (A_LOG, COLUMN)},
+        splits={"self_attn.kv_b_proj.weight": KV_B},
+        names={
+            **_DT_BIAS,
+            r"\.block_sparse_moe\.((?:gate|up|down)_proj)\.": r".mlp.\1.",
+            r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias",
+        },
+    ),
+    Family(
+        arch="minimax-01",
+        types=("minimax",),
+        cls="MiniMaxForCausalLM",
+        keys={"residual_scale": Of(_residual_scale), "expert_feed_forward_length": "intermediate_size"},
+        more=_recurrent,
+        names={
+            r"^model\.layers\.(\d+)\.self_attn\.norm\.": r"=blk.\1.attn_norm_2.",
+            r"^model\.layers\.(\d+)\.self_attn\.output_gate\.": r"=blk.\1.attn_gate.",
+            r"^model\.layers\.(\d+)\.self_attn\.out_proj\.": r"=blk.\1.attn_output.",
+            r"^model\.layers\.(\d+)\.self_attn\.qkv_proj\.": r"=blk.\1.attn_qkv.",
+        },
+        skip=(r"\.(slope_rate|(query|key|diagonal)_decay)$",),  # follow from the number of heads
+        table="minimax-m2",
+    ),
+)

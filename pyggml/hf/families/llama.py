@@ -1,0 +1,76 @@
+"""Llama and those whose rope turns neighbours in the GGUF, and halves of a head in the checkpoint."""
+
+from __future__ import annotations
+
+from ..family import Family, Key
+from ..metadata import window
+from ..moves import ROPE_PAIRS, halves
+from .spelling import BLOCK_SPARSE
+
+GRANITE_KEYS: dict[str, Key] = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+
+GRANITE_SPLITS = {
+    "block_sparse_moe.input_linear.weight": halves("ffn_gate_exps", "ffn_up_exps"),
+    "shared_mlp.input_linear.weight": halves("ffn_gate_shexp", "ffn_up_shexp"),
+}
+GRANITE_SPELLED = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_down_exps": "block_sparse_moe.output_linear",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+
+FAMILIES = (
+    Family(
+        arch="llama",
+        types=("llama",),
+        cls="LlamaForCausalLM",
+        keys={"expert_count": None, "expert_used_count": None},
+        moves=ROPE_PAIRS,
+    ),
+    # llama.cpp has no window for `llama`; the key is read by pyggml (models/llama.py).
+    Family(
+        arch="llama",
+        types=("mistral",),
+        cls="MistralForCausalLM",
+        keys={"expert_count": None, "expert_used_count": None},
+        moves=ROPE_PAIRS,
+        more=window,
+    ),
+    Family(
+        arch="llama",
+        types=("mixtral",),
+        cls="MixtralForCausalLM",
+        moves=ROPE_PAIRS,
+        more=window,
+        spelled=BLOCK_SPARSE,
+    ),
+    Family(arch="arcee", types=("arcee",), cls="ArceeForCausalLM", moves=ROPE_PAIRS),
+    Family(arch="smollm3", types=("smollm3",), cls="SmolLM3ForCausalLM", moves=ROPE_PAIRS),
+    Family(
+        arch="apertus",
+        types=("apertus",),
+        cls="ApertusForCausalLM",
+        spelled={"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+        scalars={
+            "act_fn.alpha_n": ("xielu.alpha_n", (1,)),
+            "act_fn.alpha_p": ("xielu.alpha_p", (1,)),
+            "act_fn.beta": ("xielu.beta", ()),
+            "act_fn.eps": ("xielu.eps", ()),
+        },
+    ),
+    Family(arch="granite", types=("granite",), cls="GraniteForCausalLM", keys=GRANITE_KEYS, moves=ROPE_PAIRS),
+    Family(
+        arch="granitemoe",
+        types=("granitemoe", "granitemoeshared"),
+        cls="GraniteMoeForCausalLM",
+        keys={**GRANITE_KEYS, "expert_shared_feed_forward_length": "shared_intermediate_size"},
+        moves=ROPE_PAIRS,
+        splits=GRANITE_SPLITS,
+        spelled=GRANITE_SPELLED,
+    ),
+)

@@ -1,0 +1,87 @@
+"""Multi-head latent attention: DeepSeek-V2 and what came after it."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..family import Family, Key, Of
+from ..moves import KV_B
+
+_N_ROT = "qk_rope_head_dim"
+
+
+def _log_mul(c: Config) -> float | None:
+    """What YaRN multiplies the logarithm of its factor with, for the scores of attention."""
+    mscale = c.rope.get("mscale_all_dim")
+    return None if mscale is None else 0.1 * float(mscale)
+
+
+NOPE_AND_ROPE = Of(
+    lambda c: c.integer("qk_nope_head_dim") + c.integer(_N_ROT),
+    lambda n, keys: {"qk_nope_head_dim": n - keys["rope.dimension_count"]},
+)
+_MLA: dict[str, Key] = {
+    # All heads read the same latent row.
+    "attention.head_count_kv": Of(lambda c: 1, lambda n, keys: {"num_key_value_heads": keys["attention.head_count"]}),
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.key_length": Of(lambda c: c.integer("kv_lora_rank") + c.integer(_N_ROT)),
+    "attention.value_length": "kv_lora_rank",
+    "attention.key_length_mla": NOPE_AND_ROPE,
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": _N_ROT,
+    "rope.scaling.yarn_log_multiplier": Of(_log_mul),
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "leading_dense_block_count": Of(
+        lambda c: c.integer("first_k_dense_replace", default=0), lambda n, keys: {"first_k_dense_replace": n}
+    ),
+}
+_V3: dict[str, Key] = {**_MLA, "expert_gating_func": 2}  # always sigmoid, whether the config says so or not
+_SPLITS = {"self_attn.kv_b_proj.weight": KV_B}
+_BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
+
+FAMILIES = (
+    Family(
+        arch="deepseek2",
+        types=("deepseek_v2",),
+        cls="DeepseekV2ForCausalLM",
+        keys={**_MLA, "expert_gating_func": Of(lambda c: None)},
+        splits=_SPLITS,
+        constants={"topk_method": "greedy"},
+    ),
+    Family(
+        arch="deepseek2",
+        types=("deepseek_v3",),
+        cls="DeepseekV3ForCausalLM",
+        keys=_V3,
+        splits=_SPLITS,
+        names=_BIAS,
+    ),
+    Family(
+        arch="deepseek32",
+        types=("deepseek_v32",),
+        cls="DeepseekV32ForCausalLM",
+        keys={
+            **_V3,
+            "attention.indexer.head_count": "index_n_heads",
+            "attention.indexer.key_length": "index_head_dim",
+            "attention.indexer.top_k": "index_topk",
+        },
+        splits=_SPLITS,
+        names={
+            **_BIAS,
+            r"^model\.layers\.(\d+)\.self_attn\.indexer\.wq_b\.": r"=blk.\1.indexer.attn_q_b.",
+            r"^model\.layers\.(\d+)\.self_attn\.indexer\.wk\.": r"=blk.\1.indexer.attn_k.",
+            r"^model\.layers\.(\d+)\.self_attn\.indexer\.k_norm\.": r"=blk.\1.indexer.k_norm.",
+            r"^model\.layers\.(\d+)\.self_attn\.indexer\.weights_proj\.": r"=blk.\1.indexer.proj.",
+        },
+        table="deepseek2",
+        spelled={
+            "indexer.attn_q_b": "self_attn.indexer.wq_b",
+            "indexer.attn_k": "self_attn.indexer.wk",
+            "indexer.k_norm": "self_attn.indexer.k_norm",
+            "indexer.proj": "self_attn.indexer.weights_proj",
+        },
+    ),
+)

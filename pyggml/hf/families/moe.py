@@ -1,0 +1,178 @@
+"""Mixtures of experts."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..family import Family, Key, Of
+from ..metadata import window
+from ..moves import ROW, TRANSPOSED, alternating, alternating_rows, halves_transposed
+from .plain import HUNYUAN_NORMS
+from .spelling import BLOCK_SPARSE, shared
+
+_BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
+_SHARED_EXPERT = shared("mlp.shared_expert")
+_SIGMOID = 2  # of `expert_gating_func`: what these classes have whatever a config says
+_SHARED: dict[str, Key] = {
+    "expert_gating_func": _SIGMOID,
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts"),
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+
+
+def _first(*names: str) -> Of:
+    """A number, or the first of a list with one for each layer."""
+
+    def there(c: Config) -> object:
+        value = c.get(*names, default=None)
+        return value[0] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+
+    return Of(there, lambda n, keys: {names[0]: n})
+
+
+FAMILIES = (
+    Family(
+        arch="qwen2moe",
+        types=("qwen2_moe",),
+        cls="Qwen2MoeForCausalLM",
+        spelled=_SHARED_EXPERT,
+        keys={
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            "expert_weights_norm": "norm_topk_prob",
+        },
+        moves={"ffn_gate_inp_shexp": ROW},
+    ),
+    Family(arch="qwen3moe", types=("qwen3_moe",), cls="Qwen3MoeForCausalLM"),
+    Family(
+        arch="olmoe",
+        types=("olmoe",),
+        cls="OlmoeForCausalLM",
+        keys={"expert_feed_forward_length": "intermediate_size", "expert_weights_norm": "norm_topk_prob"},
+    ),
+    Family(
+        arch="phimoe",
+        types=("phimoe",),
+        cls="PhimoeForCausalLM",
+        spelled=BLOCK_SPARSE,
+        # Of pyggml alone (models/phimoe.py); llama.cpp has other norms and another router than the model's authors.
+        keys={
+            "attention.layer_norm_epsilon": "rms_norm_eps",
+            "expert_router_jitter": Of(lambda c: c.number("router_jitter_noise", default=0.01)),
+        },
+    ),
+    Family(
+        arch="afmoe",
+        types=("afmoe",),
+        cls="AfmoeForCausalLM",
+        spelled={
+            "ffn_norm": "pre_mlp_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_gate_inp": "mlp.router.gate",
+            "exp_probs_b": "mlp.expert_bias=",
+        },
+        keys={
+            **_SHARED,
+            "leading_dense_block_count": "num_dense_layers",
+            "expert_weights_norm": True,
+            "expert_weights_scale": "route_scale",
+            "embedding_scale": Of(
+                lambda c: None if c.get("mup_enabled", default=False) else 1.0,
+                lambda scale, keys: {"mup_enabled": False},
+            ),
+        },
+        more=window,
+        names={r"mlp\.expert_bias$": "mlp.expert_bias.bias"},
+    ),
+    Family(arch="dots1", types=("dots1",), cls="Dots1ForCausalLM", keys=_SHARED, names=_BIAS),
+    Family(arch="glm4moe", types=("glm4_moe",), cls="Glm4MoeForCausalLM", keys=_SHARED, names=_BIAS),
+    Family(
+        arch="exaone-moe",
+        types=("exaone_moe",),
+        cls="ExaoneMoeForCausalLM",
+        keys=_SHARED,
+        names=_BIAS,
+        more=window,
+        spelled={"exp_probs_b": "mlp.e_score_correction_bias="},
+    ),
+    Family(
+        arch="ernie4_5-moe",
+        types=("ernie4_5_moe",),
+        cls="Ernie4_5_MoeForCausalLM",
+        spelled={"exp_probs_b": "mlp.moe_statics.e_score_correction_bias="},
+        keys={
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+            "expert_shared_count": "moe_num_shared_experts",
+            "expert_shared_feed_forward_length": Of(
+                lambda c: c.integer("moe_num_shared_experts", default=0) * c.integer("moe_intermediate_size") or None
+            ),
+        },
+        names=_BIAS,
+        moves={"exp_probs_b": ROW},
+    ),
+    Family(
+        arch="minimax-m2",
+        types=("minimax_m2",),
+        cls="MiniMaxM2ForCausalLM",
+        spelled={**BLOCK_SPARSE, "exp_probs_b": "block_sparse_moe.e_score_correction_bias="},
+        keys={"expert_feed_forward_length": "intermediate_size", "expert_gating_func": _SIGMOID},
+        names=_BIAS,
+    ),
+    Family(
+        arch="hunyuan-moe",
+        types=("hunyuan_v1_moe",),
+        cls="HunYuanMoEV1ForCausalLM",
+        spelled={**HUNYUAN_NORMS, **shared("mlp.shared_mlp"), "ffn_gate_inp": "mlp.gate.wg"},
+        keys={
+            "expert_feed_forward_length": "intermediate_size",
+            "expert_used_count": _first("moe_topk"),
+            "expert_shared_count": _first("num_shared_expert"),
+            "expert_shared_feed_forward_length": "intermediate_size",
+        },
+    ),
+    Family(
+        arch="gpt-oss",
+        types=("gpt_oss",),
+        cls="GptOssForCausalLM",
+        spelled={
+            "ffn_gate_inp": "mlp.router",
+            "ffn_down_exps": "mlp.experts.down_proj=",
+            "ffn_down_exps.bias": "mlp.experts.down_proj_bias=",
+        },
+        keys={"expert_feed_forward_length": "intermediate_size"},
+        more=window,
+        names={
+            r"^model\.layers\.(\d+)\.mlp\.experts\.down_proj_bias$": r"=blk.\1.ffn_down_exps.bias",
+            r"^model\.layers\.(\d+)\.mlp\.experts\.down_proj_blocks$": r"=blk.\1.ffn_down_exps.weight",
+        },
+        splits={
+            "mlp.experts.gate_up_proj": alternating("ffn_gate_exps", "ffn_up_exps", transposed=True),
+            "mlp.experts.gate_up_proj_bias": alternating("ffn_gate_exps.bias", "ffn_up_exps.bias", transposed=False),
+            "mlp.experts.gate_up_proj_blocks": alternating_rows("ffn_gate_exps", "ffn_up_exps"),  # of MXFP4
+        },
+        moves={"ffn_down_exps.weight": TRANSPOSED},
+    ),
+    Family(
+        arch="llama4",
+        types=("llama4_text", "llama4"),
+        cls="Llama4ForCausalLM",
+        spelled={
+            **{f"ffn_{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")},
+            **shared("feed_forward.shared_expert"),
+            "ffn_gate_inp": "feed_forward.router",
+            "ffn_down_exps": "feed_forward.experts.down_proj=",
+        },
+        keys={
+            "feed_forward_length": "intermediate_size_mlp",
+            "expert_feed_forward_length": "intermediate_size",
+            "interleave_moe_layer_step": "interleave_moe_layer_step",
+            # Of pyggml alone (models/llama4.py); llama.cpp has 8192 for all.
+            "attention.chunk_size": "attention_chunk_size",
+        },
+        splits={"feed_forward.experts.gate_up_proj": halves_transposed("ffn_gate_exps", "ffn_up_exps")},
+        moves={"ffn_down_exps.weight": TRANSPOSED},
+    ),
+)

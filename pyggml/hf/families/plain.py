@@ -1,0 +1,95 @@
+"""Plain decoders."""
+
+from __future__ import annotations
+
+from ..family import Family
+from ..metadata import window
+from ..moves import PLUS_ONE, ROPE_PAIRS
+from .mla import NOPE_AND_ROPE
+
+HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+FAMILIES = (
+    Family(arch="qwen2", types=("qwen2",), cls="Qwen2ForCausalLM"),
+    Family(arch="qwen3", types=("qwen3",), cls="Qwen3ForCausalLM"),
+    Family(arch="seed_oss", types=("seed_oss",), cls="SeedOssForCausalLM"),
+    Family(arch="ernie4_5", types=("ernie4_5",), cls="Ernie4_5ForCausalLM"),
+    Family(
+        arch="glm4",
+        types=("glm4",),
+        cls="Glm4ForCausalLM",
+        spelled={
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+    ),
+    Family(
+        arch="hunyuan-dense",
+        types=("hunyuan_v1_dense",),
+        cls="HunYuanDenseV1ForCausalLM",
+        spelled=HUNYUAN_NORMS,
+    ),
+    Family(
+        arch="minicpm3",
+        types=("minicpm3",),
+        cls="MiniCPM3ForCausalLM",
+        keys={
+            "attention.q_lora_rank": "q_lora_rank",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "attention.key_length": NOPE_AND_ROPE,
+            "attention.value_length": "v_head_dim",
+            "rope.dimension_count": "qk_rope_head_dim",
+        },
+        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # models/minicpm3.py knows no others
+    ),
+    Family(
+        arch="olmo",
+        types=("olmo",),
+        cls="OlmoForCausalLM",
+        keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": "clip_qkv"},
+        moves=ROPE_PAIRS,
+    ),
+    Family(arch="olmo2", types=("olmo2",), cls="Olmo2ForCausalLM"),
+    Family(arch="olmo2", types=("olmo3",), cls="Olmo3ForCausalLM", more=window),
+    Family(arch="phi3", types=("phi3",), cls="Phi3ForCausalLM", spelled={"ffn_up": "mlp.gate_up_proj"}),
+    Family(
+        arch="phi2",
+        types=("phi",),
+        cls="PhiForCausalLM",
+        spelled={
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+            "output_norm": "model.final_layernorm",
+        },
+    ),
+    Family(
+        arch="starcoder2",
+        types=("starcoder2",),
+        cls="Starcoder2ForCausalLM",
+        spelled={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    ),
+    Family(arch="stablelm", types=("stablelm",), cls="StableLmForCausalLM"),
+    Family(
+        arch="nemotron",
+        types=("nemotron",),
+        cls="NemotronForCausalLM",
+        keys={"attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": None},
+        moves={"*_norm.weight": PLUS_ONE},
+    ),
+    Family(arch="jais2", types=("jais2",), cls="Jais2ForCausalLM"),
+    Family(
+        arch="command-r",
+        types=("cohere",),
+        cls="CohereForCausalLM",
+        keys={"logit_scale": "logit_scale"},
+    ),
+    Family(
+        arch="cohere2",
+        types=("cohere2",),
+        cls="Cohere2ForCausalLM",
+        keys={"logit_scale": "logit_scale"},
+        more=window,
+    ),
+    Family(arch="exaone4", types=("exaone4",), cls="Exaone4ForCausalLM", more=window),
+)

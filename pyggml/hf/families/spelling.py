@@ -1,0 +1,54 @@
+"""How checkpoints spell the names of tensors: role -> name, for the way back. gguf's tables know many spellings of each
+role, which is what reading wants; writing wants one. A family says in `spelled` where its own differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def experts(parts: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
+    """Of experts in one tensor each: `{}` is the number of the expert."""
+    return {f"ffn_{role}_exps": f"{parts}.{{}}.{name}" for role, name in (("gate", gate), ("up", up), ("down", down))}
+
+
+def shared(parts: str) -> dict[str, str]:
+    """Of the experts that all tokens share."""
+    return {f"ffn_{role}_shexp": f"{parts}.{role}_proj" for role in ("gate", "up", "down")}
+
+
+OUTSIDE: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+INSIDE: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+    **{f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"},
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_gate": "self_attn.gate_proj",
+    "attn_sinks": "self_attn.sinks=",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "exp_probs_b": "mlp.gate.e_score_correction_bias=",
+    **experts("mlp.experts"),
+    **shared("mlp.shared_experts"),
+}
+"""A name that ends with `=` has no suffix."""
+
+SANDWICH: Mapping[str, str] = {"ffn_norm": "pre_feedforward_layernorm"}  # norms before and behind
+BLOCK_SPARSE: Mapping[str, str] = {  # Mixtral's
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    **experts("block_sparse_moe.experts", "w1", "w3", "w2"),
+}

@@ -1,0 +1,80 @@
+"""What a family of checkpoints is: which architecture, which keys its config becomes, how its tensors are moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .config import Config
+from .moves import Move, Split, Value
+
+Array = npt.NDArray[Any]
+Step = Move | Value
+
+
+@dataclass(frozen=True)
+class Of:
+    """A key that follows from the config: `there(config)`, None where the file has no such key. `back(value, keys)` is
+    what the config says for a value, of all the file's keys; without one the key is not said back."""
+
+    there: Callable[[Config], object]
+    back: Callable[[Any, Mapping[str, Any]], Mapping[str, object]] | None = None
+
+
+Key = str | tuple[str, ...] | Of | int | float | bool | None
+"""Of the name in the config (the first is written back), how it follows, a constant, or None where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One or more model types that are read alike.
+
+    arch     `general.architecture`
+    types    their `model_type`, the first of which is written back
+    cls      the class in transformers, as `architectures` names it
+    keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON`, or come besides
+    more     keys that come of a config together (layer types ...)
+    moves    what becomes of tensors, by role (`attn_q`, or `attn_q.bias` alone; `*_norm.weight`: all that end so)
+    splits   by the end of a name in the checkpoint: a tensor that becomes several
+    names    regular expression -> replacement: names that gguf's tables do not have, as they have them
+    skip     regular expressions: tensors that no GGUF has
+    table    the architecture whose names they are, where gguf has no table for `arch`
+    constants   what the config says besides, on the way back
+    spelled  how tensors are spelled on the way back, by role, where that is not as in `families/spelling.py`
+    layers   how the name of a layer begins there
+    scalars  ends of names of tensors of one number, of each layer one -> the key that they become, and their shape
+    """
+
+    arch: str
+    types: tuple[str, ...]
+    cls: str
+    keys: Mapping[str, Key] = field(default_factory=dict[str, Key])
+    more: Callable[[Config], Mapping[str, object]] = lambda c: {}
+    moves: Mapping[str, Step | tuple[Step, ...]] = field(default_factory=dict[str, "Step | tuple[Step, ...]"])
+    splits: Mapping[str, Split] = field(default_factory=dict[str, Split])
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    skip: tuple[str, ...] = ()
+    table: str = ""
+    constants: Mapping[str, object] = field(default_factory=dict[str, object])
+    spelled: Mapping[str, str] = field(default_factory=dict[str, str])
+    layers: str = "model.layers"
+    scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
+
+    def moves_of(self, name: str) -> list[Step]:
+        """What becomes of the tensor that the GGUF calls `blk.3.attn_q.weight`."""
+        role = name.split(".", 2)[2] if name.startswith("blk.") else name
+        suffixed, role = role, role.removesuffix(".weight").removesuffix(".bias")
+        found = self.moves.get(suffixed) or self.moves.get(role)
+        if found is None:
+            ends = (m for pattern, m in self.moves.items() if pattern[0] == "*" and suffixed.endswith(pattern[1:]))
+            found = next(ends, ())
+        return list(found) if isinstance(found, tuple) else [found]
+
+
+def float32(value: float) -> float:
+    """As a file has it."""
+    return float(np.float32(value))

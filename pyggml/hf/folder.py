@@ -1,0 +1,178 @@
+"""A Hugging Face folder as what the loader understands: metadata, and tensors that are read when wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+
+from pyggml.buffers.buffer import Buffer, Bytes
+from pyggml.errors import ModelError
+from pyggml.gguf_io.bind import bound, read_only
+from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT
+from pyggml.gguf_io.write import kv_record
+from pyggml.tensor import Tensor
+
+from .config import Config
+from .families import find_family
+from .family import Array, Family
+from .metadata import read_metadata, rope_tensors
+from .moves import Sizes
+from .safetensors import StoredTensor, open_folder
+from .tensors import HFTensor, Tensors, as_f32
+from .tokenizer import read_tokenizer
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_ROWS = 1 << 22  # elements that are read at a time
+
+
+@dataclass(frozen=True, eq=False)
+class HFFolder:
+    """A folder that is open: `kv` as a GGUF of it would have, tensors by their GGUF names."""
+
+    path: str
+    family: Family
+    kv: dict[str, Any]
+    tensors: dict[str, HFTensor]
+    alignment: int = GGUF_DEFAULT_ALIGNMENT
+
+    def records(self, without: Container[str]) -> list[bytes]:
+        """The metadata as a GGUF file has it, but the keys `without`."""
+        kv = {key: value for key, value in self.kv.items() if key not in without}
+        return [kv_record(key, np.float32(v) if isinstance(v, float) else v) for key, v in kv.items()]
+
+    def rows(self, name: str, n_elements: int) -> Iterator[Bytes]:
+        """See `HFTensor.rows`."""
+        return self.tensors[name].rows(n_elements)
+
+    def refuse_output(self, out: str) -> None:
+        """Nothing to refuse: a GGUF file is none of a folder's."""
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder, and so a model of this kind rather than a GGUF file."""
+    return os.path.isdir(path)
+
+
+def _named(f: Callable[_P, _R]) -> Callable[_P, _R]:
+    """What a damaged folder makes Python or NumPy raise, as a ModelError of it: there are too many ways to be damaged
+    for a check of each. The first argument is the folder's path, or what has one."""
+
+    @wraps(f)
+    def read(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            with np.errstate(over="raise", invalid="raise"):
+                return f(*args, **kwargs)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError) as e:
+            where = getattr(args[0], "path", args[0])
+            raise ModelError(f"{where}: holds what its model cannot have ({type(e).__name__}: {e})") from e
+
+    return read
+
+
+@_named
+def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HFFolder:
+    """Read what a folder says of itself; weights are only mapped, and with `vocab_only` not looked for.
+
+    Raises ModelError for a folder that is none of a model, a model_type that is not known (naming those like it), a
+    key that is missing, and a tensor that is damaged or not known.
+    """
+    folder = Path(os.fspath(path))
+    config = Config.of_folder(folder)
+    family = find_family(config)
+    kv: dict[str, Any] = {"general.architecture": family.arch, "general.type": "model"}
+    name = config.get("_name_or_path", "name_or_path", default=None)
+    kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
+    try:
+        kv |= read_metadata(family, config)
+        made, n_layer, sizes = rope_tensors(config), config.n_layer, sizes_of(family.arch, kv)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
+        config.fail(f"a value is missing or no such: {e!r}")
+    kv |= read_tokenizer(folder, config)
+    if vocab_only:
+        return HFFolder(str(folder), family, kv, {})
+    stored = open_folder(folder)
+    stored, numbers = _numbers(family, stored)
+    kv |= numbers
+    makers = Tensors(family, n_layer, sizes)
+    tensors = makers.make(_wanted(config, stored), made)
+    return HFFolder(str(folder), family, kv, tensors)
+
+
+def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:
+    """The sizes that moves need, out of the metadata."""
+
+    def integer(key: str, default: int = 0) -> int:
+        value = kv.get(f"{arch}.{key}", default)
+        if isinstance(value, np.ndarray):
+            value = next((v for v in cast("list[int]", value.tolist()) if v), default)
+        return int(value)
+
+    n_head = integer("attention.head_count", 1)
+    head = integer("embedding_length") // max(n_head, 1)
+    return Sizes(
+        n_head=n_head,
+        n_head_kv=integer("attention.head_count_kv", n_head),
+        head_k=integer("attention.key_length", head),
+        head_v=integer("attention.value_length", head),
+        n_rot=integer("rope.dimension_count", head),
+        ints=integer,
+    )
+
+
+def _wanted(config: Config, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Without the copy of the embeddings that some checkpoints keep for the output, too."""
+    tied = bool(config.get("tie_word_embeddings", default=True)) and any("embed" in n or "wte" in n for n in stored)
+    return {name: t for name, t in stored.items() if not (tied and name == "lm_head.weight")}
+
+
+def _numbers(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[dict[str, StoredTensor], dict[str, Array]]:
+    """Tensors of one number for each layer become keys."""
+    rest: dict[str, StoredTensor] = {}
+    found: dict[str, list[float]] = {}
+    for name, t in stored.items():
+        key = next((key for end, (key, _) in family.scalars.items() if name.endswith(end)), None)
+        if key is None:
+            rest[name] = t
+            continue
+        values = as_f32(t.stored()).reshape(-1)
+        if values.size != 1:
+            raise ModelError(f"{t.file.path}: the tensor {name} has {values.size} numbers instead of one")
+        found.setdefault(key, []).append(float(values[0]))
+    return rest, {key: np.asarray(values, np.float32) for key, values in found.items()}
+
+
+@_named
+def bind_folder(folder: HFFolder, use_mmap: bool = True) -> dict[str, Tensor]:
+    """A tensor for each of the folder's, by name: over the mapped file where that has it as it is (and `use_mmap`),
+    else in memory of its own. Graphs read them, and never write. Raises as `read_tensor`."""
+    buffers: dict[str, Buffer] = {}
+
+    def memory(t: HFTensor) -> tuple[Buffer, int]:
+        stored = t.mapped() if use_mmap else None
+        if stored is None:
+            return Buffer(read_tensor(t)), 0
+        path = stored.file.path
+        if path not in buffers:
+            buffers[path] = read_only(stored.file.data, stored.file)
+        return buffers[path], stored.offset
+
+    return bound((t.name, t.dtype, t.ne, *memory(t)) for t in folder.tensors.values())
+
+
+def read_tensor(t: HFTensor) -> Bytes:
+    """A tensor's stored bytes, read-only, in memory of their own. Raises ModelError where its shape is not as the
+    config says, GGUFError where the file has become shorter."""
+    memory = Buffer.allocate(t.nbytes).memory
+    end = 0
+    for rows in t.rows(_ROWS):
+        memory[end : end + rows.size] = rows.reshape(-1)
+        end += rows.size
+    memory.flags.writeable = False
+    return memory

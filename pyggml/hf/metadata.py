@@ -1,0 +1,154 @@
+"""config.json -> the keys of a GGUF. Names of keys: gguf's; which are written: as llama.cpp's converter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from .config import Config
+from .family import Array, Family, Key, Of, float32
+
+_GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # values of `expert_gating_func`
+
+COMMON: dict[str, Key] = {
+    "vocab_size": "vocab_size",
+    "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
+    "embedding_length": ("hidden_size", "n_embd", "d_model", "dim"),
+    "block_count": Of(lambda c: c.n_layer, lambda n, keys: {"num_hidden_layers": n}),
+    "feed_forward_length": ("intermediate_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "attention.head_count_kv": ("num_key_value_heads", "n_kv_heads"),
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "rope.dimension_count": Of(lambda c: int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))),
+}
+
+
+def gating(c: Config) -> int | None:
+    """What makes weights of a router's logits, where the config says."""
+    name = c.get("score_function", "scoring_func", "score_func", "moe_router_activation_func", default=None)
+    if name is not None and name not in _GATING:
+        c.fail(f"the router's {name!r} is not known; known are {', '.join(_GATING)}")
+    return None if name is None else _GATING[name]
+
+
+def layers_of(c: Config, kind: str) -> list[bool]:
+    """Of each layer whether its entry of `layer_types` is `kind`."""
+    types = c.get("layer_types")
+    if not isinstance(types, list) or len(types) != c.n_layer:  # pyright: ignore[reportUnknownArgumentType]
+        c.fail(f"layer_types must have one of {c.n_layer} layers each")
+    return [t == kind for t in types]  # pyright: ignore[reportUnknownVariableType]
+
+
+def window(c: Config, kind: str = "sliding_attention") -> dict[str, object]:
+    """The sliding window and the layers that have it; nothing where none has."""
+    n = c.get("sliding_window", default=None)
+    if not n or (c.get("layer_types", default=None) and not any(layers_of(c, kind))):
+        return {}
+    keys: dict[str, object] = {"attention.sliding_window": n}
+    if c.get("layer_types", default=None):
+        keys["attention.sliding_window_pattern"] = layers_of(c, kind)
+    return keys
+
+
+def read_metadata(family: Family, c: Config) -> dict[str, Any]:
+    """The keys of the architecture, `llama.block_count` ...; floats as F32 has them."""
+    found = {
+        **_said(c, COMMON),
+        **_rope(c),
+        **_said(c, {"expert_gating_func": Of(gating), **family.keys}),
+        **family.more(c),
+    }
+    return {f"{family.arch}.{key}": _stored(c, key, value) for key, value in found.items() if value is not None}
+
+
+def _said(c: Config, keys: Mapping[str, Key]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, spec in keys.items():
+        if isinstance(spec, Of):
+            found[key] = spec.there(c)
+        elif isinstance(spec, str | tuple):
+            found[key] = c.get(*((spec,) if isinstance(spec, str) else spec), default=None)
+        else:
+            found[key] = spec
+    return found
+
+
+def _stored(c: Config, key: str, value: Any) -> Any:
+    """A value as a file gives it back."""
+    if isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float32(value)
+    if isinstance(value, list | tuple) and value:
+        array = np.asarray(cast("Sequence[Any]", value))
+        if array.ndim == 1 and array.dtype.kind in "biuf":
+            if len(set(array.tolist())) == 1 and array.dtype.kind == "i" and key == "feed_forward_length":
+                return int(array[0])
+            return array.astype({"b": np.bool_, "f": np.float32}.get(array.dtype.kind, np.int32))
+    return c.fail(f"{value!r:.60} cannot be {key}")
+
+
+def _rope(c: Config) -> dict[str, object]:
+    """Base and scaling of the rope."""
+    rope = c.rope
+    kind = str(rope["rope_type"]).lower()
+    keys: dict[str, object] = {"rope.freq_base": rope.get("rope_theta")}
+    local: Any = c.get("rope_parameters.sliding_attention", default={})
+    if local.get("rope_theta") is not None:
+        keys["rope.freq_base_swa"] = local["rope_theta"]
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.get("factor")}
+    if kind == "yarn":
+        original = rope.get("original_max_position_embeddings") or c.get("max_position_embeddings")
+        keys["rope.scaling.original_context_length"] = original
+        for name, key in (
+            ("extrapolation_factor", "yarn_ext_factor"),
+            ("beta_fast", "yarn_beta_fast"),
+            ("beta_slow", "yarn_beta_slow"),
+        ):
+            keys[f"rope.scaling.{key}"] = rope.get(name)
+        attention = rope.get("attention_factor", rope.get("attn_factor"))
+        if attention is not None:  # the checkpoint's is the whole factor; the GGUF's multiplies 1 + 0.1 log(factor)
+            attention /= 1.0 + 0.1 * math.log(rope["factor"])
+        keys["rope.scaling.yarn_attn_factor"] = attention
+    elif kind in ("longrope", "su"):
+        original = rope.get("original_max_position_embeddings") or c.get("original_max_position_embeddings")
+        keys |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
+        factor = rope.get("factor") or c.get("max_position_embeddings") / original
+        attention = rope.get("attention_factor") or (
+            math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        )
+        keys["rope.scaling.attn_factor"] = attention
+    elif kind not in ("default", "llama3", "linear", "proportional", "dynamic"):
+        c.fail(f"the rope type {kind!r} is not known")
+    return keys
+
+
+def rope_tensors(c: Config) -> dict[str, Array]:
+    """The tensors that the rope's scaling makes: frequency factors of Llama 3, or long and short ones."""
+    rope, n_rot = c.rope, int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))
+    kind = str(rope["rope_type"]).lower()
+    if kind in ("longrope", "su"):
+        return {
+            f"rope_factors_{name}.weight": np.asarray(rope[f"{name}_factor"], np.float32) for name in ("long", "short")
+        }
+    if kind != "llama3":
+        return {}
+    factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    original = float(rope["original_max_position_embeddings"])
+    wavelength = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2) / n_rot)
+    smooth = (original / wavelength - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    factors = np.where(wavelength < original / high, 1.0, np.where(wavelength > original / low, factor, between))
+    return {"rope_freqs.weight": factors.astype(np.float32)}

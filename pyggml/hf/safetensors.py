@@ -1,0 +1,135 @@
+"""Read safetensors: one file, or shards with an index. Source: the format's document (huggingface.co/docs/safetensors).
+
+A file is the length of a JSON header (8 bytes), the header (name -> dtype, shape, data_offsets), and the data. It is
+mapped; a tensor is a view of it. The `safetensors` package has no bfloat16 for NumPy, hence our own hundred lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.buffers.buffer import MappedFile
+from pyggml.errors import ModelError
+
+Array = npt.NDArray[Any]
+_MAX_HEADER = 100_000_000  # as the format has it
+_STORED = {  # dtype of the format -> in which NumPy type its values lie
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "F8_E4M3": np.dtype("u1"),
+    "F8_E5M2": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """A tensor of a file: `dtype` as the format names it, `offset` counts from the file's begin."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    file: MappedFile
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in the file."""
+        return math.prod(self.shape) * _STORED[self.dtype].itemsize
+
+    def stored(self) -> Array:
+        """Its values as they lie in the file, a view of the mapping: BF16 as uint16, F8 as uint8."""
+        self.file.check()
+        data = self.file.data[self.offset : self.offset + self.nbytes]
+        return data.view(_STORED[self.dtype]).reshape(self.shape)
+
+    def release(self) -> None:
+        """Give its pages of the mapping back; the next read reads the file again."""
+        start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self.file.map.madvise(mmap.MADV_DONTNEED, start, self.offset + self.nbytes - start)
+
+
+def open_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
+    """All tensors of a folder by name: of model.safetensors, of the shards that its index names, or of the one other
+    *.safetensors file. Raises ModelError where there are none, a shard is missing, or a file lies about itself."""
+    path = Path(folder)
+    index = path / INDEX
+    if index.is_file():
+        return _sharded(path, index)
+    files = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob("*.safetensors"))
+    if len(files) != 1:
+        raise ModelError(f"{path}: {len(files)} *.safetensors files and no {INDEX}: which are the model's?")
+    return open_file(files[0])
+
+
+def _sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+    except (ValueError, KeyError, TypeError):
+        raise ModelError(f"{index}: has no weight_map") from None
+    found: dict[str, StoredTensor] = {}
+    for name in dict.fromkeys(cast("Mapping[str, str]", weight_map).values()):
+        if Path(name).name != name:
+            raise ModelError(f"{index}: the shard {name!r} is not in the folder")
+        found.update(open_file(folder / name))
+    missing = next((n for n in weight_map if n not in found), None)
+    if missing is not None:
+        raise ModelError(f"{index}: the tensor {missing} is not in {weight_map[missing]}")
+    return found
+
+
+def open_file(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file by name. Raises ModelError for a file that cannot be read or lies about itself."""
+
+    def fail(why: str) -> NoReturn:
+        raise ModelError(f"{path}: {why}")
+
+    try:
+        with open(path, "rb") as f:
+            size = os.fstat(f.fileno()).st_size
+            n = int.from_bytes(f.read(8), "little")
+            if size < 8 or n > min(size - 8, _MAX_HEADER):
+                fail("no safetensors file: its header is longer than itself")
+            header = json.loads(f.read(n))
+            mapped = MappedFile(str(path), f.fileno())
+    except OSError as e:
+        fail(f"cannot be read: {e.strerror}")
+    except ValueError:
+        fail("no safetensors file: its header is no JSON")
+    if not isinstance(header, dict):
+        fail("no safetensors file: its header is no object")
+    found: dict[str, StoredTensor] = {}
+    for name, about in cast("dict[str, Any]", header).items():
+        if name == "__metadata__":
+            continue
+        try:
+            dtype, shape = str(about["dtype"]), tuple(map(int, about["shape"]))
+            start, end = map(int, about["data_offsets"])
+        except (KeyError, TypeError, ValueError):
+            fail(f"the header's entry of {name} is damaged")
+        if dtype not in _STORED:
+            fail(f"the tensor {name} has the dtype {dtype}; known are {', '.join(_STORED)}")
+        t = StoredTensor(name, dtype, shape, 8 + n + start, mapped)
+        if min(shape, default=1) < 0 or not 0 <= start <= end or end - start != t.nbytes or 8 + n + end > size:
+            fail(f"the tensor {name} of shape {list(shape)} is not where the header says")
+        found[name] = t
+    return found

@@ -1,0 +1,113 @@
+"""tokenizer.model: the parts of a SentencePiece model that a vocabulary is made of.
+
+The file is a protobuf message (sentencepiece_model.proto of github.com/google/sentencepiece); reading its dozen fields
+takes fewer lines than a dependency on protobuf would.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pyggml.errors import ModelError
+
+UNIGRAM, BPE = 1, 2  # values of `trainer_spec.model_type`
+
+
+@dataclass
+class SentencePiece:
+    """Pieces in the order of their ids: text, score, type (as GGUF counts them: 1 normal ... 6 byte)."""
+
+    pieces: list[tuple[str, float, int]] = field(default_factory=list[tuple[str, float, int]])
+    model_type: int = UNIGRAM
+    charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+
+
+def parse(data: bytes, path: str) -> SentencePiece:
+    """Read a model. Raises ModelError for what is none."""
+    found = SentencePiece()
+    try:
+        for number, value in _fields(data):
+            if number == 1:
+                piece = dict(_fields(_bytes(value)))
+                score = struct.unpack("<f", _bytes(piece[2]))[0] if 2 in piece else 0.0
+                found.pieces.append((_bytes(piece.get(1, b"")).decode(), score, int(piece.get(3, 1))))
+            elif number == 2:
+                found.model_type = int(dict(_fields(_bytes(value))).get(3, UNIGRAM))
+            elif number == 3:
+                spec = dict(_fields(_bytes(value)))
+                found.charsmap = _bytes(spec.get(2, b""))
+                found.add_dummy_prefix, found.remove_extra_whitespaces = bool(spec.get(3, 1)), bool(spec.get(4, 1))
+    except (IndexError, ValueError, TypeError, struct.error):
+        raise ModelError(f"{path}: is no SentencePiece model") from None
+    if not found.pieces:
+        raise ModelError(f"{path}: is no SentencePiece model")
+    return found
+
+
+def build(model: SentencePiece) -> bytes:
+    """The file of a model."""
+
+    def number(field_no: int, value: int) -> bytes:
+        return _varint(field_no << 3) + _varint(value)
+
+    def data(field_no: int, value: bytes) -> bytes:
+        return _varint(field_no << 3 | 2) + _varint(len(value)) + value
+
+    out = b"".join(
+        data(1, data(1, text.encode(errors="surrogateescape")) + b"\x15" + struct.pack("<f", score) + number(3, kind))
+        for text, score, kind in model.pieces
+    )
+    spaces = number(3, int(model.add_dummy_prefix)) + number(4, int(model.remove_extra_whitespaces))
+    return out + data(2, number(3, model.model_type)) + data(3, data(2, model.charsmap) + spaces)
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def parse_charsmap(data: bytes) -> bytes:
+    """The character map of a model that may be no more than that."""
+    spec = dict(_fields(_bytes(dict(_fields(data)).get(3, b""))))
+    return _bytes(spec.get(2, b""))
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError
+    return value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of a message's fields: whole numbers, or bytes (of strings, messages and floats)."""
+    pos = 0
+
+    def varint() -> int:
+        nonlocal pos
+        value = shift = 0
+        while True:
+            byte = data[pos]
+            pos += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while pos < len(data):
+        key = varint()
+        kind = key & 7
+        if kind == 0:
+            yield key >> 3, varint()
+            continue
+        n = {1: 8, 5: 4}.get(kind) or (varint() if kind == 2 else -1)
+        if n < 0 or n > len(data) - pos:
+            raise ValueError
+        pos += n
+        yield key >> 3, data[pos - n : pos]

@@ -1,0 +1,250 @@
+"""The tensors of a checkpoint as those of a GGUF: by the names they have there, moved, and read when wanted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.codec import bf16_to_f32, f32_to_bf16
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.tensor import full_ne
+
+from .family import Array, Family, Step
+from .float8 import MX_BLOCKS, f8_to_f32, is_scale, mxfp4_blocks, scale_of
+from .moves import Move, Shape, Sizes, Split, Value
+from .safetensors import StoredTensor
+
+Bytes = npt.NDArray[np.uint8]
+
+_STORED_AS = {"BF16": DType.BF16, "F16": DType.F16, "F32": DType.F32, "F64": DType.F32}
+_AS_NUMPY = {DType.BF16: np.dtype("<u2"), DType.F16: np.dtype("<f2"), DType.F32: np.dtype("<f4")}
+_F32_ROLES = (  # what llama.cpp keeps in F32, besides vectors
+    *("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d", "shortconv.conv"),
+    *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "altup_correct_coef", "altup_predict_coef", "indexer.proj"),
+)
+_BARE = (".ssm_a", ".ssm_d")  # names that end so
+_EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.*)$")
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the checkpoint on its way into one of the GGUF; of what a split gives, `pick`."""
+
+    source: StoredTensor
+    scale: StoredTensor | None
+    steps: Sequence[Move | Value]
+    sizes: Sizes
+    split: Split | None = None
+    pick: int = 0
+
+    def read(self) -> Array:
+        """Its elements, moved: as they are stored, or F32 where they were changed."""
+        a = self.source.stored()
+        if self.source.name.endswith(MX_BLOCKS):
+            a = mxfp4_blocks(self.source, self.scale)
+        elif self.source.dtype.startswith("F8"):
+            a = f8_to_f32(a, self.source.dtype, None if self.scale is None else self.scale.stored(), self.source.name)
+        elif self.source.dtype == "F64":
+            a = a.astype(np.float32)
+        try:
+            if self.split is not None:
+                a = self.split.there(a, self.sizes)[self.pick]
+            for step in self.steps:
+                a = step.there(as_f32(a)) if isinstance(step, Value) else step.there(a, self.sizes)
+        except (ValueError, IndexError, ZeroDivisionError) as e:
+            raise misshapen(self.source, str(e)) from None
+        return a
+
+    def shape(self) -> Shape:
+        """The shape of what `read` gives."""
+        shape = self.source.shape
+        if self.source.name.endswith(MX_BLOCKS):
+            shape = (*shape[:-2], shape[-2] * 32)
+        try:
+            if self.split is not None:
+                shape = self.split.shapes(shape, self.sizes)[self.pick]
+            for step in self.steps:
+                shape = shape if isinstance(step, Value) else step.shape(shape, self.sizes)
+        except (ValueError, IndexError, ZeroDivisionError) as e:
+            raise misshapen(self.source, str(e)) from None
+        return shape
+
+
+def misshapen(t: StoredTensor, why: str) -> ModelError:
+    """The error about a tensor whose shape its move cannot take."""
+    return ModelError(f"{t.file.path}: the tensor {t.name} of shape {list(t.shape)} is not as the config says: {why}")
+
+
+def as_f32(a: Array) -> Array:
+    """BF16 bits, F16 or F32 as F32."""
+    return bf16_to_f32(a) if a.dtype == np.uint16 else a.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class HFTensor:
+    """A tensor as a GGUF would have it; it is read a few rows at a time. `ne` has four entries."""
+
+    name: str
+    dtype: DType
+    ne: tuple[int, int, int, int]
+    n_dims: int
+    parts: Sequence[Part] = ()
+    array: Array | None = field(default=None, compare=False)  # of what is in no file
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes as `dtype`."""
+        return self.dtype.row_size(self.ne[0]) * math.prod(self.ne[1:])
+
+    def mapped(self) -> StoredTensor | None:
+        """What of the files is this tensor as it is, or None where something is to be done."""
+        if len(self.parts) != 1 or self.parts[0].steps or self.parts[0].split is not None:
+            return None
+        t = self.parts[0].source
+        fits = _STORED_AS.get(t.dtype) is self.dtype and t.dtype != "F64"
+        return t if fits and t.offset % _AS_NUMPY[self.dtype].itemsize == 0 else None
+
+    def rows(self, n_elements: int) -> Iterator[Bytes]:
+        """The stored bytes, uint8 [rows, bytes of a row], of about `n_elements` at a time; each within one matrix."""
+        n, per_matrix = self.ne[0], self.ne[1]
+        width = self.dtype.row_size(n) if self.dtype.is_quantized else n
+        step = max(1, n_elements // max(n, 1))
+        for a, release in self._arrays():
+            rows = a.reshape(-1, width)
+            for first in range(0, len(rows), per_matrix):
+                end = min(first + per_matrix, len(rows))
+                for i in range(first, end, step):
+                    piece = _converted(rows[i : min(i + step, end)], self.dtype)
+                    yield piece.view(np.uint8).reshape(len(piece), -1)
+                    release()  # else the whole mapping would stay in memory
+
+    def _arrays(self) -> Iterator[tuple[Array, Callable[[], None]]]:
+        if self.array is not None:
+            yield self.array, lambda: None
+        for part in self.parts:
+            yield part.read(), part.source.release
+
+
+def _converted(rows: Array, dtype: DType) -> Array:
+    if not dtype.is_quantized and rows.dtype != _AS_NUMPY[dtype]:
+        rows = as_f32(rows)
+        rows = f32_to_bf16(rows) if dtype is DType.BF16 else rows.astype(_AS_NUMPY[dtype])
+    return np.ascontiguousarray(rows)
+
+
+class Tensors:
+    """Makes GGUF tensors of a checkpoint's. Raises ModelError for a tensor of a name that is not known."""
+
+    def __init__(self, family: Family, n_layer: int, sizes: Sizes) -> None:
+        import gguf  # takes a while to import
+
+        archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+        self.family, self.sizes = family, sizes
+        self._map = gguf.get_tensor_name_map(archs[family.table or family.arch], n_layer)
+        self._names = [(re.compile(pattern), text) for pattern, text in family.names.items()]
+        self._skip = [re.compile(pattern) for pattern in (*_NEVER, *family.skip)]
+
+    def name(self, hf: str) -> str | None:
+        """What the GGUF calls a tensor of the checkpoint, suffix included; None where gguf's tables do not know."""
+        for prefix, text in _PREFIXES:
+            if hf.startswith(prefix):
+                hf = text + hf.removeprefix(prefix)
+                break
+        for pattern, text in self._names:
+            hf = pattern.sub(text, hf)
+        if hf.startswith("="):
+            return hf[1:]
+        for name in (hf, hf.partition(".")[2], f"model.{hf}", f"{hf}.weight"):
+            found = self._map.get_name(name, try_suffixes=(".weight", ".bias"))
+            if found is not None:
+                return found if found.endswith((".weight", ".bias", *_BARE)) else f"{found}.weight"
+        return None
+
+    def make(self, stored: Mapping[str, StoredTensor], extra: Mapping[str, Array]) -> dict[str, HFTensor]:
+        """The tensors by their GGUF names, in the order of the layers."""
+        parts: dict[str, dict[int, Part]] = {}
+        for t in stored.values():
+            if is_scale(t.name, stored) or any(p.search(t.name) for p in self._skip):
+                continue
+            for name, expert, part in self._parts(t, scale_of(t, stored)):
+                twin = parts.setdefault(name, {}).setdefault(expert, part)
+                if twin is not part:
+                    raise ModelError(f"{t.file.path}: {t.name} and {twin.source.name} both are {name}")
+        made = {name: HFTensor(name, DType.F32, full_ne(a.shape[::-1]), a.ndim, array=a) for name, a in extra.items()}
+        made |= {name: self._tensor(name, of) for name, of in parts.items()}
+        return {t.name: t for t in sorted(made.values(), key=_order)}
+
+    def _parts(self, t: StoredTensor, scale: StoredTensor | None) -> Iterator[tuple[str, int, Part]]:
+        found = _EXPERT.match(t.name)
+        hf, expert = (f"{found[1]}.{found[3]}", int(found[2])) if found else (t.name, -1)
+        for end, split in self.family.splits.items():
+            if hf.endswith(end):
+                layer = self._layer(hf)
+                for i, role in enumerate(split.roles):
+                    name = f"blk.{layer}.{role}" if role.endswith(".bias") else f"blk.{layer}.{role}.weight"
+                    yield name, expert, Part(t, scale, self._moves(t, name), self.sizes, split, i)
+                return
+        name = self.name(hf)
+        if name is None:
+            raise ModelError(f"{t.file.path}: the tensor {t.name} is not known to {self.family.types[0]}")
+        yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
+
+    def _moves(self, t: StoredTensor, name: str) -> Sequence[Step]:
+        return () if t.name.endswith(MX_BLOCKS) else self.family.moves_of(name)  # blocks are laid out as they are here
+
+    @staticmethod
+    def _layer(name: str) -> int:
+        found = re.search(r"\.(\d+)\.", name)
+        assert found is not None, name
+        return int(found[1])
+
+    def _tensor(self, name: str, of: Mapping[int, Part]) -> HFTensor:
+        parts = [of[i] for i in sorted(of)]
+        first = parts[0]
+        shape = first.shape()
+        for p in parts[1:]:
+            if p.shape() != shape or p.source.dtype != first.source.dtype:
+                raise misshapen(p.source, f"{first.source.name} has {list(first.source.shape)} {first.source.dtype}")
+        if sorted(of)[-1] >= len(of):
+            missing = next(i for i in range(len(of) + 1) if i not in of)
+            raise ModelError(f"{first.source.file.path}: {first.source.name} is there, that of expert {missing} is not")
+        if min(of) >= 0:
+            shape = (len(parts), *shape)
+        role = (
+            name.removesuffix(".weight").split(".", 2)[-1] if name.startswith("blk.") else name.removesuffix(".weight")
+        )
+        if first.source.name.endswith(MX_BLOCKS):
+            return HFTensor(name, DType.MXFP4, full_ne(shape[::-1]), len(shape), parts)
+        f32 = len(shape) < 2 or not name.endswith(".weight") or role.endswith("_norm") or role in _F32_ROLES
+        dtype = DType.F32 if f32 else _STORED_AS.get(first.source.dtype, DType.BF16)
+        return HFTensor(name, dtype, full_ne(shape[::-1]), len(shape), parts)
+
+
+# Parts of models that see or hear, as they stand before the text model; buffers that follow from the config.
+_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("language_model.", "model."),
+)
+_NEVER = (
+    r"rotary_emb\.inv_freq$",
+    r"\.rotary_emb\.",
+    r"\.attention\.(masked_)?bias$",
+    r"\.attn\.(masked_)?bias$",
+    r"(^|\.)(vision_tower|visual|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\.",
+)
+
+
+def _order(t: HFTensor) -> tuple[int, int]:
+    found = _LAYER.match(t.name)
+    if found:
+        return 1, int(found[1])
+    return (2 if t.name.startswith("output") else 0), 0

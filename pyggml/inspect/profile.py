@@ -1,0 +1,142 @@
+"""Where the time goes: when each thread began and ended each step of the graphs that a backend runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyggml.backends.cpu.backend import CpuBackend, CpuProgram, Spans
+from pyggml.errors import BackendError
+from pyggml.opdef import opdef_of
+from pyggml.sched import Scheduler
+
+from .dot import NODE_OF_LAYER
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step of one run. `name` and `op` are its last node's (`op` the fusion's, where it is one); begin and end are
+    nanoseconds of time.perf_counter_ns for each thread that took part; flops and bytes are what the op's cost says."""
+
+    name: str
+    op: str
+    spans: dict[int, tuple[int, int]]
+    flops: int
+    n_bytes: int
+
+    @property
+    def ns(self) -> int:
+        """From the first thread's begin to the last one's end."""
+        return max(end for _, end in self.spans.values()) - min(begin for begin, _ in self.spans.values())
+
+    @property
+    def layer(self) -> int:
+        """The layer that the name tells, -1 outside of one."""
+        found = NODE_OF_LAYER.search(self.name)
+        return int(found[1]) if found else -1
+
+
+@dataclass
+class Row:
+    """Steps taken together: how many, their time from begin to end, what all threads worked of it, and the work."""
+
+    key: str
+    n: int = 0
+    ns: int = 0
+    busy_ns: int = 0
+    flops: int = 0
+    n_bytes: int = 0
+
+    @property
+    def gb_per_s(self) -> float:
+        """10^9 bytes per second."""
+        return self.n_bytes / self.ns if self.ns else 0.0
+
+    @property
+    def gflops(self) -> float:
+        """10^9 floating-point operations per second."""
+        return self.flops / self.ns if self.ns else 0.0
+
+
+class Profile:
+    """What the cpu backend of a scheduler (`ctx.scheduler`, of a context) runs within a `with` block, step by step.
+
+    steps       in the order in which they ran
+    wall_ns     inside of the runs, and `n_threads` the most that took part
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        if not isinstance(scheduler, Scheduler):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BackendError(f"a Scheduler is measured (ctx.scheduler, of a context), not {type(scheduler).__name__}")
+        found = [b for b in scheduler.backends.values() if isinstance(b, CpuBackend)]
+        if not found:
+            raise BackendError(f"only the cpu backend is measured; here are {', '.join(scheduler.backends)}")
+        self._backend = found[0]
+        self.steps: list[StepTime] = []
+        self.wall_ns, self.n_threads = 0, 1
+
+    def __enter__(self) -> Self:
+        if self._backend.measure is not None:
+            raise BackendError("this backend is being measured already")
+        self._backend.measure = self._note
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._backend.measure = None
+
+    def _note(self, program: CpuProgram, spans: Spans) -> None:
+        of = {step.nodes[-1]: step for step in program.steps}
+        ran = spans[spans > 0]
+        self.wall_ns += int(ran.max() - ran.min()) if len(ran) else 0
+        self.n_threads = max(self.n_threads, spans.shape[1])
+        for node, threads in zip(program.lowered.nodes, spans.tolist(), strict=True):
+            step = of[node]
+            times = {i: (begin, end) for i, (begin, end) in enumerate(threads) if end}
+            costs = [opdef_of(t).cost(t) for t in step.nodes if opdef_of(t).kernel is not None]
+            inner = sum(t.nbytes for t in step.inner)  # written by one and read by another: not in memory at all
+            n_bytes = sum(c.read + c.written for c in costs) - 2 * inner
+            if times:  # not where a run was broken off
+                op = step.fusion or node.op
+                self.steps.append(StepTime(node.name, op, times, sum(c.flops for c in costs), max(n_bytes, 0)))
+
+    def table(self, by: Literal["op", "layer"] = "op") -> list[Row]:
+        """The steps by `op` or by `layer`, the longest first (layers in order)."""
+        rows: dict[str, Row] = {}
+        for s in self.steps:
+            key = s.op if by == "op" else "" if s.layer < 0 else str(s.layer)
+            row = rows.setdefault(key, Row(key))
+            row.n, row.ns, row.flops, row.n_bytes = (
+                row.n + 1,
+                row.ns + s.ns,
+                row.flops + s.flops,
+                row.n_bytes + s.n_bytes,
+            )
+            row.busy_ns += sum(end - begin for begin, end in s.spans.values())
+        return sorted(rows.values(), key=(lambda r: -r.ns) if by == "op" else lambda r: int(r.key or -1))
+
+    @property
+    def idle(self) -> float:
+        """The part of the threads' time in the runs, from 0 to 1, in which they had nothing to do."""
+        busy = sum(end - begin for s in self.steps for begin, end in s.spans.values())
+        return max(0.0, 1 - busy / (self.wall_ns * self.n_threads)) if self.wall_ns else 0.0
+
+
+def time_line(profiles: Iterable[Profile]) -> dict[str, Any]:
+    """The steps as JSON that Perfetto and chrome://tracing open: a row for each thread, times in microseconds from the
+    first step on."""
+    events = [e for p in profiles for s in p.steps for e in _events(s)]
+    start = min((e["ts"] for e in events), default=0.0)
+    return {"traceEvents": [e | {"ts": e["ts"] - start} for e in events], "displayTimeUnit": "ns"}
+
+
+def _events(s: StepTime) -> Iterable[dict[str, Any]]:
+    what = {"name": s.name, "cat": s.op, "ph": "X", "pid": 0, "args": {"flops": s.flops, "bytes": s.n_bytes}}
+    for thread, (begin, end) in s.spans.items():
+        yield what | {"tid": thread, "ts": begin / 1e3, "dur": (end - begin) / 1e3}

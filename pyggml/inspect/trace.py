@@ -1,0 +1,263 @@
+"""Traces: the values of named nodes of one run, kept in a file or compared with those of another."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyggml.codec import Array
+from pyggml.errors import GGUFError, GraphError, ModelError
+from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.llm.batch import Batch, token_ids
+from pyggml.llm.model import Model
+from pyggml.llm.options import ContextOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_MANIFEST = "manifest.json"
+_SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # have n_kv numbers in a row
+
+
+@dataclass(eq=False)
+class Trace:
+    """The values of the nodes of a run by name, in the order of the graph, in NumPy order; `about` says of what."""
+
+    arrays: dict[str, Array] = field(default_factory=dict[str, Array])
+    about: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def trace(model: Model, prompt: str | Sequence[int], *patterns: str, **options: Unpack[ContextOptions]) -> Trace:
+    """Evaluate `prompt` (text, or token ids) in one batch with logits for all tokens, and keep the nodes whose names
+    match (default: all). `options` as for `Model.new_context`.
+
+    Raises GraphError where no node matches, ModelError for n_batch or n_ubatch (they follow from the prompt), and what
+    decoding raises.
+    """
+    kept = Trace()
+    ids = _walk(model, prompt, patterns, lambda name, x: kept.arrays.update({name: np.array(x)}), options)
+    shown = {name: str(getattr(value, "name", value)) for name, value in options.items()}
+    kept.about = {"model": model.path, "arch": model.arch, "tokens": ids, "options": shown}
+    return kept
+
+
+def _walk(
+    model: Model,
+    prompt: str | Sequence[int],
+    patterns: tuple[str, ...],
+    see: Callable[[str, Array], object],
+    options: ContextOptions,
+) -> list[int]:
+    """Evaluate a prompt once, show the nodes that match in order, and return the token ids."""
+    ids = model.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in token_ids(prompt)]
+    n = max(len(ids), 1)
+    sizes = one_ubatch(n, options)
+    seen: list[str] = []
+
+    def note(name: str, x: Array) -> None:
+        seen.append(name)
+        see(name, x)
+
+    with model.new_context(n, **{**options, **sizes}) as ctx, model.tap(*(patterns or ("*",)), callback=note):
+        ctx.decode(with_all_logits(ids))
+    if not seen:
+        raise no_such_node(model, patterns)
+    return ids
+
+
+def one_ubatch(n: int, options: ContextOptions) -> ContextOptions:
+    """What has `n` tokens evaluated at once. Raises ModelError where `options` say otherwise."""
+    taken = [name for name in ("n_batch", "n_ubatch") if name in options]
+    if taken:
+        raise ModelError(f"all tokens are one ubatch: {' and '.join(taken)} cannot be given")
+    return {"n_batch": n, "n_ubatch": n}
+
+
+def with_all_logits(ids: Sequence[int]) -> Batch:
+    """A prompt with logits of all its tokens: the last layer, too, then has a row for each."""
+    batch = Batch.prompt(ids)
+    batch.logits = [True] * len(batch)
+    return batch
+
+
+def no_such_node(model: Model, patterns: tuple[str, ...]) -> GraphError:
+    """The error of patterns that match nothing."""
+    return GraphError(f"no node of {model.arch} is called {' or '.join(patterns)}; dump-dot shows them")
+
+
+def save_trace(t: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace as .npz: an array for each node, and `manifest.json` with `about` and the order of the nodes.
+
+    The file appears whole or not at all. Raises OSError.
+    """
+    out = AtomicFile(path)
+    try:
+        with zipfile.ZipFile(out.file, "w", zipfile.ZIP_STORED, allowZip64=True) as z:
+            z.writestr(_MANIFEST, json.dumps({**t.about, "nodes": list(t.arrays)}))
+            for name, x in t.arrays.items():
+                with z.open(f"{name}.npy", "w", force_zip64=True) as f:
+                    np.lib.format.write_array(f, x, allow_pickle=False)
+        out.commit()
+    finally:
+        out.discard()
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read what `save_trace` wrote, or any .npz whose arrays have the names of nodes (hidden states of another
+    library, say). Raises GGUFError for a file that is none, OSError."""
+    t = Trace()
+    try:
+        with zipfile.ZipFile(path) as z:
+            names = [n.removesuffix(".npy") for n in z.namelist() if n.endswith(".npy")]
+            if _MANIFEST in z.namelist():
+                t.about = dict(json.loads(z.read(_MANIFEST)))
+                names = [str(name) for name in t.about.pop("nodes")]
+            for name in names:
+                t.arrays[name] = np.lib.format.read_array(io.BytesIO(z.read(f"{name}.npy")), allow_pickle=False)
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, MemoryError) as e:
+        raise GGUFError(f"{os.fspath(path)} is no trace: {type(e).__name__} {e}") from None
+    for name, x in t.arrays.items():
+        if x.dtype.kind not in "fiu":
+            raise GGUFError(f"{os.fspath(path)} is no trace: {name} is of type {x.dtype}")
+    return t
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class NodeDiff:
+    """How node `name` of B departs from A's: `nmse` = sum (b - a)^2 / sum a^2 over what is finite in both, `max_abs`
+    the largest difference; `note` says why numbers cannot be compared, and then `nmse` is infinite."""
+
+    name: str
+    nmse: float
+    max_abs: float
+    note: str = ""
+
+
+@dataclass
+class Diff:
+    """Nodes of both in A's order, and those that only one has."""
+
+    nodes: list[NodeDiff]
+    only_a: list[str]
+    only_b: list[str]
+    tolerance: float
+
+    @property
+    def first(self) -> NodeDiff | None:
+        """The first node beyond the tolerance, or None: equal."""
+        return next((n for n in self.nodes if not n.nmse <= self.tolerance), None)
+
+    def layers(self, of: str = "l_out") -> list[NodeDiff]:
+        """Those of the nodes `of`-0, `of`-1 ..: how the difference grows from layer to layer."""
+        return [n for n in self.nodes if fnmatchcase(n.name, f"{of}-*")]
+
+
+def diff(
+    a: Model | Trace,
+    b: Model | Trace,
+    prompt: str | Sequence[int] | None = None,
+    *patterns: str,
+    tolerance: float = 1e-6,
+    options_a: ContextOptions | None = None,
+    options_b: ContextOptions | None = None,
+) -> Diff:
+    """Walk the graphs of two runs by name, and say where they part. Models evaluate `prompt`; where A or B is a Trace,
+    it defaults to the tokens of that. The nodes that match `patterns` are compared (default: all but views of caches).
+
+    A's values are in memory meanwhile. Raises ModelError where there is no prompt, or it is not that of a trace,
+    GraphError where A and B have no node in common, and what `trace` raises.
+    """
+    if not all(isinstance(side, (Model, Trace)) for side in (a, b)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"models and traces are compared, not {type(a).__name__} and {type(b).__name__}")
+    if not tolerance >= 0:
+        raise ModelError(f"tolerance must be at least 0, not {tolerance}")
+    known = [t.about["tokens"] for t in (a, b) if isinstance(t, Trace) and "tokens" in t.about]
+    prompt = known[0] if prompt is None and known else prompt
+    if prompt is None and not (isinstance(a, Trace) and isinstance(b, Trace)):
+        raise ModelError("a prompt is needed: neither side is a trace that tells its tokens")
+    if isinstance(prompt, str):  # ids: a quantised file may lack what makes them, and they are to be the same
+        prompt = next((m.tokenize(prompt) for m in (a, b) if isinstance(m, Model)), None)
+    if any(tokens != known[0] for tokens in known) or (known and prompt is not None and list(prompt) != known[0]):
+        raise ModelError("a trace is of other tokens: values at other tokens cannot be compared")
+    first = a if isinstance(a, Trace) else trace(a, prompt or (), *patterns, **(options_a or {}))
+    found: dict[str, NodeDiff] = {}
+    only_b: list[str] = []
+
+    def see(name: str, x: Array) -> None:
+        if name in first.arrays:
+            found[name] = compare(name, first.arrays[name], x)
+        else:
+            only_b.append(name)
+
+    if isinstance(b, Trace):
+        for name, x in b.arrays.items():
+            see(name, x)
+    else:
+        _walk(b, prompt or (), patterns, see, options_b or {})
+    wanted = [name for name in first.arrays if _compared(name, patterns)]
+    nodes = [found[name] for name in wanted if name in found]
+    if not nodes:
+        raise GraphError(
+            f"A and B have no node in common{f' that is called {chr(32).join(patterns)}' * bool(patterns)}"
+        )
+    return Diff(nodes, [n for n in wanted if n not in found], [n for n in only_b if _compared(n, patterns)], tolerance)
+
+
+def _compared(name: str, patterns: Iterable[str]) -> bool:
+    """Caches have types and layouts of their own, and cells that nobody has written."""
+    patterns = tuple(patterns)
+    return (
+        any(fnmatchcase(name, p) for p in patterns)
+        if patterns
+        else "cache" not in name and name[:2] not in ("k-", "v-")
+    )
+
+
+def compare(name: str, a: Array, b: Array) -> NodeDiff:
+    """Values of one node in two runs. Infinities (of masks) and NaN are equal where both have the same; where A or B
+    has more cells (n_kv), those both have are compared."""
+    if a.ndim == b.ndim > 1 and a.shape[:-1] == b.shape[:-1] and name.split("-")[0] in _SCORES:
+        n_kv = min(a.shape[-1], b.shape[-1])
+        a, b = a[..., :n_kv], b[..., :n_kv]
+    if a.shape != b.shape:
+        return NodeDiff(name, np.inf, np.inf, f"shapes {a.shape} and {b.shape}")
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return NodeDiff(name, np.inf, np.inf, f"{int((~finite).sum())} values are not finite in one or both")
+    d, scale = y[finite] - x[finite], x[finite]
+    error, size = float((d * d).sum()), float((scale * scale).sum())
+    return NodeDiff(name, error / size if size else (np.inf if error else 0.0), float(np.abs(d).max(initial=0)))
+
+
+def summary(d: Diff) -> Mapping[str, Any]:
+    """A Diff as JSON has it: infinities as null."""
+
+    def number(x: float) -> float | None:
+        return x if np.isfinite(x) else None
+
+    def shown(n: NodeDiff) -> dict[str, Any]:
+        return {"name": n.name, "nmse": number(n.nmse), "max_abs": number(n.max_abs)} | (
+            {"note": n.note} if n.note else {}
+        )
+
+    first = d.first
+    return {
+        "equal": first is None,
+        "tolerance": d.tolerance,
+        "first": None if first is None else shown(first),
+        "nodes": [shown(n) for n in d.nodes],
+        "only_a": d.only_a,
+        "only_b": d.only_b,
+    }

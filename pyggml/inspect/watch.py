@@ -1,0 +1,66 @@
+"""Who looks at values while graphs run. The scheduler's part of taps and edits; `taps.py` has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pyggml.lock import Lock
+from pyggml.tensor import Tensor
+
+Patterns = tuple[tuple[str, ...], ...]
+
+
+class Watcher(Protocol):
+    """Is asked for names when a graph is planned, and told values when it runs, as ggml's eval callback is."""
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """What `asks` depends on: watchers of the same patterns share their plans."""
+        ...
+
+    def asks(self, name: str) -> bool:
+        """Whether it wants the node of that name; of several nodes of one name, the last."""
+        ...
+
+    def deliver(self, t: Tensor) -> None:
+        """`t` has been computed, and nothing that reads it. What this changes of it, its readers see."""
+        ...
+
+
+class Watches:
+    """The watchers of the graphs that share this. Graphs are planned again for other `patterns`; those planned before
+    run on when the same are back."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._set(())
+
+    def _set(self, watchers: tuple[Watcher, ...]) -> None:
+        self.now = watchers
+        self.patterns: Patterns = tuple(w.patterns for w in watchers)
+
+    def add(self, watcher: Watcher) -> None:
+        """Graphs that run from now on tell `watcher`."""
+        with self._lock:
+            self._set((*self.now, watcher))
+
+    def remove(self, watcher: Watcher) -> None:
+        """They no longer do."""
+        with self._lock:
+            self._set(tuple(w for w in self.now if w is not watcher))
+
+    def asks(self, name: str) -> bool:
+        """Whether anyone wants the node of that name."""
+        return any(w.asks(name) for w in self.now)
+
+    def of(self, nodes: Sequence[Tensor]) -> set[Tensor]:
+        """Which nodes of a graph, in its order, anyone wants."""
+        last = {t.name: t for t in nodes if t.name} if self.now else {}
+        return {t for name, t in last.items() if self.asks(name)}
+
+    def tell(self, t: Tensor) -> None:
+        """Deliver `t` to those who want it, in the order in which they came."""
+        for watcher in self.now:
+            if watcher.asks(t.name):
+                watcher.deliver(t)

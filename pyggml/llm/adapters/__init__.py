@@ -1,0 +1,1 @@
+"""What changes a model without changing its weights: LoRA adapters and control vectors."""

@@ -1,0 +1,125 @@
+"""The adapters of one context: what its graphs are built with, and the numbers that these read when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.models.blocks import NO_ADAPTERS, Adapters, LowRank
+from pyggml.models.hparams import HParams
+from pyggml.tensor import Context, Tensor, allocate_tensors
+
+from .control import ControlVector, Directions, control_vector
+from .lora import MAX_SCALE, Adaptable, Lora
+
+Scaled = tuple[Lora, float]
+
+
+class ActiveAdapters:
+    """The LoRA adapters of a context with their scales, and its control vector.
+
+    Graphs are built anew where the adapters are others, or the control vector has other layers: not for other scales,
+    nor for other numbers in the vector. What was used before is kept with its graphs as long as these are.
+    `reserve` is called with what graphs will be built with for the first time; what it raises leaves all as it was.
+    """
+
+    def __init__(self, model: Adaptable, hp: HParams, buft: str, reserve: Callable[[Adapters], None]) -> None:
+        self._model, self._hp, self._buft, self._reserve = model, hp, buft, reserve
+        self._known: WeakValueDictionary[tuple[tuple[int, ...], tuple[int, ...]], _Set] = WeakValueDictionary()
+        self._control: dict[int, Tensor] = {}  # of all layers that ever had a direction
+        self._set = _Set((), {}, buft)
+        self.loras: tuple[Scaled, ...] = ()
+        self.control = ControlVector({})
+
+    @property
+    def graph(self) -> Adapters:
+        """What the graphs of the next decode are built with."""
+        return self._set if self._set.low_rank or self._set.control else NO_ADAPTERS
+
+    def set_loras(self, loras: Iterable[Scaled]) -> None:
+        """Set all adapters, in order; those of scale 0 take no time. Raises ModelError for one that does not fit the
+        model, or occurs twice, and for a scale that is no finite number."""
+        scaled: list[Scaled] = []
+        for lora, scale in checked(loras):
+            lora.check(self._model)
+            if any(lora is other for other, _ in scaled):
+                raise ModelError(f"the adapter {lora.path} is given twice")
+            scaled.append((lora, scale))
+        self._change([lora for lora, scale in scaled if scale], self.control)
+        self._set.scale([scale for _, scale in scaled if scale])
+        self.loras = tuple(scaled)
+
+    def set_control(self, directions: Directions | None, scale: float, il_start: int, il_end: int | None) -> None:
+        """Set the control vector, see `control_vector`. Raises ModelError where it does not fit the model."""
+        vector = control_vector(directions, scale, il_start, il_end)
+        n_embd, n_layer = self._hp.n_embd, self._hp.n_layer
+        if vector.directions and vector.n_embd != n_embd:
+            raise ModelError(f"the control vector's directions have {vector.n_embd} numbers, but n_embd is {n_embd}")
+        last = max(vector.directions, default=0)
+        if last >= n_layer:
+            raise ModelError(f"the control vector has a direction.{last}; the last layer of the model is {n_layer - 1}")
+        new = [il for il in vector.directions if il not in self._control]
+        ctx = Context()
+        tensors = {il: ctx.new_tensor(DType.F32, (n_embd,), f"direction.{il}") for il in new}
+        allocate_tensors(tensors.values(), self._buft)
+        self._control |= tensors
+        self._change(self._set.loras, vector)
+        for il, direction in vector.directions.items():
+            self._control[il].set(direction)
+        self.control = vector
+
+    def _change(self, loras: Sequence[Lora], control: ControlVector) -> None:
+        key = tuple(map(id, loras)), tuple(control.directions)
+        found = self._known.get(key)
+        if found is None:
+            found = _Set(loras, {il: self._control[il] for il in control.directions}, self._buft)
+            if found.low_rank or found.control:
+                self._reserve(found)
+            self._known[key] = found
+        self._set = found
+
+
+class _Set(Adapters):
+    """Adapters, and the scales that graphs built with them read."""
+
+    def __init__(self, loras: Sequence[Lora], control: dict[int, Tensor], buft: str) -> None:
+        ctx = Context()
+        scales: dict[tuple[int, float], Tensor] = {}  # of each adapter, for the factors that its pairs have
+        low_rank: dict[str, list[LowRank]] = {}
+        for i, lora in enumerate(loras):
+            for name, pair in lora.pairs.items():
+                key = (i, pair.factor)
+                if key not in scales:
+                    scales[key] = ctx.new_tensor(DType.F32, (1,), f"lora_scale.{i}")
+                low_rank.setdefault(name, []).append(LowRank(pair.a, pair.b, scales[key]))
+        allocate_tensors(scales.values(), buft)
+        super().__init__(low_rank, control)
+        self.loras, self._scales = tuple(loras), scales
+
+    def scale(self, scales: Sequence[float]) -> None:
+        """Set what each adapter counts from the next run on."""
+        for (i, factor), t in self._scales.items():
+            t.set([scales[i] * factor])
+
+
+def checked(loras: Iterable[Scaled]) -> list[Scaled]:
+    """Adapters and scales. Raises ModelError for what is none."""
+    if isinstance(loras, Lora) or not isinstance(loras, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"adapters are given as a list of (adapter of Model.load_lora, scale), not {loras!r:.80}")
+    return [_scaled(item) for item in loras]
+
+
+def _scaled(item: Any) -> Scaled:
+    try:
+        lora, scale = item
+    except (TypeError, ValueError):
+        lora, scale = item, 1.0
+    if not isinstance(lora, Lora):
+        raise ModelError(f"adapters are given as (adapter of Model.load_lora, scale), not {item!r:.80}")
+    if not isinstance(scale, Real) or not abs(cast("float", scale)) <= MAX_SCALE:
+        raise ModelError(f"the scale of the adapter {lora.path} must be a finite number, not {scale!r:.40}")
+    return lora, float(scale)

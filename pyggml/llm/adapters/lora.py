@@ -1,0 +1,156 @@
+"""LoRA adapters (arXiv:2106.09685): W x becomes W x + scale * B (A x)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+from weakref import WeakSet
+
+import numpy as np
+
+from pyggml.backends.quantize import dequantize
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError, path_name
+from pyggml.gguf_io.bind import bind
+from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT, open_gguf
+from pyggml.gguf_io.write import GGUFOut, kv_record
+from pyggml.models.weights import Weights
+from pyggml.ops.matmul import WEIGHT_TYPES
+from pyggml.tensor import Tensor
+
+MAX_SCALE = 1e30  # times a weight it is a number of F32
+_A, _B = ".lora_a", ".lora_b"
+TOKEN_EMBD, OUTPUT = "token_embd.weight", "output.weight"
+_log = logging.getLogger("pyggml")
+
+
+class Adaptable(Protocol):
+    """What adapters know of a model."""
+
+    arch: str
+    weights: Weights
+
+
+class Pair(NamedTuple):
+    """What an adapter has for a weight of ne [k, m]: a ne [k, rank], b ne [rank, m] (for token embeddings a ne
+    [rank, n_vocab], b ne [rank, n_embd]), and what their product counts at an adapter's scale of 1."""
+
+    a: Tensor
+    b: Tensor
+    factor: float
+
+    @property
+    def rank(self) -> int:
+        """The dimension between them."""
+        return self.b.ne[0]
+
+
+class Lora:
+    """A LoRA adapter; made by `Model.load_lora`. It may be set on contexts of any model that it fits.
+
+    path   where it came from
+    arch   `general.architecture` of the models that it is for
+    pairs  by the name of the weight, as in GGUF
+    """
+
+    def __init__(self, path: str, arch: str, pairs: Mapping[str, Pair]) -> None:
+        self.path, self.arch, self.pairs = path, arch, pairs
+        self._fits: WeakSet[Adaptable] = WeakSet()
+
+    def __repr__(self) -> str:
+        ranks = sorted({p.rank for p in self.pairs.values()})
+        return f"<Lora {self.arch} {self.path} {len(self.pairs)} weights of rank {', '.join(map(str, ranks))}>"
+
+    def check(self, model: Adaptable) -> None:
+        """Raises ModelError where the adapter does not fit: another architecture, a weight that the model has not, or
+        whose shape is another."""
+        if model in self._fits:
+            return
+        if self.arch != model.arch:
+            raise ModelError(
+                f"{self.path}: an adapter for {self.arch!r}, the model is of the architecture {model.arch!r}"
+            )
+        for name, pair in self.pairs.items():
+            known = model.weights.get(name)
+            if known is None and name == OUTPUT:
+                known = model.weights.get(TOKEN_EMBD)  # of a model that has its embeddings for both
+            if known is None:
+                raise ModelError(f"{self.path}: the model has no weight {name} (is it another model's adapter?)")
+            _check_shapes(self.path, name, known, pair)
+        self._fits.add(model)
+
+
+def load_lora_gguf(path: str | os.PathLike[str]) -> Lora:
+    """The adapter in a GGUF file, as llama.cpp has them: general.type `adapter`, adapter.type `lora`,
+    adapter.lora.alpha, and tensors NAME.lora_a and NAME.lora_b.
+
+    Raises GGUFError for a bad file, ModelError for one that is no such adapter.
+    """
+    file = open_gguf(path_name(path, ModelError))
+    for key, want in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if file.kv.get(key) != want:
+            raise ModelError(f"{file.path}: is no LoRA adapter: {key} is {file.kv.get(key)!r:.60}, not {want!r}")
+    if "adapter.alora.invocation_tokens" in file.kv:
+        raise ModelError(f"{file.path}: adapters that some tokens switch on (aLoRA) are not supported")
+    arch = file.kv.get("general.architecture")
+    alpha = file.kv.get("adapter.lora.alpha", 0.0)
+    if not isinstance(arch, str) or isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+        raise ModelError(f"{file.path}: general.architecture must be a string, adapter.lora.alpha a number")
+    return Lora(file.path, arch, pairs_of(file.path, bind(file), alpha))
+
+
+def save_lora(lora: Lora, path: str | os.PathLike[str]) -> None:
+    """Write an adapter as llama.cpp reads it; the file appears when it is complete. Where no one alpha says what each
+    pair counts, that is worked into B, which is F32 then. Raises OSError."""
+    alphas = {p.factor * p.rank for p in lora.pairs.values()}
+    alpha = alphas.pop() if len(alphas) == 1 else 0.0
+    tensors: list[tuple[str, Tensor, bytes]] = []
+    for name, p in lora.pairs.items():
+        tensors.append((name + _A, p.a, p.a.tobytes()))
+        b = p.b.tobytes()
+        if not alpha and p.factor != 1.0:
+            b = (dequantize(b, p.b.dtype) * np.float32(p.factor)).tobytes()
+        tensors.append((name + _B, p.b, b))
+    kv = {"general.architecture": lora.arch, "general.type": "adapter", "adapter.type": "lora"}
+    records = [kv_record(key, value) for key, value in kv.items()]
+    records.append(kv_record("adapter.lora.alpha", np.float32(alpha)))
+    infos = [(n, t.dtype if len(data) == t.nbytes else DType.F32, t.ne[: t.rank]) for n, t, data in tensors]
+    with GGUFOut(path, records, infos, GGUF_DEFAULT_ALIGNMENT) as out:
+        for _, _, data in tensors:
+            out.write_tensor([np.frombuffer(data, np.uint8)])
+
+
+def pairs_of(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dict[str, Pair]:
+    """The pairs among the tensors of an adapter. Raises ModelError naming one without the other, or of no meaning."""
+    pairs: dict[str, Pair] = {}
+    skipped: list[str] = []
+    for name, t in tensors.items():
+        weight = name.removesuffix(_A).removesuffix(_B)
+        if weight == name:
+            if not name.endswith("_norm.weight"):
+                raise ModelError(f"{path}: {name} is neither NAME{_A} nor NAME{_B}")
+            skipped.append(name)
+            continue
+        a, b = tensors.get(weight + _A), tensors.get(weight + _B)
+        if a is None or b is None:
+            raise ModelError(f"{path}: {t.describe()} has no other half: there is no {weight}{_B if b is None else _A}")
+        rank = b.ne[0]
+        pairs[weight] = Pair(a, b, alpha / rank if alpha else 1.0)
+    if skipped:
+        _log.warning("%s: norms in adapters are not used, as in llama.cpp: %s", path, ", ".join(skipped))
+    return pairs
+
+
+def _check_shapes(path: str, name: str, weight: Tensor, pair: Pair) -> None:
+    a, b, w = pair.a.ne, pair.b.ne, weight.ne
+    rank = b[0]
+    want = ((rank, w[1]), (rank, w[0])) if name == TOKEN_EMBD else ((w[0], rank), (rank, w[1]))
+    if (a, b) != tuple((*ne, *w[2:]) for ne in want):
+        raise ModelError(
+            f"{path}: the adapter does not fit the weight {weight.describe()}: {pair.a.describe()}, {pair.b.describe()}"
+        )
+    for t in (pair.a, pair.b):
+        if t.dtype not in WEIGHT_TYPES:
+            raise ModelError(f"{path}: no product takes the type of {t.describe()}")

@@ -1,0 +1,230 @@
+"""LoRA adapters as Hugging Face's PEFT saves them: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from pyggml.codec import Array
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.hf.config import read_json
+from pyggml.hf.families import families_of_arch
+from pyggml.hf.folder import sizes_of
+from pyggml.hf.moves import TRANSPOSED, Move, Sizes, Value
+from pyggml.hf.safetensors import StoredTensor, open_file
+from pyggml.hf.tensors import Tensors, as_f32
+from pyggml.tensor import Context, Tensor
+
+from .lora import OUTPUT, TOKEN_EMBD, Adaptable, Lora, Pair
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MAX_NUMBER = 1e9  # of ranks and alphas
+_HALF = re.compile(r"^(?:base_model\.model\.)?(.*)\.lora_(embedding_)?([AB])(?:\.\w+)??(?:\.weight)?$")
+_EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.*)$")
+_REFUSED = (  # what changes more than W x + B A x does
+    *("use_dora", "lora_bias", "modules_to_save", "layer_replication", "trainable_token_indices", "target_parameters"),
+    *("alora_invocation_tokens", "use_bdlora", "arrow_config"),
+)
+
+
+class PeftTarget(Adaptable, Protocol):
+    """What is known of the model that an adapter is for."""
+
+    kv: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Half:
+    """A and B of one module of the checkpoint, and what their product counts."""
+
+    module: str
+    a: StoredTensor
+    b: StoredTensor
+    factor: float
+    embedding: bool
+
+    def fail(self, why: str) -> ModelError:
+        path, shapes = self.a.file.path, f"A {list(self.a.shape)}, B {list(self.b.shape)}"
+        return ModelError(f"{path}: the adapter of {self.module} ({shapes}) {why}")
+
+
+def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
+    """The adapter in a folder, for that model: ranks and alphas by pattern, rank-stabilised scales, embeddings, and
+    tied embeddings; what the model's weights went through on their way into its GGUF, the adapter goes through, too.
+
+    Raises ModelError for a folder that holds no such adapter, or one that does more than add low-rank products (DoRA,
+    whole modules ...), naming a module that is not known, or whose shapes are other ones.
+    """
+    config = read_json(folder / CONFIG)
+    if not config:
+        raise ModelError(f"{folder}: has no {CONFIG}: neither a GGUF file nor a PEFT folder")
+    _check_config(folder, config)
+    halves = _halves(folder, config)
+    family = families_of_arch(model.arch)[0]
+    names = Tensors(family, int(model.kv[f"{model.arch}.block_count"]), sizes_of(model.arch, model.kv))
+    found: dict[str, dict[int, tuple[Array, Array, float]]] = {}
+    for half in halves:
+        if half.embedding:
+            found[TOKEN_EMBD] = {-1: (half.a.stored().T, half.b.stored(), half.factor)}
+            if config.get("ensure_weight_tying") and not any(h.module.endswith("lm_head") for h in halves):
+                found[OUTPUT] = {-1: (half.b.stored().T, half.a.stored().T, half.factor)}
+            continue
+        found_expert = _EXPERT.match(half.module)
+        module, expert = (
+            (f"{found_expert[1]}.{found_expert[3]}", int(found_expert[2])) if found_expert else (half.module, -1)
+        )
+        for name, pair in _moved(half, module, names, model):
+            if expert in found.setdefault(name, {}):
+                raise half.fail(f"is for {name}, which has one already")
+            found[name][expert] = pair
+    ctx = Context()
+    pairs = {name: _pair(ctx, name, of, model) for name, of in found.items()}
+    return Lora(str(folder), model.arch, pairs)
+
+
+def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
+    path = folder / CONFIG
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"{path}: peft_type is {kind!r:.40}; only LORA is supported")
+    refused = [key for key in _REFUSED if config.get(key)]
+    if config.get("bias", "none") != "none":
+        refused.append("bias")
+    if refused:
+        raise ModelError(f"{path}: {', '.join(refused)}: only adapters that add low-rank products are supported")
+    for key in ("r", "lora_alpha"):
+        if not _positive(config.get(key)):
+            raise ModelError(f"{path}: {key} must be a positive number, not {config.get(key)!r:.40}")
+    for key in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(config.get(key) or {}, dict):
+            raise ModelError(f"{path}: {key} must be an object, not {config[key]!r:.40}")
+
+
+def _positive(value: object) -> bool:
+    """Whether it is a number that a rank or an alpha can be."""
+    return type(value) in (int, float) and 0 < cast("float", value) <= _MAX_NUMBER
+
+
+def _halves(folder: Path, config: Mapping[str, Any]) -> list[_Half]:
+    stored: dict[tuple[str, bool], dict[str, StoredTensor]] = {}
+    for name, t in open_file(folder / WEIGHTS).items():
+        found = _HALF.match(name)
+        if found is None:
+            raise ModelError(f"{folder / WEIGHTS}: the tensor {name} is no A or B of a LoRA adapter")
+        if len(t.shape) != 2 or not all(t.shape):
+            raise ModelError(f"{folder / WEIGHTS}: the tensor {name} of shape {list(t.shape)} is no matrix")
+        of = stored.setdefault((found[1], bool(found[2])), {})
+        if found[3] in of:
+            raise ModelError(f"{folder / WEIGHTS}: {name} and {of[found[3]].name} are one half of the same adapter")
+        if not np.isfinite(as_f32(t.stored())).all():
+            raise ModelError(f"{folder / WEIGHTS}: the tensor {name} holds numbers that are not finite")
+        of[found[3]] = t
+    halves: list[_Half] = []
+    for (module, embedding), of in stored.items():
+        if len(of) < 2:
+            raise ModelError(f"{folder / WEIGHTS}: {next(iter(of.values())).name} has no other half")
+        rank, alpha = _by_pattern(config, "rank", "r", module), _by_pattern(config, "alpha", "lora_alpha", module)
+        half = _Half(
+            module, of["A"], of["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), embedding
+        )
+        if (half.a.shape[0], half.b.shape[1]) != (rank, rank):
+            raise half.fail(f"is not of rank {rank:g}, as {CONFIG} says")
+        halves.append(half)
+    if not halves:
+        raise ModelError(f"{folder / WEIGHTS}: holds no tensors")
+    return halves
+
+
+def _by_pattern(config: Mapping[str, Any], what: str, default: str, module: str) -> float:
+    """The value of the first pattern that the end of a module's name matches, as in PEFT."""
+    for pattern, value in cast("dict[str, Any]", config.get(f"{what}_pattern") or {}).items():
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                if not _positive(value):
+                    raise ValueError
+                return float(value)
+        except (re.error, TypeError, ValueError):
+            raise ModelError(f"{what}_pattern: {pattern!r:.60}: {value!r:.40} is no pattern and number") from None
+    return float(config[default])
+
+
+def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[tuple[str, tuple[Array, Array, float]]]:
+    """A and B for each GGUF tensor that the module's weight becomes."""
+    a, b = half.a.stored(), half.b.stored()
+    split = next((s for end, s in names.family.splits.items() if f"{module}.weight".endswith(end)), None)
+    if split is None:
+        name = names.name(f"{module}.weight")
+        if name is None:
+            raise half.fail(f"is not known to {names.family.types[0]}")
+        parts = [(name, b)]
+    else:
+        layer = re.search(r"\.(\d+)\.", module)
+        roles = [f"blk.{layer[1]}.{role}.weight" for role in split.roles] if layer else []
+        try:
+            parts = list(zip(roles, split.there(b, names.sizes), strict=True))
+        except (ValueError, IndexError) as e:
+            raise half.fail(f"cannot be split as the weight is: {e}") from None
+    out: list[tuple[str, tuple[Array, Array, float]]] = []
+    for name, part in parts:
+        for step in names.family.moves_of(name):
+            if step is not TRANSPOSED:  # of weights that are stored [inputs, outputs]: A and B are not
+                part = _rows(half, step, part, names.sizes)
+        weight = model.weights.get(name)
+        if part.ndim == 3 and weight is not None and part.shape[-1] == weight.ne[0] != part.shape[-2]:
+            part, low = np.swapaxes(a, 0, 1), part  # K of latent attention is transposed: (B A)' = A' B'
+        else:
+            low = a
+        if part.ndim != low.ndim:  # one for all heads
+            n = max(len(x) for x in (part, low) if x.ndim == 3)
+            part, low = (np.broadcast_to(x, (n, *x.shape[-2:])) for x in (part, low))
+        out.append((name, (low, part, half.factor)))
+    return out
+
+
+def _rows(half: _Half, step: Move | Value, b: Array, sizes: Sizes) -> Array:
+    """B with its rows moved as those of the weight. Raises ModelError where the step does more than that."""
+    try:
+        if isinstance(step, Move):
+            moved = step.there(b, sizes)
+            left, right = np.arange(1, len(b) + 1)[:, None], np.arange(1, half.a.shape[1] + 1)[None]
+            if np.array_equal(step.there(left * right, sizes), step.there(left, sizes) * right):
+                return moved
+    except (ValueError, IndexError):
+        pass
+    raise half.fail("is for a weight that is stored in another way than row by row")
+
+
+def _pair(ctx: Context, name: str, of: Mapping[int, tuple[Array, Array, float]], model: PeftTarget) -> Pair:
+    """The pair of one tensor: of all experts together, with zeros for those that have none."""
+    if -1 in of:
+        a, b, factor = of[-1]
+        return Pair(_tensor(ctx, f"{name}.lora_a", a), _tensor(ctx, f"{name}.lora_b", b), factor)
+    weight = model.weights.get(name)
+    n_expert = 0 if weight is None else weight.ne[2]
+    if max(of) >= n_expert:
+        raise ModelError(f"{name}: the adapter is for expert {max(of)}, the model has {n_expert}")
+    rank = max(len(a) for a, _, _ in of.values())
+    first_a, first_b, _ = next(iter(of.values()))
+    all_a = np.zeros((n_expert, rank, first_a.shape[1]), np.float32)
+    all_b = np.zeros((n_expert, first_b.shape[0], rank), np.float32)
+    for i, (a, b, factor) in of.items():
+        if (a.shape[1], len(b)) != (first_a.shape[1], len(first_b)):
+            raise ModelError(f"{name}: the adapters of its experts have different shapes: {a.shape}, {first_a.shape}")
+        all_a[i, : len(a)], all_b[i, :, : len(a)] = as_f32(a), as_f32(b) * np.float32(factor)
+    return Pair(_tensor(ctx, f"{name}.lora_a", all_a), _tensor(ctx, f"{name}.lora_b", all_b), 1.0)
+
+
+def _tensor(ctx: Context, name: str, a: Array) -> Tensor:
+    """A leaf with these elements, in the type that they are stored in."""
+    types: Sequence[tuple[str, DType]] = (("uint16", DType.BF16), ("float16", DType.F16), ("float32", DType.F32))
+    dtype = next((dtype for kind, dtype in types if a.dtype == kind), None)
+    if dtype is None:
+        raise ModelError(f"{name}: adapters of {a.dtype} are not supported; F32, F16 and BF16 are")
+    return ctx.from_bytes(np.ascontiguousarray(a).tobytes(), dtype, a.shape[::-1], name)

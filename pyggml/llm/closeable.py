@@ -1,0 +1,46 @@
+"""`close()` and `with`, for what holds much memory."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pyggml.errors import ModelError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Closeable:
+    """`close()` frees what an object holds; all use of it after that raises ModelError with its name."""
+
+    def close(self) -> None:
+        """Let go of everything at once. What others hold of it (arrays, tensors, a memory) lives on with them. Closing
+        again does nothing."""
+        if "_closed" not in vars(self):
+            self.__dict__ = {"_closed": self._name()}  # one store: a signal finds it open or closed
+
+    def _name(self) -> str:
+        """What it is, for messages."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self._name()  # refuses what was closed
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        closed = vars(self).get("_closed")
+        return f"<{self._name()}>" if closed is None else f"<closed {closed}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            closed = vars(self).get("_closed")
+            if closed is None or name.startswith("__"):
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            raise ModelError(f"{closed} was closed: it cannot be used any more ({name})")

@@ -1,0 +1,146 @@
+"""From texts to vectors, several at a time, and from a question and documents to scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypedDict
+
+import numpy as np
+
+from pyggml.errors import BatchError, ModelError, whole
+from pyggml.models.memory.kv_cells import Floats
+
+from .batch import Batch
+from .context import LlamaContext
+from .loaded import LoadedModel
+
+HEADS = {"cls.weight", "cls.output.weight"}  # of rerankers: either
+
+INT16_LARGEST = 32760.0  # what llama.cpp scales to
+Text = str | Sequence[int]
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Keyword arguments of `Model.embed` and `Model.rerank`, beside what is embedded."""
+
+    n_ubatch: int
+    n_threads: int | None
+    flash_attn: bool
+
+
+def embed(
+    model: LoadedModel,
+    texts: Sequence[Text],
+    pooling: str | None = None,
+    normalize: bool | float = True,
+    layer: int = -1,
+    *,
+    n_ubatch: int = 512,
+    n_threads: int | None = None,
+    flash_attn: bool = False,
+) -> Floats:
+    """Embeddings of texts (or of token ids), float32 [n_texts, n_embd].
+
+    `pooling`: mean, cls, last, or rank (scores, [n_texts, n_classes]); by default as the file says, else mean.
+    `normalize`: see `normalized`; scores are left as they are. `layer`: see `LlamaContext`. As many texts as fit are
+    evaluated together, up to `n_ubatch` tokens. Raises BatchError for a text without tokens, or longer than the model
+    was trained for, ModelError for other arguments.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"texts must be a list of texts, not {type(texts).__name__}")
+    whole("n_ubatch", n_ubatch, 1, error=ModelError)
+    hp = model.hparams
+    if pooling is None and hp.pooling == "none":
+        pooling = "mean"
+    if pooling == "rank" and not HEADS & set(model.weights):
+        raise ModelError("the model has no weights cls or cls.output: it is no reranker")
+    if pooling == "none":
+        raise ModelError("pooling = 'none' makes no vector of a text: decode it in a context with embeddings=True")
+    ids = [model.tokenize(t) if isinstance(t, str) else t for t in texts]
+    for i, tokens in enumerate(ids):
+        if not 0 < len(tokens) <= hp.n_ctx_train:
+            raise BatchError(f"text {i} has {len(tokens)} tokens; the model takes 1 to {hp.n_ctx_train}")
+    if not ids:
+        return np.empty((0, hp.n_embd), np.float32)
+    size = max(n_ubatch, *map(len, ids))
+    parts = list(_packed(ids, size))
+    with LlamaContext(
+        model,
+        size,
+        n_batch=size,
+        n_ubatch=size,
+        n_seq_max=max(map(len, parts)),
+        n_threads=n_threads,
+        flash_attn=flash_attn,
+        embeddings=True,
+        pooling=pooling,
+        layer=layer,
+    ) as ctx:
+        rows = np.concatenate([_embedded(ctx, [ids[i] for i in part]) for part in parts])
+        rows = rows[np.argsort(np.concatenate(parts))]
+        return rows if ctx.pooling == "rank" else normalized(rows, normalize)
+
+
+def rerank(
+    model: LoadedModel,
+    query: str,
+    documents: Sequence[str],
+    *,
+    n_ubatch: int = 512,
+    n_threads: int | None = None,
+    flash_attn: bool = False,
+) -> Floats:
+    """How well documents answer a question, float32 [n_documents]: the first score that the model's head gives of each
+    pair. Not a probability, unless the head ends with a softmax.
+
+    A pair is put together by the file's own template (`tokenizer.chat_template.rerank`), else by the vocabulary, see
+    `Vocab.pair`. Raises ModelError for a model without a head, BatchError as `embed`.
+    """
+    if not HEADS & set(model.weights):
+        raise ModelError("the model has no weights cls or cls.output: it is no reranker")
+    template = model.kv.get("tokenizer.chat_template.rerank")
+    if isinstance(template, str):
+        texts = [template.replace("{query}", query).replace("{document}", text) for text in documents]
+        pairs = [model.tokenize(text, add_special=False, parse_special=True) for text in texts]
+    else:
+        pairs = [model.vocab.pair(query, text) for text in documents]
+    return embed(model, pairs, "rank", n_ubatch=n_ubatch, n_threads=n_threads, flash_attn=flash_attn)[:, 0]
+
+
+def normalized(rows: Floats, normalize: bool | float = True) -> Floats:
+    """Rows scaled: True or 2 to length 1; False or -1 not at all; 0 so that the largest number is 32760 (for int16);
+    another number p to 1 in the p-norm. The numbers are llama.cpp's. Rows of zeros stay."""
+    p = {True: 2.0, False: -1.0}[normalize] if isinstance(normalize, bool) else float(normalize)
+    if p == -1.0:
+        return rows
+    if not (p == 0.0 or 1.0 <= p < np.inf):
+        raise ModelError(f"normalize = {normalize}: it must be true, false, -1, 0, or a number from 1 on")
+    x = np.abs(rows.astype(np.float64))
+    top = x.max(axis=1, keepdims=True, initial=0.0)  # taken out, so that no power overflows
+    top[top == 0.0] = 1.0
+    norm = top * ((x / top) ** p).sum(axis=1, keepdims=True) ** (1.0 / p) if p else top / INT16_LARGEST
+    norm[norm == 0.0] = 1.0
+    return np.array(rows / norm, np.float32)
+
+
+def _packed(ids: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
+    """Indices of texts that are evaluated together: of like length, `size` tokens at most."""
+    part: list[int] = []
+    n = 0
+    for i in sorted(range(len(ids)), key=lambda i: len(ids[i])):
+        if part and n + len(ids[i]) > size:
+            yield part
+            part, n = [], 0
+        part.append(i)
+        n += len(ids[i])
+    yield part
+
+
+def _embedded(ctx: LlamaContext, ids: Sequence[Sequence[int]]) -> Floats:
+    batch = Batch()
+    for seq, tokens in enumerate(ids):
+        for pos, token in enumerate(tokens):
+            batch.add(token, pos, seq)
+    ctx.memory.clear()
+    ctx.decode(batch)
+    return np.array(ctx.embeddings)

@@ -1,0 +1,163 @@
+"""Several generations in one context, continuous batching: each step evaluates a token of every text that is under way,
+and the prompts of those that join as others end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyggml.errors import BatchError, whole
+
+from ..batch import Batch
+from ..context import LlamaContext
+from ..samplers import SamplerChain, SamplingOptions, SamplingParams
+from .generation import Generation, Token, ids_of
+from .speculative import common_prefix
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..loaded import LoadedModel
+
+_WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this many tokens more than it can now
+
+
+class BatchOptions(SamplingOptions, total=False):
+    """Keyword arguments of `Model.generate_batch` and `stream_batch`: the fields of `SamplingParams`, and these."""
+
+    stop: str | Sequence[str]
+    n_parallel: int
+    n_threads: int | None
+    flash_attn: bool
+
+
+@dataclass
+class _Slot:
+    """A sequence of the context: the generation in it, and which tokens of its text are evaluated."""
+
+    seq: int
+    index: int = -1
+    generation: Generation | None = None
+    text: tuple[int, ...] = ()  # prompt and continuation; of an ended generation they stay until another comes
+    n_done: int = 0
+
+    @property
+    def todo(self) -> tuple[int, ...]:
+        """Tokens that wait for evaluation."""
+        return self.text[self.n_done :] if self.generation is not None else ()
+
+
+def stream_batch(
+    model: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    n_predict: int = 128,
+    n_probs: int | None = None,
+    *,
+    stop: str | Sequence[str] = (),
+    n_parallel: int = 8,
+    n_threads: int | None = None,
+    flash_attn: bool = False,
+    **sampling: Unpack[SamplingOptions],
+) -> Iterator[tuple[int, Token]]:
+    """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time. Yields (index of the prompt, token).
+
+    The context has room for the longest `n_parallel` of them. Beginnings that prompts have in common are evaluated
+    once. Under greedy sampling the tokens are those of `Model.stream`, unless two are as good as equally likely: what
+    is evaluated together rounds otherwise in the F16 of the cache.
+    Raises BatchError for an empty prompt or a bad `n_parallel`, and what `Model.stream` raises.
+    """
+    n_predict = whole("n_predict", n_predict, error=BatchError)
+    if whole("n_parallel", n_parallel, error=BatchError) < 1:
+        raise BatchError(f"n_parallel must be at least 1, not {n_parallel}")
+    ids = [ids_of(model, p) for p in prompts]
+    for i, tokens in enumerate(ids):
+        if not tokens:
+            raise BatchError(f"prompt {i} is empty")
+    if not ids or n_predict == 0:
+        return iter(())
+    n_seq = min(n_parallel, len(ids))
+    if n_predict > 0:
+        n_ctx = [len(tokens) + n_predict for tokens in ids]
+    else:
+        n_ctx = [max(model.hparams.n_ctx_train, len(tokens)) for tokens in ids]
+    ctx = LlamaContext(model, sum(sorted(n_ctx)[-n_seq:]), n_seq_max=n_seq, n_threads=n_threads, flash_attn=flash_attn)
+    params, stops = SamplingParams(**sampling), (stop,) if isinstance(stop, str) else stop
+    waiting: deque[tuple[int, Generation]] = deque()
+    for i, tokens in enumerate(ids):
+        chain = SamplerChain(params, model.vocab)
+        chain.prime(tokens)
+        waiting.append((i, Generation(ctx, tokens, chain, n_predict, stops, n_probs)))
+    return _run(ctx, waiting, n_ctx)
+
+
+def generate_batch(
+    model: LoadedModel, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
+) -> list[str]:
+    """The texts that follow the prompts, see `stream_batch`."""
+    texts = [""] * len(prompts)
+    for i, token in stream_batch(model, prompts, n_predict, **options):
+        texts[i] += token.text
+    return texts
+
+
+def _run(
+    ctx: LlamaContext, waiting: deque[tuple[int, Generation]], n_ctx: Sequence[int]
+) -> Iterator[tuple[int, Token]]:
+    slots = [_Slot(seq) for seq in range(ctx.memory.n_seq_max)]
+    with ctx:
+        while True:
+            _admit(ctx, slots, waiting)
+            active = [s for s in slots if s.generation is not None]
+            if not active:
+                return
+            for slot, row in _decode(ctx, active):
+                g = slot.generation
+                assert g is not None
+                token = g.choose(ctx.logits[row], slot.n_done < n_ctx[slot.index])
+                if token.finish_reason is None:
+                    slot.text += (token.id,)
+                else:
+                    slot.generation = None
+                yield slot.index, token
+
+
+def _decode(ctx: LlamaContext, active: Sequence[_Slot]) -> list[tuple[_Slot, int]]:
+    """Evaluate what waits, single tokens before prompts. Returns whose turn it is to choose a token, and by which row
+    of the logits."""
+    batch = Batch()
+    ready: list[tuple[_Slot, int]] = []
+    for slot in sorted(active, key=lambda s: len(s.todo) > 1):
+        todo = slot.todo
+        n = min(len(todo), ctx.n_batch - len(batch))
+        for i, token in enumerate(todo[:n], 1):
+            batch.add(token, slot.n_done, slot.seq, i == len(todo))
+            slot.n_done += 1
+        if n == len(todo):
+            ready.append((slot, len(ready)))
+    ctx.decode(batch)
+    return ready
+
+
+def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: deque[tuple[int, Generation]]) -> None:
+    """Give free slots to waiting prompts, in their order; what a prompt has in common with a text is shared with it."""
+    for slot in slots:
+        if slot.generation is not None or not waiting:
+            continue
+        index, g = waiting[0]
+        prompt = tuple(g.prompt)
+        source, n = slot, 0
+        if len(ctx.memory.caches) == 1 and ctx.memory.states is None:  # else beginnings are not there any more
+            shared = {s.seq: common_prefix(prompt[:-1], s.text) for s in slots}
+            source = max(slots, key=lambda s: min(shared[s.seq], s.n_done))
+            n = min(shared[source.seq], source.n_done)
+            if max(shared[s.seq] for s in slots if s.generation is not None or s is source) >= n + _WORTH_WAITING:
+                return
+        if source is slot:
+            ctx.memory.seq_rm(slot.seq, n, -1)
+        else:
+            ctx.memory.seq_rm(slot.seq)
+            ctx.memory.seq_cp(source.seq, slot.seq, 0, n)
+        waiting.popleft()
+        slot.index, slot.generation, slot.text, slot.n_done = index, g, prompt, n

@@ -1,0 +1,279 @@
+"""Text from a context, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from numbers import Real
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import numpy as np
+
+from pyggml.errors import BatchError, ModelError, SamplerError, whole
+from pyggml.models.memory.kv_cells import INT32_MAX, Floats
+
+from ..batch import Batch
+from ..context import LlamaContext
+from ..samplers import SamplerChain, SamplingOptions, SamplingParams, StepTrace, guided, log_softmax
+from .long_context import LongContext
+from .text import TextStream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..loaded import LoadedModel
+
+FinishReason = Literal["eog", "stop", "length"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Token:
+    """One step of a generation.
+
+    text           what can be shown now: whole characters; of several tokens, or none, where characters or stop strings
+                   span tokens
+    id             the token
+    logprob        the model's log-probability of it, before any sampler (None where it was not asked for)
+    top            the likeliest tokens with their log-probabilities, `n_probs` of them
+    finish_reason  on the last one: "eog" (the model ended: `id` is that end, no part of the text), "stop" (a stop
+                   string), "length" (n_predict, or the context is full); else None
+    trace          what each sampler did, where the chain keeps traces
+    """
+
+    text: str
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    finish_reason: FinishReason | None = None
+    trace: StepTrace | None = None
+
+
+@dataclass
+class Timings:
+    """Seconds and counts, as llama.cpp counts them: `prompt` is the evaluation of the prompt, `eval` that of the tokens
+    that were generated (each but the last), `sample` what the samplers took."""
+
+    n_prompt: int = 0
+    prompt: float = 0.0
+    n_eval: int = 0
+    eval: float = 0.0
+    n_sample: int = 0
+    sample: float = 0.0
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Classifier-free guidance: a negative prompt, evaluated as sequence 1 of the same context, and its scale."""
+
+    scale: float
+    negative: Sequence[int]
+
+
+@dataclass
+class Generation:
+    """What follows `prompt`, which is appended to sequence 0 of the context; iterate over it once for the tokens.
+
+    At most `n_predict` tokens (negative: any number), until the context is full and `long` makes no room. `ids`,
+    `timings` and `finish_reason` tell how far it came, also where it was broken off: Ctrl-C leaves the context whole,
+    with `ids` evaluated but for the last. Raises BatchError for a bad prompt, KVCacheFull where it does not fit,
+    SamplerError.
+    """
+
+    ctx: LlamaContext
+    prompt: Sequence[int]
+    chain: SamplerChain
+    n_predict: int = 128
+    stop: Sequence[str] = ()
+    n_probs: int | None = None  # None: no log-probabilities at all
+    guidance: Guidance | None = None
+    long: LongContext | None = None
+    n_past: int = 0  # tokens of the prompt that sequence 0 holds already
+    ids: list[int] = field(default_factory=list[int], init=False)
+    timings: Timings = field(default_factory=Timings, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._text = TextStream(self.ctx.model.vocab, self.stop)
+
+    def rest(self) -> str:
+        """The text that is held back where the generation was broken off."""
+        return self._text.flush()
+
+    def __iter__(self) -> Generator[Token, None, None]:
+        timings = self.timings
+        start = perf_counter()
+        logits = self._prefill()
+        timings.n_prompt, timings.prompt = len(self.prompt) - self.n_past, perf_counter() - start
+        if self.n_predict == 0:
+            self.finish_reason = "length"
+            return
+        while True:
+            token = self.choose(logits)
+            yield token
+            if token.finish_reason is not None:
+                return
+            start = perf_counter()
+            logits = self._step(token.id)
+            timings.eval += perf_counter() - start
+            timings.n_eval += 1
+
+    def choose(self, logits: Floats, has_room: bool | None = None) -> Token:
+        """The next token, by the logits behind the text. `has_room` says whether it can be evaluated in its turn (by
+        default the context is asked); where it cannot, the generation ends with it."""
+        start = perf_counter()
+        token, text = self._sample(logits), self._text
+        if self.ctx.model.vocab.is_eog(token):
+            piece, self.finish_reason = text.flush(), "eog"
+        else:
+            self.chain.accept(token)
+            self.ids.append(token)
+            piece = text.push(token)
+            if text.stopped:
+                self.finish_reason = "stop"
+            elif len(self.ids) == self.n_predict or not (self._has_room() if has_room is None else has_room):
+                piece += text.flush()
+                self.finish_reason = "stop" if text.stopped else "length"
+        self.timings.sample += perf_counter() - start
+        self.timings.n_sample += 1
+        self.ctx.perf_sampled(start)
+        return self._record(piece, token, logits)
+
+    def _sample(self, logits: Floats) -> int:
+        return self.chain.sample(logits)
+
+    def _prefill(self) -> Floats:
+        ctx, prompt = self.ctx, self.prompt
+        if not prompt:
+            raise BatchError("the prompt is empty")
+        for part in (self.long or LongContext(ctx)).parts(prompt[self.n_past :]):
+            ctx.decode(part)
+        logits = ctx.logits[-1]
+        if self.guidance is None:
+            return logits
+        ids = self.guidance.negative
+        first = ctx.memory.seq_pos_max(1) + 1
+        for i in range(0, max(len(ids), 1), ctx.n_batch):
+            batch = Batch()
+            for j, token in enumerate(ids[i : i + ctx.n_batch], i):
+                batch.add(token, first + j, 1, j == len(ids) - 1)
+            ctx.decode(batch)
+        return guided(logits, ctx.logits[-1], self.guidance.scale)
+
+    def _has_room(self) -> bool:
+        if self.long is not None:
+            return self.long.make_room()
+        return self.ctx.memory.size - self.ctx.memory.used >= (1 if self.guidance is None else 2)
+
+    def _step(self, token: int) -> Floats:
+        ctx = self.ctx
+        if self.guidance is None:
+            ctx.decode((token,))
+            return ctx.logits[-1]
+        batch = Batch()
+        for seq in (0, 1):
+            batch.add(token, ctx.memory.seq_pos_max(seq) + 1, seq, True)
+        ctx.decode(batch)
+        return guided(ctx.logits[0], ctx.logits[1], self.guidance.scale)
+
+    def _record(self, piece: str, token: int, logits: Floats) -> Token:
+        trace = self.chain.traces[-1] if self.chain.traces else None
+        if self.n_probs is None:
+            return Token(piece, token, finish_reason=self.finish_reason, trace=trace)
+        logprobs = log_softmax(logits)
+        n = min(self.n_probs, len(logprobs))
+        best = np.argpartition(logprobs, len(logprobs) - n)[len(logprobs) - n :] if n else np.empty(0, np.int64)
+        top = tuple((i, logprobs.item(i)) for i in sorted(best.tolist(), key=lambda i: (-logprobs.item(i), i)))
+        return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
+
+
+class GenerateOptions(SamplingOptions, total=False):
+    """Keyword arguments of `Model.generate` and its kin: the fields of `SamplingParams`, and these."""
+
+    stop: str | Sequence[str]
+    n_ctx: int | None
+    n_threads: int | None
+    flash_attn: bool
+    cfg_scale: float
+    negative_prompt: str | Sequence[int]
+
+
+def new_generation(
+    model: LoadedModel,
+    prompt: str | Sequence[int],
+    n_predict: int = 128,
+    n_probs: int | None = None,
+    *,
+    stop: str | Sequence[str] = (),
+    n_ctx: int | None = None,
+    n_threads: int | None = None,
+    flash_attn: bool = False,
+    cfg_scale: float = 1.0,
+    negative_prompt: str | Sequence[int] = "",
+    **sampling: Unpack[SamplingOptions],
+) -> Generation:
+    """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
+    chain = SamplerChain(SamplingParams(**sampling), model.vocab)
+    ids = ids_of(model, prompt)
+    n_predict = whole("n_predict", n_predict, error=BatchError)
+    if n_probs is not None:
+        whole("n_probs", n_probs, 0, None, BatchError)
+    if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
+        raise SamplerError(f"cfg_scale must be a finite number, not {cfg_scale!r:.60}")
+    chain.prime(ids)
+    guidance = None if cfg_scale == 1 else Guidance(cfg_scale, ids_of(model, negative_prompt))
+    n_seq_max, n_prompt = 1, len(ids)
+    if guidance is not None:
+        n_seq_max, n_prompt = 2, n_prompt + len(guidance.negative)
+    if n_ctx is None:
+        n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
+    n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
+    ctx = LlamaContext(model, n_ctx, n_seq_max=n_seq_max, n_threads=n_threads, flash_attn=flash_attn)
+    return Generation(ctx, ids, chain, n_predict, (stop,) if isinstance(stop, str) else stop, n_probs, guidance)
+
+
+def until_end(g: Generation) -> Generator[Token, None, None]:
+    """The tokens of a generation in a context of its own, which is closed behind the last one."""
+    with g.ctx:
+        yield from g
+
+
+def pieces(tokens: Iterator[Token]) -> Iterator[str]:
+    """The text of tokens, without empty pieces."""
+    return (t.text for t in tokens if t.text)
+
+
+async def in_thread(items: Iterator[T]) -> AsyncIterator[T]:
+    """The items of a generator, each step of which runs in a thread; it is closed when the task is cancelled or the
+    async generator is closed, after the step that is under way."""
+    import asyncio  # takes longer to import than all that `generate` needs
+
+    end = object()
+    try:
+        while True:
+            step = asyncio.ensure_future(asyncio.to_thread(next, items, end))
+            try:
+                item = await asyncio.shield(step)
+            except asyncio.CancelledError:
+                await asyncio.wait((step,))
+                raise
+            if item is end:
+                return
+            yield item  # pyright: ignore[reportReturnType]
+    finally:
+        if isinstance(items, Generator):
+            items.close()
+
+
+def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:
+    """The tokens of a prompt. Raises BatchError for one that is neither text nor token ids, ModelError for an encoder,
+    which continues none."""
+    if not model.architecture.logits:
+        raise ModelError(f"{model.arch} is an encoder: it gives embeddings (`Model.embed`) and continues no text")
+    if isinstance(prompt, str):
+        return model.tokenize(prompt)
+    if not isinstance(prompt, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BatchError(f"a prompt must be text or token ids, not {prompt!r:.60}")
+    return [whole("a token", t, 0, INT32_MAX, BatchError) for t in prompt]

@@ -1,0 +1,48 @@
+"""Text from tokens as they come: whole characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyggml.errors import SamplerError
+
+from ..vocab import StreamDecoder, Vocab
+
+
+class TextStream:
+    """Turns tokens into text. What may be the beginning of a stop string is held back until it is clear."""
+
+    def __init__(self, vocab: Vocab, stop: Sequence[str] = ()) -> None:
+        if not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SamplerError("a stop string must not be empty, or no string")
+        self._decoder = StreamDecoder(vocab)
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False  # whether a stop string was found; it and what follows are never shown
+
+    def push(self, token: int) -> str:
+        """The text that may be shown now."""
+        return self._filter(self._decoder.push(token))
+
+    def flush(self) -> str:
+        """What was held back, at the end."""
+        shown = self._filter(self._decoder.flush())
+        shown, self._held = shown + self._held, ""
+        return shown
+
+    def _filter(self, text: str) -> str:
+        if not self._stop:
+            return text
+        text = self._held + text
+        found = [i for i in map(text.find, self._stop) if i >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        n = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - n :]
+        return text[: len(text) - n]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,85 @@
+"""The graphs that a context runs beside and in its steps: built for its model, memory and output."""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+
+from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, build_head
+from pyggml.models.memory.k_shift import build_k_shift
+from pyggml.models.memory.kv_cache import KVCache
+from pyggml.models.memory.kv_cells import Floats
+from pyggml.models.memory.kv_defrag import build_defrag
+from pyggml.sched import Scheduler
+
+from .loaded import LoadedModel
+from .pooling import Output
+from .steps import StepSize
+
+
+class Graphs:
+    """Builds the graphs of a context, and runs those that are no steps."""
+
+    def __init__(self, model: LoadedModel, memory: KVMemory, output: Output, scheduler: Scheduler) -> None:
+        self._model, self._memory, self._output, self._scheduler = model, memory, output, scheduler
+
+    def build(self, size: StepSize) -> Build:
+        """The graph of a ubatch of that size."""
+        b = Build(
+            self._model.hparams,
+            self._model.weights,
+            self._memory,
+            size.n_tokens,
+            size.n_outputs,
+            size.n_kv,
+            size.embd,
+            size.adapters,
+            size.n_seqs,
+            embeddings=self._output.embeddings,
+            layer=self._output.layer,
+        )
+        b.asked = self._model.watches.asks
+        self._model.architecture.build(b)
+        return b
+
+    def largest(self, n_tokens: int, n_outputs: int, adapters: Adapters = NO_ADAPTERS) -> Build:
+        """Of a graph of so many tokens: over whole caches, of as many sequences as there can be."""
+        memory = self._memory
+        n_seqs = 1 if memory.states is None else gcd(n_tokens, memory.n_seq_max)
+        n_kv = tuple(c.size for c in memory.caches)
+        return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs))
+
+    def reserve(self, n_tokens: int, adapters: Adapters) -> None:
+        """Make room for the largest graph with these adapters."""
+        self._scheduler.reserve(self.largest(n_tokens, n_tokens, adapters).graph)
+
+    def head(self, pooled: Floats) -> Floats:
+        """What the model makes of pooled embeddings, see `build_head`."""
+        sizes = tuple(c.size for c in self._memory.caches)
+        b = Build(self._model.hparams, self._model.weights, self._memory, len(pooled), len(pooled), sizes)
+        graph = build_head(b, self._output.pooling == "rank")
+        if not graph.nodes:
+            return pooled
+        schedule = self._scheduler.alloc(graph)
+        b.inputs["inp_pooled"].numpy()[:] = pooled
+        schedule.run()
+        return np.array(graph.nodes[-1].numpy(), np.float32)
+
+    def shift(self, cache: KVCache) -> None:
+        """Rope K to where its cells are now."""
+        graph, delta = build_k_shift(self._model.hparams, self._model.weights, cache)
+        if graph.nodes:
+            schedule = self._scheduler.alloc(graph)
+            delta.numpy()[:] = cache.delta
+            schedule.run(interruptible=False)
+        cache.shift_done()
+
+    def defrag(self, cache: KVCache) -> None:
+        """Close the holes between cells."""
+        if cache.used < cache.end:
+            graph, order = build_defrag(cache)
+            schedule = self._scheduler.alloc(graph)
+            order.numpy()[:] = cache.order()
+            schedule.run(interruptible=False)
+        cache.defrag_done()

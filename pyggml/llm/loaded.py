@@ -1,0 +1,91 @@
+"""A file that is loaded: hyperparameters, weights as they lie in it, and the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from weakref import WeakSet
+
+from pyggml.gguf_io.read import KVValue
+from pyggml.inspect.taps import Callback, Change, Edit, Tap
+from pyggml.inspect.watch import Watches
+from pyggml.models import Architecture, get_architecture
+from pyggml.models.hparams import HParams
+from pyggml.models.weights import Weights
+from pyggml.tensor import Tensor
+
+from .adapters.active import Scaled
+from .adapters.control import ControlVector
+from .closeable import Closeable
+from .vocab import Vocab
+
+
+class LoadedModel(Closeable):
+    """What contexts and generations know of a model; `Model` adds what starts them."""
+
+    def __init__(self, path: str, arch: str, kv: Mapping[str, KVValue], tensors: Mapping[str, Tensor] | None) -> None:
+        self.path, self.arch, self.kv = path, arch, kv
+        self.contexts: WeakSet[Closeable] = WeakSet()  # those that are open: closed with the model
+        self.loras: tuple[Scaled, ...] = ()  # what new contexts begin with
+        self.control = ControlVector({})
+        self.vocab_only = tensors is None
+        self.watches = Watches()  # who looks into the graphs of its contexts
+        self.tensors: Mapping[str, Tensor] = tensors or {}
+        self.weights = Weights(self.tensors)
+        if not self.vocab_only:
+            self.architecture.declare(self.hparams, self.weights)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """What the page of `arch` says. Raises ModelError where it is not supported."""
+        return get_architecture(self.arch)
+
+    @cached_property
+    def hparams(self) -> HParams:
+        """The hyperparameters. Raises ModelError naming the key that is missing or wrong."""
+        return self.architecture.hparams(self.arch, self.kv)
+
+    @cached_property
+    def vocab(self) -> Vocab:
+        """The vocabulary. Raises ModelError where the file has none, or one of a kind that is not supported."""
+        return Vocab.from_gguf(self.kv)
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`, see `Vocab.tokenize`."""
+        return self.vocab.tokenize(text, add_special, parse_special)
+
+    def detokenize(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = False) -> str:
+        """Text of token ids, see `Vocab.detokenize`."""
+        return self.vocab.detokenize(ids, remove_special, unparse_special)
+
+    def tap(self, *patterns: str, callback: Callback | None = None) -> Tap:
+        """Copies of the values of nodes whose names match, of all contexts, while a `with` block lasts:
+
+            with model.tap("l_out-*") as t:
+                ctx.decode(ids)
+            t["l_out-3"]  # a list: an array (n_tokens, n_embd) for each run of the graph
+
+        With a `callback`, `callback(name, array)` is called instead as each is computed; the (read-only) array is the
+        tensor's memory and good until it returns. See `Tap`. Raises GraphError for what is no name.
+        """
+        return Tap(self.watches, patterns, callback)
+
+    def edit(self, pattern: str, change: Change) -> Edit:
+        """Change nodes whose names match before anything reads them, while a `with` block lasts: `change(array)`
+        writes into the array, or returns another of its shape.
+
+            with model.edit("l_out-5", lambda x: x + 4 * direction):
+                print("".join(model.generate("I think that", 32)))
+
+        Raises GraphError for what is no name; in the decode ShapeError for a result of another shape.
+        """
+        return Edit(self.watches, (pattern,), change)
+
+    def close(self) -> None:
+        """Close the contexts, then let go of weights and file. Tensors and arrays that others hold live on."""
+        for ctx in tuple(vars(self).get("contexts", ())):
+            ctx.close()
+        super().close()
+
+    def _name(self) -> str:
+        return f"Model {self.arch} {self.path} {len(self.tensors)} tensors"

@@ -1,0 +1,68 @@
+"""From embeddings of tokens to those of texts: which tokens of each count, and what is made of their rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, get_args
+
+import numpy as np
+
+from pyggml.errors import ModelError, whole
+from pyggml.models.hparams import HParams, Pooling
+from pyggml.models.memory.kv_cells import Floats, Ints
+
+from .ubatch import SBatch
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+Members = dict[int, Ints]  # sequence -> the tokens (indices of a batch, ascending) that count
+
+
+class Output(NamedTuple):
+    """What the graphs of a context end with.
+
+    embeddings   those of tokens, instead of logits
+    pooling      what is made of them
+    layer        of the tokens after this layer, see `Build`
+    """
+
+    embeddings: bool = False
+    pooling: Pooling = "none"
+    layer: int | None = None
+
+
+def checked_output(hp: HParams, logits: bool, embeddings: bool | None, pooling: str | None, layer: int) -> Output:
+    """What a context gives that was made with these options, of a model that has `logits` or not. Raises ModelError."""
+    if embeddings is None:
+        embeddings = not logits
+    if not embeddings and not logits:
+        raise ModelError("embeddings=False: the model has no logits, it is an encoder")
+    if pooling is not None and pooling not in POOLINGS:
+        raise ModelError(f"pooling = {pooling!r}: known are {', '.join(POOLINGS)}")
+    last = hp.n_layer
+    il = whole("layer", layer, error=ModelError)
+    if not -last - 1 <= il <= last:
+        raise ModelError(f"layer = {layer}: the model has layers 0 to {last}, or from the end {-last - 1} to -1")
+    if not embeddings:
+        if pooling is not None or il not in (-1, last):
+            raise ModelError(f"pooling = {pooling!r}, layer = {layer}: they are of a context with embeddings=True")
+        return Output()
+    il = il + last + 1 if il < 0 else il
+    return Output(True, hp.pooling if pooling is None else pooling, None if il == last else il)
+
+
+def members(batch: SBatch, kind: Pooling) -> Members:
+    """Of each sequence of the batch all tokens (mean), that of the smallest position (cls), or of the largest (last).
+    Sequences ascend."""
+    tokens: dict[int, list[int]] = {}
+    for i, seqs in enumerate(batch.seq_ids):
+        for s in seqs:
+            tokens.setdefault(s, []).append(i)
+    if kind != "mean":
+        end = min if kind == "cls" else max
+        tokens = {s: [end(ids, key=lambda i: int(batch.pos[i]))] for s, ids in tokens.items()}
+    return {s: np.array(tokens[s], np.int32) for s in sorted(tokens)}
+
+
+def pool(rows: Floats, outputs: Ints, of: Members) -> Floats:
+    """float32 [n_seqs, n_embd]: the mean of the rows of each sequence; `rows` are those of the tokens `outputs`."""
+    means = [rows[np.searchsorted(outputs, tokens)].mean(axis=0, dtype=np.float64) for tokens in of.values()]
+    return np.array(means, np.float32)

@@ -1,0 +1,1 @@
+"""Rewriting a model in other types: mixes, the importance matrix."""

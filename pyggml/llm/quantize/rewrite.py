@@ -1,0 +1,262 @@
+"""Write a model as a GGUF file with its weights in other types, a few rows at a time: of a GGUF file or a folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyggml.backends.quantize import dequantize, quantize
+from pyggml.dtypes import DType
+from pyggml.errors import DTypeError, GGUFError, ModelError, ShapeError
+from pyggml.gguf_io.split import SPLIT_KEYS, SplitOut, part_path, prefix_of, split_tensors
+from pyggml.gguf_io.write import GGUFOut, kv_record
+from pyggml.models import get_architecture
+from pyggml.tensor import rank_of
+
+from .imatrix import Floats, Imatrix
+from .mixes import MIXES, Choice, Mix, find_mix, is_quantizable, tensor_type
+from .source import Bytes, Source, SourceTensor, open_source
+
+Progress = Callable[[int, int], None]  # elements done, elements in all
+
+_CHUNK = 1 << 22  # elements that are in memory as F32 at a time
+_QUANTIZATION_VERSION = 2  # of ggml's block formats
+_FILE_TYPE_KEY, _VERSION_KEY = "general.file_type", "general.quantization_version"
+_F16_MAX = 65504.0
+_FEW_BITS = (DType.IQ3_XXS, DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ1_M, DType.IQ1_S)
+
+
+@dataclass
+class TensorError:
+    """What a tensor lost: sums over its elements x and what is stored for them."""
+
+    n: int = 0
+    error: float = 0.0  # sum of squared differences
+    power: float = 0.0  # sum of x squared
+    max_error: float = 0.0
+
+    def add(self, x: Floats, stored: Floats) -> None:
+        """Count some more elements."""
+        diff = np.subtract(stored, x, dtype=np.float64).reshape(-1)
+        self.n += diff.size
+        self.error += float(diff @ diff)
+        self.power += float(np.sum(np.square(x, dtype=np.float64)))
+        self.max_error = max(self.max_error, float(np.max(np.abs(diff), initial=0.0)))
+
+    @property
+    def rmse(self) -> float:
+        """Root of the mean squared error."""
+        return math.sqrt(self.error / self.n) if self.n else 0.0
+
+    @property
+    def nmse(self) -> float:
+        """Squared error over squared values."""
+        return self.error / self.power if self.power else 0.0
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One tensor of the new file: `weights` [matrices, columns] are its importance matrix, `error` fills while it is
+    written (None where nobody asked)."""
+
+    source: SourceTensor
+    dtype: DType
+    weights: Floats | None = None
+    error: TensorError | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in the new file."""
+        return self.dtype.row_size(self.source.ne[0]) * math.prod(self.source.ne[1:])
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits for each element."""
+        return 8 * self.nbytes / math.prod(self.source.ne)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `write` will do. `without_imatrix` names tensors of so few bits that they want an importance matrix."""
+
+    source: Source
+    file_type: int
+    tensors: list[TensorPlan]
+    without_imatrix: list[str]
+
+    @property
+    def n_elements(self) -> int:
+        """Elements of all tensors."""
+        return sum(math.prod(t.source.ne) for t in self.tensors)
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of all tensors in the source."""
+        return sum(t.source.nbytes for t in self.tensors)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of all tensors in the new file."""
+        return sum(t.nbytes for t in self.tensors)
+
+
+def plan_quantization(
+    path: str | os.PathLike[str],
+    type_name: str | None,
+    *,
+    vocab_only: bool = False,
+    imatrix: Imatrix | None = None,
+    pure: bool = False,
+    output_tensor_type: DType | None = None,
+    token_embedding_type: DType | None = None,
+    allow_requantize: bool = False,
+    report: bool = False,
+) -> Plan:
+    """Choose the type of each tensor of `path`, a GGUF file or a Hugging Face folder, as llama.cpp does for the file
+    type `type_name`; None leaves them as they are. `vocab_only` plans a file without tensors.
+
+    `pure` gives every matrix the base type of the mix; the two types override it for `output.weight` and
+    `token_embd.weight`. `report` measures what each tensor loses while it is written.
+    Raises GGUFError for a bad file, ModelError for an unknown architecture or hyperparameters, DTypeError for an
+    unknown type name, or for a tensor that is quantized already without `allow_requantize`, ShapeError for an
+    importance matrix that does not fit.
+    """
+    source = open_source(path, vocab_only)
+    arch = source.kv.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ModelError(f"{source.path}: the key general.architecture is missing or no string")
+    if type_name is None or vocab_only:
+        as_they_are = [] if vocab_only else [TensorPlan(t, t.dtype) for t in source.tensors.values()]
+        return Plan(source, _file_type_of(as_they_are), as_they_are, [])
+    _, mix = find_mix(type_name)
+    hp = get_architecture(arch).hparams(arch, source.kv)
+    choice = Choice(mix, imatrix is not None, pure, output_tensor_type, token_embedding_type)
+    has_output = "output.weight" in source.tensors
+    tensors: list[TensorPlan] = []
+    without: list[str] = []
+    for t in source.tensors.values():
+        dtype = tensor_type(choice, hp, has_output, t.name, t.ne) if is_quantizable(t.name, t.ne) else t.dtype
+        weights = None
+        if dtype is not t.dtype:
+            _check_source(t, allow_requantize)
+            weights = _weights_of(t, imatrix)
+            if weights is None and _wants_imatrix(t.name, dtype, mix):
+                without.append(t.name)
+        measured = report and is_quantizable(t.name, t.ne)
+        tensors.append(TensorPlan(t, dtype, weights, TensorError() if measured else None))
+    return Plan(source, mix.file_type, tensors, without)
+
+
+def _file_type_of(tensors: list[TensorPlan]) -> int:
+    """The file type of what most elements are."""
+    sizes: dict[DType, int] = {}
+    for t in tensors:
+        sizes[t.dtype] = sizes.get(t.dtype, 0) + math.prod(t.source.ne)
+    most = max(sizes, key=lambda dtype: sizes[dtype], default=DType.F32)
+    return next((mix.file_type for mix in MIXES.values() if mix.base is most), MIXES["F16"].file_type)
+
+
+def write_quantized(
+    plan: Plan,
+    path: str | os.PathLike[str],
+    n_threads: int | None = None,
+    progress: Progress | None = None,
+    split_size: int | None = None,
+) -> list[str]:
+    """Write the new file; returns its name. It appears at `path` when it is complete; until then, and if anything
+    fails, there is what was there before.
+
+    Metadata is passed on as it is, but for `general.file_type` and `general.quantization_version`; of a model in
+    several files one is made. With `split_size` it is written in parts of so many bytes of tensors, see
+    `split_tensors`; returns the parts.
+    Raises GGUFError where the output is the source, cannot be written, or a weight has no value in its new type.
+    """
+    out = os.fspath(path)
+    replaced = (_FILE_TYPE_KEY, _VERSION_KEY, *SPLIT_KEYS)
+    kv = plan.source.records(replaced)
+    kv += [kv_record(_VERSION_KEY, _QUANTIZATION_VERSION), kv_record(_FILE_TYPE_KEY, plan.file_type)]
+    infos = [(t.source.name, t.dtype, t.source.ne[: rank_of(t.source.ne)]) for t in plan.tensors]
+    alignment, prefix = plan.source.alignment, prefix_of(out)
+    parts = [infos] if split_size is None else split_tensors(infos, alignment, split_size, None)
+    paths = [out] if split_size is None else [part_path(prefix, i, len(parts)) for i in range(len(parts))]
+    for name in paths:
+        plan.source.refuse_output(name)
+    total = plan.n_elements
+    done = 0
+    try:
+        with (
+            GGUFOut(out, kv, infos, alignment) if split_size is None else SplitOut(prefix, kv, parts, alignment)
+        ) as gguf:
+            for t in plan.tensors:
+
+                def chunks(t: TensorPlan = t) -> Iterator[Bytes]:
+                    nonlocal done
+                    for n, data in _convert(plan.source, t, n_threads):
+                        yield data
+                        done += n
+                        if progress is not None:
+                            progress(done, total)
+
+                gguf.write_tensor(chunks())
+    except OSError as e:
+        raise GGUFError(f"{out}: cannot be written: {e.strerror}") from e
+    return paths
+
+
+def _convert(source: Source, t: TensorPlan, n_threads: int | None) -> Iterator[tuple[int, Bytes]]:
+    """The stored bytes of the new tensor in pieces of some rows, each with its number of elements."""
+    n, per_matrix, row = t.source.ne[0], t.source.ne[1], 0
+    for piece in source.rows(t.source.name, _CHUNK):
+        size, matrix = len(piece) * n, row // per_matrix
+        row += len(piece)
+        if t.dtype is t.source.dtype:
+            if t.error is not None:
+                t.error.n += size
+            yield size, piece
+            continue
+        x = dequantize(piece, t.source.dtype, n_threads=n_threads)
+        _check_values(t.source.name, x, t.dtype)
+        weights = None if t.weights is None else t.weights[matrix % len(t.weights)]
+        stored = quantize(x, t.dtype, weights, n_threads)
+        if t.error is not None:
+            t.error.add(x, dequantize(stored, t.dtype, n_threads=n_threads))
+        yield size, stored
+
+
+def _check_source(t: SourceTensor, allow_requantize: bool) -> None:
+    if t.dtype.is_quantized and not allow_requantize:
+        raise DTypeError(f"tensor {t.name}: requantizing from type {t.dtype.name} is disabled (see --allow-requantize)")
+    if not t.dtype.is_quantized and t.dtype not in (DType.F32, DType.F16, DType.BF16):
+        raise DTypeError(f"tensor {t.name}: cannot convert tensor type {t.dtype.name}")
+
+
+def _weights_of(t: SourceTensor, imatrix: Imatrix | None) -> Floats | None:
+    found = None if imatrix is None else imatrix.get(t.name)
+    if found is None:
+        return None  # it saw no input while the matrix was measured
+    if found.size == t.ne[0] * t.ne[2]:
+        return found.reshape(t.ne[2], t.ne[0])
+    if t.name == "token_embd.weight":
+        return None  # llama.cpp, too, goes on without
+    raise ShapeError(f"imatrix size {found.size} is different from tensor size {t.ne[0] * t.ne[2]} for {t.name}")
+
+
+def _wants_imatrix(name: str, dtype: DType, mix: Mix) -> bool:
+    """Where llama.cpp refuses to go on without one."""
+    if name in ("token_embd.weight", "output.weight"):
+        return False
+    return dtype in _FEW_BITS or (dtype is DType.Q2_K and mix is MIXES["Q2_K_S"])
+
+
+def _check_values(name: str, x: Floats, dtype: DType) -> None:
+    if dtype is DType.F32:
+        return
+    largest = float(np.max(np.abs(x), initial=0.0))
+    if not math.isfinite(largest):
+        raise GGUFError(f"tensor {name}: a weight is not a finite number")
+    if dtype is DType.F16 and largest > _F16_MAX:
+        raise GGUFError(f"tensor {name}: the weight {largest:g} is too large for F16")

@@ -1,0 +1,137 @@
+"""The container of saved states: a checked header, arrays, a checksum; written so that a file is whole or not there.
+
+bytes  what (little-endian)
+8      magic `PGSTATE\\0`
+4      version, u32: 1
+4      length of the header, u32
+8      length of the file, u64
+...    the header: one JSON object, UTF-8
+...    arrays back to back, without padding; which and how long follows from the header (see `state`)
+32     SHA-256 of all before
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import StateError, path_name
+from pyggml.gguf_io.atomic_file import AtomicFile
+
+MAGIC, VERSION = b"PGSTATE\0", 1
+_FIXED = struct.Struct("<8sIIQ")
+_DIGEST = 32
+_MAX_COUNT = 1 << 31
+Array = npt.NDArray[Any]
+Path = str | os.PathLike[str]
+
+
+def pack(header: Mapping[str, Any], arrays: Iterable[Array]) -> list[bytes | memoryview]:
+    """The parts of a file with that header and those arrays."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    body = [np.ascontiguousarray(a).data.cast("B") for a in arrays if a.size]
+    size = _FIXED.size + len(text) + sum(len(part) for part in body) + _DIGEST
+    parts: list[bytes | memoryview] = [_FIXED.pack(MAGIC, VERSION, len(text), size), text, *body]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return [*parts, digest.digest()]
+
+
+class Reader:
+    """The header and then the arrays of a file, in order. Raises StateError for all that `pack` does not write."""
+
+    def __init__(self, data: bytes) -> None:
+        if data[: len(MAGIC)] != MAGIC[: len(data)] or not data:
+            raise StateError("this is no saved state: it does not begin with PGSTATE")
+        if len(data) < _FIXED.size:
+            raise StateError(f"the state is truncated: {len(data)} bytes")
+        _, version, n_header, size = _FIXED.unpack_from(data)
+        if version != VERSION:
+            raise StateError(f"the state has version {version}; this pyggml reads version {VERSION}")
+        if len(data) < size:
+            raise StateError(f"the state is truncated: {len(data)} of {size} bytes")
+        end = _FIXED.size + n_header
+        if len(data) != size or end + _DIGEST > size:
+            raise StateError("the state is damaged: its lengths contradict each other")
+        view = memoryview(data)
+        if hashlib.sha256(view[:-_DIGEST]).digest() != data[-_DIGEST:]:
+            raise StateError("the state is damaged: its checksum does not match")
+        try:
+            header = json.loads(bytes(view[_FIXED.size : end]))
+        except (ValueError, RecursionError):
+            header = None
+        if not isinstance(header, dict):
+            raise StateError("the header of the state is not a JSON object")
+        self.header = cast("dict[str, Any]", header)
+        self._body = view[end:-_DIGEST]
+
+    def count(self, name: str, of: Mapping[str, Any] | None = None) -> int:
+        """A whole number from 0 in the header."""
+        value: object = (self.header if of is None else of).get(name)
+        if type(value) is not int or not 0 <= value < _MAX_COUNT:
+            raise StateError(f"the header of the state has {name} = {value!r}")
+        return value
+
+    def object(self, name: str) -> dict[str, Any]:
+        """An object in the header."""
+        value: object = self.header.get(name)
+        if not isinstance(value, dict):
+            raise StateError(f"the header of the state should have {name}")
+        return cast("dict[str, Any]", value)
+
+    def objects(self, name: str, n: int) -> list[dict[str, Any]]:
+        """A list of `n` objects in the header."""
+        value: object = self.header.get(name)
+        items = cast("list[object]", value) if isinstance(value, list) else []
+        objects = [cast("dict[str, Any]", o) for o in items if isinstance(o, dict)]
+        if len(objects) != n or len(items) != n:
+            raise StateError(f"the header of the state should have {n} {name}")
+        return objects
+
+    def array(self, dtype: npt.DTypeLike, *shape: int) -> Array:
+        """The next array, read-only."""
+        dtype = np.dtype(dtype)
+        size = dtype.itemsize
+        for n in shape:
+            size *= n
+        if size > len(self._body):
+            raise StateError("the state is damaged: arrays are missing")
+        part, self._body = self._body[:size], self._body[size:]
+        return np.frombuffer(part, dtype).reshape(shape)
+
+    def end(self) -> None:
+        """All must have been read."""
+        if len(self._body):
+            raise StateError(f"the state is damaged: {len(self._body)} bytes too many")
+
+
+def write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file that appears whole or, on any error, not at all. Raises StateError where it cannot be written."""
+    path = path_name(path, StateError)
+    try:
+        out = AtomicFile(path)
+        try:
+            out.file.writelines(parts)
+            out.commit()
+        finally:
+            out.discard()
+    except OSError as e:
+        raise StateError(f"cannot write {path}: {e.strerror}") from None
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file. Raises StateError where it cannot be read."""
+    path = path_name(path, StateError)
+    try:
+        with open(path, "rb") as f:
+            return f.read()
+    except OSError as e:
+        raise StateError(f"cannot read {path}: {e.strerror}") from None

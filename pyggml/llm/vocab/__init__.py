@@ -1,0 +1,7 @@
+"""Vocabularies: text to token ids and back."""
+
+from .stream import StreamDecoder
+from .tokens import TokenType
+from .vocab import Vocab
+
+__all__ = ["StreamDecoder", "TokenType", "Vocab"]

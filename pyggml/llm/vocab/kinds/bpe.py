@@ -1,0 +1,139 @@
+"""`tokenizer.ggml.model = gpt2`, `gemma4`, `whitespace`, `hybriddna`: byte-pair merging by the rank of the pair.
+
+The merging is C of our own. tiktoken ranks a pair by what it becomes, so that pairs merge that the list of
+merges does not have: its ids differ. HF tokenizers' do not, but it needs eleven more packages; inside llguidance it
+takes over a second to build for 150 k tokens. Words are split by `regex`, and each word is merged once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+
+from pyggml.errors import ModelError
+
+from ..tokens import KEY, SPACE, Tokens, strings, utf8
+from .merger import Merger, symbols_of_chars
+from .pre import Pre
+from .split import Splitter
+from .words import WordCache, by_word
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [b for b in range(256) if b not in set(_PRINTABLE)]
+# How GPT-2 spells bytes: the printable characters of Latin-1 as they are, the others from U+0100 on.
+_SPELLING = dict(zip([*_PRINTABLE, *_OTHERS], [*map(chr, _PRINTABLE), *map(chr, range(256, 512))], strict=False))
+_BYTES = {char: bytes([b]) for b, char in _SPELLING.items()}
+
+
+class BPE:
+    """Ids of texts by merges."""
+
+    def __init__(self, tokens: Tokens, pre: Pre, kv: Mapping[str, object]) -> None:
+        """Raises ModelError where the merges are missing."""
+        self._tokens, self._pre = tokens, pre
+        merges = strings(kv, "merges")
+        if merges is None and kv.get(f"{KEY}pre") != "kimi-k2":
+            raise ModelError(f"{KEY}merges is missing or not an array of strings")
+        self._merges = merges or []
+        self._splitter = Splitter(pre.rules)
+        self._cache = WordCache(self._encode_words)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text. What no token spells is left out, as llama.cpp does."""
+        words = self._splitter.words(text.replace(" ", SPACE) if self._pre.escape else text)
+        return self._cache.ids(words).tolist()
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a normal token."""
+        text = self._tokens.texts[token]
+        if self._pre.escape:
+            return utf8(text.replace(SPACE, " "))
+        try:
+            return b"".join([_BYTES[c] for c in text])
+        except KeyError:
+            return b"".join([_BYTES.get(c) or f"[UNK_BYTE_0x{utf8(c).hex()}{text}]".encode() for c in text])
+
+    @cached_property
+    def _merger(self) -> Merger:
+        from pyggml.backends.cpu.vocab.merges import Merges
+        from pyggml.backends.cpu.vocab.texts import Texts
+
+        ids, n = self._tokens.ids, len(self._tokens.texts)
+        extra: dict[str, int] = {}  # symbols of texts that are no tokens follow those of tokens
+
+        def symbol(text: str) -> int:
+            found = ids.get(text)
+            return extra.setdefault(text, n + len(extra)) if found is None else found
+
+        pairs = Texts(self._tokens.texts).pairs_of_merges(self._merges)
+        for i in np.flatnonzero(np.minimum.reduce(pairs) < 0):
+            merge = self._merges[int(i)]
+            cut = merge.find(" ", 1) % (len(merge) + 1)
+            left, right = merge[:cut], merge[cut + 1 :]
+            for array, text in zip(pairs, (left, right, left + right), strict=True):
+                array[i] = symbol(text)
+        if self._pre.byte_level:
+            units = np.array([symbol(_SPELLING[b]) for b in range(256)], np.int32)
+        else:
+            units = symbols_of_chars(ids | extra)
+        ascii_ids = [ids.get(chr(b)) if b < 128 else None for b in range(256)]
+        byte_ids = ascii_ids if self._pre.byte_level else self._tokens.byte_ids()
+        return Merger(Merges(*pairs), units, n, list(extra), byte_ids)
+
+    def _encode_words(self, words: list[str]) -> list[bytes]:
+        ids, ends = self._merger.encode(words)
+        known = ids >= 0
+        encoded = by_word(ids[known], np.append(0, np.cumsum(known))[ends])
+        if self._pre.ignore_merges or self._pre.newlines:
+            for i, word in enumerate(words):
+                if self._pre.ignore_merges or word[0] == "\n":
+                    token = self._tokens.ids.get(self._spelled(word))
+                    if token is not None:
+                        encoded[i] = np.int32(token).tobytes()
+        return encoded
+
+    def _spelled(self, word: str) -> str:
+        """A word as the vocabulary spells it."""
+        return utf8(word).decode("latin-1").translate(_SPELLING) if self._pre.byte_level else word
+
+
+class Whitespace(BPE):
+    """Words between white space, which is dropped; perhaps in lower case."""
+
+    def __init__(self, tokens: Tokens, pre: Pre, kv: Mapping[str, object], lowercase: bool) -> None:
+        super().__init__(tokens, pre, kv)
+        self._lowercase = lowercase
+
+    def encode(self, text: str) -> list[int]:
+        words = [word for word in self._splitter.words(text) if not word.isspace()]
+        if self._lowercase:
+            words = ["".join([c.lower()[0] for c in word]) for word in words]
+        return [token for word in words for token in super(Whitespace, self).encode(word)]
+
+
+class HybridDNA(BPE):
+    """Text, with what stands between `<dna>` and `</dna>` in tokens of six bases, the last one filled up with A. Their
+    texts end in U+E000 in the file, which is not shown."""
+
+    def encode(self, text: str) -> list[int]:
+        ids = self._tokens.ids
+        tags = [ids.get("<dna>"), ids.get("</dna>"), ids.get("<oov>")]
+        if None in tags:
+            return super().encode(text)
+        first, last, unknown = (tag for tag in tags if tag is not None)
+        out: list[int] = []
+        while True:
+            before, tag, behind = text.partition("<dna>")
+            out += super().encode(before)
+            if not tag:
+                return out
+            bases, end, text = behind.partition("</dna>")
+            bases = "".join([c.upper() if c.isascii() else c for c in bases])
+            sixes = [bases[i : i + 6].ljust(6, "A") for i in range(0, len(bases), 6)]
+            out += [first, *(ids.get(six + "\ue000", unknown) for six in sixes), *([last] if end else [])]
+
+    def piece(self, token: int) -> bytes:
+        text = self._tokens.texts[token]
+        return utf8(text[:-1]) if text.endswith("\ue000") else super().piece(token)

@@ -1,0 +1,111 @@
+"""Texts into the words that byte-pair merging stays within: one rule after the other, each on what the last one left.
+
+Rules are patterns of the package `regex`, whose classes are Unicode's. None may go back over a text again and again: a
+run of any one character takes time in proportion to its length (tests/llm/vocab/test_pre.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import chain, pairwise
+
+from .unicode import NEWER
+
+Rule = str | Callable[[str], list[str]]
+_DIGITS = re.compile("[0-9]+")
+_CLASS = re.compile(r"\[(?:[^][\\]|\\.|\[(?:[^][\\]|\\.)*\])*\]|\\p\{\w+\}|\\[sS]")
+
+
+class Splitter:
+    """Splits texts by rules."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = [_matches(rule) if isinstance(rule, str) else rule for rule in rules]
+
+    def words(self, text: str) -> list[str]:
+        """The words of a text, in order; together they are the text."""
+        newer = _newer()
+        known = text
+        if not text.isascii() and newer.search("".join(set(text))):
+            known = newer.sub("\u0378", text)  # an unassigned one, for which no rule makes an exception
+        words = [known]
+        for rule in self._rules:  # what a rule makes of a word is the same wherever the word is
+            parts = {word: rule(word) for word in set(words)}
+            words = list(chain.from_iterable(map(parts.__getitem__, words)))
+        if known is not text:
+            ends = [0]
+            for word in words:
+                ends.append(ends[-1] + len(word))
+            return [text[a:b] for a, b in pairwise(ends)]
+        return words
+
+
+def thousands(text: str) -> list[str]:
+    """Numbers in groups of three digits from the right; what is left over goes with what stands before the number."""
+    cuts: list[int] = []
+    for number in _numbers().finditer(text):
+        a, b = number.span()
+        cuts += [*range(a + ((b - a) % 3 or 3), b, 3), b]
+    return _cut(text, cuts)
+
+
+def ascii_thousands(text: str) -> list[str]:
+    """The same for 0-9, and a number of whole groups does not go with what stands before it, but with what follows."""
+    cuts: list[int] = []
+    for number in _DIGITS.finditer(text):
+        a, b = number.span()
+        cuts += range(a + (b - a) % 3, b, 3)
+    return _cut(text, cuts)
+
+
+def _cut(text: str, cuts: list[int]) -> list[str]:
+    return [text[a:b] for a, b in pairwise([0, *cuts, len(text)]) if a < b]
+
+
+@cache
+def _matches(pattern: str) -> Callable[[str], list[str]]:
+    """What the pattern matches, and what lies between, as parts of their own."""
+    import regex
+
+    matches = regex.compile(pattern, regex.VERSION1).findall
+    split = regex.compile(f"({pattern})", regex.VERSION1).split
+    matches_ascii = _ascii(pattern)
+
+    def parts(text: str) -> list[str]:
+        found = matches_ascii(text) if text.isascii() else matches(text)
+        if not found:
+            return [text] if text else []
+        if sum(map(len, found)) == len(text):  # nothing lies between
+            return found
+        return [part for part in split(text) if part]
+
+    return parts
+
+
+def _ascii(pattern: str) -> Callable[[str], list[str]]:
+    """What the pattern matches in ASCII, found by `re`, which is twice as fast and does not know these classes."""
+    import regex
+
+    def members(cls: re.Match[str]) -> str:
+        of = regex.compile(cls[0], regex.VERSION1)
+        chars = [re.escape(c) for c in map(chr, range(128)) if of.match(c)]
+        return f"[{''.join(chars)}]" if chars else "[^\\0-\\x7f]"
+
+    try:
+        return re.compile(_CLASS.sub(members, pattern)).findall
+    except re.error:  # Python 3.10 has no possessive quantifiers
+        return regex.compile(pattern, regex.VERSION1).findall  # pyright: ignore[reportReturnType]
+
+
+@cache
+def _newer() -> re.Pattern[str]:
+    return re.compile(f"[{''.join(NEWER)}]")
+
+
+@cache
+def _numbers() -> re.Pattern[str]:
+    import regex
+
+    return regex.compile(r"\p{N}+")  # pyright: ignore[reportReturnType]

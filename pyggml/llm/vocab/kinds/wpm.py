@@ -1,0 +1,94 @@
+"""`tokenizer.ggml.model = bert` (WPM): words are cut into the longest tokens from the left.
+
+HF tokenizers has it, for eleven more packages; what it does otherwise (one character of a decomposition, unknown words
+of any length) would have to be put right around it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..tokens import SPACE, Tokens, utf8
+from .unicode import NEWER
+from .words import WordCache, by_word
+
+if TYPE_CHECKING:
+    import re
+
+    from pyggml.backends.cpu.vocab.texts import Texts
+
+    Ints = np.ndarray[Any, np.dtype[np.int32]]
+    Codes = np.ndarray[Any, np.dtype[np.uint32]]
+
+_N_CHARS, _BLOCK, _NEWLINE = 0x110000, 256, 10
+_CHINESE = (
+    r"\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b920-\U0002ceaf"
+    r"\uf900-\ufaff\U0002f800-\U0002fa1f"
+)
+_CONTROL = "\x1c\x1d\x1e\x1f"  # dropped, where Python's split() takes them for white space
+
+
+class WPM:
+    """Ids of texts by the longest match."""
+
+    def __init__(self, tokens: Tokens, unk: int | None, lowercase: bool, strip_accents: bool) -> None:
+        self._tokens, self._unk = tokens, unk
+        self._lowercase, self._strip_accents = lowercase, strip_accents
+        self._normal: Ints = np.zeros(_N_CHARS, np.int32)  # what becomes of each character ...
+        self._blocks = np.zeros(_N_CHARS // _BLOCK, np.bool_)  # ... of those blocks of which any came
+        self._cache = WordCache(self._encode_words)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text; a word that tokens do not cover is unknown as a whole."""
+        if any(c in text for c in _CONTROL):
+            text = text.translate(dict.fromkeys(map(ord, _CONTROL)))
+        return self._cache.ids(text.split()).tolist()
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a normal token."""
+        return utf8(self._tokens.texts[token].replace(SPACE, " "))
+
+    @cached_property
+    def _texts(self) -> Texts:
+        from pyggml.backends.cpu.vocab.texts import Texts
+
+        return Texts(self._tokens.texts, beginnings=True)
+
+    def _encode_words(self, words: list[str]) -> list[bytes]:
+        text = "\n".join([*words, ""]).encode("utf-32-le", "surrogatepass")
+        codes = self._normalize(np.frombuffer(text, np.uint32))
+        return by_word(*self._texts.longest_match(codes, len(words), utf8(SPACE), self._unk))
+
+    def _normalize(self, codes: Codes) -> Ints:
+        """What becomes of characters: 0 where one is dropped, negative where one is a word of its own."""
+        blocks = np.flatnonzero(np.bincount(codes // _BLOCK))
+        for block in blocks[~self._blocks[blocks]].tolist():
+            first = block * _BLOCK
+            self._normal[first : first + _BLOCK] = self._normalize_block(range(first, first + _BLOCK))
+            self._blocks[block] = True
+        self._normal[_NEWLINE] = _NEWLINE  # ends a word
+        return self._normal[codes]
+
+    def _normalize_block(self, codes: Iterable[int]) -> list[int]:
+        drop, single = self._classes
+        chars = [unicodedata.normalize("NFD", chr(c))[0] if self._strip_accents else chr(c) for c in codes]
+        dropped, singles = set(drop.findall("".join(chars))), set(single.findall("".join(chars)))
+        shown = [c.lower()[0] if self._lowercase else c for c in chars]
+        kinds = [0 if c in dropped else -1 if c in singles else 1 for c in chars]
+        return [kind * ord(c) for kind, c in zip(kinds, shown, strict=True)]
+
+    @cached_property
+    def _classes(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The characters that are dropped, and those that are words."""
+        import regex
+
+        newer = f"[{''.join(NEWER)}]"
+        marks = r"\p{M}" if self._strip_accents else ""
+        drop = regex.compile(rf"[[\p{{Cc}}\p{{Cf}}\p{{Co}}\p{{Cs}}\ufffd{marks}]--{newer}]", regex.VERSION1)
+        single = regex.compile(rf"[[\p{{P}}$+<=>\^`\|~{_CHINESE}]--{newer}]", regex.VERSION1)
+        return drop, single  # pyright: ignore[reportReturnType]

@@ -1,0 +1,239 @@
+"""The vocabulary of a GGUF model: text to token ids and back, with llama.cpp's exact ids.
+
+What all kinds have in common is here: special tokens, cut out of the text before anything else, what frames a text, and
+pieces of text. One file for each kind does the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from pyggml.errors import ModelError, whole
+
+from .kinds import Kind, Tokenizer, kind_of, make_tokenizer
+from .kinds.spm import SPM
+from .roles import Roles
+from .special import SpecialTokens
+from .tokens import KEY, Tokens, TokenType, flag, suppressed, utf8
+
+_HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
+_SPACE_BEFORE = re.compile(rb" (?=[?!.,])", re.DOTALL)
+_APOSTROPHE = re.compile(rb" ' ", re.DOTALL)
+_CONTRACTION = re.compile(rb" (?='(?:[sm]|re|ve))", re.DOTALL)
+
+
+class Vocab:
+    """Tokens and their ids; made by `Vocab.from_gguf`.
+
+    Ids of roles are None where there is none: `bos eos eot eom unk nl sep pad mask cls fim_pre fim_suf fim_mid fim_pad
+    fim_rep fim_sep`. `add_bos add_eos add_sep add_space_prefix clean_spaces` are as in llama.cpp; kind is
+    `tokenizer.ggml.model`; `suppressed` has the ids that are never to be sampled (`tokenizer.ggml.suppress_tokens`).
+    """
+
+    def __init__(self, model: str, kind: Kind, tokens: Tokens, kv: Mapping[str, object]) -> None:
+        self.kind, self._plain = model, kind.plain
+        self._tokens = tokens
+        roles = kind.roles
+        n = len(tokens.texts)
+        kind.add_space_prefix = flag(kv, "add_space_prefix", kind.add_space_prefix)
+        before = list(tokens.types)  # tokenizers go by what the file says, not by what the roles make of it
+        self._eog = roles.find(kv, tokens)
+        types, tokens.types = tokens.types, before
+        self._tokenizer: Tokenizer = make_tokenizer(model, kind, tokens, roles, kv)
+        tokens.types = types
+        self.bos, self.eos, self.eot, self.eom, self.unk = roles.bos, roles.eos, roles.eot, roles.eom, roles.unk
+        self.sep, self.pad, self.mask = roles.sep, roles.pad, roles.mask
+        self.cls = roles.bos if roles.cls is None else roles.cls
+        self.fim_pre, self.fim_suf, self.fim_mid = roles.fim_pre, roles.fim_suf, roles.fim_mid
+        self.fim_pad, self.fim_rep, self.fim_sep = roles.fim_pad, roles.fim_rep, roles.fim_sep
+        always_bos = kind.pre is not None and kind.pre.always_bos
+        self.add_bos = (always_bos or flag(kv, "add_bos_token", kind.add_bos)) and self.bos is not None
+        self.add_eos = flag(kv, "add_eos_token", kind.add_eos) and self.eos is not None
+        self.add_sep = flag(kv, "add_sep_token", kind.add_sep) and self.sep is not None
+        self.add_space_prefix, self.clean_spaces = kind.add_space_prefix, kind.clean_spaces
+        self.suppressed = suppressed(kv, n)
+        self._before, self._after = self._frame(kind)
+        self._pieces: list[bytes | None] = [None] * n
+        for token in tokens.of_type(TokenType.BYTE):
+            self.token_to_piece(token)  # raises where one spells no byte
+        self._special = self._find_special(kv)
+
+    @staticmethod
+    def from_gguf(kv: Mapping[str, object]) -> Vocab:
+        """The vocabulary in a GGUF's metadata. Raises ModelError where it is missing, malformed or of a kind that is
+        not known."""
+        model = kv.get(f"{KEY}model")
+        if not isinstance(model, str):
+            raise ModelError(f"the file has no vocabulary: {KEY}model is missing")
+        if model in ("none", "no_vocab"):
+            n = kv.get(f"{kv.get('general.architecture')}.vocab_size", 0)
+            return NoVocab(n if isinstance(n, int) else 0)
+        return Vocab(model, kind_of(model, kv), Tokens.from_gguf(kv), kv)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self._tokens.texts)
+
+    @property
+    def nl(self) -> int | None:
+        """The token of a newline, or of padding where there is none."""
+        if isinstance(self._tokenizer, SPM):
+            ids = [i for i in (self._tokenizer.byte_ids[10],) if i is not None]
+        else:
+            ids = [] if self.kind == "bert" else self.tokenize("\n", add_special=False)
+        return ids[0] if ids else self.pad
+
+    def text(self, token: int) -> str:
+        """The token as the vocabulary spells it: U+2581 or U+0120 for spaces, bytes that are no UTF-8 as surrogates."""
+        return self._tokens.texts[self._checked(token)]
+
+    def is_control(self, token: int) -> bool:
+        return self._tokens.types[self._checked(token)] == TokenType.CONTROL
+
+    def is_byte(self, token: int) -> bool:
+        return self._tokens.types[self._checked(token)] == TokenType.BYTE
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends generation: eos, eot, eom, or one that is known to by its text."""
+        return self._checked(token) in self._eog
+
+    def tokenize(
+        self, text: str | bytes, add_special: bool = True, parse_special: bool = False, continued: bool = False
+    ) -> list[int]:
+        """Ids of `text`. `add_special` adds what the model wants around a text (bos, eos; cls and sep); `parse_special`
+        takes the text of control tokens for the tokens (user-defined tokens always are). `continued` says that it
+        follows other text, so that no space is put before it. Lone surrogates are read as U+FFFD. Bytes that are not
+        UTF-8 come back from the vocabularies that have a token for each byte.
+        Raises ModelError where the vocabulary has no token for a character, and no unknown token."""
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "surrogateescape")
+        elif isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        else:
+            raise ModelError(f"text cannot be {text!r:.60}")
+        out = self._before.copy() if add_special else []
+        prefix = " " if self.add_space_prefix and isinstance(self._tokenizer, SPM) else ""
+        after_special = not continued
+        for part in self._special.split(text, parse_special):
+            if isinstance(part, int):
+                out.append(part)
+            else:
+                out += self._tokenizer.encode(prefix + part if after_special else part)
+            after_special = isinstance(part, int)
+        return out + self._after if add_special else out
+
+    def token_to_piece(self, token: int, special: bool = False) -> bytes:
+        """The bytes that a token stands for, perhaps part of a UTF-8 character. Control and unknown tokens are empty
+        unless `special`. Raises ModelError for an id outside the vocabulary."""
+        i = self._checked(token)
+        if not special and self._tokens.types[i] in _HIDDEN:
+            return b""
+        piece = self._pieces[i]
+        if piece is None:
+            piece = self._pieces[i] = self._piece(i)
+        return piece
+
+    def detokenize(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = False) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. As in llama.cpp, the space prefix is dropped only from
+        the first id: not behind a bos, shown or removed. `remove_special` drops the bos and eos that tokenize added;
+        `unparse_special` shows control tokens by their text. Raises ModelError for an id outside the vocabulary."""
+        if not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(f"token ids cannot be {ids!r:.60}")
+        tokens = [self._checked(t) for t in ids]
+        strip = self.add_space_prefix
+        if remove_special and self.add_bos and tokens[:1] == [self.bos]:
+            del tokens[0]
+            strip = False
+        if remove_special and self.add_eos and tokens[-1:] == [self.eos]:
+            del tokens[-1]
+        pieces = [self.token_to_piece(t, unparse_special) for t in tokens]
+        if strip and pieces:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        data = b"".join(pieces)
+        if self.clean_spaces:
+            for pattern, repl in ((_SPACE_BEFORE, b""), (_APOSTROPHE, b"'"), (_CONTRACTION, b"")):
+                data = pattern.sub(repl, data)
+        return data.decode("utf-8", "replace")
+
+    def infill_ids(self, prefix: str, suffix: str) -> list[int]:
+        """Ids of a prompt for what stands between two texts: bos, the prefix behind its token, the suffix behind its
+        token, and the middle's token.
+        Raises ModelError where the vocabulary lacks such tokens."""
+        roles = {"fim_pre": self.fim_pre, "fim_suf": self.fim_suf, "fim_mid": self.fim_mid}
+        missing = [name for name, token in roles.items() if token is None]
+        if missing:
+            raise ModelError(f"the vocabulary has no token for {', '.join(missing)}: the model cannot fill in text")
+        pre, suf, mid = (token for token in roles.values() if token is not None)
+        before, behind = (self.tokenize(text, add_special=False) for text in (prefix, suffix))
+        return [*self._before, pre, *before, suf, *behind, mid]
+
+    def pair(self, first: str, second: str) -> list[int]:
+        """Ids of two texts as a reranker reads them: each ends as the vocabulary has it, with sep between them where it
+        asks for that."""
+        middle = [self.sep] if self.add_sep and self.sep is not None and self._after != [self.sep] else []
+        head, tail = (self.tokenize(text, add_special=False) for text in (first, second))
+        return [*self._before, *head, *self._after, *middle, *tail, *self._after]
+
+    def _checked(self, token: int) -> int:
+        i = whole("a token", token, error=ModelError)
+        if not 0 <= i < self.n_tokens:
+            raise ModelError(f"token {i} is not in the vocabulary of {self.n_tokens}")
+        return i
+
+    def _frame(self, kind: Kind) -> tuple[list[int], list[int]]:
+        if kind.frame == "none":
+            return [], []
+        if kind.frame == "cls":
+            ends = (self.bos, self.sep)
+        else:
+            ends = (self.bos if self.add_bos else None, self.eos if self.add_eos else None)
+        before, after = ([] if token is None else [token] for token in ends)
+        return before, after
+
+    def _piece(self, token: int) -> bytes:
+        kind = self._tokens.types[token]
+        if kind == TokenType.BYTE:
+            return self._tokens.byte(token)
+        if kind == TokenType.NORMAL or self._plain:
+            return self._tokenizer.piece(token)
+        return b"" if kind in (TokenType.UNUSED, TokenType.UNDEFINED) else utf8(self._tokens.texts[token])
+
+    def _find_special(self, kv: Mapping[str, object]) -> SpecialTokens:
+        texts, ids = self._tokens.texts, self._tokens.ids
+        always = [(texts[i], i) for i in self._tokens.of_type(TokenType.USER_DEFINED)]
+        parsed = [(texts[i], i) for i in self._tokens.of_type(*_HIDDEN)]
+        # What white space a token swallows is no part of a file: llama.cpp goes by names.
+        name, arch, pre = (str(kv.get(key, "")) for key in ("general.name", "general.architecture", f"{KEY}pre"))
+        lstrip, rstrip = set[int](), set[int]()
+        names = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
+        if any(n in pre for n in names) or arch in ("nomic-bert-moe", "jina-bert-v3"):
+            lstrip = {ids[text] for text in ("<mask>",) if text in ids}
+        elif any(n in name.lower() for n in ("phi-3", "phi3")):
+            swallow = {i for _, i in (*always, *parsed)} | {ids[text] for text in ("</s>",) if text in ids}
+            rstrip = swallow - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
+        elif "modern-bert" in name.lower():
+            lstrip = {ids[text] for text in ("[MASK]",) if text in ids}
+        return SpecialTokens(always, parsed, lstrip, rstrip)
+
+
+class NoVocab(Vocab):
+    """A model without a vocabulary: it reads and makes ids only."""
+
+    def __init__(self, n_tokens: int) -> None:
+        none: dict[str, object] = {f"{KEY}add_bos_token": False, f"{KEY}add_eos_token": False}
+        tokens = Tokens([""] * n_tokens, [0.0] * n_tokens, [TokenType.UNDEFINED] * n_tokens, {})
+        super().__init__("rwkv", Kind(Roles(), frame="none"), tokens, none)
+        self.kind = "none"
+
+    def tokenize(
+        self, text: str | bytes, add_special: bool = True, parse_special: bool = False, continued: bool = False
+    ) -> list[int]:
+        raise ModelError("the model has no vocabulary (tokenizer.ggml.model is none): it takes token ids, no text")
+
+    def detokenize(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = False) -> str:
+        raise ModelError("the model has no vocabulary (tokenizer.ggml.model is none): its token ids have no text")
+
+    @property
+    def nl(self) -> None:
+        return None

@@ -1,0 +1,65 @@
+"""Locks: what one thread at a time may use, and what becomes of it in a forked child."""
+
+from __future__ import annotations
+
+import os
+from _thread import RLock
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
+
+from .errors import BackendError
+
+
+class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
+    """A lock for `with`; the thread that holds it may take it again, others wait (Ctrl-C ends the wait).
+
+    Raises BackendError in a forked child where another thread of the parent held it: its work will never be done.
+    Entering and leaving are the C code of RLock: Ctrl-C comes before or after them, and never leaves it locked.
+    """
+
+    def __init__(self) -> None:
+        _locks.add(self)
+
+
+class _Lost(Lock):
+    def __enter__(self, *_: object) -> NoReturn:
+        raise BackendError("another thread was at work with this when the process was forked: make a new one here")
+
+
+_locks: WeakSet[Lock] = WeakSet()
+
+
+def _in_child() -> None:
+    for lock in list(_locks):
+        if lock.acquire(blocking=False):
+            lock.release()
+        else:
+            lock.__class__ = _Lost
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+class Locked(Protocol):
+    """What has a lock."""
+
+    @property
+    def lock(self) -> Lock: ...
+
+
+_S = TypeVar("_S", bound=Locked)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def locked(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """A method (or a function of something that has a lock) that holds the lock from beginning to end."""
+
+    @wraps(f)
+    def whole(self: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.lock:
+            return f(self, *args, **kwargs)
+
+    return whole

@@ -1,0 +1,100 @@
+"""`a[...]`: whole numbers, slices, `...` and None as a view, NumPy's way."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any, cast
+
+from ..errors import DTypeError, GGMLError, ShapeError
+from ..opdef import fail, record_view
+from ..tensor import Tensor
+from .view import VIEW
+
+Axis = tuple[int, int]  # elements, byte stride
+
+
+def item(a: Tensor, key: Any) -> Tensor:
+    """The view of `a` that NumPy's basic indexing gives; see `pyggml.operators.Operand`.
+
+    One element is of shape (1,): no tensor has less than one dimension. Blocks are taken whole: the last dimension of
+    a block type is sliced at multiples of its block size, without a step.
+    """
+    keys = _expanded(a, key)
+    axes: list[Axis] = []  # of the result, NumPy order
+    offset, dim = 0, a.rank  # the dimension of `a` (ne order) before the next key
+    for k in keys:
+        if k is None:
+            axes.append((1, 0))
+            continue
+        dim -= 1
+        start, axis = _along(a, dim, k)
+        offset += start
+        axes += [] if axis is None else [axis]
+    axes = axes or [(1, a.nb[0])]
+    if len(axes) > 4:
+        raise _refusal(a, ShapeError, f"the result would have {len(axes)} dimensions; tensors have at most four")
+    ne, nb = [n for n, _ in reversed(axes)], [step for _, step in reversed(axes)]
+    if a.dtype.block_size > 1 and (nb[0] != a.dtype.type_size or ne[0] % a.dtype.block_size):
+        raise _refusal(a, ShapeError, f"the last dimension of {a.dtype.name} must stay: its blocks lie along it")
+    rank = len(ne)
+    before = a.dtype.type_size
+    for i in range(4):  # dimensions of one element lie as in a dense tensor
+        if i >= rank:
+            ne.append(1)
+            nb.append(before)
+        elif not nb[i]:
+            nb[i] = before
+        before = nb[i] * (ne[i] if i or a.dtype.block_size == 1 else ne[0] // a.dtype.block_size)
+    n0, n1, n2, n3 = ne
+    b0, b1, b2, b3 = nb
+    return record_view(VIEW, a, {"offset": offset}, (n0, n1, n2, n3), (b0, b1, b2, b3), rank, offset)
+
+
+def _refusal(a: Tensor, error: type[GGMLError], text: str) -> Exception:
+    return fail(VIEW, (a,), error, f"index: {text}")
+
+
+def _expanded(a: Tensor, key: Any) -> list[Any]:
+    """One key for each dimension of `a`, and the Nones between them."""
+    keys = list(cast(tuple[Any, ...], key)) if isinstance(key, tuple) else [key]
+    gaps = [i for i, k in enumerate(keys) if k is Ellipsis]
+    n = sum(k is not None and k is not Ellipsis for k in keys)
+    if len(gaps) > 1:
+        raise _refusal(a, ShapeError, "only one ... is possible")
+    if n > a.rank:
+        raise _refusal(a, ShapeError, f"{n} indices for the {a.rank} dimensions of shape {a.shape}")
+    at = gaps[0] if gaps else len(keys)
+    return [*keys[:at], *[slice(None)] * (a.rank - n), *keys[at + 1 :]]
+
+
+def _along(a: Tensor, dim: int, key: Any) -> tuple[int, Axis | None]:
+    """What `key` leaves of dimension `dim` (ne order): the byte it starts at, and the axis (None: it is gone)."""
+    n, nb, axis = a.ne[dim], a.nb[dim], a.rank - 1 - dim
+    block = a.dtype.block_size if dim == 0 else 1
+    if isinstance(key, slice):
+        try:
+            start, stop, step = key.indices(n)
+        except (TypeError, ValueError) as e:
+            raise _refusal(a, ShapeError, f"{key}: {e}") from None
+        if step < 0:
+            raise _refusal(a, ShapeError, f"the step {step} of axis {axis} is negative: no view goes backwards")
+        count = len(range(start, stop, step))
+        if not count:
+            raise _refusal(a, ShapeError, f"{key} leaves nothing of the {n} elements of axis {axis}")
+        if block > 1 and (start % block or count % block or step > 1):
+            text = f"axis {axis} of {a.dtype.name} is cut at multiples of its {block} elements a block, not by {key}"
+            raise _refusal(a, ShapeError, text)
+        return start // block * nb, (count, nb * step)
+    try:
+        i = index(key)
+    except TypeError:
+        i = None
+    if i is None or isinstance(key, bool):
+        what = "a tensor" if isinstance(key, Tensor) else f"{key!r:.40}"
+        text = f"{what} is no whole number, slice, ... or None (get_rows takes rows by a list of numbers)"
+        raise _refusal(a, DTypeError, text)
+    if not -n <= i < n:
+        raise _refusal(a, ShapeError, f"{i} is out of range for axis {axis} with {n} elements")
+    if block > 1:
+        raise _refusal(a, ShapeError, f"the last dimension of {a.dtype.name} must stay: its blocks lie along it")
+    return i % n * nb, None

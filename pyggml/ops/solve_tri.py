@@ -1,0 +1,61 @@
+"""Systems of equations with a triangular matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..codec import Array
+from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..tensor import Ne, Tensor
+from ._common import F32, src
+from ._recurrence import check_rows, cost_of
+
+__all__ = [
+    "solve_tri",
+]
+
+
+def _shape(srcs: Srcs, params: Params) -> Ne:
+    a, b = src(srcs, 0), src(srcs, 1)
+    check_rows(srcs, ("a", "b"))
+    rule(a.ne[0] == a.ne[1], f"a must be square, not {list(a.ne[:2])}")
+    rule(a.ne[1:] == b.ne[1:], f"a and b must agree in ne[1:]: {list(a.ne[1:])} and {list(b.ne[1:])}")
+    known = params["left"] and params["lower"] and not params["uni"]
+    rule(known, "only left, lower, not uni is known, as in ggml")
+    return b.ne
+
+
+def _ref(a: Array, b: Array, left: bool, lower: bool, uni: bool) -> Array:
+    x = np.zeros(b.shape)
+    for i in range(a.shape[2]):
+        known = np.einsum("mnk,mnkc->mnc", a[:, :, i, :i], x[:, :, :i])
+        x[:, :, i] = (b[:, :, i] - known) / a[:, :, i, i, None]
+    return x
+
+
+def _cost(t: Tensor) -> Cost:
+    return cost_of(t.n_elements * src(t.src, 0).ne[0], t)
+
+
+SOLVE_TRI = OpDef(
+    name="solve_tri",
+    srcs=("a", "b"),
+    params=("left", "lower", "uni"),
+    shape=_shape,
+    dtypes={(F32, F32): F32},
+    ref=_ref,
+    kernel="solve_tri",
+    cost=_cost,
+    inplace=(1,),
+    label="solve(a, b)",
+)
+
+
+def solve_tri(a: Tensor, b: Tensor, left: bool = True, lower: bool = True, uni: bool = False) -> Tensor:
+    """x with a x = b, in NumPy's matrices, for the lower triangular part of `a` (ggml_solve_tri).
+
+    a: F32, ne [n, n, n2, n3]; what is above its diagonal is not looked at. b: F32, ne [n_columns, n, n2, n3]. Rows
+    dense. Result: as b. A zero on the diagonal gives infinities and NaN. left, lower, uni: as the defaults; ggml knows
+    no others. The inverses in chunked forms of linear attention. Raises ShapeError, DTypeError.
+    """
+    return record(SOLVE_TRI, (a, b), {"left": left, "lower": lower, "uni": uni})

@@ -1,0 +1,64 @@
+"""What the per-op cases of mul_mat do not show: errors, and that neither threads nor the number of columns matter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pyggml as gg
+from pyggml.backends.cpu import CpuBackend, isa_levels
+from pyggml.errors import BackendError, DTypeError, ShapeError
+
+RNG = np.random.default_rng(1)
+
+
+def product(w: gg.Tensor, x: np.ndarray, isa: str, n_threads: int) -> np.ndarray:
+    y = gg.mul_mat(w, w.ctx.from_numpy(x))
+    g = gg.Graph().build_forward_expand(y)
+    gg.compute(g, backend=CpuBackend(n_threads, isa))
+    return y.numpy().copy()
+
+
+@pytest.mark.parametrize("isa", list(isa_levels()))
+@pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0, gg.Q4_1])
+def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
+    w = gg.Context().from_numpy(RNG.standard_normal((300, 1024)), dtype)
+    x = RNG.standard_normal((140, 1024)).astype(np.float32)  # beyond the borders between the ways of product.c
+    one = product(w, x, isa, 1)
+    assert np.array_equal(one, product(w, x, isa, 2)), "the number of threads changes the result"
+    for n in (1, 7, 13, 33, 65, 128):
+        few = product(w, x[:n], isa, 2)
+        assert np.array_equal(few, product(w, x[:n], isa, 1)), f"{n} columns: the number of threads changes the result"
+        assert np.sum((few - one[:n]) ** 2) <= 1e-12 * np.sum(one[:n] ** 2)
+
+
+def test_shape_errors() -> None:
+    with gg.Context() as ctx:
+        a, b = ctx.new_tensor(gg.F32, (8, 3, 2)), ctx.new_tensor(gg.F32, (8, 5, 3))
+        with pytest.raises(ShapeError, match="repeats along dimensions 2 and 3"):
+            gg.mul_mat(a, b)
+        with pytest.raises(ShapeError, match="summed over dimension 0: 8 is not 3"):
+            gg.mul_mat(a, gg.transpose(a))
+        with pytest.raises(ShapeError, match="rows of a must be dense"):
+            gg.mul_mat(gg.transpose(a), ctx.new_tensor(gg.F32, (3, 5, 2)))
+        with pytest.raises(DTypeError):
+            gg.mul_mat(a, ctx.new_tensor(gg.I32, (8, 5)))
+        with pytest.raises(ShapeError, match="summed over dimension 1"):
+            gg.out_prod(a, b)
+        ids = ctx.new_tensor(gg.I32, (3, 7))
+        with pytest.raises(ShapeError, match="must divide the 3 experts"):
+            gg.mul_mat_id(a, ctx.new_tensor(gg.F32, (8, 2, 7)), ids)
+        with pytest.raises(ShapeError, match="one row of ids per token"):
+            gg.mul_mat_id(a, ctx.new_tensor(gg.F32, (8, 1, 6)), ids)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+@pytest.mark.parametrize("bad", [-1, 4])
+def test_id_out_of_range(bad: int, backend: str) -> None:
+    with gg.Context() as ctx:
+        a = ctx.from_numpy(RNG.standard_normal((4, 6, 32)).astype(np.float32))
+        b = ctx.from_numpy(RNG.standard_normal((5, 1, 32)).astype(np.float32))
+        ids = ctx.from_numpy(np.array([[0, 1], [2, 3], [1, bad], [0, 0], [3, 3]], np.int32))
+        g = gg.Graph().build_forward_expand(gg.mul_mat_id(a, b, ids))
+    with pytest.raises(BackendError, match=f"row index {bad} is out of range"):
+        gg.compute(g, backend=backend)

@@ -1,0 +1,426 @@
+"""Repacked weights (R16): every type, instruction set and way of computing against float64, the copies, and what
+replaces what. What is special about many columns is in test_repack_gemm.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pyggml as gg
+from pyggml.backends.cpu import CpuBackend, isa_levels
+from pyggml.backends.cpu.lower import lower
+from pyggml.backends.cpu.repack import can_repack, copy_of, repack
+from pyggml.backends.ref import compute_node
+from pyggml.buffers.alloc import steps_of
+from pyggml.buffers.buffer import Buffer
+
+from ..harness import FILL, check_guards, fill, gaussian, nmse, place
+
+TYPES = [t for t in gg.DType if t.is_quantized and t.name not in ("Q8_1", "Q8_K", "Q1_0")]  # which no kernel reads
+# Where a block's f16 d and m are; IQ1_M keeps d in the top nibbles of four words.
+HEADS = {
+    gg.Q2_K: (80, 82), gg.Q3_K: (108,), gg.Q6_K: (208,), gg.MXFP4: (), gg.NVFP4: (), gg.TQ1_0: (52,), gg.TQ2_0: (64,),
+    gg.Q4_1: (0, 2), gg.Q5_1: (0, 2), gg.Q4_K: (0, 2), gg.Q5_K: (0, 2), gg.IQ1_M: (),
+}  # fmt: skip
+ISAS = [isa for isa in isa_levels() if isa not in ("generic", "avx512")]  # the levels with kernels of their own
+TILES = [isa for isa in ISAS if isa == "amx"]  # those that multiply many columns in bf16, csrc/products/gemm/bf16.h
+
+
+def in_bf16(isa: str, n_cols: int) -> bool:
+    return isa in TILES and n_cols > 32
+
+
+def many(bf16: bool) -> float:
+    """NMSE of the ways for many columns. Fixed point: see test_repack_gemm.py. bf16: each operand is off by 2**-8 at
+    most (evenly spread, that makes a third), and one outlier may decide a result."""
+    return 2 * 2.0**-16 if bf16 else 1e-6
+
+
+# Where a block holds its codes; bytes of the least code and of the greatest (Q8_0's are signed, tables have values of
+# their own), these values in units of the scale, and the limit that gemm takes for them (gemm/fixed_weights.c).
+CODES: dict[gg.DType, tuple[slice, int, int, int, int, int]] = {
+    gg.Q8_0: (slice(2, 34), 0x80, 0x7F, -128, 127, 128),
+    gg.IQ4_NL: (slice(2, 18), 0x00, 0xFF, -127, 113, 127),
+    gg.IQ4_XS: (slice(8, 136), 0x00, 0xFF, -127, 113, 127),
+    gg.MXFP4: (slice(1, 17), 0xFF, 0x77, -12, 12, 12),
+} | {
+    dtype: (slice(*at), 0x00, 0xFF, -limit, limit - 1, limit)
+    for dtype, at, limit in (
+        (gg.Q4_0, (2, 18), 8),
+        (gg.Q4_1, (4, 20), 8),
+        (gg.Q5_0, (2, 22), 16),
+        (gg.Q5_1, (4, 24), 16),
+        (gg.Q2_K, (16, 80), 2),
+        (gg.Q3_K, (0, 96), 4),
+        (gg.Q4_K, (16, 144), 8),
+        (gg.Q5_K, (16, 176), 16),
+        (gg.Q6_K, (0, 192), 32),
+    )
+}
+# The others: least and greatest size of a value that is not 0, in units of the scale, and the elements of one scale.
+LEVELS = {
+    gg.IQ1_S: (7, 9, 16), gg.IQ1_M: (7, 9, 16), gg.IQ2_XXS: (8, 43, 16), gg.IQ2_XS: (8, 43, 16), gg.IQ2_S: (8, 43, 16),
+    gg.IQ3_XXS: (4, 62, 16), gg.IQ3_S: (1, 15, 16), gg.TQ1_0: (1, 1, 256), gg.TQ2_0: (1, 1, 256), gg.NVFP4: (1, 12, 16),
+}  # fmt: skip
+
+
+def limits(a: gg.Tensor) -> np.ndarray:
+    """For each weight what gemm takes for the largest that its block could hold: |scale| * limit + |shift|."""
+    if a.dtype in LEVELS:  # the scale is that of the smallest value at most
+        least, top, n = LEVELS[a.dtype]
+        w = np.abs(a.elements().astype(np.float64))
+        w = np.where(w == 0, np.inf, w).reshape(*w.shape[:-1], -1, n).min(-1)
+        return np.repeat(np.where(np.isinf(w), 0, w) / least * top, n, axis=-1)
+    at, least, greatest, low, high, limit = CODES[a.dtype]
+    ends: list[np.ndarray] = []
+    for code in (least, greatest):
+        raw = np.array(a.raw()).reshape(-1, a.dtype.type_size)
+        raw[:, at] = code
+        ends.append(gg.dequantize(raw.tobytes(), a.dtype, a.ne[::-1]).astype(np.float64))
+    scale = (ends[1] - ends[0]) / (high - low)
+    return np.abs(scale) * limit + np.abs(ends[1] - scale * high)
+
+
+def strip_steps(x: np.ndarray) -> np.ndarray:
+    """The step of each element's strip of 256 (gemm.h): its norm is below 46000 steps, a value below 32766."""
+    steps = np.empty_like(x)
+    for i in range(0, x.shape[-1], 256):
+        strip = np.abs(x[..., i : i + 256])
+        step = np.maximum(np.sqrt((strip**2).sum(-1)) / 46000, strip.max(-1) / 32766)
+        steps[..., i : i + 256] = step[..., None]
+    return steps
+
+
+def check(got: np.ndarray, y: gg.Tensor, want: np.ndarray, isa: str) -> None:
+    """Assert that a product `got` is as good as its way of computing promises, result by result.
+
+    Few columns: x as integers of 16 bits, a step of amax / 32512 for 32 elements, so every element is off by half a
+    step at most; then f32 sums. Over many results that makes an NMSE of 1e-9, with outliers 2e-9.
+    Many columns: an element of x is off by half a step of its strip at most (or as above: 32766 / 32512 times as much),
+    a weight by three halves (its scale, its shift and their sum are rounded); then f32 sums, too. In bf16 both are off
+    by 2**-8 of themselves. Over many results of many rows (all columns share the errors of a row): see `many`.
+    """
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    a, b, *rest = [t.elements().astype(np.float64) for t in y.src if t is not None]
+    w_max = limits(y.src[0])  # pyright: ignore[reportArgumentType]
+    if rest:  # mul_mat_id: the matrix and the column of each result
+        ids = rest[0][0, 0].astype(int)
+        w, x = a[0][ids], np.tile(b[0], (1, ids.shape[1] // b.shape[2], 1))[:, :, None]
+        got, want, w_max = got[0][:, :, None], want[0][:, :, None], w_max[0][ids]
+    else:
+        w, x = a, b
+    size = np.sqrt((w**2).mean(-1))[..., None, :] * np.sqrt((x**2).sum(-1))[..., None]  # of a result with random signs
+    error = ((got - want) ** 2).sum() / (size**2).sum()
+    if y.ne[1] * y.ne[2] > 16:
+        bf16 = in_bf16(isa, y.ne[1] * y.ne[2])
+        if bf16:
+            x_off, w_off = 2.0**-8 * np.abs(x), 2.0**-8 * np.abs(w)
+        else:
+            x_off, w_off = 0.505 * strip_steps(x), 1.5 * strip_steps(w_max)
+        off = x_off @ np.abs(w).swapaxes(-1, -2) + (x_off + np.abs(x)) @ w_off.swapaxes(-1, -2)
+        assert (np.abs(got - want) <= off + 2.0**-18 * np.abs(x) @ w_max.swapaxes(-1, -2) + 1e-30).all()
+        assert got.size < 200 or y.ne[0] < 16 or error <= many(bf16)
+    else:
+        step = np.repeat(np.abs(x).reshape(*x.shape[:-1], -1, 32).max(-1), 32, axis=-1) / 32512
+        assert (np.abs(got - want) <= (step * 0.501 + np.abs(x) * 2.0**-20) @ np.abs(w).swapaxes(-1, -2) + 1e-30).all()
+        assert got.size < 200 or error <= 1e-8
+
+
+def source(dtype: gg.DType, values: np.ndarray) -> gg.Tensor:
+    """A tensor of `values` (NumPy order) in guarded memory."""
+    t = gg.Context().new_tensor(dtype, values.shape[::-1])
+    place(t)
+    fill(t, values.reshape(t.ne[::-1]))
+    return t
+
+
+def run(y: gg.Tensor, isa: str, n_threads: int) -> np.ndarray:
+    """The node `y`, computed in guarded memory."""
+    place(y)
+    CpuBackend(n_threads, isa).compile(steps_of([y]), lambda s: s).run()
+    for t in (y, *y.src):
+        if t is not None and t.view_src is None:
+            check_guards(t)
+    return np.array(y.elements())
+
+
+def reference(y: gg.Tensor) -> np.ndarray:
+    place(y)
+    compute_node(y)
+    return np.array(y.elements())
+
+
+def symbols(y: gg.Tensor, isa: str) -> int:
+    """The address of the kernel that computes y."""
+    return int(lower(steps_of([y]), lambda s: s, isa, 1).ops[:8].view(np.uint64)[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_products(dtype: gg.DType, isa: str) -> None:
+    """All column counts around the borders of tiles and of the two ways; parts of row groups; several super-blocks."""
+    rng = np.random.default_rng(dtype.gguf_id)
+    for k, m in ((dtype.block_size, 1), (3 * dtype.block_size, 16), (256 + 2 * dtype.block_size, 70)):
+        w = source(dtype, gaussian(rng, (m, k)))
+        assert repack([w], isa=isa) == 1
+        for n in (1, 2, 3, 4, 5, 8, 15, 16, 17, 24, 25, 31, 40, 70):
+            y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, k))))
+            want = reference(y)
+            one, two = run(y, isa, 1), run(y, isa, 2)
+            check(two, y, want, isa)
+            assert np.array_equal(one, two), "the number of threads changed the result"
+
+
+def any_blocks(dtype: gg.DType, rng: np.random.Generator, greatest: bool, d: Callable[[int], np.ndarray]) -> gg.Tensor:
+    """48 rows of 512 with any codes and sub-scales, as no quantiser writes them, or the greatest ones only, and the d
+    and m of d(number of blocks)."""
+    w = source(dtype, np.zeros((48, 512)))
+    blocks = w.raw().reshape(-1, dtype.type_size)
+    top = 127 if dtype is gg.Q8_0 else 255
+    blocks[...] = top if greatest else rng.integers(0, 256, blocks.shape)
+    for at in HEADS.get(dtype, (0,)):
+        blocks[:, at : at + 2] = d(len(blocks)).astype(np.float16).view(np.uint8).reshape(-1, 2)
+    if dtype is gg.IQ1_M:
+        bits = d(len(blocks)).astype(np.float16).view(np.uint16)[:, None]
+        words = blocks[:, 48:].copy().view(np.uint16)
+        blocks[:, 48:] = (words & 0xFFF | bits >> np.arange(0, 16, 4, np.uint16) << 12).view(np.uint8)
+    if dtype is gg.MXFP4:
+        blocks[:, 0] = rng.integers(120, 130, len(blocks))
+    return w
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_any_bytes(dtype: gg.DType, isa: str) -> None:
+    """Codes and sub-scales of all values, and the greatest only; d and m of similar size, subnormal, and 0."""
+    rng = np.random.default_rng(dtype.gguf_id + 100)
+    heads: list[Callable[[int], np.ndarray]] = [
+        lambda n: rng.uniform(-1, 1, n),
+        lambda n: rng.integers(-9, 10, n) * 2.0**-24,
+        lambda n: np.where(rng.random(n) < 0.3, 0, rng.uniform(0.5, 1, n)),
+    ]
+    for d in heads:
+        for greatest in (False, True):
+            w = any_blocks(dtype, rng, greatest, d)
+            assert repack([w], isa=isa) == 1
+            for n in (1, 7, 33, 48):
+                y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, 512))))
+                want = reference(y)
+                check(run(y, isa, 2), y, want, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("n", [1, 3])
+def test_extremes(isa: str, n: int) -> None:
+    """The smallest weight code, zero blocks, tiny and huge columns, the smallest and large exponents of MXFP4."""
+    rng = np.random.default_rng(3)
+    x = gaussian(rng, (n, 128))
+    x[:, 32:64] = 0
+    half = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
+    cases = []
+    for codes in (np.full(32, 0x80), np.full(32, 0x7F), rng.integers(0, 256, 32)):
+        w = source(gg.Q8_0, np.zeros((20, 128)))
+        w.raw().reshape(-1, 34)[...] = [*half, *codes]
+        w.raw().reshape(-1, 34)[::3] = 0
+        cases.append(w)
+    for exponent in (0, 1, 2, 127, 190):
+        w = source(gg.MXFP4, np.zeros((20, 128)))
+        w.raw()[...] = rng.integers(0, 256, w.nbytes)
+        w.raw().reshape(-1, 17)[:, 0] = exponent
+        cases.append(w)
+    assert repack(cases, isa=isa) == len(cases)
+    for w in cases:
+        for scale in (1.0, 1e-20, 1e6):
+            y = gg.mul_mat(w, source(gg.F32, x * scale))
+            want = reference(y)
+            check(run(y, isa, 1), y, want, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_not_finite(isa: str) -> None:
+    """NaN and infinities in a column make that column NaN, and no other."""
+    rng = np.random.default_rng(4)
+    w = source(gg.Q4_K, gaussian(rng, (40, 512)))
+    assert repack([w], isa=isa) == 1
+    x = gaussian(rng, (4, 512))
+    before = run(gg.mul_mat(w, source(gg.F32, x)), isa, 2)[0, 0]
+    for i, bad in enumerate((np.nan, np.inf, -np.inf)):
+        x[i, 100 * i + 7] = bad
+    after = run(gg.mul_mat(w, source(gg.F32, x)), isa, 2)[0, 0]
+    assert np.isnan(after[:3]).all() and np.array_equal(after[3], before[3])
+
+
+@st.composite
+def id_cases(draw: st.DrawFn) -> tuple[gg.DType, int, int, int, int, int, int, int]:
+    dtype = draw(st.sampled_from(TYPES))
+    n_used = draw(st.integers(1, 4))
+    n_b = draw(st.sampled_from([i for i in range(1, n_used + 1) if n_used % i == 0]))
+    n_tokens = draw(st.integers(1, 3) | st.integers(4, 90))
+    k = dtype.block_size * draw(st.integers(1, 3))
+    return dtype, k, draw(st.integers(1, 70)), draw(st.integers(1, 8)), n_used, n_b, n_tokens, draw(st.integers(0, 99))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_experts(isa: str) -> None:
+    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    @given(id_cases(), st.sampled_from([1, 2]))
+    def check_experts(case: tuple[gg.DType, int, int, int, int, int, int, int], n_threads: int) -> None:
+        dtype, k, m, n_expert, n_used, n_b, n_tokens, seed = case
+        rng = np.random.default_rng(seed)
+        w = source(dtype, gaussian(rng, (n_expert, m, k)))
+        assert repack([w], isa=isa) == 1
+        ids = source(gg.I32, rng.integers(0, n_expert, (n_tokens, n_used)))
+        y = gg.mul_mat_id(w, source(gg.F32, gaussian(rng, (n_tokens, n_b, k))), ids)
+        want = reference(y)
+        check(run(y, isa, n_threads), y, want, isa)
+
+    check_experts()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_expert_out_of_range(isa: str) -> None:
+    w = source(gg.Q4_0, np.ones((3, 8, 32)))
+    assert repack([w], isa=isa) == 1
+    y = gg.mul_mat_id(w, source(gg.F32, np.ones((1, 1, 32))), source(gg.I32, np.array([[3]])))
+    with pytest.raises(gg.BackendError, match="row index 3 is out of range"):
+        run(y, isa, 2)
+
+
+@pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16])
+def test_columns_of_any_layout(dtype: gg.DType) -> None:
+    rng = np.random.default_rng(6)
+    w = source(gg.Q5_K, rng.standard_normal((33, 512)))
+    repack([w])
+    b = source(dtype, rng.standard_normal((2, 1, 3, 512)))
+    for view in (b, gg.permute(b, 0, 2, 1, 3), gg.permute(b, 0, 3, 2, 1)):
+        y = gg.mul_mat(w, view)
+        want = reference(y)
+        check(run(y, ISAS[-1], 2), y, want, ISAS[-1])
+
+
+def test_who_reads_the_copy() -> None:
+    """Products of the tensor itself do; views of it, other ops and levels without such kernels read the tensor."""
+    rng = np.random.default_rng(7)
+    w = source(gg.Q4_0, rng.standard_normal((32, 64)))
+    x = source(gg.F32, rng.standard_normal((1, 64)))
+    y = gg.mul_mat(w, x)
+    place(y)
+    before = {isa: symbols(y, isa) for isa in isa_levels()}
+    assert copy_of(w) is None and repack([w]) == 1
+    copy = copy_of(w)
+    assert copy is not None and copy.buft == "CPU_REPACK" and copy.base % 64 == 0
+    assert repack([w]) == 0 and copy_of(w) is copy, "a copy that plans point to was replaced"
+    for isa in isa_levels():
+        assert (symbols(y, isa) == before[isa]) == (isa == "generic")
+    view = gg.mul_mat(gg.view_2d(w, 64, 16, w.nb[1], 0), x)
+    want = reference(view)
+    assert nmse(run(view, ISAS[-1], 1), want) < 1e-12
+    rows = gg.get_rows(w, source(gg.I32, np.array([3])))
+    assert np.array_equal(run(rows, ISAS[-1], 1), reference(rows))
+    del y, view, rows, w
+    gc.collect()
+
+
+def test_what_has_no_copy() -> None:
+    ctx = gg.Context()
+
+    def tensor(dtype: gg.DType, *ne: int) -> gg.Tensor:
+        t = ctx.new_tensor(dtype, ne)
+        place(t)
+        return t
+
+    stored = tensor(gg.Q4_0, 64, 32)
+    for t in (
+        tensor(gg.F32, 64, 32),
+        tensor(gg.F16, 64, 32),
+        tensor(gg.Q4_0, 64, 2, 2, 2),
+        gg.view_2d(stored, 32, 32, stored.nb[1], 0),
+    ):
+        assert not can_repack(t, ISAS[-1]) and repack([t]) == 0 and copy_of(t) is None
+    assert can_repack(stored, "avx2") and not can_repack(stored, "generic")
+    with pytest.raises(gg.BackendError, match="n_threads"):
+        repack([stored], n_threads=0)
+    with pytest.raises(gg.BackendError, match="altivec"):
+        repack([stored], isa="altivec")
+
+
+def test_progress_and_cancelling() -> None:
+    tensors = [source(gg.Q8_0, np.ones((32, 64))) for _ in range(4)]
+    seen: list[float] = []
+
+    def until_half(done: float) -> None:
+        seen.append(done)
+        if done >= 0.5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repack(tensors, until_half)
+    assert seen == [0.0, 0.25, 0.5] and [copy_of(t) is not None for t in tensors] == [True, True, False, False]
+    assert repack(tensors) == 2
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3])
+def test_threads_pack_the_same(n_threads: int) -> None:
+    """A matrix of several chunks, whose last group is not full: the same bytes from any number of threads."""
+    values = np.random.default_rng(8).standard_normal((1030, 2048))
+    a, b = source(gg.Q4_0, values), source(gg.Q4_0, values)
+    repack([a], n_threads=1)
+    repack([b], n_threads=n_threads)
+    one, two = copy_of(a), copy_of(b)
+    assert one is not None and two is not None and np.array_equal(one.memory, two.memory)
+    assert one.size == -(-1030 // 16) * 64 * 288
+
+
+def resident(memory: np.ndarray) -> int:
+    """Pages of a mapped file that this process has in memory."""
+    address = memory.__array_interface__["data"][0]
+    with open("/proc/self/smaps") as f:
+        inside = False
+        for line in f:
+            head = line.split()[0]
+            if "-" in head and not head.endswith(":"):
+                first, last = (int(x, 16) for x in head.split("-"))
+                inside = first <= address < last
+            elif inside and head == "Rss:":
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux's /proc")
+def test_pages_are_given_back(tmp_path: Path) -> None:
+    """The whole pages of a repacked tensor leave memory, its neighbours stay, and its bytes are still there to read."""
+    nbytes = 4096 * 18 * 16
+    data = np.random.default_rng(9).integers(0, 60, nbytes + 8192, dtype=np.uint8)
+    path = tmp_path / "weights"
+    path.write_bytes(data.tobytes())
+    with open(path, "rb") as f:
+        mapped = np.frombuffer(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    t = gg.Context().new_tensor(gg.Q4_0, (1024, nbytes // 576))
+    t.buffer, t.offset = Buffer(mapped, "CPU_MMAP"), 4096 + 64
+    assert int(mapped.sum(dtype=np.int64)) == int(data.sum(dtype=np.int64))
+    assert resident(mapped) >= nbytes
+    assert repack([t]) == 1
+    assert resident(mapped) <= 8 * 4096
+    assert np.array_equal(mapped, data)
+
+
+def test_memory_outside_is_untouched() -> None:
+    """Packing writes its own bytes only."""
+    from pyggml.backends._pggml import ffi, lib
+
+    for dtype in TYPES:
+        w = source(dtype, gaussian(np.random.default_rng(1), (21, 512)))
+        size = lib.pg_r16_bytes(dtype.gguf_id, 512, 21)
+        out = np.full(size + 128, FILL, np.uint8)
+        address: Callable[[int], object] = lambda at, out=out: ffi.cast("void *", out.ctypes.data + at)  # noqa: E731
+        lib.pg_r16_pack(dtype.gguf_id, ffi.cast("void *", w.data), w.nb[1], 512, 21, address(64), 0, 2)
+        assert (out[:64] == FILL).all() and (out[64 + size :] == FILL).all()

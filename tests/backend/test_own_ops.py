@@ -1,0 +1,173 @@
+"""Ops in Python, ops and backends of other packages."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pyggml as gg
+from pyggml.errors import user_site
+from pyggml.opdef import OPS
+
+from . import device
+from .own_op import Package
+
+X = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_a_function_is_a_node(backend: str) -> None:
+    def f(dst: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+        assert a.shape == (8, 3) and b.shape == (3,) and not a.flags.writeable
+        dst[:] = np.sort(a @ b)
+
+    x = gg.Context().from_numpy(X)
+    b = np.arange(3, dtype=np.float32)
+    y = gg.map_custom(f, gg.cont(x.T), x.ctx.from_numpy(b, gg.BF16), ne=8) * 2
+    np.testing.assert_allclose(gg.eval(y, backend=backend, n_threads=2), 2 * np.sort(X.T @ b), rtol=1e-5)
+    for dtype in (gg.I32, gg.F16, gg.BF16, gg.Q8_0):  # results that NumPy has, and that it has not
+        z = gg.map_custom(lambda dst: dst.fill(3), ne=(32, 2), dtype=dtype, ctx=x.ctx)
+        np.testing.assert_allclose(gg.eval(z, backend=backend), np.full((2, 32), 3.0), rtol=0.01)
+
+
+def test_tasks_share_the_work() -> None:
+    seen: set[tuple[int, int, int]] = set()
+    meet = threading.Barrier(2, timeout=20)
+
+    def f(dst: np.ndarray, a: np.ndarray, ith: int, nth: int) -> None:
+        if nth == 2:
+            meet.wait()
+        seen.add((ith, nth, threading.get_ident()))
+        dst[ith::nth] = -a[ith::nth]
+
+    y = gg.map_custom(f, gg.Context().from_numpy(X), n_tasks=None)
+    sched = gg.Scheduler(("cpu",), n_threads=2)
+    sched.compute(gg.Graph().build_forward_expand(y))
+    np.testing.assert_array_equal(y.numpy(), -X)
+    n = sched.backends["cpu"].n_threads
+    assert {(i, k) for i, k, _ in seen} == {(i, n) for i in range(n)} and len({t for *_, t in seen}) == n
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+@pytest.mark.parametrize("n_tasks", [1, None])
+def test_an_exception_comes_out_of_the_run(backend: str, n_tasks: int | None) -> None:
+    def f(*arrays: np.ndarray, **task: int) -> None:
+        raise KeyError("no such thing")
+
+    x = gg.Context().from_numpy(X, name="x")
+    site = user_site()
+    y = gg.map_custom(f, x, n_tasks=n_tasks) + 1
+    with pytest.raises(gg.BackendError) as e:
+        gg.eval(y, backend=backend, n_threads=2)
+    assert isinstance(e.value.__cause__, KeyError)
+    text = str(e.value)
+    assert "map_custom" in text and "no such thing" in text and f"{site[0]}:{site[1] + 1}" in text and "x: F32" in text
+
+
+def test_ctrl_c_in_a_function_is_ctrl_c() -> None:
+    def f(dst: np.ndarray) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gg.eval(gg.map_custom(f, ne=1, ctx=gg.Context()))
+
+
+def test_a_function_may_compute_another_graph_but_not_its_own() -> None:
+    x = gg.Context().from_numpy(X)
+    inner = gg.Graph().build_forward_expand(gg.sqr(x))
+
+    def f(dst: np.ndarray, a: np.ndarray) -> None:
+        gg.compute(inner, n_threads=2)
+        dst[:] = inner.nodes[-1].numpy()
+
+    y = gg.map_custom(f, x)
+    np.testing.assert_allclose(gg.eval(y, n_threads=2), X * X, rtol=1e-6)
+    own = gg.Graph()
+
+    def again(dst: np.ndarray) -> None:
+        gg.compute(own, n_threads=2)
+
+    own.build_forward_expand(gg.map_custom(again, ne=1, ctx=x.ctx))
+    with pytest.raises(gg.BackendError, match="by one of its own nodes"):
+        gg.compute(own, n_threads=2)
+
+
+def test_wrong_arguments_of_map_custom() -> None:
+    x = gg.Context().from_numpy(X)
+    for call, text in (
+        (lambda: gg.map_custom(3, x), "fn must be a function"),  # pyright: ignore[reportArgumentType]
+        (lambda: gg.map_custom(print, x, X), "src1 must be a Tensor"),  # pyright: ignore[reportArgumentType]
+        (lambda: gg.map_custom(print, *[x] * 11), "at most 10"),
+        (lambda: gg.map_custom(print), "needs a tensor or ne"),
+        (lambda: gg.map_custom(print, x, dtype=gg.BF16, n_tasks=None), "n_tasks must be 1"),
+        (lambda: gg.map_custom(print, x, n_tasks=0), "n_tasks must be"),
+        (lambda: gg.map_custom(print, x, ne=(0,)), "positive"),
+        (lambda: gg.map_custom(print, x, dtype="f32"), "no pyggml.DType"),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(gg.GGMLError, match=text):
+            call()
+
+
+def test_an_op_of_another_package(tmp_path: Path) -> None:
+    own = Package(tmp_path)
+    try:
+        x = gg.Context().from_numpy(X)
+        y = own.hypot(gg.sqr(x), x, 0.5)
+        want = 0.5 * np.hypot(X * X, X)
+        for backend in ("cpu", "ref"):
+            np.testing.assert_allclose(gg.eval(y, backend=backend, n_threads=2), want, rtol=1e-5)
+        with pytest.raises(gg.ShapeError, match="of one shape"):
+            own.hypot(x, x.T)
+        with pytest.raises(gg.DTypeError, match="b cannot be F16 beside a of F32; it may be F32"):
+            own.hypot(x, gg.cast(x, gg.F16))
+        with pytest.raises(gg.BackendError, match="NULL"):
+            gg.register_kernel(own.op, 0, gg.F32)
+        assert "hypot" in gg.dump_dot(gg.Graph().build_forward_expand(y))
+    finally:
+        del OPS["hypot"]
+
+
+def network(ctx: gg.Context) -> tuple[gg.Graph, gg.Tensor]:
+    w, x = ctx.from_numpy(X, name="w"), ctx.from_numpy(X[:2] + 1, name="x")
+    h = gg.silu(gg.mul_mat(w, x) * 0.5)
+    cache = ctx.new_tensor(gg.F32, (3, 4), "cache")
+    cache.set(np.zeros((4, 3)))
+    stored = gg.cpy(h, cache[1:3])
+    y = gg.mul_mat(stored, gg.sqr(h)) + gg.mul_mat(cache[1:3], h)
+    return gg.Graph().build_forward_expand(gg.soft_max(y)), h
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sets(st.integers(0, 12)), st.permutations(["device", "cpu", "ref"]))
+def test_a_backend_of_another_package(pins: set[int], order: list[str]) -> None:
+    device.register()
+    want_graph, _ = network(gg.Context())
+    gg.compute(want_graph)
+    g, _ = network(gg.Context())
+    sched = gg.Scheduler(order)
+    for i in pins:
+        t = g.nodes[i] if i < g.n_nodes else g.nodes[-1]
+        if t.op in ("mul_mat", "add", "scale", "sqr"):
+            sched.set_tensor_backend(t, "device")
+    sched.compute(g)
+    np.testing.assert_allclose(g.nodes[-1].numpy(), want_graph.nodes[-1].numpy(), rtol=1e-4)
+    if order[0] == "device":
+        assert "split 0 on device" in sched.assignment(g) and sched.buffer_size("device") > 0
+
+
+def test_a_device_alone() -> None:
+    device.register()
+    ctx = gg.Context()
+    x = ctx.new_tensor(gg.F32, (8, 3), "x").set_input()
+    y = gg.sqr(x)
+    for _ in range(2):
+        np.testing.assert_array_equal(gg.eval(y, inputs={x: X}, backend="device"), X * X)
+    with pytest.raises(gg.BackendError, match="device"):
+        gg.eval(gg.silu(y), backend="device")
+    with pytest.raises(gg.BackendError, match="can write into cache"):
+        gg.eval(gg.cpy(x, ctx.from_numpy(X, name="cache")), inputs={x: X}, backend="device")

@@ -1,0 +1,84 @@
+"""The way back: folder -> GGUF -> folder has the same tensors and the same tokenizer; what has none says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.codec import bf16_to_f32
+from pyggml.errors import ModelError
+from pyggml.hf.config import Config
+from pyggml.hf.export import export_folder
+from pyggml.hf.families import PAGES
+from pyggml.hf.safetensors import open_folder
+from pyggml.hf.tokenizer import read_tokenizer
+from pyggml.llm.model import load_model
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+from pyggml.llm.vocab import Vocab
+
+from ..conftest import shared_dir
+
+FOLDERS = shared_dir() / "golden" / "hf"
+pytestmark = pytest.mark.skipif(not FOLDERS.is_dir(), reason=f"no golden data in {FOLDERS}")
+PAGES_BACK = ("llama", "plain", "gemma", "gpt", "moe", "mla")  # of families with a way back
+OTHERS = ("gemma-embedding",)  # a model_type that two classes have
+
+
+def _type(name: str) -> str:
+    return Config.of_folder(FOLDERS / name).model_type
+
+
+NAMES = [p.name for p in sorted(FOLDERS.glob("*/")) if p.name not in OTHERS]
+NAMES = [n for n in NAMES if any(_type(n) in PAGES[page] for page in PAGES_BACK)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    write_quantized(plan_quantization(FOLDERS / name, None), tmp_path / "m.gguf")
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    want, got = open_folder(FOLDERS / name), open_folder(tmp_path / "back")
+    assert set(want) == set(got)
+    for t in want.values():
+        assert (t.shape, t.dtype) == (got[t.name].shape, got[t.name].dtype)
+        a, b = bf16_to_f32(t.stored()), bf16_to_f32(got[t.name].stored())
+        # Norms are one more than what is stored, in F32: what lies below its last bit is gone.
+        assert np.array_equal(a, b) or np.abs(a - b).max() <= 2.0**-24, t.name
+    assert Config.of_folder(tmp_path / "back").model_type == _type(name)
+
+
+@pytest.mark.parametrize("folder", ["llama", "qwen2", "llama31", "gpt2"])
+def test_the_tokenizer_comes_back(folder: str, tmp_path: Path) -> None:
+    write_quantized(plan_quantization(FOLDERS / folder, None), tmp_path / "m.gguf")
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    vocab = Vocab.from_gguf(read_tokenizer(tmp_path / "back", Config.of_folder(tmp_path / "back")))
+    kinds: dict[str, Any] = json.loads((FOLDERS / "tokens.json").read_text())
+    kind = next(k for k in kinds.values() if folder in k["folders"])
+    for text, ids in kind["cases"]:
+        assert vocab.tokenize(text, add_special=False, parse_special=True) == ids
+
+
+def test_of_quantized_weights(tmp_path: Path) -> None:
+    """They come back as BF16 of what they stand for."""
+    write_quantized(plan_quantization(FOLDERS / "mixtral", "Q8_0"), tmp_path / "m.gguf")
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    quantized, back = (load_model(tmp_path / path, repack=False).tensors for path in ("m.gguf", "back"))
+    for name in ("blk.1.attn_q.weight", "blk.0.ffn_down_exps.weight", "output.weight"):
+        a, b = quantized[name].numpy(), back[name].numpy()
+        assert np.abs(a - b).max() <= np.abs(a).max() * 2.0**-8
+
+
+def test_no_way_back(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is there already"):
+        export_folder(_written("qwen2", tmp_path), tmp_path)
+    with pytest.raises(ModelError, match=r"how mamba2 spells the tensor .* is not known"):
+        export_folder(_written("mamba2", tmp_path), tmp_path / "back")
+    assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".gguf")] == []
+
+
+def _written(name: str, folder: Path) -> Path:
+    write_quantized(plan_quantization(FOLDERS / name, None), folder / f"{name}.gguf")
+    return folder / f"{name}.gguf"

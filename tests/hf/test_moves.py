@@ -1,0 +1,55 @@
+"""Every move that a family declares has its inverse."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from pyggml.hf.families import PAGES
+from pyggml.hf.family import Family
+from pyggml.hf.moves import ROW, Move, Sizes, Split, Value
+
+SIZES = Sizes(n_head=4, n_head_kv=2, head_k=6, head_v=6, n_rot=6, ints=lambda key, default=0: 4)
+FAMILIES: list[Family] = [f for page in PAGES for f in import_module(f"pyggml.hf.families.{page}").FAMILIES]
+Any = Move | Value | Split
+MOVES: dict[int, tuple[str, Any]] = {}
+for _f in FAMILIES:
+    for _role, _steps in [*_f.moves.items(), *_f.splits.items()]:
+        MOVES |= {id(m): (_role, m) for m in (_steps if isinstance(_steps, tuple) else (_steps,))}
+SHAPES = [(48, 6), (24, 10), (40, 6), (3, 24, 8), (24, 1, 4), (1, 24), (24,)]
+# Dims of tensors that these are for.
+DIMS = {"ssm_conv1d.weight": 3, "shortconv.conv.weight": 3, "ssm_norm": 1, "ssm_a": 1, "ssm_d": 1}
+DIMS |= {"self_attn.kv_b_proj.weight": 2, "linear_attn.in_proj_qkvz.weight": 2}
+
+
+del MOVES[id(next(f for f in FAMILIES if "xlm-roberta" in f.types).moves["position_embd"])]  # takes rows off
+
+
+@pytest.mark.parametrize(("role", "move"), MOVES.values(), ids=[role for role, _ in MOVES.values()])
+def test_there_and_back(role: str, move: Any) -> None:
+    rng = np.random.default_rng(0)
+    worked = 0
+    for shape in SHAPES:
+        a = -rng.integers(1, 50, shape).astype(np.float32) / 8
+        if len(shape) != DIMS.get(role, len(shape)) or (move is ROW and shape[0] != 1):
+            continue
+        if isinstance(move, Value):
+            assert np.allclose(move.there(move.back(a)), a, rtol=1e-6)
+            worked += 1
+            continue
+        try:
+            if isinstance(move, Split):
+                parts = move.there(a, SIZES)
+                assert [p.shape for p in parts] == move.shapes(shape, SIZES)
+                back = move.back(parts, SIZES)
+            else:
+                there = move.there(a, SIZES)
+                assert there.shape == move.shape(shape, SIZES)
+                back = move.back(there, SIZES)
+        except (ValueError, IndexError):
+            continue  # it is for tensors of another shape
+        assert np.array_equal(back, a)
+        worked += 1
+    assert worked

@@ -1,0 +1,240 @@
+"""Taps show what is computed and change nothing; edits are seen by all that reads what they changed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pyggml as gg
+from pyggml.errors import DTypeError, GraphError, ShapeError
+from pyggml.inspect.taps import Edit, Tap
+from pyggml.llm.model import Model, load_model
+
+IDS = [5, 6, 7, 250, 9, 11, 30]
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Model:
+    return load_model(tiny)
+
+
+def logits(model: Model, ids: list[int] = IDS, **options: Any) -> Any:
+    ctx = model.new_context(n_ctx=64, type_k=gg.F32, type_v=gg.F32, **options)
+    ctx.decode(ids)
+    return ctx.logits.copy()
+
+
+def names_of(model: Model) -> list[str]:
+    """Of the nodes that compute something, or view it."""
+    return sorted({t.name for t in model.new_context(n_ctx=64).build_graph(len(IDS)).nodes})
+
+
+def test_every_node_is_as_the_reference_has_it(model: Model) -> None:
+    with model.tap("*") as cpu:
+        logits(model)
+    with model.tap("*") as ref:
+        logits(model, backend="ref")
+    assert list(cpu) == list(ref) and sorted(cpu) == names_of(model)
+    for name, (want,) in ref.items():
+        (got,) = cpu[name]
+        if "cache" not in name:  # the other cells hold whatever they held
+            scale = float(np.abs(want[np.isfinite(want)]).max(initial=0))
+            np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * scale, err_msg=name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_looking_changes_nothing(model: Model, data: st.DataObject) -> None:
+    """But for attention's rounding where its scores are looked at."""
+    options: Any = {"n_threads": data.draw(st.sampled_from((1, 2))), "flash_attn": data.draw(st.booleans())}
+    options["n_ubatch"] = data.draw(st.sampled_from((64, 3)))
+    chosen = data.draw(st.lists(st.sampled_from(names_of(model)), min_size=1, max_size=5, unique=True))
+    want = logits(model, **options)
+    with model.tap(*chosen) as t:
+        got = logits(model, **options)
+    assert {*t} <= {*chosen} and (options["flash_attn"] or {*t} == {*chosen})
+    assert all(len(arrays) == (3 if options["n_ubatch"] == 3 else 1) for arrays in t.values())
+    if any("k" in name.split("-")[0] for name in chosen):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    else:
+        assert np.array_equal(got, want)
+    assert np.array_equal(logits(model, **options), want)  # and no one looks any more
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_edits_are_seen(model: Model, data: st.DataObject) -> None:
+    """A change of any node has the same effect on the cpu, with all its fusions, as on the reference."""
+    name = data.draw(st.sampled_from([n for n in names_of(model) if "cache" not in n]))
+
+    def change(x: Any) -> Any:
+        x[...] = np.where(np.isfinite(x), x * 0.5, x)
+
+    with model.edit(name, change) as e:
+        got = logits(model)
+    with model.edit(name, change):
+        want = logits(model, backend="ref")
+    assert e.n == 1
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * float(np.abs(want).max()))
+
+
+def test_scores_with_flash_attention(model: Model) -> None:
+    with model.tap("kq_soft_max_ext-1") as t:
+        got = logits(model, flash_attn=True)
+    (weights,) = t["kq_soft_max_ext-1"]
+    assert weights.shape == (4, len(IDS), 256)
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-6)
+    np.testing.assert_allclose(got, logits(model), rtol=0, atol=1e-5)
+
+
+def test_what_is_returned_replaces(model: Model) -> None:
+    plain = logits(model)
+    with model.edit("l_out-0", lambda x: np.zeros_like(x)), model.tap("l_out-0") as t:
+        assert not np.array_equal(logits(model), plain)
+    assert not t["l_out-0"][0].any()  # later watchers see what earlier ones made of it
+    with (
+        pytest.raises(ShapeError, match=r"edit of l_out-0.*\(1, 32\), not \(7, 32\)"),
+        model.edit("l_out-0", lambda x: x[:1]),
+    ):
+        logits(model)
+    assert np.array_equal(logits(model), plain)
+
+
+def test_an_edit_that_fails_leaves_the_cache_as_it_was(model: Model) -> None:
+    ctx = model.new_context(n_ctx=64)
+    ctx.decode(IDS)
+
+    def fail(x: Any) -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"), model.edit("l_out-1", fail):
+        ctx.decode([5])
+    assert ctx.memory.seq_pos_max(0) == len(IDS) - 1
+    ctx.decode([5])
+    assert np.isfinite(ctx.logits).all() and ctx.memory.seq_pos_max(0) == len(IDS)
+
+
+def test_callback_sees_the_memory(model: Model) -> None:
+    seen: list[tuple[str, Any]] = []
+    with model.tap("l_out-*", callback=lambda name, x: seen.append((name, x))):
+        logits(model)
+    assert [name for name, _ in seen] == ["l_out-0", "l_out-1"]
+    assert not any(x.flags.writeable for _, x in seen)
+
+
+def test_generation_is_steered(model: Model) -> None:
+    """Contexts that are made later, and graphs that serve a range of n_kv, are watched, too."""
+    plain = "".join(model.generate("abc", 60, temp=0.0))
+    with model.tap("result_norm") as t:
+        assert "".join(model.generate("abc", 60, temp=0.0)) == plain
+    assert len(t["result_norm"]) >= 60
+    with model.edit("result_norm", np.negative):
+        assert "".join(model.generate("abc", 60, temp=0.0)) != plain
+    assert "".join(model.generate("abc", 60, temp=0.0)) == plain
+
+
+def test_of_several_nodes_of_one_name_the_last() -> None:
+    """Product and sum of a linear layer with bias are called the same."""
+    with gg.Context() as c:
+        x = c.from_numpy(np.ones((2, 4), np.float32))
+        y = gg.scale(x, 2.0).set_name("y")
+        z = gg.add(y, x).set_name("y")
+        graph = gg.Graph().build_forward_expand(gg.scale(z, 10.0))
+    scheduler = gg.Scheduler(("cpu",))
+    with Tap(scheduler.watches, ("y",)) as t, Edit(scheduler.watches, ("y",), lambda a: a + 1):
+        scheduler.compute(graph)
+    assert t["y"][0].tolist() == [[3.0] * 4] * 2
+    assert graph.nodes[-1].numpy().tolist() == [[40.0] * 4] * 2
+
+
+def test_block_types_are_stored_back() -> None:
+    """A node of a type that NumPy does not have."""
+    with gg.Context() as c:
+        x = c.from_numpy(np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32))
+        half = gg.cast(x, gg.BF16).set_name("half")
+        graph = gg.Graph().build_forward_expand(gg.cast(half, gg.F32))
+    scheduler = gg.Scheduler(("cpu",))
+
+    def double(a: Any) -> None:
+        a *= 2
+
+    with Edit(scheduler.watches, ("half",), double):
+        scheduler.compute(graph)
+    np.testing.assert_allclose(graph.nodes[-1].numpy(), 2 * x.numpy(), atol=1e-2)
+
+
+@pytest.mark.parametrize("bad", [(), ("",), (3,), (None,)])
+def test_what_is_no_name(model: Model, bad: tuple[Any, ...]) -> None:
+    with pytest.raises(GraphError, match="names of nodes"):
+        model.tap(*bad)
+
+
+def test_what_is_no_function(model: Model) -> None:
+    with pytest.raises(GraphError, match="function"):
+        model.edit("l_out-0", 3)  # pyright: ignore[reportArgumentType]
+
+
+def test_names_that_did_not_come(model: Model) -> None:
+    with model.tap("l_out-*") as t:
+        logits(model)
+    with pytest.raises(KeyError, match=r"l_outt-0.*near: l_out-"):
+        t["l_outt-0"]
+    t.clear()
+    assert len(t) == 0
+
+
+def test_threads_that_come_and_go_leave_nothing(model: Model) -> None:
+    def come_and_go() -> None:
+        for _ in range(3000):
+            with model.edit("l_out-0", np.zeros_like):
+                pass
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not model.watches.now
+
+
+def test_a_callback_cannot_run_what_it_looks_into(model: Model) -> None:
+    ctx = model.new_context(n_ctx=64)
+    with (
+        model.tap("l_out-1", callback=lambda name, x: ctx.decode([5])),
+        pytest.raises(GraphError, match="another context"),
+    ):
+        ctx.decode(IDS)
+    seen: list[Any] = []
+
+    def other(name: str, x: Any) -> None:
+        if not seen:
+            seen.append(None)
+            seen[0] = logits(model)
+
+    with model.tap("l_out-1", callback=other):
+        got = logits(model)
+    assert np.array_equal(seen[0], got) and np.array_equal(got, logits(model))
+
+
+def test_taps_of_the_same_names_share_their_graphs(model: Model) -> None:
+    ctx = model.new_context(n_ctx=64)
+    ctx.decode(IDS)
+    kept: list[int] = []
+    for _ in range(3):
+        with model.tap("l_out-1") as t:
+            ctx.decode([5])
+        assert len(t["l_out-1"]) == 1
+        kept.append(len(ctx._steps._steps))
+    assert kept[0] == kept[2]
+
+
+@pytest.mark.parametrize("bad", [1j, None, "x"])
+def test_an_edit_gives_real_numbers(model: Model, bad: Any) -> None:
+    with pytest.raises(DTypeError, match="edit"), model.edit("l_out-0", lambda x: np.full(x.shape, bad)):
+        logits(model)

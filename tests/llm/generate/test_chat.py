@@ -1,0 +1,240 @@
+"""Chat: templates, a cache that is used again, commands; at a pseudo-terminal and through pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pyggml.tools.cli import main
+
+from pyggml.errors import KVCacheFull, ModelError
+from pyggml.llm.generate.chat import ChatSession
+from pyggml.llm.generate.templates import ChatTemplate, Message, find_template
+from pyggml.llm.model import Model, load_model
+from pyggml.llm.samplers import SamplerChain, SamplingParams
+
+from ...tiny_model import WriteModel
+
+TALK: list[Message] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "Bye"},
+]
+PYGGML = (sys.executable, "-m", "pyggml")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Model:
+    return load_model(tiny)
+
+
+def session(model: Model, template: str | ChatTemplate = "llama2", n_ctx: int = 512, **kwargs: object) -> ChatSession:
+    if isinstance(template, str):
+        template = find_template(template, {})
+    params = SamplingParams(**{"temp": 0.0, "ignore_eos": True, **kwargs})
+    ctx = model.new_context(n_ctx, n_threads=1)
+    return ChatSession(ctx, SamplerChain(params, model.vocab), template, n_predict=6)
+
+
+def test_named_templates(model: Model) -> None:
+    text = find_template("llama2", {}).render(TALK, model.vocab)
+    first = "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello. </s>"
+    assert text == first + "<s>[INST] Bye [/INST]"
+    assert find_template("llama2", {}).render(TALK[1:2], model.vocab) == "<s>[INST] Hi [/INST]"
+    text = find_template("chatml", {}).render(TALK[1:], model.vocab)
+    assert text == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n"
+        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
+    )
+    with pytest.raises(ModelError, match="unknown chat template 'vicuna'; known are: llama2, chatml"):
+        find_template("vicuna", {})
+
+
+def test_template_of_the_model(model: Model) -> None:
+    source = """{% for m in messages %}
+    {% if m['role'] == 'system' %}
+        {{- raise_exception('no system message') }}
+    {% endif %}
+    {{- bos_token ~ m.role ~ ': ' ~ m.content ~ '\n' -}}
+{% endfor %}"""
+    template = find_template(None, {"tokenizer.chat_template": source})
+    assert template.render(TALK[1:3], model.vocab) == "<s>user: Hi\n<s>assistant: Hello.\n"
+    with pytest.raises(ModelError, match="no system message"):
+        template.render(TALK, model.vocab)
+    assert find_template(None, {}).name == "chatml"
+    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    for bad in ("{% for %}", "{{ x.y.z }}", "{{ messages.append(1) }}", escape):
+        with pytest.raises(ModelError, match="the chat template of the model"):
+            find_template(None, {"tokenizer.chat_template": bad}).render(TALK, model.vocab)
+
+
+@pytest.mark.parametrize("template", ["llama2", "chatml"])
+def test_only_new_tokens_are_evaluated(model: Model, template: str) -> None:
+    s = session(model, template, temp=1.0, seed=3)
+    for turn in range(3):
+        before = s.ctx.memory.seq_pos_max(0) + 1
+        text = "".join(t.text for t in s.say(f"message {turn}"))
+        assert s.generation is not None and len(s.generation.ids) == 6
+        held = s.ctx.memory.seq_pos_max(0) + 1
+        assert held == before + len(s.generation.prompt) + 5  # the last token waits for the next turn
+        assert s.messages[-1] == {"role": "assistant", "content": text}
+    assert len(s.messages) == 6
+    # What the context holds is the chat: fresh evaluation gives the same logits.
+    fresh = model.new_context(512, n_threads=1)
+    fresh.decode(s._ids[:held])  # pyright: ignore[reportPrivateUsage]
+    assert abs(fresh.logits[-1] - s.ctx.logits[-1]).max() < 0.05
+
+
+def test_interrupted_and_closed_replies_are_kept(model: Model) -> None:
+    s = session(model)
+    tokens = s.say("one")
+    some = next(tokens).text + next(tokens).text
+    tokens.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert s.messages[-1]["role"] == "assistant" and s.messages[-1]["content"].startswith(some)
+    list(s.say("two"))
+    assert [m["role"] for m in s.messages] == ["user", "assistant"] * 2
+
+
+def test_full_context(model: Model) -> None:
+    s = session(model, n_ctx=64)
+    list(s.say("one"))
+    with pytest.raises(KVCacheFull):
+        list(s.say("x" * 80))
+    assert len(s.messages) == 2
+    s.reset()
+    assert s.messages == [] and len(list(s.say("again"))) == 6
+
+
+def test_system_message_survives_a_reset(model: Model) -> None:
+    s = session(model)
+    s.reset("Be brief.")
+    list(s.say("Hi"))
+    s.reset()
+    assert s.messages == [{"role": "system", "content": "Be brief."}]
+    s.reset("")
+    assert s.messages == []
+
+
+def run(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PYGGML, *map(str, args)], input=stdin, capture_output=True, text=True, timeout=60)
+
+
+def test_piped(tiny: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    talk = f"hello\n/help\n/nothing\n\n/save {saved}\n/timings\n/quit\nnot read\n"
+    done = run("chat", "-m", tiny, "-n", 5, "-t", 1, "--temp", 0, "--logit-bias", "123+100", "-sys", "S", stdin=talk)
+    assert done.returncode == 0 and done.stdout == "x" * 5 + "\n"
+    assert "/reset" in done.stderr and "no command /nothing" in done.stderr and "eval time" in done.stderr
+    messages = json.loads(saved.read_text())
+    assert [m["role"] for m in messages] == ["system", "user", "assistant"] and messages[2]["content"] == "xxxxx"
+
+
+def test_piped_json_and_an_error(write_model: WriteModel) -> None:
+    tiny = write_model(kv={"tokenizer.chat_template": "{{ messages[-1].content }}"})
+    talk = "a\n" + "b" * 300 + "\n/reset\nc\n"
+    done = run("chat", "-m", tiny, "-n", 3, "-t", 1, "--temp", 0, "-l", "123+100", "--json", stdin=talk)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(o["content"], o["finish_reason"]) for o in lines] == [("xxx", "length")] * 2
+    assert lines[1]["timings"]["predicted_n"] == 3
+
+
+class Terminal:
+    """A program at a pseudo-terminal."""
+
+    def __init__(self, *args: object) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(sys.executable, [*PYGGML, *map(str, args)])
+        self.seen = ""
+
+    def wait_for(self, text: str, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < end, f"no {text!r} in {self.seen!r}"
+            if select.select([self.fd], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.fd, 4096).decode("utf-8", "replace")
+                except OSError:  # the program is gone
+                    assert text in self.seen, f"no {text!r} in {self.seen!r}"
+        self.seen = self.seen[self.seen.index(text) + len(text) :]
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def exit_code(self) -> int:
+        while select.select([self.fd], [], [], 60)[0]:
+            try:
+                self.seen += os.read(self.fd, 4096).decode("utf-8", "replace")
+            except OSError:
+                break
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self.fd)
+        return code
+
+
+def test_chat_at_a_terminal(tiny: Path) -> None:
+    t = Terminal("chat", "-m", tiny, "-t", 1, "--temp", 0, "-l", "123+100", "--ignore-eos", "-c", 20000, "-n", 19000)
+    t.wait_for("> ")
+    t.type("hello\n")
+    t.wait_for("hello\r\n")
+    t.wait_for("xxxx")
+    t.type("\x03")  # ends the reply, not the program
+    t.wait_for("> ")
+    t.type("/help\n")
+    t.wait_for("/save")
+    t.wait_for("> ")
+    t.type("/quit\n")
+    assert t.exit_code() == 0
+
+
+def test_generate_at_a_terminal_and_ctrl_c(tiny: Path) -> None:
+    bias = ("--temp", 0, "-l", "123+100", "--ignore-eos", "-t", 1)
+    t = Terminal("generate", "-m", tiny, "-p", "Hello", "-n", 5, *bias)
+    t.wait_for("Helloxxxxx\r\n")
+    t.wait_for("eval time")
+    assert t.exit_code() == 0
+    t = Terminal("generate", "-m", tiny, "-p", "Hello", "-n", 20000, *bias)
+    t.wait_for("Helloxxxxx")
+    t.type("\x03")
+    t.wait_for("total time")
+    assert t.exit_code() == 130
+
+
+def test_interrupted_json_is_whole(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[int] = []
+
+    def accept(_: SamplerChain, token: int) -> None:
+        taken.append(token)
+        if len(taken) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(SamplerChain, "accept", accept)
+    with pytest.raises(SystemExit) as e:
+        main(["generate", "-m", str(tiny), "-p", "Hello", "--ignore-eos", "-l", "123+100", "-t", "1", "--json"])
+    got = json.loads(capsys.readouterr().out)
+    assert e.value.code == 130 and got["finish_reason"] == "interrupted" and got["text"] == "x" * len(got["ids"])
+
+
+def test_ctrl_c_in_the_middle_of_the_prompt(tiny: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("a" * 30000)
+    args = ("generate", "-m", tiny, "-f", long, "-n", "5", "-t", "1")
+    with subprocess.Popen([*PYGGML, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
+        assert p.stdout is not None
+        assert p.stdout.read(30000) == b"a" * 30000  # shown before it is evaluated, which takes seconds
+        start = time.monotonic()
+        p.send_signal(signal.SIGINT)
+        out, err = p.communicate(timeout=60)
+    assert p.returncode == 130 and out == b"\n" and b"total time" in err
+    assert time.monotonic() - start < 3

@@ -1,0 +1,227 @@
+"""The matrix of the zoo: every architecture that there is a page for, in all ways of running it, against llama.cpp's
+logits of a tiny random model of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import pytest
+from pyggml.models import PAGES, get_architecture
+from pyggml.models.memory.kv_cells import Floats
+
+from pyggml.backends.cpu.isa import isa_name
+from pyggml.backends.cpu.repack import can_repack
+from pyggml.backends.cpu.repack import repacked as packed_copy
+from pyggml.dtypes import DType
+from pyggml.errors import BatchError
+from pyggml.llm.batch import Batch
+from pyggml.llm.context import LlamaContext
+from pyggml.llm.model import Model, load_model
+from pyggml.llm.options import ContextOptions
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+
+from ..conftest import shared_dir
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+FOLDER = shared_dir() / "golden" / "archs"
+MAX_NMSE = 1e-9
+MAX_NMSE_FIXED = 1e-5  # of repacked weights in 16-bit fixed point, through all layers
+ELSEWHERE = {  # compared in tests/hf, test_rwkv.py, and encoders in test_encoders.py
+    *("apertus", "gptj", "arwkv7", "rwkv6qwen2", "rwkv7"),
+    *("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3"),
+    *("modern-bert", "neo-bert", "eurobert", "gemma-embedding", "t5encoder"),
+}
+UNUSED = {"rope_freqs.weight"}  # of ropes without factors
+
+
+def _arch_file() -> ModuleType | None:
+    """The golden data's own module, which writes the models."""
+    spec = importlib.util.spec_from_file_location("arch_file", FOLDER / "arch_file.py")
+    if spec is None or spec.loader is None or not FOLDER.is_dir():
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ARCH_FILE = _arch_file()
+SPECS: dict[str, Any] = ARCH_FILE.specs() if ARCH_FILE else {}
+VARIANTS = [name for name, spec in SPECS.items() if spec["arch"] in PAGES]
+
+
+@pytest.mark.skipif(not SPECS, reason=f"no golden data in {FOLDER}")
+def test_every_page_is_compared() -> None:
+    assert set(PAGES) - ELSEWHERE == {SPECS[name]["arch"] for name in VARIANTS}
+
+
+class Tiny:
+    """The tiny model of a variant: its file, its tokens, and llama.cpp's logits of 24, and of 8 more one by one."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        assert ARCH_FILE is not None
+        self.path = folder / "m.gguf"
+        ARCH_FILE.write(name, self.path, spec=SPECS[name])
+        self.model = load_model(self.path, repack=False)
+        self.ids: list[int] = ARCH_FILE.tokens(name, spec=SPECS[name]).tolist()
+        with np.load(FOLDER / "logits.npz") as golden:
+            self.prefill, self.decode = golden[f"{name}/prefill"], golden[f"{name}/decode"]
+
+    @cached_property
+    def q8_path(self) -> Path:
+        """The model in Q8_0."""
+        path = self.path.with_name("q8.gguf")
+        write_quantized(plan_quantization(self.path, "Q8_0"), path)
+        return path
+
+    def context(self, model: Model | None = None, **options: Unpack[ContextOptions]) -> LlamaContext:
+        given: ContextOptions = {"n_batch": 64, "n_ubatch": 64, "type_k": DType.F32, "type_v": DType.F32, **options}
+        return (model or self.model).new_context(256, **given)
+
+
+def batch_of(tokens: Iterable[tuple[int, int, int]]) -> Batch:
+    """Of (token, position, sequence), with all logits."""
+    batch = Batch()
+    for token, pos, seq in tokens:
+        batch.add(token, pos, [seq], logits=True)
+    return batch
+
+
+def at_once(ctx: LlamaContext, ids: Sequence[int]) -> Floats:
+    """The logits of all, in one batch."""
+    ctx.decode(batch_of((token, pos, 0) for pos, token in enumerate(ids)))
+    return ctx.logits.copy()
+
+
+def one_by_one(ctx: LlamaContext, ids: Sequence[int]) -> Floats:
+    rows: list[Floats] = []
+    for token in ids:
+        ctx.decode([token])
+        rows.append(ctx.logits.copy())
+    return np.concatenate(rows)
+
+
+def equal(got: Floats, want: Floats, limit: float = MAX_NMSE) -> None:
+    x, y = got.astype(np.float64), want.astype(np.float64)
+    assert ((x - y) ** 2).sum() <= limit * (y**2).sum()
+
+
+# -- the cells of the matrix -------------------------------------------------------------------------------------------
+
+
+def logits(t: Tiny, tmp_path: Path) -> None:
+    assert set(t.model.weights.unused) <= UNUSED
+    ctx = t.context()
+    equal(at_once(ctx, t.ids[:24]), t.prefill)
+    equal(one_by_one(ctx, t.ids[24:]), t.decode)
+
+
+def small_ubatches(t: Tiny, tmp_path: Path) -> None:
+    ctx = t.context(n_ubatch=5)
+    if t.model.hparams.causal_attn:
+        equal(at_once(ctx, t.ids[:24]), t.prefill)
+    else:
+        with pytest.raises(BatchError, match="only n_ubatch = 5 run together"):
+            at_once(ctx, t.ids[:24])
+
+
+def two_sequences(t: Tiny, tmp_path: Path) -> None:
+    """Their tokens in turns, in one batch, and each alone."""
+    texts = t.ids[:9], t.ids[9:21]
+    ctx = t.context(n_seq_max=2)
+    both = sorted(((pos, seq, token) for seq, ids in enumerate(texts) for pos, token in enumerate(ids)))
+    ctx.decode(batch_of((token, pos, seq) for pos, seq, token in both))
+    for seq, ids in enumerate(texts):
+        equal(ctx.logits[[s == seq for _, s, _ in both]], at_once(t.context(), ids))
+
+
+def saved_state(t: Tiny, tmp_path: Path) -> None:
+    first, second = t.context(), t.context()
+    at_once(first, t.ids[:24])
+    first.save_state(tmp_path / "state")
+    second.load_state(tmp_path / "state")
+    equal(one_by_one(second, t.ids[24:]), t.decode)
+
+
+def flash_attention(t: Tiny, tmp_path: Path) -> None:
+    ctx = t.context(flash_attn=True)
+    equal(at_once(ctx, t.ids[:24]), t.prefill)
+    equal(one_by_one(ctx, t.ids[24:26]), t.decode[:2])
+
+
+def repacked(t: Tiny, tmp_path: Path) -> None:
+    """Weights of 8 bits in the CPU's own layout, and as they are stored. Where there are experts, a tie may send a
+    token to another one: it is left out."""
+    got, want = (at_once(t.context(load_model(t.q8_path, repack=r)), t.ids[:24]) for r in (True, False))
+    order = np.argsort(((got - want) ** 2).sum(axis=1))
+    rows = order[:-1] if t.model.hparams.n_expert else order
+    equal(got[rows], want[rows], MAX_NMSE_FIXED)
+
+
+def on_ref(t: Tiny, tmp_path: Path) -> None:
+    if t.model.hparams.causal_attn:
+        equal(at_once(t.context(backend="ref"), t.ids[:1]), t.prefill[:1])
+
+
+def fused_share(t: Tiny, tmp_path: Path) -> None:
+    """As of llama: attention is one step in every layer that has it, and quantised weights are read repacked."""
+    ctx = t.context(load_model(t.q8_path, repack=True), type_k=DType.F16, type_v=DType.F16)
+    for n_tokens in (1, 24):
+        schedule = ctx.scheduler.alloc(ctx.build_graph(n_tokens))
+        steps = [step for split in schedule.splits for step in split.steps]
+        alone = [node.name for s in steps for node in s.nodes if node.op == "soft_max" and s.fusion != "attention"]
+        assert not [name for name in alone if name.startswith("kq")]
+        nodes = [node for s in steps for node in s.nodes if node.op in ("mul_mat", "mul_mat_id")]
+        stored = {node.src[0] for node in nodes if packed_copy(node) is None}
+        assert not {w.name for w in stored if w is not None and can_repack(w, isa_name())}
+
+
+def tapped(t: Tiny, tmp_path: Path) -> None:
+    """All that is computed is looked at, with flash attention, too; and what the layers give is changed."""
+    with t.model.tap("*") as tap:
+        equal(at_once(t.context(), t.ids[:24]), t.prefill)
+        equal(at_once(t.context(flash_attn=True), t.ids[:24]), t.prefill)
+    assert len(tap["l_out-0"]) == 2
+    with t.model.edit("l_out-0", np.zeros_like):
+        zeros = at_once(t.context(), t.ids[:24])
+    assert not np.array_equal(zeros, t.prefill)
+
+
+CELLS = (logits, small_ubatches, two_sequences, saved_state, flash_attention, repacked, fused_share, on_ref, tapped)
+
+
+@pytest.fixture(scope="module")
+def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    return lru_cache(1)(lambda name: Tiny(name, tmp_path_factory.mktemp("zoo")))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variant(name: str, cell: Callable[[Tiny, Path], None], tiny_of: Callable[[str], Tiny], tmp_path: Path) -> None:
+    cell(tiny_of(name), tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_registry(name: str) -> None:
+    """The line of the registry leads to a page that serves the architecture, and gguf or llama.cpp knows its name."""
+    assert name in get_architecture(name).names
+    assert not SPECS or name in {*gguf.MODEL_ARCH_NAMES.values(), *(spec["arch"] for spec in SPECS.values())}
+
+
+def test_pages_are_lazy() -> None:
+    """Importing pyggml imports nothing that runs models, no page, and not the gguf package."""
+    code = "import sys, pyggml; print(*sys.modules); pyggml.load_model; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    graphs, models = (set(line.split()) for line in loaded.splitlines())
+    assert not {"gguf", *(f"pyggml.models.{page}" for page in PAGES.values())} & models
+    assert "pyggml.llm" in models - graphs

@@ -1,0 +1,90 @@
+"""`pyggml convert`: a Hugging Face folder as a GGUF file, quantised on the way, and a GGUF file as a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+from pyggml.errors import DTypeError, ModelError
+from pyggml.hf.export import export_folder
+from pyggml.llm.quantize.imatrix import load_imatrix
+from pyggml.llm.quantize.mixes import MIXES, file_type_name, find_mix
+from pyggml.llm.quantize.rewrite import Progress, plan_quantization, write_quantized
+
+from .convert_lora import convert_lora
+from .options import Json, Threads
+from .quantize import TABLE_WIDTH, row_of, table_of, with_bar
+from .split import parse_size
+
+_TYPE_HELP = f"One of {', '.join(MIXES)}; without it tensors stay as they are."
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Hugging Face folder, or with --hf a GGUF file.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="What to write; it appears when it is complete.")],
+    file_type: Annotated[Optional[str], typer.Option("--type", metavar="TYPE", help=_TYPE_HELP)] = None,
+    threads: Threads = None,
+    imatrix: Annotated[
+        Optional[Path], typer.Option("--imatrix", help="Importance matrix (llama.cpp's GGUF or .dat).", metavar="FILE")
+    ] = None,
+    split_size: Annotated[
+        Optional[str], typer.Option("--split-size", metavar="N(M|G)", help="Parts of so many bytes, as `split` makes.")
+    ] = None,
+    vocab_only: Annotated[bool, typer.Option("--vocab-only", help="Metadata and vocabulary, no weights.")] = False,
+    lora: Annotated[bool, typer.Option("--lora", help="IN is a PEFT folder: write its adapter.")] = False,
+    base: Annotated[
+        Optional[Path], typer.Option("--base", metavar="MODEL", help="What the adapter is for (default: as it says).")
+    ] = None,
+    to_hf: Annotated[bool, typer.Option("--hf", help="The way back: GGUF file IN to folder OUT, in BF16.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Show each tensor's error.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Convert a Hugging Face folder to a GGUF file that pyggml and llama.cpp load, or back."""
+    console = Console()
+    if to_hf:
+        if file_type or imatrix or split_size or vocab_only or report or lora:
+            raise typer.BadParameter("--hf takes none of --type, --imatrix, --split-size, --vocab-only, --report")
+        with_bar("to folder", lambda progress: export_folder(source, out, progress))
+        print(json.dumps({"in": str(source), "out": str(out)}) if as_json else f"{source} -> {out}")
+        return
+    if lora:
+        if file_type or imatrix or split_size or vocab_only or report:
+            raise typer.BadParameter("--lora takes none of --type, --imatrix, --split-size, --vocab-only, --report")
+        made = convert_lora(source, out, base)
+        about = {"in": str(source), "out": str(out), "tensors": len(made.pairs)}
+        print(json.dumps(about) if as_json else f"{source} -> {out}: {len(made.pairs)} tensors")
+        return
+    if not source.is_dir():
+        raise ModelError(f"{source}: is no folder; `pyggml quantize` rewrites a GGUF file, --hf makes a folder of one")
+    try:
+        name = None if file_type is None else find_mix(file_type)[0]
+    except DTypeError as e:
+        raise typer.BadParameter(str(e)) from None
+    matrix = None if imatrix is None else load_imatrix(imatrix)
+    plan = plan_quantization(source, name, vocab_only=vocab_only, imatrix=matrix, report=report)
+    size = None if split_size is None else parse_size(split_size)
+    paths: list[str] = []
+
+    def write(progress: Progress) -> None:
+        paths.extend(write_quantized(plan, out, threads, progress, size))
+
+    with_bar(name or "convert", write)
+    written = name or file_type_name(plan.file_type)
+    if as_json:
+        about = {
+            "in": str(source),
+            "out": paths[0],
+            "parts": len(paths),
+            "file_type": written,
+            "bytes": plan.bytes_after,
+        }
+        print(json.dumps({**about, "tensors": [row_of(t) for t in plan.tensors]}))
+        return
+    if report:
+        Console(width=max(console.width, TABLE_WIDTH)).print(table_of(plan))
+    about = "the vocabulary" if vocab_only else f"{written}, {plan.bytes_after / 2**20:.2f} MiB"
+    console.print(f"{source} -> {' '.join(paths)}: {about}", soft_wrap=True)

@@ -1,0 +1,28 @@
+"""`pyggml convert --lora`: a PEFT adapter as the GGUF file that llama.cpp reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyggml.errors import ModelError
+from pyggml.hf.config import read_json
+from pyggml.llm.adapters.lora import Lora, save_lora
+from pyggml.llm.adapters.peft import CONFIG
+from pyggml.llm.model import load_model
+
+
+def convert_lora(adapter: Path, out: Path, base: Path | None = None) -> Lora:
+    """Write the adapter in a PEFT folder to `out`; returns it. `base`: the model that it is for, a GGUF or a Hugging
+    Face folder (default: the one that the adapter's config names, where that is here).
+
+    Raises ModelError, GGUFError as loading the model and the adapter do.
+    """
+    if base is None:
+        name = read_json(adapter / CONFIG).get("base_model_name_or_path")
+        if not isinstance(name, str) or not Path(name).exists():
+            raise ModelError(f"{adapter}: its base model {name!r} is not here: name a GGUF or folder of it (--base)")
+        base = Path(name)
+    with load_model(base, repack=False) as model:
+        lora = model.load_lora(adapter)
+    save_lora(lora, out)
+    return lora

@@ -1,0 +1,114 @@
+"""`pyggml cvector`: a control vector from prompts that show a trait and prompts that show its opposite."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from pyggml.errors import ModelError
+from pyggml.llm.adapters.control import ControlVector
+from pyggml.llm.batch import Batch
+from pyggml.llm.model import Model, load_model
+
+from .options import ModelPath, Threads
+from .split import progress_of
+
+Matrix = npt.NDArray[np.float64]
+
+_ITERATIONS, _TOLERANCE = 1000, 1e-7  # of the power iteration, llama.cpp's
+_SAME = 1e-6  # differences below are those of equal tokens
+_ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+class Method(str, Enum):
+    """How many differences become one direction."""
+
+    pca = "pca"
+    mean = "mean"
+
+
+def cvector(
+    positive: Annotated[Path, typer.Option("--positive-file", help="Prompts with the trait, one per line.")],
+    negative: Annotated[Path, typer.Option("--negative-file", help="Prompts without: line by line the opposite.")],
+    model: ModelPath = None,
+    method: Annotated[Method, typer.Option("--method", help="First principal component, or mean.")] = Method.pca,
+    out: Annotated[Path, typer.Option("-o", "--output", help="GGUF file to write.")] = Path("control_vector.gguf"),
+    threads: Threads = None,
+) -> None:
+    """Make a control vector, as llama.cpp's cvector-generator does: what distinguishes the outputs of each layer for
+    pairs of prompts. In prompts \\n, \\t and \\\\ are what they stand for."""
+    texts = [_lines(positive), _lines(negative)]
+    if len(texts[0]) != len(texts[1]) or not texts[0]:
+        counts = f"{positive} has {len(texts[0])}, {negative} {len(texts[1])}"
+        raise typer.BadParameter(f"prompts come in pairs, one at least: {counts}")
+    with load_model(model) as m:
+        vector = directions(m, texts[0], texts[1], method, threads)
+        vector.save(out, m.arch)
+    print(f"{out}: {len(vector.directions)} directions from {len(texts[0])} pairs ({method.value})")
+
+
+def directions(
+    model: Model, positive: Sequence[str], negative: Sequence[str], method: Method, n_threads: int | None = None
+) -> ControlVector:
+    """The direction of each layer from 1 on, of length 1, pointing to the positive prompts: of the differences of what
+    the layer gives for the tokens of each pair of prompts (the shorter one is filled up with spaces), the mean, or the
+    first principal component (about zero).
+
+    Raises ModelError where a layer makes no difference.
+    """
+    tokens = [_pair(model, p, n) for p, n in zip(positive, negative, strict=True)]
+    longest = max(len(p) for p, _ in tokens)
+    names = {il: f"l_out-{il}" for il in range(1, model.hparams.n_layer)}
+    rows: dict[int, list[Matrix]] = {il: [] for il in names}
+    with (
+        model.new_context(longest, n_batch=longest, n_ubatch=longest, n_threads=n_threads) as ctx,
+        model.tap(*names.values()) as tap,
+        progress_of("cvector") as told,
+    ):
+        for i, pair in enumerate(tokens):
+            for ids in pair:
+                batch = Batch.prompt(ids)
+                batch.logits = [True] * len(ids)  # or the last layer would have one row
+                ctx.memory.clear()
+                ctx.decode(batch)
+            for il, name in names.items():
+                a, b = (np.asarray(x, np.float64) for x in tap[name])
+                rows[il].append((a - b)[np.abs(a - b).max(axis=1) > _SAME])
+            tap.clear()
+            told(i + 1, len(tokens))
+    return ControlVector({il: _direction(np.concatenate(r), il, method) for il, r in rows.items()})
+
+
+def _direction(differences: Matrix, il: int, method: Method) -> Matrix:
+    mean = differences.sum(axis=0)
+    if not mean.any():
+        raise ModelError(f"layer {il} gives the same for positive and negative prompts")
+    v: Matrix = mean / np.linalg.norm(mean)
+    for _ in range(_ITERATIONS if method is Method.pca else 0):  # begins at the mean, which settles the sign
+        u: Matrix = np.matmul(np.matmul(differences, v), differences)
+        u = u / np.linalg.norm(u)
+        moved = float(np.linalg.norm(u - v))
+        v = u
+        if moved < _TOLERANCE:
+            break
+    return v
+
+
+def _pair(model: Model, positive: str, negative: str) -> tuple[list[int], list[int]]:
+    """Their tokens, as many of each."""
+    p, n = (model.tokenize(text, parse_special=True) for text in (positive, negative))
+    space = model.tokenize(" ", add_special=False)[-1:]
+    length = max(len(p), len(n))
+    return p + space * (length - len(p)), n + space * (length - len(n))
+
+
+def _lines(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [re.sub(r"\\([nt\\])", lambda found: _ESCAPES[found[1]], line) for line in lines if line]

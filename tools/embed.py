@@ -1,0 +1,74 @@
+"""`pyggml embed`: the vectors of texts, and how alike they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import numpy as np
+import typer
+
+from pyggml.llm.embed import normalized
+from pyggml.llm.model import load_model
+
+from .generate import read_prompt
+from .options import FlashAttn, Json, ModelPath, Threads
+
+_SHOWN, _WIDTH = 8, 40  # numbers of a vector, characters of a text
+
+
+def embed(
+    texts: Annotated[Optional[list[str]], typer.Argument(help="The texts.")] = None,
+    model: ModelPath = None,
+    file: Annotated[
+        Optional[Path], typer.Option("-f", "--file", help="... a text in each line of this file; -: of stdin.")
+    ] = None,
+    pooling: Annotated[
+        Optional[str], typer.Option("--pooling", help="mean, cls, last or rank (default: the file's, else mean).")
+    ] = None,
+    normalize: Annotated[
+        float, typer.Option("--embd-normalize", help="-1: no; 0: to 32760 at most; 1: sum; 2: length; or another norm.")
+    ] = 2.0,
+    layer: Annotated[int, typer.Option("--layer", help="Of this layer; -1: of the last, normed.")] = -1,
+    query: Annotated[
+        Optional[str], typer.Option("-q", "--query", help="Score the texts as answers to this, with a reranker.")
+    ] = None,
+    out: Annotated[
+        Optional[Path], typer.Option("-o", "--output", help="Write the vectors to this .npy file.", metavar="NPY")
+    ] = None,
+    ubatch: Annotated[int, typer.Option("-ub", "--ubatch-size", help="Tokens evaluated together.", min=1)] = 512,
+    threads: Threads = None,
+    flash_attn: FlashAttn = False,
+    as_json: Json = False,
+) -> None:
+    """Show the first numbers of the vector of each text, and the cosines of each with each. With --query show the score
+    of each text."""
+    lines = list(texts or ())
+    if file is not None:
+        lines += [line for line in read_prompt(None, file).splitlines() if line.strip()]
+    if not lines:
+        raise typer.BadParameter("give texts, or a file with one in each line")
+    with load_model(model) as m:
+        if query is not None:
+            scores = m.rerank(query, lines, n_ubatch=ubatch, n_threads=threads, flash_attn=flash_attn)
+            if as_json:
+                print(json.dumps({"query": query, "texts": lines, "scores": scores.tolist()}))
+                return
+            for i in np.argsort(-scores, kind="stable"):
+                print(f"{scores[i]:10.4f}  {lines[i]}")
+            return
+        rows = m.embed(lines, pooling, normalize, layer, n_ubatch=ubatch, n_threads=threads, flash_attn=flash_attn)
+    unit = normalized(rows)
+    cosines = np.array(unit @ unit.T, np.float32)
+    if out is not None:
+        np.save(out, rows)
+    if as_json:
+        print(json.dumps({"texts": lines, "embeddings": rows.tolist(), "cosines": cosines.tolist()}))
+        return
+    for text, row in zip(lines, rows, strict=True):
+        more = " ..." if len(row) > _SHOWN else ""
+        print(f"{text:.{_WIDTH}}: " + " ".join(f"{x:.6f}" for x in row[:_SHOWN]) + more)
+    print("cosines:")
+    for row in cosines.tolist():
+        print(" ".join(f"{x:6.3f}" for x in row))

@@ -1,0 +1,28 @@
+"""`pyggml merge-lora`: a model with a LoRA adapter worked into its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pyggml.gguf_io.split import open_model
+from pyggml.llm.adapters.merge import merge_lora
+from pyggml.llm.model import load_model
+
+from .split import Source, progress_of
+
+
+def merge(
+    source: Source,
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="LoRA adapter: GGUF, or a PEFT folder.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write; it appears when it is complete.")],
+    scale: Annotated[float, typer.Option("--scale", help="How much the adapter counts.")] = 1.0,
+) -> None:
+    """Write a GGUF model with a LoRA adapter added to its weights. What was quantised and is changed becomes F16."""
+    with load_model(source, repack=False) as model:
+        lora = model.load_lora(adapter)
+        with progress_of("merge-lora") as told:
+            merge_lora(open_model(source), lora, scale, out, told)
+    print(f"{out}: {len(lora.pairs)} weights changed")

@@ -1,0 +1,116 @@
+"""`pyggml trace` and `pyggml diff`: the values inside of a run, kept, and the first place where two runs part."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from pyggml.backends.cpu import CpuBackend
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.inspect import trace as traces
+from pyggml.llm.model import Model, load_model
+from pyggml.llm.options import ContextOptions
+
+from .options import FlashAttn, Json, ModelPath, Threads
+
+Nodes = Annotated[
+    Optional[list[str]],
+    typer.Option("--nodes", help="Nodes whose names match (repeatable); default: all.", metavar="PATTERN"),
+]
+Prompt = Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to evaluate.")]
+_KEYS = ("backend", "isa", "type_k", "type_v", "flash_attn", "repack")
+_SIDE = f"A model file, or a trace (.npz). After a model file may come :KEY=VALUE,.. of {', '.join(_KEYS)}."
+_DIFFERENT = 3  # the exit code; 1 and 2 are failures
+
+
+def trace(
+    out: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", metavar="FILE.npz")],
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to evaluate.")],
+    model: ModelPath = None,
+    nodes: Nodes = None,
+    threads: Threads = None,
+    flash_attn: FlashAttn = False,
+) -> None:
+    """Evaluate a text and keep the values of the graph's nodes (`dump-dot` shows their names) in an .npz file."""
+    t = traces.trace(load_model(model), prompt, *(nodes or ()), n_threads=threads, flash_attn=flash_attn)
+    traces.save_trace(t, out)
+    print(f"{len(t.arrays)} nodes of {len(t.about['tokens'])} tokens -> {out}")
+
+
+def diff(
+    a: Annotated[str, typer.Argument(help=_SIDE, metavar="A")],
+    b: Annotated[str, typer.Argument(help="What it is compared with.", metavar="B")],
+    prompt: Prompt = None,
+    nodes: Nodes = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="NMSE up to which nodes count as equal.", min=0)
+    ] = 1e-6,
+    as_json: Json = False,
+) -> None:
+    """Run the same tokens twice, or read traces, and show the first node that differs, and how the difference grows
+    from layer to layer. The exit code is 0 where all are within the tolerance, and 3 where they are not."""
+    (left, options_a), (right, options_b) = _side(a), _side(b)
+    d = traces.diff(left, right, prompt, *(nodes or ()), tolerance=tolerance, options_a=options_a, options_b=options_b)
+    if as_json:
+        print(json.dumps(traces.summary(d)))
+    else:
+        _show(d)
+    if d.first is not None:
+        raise typer.Exit(_DIFFERENT)
+
+
+def _side(text: str) -> tuple[Model | traces.Trace, ContextOptions]:
+    """`FILE` or `FILE:KEY=VALUE,..`."""
+    found = re.fullmatch(r"(.*?)(?::((?:\w+=[^,=]*)(?:,\w+=[^,=]*)*))?", text)
+    assert found is not None
+    path, given = found[1], dict(pair.split("=") for pair in found[2].split(",")) if found[2] else {}
+    if path.endswith(".npz"):
+        if given:
+            raise ModelError(f"{text}: a trace has been computed; it takes no {', '.join(given)}")
+        return traces.load_trace(path), {}
+    repack = _flag(given.pop("repack", "1"))
+    options: dict[str, Any] = {}
+    for key, value in given.items():
+        if key == "isa":
+            options["backend"] = [CpuBackend(isa=value)]
+        elif key in ("type_k", "type_v"):
+            if value.upper() not in DType.__members__:
+                raise ModelError(f"{text}: no type is called {value}")
+            options[key] = DType[value.upper()]
+        elif key == "flash_attn":
+            options[key] = _flag(value)
+        elif key == "backend":
+            options[key] = value
+        else:
+            raise ModelError(f"{text}: {key} is none of {', '.join(_KEYS)}")
+    return load_model(path or None, repack=repack), options  # pyright: ignore[reportReturnType]
+
+
+def _flag(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ModelError(f"a flag is 0 or 1, not {text!r}")
+    return text == "1"
+
+
+def _show(d: traces.Diff) -> None:
+    first, console = d.first, Console()
+    for names, side in ((d.only_a, "A"), (d.only_b, "B")):
+        if names:
+            console.print(f"only {side} has {len(names)} nodes: {', '.join(names[:5])}{' ..' * (len(names) > 5)}")
+    table = Table("node", "NMSE", "largest difference", box=None)
+    last = [n for n in d.nodes if n.name in ("result_norm", "result_output")]
+    for n in (*d.layers(), *last):
+        table.add_row(n.name, f"{n.nmse:.3g}", n.note or f"{n.max_abs:.3g}")
+    console.print(table)
+    if first is None:
+        console.print(f"equal: {len(d.nodes)} nodes within an NMSE of {d.tolerance:g}")
+    else:
+        how = first.note or f"NMSE {first.nmse:.3g}, largest difference {first.max_abs:.3g}"
+        console.print(f"first beyond {d.tolerance:g}: [bold]{first.name}[/bold] ({how})")

@@ -1,0 +1,1 @@
+"""The model that ships, and how it was trained."""
