@@ -37,7 +37,7 @@ def test_a_function_is_a_node(backend: str) -> None:
 
 def test_tasks_share_the_work() -> None:
     seen: set[tuple[int, int, int]] = set()
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=200)
 
     def f(dst: np.ndarray, a: np.ndarray, ith: int, nth: int) -> None:
         if nth == 2:

@@ -20,6 +20,8 @@ from pyggml.backends.cpu.isa import n_cpus
 from pyggml.llm.interrupt import uninterrupted
 from pyggml.tensor import Tensor
 
+from ...child import in_child
+
 
 def network(ctx: gg.Context) -> tuple[gg.Graph, Tensor, Tensor]:
     rng = np.random.default_rng(1)
@@ -194,18 +196,15 @@ def test_a_run_can_be_aborted_and_run_again() -> None:
     assert np.isfinite(y.numpy()).all()
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_starts_its_own_threads() -> None:
     g, x, y = chain(10, 50_000)
     gg.compute(g, {x: np.ones(50_000)}, n_threads=2)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            gg.compute(g, {x: np.ones(50_000)}, n_threads=2)
-            os._exit(0 if np.isfinite(y.numpy()).all() else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def compute() -> None:
+        gg.compute(g, {x: np.ones(50_000)}, n_threads=2)
+        assert np.isfinite(y.numpy()).all()
+
+    in_child(compute)
 
 
 def test_ctrl_c_stops_a_long_run() -> None:

@@ -79,7 +79,7 @@ def test_ctrl_c_wakes_a_main_thread_that_waits(wait: Callable[[], None]) -> None
             start = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
                 wait()
-            assert time.monotonic() - start < 5
+            assert time.monotonic() - start < 100
         assert raised
 
     in_child(work)
@@ -129,7 +129,7 @@ def test_a_child_forked_during_a_run_has_its_own_handler() -> None:
         schedule = schedule_of(4)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(1)
+            time.sleep(60)
         for _ in range(20):
             schedule.run()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -154,7 +154,7 @@ def test_forks_while_handlers_are_set_and_restored() -> None:
         t.start()
     try:
         for _ in range(60):
-            in_child(other.run, 10)
+            in_child(other.run)
     finally:
         stop.set()
         for t in threads:
@@ -170,7 +170,7 @@ def test_a_handler_that_calls_ours_is_not_called_by_it() -> None:
         for _ in range(3):
             with running() as raised, pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(5)
+                time.sleep(60)
             assert len(raised) == 1
 
     in_child(child)
