@@ -21,7 +21,7 @@ from .architecture import Architecture
 from .blocks import Build
 from .decoder import Decoder
 from .deepseek2 import DeepSeek2HParams, build_deepseek2, read_deepseek2
-from .hparams import HParams, Router
+from .hparams import MAX_INT, HParams, Router
 from .metadata import Reader, read_hparams, read_router
 
 _BLOCK_SIZE = "{arch}.attention.indexer.block_size"
@@ -58,7 +58,7 @@ def ask_indexer(b: Build, hp: DSAHParams) -> None:
     """Ask for the weights of the indexer, and see that it is not needed. Raises ModelError."""
     _check(b, hp)
     head = hp.n_indexer_embd
-    for il in range(hp.n_layer):
+    for il in range(hp.n_layer if head else 0):
         b.optional("indexer.attn_q_b", (hp.n_lora_q, hp.n_indexer_head * head), il)
         b.optional("indexer.attn_k", (hp.n_embd, head), il)
         b.optional("indexer.proj", (hp.n_embd, hp.n_indexer_head), il)
@@ -86,9 +86,11 @@ def build_msa(b: Build) -> Graph:
     return Decoder(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0)).build(b)
 
 
-def read_indexer(r: Reader) -> dict[str, Any]:
-    """What a file says of the indexer."""
+def read_indexer(r: Reader, *, optional: bool = False) -> dict[str, Any]:
+    """What a file says of the indexer; `optional`: there may be none."""
     keys = Keys.Attention.Indexer
+    if optional and not r.integer(keys.TOP_K, 0):
+        return {"n_indexer_head": 0, "n_indexer_embd": 0, "n_chosen": MAX_INT}
     return {
         "n_indexer_head": r.integer(keys.HEAD_COUNT),
         "n_indexer_embd": r.integer(keys.KEY_LENGTH),
