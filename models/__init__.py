@@ -65,6 +65,7 @@ PAGES = {  # general.architecture -> the module that describes it
     "glm-dsa": "sparse",
     "glm4": "plain",
     "glm4moe": "plain_moe",
+    "glm5-next": "glm5_next",
     "gpt-oss": "gpt_oss",
     "gpt2": "plain_gpt",
     "gptj": "plain_gpt",

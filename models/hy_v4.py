@@ -45,7 +45,7 @@ def build_hy_v4(b: Build) -> Graph:
     hp = b.hparams
     assert isinstance(hp, HyV4HParams), hp
     mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
-    ask_indexer(b, hp)
+    ask_indexer(b, hp, hp.n_lora_q)
 
     def attention(cur: Tensor, il: int) -> Tensor:
         sinks = b.weight("attn_sinks", (hp.layer(il).n_head,), il)

@@ -118,7 +118,7 @@ def _rows_of_put(put: Put, ids: Tensor) -> Put:
     return Put(gg.get_rows(put.weights, ids), None if put.comb is None else _rows(put.comb, ids))
 
 
-# -- the kinds of DeepSeek and Hunyuan ------------------------------------------------------------------------------------
+# -- the kinds of DeepSeek and Hunyuan --------------------------------------------------------------------------------
 
 
 def _mixes(b: Build, x: Tensor, role: str, n_out: int, il: int) -> Tensor:

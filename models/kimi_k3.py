@@ -33,7 +33,7 @@ from .blocks import (
 )
 from .hparams import HParams, Router
 from .hyper import weighted_streams
-from .kimi_linear import GATE_LOWER_BOUND, KimiHParams, KimiLinear, read_kimi
+from .kimi_linear import GATE_LOWER_BOUND, KimiHParams, KimiLinear, gate_and_up, read_kimi
 from .metadata import Reader, read_router
 
 _LATENT, _BLOCK, _BETA, _LINEAR_BETA = (
@@ -90,16 +90,16 @@ class KimiK3(BoundedKimi):
             pos = build_inp_pos(b)
             kept: Tensor | None = None
             for il in range(hp.n_layer):
-                read = build_norm(b, _mixed(b, kept, cur, "attn_res_score", il), "attn_norm", "attn_norm", il)
+                read = build_norm(b, mixed(b, kept, cur, "attn_res_score", il), "attn_norm", "attn_norm", il)
                 keep = hp.n_res_block and il % hp.n_res_block == 0
                 if keep:
                     row = gg.reshape_3d(cur, hp.n_embd, 1, b.n_tokens)
                     kept = row if kept is None else gg.concat(kept, row, 1)
                 attn = self.attention(b, read, pos, None, il)
                 cur = b.cb(attn if keep else gg.add(cur, attn), "prefix_sum_attn", il)
-                read = build_norm(b, _mixed(b, kept, cur, "ffn_res_score", il), "ffn_norm", "ffn_norm", il)
+                read = build_norm(b, mixed(b, kept, cur, "ffn_res_score", il), "ffn_norm", "ffn_norm", il)
                 cur = b.cb(gg.add(cur, self.ffn(b, read, il)), "l_out", il)
-            cur = gg.get_rows(_mixed(b, kept, cur, "output_res_score", -1), build_inp_out_ids(b))
+            cur = gg.get_rows(mixed(b, kept, cur, "output_res_score", -1), build_inp_out_ids(b))
             return build_lm_head(b, build_norm(b, cur, "output_norm", "result_norm"))
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
@@ -118,7 +118,7 @@ class KimiK3(BoundedKimi):
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, act)) if hp.n_ff_shexp else out, "ffn_out", il)
 
 
-def _mixed(b: Build, kept: Tensor | None, cur: Tensor, role: str, il: int) -> Tensor:
+def mixed(b: Build, kept: Tensor | None, cur: Tensor, role: str, il: int) -> Tensor:
     """The sum of the residuals `kept`, ne [n_embd, n, n_tokens], and of `cur`, ne [n_embd, n_tokens], by the softmax of
     their scores; they are scored by a product with each of them, normed."""
     n_embd, n_tokens = cur.ne[:2]
@@ -138,9 +138,7 @@ def _mixed(b: Build, kept: Tensor | None, cur: Tensor, role: str, il: int) -> Te
 def situ(gate: Tensor, up: Tensor | None, beta: float, linear_beta: float) -> Tensor:
     """beta tanh(gate / beta) sigmoid(gate), times linear_beta tanh(up / linear_beta), or `up` for a linear_beta of 0.
     Without `up` both are in the halves of each row."""
-    if up is None:
-        n = gate.ne[0] // 2
-        gate, up = (gg.cont(gg.view_3d(gate, n, *gate.ne[1:3], *gate.nb[1:3], i * n * gate.nb[0])) for i in (0, 1))
+    gate, up = gate_and_up(gate, up)
     cur = gg.mul(_bounded(gate, beta), gg.sigmoid(gate))
     return gg.mul(cur, _bounded(up, linear_beta) if linear_beta > 0 else up)
 

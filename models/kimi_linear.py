@@ -143,21 +143,30 @@ class Ling3(KimiLinear):
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
 
 
+def gate_and_up(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both; without `up` they are the halves of each row of `gate`."""
+    if up is not None:
+        return gate, up
+    n = gate.ne[0] // 2
+    gate, up = (gg.cont(gg.view_3d(gate, n, *gate.ne[1:3], *gate.nb[1:3], i * n * gate.nb[0])) for i in (0, 1))
+    return gate, up
+
+
 def _clamped_swiglu(limit: float) -> Glu | Activation:
     """silu(gate) * up, with silu(gate) at most `limit`, and up within -limit .. limit."""
 
     def glu(gate: Tensor, up: Tensor | None) -> Tensor:
-        if up is None:
-            n = gate.ne[0] // 2
-            gate, up = (gg.cont(gg.view_3d(gate, n, *gate.ne[1:3], *gate.nb[1:3], i * n * gate.nb[0])) for i in (0, 1))
+        gate, up = gate_and_up(gate, up)
         return gg.mul(gg.clamp(gg.silu(gate), -math.inf, limit), gg.clamp(up, -limit, limit))
 
     return glu if limit else "silu"
 
 
-def read_kimi(r: Reader, *, cls: type[KimiHParams] = KimiHParams, n_lora_q: int = 0, **own: object) -> KimiHParams:
-    """The hyperparameters. `n_lora_q`: as of MLA. `cls` and `own`: as for `read_hparams`; unless `own` says so, nothing
-    is roped."""
+def read_kimi(
+    r: Reader, *, cls: type[KimiHParams] = KimiHParams, n_lora_q: int = 0, n_rot: int | None = None, **own: object
+) -> KimiHParams:
+    """The hyperparameters. `n_lora_q`, `n_rot`: as of MLA; the latter is the file's unless given. `cls` and `own`: as
+    for `read_hparams`; unless `own` says so, nothing is roped."""
     attention = Keys.Attention
     base = read_hparams(HParams, r)
     mla = MLA(
@@ -165,7 +174,7 @@ def read_kimi(r: Reader, *, cls: type[KimiHParams] = KimiHParams, n_lora_q: int 
         r.integer(attention.KV_LORA_RANK),
         r.integer(attention.KEY_LENGTH_MLA),
         r.integer(attention.VALUE_LENGTH_MLA),
-        r.integer(Keys.Rope.DIMENSION_COUNT, base.n_rot),
+        base.n_rot if n_rot is None else n_rot,
     )
     common: dict[str, object] = {
         "mla": mla,

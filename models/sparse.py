@@ -28,7 +28,7 @@ _BLOCK_SIZE = "{arch}.attention.indexer.block_size"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Indexer(HParams):
+class Indexer(HParams):
     """The heads of the indexer, their size, and the tokens that it chooses."""
 
     n_indexer_head: int
@@ -37,16 +37,16 @@ class _Indexer(HParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSAHParams(_Indexer, DeepSeek2HParams):
+class DSAHParams(Indexer, DeepSeek2HParams):
     """Of DeepSeek's sparse attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSAHParams(_Indexer):
+class MSAHParams(Indexer):
     """Of MiniMax's."""
 
 
-def _check(b: Build, hp: _Indexer) -> None:
+def _check(b: Build, hp: Indexer) -> None:
     if b.kv.size > hp.n_chosen:
         raise ModelError(
             f"a context of {b.kv.size} cells needs sparse attention, which is not supported: this model attends to "
@@ -54,12 +54,13 @@ def _check(b: Build, hp: _Indexer) -> None:
         )
 
 
-def ask_indexer(b: Build, hp: DSAHParams) -> None:
-    """Ask for the weights of the indexer, and see that it is not needed. Raises ModelError."""
+def ask_indexer(b: Build, hp: Indexer, n_lora_q: int) -> None:
+    """Ask for the weights of the indexer, whose queries come from a row of `n_lora_q` elements, and see that it is not
+    needed. Raises ModelError."""
     _check(b, hp)
     head = hp.n_indexer_embd
     for il in range(hp.n_layer if head else 0):
-        b.optional("indexer.attn_q_b", (hp.n_lora_q, hp.n_indexer_head * head), il)
+        b.optional("indexer.attn_q_b", (n_lora_q, hp.n_indexer_head * head), il)
         b.optional("indexer.attn_k", (hp.n_embd, head), il)
         b.optional("indexer.proj", (hp.n_embd, hp.n_indexer_head), il)
         for suffix in ("weight", "bias"):
@@ -69,7 +70,7 @@ def ask_indexer(b: Build, hp: DSAHParams) -> None:
 def build_dsa(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     assert isinstance(b.hparams, DSAHParams)
-    ask_indexer(b, b.hparams)
+    ask_indexer(b, b.hparams, b.hparams.n_lora_q)
     return build_deepseek2(b)
 
 
