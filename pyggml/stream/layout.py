@@ -61,18 +61,18 @@ def padded(n: int) -> int:
 
 
 def lay_out(groups: Sequence[Sequence[Item]], fixed: Sequence[Item], budget: int, beside: int = 0) -> Layout:
-    """Which items stay, within `budget` less the bytes `beside` them: all of `fixed`, then whole groups, the largest first and those of one size
-    spread evenly, so that the reader has time between those that it reads; then what else fits.
+    """Which items stay, within `budget` less the bytes `beside` them: all of `fixed`, then whole groups, the largest
+    first and those of one size spread evenly, so that the reader has time between those that it reads; then what else
+    fits.
 
     Raises ModelError, saying what would do, where two neighbouring groups do not fit beside `fixed`.
     """
     kept = beside + sum(padded(i.size) for i in fixed)
     left = [[padded(i.size) for i in items] for items in groups]  # sizes; 0: pinned
     sums = [sum(sizes) for sizes in left]
-    if kept + _ring(sums) > budget:
-        raise ModelError(
-            f"ram: {shown_size(budget)} are too few for this model: the least is {shown_size(kept + _ring(sums))}"
-        )
+    least = kept + _ring(sums)
+    if least > budget:
+        raise ModelError(f"ram: {budget} bytes are too few: the least for this model is {least} ({shown_size(least)})")
     pinned: list[Item] = list(fixed)
     for g in sorted(range(len(groups)), key=lambda g: (-sums[g], g * _GOLDEN % 1)):
         if kept + sums[g] + _ring([s for i, s in enumerate(sums) if i != g]) <= budget:
@@ -91,7 +91,9 @@ def lay_out(groups: Sequence[Sequence[Item]], fixed: Sequence[Item], budget: int
 def _ring(sums: Sequence[int]) -> int:
     """Bytes that groups of these sizes take turns in: as many as two neighbours have. Those of 0 are none."""
     sizes = [s for s in sums if s]
-    return max((a + b for a, b in zip(sizes, sizes[1:] + sizes[:1], strict=True)), default=0) if sizes[1:] else sum(sizes)
+    if len(sizes) < 2:
+        return sum(sizes)
+    return max(a + b for a, b in zip(sizes, sizes[1:] + sizes[:1], strict=True))
 
 
 def _placed(pinned: Sequence[Item], groups: Sequence[tuple[Item, ...]]) -> Layout:

@@ -108,7 +108,7 @@ class Ring:
         if self._closed:
             raise ModelError("the model was closed: its weights are not read any more")
         if self._pid != os.getpid():
-            raise BackendError("the weights of this model are read by threads of the parent process: load it again here")
+            raise BackendError("threads of the parent process read the weights of this model: load it again here")
 
     def _start(self, g: Group) -> None:
         for o in g.rivals:
