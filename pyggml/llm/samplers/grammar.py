@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 
 from pyggml.errors import SamplerError
+from pyggml.llm.grammars.gbnf import parse_gbnf
+from pyggml.llm.grammars.lark import lark
+from pyggml.llm.grammars.schema import enforceable
 from pyggml.llm.vocab import Vocab
 
 from .base import Sampler
@@ -20,6 +25,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"  # as in llama.cpp: models like to go on with spaces for ever
+_LARK, _GBNF = (
+    re.compile(r"^(%llguidance\b|\s*start\s*:(?!:))", re.MULTILINE),
+    re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE),
+)
 _tokenizers: WeakKeyDictionary[Vocab, LLTokenizer] = WeakKeyDictionary()
 
 
@@ -33,7 +42,7 @@ class Grammar(Sampler):
 
     def __init__(self, vocab: Vocab, grammar: str | None, json_schema: str | Mapping[str, Any] | None) -> None:
         try:
-            from llguidance import LLMatcher, grammar_from
+            from llguidance import LLMatcher
             from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
         except ImportError:
             raise SamplerError("a grammar needs the package llguidance: pip install llguidance") from None
@@ -42,14 +51,16 @@ class Grammar(Sampler):
             raise SamplerError("the vocabulary has no token that ends generation, which a grammar needs")
         try:
             if json_schema is None:
-                source = grammar_from("gbnf", grammar or "")
+                source = LLMatcher.grammar_from_lark(_lark(grammar or "", vocab))
             else:
-                text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
-                source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _JSON_SPACE})
+                source = _from_schema(json_schema)
         except ValueError as e:
             raise SamplerError(f"the grammar cannot be read: {e}") from None
         self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
         self._check("the grammar cannot be read")
+        warned = self._matcher.get_grammar_warnings()
+        if warned:
+            _warn(warned)
         self._mask = allocate_token_bitmask(1, vocab.n_tokens)
         self._fill = partial(fill_next_token_bitmask, self._matcher, self._mask)
         self._vocab = vocab
@@ -74,6 +85,35 @@ class Grammar(Sampler):
     def _check(self, what: str) -> None:
         if self._matcher.is_error():
             raise SamplerError(f"{what}: {self._matcher.get_error().partition(chr(10))[0]}")
+
+
+def _lark(grammar: str, vocab: Vocab) -> str:
+    """What llguidance reads: its own Lark as it is, GBNF converted."""
+    if _LARK.search(grammar) and not _GBNF.search(grammar):
+        return grammar
+    return lark(parse_gbnf(grammar, lambda text: vocab.tokenize(text, False, True, continued=True), vocab.n_tokens))
+
+
+def _from_schema(schema: str | Mapping[str, Any]) -> str:
+    """What llguidance reads: a schema with the keywords that it knows. Warns of demands that are left out."""
+    from llguidance import LLMatcher
+
+    def compiled(schema: Any) -> str:
+        overrides = {"whitespace_pattern": _JSON_SPACE, "lenient": True}
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, overrides))
+
+    def has_pattern(pattern: str) -> bool:
+        return not LLMatcher.validate_grammar(compiled({"type": "string", "pattern": pattern}))
+
+    known, left_out = enforceable(schema, has_pattern)
+    if left_out:
+        _warn(left_out)
+    return compiled(known)
+
+
+def _warn(left_out: Sequence[str]) -> None:
+    what = "; ".join(left_out)
+    warnings.warn(f"the JSON schema is loosened, texts may break what it says: {what}", UserWarning, stacklevel=2)
 
 
 def _tokenizer(vocab: Vocab, ends: list[int]) -> LLTokenizer:
