@@ -2,7 +2,7 @@
 differs between architectures is an argument, and no block knows an architecture's name."""
 
 from .adapt import NO_ADAPTERS, Adapters, LowRank
-from .attention import KV, build_attn, build_attn_gate, build_qkv, llm_build_kv, split_qkv
+from .attention import KV, build_attn, build_attn_gate, build_qkv, llm_build_kv, rotate, split_qkv
 from .build import Build, CacheUse, KVMemory, mask_name
 from .ffn import Activation, Glu, build_ffn
 from .inputs import (
@@ -11,10 +11,12 @@ from .inputs import (
     build_inp_attn_scale,
     build_inp_embd,
     build_inp_kq_mask,
+    build_inp_ngrams,
     build_inp_out_ids,
     build_inp_pos,
     build_pos_embd,
     build_rel_bias,
+    ngram_rows,
     relative_buckets,
     token_embd,
 )
@@ -46,6 +48,7 @@ __all__ = [
     "build_inp_attn_scale",
     "build_inp_embd",
     "build_inp_kq_mask",
+    "build_inp_ngrams",
     "build_inp_out_ids",
     "build_inp_pos",
     "build_lm_head",
@@ -62,9 +65,11 @@ __all__ = [
     "build_shared_expert",
     "llm_build_kv",
     "mask_name",
+    "ngram_rows",
     "relative_buckets",
     "rope",
     "rope_factors",
+    "rotate",
     "split_qkv",
     "token_embd",
 ]
