@@ -46,10 +46,11 @@ def _key(graph: Graph, watches: Watches) -> Key:
 
 
 class Cut(NamedTuple):
-    """Steps that run in one go, which nodes of them are watched, and what is held while they run."""
+    """Steps that run in one go, which nodes of them are watched (True: the last of its name), and what is held while
+    they run."""
 
     steps: Sequence[alloc.Step]
-    watched: tuple[Tensor, ...]
+    watched: tuple[tuple[Tensor, bool], ...]
     stages: tuple[Stage, ...]
 
     @property
@@ -139,11 +140,11 @@ class Schedule:
                 if part.cut.watched:
                     self._tell(part.cut.watched)
 
-    def _tell(self, watched: Sequence[Tensor]) -> None:
+    def _tell(self, watched: Sequence[tuple[Tensor, bool]]) -> None:
         self.turn.telling = True
         try:
-            for t in watched:
-                self.watches.tell(t)
+            for t, last in watched:
+                self.watches.tell(t, last)
         finally:
             self.turn.telling = False
 
@@ -205,16 +206,20 @@ class Scheduler:
             raise GraphError("a tap or an edit cannot run, or decode with, what it looks into: use another context")
 
     @property
+    def last(self) -> Schedule | None:
+        """That of the graph that was planned or run last, while it lives."""
+        return self._last and self._last()
+
+    @property
     def splits(self) -> list[Split]:
-        """Those of the graph that was planned or run last, while it lives."""
-        last = self._last and self._last()
+        """Those of `last`."""
+        last = self.last
         return last.splits if last else []
 
     @locked
     def reserve(self, graph: Graph) -> None:
         """Make the compute buffers large enough for `graph`, without touching its tensors."""
-        check_graph("reserve", graph)
-        _, plan = self._plan(graph, ())
+        _, plan = self.plan(graph)
         self._grow(plan)
 
     @locked
@@ -350,7 +355,11 @@ class Scheduler:
             return False
         return not self.backends[backend].supports_buft(buft_of(s.root))
 
-    def _plan(self, graph: Graph, watched: Collection[Tensor]) -> tuple[list[Split], alloc.Plan]:
+    @locked
+    def plan(self, graph: Graph, watched: Collection[Tensor] = ()) -> tuple[list[Split], alloc.Plan]:
+        """All passes: how it would run `graph` with these nodes `watched`, and where its results would lie. Nothing is
+        allocated. Raises BackendError as `alloc`."""
+        check_graph("plan", graph)
         _refuse_read_only(graph)
         own = self.assign(graph)
         splits = self._split(graph, own, lambda root: self._buft_of(root, own))
@@ -365,6 +374,7 @@ class Scheduler:
             for copy in split.inputs.values():
                 at = plan.sizes.get(pool, 0)
                 plan.offsets[copy] = (pool, at)
+                plan.lives[copy] = (0, plan.n_steps - 1)
                 plan.sizes[pool] = at + -(-copy.nbytes // 64) * 64
         return splits, plan
 
@@ -380,7 +390,7 @@ class Scheduler:
                 t.allocate(next(iter(self.backends.values())).buft)
                 t.flags |= FLAG_UNSET
         watched = self.watches.of(graph.nodes)
-        splits, plan = self._plan(graph, watched)
+        splits, plan = self.plan(graph, watched.keys())
         self._grow(plan)
         buffers = {pool: self._buffers[pool] for pool in plan.sizes}
         schedule = Schedule(splits, plan, buffers, _key(graph, self.watches), self.watches, self._turn, self.lock)
@@ -392,7 +402,7 @@ class Scheduler:
         return schedule
 
 
-def _cuts(steps: Sequence[alloc.Step], watched: Collection[Tensor], backend: Backend) -> Iterator[Cut]:
+def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> Iterator[Cut]:
     """The steps, cut after those that compute what is watched, and where other weights are to be in memory."""
     begin, stages = 0, ()
     for i, step in enumerate(steps):
@@ -401,7 +411,7 @@ def _cuts(steps: Sequence[alloc.Step], watched: Collection[Tensor], backend: Bac
             yield Cut(steps[begin:i], (), stages)
             begin = i
         stages = needs or stages
-        nodes = tuple(t for t in step.nodes if t in watched)
+        nodes = tuple((t, watched[t]) for t in step.nodes if t in watched)
         if nodes:
             yield Cut(steps[begin : i + 1], nodes, stages)
             begin, stages = i + 1, ()
