@@ -90,9 +90,10 @@ def _compare(file: GGUFFile, folder: HFFolder) -> None:
 def _same(a: Any, b: Any) -> bool:
     """Whether two values are the same; arrays of floats, which a config has as what they were computed from, but for
     their last bits."""
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype == b.dtype == np.float32:
-        return a.shape == b.shape and np.allclose(a, b, rtol=2.0**-20, atol=0)
-    return np.array_equal(a, b)
+    x, y = np.asarray(a), np.asarray(b)
+    if x.shape == y.shape and x.dtype == y.dtype == np.float32 and x.ndim:
+        return np.allclose(x, y, rtol=2.0**-20, atol=0)
+    return np.array_equal(x, y)
 
 
 # -- config ------------------------------------------------------------------------------------------------------------
@@ -112,7 +113,8 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
             config |= {} if spec.back is None else spec.back(value, keys)
         elif isinstance(spec, str | tuple):
             _set(config, spec if isinstance(spec, str) else spec[0], value)
-    config |= {"rope_parameters": _rope(file, keys), **family.constants, **family.by_tensors(file.tensors)}
+    config |= {"rope_parameters": _rope(file, keys), **family.constants}
+    config |= family.by_tensors({t.name: t.ne for t in file.tensors.values()})
     config |= _windows(keys)
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ class Family:
     keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON`, or come besides
     more     keys that come of a config together (layer types ...)
     made     tensors that follow from a config
-    by_tensors  what the config says besides on the way back, by the names of a file's tensors
+    by_tensors  what the config says besides on the way back, by the ne of a file's tensors
     padded   roles of tables with a row for each token, which a checkpoint may have of the first ones only: the others
              have the first one's
     moves    what becomes of tensors, by role (`attn_q`, or `attn_q.bias` alone; `*_norm.weight`: all that end so)
@@ -59,7 +59,7 @@ class Family:
     keys: Mapping[str, Key] = field(default_factory=dict[str, Key])
     more: Callable[[Config], Mapping[str, object]] = lambda c: {}
     made: Callable[[Config], Mapping[str, Array]] = lambda c: {}
-    by_tensors: Callable[[Container[str]], Mapping[str, object]] = lambda names: {}
+    by_tensors: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, object]] = lambda ne: {}
     padded: tuple[str, ...] = ()
     moves: Mapping[str, Step | tuple[Step, ...]] = field(default_factory=dict[str, "Step | tuple[Step, ...]"])
     splits: Mapping[str, Split] = field(default_factory=dict[str, Split])

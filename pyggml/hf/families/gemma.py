@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any, cast
 
@@ -65,13 +65,13 @@ _BOTH: dict[str, Key] = {
 def _deviations(share: float) -> float:
     """How many standard deviations above the mean that share of a normal distribution ends, in F32 step by step, as the
     transformers library has it; -inf for none of it."""
-    p = np.float32(share)
+    p = float(np.float32(share))
     if not 0 <= p < 1:
         raise ValueError(f"an activation sparsity of {share}")
     if p == 0:
         return -math.inf
-    twice = np.float32(2) * p - np.float32(1)
-    return float(np.float32(NormalDist().inv_cdf((float(twice) + 1) / 2) / math.sqrt(2)) * np.float32(math.sqrt(2)))
+    between = (float(np.float32(2 * p - 1)) + 1) / 2
+    return float(np.float32(NormalDist().inv_cdf(between) / math.sqrt(2)) * np.float32(math.sqrt(2)))
 
 
 def _sparsity(c: Config) -> list[float]:
@@ -201,9 +201,18 @@ def _frequencies(c: Config) -> dict[str, Array]:
     return {"rope_freqs.weight": np.asarray([factor] * n + [_UNROPED] * (half - n), np.float32)}
 
 
-def _said_by_tensors(names: Container[str]) -> dict[str, object]:
-    has_v = any(f"blk.{il}.attn_k.weight" in names and f"blk.{il}.attn_v.weight" not in names for il in range(512))
-    return {"attention_k_eq_v": has_v}
+def _tokens_of_table(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
+    table = f"{_TABLE}.weight"
+    return {"vocab_size_per_layer_input": ne[table][1]} if table in ne else {}
+
+
+def _told_3n(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
+    return {**_tokens_of_table(ne), "laurel_rank": ne["blk.0.laurel_l.weight"][1]}
+
+
+def _told_4(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
+    layers = [name.removesuffix("attn_k.weight") for name in ne if name.endswith(".attn_k.weight")]
+    return {**_tokens_of_table(ne), "attention_k_eq_v": any(f"{layer}attn_v.weight" not in ne for layer in layers)}
 
 
 FAMILIES = (
@@ -238,6 +247,7 @@ FAMILIES = (
             "activation_sparsity_scale": Of(_sparsity, _shares),
         },
         more=_window_3n,
+        by_tensors=_told_3n,
         padded=(_TABLE,),
         spelled={
             **_PER_LAYER,
@@ -274,7 +284,7 @@ FAMILIES = (
         },
         more=_window_4,
         made=_frequencies,
-        by_tensors=_said_by_tensors,
+        by_tensors=_told_4,
         padded=(_TABLE,),
         names=_EXPERT_SCALES,
         spelled={
