@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..config import Config
-from ..family import Array, Family, Key, Of
+from ..family import Array, Family, Key, Of, float32
 from ..metadata import layers_of, window
 from ..moves import PLUS_ONE
 from .spelling import SANDWICH
@@ -65,13 +65,13 @@ _BOTH: dict[str, Key] = {
 def _deviations(share: float) -> float:
     """How many standard deviations above the mean that share of a normal distribution ends, in F32 step by step, as the
     transformers library has it; -inf for none of it."""
-    p = float(np.float32(share))
+    p = float32(share)
     if not 0 <= p < 1:
         raise ValueError(f"an activation sparsity of {share}")
     if p == 0:
         return -math.inf
-    between = (float(np.float32(2 * p - 1)) + 1) / 2
-    return float(np.float32(NormalDist().inv_cdf(between) / math.sqrt(2)) * np.float32(math.sqrt(2)))
+    inverse = NormalDist().inv_cdf((float32(2 * p - 1) + 1) / 2) / math.sqrt(2)  # of the error function
+    return float32(float32(inverse) * float32(math.sqrt(2)))
 
 
 def _sparsity(c: Config) -> list[float]:
