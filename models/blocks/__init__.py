@@ -11,12 +11,17 @@ from .inputs import (
     build_inp_attn_scale,
     build_inp_embd,
     build_inp_kq_mask,
+    build_inp_ngrams,
     build_inp_out_ids,
     build_inp_per_layer,
     build_inp_pos,
     build_pos_embd,
     build_rel_bias,
+<<<<<<< HEAD
     per_layer_rows,
+=======
+    ngram_rows,
+>>>>>>> main
     relative_buckets,
     token_embd,
 )
@@ -48,6 +53,7 @@ __all__ = [
     "build_inp_attn_scale",
     "build_inp_embd",
     "build_inp_kq_mask",
+    "build_inp_ngrams",
     "build_inp_out_ids",
     "build_inp_per_layer",
     "build_inp_pos",
@@ -65,7 +71,11 @@ __all__ = [
     "build_shared_expert",
     "llm_build_kv",
     "mask_name",
+<<<<<<< HEAD
     "per_layer_rows",
+=======
+    "ngram_rows",
+>>>>>>> main
     "relative_buckets",
     "rope",
     "rope_factors",

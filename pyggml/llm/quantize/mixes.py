@@ -241,8 +241,10 @@ _ATTENTION = {  # tensor -> the part that it counts as: a fused one is as delica
     **{name: name for name in ("attn_q", "attn_k", "attn_v", "attn_output")},
 }
 _FFN = ("ffn_down", "ffn_gate", "ffn_up")  # and what begins so: of experts
-_SMALL = (  # parts of layers that are small, or that convolutions read as F32
-    *("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv"),
+_SMALL = (  # parts of layers that are small, or that are no matrices
+    *("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv", "ple_conv1d"),
+    *("ple_norm_key", "ple_norm_query", "ple_norm_conv", "ffn_gate_tid2eid"),
+    *("attn_compressor_ape", "indexer_compressor_ape"),
     *("time_mix_first", "time_mix_decay_w1", "time_mix_decay_w2", "time_mix_lerp_fused"),
     *("altup_correct_coef", "altup_predict_coef", "altup_router", "laurel_l", "laurel_r"),
     *(f"time_mix_{x}" for x in ("w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2")),
