@@ -17,11 +17,8 @@ from .inputs import (
     build_inp_pos,
     build_pos_embd,
     build_rel_bias,
-<<<<<<< HEAD
-    per_layer_rows,
-=======
     ngram_rows,
->>>>>>> main
+    per_layer_rows,
     relative_buckets,
     token_embd,
 )
@@ -71,11 +68,8 @@ __all__ = [
     "build_shared_expert",
     "llm_build_kv",
     "mask_name",
-<<<<<<< HEAD
-    "per_layer_rows",
-=======
     "ngram_rows",
->>>>>>> main
+    "per_layer_rows",
     "relative_buckets",
     "rope",
     "rope_factors",
