@@ -91,7 +91,8 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
     try:
         kv |= read_metadata(family, config)
-        made, n_layer, sizes = rope_tensors(config), config.n_layer, sizes_of(family.arch, kv)
+        made = {**rope_tensors(config), **family.made(config)}
+        n_layer, sizes = config.n_layer, sizes_of(family.arch, kv)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
         config.fail(f"a value is missing or no such: {e!r}")
     kv |= read_tokenizer(folder, config)
