@@ -45,6 +45,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.state",),
     ("llm.context",),
     ("llm.generate", "llm.embed"),
+    ("llm.openai",),
     ("llm.model",),
     ("inspect",),
     ("tools",),

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml.errors import BatchError, KVCacheFull, ModelError, SamplerError, whole
 from pyggml.models.memory.kv_cells import INT32_MAX, Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
-from ..samplers import SamplerChain, SamplingOptions, SamplingParams, StepTrace, guided, log_softmax
+from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, SamplingParams, StepTrace, guided, log_softmax
 from .long_context import LongContext
 from .text import TextStream
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
 
 FinishReason = Literal["eog", "stop", "length"]
+StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Generation:
     guidance: Guidance | None = None
     long: LongContext | None = None
     n_past: int = 0  # tokens of the prompt that sequence 0 holds already
+    stopping: Sequence[StoppingCriteria] = ()  # any of them ends it behind a token, as a stop string does
     ids: list[int] = field(default_factory=list[int], init=False)
     timings: Timings = field(default_factory=Timings, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -147,6 +151,9 @@ class Generation:
             piece = text.push(token)
             if text.stopped:
                 self.finish_reason = "stop"
+            elif self.stopping and self._is_to_stop(logits):
+                piece += text.flush()
+                self.finish_reason = "stop"
             elif len(self.ids) == self.n_predict or not (self._has_room() if has_room is None else has_room):
                 piece += text.flush()
                 self.finish_reason = "stop" if text.stopped else "length"
@@ -154,6 +161,10 @@ class Generation:
         self.timings.n_sample += 1
         self.ctx.perf_sampled(start)
         return self._record(piece, token, logits)
+
+    def _is_to_stop(self, logits: Floats) -> bool:
+        ids = np.array([*self.prompt, *self.ids], np.int64)
+        return any(f(ids, logits) for f in self.stopping)
 
     def _sample(self, logits: Floats) -> int:
         return self.chain.sample(logits)
@@ -208,6 +219,8 @@ class GenerateOptions(SamplingOptions, total=False):
     """Keyword arguments of `Model.generate` and its kin: the fields of `SamplingParams`, and these."""
 
     stop: str | Sequence[str]
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria]
     n_ctx: int | None
     n_threads: int | None
     flash_attn: bool
@@ -222,6 +235,8 @@ def new_generation(
     n_probs: int | None = None,
     *,
     stop: str | Sequence[str] = (),
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = (),
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] = (),
     n_ctx: int | None = None,
     n_threads: int | None = None,
     flash_attn: bool = False,
@@ -230,7 +245,8 @@ def new_generation(
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
-    chain = SamplerChain(SamplingParams(**sampling), model.vocab)
+    chain = SamplerChain(SamplingParams(**sampling), model.vocab, functions("logits_processor", logits_processor))
+    stopping = functions("stopping_criteria", stopping_criteria)
     ids = ids_of(model, prompt)
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
@@ -244,7 +260,16 @@ def new_generation(
         n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
     n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
     ctx = LlamaContext(model, n_ctx, n_seq_max=n_seq_max, n_threads=n_threads, flash_attn=flash_attn)
-    return Generation(ctx, ids, chain, n_predict, (stop,) if isinstance(stop, str) else stop, n_probs, guidance)
+    stops = (stop,) if isinstance(stop, str) else stop
+    return Generation(ctx, ids, chain, n_predict, stops, n_probs, guidance, stopping=stopping)
+
+
+def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:
+    """One function or several, as several. Raises SamplerError for what is none."""
+    several: Any = given if isinstance(given, (list, tuple)) else (given,)
+    if not all(map(callable, several)):
+        raise SamplerError(f"{name} must be a function or a list of functions, not {given!r:.60}")
+    return several
 
 
 def until_end(g: Generation) -> Generator[Token, None, None]:
