@@ -15,7 +15,8 @@ import typer
 
 from pyggml.errors import GGMLError, KVCacheFull, ModelError
 from pyggml.llm.generate.chat import ChatSession
-from pyggml.llm.generate.templates import NAMED, find_template
+from pyggml.llm.generate.named_templates import TEMPLATES
+from pyggml.llm.generate.templates import find_template
 from pyggml.llm.model import load_model
 from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
 
@@ -36,7 +37,11 @@ def chat(
     system: Annotated[str, typer.Option("-sys", "--system-prompt", help="The system message.")] = "",
     template: Annotated[
         Optional[str],
-        typer.Option("--chat-template", help=f"{', '.join(NAMED)} (default: the model's own, else chatml)."),
+        typer.Option(
+            "--chat-template",
+            help=f"A Jinja file, or {', '.join(TEMPLATES)} (default: the model's own, else chatml).",
+            metavar="NAME|FILE",
+        ),
     ] = None,
     n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens of a reply; -1: until it ends.")] = -1,
     stop: Stop = None,
