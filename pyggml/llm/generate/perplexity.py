@@ -15,6 +15,7 @@ from pyggml.models.memory.kv_cells import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..options import ContextOptions
 
 if TYPE_CHECKING:
     from ..loaded import LoadedModel
@@ -47,8 +48,7 @@ def perplexity(
     n_ctx: int = 512,
     stride: int = 0,
     n_chunks: int = -1,
-    n_threads: int | None = None,
-    flash_attn: bool = False,
+    context: ContextOptions | None = None,
 ) -> Iterator[Perplexity]:
     """The perplexity of a text (or of token ids), estimated anew after each chunk; the last one is the result.
 
@@ -74,7 +74,7 @@ def perplexity(
         raise BatchError(f"perplexity with chunks of {n_ctx} tokens needs {2 * n_ctx} of them; the text has {len(ids)}")
     n_all = (len(ids) - n_ctx + stride - 1) // stride if stride else len(ids) // n_ctx
     n_chunks = n_all if n_chunks < 0 else min(n_chunks, n_all)
-    ctx = LlamaContext(model, n_ctx, n_batch=_N_BATCH, n_threads=n_threads, flash_attn=flash_attn)
+    ctx = LlamaContext(model, n_ctx, **{"n_batch": _N_BATCH, **(context or {})})
     first = n_ctx - stride - 1 if stride else n_ctx // 2
     bos = model.vocab.bos if model.vocab.add_bos and not stride else None
     return _estimates(ctx, ids, n_ctx, stride or n_ctx, n_chunks, first, bos)
