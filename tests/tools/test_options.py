@@ -70,8 +70,8 @@ WHY_NOT = {
         --print-token-count --log-disable --log-jsonl --log-prompts-dir
         --log-colors --log-prefix --log-timestamps --show-timings
         --no-show-timings --perf --no-perf""",
-    "templates are Jinja, and show what they make": """--jinja --no-jinja --skip-chat-parsing --reasoning-format --reasoning
-        --reasoning-effort --reasoning-budget --reasoning-budget-message
+    "templates are Jinja, and show what they make": """--jinja --no-jinja --skip-chat-parsing --reasoning-format
+        --reasoning         --reasoning-effort --reasoning-budget --reasoning-budget-message
         --reasoning-preserve --chat-template-kwargs""",
     "loading reads the weights once, and a step is as fast the first time": "--warmup --no-warmup --lazy-mode",
     "no such sampler, and one form of the order": "--adaptive-target --adaptive-decay --sampler-seq --sampling-seq",
