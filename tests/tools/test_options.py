@@ -71,7 +71,7 @@ WHY_NOT = {
         --log-colors --log-prefix --log-timestamps --show-timings
         --no-show-timings --perf --no-perf""",
     "templates are Jinja, and show what they make": """--jinja --no-jinja --skip-chat-parsing --reasoning-format
-        --reasoning         --reasoning-effort --reasoning-budget --reasoning-budget-message
+        --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message
         --reasoning-preserve --chat-template-kwargs""",
     "loading reads the weights once, and a step is as fast the first time": "--warmup --no-warmup --lazy-mode",
     "no such sampler, and one form of the order": "--adaptive-target --adaptive-decay --sampler-seq --sampling-seq",
