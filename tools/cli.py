@@ -20,6 +20,7 @@ from . import (
     dump_dot,
     embed,
     generate,
+    imatrix,
     info,
     merge_lora,
     op_bench,
@@ -70,6 +71,7 @@ app.command("split")(split.split)
 app.command("merge")(split.merge)
 app.command("merge-lora")(merge_lora.merge)
 app.command("perplexity")(with_adapters(with_running(perplexity.perplexity_of_file)))
+app.command("imatrix")(with_adapters(with_running(imatrix.imatrix)))
 app.command("cvector")(cvector.cvector)
 app.command("dump-dot")(dump_dot.dump_dot)
 app.command("trace")(trace.trace)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from pyggml.llm.generate.perplexity import Perplexity, perplexity
+from pyggml.llm.evaluate.perplexity import Perplexity, perplexity
 
 from .adapters import AdapterOptions
 from .bars import bar

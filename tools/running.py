@@ -53,8 +53,14 @@ class RunOptions:
         _option("-tb", "--threads-batch", panel=_CONTEXT, help="... for prompts (default: as --threads).", min=1),
     ] = None
     batch_size: Annotated[
-        int, _option("-b", "--batch-size", panel=_CONTEXT, help="Tokens of a decode, at most.", min=1)
-    ] = 2048
+        Optional[int],
+        _option(
+            *("-b", "--batch-size"),
+            panel=_CONTEXT,
+            help="Tokens of a decode, at most (default: 2048; where all logits are looked at, 512).",
+            min=1,
+        ),
+    ] = None
     ubatch_size: Annotated[
         int, _option("-ub", "--ubatch-size", panel=_CONTEXT, help="... that are computed together.", min=1)
     ] = 512
@@ -113,8 +119,7 @@ class RunOptions:
 
     def context(self) -> ContextOptions:
         """What a context is made with, but for its length."""
-        return {
-            "n_batch": self.batch_size,
+        options: ContextOptions = {
             "n_ubatch": self.ubatch_size,
             "n_threads": self.threads,
             "n_threads_batch": self.threads_batch,
@@ -122,6 +127,9 @@ class RunOptions:
             "type_k": _cache_type("--cache-type-k", self.cache_type_k),
             "type_v": _cache_type("--cache-type-v", self.cache_type_v),
         }
+        if self.batch_size is not None:
+            options["n_batch"] = self.batch_size
+        return options
 
     def _rope(self) -> dict[str, Override]:
         scale = self.rope_scale

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from pyggml.lock import Lock
@@ -21,6 +21,10 @@ class Watcher(Protocol):
 
     def asks(self, name: str) -> bool:
         """Whether it wants the node of that name; of several nodes of one name, the last."""
+        ...
+
+    def chosen(self, nodes: Sequence[Tensor]) -> Collection[Tensor]:
+        """Which nodes of a graph it wants besides; it is told them all."""
         ...
 
     def deliver(self, t: Tensor) -> None:
@@ -57,10 +61,10 @@ class Watches:
     def of(self, nodes: Sequence[Tensor]) -> set[Tensor]:
         """Which nodes of a graph, in its order, anyone wants."""
         last = {t.name: t for t in nodes if t.name} if self.now else {}
-        return {t for name, t in last.items() if self.asks(name)}
+        return {t for name, t in last.items() if self.asks(name)}.union(*(w.chosen(nodes) for w in self.now))
 
     def tell(self, t: Tensor) -> None:
         """Deliver `t` to those who want it, in the order in which they came."""
         for watcher in self.now:
-            if watcher.asks(t.name):
+            if watcher.asks(t.name) or watcher.chosen((t,)):
                 watcher.deliver(t)

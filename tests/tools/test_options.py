@@ -117,7 +117,6 @@ DEFAULTS: dict[str, Any] = {  # llama.cpp's, by the name of the parameter; the o
     "context_shift": False,
     "grp_attn_n": 1,
     "grp_attn_w": 512,
-    "batch_size": 2048,
     "ubatch_size": 512,
     "cache_type_k": "f16",
     "cache_type_v": "f16",
@@ -133,6 +132,7 @@ DEFAULTS["samplers"] = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;te
 OTHER_DEFAULTS = {  # and why
     "n_predict": 128,  # no end, there: a model that ends no text would fill the context it was trained with
     "ctx_size": None,  # as trained, there: here what the prompt and -n need
+    "batch_size": None,  # 2048, there and here: but for verbs that look at all logits
     "flash_attn": False,  # where it is faster, there
 }
 

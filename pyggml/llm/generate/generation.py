@@ -254,8 +254,10 @@ def new_generation(
     if n_ctx is None:
         n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
     n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
-    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, **(context or {})}
-    ctx = LlamaContext(model, n_ctx, **{**options, "n_seq_max": n_seq_max})
+    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+    options.update(context or {})
+    options["n_seq_max"] = n_seq_max
+    ctx = LlamaContext(model, n_ctx, **options)
     stops = (stop,) if isinstance(stop, str) else stop
     return Generation(ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special)
 

@@ -125,10 +125,9 @@ _MONARCH = (
     "{%- for m in messages -%}{{- ('' if loop.first else '<s>') ~ m.role ~ '\\n' ~ m.content ~ '</s>\\n' -}}"
     "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<s>assistant\\n' -}}{%- endif -%}"
 )
-_RWKV = Form(
-    {"system": ("System: ", "\n\n"), "user": ("User: ", "\n\n"), "assistant": ("Assistant: ", "\n\n")}, trim=("*",)
-).source()
-_RWKV += "{%- if messages[-1].role == 'user' -%}{{- 'Assistant:' -}}{%- endif -%}"
+_RWKV_ROLES = {"system": ("System: ", "\n\n"), "user": ("User: ", "\n\n"), "assistant": ("Assistant: ", "\n\n")}
+_RWKV_REPLY = "{%- if messages[-1].role == 'user' -%}{{- 'Assistant:' -}}{%- endif -%}"
+_RWKV = Form(_RWKV_ROLES, trim=("*",)).source() + _RWKV_REPLY
 
 _EXAONE = {"system": ("[|system|]", "[|endofturn|]\n"), "user": ("[|user|]", "\n")}
 _EXAONE["assistant"] = ("[|assistant|]", "[|endofturn|]\n")
