@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from pyggml.llm.evaluate.imatrix import measure_imatrix
-from pyggml.llm.quantize.imatrix import ImatrixSums, load_sums, save_dat, save_sums
+from pyggml.llm.quantize.imatrix import Doubles, ImatrixSums, load_sums, save_dat, save_sums
 
 from .adapters import AdapterOptions
 from .bars import bar
@@ -144,7 +144,7 @@ def statistics(sums: ImatrixSums) -> str:
     return "\n".join([head, *(text for _, _, text in sorted(rows))])
 
 
-def _cosine(a: np.ndarray, b: np.ndarray | None) -> float:
+def _cosine(a: Doubles, b: Doubles | None) -> float:
     """How alike the inputs of a tensor are to those of the layer before."""
     if b is None or a.size != b.size:
         return 0.0

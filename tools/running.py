@@ -114,7 +114,7 @@ class RunOptions:
                 use_mlock=self.mlock,
                 repack=self.repack,
                 kv_overrides=overrides,
-                progress=lambda fraction: show(fraction, 1.0),
+                progress=lambda fraction: show(fraction, 1.0) is None,  # no way to cancel
             )
 
     def context(self) -> ContextOptions:
