@@ -2,7 +2,7 @@
 differs between architectures is an argument, and no block knows an architecture's name."""
 
 from .adapt import NO_ADAPTERS, Adapters, LowRank
-from .attention import KV, build_attn, build_attn_gate, build_qkv, llm_build_kv, split_qkv
+from .attention import KV, build_attn, build_attn_gate, build_qkv, llm_build_kv, rotate, split_qkv
 from .build import Build, CacheUse, KVMemory, mask_name
 from .ffn import Activation, Glu, build_ffn
 from .inputs import (
@@ -69,6 +69,7 @@ __all__ = [
     "relative_buckets",
     "rope",
     "rope_factors",
+    "rotate",
     "split_qkv",
     "token_embd",
 ]

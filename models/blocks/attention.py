@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
@@ -84,13 +84,31 @@ def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
 
 def build_attn(b: Build, a: KV) -> Tensor:
     """Store K and V in the cache, and attend: ne [n_embd_out, n_tokens]."""
+    a = _rotated(b, a)
     for t in (a.q_cur, a.k_cur, a.v_cur):  # added together, so that the order of the nodes is llama.cpp's
         if t is not None:
             b.graph.build_forward_expand(t)
     _kv_store(b, a)
-    cur = _kqv(b, a)
+    cur = rotate(_kqv(b, a), b.use(a.il).kv.rotation_v(b.hparams.layer(a.il).n_embd_head_v))
     b.graph.build_forward_expand(cur)
     return cur
+
+
+def _rotated(b: Build, a: KV) -> KV:
+    """Q, K and V as the cache stores the last two."""
+    kv, n = b.use(a.il).kv, b.hparams.layer(a.il)
+    by_k, by_v = kv.rotation_k(n.n_embd_head_k), kv.rotation_v(n.n_embd_head_v)
+    v = None if a.v_cur is None else rotate(a.v_cur, by_v)
+    return replace(a, q_cur=rotate(a.q_cur, by_k), k_cur=rotate(a.k_cur, by_k), v_cur=v)
+
+
+def rotate(cur: Tensor, by: Tensor | None) -> Tensor:
+    """`cur`, each part of a row as long as those of `by` multiplied with it."""
+    if by is None:
+        return cur
+    n = by.ne[0]
+    parts = gg.reshape_2d(cur if cur.is_contiguous else gg.cont(cur), n, cur.n_elements // n)
+    return gg.reshape_4d(gg.mul_mat(by, parts), *cur.ne).set_name(f"{cur.name} (rotated)")
 
 
 def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[[Tensor], Tensor]) -> Tensor:

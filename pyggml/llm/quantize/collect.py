@@ -35,7 +35,7 @@ class Collector:
     def __init__(self, watches: Watches, sums: ImatrixSums, output: bool = False) -> None:
         self._watches, self.sums, self._output = watches, sums, output
 
-    def asks(self, name: str) -> bool:
+    def asks(self, name: str, last: bool = True) -> bool:
         """See `Watcher.asks`."""
         return False
 
