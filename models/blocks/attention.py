@@ -59,15 +59,15 @@ def _heads(b: Build, cur: Tensor, n_head: int) -> Tensor:
 class KV:
     """What attention over the cache takes, for layer `il`.
 
-    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens], v_cur ne
-    [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne [n_kv, n_tokens padded]. sinks: ne [n_head], one more
-    score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
-    scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are
-    scaled.
+    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens] (None where the layer
+    attends to those of another, `hp.kv_layer`), v_cur ne [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne
+    [n_kv, n_tokens padded]. sinks: ne [n_head], one more score of each head. v_mla: ne [n_embd_head_v, n, n_head], what
+    makes the values of each head of those in the cache. scale: of the scores, the model's for 0. bias: ne
+    [n_kv, n_tokens, n_head], added to the scores before they are scaled.
     """
 
     q_cur: Tensor
-    k_cur: Tensor
+    k_cur: Tensor | None
     v_cur: Tensor | None
     kq_mask: Tensor
     il: int
@@ -130,7 +130,7 @@ def _kv_store(b: Build, a: KV) -> None:
     finite."""
     il, n = a.il, b.hparams.layer(a.il)
     kv, _, head, _ = b.use(il)
-    if kv.transient:
+    if kv.transient or a.k_cur is None:
         return
     k_l = kv.k_l[kv.index[il]]
     k_row = kv.type_k.row_size(n.n_embd_k_gqa)
@@ -158,7 +158,7 @@ def _kqv(b: Build, a: KV) -> Tensor:
     hp, n, il = b.hparams, b.hparams.layer(a.il), a.il
     kv = b.use(il).kv
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    k = b.cb(gg.permute(a.k_cur, 0, 2, 1, 3) if kv.transient else _rows_of_k(b, n, il), "k", il)
+    k = b.cb(_rows_of_k(b, n, a), "k", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
         v = b.cb(_rows_of_v(b, n, a), "v", il)
@@ -183,9 +183,13 @@ def _kqv(b: Build, a: KV) -> Tensor:
     return b.cb(gg.cont_2d(cur, cur.ne[0] * n.n_head, b.n_tokens), "kqv_merged_cont", il)
 
 
-def _rows_of_k(b: Build, n: LayerShape, il: int) -> Tensor:
+def _rows_of_k(b: Build, n: LayerShape, a: KV) -> Tensor:
     """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
+    il = a.il
     kv, n_kv, _, _ = b.use(il)
+    if kv.transient:
+        assert a.k_cur is not None, il
+        return gg.permute(a.k_cur, 0, 2, 1, 3)
     row = kv.type_k.row_size
     k_l = kv.k_l[kv.index[il]]
     return gg.view_3d(k_l, n.n_embd_head_k, n_kv, n.n_head_kv, row(n.n_embd_k_gqa), row(n.n_embd_head_k), 0)
