@@ -21,12 +21,8 @@ from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
 
 from . import summary
 from .adapters import AdapterOptions
-<<<<<<< HEAD
 from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, unescape, usage
 from .running import RunOptions
-=======
-from .options import ContextShift, CtxSize, FlashAttn, Json, ModelPath, Ram, Stop, Threads, TraceSampling, usage
->>>>>>> main
 
 _PROMPT = "> "
 KeepOfChat = Annotated[
@@ -37,12 +33,7 @@ KeepOfChat = Annotated[
 def chat(
     sampling: SamplingOptions,
     adapters: AdapterOptions,
-<<<<<<< HEAD
     run: RunOptions,
-=======
-    model: ModelPath = None,
-    ram: Ram = None,
->>>>>>> main
     system: Annotated[str, typer.Option("-sys", "--system-prompt", help="The system message.")] = "",
     system_file: Annotated[
         Optional[Path], typer.Option("-sysf", "--system-prompt-file", help="... from a file.", metavar="FILE")
@@ -76,12 +67,8 @@ def chat(
     if system_file is not None:
         system = system_file.read_text(encoding="utf-8")
     try:
-<<<<<<< HEAD
         context = run.context()
         m = run.load()
-=======
-        m = load_model(model, ram=ram)
->>>>>>> main
         adapters.apply(m)
         ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, **context)
         with usage():

@@ -40,11 +40,7 @@ from .options import (
     PromptCache,
     PromptCacheAll,
     PromptCacheRo,
-<<<<<<< HEAD
     Special,
-=======
-    Ram,
->>>>>>> main
     Stop,
     TraceSampling,
     unescape,
@@ -56,12 +52,7 @@ from .running import RunOptions
 def generate(
     sampling: SamplingOptions,
     adapters: AdapterOptions,
-<<<<<<< HEAD
     run: RunOptions,
-=======
-    model: ModelPath = None,
-    ram: Ram = None,
->>>>>>> main
     prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to continue.")] = None,
     file: Annotated[Optional[Path], typer.Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
     suffix: Annotated[Optional[str], typer.Option("--suffix", help="Fill in what stands before this text.")] = None,
@@ -105,12 +96,8 @@ def generate(
         prompt, suffix = (None if text is None else unescape(text) for text in (prompt, suffix))
         negative_prompt, stop = unescape(negative_prompt), [unescape(text) for text in stop or ()]
     text = read_prompt(prompt, file)
-<<<<<<< HEAD
     context = run.context()
     m = run.load()
-=======
-    m = load_model(model, ram=ram)
->>>>>>> main
     adapters.apply(m)
     to_continue = text if suffix is None else m.vocab.infill_ids(text, suffix)
     with usage():

@@ -13,24 +13,15 @@ import typer
 from pyggml.llm.evaluate.perplexity import Perplexity, perplexity
 
 from .adapters import AdapterOptions
-<<<<<<< HEAD
 from .bars import bar
 from .options import Json
 from .running import RunOptions
-=======
-from .options import FlashAttn, Json, ModelPath, Ram, Threads
->>>>>>> main
 
 
 def perplexity_of_file(
     adapters: AdapterOptions,
     file: Annotated[Path, typer.Option("-f", "--file", help="The text; -: from stdin.")],
-<<<<<<< HEAD
     run: RunOptions,
-=======
-    model: ModelPath = None,
-    ram: Ram = None,
->>>>>>> main
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", help="Tokens of a chunk; 0: as trained.", min=0)] = 512,
     ppl_stride: Annotated[
         int, typer.Option("--ppl-stride", help="Tokens from chunk to chunk; 0: chunks side by side.", min=0)
@@ -41,12 +32,8 @@ def perplexity_of_file(
     """The perplexity of a text, with its standard error. The text is cut into chunks, and the second half of each is
     predicted; with --ppl-stride, overlapping chunks and their last tokens. Progress goes to stderr."""
     data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-<<<<<<< HEAD
     context = run.context()
     m = run.load()
-=======
-    m = load_model(model, ram=ram)
->>>>>>> main
     adapters.apply(m)
     estimates = perplexity(m, data.decode("utf-8", "replace"), ctx_size, ppl_stride, chunks, context=context)
     last: Perplexity | None = None

@@ -17,7 +17,7 @@ from pyggml.llm.options import ContextOptions
 
 from .bars import bar
 from .logs import start_logging
-from .options import FlashAttn, ModelPath, Threads
+from .options import FlashAttn, ModelPath, Ram, Threads
 
 _CONTEXT, _FILE, _ROPE, _LOG = "Context", "Model file", "Rope", "Logging"
 _CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1")
@@ -33,6 +33,7 @@ class RunOptions:
     """What was asked for. A scaling of the rope is metadata that is replaced."""
 
     model: ModelPath = None
+    ram: Ram = None
     override_kv: Annotated[
         Optional[list[str]],
         _option(
@@ -110,6 +111,7 @@ class RunOptions:
         with bar("loading") as show:
             return load_model(
                 self.model,
+                ram=self.ram,
                 use_mmap=self.mmap,
                 use_mlock=self.mlock,
                 repack=self.repack,
