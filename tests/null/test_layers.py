@@ -44,9 +44,10 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.graphs",),
     ("llm.state",),
     ("llm.context",),
-    ("llm.generate", "llm.embed"),
+    ("llm.generate", "llm.embed", "llm.evaluate"),
     ("llm.openai",),
     ("llm.model",),
+    ("llama_cpp",),
     ("inspect",),
     ("tools",),
 ]
