@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import BatchError, SamplerError, whole
 
@@ -114,7 +114,7 @@ def _own(each: Sequence[SamplingOptions | Mapping[str, Any]] | None, n: int) -> 
     """What each prompt has of its own."""
     if each is None:
         return [{} for _ in range(n)]
-    if isinstance(each, (str, Mapping)) or not all(isinstance(o, Mapping) for o in each) or len(each) != n:
+    if isinstance(each, (str, Mapping)) or not all(isinstance(o, Mapping) for o in cast(Any, each)) or len(each) != n:
         raise BatchError(f"each must be a list of {n} dicts, one for each prompt")
     return [dict(o) for o in each]
 

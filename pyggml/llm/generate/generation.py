@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -280,7 +280,7 @@ def new_generation(
 
 def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:
     """One function or several, as several. Raises SamplerError for what is none."""
-    several: Any = given if isinstance(given, (list, tuple)) else (given,)
+    several = cast("Sequence[F]", given if isinstance(given, (list, tuple)) else (given,))
     if not all(map(callable, several)):
         raise SamplerError(f"{name} must be a function or a list of functions, not {given!r:.60}")
     return several

@@ -49,6 +49,7 @@ class ChatRequest(SamplingRequest, total=False):
 def create_chat_completion(
     model: LoadedModel,
     messages: Sequence[Mapping[str, Any]],
+    /,
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     tool_choice: str | Mapping[str, Any] | None = None,
@@ -118,7 +119,7 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Schema | None:
             return response_format.get("schema") or {"type": "object"}
         case "json_schema":
             told: Any = response_format.get("json_schema", response_format)
-            schema: Any = told.get("schema") if isinstance(told, Mapping) else None
+            schema = cast(Any, told.get("schema") if isinstance(told, Mapping) else None)
             if isinstance(schema, (Mapping, bool)):
                 return cast(Schema, schema)
             raise ModelError("response_format: a json_schema with a schema is missing")
@@ -252,4 +253,5 @@ def _entry(model: LoadedModel, token: Token) -> ChatLogprob:
         data = piece(model, i)
         return {"token": data.decode("utf-8", "replace"), "logprob": x, "bytes": list(data)}
 
-    return {**top(token.id, token.logprob or 0.0), "top_logprobs": [top(i, x) for i, x in token.top]}
+    own = top(token.id, token.logprob or 0.0)
+    return cast(ChatLogprob, {**own, "top_logprobs": [top(i, x) for i, x in token.top]})

@@ -34,10 +34,13 @@ class Format:
 
     def parse(self, text: str, done: bool, names: frozenset[str], thinking: bool = False) -> Reply:
         """What a reply says. `thinking`: it begins inside the reasoning."""
+        text = reply.shown(text, (*self.markers, *self.reasoning), done)
         thought, rest = reply.split_reasoning(text, *self.reasoning, thinking, done)
         found = self.read(rest, done, names)
         if thought:
             found.reasoning = thought
+        if not done or found.calls:  # spaces before a call are none of the content
+            found.content, found.reasoning = found.content.rstrip(), found.reasoning.rstrip()
         return found
 
     def opens_reasoning(self, prompt: str) -> bool:
@@ -116,7 +119,10 @@ HARMONY = Format(
     ("\0", "\0"),  # it is a channel
 )
 FUNCTIONARY = Format(
-    "functionary", reply.read_functionary, lambda name, schema: (f"<function={name}>", schema, "</function>")
+    "functionary",
+    reply.read_functionary,
+    lambda name, schema: (f"<function={name}>", schema, "</function>"),
+    ("<function=",),
 )
 FUNCTIONARY_V32 = Format(
     "functionary-v3.2", reply.read_functionary_v32, lambda name, schema: (f"{name}\n", schema), (">>>",)
@@ -128,7 +134,9 @@ COMMAND_R7B = Format(
     _COHERE,
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-COMMAND_R = Format("command-r", reply.read_command_r, _listed("Action: ```json\n", "tool_name", "parameters", "\n```"))
+COMMAND_R = Format(
+    "command-r", reply.read_command_r, _listed("Action: ```json\n", "tool_name", "parameters", "\n```"), ("Action:",)
+)
 PLAIN = Format("plain", reply.read_plain, _named("", "arguments", ""), ("<think>", "</think>"))
 
 # By what is found in the chat template, the first that fits.

@@ -62,7 +62,7 @@ def _text(content: Any, i: int) -> str:
 
 
 def _call(call: Any, where: str, objects: bool) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
+    function = cast(Any, call.get("function") if isinstance(call, Mapping) else None)
     if not isinstance(function, Mapping):
         raise ModelError(f"{where}: a call must have a function with name and arguments")
     known = dict(cast("Mapping[str, Any]", function))

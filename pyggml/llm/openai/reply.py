@@ -43,8 +43,8 @@ def split_reasoning(text: str, begin: str, end: str, inside: bool, done: bool) -
         if not start.startswith(begin):
             return "", text
         start = start[len(begin) :]
-    thought, found, rest = start.partition(end)
-    return (thought if found else _shown(thought, (end,), done)).strip(), rest.lstrip("\n")
+    thought, _, rest = start.partition(end)
+    return thought.strip(), rest.lstrip("\n")
 
 
 def read_plain(text: str, done: bool, names: frozenset[str]) -> Reply:
@@ -75,7 +75,7 @@ def read_functionary_v32(text: str, done: bool, names: frozenset[str]) -> Reply:
         name, newline, body = part.partition("\n")
         last = i == len(parts) - 1
         if name.strip() == "all":
-            reply.content += _shown(body, (">>>",), done) if last else body
+            reply.content += body
         elif newline and (done or not last):
             arguments = body.strip()
             reply.calls.append(Call(name.strip(), arguments if _is_json(arguments) else json.dumps({"code": body})))
@@ -105,7 +105,7 @@ def read_mistral(text: str, done: bool, names: frozenset[str]) -> Reply:
     """Mistral: `[TOOL_CALLS]` before a list, or before each `NAME[ARGS]{...}` (`NAME[CALL_ID]ID[ARGS]{...}`)."""
     content, tag, body = text.partition("[TOOL_CALLS]")
     if not tag:
-        return Reply(_shown(text, ("[TOOL_CALLS]",), done))
+        return Reply(text)
     if body.lstrip().startswith("["):
         calls = _calls(body) if done or body.rstrip().endswith("]") else []
         return Reply(content if calls or not done else text, calls=calls)
@@ -134,7 +134,7 @@ def read_deepseek(text: str, done: bool, names: frozenset[str]) -> Reply:
             rest = rest.strip().removeprefix("```json").removesuffix("```")
         return [Call(head.strip(), rest.strip())] if _is_json(rest) else []
 
-    reply = _blocks(text, done, begin, end, call, ("<｜tool▁calls▁begin｜>",))
+    reply = _blocks(text, done, begin, end, call)
     for marker in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"):
         reply.content = reply.content.replace(marker, "")
     return reply
@@ -145,7 +145,7 @@ def read_command_r(text: str, done: bool, names: frozenset[str]) -> Reply:
     behind `Action:`; the text between `<|START_RESPONSE|>` and its end."""
     text = text.replace("<|START_RESPONSE|>", "").replace("<|END_RESPONSE|>", "")
     if "Action:" not in text:
-        return _blocks(text, done, "<|START_ACTION|>", "<|END_ACTION|>", _calls, ("Action:",))
+        return _blocks(text, done, "<|START_ACTION|>", "<|END_ACTION|>", _calls)
     content, _, body = text.partition("Action:")
     found = re.search(r"```json(.*?)```", body, re.DOTALL)
     calls = [c for c in _calls(found.group(1)) if c.name != "directly_answer"] if found else []
@@ -176,16 +176,14 @@ def read_harmony(text: str, done: bool, names: frozenset[str]) -> Reply:
     return reply
 
 
-def _blocks(
-    text: str, done: bool, begin: str, end: str, read: Callable[[str], list[Call]], others: tuple[str, ...] = ()
-) -> Reply:
+def _blocks(text: str, done: bool, begin: str, end: str, read: Callable[[str], list[Call]]) -> Reply:
     """Text, and calls between `begin` and `end`. A block that is no call stays text; so does one that was broken off,
     unless its call is whole."""
     reply, rest = Reply(), text
     while True:
         before, found, rest = rest.partition(begin)
         if not found:
-            reply.content += _shown(before, (begin, *others), done)
+            reply.content += before
             break
         reply.content += before
         body, closed, behind = rest.partition(end)
@@ -198,16 +196,15 @@ def _blocks(
         rest = behind
         if not closed:
             break
-    if reply.calls or not done:
-        reply.content = reply.content.rstrip() if reply.calls else reply.content
     return reply
 
 
-def _shown(text: str, markers: tuple[str, ...], done: bool) -> str:
-    """The text without what may be the beginning of a marker."""
-    if done:
-        return text
-    n = max((n for m in markers for n in range(1, len(m)) if text.endswith(m[:n])), default=0)
+def shown(text: str, markers: tuple[str, ...], done: bool) -> str:
+    """The text without what may be the beginning of a marker, unless it is all."""
+    n = 0
+    for m in () if done else markers:
+        longest = next((k for k in range(len(m), 0, -1) if text.endswith(m[:k])), 0)
+        n = max(n, longest if longest < len(m) else 0)
     return text[: len(text) - n]
 
 
@@ -217,7 +214,7 @@ def _bare_json(text: str, done: bool, names: frozenset[str]) -> Reply:
         calls = _calls(start) if done else []
         if not done or (calls and all(c.name in names for c in calls)):
             return Reply(calls=calls)
-    return Reply(_shown(text, ("<|python_tag|>",), done) if start or done else "")
+    return Reply(text if start or done else "")
 
 
 def _values(text: str) -> Iterator[Any]:
@@ -249,7 +246,8 @@ def _calls(text: str) -> list[Call]:
             name = next((call[k] for k in ("name", "tool_name", "function") if isinstance(call.get(k), str)), None)
             if name is None:
                 return []
-            given: Any = next((call[k] for k in ("arguments", "parameters", "args") if k in call), {})
+            none: dict[str, Any] = {}
+            given: Any = next((call[k] for k in ("arguments", "parameters", "args") if k in call), none)
             arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
             calls.append(Call(name, arguments, str(call.get("id", call.get("tool_call_id", "")))))
     return calls

@@ -46,7 +46,6 @@ class SamplingRequest(TypedDict, total=False):
     n_threads: int | None
     flash_attn: bool
     tfs_z: float  # of old versions: without effect there, too
-    model: str | None
     user: str | None
 
 

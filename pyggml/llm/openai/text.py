@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def create_completion(
     model: LoadedModel,
     prompt: str | Sequence[int],
+    /,
     *,
     suffix: str | None = None,
     max_tokens: int | None = 16,

@@ -1,23 +1,18 @@
-"""`Llama` as llama-cpp-python has it: code written for that package runs with `from pyggml.llama_cpp import Llama`.
-
-What is the same, and what is not: docs/llama_cpp.md.
-"""
+"""The class `Llama`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from .dtypes import DType
-from .errors import BatchError, ModelError
-from .llm.context import LlamaContext
-from .llm.model import Model, load_model
-from .llm.openai.types import EmbeddingAnswer, EmbeddingData
-from .llm.samplers import SamplerChain, SamplingParams
+from ..dtypes import DType
+from ..errors import BatchError, ModelError
+from ..llm.context import LlamaContext
+from ..llm.model import Model, load_model
+from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
+from ..llm.samplers import SamplerChain, SamplingParams
 
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF  # another each time
 LLAMA_POOLING_TYPE_UNSPECIFIED = -1
@@ -46,48 +41,6 @@ _IGNORED = frozenset(
         "spm_infill",
     ]
 )
-
-
-class LogitsProcessorList(list[Callable[..., Any]]):
-    """Functions (ids, logits) -> logits, one after the other."""
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        for f in self:
-            scores = f(input_ids, scores)
-        return scores
-
-
-class StoppingCriteriaList(list[Callable[..., bool]]):
-    """Functions (ids, logits) -> whether to stop; any of them does."""
-
-    def __call__(self, input_ids: Any, logits: Any) -> bool:
-        return any(f(input_ids, logits) for f in self)
-
-
-class LlamaGrammar:
-    """A grammar in GBNF."""
-
-    def __init__(self, *args: Any, _grammar: str, **kwargs: Any) -> None:
-        self._grammar = _grammar
-
-    @classmethod
-    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
-        """From its text."""
-        return cls(_grammar=grammar)
-
-    @classmethod
-    def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
-        """From a file."""
-        return cls(_grammar=Path(file).read_text(encoding="utf-8"))
-
-    @classmethod
-    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
-        """Of what a JSON schema allows."""
-        import json
-
-        from .llm.samplers.grammar import known_schema
-
-        return cls(_grammar=f"start: json\njson: %json {json.dumps(known_schema(json_schema))}\n")
 
 
 class Llama:
@@ -154,7 +107,8 @@ class Llama:
         """See `Model.create_chat_completion`."""
         names = ("functions", "function_call", "tools", "tool_choice")
         options = self._options({**dict(zip(names, args, strict=False)), **request})
-        return self.model.create_chat_completion(messages, **{"chat_template": _template(self.chat_format), **options})
+        options.setdefault("chat_template", _template(self.chat_format))
+        return self.model.create_chat_completion(messages, **options)
 
     def _options(self, request: dict[str, Any]) -> dict[str, Any]:
         request["name"] = request.pop("model", None) or self.model_path
@@ -189,7 +143,7 @@ class Llama:
         return (found, sum(map(len, ids))) if return_count else found
 
     def _of_tokens(self, ids: list[int], normalize: bool) -> list[list[float]]:
-        from .llm.embed import normalized
+        from ..llm.embed import normalized
 
         options: Any = {"n_threads": self._n_threads, "n_batch": max(len(ids), 1)}
         with self.model.new_context(len(ids), embeddings=True, pooling="none", **options) as ctx:
