@@ -120,7 +120,7 @@ def generate(
 
     reason = "interrupted"
     try:
-        if not as_json:
+        if not as_json and not g.source:  # an answer is shown alone
             sys.stdout.write(text)
             sys.stdout.flush()
         for token in g:
@@ -136,7 +136,7 @@ def generate(
     session.end()
     total = perf_counter() - start
     if as_json:
-        out: dict[str, Any] = {"prompt_ids": list(g.prompt), "ids": g.ids, "text": "".join(made)}
+        out: dict[str, Any] = {"prompt_ids": list(g.source or g.prompt), "ids": g.ids, "text": "".join(made)}
         out["finish_reason"] = reason
         out["timings"] = summary.timings(g, load, total)
         if trace_sampling:

@@ -2,7 +2,7 @@
 differs between architectures is an argument, and no block knows an architecture's name."""
 
 from .adapt import NO_ADAPTERS, Adapters, LowRank
-from .attention import KV, build_attn, build_attn_gate, build_qkv, llm_build_kv, split_qkv
+from .attention import KV, build_attn, build_attn_gate, build_qkv, kv_store, llm_build_kv, split_qkv
 from .build import Build, CacheUse, KVMemory, mask_name
 from .ffn import Activation, Glu, build_ffn
 from .inputs import (
@@ -60,6 +60,7 @@ __all__ = [
     "build_rope_factors",
     "build_router",
     "build_shared_expert",
+    "kv_store",
     "llm_build_kv",
     "mask_name",
     "relative_buckets",

@@ -11,7 +11,7 @@ from pyggml.errors import ModelError
 from pyggml.tensor import Tensor
 
 from ..hparams import LayerShape
-from .build import Build
+from .build import Build, CacheUse
 
 _SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # flash attention has no such nodes
 
@@ -60,14 +60,14 @@ class KV:
     """What attention over the cache takes, for layer `il`.
 
     q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens], v_cur ne
-    [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne [n_kv, n_tokens padded]. sinks: ne [n_head], one more
-    score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
-    scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are
-    scaled.
+    [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne [n_kv, n_tokens padded]. Without k_cur it is over what
+    the encoder gave (`Build.cross`). sinks: ne [n_head], one more score of each head. v_mla: ne
+    [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache. scale: of the scores, the
+    model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are scaled.
     """
 
     q_cur: Tensor
-    k_cur: Tensor
+    k_cur: Tensor | None
     v_cur: Tensor | None
     kq_mask: Tensor
     il: int
@@ -87,8 +87,12 @@ def build_attn(b: Build, a: KV) -> Tensor:
     for t in (a.q_cur, a.k_cur, a.v_cur):  # added together, so that the order of the nodes is llama.cpp's
         if t is not None:
             b.graph.build_forward_expand(t)
-    _kv_store(b, a)
-    cur = _kqv(b, a)
+    if a.k_cur is None:
+        use = b.cross
+    else:
+        use = b.use(a.il)
+        kv_store(b, use, a.k_cur, a.v_cur, a.il)
+    cur = _kqv(b, a, use)
     b.graph.build_forward_expand(cur)
     return cur
 
@@ -106,21 +110,20 @@ def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[
     return gg.reshape_2d(gated, attn.ne[0], b.n_tokens)
 
 
-def _kv_store(b: Build, a: KV) -> None:
+def kv_store(b: Build, use: CacheUse, k_cur: Tensor, v_cur: Tensor | None, il: int) -> None:
     """Copy K and V into the slot of the ubatch, where they are kept. A token whose numbers overflow shows that in K,
     which its own sequence sees and the mask hides from others; V, which a weight of 0 does not hide, is stored
     finite."""
-    il, n = a.il, b.hparams.layer(a.il)
-    kv, _, head, _ = b.use(il)
+    n, kv, head = b.hparams.layer(il), use.kv, use.head
     if kv.transient:
         return
     k_l = kv.k_l[kv.index[il]]
     k_row = kv.type_k.row_size(n.n_embd_k_gqa)
     view = gg.view_1d(k_l, b.n_tokens * n.n_embd_k_gqa, k_row * head)
-    _store(b, a.k_cur, b.cb(view, "k_cache_view", il), kv.v_limit if kv.v_in_k else 0.0)
-    if a.v_cur is None:
+    _store(b, k_cur, b.cb(view, "k_cache_view", il), kv.v_limit if kv.v_in_k else 0.0)
+    if v_cur is None:
         return
-    v_l, v_cur = kv.v_l[kv.index[il]], a.v_cur
+    v_l = kv.v_l[kv.index[il]]
     if not kv.v_trans:
         v_row = kv.type_v.row_size(n.n_embd_v_gqa)
         view = gg.view_1d(v_l, b.n_tokens * n.n_embd_v_gqa, v_row * head)
@@ -135,15 +138,16 @@ def _store(b: Build, cur: Tensor, view: Tensor, limit: float = 0.0) -> None:
     b.graph.build_forward_expand(gg.cpy(cur, view, limit).set_name(f"{view.name} (copy of {cur.name})"))
 
 
-def _kqv(b: Build, a: KV) -> Tensor:
+def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     """softmax(mask(K q)) V over the first n_kv cells: ne [n_embd_out, n_tokens]."""
     hp, n, il = b.hparams, b.hparams.layer(a.il), a.il
-    kv = b.use(il).kv
+    kv = use.kv
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    k = b.cb(gg.permute(a.k_cur, 0, 2, 1, 3) if kv.transient else _rows_of_k(b, n, il), "k", il)
+    own = a.k_cur if kv.transient else None
+    k = b.cb(_rows_of_k(use, n, il) if own is None else gg.permute(own, 0, 2, 1, 3), "k", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
-        v = b.cb(_rows_of_v(b, n, a), "v", il)
+        v = b.cb(_rows_of_v(use, n, a), "v", il)
         cur = gg.flash_attn_ext(q, k, v, a.kq_mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
         b.cb(cur, "kqv", il)  # [n_embd_head_v, n_head, n_tokens]
         if a.v_mla is None:
@@ -158,25 +162,25 @@ def _kqv(b: Build, a: KV) -> Tensor:
             scale = cap
         kq = gg.soft_max_ext(kq, a.kq_mask, scale, hp.f_max_alibi_bias, a.sinks)
         b.cb(kq, "kq_soft_max_ext", il)
-        kqv = b.cb(gg.mul_mat(b.cb(_columns_of_v(b, n, a), "v", il), kq), "kqv", il)
+        kqv = b.cb(gg.mul_mat(b.cb(_columns_of_v(use, n, a), "v", il), kq), "kqv", il)
     if a.v_mla is not None:  # [n_embd_head_v, n_tokens, n_head] becomes [v_mla.ne[1], n_tokens, n_head]
         kqv = b.cb(b.mul_mat(a.v_mla, kqv), "kqv_mla", il)
     cur = b.cb(gg.permute(kqv, 0, 2, 1, 3), "kqv_merged", il)
     return b.cb(gg.cont_2d(cur, cur.ne[0] * n.n_head, b.n_tokens), "kqv_merged_cont", il)
 
 
-def _rows_of_k(b: Build, n: LayerShape, il: int) -> Tensor:
+def _rows_of_k(use: CacheUse, n: LayerShape, il: int) -> Tensor:
     """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
-    kv, n_kv, _, _ = b.use(il)
+    kv, n_kv, _, _ = use
     row = kv.type_k.row_size
     k_l = kv.k_l[kv.index[il]]
     return gg.view_3d(k_l, n.n_embd_head_k, n_kv, n.n_head_kv, row(n.n_embd_k_gqa), row(n.n_embd_head_k), 0)
 
 
-def _rows_of_v(b: Build, n: LayerShape, a: KV) -> Tensor:
+def _rows_of_v(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     """V of the first n_kv cells, a row of each: ne [n_embd_head_v, n_kv, n_head_kv]."""
     il = a.il
-    kv, n_kv, _, _ = b.use(il)
+    kv, n_kv, _, _ = use
     if kv.transient:
         assert a.v_cur is not None, il
         head = a.v_cur.nb[0] * n.n_embd_head_v
@@ -189,12 +193,12 @@ def _rows_of_v(b: Build, n: LayerShape, a: KV) -> Tensor:
     return gg.view_3d(rows[kv.index[il]], n.n_embd_head_v, n_kv, n.n_head_kv, row, head, 0)
 
 
-def _columns_of_v(b: Build, n: LayerShape, a: KV) -> Tensor:
+def _columns_of_v(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     """V of the first n_kv cells, a column of each: ne [n_kv, n_embd_head_v, n_head_kv]."""
     il = a.il
-    kv, n_kv, _, _ = b.use(il)
+    kv, n_kv, _, _ = use
     if not kv.v_trans or kv.transient:
-        v = _rows_of_v(b, n, a)
+        v = _rows_of_v(use, n, a)
         return gg.cont(gg.transpose(gg.cast(v, DType.F32) if v.dtype.is_quantized else v))
     size = kv.type_v.type_size
     row, v_l = size * kv.size, kv.v_l[kv.index[il]]

@@ -43,7 +43,7 @@ def embed(
 
     `pooling`: mean, cls, last, or rank (scores, [n_texts, n_classes]); by default as the file says, else mean.
     `normalize`: see `normalized`; scores are left as they are. `layer`: see `LlamaContext`. As many texts as fit are
-    evaluated together, up to `n_ubatch` tokens. Raises BatchError for a text without tokens, or longer than the model
+    evaluated together, up to `n_ubatch` tokens; of an encoder-decoder the encoder. Raises BatchError for a text without tokens, or longer than the model
     was trained for, ModelError for other arguments.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -142,5 +142,5 @@ def _embedded(ctx: LlamaContext, ids: Sequence[Sequence[int]]) -> Floats:
         for pos, token in enumerate(tokens):
             batch.add(token, pos, seq)
     ctx.memory.clear()
-    ctx.decode(batch)
+    (ctx.decode if ctx.model.architecture.encode is None else ctx.encode)(batch)
     return np.array(ctx.embeddings)

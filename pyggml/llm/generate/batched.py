@@ -13,7 +13,7 @@ from pyggml.errors import BatchError, whole
 from ..batch import Batch
 from ..context import LlamaContext
 from ..samplers import SamplerChain, SamplingOptions, SamplingParams
-from .generation import Generation, Token, ids_of
+from .generation import Generation, Token, source_and_prompt
 from .speculative import common_prefix
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def stream_batch(
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if whole("n_parallel", n_parallel, error=BatchError) < 1:
         raise BatchError(f"n_parallel must be at least 1, not {n_parallel}")
-    ids = [ids_of(model, p) for p in prompts]
+    texts = [source_and_prompt(model, p) for p in prompts]
+    ids = [tokens for _, tokens in texts]
     for i, tokens in enumerate(ids):
         if not tokens:
             raise BatchError(f"prompt {i} is empty")
@@ -82,13 +83,22 @@ def stream_batch(
         n_ctx = [len(tokens) + n_predict for tokens in ids]
     else:
         n_ctx = [max(model.hparams.n_ctx_train, len(tokens)) for tokens in ids]
-    ctx = LlamaContext(model, sum(sorted(n_ctx)[-n_seq:]), n_seq_max=n_seq, n_threads=n_threads, flash_attn=flash_attn)
+    longest = max(len(source) for source, _ in texts)
+    ctx = LlamaContext(
+        model,
+        sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:]),
+        n_batch=max(2048, longest),
+        n_ubatch=max(512, longest),
+        n_seq_max=n_seq,
+        n_threads=n_threads,
+        flash_attn=flash_attn,
+    )
     params, stops = SamplingParams(**sampling), (stop,) if isinstance(stop, str) else stop
     waiting: deque[tuple[int, Generation]] = deque()
-    for i, tokens in enumerate(ids):
+    for i, (source, tokens) in enumerate(texts):
         chain = SamplerChain(params, model.vocab)
         chain.prime(tokens)
-        waiting.append((i, Generation(ctx, tokens, chain, n_predict, stops, n_probs)))
+        waiting.append((i, Generation(ctx, tokens, chain, n_predict, stops, n_probs, source=source)))
     return _run(ctx, waiting, n_ctx)
 
 
@@ -160,4 +170,6 @@ def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: deque[tuple[int, 
             ctx.memory.seq_rm(slot.seq)
             ctx.memory.seq_cp(source.seq, slot.seq, 0, n)
         waiting.popleft()
+        if g.source:
+            ctx.encode(Batch.prompt(g.source, 0, slot.seq))
         slot.index, slot.generation, slot.text, slot.n_done = index, g, prompt, n

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from pyggml.errors import ModelError
+
 from ..samplers import SamplerChain
 from .generation import Generation, Token
 from .templates import ChatTemplate, Message
@@ -29,6 +31,8 @@ class ChatSession:
         n_predict: int = -1,
         stop: tuple[str, ...] = (),
     ) -> None:
+        if ctx.model.architecture.encode is not None:
+            raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers one text (`generate`), and has no chat")
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
         self.stop = (*template.stop, *stop)
         self.messages: list[Message] = []
