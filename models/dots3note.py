@@ -39,7 +39,7 @@ def build_dots3note(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
     assert isinstance(hp, Dots3NoteHParams)
-    ask_indexer(b, hp)
+    ask_indexer(b, hp, hp.n_lora_q)
     full = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
     window = MLA(hp.n_lora_q, hp.n_lora_kv_swa, hp.n_embd_head_k_mla_swa, hp.n_embd_head_v_mla_swa, hp.n_rot)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 from gguf.constants import Keys
 
@@ -28,13 +27,16 @@ from .blocks.linear_attn import build_delta_net, l2_norm
 from .blocks.states import as_f32, build_conv_window
 from .decoder import Decoder
 from .hparams import HParams, Router, StateShape
-from .metadata import Reader, read_hparams, read_rope_sections, read_router
+from .metadata import Reader, read_clamps, read_hparams, read_rope_sections, read_router
+
+GATE_LOWER_BOUND = "{arch}.kda.gate_lower_bound"
 
 
 @dataclass(frozen=True, kw_only=True)
 class KimiHParams(HParams):
     """mla: the sizes of latent attention. d_conv, n_embd_head_kda: of layers with delta nets, which have as many heads
-    as the first layer. gate_lower_bound: the fastest decay of Ling's.
+    as the first layer. gate_lower_bound: the fastest decay; 0: there is none. f_l2_eps: of the norms of Q and K;
+    0: as of the others.
     swiglu_clamp_exp, swiglu_clamp_shexp: of each layer, what gate and up of experts, and of networks that all tokens
     go through, are kept within; 0: they are not."""
 
@@ -43,6 +45,7 @@ class KimiHParams(HParams):
     n_embd_head_kda: int
     n_head_kda: int
     gate_lower_bound: float = 0.0
+    f_l2_eps: float = 0.0
     swiglu_clamp_exp: tuple[float, ...] = ()
     swiglu_clamp_shexp: tuple[float, ...] = ()
 
@@ -65,7 +68,7 @@ class KimiLinear(Decoder):
             return b.linear("attn_output", self.latent(b, hp, cur, pos, il), hp.n_embd, "mla_out", il)
         s, n_head, n_tokens = hp.n_embd_head_kda, hp.n_head_kda, b.n_tokens
         q, k, v = self._qkv(b, hp, cur, il)
-        q, k = (l2_norm(t, hp.f_norm_rms_eps) for t in (q, k))
+        q, k = (l2_norm(t, hp.f_l2_eps or hp.f_norm_rms_eps) for t in (q, k))
         beta = gg.reshape_3d(gg.sigmoid(b.linear("ssm_beta", cur, n_head, "kda_beta", il)), 1, n_head, n_tokens)
         out = build_delta_net(b, q, k, v, self.decay(b, hp, cur, il), beta, il)
         out = build_norm(b, out, "ssm_norm", "kda_normed", il)
@@ -140,59 +143,69 @@ class Ling3(KimiLinear):
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
 
 
+def gate_and_up(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both; without `up` they are the halves of each row of `gate`."""
+    if up is not None:
+        return gate, up
+    n = gate.ne[0] // 2
+    gate, up = (gg.cont(gg.view_3d(gate, n, *gate.ne[1:3], *gate.nb[1:3], i * n * gate.nb[0])) for i in (0, 1))
+    return gate, up
+
+
 def _clamped_swiglu(limit: float) -> Glu | Activation:
     """silu(gate) * up, with silu(gate) at most `limit`, and up within -limit .. limit."""
 
     def glu(gate: Tensor, up: Tensor | None) -> Tensor:
-        if up is None:
-            n = gate.ne[0] // 2
-            gate, up = (gg.cont(gg.view_3d(gate, n, *gate.ne[1:3], *gate.nb[1:3], i * n * gate.nb[0])) for i in (0, 1))
+        gate, up = gate_and_up(gate, up)
         return gg.mul(gg.clamp(gg.silu(gate), -math.inf, limit), gg.clamp(up, -limit, limit))
 
     return glu if limit else "silu"
 
 
-def _read(r: Reader, *, ling: bool = False) -> HParams:
+def read_kimi(
+    r: Reader, *, cls: type[KimiHParams] = KimiHParams, n_lora_q: int = 0, n_rot: int | None = None, **own: object
+) -> KimiHParams:
+    """The hyperparameters. `n_lora_q`, `n_rot`: as of MLA; the latter is the file's unless given. `cls` and `own`: as
+    for `read_hparams`; unless `own` says so, nothing is roped."""
     attention = Keys.Attention
     base = read_hparams(HParams, r)
     mla = MLA(
-        r.integer(attention.Q_LORA_RANK, 0) if ling else 0,
+        n_lora_q,
         r.integer(attention.KV_LORA_RANK),
         r.integer(attention.KEY_LENGTH_MLA),
         r.integer(attention.VALUE_LENGTH_MLA),
-        base.n_rot,
+        base.n_rot if n_rot is None else n_rot,
     )
-    own: dict[str, object] = {"rope_layers": 0, "router": read_router(r, Router())}
-    if ling:
-        sections = read_rope_sections(r)
-        n = base.n_layer
+    common: dict[str, object] = {
+        "mla": mla,
+        "n_embd_head_v": mla.n_lora_kv,
+        "v_in_k": True,
+        "rope_layers": 0,
+        "rope_first": mla.n_lora_kv if mla.n_rot else 0,
+        "f_attention_scale": mla.n_embd_head_k**-0.5,
+        "d_conv": r.integer(Keys.SSM.CONV_KERNEL),
+        "n_embd_head_kda": r.integer(Keys.KDA.HEAD_DIM),
+        "n_head_kda": base.layer(0).n_head,
+    }
+    return read_hparams(cls, r, **{**common, **own})
 
-        def clamps(key: str) -> tuple[float, ...]:
-            return r.numbers(key, n) if r.get(key, None) is not None else (0.0,) * n
 
-        own = {
-            "rope_type": "mrope" if any(sections[:2]) else "norm",
-            "rope_sections": sections,
-            "router": read_router(r, Router(norm=False)),
-            "gate_lower_bound": r.number("{arch}.kda.gate_lower_bound"),
-            "swiglu_clamp_exp": clamps(Keys.LLM.SWIGLU_CLAMP_EXP),
-            "swiglu_clamp_shexp": clamps(Keys.LLM.SWIGLU_CLAMP_SHEXP),
-        }
-    return read_hparams(
-        KimiHParams,
+def _read_ling(r: Reader) -> HParams:
+    sections = read_rope_sections(r)
+    return read_kimi(
         r,
-        mla=mla,
-        v_in_k=True,
-        rope_first=mla.n_lora_kv,
-        f_attention_scale=mla.n_embd_head_k**-0.5,
-        d_conv=r.integer(Keys.SSM.CONV_KERNEL),
-        n_embd_head_kda=r.integer(Keys.KDA.HEAD_DIM),
-        n_head_kda=base.layer(0).n_head,
-        **own,
+        n_lora_q=r.integer(Keys.Attention.Q_LORA_RANK, 0),
+        rope_layers=1,
+        rope_type="mrope" if any(sections[:2]) else "norm",
+        rope_sections=sections,
+        router=read_router(r, Router(norm=False)),
+        gate_lower_bound=r.number(GATE_LOWER_BOUND),
+        swiglu_clamp_exp=read_clamps(r, Keys.LLM.SWIGLU_CLAMP_EXP),
+        swiglu_clamp_shexp=read_clamps(r, Keys.LLM.SWIGLU_CLAMP_SHEXP),
     )
 
 
 ARCHITECTURES = (
-    Architecture(("kimi-linear",), KimiLinear(rope_factors=False).build, _read, "hybrid"),
-    Architecture(("bailingmoe3",), Ling3(rope_factors=False).build, partial(_read, ling=True), "hybrid"),
+    Architecture(("kimi-linear",), KimiLinear(rope_factors=False).build, read_kimi, "hybrid"),
+    Architecture(("bailingmoe3",), Ling3(rope_factors=False).build, _read_ling, "hybrid"),
 )

@@ -112,6 +112,15 @@ class Reader:
         return value
 
 
+def read_clamps(r: Reader, key: str) -> tuple[float, ...]:
+    """What gate and up of a feed-forward network are kept within, in each layer; 0: they are not, as in all layers
+    where the file says nothing."""
+    from gguf.constants import Keys
+
+    n = r.integer(Keys.LLM.BLOCK_COUNT)
+    return r.numbers(key, n) if r.get(key, None) is not None else (0.0,) * n
+
+
 def read_rope_sections(r: Reader) -> tuple[int, ...]:
     """How many pairs of a head turn by each of the four positions of a token; none where the file does not say."""
     from gguf.constants import Keys

@@ -21,14 +21,14 @@ from .architecture import Architecture
 from .blocks import Build
 from .decoder import Decoder
 from .deepseek2 import DeepSeek2HParams, build_deepseek2, read_deepseek2
-from .hparams import HParams, Router
+from .hparams import MAX_INT, HParams, Router
 from .metadata import Reader, read_hparams, read_router
 
 _BLOCK_SIZE = "{arch}.attention.indexer.block_size"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Indexer(HParams):
+class Indexer(HParams):
     """The heads of the indexer, their size, and the tokens that it chooses."""
 
     n_indexer_head: int
@@ -37,16 +37,16 @@ class _Indexer(HParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSAHParams(_Indexer, DeepSeek2HParams):
+class DSAHParams(Indexer, DeepSeek2HParams):
     """Of DeepSeek's sparse attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSAHParams(_Indexer):
+class MSAHParams(Indexer):
     """Of MiniMax's."""
 
 
-def _check(b: Build, hp: _Indexer) -> None:
+def _check(b: Build, hp: Indexer) -> None:
     if b.kv.size > hp.n_chosen:
         raise ModelError(
             f"a context of {b.kv.size} cells needs sparse attention, which is not supported: this model attends to "
@@ -54,12 +54,13 @@ def _check(b: Build, hp: _Indexer) -> None:
         )
 
 
-def ask_indexer(b: Build, hp: DSAHParams) -> None:
-    """Ask for the weights of the indexer, and see that it is not needed. Raises ModelError."""
+def ask_indexer(b: Build, hp: Indexer, n_lora_q: int) -> None:
+    """Ask for the weights of the indexer, whose queries come from a row of `n_lora_q` elements, and see that it is not
+    needed. Raises ModelError."""
     _check(b, hp)
     head = hp.n_indexer_embd
-    for il in range(hp.n_layer):
-        b.optional("indexer.attn_q_b", (hp.n_lora_q, hp.n_indexer_head * head), il)
+    for il in range(hp.n_layer if head else 0):
+        b.optional("indexer.attn_q_b", (n_lora_q, hp.n_indexer_head * head), il)
         b.optional("indexer.attn_k", (hp.n_embd, head), il)
         b.optional("indexer.proj", (hp.n_embd, hp.n_indexer_head), il)
         for suffix in ("weight", "bias"):
@@ -69,7 +70,7 @@ def ask_indexer(b: Build, hp: DSAHParams) -> None:
 def build_dsa(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     assert isinstance(b.hparams, DSAHParams)
-    ask_indexer(b, b.hparams)
+    ask_indexer(b, b.hparams, b.hparams.n_lora_q)
     return build_deepseek2(b)
 
 
@@ -86,9 +87,11 @@ def build_msa(b: Build) -> Graph:
     return Decoder(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0)).build(b)
 
 
-def read_indexer(r: Reader) -> dict[str, Any]:
-    """What a file says of the indexer."""
+def read_indexer(r: Reader, *, optional: bool = False) -> dict[str, Any]:
+    """What a file says of the indexer; `optional`: there may be none."""
     keys = Keys.Attention.Indexer
+    if optional and not r.integer(keys.TOP_K, 0):
+        return {"n_indexer_head": 0, "n_indexer_embd": 0, "n_chosen": MAX_INT}
     return {
         "n_indexer_head": r.integer(keys.HEAD_COUNT),
         "n_indexer_embd": r.integer(keys.KEY_LENGTH),

@@ -13,7 +13,7 @@ from typing import Annotated, Optional, TextIO
 
 import typer
 
-from pyggml.errors import GGMLError
+from pyggml.errors import GGMLError, KVCacheFull, ModelError
 from pyggml.llm.generate.chat import ChatSession
 from pyggml.llm.generate.templates import NAMED, find_template
 from pyggml.llm.model import load_model
@@ -21,9 +21,12 @@ from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
 
 from . import summary
 from .adapters import AdapterOptions
-from .options import CtxSize, FlashAttn, Json, ModelPath, Stop, Threads, TraceSampling
+from .options import ContextShift, CtxSize, FlashAttn, Json, ModelPath, Stop, Threads, TraceSampling, usage
 
 _PROMPT = "> "
+KeepOfChat = Annotated[
+    int, typer.Option("--keep", help="Tokens of the start that a context shift keeps; -1: the system message.", min=-1)
+]
 
 
 def chat(
@@ -41,27 +44,37 @@ def chat(
     threads: Threads = None,
     flash_attn: FlashAttn = False,
     trace_sampling: TraceSampling = False,
+    context_shift: ContextShift = False,
+    keep: KeepOfChat = -1,
     as_json: Json = False,
 ) -> None:
     """Talk with a model: a line is a message, a line that begins with / is a command (/help). Ctrl-C ends a reply, and
-    the program where it waits for a message. With --json each reply is one JSON object on a line."""
+    the program where it waits for a message. With --json each reply, or error, is one JSON object on a line, and an
+    error ends with exit code 1."""
     start = perf_counter()
-    m = load_model(model)
-    adapters.apply(m)
-    ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, n_threads=threads, flash_attn=flash_attn)
-    chain = SamplerChain(SamplingParams(**sampling), m.vocab)
+    try:
+        m = load_model(model)
+        adapters.apply(m)
+        ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, n_threads=threads, flash_attn=flash_attn)
+        with usage():
+            chain = SamplerChain(SamplingParams(**sampling), m.vocab)
+        with usage(ModelError):
+            chat_template = find_template(template, m.kv)
+    except (GGMLError, OSError) as e:
+        if as_json:
+            print(json.dumps(_error(e)), flush=True)
+        raise
     chain.traces = [] if trace_sampling else None
-    session = ChatSession(ctx, chain, find_template(template, m.kv), system, n_predict, tuple(stop or ()))
+    session = ChatSession(ctx, chain, chat_template, system, n_predict, tuple(stop or ()), context_shift, keep)
     console = _Console(session, as_json, perf_counter() - start)
     read = _reader(sys.stdin, as_json)
-    while not console.done:
-        line = read()
-        if line is None:
-            return
+    while not console.done and (line := read()) is not None:
         if line.startswith("/"):
             console.command(line)
         elif line.strip():
             console.reply(line)
+    if console.failed and not sys.stdin.isatty():
+        raise typer.Exit(1)
 
 
 @dataclass
@@ -73,6 +86,7 @@ class _Console:
     load: float  # seconds
     took: float = 0.0
     done: bool = False
+    failed: bool = False
 
     def reply(self, line: str) -> None:
         """Show the reply to a message as it comes."""
@@ -90,7 +104,8 @@ class _Console:
         except KeyboardInterrupt:
             pass
         except GGMLError as e:
-            print("pyggml: " + " ".join(str(e).split()), "(/reset forgets the chat)", file=sys.stderr)
+            hint = " (/reset forgets the chat)" if isinstance(e, KVCacheFull) else ""
+            self._fail(" ".join(str(e).split()) + hint, e)
             return
         self.took = perf_counter() - start
         if self.as_json and self.session.generation:
@@ -104,9 +119,15 @@ class _Console:
         name, _, argument = line[1:].strip().partition(" ")
         entry = _COMMANDS.get(name)
         if entry is None:
-            print(f"pyggml: no command /{name}; /help lists them", file=sys.stderr)
+            self._fail(f"no command /{name}; /help lists them")
         else:
             entry[1](self, argument.strip())
+
+    def _fail(self, text: str, error: Exception | None = None) -> None:
+        self.failed = True
+        print(f"pyggml: {text}", file=sys.stderr)
+        if self.as_json:
+            print(json.dumps(_error(error or GGMLError(text))), flush=True)
 
     def help(self, _: str) -> None:
         for name, (text, _do) in _COMMANDS.items():
@@ -120,12 +141,12 @@ class _Console:
 
     def save(self, name: str) -> None:
         if not name:
-            print("pyggml: /save needs a file name", file=sys.stderr)
+            self._fail("/save needs a file name")
             return
         try:
             Path(name).write_text(json.dumps(self.session.messages, indent=2, ensure_ascii=False), encoding="utf-8")
         except OSError as e:
-            print(f"pyggml: {e}", file=sys.stderr)
+            self._fail(str(e), e)
 
     def timings(self, _: str) -> None:
         if self.session.generation:
@@ -148,6 +169,10 @@ _COMMANDS: dict[str, tuple[str, Callable[[_Console, str], None]]] = {
     "timings": ("of the last reply", _Console.timings),
     "quit": ("end (also Ctrl-D)", _Console.quit),
 }
+
+
+def _error(e: Exception) -> dict[str, dict[str, str]]:
+    return {"error": {"type": type(e).__name__, "message": " ".join(str(e).split())}}
 
 
 def _reader(stdin: TextIO, as_json: bool) -> Callable[[], str | None]:

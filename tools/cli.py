@@ -26,7 +26,7 @@ from . import (
     trace,
 )
 from .adapters import with_adapters
-from .options import with_sampling
+from .options import INTERRUPTED, with_sampling
 
 app = typer.Typer(
     name="pyggml",
@@ -62,6 +62,8 @@ def main(args: list[str] | None = None) -> None:
         argv.remove("--debug")
     try:
         app(argv)  # exits by itself
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except (GGMLError, OSError) as e:
         if debug:
             raise

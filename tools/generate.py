@@ -12,6 +12,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from pyggml.errors import GGMLError
 from pyggml.llm.generate.generation import Generation, new_generation
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
 from pyggml.llm.generate.prompt_cache import open_session, save_session
@@ -22,6 +23,8 @@ from pyggml.llm.samplers import SamplingOptions, StepTrace
 from . import summary
 from .adapters import AdapterOptions
 from .options import (
+    INTERRUPTED,
+    ContextShift,
     CtxSize,
     DraftMax,
     DraftMin,
@@ -34,16 +37,14 @@ from .options import (
     Lookup,
     ModelDraft,
     ModelPath,
-    NoContextShift,
     PromptCache,
     PromptCacheAll,
     PromptCacheRo,
     Stop,
     Threads,
     TraceSampling,
+    usage,
 )
-
-INTERRUPTED = 130  # the exit code of a program that SIGINT ended
 
 
 def generate(
@@ -59,14 +60,14 @@ def generate(
     negative_prompt: Annotated[str, typer.Option("--negative-prompt", help="... away from this prompt.")] = "",
     ctx_size: CtxSize = None,
     keep: Keep = 0,
-    no_context_shift: NoContextShift = False,
+    context_shift: ContextShift = False,
     grp_attn_n: GrpAttnN = 1,
     grp_attn_w: GrpAttnW = 512,
     model_draft: ModelDraft = None,
     lookup: Lookup = False,
-    draft_max: DraftMax = 16,
+    draft_max: DraftMax = 3,
     draft_min: DraftMin = 0,
-    draft_p_min: DraftPMin = 0.75,
+    draft_p_min: DraftPMin = 0.0,
     prompt_cache: PromptCache = None,
     prompt_cache_all: PromptCacheAll = False,
     prompt_cache_ro: PromptCacheRo = False,
@@ -86,27 +87,32 @@ def generate(
     text = read_prompt(prompt, file)
     m = load_model(model)
     adapters.apply(m)
-    g = new_generation(
-        m,
-        text if suffix is None else m.vocab.infill_ids(text, suffix),
-        n_predict,
-        stop=stop or (),
-        n_ctx=m.hparams.n_ctx_train if ctx_size == 0 or (ctx_size is None and prompt_cache) else ctx_size,
-        n_threads=threads,
-        flash_attn=flash_attn,
-        cfg_scale=cfg_scale,
-        negative_prompt=negative_prompt,
-        **sampling,
-    )
+    to_continue = text if suffix is None else m.vocab.infill_ids(text, suffix)
+    with usage():
+        g = new_generation(
+            m,
+            to_continue,
+            n_predict,
+            stop=stop or (),
+            n_ctx=m.hparams.n_ctx_train if ctx_size == 0 or (ctx_size is None and prompt_cache) else ctx_size,
+            n_threads=threads,
+            flash_attn=flash_attn,
+            cfg_scale=cfg_scale,
+            negative_prompt=negative_prompt,
+            **sampling,
+        )
     if model_draft or lookup:
         draft_model = load_model(model_draft) if model_draft else None
-        g = with_draft(g, draft_model, draft_max, draft_min, draft_p_min)
+        with usage():
+            g = with_draft(g, draft_model, draft_max, draft_min, draft_p_min)
     session = _SessionFile(g, prompt_cache, prompt_cache_all, prompt_cache_ro)
     session.open(bool(text) or suffix is not None)
     if g.guidance is None:
         n_keep = tokens_to_keep(keep, len(g.prompt), m.vocab.add_bos)
-        shift = not no_context_shift and n_predict != -2
-        g.long = LongContext(g.ctx, n_keep, context_shift=shift, grp_attn_n=grp_attn_n, grp_attn_w=grp_attn_w)
+        shift = context_shift and n_predict != -2
+        with usage(GGMLError):
+            g.long = LongContext(g.ctx, n_keep, context_shift=shift, grp_attn_n=grp_attn_n, grp_attn_w=grp_attn_w)
+    g.check_room()
     load = perf_counter() - start
     traces: list[StepTrace] = []
     g.chain.traces = traces if trace_sampling else None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Optional, cast, get_type_hints
 
 import typer
 
-from pyggml.errors import SamplerError
+from pyggml.errors import BatchError, GGMLError, SamplerError
 from pyggml.llm.samplers import SamplingOptions, SamplingParams
 
 ModelPath = Annotated[
@@ -31,11 +33,15 @@ PromptCache = Annotated[
 PromptCacheAll = Annotated[bool, typer.Option("--prompt-cache-all", help="... and what was generated.")]
 PromptCacheRo = Annotated[bool, typer.Option("--prompt-cache-ro", help="... but do not write it.")]
 Keep = Annotated[int, typer.Option("--keep", help="Tokens of the prompt that a context shift keeps; -1: all.", min=-1)]
-NoContextShift = Annotated[
-    bool, typer.Option("--no-context-shift", help="End where the context is full, instead of dropping the oldest text.")
+ContextShift = Annotated[
+    bool,
+    typer.Option(
+        "--context-shift/--no-context-shift", help="Where the context is full, drop the oldest text and go on."
+    ),
 ]
 GrpAttnN = Annotated[int, typer.Option("-gan", "--grp-attn-n", help="Self-extend: tokens that share a position.")]
 GrpAttnW = Annotated[int, typer.Option("-gaw", "--grp-attn-w", help="Self-extend: the window, a multiple of -gan.")]
+INTERRUPTED = 130  # the exit code of a program that SIGINT ended
 _DRAFT = "Speculative decoding (names and defaults as in llama.cpp)"
 ModelDraft = Annotated[
     Optional[str],
@@ -86,6 +92,7 @@ _SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
     "json_schema": (("-j", "--json-schema"), "JSON schema that the text follows ({}: any JSON)."),
     "samplers": (("--samplers",), "Order of the samplers, joined by ';'."),
 }
+_BIAS = re.compile(r"\s*(\d+)\s*([+-]\S+)\s*")
 _FILES = {"grammar": "--grammar-file", "json_schema": "--json-schema-file"}
 _TYPES: dict[str, Any] = {
     "dry_sequence_breakers": Optional[list[str]],
@@ -139,13 +146,27 @@ def _taken(values: dict[str, Any]) -> SamplingOptions:
         path = values.pop(f"{name}_file")
         if path is not None:
             sampling[name] = path.read_text(encoding="utf-8")
-    SamplingParams(**sampling)  # before a model is loaded: are they in range?
+    with usage():
+        SamplingParams(**sampling)  # before a model is loaded: are they in range?
     return cast(SamplingOptions, sampling)
 
 
-def _bias(text: str) -> tuple[int, float]:
-    at = max(text.find("+"), text.find("-"))
+@contextmanager
+def usage(*errors: type[GGMLError]) -> Generator[None]:
+    """What these errors (SamplerError and BatchError) refuse within the block was given on the command line: an error
+    of usage, exit code 2."""
+    kinds = errors or (SamplerError, BatchError)
     try:
-        return int(text[:at]), float(text[at:])
+        yield
+    except kinds as e:
+        raise typer.BadParameter(str(e)) from e
+
+
+def _bias(text: str) -> tuple[int, float]:
+    found = _BIAS.fullmatch(text)
+    try:
+        if found is not None:
+            return int(found[1]), float(found[2])
     except ValueError:
-        raise SamplerError(f"a logit bias is TOKEN_ID+BIAS or TOKEN_ID-BIAS, not {text!r}") from None
+        pass
+    raise typer.BadParameter(f"a logit bias is TOKEN_ID+BIAS or TOKEN_ID-BIAS, not {text!r}")

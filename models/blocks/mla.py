@@ -21,7 +21,7 @@ class MLA(NamedTuple):
     n_lora_kv      elements of the latent row (without its roped elements, which are all heads' K)
     n_embd_head_k  elements of Q and K of a head, the n_rot that are roped last
     n_embd_head_v  elements of V of a head
-    n_rot          elements that are roped
+    n_rot          elements that are roped; 0: none
     """
 
     n_lora_q: int
@@ -47,25 +47,27 @@ def build_mla(
     *,
     k_norm: bool = False,
     scale: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of the heads, before it is projected: ne [n_head * m.n_embd_head_v, n_tokens].
 
     Where V is in K (`hp.v_in_k`), the cache holds the latent rows, ne [n_lora_kv + n_rot]: Q is brought to them by
     `attn_k_b`, and what comes out to the heads by `attn_v_b`. Else it holds K and V of each head. `q_scale`, ne
-    [1, 1, n_tokens], is what Q is multiplied with. `k_norm`: the roped elements of K are normed before. `scale`: as in
-    KV.
+    [1, 1, n_tokens], is what Q is multiplied with. `k_norm`: the roped elements of K are normed before. `scale` and
+    `sinks`: as in KV.
     """
     n_head, n_tokens = b.hparams.layer(il).n_head, cur.ne[1]
     q = gg.reshape_3d(_q(b, cur, il, n_head * m.n_embd_head_k, m.n_lora_q), m.n_embd_head_k, n_head, n_tokens)
     q_nope, q_pe = _split(q, m.n_nope)
-    q_pe = build_rope(b, q_pe, pos, factors, "q_pe", il)
 
     latent = b.linear("attn_kv_a_mqa", cur, m.n_lora_kv + m.n_rot, "kv_cmpr_pe", il)
     kv_cmpr, k_pe = _split(gg.reshape_3d(latent, latent.ne[0], 1, n_tokens), m.n_lora_kv)
     assert kv_cmpr is not None, m
-    if k_norm:
-        k_pe = build_norm(b, k_pe, "attn_k_norm", "k_pe_normed", il)
-    k_pe = build_rope(b, k_pe, pos, factors, "k_pe", il)
+    if q_pe is not None and k_pe is not None:
+        if k_norm:
+            k_pe = build_norm(b, k_pe, "attn_k_norm", "k_pe_normed", il)
+        q_pe = build_rope(b, q_pe, pos, factors, "q_pe", il)
+        k_pe = build_rope(b, k_pe, pos, factors, "k_pe", il)
     kv_cmpr = gg.view_2d(kv_cmpr, m.n_lora_kv, n_tokens, latent.nb[1], 0)
     kv_cmpr = build_norm(b, kv_cmpr, "attn_kv_a_norm", "kv_cmpr", il)
 
@@ -75,20 +77,20 @@ def build_mla(
         k_b = b.weight("attn_k_b", (m.n_nope, m.n_lora_kv, n_head), il)
         v_mla = b.weight("attn_v_b", (m.n_lora_kv, m.n_embd_head_v, n_head), il)
         q_nope = b.cb(b.mul_mat(k_b, gg.permute(q_nope, 0, 2, 1, 3)), "q_nope_absorbed", il)
-        Qcur = b.cb(gg.concat(gg.permute(q_nope, 0, 2, 1, 3), q_pe, 0), "Qcur", il)
-        Kcur = b.cb(gg.concat(gg.reshape_3d(kv_cmpr, m.n_lora_kv, 1, n_tokens), k_pe, 0), "Kcur", il)
+        Qcur = b.cb(_beside(gg.permute(q_nope, 0, 2, 1, 3), q_pe), "Qcur", il)
+        Kcur = b.cb(_beside(gg.reshape_3d(kv_cmpr, m.n_lora_kv, 1, n_tokens), k_pe), "Kcur", il)
         Vcur = None
     else:
         n_kv = m.n_nope + m.n_embd_head_v
         kv = gg.reshape_3d(b.linear("attn_kv_b", kv_cmpr, n_head * n_kv, "kv", il), n_kv, n_head, n_tokens)
         k_nope, v = _split(kv, m.n_nope)
+        assert v is not None, m
         Vcur = b.cb(gg.cont_2d(v, m.n_embd_head_v * n_head, n_tokens), "Vcur", il)
-        k_pe = gg.repeat_4d(k_pe, m.n_rot, n_head, n_tokens, 1)
-        Qcur = b.cb(q_pe if q_nope is None else gg.concat(q_nope, q_pe, 0), "Qcur", il)
-        Kcur = b.cb(k_pe if k_nope is None else gg.concat(k_nope, k_pe, 0), "Kcur", il)
+        k_pe = None if k_pe is None else gg.repeat_4d(k_pe, m.n_rot, n_head, n_tokens, 1)
+        Qcur, Kcur = b.cb(_beside(q_nope, q_pe), "Qcur", il), b.cb(_beside(k_nope, k_pe), "Kcur", il)
     if q_scale is not None:
         Qcur = b.cb(gg.mul(Qcur, q_scale), "Qcur_attn_temp_scaled", il)
-    return build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il, v_mla=v_mla, scale=scale))
+    return build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il, sinks, v_mla, scale))
 
 
 def _q(b: Build, cur: Tensor, il: int, n_out: int, n_lora: int) -> Tensor:
@@ -98,7 +100,17 @@ def _q(b: Build, cur: Tensor, il: int, n_out: int, n_lora: int) -> Tensor:
     return b.linear("attn_q_b", q, n_out, "q", il)
 
 
-def _split(a: Tensor, n: int) -> tuple[Tensor | None, Tensor]:
-    """The first `n` elements of each row (None for n = 0), and the rest."""
-    first = gg.view_3d(a, n, a.ne[1], a.ne[2], a.nb[1], a.nb[2], 0) if n else None
-    return first, gg.view_3d(a, a.ne[0] - n, a.ne[1], a.ne[2], a.nb[1], a.nb[2], n * a.nb[0])
+def _split(a: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
+    """The first `n` elements of each row, and the rest; None where that is nothing."""
+    parts = (0, n), (n, a.ne[0] - n)
+    first, rest = (gg.view_3d(a, m, a.ne[1], a.ne[2], a.nb[1], a.nb[2], i * a.nb[0]) if m else None for i, m in parts)
+    return first, rest
+
+
+def _beside(a: Tensor | None, b: Tensor | None) -> Tensor:
+    """The rows of both, one after the other; one may be nothing."""
+    if a is None or b is None:
+        cur = b if a is None else a
+        assert cur is not None
+        return cur
+    return gg.concat(a, b, 0)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
+from pyggml.errors import ModelError
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
@@ -46,6 +47,8 @@ def build_result_embd(b: Build, cur: Tensor) -> Graph:
         full = b.graph.nodes
         hidden = b.named("inp_embd") if b.layer == 0 else b.named(f"l_out-{b.layer - 1}")
         b.graph = Graph()
+        if hidden.ne[2] > 1:
+            raise ModelError(f"{hidden.name} has {hidden.ne[1]} streams of each token: no embeddings after this layer")
         for node in full[: full.index(hidden) + 1]:  # those before it store K and V
             b.graph.build_forward_expand(node)
         cur = gg.get_rows(hidden, build_inp_out_ids(b))

@@ -9,10 +9,18 @@ from pyggml.errors import ModelError
 
 from ..samplers import SamplerChain
 from .generation import Generation, Token
+from .long_context import LongContext
+from .speculative import common_prefix
 from .templates import ChatTemplate, Message
 
 if TYPE_CHECKING:
     from ..context import LlamaContext
+
+_FRAME = 32  # tokens that a template puts around a message, at most
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
 
 
 class ChatSession:
@@ -30,10 +38,15 @@ class ChatSession:
         system: str = "",
         n_predict: int = -1,
         stop: tuple[str, ...] = (),
+        context_shift: bool = False,
+        n_keep: int = -1,
     ) -> None:
+        """With `context_shift` the oldest tokens behind the first `n_keep` (negative: the system message) are dropped
+        where the context is full."""
         if ctx.model.architecture.encode is not None:
-            raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers one text (`generate`), and has no chat")
+            raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers a text (`generate`) and has no chat")
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
+        self.context_shift, self.n_keep = context_shift, n_keep
         self.stop = (*template.stop, *stop)
         self.messages: list[Message] = []
         self.generation: Generation | None = None
@@ -56,13 +69,14 @@ class ChatSession:
         Raises KVCacheFull where the chat does not fit the context, ModelError where the template refuses it; then, as
         after an interruption before the first token, the message is forgotten.
         """
-        self.messages.append({"role": "user", "content": content})
+        self.messages.append(_user(content))
         reply: list[str] = []
         try:
-            ids, new = self._prepare()
+            long = self._long() if self.context_shift else None
+            ids, new = self._prepare(long)
             self.chain.reset()
             self.chain.prime(ids)
-            self.generation = g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop)
+            self.generation = g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long)
             try:
                 for token in g:
                     reply.append(token.text)
@@ -71,6 +85,7 @@ class ChatSession:
                 if g.finish_reason is None and g.ids:
                     reply.append(g.rest())
                 self._ids += g.ids
+                self._drop(long)
                 self._reply = self._spelled(g.ids)
         finally:
             if reply:
@@ -78,7 +93,43 @@ class ChatSession:
             else:
                 self.messages.pop()
 
-    def _prepare(self) -> tuple[list[int], list[int]]:
+    def _long(self) -> LongContext:
+        """What drops the oldest tokens, as the chat begins now."""
+        if self.n_keep >= 0:
+            return LongContext(self.ctx, self.n_keep)
+        system = self.messages[: int(self.messages[0]["role"] == "system")]
+        tried = [self._tokenized(self.template.render([*system, _user(c)], self.ctx.model.vocab)) for c in "ab"]
+        return LongContext(self.ctx, common_prefix(*tried))
+
+    def _drop(self, long: LongContext | None) -> None:
+        """Forget the ids of tokens that the context has dropped."""
+        if long is not None:
+            del self._ids[long.n_keep : long.n_keep + long.n_dropped]
+            long.n_dropped = 0
+
+    def _make_room(self, long: LongContext, n: int) -> None:
+        """Drop what the context holds, so that `n` tokens fit, and one more."""
+        missing = long.n_past + n + 1 - self.ctx.n_ctx
+        if missing > 0:
+            long.n_discard = max(missing, (long.n_past - long.n_keep) // 2)
+            long.make_room(n)
+            long.n_discard = 0
+            self._drop(long)
+
+    def _shortened(self, ids: list[int], long: LongContext) -> list[int]:
+        """A chat that is evaluated anew, without its oldest tokens where it does not fit; the last message stays."""
+        room = self.ctx.n_ctx - 1 - long.n_keep
+        n_last = len(self.ctx.model.vocab.tokenize(self.messages[-1]["content"])) + _FRAME
+        if len(ids) < self.ctx.n_ctx or n_last > room:
+            return ids
+        return ids[: long.n_keep] + ids[-max(n_last, room // 2) :]
+
+    def _tokenized(self, text: str) -> list[int]:
+        vocab = self.ctx.model.vocab
+        has_bos = vocab.bos is not None and text.startswith(vocab.text(vocab.bos))
+        return vocab.tokenize(text, not has_bos, True)
+
+    def _prepare(self, long: LongContext | None) -> tuple[list[int], list[int]]:
         """The ids of the chat up to the reply, and those that are to be evaluated; the context is cut back to the
         others."""
         vocab, memory = self.ctx.model.vocab, self.ctx.memory
@@ -87,15 +138,18 @@ class ChatSession:
         if behind is not None:
             ids = self._ids + vocab.tokenize(behind, False, True, continued=True)
         else:
-            has_bos = vocab.bos is not None and text.startswith(vocab.text(vocab.bos))
-            ids = vocab.tokenize(text, not has_bos, True)
+            ids = self._tokenized(text)
+            ids = ids if long is None else self._shortened(ids, long)
         held = min(memory.seq_pos_max(0) + 1, len(self._ids), len(ids) - 1)
         n = next((i for i in range(held) if ids[i] != self._ids[i]), held)
         if not memory.seq_rm(0, n):  # a window or a state has moved on
             memory.seq_rm(0)
             n = 0
         self._ids, self._prompt, self._reply = ids, text, ""
-        return ids, ids[n:]
+        new = ids[n:]
+        if long is not None:
+            self._make_room(long, len(new))
+        return self._ids, new
 
     def _behind_reply(self, text: str) -> str | None:
         """What follows the last reply in `text`, if that is the chat so far: then the reply keeps the tokens it was

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
-from pyggml.errors import BatchError, ModelError, SamplerError, whole
+from pyggml.errors import BatchError, KVCacheFull, ModelError, SamplerError, whole
 from pyggml.models.memory.kv_cells import INT32_MAX, Floats
 
 from ..batch import Batch
@@ -99,6 +99,21 @@ class Generation:
 
     def __post_init__(self) -> None:
         self._text = TextStream(self.ctx.model.vocab, self.stop)
+        if self.n_probs is not None:
+            whole("n_probs", self.n_probs, 0, None, BatchError)
+
+    def check_room(self) -> None:
+        """Raises KVCacheFull, naming both lengths, where the prompt does not fit the context."""
+        memory, n = self.ctx.memory, len(self.prompt) - self.n_past
+        what = f"the prompt has {n} tokens"
+        if self.guidance is not None:
+            n_negative = len(self.prompt if self.source else self.guidance.negative)
+            n += n_negative
+            what += f", the negative one {n_negative}"
+        free = memory.size - memory.used
+        if n > free:
+            taken = f", of which {memory.used} are taken" if memory.used else ""
+            raise KVCacheFull(f"{what}; the context has room for {memory.size}{taken}", n, free)
 
     def rest(self) -> str:
         """The text that is held back where the generation was broken off."""
@@ -151,6 +166,7 @@ class Generation:
         ctx, prompt = self.ctx, self.prompt
         if not prompt:
             raise BatchError("the prompt is empty")
+        self.check_room()
         if self.source:
             ctx.encode(self.source)
         for part in (self.long or LongContext(ctx)).parts(prompt[self.n_past :]):
@@ -226,8 +242,6 @@ def new_generation(
     chain = SamplerChain(SamplingParams(**sampling), model.vocab)
     source, ids = source_and_prompt(model, prompt)
     n_predict = whole("n_predict", n_predict, error=BatchError)
-    if n_probs is not None:
-        whole("n_probs", n_probs, 0, None, BatchError)
     if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
         raise SamplerError(f"cfg_scale must be a finite number, not {cfg_scale!r:.60}")
     chain.prime(ids)

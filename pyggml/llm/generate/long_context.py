@@ -40,6 +40,7 @@ class LongContext:
     grp_attn_n      group size of self-extend; 1: none. With it there is no context shift
     grp_attn_w      its window, a multiple of the group size
     moved           whether positions were changed: they are no longer the places of the tokens in the text
+    n_dropped       tokens behind the first n_keep that context shifts have dropped
 
     Raises GGMLError for sizes that make no sense.
     """
@@ -52,6 +53,7 @@ class LongContext:
     grp_attn_w: int = 512
     seq: int = 0
     moved: bool = field(default=False, init=False)
+    n_dropped: int = field(default=0, init=False)
     _windows: int = field(default=0, init=False)  # complete ones
 
     def __post_init__(self) -> None:
@@ -96,6 +98,7 @@ class LongContext:
                 return False
             memory.seq_add(self.seq, end, -1, -n_discard)
             self.moved = True
+            self.n_dropped += n_discard
         return True
 
     def _group(self) -> None:

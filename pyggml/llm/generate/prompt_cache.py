@@ -42,7 +42,7 @@ def open_session(ctx: LlamaContext, path: Path, prompt: Sequence[int]) -> Sessio
     """
     prompt = list(prompt)
     if ctx.model.architecture.encode is not None:
-        raise ModelError(f"a session is of a prompt that is continued; {ctx.model.arch}, an encoder-decoder, encodes it")
+        raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it encodes its prompt, and has no session of it")
     if not os.path.exists(path):
         return Session(prompt, 0, 0, "session file does not exist, will create")
     if not os.path.isdir(path) and not os.path.getsize(path):

@@ -100,7 +100,7 @@ class ModelDrafter:
     context, with an empty sequence 0; of a text that does not fit it sees the end.
     """
 
-    def __init__(self, ctx: LlamaContext, params: SamplingParams, n_min: int = 0, p_min: float = 0.75) -> None:
+    def __init__(self, ctx: LlamaContext, params: SamplingParams, n_min: int = 0, p_min: float = 0.0) -> None:
         check_rewinds(ctx)
         if ctx.model.architecture.encode is not None:
             raise ModelError(f"{ctx.model.arch} is an encoder-decoder, which cannot draft: it goes on with no text")
@@ -158,7 +158,7 @@ class SpeculativeGeneration(Generation):
     """
 
     drafter: Drafter = field(kw_only=True)
-    n_max: int = field(default=16, kw_only=True)
+    n_max: int = field(default=3, kw_only=True)
     stats: DraftStats = field(default_factory=DraftStats, init=False)
 
     def __post_init__(self) -> None:
@@ -251,7 +251,7 @@ class SpeculativeGeneration(Generation):
 
 
 def with_draft(
-    g: Generation, draft_model: LoadedModel | None, draft_max: int = 16, draft_min: int = 0, draft_p_min: float = 0.75
+    g: Generation, draft_model: LoadedModel | None, draft_max: int = 3, draft_min: int = 0, draft_p_min: float = 0.0
 ) -> SpeculativeGeneration:
     """The generation `g`, which has not begun, with guesses of `draft_model`, or by prompt lookup where it is None.
 

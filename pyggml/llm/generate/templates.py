@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal, NoReturn, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pyggml.errors import ModelError
 
@@ -50,33 +49,65 @@ NAMED: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+# What transformers calls reasoning, and the older names of it that templates read.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A Jinja template, run in a sandbox, and strings that end a reply. Made by `find_template`."""
+    """A Jinja template, run in a sandbox, and strings that end a reply. Made by `find_template`. `tool_use`: the
+    template for chats with tools, where the model has another one for them."""
 
     name: str
     source: str
     stop: tuple[str, ...] = ()
+    tool_use: str | None = None
 
-    def render(self, messages: Sequence[Message], vocab: Vocab, add_generation_prompt: bool = True) -> str:
-        """The text of a chat, by default up to where a reply begins. Raises ModelError where the template cannot be
-        read, or refuses the messages."""
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        vocab: Vocab,
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The text of a chat, by default up to where a reply begins, as the transformers library makes it.
 
-        extensions = ["jinja2.ext.loopcontrols"]
-        env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-        try:
-            return env.from_string(self.source).render(
-                messages=list(messages),
-                raise_exception=_refuse,
-                strftime_now=_now,
-                add_generation_prompt=add_generation_prompt,
-                bos_token="" if vocab.bos is None else vocab.text(vocab.bos),
-                eos_token="" if vocab.eos is None else vocab.text(vocab.eos),
-            )
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as e:
-            raise ModelError(f"the chat template {self.name}: {e}") from None
+        messages   with `role` and `content`, and what else the template reads (`tool_calls`, `reasoning_content` ...)
+        tools      as OpenAI's; documents: for retrieval, with `title` and `text`
+        variables  of the template: `enable_thinking`, `builtin_tools` ...; they hide those of the same name
+
+        Raises ModelError where the template cannot be read, or refuses the messages, and for what is no JSON value.
+        """
+        from .jinja import plain, render  # who makes no chats does not wait for Jinja
+
+        if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(f"messages must be a list of dicts with role and content, not {messages!r:.60}")
+        source = self.source if not tools or self.tool_use is None else self.tool_use
+        values = {
+            **_special_tokens(vocab),
+            "messages": [_with_reasoning(m) for m in plain("messages", messages)],
+            "tools": plain("tools", tools),
+            "documents": plain("documents", documents),
+            "add_generation_prompt": add_generation_prompt,
+            **plain("variables", variables),
+        }
+        return render(self.name, source, values)
+
+
+def _special_tokens(vocab: Vocab) -> dict[str, str]:
+    """`bos_token` and its kin; bos and eos also where there are none, as templates put them in without asking."""
+    ids = {role: getattr(vocab, role) for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+    texts = {f"{role}_token": vocab.text(i) for role, i in ids.items() if i is not None}
+    return {"bos_token": "", "eos_token": ""} | texts
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose reasoning, by whichever name it came, has those that templates read."""
+    found = next((message[k] for k in _REASONING if message.get(k) is not None), None)
+    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
 def find_template(name: str | None, kv: Mapping[str, Any]) -> ChatTemplate:
@@ -85,16 +116,9 @@ def find_template(name: str | None, kv: Mapping[str, Any]) -> ChatTemplate:
     if name is None:
         source = kv.get("tokenizer.chat_template")
         if isinstance(source, str):
-            return ChatTemplate("of the model", source)
+            tool_use = kv.get("tokenizer.chat_template.tool_use")
+            return ChatTemplate("of the model", source, tool_use=tool_use if isinstance(tool_use, str) else None)
         name = "chatml"
     if name not in NAMED:
         raise ModelError(f"unknown chat template {name!r}; known are: {', '.join(NAMED)}")
     return ChatTemplate(name, *NAMED[name])
-
-
-def _refuse(message: str) -> NoReturn:
-    raise ValueError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)

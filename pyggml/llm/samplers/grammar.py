@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from weakref import WeakKeyDictionary, proxy
 import numpy as np
 
 from pyggml.errors import SamplerError
+from pyggml.llm.grammars.gbnf import parse_gbnf
+from pyggml.llm.grammars.lark import lark
 from pyggml.llm.vocab import Vocab
 
 from .base import Sampler
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"  # as in llama.cpp: models like to go on with spaces for ever
+_LARK, _GBNF = (
+    re.compile(r"^(%llguidance\b|\s*start\s*:(?!:))", re.MULTILINE),
+    re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE),
+)
 _tokenizers: WeakKeyDictionary[Vocab, LLTokenizer] = WeakKeyDictionary()
 
 
@@ -33,7 +40,7 @@ class Grammar(Sampler):
 
     def __init__(self, vocab: Vocab, grammar: str | None, json_schema: str | Mapping[str, Any] | None) -> None:
         try:
-            from llguidance import LLMatcher, grammar_from
+            from llguidance import LLMatcher
             from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
         except ImportError:
             raise SamplerError("a grammar needs the package llguidance: pip install llguidance") from None
@@ -42,7 +49,7 @@ class Grammar(Sampler):
             raise SamplerError("the vocabulary has no token that ends generation, which a grammar needs")
         try:
             if json_schema is None:
-                source = grammar_from("gbnf", grammar or "")
+                source = LLMatcher.grammar_from_lark(_lark(grammar or "", vocab))
             else:
                 text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
                 source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _JSON_SPACE})
@@ -74,6 +81,13 @@ class Grammar(Sampler):
     def _check(self, what: str) -> None:
         if self._matcher.is_error():
             raise SamplerError(f"{what}: {self._matcher.get_error().partition(chr(10))[0]}")
+
+
+def _lark(grammar: str, vocab: Vocab) -> str:
+    """What llguidance reads: its own Lark as it is, GBNF converted."""
+    if _LARK.search(grammar) and not _GBNF.search(grammar):
+        return grammar
+    return lark(parse_gbnf(grammar, lambda text: vocab.tokenize(text, False, True, continued=True), vocab.n_tokens))
 
 
 def _tokenizer(vocab: Vocab, ends: list[int]) -> LLTokenizer:

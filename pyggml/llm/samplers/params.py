@@ -70,7 +70,7 @@ class SamplingParams:
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    dry_penalty_last_n: int = 64
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     mirostat: int = 0
     mirostat_tau: float = 5.0

@@ -132,7 +132,7 @@ def test_piped(tiny: Path, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     talk = f"hello\n/help\n/nothing\n\n/save {saved}\n/timings\n/quit\nnot read\n"
     done = run("chat", "-m", tiny, "-n", 5, "-t", 1, "--temp", 0, "--logit-bias", "123+100", "-sys", "S", stdin=talk)
-    assert done.returncode == 0 and done.stdout == "x" * 5 + "\n"
+    assert done.returncode == 1 and done.stdout == "x" * 5 + "\n"  # the command that there is not
     assert "/reset" in done.stderr and "no command /nothing" in done.stderr and "eval time" in done.stderr
     messages = json.loads(saved.read_text())
     assert [m["role"] for m in messages] == ["system", "user", "assistant"] and messages[2]["content"] == "xxxxx"
@@ -143,8 +143,35 @@ def test_piped_json_and_an_error(write_model: WriteModel) -> None:
     talk = "a\n" + "b" * 300 + "\n/reset\nc\n"
     done = run("chat", "-m", tiny, "-n", 3, "-t", 1, "--temp", 0, "-l", "123+100", "--json", stdin=talk)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
+    error = lines.pop(1)["error"]
+    assert error["type"] == "KVCacheFull" and "the prompt has 300 tokens" in error["message"] and done.returncode == 1
     assert [(o["content"], o["finish_reason"]) for o in lines] == [("xxx", "length")] * 2
     assert lines[1]["timings"]["predicted_n"] == 3
+    done = run("chat", "-m", "missing.gguf", "--json")
+    assert json.loads(done.stdout)["error"]["type"] == "GGUFError" and done.returncode == 1
+
+
+def test_a_chat_goes_on_where_the_context_is_full(model: Model) -> None:
+    """With context shift: what the cache holds is what the session says, and the system message stays."""
+    ctx = model.new_context(96, n_threads=1)
+    chain = SamplerChain(SamplingParams(temp=0.0, ignore_eos=True), model.vocab)
+    template = ChatTemplate("t", "{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    s = ChatSession(ctx, chain, template, "Be brief.", n_predict=10, context_shift=True)
+    start = model.tokenize("Be brief.\n")
+    for i in range(12):
+        message = f"message {i} " + "y" * (3 * i)
+        assert len(list(s.say(message))) == 10
+        held = ctx.memory.seq_pos_max(0) + 1
+        assert held == ctx.memory.used and len(s._ids) - held in (0, 1)
+        assert s._ids[: len(start)] == start
+        assert message[len(message) // 2 :] in model.detokenize(s._ids).replace("▁", " ")
+    assert s.generation is not None and s.generation.long is not None
+    with pytest.raises(KVCacheFull, match="the prompt has 1"):
+        list(s.say("z" * 120))
+    assert len(list(s.say("on"))) == 10
+    s.template = ChatTemplate("t2", "{{ messages[0].content }}|{% for m in messages[1:] %}{{ m.content }}+{% endfor %}")
+    assert len(list(s.say("another form"))) == 10  # all is evaluated anew, but for what does not fit
+    assert "another form+" in model.detokenize(s._ids).replace("▁", " ")
 
 
 class Terminal:
@@ -233,8 +260,6 @@ def test_ctrl_c_in_the_middle_of_the_prompt(tiny: Path, tmp_path: Path) -> None:
     with subprocess.Popen([*PYGGML, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
         assert p.stdout is not None
         assert p.stdout.read(30000) == b"a" * 30000  # shown before it is evaluated, which takes seconds
-        start = time.monotonic()
         p.send_signal(signal.SIGINT)
         out, err = p.communicate(timeout=600)
     assert p.returncode == 130 and out == b"\n" and b"total time" in err
-    assert time.monotonic() - start < 3

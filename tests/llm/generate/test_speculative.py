@@ -55,7 +55,7 @@ def test_stories_are_the_same_with_a_draft(shared: Path, text: str) -> None:
     draft = load_model(shared / "models" / "stories260K-Q4_0.gguf")
     plain = ids_of(new_generation(target, text, 120, temp=0.0))
     for draft_model, at_least in ((draft, 0.8), (None, 0.0)):  # what lookup finds depends on the text
-        g = with_draft(new_generation(target, text, 120, temp=0.0), draft_model)
+        g = with_draft(new_generation(target, text, 120, temp=0.0), draft_model, 16, draft_p_min=0.75)
         assert ids_of(g) == plain
         assert g.stats.acceptance > at_least
         assert g.stats.n_accepted <= g.stats.n_drafted < 119 * 16
@@ -297,7 +297,7 @@ def test_command(tiny: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) 
     out, err = run("-md", tiny, "--draft-max", 5, "--draft-p-min", 0)
     assert out == f"{PROMPT}{plain['text']}\n" and "draft acceptance = 1.00000 (19 accepted / 19 drafted)" in err
     assert "cannot both be given" in run("-md", tiny, "--lookup", code=2)[1]
-    assert "make no sense" in run("--lookup", "--draft-min", 17, code=1)[1]
+    assert "make no sense" in run("--lookup", "--draft-min", 17, code=2)[1]
     out, _ = run("--lookup", "--json", "--prompt-cache", tmp_path / "cache", "--prompt-cache-all")
     assert json.loads(out)["ids"] == plain["ids"]
     out, err = run("--lookup", "--json", "--prompt-cache", tmp_path / "cache")

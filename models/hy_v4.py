@@ -1,0 +1,78 @@
+"""Hunyuan 4 (llama.cpp's `hy_v4`, https://github.com/ggml-org/llama.cpp): latent attention with sinks and a gate, which
+attends to what an indexer chooses (see `sparse.py`), mixtures of limited experts, and hyper-connections of the
+independent kind (see `hyper.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture
+from .blocks import (
+    MLA,
+    Build,
+    build_attn_gate,
+    build_ffn,
+    build_inp_pos,
+    build_mla,
+    build_moe_ffn,
+    build_shared_expert,
+)
+from .deepseek2 import read_deepseek2
+from .hparams import HParams, Router
+from .hyper import BY_WEIGHTS, HyperHParams, build_hyper, read_hyper
+from .metadata import Reader, read_clamps, read_router
+from .sparse import DSAHParams, ask_indexer, read_indexer
+
+_MAGNITUDE = "{arch}.hyper_connection.magnitude"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyV4HParams(DSAHParams, HyperHParams):
+    """swiglu_clamp_exp: of each layer, what gate and up of experts are kept within; 0: they are not."""
+
+    swiglu_clamp_exp: tuple[float, ...]
+
+
+def build_hy_v4(b: Build) -> Graph:
+    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
+    hp = b.hparams
+    assert isinstance(hp, HyV4HParams), hp
+    mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
+    ask_indexer(b, hp, hp.n_lora_q)
+
+    def attention(cur: Tensor, il: int) -> Tensor:
+        sinks = b.weight("attn_sinks", (hp.layer(il).n_head,), il)
+        attn = build_mla(b, cur, build_inp_pos(b), None, il, mla, sinks=sinks)
+        return b.linear("attn_output", build_attn_gate(b, attn, cur, il, gg.sigmoid), hp.n_embd, "attn_out", il)
+
+    def ffn(cur: Tensor, il: int) -> Tensor:
+        if not hp.is_moe(il):
+            return build_ffn(b, cur, il)
+        limit = hp.swiglu_clamp_exp[il]
+        out = build_moe_ffn(b, cur, il, partial(gg.swiglu_clamp, limit=limit) if limit else "silu")
+        return b.cb(gg.add(out, build_shared_expert(b, cur, il)), "ffn_out", il)
+
+    with b.ctx:
+        return build_hyper(b, BY_WEIGHTS, attention, ffn)
+
+
+def _read(r: Reader) -> HParams:
+    return read_deepseek2(
+        r,
+        cls=HyV4HParams,
+        router=read_router(r, Router(norm=False)),
+        **read_indexer(r, optional=True),
+        **read_hyper(r, mixed=False),
+        f_hc_magnitude=r.number(_MAGNITUDE),
+        swiglu_clamp_exp=read_clamps(r, Keys.LLM.SWIGLU_CLAMP_EXP),
+    )
+
+
+ARCHITECTURES = (Architecture(("hy_v4",), build_hy_v4, _read),)

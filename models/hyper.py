@@ -1,0 +1,187 @@
+"""Hyper-connections (arXiv 2409.19606, 2512.24880): several residual streams of each token in the place of one.
+
+Attention and network of a layer read a weighted sum of the streams, and what they give is added to each stream with a
+weight of its own. The weights follow from all streams of a token together. In DeepSeek-V4's kind (mHC) the streams are
+mixed besides, by a matrix whose rows and columns have a sum of 1, which Sinkhorn's iteration makes; in Hunyuan's (iHC)
+they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
+from .hparams import HParams
+from .metadata import Reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperHParams(HParams):
+    """n_stream: residual streams of a token. f_hc_eps: added to weights. n_sinkhorn: iterations that make the matrix by
+    which streams are mixed; 0: they are not. f_hc_magnitude: the largest weight of what is added to a stream; 0: 2,
+    without f_hc_eps."""
+
+    n_stream: int
+    f_hc_eps: float
+    n_sinkhorn: int = 0
+    f_hc_magnitude: float = 0.0
+
+
+_COUNT, _SINKHORN, _EPS = (f"{{arch}}.hyper_connection.{key}" for key in ("count", "sinkhorn_iterations", "epsilon"))
+_MAX_STREAMS, _MAX_SINKHORN = 64, 100  # they keep a lying file from costing memory
+
+
+def read_hyper(r: Reader, *, mixed: bool = True) -> dict[str, Any]:
+    """What a file says of hyper-connections; `mixed`: the streams are. Raises ModelError."""
+    n_stream, n_sinkhorn = r.integer(_COUNT), r.integer(_SINKHORN) if mixed else 0
+    if not 0 < n_stream <= _MAX_STREAMS:
+        r.fail(_COUNT, f"is {n_stream}, not from 1 to {_MAX_STREAMS}")
+    if mixed and not 0 < n_sinkhorn <= _MAX_SINKHORN:
+        r.fail(_SINKHORN, f"is {n_sinkhorn}, not from 1 to {_MAX_SINKHORN}")
+    return {"n_stream": n_stream, "n_sinkhorn": n_sinkhorn, "f_hc_eps": r.number(_EPS)}
+
+
+class Put(NamedTuple):
+    """How what a block gives goes to the streams: the weight in each, ne [n_stream, n_tokens], and how much of each
+    stream (rows) goes to each (columns), ne [n_stream, n_stream, n_tokens], or None where they stay as they are."""
+
+    weights: Tensor
+    comb: Tensor | None = None
+
+
+class Mix(NamedTuple):
+    """Ways between streams and blocks. read: of streams, ne [n_embd, n_stream, n_tokens], the part of a layer (`attn`,
+    `ffn`) and the layer, what that part reads, ne [n_embd, n_tokens], normed, and how what it gives is put back. head:
+    of streams, what the logits are of, ne [n_embd, n_tokens], normed."""
+
+    read: Callable[[Build, Tensor, str, int], tuple[Tensor, Put]]
+    head: Callable[[Build, Tensor], Tensor]
+
+
+def build_hyper(
+    b: Build,
+    mix: Mix,
+    attention: Callable[[Tensor, int], Tensor],
+    ffn: Callable[[Tensor, int], Tensor],
+    before: Callable[[Tensor, int], Tensor] | None = None,
+) -> Graph:
+    """The graph of one ubatch of a decoder with hyper-connections; its last node `result_output` has ne [n_vocab,
+    n_outputs]. `attention` and `ffn` give, of what they read, ne [n_embd, n_tokens], and the layer, what is put back;
+    `before` what the streams are at the begin of a layer."""
+    hp = b.hparams
+    assert isinstance(hp, HyperHParams), hp
+    n = hp.n_stream
+    embd = gg.reshape_3d(build_inp_embd(b), hp.n_embd, 1, b.n_tokens)
+    x = b.cb(gg.repeat_4d(embd, hp.n_embd, n, b.n_tokens, 1), "hc_init")
+    for il in range(hp.n_layer):
+        if before is not None:
+            x = before(x, il)
+        cur, put = mix.read(b, x, "attn", il)
+        cur = attention(cur, il)
+        if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
+            ids = build_inp_out_ids(b)
+            cur, x, put = gg.get_rows(cur, ids), _rows(x, ids), _rows_of_put(put, ids)
+        x = b.cb(put_back(cur, x, put), "hc_attn_post", il)
+        cur, put = mix.read(b, x, "ffn", il)
+        x = b.cb(put_back(ffn(cur, il), x, put), "l_out", il)
+    return build_lm_head(b, mix.head(b, x))
+
+
+def weighted_streams(x: Tensor, weights: Tensor) -> Tensor:
+    """The sum of the streams of each token, ne [n_embd, n_stream, n_tokens], by `weights`, ne [n_stream, n_tokens]: ne
+    [n_embd, n_tokens]."""
+    n, n_tokens = weights.ne[:2]
+    return gg.reshape_2d(gg.out_prod(x, gg.reshape_3d(weights, 1, n, n_tokens)), x.ne[0], n_tokens)
+
+
+def put_back(cur: Tensor, x: Tensor, put: Put) -> Tensor:
+    """The streams `x`, ne [n_embd, n_stream, n_tokens], mixed, and `cur`, ne [n_embd, n_tokens], added to each."""
+    n_embd, n, n_tokens, _ = x.ne
+    weights = put.weights if put.weights.is_contiguous else gg.cont(put.weights)
+    add = gg.out_prod(gg.reshape_3d(cur, n_embd, 1, n_tokens), gg.reshape_3d(weights, n, 1, n_tokens))
+    return gg.add(add, x if put.comb is None else gg.out_prod(x, put.comb))
+
+
+def _rows(x: Tensor, ids: Tensor) -> Tensor:
+    """Of a tensor of ne [n, m, n_tokens], those tokens."""
+    n, m, n_tokens, _ = x.ne
+    return gg.reshape_3d(gg.get_rows(gg.reshape_2d(x, n * m, n_tokens), ids), n, m, ids.ne[0])
+
+
+def _rows_of_put(put: Put, ids: Tensor) -> Put:
+    return Put(gg.get_rows(put.weights, ids), None if put.comb is None else _rows(put.comb, ids))
+
+
+# -- the kinds of DeepSeek and Hunyuan --------------------------------------------------------------------------------
+
+
+def _mixes(b: Build, x: Tensor, role: str, n_out: int, il: int) -> Tensor:
+    """What the weights come from, ne [n_out, n_tokens]: a product of all streams of a token, normed as one row."""
+    n_embd, n, n_tokens, _ = x.ne
+    flat = build_norm(b, gg.reshape_2d(x, n * n_embd, n_tokens), "", "hc_normed", il)
+    return b.cb(b.mul_mat(b.weight(f"{role}_fn", (n * n_embd, n_out), il), flat), "hc_mixes", il)
+
+
+def _affine(b: Build, mixes: Tensor, role: str, part: int, n_part: int, first: int, n: int, il: int) -> Tensor:
+    """`n` rows of `mixes` from `first` on, times the scale of that part, plus their base: ne [n, n_tokens]."""
+    base = b.weight(f"{role}_base", (mixes.ne[0],), il)
+    scale = b.weight(f"{role}_scale", (n_part,), il)
+    cur = gg.view_2d(mixes, n, mixes.ne[1], mixes.nb[1], first * mixes.nb[0])
+    cur = gg.mul(cur, gg.view_1d(scale, 1, part * scale.nb[0]))
+    return gg.add(cur, gg.view_1d(base, n, first * base.nb[0]))
+
+
+def _read(b: Build, x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
+    hp = b.hparams
+    assert isinstance(hp, HyperHParams), hp
+    n, n_tokens, role = hp.n_stream, x.ne[2], f"hc_{part}"
+    n_part = 3 if hp.n_sinkhorn else 2
+    mixes = _mixes(b, x, role, (2 + n if hp.n_sinkhorn else 2) * n, il)
+    pre = gg.scale_bias(gg.sigmoid(_affine(b, mixes, role, 0, n_part, 0, n, il)), 1.0, hp.f_hc_eps)
+    post = gg.sigmoid(_affine(b, mixes, role, 1, n_part, n, n, il))
+    post = gg.scale_bias(post, hp.f_hc_magnitude, hp.f_hc_eps) if hp.f_hc_magnitude else gg.scale(post, 2.0)
+    comb = None
+    if hp.n_sinkhorn:
+        comb = gg.reshape_3d(_affine(b, mixes, role, 2, n_part, 2 * n, n * n, il), n, n, n_tokens)
+        comb = b.cb(sinkhorn(comb, hp.n_sinkhorn, hp.f_hc_eps), "hc_comb", il)
+    cur = b.cb(weighted_streams(x, b.cb(pre, "hc_pre", il)), f"hc_{part}_pre", il)
+    return build_norm(b, cur, f"{part}_norm", f"{part}_norm", il), Put(b.cb(post, "hc_post", il), comb)
+
+
+def sinkhorn(comb: Tensor, n_iter: int, eps: float) -> Tensor:
+    """`comb`, ne [n, n, n_tokens]: a softmax of each row plus `eps`, then its columns, and `n_iter` - 1 times its rows
+    and its columns, divided by their sums plus `eps`."""
+    # columns as rows of the transposed: each division ends with the other of both
+    cur = gg.scale_bias(gg.soft_max(comb), 1.0, eps)
+    for _ in range(2 * n_iter - 1):
+        cur = gg.cont(gg.permute(cur, 1, 0, 2, 3))
+        cur = gg.div(cur, gg.scale_bias(gg.sum_rows(cur), 1.0, eps))
+    return gg.cont(gg.permute(cur, 1, 0, 2, 3))
+
+
+def head_by_weights(b: Build, x: Tensor) -> Tensor:
+    """What the logits are of: the streams by weights that follow from them, normed."""
+    hp = b.hparams
+    assert isinstance(hp, HyperHParams), hp
+    mixes = _mixes(b, x, "output_hc", hp.n_stream, -1)
+    pre = gg.sigmoid(_affine(b, mixes, "output_hc", 0, 1, 0, hp.n_stream, -1))
+    cur = b.cb(weighted_streams(x, gg.scale_bias(pre, 1.0, hp.f_hc_eps)), "hc_head")
+    return build_norm(b, cur, "output_norm", "result_norm")
+
+
+def head_by_mean(b: Build, x: Tensor) -> Tensor:
+    """What the logits are of: the mean of the streams, normed."""
+    n_embd, n, n_tokens, _ = x.ne
+    total = gg.view_2d(x, n_embd, n_tokens, x.nb[2], 0)
+    for i in range(1, n):
+        total = gg.add(total, gg.view_2d(x, n_embd, n_tokens, x.nb[2], i * x.nb[1]))
+    return build_norm(b, b.cb(gg.scale(total, 1.0 / n), "hc_head"), "output_norm", "result_norm")
+
+
+BY_WEIGHTS, BY_MEAN = Mix(_read, head_by_weights), Mix(_read, head_by_mean)

@@ -1,0 +1,1 @@
+"""What a grammar's text says, and how llguidance is told: GBNF, JSON schemas."""

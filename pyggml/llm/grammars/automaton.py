@@ -1,0 +1,121 @@
+"""A regular part of a grammar as positions (Glushkov's automaton), and questions about two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from .nodes import Alt, Chars, Node, Ranges, Ref, Rep, Rules, Seq, overlap
+
+LARGEST = 4000  # positions; what has more is too large for one lexeme
+_EXACT = 256  # positions up to which repetitions are unrolled; above, any number of times stands for them
+
+
+@dataclass
+class Automaton:
+    """Positions with what they match, those that come first and last, and which follow each. It matches at least what
+    its node does: all that is asked of it is whether something cannot be."""
+
+    chars: list[Ranges] = field(default_factory=list[Ranges])
+    follow: list[set[int]] = field(default_factory=list[set[int]])
+    first: set[int] = field(default_factory=set[int])
+    last: set[int] = field(default_factory=set[int])
+
+
+def size(node: Node, rules: Rules, unrolled: bool) -> int:
+    """Positions of a node that names no recursive rule; more than LARGEST are not counted."""
+    match node:
+        case Chars():
+            return 1
+        case Ref(name):
+            return size(rules[name], rules, unrolled)
+        case Rep(item, low, high):
+            return min(size(item, rules, unrolled) * (max(low, high or 1, 1) if unrolled else 1), LARGEST + 1)
+        case Seq(items) | Alt(items):
+            n = 0
+            for item in items:
+                n += size(item, rules, unrolled)
+                if n > LARGEST:
+                    break
+            return n
+        case _:
+            return 0
+
+
+def automaton(node: Node, rules: Rules) -> Automaton:
+    """The automaton of a node that names no recursive rule and has no token."""
+    a = Automaton()
+    unroll = size(node, rules, True) <= _EXACT
+
+    def build(node: Node) -> tuple[set[int], set[int], bool]:
+        match node:
+            case Chars(chars):
+                a.chars.append(chars)
+                a.follow.append(set())
+                only = {len(a.chars) - 1}
+                return only, only, False
+            case Ref(name):
+                return build(rules[name])
+            case Alt(items):
+                parts = [build(item) for item in items]
+                first, last = (set[int]().union(*(p[i] for p in parts)) for i in (0, 1))
+                return first, last, any(p[2] for p in parts)
+            case Seq(items):
+                return chain([build(item) for item in items])
+            case Rep(item, low, high) if unroll and high is not None:
+                parts = [build(item) for _ in range(high)]
+                if any(empty for _, _, empty in parts):
+                    return chain([(first, last, True) for first, last, _ in parts])
+                for (_, last, _), (first, _, _) in pairwise(parts):
+                    join(last, first)
+                return parts[0][0], set[int]().union(*(last for _, last, _ in parts[max(low - 1, 0) :])), low == 0
+            case Rep(item, low, high) if unroll and low > 1:
+                parts = [build(item) for _ in range(low)]
+                join(parts[-1][1], parts[-1][0])
+                return chain(parts)
+            case Rep(item, low, _):
+                first, last, empty = build(item)
+                join(last, first)
+                return first, last, empty or low == 0
+            case _:
+                raise AssertionError("a token is no part of a lexeme")
+
+    def join(last: set[int], first: set[int]) -> None:
+        for p in last:
+            a.follow[p] |= first
+
+    def chain(parts: list[tuple[set[int], set[int], bool]]) -> tuple[set[int], set[int], bool]:
+        first, last, empty = set[int](), set[int](), True
+        for part in parts:
+            join(last, part[0])
+            first = first | part[0] if empty else first
+            last = last | part[1] if part[2] else part[1]
+            empty = empty and part[2]
+        return first, last, empty
+
+    a.first, a.last, _ = build(node)
+    return a
+
+
+def shared_word(a: Automaton, b: Automaton) -> bool:
+    """Whether there may be a text that both match."""
+    return any(p in a.last and q in b.last for p, q in _pairs(a, b))
+
+
+def goes_on(a: Automaton, b: Automaton, then: Ranges) -> bool:
+    """Whether there may be a text of `a` and a character of `then` behind it with which a text of `b` begins."""
+    return any(p in a.last and any(overlap(b.chars[r], then) for r in b.follow[q]) for p, q in _pairs(a, b))
+
+
+def _pairs(a: Automaton, b: Automaton) -> set[tuple[int, int]]:
+    """Where both may be behind the same text."""
+    todo = [(p, q) for p in a.first for q in b.first if overlap(a.chars[p], b.chars[q])]
+    seen = set(todo)
+    while todo:
+        p, q = todo.pop()
+        for r in a.follow[p]:
+            for s in b.follow[q]:
+                if (r, s) not in seen and overlap(a.chars[r], b.chars[s]):
+                    seen.add((r, s))
+                    todo.append((r, s))
+    return seen

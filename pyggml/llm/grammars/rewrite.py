@@ -1,0 +1,119 @@
+"""Rules made simpler: what matches nothing is left out, and recursion at the end becomes repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .nodes import Alt, Node, Ref, Rep, Rules, Seq, alt, children, is_never, rep, seq
+
+
+def simplified(rules: Rules) -> Rules:
+    """The rules that `root` needs. Where it matches nothing, `Alt()` is all that is left of it."""
+    productive = _productive(rules)
+    rules = {name: _without(node, productive) for name, node in rules.items()}
+    rules = {name: _unrolled(name, node) for name, node in rules.items()}
+    needed, todo = {"root"}, ["root"]
+    while todo:
+        for name in references(rules[todo.pop()]) - needed:
+            needed.add(name)
+            todo.append(name)
+    return {name: node for name, node in rules.items() if name in needed}
+
+
+def references(node: Node) -> set[str]:
+    """The rules that a node names."""
+    if isinstance(node, Ref):
+        return {node.name}
+    return set[str]().union(*map(references, children(node)))
+
+
+def holding(rules: Rules, holds: Callable[[Node, set[str]], bool]) -> set[str]:
+    """The least set of rules for whose nodes `holds(node, set)` is true."""
+    found: set[str] = set()
+    names, n = list(rules), -1
+    while n < len(found):
+        n = len(found)
+        names = [name for name in reversed(names) if name not in found]  # most rules stand before those they name
+        for name in names:
+            if holds(rules[name], found):
+                found.add(name)
+    return found
+
+
+def nullable(node: Node, names: set[str]) -> bool:
+    """Whether a node matches the empty text, where the rules `names` do."""
+    match node:
+        case Seq(items):
+            return all(nullable(item, names) for item in items)
+        case Alt(items):
+            return any(nullable(item, names) for item in items)
+        case Rep(item, low, _):
+            return low == 0 or nullable(item, names)
+        case Ref(name):
+            return name in names
+        case _:
+            return False
+
+
+def _productive(rules: Rules) -> set[str]:
+    def matches(node: Node, names: set[str]) -> bool:
+        match node:
+            case Seq(items):
+                return all(matches(item, names) for item in items)
+            case Alt(items):
+                return any(matches(item, names) for item in items)
+            case Rep(item, low, _):
+                return low == 0 or matches(item, names)
+            case Ref(name):
+                return name in names
+            case _:
+                return not is_never(node)
+
+    return holding(rules, matches)
+
+
+def _without(node: Node, productive: set[str]) -> Node:
+    match node:
+        case Seq(items):
+            return seq([_without(item, productive) for item in items])
+        case Alt(items):
+            return alt([_without(item, productive) for item in items])
+        case Rep(item, low, high):
+            return rep(_without(item, productive), low, high)
+        case Ref(name) if name not in productive:
+            return Alt()
+        case _:
+            return node
+
+
+def _unrolled(name: str, node: Node) -> Node:
+    """`x ::= a x | b` is `a* b`. Rules that are recursive in other places stay as they are."""
+    if name not in references(node):
+        return node
+    parts = _tail(name, node)
+    if parts is None:
+        return node
+    again, last = parts
+    return seq([rep(again, 0, None), last])
+
+
+def _tail(name: str, node: Node) -> tuple[Node, Node] | None:
+    """What stands before the rule `name` where a node ends with it, and what the node is where it does not; None where
+    it stands elsewhere, too."""
+    match node:
+        case Ref(other) if other == name:
+            return Seq(), Alt()
+        case Seq(items) if items and not any(name in references(item) for item in items[:-1]):
+            parts = _tail(name, items[-1])
+            if parts is None:
+                return None
+            return seq([*items[:-1], parts[0]]), seq([*items[:-1], parts[1]])
+        case Alt(items):
+            each = [_tail(name, item) for item in items]
+            some = [parts for parts in each if parts is not None]
+            return (alt([p[0] for p in some]), alt([p[1] for p in some])) if len(some) == len(each) else None
+        case Rep(item, 0, 1):
+            parts = _tail(name, item)
+            return None if parts is None else (parts[0], alt([parts[1], Seq()]))
+        case _:
+            return None if name in references(node) else (Alt(), node)

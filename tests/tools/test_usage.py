@@ -1,0 +1,71 @@
+"""What the command line refuses, and how: exit codes, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyggml.tools.cli import main
+
+from pyggml.errors import BatchError
+from pyggml.llm.model import load_model
+
+
+def run(*args: object) -> int:
+    """The exit code of a command, run in this process."""
+    with pytest.raises(SystemExit) as e:
+        main([str(a) for a in args])
+    assert isinstance(e.value.code, int)
+    return e.value.code
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("-l", "12345"), "TOKEN_ID+BIAS"),  # no sign: which digits are the token?
+        (("-l", "+5"), "TOKEN_ID+BIAS"),
+        (("-l", "12+x"), "TOKEN_ID+BIAS"),
+        (("-l", "99999+1"), "token 99999"),
+        (("--temp", -1), "temp must be 0 or more"),
+        (("--top-p", 1.5), "top_p"),
+        (("--samplers", "nonsense"), "nonsense"),
+        (("--grammar", "root ::= ("), "grammar"),
+        (("-gan", 3, "-gaw", 10), "multiple"),
+        (("--lookup", "--draft-min", 9, "--draft-max", 2), "drafts of 9 to 2"),
+    ],
+)
+def test_bad_values_are_errors_of_usage(
+    tiny: Path, capsys: pytest.CaptureFixture[str], options: tuple[object, ...], says: str
+) -> None:
+    assert run("generate", "-m", tiny, "-p", "x", "-n", 1, "-t", 1, *options) == 2
+    got = capsys.readouterr()
+    assert got.out == "" and says in " ".join(got.err.replace("│", "").split())
+
+
+def test_biases(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for bias in ("123+100", "123+1e2"):
+        assert run("generate", "-m", tiny, "-p", "H", "-n", 3, "-t", 1, "--temp", 0, "-l", bias) == 0
+        assert capsys.readouterr().out == "Hxxx\n"
+
+
+def test_n_probs_is_checked(tiny: Path) -> None:
+    model = load_model(tiny)
+    with pytest.raises(BatchError, match="n_probs must be a whole number from 0, not -1"):
+        list(model.stream("x", 2, n_probs=-1))
+    with pytest.raises(BatchError, match="n_probs must be a whole number from 0, not -1"):
+        list(model.stream_batch(["x"], 2, n_probs=-1))
+
+
+def test_generation_ends_where_the_context_is_full(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """-n -1 of a model that never ends; the context is shifted where that is asked for."""
+    args = ("generate", "-m", tiny, "-p", "Hello", "-c", 64, "-t", 1, "--temp", 0, "-l", "123+100", "--ignore-eos")
+    assert run(*args, "-n", -1) == 0
+    assert 50 < len(capsys.readouterr().out) < 70
+    assert run(*args, "-n", 100, "--context-shift") == 0
+    assert len(capsys.readouterr().out) == len("Hello\n") + 100
+
+
+def test_a_prompt_that_is_too_long_is_not_shown(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("generate", "-m", tiny, "-p", "a" * 200, "-c", 64, "-t", 1) == 1
+    got = capsys.readouterr()
+    assert got.out == "" and "the prompt has 204 tokens; the context has room for 64" in got.err
