@@ -34,11 +34,12 @@ PG_INLINE vf vf_load_i32(const void *p) { return _mm256_cvtepi32_ps(_mm256_loadu
 
 typedef int32_t sums[NT][TILE_ROWS];
 
-// A panel times nt columns, over a strip.
+// A panel times nt columns, over a strip. Columns lie as many apart as r16_fixed_of says.
 PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {
+  const int width = (nt + 3) / 4 * 4;
   vi sum[NT][2];
   UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
-  for (int64_t i = 0; i < pairs; i++, x += 2 * nt) {
+  for (int64_t i = 0; i < pairs; i++, x += 2 * width) {
     const vi w0 = vi_load(w->ints[i][0]), w1 = vi_load(w->ints[i][VF_N]);
     UNROLL for (int j = 0; j < nt; j++) {
       const vi b = pair(x + 2 * j);
@@ -52,31 +53,33 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, int64_t pairs,
   }
 }
 
-// Functions of their own: inlined into a larger one the sums would not stay in registers.
+// One for each number of columns, so that no column is paid for that is not there. Functions of their own: inlined
+// into a larger one the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
   static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {      \
     tile(nt, w, x, pairs, to);                                                                                         \
   }
+TILE(1)
+TILE(2)
+TILE(3)
 TILE(4)
 #if VF_N == 16
+TILE(5)
+TILE(6)
+TILE(7)
 TILE(8)
+TILE(9)
+TILE(10)
+TILE(11)
 TILE(12)
 #endif
 
-static void tile_of_width(int width, const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {
-  switch (width) {
+static void (*const tiles[NT])(const r16_panel *w, const int16_t *x, int64_t pairs, sums to) = {
+    tile_1, tile_2, tile_3, tile_4,
 #if VF_N == 16
-  case 12:
-    tile_12(w, x, pairs, to);
-    break;
-  case 8:
-    tile_8(w, x, pairs, to);
-    break;
+    tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12,
 #endif
-  default:
-    tile_4(w, x, pairs, to);
-  }
-}
+};
 
 int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
   const r16_columns c = r16_columns_in(NULL, p);
@@ -87,8 +90,9 @@ void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, const r
                          const r16_product *p, int64_t group, int64_t strip) {
   const r16_fixed x = r16_fixed_of(c, group, strip);
   sums from;
-  tile_of_width(x.width, w, x.ints, r16_strip_elements(c, strip) / 2, from);
-  for (int64_t j = 0; j < r16_group_columns(c, group); j++)
+  const int64_t n = r16_group_columns(c, group);
+  tiles[n - 1](w, x.ints, r16_strip_elements(c, strip) / 2, from);
+  for (int64_t j = 0; j < n; j++)
     for (int i = 0; i < TILE_ROWS; i += VF_N) {
       const vf step = vf_mul(vf_load(w->steps + i), vf_set1(x.steps[j])), v = vf_load_i32(from[j] + i);
       vf_store(to + j * ld + i, before ? vf_fma(v, step, vf_load(before[j] + i)) : vf_mul(v, step));

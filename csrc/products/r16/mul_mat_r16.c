@@ -48,8 +48,8 @@ static int64_t gemm_bytes(r16_product p, int nth) {
 }
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
-  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
-  return p.n_cols <= R16_FEW ? x_bytes(t) : gemm_bytes(p, nth);
+  const r16_product p = {.f = *r16_find(t->src[WEIGHTS].type), .k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  return p.n_cols <= r16_few(p.f) ? x_bytes(t) : gemm_bytes(p, nth);
 }
 
 // p takes the results of the product before it as its gate.
@@ -100,7 +100,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
   const products s = products_of(t, form);
   const int n_p = is_gated((int)t->param[STORE]) ? 2 : 1; // at a time
   r16_queue q = r16_queue_of(t, nth);
-  if (form == REPACKED && s.p[0].n_cols <= R16_FEW) {
+  if (form == REPACKED && s.p[0].n_cols <= r16_few(s.p[0].f)) {
     r16_x *x = (r16_x *)t->work;
     PG_FN(r16_quantize)(s.p, x, ith, nth);
     pg_sync(t, nth);
@@ -138,8 +138,8 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
-  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
-  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_FEW ? 0 : gemm_bytes(p, nth));
+  const r16_product p = {.f = *r16_find(t->src[WEIGHTS].type), .k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= r16_few(p.f) ? 0 : gemm_bytes(p, nth));
 }
 
 int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
@@ -168,7 +168,7 @@ int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
       p[i].list = list + start;
       p[i].n_cols = n_cols;
     }
-    if (n_cols > R16_FEW) {
+    if (n_cols > r16_few(f)) {
       pg_sync(t, nth); // the scratch of the expert before is free
       const gemm g = gemm_for(p);
       g.columns(p, &q, work);

@@ -58,8 +58,9 @@ def automaton(node: Node, rules: Rules) -> Automaton:
                 return build(rules[name])
             case Alt(items):
                 parts = [build(item) for item in items]
-                first, last = (set[int]().union(*(p[i] for p in parts)) for i in (0, 1))
-                return first, last, any(p[2] for p in parts)
+                first = set[int]().union(*(first for first, _, _ in parts))
+                last = set[int]().union(*(last for _, last, _ in parts))
+                return first, last, any(empty for _, _, empty in parts)
             case Seq(items):
                 return chain([build(item) for item in items])
             case Rep(item, low, high) if unroll and high is not None:

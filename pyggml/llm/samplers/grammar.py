@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from pyggml.errors import SamplerError
 from pyggml.llm.grammars.gbnf import parse_gbnf
 from pyggml.llm.grammars.lark import lark
+from pyggml.llm.grammars.schema import enforceable
 from pyggml.llm.vocab import Vocab
 
 from .base import Sampler
@@ -51,12 +53,14 @@ class Grammar(Sampler):
             if json_schema is None:
                 source = LLMatcher.grammar_from_lark(_lark(grammar or "", vocab))
             else:
-                text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
-                source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _JSON_SPACE})
+                source = _from_schema(json_schema)
         except ValueError as e:
             raise SamplerError(f"the grammar cannot be read: {e}") from None
         self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
         self._check("the grammar cannot be read")
+        warned = self._matcher.get_grammar_warnings()
+        if warned:
+            _warn(warned)
         self._mask = allocate_token_bitmask(1, vocab.n_tokens)
         self._fill = partial(fill_next_token_bitmask, self._matcher, self._mask)
         self._vocab = vocab
@@ -88,6 +92,28 @@ def _lark(grammar: str, vocab: Vocab) -> str:
     if _LARK.search(grammar) and not _GBNF.search(grammar):
         return grammar
     return lark(parse_gbnf(grammar, lambda text: vocab.tokenize(text, False, True, continued=True), vocab.n_tokens))
+
+
+def _from_schema(schema: str | Mapping[str, Any]) -> str:
+    """What llguidance reads: a schema with the keywords that it knows. Warns of demands that are left out."""
+    from llguidance import LLMatcher
+
+    def compiled(schema: Any) -> str:
+        overrides = {"whitespace_pattern": _JSON_SPACE, "lenient": True}
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, overrides))
+
+    def has_pattern(pattern: str) -> bool:
+        return not LLMatcher.validate_grammar(compiled({"type": "string", "pattern": pattern}))
+
+    known, left_out = enforceable(schema, has_pattern)
+    if left_out:
+        _warn(left_out)
+    return compiled(known)
+
+
+def _warn(left_out: Sequence[str]) -> None:
+    what = "; ".join(left_out)
+    warnings.warn(f"the JSON schema is loosened, texts may break what it says: {what}", UserWarning, stacklevel=2)
 
 
 def _tokenizer(vocab: Vocab, ends: list[int]) -> LLTokenizer:
