@@ -13,7 +13,7 @@ from pyggml.errors import BatchError, whole
 from ..batch import Batch
 from ..context import LlamaContext
 from ..samplers import SamplerChain, SamplingOptions, SamplingParams
-from .generation import Generation, Token, source_and_prompt
+from .generation import Generation, Token, sizes_to_encode, source_and_prompt
 from .speculative import common_prefix
 
 if TYPE_CHECKING:
@@ -84,15 +84,9 @@ def stream_batch(
     else:
         n_ctx = [max(model.hparams.n_ctx_train, len(tokens)) for tokens in ids]
     longest = max(len(source) for source, _ in texts)
-    ctx = LlamaContext(
-        model,
-        sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:]),
-        n_batch=max(2048, longest),
-        n_ubatch=max(512, longest),
-        n_seq_max=n_seq,
-        n_threads=n_threads,
-        flash_attn=flash_attn,
-    )
+    sizes = sizes_to_encode(longest) if longest else {}
+    n_cells = sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:])
+    ctx = LlamaContext(model, n_cells, n_seq_max=n_seq, n_threads=n_threads, flash_attn=flash_attn, **sizes)
     params, stops = SamplingParams(**sampling), (stop,) if isinstance(stop, str) else stop
     waiting: deque[tuple[int, Generation]] = deque()
     for i, (source, tokens) in enumerate(texts):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
 import numpy as np
 
@@ -213,6 +213,13 @@ class Generation:
         return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
 
 
+class Sizes(TypedDict, total=False):
+    """Of the batches of a context, where they are not the default's."""
+
+    n_batch: int
+    n_ubatch: int
+
+
 class GenerateOptions(SamplingOptions, total=False):
     """Keyword arguments of `Model.generate` and its kin: the fields of `SamplingParams`, and these."""
 
@@ -253,16 +260,8 @@ def new_generation(
         n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
         n_ctx = max(n_ctx, len(source) + len(negative) if source else 0)
     n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
-    together = max(512, len(source), len(negative)) if source else 512
-    ctx = LlamaContext(
-        model,
-        n_ctx,
-        n_batch=max(2048, together),
-        n_ubatch=together,
-        n_seq_max=n_seq_max,
-        n_threads=n_threads,
-        flash_attn=flash_attn,
-    )
+    sizes = sizes_to_encode(max(len(source), len(negative))) if source else {}
+    ctx = LlamaContext(model, n_ctx, n_seq_max=n_seq_max, n_threads=n_threads, flash_attn=flash_attn, **sizes)
     stops = (stop,) if isinstance(stop, str) else stop
     return Generation(ctx, ids, chain, n_predict, stops, n_probs, guidance, source=source)
 
@@ -309,6 +308,11 @@ def source_and_prompt(model: LoadedModel, prompt: str | Sequence[int]) -> tuple[
     if not ids:
         raise BatchError("the prompt is empty")
     return ids, [start]
+
+
+def sizes_to_encode(n: int) -> Sizes:
+    """Of a context that encodes texts of up to `n` tokens, each at once."""
+    return {"n_batch": max(2048, n), "n_ubatch": max(512, n)}
 
 
 def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:
