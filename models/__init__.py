@@ -146,6 +146,7 @@ PAGES = {  # general.architecture -> the module that describes it
     "qwen3tts": "plain",
     "qwen3vl": "plain",
     "qwen3vlmoe": "plain_moe",
+    "qwen4exp": "qwen4exp",
     "refact": "refact",
     "rnd1": "plain_moe",
     "rwkv6": "rwkv",

@@ -42,6 +42,7 @@ class StateShape(NamedTuple):
 
     r: int = 0  # of its last tokens: what a convolution over time or a token shift needs
     s: int = 0  # of its state
+    p: int = 0  # of its last tokens, for a second convolution
 
 
 class RopeShape(NamedTuple):
@@ -53,6 +54,25 @@ class RopeShape(NamedTuple):
     freq_scale: float
     ext_factor: float
     attn_factor: float
+
+
+class NGrams(NamedTuple):
+    """How each token and those before it choose rows of a table.
+
+    size         tokens of the longest n-gram; there are those of 2 .. size tokens, `each` rows for every one
+    multipliers  of the token, of the one before it ...: their products, xor'ed, are the number of an n-gram
+    first, rows  of each row chosen: the part of the table that it is in, and the rows of that part
+    end          the token that ends a text: nothing before it counts
+    stand_in     the token in the place of embeddings that are given
+    """
+
+    size: int
+    each: int
+    multipliers: tuple[int, ...]
+    first: tuple[int, ...]
+    rows: tuple[int, ...]
+    end: int
+    stand_in: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +196,7 @@ class HParams:
     rope_first_swa: int = 0  # rope_first
     pooling: Pooling = "none"  # what embeddings of a text are made of, unless the user says
     head: Head = Head()
+    ngrams: NGrams | None = None  # see `ngram_rows`
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
 
     def __post_init__(self) -> None:

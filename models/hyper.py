@@ -39,12 +39,18 @@ _MAX_STREAMS, _MAX_SINKHORN = 64, 100  # they keep a lying file from costing mem
 
 def read_hyper(r: Reader, *, mixed: bool = True) -> dict[str, Any]:
     """What a file says of hyper-connections; `mixed`: the streams are. Raises ModelError."""
-    n_stream, n_sinkhorn = r.integer(_COUNT), r.integer(_SINKHORN) if mixed else 0
-    if not 0 < n_stream <= _MAX_STREAMS:
-        r.fail(_COUNT, f"is {n_stream}, not from 1 to {_MAX_STREAMS}")
+    n_sinkhorn = r.integer(_SINKHORN) if mixed else 0
     if mixed and not 0 < n_sinkhorn <= _MAX_SINKHORN:
         r.fail(_SINKHORN, f"is {n_sinkhorn}, not from 1 to {_MAX_SINKHORN}")
-    return {"n_stream": n_stream, "n_sinkhorn": n_sinkhorn, "f_hc_eps": r.number(_EPS)}
+    return {"n_stream": read_streams(r), "n_sinkhorn": n_sinkhorn, "f_hc_eps": r.number(_EPS)}
+
+
+def read_streams(r: Reader) -> int:
+    """How many residual streams a token has. Raises ModelError."""
+    n = r.integer(_COUNT)
+    if not 0 < n <= _MAX_STREAMS:
+        r.fail(_COUNT, f"is {n}, not from 1 to {_MAX_STREAMS}")
+    return n
 
 
 class Put(NamedTuple):

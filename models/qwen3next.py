@@ -4,6 +4,7 @@ some layers with gated attention."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gguf.constants import Keys
 
@@ -41,9 +42,10 @@ class QwenHParams(HParams):
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Next(Decoder):
     """interleaved: heads of V that share one of Q and K lie side by side. The inputs of a delta net come from fewer,
-    wider weights."""
+    wider weights. net_gate: what the gate of its results goes through."""
 
     interleaved: bool = False
+    net_gate: Literal["silu", "sigmoid"] = "silu"
 
     def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
@@ -54,14 +56,17 @@ class Qwen3Next(Decoder):
         """Each head of Q has a gate beside it."""
         n = b.hparams.layer(il)
         head = n.n_embd_head_k
-        q_gate = b.linear("attn_q", cur, 2 * n.n_embd_q, "Qcur_full", il)
+        bias = self.biases != "none"
+        q_gate = b.linear("attn_q", cur, 2 * n.n_embd_q, "Qcur_full", il, bias=bias)
         row = q_gate.nb[1]
         Qcur, gate = (
             gg.view_3d(q_gate, head, n.n_head, b.n_tokens, 2 * head * q_gate.nb[0], row, i * head * q_gate.nb[0])
             for i in (0, 1)
         )
-        Kcur = gg.reshape_3d(b.linear("attn_k", cur, n.n_embd_k_gqa, "Kcur", il), head, n.n_head_kv, b.n_tokens)
-        Vcur = b.linear("attn_v", cur, n.n_embd_v_gqa, "Vcur", il)
+        Kcur = gg.reshape_3d(
+            b.linear("attn_k", cur, n.n_embd_k_gqa, "Kcur", il, bias=bias), head, n.n_head_kv, b.n_tokens
+        )
+        Vcur = b.linear("attn_v", cur, n.n_embd_v_gqa, "Vcur", il, bias=bias)
         Qcur = build_rope(b, build_norm(b, Qcur, "attn_q_norm", "Qcur_normed", il), pos, None, "Qcur", il)
         Kcur = build_rope(b, build_norm(b, Kcur, "attn_k_norm", "Kcur_normed", il), pos, None, "Kcur", il)
         attn = build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
@@ -89,7 +94,8 @@ class Qwen3Next(Decoder):
             )
         g, beta = (gg.reshape_3d(t, 1, m.dt_rank, n_tokens) for t in (g, gg.sigmoid(beta)))
         out = build_norm(b, build_delta_net(b, q, k, v, g, beta, il), "ssm_norm", "delta_normed", il)
-        out = gg.mul(out, gg.silu(gg.reshape_3d(z, s, m.dt_rank, n_tokens)))
+        gate = (gg.silu if self.net_gate == "silu" else gg.sigmoid)(gg.reshape_3d(z, s, m.dt_rank, n_tokens))
+        out = gg.mul(out, gate)
         out = gg.reshape_2d(b.cb(out, "final_output", il), m.d_inner, n_tokens)
         return b.linear("ssm_out", out, cur.ne[0], "linear_attn_out", il)
 

@@ -7,6 +7,7 @@ DeepSeek-V2's, and a decoder with gpt-oss' gates. Larger contexts are refused; t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -67,6 +68,16 @@ def ask_indexer(b: Build, hp: Indexer, n_lora_q: int) -> None:
             b.optional("indexer.k_norm", (head,), il, suffix)
 
 
+def ask_projections(b: Build, hp: Indexer, layers: Iterable[int]) -> None:
+    """As `ask_indexer`, of indexers with queries and keys of their own, in these layers."""
+    _check(b, hp)
+    head = hp.n_indexer_embd
+    for il in layers:
+        for part, n in (("q", hp.n_indexer_head), ("k", 1)):
+            b.optional(f"indexer.{part}_proj", (hp.n_embd, n * head), il)
+            b.optional(f"indexer.{part}_norm", (head,), il)
+
+
 def build_dsa(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     assert isinstance(b.hparams, DSAHParams)
@@ -78,12 +89,7 @@ def build_msa(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
     assert isinstance(hp, MSAHParams)
-    _check(b, hp)
-    head = hp.n_indexer_embd
-    for il in range(hp.n_layer_dense_lead, hp.n_layer):
-        for part, n in (("q", hp.n_indexer_head), ("k", 1)):
-            b.optional(f"indexer.{part}_proj", (hp.n_embd, n * head), il)
-            b.optional(f"indexer.{part}_norm", (head,), il)
+    ask_projections(b, hp, range(hp.n_layer_dense_lead, hp.n_layer))
     return Decoder(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0)).build(b)
 
 

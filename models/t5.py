@@ -25,6 +25,7 @@ from .blocks import (
     KV,
     Build,
     build_attn,
+    build_cross_kv,
     build_inp_embd,
     build_inp_kq_mask,
     build_inp_out_ids,
@@ -32,7 +33,6 @@ from .blocks import (
     build_norm,
     build_rel_bias,
     build_result_embd,
-    kv_store,
 )
 from .hparams import MAX_LAYERS, HParams
 from .metadata import Reader, read_hparams
@@ -100,9 +100,7 @@ def build_t5_encode(b: Build) -> Graph:
             n = hp.layer(il)
             Kcur = b.linear("dec.cross_attn_k", embd, n.n_embd_k_gqa, "Kcur_cross", il)
             Vcur = b.linear("dec.cross_attn_v", embd, n.n_embd_v_gqa, "Vcur_cross", il)
-            b.graph.build_forward_expand(Kcur)
-            b.graph.build_forward_expand(Vcur)
-            kv_store(b, b.cross, Kcur, Vcur, il)
+            build_cross_kv(b, Kcur, Vcur, il)
         return build_result_embd(b, gg.get_rows(embd, build_inp_out_ids(b)))
 
 

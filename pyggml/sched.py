@@ -46,10 +46,10 @@ def _key(graph: Graph, watches: Watches) -> Key:
 
 
 class Part(NamedTuple):
-    """Steps that run in one go, and which nodes of them are watched."""
+    """Steps that run in one go, and which nodes of them are watched (True: the last of its name)."""
 
     program: Program
-    watched: tuple[Tensor, ...]
+    watched: tuple[tuple[Tensor, bool], ...]
 
 
 class Turn:
@@ -114,11 +114,11 @@ class Schedule:
                 if watched:
                     self._tell(watched)
 
-    def _tell(self, watched: Sequence[Tensor]) -> None:
+    def _tell(self, watched: Sequence[tuple[Tensor, bool]]) -> None:
         self.turn.telling = True
         try:
-            for t in watched:
-                self.watches.tell(t)
+            for t, last in watched:
+                self.watches.tell(t, last)
         finally:
             self.turn.telling = False
 
@@ -180,16 +180,20 @@ class Scheduler:
             raise GraphError("a tap or an edit cannot run, or decode with, what it looks into: use another context")
 
     @property
+    def last(self) -> Schedule | None:
+        """That of the graph that was planned or run last, while it lives."""
+        return self._last and self._last()
+
+    @property
     def splits(self) -> list[Split]:
-        """Those of the graph that was planned or run last, while it lives."""
-        last = self._last and self._last()
+        """Those of `last`."""
+        last = self.last
         return last.splits if last else []
 
     @locked
     def reserve(self, graph: Graph) -> None:
         """Make the compute buffers large enough for `graph`, without touching its tensors."""
-        check_graph("reserve", graph)
-        _, plan = self._plan(graph, ())
+        _, plan = self.plan(graph)
         self._grow(plan)
 
     @locked
@@ -323,7 +327,11 @@ class Scheduler:
             return False
         return not self.backends[backend].supports_buft(buft_of(s.root))
 
-    def _plan(self, graph: Graph, watched: Collection[Tensor]) -> tuple[list[Split], alloc.Plan]:
+    @locked
+    def plan(self, graph: Graph, watched: Collection[Tensor] = ()) -> tuple[list[Split], alloc.Plan]:
+        """All passes: how it would run `graph` with these nodes `watched`, and where its results would lie. Nothing is
+        allocated. Raises BackendError as `alloc`."""
+        check_graph("plan", graph)
         _refuse_read_only(graph)
         own = self.assign(graph)
         splits = self._split(graph, own, lambda root: self._buft_of(root, own))
@@ -338,6 +346,7 @@ class Scheduler:
             for copy in split.inputs.values():
                 at = plan.sizes.get(pool, 0)
                 plan.offsets[copy] = (pool, at)
+                plan.lives[copy] = (0, plan.n_steps - 1)
                 plan.sizes[pool] = at + -(-copy.nbytes // 64) * 64
         return splits, plan
 
@@ -353,7 +362,7 @@ class Scheduler:
                 t.allocate(next(iter(self.backends.values())).buft)
                 t.flags |= FLAG_UNSET
         watched = self.watches.of(graph.nodes)
-        splits, plan = self._plan(graph, watched)
+        splits, plan = self.plan(graph, watched.keys())
         self._grow(plan)
         buffers = {pool: self._buffers[pool] for pool in plan.sizes}
         schedule = Schedule(splits, plan, buffers, _key(graph, self.watches), self.watches, self._turn, self.lock)
@@ -366,12 +375,12 @@ class Scheduler:
 
 
 def _parts(
-    steps: Sequence[alloc.Step], watched: Collection[Tensor]
-) -> Iterator[tuple[Sequence[alloc.Step], tuple[Tensor, ...]]]:
+    steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool]
+) -> Iterator[tuple[Sequence[alloc.Step], tuple[tuple[Tensor, bool], ...]]]:
     """The steps, cut after those that compute what is watched."""
     begin = 0
     for end, step in enumerate(steps, 1) if watched else ():
-        nodes = tuple(t for t in step.nodes if t in watched)
+        nodes = tuple((t, watched[t]) for t in step.nodes if t in watched)
         if nodes:
             yield steps[begin:end], nodes
             begin = end

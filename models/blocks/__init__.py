@@ -2,7 +2,16 @@
 differs between architectures is an argument, and no block knows an architecture's name."""
 
 from .adapt import NO_ADAPTERS, Adapters, LowRank
-from .attention import KV, build_attn, build_attn_gate, build_qkv, kv_store, llm_build_kv, split_qkv
+from .attention import (
+    KV,
+    build_attn,
+    build_attn_gate,
+    build_cross_kv,
+    build_qkv,
+    llm_build_kv,
+    rotate,
+    split_qkv,
+)
 from .build import Build, CacheUse, KVMemory, mask_name
 from .ffn import Activation, Glu, build_ffn
 from .inputs import (
@@ -11,10 +20,12 @@ from .inputs import (
     build_inp_attn_scale,
     build_inp_embd,
     build_inp_kq_mask,
+    build_inp_ngrams,
     build_inp_out_ids,
     build_inp_pos,
     build_pos_embd,
     build_rel_bias,
+    ngram_rows,
     relative_buckets,
     token_embd,
 )
@@ -39,6 +50,7 @@ __all__ = [
     "attn_temp_scale",
     "build_attn",
     "build_attn_gate",
+    "build_cross_kv",
     "build_expert_weights",
     "build_experts",
     "build_ffn",
@@ -46,6 +58,7 @@ __all__ = [
     "build_inp_attn_scale",
     "build_inp_embd",
     "build_inp_kq_mask",
+    "build_inp_ngrams",
     "build_inp_out_ids",
     "build_inp_pos",
     "build_lm_head",
@@ -60,12 +73,13 @@ __all__ = [
     "build_rope_factors",
     "build_router",
     "build_shared_expert",
-    "kv_store",
     "llm_build_kv",
     "mask_name",
+    "ngram_rows",
     "relative_buckets",
     "rope",
     "rope_factors",
+    "rotate",
     "split_qkv",
     "token_embd",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
@@ -84,17 +84,43 @@ def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
 
 def build_attn(b: Build, a: KV) -> Tensor:
     """Store K and V in the cache, and attend: ne [n_embd_out, n_tokens]."""
+    use = b.cross if a.k_cur is None else b.use(a.il)
+    a = _rotated(b, a, use)
     for t in (a.q_cur, a.k_cur, a.v_cur):  # added together, so that the order of the nodes is llama.cpp's
         if t is not None:
             b.graph.build_forward_expand(t)
-    if a.k_cur is None:
-        use = b.cross
-    else:
-        use = b.use(a.il)
-        kv_store(b, use, a.k_cur, a.v_cur, a.il)
-    cur = _kqv(b, a, use)
+    if a.k_cur is not None:
+        _kv_store(b, use, a.k_cur, a.v_cur, a.il)
+    cur = rotate(_kqv(b, a, use), use.kv.rotation_v(b.hparams.layer(a.il).n_embd_head_v))
     b.graph.build_forward_expand(cur)
     return cur
+
+
+def build_cross_kv(b: Build, k_cur: Tensor, v_cur: Tensor, il: int) -> None:
+    """Store what attention of the decoder's layer `il` sees of a text: ne [n_embd_k_gqa, n_tokens] and
+    [n_embd_v_gqa, n_tokens]."""
+    kv, n = b.cross.kv, b.hparams.layer(il)
+    k_cur, v_cur = rotate(k_cur, kv.rotation_k(n.n_embd_head_k)), rotate(v_cur, kv.rotation_v(n.n_embd_head_v))
+    b.graph.build_forward_expand(k_cur)
+    b.graph.build_forward_expand(v_cur)
+    _kv_store(b, b.cross, k_cur, v_cur, il)
+
+
+def _rotated(b: Build, a: KV, use: CacheUse) -> KV:
+    """Q, K and V as the cache stores the last two."""
+    kv, n = use.kv, b.hparams.layer(a.il)
+    by_k, by_v = kv.rotation_k(n.n_embd_head_k), kv.rotation_v(n.n_embd_head_v)
+    k, v = (None if t is None else rotate(t, by) for t, by in ((a.k_cur, by_k), (a.v_cur, by_v)))
+    return replace(a, q_cur=rotate(a.q_cur, by_k), k_cur=k, v_cur=v)
+
+
+def rotate(cur: Tensor, by: Tensor | None) -> Tensor:
+    """`cur`, each part of a row as long as those of `by` multiplied with it."""
+    if by is None:
+        return cur
+    n = by.ne[0]
+    parts = gg.reshape_2d(cur if cur.is_contiguous else gg.cont(cur), n, cur.n_elements // n)
+    return gg.reshape_4d(gg.mul_mat(by, parts), *cur.ne).set_name(f"{cur.name} (rotated)")
 
 
 def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[[Tensor], Tensor]) -> Tensor:
@@ -110,7 +136,7 @@ def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[
     return gg.reshape_2d(gated, attn.ne[0], b.n_tokens)
 
 
-def kv_store(b: Build, use: CacheUse, k_cur: Tensor, v_cur: Tensor | None, il: int) -> None:
+def _kv_store(b: Build, use: CacheUse, k_cur: Tensor, v_cur: Tensor | None, il: int) -> None:
     """Copy K and V into the slot of the ubatch, where they are kept. A token whose numbers overflow shows that in K,
     which its own sequence sees and the mask hides from others; V, which a weight of 0 does not hide, is stored
     finite."""

@@ -142,22 +142,23 @@ class Build:
 
         Raises ModelError where it is missing or has another shape.
         """
-        spec = TensorSpec(self._name(role, il, suffix), ne)
+        spec = TensorSpec(self.name(role, il, suffix), ne)
         t = self.weights.ask(spec)
         assert t is not None, spec  # or `ask` had raised
         return t
 
-    def _name(self, role: str, il: int, suffix: str = "weight") -> str:
+    def name(self, role: str, il: int, suffix: str = "weight") -> str:
+        """The name of the tensor of that role (of layer `il`) in a file."""
         return tensor_name(role, il if il < 0 else self.hparams.block(il), suffix)
 
     def optional(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor | None:
         """The weight (or bias) of that role, or None where the model has none. Raises ModelError for another shape."""
-        return self.weights.ask(TensorSpec(self._name(role, il, suffix), ne, True))
+        return self.weights.ask(TensorSpec(self.name(role, il, suffix), ne, True))
 
     def n_out(self, role: str, choices: tuple[int, ...], il: int = -1) -> int:
         """How many rows the weight of that role has: one of `choices`, the first where the model has no such weight, or
         another one (which asking for it then says)."""
-        ne = self.weights.ne(self._name(role, il))
+        ne = self.weights.ne(self.name(role, il))
         return ne[1] if ne is not None and ne[1] in choices else choices[0]
 
     def mul_mat(self, w: Tensor, cur: Tensor) -> Tensor:

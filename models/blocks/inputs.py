@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
 
-from ..hparams import HParams
+from ..hparams import HParams, NGrams
 from ..memory.kv_cells import Floats, Ints
 from .build import Build
 
@@ -107,6 +108,34 @@ def relative_buckets(hp: HParams, cells: Ints, pos: Ints, causal: bool) -> Ints:
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     far = exact + (ratio / np.float32(np.log(hp.n_rel_attn_max_distance / exact)) * (n - exact)).astype(np.int64)
     return (bucket + np.where(distance < exact, distance, np.minimum(far, n - 1))).astype(np.int32)
+
+
+def build_inp_ngrams(b: Build) -> Tensor:
+    """The rows of a table that the tokens choose, one token after the other: I32 ne [rows of each * n_tokens]."""
+    g = b.hparams.ngrams
+    assert g is not None, b.hparams
+    return b.input("inp_ngram_rows", DType.I32, len(g.rows) * b.n_tokens)
+
+
+def ngram_rows(g: NGrams, before: Ints, tokens: Ints) -> Ints:
+    """int32 [n_seqs, n, rows of each]: the rows that the `tokens`, int32 [n_seqs, n], of each sequence choose after
+    those `before`, int32 [n_seqs, g.size - 1] (negative: none).
+
+    An n-gram's number is the xor of its tokens times their multipliers (modulo 2^64); its row that number modulo the
+    rows of a part of the table. What is missing, and all before the end of a text, counts as that end.
+    """
+    n, known = tokens.shape[1], np.concatenate((before, tokens), axis=1).astype(np.int64)
+    of, cut = np.empty(tokens.shape, np.uint64), np.zeros(tokens.shape, np.bool_)
+    rows: list[npt.NDArray[np.uint64]] = []
+    for back in range(g.size):
+        token = known[:, g.size - 1 - back : g.size - 1 - back + n]
+        if back:
+            cut |= (token < 0) | (token == g.end)
+        part = np.where(cut, g.end, token).astype(np.uint64) * np.uint64(g.multipliers[back])
+        of = of ^ part if back else part
+        for i in range(max(back - 1, 0) * g.each, back * g.each):
+            rows.append(of % np.uint64(g.rows[i]) + np.uint64(g.first[i]))
+    return np.stack(rows, axis=-1).astype(np.int32)
 
 
 def build_inp_out_ids(b: Build) -> Tensor:

@@ -42,7 +42,9 @@ class RecurrentCells:
     """States of `n_seq_max` sequences; printed, it shows where each of them is.
 
     r_l, s_l  of each layer that has them, F32 ne [floats of a state, n_cells]: what a convolution or a token shift
-              needs of the last tokens, and the state proper (`HParams.state`)
+              needs of the last tokens, and the state proper (`HParams.state`); p_l: of a second convolution
+    recent    of models with n-grams (`HParams.ngrams`), F32 ne [tokens, n_cells]: the last tokens before a state
+              stands, each plus 1, 0 where there is none
     tail      int32 [n_seq_max]: the cell with the state of a sequence, NOTHING where it is empty
     pos_max   int32 [n_seq_max]: the position of the last token in that state, -1 where it is empty
     kept, kept_pos   the same of the state before the last decode
@@ -63,15 +65,18 @@ class RecurrentCells:
         self.size, self.n_seq_max, self.n_cells = size, n_seq_max, 2 * n_seq_max + 1
         self.lock = Lock()
         shapes = {il: hp.state(il) for il in range(hp.n_layer)}
-        floats = sum(n.r + n.s for n in shapes.values())
+        n_recent = hp.ngrams.size - 1 if hp.ngrams is not None else 0
+        floats = sum(map(sum, shapes.values())) + n_recent
         check_memory(4 * floats * self.n_cells, f"the states of {n_seq_max} sequences")
         ctx = Context()
         self.r_l: dict[int, Tensor] = {}
         self.s_l: dict[int, Tensor] = {}
+        self.p_l: dict[int, Tensor] = {}
         for il, n in shapes.items():
-            for name, floats, tensors in (("r", n.r, self.r_l), ("s", n.s, self.s_l)):
+            for name, floats, tensors in (("r", n.r, self.r_l), ("s", n.s, self.s_l), ("p", n.p, self.p_l)):
                 if floats:
                     tensors[il] = ctx.new_tensor(DType.F32, (floats, self.n_cells), f"cache_{name}_l{il}")
+        self.recent = ctx.new_tensor(DType.F32, (n_recent, self.n_cells), "cache_tokens") if n_recent else None
         self.clear()
 
     @property
@@ -92,9 +97,10 @@ class RecurrentCells:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Of all layers, r before s."""
+        """Of all layers, r before s before p, and `recent` last."""
         layers = sorted({*self.r_l, *self.s_l})
-        return [t for il in layers for t in (self.r_l.get(il), self.s_l.get(il)) if t is not None]
+        of_layers = [t.get(il) for il in layers for t in (self.r_l, self.s_l, self.p_l)]
+        return [t for t in (*of_layers, self.recent) if t is not None]
 
     @property
     def nbytes(self) -> int:

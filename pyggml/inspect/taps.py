@@ -35,9 +35,9 @@ class _Watching:
             raise GraphError(f"taps and edits take names of nodes, or patterns such as 'l_out-*', not {patterns!r:.80}")
         self._watches, self.patterns = watches, patterns
 
-    def asks(self, name: str) -> bool:
+    def asks(self, name: str, last: bool = True) -> bool:
         """See `Watcher.asks`."""
-        return any(fnmatchcase(name, p) for p in self.patterns)
+        return last and any(fnmatchcase(name, p) for p in self.patterns)
 
     def __enter__(self) -> Self:
         self._watches.remove(self)

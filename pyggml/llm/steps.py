@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from pyggml.dtypes import DType
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
@@ -18,6 +20,7 @@ from pyggml.models.blocks import (
     KVMemory,
     attn_temp_scale,
     mask_name,
+    ngram_rows,
     relative_buckets,
 )
 from pyggml.models.hparams import HParams
@@ -57,7 +60,7 @@ _Key = tuple[StepSize, bool, Patterns]  # True: for a range of n_kv; what is wat
 class Step:
     """A graph ready to run, with views of its inputs and its result. `n_kv`: the first cache's, where it varies. `pos`
     has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted. `s_read`,
-    `s_write`: the cells of states."""
+    `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell."""
 
     schedule: Schedule
     heads: tuple[Var, ...]
@@ -69,6 +72,8 @@ class Step:
     s_write: Ints | None
     attn_scale: Floats | None
     pos_bucket: Ints | None
+    ngrams: Ints | None
+    recent: Floats | None
     out_ids: Ints
     result: Floats
 
@@ -90,6 +95,12 @@ class Step:
         if self.pos_bucket is not None and cells is not None:
             seen = u.pos if cells.transient else cells.pos[: cells.n_kv()]
             self.pos_bucket[: u.n_tokens * len(seen)] = relative_buckets(hp, seen, u.pos, cells.causal).reshape(-1)
+        if self.ngrams is not None and hp.ngrams is not None and self.recent is not None and states is not None:
+            token = np.full(u.n_tokens, hp.ngrams.stand_in, np.int32) if u.token is None else u.token
+            tokens, before = token.reshape(u.n_seqs, -1), self.recent[states.read].astype(np.int32) - 1
+            self.ngrams[:] = ngram_rows(hp.ngrams, before, tokens).reshape(self.ngrams.shape)
+            n = before.shape[1]
+            self.recent[states.write] = np.concatenate((before, tokens), axis=1)[:, -n:] + 1
         self.out_ids[:] = u.outputs if len(u.outputs) else 0
 
 
@@ -129,6 +140,8 @@ class Steps:
             self._inputs["inp_attn_scale"] = ctx.new_tensor(DType.F32, (n_ubatch,))
         if hp.n_rel_attn_bkts:
             self._inputs["inp_pos_bucket"] = ctx.new_tensor(DType.I32, (memory.size * n_ubatch,))
+        if hp.ngrams is not None:
+            self._inputs["inp_ngram_rows"] = ctx.new_tensor(DType.I32, (len(hp.ngrams.rows) * n_ubatch,))
         masks = {c: ctx.new_tensor(DType.F32, (c.size, rows)) for c in self.caches if not (c.cross and self._encodes)}
         self._inputs |= {mask_name(c): t for c, t in masks.items()}
         allocate_tensors(self._inputs.values(), next(iter(scheduler.backends.values())).buft)
@@ -205,6 +218,7 @@ class Steps:
 
 def _step(b: Build, schedule: Schedule, n_kv: Var | None) -> Step:
     values = {name: t.numpy() for name, t in b.inputs.items() if name.startswith("inp_")}
+    recent = None if b.kv.states is None else b.kv.states.recent
     return Step(
         schedule=schedule,
         heads=tuple(u.head for u in b.uses),
@@ -216,6 +230,8 @@ def _step(b: Build, schedule: Schedule, n_kv: Var | None) -> Step:
         s_write=values.get("inp_s_write"),
         attn_scale=values["inp_attn_scale"].reshape(-1) if "inp_attn_scale" in values else None,
         pos_bucket=values.get("inp_pos_bucket"),
+        ngrams=values.get("inp_ngram_rows"),
+        recent=None if recent is None else recent.numpy(),
         out_ids=values["inp_out_ids"],
         result=b.graph.nodes[-1].numpy().reshape(b.n_outputs, -1),
     )

@@ -1,4 +1,4 @@
-"""Residual streams and attention residuals against NumPy."""
+"""Residual streams, attention residuals and n-grams against NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from pyggml.models import get_architecture
-from pyggml.models.blocks import Build
+from pyggml.models.blocks import Build, ngram_rows
+from pyggml.models.hparams import NGrams
 from pyggml.models.hyper import Put, put_back, sinkhorn, weighted_streams
 from pyggml.models.kimi_k3 import mixed, situ
 from pyggml.models.metadata import Reader
@@ -127,3 +128,37 @@ def test_kimi_k3_needs_a_bound() -> None:
     kv = {f"kimi-k3.{k}": v for k, v in {**KIMI, "activation.situ_beta": 0.0}.items()}
     with pytest.raises(ModelError, match=r"situ_beta is 0\.0, not positive"):
         get_architecture("kimi-k3").hparams("kimi-k3", kv)
+
+
+def row_numbers(g: NGrams, text: list[int]) -> list[list[int]]:
+    """The rows that each token chooses, in whole numbers of Python."""
+    out: list[list[int]] = []
+    for at in range(len(text)):
+        known = [text[at]]
+        for token in reversed(text[max(0, at - g.size + 1) : at]):
+            if token == g.end:
+                break
+            known.append(token)
+        known += [g.end] * (g.size - len(known))
+        rows: list[int] = []
+        for n in range(2, g.size + 1):
+            number = 0
+            for token, multiplier in zip(known[:n], g.multipliers, strict=False):
+                number ^= token * multiplier % 2**64
+            of = slice((n - 2) * g.each, (n - 1) * g.each)
+            rows += [number % rows + first for rows, first in zip(g.rows[of], g.first[of], strict=True)]
+        out.append(rows)
+    return out
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ngrams(size: int) -> None:
+    """Texts with ends in them, whole and in two parts."""
+    n = 2 * (size - 1)
+    g = NGrams(size, 2, (2**63 + 7, 2**40 + 1, 12345, 99)[:size], tuple(range(0, 100 * n, 100)), (97,) * n, 5, 5)
+    texts = np.random.default_rng(size).integers(0, 9, (3, 40)).astype(np.int32)
+    want = np.array([row_numbers(g, text.tolist()) for text in texts])
+    none = np.full((3, size - 1), -1, np.int32)
+    np.testing.assert_array_equal(ngram_rows(g, none, texts), want)
+    known = np.concatenate([none, texts[:, :17]], axis=1)[:, 1 - size :]
+    np.testing.assert_array_equal(ngram_rows(g, known, texts[:, 17:]), want[:, 17:])

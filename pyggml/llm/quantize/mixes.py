@@ -242,8 +242,10 @@ _ATTENTION = {  # tensor -> the part that it counts as: a fused one is as delica
     **{f"cross_{name}": name for name in ("attn_q", "attn_k", "attn_v")},
 }
 _FFN = ("ffn_down", "ffn_gate", "ffn_up")  # and what begins so: of experts
-_SMALL = (  # parts of token mixers that are small, or that convolutions read as F32
-    *("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv"),
+_SMALL = (  # parts of token mixers that are small, or that are no matrices
+    *("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv", "ple_conv1d"),
+    *("ple_norm_key", "ple_norm_query", "ple_norm_conv", "ffn_gate_tid2eid"),
+    *("attn_compressor_ape", "indexer_compressor_ape"),
     *("time_mix_first", "time_mix_decay_w1", "time_mix_decay_w2", "time_mix_lerp_fused"),
     *(f"time_mix_{x}" for x in ("w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2")),
 )
@@ -270,7 +272,7 @@ def file_type_name(file_type: object) -> str | None:
 
 def is_quantizable(name: str, ne: tuple[int, ...]) -> bool:
     """Whether a tensor takes part: matrices (and stacks of them) of weights, but not norms, an expert router, the
-    embeddings of positions, distances and token types, or the small parts of recurrent layers."""
+    embeddings of positions, distances and token types, or the small parts of token mixers."""
     return name.endswith("weight") and ne[1] * ne[2] * ne[3] > 1 and not name.endswith(_LEFT)
 
 

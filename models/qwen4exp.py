@@ -1,0 +1,239 @@
+"""Qwen 4 experimental (llama.cpp's `qwen4exp`, https://github.com/ggml-org/llama.cpp): Qwen3-Next with embeddings of
+n-grams, and with hyper-connections of low rank (see `hyper.py`), which also are its norms.
+
+Before one layer each token looks up what the n-grams that it ends have in a table: a key and a value are made of it,
+and the streams take the value, gated by what the key has of theirs, and convolved over time. Layers that attend to what
+an indexer chooses, in blocks of tokens, attend to all here (see `sparse.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture
+from .blocks import Build, build_inp_ngrams, build_inp_pos, build_norm
+from .blocks.states import as_f32, by_sequence, read_state, store_state
+from .hparams import MAX_INT, HParams, NGrams, StateShape
+from .hyper import HyperHParams, Mix, Put, build_hyper, read_streams
+from .mamba import read_ssm
+from .metadata import Reader, read_hparams, read_recurrent, read_rope_sections
+from .qwen3next import Qwen3Next, QwenHParams
+from .sparse import Indexer, ask_projections, read_indexer
+
+_RANK, _RATIOS = "{arch}.hyper_connection.low_rank", "{arch}.attention.compress_ratios"
+_LAYERS, _SIZE, _HEADS, _KERNEL, _MULTIPLIERS, _OFFSETS, _ROWS, _EOS, _IMAGE = (
+    f"{{arch}}.ple.{key}"
+    for key in (
+        *("layers", "ngram_size", "heads_per_ngram", "conv_kernel", "layer_multipliers", "head_offsets"),
+        *("head_vocab_sizes", "eos_token_id", "image_token_id"),
+    )
+)
+_MAX_SIZE, _MAX_ROWS, _MAX_KERNEL = 8, 64, 64
+_MAX_VOCAB = 1 << 24  # states hold tokens as floats
+_MIN_SCORE = 1e-6  # of which the root is taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen4HParams(QwenHParams, HyperHParams, Indexer):
+    """n_hc_rank: of the products that gate streams. ngram_layer: the layer before which n-grams are looked up; -1:
+    none. n_ngram_embd: elements of a row of their table; d_ngram_conv: of the convolution of what they give."""
+
+    n_hc_rank: int
+    ngram_layer: int
+    n_ngram_embd: int
+    d_ngram_conv: int
+
+    @property
+    def n_ngram_before(self) -> int:
+        """Tokens before its own that the convolution reads: its steps are as long as an n-gram."""
+        return (self.d_ngram_conv - 1) * self.ngrams.size if self.ngrams is not None else 0
+
+    def state(self, il: int) -> StateShape:
+        shape = super().state(il)
+        n = self.n_ngram_before * self.n_stream * self.n_embd
+        return shape._replace(p=n) if il == self.ngram_layer else shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen4(Qwen3Next):
+    """Streams of residuals, see the module."""
+
+    def build(self, b: Build) -> Graph:
+        hp = b.hparams
+        assert isinstance(hp, Qwen4HParams), hp
+        ask_projections(b, hp, filter(hp.has_kv, range(hp.n_layer)))
+        with b.ctx:
+            pos = build_inp_pos(b)
+            return build_hyper(
+                b,
+                Mix(_read_streams, _head),
+                lambda cur, il: self.attention(b, cur, pos, None, il),
+                lambda cur, il: self.ffn(b, cur, il),
+                lambda x, il: _ngrams(b, hp, x, il) if il == hp.ngram_layer else x,
+            )
+
+
+def _normed(b: Build, x: Tensor, role: str, name: str, il: int) -> Tensor:
+    """Each stream of `x`, ne [n_embd, n_stream, n_tokens], normed, with weights of its own: ne as `x`."""
+    n_embd, n, _, _ = x.ne
+    flat = b.weights.ne(b.name(role, il)) == (n_embd * n, 1, 1, 1)  # as some files have them
+    w = b.weight(role, (n_embd * n,) if flat else (n_embd, n), il)
+    return b.cb(gg.mul(build_norm(b, x, "", "norm", il), gg.reshape_2d(w, n_embd, n) if flat else w), name, il)
+
+
+def _mixed(b: Build, x: Tensor, role: str, il: int) -> tuple[Tensor, Tensor]:
+    """The mean of the streams, normed and gated, ne [n_embd, n_tokens], and what weights follow from, ne
+    [n_embd * n_stream, n_tokens]."""
+    hp = b.hparams
+    assert isinstance(hp, Qwen4HParams), hp
+    n_embd, n, n_tokens, _ = x.ne
+    normed = gg.reshape_2d(_normed(b, x, f"{role}_norm", "hc_norm", il), n_embd * n, n_tokens)
+    low = gg.silu(gg.scale(b.linear(f"{role}_down", normed, hp.n_hc_rank, "hc_down", il), 1.0 / n))
+    gate = gg.sigmoid(b.linear(f"{role}_up", low, n_embd * n, "hc_gate", il))
+    gated = gg.reshape_3d(gg.mul(normed, gate), n_embd, n, n_tokens)
+    total = gg.view_2d(gated, n_embd, n_tokens, gated.nb[2], 0)
+    for i in range(1, n):
+        total = gg.add(total, gg.view_2d(gated, n_embd, n_tokens, gated.nb[2], i * gated.nb[1]))
+    return b.cb(gg.scale(total, 1.0 / n), "hc_mixed", il), normed
+
+
+def _read_streams(b: Build, x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
+    n = x.ne[1]
+    cur, normed = _mixed(b, x, f"hc_{part}", il)
+    inject = b.linear(f"hc_{part}_inject", normed, n, "hc_inject", il)
+    return cur, Put(gg.scale(gg.sigmoid(gg.scale(inject, 1.0 / n)), 2.0))
+
+
+def _head(b: Build, x: Tensor) -> Tensor:
+    return b.cb(_mixed(b, x, "output_hc", -1)[0], "result_norm")
+
+
+def _ngrams(b: Build, hp: Qwen4HParams, x: Tensor, il: int) -> Tensor:
+    """The streams `x`, ne [n_embd, n_stream, n_tokens], and what the n-grams of their tokens give to them."""
+    assert hp.ngrams is not None, hp
+    n_embd, n, n_tokens, _ = x.ne
+    each = len(hp.ngrams.rows)
+    name = b.name("per_layer_token_embd", -1)
+    n_rows = (b.weights.ne(name) or (0, 0))[1]  # the table may end with rows that nothing chooses
+    n_rows = max(n_rows, *(i + rows for i, rows in zip(hp.ngrams.first, hp.ngrams.rows, strict=True)))
+    table = b.weight("per_layer_token_embd", (hp.n_ngram_embd, n_rows))
+    embd = gg.reshape_2d(gg.get_rows(table, build_inp_ngrams(b)), hp.n_ngram_embd * each, n_tokens)
+    b.cb(embd, "ple_embd")
+
+    key = gg.reshape_3d(b.linear("ple_key", embd, n * n_embd, "ple_key", il), n_embd, n, n_tokens)
+    key, query = _normed(b, key, "ple_norm_key", "ple_key", il), _normed(b, x, "ple_norm_query", "ple_query", il)
+    score = gg.scale(gg.sum_rows(gg.mul(key, query)), n_embd**-0.5)  # [1, n_stream, n_tokens]
+    root = gg.mul(gg.sgn(score), gg.sqrt(gg.clamp(gg.abs(score), _MIN_SCORE, math.inf)))
+    gate = b.cb(gg.reshape_3d(gg.sigmoid(root), n, 1, n_tokens), "ple_gate", il)
+    value = gg.reshape_3d(b.linear("ple_value", embd, n_embd, "ple_value", il), n_embd, 1, n_tokens)
+    gated = b.cb(gg.out_prod(value, gate), "ple_gated_value", il)  # [n_embd, n_stream, n_tokens]
+
+    normed = gg.reshape_2d(_normed(b, gated, "ple_norm_conv", "ple_normed", il), n * n_embd, n_tokens)
+    out = gg.silu(_conv(b, hp, normed, hp.ngrams.size, il))
+    out = b.cb(gg.reshape_3d(out, n_embd, n, n_tokens), "ple_conv_out", il)
+    return b.cb(gg.add(x, gg.add(gated, out)), "ple_out", il)
+
+
+def _conv(b: Build, hp: Qwen4HParams, cur: Tensor, step: int, il: int) -> Tensor:
+    """`cur`, ne [channels, n_tokens], convolved over each `step`-th of the tokens up to its own: ne as `cur`. What the
+    next tokens need is stored."""
+    channels, before, cells = cur.ne[0], hp.n_ngram_before, b.states.p_l[il]
+    w = as_f32(b.weight("ple_conv1d", (hp.d_ngram_conv, channels), il))
+    w = gg.cont(gg.transpose(w))  # [channels, d_ngram_conv]
+    known = gg.reshape_3d(read_state(b, cells, "ple_conv_states", il), channels, before, b.n_seqs)
+    window = b.cb(gg.concat(known, by_sequence(b, cur), 1), "ple_conv_input", il)
+    nb = window.nb
+
+    def tokens(n: int, first: int) -> Tensor:
+        return gg.view_3d(window, channels, n, b.n_seqs, nb[1], nb[2], first * nb[1])
+
+    store_state(b, cells, tokens(before, b.n_seq_tokens), "ple_conv_states_updated", il)
+    out = None
+    for k in range(hp.d_ngram_conv):
+        term = gg.mul(tokens(b.n_seq_tokens, k * step), gg.view_1d(w, channels, k * w.nb[1]))
+        out = term if out is None else gg.add(out, term)
+    assert out is not None, hp
+    return gg.reshape_2d(out, channels, b.n_tokens)
+
+
+def _read_ngrams(r: Reader) -> dict[str, object]:
+    """What a file says of n-grams. Raises ModelError."""
+    layers: tuple[int, ...] = _array(r, _LAYERS, 0) if r.get(_LAYERS, None) is not None else ()
+    if not layers:
+        return {"ngram_layer": -1, "n_ngram_embd": 0, "d_ngram_conv": 0}
+    layer, *more = layers
+    if more:
+        r.fail(_LAYERS, f"names {len(layers)} layers; supported is one")
+    size, each, kernel = r.integer(_SIZE), r.integer(_HEADS), r.integer(_KERNEL)
+    for key, value, least, most in ((_SIZE, size, 2, _MAX_SIZE), (_KERNEL, kernel, 2, _MAX_KERNEL)):
+        if not least <= value <= most:
+            r.fail(key, f"is {value}, not from {least} to {most}")
+    n = (size - 1) * each
+    if not 0 < n <= _MAX_ROWS:
+        r.fail(_HEADS, f"makes {n} rows of a token, not 1 to {_MAX_ROWS}")
+    eos = r.integer(_EOS)
+    first, rows = (_array(r, key, n, MAX_INT) for key in (_OFFSETS, _ROWS))
+    if min(rows) < 1 or max(map(sum, zip(first, rows, strict=True))) >= MAX_INT:
+        r.fail(_ROWS, f"is {rows}: each must be positive, and end below {MAX_INT}")
+    multipliers = _array(r, _MULTIPLIERS, size, 1 << 64)
+    ngrams = NGrams(size, each, multipliers, first, rows, eos, r.integer(_IMAGE, 0) or eos)
+    return {
+        "ngrams": ngrams,
+        "ngram_layer": layer,
+        "n_ngram_embd": r.integer(Keys.LLM.EMBD_LENGTH_PER_LAYER_INP),
+        "d_ngram_conv": kernel,
+    }
+
+
+def _array(r: Reader, key: str, n: int, end: int = MAX_INT) -> tuple[int, ...]:
+    """The first `n` (0: all) of the whole numbers below `end` that a key holds."""
+    value = r.get(key)
+    values = cast("list[object]", value.tolist()) if isinstance(value, np.ndarray) else []
+    if len(values) < n or not all(type(v) is int and 0 <= v < end for v in values):
+        r.fail(key, f"must hold {n or 'some'} whole numbers below {end}")
+    return tuple(cast("list[int]", values[: n or None]))
+
+
+def _read(r: Reader) -> HParams:
+    ratios = _array(r, _RATIOS, 0) if r.get(_RATIOS, None) is not None else ()
+    own = read_indexer(r) | ({} if any(ratios) else {"n_chosen": MAX_INT})
+    llm = Keys.LLM
+    if not r.integer(llm.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0):
+        own["n_ff_shexp"] = r.integer(llm.FEED_FORWARD_LENGTH)
+    if not r.get(llm.EXPERT_FEED_FORWARD_LENGTH, 0):
+        own["n_ff_exp"] = r.integer(llm.FEED_FORWARD_LENGTH) // max(r.integer(llm.EXPERT_USED_COUNT), 1)
+    recurrent, ngrams, ssm = read_recurrent(r, 4), _read_ngrams(r), read_ssm(r)
+    layer = cast("int", ngrams["ngram_layer"])
+    if layer >= len(recurrent) or (layer >= 0 and not recurrent[layer]):
+        r.fail(_LAYERS, f"names layer {layer}, which is no delta net")
+    if ssm.d_inner != ssm.dt_rank * ssm.d_state:
+        r.fail(Keys.SSM.INNER_SIZE, f"is {ssm.d_inner}, not {ssm.dt_rank} heads of {ssm.d_state}")
+    hp = read_hparams(
+        Qwen4HParams,
+        r,
+        rope_type="imrope",
+        rope_sections=read_rope_sections(r),
+        ssm=ssm,
+        recurrent=recurrent,
+        n_stream=read_streams(r),
+        n_hc_rank=r.integer(_RANK),
+        f_hc_eps=0.0,
+        **ngrams,
+        **own,
+    )
+    if hp.n_vocab >= _MAX_VOCAB:
+        r.fail(llm.VOCAB_SIZE, f"is {hp.n_vocab}, too many for n-grams")
+    return hp
+
+
+_QWEN4 = Qwen4(rope_factors=False, shared_gate=True, net_gate="sigmoid", biases="none")
+ARCHITECTURES = (Architecture(("qwen4exp",), _QWEN4.build, _read, "hybrid"),)
