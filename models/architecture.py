@@ -64,17 +64,23 @@ class Architecture:
 
         Raises ModelError naming the tensor that is missing or has another shape.
         """
+        self.least_graph(hp, weights)
+        return weights
+
+    def least_graph(self, hp: HParams, weights: Weights) -> Graph:
+        """The graph of one token, over one cell (of an encoder-decoder the decoder's). Raises as `declare`."""
         memory = self.new_memory(hp, 1, n_batch=1)
         try:
             if self.encode is not None and isinstance(memory, CrossMemory):
                 encoding = memory.encoding
                 self.encode(Build(hp, weights, encoding, 1, 1, tuple(c.size for c in encoding.caches)))
-            self.build(Build(hp, weights, memory, 1, 1, tuple(c.size for c in memory.caches)))
+            b = Build(hp, weights, memory, 1, 1, tuple(c.size for c in memory.caches))
+            self.build(b)
         except ModelError:
             raise
         except GGMLError as e:
             raise ModelError(f"the hyperparameters make no graph: {e}") from e
-        return weights
+        return b.graph
 
     def new_memory(
         self,

@@ -117,7 +117,7 @@ def build_t5(b: Build) -> Graph:
             n = hp.layer(il)
             Qcur = b.linear("dec.cross_attn_q", cur, n.n_embd_q, "Qcur_cross", il)
             Qcur = gg.reshape_3d(Qcur, n.n_embd_head_k, n.n_head, b.n_tokens)
-            cur = build_attn(b, KV(Qcur, None, None, build_inp_kq_mask(b, il, cross=True), il))
+            cur = build_attn(b, KV(Qcur, None, None, build_inp_kq_mask(b, il, cross=True), il, cross=True))
             cur = b.linear("dec.cross_attn_o", cur, hp.n_embd, "kqv_out_cross", il)
             b.optional("dec.cross_attn_rel_b", (n.n_head, hp.n_rel_attn_bkts), il)  # in old files, for nothing
 

@@ -21,7 +21,7 @@ from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
 
 from . import summary
 from .adapters import AdapterOptions
-from .options import ContextShift, CtxSize, FlashAttn, Json, ModelPath, Stop, Threads, TraceSampling, usage
+from .options import ContextShift, CtxSize, FlashAttn, Json, ModelPath, Ram, Stop, Threads, TraceSampling, usage
 
 _PROMPT = "> "
 KeepOfChat = Annotated[
@@ -33,6 +33,7 @@ def chat(
     sampling: SamplingOptions,
     adapters: AdapterOptions,
     model: ModelPath = None,
+    ram: Ram = None,
     system: Annotated[str, typer.Option("-sys", "--system-prompt", help="The system message.")] = "",
     template: Annotated[
         Optional[str],
@@ -53,7 +54,7 @@ def chat(
     error ends with exit code 1."""
     start = perf_counter()
     try:
-        m = load_model(model)
+        m = load_model(model, ram=ram)
         adapters.apply(m)
         ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, n_threads=threads, flash_attn=flash_attn)
         with usage():

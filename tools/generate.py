@@ -40,6 +40,7 @@ from .options import (
     PromptCache,
     PromptCacheAll,
     PromptCacheRo,
+    Ram,
     Stop,
     Threads,
     TraceSampling,
@@ -51,6 +52,7 @@ def generate(
     sampling: SamplingOptions,
     adapters: AdapterOptions,
     model: ModelPath = None,
+    ram: Ram = None,
     prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to continue.")] = None,
     file: Annotated[Optional[Path], typer.Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
     suffix: Annotated[Optional[str], typer.Option("--suffix", help="Fill in what stands before this text.")] = None,
@@ -85,7 +87,7 @@ def generate(
     if prompt_cache and (adapters.loras or adapters.vectors):  # what it keeps does not say what it was evaluated with
         raise typer.BadParameter("--prompt-cache cannot be given with adapters")
     text = read_prompt(prompt, file)
-    m = load_model(model)
+    m = load_model(model, ram=ram)
     adapters.apply(m)
     to_continue = text if suffix is None else m.vocab.infill_ids(text, suffix)
     with usage():

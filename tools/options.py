@@ -19,6 +19,10 @@ ModelPath = Annotated[
     Optional[str],
     typer.Option("-m", "--model", help="GGUF model file (default: the model that ships with pyggml).", metavar="FILE"),
 ]
+Ram = Annotated[
+    Optional[str],
+    typer.Option("--ram", help="Memory for weights, as 2GiB: what does not fit is streamed from disk.", metavar="SIZE"),
+]
 Threads = Annotated[Optional[int], typer.Option("-t", "--threads", help="Threads (default: all CPUs).", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
 CtxSize = Annotated[

@@ -16,13 +16,14 @@ from pyggml.llm.generate.perplexity import Perplexity, perplexity
 from pyggml.llm.model import load_model
 
 from .adapters import AdapterOptions
-from .options import FlashAttn, Json, ModelPath, Threads
+from .options import FlashAttn, Json, ModelPath, Ram, Threads
 
 
 def perplexity_of_file(
     adapters: AdapterOptions,
     file: Annotated[Path, typer.Option("-f", "--file", help="The text; -: from stdin.")],
     model: ModelPath = None,
+    ram: Ram = None,
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", help="Tokens of a chunk; 0: as trained.", min=0)] = 512,
     ppl_stride: Annotated[
         int, typer.Option("--ppl-stride", help="Tokens from chunk to chunk; 0: chunks side by side.", min=0)
@@ -35,7 +36,7 @@ def perplexity_of_file(
     """The perplexity of a text, with its standard error. The text is cut into chunks, and the second half of each is
     predicted; with --ppl-stride, overlapping chunks and their last tokens. Progress goes to stderr."""
     data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    m = load_model(model)
+    m = load_model(model, ram=ram)
     adapters.apply(m)
     estimates = perplexity(
         m, data.decode("utf-8", "replace"), ctx_size, ppl_stride, chunks, n_threads=threads, flash_attn=flash_attn

@@ -59,11 +59,12 @@ def _heads(b: Build, cur: Tensor, n_head: int) -> Tensor:
 class KV:
     """What attention over the cache takes, for layer `il`.
 
-    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens], v_cur ne
-    [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne [n_kv, n_tokens padded]. Without k_cur it is over what
-    the encoder gave (`Build.cross`). sinks: ne [n_head], one more score of each head. v_mla: ne
-    [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache. scale: of the scores, the
-    model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are scaled.
+    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens] (None where the layer
+    attends to those of another, `hp.kv_layer`), v_cur ne [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne
+    [n_kv, n_tokens padded]. sinks: ne [n_head], one more score of each head. v_mla: ne [n_embd_head_v, n, n_head], what
+    makes the values of each head of those in the cache. scale: of the scores, the model's for 0. bias: ne
+    [n_kv, n_tokens, n_head], added to the scores before they are scaled. cross: without k_cur and v_cur, over what the
+    encoder gave.
     """
 
     q_cur: Tensor
@@ -75,6 +76,7 @@ class KV:
     v_mla: Tensor | None = None
     scale: float = 0.0
     bias: Tensor | None = None
+    cross: bool = False
 
 
 def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
@@ -84,7 +86,7 @@ def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
 
 def build_attn(b: Build, a: KV) -> Tensor:
     """Store K and V in the cache, and attend: ne [n_embd_out, n_tokens]."""
-    use = b.cross if a.k_cur is None else b.use(a.il)
+    use = b.cross if a.cross else b.use(a.il)
     a = _rotated(b, a, use)
     for t in (a.q_cur, a.k_cur, a.v_cur):  # added together, so that the order of the nodes is llama.cpp's
         if t is not None:
@@ -169,8 +171,7 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     hp, n, il = b.hparams, b.hparams.layer(a.il), a.il
     kv = use.kv
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    own = a.k_cur if kv.transient else None
-    k = b.cb(_rows_of_k(use, n, il) if own is None else gg.permute(own, 0, 2, 1, 3), "k", il)
+    k = b.cb(_rows_of_k(use, n, a), "k", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
         v = b.cb(_rows_of_v(use, n, a), "v", il)
@@ -195,9 +196,13 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     return b.cb(gg.cont_2d(cur, cur.ne[0] * n.n_head, b.n_tokens), "kqv_merged_cont", il)
 
 
-def _rows_of_k(use: CacheUse, n: LayerShape, il: int) -> Tensor:
+def _rows_of_k(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
+    il = a.il
     kv, n_kv, _, _ = use
+    if kv.transient:
+        assert a.k_cur is not None, il
+        return gg.permute(a.k_cur, 0, 2, 1, 3)
     row = kv.type_k.row_size
     k_l = kv.k_l[kv.index[il]]
     return gg.view_3d(k_l, n.n_embd_head_k, n_kv, n.n_head_kv, row(n.n_embd_k_gqa), row(n.n_embd_head_k), 0)

@@ -48,7 +48,8 @@ class CacheOptions(TypedDict, total=False):
 class KVCache(KVCells):
     """Cells, and K and V of `layers` (default: all) that have any. Printed, it shows what every cell holds.
 
-    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa. V is stored
+    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa; `index` says which
+    `i` a layer reads, also one that shares those of another (`hp.kv_layer`). V is stored
     transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`. Where V is in K (`hp.v_in_k`),
     `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts. A `transient` one
     has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. A `cross` one holds
@@ -89,7 +90,8 @@ class KVCache(KVCells):
         check_memory((row + _CELL + n_seq_max) * size, f"a cache of {size} cells for {n_seq_max} sequences")
         super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
         self.fixed = hp.fixed_positions
-        self.index = {il: i for i, il in enumerate(self.layers)}
+        own = {il: i for i, il in enumerate(self.layers)}
+        self.index = {il: own[hp.kv_layer(il)] for il in layers if hp.kv_layer(il) in own}
         ctx = Context()
         self.k_l: list[Tensor] = []
         self.v_l: list[Tensor] = []

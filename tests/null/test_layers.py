@@ -36,6 +36,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("compute",),
     ("models",),
     ("hf",),
+    ("stream",),
     ("llm.vocab", "llm.quantize", "llm.closeable", "llm.adapters", "llm.grammars"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.perf", "llm.loaded"),
     ("llm.ubatch", "llm.options"),
