@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..loaded import LoadedModel
+    from ..options import ContextOptions
 
 _WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this many tokens more than it can now
 
@@ -84,9 +85,11 @@ def stream_batch(
     else:
         n_ctx = [max(model.hparams.n_ctx_train, len(tokens)) for tokens in ids]
     longest = max(len(source) for source, _ in texts)
-    sizes = sizes_to_encode(longest) if longest else {}
+    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    if longest:
+        options.update(sizes_to_encode(longest))
     n_cells = sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:])
-    ctx = LlamaContext(model, n_cells, n_seq_max=n_seq, n_threads=n_threads, flash_attn=flash_attn, **sizes)
+    ctx = LlamaContext(model, n_cells, **options)
     params, stops = SamplingParams(**sampling), (stop,) if isinstance(stop, str) else stop
     waiting: deque[tuple[int, Generation]] = deque()
     for i, (source, tokens) in enumerate(texts):

@@ -28,6 +28,7 @@ class ChatSession:
 
     messages    so far, the system message first
     generation  the last reply: its timings, finish_reason and ids
+    special     whether control tokens are shown in replies, too
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class ChatSession:
         if ctx.model.architecture.encode is not None:
             raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers a text (`generate`) and has no chat")
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
-        self.context_shift, self.n_keep = context_shift, n_keep
+        self.context_shift, self.n_keep, self.special = context_shift, n_keep, False
         self.stop = (*template.stop, *stop)
         self.messages: list[Message] = []
         self.generation: Generation | None = None
@@ -76,7 +77,8 @@ class ChatSession:
             ids, new = self._prepare(long)
             self.chain.reset()
             self.chain.prime(ids)
-            self.generation = g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long)
+            g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long, special=self.special)
+            self.generation = g
             try:
                 for token in g:
                     reply.append(token.text)
