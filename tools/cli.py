@@ -9,6 +9,7 @@ import typer
 from pyggml.errors import GGMLError
 
 from . import (
+    batch,
     bench,
     chat,
     convert,
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command("generate")(with_sampling(with_adapters(generate.generate)))
 app.command("chat")(with_sampling(with_adapters(chat.chat)))
 app.command("tokenize")(tokenize.tokenize)
+app.command("batch")(with_sampling(with_adapters(batch.batch)))
 app.command("bench")(with_adapters(bench.bench))
 app.command("op-bench")(op_bench.op_bench)
 app.command("embed")(embed.embed)
