@@ -17,6 +17,7 @@ from . import (
     embed,
     generate,
     info,
+    inspect_page,
     merge_lora,
     op_bench,
     perplexity,
@@ -50,6 +51,7 @@ app.command("merge-lora")(merge_lora.merge)
 app.command("perplexity")(with_adapters(perplexity.perplexity_of_file))
 app.command("cvector")(cvector.cvector)
 app.command("dump-dot")(dump_dot.dump_dot)
+app.command("inspect")(inspect_page.inspect)
 app.command("trace")(trace.trace)
 app.command("diff")(trace.diff)
 
