@@ -121,7 +121,8 @@ class Model(LoadedModel):
 
         Each token has its log-probability and the `n_probs` likeliest alternatives. `stop` strings end the text and are
         not shown. `n_ctx` None makes room for prompt and continuation. With `cfg_scale` other than 1 the prompt counts
-        so many times more than `negative_prompt` (classifier-free guidance). All else: `SamplingParams`.
+        so many times more than `negative_prompt` (classifier-free guidance). `context`: further arguments of its
+        `LlamaContext`. With `special` control tokens are text, too. All else: `SamplingParams`.
         Raises ModelError, BatchError for a bad prompt, KVCacheFull where the prompt is longer than the context,
         SamplerError for bad sampling parameters.
         """
@@ -179,7 +180,8 @@ def load_model(
     (NAME-00001-of-00003.gguf); or a Hugging Face folder. Weights stay where they are in the mapped files
     (`use_mmap=False` reads them into memory); those of a folder that are laid out in another way are copied.
 
-    `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata;
+    `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata
+    (`{arch}` in a key is the architecture, as in `gguf.Keys`);
     `progress(fraction)` is called now and then and cancels the load by returning False. `repack` copies the weights of
     matrix products to the layout that the CPU's kernels are fastest with, and gives the file's pages back; without it
     they are used as they are stored. While a mapped file is in use it must not be written to; where it is made

@@ -44,7 +44,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.graphs",),
     ("llm.state",),
     ("llm.context",),
-    ("llm.generate", "llm.embed"),
+    ("llm.generate", "llm.embed", "llm.evaluate"),
     ("llm.model",),
     ("inspect",),
     ("tools",),
