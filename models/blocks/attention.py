@@ -63,7 +63,7 @@ class KV:
     [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne [n_kv, n_tokens padded]. sinks: ne [n_head], one more
     score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
     scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are
-    scaled.
+    scaled. beside: a layer of another cache whose cells are attended to, too, and their mask (V is in K).
     """
 
     q_cur: Tensor
@@ -75,6 +75,7 @@ class KV:
     v_mla: Tensor | None = None
     scale: float = 0.0
     bias: Tensor | None = None
+    beside: tuple[int, Tensor] | None = None
 
 
 def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
@@ -104,6 +105,14 @@ def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[
     heads = gg.reshape_3d(attn, attn.ne[0] // n_head, n_head, b.n_tokens)
     gated = b.cb(gg.mul(heads, gg.reshape_3d(gate, 1, n_head, b.n_tokens)), "attn_gated", il)
     return gg.reshape_2d(gated, attn.ne[0], b.n_tokens)
+
+
+def store_k(b: Build, k_cur: Tensor, il: int) -> None:
+    """Copy K of the ubatch's tokens, ne [n_embd_k_gqa, n_tokens], into the slot of a layer that has no V."""
+    kv, _, head, _ = b.use(il)
+    n = b.hparams.layer(il).n_embd_k_gqa
+    view = gg.view_1d(kv.k_l[kv.index[il]], b.n_tokens * n, kv.type_k.row_size(n) * head)
+    _store(b, k_cur, b.cb(view, "k_cache_view", il), kv.v_limit)
 
 
 def _kv_store(b: Build, a: KV) -> None:
@@ -141,10 +150,15 @@ def _kqv(b: Build, a: KV) -> Tensor:
     kv = b.use(il).kv
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
     k = b.cb(gg.permute(a.k_cur, 0, 2, 1, 3) if kv.transient else _rows_of_k(b, n, il), "k", il)
+    mask = a.kq_mask
+    if a.beside is not None:
+        other, other_mask = a.beside
+        k = b.cb(gg.concat(k, _rows_of_k(b, n, other), 1), "k_all", il)
+        mask = b.cb(gg.concat(mask, other_mask, 0), "kq_mask_all", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
-        v = b.cb(_rows_of_v(b, n, a), "v", il)
-        cur = gg.flash_attn_ext(q, k, v, a.kq_mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
+        v = k if a.beside else b.cb(_rows_of_v(b, n, a), "v", il)
+        cur = gg.flash_attn_ext(q, k, v, mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
         b.cb(cur, "kqv", il)  # [n_embd_head_v, n_head, n_tokens]
         if a.v_mla is None:
             return b.cb(gg.reshape_2d(cur, n.n_embd_out, b.n_tokens), "kqv_merged", il)
@@ -156,9 +170,10 @@ def _kqv(b: Build, a: KV) -> Tensor:
         if cap:
             kq = b.cb(gg.tanh(b.cb(gg.scale(kq, scale / cap), "kq_scaled", il)), "kq_tanh", il)
             scale = cap
-        kq = gg.soft_max_ext(kq, a.kq_mask, scale, hp.f_max_alibi_bias, a.sinks)
+        kq = gg.soft_max_ext(kq, mask, scale, hp.f_max_alibi_bias, a.sinks)
         b.cb(kq, "kq_soft_max_ext", il)
-        kqv = b.cb(gg.mul_mat(b.cb(_columns_of_v(b, n, a), "v", il), kq), "kqv", il)
+        v = gg.cont(gg.transpose(k)) if a.beside else _columns_of_v(b, n, a)
+        kqv = b.cb(gg.mul_mat(b.cb(v, "v", il), kq), "kqv", il)
     if a.v_mla is not None:  # [n_embd_head_v, n_tokens, n_head] becomes [v_mla.ne[1], n_tokens, n_head]
         kqv = b.cb(b.mul_mat(a.v_mla, kqv), "kqv_mla", il)
     cur = b.cb(gg.permute(kqv, 0, 2, 1, 3), "kqv_merged", il)

@@ -386,7 +386,9 @@ class LlamaContext(Closeable):
         n_seqs = 1 if slots.states is None else u.n_seqs
         size = StepSize(u.n_tokens, len(outputs) or 1, u.embd is not None, n_kv, self._adapters.graph, n_seqs)
         step = self._steps.get(size)
-        step.fill(u, slots.states, self.model.hparams)
+        caches = self.memory.caches
+        cells = caches[0].pos[: n_kv[0]] if caches else u.pos
+        step.fill(u, slots.states, self.model.hparams, cells)
         for mask, head, slot, n in zip(self._steps.masks, step.heads, slots.caches, n_kv, strict=True):
             mask.write(u.pos, u.seq, slot, n, u.sets is not None)
             head.bind(slot.start)
