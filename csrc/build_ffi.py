@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import cffi
+from digest import digest
 
 HEADER = (Path(__file__).parent / "pg.h").read_text()
 
@@ -19,7 +20,8 @@ def main(out: str) -> None:
     ffi = cffi.FFI()
     ffi.cdef(declarations(HEADER))
     ffi.cdef('extern "Python" int pg_host_call(const pg_task *t, int ith, int nth);')  # backends/cpu/host.py
-    ffi.set_source("pyggml.backends._pggml", '#include "pg.h"')
+    ffi.cdef("extern const char *const pg_sources;")  # backends/cpu/stale.py
+    ffi.set_source("pyggml.backends._pggml", f'#include "pg.h"\nstatic const char *const pg_sources = "{digest()}";')
     ffi.emit_c_code(out)
 
 

@@ -62,6 +62,8 @@ PAGES = {  # general.architecture -> the module that describes it
     "gemma": "plain",
     "gemma2": "windowed",
     "gemma3": "windowed",
+    "gemma3n": "gemma3n",
+    "gemma4": "gemma4",
     "gemma-embedding": "encoders",
     "glm-dsa": "sparse",
     "glm4": "plain",

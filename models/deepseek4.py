@@ -76,7 +76,7 @@ class DeepSeek4HParams(HyperHParams, Indexer):
     swiglu_clamp_shexp: tuple[float, ...]
 
     @property
-    def kv_layers(self) -> Iterable[int]:
+    def cache_layers(self) -> Iterable[int]:
         return (*range(self.n_layer), *(self.n_layer + il for il in range(self.n_layer) if self.ratios[il]))
 
     def is_swa(self, il: int) -> bool:

@@ -2,7 +2,7 @@
 differs between architectures is an argument, and no block knows an architecture's name."""
 
 from .adapt import NO_ADAPTERS, Adapters, LowRank
-from .attention import KV, build_attn, build_attn_gate, build_qkv, llm_build_kv, split_qkv, store_k
+from .attention import KV, build_attn, build_attn_gate, build_qkv, llm_build_kv, rotate, split_qkv, store_k
 from .build import Build, CacheUse, KVMemory, mask_name
 from .ffn import Activation, Glu, build_ffn
 from .inputs import (
@@ -17,10 +17,12 @@ from .inputs import (
     build_inp_kq_mask,
     build_inp_ngrams,
     build_inp_out_ids,
+    build_inp_per_layer,
     build_inp_pos,
     build_pos_embd,
     build_rel_bias,
     ngram_rows,
+    per_layer_rows,
     relative_buckets,
     token_embd,
 )
@@ -58,6 +60,7 @@ __all__ = [
     "build_inp_kq_mask",
     "build_inp_ngrams",
     "build_inp_out_ids",
+    "build_inp_per_layer",
     "build_inp_pos",
     "build_lm_head",
     "build_mla",
@@ -74,9 +77,11 @@ __all__ = [
     "llm_build_kv",
     "mask_name",
     "ngram_rows",
+    "per_layer_rows",
     "relative_buckets",
     "rope",
     "rope_factors",
+    "rotate",
     "router_probs",
     "split_qkv",
     "store_k",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
@@ -59,15 +59,16 @@ def _heads(b: Build, cur: Tensor, n_head: int) -> Tensor:
 class KV:
     """What attention over the cache takes, for layer `il`.
 
-    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens], v_cur ne
-    [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne [n_kv, n_tokens padded]. sinks: ne [n_head], one more
-    score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
-    scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are
-    scaled. beside: a layer of another cache whose cells are attended to, too, and their mask (V is in K).
+    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens] (None where the layer
+    attends to those of another, `hp.kv_layer`), v_cur ne [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne
+    [n_kv, n_tokens padded]. sinks: ne [n_head], one more score of each head. v_mla: ne [n_embd_head_v, n, n_head], what
+    makes the values of each head of those in the cache. scale: of the scores, the model's for 0. bias: ne
+    [n_kv, n_tokens, n_head], added to the scores before they are scaled. beside: a layer of another cache whose cells
+    are attended to, too, and their mask (V is in K).
     """
 
     q_cur: Tensor
-    k_cur: Tensor
+    k_cur: Tensor | None
     v_cur: Tensor | None
     kq_mask: Tensor
     il: int
@@ -85,13 +86,31 @@ def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
 
 def build_attn(b: Build, a: KV) -> Tensor:
     """Store K and V in the cache, and attend: ne [n_embd_out, n_tokens]."""
+    a = _rotated(b, a)
     for t in (a.q_cur, a.k_cur, a.v_cur):  # added together, so that the order of the nodes is llama.cpp's
         if t is not None:
             b.graph.build_forward_expand(t)
     _kv_store(b, a)
-    cur = _kqv(b, a)
+    cur = rotate(_kqv(b, a), b.use(a.il).kv.rotation_v(b.hparams.layer(a.il).n_embd_head_v))
     b.graph.build_forward_expand(cur)
     return cur
+
+
+def _rotated(b: Build, a: KV) -> KV:
+    """Q, K and V as the cache stores the last two."""
+    kv, n = b.use(a.il).kv, b.hparams.layer(a.il)
+    by_k, by_v = kv.rotation_k(n.n_embd_head_k), kv.rotation_v(n.n_embd_head_v)
+    k, v = (None if t is None else rotate(t, by) for t, by in ((a.k_cur, by_k), (a.v_cur, by_v)))
+    return replace(a, q_cur=rotate(a.q_cur, by_k), k_cur=k, v_cur=v)
+
+
+def rotate(cur: Tensor, by: Tensor | None) -> Tensor:
+    """`cur`, each part of a row as long as those of `by` multiplied with it."""
+    if by is None:
+        return cur
+    n = by.ne[0]
+    parts = gg.reshape_2d(cur if cur.is_contiguous else gg.cont(cur), n, cur.n_elements // n)
+    return gg.reshape_4d(gg.mul_mat(by, parts), *cur.ne).set_name(f"{cur.name} (rotated)")
 
 
 def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[[Tensor], Tensor]) -> Tensor:
@@ -121,7 +140,7 @@ def _kv_store(b: Build, a: KV) -> None:
     finite."""
     il, n = a.il, b.hparams.layer(a.il)
     kv, _, head, _ = b.use(il)
-    if kv.transient:
+    if kv.transient or a.k_cur is None:
         return
     k_l = kv.k_l[kv.index[il]]
     k_row = kv.type_k.row_size(n.n_embd_k_gqa)
@@ -149,11 +168,11 @@ def _kqv(b: Build, a: KV) -> Tensor:
     hp, n, il = b.hparams, b.hparams.layer(a.il), a.il
     kv = b.use(il).kv
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    k = b.cb(gg.permute(a.k_cur, 0, 2, 1, 3) if kv.transient else _rows_of_k(b, n, il), "k", il)
-    mask = a.kq_mask
+    k, mask = b.cb(_rows_of_k(b, n, a), "k", il), a.kq_mask
     if a.beside is not None:
         other, other_mask = a.beside
-        k = b.cb(gg.concat(k, _rows_of_k(b, n, other), 1), "k_all", il)
+        k, more = (gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, _cells_of_k(b, n, other)))
+        k = b.cb(gg.concat(k, more, 1), "k_all", il)
         mask = b.cb(gg.concat(mask, other_mask, 0), "kq_mask_all", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
@@ -180,8 +199,15 @@ def _kqv(b: Build, a: KV) -> Tensor:
     return b.cb(gg.cont_2d(cur, cur.ne[0] * n.n_head, b.n_tokens), "kqv_merged_cont", il)
 
 
-def _rows_of_k(b: Build, n: LayerShape, il: int) -> Tensor:
+def _rows_of_k(b: Build, n: LayerShape, a: KV) -> Tensor:
     """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
+    if b.use(a.il).kv.transient:
+        assert a.k_cur is not None, a
+        return gg.permute(a.k_cur, 0, 2, 1, 3)
+    return _cells_of_k(b, n, a.il)
+
+
+def _cells_of_k(b: Build, n: LayerShape, il: int) -> Tensor:
     kv, n_kv, _, _ = b.use(il)
     row = kv.type_k.row_size
     k_l = kv.k_l[kv.index[il]]

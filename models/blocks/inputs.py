@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,7 @@ from pyggml.tensor import Tensor
 from ..hparams import HParams, NGrams, TokenBlocks
 from ..memory.kv_cells import Floats, Ints
 from .build import Build
+from .norm import build_norm
 
 MASK_PADDING = 32  # rows of the mask are padded to a multiple
 
@@ -31,6 +34,29 @@ def build_inp_embd(b: Build) -> Tensor:
         cur = b.cb(b.adapters.rows(gg.get_rows(w, tokens), w.name, tokens), "inp_embd")
     scale = b.hparams.f_embedding_scale
     return b.cb(gg.scale(cur, scale), "inp_scaled") if scale else cur
+
+
+def build_inp_per_layer(b: Build, inpL: Tensor, n: int) -> Tensor:
+    """What the layers read of each token beside the stream, `n` elements each: an embedding of the token's own for each
+    layer, and a product of its embedding `inpL`, ne [n_embd, n_tokens], normed; their sum over the root of 2: ne
+    [n, n_layer, n_tokens]. Embeddings that are given are no token's: of those the first one's are taken."""
+    hp = b.hparams
+    size = n * hp.n_layer
+    w = b.weight("per_layer_token_embd", (size, hp.n_vocab))
+    if b.embd:
+        own = gg.reshape_3d(gg.cast(gg.view_1d(w, size, 0), DType.F32), n, hp.n_layer, 1)
+    else:
+        tokens = b.input("inp_tokens", DType.I32, b.n_tokens)
+        own = gg.reshape_3d(b.adapters.rows(gg.get_rows(w, tokens), w.name, tokens), n, hp.n_layer, b.n_tokens)
+    own = b.cb(gg.scale(own, math.sqrt(n)), "inp_per_layer_selected")
+    cur = gg.scale(b.linear("per_layer_model_proj", inpL, size, "per_layer_model_proj"), 1.0 / math.sqrt(hp.n_embd))
+    cur = build_norm(b, gg.reshape_3d(cur, n, hp.n_layer, b.n_tokens), "per_layer_proj_norm", "per_layer_proj")
+    return b.cb(gg.scale(gg.add(cur, own), math.sqrt(0.5)), "inp_per_layer")
+
+
+def per_layer_rows(per_layer: Tensor, il: int) -> Tensor:
+    """Of what `build_inp_per_layer` gives that of layer `il`: ne [n, n_tokens]."""
+    return gg.view_2d(per_layer, per_layer.ne[0], per_layer.ne[2], per_layer.nb[2], il * per_layer.nb[1])
 
 
 def build_inp_pos(b: Build) -> Tensor:

@@ -38,6 +38,7 @@ from .safetensors import SINGLE
 Progress = Callable[[int, int], None]
 _DTYPES = {DType.F32: ("F32", 4), DType.F16: ("F16", 2), DType.BF16: ("BF16", 2)}
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of the config's numbers
+_STILL = 1e29  # frequency factors from which on nothing turns
 _OWN = ("general.", "tokenizer.", "split.")
 
 
@@ -74,7 +75,7 @@ def export_folder(
 def _compare(file: GGUFFile, folder: HFFolder) -> None:
     """Raise ModelError where the folder is another model than the file."""
     for key, value in file.kv.items():
-        if not key.startswith(_OWN) and not np.array_equal(cast("Any", folder.kv.get(key)), cast("Any", value)):
+        if not key.startswith(_OWN) and not _same(folder.kv.get(key), value):
             raise ModelError(f"{key} would be {folder.kv.get(key)!r:.60} instead of {value!r:.60}")
     for key, value in folder.kv.items():
         if not key.startswith(_OWN) and key not in file.kv:
@@ -84,6 +85,15 @@ def _compare(file: GGUFFile, folder: HFFolder) -> None:
     for t in file.tensors.values():
         if folder.tensors[t.name].ne != t.ne:
             raise ModelError(f"the tensor {t.name} would have ne {list(folder.tensors[t.name].ne)}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are the same; arrays of floats, which a config has as what they were computed from, but for
+    their last bits."""
+    x, y = np.asarray(a), np.asarray(b)
+    if x.shape == y.shape and x.dtype == y.dtype == np.float32 and x.ndim:
+        return np.allclose(x, y, rtol=2.0**-20, atol=0)
+    return np.array_equal(x, y)
 
 
 # -- config ------------------------------------------------------------------------------------------------------------
@@ -104,6 +114,7 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
         elif isinstance(spec, str | tuple):
             _set(config, spec if isinstance(spec, str) else spec[0], value)
     config |= {"rope_parameters": _rope(file, keys), **family.constants}
+    config |= family.by_tensors({t.name: t.ne for t in file.tensors.values()})
     config |= _windows(keys)
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
@@ -152,11 +163,21 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     if "rope.scaling.yarn_log_multiplier" in keys:
         rope["mscale_all_dim"] = _plain(10 * keys["rope.scaling.yarn_log_multiplier"])
     if "rope_freqs.weight" in file.tensors:
-        rope |= _llama3(file.tensor_bytes("rope_freqs.weight").view(np.float32), rope["rope_theta"])
+        factors = file.tensor_bytes("rope_freqs.weight").view(np.float32)
+        rope |= _proportional(factors) or _llama3(factors, rope["rope_theta"])
     if "rope.freq_base_swa" in keys:
         local = {"rope_type": "default", "rope_theta": _plain(keys["rope.freq_base_swa"])}
         return {"full_attention": rope, "sliding_attention": local}
     return rope
+
+
+def _proportional(factors: Array) -> dict[str, Any]:
+    """Of factors that keep the rest of a head from turning, or none at all; else nothing."""
+    turning = factors[factors < _STILL]
+    if len(turning) == len(factors) and turning.max() > 1:
+        return {}
+    factor = {"factor": float(turning[0])} if len(turning) and turning[0] != 1 else {}
+    return {"rope_type": "proportional", "partial_rotary_factor": len(turning) / len(factors), **factor}
 
 
 def _llama3(factors: Array, theta: float) -> dict[str, Any]:

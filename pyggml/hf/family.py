@@ -38,6 +38,10 @@ class Family:
     cls      the class in transformers, as `architectures` names it
     keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON`, or come besides
     more     keys that come of a config together (layer types ...)
+    made     tensors that follow from a config
+    by_tensors  what the config says besides on the way back, by the ne of a file's tensors
+    padded   roles of tables with a row for each token, which a checkpoint may have of the first ones only: the others
+             have the first one's
     moves    what becomes of tensors, by role (`attn_q`, or `attn_q.bias` alone; `*_norm.weight`: all that end so)
     splits   by the end of a name in the checkpoint: a tensor that becomes several
     names    regular expression -> replacement: names that gguf's tables do not have, as they have them
@@ -54,6 +58,9 @@ class Family:
     cls: str
     keys: Mapping[str, Key] = field(default_factory=dict[str, Key])
     more: Callable[[Config], Mapping[str, object]] = lambda c: {}
+    made: Callable[[Config], Mapping[str, Array]] = lambda c: {}
+    by_tensors: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, object]] = lambda ne: {}
+    padded: tuple[str, ...] = ()
     moves: Mapping[str, Step | tuple[Step, ...]] = field(default_factory=dict[str, "Step | tuple[Step, ...]"])
     splits: Mapping[str, Split] = field(default_factory=dict[str, Split])
     names: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from pyggml.buffers.buffer import Buffer, Bytes
+from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer
 from pyggml.errors import ModelError
 from pyggml.gguf_io.bind import bound, read_only
 from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT
@@ -91,7 +91,8 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
     try:
         kv |= read_metadata(family, config)
-        made, n_layer, sizes = rope_tensors(config), config.n_layer, sizes_of(family.arch, kv)
+        made = {**rope_tensors(config), **family.made(config)}
+        n_layer, sizes = config.n_layer, sizes_of(family.arch, kv)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
         config.fail(f"a value is missing or no such: {e!r}")
     kv |= read_tokenizer(folder, config)
@@ -149,15 +150,16 @@ def _numbers(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[dict[s
 
 
 @_named
-def bind_folder(folder: HFFolder, use_mmap: bool = True) -> dict[str, Tensor]:
+def bind_folder(folder: HFFolder, use_mmap: bool = True, whole: bool = True) -> dict[str, Tensor]:
     """A tensor for each of the folder's, by name: over the mapped file where that has it as it is (and `use_mmap`),
-    else in memory of its own. Graphs read them, and never write. Raises as `read_tensor`."""
+    else in memory of its own; where not the `whole` is wanted there, made anew for each look at it. Graphs read them,
+    and never write. Raises as `read_tensor`."""
     buffers: dict[str, Buffer] = {}
 
     def memory(t: HFTensor) -> tuple[Buffer, int]:
         stored = t.mapped() if use_mmap else None
         if stored is None:
-            return Buffer(read_tensor(t)), 0
+            return Buffer(read_tensor(t)) if whole else FetchedBuffer(None, lambda: read_tensor(t)), 0
         path = stored.file.path
         if path not in buffers:
             buffers[path] = read_only(stored.file.data, stored.file)

@@ -29,7 +29,7 @@ _F32_ROLES = (  # what llama.cpp keeps in F32, besides vectors
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "altup_correct_coef", "altup_predict_coef", "indexer.proj"),
 )
 _BARE = (".ssm_a", ".ssm_d")  # names that end so
-_EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.*)$")
+_EXPERT = re.compile(r"^(.*\b(?:experts|altup_projections|altup_unembed_projections))\.(\d+)\.(.*)$")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
@@ -97,6 +97,7 @@ class HFTensor:
     n_dims: int
     parts: Sequence[Part] = ()
     array: Array | None = field(default=None, compare=False)  # of what is in no file
+    n_pad: int = 0  # rows after those of the parts, each as the first
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +106,7 @@ class HFTensor:
 
     def mapped(self) -> StoredTensor | None:
         """What of the files is this tensor as it is, or None where something is to be done."""
-        if len(self.parts) != 1 or self.parts[0].steps or self.parts[0].split is not None:
+        if len(self.parts) != 1 or self.parts[0].steps or self.parts[0].split is not None or self.n_pad:
             return None
         t = self.parts[0].source
         fits = _STORED_AS.get(t.dtype) is self.dtype and t.dtype != "F64"
@@ -130,6 +131,9 @@ class HFTensor:
             yield self.array, lambda: None
         for part in self.parts:
             yield part.read(), part.source.release
+        if self.n_pad:
+            first = self.parts[0].read()[:1]
+            yield np.repeat(first, self.n_pad, 0), lambda: None
 
 
 def _converted(rows: Array, dtype: DType) -> Array:
@@ -222,9 +226,11 @@ class Tensors:
         )
         if first.source.name.endswith(MX_BLOCKS):
             return HFTensor(name, DType.MXFP4, full_ne(shape[::-1]), len(shape), parts)
+        n_pad = max(self.sizes.ints("vocab_size") - shape[0], 0) if role in self.family.padded else 0
+        shape = (shape[0] + n_pad, *shape[1:])
         f32 = len(shape) < 2 or not name.endswith(".weight") or role.endswith("_norm") or role in _F32_ROLES
         dtype = DType.F32 if f32 else _STORED_AS.get(first.source.dtype, DType.BF16)
-        return HFTensor(name, dtype, full_ne(shape[::-1]), len(shape), parts)
+        return HFTensor(name, dtype, full_ne(shape[::-1]), len(shape), parts, n_pad=n_pad)
 
 
 # Parts of models that see or hear, as they stand before the text model; buffers that follow from the config.

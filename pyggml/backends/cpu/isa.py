@@ -14,6 +14,7 @@ from ...opdef import OPS, OpDef
 from ...tensor import Tensor
 from .. import _pggml
 from .._pggml import ffi, lib
+from .stale import check_build
 
 NONE, ANY = -1, -2  # as in pg.h
 _outside: dict[str, list[tuple[tuple[int, int, int], Kernel]]] = {}  # kernels of other packages, as in `table_of`
@@ -30,7 +31,8 @@ class Kernel:
 
 @cache
 def isa_levels() -> dict[str, int]:
-    """The levels this CPU can run, lowest first: name -> number."""
+    """The levels this CPU can run, lowest first: name -> number. Raises BackendError where the library is stale."""
+    check_build()
     names = [(ffi.string(lib.pg_isa_name(i)).decode(), i) for i in range(lib.pg_isa_count())]
     return {name: i for name, i in names if lib.pg_isa_supported(i)}
 

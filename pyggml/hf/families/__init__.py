@@ -26,7 +26,10 @@ PAGES = {  # page -> the model types in it
         *("ernie4_5", "glm4", "hunyuan_v1_dense", "minicpm3", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"),
         *("seed_oss", "starcoder2", "cohere", "cohere2", "exaone4", "nemotron", "jais2", "stablelm", "phi"),
     ),
-    "gemma": ("gemma", "gemma2", "gemma3_text", "gemma3"),
+    "gemma": (
+        *("gemma", "gemma2", "gemma3_text", "gemma3", "gemma3n_text", "gemma3n"),
+        *("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
+    ),
     "gpt": ("gpt2", "gptj", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "mpt"),
     "moe": (
         *("afmoe", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "gpt_oss", "hunyuan_v1_moe", "llama4_text"),

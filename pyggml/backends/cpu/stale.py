@@ -1,0 +1,26 @@
+"""A checkout whose C library was built from other sources: its numbers would be wrong, and nothing else would tell."""
+
+from __future__ import annotations
+
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from ...errors import BackendError
+from .. import _pggml
+from .._pggml import ffi, lib
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def check_build(checkout: Path = CHECKOUT) -> None:
+    """Raise BackendError where `checkout` has C sources (an editable install), and not those of the library."""
+    spec = spec_from_file_location("pyggml_digest", checkout / "csrc" / "digest.py")
+    if spec is None or spec.loader is None or not Path(str(spec.origin)).is_file():
+        return
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if module.is_stale(_pggml.__file__, ffi.string(lib.pg_sources).decode()):
+        raise BackendError(
+            f"the C library was built from other sources than those in {checkout / 'csrc'}: rebuild it with "
+            f"`pip install --no-build-isolation -e {checkout}`"
+        )
