@@ -162,6 +162,7 @@ PAGES = {  # general.architecture -> the module that describes it
     "stablelm": "plain_gpt",
     "starcoder": "plain_gpt",
     "starcoder2": "plain_gpt",
+    "t5": "t5",
     "t5encoder": "t5",
     "talkie": "talkie",
     "xverse": "plain",

@@ -13,6 +13,7 @@ from pyggml.backends.cpu.isa import isa_name, n_cpus
 from pyggml.errors import GGMLError
 
 from . import (
+    batch,
     bench,
     chat,
     convert,
@@ -61,6 +62,7 @@ def _top(
 app.command("generate")(with_sampling(with_adapters(with_running(generate.generate))))
 app.command("chat")(with_sampling(with_adapters(with_running(chat.chat))))
 app.command("tokenize")(tokenize.tokenize)
+app.command("batch")(with_sampling(with_adapters(batch.batch)))
 app.command("bench")(with_adapters(bench.bench))
 app.command("op-bench")(op_bench.op_bench)
 app.command("embed")(embed.embed)

@@ -2,7 +2,17 @@
 differs between architectures is an argument, and no block knows an architecture's name."""
 
 from .adapt import NO_ADAPTERS, Adapters, LowRank
-from .attention import KV, build_attn, build_attn_gate, build_qkv, llm_build_kv, rotate, split_qkv, store_k
+from .attention import (
+    KV,
+    build_attn,
+    build_attn_gate,
+    build_cross_kv,
+    build_qkv,
+    llm_build_kv,
+    rotate,
+    split_qkv,
+    store_k,
+)
 from .build import Build, CacheUse, KVMemory, mask_name
 from .ffn import Activation, Glu, build_ffn
 from .inputs import (
@@ -50,6 +60,7 @@ __all__ = [
     "block_inputs",
     "build_attn",
     "build_attn_gate",
+    "build_cross_kv",
     "build_expert_weights",
     "build_experts",
     "build_ffn",

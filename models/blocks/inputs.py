@@ -85,12 +85,13 @@ def attn_temp_scale(hp: HParams, pos: Ints) -> Floats:
     return (1.0 + hp.f_attn_temp_scale * np.log1p(chunk)).astype(np.float32)
 
 
-def build_inp_kq_mask(b: Build, il: int) -> Tensor:
-    """The attention mask of layer `il`: ne [n_kv, n_tokens padded], F32 (F16 for flash attention).
+def build_inp_kq_mask(b: Build, il: int, *, cross: bool = False) -> Tensor:
+    """The attention mask of layer `il`, or of what the encoder gave (`cross`): ne [n_kv, n_tokens padded], F32 (F16 for
+    flash attention).
 
     Rows lie as far apart as the cache has cells, so that they stay where they are when n_kv grows.
     """
-    kv, n_kv, _, name = b.use(il)
+    kv, n_kv, _, name = b.cross if cross else b.use(il)
     if name not in b.masks:
         mask = b.input(name, DType.F32, n_kv, -(-b.n_tokens // MASK_PADDING) * MASK_PADDING)
         row = 4 * kv.size
@@ -110,20 +111,20 @@ def build_rel_bias(b: Build, role: str, il: int) -> Tensor:
         bucket = b.input("inp_pos_bucket", DType.I32, n_kv * b.n_tokens)
         rows = gg.get_rows(b.weight(role, ne, 0) if own is None else own, bucket)
         bias = gg.permute(gg.reshape_3d(rows, ne[0], n_kv, b.n_tokens), 2, 0, 1, 3)
-        b.masks[name] = b.cb(gg.cont(bias), name)
+        b.masks[name] = b.cb(gg.dup(bias), name)  # not cont, which notes its ne: one graph could not serve several n_kv
     return b.masks[name]
 
 
-def relative_buckets(hp: HParams, cells: Ints, pos: Ints) -> Ints:
+def relative_buckets(hp: HParams, cells: Ints, pos: Ints, causal: bool) -> Ints:
     """int32 [n_tokens, n_kv]: the bucket of the distance of each of the `cells`, int32 [n_kv] positions, to each of the
     tokens at `pos` (T5's `_relative_position_bucket`; arXiv 1910.10683).
 
-    Where tokens see those after them these have the second half of the buckets. The first half of the rest holds one
-    distance each, the other ever larger ranges, by the logarithm, up to `n_rel_attn_max_distance`.
+    Where tokens see those after them (not `causal`) these have the second half of the buckets. The first half of the
+    rest holds one distance each, the other ever larger ranges, by the logarithm, up to `n_rel_attn_max_distance`.
     """
     distance, n = cells[None, :].astype(np.int64) - pos[:, None], hp.n_rel_attn_bkts
     bucket = np.zeros_like(distance)
-    if hp.causal_attn:
+    if causal:
         distance = np.maximum(-distance, 0)
     else:
         n //= 2
