@@ -47,6 +47,7 @@ PAGES = {  # general.architecture -> the module that describes it
     "deepseek": "plain_moe",
     "deepseek2": "deepseek2",
     "deepseek32": "sparse",
+    "deepseek4": "deepseek4",
     "dots1": "plain_moe",
     "dots3note": "dots3note",
     "dream": "plain",

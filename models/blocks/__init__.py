@@ -11,13 +11,18 @@ from .attention import (
     llm_build_kv,
     rotate,
     split_qkv,
+    store_k,
 )
 from .build import Build, CacheUse, KVMemory, mask_name
 from .ffn import Activation, Glu, build_ffn
 from .inputs import (
     MASK_PADDING,
     attn_temp_scale,
+    block_ends,
+    block_input_sizes,
+    block_inputs,
     build_inp_attn_scale,
+    build_inp_blocks,
     build_inp_embd,
     build_inp_kq_mask,
     build_inp_ngrams,
@@ -32,7 +37,7 @@ from .inputs import (
     token_embd,
 )
 from .mla import MLA, build_mla
-from .moe import build_expert_weights, build_experts, build_moe_ffn, build_router, build_shared_expert
+from .moe import build_expert_weights, build_experts, build_moe_ffn, build_router, build_shared_expert, router_probs
 from .norm import build_norm
 from .output import build_head, build_lm_head, build_result_embd
 from .rope import build_rope, build_rope_factors, rope, rope_factors
@@ -50,6 +55,9 @@ __all__ = [
     "KVMemory",
     "LowRank",
     "attn_temp_scale",
+    "block_ends",
+    "block_input_sizes",
+    "block_inputs",
     "build_attn",
     "build_attn_gate",
     "build_cross_kv",
@@ -58,6 +66,7 @@ __all__ = [
     "build_ffn",
     "build_head",
     "build_inp_attn_scale",
+    "build_inp_blocks",
     "build_inp_embd",
     "build_inp_kq_mask",
     "build_inp_ngrams",
@@ -84,6 +93,8 @@ __all__ = [
     "rope",
     "rope_factors",
     "rotate",
+    "router_probs",
     "split_qkv",
+    "store_k",
     "token_embd",
 ]

@@ -64,7 +64,7 @@ class KV:
     [n_kv, n_tokens padded]. sinks: ne [n_head], one more score of each head. v_mla: ne [n_embd_head_v, n, n_head], what
     makes the values of each head of those in the cache. scale: of the scores, the model's for 0. bias: ne
     [n_kv, n_tokens, n_head], added to the scores before they are scaled. cross: without k_cur and v_cur, over what the
-    encoder gave.
+    encoder gave. beside: a layer of another cache whose cells are attended to, too, and their mask (V is in K).
     """
 
     q_cur: Tensor
@@ -77,6 +77,7 @@ class KV:
     scale: float = 0.0
     bias: Tensor | None = None
     cross: bool = False
+    beside: tuple[int, Tensor] | None = None
 
 
 def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
@@ -138,6 +139,11 @@ def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[
     return gg.reshape_2d(gated, attn.ne[0], b.n_tokens)
 
 
+def store_k(b: Build, k_cur: Tensor, il: int) -> None:
+    """Copy K of the ubatch's tokens, ne [n_embd_k_gqa, n_tokens], into the slot of a layer that has no V."""
+    _kv_store(b, b.use(il), k_cur, None, il)
+
+
 def _kv_store(b: Build, use: CacheUse, k_cur: Tensor, v_cur: Tensor | None, il: int) -> None:
     """Copy K and V into the slot of the ubatch, where they are kept. A token whose numbers overflow shows that in K,
     which its own sequence sees and the mask hides from others; V, which a weight of 0 does not hide, is stored
@@ -171,11 +177,18 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     hp, n, il = b.hparams, b.hparams.layer(a.il), a.il
     kv = use.kv
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    k = b.cb(_rows_of_k(use, n, a), "k", il)
+    k, mask = b.cb(_rows_of_k(use, n, a), "k", il), a.kq_mask
+    if a.beside is not None:
+        other, other_mask = a.beside
+        k, more = (
+            gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, _cells_of_k(b.use(other), n, other))
+        )
+        k = b.cb(gg.concat(k, more, 1), "k_all", il)
+        mask = b.cb(gg.concat(mask, other_mask, 0), "kq_mask_all", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
-        v = b.cb(_rows_of_v(use, n, a), "v", il)
-        cur = gg.flash_attn_ext(q, k, v, a.kq_mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
+        v = k if a.beside else b.cb(_rows_of_v(use, n, a), "v", il)
+        cur = gg.flash_attn_ext(q, k, v, mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
         b.cb(cur, "kqv", il)  # [n_embd_head_v, n_head, n_tokens]
         if a.v_mla is None:
             return b.cb(gg.reshape_2d(cur, n.n_embd_out, b.n_tokens), "kqv_merged", il)
@@ -187,9 +200,10 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
         if cap:
             kq = b.cb(gg.tanh(b.cb(gg.scale(kq, scale / cap), "kq_scaled", il)), "kq_tanh", il)
             scale = cap
-        kq = gg.soft_max_ext(kq, a.kq_mask, scale, hp.f_max_alibi_bias, a.sinks)
+        kq = gg.soft_max_ext(kq, mask, scale, hp.f_max_alibi_bias, a.sinks)
         b.cb(kq, "kq_soft_max_ext", il)
-        kqv = b.cb(gg.mul_mat(b.cb(_columns_of_v(use, n, a), "v", il), kq), "kqv", il)
+        v = gg.cont(gg.transpose(k)) if a.beside else _columns_of_v(use, n, a)
+        kqv = b.cb(gg.mul_mat(b.cb(v, "v", il), kq), "kqv", il)
     if a.v_mla is not None:  # [n_embd_head_v, n_tokens, n_head] becomes [v_mla.ne[1], n_tokens, n_head]
         kqv = b.cb(b.mul_mat(a.v_mla, kqv), "kqv_mla", il)
     cur = b.cb(gg.permute(kqv, 0, 2, 1, 3), "kqv_merged", il)
@@ -198,11 +212,14 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
 
 def _rows_of_k(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
-    il = a.il
-    kv, n_kv, _, _ = use
-    if kv.transient:
-        assert a.k_cur is not None, il
+    if use.kv.transient:
+        assert a.k_cur is not None, a
         return gg.permute(a.k_cur, 0, 2, 1, 3)
+    return _cells_of_k(use, n, a.il)
+
+
+def _cells_of_k(use: CacheUse, n: LayerShape, il: int) -> Tensor:
+    kv, n_kv, _, _ = use
     row = kv.type_k.row_size
     k_l = kv.k_l[kv.index[il]]
     return gg.view_3d(k_l, n.n_embd_head_k, n_kv, n.n_head_kv, row(n.n_embd_k_gqa), row(n.n_embd_head_k), 0)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyggml.dtypes import DType
+from pyggml.errors import BatchError
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
 from pyggml.models.blocks import (
@@ -19,16 +20,18 @@ from pyggml.models.blocks import (
     Build,
     KVMemory,
     attn_temp_scale,
+    block_input_sizes,
+    block_inputs,
     mask_name,
     ngram_rows,
     relative_buckets,
 )
-from pyggml.models.hparams import HParams
+from pyggml.models.hparams import HParams, TokenBlocks
 from pyggml.models.memory.cross import EncoderMemory
 from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_cells import Floats, Ints
 from pyggml.models.memory.kv_mask import KVMask
-from pyggml.models.memory.recurrent import StateSlot
+from pyggml.models.memory.recurrent import NOTHING, StateSlot
 from pyggml.sched import Schedule, Scheduler
 from pyggml.tensor import Context, Var, allocate_tensors
 
@@ -60,7 +63,8 @@ _Key = tuple[StepSize, bool, Patterns]  # True: for a range of n_kv; what is wat
 class Step:
     """A graph ready to run, with views of its inputs and its result. `n_kv`: the first cache's, where it varies. `pos`
     has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted. `s_read`,
-    `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell."""
+    `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell. `blocks`:
+    see `block_inputs`."""
 
     schedule: Schedule
     heads: tuple[Var, ...]
@@ -74,6 +78,7 @@ class Step:
     pos_bucket: Ints | None
     ngrams: Ints | None
     recent: Floats | None
+    blocks: list[tuple[TokenBlocks, tuple[Ints | Floats, ...]]]
     out_ids: Ints
     result: Floats
 
@@ -101,6 +106,13 @@ class Step:
             self.ngrams[:] = ngram_rows(hp.ngrams, before, tokens).reshape(self.ngrams.shape)
             n = before.shape[1]
             self.recent[states.write] = np.concatenate((before, tokens), axis=1)[:, -n:] + 1
+        pos = u.pos.reshape(u.n_seqs, -1)
+        if self.blocks and states is not None and pos[states.read == NOTHING, 0].any():
+            raise BatchError("a sequence must begin at position 0: this model counts blocks of tokens from there")
+        known = u.pos if cells is None else cells.pos[: cells.n_kv()]
+        for t, inputs in self.blocks:
+            for to, value in zip(inputs, block_inputs(t, pos, known), strict=True):
+                to[: value.size] = value.ravel()  # of cells the graph may have more
         self.out_ids[:] = u.outputs if len(u.outputs) else 0
 
 
@@ -142,6 +154,10 @@ class Steps:
             self._inputs["inp_pos_bucket"] = ctx.new_tensor(DType.I32, (memory.size * n_ubatch,))
         if hp.ngrams is not None:
             self._inputs["inp_ngram_rows"] = ctx.new_tensor(DType.I32, (len(hp.ngrams.rows) * n_ubatch,))
+        for t in hp.token_blocks:
+            more = memory.n_seq_max * t.n_read  # each sequence may end one block more
+            for name, (dtype, n) in block_input_sizes(t, n_ubatch, 1, memory.size).items():
+                self._inputs[name] = ctx.new_tensor(dtype, (n + more,))
         masks = {c: ctx.new_tensor(DType.F32, (c.size, rows)) for c in self.caches if not (c.cross and self._encodes)}
         self._inputs |= {mask_name(c): t for c, t in masks.items()}
         allocate_tensors(self._inputs.values(), next(iter(scheduler.backends.values())).buft)
@@ -232,6 +248,7 @@ def _step(b: Build, schedule: Schedule, n_kv: Var | None) -> Step:
         pos_bucket=values.get("inp_pos_bucket"),
         ngrams=values.get("inp_ngram_rows"),
         recent=None if recent is None else recent.numpy(),
+        blocks=[(t, tuple(values[name] for name in block_input_sizes(t, 1, 1, 1))) for t in b.hparams.token_blocks],
         out_ids=values["inp_out_ids"],
         result=b.graph.nodes[-1].numpy().reshape(b.n_outputs, -1),
     )
