@@ -41,6 +41,7 @@ from .tensor import Context, Tensor, Var
 if TYPE_CHECKING:
     from .llm.batch import Batch
     from .llm.generate.chat import ChatSession
+    from .llm.generate.requests import batch
     from .llm.model import Model, load_model
     from .llm.samplers import SamplingParams
 
@@ -116,6 +117,7 @@ __all__ = [
     "Tensor",
     "TensorFile",
     "Var",
+    "batch",
     "compute",
     "dequantize",
     "dump_dot",
@@ -141,6 +143,7 @@ _OF_MODELS = {
     "ChatSession": "generate.chat",
     "Model": "model",
     "SamplingParams": "samplers",
+    "batch": "generate.requests",
     "load_model": "model",
 }
 
