@@ -64,7 +64,7 @@ def window(c: Config, kind: str = "sliding_attention") -> dict[str, object]:
 def read_metadata(family: Family, c: Config) -> dict[str, Any]:
     """The keys of the architecture, `llama.block_count` ...; floats as F32 has them."""
     found = {
-        **_said(c, COMMON),
+        **_said(c, {key: spec for key, spec in COMMON.items() if key not in family.keys}),
         **_rope(c),
         **_said(c, {"expert_gating_func": Of(gating), **family.keys}),
         **family.more(c),
@@ -137,7 +137,7 @@ def _rope(c: Config) -> dict[str, object]:
 
 def rope_tensors(c: Config) -> dict[str, Array]:
     """The tensors that the rope's scaling makes: frequency factors of Llama 3, or long and short ones."""
-    rope, n_rot = c.rope, int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))
+    rope = c.rope
     kind = str(rope["rope_type"]).lower()
     if kind in ("longrope", "su"):
         return {
@@ -147,6 +147,7 @@ def rope_tensors(c: Config) -> dict[str, Array]:
         return {}
     factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     original = float(rope["original_max_position_embeddings"])
+    n_rot = int(c.head * float(rope.get("partial_rotary_factor", 1.0)))
     wavelength = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2) / n_rot)
     smooth = (original / wavelength - low) / (high - low)
     between = 1 / ((1 - smooth) / factor + smooth)
