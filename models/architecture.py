@@ -59,6 +59,11 @@ class Architecture:
 
         Raises ModelError naming the tensor that is missing or has another shape.
         """
+        self.least_graph(hp, weights)
+        return weights
+
+    def least_graph(self, hp: HParams, weights: Weights) -> Graph:
+        """The graph of one token, over one cell. Raises as `declare`."""
         memory = self.new_memory(hp, 1, n_batch=1)
         b = Build(hp, weights, memory, 1, 1, tuple(c.size for c in memory.caches))
         try:
@@ -67,7 +72,7 @@ class Architecture:
             raise
         except GGMLError as e:
             raise ModelError(f"the hyperparameters make no graph: {e}") from e
-        return weights
+        return b.graph
 
     def new_memory(
         self,

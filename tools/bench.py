@@ -18,7 +18,7 @@ from pyggml.llm.model import load_model
 
 from .adapters import AdapterOptions
 from .measure.bench_history import append_history
-from .options import Json, ModelPath, Threads
+from .options import Json, ModelPath, Ram, Threads
 
 
 def tokens(n: int, first: int, n_vocab: int) -> list[int]:
@@ -35,6 +35,7 @@ def measure(run: Callable[[], float], repetitions: int) -> list[float]:
 def bench(
     adapters: AdapterOptions,
     model: ModelPath = None,
+    ram: Ram = None,
     n_prompt: Annotated[int, typer.Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
     n_gen: Annotated[int, typer.Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
     n_depth: Annotated[int, typer.Option("-d", "--n-depth", help="Tokens in the cache before a test.", min=0)] = 0,
@@ -54,7 +55,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure tokens per second; nothing is sampled in the timed part."""
-    m = load_model(model)
+    m = load_model(model, ram=ram)
     adapters.apply(m)
     n_batch = max(n_prompt, 32)
     ctx = m.new_context(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import sys
+from typing import Annotated
 
 import typer
 
+from pyggml import __version__
+from pyggml.backends.cpu.isa import isa_name, n_cpus
 from pyggml.errors import GGMLError
 
 from . import (
@@ -16,6 +20,7 @@ from . import (
     dump_dot,
     embed,
     generate,
+    imatrix,
     info,
     merge_lora,
     op_bench,
@@ -27,6 +32,7 @@ from . import (
 )
 from .adapters import with_adapters
 from .options import INTERRUPTED, with_sampling
+from .running import with_running
 
 app = typer.Typer(
     name="pyggml",
@@ -35,8 +41,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("generate")(with_sampling(with_adapters(generate.generate)))
-app.command("chat")(with_sampling(with_adapters(chat.chat)))
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"pyggml {__version__} (Python {platform.python_version()}, {isa_name()}, {n_cpus()} CPUs)")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("generate")(with_sampling(with_adapters(with_running(generate.generate))))
+app.command("chat")(with_sampling(with_adapters(with_running(chat.chat))))
 app.command("tokenize")(tokenize.tokenize)
 app.command("bench")(with_adapters(bench.bench))
 app.command("op-bench")(op_bench.op_bench)
@@ -47,7 +70,8 @@ app.command("quantize")(quantize.quantize)
 app.command("split")(split.split)
 app.command("merge")(split.merge)
 app.command("merge-lora")(merge_lora.merge)
-app.command("perplexity")(with_adapters(perplexity.perplexity_of_file))
+app.command("perplexity")(with_adapters(with_running(perplexity.perplexity_of_file)))
+app.command("imatrix")(with_adapters(with_running(imatrix.imatrix)))
 app.command("cvector")(cvector.cvector)
 app.command("dump-dot")(dump_dot.dump_dot)
 app.command("trace")(trace.trace)

@@ -19,13 +19,24 @@ ModelPath = Annotated[
     Optional[str],
     typer.Option("-m", "--model", help="GGUF model file (default: the model that ships with pyggml).", metavar="FILE"),
 ]
+Ram = Annotated[
+    Optional[str],
+    typer.Option("--ram", help="Memory for weights, as 2GiB: what does not fit is streamed from disk.", metavar="SIZE"),
+]
 Threads = Annotated[Optional[int], typer.Option("-t", "--threads", help="Threads (default: all CPUs).", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
 CtxSize = Annotated[
     Optional[int], typer.Option("-c", "--ctx-size", help="Size of the context in tokens; 0: as trained.", min=0)
 ]
 FlashAttn = Annotated[bool, typer.Option("-fa", "--flash-attn", help="Use flash attention.")]
-Stop = Annotated[Optional[list[str]], typer.Option("--stop", help="End before this text (repeatable).")]
+Stop = Annotated[
+    Optional[list[str]], typer.Option("-r", "--stop", "--reverse-prompt", help="End before this text (repeatable).")
+]
+Escape = Annotated[
+    bool,
+    typer.Option("--escape/--no-escape", "-e", help="Read \\n, \\t, \\xHH and the like in texts of the command line."),
+]
+Special = Annotated[bool, typer.Option("-sp", "--special", help="Show control tokens, too.")]
 TraceSampling = Annotated[bool, typer.Option("--trace-sampling", help="Show what each sampler did, on stderr.")]
 PromptCache = Annotated[
     Optional[Path], typer.Option("--prompt-cache", help="File that keeps the prompt evaluated, for the next time.")
@@ -45,32 +56,49 @@ INTERRUPTED = 130  # the exit code of a program that SIGINT ended
 _DRAFT = "Speculative decoding (names and defaults as in llama.cpp)"
 ModelDraft = Annotated[
     Optional[str],
-    typer.Option("-md", "--model-draft", help="A small model that guesses.", metavar="FILE", rich_help_panel=_DRAFT),
+    typer.Option(
+        "-md",
+        "--model-draft",
+        "--spec-draft-model",
+        help="A small model that guesses.",
+        metavar="FILE",
+        rich_help_panel=_DRAFT,
+    ),
 ]
 Lookup = Annotated[
     bool, typer.Option("--lookup", help="Guess that the text repeats itself, without a model.", rich_help_panel=_DRAFT)
 ]
 DraftMax = Annotated[
-    int, typer.Option("--draft-max", help="Tokens guessed at a time, at most.", min=1, rich_help_panel=_DRAFT)
+    int,
+    typer.Option(
+        "--draft-max", "--spec-draft-n-max", help="Tokens guessed at a time, at most.", min=1, rich_help_panel=_DRAFT
+    ),
 ]
-DraftMin = Annotated[int, typer.Option("--draft-min", help="... and at least.", min=0, rich_help_panel=_DRAFT)]
+DraftMin = Annotated[
+    int, typer.Option("--draft-min", "--spec-draft-n-min", help="... and at least.", min=0, rich_help_panel=_DRAFT)
+]
 DraftPMin = Annotated[
     float,
-    typer.Option("--draft-p-min", help="A draft ends where no token is this likely.", rich_help_panel=_DRAFT),
+    typer.Option(
+        "--draft-p-min",
+        "--spec-draft-p-min",
+        help="A draft ends where no token is this likely.",
+        rich_help_panel=_DRAFT,
+    ),
 ]
 
 _PANEL = "Sampling (names and defaults as in llama.cpp)"
 # field of SamplingParams: flags, help. Types and defaults are the field's, but for those in _TYPES.
 _SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
     "seed": (("-s", "--seed"), "Seed of the sampler (default: random)."),
-    "temp": (("--temp",), "Temperature; 0 takes the likeliest token."),
+    "temp": (("--temp", "--temperature"), "Temperature; 0 takes the likeliest token."),
     "dynatemp_range": (("--dynatemp-range",), "Temperature by entropy, temp +- this; 0: off."),
     "dynatemp_exponent": (("--dynatemp-exp",), "... to this power."),
     "top_k": (("--top-k",), "Sample among the K likeliest; 0: all."),
     "top_p": (("--top-p",), "... that make up this much probability; 1: all."),
     "min_p": (("--min-p",), "... at least this likely relative to the likeliest; 0: all."),
-    "typ_p": (("--typical",), "Locally typical sampling; 1: off."),
-    "top_n_sigma": (("--top-nsigma",), "Logits within N standard deviations of the largest; -1: off."),
+    "typ_p": (("--typical", "--typical-p"), "Locally typical sampling; 1: off."),
+    "top_n_sigma": (("--top-nsigma", "--top-n-sigma"), "Logits within N standard deviations of the largest; -1: off."),
     "xtc_probability": (("--xtc-probability",), "Exclude top choices this often; 0: off."),
     "xtc_threshold": (("--xtc-threshold",), "... among tokens at least this likely."),
     "repeat_last_n": (("--repeat-last-n",), "Tokens that are penalised; 0: none, -1: all."),
@@ -93,7 +121,7 @@ _SAMPLING: dict[str, tuple[tuple[str, ...], str]] = {
     "samplers": (("--samplers",), "Order of the samplers, joined by ';'."),
 }
 _BIAS = re.compile(r"\s*(\d+)\s*([+-]\S+)\s*")
-_FILES = {"grammar": "--grammar-file", "json_schema": "--json-schema-file"}
+_FILES = {"grammar": ("--grammar-file",), "json_schema": ("-jf", "--json-schema-file")}
 _TYPES: dict[str, Any] = {
     "dry_sequence_breakers": Optional[list[str]],
     "logit_bias": Optional[list[str]],
@@ -118,7 +146,7 @@ def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
             default = ";".join(default)
         parameters.append(_option(f.name, flags, text, kind, default))
         if f.name in _FILES:
-            parameters.append(_option(f"{f.name}_file", (_FILES[f.name],), "... from a file.", Optional[Path], None))
+            parameters.append(_option(f"{f.name}_file", _FILES[f.name], "... from a file.", Optional[Path], None))
 
     def run(**values: Any) -> None:
         sampling = _taken(values)
@@ -170,3 +198,19 @@ def _bias(text: str) -> tuple[int, float]:
     except ValueError:
         pass
     raise typer.BadParameter(f"a logit bias is TOKEN_ID+BIAS or TOKEN_ID-BIAS, not {text!r}")
+
+
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
+
+
+def unescape(text: str) -> str:
+    """A text with what its backslashes stand for: \\n, \\r, \\t, quotes, \\xHH (a byte of UTF-8); others stay."""
+
+    def one(found: re.Match[bytes]) -> bytes:
+        code = found[1].decode()
+        return bytes.fromhex(code[1:]) if len(code) > 1 else _ESCAPES[code].encode()
+
+    return _ESCAPE.sub(one, text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
+
+
+_ESCAPE = re.compile(rb"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")

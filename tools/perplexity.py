@@ -9,43 +9,37 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pyggml.llm.generate.perplexity import Perplexity, perplexity
-from pyggml.llm.model import load_model
+from pyggml.llm.evaluate.perplexity import Perplexity, perplexity
 
 from .adapters import AdapterOptions
-from .options import FlashAttn, Json, ModelPath, Threads
+from .bars import bar
+from .options import Json
+from .running import RunOptions
 
 
 def perplexity_of_file(
     adapters: AdapterOptions,
     file: Annotated[Path, typer.Option("-f", "--file", help="The text; -: from stdin.")],
-    model: ModelPath = None,
+    run: RunOptions,
     ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", help="Tokens of a chunk; 0: as trained.", min=0)] = 512,
     ppl_stride: Annotated[
         int, typer.Option("--ppl-stride", help="Tokens from chunk to chunk; 0: chunks side by side.", min=0)
     ] = 0,
     chunks: Annotated[int, typer.Option("--chunks", help="Chunks to evaluate; -1: all.", min=-1)] = -1,
-    threads: Threads = None,
-    flash_attn: FlashAttn = False,
     as_json: Json = False,
 ) -> None:
     """The perplexity of a text, with its standard error. The text is cut into chunks, and the second half of each is
     predicted; with --ppl-stride, overlapping chunks and their last tokens. Progress goes to stderr."""
     data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    m = load_model(model)
+    context = run.context()
+    m = run.load()
     adapters.apply(m)
-    estimates = perplexity(
-        m, data.decode("utf-8", "replace"), ctx_size, ppl_stride, chunks, n_threads=threads, flash_attn=flash_attn
-    )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    estimates = perplexity(m, data.decode("utf-8", "replace"), ctx_size, ppl_stride, chunks, context=context)
     last: Perplexity | None = None
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("perplexity", total=None)
+    with bar("perplexity") as show:
         for last in estimates:
-            progress.update(task, description=f"PPL = {_shown(last)}", completed=last.n_done, total=last.n_chunks)
+            show(last.n_done, last.n_chunks, f"PPL = {_shown(last)}")
     assert last is not None
     if as_json:
         out = {"ppl": last.ppl, "error": None if isnan(last.error) else last.error, "nll": last.nll}

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from pyggml.buffers.buffer import Buffer, Bytes
+from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer
 from pyggml.errors import ModelError
 from pyggml.gguf_io.bind import bound, read_only
 from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT
@@ -155,15 +155,16 @@ def _numbers(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[dict[s
 
 
 @_named
-def bind_folder(folder: HFFolder, use_mmap: bool = True) -> dict[str, Tensor]:
+def bind_folder(folder: HFFolder, use_mmap: bool = True, whole: bool = True) -> dict[str, Tensor]:
     """A tensor for each of the folder's, by name: over the mapped file where that has it as it is (and `use_mmap`),
-    else in memory of its own. Graphs read them, and never write. Raises as `read_tensor`."""
+    else in memory of its own; where not the `whole` is wanted there, made anew for each look at it. Graphs read them,
+    and never write. Raises as `read_tensor`."""
     buffers: dict[str, Buffer] = {}
 
     def memory(t: HFTensor) -> tuple[Buffer, int]:
         stored = t.mapped() if use_mmap else None
         if stored is None:
-            return Buffer(read_tensor(t)), 0
+            return Buffer(read_tensor(t)) if whole else FetchedBuffer(None, lambda: read_tensor(t)), 0
         path = stored.file.path
         if path not in buffers:
             buffers[path] = read_only(stored.file.data, stored.file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
@@ -73,6 +73,10 @@ class Recorder(Profile):
     def asks(self, name: str, last: bool = True) -> bool:
         """See `Watcher.asks`."""
         return True
+
+    def chosen(self, nodes: Sequence[Tensor]) -> Collection[Tensor]:
+        """See `Watcher.chosen`."""
+        return ()
 
     def deliver(self, t: Tensor) -> None:
         """See `Watcher.deliver`."""

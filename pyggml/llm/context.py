@@ -77,6 +77,7 @@ class LlamaContext(Closeable):
         type_k: DType = DType.F16,
         type_v: DType = DType.F16,
         n_threads: int | None = None,
+        n_threads_batch: int | None = None,
         flash_attn: bool = False,
         backend: str | Sequence[str] = "cpu",
         defrag_thold: float = 0.0,
@@ -87,7 +88,8 @@ class LlamaContext(Closeable):
         """A cache of `n_ctx` cells (0: as many as the model was trained with; padded to 32, to 256 with `flash_attn`)
         for sequences 0 .. n_seq_max - 1.
 
-        A decode takes up to `n_batch` tokens and runs `n_ubatch` at a time. `type_k` and `type_v` are what the cache
+        A decode takes up to `n_batch` tokens and runs `n_ubatch` at a time, on `n_threads` (default: all CPUs), on
+        `n_threads_batch` (default: the same) where they are more than one. `type_k` and `type_v` are what the cache
         stores. `backend` is "cpu", "ref", or several in order of priority. Where more than the part `defrag_thold` of
         the cells in use are holes after a decode, they are closed before the next one (0: only when room is needed).
 
@@ -108,7 +110,11 @@ class LlamaContext(Closeable):
         check_types(type_k=type_k, type_v=type_v, n_threads=n_threads, backend=backend, defrag_thold=defrag_thold)
         self._perf = Perf(t_start_ms=time.perf_counter() * 1e3)
         self.model, self.n_batch, self.defrag_thold = model, n_batch, defrag_thold
-        self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), n_threads)
+        if n_threads_batch is not None:
+            whole("n_threads_batch", n_threads_batch, 1, error=ModelError)
+        most = n_threads if n_threads is None or n_threads_batch is None else max(n_threads, n_threads_batch)
+        self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), most)
+        self._threads = n_threads, n_threads_batch or n_threads  # of a step of one token, and of more
         self.scheduler.watches = model.watches
         cache: CacheOptions = {"n_seq_max": n_seq_max, "type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
         self.memory: KVMemory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
@@ -390,7 +396,7 @@ class LlamaContext(Closeable):
         for mask, head, slot, n in zip(self._steps.masks, step.heads, slots.caches, n_kv, strict=True):
             mask.write(u.pos, u.seq, slot, n, u.sets is not None)
             head.bind(slot.start)
-        step.schedule.run()
+        step.schedule.run(n_threads=self._threads[u.n_tokens > 1])
         return step.result if len(outputs) else None
 
     def _name(self) -> str:

@@ -12,6 +12,7 @@ from pyggml.inspect.watch import Watches
 from pyggml.models import Architecture, get_architecture
 from pyggml.models.hparams import HParams
 from pyggml.models.weights import Weights
+from pyggml.stream.weights import WeightStream
 from pyggml.tensor import Tensor
 
 from .adapters.active import Scaled
@@ -30,6 +31,7 @@ class LoadedModel(Closeable):
         self.control = ControlVector({})
         self.vocab_only = tensors is None
         self.watches = Watches()  # who looks into the graphs of its contexts
+        self.weight_stream: WeightStream | None = None  # where the weights are kept within a budget
         self.tensors: Mapping[str, Tensor] = tensors or {}
         self.weights = Weights(self.tensors)
         if not self.vocab_only:
@@ -85,6 +87,9 @@ class LoadedModel(Closeable):
         """Close the contexts, then let go of weights and file. Tensors and arrays that others hold live on."""
         for ctx in tuple(vars(self).get("contexts", ())):
             ctx.close()
+        stream = vars(self).get("weight_stream")
+        if stream is not None:
+            stream.close()
         super().close()
 
     def _name(self) -> str:

@@ -18,6 +18,9 @@ from pyggml.gguf_io.split import open_model
 from pyggml.hf.folder import HFFolder, bind_folder, is_folder, open_hf_folder
 from pyggml.models import get_architecture
 from pyggml.models.memory.kv_cells import Floats
+from pyggml.stream.layout import memory_size
+from pyggml.stream.read import origins_of
+from pyggml.stream.weights import WeightStream
 from pyggml.tensor import Tensor
 
 from .adapters.active import Scaled, checked
@@ -118,7 +121,8 @@ class Model(LoadedModel):
 
         Each token has its log-probability and the `n_probs` likeliest alternatives. `stop` strings end the text and are
         not shown. `n_ctx` None makes room for prompt and continuation. With `cfg_scale` other than 1 the prompt counts
-        so many times more than `negative_prompt` (classifier-free guidance). All else: `SamplingParams`.
+        so many times more than `negative_prompt` (classifier-free guidance). `context`: further arguments of its
+        `LlamaContext`. With `special` control tokens are text, too. All else: `SamplingParams`.
         Raises ModelError, BatchError for a bad prompt, KVCacheFull where the prompt is longer than the context,
         SamplerError for bad sampling parameters.
         """
@@ -170,18 +174,28 @@ def load_model(
     repack: bool = True,
     kv_overrides: Mapping[str, Override] | None = None,
     progress: Progress | None = None,
+    ram: int | str | None = None,
 ) -> Model:
     """Load a GGUF model, by default the one that ships with the package; of a model in several files the first
     (NAME-00001-of-00003.gguf); or a Hugging Face folder. Weights stay where they are in the mapped files
     (`use_mmap=False` reads them into memory); those of a folder that are laid out in another way are copied.
 
-    `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata;
+    `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata
+    (`{arch}` in a key is the architecture, as in `gguf.Keys`);
     `progress(fraction)` is called now and then and cancels the load by returning False. `repack` copies the weights of
     matrix products to the layout that the CPU's kernels are fastest with, and gives the file's pages back; without it
     they are used as they are stored. While a mapped file is in use it must not be written to; where it is made
     shorter, what reads it raises GGUFError (see `MappedFile`).
-    Raises GGUFError for a bad file, ModelError for one that its architecture cannot run, or when cancelled.
+
+    `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay, the others are read each
+    time a graph needs them, the next one while one computes. Results are the same. Beside it there are the K/V cache
+    and the compute buffers of contexts; `model.weight_stream` has the figures.
+    Raises GGUFError for a bad file, ModelError for one that its architecture cannot run, for a `ram` that cannot do,
+    or when cancelled.
     """
+    budget = None if ram is None else memory_size(ram)
+    if budget is not None and not use_mmap:
+        raise ModelError("ram: weights that use_mmap=False reads into memory are no longer read from the file")
     source = default_model_path() if path is None else path
     file = open_hf_folder(source, vocab_only) if is_folder(source) else open_model(source, use_mmap)
     kv = with_overrides(file.kv, kv_overrides)
@@ -194,17 +208,23 @@ def load_model(
             _ = model.vocab
             return model
         get_architecture(arch)
-        tensors = bind_folder(file, use_mmap) if isinstance(file, HFFolder) else bind(file)
+        tensors = bind_folder(file, use_mmap, budget is None) if isinstance(file, HFFolder) else bind(file)
         model = Model(file.path, arch, kv, tensors)
         if model.weights.unused:
             _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.weights.unused))
         _report(progress, 0.0)
-        if repack:
+        if budget is not None:
+            graph = model.architecture.least_graph(model.hparams, model.weights)
+            model.weight_stream = WeightStream(model.weights, origins_of(file), graph, budget, repack)
+            model.weight_stream.load(lambda done: _report(progress, done))
+        elif repack:
             repack_weights(_factors(model.weights), lambda done: _report(progress, done))
         _report(progress, 1.0)
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
-    if use_mlock:
+    if use_mlock and model.weight_stream is not None:
+        lock_memory(model.weight_stream.memory)
+    elif use_mlock:
         all(lock_memory(t.raw() if (copy := copy_of(t)) is None else copy.memory) for t in model.weights.values())
     return model
 

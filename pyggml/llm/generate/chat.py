@@ -26,6 +26,7 @@ class ChatSession:
 
     messages    so far, the system message first
     generation  the last reply: its timings, finish_reason and ids
+    special     whether control tokens are shown in replies, too
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ChatSession:
         """With `context_shift` the oldest tokens behind the first `n_keep` (negative: the system message) are dropped
         where the context is full."""
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
-        self.context_shift, self.n_keep = context_shift, n_keep
+        self.context_shift, self.n_keep, self.special = context_shift, n_keep, False
         self.stop = (*template.stop, *stop)
         self.messages: list[Message] = []
         self.generation: Generation | None = None
@@ -72,7 +73,8 @@ class ChatSession:
             ids, new = self._prepare(long)
             self.chain.reset()
             self.chain.prime(ids)
-            self.generation = g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long)
+            g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long, special=self.special)
+            self.generation = g
             try:
                 for token in g:
                     reply.append(token.text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
@@ -16,6 +16,7 @@ from pyggml.models.memory.kv_cells import INT32_MAX, Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..options import ContextOptions
 from ..samplers import SamplerChain, SamplingOptions, SamplingParams, StepTrace, guided, log_softmax
 from .long_context import LongContext
 from .text import TextStream
@@ -91,12 +92,14 @@ class Generation:
     guidance: Guidance | None = None
     long: LongContext | None = None
     n_past: int = 0  # tokens of the prompt that sequence 0 holds already
+    special: bool = False  # whether control tokens are text, too
+    progress: Callable[[int, int], None] | None = None  # told of the prompt's tokens: evaluated, all
     ids: list[int] = field(default_factory=list[int], init=False)
     timings: Timings = field(default_factory=Timings, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._text = TextStream(self.ctx.model.vocab, self.stop)
+        self._text = TextStream(self.ctx.model.vocab, self.stop, self.special)
         if self.n_probs is not None:
             whole("n_probs", self.n_probs, 0, None, BatchError)
 
@@ -140,7 +143,7 @@ class Generation:
         start = perf_counter()
         token, text = self._sample(logits), self._text
         if self.ctx.model.vocab.is_eog(token):
-            piece, self.finish_reason = text.flush(), "eog"
+            piece, self.finish_reason = (text.push(token) if self.special else "") + text.flush(), "eog"
         else:
             self.chain.accept(token)
             self.ids.append(token)
@@ -163,8 +166,12 @@ class Generation:
         if not prompt:
             raise BatchError("the prompt is empty")
         self.check_room()
+        n_done = self.n_past
         for part in (self.long or LongContext(ctx)).parts(prompt[self.n_past :]):
             ctx.decode(part)
+            n_done += len(part)
+            if self.progress is not None:
+                self.progress(n_done, len(prompt))
         logits = ctx.logits[-1]
         if self.guidance is None:
             return logits
@@ -213,6 +220,8 @@ class GenerateOptions(SamplingOptions, total=False):
     flash_attn: bool
     cfg_scale: float
     negative_prompt: str | Sequence[int]
+    context: ContextOptions
+    special: bool
 
 
 def new_generation(
@@ -227,6 +236,8 @@ def new_generation(
     flash_attn: bool = False,
     cfg_scale: float = 1.0,
     negative_prompt: str | Sequence[int] = "",
+    context: ContextOptions | None = None,
+    special: bool = False,
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
@@ -243,8 +254,12 @@ def new_generation(
     if n_ctx is None:
         n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
     n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
-    ctx = LlamaContext(model, n_ctx, n_seq_max=n_seq_max, n_threads=n_threads, flash_attn=flash_attn)
-    return Generation(ctx, ids, chain, n_predict, (stop,) if isinstance(stop, str) else stop, n_probs, guidance)
+    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+    options.update(context or {})
+    options["n_seq_max"] = n_seq_max
+    ctx = LlamaContext(model, n_ctx, **options)
+    stops = (stop,) if isinstance(stop, str) else stop
+    return Generation(ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special)
 
 
 def until_end(g: Generation) -> Generator[Token, None, None]:

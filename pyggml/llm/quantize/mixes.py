@@ -280,13 +280,15 @@ def is_quantizable(name: str, ne: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """How types are assigned, besides the mix: the options of llama-quantize."""
+    """How types are assigned, besides the mix: the options of llama-quantize. `types`: patterns, and what tensors get
+    in whose names they are found (the first decides)."""
 
     mix: Mix
     has_imatrix: bool = False
     pure: bool = False
     output_tensor_type: DType | None = None
     token_embedding_type: DType | None = None
+    types: tuple[tuple[re.Pattern[str], DType], ...] = ()
 
 
 def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tuple[int, ...]) -> DType:
@@ -296,6 +298,9 @@ def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tu
         return _fitting(ne[0], choice.token_embedding_type)
     if name == "output.weight" and choice.output_tensor_type is not None:
         return _fitting(ne[0], choice.output_tensor_type)
+    asked = next((dtype for pattern, dtype in choice.types if pattern.search(name)), None)
+    if asked is not None:
+        return _fitting(ne[0], asked)
     if choice.pure or not mix.base.is_quantized:
         return _fitting(ne[0], mix.base)
     if name == "output.weight" or (name in _TABLES and not has_output):  # tied: the embedding is the output
