@@ -115,9 +115,15 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
         elif isinstance(spec, str | tuple):
             _set(config, spec if isinstance(spec, str) else spec[0], value)
     config["rope_parameters"] = {**config.get("rope_parameters", {}), **_rope(file, keys)}
-    config |= family.constants
+    # Classes have defaults of padding beyond a small vocabulary.
+    config = {"pad_token_id": None, **family.constants, **config}
+    biases = {t.partition(".")[2].partition(".")[2] for t in file.tensors if t.endswith(".bias")}
+    config["attention_bias"] = not biases.isdisjoint(("attn_q.bias", "attn_qkv.bias"))
+    config["mlp_bias"] = "ffn_up.bias" in biases
     config |= family.by_tensors({t.name: t.ne for t in file.tensors.values()})
-    config |= _windows(keys)
+    config |= {
+        name: v for name, v in _windows(keys).items() if not (name == "sliding_window" and "local_attention" in config)
+    }
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(found, int):

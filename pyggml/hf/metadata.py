@@ -13,6 +13,8 @@ from .family import Array, Family, Key, Of, float32
 
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # values of `expert_gating_func`
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are said back: classes know one each
+
 COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
@@ -25,7 +27,7 @@ COMMON: dict[str, Key] = {
     "attention.value_length": "head_dim",
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_count": Of(lambda c: c.get(*_EXPERTS, default=None), lambda n, keys: dict.fromkeys(_EXPERTS, n)),
     "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",

@@ -10,6 +10,7 @@ from ..config import Config, read_json
 from ..family import Family, Key, Of
 from ..metadata import layers_of
 from ..moves import PLUS_ONE, Array, Move, Shape, Sizes
+from .gemma import scores
 from .spelling import SANDWICH
 
 _ACTIVATION = Of(
@@ -133,6 +134,7 @@ FAMILIES = (
         arch="nomic-bert",
         types=("nomic_bert",),
         cls="NomicBertModel",
+        constants={"pad_token_id": 0},  # a number where the others may have none
         keys=_ENCODER,
         more=_pooling,
         skip=_HEADS,
@@ -189,7 +191,7 @@ FAMILIES = (
         arch="gemma-embedding",
         types=("gemma3_text",),
         cls="Gemma3TextModel",
-        keys={"attention.causal": False},
+        keys={"attention.causal": False, **scores()},
         moves={"*_norm.weight": PLUS_ONE},
         more=_window,
         constants={"use_bidirectional_attention": True},

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import layers_of
-from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Sizes, Split
+from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Shape, Sizes, Split
 from .mla import NOPE_AND_ROPE
 from .spelling import BLOCK_SPARSE, shared
 
@@ -87,7 +87,6 @@ _SSM: dict[str, Key] = {
     ),
 }
 _EXPERTS: dict[str, Key] = {
-    "expert_count": ("num_experts", "num_local_experts"),
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "expert_weights_norm": "norm_topk_prob",
 }
@@ -160,9 +159,19 @@ _DELTA = {
     **shared("mlp.shared_expert"),
 }
 _MOE = "block_sparse_moe"
-_HEADS_ONLY = Move(  # [1, 1, heads, 1]
-    lambda a, s: a.reshape(-1, 1), lambda a, s: a.reshape(1, 1, -1, 1), lambda sh, s: (math.prod(sh), 1)
-)
+
+
+def _to_column(a: Array, s: Sizes) -> Array:
+    return a.reshape(_column(a.shape, s))
+
+
+def _column(shape: Shape, s: Sizes) -> Shape:
+    if shape != (1, 1, math.prod(shape), 1):
+        raise ValueError(f"a shape of {list(shape)} instead of [1, 1, heads, 1]")
+    return (math.prod(shape), 1)
+
+
+_HEADS_ONLY = Move(_to_column, lambda a, s: a.reshape(1, 1, -1, 1), _column)
 _KIMI = {
     **BLOCK_SPARSE,
     **shared(f"{_MOE}.shared_experts"),
@@ -229,7 +238,6 @@ FAMILIES = (
                 _kimi_heads_back,
             ),
             "context_length": ("model_max_length", "max_position_embeddings"),
-            "expert_count": "num_experts",
             "expert_used_count": "num_experts_per_token",
             "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank",

@@ -334,7 +334,6 @@ FAMILIES = (
             "ssm.state_size": "mamba_d_state",
             "ssm.time_step_rank": "mamba_dt_rank",
             "attention.head_count_kv": Of(lambda c: _heads_kv(c, _attends(c)), _period_back),
-            "expert_count": "num_experts",
             "rope.dimension_count": None,
         },
         moves=_MAMBA,
@@ -393,7 +392,6 @@ FAMILIES = (
         keys={
             **_SHORT_CONV,
             "leading_dense_block_count": "num_dense_layers",
-            "expert_count": "num_experts",
             "expert_gating_func": 2,
             "expert_weights_scale": "routed_scaling_factor",
             "expert_weights_norm": "norm_topk_prob",
