@@ -36,7 +36,7 @@ def test_there_and_back(role: str, move: Any) -> None:
     worked = 0
     for shape in SHAPES:
         a = -rng.integers(1, 50, shape).astype(np.float32) / 8
-        if len(shape) != DIMS.get(role, len(shape)) or (move is ROW and shape[0] != 1):
+        if len(shape) != DIMS.get(role, min(len(shape), 3)) or (move is ROW and shape[0] != 1):
             continue
         if isinstance(move, Value):
             assert np.allclose(move.there(move.back(a)), a, rtol=1e-6)
