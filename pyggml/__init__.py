@@ -40,6 +40,7 @@ from .tensor import Context, Tensor, Var
 
 if TYPE_CHECKING:
     from .llm.batch import Batch
+    from .llm.generate.requests import batch
     from .llm.model import Model, load_model
     from .llm.samplers import SamplingParams
 
@@ -114,6 +115,7 @@ __all__ = [
     "Tensor",
     "TensorFile",
     "Var",
+    "batch",
     "compute",
     "dequantize",
     "dump_dot",
@@ -134,7 +136,13 @@ __all__ = [
 __all__ += ops.__all__
 
 # Who builds graphs does not wait for what runs models.
-_OF_MODELS = {"Batch": "batch", "Model": "model", "SamplingParams": "samplers", "load_model": "model"}
+_OF_MODELS = {
+    "Batch": "batch",
+    "Model": "model",
+    "SamplingParams": "samplers",
+    "batch": "generate.requests",
+    "load_model": "model",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from pyggml.backends.cpu.isa import isa_name, n_cpus
 from pyggml.errors import GGMLError
 
 from . import (
+    batch,
     bench,
     chat,
     convert,
@@ -22,6 +23,7 @@ from . import (
     generate,
     imatrix,
     info,
+    inspect_page,
     merge_lora,
     op_bench,
     perplexity,
@@ -61,6 +63,7 @@ def _top(
 app.command("generate")(with_sampling(with_adapters(with_running(generate.generate))))
 app.command("chat")(with_sampling(with_adapters(with_running(chat.chat))))
 app.command("tokenize")(tokenize.tokenize)
+app.command("batch")(with_sampling(with_adapters(batch.batch)))
 app.command("bench")(with_adapters(bench.bench))
 app.command("op-bench")(op_bench.op_bench)
 app.command("embed")(embed.embed)
@@ -74,6 +77,7 @@ app.command("perplexity")(with_adapters(with_running(perplexity.perplexity_of_fi
 app.command("imatrix")(with_adapters(with_running(imatrix.imatrix)))
 app.command("cvector")(cvector.cvector)
 app.command("dump-dot")(dump_dot.dump_dot)
+app.command("inspect")(inspect_page.inspect)
 app.command("trace")(trace.trace)
 app.command("diff")(trace.diff)
 

@@ -29,7 +29,7 @@ from pyggml.gguf_io.split import PartReader, open_model
 from .export_tokenizer import tokenizer_files
 from .families import families_of_arch
 from .families.encoders import pooling_files
-from .families.spelling import INSIDE, OUTSIDE
+from .families.spelling import INSIDE, OUTSIDE, SIDES
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
 from .metadata import COMMON
@@ -121,9 +121,10 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
     config["attention_bias"] = not biases.isdisjoint(("attn_q.bias", "attn_qkv.bias"))
     config["mlp_bias"] = "ffn_up.bias" in biases
     config |= family.by_tensors({t.name: t.ne for t in file.tensors.values()})
-    config |= {
-        name: v for name, v in _windows(keys).items() if not (name == "sliding_window" and "local_attention" in config)
-    }
+    windows = _windows(keys)
+    if "local_attention" in config:  # modern-bert's name; by the other one it means half of it
+        del windows["sliding_window"]
+    config |= windows
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(found, int):
@@ -153,9 +154,8 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     if "rope.freq_base" in keys:
         rope["rope_theta"] = _plain(keys["rope.freq_base"])
     n_head = keys.get("attention.head_count", 1)
-    head = keys.get("attention.key_length") or keys["embedding_length"] // (
-        n_head or 1 if isinstance(n_head, int) else 1
-    )
+    n_head = (n_head or 1) if isinstance(n_head, int) else 1
+    head = keys.get("attention.key_length") or keys["embedding_length"] // n_head
     n_rot = keys.get("rope.dimension_count", head)
     if n_rot < head and "attention.key_length_mla" not in keys:
         rope["partial_rotary_factor"] = n_rot / head
@@ -236,9 +236,10 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
     for t in file.tensors.values():
         if t.name in taken or t.name in _MADE:
             continue
-        found = re.match(r"(?:blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
+        found = re.match(r"(?:(enc\.|dec\.)?blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
         assert found is not None
-        layer, role, suffix = found[1], found[2], found[3] or ""
+        side, layer, suffix = found[1] or "", found[2], found[4] or ""
+        role = side + found[3]
         own = role + (".bias" if suffix == ".bias" else "")
         end, split = next(((e, s) for e, s in family.splits.items() if own in s.roles), ("", None))
         if split is not None:
@@ -256,7 +257,7 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
         if spelled is None:
             raise ModelError(f"how {family.types[0]} spells the tensor {t.name} is not known")
         name = spelled.removesuffix("=") if spelled.endswith("=") else spelled + suffix
-        name = f"{family.layers}.{layer}.{name}" if layer else name
+        name = f"{SIDES.get(side, family.layers)}.{layer}.{name}" if layer else name
         if "{}" not in name:
             yield _Written(name, (t,))
         else:
