@@ -14,15 +14,17 @@ import typer
 from pyggml.llm.evaluate.imatrix import measure_imatrix
 from pyggml.llm.quantize.imatrix import Doubles, ImatrixSums, load_sums, save_dat, save_sums
 
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
 from .bars import bar
-from .options import INTERRUPTED
-from .running import RunOptions
+from .exits import INTERRUPTED
+from .running import RunOptions, with_running
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _ACTIVE = 1e-5  # mean squares above count as active
 
 
+@with_adapters
+@with_running
 def imatrix(
     adapters: AdapterOptions,
     run: RunOptions,

@@ -20,15 +20,17 @@ from pyggml.llm.evaluate.perplexity import Perplexity, perplexity
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
 
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
 from .bars import bar
 from .options import Json, usage
-from .running import RunOptions
+from .running import RunOptions, with_running
 
 _KLD = (99.9, 99, 95, 90, 50, 10, 5, 1, 0.1)  # percentiles
 _P = (99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1)
 
 
+@with_adapters
+@with_running
 def perplexity_of_file(
     adapters: AdapterOptions,
     run: RunOptions,
