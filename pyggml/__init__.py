@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import dump_dot, render
     from .llm.batch import Batch
+    from .llm.generate.requests import batch
     from .llm.model import Model, load_model
     from .llm.samplers import SamplingParams
 
@@ -114,6 +115,7 @@ __all__ = [
     "Tensor",
     "TensorFile",
     "Var",
+    "batch",
     "compute",
     "dequantize",
     "dump_dot",
@@ -140,6 +142,7 @@ _LATER = {
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
     "Batch": "llm.batch",
     "SamplingParams": "llm.samplers",
+    "batch": "llm.generate.requests",
 }
 
 

@@ -17,6 +17,7 @@ VERBS = {  # name: module and function
     "generate": "generate.generate",
     "chat": "chat.chat",
     "tokenize": "tokenize.tokenize",
+    "batch": "batch.batch",
     "bench": "bench.bench",
     "op-bench": "op_bench.op_bench",
     "embed": "embed.embed",
@@ -30,6 +31,7 @@ VERBS = {  # name: module and function
     "imatrix": "imatrix.imatrix",
     "cvector": "cvector.cvector",
     "dump-dot": "dump_dot.dump_dot",
+    "inspect": "inspect_page.inspect",
     "trace": "trace.trace",
     "diff": "trace.diff",
 }
