@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from math import log2
+from math import log2, sqrt
 from pathlib import Path
 from typing import Annotated, Literal, Optional
 
@@ -151,5 +151,5 @@ def _cosine(a: Doubles, b: Doubles | None) -> float:
     if b is None or a.size != b.size:
         return 0.0
     x, y = a.reshape(-1), b.reshape(-1)
-    norm = float(np.linalg.norm(x) * np.linalg.norm(y))
-    return float(x @ y) / norm if norm > 0 else 0.0
+    norm = sqrt(float(np.vdot(x, x)) * float(np.vdot(y, y)))
+    return float(np.vdot(x, y)) / norm if norm > 0 else 0.0
