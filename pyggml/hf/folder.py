@@ -42,6 +42,12 @@ class HFFolder:
     tensors: dict[str, HFTensor]
     alignment: int = GGUF_DEFAULT_ALIGNMENT
 
+    @property
+    def file_sizes(self) -> list[int]:
+        """Bytes of each of the files that its tensors are in."""
+        files = {p.source.file.path: p.source.file for t in self.tensors.values() for p in t.parts}
+        return [len(file.data) for file in files.values()]
+
     def records(self, without: Container[str]) -> list[bytes]:
         """The metadata as a GGUF file has it, but the keys `without`."""
         kv = {key: value for key, value in self.kv.items() if key not in without}
