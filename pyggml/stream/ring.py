@@ -60,13 +60,13 @@ class Ring:
 
     def acquire(self, g: Group) -> None:
         """See `Group.acquire`."""
-        self._check()
+        self.check()
         me = threading.get_ident()
         with self._changed:
             g.users.append(me)
             try:
                 while g.state is not _State.HERE:
-                    self._check()
+                    self.check()
                     if g.error is not None:
                         error, g.error = g.error, None
                         raise error
@@ -104,7 +104,8 @@ class Ring:
             self._closed = True
             self._changed.notify_all()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises ModelError where the model was closed, BackendError in a forked child."""
         if self._closed:
             raise ModelError("the model was closed: its weights are not read any more")
         if self._pid != os.getpid():
