@@ -150,7 +150,11 @@ class ExpertCache:
                     place.forget(k[1], (k[0], k[1] - 1) in self._here, (k[0], k[1] + 1) in self._here)
 
     def _read(self, stage: ExpertStage, keys: Sequence[Key]) -> None:
-        futures = {k: [self._readers.submit(job) for job in stage.layer.jobs(k[1])] for k in keys}
+        try:
+            futures = {k: [self._readers.submit(job) for job in stage.layer.jobs(k[1])] for k in keys}
+        except RuntimeError:  # they were shut down in this moment
+            self._ring.check()
+            raise
         try:
             wait([f for of in futures.values() for f in of])
         finally:

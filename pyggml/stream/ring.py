@@ -95,7 +95,12 @@ class Ring:
     def prefetch(self, g: Group | None) -> None:
         """Begin to read a group, where no other is wanted in its place."""
         with self._changed:
-            if g is not None and g.state is _State.AWAY and not any(o.held or o.users for o in g.rivals):
+            if (
+                g is not None
+                and g.state is _State.AWAY
+                and not self._closed
+                and not any(o.held or o.users for o in g.rivals)
+            ):
                 self._start(g)
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from .read import Files, Origin, staging_size
 from .ring import READERS, Group, Job, Ring, in_turn
 
 ROWS, PACKED, STORED = "rows", "packed", "stored"
+_WORTH = 1 << 16  # bytes of an expert from which on it is read by itself: it takes whole pages
 _LAYER = re.compile(r"(\w+\.)*?blk\.\d+\.")
 
 
@@ -196,7 +197,8 @@ def _experts(
     used = {t for node in graph.nodes if node.op == "mul_mat_id" for t in node.src[:1]}
     found: dict[str, list[Item]] = {}
     for name, t in weights.items():
-        if t in used and read[t] and origins[name].file is not None and len(items[name]) == 1:
+        apart = t in used and read[t] and t.nb[2] >= _WORTH
+        if apart and origins[name].file is not None and len(items[name]) == 1:
             found.setdefault(f"{_group(name)}{t.ne[2]}", []).extend(items[name])
     return found
 

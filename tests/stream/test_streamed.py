@@ -52,7 +52,7 @@ def logits(model: Model, **options: Any) -> np.ndarray:
         batch.add(token, pos, [0], True)
     ctx.decode(batch)
     rows = [ctx.logits.copy()]
-    for i in range(70):
+    for i in range(40):
         ctx.decode([IDS[i % len(IDS)]])
         rows.append(ctx.logits.copy())
     return np.concatenate(rows)
@@ -229,12 +229,12 @@ def test_budgets_that_cannot_be(path: Path) -> None:
 
 
 MIXTURE = {
-    "embedding_length": 128,
+    "embedding_length": 256,
     "block_count": 3,
     "attention.head_count": 2,
     "expert_count": 8,
     "expert_used_count": 2,
-    "expert_feed_forward_length": 96,
+    "expert_feed_forward_length": 288,
 }
 
 
