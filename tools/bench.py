@@ -66,16 +66,21 @@ def bench(
         flash_attn=flash_attn,
     )
     n_vocab = m.hparams.n_vocab
+    encodes = m.architecture.encode is not None  # then pp is the encoder, and tg answers a short text
+    if encodes and n_depth:
+        raise typer.BadParameter("--n-depth is not for an encoder-decoder")
 
     def pp() -> float:
         ctx.memory.seq_rm(0, n_depth)
         ids = tokens(n_prompt, 0, n_vocab)
         start = time.perf_counter()
-        ctx.decode(ids)
+        (ctx.encode if encodes else ctx.decode)(ids)
         return n_prompt / (time.perf_counter() - start)
 
     def tg() -> float:
         ctx.memory.seq_rm(0, n_depth)
+        if encodes:
+            ctx.encode(tokens(8, 0, n_vocab))
         start = time.perf_counter()
         for i in range(n_gen):
             ctx.decode(tokens(1, i, n_vocab))

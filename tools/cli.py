@@ -23,6 +23,7 @@ from . import (
     generate,
     imatrix,
     info,
+    inspect_page,
     merge_lora,
     op_bench,
     perplexity,
@@ -76,6 +77,7 @@ app.command("perplexity")(with_adapters(with_running(perplexity.perplexity_of_fi
 app.command("imatrix")(with_adapters(with_running(imatrix.imatrix)))
 app.command("cvector")(cvector.cvector)
 app.command("dump-dot")(dump_dot.dump_dot)
+app.command("inspect")(inspect_page.inspect)
 app.command("trace")(trace.trace)
 app.command("diff")(trace.diff)
 

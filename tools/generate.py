@@ -140,7 +140,7 @@ def generate(
 
     reason = "interrupted"
     try:
-        if display_prompt and not as_json:
+        if display_prompt and not as_json and not g.source:  # an answer is shown alone
             sys.stdout.write(text)
             sys.stdout.flush()
         for token in _with_bar(g, not (display_prompt and sys.stdout.isatty())):
@@ -160,7 +160,7 @@ def generate(
     session.end()
     total = perf_counter() - start
     if as_json:
-        out: dict[str, Any] = {"prompt_ids": list(g.prompt), "ids": g.ids, "text": "".join(made)}
+        out: dict[str, Any] = {"prompt_ids": list(g.source or g.prompt), "ids": g.ids, "text": "".join(made)}
         out["finish_reason"] = reason
         if n_probs:
             out["probs"] = probs

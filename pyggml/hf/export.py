@@ -28,7 +28,7 @@ from pyggml.gguf_io.split import PartReader, open_model
 
 from .export_tokenizer import tokenizer_files
 from .families import families_of_arch
-from .families.spelling import INSIDE, OUTSIDE
+from .families.spelling import INSIDE, OUTSIDE, SIDES
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
 from .metadata import COMMON
@@ -226,9 +226,10 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
     for t in file.tensors.values():
         if t.name in taken or t.name in _MADE:
             continue
-        found = re.match(r"(?:blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
+        found = re.match(r"(?:(enc\.|dec\.)?blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
         assert found is not None
-        layer, role, suffix = found[1], found[2], found[3] or ""
+        side, layer, suffix = found[1] or "", found[2], found[4] or ""
+        role = side + found[3]
         own = role + (".bias" if suffix == ".bias" else "")
         end, split = next(((e, s) for e, s in family.splits.items() if own in s.roles), ("", None))
         if split is not None:
@@ -244,7 +245,7 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
         if spelled is None:
             raise ModelError(f"how {family.types[0]} spells the tensor {t.name} is not known")
         name = spelled.removesuffix("=") if spelled.endswith("=") else spelled + suffix
-        name = f"{family.layers}.{layer}.{name}" if layer else name
+        name = f"{SIDES.get(side, family.layers)}.{layer}.{name}" if layer else name
         if "{}" not in name:
             yield _Written(name, (t,))
         else:

@@ -24,7 +24,7 @@ from ..conftest import shared_dir
 
 FOLDERS = shared_dir() / "golden" / "hf"
 pytestmark = pytest.mark.skipif(not FOLDERS.is_dir(), reason=f"no golden data in {FOLDERS}")
-PAGES_BACK = ("llama", "plain", "gemma", "gpt", "moe", "mla")  # of families with a way back
+PAGES_BACK = ("llama", "plain", "gemma", "gpt", "moe", "mla", "t5")  # of families with a way back
 OTHERS = ("gemma-embedding",)  # a model_type that two classes have
 
 

@@ -13,13 +13,14 @@ from pyggml.errors import BatchError, whole
 from ..batch import Batch
 from ..context import LlamaContext
 from ..samplers import SamplerChain, SamplingOptions, SamplingParams
-from .generation import Generation, Token, ids_of
+from .generation import Generation, Token, sizes_to_encode, source_and_prompt
 from .speculative import common_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..loaded import LoadedModel
+    from ..options import ContextOptions
 
 _WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this many tokens more than it can now
 
@@ -71,7 +72,8 @@ def stream_batch(
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if whole("n_parallel", n_parallel, error=BatchError) < 1:
         raise BatchError(f"n_parallel must be at least 1, not {n_parallel}")
-    ids = [ids_of(model, p) for p in prompts]
+    texts = [source_and_prompt(model, p) for p in prompts]
+    ids = [tokens for _, tokens in texts]
     for i, tokens in enumerate(ids):
         if not tokens:
             raise BatchError(f"prompt {i} is empty")
@@ -82,13 +84,18 @@ def stream_batch(
         n_ctx = [len(tokens) + n_predict for tokens in ids]
     else:
         n_ctx = [max(model.hparams.n_ctx_train, len(tokens)) for tokens in ids]
-    ctx = LlamaContext(model, sum(sorted(n_ctx)[-n_seq:]), n_seq_max=n_seq, n_threads=n_threads, flash_attn=flash_attn)
+    longest = max(len(source) for source, _ in texts)
+    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    if longest:
+        options.update(sizes_to_encode(longest))
+    n_cells = sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:])
+    ctx = LlamaContext(model, n_cells, **options)
     params, stops = SamplingParams(**sampling), (stop,) if isinstance(stop, str) else stop
     waiting: deque[tuple[int, Generation]] = deque()
-    for i, tokens in enumerate(ids):
+    for i, (source, tokens) in enumerate(texts):
         chain = SamplerChain(params, model.vocab)
         chain.prime(tokens)
-        waiting.append((i, Generation(ctx, tokens, chain, n_predict, stops, n_probs)))
+        waiting.append((i, Generation(ctx, tokens, chain, n_predict, stops, n_probs, source=source)))
     return in_slots(ctx, Waiting(waiting), n_ctx)
 
 
@@ -179,4 +186,6 @@ def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: Waiting) -> None:
             ctx.memory.seq_rm(slot.seq)
             ctx.memory.seq_cp(source.seq, slot.seq, 0, n)
         waiting.take()
+        if g.source:
+            ctx.encode(Batch.prompt(g.source, 0, slot.seq))
         slot.index, slot.generation, slot.text, slot.n_done = index, g, prompt, n
