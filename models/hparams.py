@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
@@ -54,6 +55,14 @@ class RopeShape(NamedTuple):
     freq_scale: float
     ext_factor: float
     attn_factor: float
+
+
+class TokenBlocks(NamedTuple):
+    """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that; `n_read`
+    tokens, the last ones of the block, are what that key is made of."""
+
+    size: int
+    n_read: int
 
 
 class NGrams(NamedTuple):
@@ -197,6 +206,7 @@ class HParams:
     pooling: Pooling = "none"  # what embeddings of a text are made of, unless the user says
     head: Head = Head()
     ngrams: NGrams | None = None  # see `ngram_rows`
+    token_blocks: tuple[TokenBlocks, ...] = ()  # see `block_inputs`
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
     n_layer_kv_from_start: int = 0  # layers with K and V of their own, see `kv_layer`; 0: all
     rope_factors_swa: bool = True  # layers with the window have the frequency factors, too
@@ -312,6 +322,11 @@ class HParams:
             return il
         return next((i for i in reversed(range(n)) if self.is_swa(i) == self.is_swa(il)), -1)
 
+    @property
+    def cache_layers(self) -> Iterable[int]:
+        """The layers of the cache: those of the model, and what else has K in it."""
+        return range(self.n_layer)
+
     def state(self, il: int) -> StateShape:
         """What layer `il` remembers beside: of recurrent families, which say so."""
         return StateShape()
@@ -336,6 +351,8 @@ class HParams:
             return "their embeddings are in K and V (learned positions)"
         if self.k_norm_last:
             return "K was normed after it was roped, and does not turn further"
+        if self.token_blocks:
+            return "blocks of tokens begin at multiples of their size"
         return "each has four of them" if self.n_pos_per_embd > 1 else ""
 
     def is_swa(self, il: int) -> bool:

@@ -16,7 +16,7 @@ from rich.table import Table
 from pyggml.inspect.profile import Profile, time_line
 from pyggml.llm.model import load_model
 
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
 from .measure.bench_history import append_history
 from .options import Json, ModelPath, Ram, Threads
 
@@ -32,6 +32,7 @@ def measure(run: Callable[[], float], repetitions: int) -> list[float]:
     return [run() for _ in range(repetitions)]
 
 
+@with_adapters
 def bench(
     adapters: AdapterOptions,
     model: ModelPath = None,
@@ -66,16 +67,21 @@ def bench(
         flash_attn=flash_attn,
     )
     n_vocab = m.hparams.n_vocab
+    encodes = m.architecture.encode is not None  # then pp is the encoder, and tg answers a short text
+    if encodes and n_depth:
+        raise typer.BadParameter("--n-depth is not for an encoder-decoder")
 
     def pp() -> float:
         ctx.memory.seq_rm(0, n_depth)
         ids = tokens(n_prompt, 0, n_vocab)
         start = time.perf_counter()
-        ctx.decode(ids)
+        (ctx.encode if encodes else ctx.decode)(ids)
         return n_prompt / (time.perf_counter() - start)
 
     def tg() -> float:
         ctx.memory.seq_rm(0, n_depth)
+        if encodes:
+            ctx.encode(tokens(8, 0, n_vocab))
         start = time.perf_counter()
         for i in range(n_gen):
             ctx.decode(tokens(1, i, n_vocab))

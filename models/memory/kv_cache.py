@@ -52,9 +52,11 @@ class KVCache(KVCells):
     `i` a layer reads, also one that shares those of another (`hp.kv_layer`). V is stored
     transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`. Where V is in K (`hp.v_in_k`),
     `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts. A `transient` one
-    has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. In types of
-    ROTATED_TYPES K and V of each head are stored rotated, see `rotation_k`. Raises ModelError
-    for types that the layout cannot store, AllocError where the machine has not that much memory.
+    has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. A `cross` one holds
+    what an encoder gave: the encoder fills it, and the decoder's tokens see all that is of their sequences. `causal`:
+    tokens do not see those after them. In types of ROTATED_TYPES K and V of each head are stored rotated, see
+    `rotation_k`. Raises ModelError for types that the layout cannot store, AllocError where the machine has not that
+    much memory.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class KVCache(KVCells):
         layers: Sequence[int] | None = None,
         n_swa: int = 0,
         transient: bool = False,
+        cross: bool = False,
     ) -> None:
-        self.transient = transient
+        self.transient, self.cross = transient, cross
+        self.causal = hp.causal_attn and not (transient or cross)
         self.flash_attn, self.v_in_k, self.v_trans = flash_attn, hp.v_in_k, not (flash_attn or hp.v_in_k)
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
         self.n_swa = n_swa
@@ -153,8 +157,8 @@ class KVCache(KVCells):
         """`KV size 256.00 MiB: 512 cells, 32 layers, K (F16) 128.00 MiB, V (F16) 128.00 MiB`."""
         total, k, v = (f"{n / (1 << 20):.2f} MiB" for n in (self.nbytes, self.nbytes_k, self.nbytes_v))
         kv = f"K ({self.type_k.name}) {k}, " + ("V in K" if self.v_in_k else f"V ({self.type_v.name}) {v}")
-        window = f", window of {self.n_swa}" if self.n_swa else ""
-        return f"KV size {total}: {self.size} cells, {len(self.layers)} layers, {kv}{window}"
+        kind = f", window of {self.n_swa}" if self.n_swa else ", of encoded text" if self.cross else ""
+        return f"KV size {total}: {self.size} cells, {len(self.layers)} layers, {kv}{kind}"
 
     def allocate(self, buft: str) -> None:
         """Give K and V their memory, zeroed: cells that were never written must hold finite numbers."""

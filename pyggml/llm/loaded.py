@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from weakref import WeakSet
 
+from pyggml.errors import ModelError
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
@@ -51,6 +52,18 @@ class LoadedModel(Closeable):
     def vocab(self) -> Vocab:
         """The vocabulary. Raises ModelError where the file has none, or one of a kind that is not supported."""
         return Vocab.from_gguf(self.kv)
+
+    @property
+    def decoder_start(self) -> int | None:
+        """Of an encoder-decoder the token that begins what is decoded: what the file says, else bos; None of others.
+        Raises ModelError where there is none, or no such token."""
+        if self.architecture.encode is None:
+            return None
+        key = f"{self.arch}.decoder_start_token_id"
+        token = self.kv.get(key, self.vocab.bos)
+        if type(token) is not int or not 0 <= token < self.hparams.n_vocab:
+            raise ModelError(f"the key {key} says which token begins an answer: {token} is none")
+        return token
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`, see `Vocab.tokenize`."""

@@ -42,6 +42,7 @@ PAGES = {  # page -> the model types in it
     "linear": ("qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "kimi_linear", "minimax"),
     "encoders": ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"),
     "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32"),
+    "t5": ("t5", "mt5", "umt5"),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from pyggml.errors import ModelError
+
 from ..samplers import SamplerChain
 from .generation import Generation, Token
 from .long_context import LongContext
@@ -42,6 +44,8 @@ class ChatSession:
     ) -> None:
         """With `context_shift` the oldest tokens behind the first `n_keep` (negative: the system message) are dropped
         where the context is full."""
+        if ctx.model.architecture.encode is not None:
+            raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers a text (`generate`) and has no chat")
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
         self.context_shift, self.n_keep, self.special = context_shift, n_keep, False
         self.stop = (*template.stop, *stop)

@@ -75,7 +75,8 @@ class Guidance:
 
 @dataclass
 class Generation:
-    """What follows `prompt`, which is appended to sequence 0 of the context; iterate over it once for the tokens.
+    """What follows `prompt`, which is appended to sequence 0 of the context; iterate over it once for the tokens. Where
+    there is a `source`, an encoder-decoder's text, it is encoded first.
 
     At most `n_predict` tokens (negative: any number), until the context is full and `long` makes no room. `ids`,
     `timings` and `finish_reason` tell how far it came, also where it was broken off: Ctrl-C leaves the context whole,
@@ -92,6 +93,7 @@ class Generation:
     guidance: Guidance | None = None
     long: LongContext | None = None
     n_past: int = 0  # tokens of the prompt that sequence 0 holds already
+    source: Sequence[int] = ()
     special: bool = False  # whether control tokens are text, too
     progress: Callable[[int, int], None] | None = None  # told of the prompt's tokens: evaluated, all
     ids: list[int] = field(default_factory=list[int], init=False)
@@ -108,8 +110,9 @@ class Generation:
         memory, n = self.ctx.memory, len(self.prompt) - self.n_past
         what = f"the prompt has {n} tokens"
         if self.guidance is not None:
-            n += len(self.guidance.negative)
-            what += f", the negative one {len(self.guidance.negative)}"
+            n_negative = len(self.prompt if self.source else self.guidance.negative)
+            n += n_negative
+            what += f", the negative one {n_negative}"
         free = memory.size - memory.used
         if n > free:
             taken = f", of which {memory.used} are taken" if memory.used else ""
@@ -123,7 +126,8 @@ class Generation:
         timings = self.timings
         start = perf_counter()
         logits = self._prefill()
-        timings.n_prompt, timings.prompt = len(self.prompt) - self.n_past, perf_counter() - start
+        timings.n_prompt = len(self.source) + len(self.prompt) - self.n_past
+        timings.prompt = perf_counter() - start
         if self.n_predict == 0:
             self.finish_reason = "length"
             return
@@ -166,6 +170,8 @@ class Generation:
         if not prompt:
             raise BatchError("the prompt is empty")
         self.check_room()
+        if self.source:
+            ctx.encode(self.source)
         n_done = self.n_past
         for part in (self.long or LongContext(ctx)).parts(prompt[self.n_past :]):
             ctx.decode(part)
@@ -176,6 +182,9 @@ class Generation:
         if self.guidance is None:
             return logits
         ids = self.guidance.negative
+        if self.source:
+            ctx.encode(Batch.prompt(ids, 0, 1))
+            ids = prompt
         first = ctx.memory.seq_pos_max(1) + 1
         for i in range(0, max(len(ids), 1), ctx.n_batch):
             batch = Batch()
@@ -242,24 +251,27 @@ def new_generation(
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
     chain = SamplerChain(SamplingParams(**sampling), model.vocab)
-    ids = ids_of(model, prompt)
+    source, ids = source_and_prompt(model, prompt)
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
         raise SamplerError(f"cfg_scale must be a finite number, not {cfg_scale!r:.60}")
     chain.prime(ids)
     guidance = None if cfg_scale == 1 else Guidance(cfg_scale, ids_of(model, negative_prompt))
-    n_seq_max, n_prompt = 1, len(ids)
-    if guidance is not None:
-        n_seq_max, n_prompt = 2, n_prompt + len(guidance.negative)
+    negative = () if guidance is None else guidance.negative
+    n_seq_max = 1 if guidance is None else 2
+    n_prompt = n_seq_max * len(ids) if source else len(ids) + len(negative)
     if n_ctx is None:
         n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
+        n_ctx = max(n_ctx, len(source) + len(negative) if source else 0)
     n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
     options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+    if source:
+        options.update(sizes_to_encode(max(len(source), len(negative))))
     options.update(context or {})
     options["n_seq_max"] = n_seq_max
     ctx = LlamaContext(model, n_ctx, **options)
     stops = (stop,) if isinstance(stop, str) else stop
-    return Generation(ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special)
+    return Generation(ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special, source=source)
 
 
 def until_end(g: Generation) -> Generator[Token, None, None]:
@@ -293,6 +305,22 @@ async def in_thread(items: Iterator[T]) -> AsyncIterator[T]:
     finally:
         if isinstance(items, Generator):
             items.close()
+
+
+def source_and_prompt(model: LoadedModel, prompt: str | Sequence[int]) -> tuple[list[int], list[int]]:
+    """What an encoder-decoder encodes, and the token that it begins with; of others nothing, and the prompt. Raises as
+    `ids_of`, BatchError for an empty source."""
+    ids, start = ids_of(model, prompt), model.decoder_start
+    if start is None:
+        return [], ids
+    if not ids:
+        raise BatchError("the prompt is empty")
+    return ids, [start]
+
+
+def sizes_to_encode(n: int) -> ContextOptions:
+    """Of a context that encodes texts of up to `n` tokens, each at once."""
+    return {"n_batch": max(2048, n), "n_ubatch": max(512, n)}
 
 
 def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:

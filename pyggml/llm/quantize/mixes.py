@@ -239,6 +239,7 @@ _ATTENTION = {  # tensor -> the part that it counts as: a fused one is as delica
     "attn_qkv": "attn_v",
     "attn_kv_b": "attn_v",
     **{name: name for name in ("attn_q", "attn_k", "attn_v", "attn_output")},
+    **{f"cross_{name}": name for name in ("attn_q", "attn_k", "attn_v")},
 }
 _FFN = ("ffn_down", "ffn_gate", "ffn_up")  # and what begins so: of experts
 _SMALL = (  # parts of layers that are small, or that are no matrices
@@ -251,7 +252,7 @@ _SMALL = (  # parts of layers that are small, or that are no matrices
 )
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 _LEFT = (
-    *("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight"),
+    *("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight", "attn_rel_b.weight"),
     *("per_layer_model_proj.weight", "altup_proj.weight", "altup_unembd_proj.weight"),
     *(f".{name}.weight" for name in _SMALL),
 )
@@ -274,7 +275,7 @@ def file_type_name(file_type: object) -> str | None:
 
 def is_quantizable(name: str, ne: tuple[int, ...]) -> bool:
     """Whether a tensor takes part: matrices (and stacks of them) of weights, but not norms, an expert router, the
-    embeddings of positions and token types, or the small parts of layers."""
+    embeddings of positions, distances and token types, or the small parts of layers."""
     return name.endswith("weight") and ne[1] * ne[2] * ne[3] > 1 and not name.endswith(_LEFT)
 
 
@@ -319,7 +320,7 @@ def _part(name: str) -> str:
 
 
 def _place(choice: Choice, hp: HParams, name: str, ne: tuple[int, ...]) -> Place:
-    found = _LAYER.match(name)
+    found = _LAYER.search(name)
     attends = next((hp.layer(il) for il in range(hp.n_layer) if hp.has_kv(il)), None)
     n_gqa = attends.n_head // attends.n_head_kv if attends else 1
     return Place(

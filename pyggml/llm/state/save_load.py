@@ -149,7 +149,8 @@ def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
     """Load what `seq_bytes` returned, as `load_seq` does."""
     state, memory = _unpack(ctx, data, "sequence"), ctx.memory
     if seq is None:
-        seq = next((i for i in range(memory.n_seq_max) if memory.seq_pos_max(i) < 0), None)
+        taken = [any(kv.seq[i].any() for kv in memory.caches) for i in range(memory.n_seq_max)]
+        seq = next((i for i, some in enumerate(taken) if memory.seq_pos_max(i) < 0 and not some), None)
         if seq is None:
             raise StateError(f"all {memory.n_seq_max} sequences are in use (n_seq_max = {memory.n_seq_max})")
     memory.seq_pos_max(seq)  # refuses an id that there is not
