@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import typer.main
-from pyggml.tools.cli import app, main
-from pyggml.tools.options import unescape
+from pyggml.tools.cli import main, new_app
+from pyggml.tools.prompt_text import unescape
 
 from ..tiny_model import WriteModel
 
@@ -138,7 +138,7 @@ OTHER_DEFAULTS = {  # and why
 
 
 def params(verb: str) -> dict[str, Any]:
-    command = typer.main.get_command(app).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
+    command = typer.main.get_command(new_app()).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
     return {p.name: p for p in command.params}
 
 
@@ -150,7 +150,7 @@ def test_each_option_is_there_under_one_name_or_the_other() -> None:
     ours = flags("generate") | flags("chat") | {"--version", "--help"}
     assert not set(SAME.split()) - ours
     assert not {o for others in OTHER.values() for o in others} - ours
-    verbs = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    verbs = typer.main.get_command(new_app()).commands  # pyright: ignore[reportAttributeAccessIssue]
     assert set(VERBS.values()) <= set(verbs)
     listed = [SAME, *OTHER, *VERBS, *WHY_NOT.values()]
     names = [o for text in listed for o in text.split()]
