@@ -35,6 +35,7 @@ from .loaded import LoadedModel
 from .options import check_types
 from .perf import Perf
 from .pooling import Members, checked_output, members, pool
+from .report import log_context
 from .state import save_load as state
 from .steps import Steps, StepSize
 from .ubatch import SBatch, UBatch, gathered, texts_of, ubatches_of_tokens
@@ -145,6 +146,7 @@ class LlamaContext(Closeable):
         self.set_loras(model.loras)
         self.set_control_vector(model.control)
         model.contexts.add(self)
+        log_context(self.memory, self.scheduler, self.n_threads, n_batch, self.n_ubatch)
 
     @property
     def n_ctx(self) -> int:

@@ -39,7 +39,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("stream",),
     ("llm.vocab", "llm.quantize", "llm.closeable", "llm.adapters", "llm.grammars"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.perf", "llm.loaded"),
-    ("llm.ubatch", "llm.options"),
+    ("llm.ubatch", "llm.options", "llm.report"),
     ("llm.steps", "llm.pooling"),
     ("llm.graphs",),
     ("llm.state",),
