@@ -29,13 +29,13 @@ from .adapters.active import ActiveAdapters, Scaled
 from .adapters.control import Directions
 from .batch import Batch, check_encoded, check_size, check_values, token_ids
 from .closeable import Closeable
+from .figures.perf import Perf
+from .figures.report import log_context
 from .graphs import Graphs
 from .interrupt import uninterrupted
 from .loaded import LoadedModel
 from .options import check_types
-from .perf import Perf
 from .pooling import Members, checked_output, members, pool
-from .report import log_context
 from .state import save_load as state
 from .steps import Steps, StepSize
 from .ubatch import SBatch, UBatch, gathered, texts_of, ubatches_of_tokens

@@ -25,10 +25,10 @@ from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
 from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
+from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
 from .loaded import LoadedModel
 from .options import ContextOptions
-from .report import log_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

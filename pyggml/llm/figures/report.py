@@ -14,7 +14,7 @@ from pyggml.backends.cpu.repack import copy_of
 from pyggml.models.blocks import KVMemory
 from pyggml.sched import Scheduler
 
-from .loaded import LoadedModel
+from ..loaded import LoadedModel
 
 _log = logging.getLogger("pyggml")
 _MIB = 1 << 20
@@ -40,7 +40,7 @@ def log_context(memory: KVMemory, scheduler: Scheduler, n_threads: int, n_batch:
 
 def _model_lines(model: LoadedModel) -> Iterator[str]:
     """Of a model that is loaded: metadata, types, hyperparameters, sizes."""
-    from .quantize.mixes import file_type_name
+    from ..quantize.mixes import file_type_name
 
     kv, tensors = model.kv, model.tensors
     yield f"llama_model_loader: loaded {len(kv)} key-value pairs and {len(tensors)} tensors from {model.path}"
