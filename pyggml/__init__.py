@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+import_module(".inspect.notebook", __name__)  # installs what notebooks show
+
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until the program asks for it
 
 F64, F32, F16, BF16 = DType.F64, DType.F32, DType.F16, DType.BF16
