@@ -45,7 +45,9 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.state",),
     ("llm.context",),
     ("llm.generate", "llm.embed", "llm.evaluate"),
+    ("llm.openai",),
     ("llm.model",),
+    ("llama_cpp",),
     ("inspect",),
     ("tools",),
 ]
