@@ -11,6 +11,7 @@ from pyggml.graph import Graph
 
 from .blocks import Build, KVMemory
 from .hparams import HParams
+from .memory.cross import CrossMemory
 from .memory.hybrid import HybridMemory
 from .memory.kv_cache import CacheOptions, KVCache
 from .memory.kv_iswa import KVCacheISWA
@@ -21,7 +22,7 @@ from .weights import Weights
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MemoryKind = Literal["kv", "recurrent", "hybrid", "none"]
+MemoryKind = Literal["kv", "recurrent", "hybrid", "cross", "none"]
 
 
 def _read_common(r: Reader) -> HParams:
@@ -37,8 +38,11 @@ class Architecture:
     read     the hyperparameters in the metadata: HParams, or a subclass with what this family alone has. They also say
              whether tokens see those after them (`causal_attn`), and which layers see a window only (`n_swa`)
     memory   kv: keys and values of each token (with a sliding window where the hyperparameters ask for it); recurrent:
-             a state; hybrid: both; none: nothing, all tokens are evaluated at once
+             a state; hybrid: both; cross: keys and values, also of a text that was encoded; none: nothing, all tokens
+             are evaluated at once
     logits   its graphs end with logits; those of encoders end with embeddings
+    encode   of encoder-decoders: records the graph of a text, which fills `Build.cross` with what the decoder's layers
+             see of it; it ends with embeddings
     """
 
     names: tuple[str, ...]
@@ -46,6 +50,7 @@ class Architecture:
     read: Callable[[Reader], HParams] = _read_common
     memory: MemoryKind = "kv"
     logits: bool = True
+    encode: Callable[[Build], Graph] | None = None
 
     def hparams(self, name: str, kv: Mapping[str, object]) -> HParams:
         """The hyperparameters in a GGUF's metadata, keys prefixed with `name`.
@@ -59,15 +64,23 @@ class Architecture:
 
         Raises ModelError naming the tensor that is missing or has another shape.
         """
+        self.least_graph(hp, weights)
+        return weights
+
+    def least_graph(self, hp: HParams, weights: Weights) -> Graph:
+        """The graph of one token, over one cell (of an encoder-decoder the decoder's). Raises as `declare`."""
         memory = self.new_memory(hp, 1, n_batch=1)
-        b = Build(hp, weights, memory, 1, 1, tuple(c.size for c in memory.caches))
         try:
+            if self.encode is not None and isinstance(memory, CrossMemory):
+                encoding = memory.encoding
+                self.encode(Build(hp, weights, encoding, 1, 1, tuple(c.size for c in encoding.caches)))
+            b = Build(hp, weights, memory, 1, 1, tuple(c.size for c in memory.caches))
             self.build(b)
         except ModelError:
             raise
         except GGMLError as e:
             raise ModelError(f"the hyperparameters make no graph: {e}") from e
-        return weights
+        return b.graph
 
     def new_memory(
         self,
@@ -81,6 +94,8 @@ class Architecture:
         store."""
         if self.memory == "recurrent":
             return RecurrentCells(hp, size, options.get("n_seq_max", 1))
+        if self.memory == "cross":
+            return CrossMemory(hp, size, n_batch=n_batch, **options)
         transient = self.memory == "none"
         if hp.n_swa:
             attn = KVCacheISWA(hp, size, n_batch=n_batch, transient=transient, **options)

@@ -57,14 +57,15 @@ class GLM5Next(BoundedKimi):
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
         hp = b.hparams
         assert isinstance(hp, GLM5NextHParams), hp
-        shared = _limited(hp.swiglu_clamp_shexp[il])
+        shared = limited(hp.swiglu_clamp_shexp[il])
         if not hp.is_moe(il):
             return build_ffn(b, cur, il, shared)
-        out = build_moe_ffn(b, cur, il, _limited(hp.swiglu_clamp_exp[il]))
+        out = build_moe_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]))
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
 
 
-def _limited(limit: float) -> Activation | Glu:
+def limited(limit: float) -> Activation | Glu:
+    """silu(gate) * up, of gate and up within `limit`; 0: there is none."""
     return partial(gg.swiglu_clamp, limit=limit) if limit else "silu"
 
 

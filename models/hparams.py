@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, NoReturn
 
@@ -54,6 +55,14 @@ class RopeShape(NamedTuple):
     freq_scale: float
     ext_factor: float
     attn_factor: float
+
+
+class TokenBlocks(NamedTuple):
+    """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that; `n_read`
+    tokens, the last ones of the block, are what that key is made of."""
+
+    size: int
+    n_read: int
 
 
 class NGrams(NamedTuple):
@@ -197,7 +206,10 @@ class HParams:
     pooling: Pooling = "none"  # what embeddings of a text are made of, unless the user says
     head: Head = Head()
     ngrams: NGrams | None = None  # see `ngram_rows`
+    token_blocks: tuple[TokenBlocks, ...] = ()  # see `block_inputs`
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
+    n_layer_kv_from_start: int = 0  # layers with K and V of their own, see `kv_layer`; 0: all
+    rope_factors_swa: bool = True  # layers with the window have the frequency factors, too
 
     def __post_init__(self) -> None:
         for name in ("n_vocab", "n_embd", "n_layer", "n_ctx_train"):
@@ -281,6 +293,10 @@ class HParams:
         if not (0 < self.n_expert_used <= self.n_expert or self.n_expert == self.n_expert_used == 0):
             _refuse("n_expert_used", self.n_expert_used, f"there are {self.n_expert} experts")
         self._in_range("n_moe_layer_step", self.n_moe_layer_step)
+        if not 0 <= self.n_layer_kv_from_start <= self.n_layer:
+            _refuse("n_layer_kv_from_start", self.n_layer_kv_from_start, f"there are {self.n_layer} layers")
+        for il in range(self.n_layer_kv_from_start or self.n_layer, self.n_layer):
+            self._check_kv_layer(il)
         self.router.check(self.n_expert, self.n_expert_used)
 
     def layer(self, il: int) -> LayerShape:
@@ -295,8 +311,21 @@ class HParams:
         return LayerShape(n_head, n_head_kv, n_ff, n_ff_exp, k, v, *row)
 
     def has_kv(self, il: int) -> bool:
-        """Whether layer `il` attends, with K and V in a cache."""
-        return self.layer(il).n_head_kv > 0
+        """Whether layer `il` attends, with K and V of its own in a cache."""
+        return self.layer(il).n_head_kv > 0 and self.kv_layer(il) == il
+
+    def kv_layer(self, il: int) -> int:
+        """The layer whose K and V layer `il` attends to: itself, or from `n_layer_kv_from_start` on the last one before
+        of its kind (with the window, or without); -1 where there is none."""
+        n = self.n_layer_kv_from_start
+        if not n or il < n:
+            return il
+        return next((i for i in reversed(range(n)) if self.is_swa(i) == self.is_swa(il)), -1)
+
+    @property
+    def cache_layers(self) -> Iterable[int]:
+        """The layers of the cache: those of the model, and what else has K in it."""
+        return range(self.n_layer)
 
     def state(self, il: int) -> StateShape:
         """What layer `il` remembers beside: of recurrent families, which say so."""
@@ -322,6 +351,8 @@ class HParams:
             return "their embeddings are in K and V (learned positions)"
         if self.k_norm_last:
             return "K was normed after it was roped, and does not turn further"
+        if self.token_blocks:
+            return "blocks of tokens begin at multiples of their size"
         return "each has four of them" if self.n_pos_per_embd > 1 else ""
 
     def is_swa(self, il: int) -> bool:
@@ -349,6 +380,18 @@ class HParams:
     def _in_range(self, name: str, value: int) -> None:
         if not 0 < value < MAX_INT:
             _refuse(name, value, "it must be a positive 32-bit number")
+
+    def _check_kv_layer(self, il: int) -> None:
+        """Raise ModelError where layer `il`, which has no K and V, finds none of its shape."""
+        source = self.kv_layer(il)
+        n, of = self.layer(il), self.layer(max(source, 0))
+        if source < 0 or (n.n_head_kv, n.n_embd_head_k, n.n_embd_head_v) != (
+            of.n_head_kv,
+            of.n_embd_head_k,
+            of.n_embd_head_v,
+        ):
+            why = f"layer {il} is to attend to K and V of one before, of which none is of its kind and shape"
+            _refuse("n_layer_kv_from_start", self.n_layer_kv_from_start, why)
 
     def _per_layer(self, name: str, value: PerLayer) -> PerLayer:
         """One int where all layers agree, else a tuple with a value for each, of which some may be 0."""

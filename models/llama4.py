@@ -38,6 +38,7 @@ class Llama4(Decoder):
             return replace(kv, q_cur=b.cb(gg.mul(kv.q_cur, build_inp_attn_scale(b)), "Qcur_attn_temp_scaled", il))
         if hp.n_expert == _NO_QK_NORM:
             return kv
+        assert kv.k_cur is not None, il
         Qcur, Kcur = (gg.rms_norm(t, hp.f_norm_rms_eps) for t in (kv.q_cur, kv.k_cur))
         return replace(kv, q_cur=b.cb(Qcur, "Qcur_normed", il), k_cur=b.cb(Kcur, "Kcur_normed", il))
 

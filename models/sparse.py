@@ -47,18 +47,19 @@ class MSAHParams(Indexer):
     """Of MiniMax's."""
 
 
-def _check(b: Build, hp: Indexer) -> None:
-    if b.kv.size > hp.n_chosen:
+def check_indexer(b: Build, hp: Indexer, size: int = 1) -> None:
+    """Raise ModelError for a context in which an indexer, of blocks of `size` tokens, has to choose."""
+    if b.kv.size > hp.n_chosen * size:
         raise ModelError(
             f"a context of {b.kv.size} cells needs sparse attention, which is not supported: this model attends to "
-            f"{hp.n_chosen} at most; choose a smaller n_ctx"
+            f"{hp.n_chosen * size} at most; choose a smaller n_ctx"
         )
 
 
 def ask_indexer(b: Build, hp: Indexer, n_lora_q: int) -> None:
     """Ask for the weights of the indexer, whose queries come from a row of `n_lora_q` elements, and see that it is not
     needed. Raises ModelError."""
-    _check(b, hp)
+    check_indexer(b, hp)
     head = hp.n_indexer_embd
     for il in range(hp.n_layer if head else 0):
         b.optional("indexer.attn_q_b", (n_lora_q, hp.n_indexer_head * head), il)
@@ -70,7 +71,7 @@ def ask_indexer(b: Build, hp: Indexer, n_lora_q: int) -> None:
 
 def ask_projections(b: Build, hp: Indexer, layers: Iterable[int]) -> None:
     """As `ask_indexer`, of indexers with queries and keys of their own, in these layers."""
-    _check(b, hp)
+    check_indexer(b, hp)
     head = hp.n_indexer_embd
     for il in layers:
         for part, n in (("q", hp.n_indexer_head), ("k", 1)):

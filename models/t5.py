@@ -1,12 +1,18 @@
-"""The encoder of T5 (arXiv 1910.10683), alone: sentence-T5 (arXiv 2108.08877), and what conditions image models.
+"""T5 (arXiv 1910.10683), T5 1.1, Flan-T5 (2210.11416), mT5, UMT5: an encoder, and a decoder whose tokens see what it
+gave of a text; and the encoder alone, `t5encoder`: sentence-T5 (arXiv 2108.08877), and what conditions image models.
 
 Instead of positions, what is added to the scores of attention: a number for each head and each bucket of distances,
 small ones each in their own, larger ones together (see `relative_buckets`). All layers use those of the first, unless
-they have their own. Scores are not scaled, products have no biases. The network has a gate of gelu (T5 1.1, Flan-T5),
-or is one of relu.
+they have their own; scores over the encoded text have none. Scores are not scaled, products have no biases. The network
+has a gate of gelu (T5 1.1, Flan-T5), or is one of relu.
+
+T5 as it was first has the embeddings for output weights, of what is multiplied with 1 / sqrt(n_embd): our key
+`t5.logit_scale`, which llama.cpp does not read (its logits are larger by that factor).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from gguf.constants import Keys
 
@@ -19,66 +25,150 @@ from .blocks import (
     KV,
     Build,
     build_attn,
+    build_cross_kv,
     build_inp_embd,
     build_inp_kq_mask,
     build_inp_out_ids,
+    build_lm_head,
     build_norm,
     build_rel_bias,
     build_result_embd,
 )
-from .hparams import HParams
+from .hparams import MAX_LAYERS, HParams
 from .metadata import Reader, read_hparams
 
 _MAX_DISTANCE = "{arch}.attention.relative_buckets_max_distance"  # our own: llama.cpp takes 128, as all T5 have it
 
 
+@dataclass(frozen=True, kw_only=True)
+class T5HParams(HParams):
+    """Layers of the encoder; `n_layer` are the decoder's."""
+
+    n_layer_enc: int
+
+
+def _buckets(r: Reader) -> dict[str, int]:
+    found = {
+        "n_rel_attn_bkts": r.integer(Keys.Attention.REL_BUCKETS_COUNT),
+        "n_rel_attn_max_distance": r.integer(_MAX_DISTANCE, 128),
+    }
+    exact = found["n_rel_attn_bkts"] // 2
+    if exact < 2:
+        r.fail(Keys.Attention.REL_BUCKETS_COUNT, "must be at least 4")
+    if found["n_rel_attn_max_distance"] <= exact:
+        r.fail(_MAX_DISTANCE, f"must be larger than {exact}, the distances that have a bucket each")
+    return found
+
+
+def _read_encoder(r: Reader) -> HParams:
+    return read_hparams(HParams, r, causal_attn=False, rope_layers=0, f_attention_scale=1.0, **_buckets(r))
+
+
 def _read(r: Reader) -> HParams:
+    n_enc = r.integer(Keys.LLM.BLOCK_COUNT)
+    if not 0 < n_enc <= MAX_LAYERS:
+        r.fail(Keys.LLM.BLOCK_COUNT, f"must be 1 to {MAX_LAYERS}, not {n_enc}")
     return read_hparams(
-        HParams,
+        T5HParams,
         r,
-        causal_attn=False,
+        n_layer=r.integer(Keys.LLM.DECODER_BLOCK_COUNT, n_enc),
+        n_layer_enc=n_enc,
+        n_head=r.integer(Keys.Attention.HEAD_COUNT),  # encoder and decoder have as many: none for each layer
+        n_head_kv=r.integer(Keys.Attention.HEAD_COUNT_KV, 0),
+        n_ff=r.integer(Keys.LLM.FEED_FORWARD_LENGTH),
         rope_layers=0,
         f_attention_scale=1.0,
-        n_rel_attn_bkts=r.integer(Keys.Attention.REL_BUCKETS_COUNT),
-        n_rel_attn_max_distance=r.integer(_MAX_DISTANCE, 128),
+        f_logit_scale=r.number(Keys.LLM.LOGIT_SCALE, 0.0),
+        **_buckets(r),
     )
 
 
 def build_t5encoder(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_embd` has ne [n_embd, n_outputs]."""
+    with b.ctx:
+        return build_result_embd(b, _encoder(b, b.hparams.n_layer, build_inp_out_ids(b)))
+
+
+def build_t5_encode(b: Build) -> Graph:
+    """The graph of a text: K and V that the decoder's layers see of it are stored; its last node `result_embd` has ne
+    [n_embd, n_outputs]."""
+    hp = b.hparams
+    assert isinstance(hp, T5HParams)
+    with b.ctx:
+        embd = _encoder(b, hp.n_layer_enc, None)
+        for il in range(hp.n_layer):
+            n = hp.layer(il)
+            Kcur = b.linear("dec.cross_attn_k", embd, n.n_embd_k_gqa, "Kcur_cross", il)
+            Vcur = b.linear("dec.cross_attn_v", embd, n.n_embd_v_gqa, "Vcur_cross", il)
+            build_cross_kv(b, Kcur, Vcur, il)
+        return build_result_embd(b, gg.get_rows(embd, build_inp_out_ids(b)))
+
+
+def build_t5(b: Build) -> Graph:
+    """The graph of the decoder's tokens; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
     with b.ctx:
         inpL = build_inp_embd(b)
         for il in range(hp.n_layer):
-            cur = build_norm(b, inpL, "enc.attn_norm", "attn_norm", il)
+            cur = build_norm(b, inpL, "dec.attn_norm", "attn_norm", il)
+            cross_inp = b.cb(gg.add(_self_attn(b, "dec", cur, il), inpL), "cross_inp", il)
+
+            cur = build_norm(b, cross_inp, "dec.cross_attn_norm", "attn_norm_cross", il)
             n = hp.layer(il)
-            Qcur, Kcur, Vcur = (
-                b.linear(f"enc.attn_{x}", cur, size, f"{x.upper()}cur", il)
-                for x, size in zip("qkv", (n.n_embd_q, n.n_embd_k_gqa, n.n_embd_v_gqa), strict=True)
-            )
+            Qcur = b.linear("dec.cross_attn_q", cur, n.n_embd_q, "Qcur_cross", il)
             Qcur = gg.reshape_3d(Qcur, n.n_embd_head_k, n.n_head, b.n_tokens)
-            Kcur = gg.reshape_3d(Kcur, n.n_embd_head_k, n.n_head_kv, b.n_tokens)
-            bias = build_rel_bias(b, "enc.attn_rel_b", il)
-            cur = build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il, bias=bias))
-            cur = b.linear("enc.attn_o", cur, hp.n_embd, "kqv_out", il)
+            cur = build_attn(b, KV(Qcur, None, None, build_inp_kq_mask(b, il, cross=True), il, cross=True))
+            cur = b.linear("dec.cross_attn_o", cur, hp.n_embd, "kqv_out_cross", il)
+            b.optional("dec.cross_attn_rel_b", (n.n_head, hp.n_rel_attn_bkts), il)  # in old files, for nothing
+
             if il == hp.n_layer - 1:  # from here on only the rows that are wanted
                 inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-            ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
-            cur = _ffn(b, build_norm(b, ffn_inp, "enc.ffn_norm", "ffn_norm", il), il)
+                cur, cross_inp = gg.get_rows(cur, inp_out_ids), gg.get_rows(cross_inp, inp_out_ids)
+            ffn_inp = b.cb(gg.add(cur, cross_inp), "ffn_inp", il)
+            cur = _ffn(b, "dec", build_norm(b, ffn_inp, "dec.ffn_norm", "ffn_norm", il), il)
             inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
-        return build_result_embd(b, build_norm(b, inpL, "enc.output_norm", "result_norm"))
+        return build_lm_head(b, build_norm(b, inpL, "dec.output_norm", "result_norm"))
 
 
-def _ffn(b: Build, cur: Tensor, il: int) -> Tensor:
+def _encoder(b: Build, n_layer: int, inp_out_ids: Tensor | None) -> Tensor:
+    """What the encoder gives: ne [n_embd, n_outputs], or [n_embd, n_tokens] without `inp_out_ids`."""
+    inpL = build_inp_embd(b)
+    for il in range(n_layer):
+        cur = build_norm(b, inpL, "enc.attn_norm", "attn_norm", il)
+        cur = _self_attn(b, "enc", cur, il)
+        if il == n_layer - 1 and inp_out_ids is not None:  # from here on only the rows that are wanted
+            cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+        ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
+        cur = _ffn(b, "enc", build_norm(b, ffn_inp, "enc.ffn_norm", "ffn_norm", il), il)
+        inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
+    return build_norm(b, inpL, "enc.output_norm", "result_norm")
+
+
+def _self_attn(b: Build, side: str, cur: Tensor, il: int) -> Tensor:
+    n = b.hparams.layer(il)
+    Qcur, Kcur, Vcur = (
+        b.linear(f"{side}.attn_{x}", cur, size, f"{x.upper()}cur", il)
+        for x, size in zip("qkv", (n.n_embd_q, n.n_embd_k_gqa, n.n_embd_v_gqa), strict=True)
+    )
+    Qcur = gg.reshape_3d(Qcur, n.n_embd_head_k, n.n_head, b.n_tokens)
+    Kcur = gg.reshape_3d(Kcur, n.n_embd_head_k, n.n_head_kv, b.n_tokens)
+    bias = build_rel_bias(b, f"{side}.attn_rel_b", il)
+    cur = build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il, bias=bias))
+    return b.linear(f"{side}.attn_o", cur, b.hparams.n_embd, "kqv_out", il)
+
+
+def _ffn(b: Build, side: str, cur: Tensor, il: int) -> Tensor:
     n_ff = b.hparams.layer(il).n_ff
-    up = b.linear("enc.ffn_up", cur, n_ff, "ffn_up", il)
-    if b.optional("enc.ffn_gate", (cur.ne[0], n_ff), il) is None:
+    up = b.linear(f"{side}.ffn_up", cur, n_ff, "ffn_up", il)
+    if b.optional(f"{side}.ffn_gate", (cur.ne[0], n_ff), il) is None:
         par = b.cb(gg.relu(up), "ffn_relu", il)
     else:
-        gate = b.linear("enc.ffn_gate", cur, n_ff, "ffn_gate", il)
+        gate = b.linear(f"{side}.ffn_gate", cur, n_ff, "ffn_gate", il)
         par = b.cb(gg.mul(b.cb(gg.gelu(gate), "ffn_gelu", il), up), "ffn_gate_par", il)
-    return b.linear("enc.ffn_down", par, cur.ne[0], "ffn_out", il)
+    return b.linear(f"{side}.ffn_down", par, cur.ne[0], "ffn_out", il)
 
 
-ARCHITECTURES = (Architecture(("t5encoder",), build_t5encoder, _read, "none", False),)
+ARCHITECTURES = (
+    Architecture(("t5encoder",), build_t5encoder, _read_encoder, "none", False),
+    Architecture(("t5",), build_t5, _read, "cross", encode=build_t5_encode),
+)

@@ -36,7 +36,7 @@ def compute(
     if not graph.nodes:
         raise GraphError("the graph is empty: build_forward_expand(result) first")
     threads = None if n_threads is None else thread_count(n_threads)
-    given = _leafs(graph, inputs)
+    given = leafs_of(graph, inputs)
     with graph.lock:
         made = _schedulers.setdefault(graph, {})
         sched = made.get(backend) or made.setdefault(backend, Scheduler((backend,)))
@@ -66,14 +66,14 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
     if graph.nodes:
         compute(graph, inputs, n_threads, backend)
     elif inputs:
-        for t, value in _leafs(graph, inputs).items():
+        for t, value in leafs_of(graph, inputs).items():
             t.set(value)
     arrays = tuple(t.numpy() for t in tensors)
     return arrays[0] if len(arrays) == 1 else arrays
 
 
-def _leafs(graph: Graph, inputs: Mapping[Tensor | str, Any] | None) -> dict[Tensor, Any]:
-    """`inputs` by tensor of `graph`."""
+def leafs_of(graph: Graph, inputs: Mapping[Tensor | str, Any] | None) -> dict[Tensor, Any]:
+    """`inputs` by tensor of `graph`. Raises GraphError for one that is foreign to it, or no leaf."""
     inputs = {} if inputs is None else inputs
     if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"inputs must be a mapping of tensors (or their names) to values, not {type(inputs).__name__}")

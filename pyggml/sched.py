@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 
 from .backends.protocol import Backend, Program, new_backend, node_error
 from .buffers import alloc
-from .buffers.buffer import Buffer
+from .buffers.buffer import Buffer, Stage
 from .errors import BackendError, GraphError
 from .graph import Graph
 from .inspect.watch import Patterns, Watches
@@ -45,11 +45,37 @@ def _key(graph: Graph, watches: Watches) -> Key:
     return [t.flags & kept for t in graph.nodes], [(t.buffer, t.offset) for t in graph.leafs], watches.patterns
 
 
+class Cut(NamedTuple):
+    """Steps that run in one go, which nodes of them are watched (True: the last of its name), and what is held while
+    they run."""
+
+    steps: Sequence[alloc.Step]
+    watched: tuple[tuple[Tensor, bool], ...]
+    stages: tuple[Stage, ...]
+
+    @property
+    def nodes(self) -> list[Tensor]:
+        """Those of the steps."""
+        return [t for step in self.steps for t in step.nodes]
+
+
 class Part(NamedTuple):
-    """Steps that run in one go, and which nodes of them are watched."""
+    """A cut, compiled."""
 
     program: Program
-    watched: tuple[Tensor, ...]
+    cut: Cut
+
+    def run(self, interruptible: bool, n_threads: int | None) -> None:
+        """Compute its nodes, with the weights that they read in memory."""
+        held: list[Stage] = []
+        try:
+            for stage in self.cut.stages:
+                stage.acquire(self.cut.nodes)
+                held.append(stage)
+            self.program.run(interruptible, n_threads)
+        finally:
+            for stage in held:
+                stage.release()
 
 
 class Turn:
@@ -66,7 +92,7 @@ class Split:
     nodes: list[Tensor] = field(default_factory=list[Tensor])
     inputs: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])  # source -> its copy
     steps: list[alloc.Step] = field(default_factory=list[alloc.Step])  # the nodes as the backend computes them
-    parts: list[Part] = field(default_factory=list[Part])  # one, where no one watches
+    parts: list[Part] = field(default_factory=list[Part])  # one, where no one watches and no weights come and go
 
     def __str__(self) -> str:
         copies = ", ".join(t.name for t in self.inputs) or "none"
@@ -109,16 +135,16 @@ class Schedule:
             for source, copy in split.inputs.items():
                 assert copy.buffer is not None
                 copy.buffer.write(copy.offset, source.raw())
-            for program, watched in split.parts:
-                program.run(interruptible, n_threads)
-                if watched:
-                    self._tell(watched)
+            for part in split.parts:
+                part.run(interruptible, n_threads)
+                if part.cut.watched:
+                    self._tell(part.cut.watched)
 
-    def _tell(self, watched: Sequence[Tensor]) -> None:
+    def _tell(self, watched: Sequence[tuple[Tensor, bool]]) -> None:
         self.turn.telling = True
         try:
-            for t in watched:
-                self.watches.tell(t)
+            for t, last in watched:
+                self.watches.tell(t, last)
         finally:
             self.turn.telling = False
 
@@ -180,16 +206,20 @@ class Scheduler:
             raise GraphError("a tap or an edit cannot run, or decode with, what it looks into: use another context")
 
     @property
+    def last(self) -> Schedule | None:
+        """That of the graph that was planned or run last, while it lives."""
+        return self._last and self._last()
+
+    @property
     def splits(self) -> list[Split]:
-        """Those of the graph that was planned or run last, while it lives."""
-        last = self._last and self._last()
+        """Those of `last`."""
+        last = self.last
         return last.splits if last else []
 
     @locked
     def reserve(self, graph: Graph) -> None:
         """Make the compute buffers large enough for `graph`, without touching its tensors."""
-        check_graph("reserve", graph)
-        _, plan = self._plan(graph, ())
+        _, plan = self.plan(graph)
         self._grow(plan)
 
     @locked
@@ -216,9 +246,10 @@ class Scheduler:
         """
         top = build(var.hi)
         schedule = self.alloc(top)
-        if len(schedule.programs) != 1:
+        if len(schedule.splits) != 1:
             return None
-        others: list[tuple[int, list[alloc.Step]]] = []
+        parts = schedule.splits[0].parts
+        others: list[tuple[int, dict[Tensor, Tensor]]] = []
         for value in (least, (least + var.hi) // 2):
             graph = build(value)
             if (graph.n_leafs, graph.n_nodes) != (top.n_leafs, top.n_nodes):
@@ -227,8 +258,9 @@ class Scheduler:
             for like, t in twin.items():
                 if like in schedule.plan.offsets or t.buffer is None:
                     t.buffer, t.offset = like.buffer, like.offset
-            others.append((value, [step.mapped(twin) for step in schedule.splits[0].steps]))
-        return schedule if schedule.programs[0].vary(var, others) else None
+            others.append((value, twin))
+        varies = (p.program.vary(var, [(v, [s.mapped(to) for s in p.cut.steps]) for v, to in others]) for p in parts)
+        return schedule if all(varies) else None
 
     @locked
     def compute(self, graph: Graph) -> None:
@@ -323,7 +355,11 @@ class Scheduler:
             return False
         return not self.backends[backend].supports_buft(buft_of(s.root))
 
-    def _plan(self, graph: Graph, watched: Collection[Tensor]) -> tuple[list[Split], alloc.Plan]:
+    @locked
+    def plan(self, graph: Graph, watched: Collection[Tensor] = ()) -> tuple[list[Split], alloc.Plan]:
+        """All passes: how it would run `graph` with these nodes `watched`, and where its results would lie. Nothing is
+        allocated. Raises BackendError as `alloc`."""
+        check_graph("plan", graph)
         _refuse_read_only(graph)
         own = self.assign(graph)
         splits = self._split(graph, own, lambda root: self._buft_of(root, own))
@@ -338,6 +374,7 @@ class Scheduler:
             for copy in split.inputs.values():
                 at = plan.sizes.get(pool, 0)
                 plan.offsets[copy] = (pool, at)
+                plan.lives[copy] = (0, plan.n_steps - 1)
                 plan.sizes[pool] = at + -(-copy.nbytes // 64) * 64
         return splits, plan
 
@@ -353,30 +390,33 @@ class Scheduler:
                 t.allocate(next(iter(self.backends.values())).buft)
                 t.flags |= FLAG_UNSET
         watched = self.watches.of(graph.nodes)
-        splits, plan = self._plan(graph, watched)
+        splits, plan = self.plan(graph, watched.keys())
         self._grow(plan)
         buffers = {pool: self._buffers[pool] for pool in plan.sizes}
         schedule = Schedule(splits, plan, buffers, _key(graph, self.watches), self.watches, self._turn, self.lock)
         schedule.place()
         for split in splits:
             copies, backend = split.inputs, self.backends[split.backend]
-            for steps, nodes in _parts(split.steps, watched):
-                split.parts.append(Part(backend.compile(steps, lambda s, copies=copies: copies.get(s, s)), nodes))
+            for cut in _cuts(split.steps, watched, backend):
+                split.parts.append(Part(backend.compile(cut.steps, lambda s, copies=copies: copies.get(s, s)), cut))
         return schedule
 
 
-def _parts(
-    steps: Sequence[alloc.Step], watched: Collection[Tensor]
-) -> Iterator[tuple[Sequence[alloc.Step], tuple[Tensor, ...]]]:
-    """The steps, cut after those that compute what is watched."""
-    begin = 0
-    for end, step in enumerate(steps, 1) if watched else ():
-        nodes = tuple(t for t in step.nodes if t in watched)
+def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> Iterator[Cut]:
+    """The steps, cut after those that compute what is watched, and where other weights are to be in memory."""
+    begin, stages = 0, ()
+    for i, step in enumerate(steps):
+        needs = tuple(dict.fromkeys(b.stage for b in backend.reads(step) if b.stage is not None))
+        if needs and needs != stages and begin < i:  # not before: it may take what was just computed
+            yield Cut(steps[begin:i], (), stages)
+            begin = i
+        stages = needs or stages
+        nodes = tuple((t, watched[t]) for t in step.nodes if t in watched)
         if nodes:
-            yield steps[begin:end], nodes
-            begin = end
+            yield Cut(steps[begin : i + 1], nodes, stages)
+            begin, stages = i + 1, ()
     if begin < len(steps):
-        yield steps[begin:], ()
+        yield Cut(steps[begin:], (), stages)
 
 
 def _refuse_read_only(graph: Graph) -> None:

@@ -16,9 +16,9 @@ from rich.table import Table
 from pyggml.inspect.profile import Profile, time_line
 from pyggml.llm.model import load_model
 
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
 from .measure.bench_history import append_history
-from .options import Json, ModelPath, Threads
+from .options import Json, ModelPath, Ram, Threads
 
 
 def tokens(n: int, first: int, n_vocab: int) -> list[int]:
@@ -32,9 +32,11 @@ def measure(run: Callable[[], float], repetitions: int) -> list[float]:
     return [run() for _ in range(repetitions)]
 
 
+@with_adapters
 def bench(
     adapters: AdapterOptions,
     model: ModelPath = None,
+    ram: Ram = None,
     n_prompt: Annotated[int, typer.Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
     n_gen: Annotated[int, typer.Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
     n_depth: Annotated[int, typer.Option("-d", "--n-depth", help="Tokens in the cache before a test.", min=0)] = 0,
@@ -54,7 +56,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure tokens per second; nothing is sampled in the timed part."""
-    m = load_model(model)
+    m = load_model(model, ram=ram)
     adapters.apply(m)
     n_batch = max(n_prompt, 32)
     ctx = m.new_context(
@@ -65,16 +67,21 @@ def bench(
         flash_attn=flash_attn,
     )
     n_vocab = m.hparams.n_vocab
+    encodes = m.architecture.encode is not None  # then pp is the encoder, and tg answers a short text
+    if encodes and n_depth:
+        raise typer.BadParameter("--n-depth is not for an encoder-decoder")
 
     def pp() -> float:
         ctx.memory.seq_rm(0, n_depth)
         ids = tokens(n_prompt, 0, n_vocab)
         start = time.perf_counter()
-        ctx.decode(ids)
+        (ctx.encode if encodes else ctx.decode)(ids)
         return n_prompt / (time.perf_counter() - start)
 
     def tg() -> float:
         ctx.memory.seq_rm(0, n_depth)
+        if encodes:
+            ctx.encode(tokens(8, 0, n_vocab))
         start = time.perf_counter()
         for i in range(n_gen):
             ctx.decode(tokens(1, i, n_vocab))

@@ -15,13 +15,16 @@ import typer
 
 from pyggml.errors import GGMLError, KVCacheFull, ModelError
 from pyggml.llm.generate.chat import ChatSession
-from pyggml.llm.generate.templates import NAMED, find_template
-from pyggml.llm.model import load_model
+from pyggml.llm.generate.named_templates import TEMPLATES
+from pyggml.llm.generate.templates import find_template
 from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
 
 from . import summary
-from .adapters import AdapterOptions
-from .options import ContextShift, CtxSize, FlashAttn, Json, ModelPath, Stop, Threads, TraceSampling, usage
+from .adapters import AdapterOptions, with_adapters
+from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, usage
+from .prompt_text import unescape
+from .running import RunOptions, with_running
+from .sampling import with_sampling
 
 _PROMPT = "> "
 KeepOfChat = Annotated[
@@ -29,20 +32,32 @@ KeepOfChat = Annotated[
 ]
 
 
+@with_sampling
+@with_adapters
+@with_running
 def chat(
     sampling: SamplingOptions,
     adapters: AdapterOptions,
-    model: ModelPath = None,
+    run: RunOptions,
     system: Annotated[str, typer.Option("-sys", "--system-prompt", help="The system message.")] = "",
+    system_file: Annotated[
+        Optional[Path], typer.Option("-sysf", "--system-prompt-file", help="... from a file.", metavar="FILE")
+    ] = None,
     template: Annotated[
         Optional[str],
-        typer.Option("--chat-template", help=f"{', '.join(NAMED)} (default: the model's own, else chatml)."),
+        typer.Option(
+            "--chat-template",
+            help=f"A Jinja file, or {', '.join(TEMPLATES)} (default: the model's own, else chatml).",
+            metavar="NAME|FILE",
+        ),
     ] = None,
-    n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens of a reply; -1: until it ends.")] = -1,
+    n_predict: Annotated[
+        int, typer.Option("-n", "--n-predict", "--predict", help="Tokens of a reply; -1: until it ends.")
+    ] = -1,
     stop: Stop = None,
     ctx_size: CtxSize = None,
-    threads: Threads = None,
-    flash_attn: FlashAttn = False,
+    escape: Escape = True,
+    special: Special = False,
     trace_sampling: TraceSampling = False,
     context_shift: ContextShift = False,
     keep: KeepOfChat = -1,
@@ -52,10 +67,15 @@ def chat(
     the program where it waits for a message. With --json each reply, or error, is one JSON object on a line, and an
     error ends with exit code 1."""
     start = perf_counter()
+    if escape:
+        system, stop = unescape(system), [unescape(text) for text in stop or ()]
+    if system_file is not None:
+        system = system_file.read_text(encoding="utf-8")
     try:
-        m = load_model(model)
+        context = run.context()
+        m = run.load()
         adapters.apply(m)
-        ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, n_threads=threads, flash_attn=flash_attn)
+        ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, **context)
         with usage():
             chain = SamplerChain(SamplingParams(**sampling), m.vocab)
         with usage(ModelError):
@@ -66,6 +86,7 @@ def chat(
         raise
     chain.traces = [] if trace_sampling else None
     session = ChatSession(ctx, chain, chat_template, system, n_predict, tuple(stop or ()), context_shift, keep)
+    session.special = special
     console = _Console(session, as_json, perf_counter() - start)
     read = _reader(sys.stdin, as_json)
     while not console.done and (line := read()) is not None:

@@ -13,11 +13,12 @@ from pyggml.errors import DTypeError, ModelError
 from pyggml.hf.export import export_folder
 from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.quantize.mixes import MIXES, file_type_name, find_mix
-from pyggml.llm.quantize.rewrite import Progress, plan_quantization, write_quantized
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
+from .bars import bar
 from .convert_lora import convert_lora
 from .options import Json, Threads
-from .quantize import TABLE_WIDTH, row_of, table_of, with_bar
+from .quantize import TABLE_WIDTH, row_of, table_of
 from .split import parse_size
 
 _TYPE_HELP = f"One of {', '.join(MIXES)}; without it tensors stay as they are."
@@ -48,7 +49,8 @@ def convert(
     if to_hf:
         if file_type or imatrix or split_size or vocab_only or report or lora:
             raise typer.BadParameter("--hf takes none of --type, --imatrix, --split-size, --vocab-only, --report")
-        with_bar("to folder", lambda progress: export_folder(source, out, progress))
+        with bar("to folder") as show:
+            export_folder(source, out, show)
         print(json.dumps({"in": str(source), "out": str(out)}) if as_json else f"{source} -> {out}")
         return
     if lora:
@@ -67,12 +69,8 @@ def convert(
     matrix = None if imatrix is None else load_imatrix(imatrix)
     plan = plan_quantization(source, name, vocab_only=vocab_only, imatrix=matrix, report=report)
     size = None if split_size is None else parse_size(split_size)
-    paths: list[str] = []
-
-    def write(progress: Progress) -> None:
-        paths.extend(write_quantized(plan, out, threads, progress, size))
-
-    with_bar(name or "convert", write)
+    with bar(name or "convert") as show:
+        paths = write_quantized(plan, out, threads, show, size)
     written = name or file_type_name(plan.file_type)
     if as_json:
         about = {

@@ -17,7 +17,7 @@ from pyggml.llm.adapters.control import ControlVector
 from pyggml.llm.batch import Batch
 from pyggml.llm.model import Model, load_model
 
-from .options import ModelPath, Threads
+from .options import ModelPath, Ram, Threads
 from .split import progress_of
 
 Matrix = npt.NDArray[np.float64]
@@ -38,6 +38,7 @@ def cvector(
     positive: Annotated[Path, typer.Option("--positive-file", help="Prompts with the trait, one per line.")],
     negative: Annotated[Path, typer.Option("--negative-file", help="Prompts without: line by line the opposite.")],
     model: ModelPath = None,
+    ram: Ram = None,
     method: Annotated[Method, typer.Option("--method", help="First principal component, or mean.")] = Method.pca,
     out: Annotated[Path, typer.Option("-o", "--output", help="GGUF file to write.")] = Path("control_vector.gguf"),
     threads: Threads = None,
@@ -48,7 +49,7 @@ def cvector(
     if len(texts[0]) != len(texts[1]) or not texts[0]:
         counts = f"{positive} has {len(texts[0])}, {negative} {len(texts[1])}"
         raise typer.BadParameter(f"prompts come in pairs, one at least: {counts}")
-    with load_model(model) as m:
+    with load_model(model, ram=ram) as m:
         vector = directions(m, texts[0], texts[1], method, threads)
         vector.save(out, m.arch)
     print(f"{out}: {len(vector.directions)} directions from {len(texts[0])} pairs ({method.value})")

@@ -1,4 +1,4 @@
-"""`pyggml dump-dot`: the graph of a decode step, drawn without running it."""
+"""`pyggml dump-dot`: the graph of a batch, drawn without running it, or with what a run of it held."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated, Optional
 import typer
 
 from pyggml.inspect import dot
+from pyggml.inspect.record import record_model
 from pyggml.llm.model import load_model
 
-from .options import ModelPath
+from .options import FlashAttn, ModelPath
 
 
 def parse_layers(text: str | None) -> tuple[int, int] | None:
@@ -27,13 +28,36 @@ def dump_dot(
     out: Annotated[Path, typer.Option("-o", "--output", help=".dot text, or .svg/.png/.pdf to draw.", metavar="FILE")],
     model: ModelPath = None,
     n_tokens: Annotated[int, typer.Option("--n-tokens", help="Tokens in the batch.", min=1)] = 1,
+    prompt: Annotated[
+        Optional[str],
+        typer.Option("-p", "--prompt", help="Evaluate this text, and show times, buffers and values of its graph."),
+    ] = None,
     layers: Annotated[Optional[str], typer.Option("--layers", help="Only layers A to B-1.", metavar="A:B")] = None,
+    nodes: Annotated[
+        Optional[list[str]],
+        typer.Option("--nodes", help="Only nodes whose names match (repeatable).", metavar="PATTERN"),
+    ] = None,
+    around: Annotated[int, typer.Option("--around", help="... and all within N edges of them.", min=0)] = 0,
+    fold: Annotated[bool, typer.Option("--fold", help="Draw layers that repeat as one box with a count.")] = False,
+    against: Annotated[
+        Optional[str],
+        typer.Option("--against", help="Colour what differs from the graph of this model.", metavar="FILE"),
+    ] = None,
+    legend: Annotated[bool, typer.Option("--legend", help="Say what shapes and colours mean.")] = False,
+    flash_attn: FlashAttn = False,
 ) -> None:
-    """Write the graph of a batch of N tokens as DOT text or as a picture."""
-    only = parse_layers(layers)
-    graph = load_model(model).new_context(n_ctx=max(512, n_tokens)).build_graph(n_tokens)
+    """Write the graph of a batch of N tokens, or of a text, as DOT text or as a picture."""
+    only, m = parse_layers(layers), load_model(model)
+    ids = None if prompt is None else m.tokenize(prompt)
+    n = n_tokens if ids is None else len(ids)
+    n_ctx = max(512, n) if ids is None else n
+    run = None if ids is None else record_model(m, ids, flash_attn=flash_attn)
+    graph = m.new_context(n_ctx, flash_attn=flash_attn).build_graph(n) if run is None else run.graph
+    old = None if against is None else load_model(against).new_context(n_ctx, flash_attn=flash_attn).build_graph(n)
+    options: dot.Drawing = {"layers": only, "nodes": nodes or (), "around": around, "fold": fold}
+    options |= {"run": run, "against": old, "legend": legend}
     if out.suffix in (".svg", ".png", ".pdf"):
-        dot.render(graph, out, only)
+        dot.render(graph, out, **options)
     else:
-        dot.dump_dot(graph, out, only)
+        dot.dump_dot(graph, out, **options)
     print(f"{graph.n_nodes} nodes, {graph.n_leafs} leafs -> {out}")

@@ -12,8 +12,8 @@ import typer
 from pyggml.llm.embed import normalized
 from pyggml.llm.model import load_model
 
-from .generate import read_prompt
-from .options import FlashAttn, Json, ModelPath, Threads
+from .options import FlashAttn, Json, ModelPath, Ram, Threads
+from .prompt_text import read_prompt
 
 _SHOWN, _WIDTH = 8, 40  # numbers of a vector, characters of a text
 
@@ -21,6 +21,7 @@ _SHOWN, _WIDTH = 8, 40  # numbers of a vector, characters of a text
 def embed(
     texts: Annotated[Optional[list[str]], typer.Argument(help="The texts.")] = None,
     model: ModelPath = None,
+    ram: Ram = None,
     file: Annotated[
         Optional[Path], typer.Option("-f", "--file", help="... a text in each line of this file; -: of stdin.")
     ] = None,
@@ -49,7 +50,7 @@ def embed(
         lines += [line for line in read_prompt(None, file).splitlines() if line.strip()]
     if not lines:
         raise typer.BadParameter("give texts, or a file with one in each line")
-    with load_model(model) as m:
+    with load_model(model, ram=ram) as m:
         if query is not None:
             scores = m.rerank(query, lines, n_ubatch=ubatch, n_threads=threads, flash_attn=flash_attn)
             if as_json:

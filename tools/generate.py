@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from pyggml.errors import GGMLError
-from pyggml.llm.generate.generation import Generation, new_generation
+from pyggml.llm.generate.generation import Generation, Token, new_generation
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
 from pyggml.llm.generate.prompt_cache import open_session, save_session
 from pyggml.llm.generate.speculative import with_draft
@@ -21,40 +21,48 @@ from pyggml.llm.model import load_model
 from pyggml.llm.samplers import SamplingOptions, StepTrace
 
 from . import summary
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
+from .bars import bar
+from .exits import INTERRUPTED
 from .options import (
-    INTERRUPTED,
     ContextShift,
     CtxSize,
     DraftMax,
     DraftMin,
     DraftPMin,
-    FlashAttn,
+    Escape,
     GrpAttnN,
     GrpAttnW,
     Json,
     Keep,
     Lookup,
     ModelDraft,
-    ModelPath,
     PromptCache,
     PromptCacheAll,
     PromptCacheRo,
+    Special,
     Stop,
-    Threads,
     TraceSampling,
     usage,
 )
+from .prompt_text import read_prompt, unescape
+from .running import RunOptions, with_running
+from .sampling import with_sampling
 
 
+@with_sampling
+@with_adapters
+@with_running
 def generate(
     sampling: SamplingOptions,
     adapters: AdapterOptions,
-    model: ModelPath = None,
+    run: RunOptions,
     prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to continue.")] = None,
     file: Annotated[Optional[Path], typer.Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
     suffix: Annotated[Optional[str], typer.Option("--suffix", help="Fill in what stands before this text.")] = None,
-    n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens; -1: no limit, -2: one context.")] = 128,
+    n_predict: Annotated[
+        int, typer.Option("-n", "--n-predict", "--predict", help="Tokens; -1: no limit, -2: one context.")
+    ] = 128,
     stop: Stop = None,
     cfg_scale: Annotated[float, typer.Option("--cfg-scale", help="Classifier-free guidance; 1: off.")] = 1.0,
     negative_prompt: Annotated[str, typer.Option("--negative-prompt", help="... away from this prompt.")] = "",
@@ -71,8 +79,12 @@ def generate(
     prompt_cache: PromptCache = None,
     prompt_cache_all: PromptCacheAll = False,
     prompt_cache_ro: PromptCacheRo = False,
-    threads: Threads = None,
-    flash_attn: FlashAttn = False,
+    escape: Escape = True,
+    display_prompt: Annotated[
+        bool, typer.Option("--display-prompt/--no-display-prompt", help="Show the prompt before its continuation.")
+    ] = True,
+    special: Special = False,
+    n_probs: Annotated[int, typer.Option("--n-probs", help="Show the N likeliest tokens of each step.", min=0)] = 0,
     trace_sampling: TraceSampling = False,
     as_json: Json = False,
 ) -> None:
@@ -84,8 +96,12 @@ def generate(
         raise typer.BadParameter("--model-draft and --lookup cannot both be given")
     if prompt_cache and (adapters.loras or adapters.vectors):  # what it keeps does not say what it was evaluated with
         raise typer.BadParameter("--prompt-cache cannot be given with adapters")
+    if escape:
+        prompt, suffix = (None if text is None else unescape(text) for text in (prompt, suffix))
+        negative_prompt, stop = unescape(negative_prompt), [unescape(text) for text in stop or ()]
     text = read_prompt(prompt, file)
-    m = load_model(model)
+    context = run.context()
+    m = run.load()
     adapters.apply(m)
     to_continue = text if suffix is None else m.vocab.infill_ids(text, suffix)
     with usage():
@@ -93,10 +109,11 @@ def generate(
             m,
             to_continue,
             n_predict,
+            n_probs or None,
             stop=stop or (),
             n_ctx=m.hparams.n_ctx_train if ctx_size == 0 or (ctx_size is None and prompt_cache) else ctx_size,
-            n_threads=threads,
-            flash_attn=flash_attn,
+            context=context,
+            special=special,
             cfg_scale=cfg_scale,
             negative_prompt=negative_prompt,
             **sampling,
@@ -117,6 +134,7 @@ def generate(
     traces: list[StepTrace] = []
     g.chain.traces = traces if trace_sampling else None
     made: list[str] = []
+    probs: list[dict[str, Any]] = []
 
     def emit(piece: str) -> None:
         made.append(piece)
@@ -126,12 +144,16 @@ def generate(
 
     reason = "interrupted"
     try:
-        if not as_json:
+        if display_prompt and not as_json and not g.source:  # an answer is shown alone
             sys.stdout.write(text)
             sys.stdout.flush()
-        for token in g:
+        for token in _with_bar(g, not (display_prompt and sys.stdout.isatty())):
             session.save_prompt()
             emit(token.text)
+            if n_probs:
+                probs.append(summary.probs_json(token, m.vocab))
+                if not as_json:
+                    print(summary.probs_line(token, m.vocab), file=sys.stderr)
             if token.trace and not as_json:
                 print(summary.trace_lines(token.trace, m.vocab), file=sys.stderr)
         reason = g.finish_reason
@@ -142,8 +164,10 @@ def generate(
     session.end()
     total = perf_counter() - start
     if as_json:
-        out: dict[str, Any] = {"prompt_ids": list(g.prompt), "ids": g.ids, "text": "".join(made)}
+        out: dict[str, Any] = {"prompt_ids": list(g.source or g.prompt), "ids": g.ids, "text": "".join(made)}
         out["finish_reason"] = reason
+        if n_probs:
+            out["probs"] = probs
         out["timings"] = summary.timings(g, load, total)
         if trace_sampling:
             out["trace"] = [summary.trace_json(step) for step in traces]
@@ -153,6 +177,17 @@ def generate(
         print(summary.table(g, load, total), file=sys.stderr)
     if reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _with_bar(g: Generation, shown: bool) -> Iterator[Token]:
+    """The tokens of a generation; a bar shows the evaluation of a long prompt (not behind text on the same line)."""
+    with bar("prompt") as show:
+        g.progress = show if shown else None
+        tokens = iter(g)
+        first = next(tokens, None)
+    if first is not None:
+        yield first
+        yield from tokens
 
 
 @dataclass
@@ -197,16 +232,3 @@ class _SessionFile:
         shifted = self.g.long is not None and self.g.long.moved  # tokens are not where they were
         if self.path is not None and not self.read_only and not shifted:
             save_session(self.g.ctx, self.path, tokens)
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from -p, else from a file, else from stdin where that is piped. Raises BadParameter for both."""
-    if prompt is not None and file is not None:
-        raise typer.BadParameter("-p and -f cannot both be given")
-    if prompt is not None:
-        return prompt
-    if file is not None and str(file) != "-":
-        return file.read_text(encoding="utf-8", errors="replace")
-    if file is not None or (sys.stdin is not None and not sys.stdin.isatty()):  # pyright: ignore[reportUnnecessaryComparison]
-        return sys.stdin.buffer.read().decode("utf-8", "replace")
-    return ""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pyggml.dtypes import DType
@@ -20,10 +18,12 @@ from pyggml.llm.quantize.mixes import MIXES, find_mix
 from pyggml.llm.quantize.rewrite import Plan, TensorPlan, plan_quantization, write_quantized
 from pyggml.tensor import rank_of
 
+from .bars import bar
 from .options import Json, Threads
 
 TABLE_WIDTH = 110  # figures are not cut where the terminal is narrower, or none
-_TYPE_HELP = f"One of {', '.join(MIXES)}."
+_COPY = "COPY"
+_TYPE_HELP = f"One of {', '.join(MIXES)}; COPY: as they are."
 
 
 def parse_type(text: str | None) -> DType | None:
@@ -60,13 +60,12 @@ def table_of(plan: Plan) -> Table:
     return table
 
 
-def with_bar(name: str, run: Callable[[Callable[[int, int], None]], object]) -> None:
-    """Run something that reports (done, in all), with a bar on a terminal."""
-    stderr = Console(stderr=True)
-    columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task(name, total=None)
-        run(lambda done, total: bar.update(task, completed=done, total=total))
+def _tensor_type(text: str) -> tuple[str, DType]:
+    pattern, equals, name = text.rpartition("=")
+    dtype = parse_type(name) if pattern and equals else None
+    if dtype is None:
+        raise typer.BadParameter(f"--tensor-type is PATTERN=TYPE, not {text!r}")
+    return pattern, dtype
 
 
 def quantize(
@@ -84,6 +83,17 @@ def quantize(
     token_embedding_type: Annotated[
         Optional[str], typer.Option("--token-embedding-type", help="Type of token_embd.weight.", metavar="TYPE")
     ] = None,
+    tensor_type: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--tensor-type",
+            help="Type of tensors in whose names this regular expression is found (repeatable, the first decides).",
+            metavar="PATTERN=TYPE",
+        ),
+    ] = None,
+    leave_output_tensor: Annotated[
+        bool, typer.Option("--leave-output-tensor", help="Keep output.weight as it is.")
+    ] = False,
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Accept tensors that are quantized already; quality suffers.")
     ] = False,
@@ -93,12 +103,14 @@ def quantize(
 ) -> None:
     """Rewrite a GGUF model in another file type."""
     try:
-        name, _ = find_mix(file_type)
+        name = _COPY if file_type.upper() == _COPY else find_mix(file_type)[0]
     except DTypeError as e:
         raise typer.BadParameter(str(e)) from None
     plan = plan_quantization(
         source,
-        name,
+        None if name == _COPY else name,
+        tensor_types=[_tensor_type(text) for text in tensor_type or ()],
+        leave_output_tensor=leave_output_tensor,
         imatrix=None if imatrix is None else load_imatrix(imatrix),
         pure=pure,
         output_tensor_type=parse_type(output_tensor_type),
@@ -114,7 +126,8 @@ def quantize(
             soft_wrap=True,
         )
     if not dry_run:
-        with_bar(name, lambda progress: write_quantized(plan, out, threads, progress))
+        with bar(name) as show:
+            write_quantized(plan, out, threads, show)
     bits = 8 * plan.bytes_after / plan.n_elements
     if as_json:
         about = {"in": str(source), "out": None if dry_run else str(out), "file_type": name}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import Any
 
-from pyggml.llm.generate.generation import Generation
+from pyggml.llm.generate.generation import Generation, Token
 from pyggml.llm.generate.speculative import SpeculativeGeneration
 from pyggml.llm.samplers import StepTrace
 from pyggml.llm.vocab import Vocab
@@ -57,15 +58,30 @@ def table(g: Generation, load: float, total: float) -> str:
     )
 
 
+def probs_json(token: Token, vocab: Vocab) -> dict[str, Any]:
+    """A token with its log-probability, and the likeliest ones, as llama.cpp's server gives them."""
+
+    def one(i: int, logprob: float | None) -> dict[str, Any]:
+        return {"id": i, "token": _piece(i, vocab), "logprob": logprob}
+
+    return {**one(token.id, token.logprob), "top_logprobs": [one(i, p) for i, p in token.top]}
+
+
+def probs_line(token: Token, vocab: Vocab) -> str:
+    """... on a line, with probabilities."""
+    best = ", ".join(f"{_piece(i, vocab)!r} {exp(p):.4f}" for i, p in token.top)
+    return f"{_piece(token.id, vocab)!r} {exp(token.logprob or 0.0):.4f}: {best}"
+
+
+def _piece(token: int, vocab: Vocab) -> str:
+    return vocab.token_to_piece(token, special=True).decode("utf-8", "replace")
+
+
 def trace_lines(step: StepTrace, vocab: Vocab) -> str:
     """One line for each sampler of a step: candidates before and after, and the probability of the chosen token."""
-
-    def piece(token: int) -> str:
-        return repr(vocab.token_to_piece(token, special=True).decode("utf-8", "replace"))
-
-    lines = [f"token {step.token} {piece(step.token)}"]
+    lines = [f"token {step.token} {_piece(step.token, vocab)!r}"]
     for s in step.samplers:
-        best = f"best {s.p_best:.4f} {piece(s.best)}"
+        best = f"best {s.p_best:.4f} {_piece(s.best, vocab)!r}"
         lines.append(f"  {s.sampler:<28} {s.n_before:6d} -> {s.n_after:6d}   p {s.p:.4f}   {best}")
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ from pyggml.inspect import trace as traces
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 
-from .options import FlashAttn, Json, ModelPath, Threads
+from .options import FlashAttn, Json, ModelPath, Ram, Threads
 
 Nodes = Annotated[
     Optional[list[str]],
@@ -34,12 +34,13 @@ def trace(
     out: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", metavar="FILE.npz")],
     prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to evaluate.")],
     model: ModelPath = None,
+    ram: Ram = None,
     nodes: Nodes = None,
     threads: Threads = None,
     flash_attn: FlashAttn = False,
 ) -> None:
     """Evaluate a text and keep the values of the graph's nodes (`dump-dot` shows their names) in an .npz file."""
-    t = traces.trace(load_model(model), prompt, *(nodes or ()), n_threads=threads, flash_attn=flash_attn)
+    t = traces.trace(load_model(model, ram=ram), prompt, *(nodes or ()), n_threads=threads, flash_attn=flash_attn)
     traces.save_trace(t, out)
     print(f"{len(t.arrays)} nodes of {len(t.about['tokens'])} tokens -> {out}")
 

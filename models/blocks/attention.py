@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
@@ -11,7 +11,7 @@ from pyggml.errors import ModelError
 from pyggml.tensor import Tensor
 
 from ..hparams import LayerShape
-from .build import Build
+from .build import Build, CacheUse
 
 _SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # flash attention has no such nodes
 
@@ -59,15 +59,16 @@ def _heads(b: Build, cur: Tensor, n_head: int) -> Tensor:
 class KV:
     """What attention over the cache takes, for layer `il`.
 
-    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens], v_cur ne
-    [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne [n_kv, n_tokens padded]. sinks: ne [n_head], one more
-    score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
-    scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are
-    scaled.
+    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens] (None where the layer
+    attends to those of another, `hp.kv_layer`), v_cur ne [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne
+    [n_kv, n_tokens padded]. sinks: ne [n_head], one more score of each head. v_mla: ne [n_embd_head_v, n, n_head], what
+    makes the values of each head of those in the cache. scale: of the scores, the model's for 0. bias: ne
+    [n_kv, n_tokens, n_head], added to the scores before they are scaled. cross: without k_cur and v_cur, over what the
+    encoder gave. beside: a layer of another cache whose cells are attended to, too, and their mask (V is in K).
     """
 
     q_cur: Tensor
-    k_cur: Tensor
+    k_cur: Tensor | None
     v_cur: Tensor | None
     kq_mask: Tensor
     il: int
@@ -75,6 +76,8 @@ class KV:
     v_mla: Tensor | None = None
     scale: float = 0.0
     bias: Tensor | None = None
+    cross: bool = False
+    beside: tuple[int, Tensor] | None = None
 
 
 def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
@@ -84,13 +87,43 @@ def llm_build_kv(b: Build, a: KV, *, bias: bool = True) -> Tensor:
 
 def build_attn(b: Build, a: KV) -> Tensor:
     """Store K and V in the cache, and attend: ne [n_embd_out, n_tokens]."""
+    use = b.cross if a.cross else b.use(a.il)
+    a = _rotated(b, a, use)
     for t in (a.q_cur, a.k_cur, a.v_cur):  # added together, so that the order of the nodes is llama.cpp's
         if t is not None:
             b.graph.build_forward_expand(t)
-    _kv_store(b, a)
-    cur = _kqv(b, a)
+    if a.k_cur is not None:
+        _kv_store(b, use, a.k_cur, a.v_cur, a.il)
+    cur = rotate(_kqv(b, a, use), use.kv.rotation_v(b.hparams.layer(a.il).n_embd_head_v))
     b.graph.build_forward_expand(cur)
     return cur
+
+
+def build_cross_kv(b: Build, k_cur: Tensor, v_cur: Tensor, il: int) -> None:
+    """Store what attention of the decoder's layer `il` sees of a text: ne [n_embd_k_gqa, n_tokens] and
+    [n_embd_v_gqa, n_tokens]."""
+    kv, n = b.cross.kv, b.hparams.layer(il)
+    k_cur, v_cur = rotate(k_cur, kv.rotation_k(n.n_embd_head_k)), rotate(v_cur, kv.rotation_v(n.n_embd_head_v))
+    b.graph.build_forward_expand(k_cur)
+    b.graph.build_forward_expand(v_cur)
+    _kv_store(b, b.cross, k_cur, v_cur, il)
+
+
+def _rotated(b: Build, a: KV, use: CacheUse) -> KV:
+    """Q, K and V as the cache stores the last two."""
+    kv, n = use.kv, b.hparams.layer(a.il)
+    by_k, by_v = kv.rotation_k(n.n_embd_head_k), kv.rotation_v(n.n_embd_head_v)
+    k, v = (None if t is None else rotate(t, by) for t, by in ((a.k_cur, by_k), (a.v_cur, by_v)))
+    return replace(a, q_cur=rotate(a.q_cur, by_k), k_cur=k, v_cur=v)
+
+
+def rotate(cur: Tensor, by: Tensor | None) -> Tensor:
+    """`cur`, each part of a row as long as those of `by` multiplied with it."""
+    if by is None:
+        return cur
+    n = by.ne[0]
+    parts = gg.reshape_2d(cur if cur.is_contiguous else gg.cont(cur), n, cur.n_elements // n)
+    return gg.reshape_4d(gg.mul_mat(by, parts), *cur.ne).set_name(f"{cur.name} (rotated)")
 
 
 def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[[Tensor], Tensor]) -> Tensor:
@@ -106,21 +139,25 @@ def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[
     return gg.reshape_2d(gated, attn.ne[0], b.n_tokens)
 
 
-def _kv_store(b: Build, a: KV) -> None:
+def store_k(b: Build, k_cur: Tensor, il: int) -> None:
+    """Copy K of the ubatch's tokens, ne [n_embd_k_gqa, n_tokens], into the slot of a layer that has no V."""
+    _kv_store(b, b.use(il), k_cur, None, il)
+
+
+def _kv_store(b: Build, use: CacheUse, k_cur: Tensor, v_cur: Tensor | None, il: int) -> None:
     """Copy K and V into the slot of the ubatch, where they are kept. A token whose numbers overflow shows that in K,
     which its own sequence sees and the mask hides from others; V, which a weight of 0 does not hide, is stored
     finite."""
-    il, n = a.il, b.hparams.layer(a.il)
-    kv, _, head, _ = b.use(il)
+    n, kv, head = b.hparams.layer(il), use.kv, use.head
     if kv.transient:
         return
     k_l = kv.k_l[kv.index[il]]
     k_row = kv.type_k.row_size(n.n_embd_k_gqa)
     view = gg.view_1d(k_l, b.n_tokens * n.n_embd_k_gqa, k_row * head)
-    _store(b, a.k_cur, b.cb(view, "k_cache_view", il), kv.v_limit if kv.v_in_k else 0.0)
-    if a.v_cur is None:
+    _store(b, k_cur, b.cb(view, "k_cache_view", il), kv.v_limit if kv.v_in_k else 0.0)
+    if v_cur is None:
         return
-    v_l, v_cur = kv.v_l[kv.index[il]], a.v_cur
+    v_l = kv.v_l[kv.index[il]]
     if not kv.v_trans:
         v_row = kv.type_v.row_size(n.n_embd_v_gqa)
         view = gg.view_1d(v_l, b.n_tokens * n.n_embd_v_gqa, v_row * head)
@@ -135,16 +172,23 @@ def _store(b: Build, cur: Tensor, view: Tensor, limit: float = 0.0) -> None:
     b.graph.build_forward_expand(gg.cpy(cur, view, limit).set_name(f"{view.name} (copy of {cur.name})"))
 
 
-def _kqv(b: Build, a: KV) -> Tensor:
+def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     """softmax(mask(K q)) V over the first n_kv cells: ne [n_embd_out, n_tokens]."""
     hp, n, il = b.hparams, b.hparams.layer(a.il), a.il
-    kv = b.use(il).kv
+    kv = use.kv
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    k = b.cb(gg.permute(a.k_cur, 0, 2, 1, 3) if kv.transient else _rows_of_k(b, n, il), "k", il)
+    k, mask = b.cb(_rows_of_k(use, n, a), "k", il), a.kq_mask
+    if a.beside is not None:
+        other, other_mask = a.beside
+        k, more = (
+            gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, _cells_of_k(b.use(other), n, other))
+        )
+        k = b.cb(gg.concat(k, more, 1), "k_all", il)
+        mask = b.cb(gg.concat(mask, other_mask, 0), "kq_mask_all", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
-        v = b.cb(_rows_of_v(b, n, a), "v", il)
-        cur = gg.flash_attn_ext(q, k, v, a.kq_mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
+        v = k if a.beside else b.cb(_rows_of_v(use, n, a), "v", il)
+        cur = gg.flash_attn_ext(q, k, v, mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
         b.cb(cur, "kqv", il)  # [n_embd_head_v, n_head, n_tokens]
         if a.v_mla is None:
             return b.cb(gg.reshape_2d(cur, n.n_embd_out, b.n_tokens), "kqv_merged", il)
@@ -156,27 +200,35 @@ def _kqv(b: Build, a: KV) -> Tensor:
         if cap:
             kq = b.cb(gg.tanh(b.cb(gg.scale(kq, scale / cap), "kq_scaled", il)), "kq_tanh", il)
             scale = cap
-        kq = gg.soft_max_ext(kq, a.kq_mask, scale, hp.f_max_alibi_bias, a.sinks)
+        kq = gg.soft_max_ext(kq, mask, scale, hp.f_max_alibi_bias, a.sinks)
         b.cb(kq, "kq_soft_max_ext", il)
-        kqv = b.cb(gg.mul_mat(b.cb(_columns_of_v(b, n, a), "v", il), kq), "kqv", il)
+        v = gg.cont(gg.transpose(k)) if a.beside else _columns_of_v(use, n, a)
+        kqv = b.cb(gg.mul_mat(b.cb(v, "v", il), kq), "kqv", il)
     if a.v_mla is not None:  # [n_embd_head_v, n_tokens, n_head] becomes [v_mla.ne[1], n_tokens, n_head]
         kqv = b.cb(b.mul_mat(a.v_mla, kqv), "kqv_mla", il)
     cur = b.cb(gg.permute(kqv, 0, 2, 1, 3), "kqv_merged", il)
     return b.cb(gg.cont_2d(cur, cur.ne[0] * n.n_head, b.n_tokens), "kqv_merged_cont", il)
 
 
-def _rows_of_k(b: Build, n: LayerShape, il: int) -> Tensor:
+def _rows_of_k(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
-    kv, n_kv, _, _ = b.use(il)
+    if use.kv.transient:
+        assert a.k_cur is not None, a
+        return gg.permute(a.k_cur, 0, 2, 1, 3)
+    return _cells_of_k(use, n, a.il)
+
+
+def _cells_of_k(use: CacheUse, n: LayerShape, il: int) -> Tensor:
+    kv, n_kv, _, _ = use
     row = kv.type_k.row_size
     k_l = kv.k_l[kv.index[il]]
     return gg.view_3d(k_l, n.n_embd_head_k, n_kv, n.n_head_kv, row(n.n_embd_k_gqa), row(n.n_embd_head_k), 0)
 
 
-def _rows_of_v(b: Build, n: LayerShape, a: KV) -> Tensor:
+def _rows_of_v(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     """V of the first n_kv cells, a row of each: ne [n_embd_head_v, n_kv, n_head_kv]."""
     il = a.il
-    kv, n_kv, _, _ = b.use(il)
+    kv, n_kv, _, _ = use
     if kv.transient:
         assert a.v_cur is not None, il
         head = a.v_cur.nb[0] * n.n_embd_head_v
@@ -189,12 +241,12 @@ def _rows_of_v(b: Build, n: LayerShape, a: KV) -> Tensor:
     return gg.view_3d(rows[kv.index[il]], n.n_embd_head_v, n_kv, n.n_head_kv, row, head, 0)
 
 
-def _columns_of_v(b: Build, n: LayerShape, a: KV) -> Tensor:
+def _columns_of_v(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     """V of the first n_kv cells, a column of each: ne [n_kv, n_embd_head_v, n_head_kv]."""
     il = a.il
-    kv, n_kv, _, _ = b.use(il)
+    kv, n_kv, _, _ = use
     if not kv.v_trans or kv.transient:
-        v = _rows_of_v(b, n, a)
+        v = _rows_of_v(use, n, a)
         return gg.cont(gg.transpose(gg.cast(v, DType.F32) if v.dtype.is_quantized else v))
     size = kv.type_v.type_size
     row, v_l = size * kv.size, kv.v_l[kv.index[il]]

@@ -12,6 +12,7 @@ from pyggml.graph import Graph
 from pyggml.tensor import Context, Tensor, Var
 
 from ..hparams import HParams
+from ..memory.cross import CrossMemory, EncoderMemory
 from ..memory.hybrid import HybridMemory
 from ..memory.kv_cache import KVCache
 from ..memory.kv_iswa import KVCacheISWA
@@ -20,12 +21,12 @@ from ..names import tensor_name
 from ..weights import TensorSpec, Weights
 from .adapt import NO_ADAPTERS, Adapters
 
-KVMemory = KVCache | KVCacheISWA | HybridMemory | RecurrentCells
+KVMemory = KVCache | KVCacheISWA | HybridMemory | RecurrentCells | CrossMemory
 
 
 def mask_name(kv: KVCache) -> str:
     """The name of the mask of a cache."""
-    return "KQ_mask_swa" if kv.n_swa else "KQ_mask"
+    return "KQ_mask_cross" if kv.cross else "KQ_mask_swa" if kv.n_swa else "KQ_mask"
 
 
 class CacheUse(NamedTuple):
@@ -63,7 +64,7 @@ class Build:
         self,
         hparams: HParams,
         weights: Weights,
-        kv: KVMemory,
+        kv: KVMemory | EncoderMemory,
         n_tokens: int,
         n_outputs: int,
         n_kv: tuple[int, ...],
@@ -98,7 +99,12 @@ class Build:
 
     def use(self, il: int) -> CacheUse:
         """The cache of layer `il`."""
-        return next(u for u in self.uses if il in u.kv.index)
+        return next(u for u in self.uses if il in u.kv.index and not u.kv.cross)
+
+    @property
+    def cross(self) -> CacheUse:
+        """The cache of what the encoder gave, which the memory must have."""
+        return next(u for u in self.uses if u.kv.cross)
 
     @property
     def states(self) -> RecurrentCells:

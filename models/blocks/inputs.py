@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,9 +11,10 @@ from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
 
-from ..hparams import HParams, NGrams
+from ..hparams import HParams, NGrams, TokenBlocks
 from ..memory.kv_cells import Floats, Ints
 from .build import Build
+from .norm import build_norm
 
 MASK_PADDING = 32  # rows of the mask are padded to a multiple
 
@@ -31,6 +34,29 @@ def build_inp_embd(b: Build) -> Tensor:
         cur = b.cb(b.adapters.rows(gg.get_rows(w, tokens), w.name, tokens), "inp_embd")
     scale = b.hparams.f_embedding_scale
     return b.cb(gg.scale(cur, scale), "inp_scaled") if scale else cur
+
+
+def build_inp_per_layer(b: Build, inpL: Tensor, n: int) -> Tensor:
+    """What the layers read of each token beside the stream, `n` elements each: an embedding of the token's own for each
+    layer, and a product of its embedding `inpL`, ne [n_embd, n_tokens], normed; their sum over the root of 2: ne
+    [n, n_layer, n_tokens]. Embeddings that are given are no token's: of those the first one's are taken."""
+    hp = b.hparams
+    size = n * hp.n_layer
+    w = b.weight("per_layer_token_embd", (size, hp.n_vocab))
+    if b.embd:
+        own = gg.reshape_3d(gg.cast(gg.view_1d(w, size, 0), DType.F32), n, hp.n_layer, 1)
+    else:
+        tokens = b.input("inp_tokens", DType.I32, b.n_tokens)
+        own = gg.reshape_3d(b.adapters.rows(gg.get_rows(w, tokens), w.name, tokens), n, hp.n_layer, b.n_tokens)
+    own = b.cb(gg.scale(own, math.sqrt(n)), "inp_per_layer_selected")
+    cur = gg.scale(b.linear("per_layer_model_proj", inpL, size, "per_layer_model_proj"), 1.0 / math.sqrt(hp.n_embd))
+    cur = build_norm(b, gg.reshape_3d(cur, n, hp.n_layer, b.n_tokens), "per_layer_proj_norm", "per_layer_proj")
+    return b.cb(gg.scale(gg.add(cur, own), math.sqrt(0.5)), "inp_per_layer")
+
+
+def per_layer_rows(per_layer: Tensor, il: int) -> Tensor:
+    """Of what `build_inp_per_layer` gives that of layer `il`: ne [n, n_tokens]."""
+    return gg.view_2d(per_layer, per_layer.ne[0], per_layer.ne[2], per_layer.nb[2], il * per_layer.nb[1])
 
 
 def build_inp_pos(b: Build) -> Tensor:
@@ -59,12 +85,13 @@ def attn_temp_scale(hp: HParams, pos: Ints) -> Floats:
     return (1.0 + hp.f_attn_temp_scale * np.log1p(chunk)).astype(np.float32)
 
 
-def build_inp_kq_mask(b: Build, il: int) -> Tensor:
-    """The attention mask of layer `il`: ne [n_kv, n_tokens padded], F32 (F16 for flash attention).
+def build_inp_kq_mask(b: Build, il: int, *, cross: bool = False) -> Tensor:
+    """The attention mask of layer `il`, or of what the encoder gave (`cross`): ne [n_kv, n_tokens padded], F32 (F16 for
+    flash attention).
 
     Rows lie as far apart as the cache has cells, so that they stay where they are when n_kv grows.
     """
-    kv, n_kv, _, name = b.use(il)
+    kv, n_kv, _, name = b.cross if cross else b.use(il)
     if name not in b.masks:
         mask = b.input(name, DType.F32, n_kv, -(-b.n_tokens // MASK_PADDING) * MASK_PADDING)
         row = 4 * kv.size
@@ -84,20 +111,20 @@ def build_rel_bias(b: Build, role: str, il: int) -> Tensor:
         bucket = b.input("inp_pos_bucket", DType.I32, n_kv * b.n_tokens)
         rows = gg.get_rows(b.weight(role, ne, 0) if own is None else own, bucket)
         bias = gg.permute(gg.reshape_3d(rows, ne[0], n_kv, b.n_tokens), 2, 0, 1, 3)
-        b.masks[name] = b.cb(gg.cont(bias), name)
+        b.masks[name] = b.cb(gg.dup(bias), name)  # not cont, which notes its ne: one graph could not serve several n_kv
     return b.masks[name]
 
 
-def relative_buckets(hp: HParams, cells: Ints, pos: Ints) -> Ints:
+def relative_buckets(hp: HParams, cells: Ints, pos: Ints, causal: bool) -> Ints:
     """int32 [n_tokens, n_kv]: the bucket of the distance of each of the `cells`, int32 [n_kv] positions, to each of the
     tokens at `pos` (T5's `_relative_position_bucket`; arXiv 1910.10683).
 
-    Where tokens see those after them these have the second half of the buckets. The first half of the rest holds one
-    distance each, the other ever larger ranges, by the logarithm, up to `n_rel_attn_max_distance`.
+    Where tokens see those after them (not `causal`) these have the second half of the buckets. The first half of the
+    rest holds one distance each, the other ever larger ranges, by the logarithm, up to `n_rel_attn_max_distance`.
     """
     distance, n = cells[None, :].astype(np.int64) - pos[:, None], hp.n_rel_attn_bkts
     bucket = np.zeros_like(distance)
-    if hp.causal_attn:
+    if causal:
         distance = np.maximum(-distance, 0)
     else:
         n //= 2
@@ -107,6 +134,59 @@ def relative_buckets(hp: HParams, cells: Ints, pos: Ints) -> Ints:
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     far = exact + (ratio / np.float32(np.log(hp.n_rel_attn_max_distance / exact)) * (n - exact)).astype(np.int64)
     return (bucket + np.where(distance < exact, distance, np.minimum(far, n - 1))).astype(np.int32)
+
+
+def block_input_sizes(t: TokenBlocks, n_tokens: int, n_seqs: int, n_kv: int) -> dict[str, tuple[DType, int]]:
+    """What the graph of a ubatch takes of the blocks that its tokens end, by name: type and elements. See
+    `block_inputs`."""
+    n = block_ends(t, n_tokens, n_seqs)
+    return {
+        f"inp_block_rows_{t.size}": (DType.I32, n * t.n_read),
+        f"inp_block_mask_{t.size}": (DType.F32, n * t.n_read),
+        f"inp_block_pos_{t.size}": (DType.I32, n),
+        f"inp_block_of_{t.size}": (DType.I32, n_tokens),
+        f"inp_block_at_{t.size}": (DType.I32, n_tokens),
+        f"inp_block_end_{t.size}": (DType.F32, n_kv),
+    }
+
+
+def block_ends(t: TokenBlocks, n_tokens: int, n_seqs: int) -> int:
+    """How many blocks at most the tokens of `n_seqs` sequences, equally many of each, end."""
+    return n_seqs * (n_tokens // n_seqs // t.size + 1)
+
+
+def build_inp_blocks(b: Build, t: TokenBlocks) -> tuple[Tensor, ...]:
+    """Of the blocks that the ubatch's tokens end: rows, mask, pos, of, at and end, see `block_inputs`."""
+    sizes = block_input_sizes(t, b.n_tokens, b.n_seqs, b.n_kv[0])
+    return tuple(b.input(name, dtype, n) for name, (dtype, n) in sizes.items())
+
+
+def block_inputs(t: TokenBlocks, pos: Ints, cells: Ints) -> tuple[Ints | Floats, ...]:
+    """Of the tokens at `pos`, int32 [n_seqs, n], and the positions of the cells, int32 [n_kv]:
+
+    rows  [blocks, n_read]: the tokens that each block which they end is made of, where those of a sequence lie one
+          after the other, with n_read - 1 that were before first. Of each sequence as many blocks as there may be
+    mask  [blocks, n_read]: -inf for those before the first token of all, else 0
+    pos   [blocks]: the first position of each
+    of    [n_seqs, n]: the block that a token ends, or any
+    at    [n_seqs, n]: where in its block a token stands
+    end   [n_kv]: 0 for the cells of tokens that end a block, else -inf
+    """
+    n_seqs, n = pos.shape
+    n_blocks, begin = n // t.size + 1, pos[:, :1]
+    seq, step = np.arange(n_seqs, dtype=np.int32)[:, None], np.arange(n, dtype=np.int32)
+    last: Ints = t.size * np.arange(1, n_blocks + 1, dtype=np.int32) - 1 - begin % t.size  # [n_seqs, n_blocks]
+    ends = last < n
+    read: Ints = np.where(ends, last, 0)[..., None] + np.arange(t.n_read, dtype=np.int32)
+    before = (begin[..., None] + read < t.n_read - 1) & ends[..., None]
+    return (
+        read + (seq * (n + t.n_read - 1))[..., None],
+        np.where(before, np.float32(-np.inf), np.float32(0)),
+        np.where(ends, begin + last - (t.size - 1), 0),
+        np.minimum((step + begin % t.size) // t.size, n_blocks - 1) + seq * n_blocks,
+        pos % t.size,
+        np.where((cells + 1) % t.size == 0, np.float32(0), np.float32(-np.inf)),
+    )
 
 
 def build_inp_ngrams(b: Build) -> Tensor:

@@ -38,25 +38,33 @@ def build_shared_expert(
     return b.cb(gg.mul(out, gate), "ffn_shexp_gated", il)
 
 
-def build_router(b: Build, cur: Tensor, il: int, *, logits: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def build_router(
+    b: Build, cur: Tensor, il: int, *, logits: Tensor | None = None, bias_role: str = "exp_probs_b"
+) -> tuple[Tensor, Tensor]:
     """Which experts each token goes to, I32 ne [n_used, n_tokens], and how much each counts, ne [1, n_used, n_tokens].
 
     `logits`: those of the model's router, ne [n_expert, n_tokens], where they are not just a product with `cur`.
-    A model may have `exp_probs_b`, which is added to the weights to choose by, and to those only.
+    A model may have a `bias_role`, which is added to the weights to choose by, and to those only.
     """
     rule, n_expert = b.hparams.router, b.hparams.n_expert
     if logits is None:
         logits = b.linear("ffn_gate_inp", cur, n_expert, "ffn_moe_logits", il)
-    probs = logits if rule.of_selected else b.cb(_GATING[rule.gating](logits), "ffn_moe_probs", il)
+    probs = router_probs(b, logits, il)
     by = probs  # [n_expert, n_tokens]
     for suffix in ("bias", ""):  # the latter in some architectures' files
-        bias = b.optional("exp_probs_b", (n_expert,), il, suffix)
+        bias = b.optional(bias_role, (n_expert,), il, suffix)
         if bias is not None:
             by = b.cb(gg.add(probs, bias), "ffn_moe_probs_biased", il)
     if rule.n_group > 1:
         by = _best_groups(b, by, il)
     selected = b.cb(gg.top_k(by, b.hparams.n_expert_used), "ffn_moe_topk", il)
     return selected, build_expert_weights(b, probs, selected, il)
+
+
+def router_probs(b: Build, logits: Tensor, il: int) -> Tensor:
+    """What experts are chosen by, before any bias: ne as `logits`."""
+    rule = b.hparams.router
+    return logits if rule.of_selected else b.cb(_GATING[rule.gating](logits), "ffn_moe_probs", il)
 
 
 def build_expert_weights(b: Build, probs: Tensor, selected: Tensor, il: int) -> Tensor:

@@ -25,9 +25,18 @@ def build_rope(b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, name:
     return cur if shape is None else b.cb(rope(b.hparams, shape, cur, pos, factors, shape.attn_factor), name, il)
 
 
-def rope(hp: HParams, shape: RopeShape, cur: Tensor, pos: Tensor, factors: Tensor | None, attn_factor: float) -> Tensor:
+def rope(
+    hp: HParams,
+    shape: RopeShape,
+    cur: Tensor,
+    pos: Tensor,
+    factors: Tensor | None,
+    attn_factor: float,
+    *,
+    back: bool = False,
+) -> Tensor:
     """rope_ext (rope_multi where tokens have four positions) with the model's frequencies, of the first elements of
-    each row. `cur`: ne [n_embd_head, n_head, n_tokens]."""
+    each row; `back`: rope_ext_back. `cur`: ne [n_embd_head, n_head, n_tokens]."""
     mode = _MODES[hp.rope_type]
     scaling = (
         hp.n_ctx_orig_yarn,
@@ -40,7 +49,7 @@ def rope(hp: HParams, shape: RopeShape, cur: Tensor, pos: Tensor, factors: Tenso
     )
     if hp.n_pos_per_embd > 1:
         return gg.rope_multi(cur, pos, factors, shape.n_rot, hp.rope_sections, mode, *scaling)
-    return gg.rope_ext(cur, pos, factors, shape.n_rot, mode, *scaling)
+    return (gg.rope_ext_back if back else gg.rope_ext)(cur, pos, factors, shape.n_rot, mode, *scaling)
 
 
 def build_rope_factors(b: Build) -> Tensor | None:

@@ -10,7 +10,7 @@ from pyggml.dtypes import DType
 from pyggml.graph import Graph
 from pyggml.tensor import Context, Tensor
 
-from ..blocks import rope, rope_factors
+from ..blocks import rope, rope_factors, rotate
 from ..hparams import HParams
 from .kv_cache import KVCache
 
@@ -33,7 +33,19 @@ def build_k_shift(hp: HParams, weights: Mapping[str, Tensor], kv: KVCache) -> tu
             # YaRN scales K where it ropes it; roping it again must not scale it again
             attn_factor = 1.0 / (1.0 - 0.1 * math.log(r.freq_scale)) if r.ext_factor else 1.0
             head = n.n_embd_head_k - r.first
+            by = kv.rotation_k(n.n_embd_head_k)
+            if by is not None:
+                k = gg.view_3d(k_l, n.n_embd_head_k, n.n_head_kv, kv.size, row(n.n_embd_head_k), row(n.n_embd_k_gqa), 0)
+                whole = rotate(gg.cast(k, DType.F32), by)
+                part = gg.view_3d(whole, head, *whole.ne[1:3], *whole.nb[1:3], whole.nb[0] * r.first)
+                roped = rope(hp, r, gg.cont(part) if r.first else part, delta, factors, attn_factor)
+                if r.first:
+                    kept = gg.view_3d(whole, r.first, *whole.ne[1:3], *whole.nb[1:3], 0)
+                    roped = gg.concat(gg.cont(kept), roped, 0)
+                graph.build_forward_expand(gg.cpy(rotate(roped, by), k).set_name(f"K_shifted-{il}"))
+                continue
             k = gg.view_3d(k_l, head, n.n_head_kv, kv.size, row(n.n_embd_head_k), row(n.n_embd_k_gqa), row(r.first))
-            roped = rope(hp, r, k if kv.type_k is DType.F32 else gg.cast(k, DType.F32), delta, factors, attn_factor)
+            own = factors if hp.rope_factors_swa or not hp.is_swa(il) else None
+            roped = rope(hp, r, k if kv.type_k is DType.F32 else gg.cast(k, DType.F32), delta, own, attn_factor)
             graph.build_forward_expand(gg.cpy(roped, k).set_name(f"K_shifted-{il}"))
     return graph, delta

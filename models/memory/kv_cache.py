@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml.buffers.buffer import check_memory
 from pyggml.dtypes import DType
@@ -31,6 +32,10 @@ CACHE_TYPES = (
 )
 
 
+# What these store of K and V is rotated first, so that no element stands out in its block (QuaRot, arXiv 2404.00456).
+ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)
+
+
 class CacheOptions(TypedDict, total=False):
     """What a cache is made for, beside a model and its size."""
 
@@ -43,11 +48,15 @@ class CacheOptions(TypedDict, total=False):
 class KVCache(KVCells):
     """Cells, and K and V of `layers` (default: all) that have any. Printed, it shows what every cell holds.
 
-    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa. V is stored
+    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa; `index` says which
+    `i` a layer reads, also one that shares those of another (`hp.kv_layer`). V is stored
     transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`. Where V is in K (`hp.v_in_k`),
     `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts. A `transient` one
-    has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. Raises ModelError
-    for types that the layout cannot store, AllocError where the machine has not that much memory.
+    has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. A `cross` one holds
+    what an encoder gave: the encoder fills it, and the decoder's tokens see all that is of their sequences. `causal`:
+    tokens do not see those after them. In types of ROTATED_TYPES K and V of each head are stored rotated, see
+    `rotation_k`. Raises ModelError for types that the layout cannot store, AllocError where the machine has not that
+    much memory.
     """
 
     def __init__(
@@ -62,8 +71,10 @@ class KVCache(KVCells):
         layers: Sequence[int] | None = None,
         n_swa: int = 0,
         transient: bool = False,
+        cross: bool = False,
     ) -> None:
-        self.transient = transient
+        self.transient, self.cross = transient, cross
+        self.causal = hp.causal_attn and not (transient or cross)
         self.flash_attn, self.v_in_k, self.v_trans = flash_attn, hp.v_in_k, not (flash_attn or hp.v_in_k)
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
         self.n_swa = n_swa
@@ -79,7 +90,8 @@ class KVCache(KVCells):
         check_memory((row + _CELL + n_seq_max) * size, f"a cache of {size} cells for {n_seq_max} sequences")
         super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
         self.fixed = hp.fixed_positions
-        self.index = {il: i for i, il in enumerate(self.layers)}
+        own = {il: i for i, il in enumerate(self.layers)}
+        self.index = {il: own[hp.kv_layer(il)] for il in layers if hp.kv_layer(il) in own}
         ctx = Context()
         self.k_l: list[Tensor] = []
         self.v_l: list[Tensor] = []
@@ -87,6 +99,19 @@ class KVCache(KVCells):
             self.k_l.append(ctx.new_tensor(type_k, (k * self.size,), f"cache_k_l{il}"))
             if v:
                 self.v_l.append(ctx.new_tensor(type_v, (v * self.size,), f"cache_v_l{il}"))
+        heads = [hp.layer(il) for il in self.layers if not (transient or hp.v_in_k)]
+        sizes = {_power_of_2(n.n_embd_head_k) for n in heads if type_k in ROTATED_TYPES}
+        sizes |= {_power_of_2(n.n_embd_head_v) for n in heads if type_v in ROTATED_TYPES}
+        self._rotations = {n: ctx.new_tensor(DType.F32, (n, n), f"kv_rotation_{n}") for n in sorted(sizes)}
+
+    def rotation_k(self, n_embd_head: int) -> Tensor | None:
+        """What parts of a head of K (and of Q, whose products stay as they are) are multiplied with before it is
+        stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None where K is stored as it is."""
+        return self._rotations.get(_power_of_2(n_embd_head)) if self.type_k in ROTATED_TYPES else None
+
+    def rotation_v(self, n_embd_head: int) -> Tensor | None:
+        """The same for V (and for what attention makes of it, to take it back)."""
+        return self._rotations.get(_power_of_2(n_embd_head)) if self.type_v in ROTATED_TYPES else None
 
     @property
     def v_limit(self) -> float:
@@ -132,18 +157,33 @@ class KVCache(KVCells):
         """`KV size 256.00 MiB: 512 cells, 32 layers, K (F16) 128.00 MiB, V (F16) 128.00 MiB`."""
         total, k, v = (f"{n / (1 << 20):.2f} MiB" for n in (self.nbytes, self.nbytes_k, self.nbytes_v))
         kv = f"K ({self.type_k.name}) {k}, " + ("V in K" if self.v_in_k else f"V ({self.type_v.name}) {v}")
-        window = f", window of {self.n_swa}" if self.n_swa else ""
-        return f"KV size {total}: {self.size} cells, {len(self.layers)} layers, {kv}{window}"
+        kind = f", window of {self.n_swa}" if self.n_swa else ", of encoded text" if self.cross else ""
+        return f"KV size {total}: {self.size} cells, {len(self.layers)} layers, {kv}{kind}"
 
     def allocate(self, buft: str) -> None:
         """Give K and V their memory, zeroed: cells that were never written must hold finite numbers."""
-        allocate_tensors((*self.k_l, *self.v_l), buft)
+        allocate_tensors((*self.k_l, *self.v_l, *self._rotations.values()), buft)
+        for n, t in self._rotations.items():
+            t.numpy()[:] = _hadamard(n)
 
     def __str__(self) -> str:
         return f"{self.report()}\n{kv_view.text(self)}"
 
     def _repr_html_(self) -> str:
         return kv_view.html(self, self.report())
+
+
+def _power_of_2(n: int) -> int:
+    """The largest that divides n."""
+    return n & -n
+
+
+def _hadamard(n: int) -> npt.NDArray[np.float32]:
+    """Sylvester's matrix of a power of 2, each row of length 1."""
+    h = np.ones((1, 1))
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return (h / np.sqrt(n)).astype(np.float32)
 
 
 def _check_types(hp: HParams, kv: KVCache) -> None:

@@ -35,8 +35,7 @@ class KVCacheISWA:
         transient: bool = False,
         **options: Unpack[CacheOptions],
     ) -> None:
-        layers = range(hp.n_layer)
-        full, window = ([il for il in layers if hp.is_swa(il) is swa] for swa in (False, True))
+        full, window = ([il for il in hp.cache_layers if hp.is_swa(il) is swa] for swa in (False, True))
         self.n_swa = hp.n_swa
         self.base = KVCache(hp, size, layers=full, transient=transient, **options)
         size_swa = self.base.size if transient else min(self.base.size, hp.n_swa * self.base.n_seq_max + n_batch)

@@ -50,15 +50,17 @@ class KVMask:
         self._row = np.arange(len(memory))
         self._forget()
 
-    def write(self, pos: Ints, seq: Ints, slot: Slot, n_kv: int, shared: bool = False) -> None:
+    def write(self, pos: Ints, seq: Ints, slot: Slot | None, n_kv: int, shared: bool = False) -> None:
         """Write rows 0 .. n_tokens - 1, columns 0 .. n_kv - 1, for tokens at `pos` of sequences `seq` that were just
-        put into `slot`. `shared`: some belong to several sequences. Other rows and columns are not to be read.
+        put into `slot` (None: into another cache). `shared`: some belong to several sequences. Other rows and columns
+        are not to be read.
 
         Where every row is the token that follows the one it had last time, only the new cells are written.
         """
         n = len(pos)
         if (
             self._follows
+            and slot is not None
             and not shared
             and self._version + 1 == self.cells.version
             and n == self._n

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from ..buffers.alloc import Step, steps_of
-from ..buffers.buffer import ALIGNMENT
+from ..buffers.buffer import ALIGNMENT, Buffer
 from ..errors import BackendError, explain
 from ..opdef import opdef_of
 from ..tensor import Tensor, Var
@@ -55,6 +55,10 @@ class Backend(Protocol):
         """The steps in which it computes these nodes. `uses`: how often the whole graph reads each tensor."""
         ...
 
+    def reads(self, step: Step) -> Iterable[Buffer]:
+        """The memory of other origin than its own that it reads for a step: of leafs, or copies that it has of them."""
+        ...
+
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> Program:
         """Make steps, whose memory is fixed, ready to run."""
         ...
@@ -69,6 +73,10 @@ class HostBackend:
     def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
         """See `Backend.fuse`: each node by itself."""
         return steps_of(nodes)
+
+    def reads(self, step: Step) -> Iterable[Buffer]:
+        """See `Backend.reads`: that of its leafs."""
+        return [b for s in step.sources() if s.root.op == "none" and (b := s.root.buffer) is not None]
 
 
 BACKENDS: dict[str, Callable[[int | None], Backend]] = {}

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pyggml.opdef import OPS
 from pyggml.tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, Tensor
@@ -48,12 +48,21 @@ class Plan:
     """Offsets of the planned tensors in their pool's buffer, and the bytes each pool needs.
 
     `lower_bound` is the largest sum of bytes that live at one time: no plan without in-place reuse can need less.
+    `lives`: of each planned tensor the steps, first and last (both included), in which its bytes are its own. Notebooks
+    show them as a map of memory over time.
     """
+
+    html: ClassVar[Callable[[Plan], str] | None] = None  # pyggml.inspect.memory_map installs itself
 
     offsets: dict[Tensor, tuple[str, int]] = field(default_factory=dict[Tensor, tuple[str, int]])
     sizes: dict[str, int] = field(default_factory=dict[str, int])
     lower_bound: int = 0
     recycled: set[Tensor] = field(default_factory=set[Tensor])  # not readable after the run
+    lives: dict[Tensor, tuple[int, int]] = field(default_factory=dict[Tensor, tuple[int, int]])
+    n_steps: int = 0
+
+    def _repr_html_(self) -> str | None:
+        return Plan.html(self) if Plan.html is not None else None
 
 
 class _Pool:
@@ -100,7 +109,7 @@ def plan(
     lives where its root lives. All that a step reads lives until its end.
     """
     nodes = [t for step in steps for t in step.nodes]
-    result = Plan()
+    result = Plan(n_steps=len(steps))
     pools: dict[str, _Pool] = {}
     pinned = {t.root for t in nodes if t.flags & (FLAG_INPUT | FLAG_OUTPUT)}
     sources = [step.sources() for step in steps]
@@ -125,7 +134,7 @@ def plan(
         live += n
         result.lower_bound = max(result.lower_bound, live)
 
-    def release(root: Tensor) -> None:
+    def release(root: Tensor, at: int) -> None:
         nonlocal live
         users[root] -= 1
         if users[root] == 0 and root not in pinned and root in held:
@@ -133,8 +142,9 @@ def plan(
             pools[pool].give(offset, held[root])
             live -= held.pop(root)
             result.recycled.add(root)
+            result.lives[root] = result.lives[root][0], at
 
-    for step, roots in zip(steps, uses, strict=True):
+    for at, (step, roots) in enumerate(zip(steps, uses, strict=True)):
         result.recycled.update(step.inner)
         for t in step.nodes:
             if t in step.inner or not _needs_place(t):
@@ -146,9 +156,11 @@ def plan(
                 result.offsets[t] = result.offsets[heir]
                 held[t] = held.pop(heir)
                 result.recycled.add(heir)
+                result.lives[heir] = result.lives[heir][0], at - 1
+            result.lives[t] = at, len(steps) - 1
             users.setdefault(t, 0)
         for root in roots:
-            release(root)
+            release(root, at)
     result.sizes = {name: pool.size for name, pool in pools.items()}
     return result
 

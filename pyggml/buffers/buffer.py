@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -51,14 +51,29 @@ class MappedFile:
             raise GGUFError(f"{self.path}: the file {text}; load it again")
 
 
+class Stage(Protocol):
+    """What several weights share memory by: theirs holds them from `acquire` to `release` alone. The scheduler does
+    both around the nodes that read them."""
+
+    def acquire(self, nodes: Sequence[Any] = ()) -> None:
+        """Wait until the weights that `nodes` (tensors) read are there. They stay for as many `release`s as there were
+        of these."""
+        ...
+
+    def release(self) -> None:
+        """They may go."""
+        ...
+
+
 class Buffer:
     """A block of host memory; a `DeviceBuffer` is one that the host cannot read.
 
     `memory` is a uint8 array that keeps the block alive, `base` its address, `size` its bytes, `buft` the name of the
     buffer type ("CPU", "CPU_MMAP", "REF" ...), `writable` False for memory that belongs to a mapped file, `file`.
+    `stage`: who reads the memory at its address holds that, where there is one.
     """
 
-    __slots__ = ("base", "buft", "file", "memory", "size", "writable")
+    __slots__ = ("base", "buft", "file", "memory", "size", "stage", "writable")
 
     is_host: ClassVar[bool] = True
     device_types: ClassVar[dict[str, Callable[[int], Buffer]]] = {}  # buffer types that are no host memory
@@ -69,6 +84,7 @@ class Buffer:
         self.base: int = memory.__array_interface__["data"][0]
         self.size: int = memory.nbytes
         self.buft = buft
+        self.stage: Stage | None = None
         self.writable: bool = memory.flags.writeable
 
     @classmethod
@@ -93,6 +109,27 @@ class Buffer:
         self.memory[start : start + data.nbytes] = data
 
 
+class FetchedBuffer(Buffer):
+    """Host memory (None: none at all) that holds a weight while its stage is held. The host gets its own bytes of it:
+    those that `fetch` gives, uint8, read-only."""
+
+    __slots__ = ("_fetch",)
+
+    def __init__(self, memory: Bytes | None, fetch: Callable[[], Bytes], file: MappedFile | None = None) -> None:
+        self._fetch = fetch
+        if memory is not None:
+            super().__init__(memory, "CPU", file)
+        else:
+            self.size, self.buft, self.file, self.stage = 0, "CPU", file, None
+        self.writable = False
+
+    def __getattr__(self, name: str) -> Any:
+        raise AllocError(f"this weight is in memory for the products that read it alone: it has no {name}")
+
+    def read(self, start: int, n: int) -> Bytes:
+        return self._fetch()[start : start + n]
+
+
 class DeviceBuffer(Buffer):
     """Memory that a backend computes in and the host cannot read: `base` is the device's address, there is no `memory`.
 
@@ -105,6 +142,7 @@ class DeviceBuffer(Buffer):
 
     def __init__(self, base: int, size: int, buft: str) -> None:
         self.base, self.size, self.buft, self.file, self.writable = base, size, buft, None, True
+        self.stage = None
 
     def fetch(self, start: int, n: int) -> Bytes:
         """A copy of `n` bytes from `start` on, as uint8 on the host."""

@@ -137,11 +137,13 @@ def open_gguf(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
 
 
 def with_overrides(kv: Mapping[str, KVValue], overrides: Mapping[str, Override] | None) -> dict[str, KVValue]:
-    """A copy of `kv` with values replaced or added. A replacement must have the kind of the value that it replaces
-    (an int is taken for a float). Raises GGUFError where it has not, or where the value is an array."""
+    """A copy of `kv` with values replaced or added; `{arch}` in a key is the file's architecture. A replacement must
+    have the kind of the value that it replaces (an int is taken for a float). Raises GGUFError where it has not, or
+    where the value is an array."""
     out = dict(kv)
-    for key, value in (overrides or {}).items():
+    for pattern, value in (overrides or {}).items():
         new: KVValue = value
+        key = pattern.replace("{arch}", str(kv.get("general.architecture")))
         if type(value) not in (int, float, bool, str):
             raise GGUFError(f"override of {_clip(key)}: a {type(value).__name__} is not an int, float, bool or str")
         old = kv.get(key)

@@ -28,7 +28,8 @@ from pyggml.gguf_io.split import PartReader, open_model
 
 from .export_tokenizer import tokenizer_files
 from .families import families_of_arch
-from .families.spelling import INSIDE, OUTSIDE
+from .families.encoders import pooling_files
+from .families.spelling import INSIDE, OUTSIDE, SIDES
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
 from .metadata import COMMON
@@ -38,6 +39,7 @@ from .safetensors import SINGLE
 Progress = Callable[[int, int], None]
 _DTYPES = {DType.F32: ("F32", 4), DType.F16: ("F16", 2), DType.BF16: ("BF16", 2)}
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of the config's numbers
+_STILL = 1e29  # frequency factors from which on nothing turns
 _OWN = ("general.", "tokenizer.", "split.")
 
 
@@ -74,7 +76,7 @@ def export_folder(
 def _compare(file: GGUFFile, folder: HFFolder) -> None:
     """Raise ModelError where the folder is another model than the file."""
     for key, value in file.kv.items():
-        if not key.startswith(_OWN) and not np.array_equal(cast("Any", folder.kv.get(key)), cast("Any", value)):
+        if not key.startswith(_OWN) and not _same(folder.kv.get(key), value):
             raise ModelError(f"{key} would be {folder.kv.get(key)!r:.60} instead of {value!r:.60}")
     for key, value in folder.kv.items():
         if not key.startswith(_OWN) and key not in file.kv:
@@ -84,6 +86,15 @@ def _compare(file: GGUFFile, folder: HFFolder) -> None:
     for t in file.tensors.values():
         if folder.tensors[t.name].ne != t.ne:
             raise ModelError(f"the tensor {t.name} would have ne {list(folder.tensors[t.name].ne)}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are the same; arrays of floats, which a config has as what they were computed from, but for
+    their last bits."""
+    x, y = np.asarray(a), np.asarray(b)
+    if x.shape == y.shape and x.dtype == y.dtype == np.float32 and x.ndim:
+        return np.allclose(x, y, rtol=2.0**-20, atol=0)
+    return np.array_equal(x, y)
 
 
 # -- config ------------------------------------------------------------------------------------------------------------
@@ -103,8 +114,17 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
             config |= {} if spec.back is None else spec.back(value, keys)
         elif isinstance(spec, str | tuple):
             _set(config, spec if isinstance(spec, str) else spec[0], value)
-    config |= {"rope_parameters": _rope(file, keys), **family.constants}
-    config |= _windows(keys)
+    config["rope_parameters"] = {**config.get("rope_parameters", {}), **_rope(file, keys)}
+    # Classes have defaults of padding beyond a small vocabulary.
+    config = {"pad_token_id": None, **family.constants, **config}
+    biases = {t.partition(".")[2].partition(".")[2] for t in file.tensors if t.endswith(".bias")}
+    config["attention_bias"] = not biases.isdisjoint(("attn_q.bias", "attn_qkv.bias"))
+    config["mlp_bias"] = "ffn_up.bias" in biases
+    config |= family.by_tensors({t.name: t.ne for t in file.tensors.values()})
+    windows = _windows(keys)
+    if "local_attention" in config:  # modern-bert's name; by the other one it means half of it
+        del windows["sliding_window"]
+    config |= windows
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(found, int):
@@ -134,7 +154,8 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     if "rope.freq_base" in keys:
         rope["rope_theta"] = _plain(keys["rope.freq_base"])
     n_head = keys.get("attention.head_count", 1)
-    head = keys.get("attention.key_length") or keys["embedding_length"] // (n_head if isinstance(n_head, int) else 1)
+    n_head = (n_head or 1) if isinstance(n_head, int) else 1
+    head = keys.get("attention.key_length") or keys["embedding_length"] // n_head
     n_rot = keys.get("rope.dimension_count", head)
     if n_rot < head and "attention.key_length_mla" not in keys:
         rope["partial_rotary_factor"] = n_rot / head
@@ -152,11 +173,21 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     if "rope.scaling.yarn_log_multiplier" in keys:
         rope["mscale_all_dim"] = _plain(10 * keys["rope.scaling.yarn_log_multiplier"])
     if "rope_freqs.weight" in file.tensors:
-        rope |= _llama3(file.tensor_bytes("rope_freqs.weight").view(np.float32), rope["rope_theta"])
+        factors = file.tensor_bytes("rope_freqs.weight").view(np.float32)
+        rope |= _proportional(factors) or _llama3(factors, rope["rope_theta"])
     if "rope.freq_base_swa" in keys:
         local = {"rope_type": "default", "rope_theta": _plain(keys["rope.freq_base_swa"])}
         return {"full_attention": rope, "sliding_attention": local}
     return rope
+
+
+def _proportional(factors: Array) -> dict[str, Any]:
+    """Of factors that keep the rest of a head from turning, or none at all; else nothing."""
+    turning = factors[factors < _STILL]
+    if len(turning) == len(factors) and turning.max() > 1:
+        return {}
+    factor = {"factor": float(turning[0])} if len(turning) and turning[0] != 1 else {}
+    return {"rope_type": "proportional", "partial_rotary_factor": len(turning) / len(factors), **factor}
 
 
 def _llama3(factors: Array, theta: float) -> dict[str, Any]:
@@ -205,9 +236,10 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
     for t in file.tensors.values():
         if t.name in taken or t.name in _MADE:
             continue
-        found = re.match(r"(?:blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
+        found = re.match(r"(?:(enc\.|dec\.)?blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
         assert found is not None
-        layer, role, suffix = found[1], found[2], found[3] or ""
+        side, layer, suffix = found[1] or "", found[2], found[4] or ""
+        role = side + found[3]
         own = role + (".bias" if suffix == ".bias" else "")
         end, split = next(((e, s) for e, s in family.splits.items() if own in s.roles), ("", None))
         if split is not None:
@@ -219,23 +251,28 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
             yield _Written(f"{family.layers}.{layer}.{end}", tuple(file.tensors[n] for n in names), split)
             continue
         table = INSIDE if layer else OUTSIDE
-        spelled = family.spelled.get(own) or family.spelled.get(role) or table.get(own) or table.get(role)
+        beside = [k for k in family.spelled if k.startswith(f"{own}|")]
+        for_layer = next((k for k in beside if f"blk.{layer}.{k.partition('|')[2]}.weight" in file.tensors), own)
+        spelled = family.spelled.get(for_layer) or family.spelled.get(role) or table.get(own) or table.get(role)
         if spelled is None:
             raise ModelError(f"how {family.types[0]} spells the tensor {t.name} is not known")
         name = spelled.removesuffix("=") if spelled.endswith("=") else spelled + suffix
-        name = f"{family.layers}.{layer}.{name}" if layer else name
+        name = f"{SIDES.get(side, family.layers)}.{layer}.{name}" if layer else name
         if "{}" not in name:
             yield _Written(name, (t,))
         else:
             yield from (_Written(name.format(i), (t,), expert=i) for i in range(t.ne[2]))
 
 
-def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array]) -> Array:
-    """What the checkpoint has for what the GGUF has."""
+def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
+    """What the checkpoint has for what the GGUF has; without `values` only its shape counts."""
     parts: list[Array] = []
     for t, a in zip(w.sources, arrays, strict=True):
         for step in reversed(family.moves_of(t.name)):
-            a = step.back(a) if isinstance(step, Value) else step.back(a, sizes)
+            if not isinstance(step, Value):
+                a = step.back(a, sizes)
+            elif values:
+                a = step.back(a)
         parts.append(a)
     return parts[0] if w.split is None else w.split.back(parts, sizes)
 
@@ -245,7 +282,7 @@ def _shape(w: _Written, family: Family, sizes: Sizes) -> tuple[int, ...]:
     for t in w.sources:
         shape = t.ne[: max(t.n_dims, 1)][::-1]
         arrays.append(np.empty(shape[1:] if w.expert >= 0 else shape, np.float32))
-    return _undone(w, family, sizes, arrays).shape
+    return _undone(w, family, sizes, arrays, values=False).shape
 
 
 def _read(reader: PartReader, t: GGUFTensor, expert: int) -> Array:
@@ -287,7 +324,9 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
             if progress is not None:
                 progress(done, total)
     files = {"config.json": config_of(file, family), **tokenizer_files(file.kv, folder)}
+    files |= pooling_files(file.kv.get(f"{family.arch}.pooling_type"))
     for path, content in files.items():
+        (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from .moves import Move, Split, Value
 
 Array = npt.NDArray[Any]
 Step = Move | Value
+Back = Callable[[Any, Mapping[str, Any]], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Of:
     what the config says for a value, of all the file's keys; without one the key is not said back."""
 
     there: Callable[[Config], object]
-    back: Callable[[Any, Mapping[str, Any]], Mapping[str, object]] | None = None
+    back: Back | None = None
 
 
 Key = str | tuple[str, ...] | Of | int | float | bool | None
@@ -38,14 +39,22 @@ class Family:
     cls      the class in transformers, as `architectures` names it
     keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON`, or come besides
     more     keys that come of a config together (layer types ...)
+    made     tensors that follow from a config
+    by_tensors  what the config says besides on the way back, by the ne of a file's tensors
+    padded   roles of tables with a row for each token, which a checkpoint may have of the first ones only: the others
+             have the first one's
     moves    what becomes of tensors, by role (`attn_q`, or `attn_q.bias` alone; `*_norm.weight`: all that end so)
     splits   by the end of a name in the checkpoint: a tensor that becomes several
     names    regular expression -> replacement: names that gguf's tables do not have, as they have them
     skip     regular expressions: tensors that no GGUF has
     table    the architecture whose names they are, where gguf has no table for `arch`
     constants   what the config says besides, on the way back
-    spelled  how tensors are spelled on the way back, by role, where that is not as in `families/spelling.py`
+    spelled  how tensors are spelled on the way back, by role, where that is not as in `families/spelling.py`;
+             `attn_output|attn_gate`: where the layer has the latter
     layers   how the name of a layer begins there
+    scaled   numbers that tensors are multiplied with, by role (`attn_k` its weight, `attn_k.bias`): one, or one for
+             each row; a file has the products, and its way back 1
+    untied   whether an output of its own is made of embeddings that are the output, too
     scalars  ends of names of tensors of one number, of each layer one -> the key that they become, and their shape
     """
 
@@ -54,6 +63,9 @@ class Family:
     cls: str
     keys: Mapping[str, Key] = field(default_factory=dict[str, Key])
     more: Callable[[Config], Mapping[str, object]] = lambda c: {}
+    made: Callable[[Config], Mapping[str, Array]] = lambda c: {}
+    by_tensors: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, object]] = lambda ne: {}
+    padded: tuple[str, ...] = ()
     moves: Mapping[str, Step | tuple[Step, ...]] = field(default_factory=dict[str, "Step | tuple[Step, ...]"])
     splits: Mapping[str, Split] = field(default_factory=dict[str, Split])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -62,6 +74,8 @@ class Family:
     constants: Mapping[str, object] = field(default_factory=dict[str, object])
     spelled: Mapping[str, str] = field(default_factory=dict[str, str])
     layers: str = "model.layers"
+    scaled: Callable[[Config], Mapping[str, float | Array]] = lambda c: {}
+    untied: Callable[[Config], bool] = lambda c: False
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
 
     def moves_of(self, name: str) -> list[Step]:

@@ -155,12 +155,12 @@ def _unigram(v: _Vocabulary, tokenizer: Keys, model: Keys, config: Config) -> Ke
         if v.types[added] != UNKNOWN:
             v.put(added, a["content"], _added_type(a), v.scores[added])
     normalizers = _flat(tokenizer.get("normalizer"), "normalizers")
+    merges_spaces = any(n.get("type") == "Replace" and n.get("content") in (" ", SPACE) for n in normalizers)
+    cuts = _flat(tokenizer.get("pre_tokenizer"), "pretokenizers")
     keys = {
         **v.keys("t5", "default", scores=True),
         "add_space_prefix": _puts_space_first(tokenizer),
-        "remove_extra_whitespaces": any(
-            n.get("type") == "Replace" and n.get("content") in (" ", SPACE) for n in normalizers
-        ),
+        "remove_extra_whitespaces": merges_spaces or any(p.get("type") == "WhitespaceSplit" for p in cuts),
     }
     if not keys["remove_extra_whitespaces"]:
         keys["space_prefix_once"] = True  # read by llm/vocab/kinds/ugm.py

@@ -2,84 +2,136 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 import graphviz
 
-from ..buffers.overlap import may_overlap
+from ..buffers.alloc import Plan
 from ..errors import GraphError
 from ..graph import Graph
 from ..opdef import OPS
-from ..sched import Scheduler
-from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+from ..sched import Scheduler, Split
+from ..tensor import Tensor
+from .legend import COLOURS, STATUS_COLOURS, add_legend
+from .picture import (
+    Fold,
+    Place,
+    Status,
+    folds,
+    is_store,
+    kind_of,
+    layers_of,
+    parameters,
+    place_of,
+    read_later,
+    select,
+    statuses,
+)
 
-_LAYER = re.compile(r"^blk\.(\d+)\.|^cache_[a-z]+_l(\d+)")
-NODE_OF_LAYER = re.compile(r"-(\d+)(?: |$)")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .record import Run
+
 _SHORT = 32  # characters of parameters that stand in a label; the tooltip has them all
 _AT_A_GLANCE = 200  # tensors that a notebook draws
-_COLOURS = {
-    "input": "#ffe08a",
-    "weight": "#f6c6b5",
-    "node": "#cfe2f3",
-    "view": "#eeeeee",
-    "output": "#b7e1a1",
-    "outside": "white",
-}
 
 
-def layers_of(graph: Graph) -> dict[Tensor, int]:
-    """The layers that the names of a graph's tensors tell: `blk.3.attn_q.weight`, `cache_k_l3`; and `Qcur-3`, where
-    such weights or caches show that it is a model's."""
-    found = {t: _LAYER.search(t.name) for t in graph.leafs}
-    layers = {t: int(m[1] or m[2]) for t, m in found.items() if m}
-    if layers:
-        named = {t: NODE_OF_LAYER.search(t.name) for t in (*graph.leafs, *graph.nodes) if t not in layers}
-        layers |= {t: int(m[1]) for t, m in named.items() if m}
-    return layers
+class Drawing(TypedDict, total=False):
+    """What of a graph is drawn, and how.
+
+    layers     (first, end): only tensors of these layers of a model, and what they touch
+    nodes      only tensors whose names match one of these patterns of the shell, and what they touch
+    around     ... and all up to so many edges from them
+    fold       layers that repeat become one box with a count
+    scheduler  shows which backend runs a node, where each tensor lies in which buffer, and the borders of splits, as
+               the scheduler would have them
+    run        shows what was recorded: times, bytes moved, backends and buffers, least, greatest and mean value, NaN
+    against    another graph: what this one has added is green, what is otherwise orange, what it lacks red
+    legend     says what shapes and colours mean
+    """
+
+    layers: tuple[int, int] | None
+    nodes: Sequence[str]
+    around: int
+    fold: bool
+    scheduler: Scheduler | None
+    run: Run | None
+    against: Graph | None
+    legend: bool
 
 
-def _kind(t: Tensor) -> str:
-    if t.flags & FLAG_OUTPUT:
-        return "output"
-    if t.op == "none":
-        return "input" if t.flags & FLAG_INPUT else "weight"
-    return "view" if OPS[t.op].kernel is None else "node"
+class _Facts:
+    """What is known of the tensors of a drawing beside themselves."""
+
+    def __init__(self, graph: Graph, options: Drawing) -> None:
+        self.layers = layers_of(graph)
+        self.backend: dict[Tensor, str] = {}
+        self.place: dict[Tensor, Place] = {}
+        self.split: dict[Tensor, int] = {}
+        self.splits: list[Split] = []
+        self.status: dict[Tensor, Status] = {}
+        self.removed: list[Tensor] = []
+        run, scheduler, old = options.get("run"), options.get("scheduler"), options.get("against")
+        self.steps, self.values = ({}, {}) if run is None else run.on(graph)
+        if run is not None and run.graph.nodes[-1] in graph:
+            self._placed(graph, run.schedule.splits, run.schedule.plan)
+        elif scheduler is not None:
+            self._placed(graph, *scheduler.plan(graph))
+        if old is not None:
+            self.status, self.removed = statuses(graph, old)
+            self.status |= dict.fromkeys(self.removed, "removed")
+            self.layers |= {t: il for t, il in layers_of(old).items() if t in set(self.removed)}
+
+    def _placed(self, graph: Graph, splits: list[Split], plan: Plan) -> None:
+        self.splits = splits
+        for i, split in enumerate(splits):
+            for t in split.nodes:
+                self.split[t], self.backend[t] = i, split.backend
+                for s in t.src:
+                    if s is not None and s.op == "none":
+                        self.split.setdefault(s, i)
+        found = {t: place_of(t, plan) for t in (*graph.leafs, *graph.nodes)}
+        self.place = {t: place for t, place in found.items() if place is not None}
+
+    def lines(self, t: Tensor) -> list[str]:
+        """What a label says below op and shape."""
+        on = [f"on {self.backend[t]}"] if t in self.backend else []
+        lines = [": ".join([*on, *([str(self.place[t])] if t in self.place else [])])]
+        step = self.steps.get(t)
+        if step is not None and step.nodes[-1] is not t and step.name != t.name:
+            lines.append(f"in {step.op} of {step.name}")
+        elif step is not None:
+            fused = f"{step.op} " if len(step.nodes) > 1 else ""
+            lines.append(f"{fused}{step.ns / 1e3:.1f} us, {_bytes(step.n_bytes)} moved")
+        if t in self.values:
+            v = self.values[t]
+            lines += [str(v), *([f"{v.n_nan} NaN"] * bool(v.n_nan)), *([f"{v.n_inf} infinite"] * bool(v.n_inf))]
+        return [line for line in lines if line]
 
 
-def _is_store(t: Tensor) -> bool:
-    """Whether `t` is written over memory of another tensor."""
-    return t.view_src is not None and OPS[t.op].kernel is not None
+def _bytes(n: int) -> str:
+    return f"{n} B" if n < 10_000 else f"{n / 1e3:.0f} kB" if n < 10_000_000 else f"{n / 1e6:.0f} MB"
 
 
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return getattr(value, "__name__", "a function") if callable(value) else str(value)
-
-
-def _parameters(t: Tensor) -> str:
-    """`s=0.5 b=0`: all but the shape, which stands in the label anyhow."""
-    return " ".join(f"{k}={_text(v)}" for k, v in t.op_params.items() if not re.fullmatch(r"ne\d?", k))
-
-
-def _label(t: Tensor, backend: str) -> str:
+def _label(t: Tensor, facts: _Facts) -> str:
     lines = [t.name]
     if t.op != "none":
-        given = _parameters(t)
+        given = parameters(t)
         lines.append(f"{t.op} {given}" if 0 < len(given) <= _SHORT else t.op)
-    if _is_store(t):
+    if is_store(t):
         lines.append(f"in place: {t.root.name}")
     lines.append(f"{t.dtype.name} [{', '.join(map(str, t.ne))}]")
-    return _escape("\n".join([*lines, f"on {backend}"] if backend else lines)).replace("\n", "\\n")
+    return _escape("\n".join([*lines, *facts.lines(t)])).replace("\n", "\\n")
 
 
 def _tooltip(t: Tensor) -> str:
-    parts = ["leaf"] if t.op == "none" else [OPS[t.op].label, _parameters(t)]
+    parts = ["leaf"] if t.op == "none" else [OPS[t.op].label, parameters(t)]
     if t.view_src is not None:
         parts.append(f"at byte {t.view_offs} of {t.view_src.name}")
     return _escape("; ".join(part for part in parts if part))
@@ -89,59 +141,145 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\")
 
 
-def _add(into: graphviz.Digraph, ident: str, t: Tensor, kind: str, backend: str = "") -> None:
-    style = "filled,dashed" if kind in ("view", "outside") else "filled"
+def _add(into: graphviz.Digraph, ident: str, t: Tensor, facts: _Facts, outside: bool = False) -> None:
+    kind, status = kind_of(t), facts.status.get(t)
+    style = "filled,dashed" if outside or kind == "view" or status == "removed" else "filled"
+    more = {"peripheries": "2"} if is_store(t) else {}
+    if t in facts.values and facts.values[t].n_nan:
+        more |= {"color": "#d00000", "penwidth": "3"}
+    fill = COLOURS["outside"] if outside else STATUS_COLOURS[status] if status else COLOURS[kind]
     shape = "ellipse" if t.op == "none" else "box"
-    twice = {"peripheries": "2"} if _is_store(t) else {}
-    fill = _COLOURS[kind]
-    into.node(ident, _label(t, backend), shape=shape, style=style, fillcolor=fill, tooltip=_tooltip(t), **twice)
+    into.node(ident, _label(t, facts), shape=shape, style=style, fillcolor=fill, tooltip=_tooltip(t), **more)
 
 
-def to_digraph(
-    graph: Graph, layers: tuple[int, int] | None = None, scheduler: Scheduler | None = None
-) -> graphviz.Digraph:
-    """The drawing of `graph` as a graphviz.Digraph; with `layers` (first, end) only those, and what they touch; with a
-    `scheduler` the backend of each node.
+def _add_fold(into: graphviz.Digraph, ident: str, fold: Fold, members: Sequence[Tensor], facts: _Facts) -> None:
+    nodes = [t for t in members if t.op != "none"]
+    each = f"{len(nodes) // fold.times} nodes, {(len(members) - len(nodes)) // fold.times} leafs each time"
+    ops = Counter(t.op for t in nodes if OPS[t.op].kernel is not None)
+    lines = [str(fold), each, *(f"{op} x {n // fold.times}" for op, n in ops.most_common(4))]
+    ns = sum(facts.steps[t].ns for t in nodes if t in facts.steps and facts.steps[t].nodes[-1].name == t.name)
+    lines += [f"{ns / 1e3:.1f} us in all"] if ns else []
+    n_nan = sum(facts.values[t].n_nan for t in members if t in facts.values)
+    more = {"color": "#d00000", "penwidth": "3"} if n_nan else {}
+    lines += [f"{n_nan} NaN"] if n_nan else []
+    status = Counter(facts.status[t] for t in members if facts.status.get(t, "same") != "same")
+    lines += [f"{n // fold.times} {what}" for what, n in sorted(status.items())]
+    fill = STATUS_COLOURS["changed"] if status else COLOURS["fold"]
+    label = _escape("\n".join(lines)).replace("\n", "\\n")
+    into.node(ident, label, shape="box3d", style="filled", fillcolor=fill, tooltip="layers that repeat", **more)
 
-    Nodes of one layer of a model stand in one cluster. Nodes that write over memory of others have two borders; a
-    dotted edge leads from such a store to what reads the memory later. Raises GraphError where no tensor belongs to
-    `layers`.
+
+def to_digraph(graph: Graph, **options: Unpack[Drawing]) -> graphviz.Digraph:
+    """The drawing of `graph` as a graphviz.Digraph, see `Drawing`.
+
+    Nodes of one layer of a model stand in one cluster, as do those of a split where there are several. Nodes that write
+    over memory of others have two borders; a dotted edge leads from such a store to what reads the memory later. Raises
+    GraphError where nothing is left to draw.
     """
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"only a Graph can be drawn, not {type(graph).__name__}")
-    if layers is not None and not (isinstance(layers, Sequence) and [*map(type, layers)] == [int, int]):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"layers must be two whole numbers (first, end), not {layers!r}")
-    known = layers_of(graph)
-    backends = {} if scheduler is None else scheduler.assign(graph)
-    shown = [t for t in (*graph.leafs, *graph.nodes) if layers is None or layers[0] <= known.get(t, -1) < layers[1]]
-    if layers is not None and not shown:
-        raise GraphError(f"no tensor of this graph belongs to layers {layers[0]}:{layers[1]}")
+    _check(options)
+    shown = select(graph, options.get("layers"), options.get("nodes", ()), options.get("around", 0))
+    facts = _Facts(graph, options)
     ids = {t: f"leaf{i}" for i, t in enumerate(graph.leafs)} | {t: f"node{i}" for i, t in enumerate(graph.nodes)}
+    if len(shown) == len(ids):  # of the whole graph
+        shown += facts.removed
+    ids |= {t: f"old{i}" for i, t in enumerate(facts.removed)}
     dot = _empty()
-    for il, members in _by_layer(shown, known):
-        if il is None:
-            for t in members:
-                _add(dot, ids[t], t, _kind(t), backends.get(t, ""))
+    boxes = _boxes(dot, shown, facts, ids, bool(options.get("fold")))
+    if options.get("legend"):
+        add_legend(dot, {kind_of(t) for t in shown}, facts.status, boxes != ids, len(facts.splits) > 1)
+    _edges(dot, graph, shown, facts, ids, boxes)
+    return dot
+
+
+def _check(options: Drawing) -> None:
+    unknown = [name for name in options if name not in Drawing.__annotations__]
+    if unknown:
+        raise TypeError(f"drawings have no option {unknown[0]!r}; there are {', '.join(Drawing.__annotations__)}")
+    scheduler, run = options.get("scheduler"), options.get("run")
+    if not (scheduler is None or isinstance(scheduler, Scheduler)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise GraphError(f"scheduler must be a Scheduler, not {type(scheduler).__name__}")
+    if not (run is None or hasattr(run, "step_of")):
+        raise GraphError(f"run must be what pyggml.inspect.record gives, not {type(run).__name__}")
+
+
+def _boxes(
+    dot: graphviz.Digraph, shown: list[Tensor], facts: _Facts, ids: dict[Tensor, str], fold: bool
+) -> dict[Tensor, str]:
+    """Draw what is shown, in clusters; the box of each tensor: its own, or that of its fold."""
+    note = {t: (facts.status.get(t), facts.backend.get(t)) for t in shown}
+    found = folds(shown, facts.layers, note) if fold else []
+    fold_of = {il: f for f in found for il in range(f.first, f.end)}
+    several = len(facts.splits) > 1
+    groups: dict[tuple[int | None, int | None], list[Tensor]] = {}
+    for t in shown:
+        groups.setdefault((facts.split.get(t) if several else None, facts.layers.get(t)), []).append(t)
+    boxes = dict(ids)
+    inside: dict[int | None, graphviz.Digraph] = {None: dot}
+    for i, split in enumerate(facts.splits if several else ()):
+        inside[i] = graphviz.Digraph(f"cluster_split{i}")
+        copies = ", ".join(t.name for t in split.inputs)
+        label = _escape(f"split {i} on {split.backend}") + (f"\\ncopies {_escape(copies)}" if copies else "")
+        inside[i].attr(label=label, color="#c05000", style="dashed", penwidth="2", fontname="Helvetica")
+    drawn: set[Fold] = set()
+    for (at, il), members in groups.items():
+        into = inside[at]
+        if il in fold_of:
+            f = fold_of[il]
+            if f not in drawn:
+                drawn.add(f)
+                members = [t for t in shown if facts.layers.get(t) in range(f.first, f.end)]
+                boxes |= dict.fromkeys(members, f"fold{f.first}")
+                _add_fold(into, f"fold{f.first}", f, members, facts)
             continue
-        with dot.subgraph(name=f"cluster_{il}") as cluster:  # pyright: ignore[reportOptionalContextManager]
-            cluster.attr(label=f"layer {il}", color="#999999", fontname="Helvetica")
-            for t in members:
-                _add(cluster, ids[t], t, _kind(t), backends.get(t, ""))
-    inside = set(shown)
-    outside: set[Tensor] = set()
+        if il is not None:
+            into = graphviz.Digraph(f"cluster_{il}" if at is None else f"cluster_{il}_split{at}")
+            into.attr(label=f"layer {il}", color="#999999", fontname="Helvetica", style="solid", penwidth="1")
+        for t in members:
+            _add(into, ids[t], t, facts)
+        if il is not None:
+            inside[at].subgraph(into)
+    for i in range(len(inside) - 1):
+        dot.subgraph(inside[i])
+    return boxes
+
+
+def _edges(
+    dot: graphviz.Digraph,
+    graph: Graph,
+    shown: Sequence[Tensor],
+    facts: _Facts,
+    ids: dict[Tensor, str],
+    boxes: dict[Tensor, str],
+) -> None:
+    inside, outside, done = set(shown), set[Tensor](), set[tuple[str, str]]()
+
+    def draw(s: Tensor, t: Tensor, label: str | None, style: str, **more: str) -> None:
+        ends = boxes.get(s, ids.get(s, "")), boxes[t]
+        folded = boxes.get(s) != ids.get(s) or boxes[t] != ids[t]
+        if ends[0] != ends[1] and not (folded and ends in done):
+            done.add(ends)
+            dot.edge(*ends, label=None if folded else label, style=style, **more)
+
     for t in shown:
         for i, s in enumerate(t.src):
             if s is None:
                 continue
+            if s not in ids:  # what a removed tensor reads, and is there still under the same name
+                s = next((u for u in ids if u.name == s.name and (u.op == "none") == (s.op == "none")), None)
+                if s is None:
+                    continue
             if s not in inside and s not in outside:
                 outside.add(s)
-                _add(dot, ids[s], s, "outside")
+                _add(dot, ids[s], s, facts, outside=True)
             role = OPS[t.op].role(i) if len(t.src) > 1 else ""
-            dot.edge(ids[s], ids[t], label=role, style="dashed" if OPS[t.op].kernel is None else "solid")
-    for store, reader in _read_later(graph):
+            copied = t in facts.split and s in facts.splits[facts.split[t]].inputs
+            style = "dashed" if OPS[t.op].kernel is None else "bold" if copied else "solid"
+            draw(s, t, f"{role} (copied)" if copied else role, style, **({"color": "#c05000"} if copied else {}))
+    for store, reader in read_later(graph):
         if store in inside and reader in inside:
-            dot.edge(ids[store], ids[reader], style="dotted", tooltip=f"stored in {_escape(store.root.name)}")
-    return dot
+            draw(store, reader, None, "dotted", tooltip=f"stored in {_escape(store.root.name)}")
 
 
 def _empty() -> graphviz.Digraph:
@@ -151,37 +289,8 @@ def _empty() -> graphviz.Digraph:
     return dot
 
 
-def _by_layer(tensors: Iterable[Tensor], known: Mapping[Tensor, int]) -> list[tuple[int | None, list[Tensor]]]:
-    groups: dict[int | None, list[Tensor]] = {None: []}
-    for t in tensors:
-        groups.setdefault(known.get(t), []).append(t)
-    return list(groups.items())
-
-
-def _read_later(graph: Graph) -> list[tuple[Tensor, Tensor]]:
-    """Each store, and the first view of (or else the node that reads) the same bytes later without the store among its
-    sources."""
-    stores: dict[Tensor, list[Tensor]] = {}
-    edges: dict[tuple[Tensor, Tensor], None] = {}
-    for t in graph.nodes:
-        for s in t.src if OPS[t.op].kernel is not None else ():
-            if s is None or s.root not in stores:
-                continue
-            seen = {s}  # what `s` is a view of, node by node
-            reader = t if s.op == "none" else s
-            while s.view_src is not None and not _is_store(s) and s.src[0] is not None:
-                reader, s = s, s.src[0]
-                seen.add(s)
-            for store in stores[t.root if s.root not in stores else s.root]:
-                if store not in seen and store is not reader and may_overlap(store, reader if reader is not t else s):
-                    edges[store, reader] = None
-        if _is_store(t):
-            stores.setdefault(t.root, []).append(t)
-    return list(edges)
-
-
 def _summary(graph: Graph) -> graphviz.Digraph:
-    """What a notebook shows of a graph that is too large for a glance: how often it has which op."""
+    """What a notebook shows of a graph that is too large for a glance, even folded: how often it has which op."""
     lines = [f"{graph.n_nodes} nodes, {graph.n_leafs} leafs"]
     layers = set(layers_of(graph).values())
     lines += [f"{len(layers)} layers: dump_dot(g, path, layers=(0, 1)) draws the first"] if layers else []
@@ -193,17 +302,13 @@ def _summary(graph: Graph) -> graphviz.Digraph:
     return dot
 
 
-def dump_dot(
-    graph: Graph,
-    path: str | PathLike[str] | None = None,
-    layers: tuple[int, int] | None = None,
-    scheduler: Scheduler | None = None,
-) -> str:
-    """The DOT text of `graph` (see `to_digraph`), also written to `path` where one is given.
+def dump_dot(graph: Graph, path: str | PathLike[str] | None = None, **options: Unpack[Drawing]) -> str:
+    """The DOT text of `graph`, also written to `path` where one is given. `options`: what is drawn, and how, see
+    `Drawing` (layers, nodes, around, fold, scheduler, run, against, legend).
 
-    Raises GraphError where that file cannot be written.
+    Raises GraphError where nothing is left to draw, or the file cannot be written.
     """
-    text = to_digraph(graph, layers, scheduler).source
+    text = to_digraph(graph, **options).source
     if path is not None:
         _write(path, text.encode())
     return text
@@ -222,14 +327,14 @@ def _write(path: str | PathLike[str], data: bytes) -> None:
         raise GraphError(f"cannot write {path}: {e}") from None
 
 
-def render(graph: Graph, path: str | PathLike[str], layers: tuple[int, int] | None = None) -> None:
-    """Draw `graph` into an .svg, .png or .pdf file.
+def render(graph: Graph, path: str | PathLike[str], **options: Unpack[Drawing]) -> None:
+    """Draw `graph` into an .svg, .png or .pdf file; `options` as of `dump_dot`.
 
     Raises GraphError where the `dot` program is missing or fails, or the file cannot be written.
     """
     out = _path(path)
     try:
-        drawn = to_digraph(graph, layers).pipe(format=out.suffix.lstrip(".") or "svg")
+        drawn = to_digraph(graph, **options).pipe(format=out.suffix.lstrip(".") or "svg")
     except graphviz.ExecutableNotFound:
         raise GraphError("drawing needs Graphviz's `dot` program; dump_dot() writes the text without it") from None
     except (ValueError, subprocess.CalledProcessError) as e:
@@ -240,7 +345,9 @@ def render(graph: Graph, path: str | PathLike[str], layers: tuple[int, int] | No
 def _svg(graph: Graph) -> str | None:
     try:
         small = graph.n_nodes + graph.n_leafs <= _AT_A_GLANCE
-        return (to_digraph(graph) if small else _summary(graph)).pipe(format="svg", encoding="utf-8")
+        drawn = to_digraph(graph, fold=not small)
+        few = small or drawn.source.count(" [label=") <= _AT_A_GLANCE
+        return (drawn if few else _summary(graph)).pipe(format="svg", encoding="utf-8")
     except graphviz.ExecutableNotFound:
         return None
 

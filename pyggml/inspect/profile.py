@@ -11,8 +11,9 @@ from pyggml.backends.cpu.backend import CpuBackend, CpuProgram, Spans
 from pyggml.errors import BackendError
 from pyggml.opdef import opdef_of
 from pyggml.sched import Scheduler
+from pyggml.tensor import Tensor
 
-from .dot import NODE_OF_LAYER
+from .picture import NODE_OF_LAYER
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step of one run. `name` and `op` are its last node's (`op` the fusion's, where it is one); begin and end are
-    nanoseconds of time.perf_counter_ns for each thread that took part; flops and bytes are what the op's cost says."""
+    """One step of one run: the `nodes` it computed. `name` and `op` are the last one's (`op` the fusion's, where it is
+    one); begin and end are nanoseconds of time.perf_counter_ns for each thread that took part; flops and bytes are what
+    the op's cost says."""
 
+    nodes: tuple[Tensor, ...]
     name: str
     op: str
     spans: dict[int, tuple[int, int]]
@@ -83,7 +86,7 @@ class Profile:
     def __enter__(self) -> Self:
         if self._backend.measure is not None:
             raise BackendError("this backend is being measured already")
-        self._backend.measure = self._note
+        self._backend.measure = self.note
         return self
 
     def __exit__(
@@ -91,7 +94,8 @@ class Profile:
     ) -> None:
         self._backend.measure = None
 
-    def _note(self, program: CpuProgram, spans: Spans) -> None:
+    def note(self, program: CpuProgram, spans: Spans) -> None:
+        """See `CpuBackend.measure`."""
         of = {step.nodes[-1]: step for step in program.steps}
         ran = spans[spans > 0]
         self.wall_ns += int(ran.max() - ran.min()) if len(ran) else 0
@@ -104,7 +108,8 @@ class Profile:
             n_bytes = sum(c.read + c.written for c in costs) - 2 * inner
             if times:  # not where a run was broken off
                 op = step.fusion or node.op
-                self.steps.append(StepTime(node.name, op, times, sum(c.flops for c in costs), max(n_bytes, 0)))
+                flops = sum(c.flops for c in costs)
+                self.steps.append(StepTime(step.nodes, node.name, op, times, flops, max(n_bytes, 0)))
 
     def table(self, by: Literal["op", "layer"] = "op") -> list[Row]:
         """The steps by `op` or by `layer`, the longest first (layers in order)."""

@@ -7,7 +7,7 @@ all else is computed as ever. With flash attention, layers whose scores are watc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from types import TracebackType
@@ -35,9 +35,13 @@ class _Watching:
             raise GraphError(f"taps and edits take names of nodes, or patterns such as 'l_out-*', not {patterns!r:.80}")
         self._watches, self.patterns = watches, patterns
 
-    def asks(self, name: str) -> bool:
+    def asks(self, name: str, last: bool = True) -> bool:
         """See `Watcher.asks`."""
-        return any(fnmatchcase(name, p) for p in self.patterns)
+        return last and any(fnmatchcase(name, p) for p in self.patterns)
+
+    def chosen(self, nodes: Sequence[Tensor]) -> Collection[Tensor]:
+        """See `Watcher.chosen`."""
+        return ()
 
     def __enter__(self) -> Self:
         self._watches.remove(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from pyggml.lock import Lock
@@ -19,8 +19,12 @@ class Watcher(Protocol):
         """What `asks` depends on: watchers of the same patterns share their plans."""
         ...
 
-    def asks(self, name: str) -> bool:
-        """Whether it wants the node of that name; of several nodes of one name, the last."""
+    def asks(self, name: str, last: bool = True) -> bool:
+        """Whether it wants the node of that name; of several nodes of one name, the `last`, or others."""
+        ...
+
+    def chosen(self, nodes: Sequence[Tensor]) -> Collection[Tensor]:
+        """Which nodes of a graph it wants besides; it is told them all."""
         ...
 
     def deliver(self, t: Tensor) -> None:
@@ -54,13 +58,16 @@ class Watches:
         """Whether anyone wants the node of that name."""
         return any(w.asks(name) for w in self.now)
 
-    def of(self, nodes: Sequence[Tensor]) -> set[Tensor]:
-        """Which nodes of a graph, in its order, anyone wants."""
+    def of(self, nodes: Sequence[Tensor]) -> dict[Tensor, bool]:
+        """Which nodes of a graph, in its order, anyone wants, and whether each is the last of its name."""
         last = {t.name: t for t in nodes if t.name} if self.now else {}
-        return {t for name, t in last.items() if self.asks(name)}
+        wanted = {t: last[t.name] is t for t in nodes if t.name in last}
+        asked = {t: is_last for t, is_last in wanted.items() if any(w.asks(t.name, is_last) for w in self.now)}
+        chosen = {t for w in self.now for t in w.chosen(nodes)}
+        return asked | {t: wanted.get(t, False) for t in chosen}
 
-    def tell(self, t: Tensor) -> None:
+    def tell(self, t: Tensor, last: bool) -> None:
         """Deliver `t` to those who want it, in the order in which they came."""
         for watcher in self.now:
-            if watcher.asks(t.name):
+            if watcher.asks(t.name, last) or watcher.chosen((t,)):
                 watcher.deliver(t)

@@ -19,6 +19,7 @@ from pyggml.graph import Graph
 from pyggml.lock import locked
 from pyggml.models.blocks import KVMemory
 from pyggml.models.hparams import Pooling
+from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.kv_cache import CacheOptions
 from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints, Slot
 from pyggml.models.memory.recurrent import StateSlot
@@ -26,7 +27,7 @@ from pyggml.sched import Scheduler
 
 from .adapters.active import ActiveAdapters, Scaled
 from .adapters.control import Directions
-from .batch import Batch, check_values, token_ids
+from .batch import Batch, check_encoded, check_size, check_values, token_ids
 from .closeable import Closeable
 from .graphs import Graphs
 from .interrupt import uninterrupted
@@ -36,13 +37,15 @@ from .perf import Perf
 from .pooling import Members, checked_output, members, pool
 from .state import save_load as state
 from .steps import Steps, StepSize
-from .ubatch import SBatch, UBatch, gathered, ubatches_of_tokens
+from .ubatch import SBatch, UBatch, gathered, texts_of, ubatches_of_tokens
 
 
 class _Slots(NamedTuple):
-    """Where a ubatch is put: in each cache of the memory, and of the states where it has them."""
+    """Where a ubatch is put: in each cache of its steps (None: they only look at it), and of the states where the
+    memory has them."""
 
-    caches: list[Slot]
+    steps: Steps
+    caches: list[Slot | None]
     states: StateSlot | None = None
 
 
@@ -56,7 +59,8 @@ class LlamaContext(Closeable):
     logits      float32 [n_outputs, n_vocab] of the last decode, in the order of the batch
     outputs     int32 [n_outputs]: the indices in the batch of the rows of `logits`, ascending
     embeddings  in their place in a context of embeddings: float32 [n_outputs, n_embd], what the last norm gives of
-                each token; where they are pooled, a row for each sequence of the batch, ascending
+                each token; where they are pooled, a row for each sequence of the batch, ascending. Of an
+                encoder-decoder what `encode` gave, too
     pooling     how they are: none, mean, cls (the first token of a sequence), last, or rank (the scores of a reranker)
     scheduler   runs the graphs
     lock        held by every method that uses the cache or the logits, and by those of `memory` that change sequences
@@ -77,6 +81,7 @@ class LlamaContext(Closeable):
         type_k: DType = DType.F16,
         type_v: DType = DType.F16,
         n_threads: int | None = None,
+        n_threads_batch: int | None = None,
         flash_attn: bool = False,
         backend: str | Sequence[str] = "cpu",
         defrag_thold: float = 0.0,
@@ -87,7 +92,8 @@ class LlamaContext(Closeable):
         """A cache of `n_ctx` cells (0: as many as the model was trained with; padded to 32, to 256 with `flash_attn`)
         for sequences 0 .. n_seq_max - 1.
 
-        A decode takes up to `n_batch` tokens and runs `n_ubatch` at a time. `type_k` and `type_v` are what the cache
+        A decode takes up to `n_batch` tokens and runs `n_ubatch` at a time, on `n_threads` (default: all CPUs), on
+        `n_threads_batch` (default: the same) where they are more than one. `type_k` and `type_v` are what the cache
         stores. `backend` is "cpu", "ref", or several in order of priority. Where more than the part `defrag_thold` of
         the cells in use are holes after a decode, they are closed before the next one (0: only when room is needed).
 
@@ -108,7 +114,11 @@ class LlamaContext(Closeable):
         check_types(type_k=type_k, type_v=type_v, n_threads=n_threads, backend=backend, defrag_thold=defrag_thold)
         self._perf = Perf(t_start_ms=time.perf_counter() * 1e3)
         self.model, self.n_batch, self.defrag_thold = model, n_batch, defrag_thold
-        self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), n_threads)
+        if n_threads_batch is not None:
+            whole("n_threads_batch", n_threads_batch, 1, error=ModelError)
+        most = n_threads if n_threads is None or n_threads_batch is None else max(n_threads, n_threads_batch)
+        self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), most)
+        self._threads = n_threads, n_threads_batch or n_threads  # of a step of one token, and of more
         self.scheduler.watches = model.watches
         cache: CacheOptions = {"n_seq_max": n_seq_max, "type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
         self.memory: KVMemory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
@@ -119,6 +129,11 @@ class LlamaContext(Closeable):
         self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer)
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
         self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
+        self._encoder: Steps | None = None
+        if isinstance(self.memory, CrossMemory):
+            if self._output.layer is not None:
+                raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
+            self._encoder = Steps(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
         self._taken: list[_Slots] = []  # by a decode that is not finished
         self.outputs: Ints = np.empty(0, np.int32)
         self.logits: Floats = np.empty((0, hp.n_vocab), np.float32)
@@ -150,6 +165,33 @@ class LlamaContext(Closeable):
     # -- decoding -------------------------------------------------------------------------------------------------
 
     @locked
+    def encode(self, batch: Batch | Sequence[int]) -> None:
+        """Run the encoder of an encoder-decoder on the texts that the next decodes see; a sequence of token ids is that
+        of sequence 0. The sequences of the batch begin anew: what they had encoded and decoded is forgotten. Each has
+        all of its text in one batch, of n_ubatch tokens at most, at any positions that follow each other. Then
+        `embeddings` has what the encoder gave, of each token or pooled. A model that is an encoder alone decodes.
+
+        An error in the arguments leaves all as it was; one after that leaves the sequences of the batch empty. Raises
+        ModelError for a model without an encoder, BatchError for a batch that cannot be taken, KVCacheFull where it
+        does not fit.
+        """
+        if not self.model.architecture.logits:
+            self.decode(batch)
+            return
+        if self._encoder is None or not isinstance(self.memory, CrossMemory):
+            raise ModelError(f"{self.model.arch} has no encoder: `decode` takes all of the text")
+        start = time.perf_counter()
+        self.scheduler.check_turn()
+        self._undo()
+        texts = texts_of(batch, self.memory.n_seq_max)
+        of = None if self.pooling == "none" else members(texts, self.pooling)
+        n = texts.n_tokens
+        self._check(n, texts.token, texts.embd, encodes=True)
+        self.memory.begin(sorted({s for ids in texts.seq_ids for s in ids}), n)
+        self._evaluated(list(texts.parts(self.n_ubatch)), of, self._encoder)
+        self._perf.decoded(start, n)
+
+    @locked
     def decode(self, batch: Batch | Sequence[int]) -> None:
         """Evaluate a batch; a sequence of token ids is appended to sequence 0, with logits of the last (or
         embeddings of all).
@@ -167,6 +209,7 @@ class LlamaContext(Closeable):
         if isinstance(batch, Batch):
             whole = SBatch(batch, simple_split=self.memory.states is None)
             whole.check(self.memory)
+            check_encoded(self.memory, whole.first, whole.sets)
             if self.pooling != "none":
                 of = members(whole, self.model.hparams.head.pooling if self.pooling == "rank" else self.pooling)
                 whole.output[:] = np.isin(np.arange(whole.n_tokens), np.concatenate(list(of.values())))
@@ -176,25 +219,12 @@ class LlamaContext(Closeable):
         else:
             tokens = token_ids(batch)
             n, first = len(tokens), self.memory.seq_pos_max(0) + 1
+            check_encoded(self.memory, np.zeros(1, np.int32), None)
             self._check(n, tokens, None)
             if first + n - 1 > LAST_POS:
                 raise BatchError(f"{n} tokens from position {first} on reach beyond position {LAST_POS}")
             parts = list(ubatches_of_tokens(tokens.astype(np.int32), first, self.n_ubatch))
-        self.update()
-        self._perf.n_queued = n
-        try:
-            self._evaluate(parts, of)
-        except KVCacheFull:  # it fits, but not side by side
-            self.memory.settle()
-            self.memory.defrag()
-            self.update()
-            self._evaluate(parts, of)
-        finally:
-            self._perf.n_queued = 0
-        self.memory.settle()
-        if self.defrag_thold > 0:
-            for cache in self.memory.caches:
-                cache.wants_defrag |= cache.fragmentation() > self.defrag_thold
+        self._evaluated(parts, of, self._steps)
         self._perf.decoded(start, n)
 
     @locked
@@ -292,7 +322,7 @@ class LlamaContext(Closeable):
         logits stay as they are. Does nothing where the cache has no room."""
         u = next(ubatches_of_tokens(np.zeros(1, np.int32), 0, 1))
         try:
-            self._run(u, self._take(u))
+            self._run(u, self._take(u, self._steps))
         except KVCacheFull:
             pass
         finally:
@@ -319,52 +349,70 @@ class LlamaContext(Closeable):
         n_outputs = None if n_outputs is None else whole("n_outputs", n_outputs, error=GraphError)
         if worst_case:
             return self._graphs.largest(n_tokens, n_outputs or n_tokens, self._adapters.graph).graph
-        ends = [c.find_slot(n_tokens) + n_tokens if 0 < n_tokens <= c.size else 0 for c in caches]
+        ends = [c.find_slot(n_tokens) + n_tokens if 0 < n_tokens <= c.size and not c.cross else 0 for c in caches]
         n_kv = tuple(c.n_kv(end) for c, end in zip(caches, ends, strict=True))
         size = StepSize(n_tokens, 1 if n_outputs is None else n_outputs, False, n_kv, self._adapters.graph)
         return self._graphs.build(size).graph
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _check(self, n: int, tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None) -> None:
+    def _check(
+        self, n: int, tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, encodes: bool = False
+    ) -> None:
         hp = self.model.hparams
-        if n > self.n_batch:
-            raise BatchError(f"{n} tokens in one batch, where n_batch is {self.n_batch}")
-        if n > self.n_ubatch and not hp.causal_attn:
-            raise BatchError(f"{n} tokens that all see each other, but only n_ubatch = {self.n_ubatch} run together")
+        check_size(n, self.n_batch, self.n_ubatch, encodes or not hp.causal_attn)
         check_values(tokens, embd, hp.n_vocab, hp.n_embd)
-        if n > self.memory.size - self.memory.used:
+        if not encodes and n > self.memory.size - self.memory.used:
             raise self.memory.full(n)
 
-    def _evaluate(self, parts: Sequence[UBatch], of: Members | None) -> None:
+    def _evaluated(self, parts: Sequence[UBatch], of: Members | None, steps: Steps) -> None:
+        """Compute the parts in caches that are up to date, defragmented where they fit but not side by side."""
+        self.update()
+        self._perf.n_queued = sum(u.n_tokens for u in parts)
+        try:
+            self._evaluate(parts, of, steps)
+        except KVCacheFull:
+            self.memory.settle()
+            self.memory.defrag()
+            self.update()
+            self._evaluate(parts, of, steps)
+        finally:
+            self._perf.n_queued = 0
+        self.memory.settle()
+        if self.defrag_thold > 0:
+            for cache in self.memory.caches:
+                cache.wants_defrag |= cache.fragmentation() > self.defrag_thold
+
+    def _evaluate(self, parts: Sequence[UBatch], of: Members | None, steps: Steps) -> None:
         """Compute the parts, and set `outputs`, and `logits` or `embeddings`, pooled `of` sequences. Until then the
         cells are as they were on any failure."""
         rows: list[Floats] = []
         try:
             for u in parts:
-                result = self._run(u, self._take(u))
+                result = self._run(u, self._take(u, steps))
                 if result is not None:
                     rows.append(np.array(result))
-            name = "embeddings" if self._output.embeddings else "logits"
+            name = "embeddings" if self._output.embeddings or steps is self._encoder else "logits"
             outputs, result = gathered(parts, rows, vars(self)[name][:0])
             if of is not None:
                 result = self._graphs.head(pool(result, outputs, of))
-            new = {"outputs": outputs, name: result, "_pooled": list(of or ()), "_taken": []}
+            new = {"outputs": outputs, "logits": self.logits[:0], name: result, "_pooled": list(of or ()), "_taken": []}
             vars(self).update(new)  # one call: no signal comes in between
         except BaseException:
             self._undo()
             raise
 
-    def _take(self, u: UBatch) -> _Slots:
+    def _take(self, u: UBatch, steps: Steps) -> _Slots:
         """Slots for a ubatch in every cache and of the states. All are noted before anything changes."""
-        slots = _Slots([c.slot(u.n_tokens) for c in self.memory.caches])
+        slots = _Slots(steps, [c.slot(u.n_tokens) if steps.fills(c) else None for c in steps.caches])
         states = self.memory.states
         if states is not None:
             taken = [slots.states for slots in self._taken if slots.states is not None]
             slots = slots._replace(states=states.slot(u.seq_id, u.last_pos, taken))
         self._taken.append(slots)
-        for cache, slot in zip(self.memory.caches, slots.caches, strict=True):
-            cache.take(slot, u.pos, u.seq, u.sets)
+        for cache, slot in zip(steps.caches, slots.caches, strict=True):
+            if slot is not None:
+                cache.take(slot, u.pos, u.seq, u.sets)
         if states is not None and slots.states is not None:
             states.take(slots.states)
         return slots
@@ -373,24 +421,27 @@ class LlamaContext(Closeable):
         """Take back the slots of a decode that is not finished."""
         if self._taken:
             with uninterrupted():
-                for i, cache in enumerate(self.memory.caches):
-                    cache.undo([slots.caches[i] for slots in self._taken])
+                for i, cache in enumerate(self._taken[0].steps.caches):
+                    cache.undo([slot for slots in self._taken if (slot := slots.caches[i]) is not None])
                 if self.memory.states is not None:
                     self.memory.states.undo([slots.states for slots in self._taken if slots.states is not None])
                 self._taken = []
 
     def _run(self, u: UBatch, slots: _Slots) -> Floats | None:
         """Compute a ubatch in its slots; its logits or embeddings, in memory that the next run uses again."""
-        n_kv = tuple([c.n_kv() for c in self.memory.caches])
+        steps = slots.steps
+        n_kv = tuple([c.n_kv() for c in steps.caches])
         outputs = u.outputs
         n_seqs = 1 if slots.states is None else u.n_seqs
         size = StepSize(u.n_tokens, len(outputs) or 1, u.embd is not None, n_kv, self._adapters.graph, n_seqs)
-        step = self._steps.get(size)
-        step.fill(u, slots.states, self.model.hparams)
-        for mask, head, slot, n in zip(self._steps.masks, step.heads, slots.caches, n_kv, strict=True):
-            mask.write(u.pos, u.seq, slot, n, u.sets is not None)
-            head.bind(slot.start)
-        step.schedule.run()
+        step = steps.get(size)
+        step.fill(u, slots.states, self.model.hparams, steps.cells)
+        for mask, head, slot, n in zip(steps.masks, step.heads, slots.caches, n_kv, strict=True):
+            if mask is not None:
+                mask.write(u.pos, u.seq, slot, n, u.sets is not None)
+            if slot is not None:
+                head.bind(slot.start)
+        step.schedule.run(n_threads=self._threads[u.n_tokens > 1])
         return step.result if len(outputs) else None
 
     def _name(self) -> str:

@@ -43,8 +43,8 @@ def embed(
 
     `pooling`: mean, cls, last, or rank (scores, [n_texts, n_classes]); by default as the file says, else mean.
     `normalize`: see `normalized`; scores are left as they are. `layer`: see `LlamaContext`. As many texts as fit are
-    evaluated together, up to `n_ubatch` tokens. Raises BatchError for a text without tokens, or longer than the model
-    was trained for, ModelError for other arguments.
+    evaluated together, up to `n_ubatch` tokens; of an encoder-decoder by the encoder. Raises BatchError for a text
+    without tokens, or longer than the model was trained for, ModelError for other arguments.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"texts must be a list of texts, not {type(texts).__name__}")
@@ -142,5 +142,5 @@ def _embedded(ctx: LlamaContext, ids: Sequence[Sequence[int]]) -> Floats:
         for pos, token in enumerate(tokens):
             batch.add(token, pos, seq)
     ctx.memory.clear()
-    ctx.decode(batch)
+    (ctx.decode if ctx.model.architecture.encode is None else ctx.encode)(batch)
     return np.array(ctx.embeddings)

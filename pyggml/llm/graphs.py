@@ -7,6 +7,7 @@ from math import gcd
 import numpy as np
 
 from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, build_head
+from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.k_shift import build_k_shift
 from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_cells import Floats
@@ -43,6 +44,24 @@ class Graphs:
         self._model.architecture.build(b)
         return b
 
+    def encode(self, size: StepSize) -> Build:
+        """The graph of a ubatch of that size, of an encoder-decoder's encoder."""
+        encode, memory = self._model.architecture.encode, self._memory
+        assert encode is not None and isinstance(memory, CrossMemory), memory
+        b = Build(
+            self._model.hparams,
+            self._model.weights,
+            memory.encoding,
+            size.n_tokens,
+            size.n_outputs,
+            size.n_kv,
+            size.embd,
+            size.adapters,
+        )
+        b.asked = self._model.watches.asks
+        encode(b)
+        return b
+
     def largest(self, n_tokens: int, n_outputs: int, adapters: Adapters = NO_ADAPTERS) -> Build:
         """Of a graph of so many tokens: over whole caches, of as many sequences as there can be."""
         memory = self._memory
@@ -53,6 +72,9 @@ class Graphs:
     def reserve(self, n_tokens: int, adapters: Adapters) -> None:
         """Make room for the largest graph with these adapters."""
         self._scheduler.reserve(self.largest(n_tokens, n_tokens, adapters).graph)
+        if isinstance(self._memory, CrossMemory):
+            n_kv = tuple(c.size for c in self._memory.encoding.caches)
+            self._scheduler.reserve(self.encode(StepSize(n_tokens, n_tokens, False, n_kv, adapters)).graph)
 
     def head(self, pooled: Floats) -> Floats:
         """What the model makes of pooled embeddings, see `build_head`."""

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from weakref import WeakSet
 
+from pyggml.errors import ModelError
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
 from pyggml.models import Architecture, get_architecture
 from pyggml.models.hparams import HParams
 from pyggml.models.weights import Weights
+from pyggml.stream.weights import WeightStream
 from pyggml.tensor import Tensor
 
 from .adapters.active import Scaled
@@ -30,6 +32,7 @@ class LoadedModel(Closeable):
         self.control = ControlVector({})
         self.vocab_only = tensors is None
         self.watches = Watches()  # who looks into the graphs of its contexts
+        self.weight_stream: WeightStream | None = None  # where the weights are kept within a budget
         self.tensors: Mapping[str, Tensor] = tensors or {}
         self.weights = Weights(self.tensors)
         if not self.vocab_only:
@@ -49,6 +52,18 @@ class LoadedModel(Closeable):
     def vocab(self) -> Vocab:
         """The vocabulary. Raises ModelError where the file has none, or one of a kind that is not supported."""
         return Vocab.from_gguf(self.kv)
+
+    @property
+    def decoder_start(self) -> int | None:
+        """Of an encoder-decoder the token that begins what is decoded: what the file says, else bos; None of others.
+        Raises ModelError where there is none, or no such token."""
+        if self.architecture.encode is None:
+            return None
+        key = f"{self.arch}.decoder_start_token_id"
+        token = self.kv.get(key, self.vocab.bos)
+        if type(token) is not int or not 0 <= token < self.hparams.n_vocab:
+            raise ModelError(f"the key {key} says which token begins an answer: {token} is none")
+        return token
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`, see `Vocab.tokenize`."""
@@ -85,6 +100,9 @@ class LoadedModel(Closeable):
         """Close the contexts, then let go of weights and file. Tensors and arrays that others hold live on."""
         for ctx in tuple(vars(self).get("contexts", ())):
             ctx.close()
+        stream = vars(self).get("weight_stream")
+        if stream is not None:
+            stream.close()
         super().close()
 
     def _name(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,26 +12,30 @@ from pyggml.backends.cpu.repack import copy_of
 from pyggml.backends.cpu.repack import repack as repack_weights
 from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
-from pyggml.gguf_io.read import Override, lock_memory, with_overrides
+from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import open_model
-from pyggml.hf.folder import HFFolder, bind_folder, is_folder, open_hf_folder
 from pyggml.models import get_architecture
 from pyggml.models.memory.kv_cells import Floats
+from pyggml.stream.layout import memory_size
+from pyggml.stream.read import origins_of
+from pyggml.stream.weights import WeightStream
 from pyggml.tensor import Tensor
 
 from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
 from .adapters.lora import Lora, load_lora_gguf
-from .adapters.peft import load_lora_peft
 from .context import LlamaContext
-from .embed import EmbedOptions, Text, embed, rerank
-from .generate.batched import BatchOptions, generate_batch, stream_batch
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
 from .loaded import LoadedModel
 from .options import ContextOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from pyggml.hf.folder import HFFolder
+
+    from .embed import EmbedOptions, Text
+    from .generate.batched import BatchOptions
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
 Progress = Callable[[float], bool]
@@ -66,7 +69,12 @@ class Model(LoadedModel):
         name = path_name(path, ModelError)
         if self.vocab_only:
             raise ModelError("the model was loaded with vocab_only=True: it has no weights to adapt")
-        lora = load_lora_peft(Path(name), self) if is_folder(name) else load_lora_gguf(name)
+        if os.path.isdir(name):
+            from .adapters.peft import load_lora_peft
+
+            lora = load_lora_peft(Path(name), self)
+        else:
+            lora = load_lora_gguf(name)
         lora.check(self)
         return lora
 
@@ -91,10 +99,14 @@ class Model(LoadedModel):
         **options: Unpack[EmbedOptions],
     ) -> Floats:
         """Embeddings of texts (or of token ids), float32 [n_texts, n_embd], see `embed.embed`."""
+        from .embed import embed
+
         return embed(self, texts, pooling, normalize, layer, **options)
 
     def rerank(self, query: str, documents: Sequence[str], **options: Unpack[EmbedOptions]) -> Floats:
         """How well documents answer a question, float32 [n_documents], see `embed.rerank`."""
+        from .embed import rerank
+
         return rerank(self, query, documents, **options)
 
     def generate(
@@ -118,7 +130,8 @@ class Model(LoadedModel):
 
         Each token has its log-probability and the `n_probs` likeliest alternatives. `stop` strings end the text and are
         not shown. `n_ctx` None makes room for prompt and continuation. With `cfg_scale` other than 1 the prompt counts
-        so many times more than `negative_prompt` (classifier-free guidance). All else: `SamplingParams`.
+        so many times more than `negative_prompt` (classifier-free guidance). `context`: further arguments of its
+        `LlamaContext`. With `special` control tokens are text, too. All else: `SamplingParams`.
         Raises ModelError, BatchError for a bad prompt, KVCacheFull where the prompt is longer than the context,
         SamplerError for bad sampling parameters.
         """
@@ -140,6 +153,8 @@ class Model(LoadedModel):
         self, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
     ) -> list[str]:
         """The texts that follow several prompts, evaluated `n_parallel` (8) at a time, see `stream_batch`."""
+        from .generate.batched import generate_batch
+
         return generate_batch(self, prompts, n_predict, **options)
 
     def stream_batch(
@@ -151,11 +166,15 @@ class Model(LoadedModel):
     ) -> Iterator[tuple[int, Token]]:
         """Continue several prompts at once, each as `stream` does, `n_parallel` (8) at a time: as one ends, the next
         joins. Yields the index of the prompt with each token."""
+        from .generate.batched import stream_batch
+
         return stream_batch(self, prompts, n_predict, n_probs, **options)
 
 
 def default_model_path() -> Path:
     """The model that ships with the package. Raises ModelError where it is missing."""
+    from importlib.resources import files
+
     path = Path(str(files("pyggml") / "data" / DEFAULT_MODEL))
     if not path.is_file():
         raise ModelError(f"this installation has no model of its own ({path} is missing): name a GGUF file")
@@ -170,20 +189,30 @@ def load_model(
     repack: bool = True,
     kv_overrides: Mapping[str, Override] | None = None,
     progress: Progress | None = None,
+    ram: int | str | None = None,
 ) -> Model:
     """Load a GGUF model, by default the one that ships with the package; of a model in several files the first
     (NAME-00001-of-00003.gguf); or a Hugging Face folder. Weights stay where they are in the mapped files
     (`use_mmap=False` reads them into memory); those of a folder that are laid out in another way are copied.
 
-    `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata;
+    `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata
+    (`{arch}` in a key is the architecture, as in `gguf.Keys`);
     `progress(fraction)` is called now and then and cancels the load by returning False. `repack` copies the weights of
     matrix products to the layout that the CPU's kernels are fastest with, and gives the file's pages back; without it
     they are used as they are stored. While a mapped file is in use it must not be written to; where it is made
     shorter, what reads it raises GGUFError (see `MappedFile`).
-    Raises GGUFError for a bad file, ModelError for one that its architecture cannot run, or when cancelled.
+
+    `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay, the others are read each
+    time a graph needs them, the next one while one computes. Results are the same. Beside it there are the K/V cache
+    and the compute buffers of contexts; `model.weight_stream` has the figures.
+    Raises GGUFError for a bad file, ModelError for one that its architecture cannot run, for a `ram` that cannot do,
+    or when cancelled.
     """
+    budget = None if ram is None else memory_size(ram)
+    if budget is not None and not use_mmap:
+        raise ModelError("ram: weights that use_mmap=False reads into memory are no longer read from the file")
     source = default_model_path() if path is None else path
-    file = open_hf_folder(source, vocab_only) if is_folder(source) else open_model(source, use_mmap)
+    file = _opened(source, use_mmap, vocab_only)
     kv = with_overrides(file.kv, kv_overrides)
     arch = kv.get("general.architecture")
     if not isinstance(arch, str):
@@ -194,19 +223,41 @@ def load_model(
             _ = model.vocab
             return model
         get_architecture(arch)
-        tensors = bind_folder(file, use_mmap) if isinstance(file, HFFolder) else bind(file)
+        tensors = _bound(file, use_mmap, budget is None)
         model = Model(file.path, arch, kv, tensors)
         if model.weights.unused:
             _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.weights.unused))
         _report(progress, 0.0)
-        if repack:
+        if budget is not None:
+            graph = model.architecture.least_graph(model.hparams, model.weights)
+            model.weight_stream = WeightStream(model.weights, origins_of(file), graph, budget, repack)
+            model.weight_stream.load(lambda done: _report(progress, done))
+        elif repack:
             repack_weights(_factors(model.weights), lambda done: _report(progress, done))
         _report(progress, 1.0)
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
-    if use_mlock:
+    if use_mlock and model.weight_stream is not None:
+        lock_memory(model.weight_stream.memory)
+    elif use_mlock:
         all(lock_memory(t.raw() if (copy := copy_of(t)) is None else copy.memory) for t in model.weights.values())
     return model
+
+
+def _opened(path: str | os.PathLike[str], use_mmap: bool, vocab_only: bool) -> GGUFFile | HFFolder:
+    if not os.path.isdir(path):
+        return open_model(path, use_mmap)
+    from pyggml.hf.folder import open_hf_folder  # files do not wait for what reads folders
+
+    return open_hf_folder(path, vocab_only)
+
+
+def _bound(file: GGUFFile | HFFolder, use_mmap: bool, copy: bool) -> Mapping[str, Tensor]:
+    if isinstance(file, GGUFFile):
+        return bind(file)
+    from pyggml.hf.folder import bind_folder
+
+    return bind_folder(file, use_mmap, copy)
 
 
 def _factors(weights: Mapping[str, Tensor]) -> list[Tensor]:

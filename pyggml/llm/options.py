@@ -19,6 +19,7 @@ class ContextOptions(TypedDict, total=False):
     type_k: DType
     type_v: DType
     n_threads: int | None
+    n_threads_batch: int | None
     flash_attn: bool
     backend: str | Sequence[str]
     defrag_thold: float

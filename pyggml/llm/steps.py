@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pyggml.dtypes import DType
+from pyggml.errors import BatchError
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
 from pyggml.models.blocks import (
@@ -19,14 +20,18 @@ from pyggml.models.blocks import (
     Build,
     KVMemory,
     attn_temp_scale,
+    block_input_sizes,
+    block_inputs,
     mask_name,
     ngram_rows,
     relative_buckets,
 )
-from pyggml.models.hparams import HParams
+from pyggml.models.hparams import HParams, TokenBlocks
+from pyggml.models.memory.cross import EncoderMemory
+from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_cells import Floats, Ints
 from pyggml.models.memory.kv_mask import KVMask
-from pyggml.models.memory.recurrent import StateSlot
+from pyggml.models.memory.recurrent import NOTHING, StateSlot
 from pyggml.sched import Schedule, Scheduler
 from pyggml.tensor import Context, Var, allocate_tensors
 
@@ -58,7 +63,8 @@ _Key = tuple[StepSize, bool, Patterns]  # True: for a range of n_kv; what is wat
 class Step:
     """A graph ready to run, with views of its inputs and its result. `n_kv`: the first cache's, where it varies. `pos`
     has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted. `s_read`,
-    `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell."""
+    `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell. `blocks`:
+    see `block_inputs`."""
 
     schedule: Schedule
     heads: tuple[Var, ...]
@@ -72,11 +78,13 @@ class Step:
     pos_bucket: Ints | None
     ngrams: Ints | None
     recent: Floats | None
+    blocks: list[tuple[TokenBlocks, tuple[Ints | Floats, ...]]]
     out_ids: Ints
     result: Floats
 
-    def fill(self, u: UBatch, states: StateSlot | None, hp: HParams) -> None:
-        """Set the inputs that say what the tokens of a ubatch are, where they stand, and which are wanted."""
+    def fill(self, u: UBatch, states: StateSlot | None, hp: HParams, cells: KVCache | None) -> None:
+        """Set the inputs that say what the tokens of a ubatch are, where they stand, and which are wanted; and how far
+        they are from the `cells` of the first cache."""
         if self.token is not None and u.token is not None:
             self.token[:] = u.token
         if self.embd is not None and u.embd is not None:
@@ -89,14 +97,22 @@ class Step:
             self.s_read[:], self.s_write[:] = states.read, states.write
         if self.attn_scale is not None:
             self.attn_scale[:] = attn_temp_scale(hp, u.pos)
-        if self.pos_bucket is not None:
-            self.pos_bucket[:] = relative_buckets(hp, u.pos, u.pos)
+        if self.pos_bucket is not None and cells is not None:
+            seen = u.pos if cells.transient else cells.pos[: cells.n_kv()]
+            self.pos_bucket[: u.n_tokens * len(seen)] = relative_buckets(hp, seen, u.pos, cells.causal).reshape(-1)
         if self.ngrams is not None and hp.ngrams is not None and self.recent is not None and states is not None:
             token = np.full(u.n_tokens, hp.ngrams.stand_in, np.int32) if u.token is None else u.token
             tokens, before = token.reshape(u.n_seqs, -1), self.recent[states.read].astype(np.int32) - 1
             self.ngrams[:] = ngram_rows(hp.ngrams, before, tokens).reshape(self.ngrams.shape)
             n = before.shape[1]
             self.recent[states.write] = np.concatenate((before, tokens), axis=1)[:, -n:] + 1
+        pos = u.pos.reshape(u.n_seqs, -1)
+        if self.blocks and states is not None and pos[states.read == NOTHING, 0].any():
+            raise BatchError("a sequence must begin at position 0: this model counts blocks of tokens from there")
+        known = u.pos if cells is None else cells.pos[: cells.n_kv()]
+        for t, inputs in self.blocks:
+            for to, value in zip(inputs, block_inputs(t, pos, known), strict=True):
+                to[: value.size] = value.ravel()  # of cells the graph may have more
         self.out_ids[:] = u.outputs if len(u.outputs) else 0
 
 
@@ -104,16 +120,23 @@ class Steps:
     """The graphs of a context, by size; the least recently used ones are dropped.
 
     A size that comes for the first time gets a graph of its own. Where the same comes with another n_kv of the first
-    cache (generation), one graph is made that runs for all n_kv of a range. `masks` are the memory's, one per cache.
+    cache (generation), one graph is made that runs for all n_kv of a range. `caches` are the memory's, `masks` those of
+    each; an encoder's graphs store to a cross cache and look at no cell of it, all others only look.
     """
 
     def __init__(
-        self, hp: HParams, memory: KVMemory, n_ubatch: int, scheduler: Scheduler, build: Callable[[StepSize], Build]
+        self,
+        hp: HParams,
+        memory: KVMemory | EncoderMemory,
+        n_ubatch: int,
+        scheduler: Scheduler,
+        build: Callable[[StepSize], Build],
     ) -> None:
-        self._scheduler, self._build, self._cells = scheduler, build, next(iter(memory.caches), None)
+        self.caches, self._encodes = memory.caches, isinstance(memory, EncoderMemory)
+        self._scheduler, self._build, self.cells = scheduler, build, next(iter(memory.caches), None)
         self._steps: OrderedDict[_Key, Step] = OrderedDict()
         self._seen: set[StepSize] = set()  # with n_kv[0] = 0
-        self._can_vary = self._cells is not None and not self._cells.transient  # which looks at the cells of the batch
+        self._can_vary = self.cells is not None and not self.cells.transient  # which looks at the cells of the batch
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
         self._inputs = {
@@ -131,13 +154,20 @@ class Steps:
             self._inputs["inp_pos_bucket"] = ctx.new_tensor(DType.I32, (memory.size * n_ubatch,))
         if hp.ngrams is not None:
             self._inputs["inp_ngram_rows"] = ctx.new_tensor(DType.I32, (len(hp.ngrams.rows) * n_ubatch,))
-        masks = [ctx.new_tensor(DType.F32, (c.size, rows)) for c in memory.caches]
-        self._inputs |= {mask_name(c): t for c, t in zip(memory.caches, masks, strict=True)}
+        for t in hp.token_blocks:
+            more = memory.n_seq_max * t.n_read  # each sequence may end one block more
+            for name, (dtype, n) in block_input_sizes(t, n_ubatch, 1, memory.size).items():
+                self._inputs[name] = ctx.new_tensor(dtype, (n + more,))
+        masks = {c: ctx.new_tensor(DType.F32, (c.size, rows)) for c in self.caches if not (c.cross and self._encodes)}
+        self._inputs |= {mask_name(c): t for c, t in masks.items()}
         allocate_tensors(self._inputs.values(), next(iter(scheduler.backends.values())).buft)
-        self.masks = tuple(
-            KVMask(c, t.numpy(), hp.causal_attn, c.n_swa, hp.f_max_alibi_bias > 0, c.swa_type)
-            for c, t in zip(memory.caches, masks, strict=True)
-        )
+        alibi = hp.f_max_alibi_bias > 0
+        made = {c: KVMask(c, t.numpy(), c.causal, c.n_swa, alibi, c.swa_type) for c, t in masks.items()}
+        self.masks = tuple(made.get(c) for c in self.caches)
+
+    def fills(self, c: KVCache) -> bool:
+        """Whether its graphs store to a cache, rather than only look at it."""
+        return self._encodes or not c.cross
 
     def get(self, size: StepSize) -> Step:
         """The step for a ubatch of that size."""
@@ -155,19 +185,19 @@ class Steps:
 
     def _whole(self, size: StepSize) -> StepSize:
         """The same with the largest n_kv that shares a graph with this one."""
-        if self._cells is None:
+        if self.cells is None:
             return size
-        top = self._cells.padding
+        top = self.cells.padding
         while top < size.n_kv[0]:
             top *= _SPAN
-        return size.with_n_kv(min(top, self._cells.size))
+        return size.with_n_kv(min(top, self.cells.size))
 
     def _make(self, size: StepSize) -> _Key:
         """Build a step, and return its key."""
         step, watched = None, self._scheduler.watches.patterns
         whole = self._whole(size)
         varies = self._can_vary and not watched and size.with_n_kv(0) in self._seen
-        if varies and self._cells is not None and whole.n_kv[0] > self._cells.padding:
+        if varies and self.cells is not None and whole.n_kv[0] > self.cells.padding:
             step = self._varying(whole)
             self._can_vary = step is not None
         key = (size, False, watched) if step is None else (whole, True, watched)
@@ -183,7 +213,7 @@ class Steps:
 
     def _varying(self, whole: StepSize) -> Step | None:
         """A step for every n_kv up to that of `whole`, or None where the backends cannot."""
-        assert self._cells is not None
+        assert self.cells is not None
         builds: list[Build] = []
 
         def build(n_kv: int) -> Graph:
@@ -191,7 +221,7 @@ class Steps:
             return builds[-1].graph
 
         n_kv = Var("n_kv", whole.n_kv[0])
-        schedule = self._scheduler.alloc_varying(build, n_kv, self._cells.padding)
+        schedule = self._scheduler.alloc_varying(build, n_kv, self.cells.padding)
         return None if schedule is None else _step(builds[0], schedule, n_kv)
 
     def _attached(self, size: StepSize) -> Build:
@@ -215,9 +245,10 @@ def _step(b: Build, schedule: Schedule, n_kv: Var | None) -> Step:
         s_read=values.get("inp_s_read"),
         s_write=values.get("inp_s_write"),
         attn_scale=values["inp_attn_scale"].reshape(-1) if "inp_attn_scale" in values else None,
-        pos_bucket=values["inp_pos_bucket"].reshape(b.n_tokens, -1) if "inp_pos_bucket" in values else None,
+        pos_bucket=values.get("inp_pos_bucket"),
         ngrams=values.get("inp_ngram_rows"),
         recent=None if recent is None else recent.numpy(),
+        blocks=[(t, tuple(values[name] for name in block_input_sizes(t, 1, 1, 1))) for t in b.hparams.token_blocks],
         out_ids=values["inp_out_ids"],
         result=b.graph.nodes[-1].numpy().reshape(b.n_outputs, -1),
     )

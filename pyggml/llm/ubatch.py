@@ -221,6 +221,21 @@ class SBatch:
         return u
 
 
+class _Nothing:
+    """The sequences of a memory that is empty."""
+
+    def __init__(self, n_seq_max: int) -> None:
+        self.n_seq_max, self.pos_max = n_seq_max, np.full(n_seq_max, -1, np.int32)
+
+
+def texts_of(batch: Batch | Sequence[int], n_seq_max: int) -> SBatch:
+    """Whole texts of sequences (token ids: of sequence 0), what is made of all tokens wanted. Raises BatchError."""
+    texts = SBatch(batch if isinstance(batch, Batch) else Batch.prompt(batch))
+    texts.check(_Nothing(n_seq_max))
+    texts.output[:] = True
+    return texts
+
+
 def ubatches_of_tokens(tokens: Ints, start: int, n_ubatch: int) -> Iterator[UBatch]:
     """Tokens of sequence 0 from position `start` on, logits of the last wanted, at most `n_ubatch` at a time: what an
     SBatch would hand out in equal splits, without the work of making one."""

@@ -9,7 +9,7 @@ import numpy as np
 import pyggml as gg
 from pyggml.backends.ref import compute_node
 from pyggml.buffers.alloc import Step, steps_of
-from pyggml.buffers.buffer import ALIGNMENT, DeviceBuffer
+from pyggml.buffers.buffer import ALIGNMENT, Buffer, DeviceBuffer
 
 OPS = ("mul_mat", "add", "scale", "sqr", "cpy")
 
@@ -51,6 +51,9 @@ class Device:
 
     def fuse(self, nodes: Sequence[gg.Tensor], uses: Mapping[gg.Tensor, int]) -> list[Step]:
         return steps_of(nodes)
+
+    def reads(self, step: Step) -> list[Buffer]:
+        return []
 
     def compile(self, steps: Sequence[Step], resolve) -> Program:
         return Program(steps, resolve)

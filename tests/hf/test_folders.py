@@ -65,7 +65,7 @@ def test_logits(name: str, golden: np.lib.npyio.NpzFile) -> None:
     ids = golden[f"{name}/tokens"]
     if f"{name}/hidden" in golden:  # of an encoder
         want, ctx = golden[f"{name}/hidden"], model.new_context(n_ctx=64)
-        ctx.decode(ids.tolist())
+        ctx.encode(ids.tolist())
         got = np.array(ctx.embeddings)
     else:
         want, got = golden[f"{name}/logits"], _logits(model, ids)

@@ -48,6 +48,20 @@ def test_ids_through_a_file(folder: str, tmp_path: Path) -> None:
     assert "<|im_start|>" in str(model.kv["tokenizer.chat_template"])
 
 
+def test_unigram_that_cuts_at_spaces(tmp_path: Path) -> None:
+    """T5's: spaces are where texts are cut, however many."""
+    if not FOLDERS.is_dir():
+        pytest.skip(f"no golden data in {FOLDERS}")
+    tokenizer = json.loads((FOLDERS / "xlm-roberta" / "tokenizer.json").read_text())
+    cuts = [{"type": "WhitespaceSplit"}, tokenizer["pre_tokenizer"]]
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": cuts}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "config.json").write_text((FOLDERS / "t5" / "config.json").read_text())
+    vocab = _vocab(tmp_path)
+    assert vocab.tokenize("  two  spaces ") == vocab.tokenize("two spaces")
+    assert vocab.tokenize("   ", add_special=False) == []
+
+
 def _piece(text: str, score: float, kind: int) -> bytes:
 
     body = (

@@ -16,7 +16,7 @@ import pytest
 import pyggml as gg
 from pyggml.errors import GGMLError, ModelError
 from pyggml.llm.context import LlamaContext
-from pyggml.llm.generate.perplexity import perplexity
+from pyggml.llm.evaluate.perplexity import perplexity
 from pyggml.llm.model import Model, load_model
 
 from ..tiny_model import write_gguf

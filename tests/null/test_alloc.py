@@ -67,12 +67,14 @@ def lifetimes(g: gg.Graph) -> dict[Tensor, tuple[int, int]]:
 def check(g: gg.Graph, p: alloc.Plan) -> None:
     life = lifetimes(g)
     placed = [(t, *p.offsets[t], t.nbytes) for t in p.offsets]
+    assert p.lives.keys() == p.offsets.keys() and p.n_steps == len(g.nodes)
     for _, pool, offset, n in placed:
         assert offset % 64 == 0 and offset + n <= p.sizes[pool]
     for i, (t, pool, offset, n) in enumerate(placed):
         for u, pool_u, offset_u, m in placed[:i]:
             if pool != pool_u or offset + n <= offset_u or offset_u + m <= offset:
                 continue
+            assert p.lives[t][1] < p.lives[u][0] or p.lives[u][1] < p.lives[t][0]
             first, second = (t, u) if life[t][0] < life[u][0] else (u, t)
             inherited = (
                 offset == offset_u

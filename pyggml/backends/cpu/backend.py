@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from .fuse import enabled_fusions, fuse
 from .host import HostCalls
 from .isa import isa_name, kernel_of, n_cpus, thread_count
 from .lower import lower
+from .repack import repacked
 from .vary import Variant, vary
 
 Spans = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
@@ -148,6 +149,10 @@ class CpuBackend(HostBackend):
 
     def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
         return fuse(nodes, uses, self.isa, self.fusions)
+
+    def reads(self, step: Step) -> Iterable[Buffer]:
+        copies = [copy for t in step.nodes if (copy := repacked(t)) is not None]
+        return [*super().reads(step), *copies]
 
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> CpuProgram:
         return CpuProgram(self, steps, resolve)

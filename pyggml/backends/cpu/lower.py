@@ -83,8 +83,9 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
     def put(t: Tensor, at: int, copy: Buffer | None = None, layout: Ne | None = None, half: Half | None = None) -> None:
         offs = t.view_offs
         ne, nb = (t.ne, t.nb) if layout is None else (layout, contiguous_nb(t.dtype, layout))
-        data, matrix = t.data, nb[1] * ne[1]
-        if copy is not None:
+        if copy is None:
+            data, matrix = t.data, nb[1] * ne[1]
+        else:
             data, matrix = copy.base, lib.pg_r16_bytes(t.dtype.gguf_id, ne[0], ne[1])
             nb = (*nb[:2], matrix, nb[3])
         if half is not None:

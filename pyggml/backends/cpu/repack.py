@@ -15,7 +15,7 @@ import numpy as np
 
 from ...buffers.buffer import ALIGNMENT, Buffer
 from ...dtypes import DType
-from ...tensor import Tensor
+from ...tensor import Ne, Tensor
 from .._pggml import ffi, lib
 from .isa import Kernel, find_kernel, isa_name, kernel_of, thread_count
 
@@ -120,10 +120,9 @@ def repack(
     workers = thread_count(n_threads)
     isa = isa_name(isa)
     tensors = list(tensors)
-    leaves = (t for t in tensors if t.op == "none" and t.view_src is None and t.is_contiguous)
-    _floats.update(t for t in leaves if _is_float_matrix(t))
+    allow_conversion(tensors)
     todo = [t for t in tensors if t not in _copies and can_repack(t, isa)]
-    sizes = [_size(t) for t in todo]
+    sizes = [copy_size(t) for t in todo]
     arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation: in large pages where the system has them
     done = 0
     with ThreadPoolExecutor(workers) as pool:
@@ -139,23 +138,44 @@ def repack(
     return len(todo)
 
 
-def _size(t: Tensor) -> int:
+def allow_conversion(tensors: Iterable[Tensor]) -> None:
+    """Let products of many columns convert what of these are matrices of F16 or BF16, see `repack`."""
+    leaves = (t for t in tensors if t.op == "none" and t.view_src is None and t.is_contiguous)
+    _floats.update(t for t in leaves if _is_float_matrix(t))
+
+
+def adopt_copy(t: Tensor, copy: Buffer) -> None:
+    """Let products read `copy`, of `copy_size(t)` bytes, instead of `t`: whoever gives it sees to what it holds."""
+    _copies[t] = copy
+
+
+def pack_groups(dtype: DType, ne: Ne, rows: int, copy: int, first: int, last: int) -> None:
+    """Pack the groups of 16 rows `first` to `last` of a matrix of ne[:2], stored densely at address `rows`, for a copy
+    of it at address `copy` (both those of its first row)."""
+    src, dst = ffi.cast("void *", rows), ffi.cast("void *", copy)
+    lib.pg_r16_pack(dtype.gguf_id, src, dtype.row_size(ne[0]), ne[0], ne[1], dst, first, last)
+
+
+def matrix_size(dtype: DType, ne: Ne) -> int:
+    """Bytes of one matrix of ne[:2] in a copy."""
+    return int(lib.pg_r16_bytes(dtype.gguf_id, ne[0], ne[1]))
+
+
+def copy_size(t: Tensor) -> int:
     """Bytes of a copy: whole cache lines."""
-    size = lib.pg_r16_bytes(t.dtype.gguf_id, t.ne[0], t.ne[1]) * t.ne[2]
+    size = matrix_size(t.dtype, t.ne) * t.ne[2]
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _pack(t: Tensor, copy: Buffer, pool: ThreadPoolExecutor) -> None:
-    k, m, n_mat, _ = t.ne
-    kind = t.dtype.gguf_id
-    size = lib.pg_r16_bytes(kind, k, m)
+    _, m, n_mat, _ = t.ne
+    size = matrix_size(t.dtype, t.ne)
     n_groups = -(-m // GROUP)
     step = max(1, _CHUNK * n_groups // size)
 
     def run(matrix: int, first: int) -> None:
-        src = ffi.cast("void *", t.data + matrix * t.nb[2])
-        dst = ffi.cast("void *", copy.base + matrix * size)
-        lib.pg_r16_pack(kind, src, t.nb[1], k, m, dst, first, min(first + step, n_groups))
+        last = min(first + step, n_groups)
+        pack_groups(t.dtype, t.ne, t.data + matrix * t.nb[2], copy.base + matrix * size, first, last)
 
     chunks = [(i, first) for i in range(n_mat) for first in range(0, n_groups, step)]
     list(pool.map(run, *zip(*chunks, strict=True)))

@@ -26,7 +26,10 @@ PAGES = {  # page -> the model types in it
         *("ernie4_5", "glm4", "hunyuan_v1_dense", "minicpm3", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"),
         *("seed_oss", "starcoder2", "cohere", "cohere2", "exaone4", "nemotron", "jais2", "stablelm", "phi"),
     ),
-    "gemma": ("gemma", "gemma2", "gemma3_text", "gemma3"),
+    "gemma": (
+        *("gemma", "gemma2", "gemma3_text", "gemma3", "gemma3n_text", "gemma3n"),
+        *("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
+    ),
     "gpt": ("gpt2", "gptj", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "mpt"),
     "moe": (
         *("afmoe", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "gpt_oss", "hunyuan_v1_moe", "llama4_text"),
@@ -39,6 +42,7 @@ PAGES = {  # page -> the model types in it
     "linear": ("qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "kimi_linear", "minimax"),
     "encoders": ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"),
     "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32"),
+    "t5": ("t5", "mt5", "umt5"),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 

@@ -1,1 +1,1 @@
-"""Text from a context: one, many, speculative, chats; templates, perplexity, the prompt cache, long contexts."""
+"""Text from a context: one, many, speculative, chats; templates, the prompt cache, long contexts."""

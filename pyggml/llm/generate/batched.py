@@ -4,7 +4,7 @@ and the prompts of those that join as others end."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,14 @@ from pyggml.errors import BatchError, whole
 from ..batch import Batch
 from ..context import LlamaContext
 from ..samplers import SamplerChain, SamplingOptions, SamplingParams
-from .generation import Generation, Token, ids_of
+from .generation import Generation, Token, sizes_to_encode, source_and_prompt
 from .speculative import common_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..loaded import LoadedModel
+    from ..options import ContextOptions
 
 _WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this many tokens more than it can now
 
@@ -71,7 +72,8 @@ def stream_batch(
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if whole("n_parallel", n_parallel, error=BatchError) < 1:
         raise BatchError(f"n_parallel must be at least 1, not {n_parallel}")
-    ids = [ids_of(model, p) for p in prompts]
+    texts = [source_and_prompt(model, p) for p in prompts]
+    ids = [tokens for _, tokens in texts]
     for i, tokens in enumerate(ids):
         if not tokens:
             raise BatchError(f"prompt {i} is empty")
@@ -82,14 +84,37 @@ def stream_batch(
         n_ctx = [len(tokens) + n_predict for tokens in ids]
     else:
         n_ctx = [max(model.hparams.n_ctx_train, len(tokens)) for tokens in ids]
-    ctx = LlamaContext(model, sum(sorted(n_ctx)[-n_seq:]), n_seq_max=n_seq, n_threads=n_threads, flash_attn=flash_attn)
+    longest = max(len(source) for source, _ in texts)
+    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    if longest:
+        options.update(sizes_to_encode(longest))
+    n_cells = sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:])
+    ctx = LlamaContext(model, n_cells, **options)
     params, stops = SamplingParams(**sampling), (stop,) if isinstance(stop, str) else stop
     waiting: deque[tuple[int, Generation]] = deque()
-    for i, tokens in enumerate(ids):
+    for i, (source, tokens) in enumerate(texts):
         chain = SamplerChain(params, model.vocab)
         chain.prime(tokens)
-        waiting.append((i, Generation(ctx, tokens, chain, n_predict, stops, n_probs)))
-    return _run(ctx, waiting, n_ctx)
+        waiting.append((i, Generation(ctx, tokens, chain, n_predict, stops, n_probs, source=source)))
+    return in_slots(ctx, Waiting(waiting), n_ctx)
+
+
+class Waiting:
+    """Generations that wait for a slot, with their indices; each is made when it is the next one."""
+
+    def __init__(self, items: Iterable[tuple[int, Generation]]) -> None:
+        self._items = iter(items)
+        self._first: tuple[int, Generation] | None = None
+
+    def first(self) -> tuple[int, Generation] | None:
+        """The next one, which stays; None where there are no more."""
+        if self._first is None:
+            self._first = next(self._items, None)
+        return self._first
+
+    def take(self) -> None:
+        """Forget the first one."""
+        self._first = None
 
 
 def generate_batch(
@@ -102,9 +127,9 @@ def generate_batch(
     return texts
 
 
-def _run(
-    ctx: LlamaContext, waiting: deque[tuple[int, Generation]], n_ctx: Sequence[int]
-) -> Iterator[tuple[int, Token]]:
+def in_slots(ctx: LlamaContext, waiting: Waiting, n_ctx: Sequence[int]) -> Iterator[tuple[int, Token]]:
+    """Run generations of `ctx` in as many sequences as it has, and close it. `n_ctx`: cells that each may take, by
+    index. Yields (index, token)."""
     slots = [_Slot(seq) for seq in range(ctx.memory.n_seq_max)]
     with ctx:
         while True:
@@ -140,12 +165,13 @@ def _decode(ctx: LlamaContext, active: Sequence[_Slot]) -> list[tuple[_Slot, int
     return ready
 
 
-def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: deque[tuple[int, Generation]]) -> None:
+def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: Waiting) -> None:
     """Give free slots to waiting prompts, in their order; what a prompt has in common with a text is shared with it."""
     for slot in slots:
-        if slot.generation is not None or not waiting:
+        first = None if slot.generation is not None else waiting.first()
+        if first is None:
             continue
-        index, g = waiting[0]
+        index, g = first
         prompt = tuple(g.prompt)
         source, n = slot, 0
         if len(ctx.memory.caches) == 1 and ctx.memory.states is None:  # else beginnings are not there any more
@@ -159,5 +185,7 @@ def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: deque[tuple[int, 
         else:
             ctx.memory.seq_rm(slot.seq)
             ctx.memory.seq_cp(source.seq, slot.seq, 0, n)
-        waiting.popleft()
+        waiting.take()
+        if g.source:
+            ctx.encode(Batch.prompt(g.source, 0, slot.seq))
         slot.index, slot.generation, slot.text, slot.n_done = index, g, prompt, n

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from pyggml.errors import ModelError
+
 from ..samplers import SamplerChain
 from .generation import Generation, Token
 from .long_context import LongContext
@@ -26,6 +28,7 @@ class ChatSession:
 
     messages    so far, the system message first
     generation  the last reply: its timings, finish_reason and ids
+    special     whether control tokens are shown in replies, too
     """
 
     def __init__(
@@ -41,8 +44,10 @@ class ChatSession:
     ) -> None:
         """With `context_shift` the oldest tokens behind the first `n_keep` (negative: the system message) are dropped
         where the context is full."""
+        if ctx.model.architecture.encode is not None:
+            raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers a text (`generate`) and has no chat")
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
-        self.context_shift, self.n_keep = context_shift, n_keep
+        self.context_shift, self.n_keep, self.special = context_shift, n_keep, False
         self.stop = (*template.stop, *stop)
         self.messages: list[Message] = []
         self.generation: Generation | None = None
@@ -72,7 +77,8 @@ class ChatSession:
             ids, new = self._prepare(long)
             self.chain.reset()
             self.chain.prime(ids)
-            self.generation = g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long)
+            g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long, special=self.special)
+            self.generation = g
             try:
                 for token in g:
                     reply.append(token.text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
@@ -16,6 +16,7 @@ from pyggml.models.memory.kv_cells import INT32_MAX, Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..options import ContextOptions
 from ..samplers import SamplerChain, SamplingOptions, SamplingParams, StepTrace, guided, log_softmax
 from .long_context import LongContext
 from .text import TextStream
@@ -74,7 +75,8 @@ class Guidance:
 
 @dataclass
 class Generation:
-    """What follows `prompt`, which is appended to sequence 0 of the context; iterate over it once for the tokens.
+    """What follows `prompt`, which is appended to sequence 0 of the context; iterate over it once for the tokens. Where
+    there is a `source`, an encoder-decoder's text, it is encoded first.
 
     At most `n_predict` tokens (negative: any number), until the context is full and `long` makes no room. `ids`,
     `timings` and `finish_reason` tell how far it came, also where it was broken off: Ctrl-C leaves the context whole,
@@ -91,12 +93,15 @@ class Generation:
     guidance: Guidance | None = None
     long: LongContext | None = None
     n_past: int = 0  # tokens of the prompt that sequence 0 holds already
+    source: Sequence[int] = ()
+    special: bool = False  # whether control tokens are text, too
+    progress: Callable[[int, int], None] | None = None  # told of the prompt's tokens: evaluated, all
     ids: list[int] = field(default_factory=list[int], init=False)
     timings: Timings = field(default_factory=Timings, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._text = TextStream(self.ctx.model.vocab, self.stop)
+        self._text = TextStream(self.ctx.model.vocab, self.stop, self.special)
         if self.n_probs is not None:
             whole("n_probs", self.n_probs, 0, None, BatchError)
 
@@ -105,8 +110,9 @@ class Generation:
         memory, n = self.ctx.memory, len(self.prompt) - self.n_past
         what = f"the prompt has {n} tokens"
         if self.guidance is not None:
-            n += len(self.guidance.negative)
-            what += f", the negative one {len(self.guidance.negative)}"
+            n_negative = len(self.prompt if self.source else self.guidance.negative)
+            n += n_negative
+            what += f", the negative one {n_negative}"
         free = memory.size - memory.used
         if n > free:
             taken = f", of which {memory.used} are taken" if memory.used else ""
@@ -120,7 +126,8 @@ class Generation:
         timings = self.timings
         start = perf_counter()
         logits = self._prefill()
-        timings.n_prompt, timings.prompt = len(self.prompt) - self.n_past, perf_counter() - start
+        timings.n_prompt = len(self.source) + len(self.prompt) - self.n_past
+        timings.prompt = perf_counter() - start
         if self.n_predict == 0:
             self.finish_reason = "length"
             return
@@ -140,7 +147,7 @@ class Generation:
         start = perf_counter()
         token, text = self._sample(logits), self._text
         if self.ctx.model.vocab.is_eog(token):
-            piece, self.finish_reason = text.flush(), "eog"
+            piece, self.finish_reason = (text.push(token) if self.special else "") + text.flush(), "eog"
         else:
             self.chain.accept(token)
             self.ids.append(token)
@@ -163,12 +170,21 @@ class Generation:
         if not prompt:
             raise BatchError("the prompt is empty")
         self.check_room()
+        if self.source:
+            ctx.encode(self.source)
+        n_done = self.n_past
         for part in (self.long or LongContext(ctx)).parts(prompt[self.n_past :]):
             ctx.decode(part)
+            n_done += len(part)
+            if self.progress is not None:
+                self.progress(n_done, len(prompt))
         logits = ctx.logits[-1]
         if self.guidance is None:
             return logits
         ids = self.guidance.negative
+        if self.source:
+            ctx.encode(Batch.prompt(ids, 0, 1))
+            ids = prompt
         first = ctx.memory.seq_pos_max(1) + 1
         for i in range(0, max(len(ids), 1), ctx.n_batch):
             batch = Batch()
@@ -213,6 +229,8 @@ class GenerateOptions(SamplingOptions, total=False):
     flash_attn: bool
     cfg_scale: float
     negative_prompt: str | Sequence[int]
+    context: ContextOptions
+    special: bool
 
 
 def new_generation(
@@ -227,24 +245,33 @@ def new_generation(
     flash_attn: bool = False,
     cfg_scale: float = 1.0,
     negative_prompt: str | Sequence[int] = "",
+    context: ContextOptions | None = None,
+    special: bool = False,
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
     chain = SamplerChain(SamplingParams(**sampling), model.vocab)
-    ids = ids_of(model, prompt)
+    source, ids = source_and_prompt(model, prompt)
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
         raise SamplerError(f"cfg_scale must be a finite number, not {cfg_scale!r:.60}")
     chain.prime(ids)
     guidance = None if cfg_scale == 1 else Guidance(cfg_scale, ids_of(model, negative_prompt))
-    n_seq_max, n_prompt = 1, len(ids)
-    if guidance is not None:
-        n_seq_max, n_prompt = 2, n_prompt + len(guidance.negative)
+    negative = () if guidance is None else guidance.negative
+    n_seq_max = 1 if guidance is None else 2
+    n_prompt = n_seq_max * len(ids) if source else len(ids) + len(negative)
     if n_ctx is None:
         n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
+        n_ctx = max(n_ctx, len(source) + len(negative) if source else 0)
     n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
-    ctx = LlamaContext(model, n_ctx, n_seq_max=n_seq_max, n_threads=n_threads, flash_attn=flash_attn)
-    return Generation(ctx, ids, chain, n_predict, (stop,) if isinstance(stop, str) else stop, n_probs, guidance)
+    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+    if source:
+        options.update(sizes_to_encode(max(len(source), len(negative))))
+    options.update(context or {})
+    options["n_seq_max"] = n_seq_max
+    ctx = LlamaContext(model, n_ctx, **options)
+    stops = (stop,) if isinstance(stop, str) else stop
+    return Generation(ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special, source=source)
 
 
 def until_end(g: Generation) -> Generator[Token, None, None]:
@@ -278,6 +305,22 @@ async def in_thread(items: Iterator[T]) -> AsyncIterator[T]:
     finally:
         if isinstance(items, Generator):
             items.close()
+
+
+def source_and_prompt(model: LoadedModel, prompt: str | Sequence[int]) -> tuple[list[int], list[int]]:
+    """What an encoder-decoder encodes, and the token that it begins with; of others nothing, and the prompt. Raises as
+    `ids_of`, BatchError for an empty source."""
+    ids, start = ids_of(model, prompt), model.decoder_start
+    if start is None:
+        return [], ids
+    if not ids:
+        raise BatchError("the prompt is empty")
+    return ids, [start]
+
+
+def sizes_to_encode(n: int) -> ContextOptions:
+    """Of a context that encodes texts of up to `n` tokens, each at once."""
+    return {"n_batch": max(2048, n), "n_ubatch": max(512, n)}
 
 
 def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:

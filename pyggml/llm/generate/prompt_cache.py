@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from pyggml.errors import ModelError
 from pyggml.models.blocks import KVMemory
 
 from ..state.save_load import load_state, save_state
@@ -36,10 +37,12 @@ class Session(NamedTuple):
 def open_session(ctx: LlamaContext, path: Path, prompt: Sequence[int]) -> Session:
     """Load the session file at `path` into `ctx`, and keep what `prompt` begins with.
 
-    No file, or an empty one, is a new session. Raises StateError, KVCacheFull, see `load_state`; then nothing has
-    changed.
+    No file, or an empty one, is a new session. Raises StateError, KVCacheFull, see `load_state`, ModelError for an
+    encoder-decoder; then nothing has changed.
     """
     prompt = list(prompt)
+    if ctx.model.architecture.encode is not None:
+        raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it encodes its prompt, and has no session of it")
     if not os.path.exists(path):
         return Session(prompt, 0, 0, "session file does not exist, will create")
     if not os.path.isdir(path) and not os.path.getsize(path):

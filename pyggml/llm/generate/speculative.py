@@ -102,6 +102,8 @@ class ModelDrafter:
 
     def __init__(self, ctx: LlamaContext, params: SamplingParams, n_min: int = 0, p_min: float = 0.0) -> None:
         check_rewinds(ctx)
+        if ctx.model.architecture.encode is not None:
+            raise ModelError(f"{ctx.model.arch} is an encoder-decoder, which cannot draft: it goes on with no text")
         if ctx.memory.states is not None:
             raise ModelError("a model with recurrent layers cannot draft: its state goes back by one decode only")
         self.ctx, self._n_min, self._p_min = ctx, n_min, p_min
@@ -290,7 +292,7 @@ def chosen(ids: npt.NDArray[np.int64], p: Probs, guess: int, q: Probs, rng: np.r
 
 def check_rewinds(ctx: LlamaContext) -> None:
     """Raises ModelError where wrong guesses cannot be removed: a sliding window has dropped what came before."""
-    if len(ctx.memory.caches) > 1:
+    if any(kv.n_swa for kv in ctx.memory.caches):
         raise ModelError("speculative decoding does not work with the cache of a sliding window: it cannot go back")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from pyggml.errors import ModelError
@@ -16,37 +17,6 @@ class Message(TypedDict):
 
     role: Literal["system", "user", "assistant"]
     content: str
-
-
-# Llama-2's form; a system message goes into the first user message.
-_LLAMA2 = """\
-{%- if messages[0].role == 'system' -%}
-  {%- set system = '<<SYS>>\\n' + messages[0].content + '\\n<</SYS>>\\n\\n' -%}
-  {%- set messages = messages[1:] -%}
-{%- else -%}
-  {%- set system = '' -%}
-{%- endif -%}
-{%- for m in messages -%}
-  {%- if m.role == 'user' -%}
-    {{- bos_token + '[INST] ' + (system if loop.first else '') + m.content + ' [/INST]' -}}
-  {%- else -%}
-    {{- ' ' + m.content.strip() + ' ' + eos_token -}}
-  {%- endif -%}
-{%- endfor -%}"""
-
-_CHATML = """\
-{%- for m in messages -%}
-  {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}"""
-
-# name: template, and strings that end a reply where the model has no token for them
-NAMED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "llama2": (_LLAMA2, ("[INST]", "</s>")),
-    "chatml": (_CHATML, ("<|im_end|>",)),
-}
 
 
 # What transformers calls reasoning, and the older names of it that templates read.
@@ -111,14 +81,22 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_template(name: str | None, kv: Mapping[str, Any]) -> ChatTemplate:
-    """The chat template of a name of `NAMED`, or (None) that of the model's metadata, or chatml where it has none.
-    Raises ModelError for an unknown name."""
+    """The chat template `name`: one of llama.cpp's names, Jinja itself, or a file that holds it; None: that of the
+    model's metadata, or chatml where it has none. Raises ModelError for a name that is none of these."""
+    from .named_templates import TEMPLATES
+
     if name is None:
         source = kv.get("tokenizer.chat_template")
         if isinstance(source, str):
             tool_use = kv.get("tokenizer.chat_template.tool_use")
             return ChatTemplate("of the model", source, tool_use=tool_use if isinstance(tool_use, str) else None)
         name = "chatml"
-    if name not in NAMED:
-        raise ModelError(f"unknown chat template {name!r}; known are: {', '.join(NAMED)}")
-    return ChatTemplate(name, *NAMED[name])
+    if name in TEMPLATES:
+        return ChatTemplate(name, TEMPLATES[name].source, TEMPLATES[name].stop)
+    if "{{" in name or "{%" in name:
+        return ChatTemplate("that was given", name)
+    try:
+        return ChatTemplate(name, Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = ", ".join(TEMPLATES)
+        raise ModelError(f"unknown chat template {name!r}: there is no such file, and known are: {known}") from None

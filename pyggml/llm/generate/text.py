@@ -10,12 +10,13 @@ from ..vocab import StreamDecoder, Vocab
 
 
 class TextStream:
-    """Turns tokens into text. What may be the beginning of a stop string is held back until it is clear."""
+    """Turns tokens into text. What may be the beginning of a stop string is held back until it is clear.
+    With `special` control tokens are text, too."""
 
-    def __init__(self, vocab: Vocab, stop: Sequence[str] = ()) -> None:
+    def __init__(self, vocab: Vocab, stop: Sequence[str] = (), special: bool = False) -> None:
         if not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SamplerError("a stop string must not be empty, or no string")
-        self._decoder = StreamDecoder(vocab)
+        self._decoder = StreamDecoder(vocab, special)
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False  # whether a stop string was found; it and what follows are never shown

@@ -239,17 +239,21 @@ _ATTENTION = {  # tensor -> the part that it counts as: a fused one is as delica
     "attn_qkv": "attn_v",
     "attn_kv_b": "attn_v",
     **{name: name for name in ("attn_q", "attn_k", "attn_v", "attn_output")},
+    **{f"cross_{name}": name for name in ("attn_q", "attn_k", "attn_v")},
 }
 _FFN = ("ffn_down", "ffn_gate", "ffn_up")  # and what begins so: of experts
-_SMALL = (  # parts of token mixers that are small, or that are no matrices
+_SMALL = (  # parts of layers that are small, or that are no matrices
     *("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv", "ple_conv1d"),
     *("ple_norm_key", "ple_norm_query", "ple_norm_conv", "ffn_gate_tid2eid"),
     *("attn_compressor_ape", "indexer_compressor_ape"),
     *("time_mix_first", "time_mix_decay_w1", "time_mix_decay_w2", "time_mix_lerp_fused"),
+    *("altup_correct_coef", "altup_predict_coef", "altup_router", "laurel_l", "laurel_r"),
     *(f"time_mix_{x}" for x in ("w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2")),
 )
+_TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 _LEFT = (
-    *("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight"),
+    *("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight", "token_types.weight", "attn_rel_b.weight"),
+    *("per_layer_model_proj.weight", "altup_proj.weight", "altup_unembd_proj.weight"),
     *(f".{name}.weight" for name in _SMALL),
 )
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -271,31 +275,36 @@ def file_type_name(file_type: object) -> str | None:
 
 def is_quantizable(name: str, ne: tuple[int, ...]) -> bool:
     """Whether a tensor takes part: matrices (and stacks of them) of weights, but not norms, an expert router, the
-    embeddings of positions and token types, or the small parts of token mixers."""
+    embeddings of positions, distances and token types, or the small parts of layers."""
     return name.endswith("weight") and ne[1] * ne[2] * ne[3] > 1 and not name.endswith(_LEFT)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How types are assigned, besides the mix: the options of llama-quantize."""
+    """How types are assigned, besides the mix: the options of llama-quantize. `types`: patterns, and what tensors get
+    in whose names they are found (the first decides)."""
 
     mix: Mix
     has_imatrix: bool = False
     pure: bool = False
     output_tensor_type: DType | None = None
     token_embedding_type: DType | None = None
+    types: tuple[tuple[re.Pattern[str], DType], ...] = ()
 
 
 def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tuple[int, ...]) -> DType:
     """The type that a quantizable tensor gets; a type of smaller blocks, or F16, where its rows do not divide."""
     mix = choice.mix
-    if name == "token_embd.weight" and choice.token_embedding_type is not None:
+    if name in _TABLES and choice.token_embedding_type is not None:
         return _fitting(ne[0], choice.token_embedding_type)
     if name == "output.weight" and choice.output_tensor_type is not None:
         return _fitting(ne[0], choice.output_tensor_type)
+    asked = next((dtype for pattern, dtype in choice.types if pattern.search(name)), None)
+    if asked is not None:
+        return _fitting(ne[0], asked)
     if choice.pure or not mix.base.is_quantized:
         return _fitting(ne[0], mix.base)
-    if name == "output.weight" or (name == "token_embd.weight" and not has_output):  # tied: the embedding is the output
+    if name == "output.weight" or (name in _TABLES and not has_output):  # tied: the embedding is the output
         fits = ne[0] % mix.base.block_size == 0
         return _fitting(ne[0], choice.output_tensor_type or (mix.output if fits else D.Q8_0))
     if mix.base is D.MXFP4:
@@ -304,14 +313,14 @@ def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tu
 
 
 def _part(name: str) -> str:
-    if name == "token_embd.weight":
+    if name in _TABLES:
         return "token_embd"
     role = name.removesuffix(".weight").rpartition(".")[2]
     return _ATTENTION.get(role) or next((part for part in _FFN if role.startswith(part)), "")
 
 
 def _place(choice: Choice, hp: HParams, name: str, ne: tuple[int, ...]) -> Place:
-    found = _LAYER.match(name)
+    found = _LAYER.search(name)
     attends = next((hp.layer(il) for il in range(hp.n_layer) if hp.has_kv(il)), None)
     n_gqa = attends.n_head // attends.n_head_kv if attends else 1
     return Place(

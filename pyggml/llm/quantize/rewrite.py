@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +114,8 @@ def plan_quantization(
     pure: bool = False,
     output_tensor_type: DType | None = None,
     token_embedding_type: DType | None = None,
+    tensor_types: Sequence[tuple[str, DType]] = (),
+    leave_output_tensor: bool = False,
     allow_requantize: bool = False,
     report: bool = False,
 ) -> Plan:
@@ -120,10 +123,12 @@ def plan_quantization(
     type `type_name`; None leaves them as they are. `vocab_only` plans a file without tensors.
 
     `pure` gives every matrix the base type of the mix; the two types override it for `output.weight` and
-    `token_embd.weight`. `report` measures what each tensor loses while it is written.
+    `token_embd.weight`, and `tensor_types` (pairs of a regular expression and a type) the mix for tensors whose names
+    they are found in; `leave_output_tensor` keeps `output.weight` as it is. `report` measures what each tensor loses
+    while it is written.
     Raises GGUFError for a bad file, ModelError for an unknown architecture or hyperparameters, DTypeError for an
-    unknown type name, or for a tensor that is quantized already without `allow_requantize`, ShapeError for an
-    importance matrix that does not fit.
+    unknown type name, a pattern that is none or that no tensor has, or for a tensor that is quantized already without
+    `allow_requantize`, ShapeError for an importance matrix that does not fit.
     """
     source = open_source(path, vocab_only)
     arch = source.kv.get("general.architecture")
@@ -131,15 +136,21 @@ def plan_quantization(
         raise ModelError(f"{source.path}: the key general.architecture is missing or no string")
     if type_name is None or vocab_only:
         as_they_are = [] if vocab_only else [TensorPlan(t, t.dtype) for t in source.tensors.values()]
-        return Plan(source, _file_type_of(as_they_are), as_they_are, [])
+        said = source.kv.get(_FILE_TYPE_KEY)
+        return Plan(source, said if isinstance(said, int) else _file_type_of(as_they_are), as_they_are, [])
     _, mix = find_mix(type_name)
     hp = get_architecture(arch).hparams(arch, source.kv)
-    choice = Choice(mix, imatrix is not None, pure, output_tensor_type, token_embedding_type)
+    types = tuple((_pattern(text), dtype) for text, dtype in tensor_types)
+    choice = Choice(mix, imatrix is not None, pure, output_tensor_type, token_embedding_type, types)
+    for pattern, _ in types:
+        if not any(pattern.search(t.name) and is_quantizable(t.name, t.ne) for t in source.tensors.values()):
+            raise DTypeError(f"no tensor that is quantised has {pattern.pattern!r} in its name")
     has_output = "output.weight" in source.tensors
     tensors: list[TensorPlan] = []
     without: list[str] = []
     for t in source.tensors.values():
-        dtype = tensor_type(choice, hp, has_output, t.name, t.ne) if is_quantizable(t.name, t.ne) else t.dtype
+        taken = is_quantizable(t.name, t.ne) and not (leave_output_tensor and t.name == "output.weight")
+        dtype = tensor_type(choice, hp, has_output, t.name, t.ne) if taken else t.dtype
         weights = None
         if dtype is not t.dtype:
             _check_source(t, allow_requantize)
@@ -149,6 +160,13 @@ def plan_quantization(
         measured = report and is_quantizable(t.name, t.ne)
         tensors.append(TensorPlan(t, dtype, weights, TensorError() if measured else None))
     return Plan(source, mix.file_type, tensors, without)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text.lower())
+    except re.error as e:
+        raise DTypeError(f"{text!r} is no regular expression: {e}") from None
 
 
 def _file_type_of(tensors: list[TensorPlan]) -> int:

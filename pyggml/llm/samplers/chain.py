@@ -14,7 +14,6 @@ from pyggml.models.memory.kv_cells import Floats
 from .base import Sampler
 from .candidates import LONG, Candidates, Ids
 from .dry import Dry, find_breakers
-from .grammar import Grammar
 from .infill import Infill
 from .mirostat import Mirostat
 from .params import SamplingParams
@@ -115,6 +114,8 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
     if bias:
         chain.append(LogitBias(bias))
     if p.grammar is not None or p.json_schema is not None:
+        from .grammar import Grammar  # takes longer to import than all else of a chain
+
         chain.append(Grammar(vocab, p.grammar, p.json_schema))
     greedy = p.temp <= 0 and p.dynatemp_range <= 0
     order = ("penalties", "dry", "temperature") if p.mirostat else p.order

@@ -15,6 +15,7 @@ from pyggml.errors import SamplerError
 _HUGE = float(np.finfo(np.float32).max)  # samplers compute with f32
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 NAMES = frozenset((*ORDER, "infill"))
+_ALIASES = {"temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "nucleus": "top_p"}  # also with - for _
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class SamplingParams:
     ignore_eos           never end generation
     grammar              GBNF (or llguidance's Lark) that the text must follow
     json_schema          JSON schema (as text or object) that the text must follow
-    samplers             the order of the chain: of `NAMES`, a sequence or joined by ";"
+    samplers             the order of the chain: of `NAMES` (or "temp"), a sequence or joined by ";"
     """
 
     seed: int | None = None
@@ -106,8 +107,10 @@ class SamplingParams:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """`samplers` as a tuple."""
-        return tuple(self.samplers.split(";") if isinstance(self.samplers, str) else self.samplers)
+        """`samplers` as a tuple, of the names in `NAMES`."""
+        names = self.samplers.split(";") if isinstance(self.samplers, str) else self.samplers
+        plain = [name.replace("-", "_") for name in names]
+        return tuple([_ALIASES.get(name, name) for name in plain])
 
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:

@@ -41,10 +41,11 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from pyggml.dtypes import DType
 from pyggml.errors import KVCacheFull, StateError, whole
 from pyggml.lock import Lock, locked
 from pyggml.models.blocks import KVMemory, rope_factors
-from pyggml.models.memory.kv_cache import KVCache
+from pyggml.models.memory.kv_cache import ROTATED_TYPES, KVCache
 from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints
 from pyggml.models.memory.kv_rows import Array, kv_rows
 
@@ -148,7 +149,8 @@ def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
     """Load what `seq_bytes` returned, as `load_seq` does."""
     state, memory = _unpack(ctx, data, "sequence"), ctx.memory
     if seq is None:
-        seq = next((i for i in range(memory.n_seq_max) if memory.seq_pos_max(i) < 0), None)
+        taken = [any(kv.seq[i].any() for kv in memory.caches) for i in range(memory.n_seq_max)]
+        seq = next((i for i, some in enumerate(taken) if memory.seq_pos_max(i) < 0 and not some), None)
         if seq is None:
             raise StateError(f"all {memory.n_seq_max} sequences are in use (n_seq_max = {memory.n_seq_max})")
     memory.seq_pos_max(seq)  # refuses an id that there is not
@@ -212,11 +214,15 @@ def _model_of(ctx: Stateful) -> dict[str, Any]:
         "arch": m.arch,
         "rope_factors": factors.name if factors else None,
         "hparams": asdict(m.hparams),
-        "type_k": kv.type_k.name if kv else None,
-        "type_v": kv.type_v.name if kv else None,
+        "type_k": _stored(kv.type_k) if kv else None,
+        "type_v": _stored(kv.type_v) if kv else None,
         "weights": digest.hexdigest(),
     }
     return json.loads(json.dumps(fingerprint))
+
+
+def _stored(dtype: DType) -> str:
+    return f"{dtype.name} rotated" if dtype in ROTATED_TYPES else dtype.name
 
 
 @locked

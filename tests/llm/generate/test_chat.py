@@ -17,6 +17,7 @@ from pyggml.tools.cli import main
 
 from pyggml.errors import KVCacheFull, ModelError
 from pyggml.llm.generate.chat import ChatSession
+from pyggml.llm.generate.named_templates import TEMPLATES
 from pyggml.llm.generate.templates import ChatTemplate, Message, find_template
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.samplers import SamplerChain, SamplingParams
@@ -45,18 +46,23 @@ def session(model: Model, template: str | ChatTemplate = "llama2", n_ctx: int = 
     return ChatSession(ctx, SamplerChain(params, model.vocab), template, n_predict=6)
 
 
-def test_named_templates(model: Model) -> None:
-    text = find_template("llama2", {}).render(TALK, model.vocab)
-    first = "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello. </s>"
-    assert text == first + "<s>[INST] Bye [/INST]"
-    assert find_template("llama2", {}).render(TALK[1:2], model.vocab) == "<s>[INST] Hi [/INST]"
-    text = find_template("chatml", {}).render(TALK[1:], model.vocab)
-    assert text == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello.<|im_end|>\n"
-        "<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
-    )
-    with pytest.raises(ModelError, match="unknown chat template 'vicuna'; known are: llama2, chatml"):
-        find_template("vicuna", {})
+def test_named_templates(model: Model, tmp_path: Path) -> None:
+    """Against llama.cpp's rendering of the same chats, for each of its names."""
+    wanted = json.loads(Path(__file__).with_name("named_templates.json").read_text(encoding="utf-8"))
+    start = [("system", " You are kind. "), ("user", " Hi there "), ("assistant", " Hello.\n")]
+    more = [("tool", " 42 "), ("assistant_tool_call", "f(x)"), ("system", "Again.")]
+    assert set(TEMPLATES) == set(wanted)
+    for name, texts in wanted.items():
+        for text, chat in zip(texts, (start, start + more), strict=True):
+            messages = [{"role": role, "content": content} for role, content in [*chat, ("user", "Bye")]]
+            assert find_template(name, {}).render(messages, model.vocab) == text, name
+    unknown = "unknown chat template 'alpaca': there is no such file, and known are: bailing, .*, zephyr"
+    with pytest.raises(ModelError, match=unknown):
+        find_template("alpaca", {})
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    for given in (str(file), file.read_text()):
+        assert find_template(given, {}).render(TALK, model.vocab) == "Be brief.!"
 
 
 def test_template_of_the_model(model: Model) -> None:

@@ -291,11 +291,20 @@ def test_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run("quantize", tiny, out, "Q4_0", "--report") == 0
     shown = capsys.readouterr().out
     assert "…" not in shown and "blk.0.ffn_down.weight" in shown
+    assert run("quantize", tiny, out, "Q4_0", "--tensor-type", "attn_v=q8_0", "--leave-output-tensor", "--json") == 0
+    rows = {t["name"]: t["to"] for t in json.loads(capsys.readouterr().out)["tensors"]}
+    assert rows["blk.0.attn_v.weight"] == "Q8_0" and rows["output.weight"] == "F32"
+    copy = tmp_path / "copy.gguf"
+    assert run("quantize", out, copy, "copy") == 0 and "COPY" in capsys.readouterr().out
+    assert open_gguf(copy).kv["general.file_type"] == open_gguf(out).kv["general.file_type"]
+    for name in open_gguf(out).tensors:
+        assert np.array_equal(open_gguf(copy).tensor_bytes(name), open_gguf(out).tensor_bytes(name))
 
 
 def test_command_errors(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("quantize", tiny, tmp_path / "o", "Q9") == 2
     assert run("quantize", tiny, tmp_path / "o", "Q8_0", "--output-tensor-type", "x") == 2
+    assert run("quantize", tiny, tmp_path / "o", "Q8_0", "--tensor-type", "attn") == 2
     assert run("quantize", tmp_path / "none", tmp_path / "o", "Q8_0") == 1
     assert run("quantize", tiny, tiny, "Q8_0") == 1
     lines = capsys.readouterr().err.splitlines()
@@ -315,3 +324,18 @@ def test_bench_history(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert run("bench", "-m", q8, "-p", 4, "-n", 2, "-d", 9, "-r", 1, "-t", 1, "--json") == 0
     assert [r["test"] for r in json.loads(capsys.readouterr().out)] == ["pp4@d9", "tg2@d9"]
+
+
+def test_types_by_pattern_and_what_is_left(tiny: Path) -> None:
+    def types(name: str, **options: Any) -> dict[str, DType]:
+        return {t.source.name: t.dtype for t in plan_quantization(tiny, name, **options).tensors}
+
+    plain = types("Q4_0")
+    asked = types("Q4_0", tensor_types=[(r"blk\.1\..*ffn_(up|gate)", DType.Q8_0), ("FFN", DType.Q5_0)])
+    changed = {name for name in plain if asked[name] is not plain[name]}
+    assert changed == {f"blk.{il}.ffn_{part}.weight" for il in (0, 1) for part in ("up", "gate", "down")}
+    assert asked["blk.1.ffn_up.weight"] is DType.Q8_0 and asked["blk.1.ffn_down.weight"] is DType.Q5_0
+    assert types("Q4_0", leave_output_tensor=True)["output.weight"] is DType.F32 is not plain["output.weight"]
+    for pattern in ("nothing", "norm", "("):
+        with pytest.raises(DTypeError, match=r"no tensor that is quantised|is no regular expression"):
+            types("Q4_0", tensor_types=[(pattern, DType.Q8_0)])

@@ -11,8 +11,8 @@ import pytest
 from pyggml.tools.cli import main
 
 from pyggml.errors import BatchError, ModelError
-from pyggml.llm.generate import perplexity as module
-from pyggml.llm.generate.perplexity import Perplexity, perplexity
+from pyggml.llm.evaluate import chunks as module
+from pyggml.llm.evaluate.perplexity import Perplexity, perplexity
 from pyggml.llm.model import Model, load_model
 
 from ...plain_llama import Plain

@@ -1,0 +1,169 @@
+"""Gemma 4 (Google, huggingface.co/google/gemma-4-E2B-it): norms before and behind, Q, K and V normed (V without
+weights), scores that are not scaled, and a window in most layers. Layers without it have larger heads, of which a part
+is roped (the frequency factors of the rest are 1e30); in some models their V is K before it is normed. The last layers
+of the small models have no K and V, and attend to those of an earlier one of their kind; there each layer also reads an
+embedding that the token has for it. The large one has a mixture of experts beside the network, with a router that reads
+what attention gives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .architecture import Architecture
+from .blocks import (
+    KV,
+    Activation,
+    Build,
+    build_experts,
+    build_ffn,
+    build_inp_embd,
+    build_inp_kq_mask,
+    build_inp_out_ids,
+    build_inp_per_layer,
+    build_inp_pos,
+    build_lm_head,
+    build_norm,
+    build_qkv,
+    build_rope,
+    build_rope_factors,
+    build_router,
+    llm_build_kv,
+    per_layer_rows,
+)
+from .blocks.ffn import ACTIVATIONS
+from .hparams import HParams
+from .metadata import Reader, read_hparams, read_window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4HParams(HParams):
+    """n_embd_per_layer: elements of the embedding that a token has for each layer; 0: there are none."""
+
+    n_embd_per_layer: int
+
+    @property
+    def act(self) -> Activation:
+        """What gates go through."""
+        return "gelu_erf" if self.gelu_exact else "gelu"
+
+
+def build_gemma4(b: Build) -> Graph:
+    """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs]."""
+    hp = b.hparams
+    assert isinstance(hp, Gemma4HParams)
+    with b.ctx:
+        inpL = build_inp_embd(b)
+        inp_pos = build_inp_pos(b)
+        factors = build_rope_factors(b)
+        per_layer = build_inp_per_layer(b, inpL, hp.n_embd_per_layer) if hp.n_embd_per_layer else None
+        for il in range(hp.n_layer):
+            cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
+            cur = llm_build_kv(b, _kv(b, cur, inp_pos, None if hp.is_swa(il) else factors, il))
+            own = None if per_layer is None else per_layer_rows(per_layer, il)
+            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
+                inp_out_ids = build_inp_out_ids(b)
+                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+                own = None if own is None else gg.get_rows(own, inp_out_ids)
+            cur = build_norm(b, cur, "post_attention_norm", "attn_post_norm", il)
+            attn_out = b.cb(gg.add(cur, inpL), "attn_out", il)
+            cur = build_norm(b, _ffn(b, attn_out, il), "post_ffw_norm", "ffn_post_norm", il)
+            cur = b.cb(gg.add(cur, attn_out), "pe_in", il)
+            if own is not None:
+                cur = b.cb(gg.add(cur, _per_layer(b, cur, own, il)), "per_layer_added", il)
+            scale = b.optional("layer_output_scale", (1,), il)
+            if scale is not None:
+                cur = b.cb(gg.mul(cur, scale), "out_scaled", il)
+            inpL = b.cb(cur, "l_out", il)
+        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+
+
+def _kv(b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
+    """What attention takes in layer `il`, which reads `cur`."""
+    hp, n, mask = b.hparams, b.hparams.layer(il), build_inp_kq_mask(b, il)
+    sizes = (n.n_embd_q, n.n_embd_k_gqa, n.n_embd_v_gqa)
+    in_one = b.optional("attn_qkv", (cur.ne[0], sum(sizes)), il)
+    if not hp.has_kv(il):
+        for role, size in (("attn_k", sizes[1]), ("attn_v", sizes[2])):
+            b.optional(role, (cur.ne[0], size), il)  # may be there, for nothing
+        b.optional("attn_k_norm", (n.n_embd_head_k,), il)
+        if in_one is None:
+            Qcur = b.linear("attn_q", cur, sizes[0], "Qcur", il)
+        else:
+            wqkv = b.linear("attn_qkv", cur, sum(sizes), "wqkv", il)
+            Qcur = gg.cont(gg.view_2d(wqkv, sizes[0], b.n_tokens, wqkv.nb[1], 0))
+        Qcur = gg.reshape_3d(Qcur, n.n_embd_head_k, n.n_head, b.n_tokens)
+        return KV(_normed(b, Qcur, "q", pos, factors, il), None, None, mask, il)
+    if in_one is not None or b.optional("attn_v", (cur.ne[0], sizes[2]), il) is not None:
+        Qcur, Kcur, Vcur = build_qkv(b, cur, il)
+    else:
+        Qcur = gg.reshape_3d(b.linear("attn_q", cur, sizes[0], "Qcur", il), n.n_embd_head_k, n.n_head, b.n_tokens)
+        Vcur = b.linear("attn_k", cur, sizes[1], "Kcur", il)
+        Kcur = gg.reshape_3d(Vcur, n.n_embd_head_k, n.n_head_kv, b.n_tokens)
+    if not Vcur.is_contiguous:
+        Vcur = gg.cont(Vcur)
+    Vcur = gg.reshape_3d(Vcur, n.n_embd_head_v, n.n_head_kv, b.n_tokens)
+    Vcur = build_norm(b, Vcur, "", "Vcur_normed", il)
+    Qcur, Kcur = _normed(b, Qcur, "q", pos, factors, il), _normed(b, Kcur, "k", pos, factors, il)
+    return KV(Qcur, Kcur, gg.reshape_2d(Vcur, n.n_embd_v_gqa, b.n_tokens), mask, il)
+
+
+def _normed(b: Build, cur: Tensor, part: str, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    """Q or K, ne [n_embd_head_k, their heads, n_tokens], normed and roped."""
+    name = f"{part.upper()}cur"
+    cur = build_norm(b, cur, f"attn_{part}_norm", f"{name}_normed", il)
+    return build_rope(b, cur, pos, factors, f"{name}_pos", il)
+
+
+def _ffn(b: Build, attn_out: Tensor, il: int) -> Tensor:
+    """The network, and where layer `il` has a router the experts beside it, each normed."""
+    hp, n_embd = b.hparams, attn_out.ne[0]
+    assert isinstance(hp, Gemma4HParams)
+    cur = build_ffn(b, build_norm(b, attn_out, "ffn_norm", "ffn_norm", il), il, hp.act)
+    if not hp.n_expert or b.optional("ffn_gate_inp", (n_embd, hp.n_expert), il) is None:
+        return cur
+    cur = build_norm(b, cur, "post_ffw_norm_1", "ffn_mlp", il)
+    by = gg.scale(build_norm(b, attn_out, "", "ffn_moe_normed", il), 1.0 / math.sqrt(n_embd))
+    by = b.cb(gg.mul(by, b.weight("ffn_gate_inp", (n_embd,), il, "scale")), "ffn_moe_inp", il)
+    selected, weights = build_router(b, by, il)
+    moe = build_norm(b, attn_out, "pre_ffw_norm_2", "ffn_norm_2", il)
+    moe = build_experts(b, moe, selected, weights, hp.layer(il).n_ff_exp, il, hp.act)
+    moe = build_norm(b, moe, "post_ffw_norm_2", "ffn_moe", il)
+    return b.cb(gg.add(cur, moe), "ffn_moe_combined", il)
+
+
+def _per_layer(b: Build, cur: Tensor, own: Tensor, il: int) -> Tensor:
+    """What the embedding `own` that tokens have for layer `il` adds to `cur`, which gates it."""
+    hp = b.hparams
+    assert isinstance(hp, Gemma4HParams)
+    gate = b.linear("inp_gate", cur, own.ne[0], "per_layer_gate", il)
+    out = b.linear("proj", gg.mul(ACTIVATIONS[hp.act](gate), own), cur.ne[0], "per_layer_proj", il)
+    return build_norm(b, out, "post_norm", "per_layer_embd_out", il)
+
+
+def _read(r: Reader) -> HParams:
+    n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
+    n_shared = r.integer(Keys.Attention.SHARED_KV_LAYERS, 0)
+    if n_shared >= n_layer:
+        r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
+    return read_hparams(
+        Gemma4HParams,
+        r,
+        rope_type="neox",
+        f_embedding_scale=math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH)),
+        f_attention_scale=1.0,
+        f_final_logit_softcapping=r.number(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 0.0),
+        rope_factors_swa=False,
+        n_layer_kv_from_start=n_layer - n_shared if n_shared else 0,
+        n_embd_per_layer=r.integer(Keys.LLM.EMBD_LENGTH_PER_LAYER_INP, 0),
+        **{**read_window(r, 0, plain_rope=True), "swa_pattern": r.flags(Keys.Attention.SLIDING_WINDOW_PATTERN)},
+    )
+
+
+ARCHITECTURES = (Architecture(("gemma4",), build_gemma4, _read),)

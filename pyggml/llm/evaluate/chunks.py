@@ -1,0 +1,99 @@
+"""Texts cut into chunks, each of which a model predicts by itself, as llama.cpp's tools do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import BatchError, ModelError
+from pyggml.models.memory.kv_cells import Floats
+
+from ..batch import Batch
+from ..context import LlamaContext
+from ..options import ContextOptions
+
+if TYPE_CHECKING:
+    from ..loaded import LoadedModel
+
+Tokens = npt.NDArray[np.int32]
+_N_BATCH = 512
+_BLOCK = 1 << 20  # logits that are looked at together
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A text in chunks of `n_ctx` tokens that begin every `step`, of which the tokens behind position `first` are
+    predicted; `bos` stands in the place of the first token of each, where it is not None."""
+
+    ids: Tokens
+    n_ctx: int
+    step: int
+    n_chunks: int
+    first: int
+    bos: int | None
+
+    def __getitem__(self, i: int) -> Tokens:
+        return self.ids[i * self.step : i * self.step + self.n_ctx]
+
+
+def cut(model: LoadedModel, text: str | Sequence[int], n_ctx: int, n_chunks: int, stride: int = 0) -> Chunks:
+    """The chunks of a text, see `perplexity.perplexity`, which says what is raised."""
+    n_ctx = n_ctx or model.hparams.n_ctx_train
+    if n_ctx < 3 or not 0 <= stride < n_ctx or n_chunks == 0:
+        raise BatchError(f"perplexity: n_ctx {n_ctx}, stride {stride}, {n_chunks} chunks make no sense")
+    if model.vocab.add_eos:
+        raise ModelError("perplexity: the model ends each text with eos; what follows it could not be predicted")
+    n_ctx += stride // 2
+    ids = np.array(model.tokenize(text) if isinstance(text, str) else text, np.int32)
+    if len(ids) < 2 * n_ctx:
+        raise BatchError(f"perplexity with chunks of {n_ctx} tokens needs {2 * n_ctx} of them; the text has {len(ids)}")
+    n_all = (len(ids) - n_ctx + stride - 1) // stride if stride else len(ids) // n_ctx
+    n_chunks = n_all if n_chunks < 0 else min(n_chunks, n_all)
+    first = n_ctx - stride - 1 if stride else n_ctx // 2
+    return Chunks(ids, n_ctx, stride or n_ctx, n_chunks, first, bos_of(model) if not stride else None)
+
+
+def bos_of(model: LoadedModel) -> int | None:
+    """The token that a chunk begins with, where texts do."""
+    return model.vocab.bos if model.vocab.add_bos else None
+
+
+def new_context(model: LoadedModel, n_ctx: int, context: ContextOptions | None) -> LlamaContext:
+    """A context for chunks of `n_ctx` tokens."""
+    options: ContextOptions = {"n_batch": _N_BATCH}
+    options.update(context or {})
+    return LlamaContext(model, n_ctx, **options)
+
+
+def predicted(
+    ctx: LlamaContext, chunk: Tokens, first: int, bos: int | None, every_output: bool = False
+) -> Iterator[tuple[Floats, Tokens]]:
+    """The logits [n, n_vocab] that predict the tokens behind position `first` of a chunk, and these tokens [n], as they
+    are computed. With `every_output` all tokens go through the whole model."""
+    tokens: list[int] = chunk.tolist()
+    if bos is not None:
+        tokens[0] = bos
+    ctx.memory.clear()
+    for start in range(0, len(tokens), ctx.n_batch):
+        batch = Batch()
+        for pos, token in enumerate(tokens[start : start + ctx.n_batch], start):
+            batch.add(token, pos, 0, every_output or first <= pos < len(tokens) - 1)
+        ctx.decode(batch)
+        at = ctx.outputs + start
+        wanted = (first <= at) & (at < len(tokens) - 1)
+        yield (ctx.logits[wanted] if every_output else ctx.logits), chunk[at[wanted] + 1]
+
+
+def nll_of(logits: Floats, tokens: Tokens) -> npt.NDArray[np.float64]:
+    """-log(softmax(logits)) [n] of one token in each row of logits [n, n_vocab]."""
+    out = np.empty(len(tokens))
+    n = max(_BLOCK // logits.shape[1], 1)
+    for i in range(0, len(tokens), n):
+        x = logits[i : i + n] - logits[i : i + n].max(axis=1, keepdims=True)
+        picked = x[np.arange(len(x)), tokens[i : i + n]].astype(np.float64)
+        out[i : i + n] = np.log(np.exp(x).sum(axis=1, dtype=np.float64)) - picked
+    return out

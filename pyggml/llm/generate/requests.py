@@ -1,0 +1,187 @@
+"""Many prompts, each with options of its own: evaluated side by side, answered in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from pyggml.errors import BatchError, GGMLError, whole
+
+from ..context import LlamaContext
+from ..loaded import LoadedModel
+from ..samplers import SamplerChain, SamplingOptions, SamplingParams
+from .batched import Waiting, in_slots
+from .generation import Generation, ids_of, sizes_to_encode
+from .templates import find_template
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..options import ContextOptions
+
+_SAMPLING = {f.name for f in fields(SamplingParams)}
+_FIELDS = {"id", "prompt", "messages", "n_predict", "stop", *_SAMPLING}
+Result = dict[str, Any]
+
+
+class _Defaults(NamedTuple):
+    """What a request has where it does not say otherwise."""
+
+    n_predict: int
+    stop: str | Sequence[str]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class _Request:
+    index: int
+    source: Sequence[int]  # what an encoder-decoder encodes
+    prompt: Sequence[int]
+    n_predict: int
+    stop: Sequence[str]
+    sampling: SamplingParams
+
+    @property
+    def n_cells(self) -> int:
+        return max(len(self.source), len(self.prompt) + self.n_predict)
+
+    def start(self, ctx: LlamaContext) -> Generation:
+        chain = SamplerChain(self.sampling, ctx.model.vocab)
+        chain.prime(self.prompt)
+        return Generation(ctx, self.prompt, chain, self.n_predict, self.stop, source=self.source)
+
+
+def batch(
+    model: LoadedModel,
+    requests: Iterable[Any],
+    n_predict: int = 128,
+    *,
+    stop: str | Sequence[str] = (),
+    n_parallel: int = 32,
+    n_threads: int | None = None,
+    flash_attn: bool = False,
+    **sampling: Unpack[SamplingOptions],
+) -> Iterator[Result]:
+    """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
+    their order, as soon as those before it are done.
+
+    A request is a text, or a mapping with `prompt` (text or token ids) or `messages` (of a chat, for the model's
+    template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here. Of
+    a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
+    `n_parallel` of them; prompt and text together are no longer than the model was trained for.
+
+    A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
+    or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
+    `n_parallel`, SamplerError for bad sampling parameters, ModelError for an encoder.
+    """
+    ids_of(model, ())  # refuses encoders
+    whole("n_parallel", n_parallel, 1, error=BatchError)
+    defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, SamplingParams(**sampling))
+    results: list[Result] = []
+    todo: list[_Request] = []
+    for index, request in enumerate(requests):
+        result: Result = {"index": index}
+        if isinstance(request, Mapping) and "id" in request:
+            result["id"] = request["id"]
+        try:
+            todo.append(_read(model, index, request, defaults))
+        except GGMLError as e:
+            result["error"] = str(e)
+        except RecursionError:
+            result["error"] = "nested too deep"
+        results.append(result)
+    return _in_order(results, _answers(model, todo, results, n_parallel, n_threads, flash_attn))
+
+
+def _answers(
+    model: LoadedModel,
+    todo: Sequence[_Request],
+    results: list[Result],
+    n_parallel: int,
+    n_threads: int | None,
+    flash_attn: bool,
+) -> Iterator[None]:
+    """Fill in the results; yields now and then."""
+    if not todo:
+        return
+    n_seq = min(n_parallel, len(todo))
+    n_cells = {r.index: r.n_cells for r in todo}
+    n_ctx = sum(sorted(n_cells.values())[-n_seq:])
+    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    longest = max(len(r.source) for r in todo)
+    if longest:
+        options.update(sizes_to_encode(longest))
+    ctx = LlamaContext(model, n_ctx, **options)
+
+    def generations() -> Iterator[tuple[int, Generation]]:
+        for request in todo:
+            try:
+                g = request.start(ctx)
+            except GGMLError as e:  # a grammar that is none
+                results[request.index]["error"] = str(e)
+                continue
+            running[request.index] = g
+            yield request.index, g
+
+    running: dict[int, Generation] = {}
+    texts: dict[int, list[str]] = {}
+    for index, token in in_slots(ctx, Waiting(generations()), [n_cells.get(i, 0) for i in range(len(results))]):
+        texts.setdefault(index, []).append(token.text)
+        if token.finish_reason is not None:
+            g = running.pop(index)
+            results[index]["text"] = "".join(texts.pop(index))
+            results[index] |= {"finish_reason": token.finish_reason}
+            results[index] |= {"n_prompt": len(g.source or g.prompt), "n_predicted": len(g.ids)}
+        yield
+
+
+def _in_order(results: Sequence[Result], answers: Iterator[None]) -> Iterator[Result]:
+    for result in results:
+        while "text" not in result and "error" not in result:
+            next(answers)
+        yield result
+
+
+def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> _Request:
+    """Raises BatchError, SamplerError or ModelError for what is no request."""
+    if isinstance(request, GGMLError):
+        raise request
+    if not isinstance(request, Mapping):
+        request = {"prompt": request}
+    given = cast("Mapping[str, Any]", request)
+    unknown = [key for key in given if key not in _FIELDS]
+    if unknown:
+        raise BatchError(f"a request has no field {unknown[0]!r:.60}; it may have {', '.join(sorted(_FIELDS))}")
+    if ("prompt" in given) == ("messages" in given):
+        raise BatchError("a request has either a prompt or messages")
+    stop = given.get("stop", defaults.stop)
+    stops: Sequence[Any] = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BatchError(f"stop must be a string, or a list of them, not {stop!r:.60}")
+    start = model.decoder_start
+    if "messages" in given and start is not None:
+        raise BatchError(f"{model.arch} is an encoder-decoder, which has no chat: a request has a prompt")
+    if "messages" in given:
+        template, vocab = find_template(None, model.kv), model.vocab
+        text = template.render(given["messages"], vocab)
+        has_bos = vocab.bos is not None and text.startswith(vocab.text(vocab.bos))
+        prompt = vocab.tokenize(text, not has_bos, True)
+        stops = (*template.stop, *stops)
+    else:
+        prompt = ids_of(model, given["prompt"])
+    if not prompt:
+        raise BatchError("the prompt is empty")
+    if (high := max(prompt)) >= model.hparams.n_vocab:
+        raise BatchError(f"token {high} is none of the {model.hparams.n_vocab} of the vocabulary")
+    n_ctx = model.hparams.n_ctx_train
+    if len(prompt) >= n_ctx:
+        raise BatchError(f"the prompt has {len(prompt)} tokens; the model was trained for {n_ctx}")
+    source, prompt = ([], prompt) if start is None else (prompt, [start])
+    room = n_ctx - len(prompt)
+    n_predict = whole("n_predict", given.get("n_predict", defaults.n_predict), error=BatchError)
+    n_predict = room if n_predict < 0 else min(n_predict, room)
+    if n_predict == 0:
+        raise BatchError("n_predict is 0: there is nothing to do")
+    sampling = replace(defaults.sampling, **{k: v for k, v in given.items() if k in _SAMPLING})
+    return _Request(index, source, prompt, n_predict, stops, sampling)

@@ -1,0 +1,112 @@
+"""Measures an importance matrix: squares of what goes into products with a model's weights, summed by column."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.inspect.watch import Watches
+from pyggml.tensor import Tensor
+
+from .imatrix import ImatrixSums
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MIN_ROWS = 16  # smaller products are no evaluation of a text
+_PRODUCTS = ("mul_mat", "mul_mat_id")
+
+
+class Collector:
+    """Adds to `sums` what the graphs of a model multiply its weights with, while a `with` block lasts. `output`: also
+    what goes into output.weight.
+
+    A matrix of experts is counted for each of them by itself, as tokens are routed. Raises ModelError for values that
+    are not finite.
+    """
+
+    patterns = ("(inputs of weights)",)
+
+    def __init__(self, watches: Watches, sums: ImatrixSums, output: bool = False) -> None:
+        self._watches, self.sums, self._output = watches, sums, output
+
+    def asks(self, name: str, last: bool = True) -> bool:
+        """See `Watcher.asks`."""
+        return False
+
+    def chosen(self, nodes: Sequence[Tensor]) -> Collection[Tensor]:
+        """See `Watcher.chosen`: the products, and their inputs, which must be there when they are told."""
+        products = [t for t in nodes if self._measures(t)]
+        inputs = {s.root for t in products for s in t.src[1:] if s is not None}
+        return {*products, *(t for t in nodes if t in inputs)}
+
+    def deliver(self, t: Tensor) -> None:
+        """See `Watcher.deliver`."""
+        weight, x = t.src[0], t.src[1]
+        if not self._measures(t) or weight is None or x is None:
+            return
+        values = x.elements()
+        with np.errstate(over="ignore", invalid="ignore"):
+            if t.op == "mul_mat_id":
+                assert t.src[2] is not None
+                squares, counts = _by_expert(values[0], t.src[2].elements()[0, 0], weight.ne[2])
+            else:
+                squares, counts = _by_matrix(values, weight.ne[2], weight.ne[3])
+        if not np.isfinite(squares).all():
+            raise ModelError(f"imatrix: what goes into {weight.name} is not finite")
+        self.sums.add(weight.name, squares, counts)
+
+    def _measures(self, t: Tensor) -> bool:
+        if t.op not in _PRODUCTS or t.src[0] is None or t.src[1] is None:
+            return False
+        weight, x = t.src[0], t.src[1]
+        if x.dtype is not DType.F32 or weight.op != "none" or not weight.name.endswith(".weight"):
+            return False
+        if t.op == "mul_mat_id":
+            return True
+        return x.ne[1] >= _MIN_ROWS and (weight.name.startswith("blk.") or (self._output and _is_output(weight)))
+
+    def __enter__(self) -> Self:
+        self._watches.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._watches.remove(self)
+
+
+def _is_output(weight: Tensor) -> bool:
+    return weight.name == "output.weight"
+
+
+def _by_matrix(x: np.ndarray[Any, Any], ne2: int, ne3: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Sums of squares [matrices * columns] of x [n3, n2, rows, columns], and how many rows a matrix got, [1]."""
+    n3, n2, rows, columns = x.shape
+    matrices = np.zeros((ne3, ne2, columns))
+    for i3 in range(n3):
+        for i2 in range(n2):  # which matrix: as the product broadcasts
+            matrices[i3 * ne3 // n3, i2 * ne2 // n2] += _squares(x[i3, i2])
+    return matrices.reshape(1, -1), np.array([n3 * n2 * rows / (ne2 * ne3)])
+
+
+def _by_expert(
+    x: np.ndarray[Any, Any], ids: np.ndarray[Any, Any], n_expert: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Sums of squares [experts, columns] of x [tokens, used or 1, columns] by ids [tokens, used], and counts."""
+    columns = x.shape[2]
+    rows = np.broadcast_to(x, (x.shape[0], ids.shape[1], columns)).reshape(-1, columns)
+    flat = ids.reshape(-1)
+    sums = np.zeros((n_expert, columns))
+    for expert in np.unique(flat):
+        sums[expert] = _squares(rows[flat == expert])
+    return sums, np.bincount(flat, minlength=n_expert).astype(np.float64)
+
+
+def _squares(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.einsum("ij,ij->j", rows, rows, dtype=np.float64)

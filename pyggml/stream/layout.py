@@ -1,0 +1,113 @@
+"""What of a model stays in memory, and where the rest takes turns. Pure: sizes in, places out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyggml.buffers.buffer import ALIGNMENT
+from pyggml.errors import ModelError, whole
+
+_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many are taken
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def memory_size(ram: int | str) -> int:
+    """Bytes: a number, or text as "2GiB", "700 MB" (powers of ten with B alone), "1.5G". Raises ModelError."""
+    if isinstance(ram, str):
+        found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)(b?)\s*", ram, re.IGNORECASE)
+        if found is None or (found[3] and not found[2]):
+            raise ModelError(f"ram must be a number of bytes, or one as 2GiB, 700MB or 1.5G, not {ram!r:.40}")
+        base = 1000 if found[4] and not found[3] else 1024
+        ram = int(float(found[1]) * base ** _UNITS[found[2].lower()])
+    return whole("ram", ram, 1, error=ModelError)
+
+
+def shown_size(n: int) -> str:
+    """Bytes for people: no less than there are."""
+    return f"{-(-n // (1 << 20))} MiB" if n >= 1 << 20 else f"{n} bytes"
+
+
+class Item(NamedTuple):
+    """A weight in one of the forms it is read in, and the bytes that takes."""
+
+    name: str
+    packed: bool
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of items in one block of `size` bytes: those of `pinned` for good, those of each of `groups` (in the
+    order of the graph) while their group is in memory. Neighbours, the last and the first too where that can be, do not
+    overlap."""
+
+    size: int
+    pinned: tuple[Item, ...]
+    groups: tuple[tuple[Item, ...], ...]
+    offsets: dict[Item, int]
+
+    def span(self, group: int) -> tuple[int, int]:
+        """Where a group begins and ends."""
+        items = self.groups[group]
+        return self.offsets[items[0]], self.offsets[items[-1]] + padded(items[-1].size)
+
+
+def padded(n: int) -> int:
+    """The bytes that something of `n` occupies."""
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+def lay_out(groups: Sequence[Sequence[Item]], fixed: Sequence[Item], budget: int, beside: int = 0) -> Layout:
+    """Which items stay, within `budget` less the bytes `beside` them: all of `fixed`, then whole groups, the largest
+    first and those of one size spread evenly, so that the reader has time between those that it reads; then what else
+    fits.
+
+    Raises ModelError, saying what would do, where two neighbouring groups do not fit beside `fixed`.
+    """
+    kept = beside + sum(padded(i.size) for i in fixed)
+    left = [[padded(i.size) for i in items] for items in groups]  # sizes; 0: pinned
+    sums = [sum(sizes) for sizes in left]
+    least = kept + _ring(sums)
+    if least > budget:
+        raise ModelError(f"ram: {budget} bytes are too few: the least for this model is {least} ({shown_size(least)})")
+    pinned: list[Item] = list(fixed)
+    for g in sorted(range(len(groups)), key=lambda g: (-sums[g], g * _GOLDEN % 1)):
+        if kept + sums[g] + _ring([s for i, s in enumerate(sums) if i != g]) <= budget:
+            kept, sums[g], left[g] = kept + sums[g], 0, [0] * len(left[g])
+            pinned += groups[g]
+    ring = _ring(sums)
+    for g in sorted(range(len(groups)), key=lambda g: g * _GOLDEN % 1):
+        for i, size in enumerate(left[g]):
+            if size and size < sums[g] and kept + size + ring <= budget:
+                kept, sums[g], left[g][i] = kept + size, sums[g] - size, 0
+                pinned.append(groups[g][i])
+    stream = [tuple(item for item, size in zip(groups[g], left[g], strict=True) if size) for g in range(len(groups))]
+    return _placed(pinned, [items for items in stream if items])
+
+
+def _ring(sums: Sequence[int]) -> int:
+    """Bytes that groups of these sizes take turns in: as many as two neighbours have. Those of 0 are none."""
+    sizes = [s for s in sums if s]
+    if len(sizes) < 2:
+        return sum(sizes)
+    return max(a + b for a, b in zip(sizes, sizes[1:] + sizes[:1], strict=True))
+
+
+def _placed(pinned: Sequence[Item], groups: Sequence[tuple[Item, ...]]) -> Layout:
+    """Every other group lies at the beginning of the ring, those between at its end."""
+    offsets = dict(_row(pinned, 0))
+    start = sum(padded(i.size) for i in pinned)
+    sums = [sum(padded(i.size) for i in items) for items in groups]
+    end = start + _ring(sums)
+    for g, items in enumerate(groups):
+        offsets |= _row(items, end - sums[g] if g % 2 else start)
+    return Layout(end, tuple(pinned), tuple(groups), offsets)
+
+
+def _row(items: Sequence[Item], start: int) -> Iterator[tuple[Item, int]]:
+    for item in items:
+        yield item, start
+        start += padded(item.size)

@@ -1,0 +1,161 @@
+"""How weights get from their files to their places: in pieces, each read and repacked by one thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+from weakref import finalize
+
+from pyggml.backends.cpu.repack import GROUP, matrix_size, pack_groups
+from pyggml.buffers.buffer import Buffer, Bytes, MappedFile
+from pyggml.dtypes import DType
+from pyggml.errors import GGUFError
+from pyggml.gguf_io.read import GGUFFile
+from pyggml.tensor import Ne
+
+from .ring import READERS, Job
+
+if TYPE_CHECKING:
+    from pyggml.hf.folder import HFFolder
+
+Rows = Callable[[int], Iterator[Bytes]]
+
+_PIECE = 1 << 20  # bytes: 1 and 4 MiB were as fast, and READERS of them are memory that weights do not have
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the stored bytes of a tensor are: in a file from `offset` on, or (`file` None) what `rows` makes: uint8
+    [rows, bytes of a row] of about so many elements at a time, each within one matrix."""
+
+    file: MappedFile | None
+    offset: int = 0
+    rows: Rows | None = None
+
+    def fetch(self, nbytes: int) -> Bytes:
+        """All of them."""
+        if self.file is not None:
+            return self.file.data[self.offset : self.offset + nbytes]
+        assert self.rows is not None
+        memory = Buffer.allocate(nbytes).memory
+        _copy(self.rows, memory)
+        memory.flags.writeable = False
+        return memory
+
+
+def origins_of(model: GGUFFile | HFFolder) -> dict[str, Origin]:
+    """Where the tensors of an open model come from, by name."""
+    if isinstance(model, GGUFFile):
+        return {t.name: Origin(model.parts[t.part].mapped, t.offset) for t in model.tensors.values()}
+    stored = {t.name: t.mapped() for t in model.tensors.values()}
+    return {
+        name: Origin(None, rows=model.tensors[name].rows) if t is None else Origin(t.file, t.offset)
+        for name, t in stored.items()
+    }
+
+
+class Files:
+    """The files of a model, open for reads from several threads."""
+
+    def __init__(self) -> None:
+        self._fds: dict[MappedFile, int] = {}
+        self._staged = threading.local()
+
+    def _fd(self, file: MappedFile) -> int:
+        fd = self._fds.get(file)
+        if fd is None:
+            try:
+                fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as e:
+                raise GGUFError(f"{file.path}: cannot be read: {e.strerror}") from e
+            self._fds[file] = fd
+            finalize(self, os.close, fd)
+        if os.fstat(fd).st_size != file.data.nbytes:
+            raise GGUFError(f"{file.path}: the file was changed while it was opened; load it again")
+        return fd
+
+    def stored(self, origin: Origin, nbytes: int, place: Bytes) -> list[Job]:
+        """Jobs that put a tensor as it is stored into uint8 [nbytes]."""
+        file, rows = origin.file, origin.rows
+        if file is None:
+            assert rows is not None
+            return [lambda: _copy(rows, place)]
+        fd = self._fd(file)
+
+        def job(start: int) -> int:
+            return _read(file, fd, origin.offset + start, place[start : min(start + _PIECE, nbytes)])
+
+        return [lambda start=start: job(start) for start in range(0, nbytes, _PIECE)]
+
+    def packed(self, origin: Origin, dtype: DType, ne: Ne, place: Buffer) -> list[Job]:
+        """Jobs that put a tensor's repacked copy into memory of `copy_size` bytes."""
+        file, rows = origin.file, origin.rows
+        row_size, size, step = dtype.row_size(ne[0]), matrix_size(dtype, ne), _groups_at_a_time(dtype, ne)
+        if file is None:
+            assert rows is not None
+            return [lambda: _pack_rows(rows, dtype, ne, place, step)]
+        fd = self._fd(file)
+
+        def job(matrix: int, group: int) -> int:
+            first, last = group * GROUP, min(group + step, n_groups)
+            staged = self._staging((min(last * GROUP, ne[1]) - first) * row_size)
+            n = _read(file, fd, origin.offset + (matrix * ne[1] + first) * row_size, staged.memory)
+            pack_groups(dtype, ne, staged.base - first * row_size, place.base + matrix * size, group, last)
+            return n
+
+        n_groups = -(-ne[1] // GROUP)
+        starts = product(range(ne[2]), range(0, n_groups, step))
+        return [lambda matrix=matrix, group=group: job(matrix, group) for matrix, group in starts]
+
+    def _staging(self, n: int) -> Buffer:
+        """Memory of `n` bytes of this thread."""
+        have: Buffer | None = getattr(self._staged, "buffer", None)
+        if have is None or have.size < n:
+            have = self._staged.buffer = Buffer.allocate(n)
+        return Buffer(have.memory[:n])
+
+
+def _groups_at_a_time(dtype: DType, ne: Ne) -> int:
+    return max(1, _PIECE // (GROUP * dtype.row_size(ne[0])))
+
+
+def staging_size(dtype: DType, ne: Ne) -> int:
+    """Bytes that the readers need to repack such a tensor."""
+    return READERS * min(_groups_at_a_time(dtype, ne) * GROUP, ne[1]) * dtype.row_size(ne[0])
+
+
+def _read(file: MappedFile, fd: int, offset: int, place: Bytes) -> int:
+    """Fill `place` from the file. Raises GGUFError where that has become shorter, or cannot be read."""
+    done, n = 0, place.nbytes
+    while done < n:
+        try:
+            got = os.preadv(fd, [memoryview(place)[done:]], offset + done)
+        except OSError as e:
+            raise GGUFError(f"{file.path}: cannot be read: {e.strerror}") from e
+        if got == 0:
+            raise GGUFError(f"{file.path}: the file ends {n - done} bytes before its weights do; load it again")
+        done += got
+    return n
+
+
+def _copy(rows: Rows, place: Bytes) -> int:
+    end = 0
+    for piece in rows(_PIECE):
+        place[end : end + piece.size] = piece.reshape(-1)
+        end += piece.size
+    return end
+
+
+def _pack_rows(rows: Rows, dtype: DType, ne: Ne, place: Buffer, step: int) -> int:
+    row_size, size, done = dtype.row_size(ne[0]), matrix_size(dtype, ne), 0
+    for piece in rows(step * GROUP * ne[0]):
+        matrix, first = divmod(done, ne[1])
+        at = Buffer(piece.reshape(-1)).base - first * row_size
+        last = -(-(first + len(piece)) // GROUP)
+        pack_groups(dtype, ne, at, place.base + matrix * size, first // GROUP, last)
+        done += len(piece)
+    return done * row_size

@@ -1,0 +1,262 @@
+"""The weights of a model within a budget: what a graph reads of them, and in which form, decides what is done."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from typing import Any
+
+from pyggml.backends.cpu.isa import isa_name, kernel_of
+from pyggml.backends.cpu.repack import BUFT, adopt_copy, allow_conversion, can_repack, copy_size, matrix_size
+from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer, MappedFile, Stage
+from pyggml.dtypes import DType
+from pyggml.gguf_io.bind import read_only
+from pyggml.graph import Graph
+from pyggml.tensor import Ne, Tensor
+
+from .experts import ExpertCache, Layer, Place
+from .layout import Item, lay_out, padded, shown_size
+from .read import Files, Origin, staging_size
+from .ring import READERS, Group, Job, Ring, in_turn
+
+ROWS, PACKED, STORED = "rows", "packed", "stored"
+_WORTH = 1 << 16  # bytes of an expert from which on it is read by itself: it takes whole pages
+_LAYER = re.compile(r"(\w+\.)*?blk\.\d+\.")
+
+
+class RowStage:
+    """A mapped tensor of which a graph reads a few rows: a Stage that gives their pages back after each run."""
+
+    def __init__(self, file: MappedFile, offset: int, nbytes: int) -> None:
+        self._file = file
+        self._start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._size = offset + nbytes - self._start
+        if hasattr(mmap, "MADV_RANDOM"):  # no more than these rows
+            file.map.madvise(mmap.MADV_RANDOM, self._start, self._size)
+
+    def acquire(self, nodes: Sequence[Any] = ()) -> None:
+        """See `Stage`: they are read when they are looked at."""
+
+    def release(self) -> None:
+        """See `Stage`."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._file.map.madvise(mmap.MADV_DONTNEED, self._start, self._size)
+
+
+class WeightStream:
+    """Keeps the weights of a model within `budget` bytes of memory: `pinned` bytes stay, `streamed` are read for each
+    run of a graph into `ring` bytes that they share, through `staging`. `bytes_read` counts what was read of the files
+    since the model was loaded.
+
+    The tensors do not change to who looks at them: NumPy reads the file, or makes them anew.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, budget: int, repack: bool
+    ) -> None:
+        """weights: those of a model by name, `origins`: where they come from, `graph`: that of one token. Raises
+        ModelError where `budget` is too small, AllocError where there is not so much memory."""
+        self.budget = budget
+        self._files = Files()
+        uses = _uses(weights, graph, repack)
+        for name, forms in uses.items():
+            if ROWS in forms and origins[name].file is None:  # nothing to look at single rows of
+                forms.symmetric_difference_update({ROWS} if STORED in forms else {ROWS, STORED})
+        items = {name: _items(weights[name], forms) for name, forms in uses.items()}
+        packed = [weights[i.name] for of in items.values() for i in of if i.packed]
+        self.staging = max((staging_size(t.dtype, t.ne) for t in packed), default=0)
+        self._readers = ThreadPoolExecutor(READERS, "pyggml-reader")
+        self._ring = Ring(self._readers)
+        total = self.staging + sum(padded(i.size) for of in items.values() for i in of)
+        mixed = _experts(weights, origins, graph, items) if total > budget else {}
+        layers = {name: self._layer([(weights[i.name], i, origins[i.name]) for i in of]) for name, of in mixed.items()}
+        least = max((layer.taken * layer.n_expert for layer in layers.values()), default=0)
+        apart = {i for of in mixed.values() for i in of}
+        in_graph = {t.name for t in graph.leafs}
+        groups: dict[str, list[Item]] = {}
+        fixed: list[Item] = []
+        for name, of in items.items():
+            moves = name in in_graph and weights[name].rank > 1
+            (groups.setdefault(_group(name), []) if moves else fixed).extend(i for i in of if i not in apart)
+        layout = lay_out([of for of in groups.values() if of], fixed, budget, self.staging + least)
+        self.pinned = sum(padded(i.size) for i in layout.pinned)
+        self.ring = layout.size - self.pinned
+        self._cache = ExpertCache(budget - self.staging - layout.size if layers else 0, self._ring, self._readers)
+        self.streamed = sum(weights[i.name].nbytes for of in (*layout.groups, apart) for i in of)
+        if repack:
+            allow_conversion(t for name, t in weights.items() if uses[name] != {ROWS})
+        self._arena = Buffer.allocate(layout.size, BUFT)
+        places = {i: self._arena.memory[at : at + padded(i.size)] for i, at in layout.offsets.items()}
+        jobs = {i: self._jobs(weights[i.name], i, origins[i.name], places[i]) for i in places}
+        self._pinned_jobs = [job for i in layout.pinned for job in jobs[i]]
+        self._groups: list[Group] = []
+        stages: dict[Item, Stage] = {}
+        for n, of in enumerate(layout.groups):
+            group = Group(self._ring, _group(of[0].name), *layout.span(n), [job for i in of for job in jobs[i]])
+            self._groups.append(group)
+            stages |= dict.fromkeys(of, group)
+        in_turn(self._groups)
+        for n, (name, layer) in enumerate(layers.items()):
+            stages |= dict.fromkeys(mixed[name], self._cache.stage(n, layer))
+            places |= {i: place.memory for i, place in zip(mixed[name], layer.places, strict=True)}
+        for name, t in weights.items():
+            _bind(t, origins[name], ROWS in uses[name], {i: (places[i], stages.get(i)) for i in items[name]})
+        self._mapped = {origin.file for origin in origins.values() if origin.file is not None}
+
+    def __repr__(self) -> str:
+        parts = {"pinned": self.pinned, "streamed": self.streamed, "ring": self.ring, "staging": self.staging}
+        parts |= {"for experts": self.experts} if self.experts else {}
+        return f"<WeightStream {', '.join(f'{shown_size(n)} {what}' for what, n in parts.items())}>"
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of weights that were read of the model's files."""
+        return self._ring.bytes_read + self._cache.bytes_read
+
+    @property
+    def experts(self) -> int:
+        """Bytes for the experts of mixtures: those that were used last stay."""
+        return self._cache.capacity
+
+    @property
+    def memory(self) -> Bytes:
+        """All memory that it holds for weights other than such experts, uint8."""
+        return self._arena.memory
+
+    def load(self, progress: Callable[[float], None] = lambda done: None) -> None:
+        """Read what stays, then begin with what comes first. Raises GGUFError for a file that cannot be read, and what
+        `progress` (the fraction done) raises."""
+        jobs, self._pinned_jobs = self._pinned_jobs, []
+        waiting = [self._readers.submit(job) for job in jobs]
+        try:
+            for i, done in enumerate(as_completed(waiting)):
+                self._ring.bytes_read += done.result()
+                if i % 64 == 0:
+                    progress(i / len(jobs))
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            self.close()
+            raise
+        for file in self._mapped:
+            if hasattr(mmap, "MADV_DONTNEED"):  # what was looked at to open it
+                file.map.madvise(mmap.MADV_DONTNEED)
+        for group in self._groups[:1]:
+            self._ring.prefetch(group)
+
+    def close(self) -> None:
+        """Stop reading; graphs that want more of the weights raise ModelError."""
+        self._ring.close()
+        self._readers.shutdown()
+
+    def _layer(self, experts: Sequence[tuple[Tensor, Item, Origin]]) -> Layer:
+        """The experts in such tensors of one layer."""
+        parts: list[tuple[DType, Ne, int, bool, Origin, Place]] = []
+        for t, item, origin in experts:
+            size = matrix_size(t.dtype, t.ne) if item.packed else t.nb[2]
+            parts.append((t.dtype, (*t.ne[:2], 1, 1), t.nb[2], item.packed, origin, Place(t.ne[2], size)))
+
+        def jobs(e: int) -> list[Job]:
+            found: list[Job] = []
+            for dtype, ne, stored, is_packed, origin, place in parts:
+                here = replace(origin, offset=origin.offset + e * stored)
+                memory = place.memory[e * place.size : (e + 1) * place.size]
+                if is_packed:
+                    found += files.packed(here, dtype, ne, Buffer(memory))
+                else:
+                    found += files.stored(here, stored, memory)
+            return found
+
+        files = self._files
+        return Layer(experts[0][0].ne[2], [place for *_, place in parts], jobs)
+
+    def _jobs(self, t: Tensor, item: Item, origin: Origin, place: Bytes) -> list[Job]:
+        if item.packed:
+            return self._files.packed(origin, t.dtype, t.ne, Buffer(place))
+        return self._files.stored(origin, t.nbytes, place)
+
+
+def _group(name: str) -> str:
+    """What comes and goes together with a weight: its layer."""
+    layer = _LAYER.match(name)
+    return layer[0] if layer else name
+
+
+def _experts(
+    weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, items: Mapping[str, Sequence[Item]]
+) -> dict[str, list[Item]]:
+    """Of each layer the weights of which only products by expert read, and that a file has expert by expert."""
+    read = dict.fromkeys(weights.values(), True)
+    for node in graph.nodes:
+        for i, t in enumerate(node.src):
+            if t is not None and t in read and (node.op != "mul_mat_id" or i):
+                read[t] = False
+    used = {t for node in graph.nodes if node.op == "mul_mat_id" for t in node.src[:1]}
+    found: dict[str, list[Item]] = {}
+    for name, t in weights.items():
+        apart = t in used and read[t] and t.nb[2] >= _WORTH
+        if apart and origins[name].file is not None and len(items[name]) == 1:
+            found.setdefault(f"{_group(name)}{t.ne[2]}", []).extend(items[name])
+    return found
+
+
+def _uses(weights: Mapping[str, Tensor], graph: Graph, repack: bool) -> dict[str, set[str]]:
+    """The forms in which each weight is read, in the order in which the graph needs them whole; what it does not read
+    last, as products would."""
+    isa = isa_name(None)
+    names = {t: name for name, t in weights.items()}
+    uses: dict[str, set[str]] = {}
+    has_rows: set[str] = set()
+    for node in graph.nodes:
+        for i, t in enumerate(node.src):
+            if t is None or t not in names:
+                continue
+            form = _use(node, i, t, isa, repack)
+            if form == ROWS:
+                has_rows.add(names[t])
+            else:
+                uses.setdefault(names[t], set()).add(form)
+    for name in has_rows:
+        uses.setdefault(name, set()).add(ROWS)
+    for name, t in weights.items():
+        uses.setdefault(name, {PACKED if repack and can_repack(t, isa) else STORED})
+    return uses
+
+
+def _use(node: Tensor, i: int, t: Tensor, isa: str, repack: bool) -> str:
+    """The form in which `node` reads its source `i`, a weight."""
+    if node.op == "get_rows" and i == 0:
+        return ROWS
+    product = i == 0 and (node.op == "mul_mat_id" or (node.op == "mul_mat" and t.ne[2] == 1))
+    has_kernel = repack and product and can_repack(t, isa) and kernel_of(isa, node, "_r16") is not None
+    return PACKED if has_kernel else STORED
+
+
+def _items(t: Tensor, forms: set[str]) -> list[Item]:
+    """What of a weight is to be in memory, in the forms it is read in; single rows are not."""
+    size = {PACKED: copy_size(t), STORED: t.nbytes}
+    return [Item(t.name, form == PACKED, size[form]) for form in sorted(forms - {ROWS})]
+
+
+def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[Bytes, Stage | None]]) -> None:
+    """Point a weight, and its repacked copy, at their places."""
+    file, nbytes = origin.file, t.nbytes
+    stored = next((found for item, found in items.items() if not item.packed), None)
+    if stored is not None:
+        memory, stage = stored[0][:], stored[1]
+        memory.flags.writeable = False
+        t.buffer = Buffer(memory) if stage is None else FetchedBuffer(memory, lambda: origin.fetch(nbytes), file)
+        t.buffer.stage, t.offset = stage, 0
+    elif file is None:
+        t.buffer, t.offset = FetchedBuffer(None, lambda: origin.fetch(nbytes)), 0
+    elif has_rows:
+        t.buffer, t.offset = read_only(file.data, file), origin.offset
+        t.buffer.stage = RowStage(file, origin.offset, nbytes)
+    for item, (place, stage) in items.items():
+        if item.packed:
+            copy = Buffer(place, BUFT)
+            copy.stage = stage
+            adopt_copy(t, copy)

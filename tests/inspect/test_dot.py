@@ -1,0 +1,234 @@
+"""What a drawing shows, and that Graphviz's own `dot` reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyggml.tools.cli import new_app
+from typer.testing import CliRunner
+
+import pyggml as gg
+from pyggml.errors import BackendError, GraphError
+from pyggml.inspect.picture import Fold, folds, keys_of, layers_of
+from pyggml.inspect.record import Recorder, record, record_model
+from pyggml.inspect.values import first_rows, values_of
+from pyggml.llm.model import Model, load_model
+
+from ..tiny_model import KV, write_gguf
+
+IDS = [5, 6, 7, 250, 9]
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The tiny model with 40 layers, whose graph has 1,286 nodes."""
+    return load_model(write_gguf(tmp_path_factory.mktemp("deep") / "deep.gguf", {"llama.block_count": 40}))
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Model:
+    return load_model(tiny)
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """What Graphviz makes of it: boxes by name, and edges as pairs of names."""
+    if shutil.which("dot") is None:
+        pytest.skip("Graphviz's dot is not installed")
+    done = subprocess.run(["dot", "-Tdot_json"], input=text, capture_output=True, text=True, check=True)
+    assert not [line for line in done.stderr.splitlines() if "Warning" not in line]  # of fonts that are missing
+    graph = json.loads(done.stdout)
+    objects = graph.get("objects", [])
+    names = [o["name"] for o in objects]
+    return {
+        "boxes": {o["name"]: o for o in objects if "nodes" not in o and "subgraphs" not in o},
+        "clusters": {o["name"]: o for o in objects if "nodes" in o or "subgraphs" in o},
+        "edges": [(names[e["tail"]], names[e["head"]], e) for e in graph.get("edges", [])],
+    }
+
+
+def test_every_tensor_and_every_source_is_drawn(model: Model) -> None:
+    graph = model.new_context(64).build_graph(3)
+    text = gg.dump_dot(graph, legend=True)
+    assert text == gg.dump_dot(model.new_context(64).build_graph(3), legend=True)
+    found = parsed(text)
+    assert len(found["boxes"]) == graph.n_nodes + graph.n_leafs + 1  # the legend
+    reads = sum(s is not None for t in graph.nodes for s in t.src)
+    assert len([e for *_, e in found["edges"] if e.get("style") != "dotted"]) == reads
+    assert {"cluster_0", "cluster_1"} == set(found["clusters"])
+
+
+def test_a_thousand_nodes_fold_into_a_page(deep: Model) -> None:
+    graph = deep.new_context(64).build_graph(1)
+    assert graph.n_nodes > 1000
+    text = gg.dump_dot(graph, fold=True, legend=True)
+    found = parsed(text)
+    assert len(found["boxes"]) < 70
+    label = found["boxes"]["fold0"]["label"]
+    assert "layers 0..38: 39 x" in label and "32 nodes, 11 leafs each time" in label and "mul_mat x 9" in label
+    ends = [(a, b) for a, b, _ in found["edges"] if "fold0" in (a, b)]
+    assert len(ends) == len(set(ends)) > 3 and ("fold0", "fold0") not in ends
+    assert len(graph._repr_svg_() or "") < 200_000
+
+
+def test_what_folds() -> None:
+    def chain(kinds: str) -> list[Fold]:
+        with gg.Context() as ctx:
+            x = gg.sqr(ctx.new_tensor(gg.F32, 4, "x"))
+            for il, kind in enumerate(kinds):
+                w = ctx.new_tensor(gg.F32, 4, f"blk.{il}.w")
+                x = (gg.mul(x, w) if kind == "m" else gg.add(x, w)).set_name(f"l_out-{il}")
+        g = gg.Graph().build_forward_expand(x)
+        return folds([*g.leafs, *g.nodes], layers_of(g), {})
+
+    assert chain("mmmm") == [Fold(0, 1, 4)]
+    assert chain("mmama") == [Fold(0, 1, 2)] or chain("mmama") == [Fold(1, 2, 2)]
+    assert chain("mamaa") == [Fold(0, 2, 2)]
+    assert chain("mmammammamm") == [Fold(0, 3, 3), Fold(9, 1, 2)]
+    assert chain("ma") == [] == chain("")
+
+
+def test_nodes_by_name_and_what_is_around_them(model: Model) -> None:
+    graph = model.new_context(64).build_graph(3)
+
+    def names(**options: Any) -> set[str]:
+        boxes = parsed(gg.dump_dot(graph, **options))["boxes"].values()
+        return {b["label"].split("\\n")[0] for b in boxes if b["fillcolor"] != "#ffffff"}
+
+    assert names(nodes=["kq-*"]) == {"kq-0", "kq-1"}
+    assert names(nodes=["kq-*"], layers=(1, 2)) == {"kq-1"}
+    assert names(nodes=["kq-0"], around=1) == {"kq-0", "k-0", "q-0", "kq_soft_max_ext-0"}
+    assert "KQ_mask" in names(nodes=["kq-0"], around=2)
+    assert len(names(nodes=["kq-0"], around=99)) > 50
+    bad: dict[str, dict[str, Any]] = {
+        "called no-": {"nodes": ["no-*"]},
+        "a list": {"nodes": "kq"},
+        "-1": {"around": -1},
+    }
+    for why, options in bad.items():
+        with pytest.raises(GraphError, match=why):
+            gg.dump_dot(graph, **options)
+    with pytest.raises(TypeError, match="no option 'layer'"):
+        gg.dump_dot(graph, layer=(0, 1))  # pyright: ignore[reportCallIssue]
+
+
+def test_what_differs_is_coloured(model: Model) -> None:
+    plain, flash = (model.new_context(64, flash_attn=on).build_graph(3) for on in (False, True))
+    boxes = parsed(gg.dump_dot(flash, against=plain))["boxes"].values()
+    by = {b["label"].split("\\n")[0]: b["fillcolor"] for b in boxes}
+    assert by["kqv-0"] == by["kqv_out-0"] == "#ffc966"  # another op, and one that reads another one
+    assert by["kq-1"] == by["kq_soft_max_ext-1"] == "#f4a6a6" and by["KQ_mask (copy)"] == "#8fd694"
+    assert by["attn_norm-0"] == "#f5f5f5" and by["KQ_mask"] == "#ffc966"
+    assert set(by) >= {t.name for t in (*plain.nodes, *plain.leafs) if not t.name.startswith("node_")}
+    same = parsed(gg.dump_dot(plain, against=model.new_context(64).build_graph(3)))["boxes"].values()
+    assert {b["fillcolor"] for b in same} == {"#f5f5f5"}
+
+
+def test_keys_tell_tensors_of_one_name_and_of_none_apart() -> None:
+    with gg.Context() as ctx:
+        x = ctx.new_tensor(gg.F32, 4, "x")
+        a = gg.sqr(x).set_name("y")
+        g = gg.Graph().build_forward_expand(gg.add(gg.sqrt(a).set_name("y"), gg.neg(x)))
+    keys = [*keys_of(g).values()]
+    assert keys[:3] == ["x", "y", "y (2)"] and keys[3].startswith("(neg ") and len({*keys}) == 5
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_drawn_with_its_values() -> None:
+    with gg.Context() as ctx:
+        x = ctx.new_tensor(gg.F32, (3, 2), "x").set_input()
+        y = gg.log(x).set_name("y")
+        g = gg.Graph().build_forward_expand(gg.scale(y, 2.0).set_name("z"))
+    run = record(g, {x: np.array([[1, np.e, -1], [1, 1, 0]], np.float32)})
+    assert [v.n_nan for v in (run.values[x], run.values[y])] == [0, 1] and run.values[y].n_inf == 1
+    text = gg.dump_dot(g, run=run)
+    box = parsed(text)["boxes"]["node0"]
+    for part in ("on cpu: CPU compute at ", "us, 48 B moved", "min 0  max 1  mean 0.25", "1 NaN", "1 infinite"):
+        assert part in box["label"], box["label"]
+    assert box["color"] == "#d00000" and "color" not in parsed(text)["boxes"]["leaf0"]
+    assert re.search(r"x\\nF32 \[3, 2, 1, 1\]\\nCPU at 0, 24 bytes\\nmin -1  max 2.718", text)
+
+
+def test_a_model_s_run_is_fused_and_has_all_values(model: Model) -> None:
+    run = record_model(model, IDS)
+    graph = run.graph
+    assert set(run.values) == {*graph.nodes, *graph.leafs}
+    assert len(run.steps) == len({s.nodes[-1] for s in run.steps}) < graph.n_nodes
+    assert {s.op for s in run.steps} > {"mul_mat", "attention"} and run.wall_ns > 0
+    with model.tap("l_out-1", "result_output") as t, model.new_context(64) as ctx:
+        ctx.decode(IDS)
+    for name in t:
+        x, v = t[name][0], run.values[next(n for n in graph.nodes if n.name == name)]
+        assert (v.low, v.high, v.mean) == pytest.approx((x.min(), x.max(), x.mean()), abs=1e-5) and v.n == x.size
+        assert np.allclose(v.corner, x[:6, :8], atol=1e-5) and sum(v.histogram) == x.size
+    text = gg.dump_dot(graph, run=run, fold=True, legend=True)
+    assert "in attention of " in text and parsed(text)
+    first = [n for n in graph.nodes if n.name == "Qcur-0"]
+    assert len(first) == 2 and run.values[first[0]].low != run.values[first[1]].low  # before and after rope
+
+
+def test_a_drawing_of_another_graph_of_the_same_names(model: Model) -> None:
+    run = record_model(model, IDS)
+    text = gg.dump_dot(model.new_context(64).build_graph(5), run=run, layers=(0, 1))
+    assert " us, " in text and "mean" in text and "on cpu" not in text  # it lies elsewhere
+
+
+def test_borders_of_splits() -> None:
+    with gg.Context() as ctx:
+        x = ctx.new_tensor(gg.F32, 8, "x").set_input()
+        a, b = gg.sqr(x).set_name("a"), None
+        b = gg.sqrt(a).set_name("b")
+        g = gg.Graph().build_forward_expand(gg.neg(b).set_name("c"))
+    scheduler = gg.Scheduler(("cpu", "ref"))
+    scheduler.set_tensor_backend(b, "ref")
+    text = gg.dump_dot(g, scheduler=scheduler, legend=True)
+    assert a.buffer is None  # drawing allocates nothing
+    found = parsed(text)
+    assert set(found["clusters"]) == {"cluster_split0", "cluster_split1", "cluster_split2"}
+    assert "split 1 on ref" in found["clusters"]["cluster_split1"]["label"]
+    assert "on ref" in found["boxes"]["node1"]["label"]
+    scheduler.alloc(g)
+    x.set(np.arange(8))
+    with Recorder(scheduler) as r:
+        scheduler.compute(g)
+    assert r.run.values[b].high == pytest.approx(7)
+    with pytest.raises(BackendError, match="only the cpu backend"):
+        Recorder(gg.Scheduler(("ref",)))
+    with Recorder(scheduler) as r, pytest.raises(GraphError, match="nothing was recorded"):
+        _ = r.run
+
+
+def test_values_of_odd_arrays() -> None:
+    v = values_of(np.full((3, 100), np.nan, np.float32))
+    assert v.n_nan == 300 and str(v) == "no finite value" and not v.pixels.any()
+    v = values_of(np.float32([2.0]))
+    assert (v.low, v.high, v.mean, v.std, sum(v.histogram)) == (2, 2, 2, 0, 1)
+    v = values_of(np.arange(10_000, dtype=np.int32).reshape(100, 100))
+    assert v.pixels.shape == (24, 24) and v.pixels[0, 0] < 5 and v.pixels[-1, -1] > 245
+    v = values_of(np.float32([[-3e38, 3e38]]))
+    assert np.isfinite(v.std) and sum(v.histogram) == 2
+    with gg.Context() as ctx:
+        w = ctx.from_numpy(np.ones((1 << 13, 1 << 10), np.float32), gg.Q8_0)
+        assert first_rows(w).shape == (1 << 12, 1 << 10) and first_rows(w).mean() == pytest.approx(1, rel=1e-2)
+
+
+def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "g.dot"
+    line = ["dump-dot", "-m", str(tiny), "-o", str(out)]
+    done = CliRunner().invoke(new_app(), [*line, "-p", "abc", "--nodes", "kq-*", "--around", "1", "--legend"])
+    assert done.exit_code == 0, done.output
+    assert "mean" in out.read_text() and "legend" in out.read_text()
+    other = write_gguf(tmp_path / "other.gguf", KV | {"llama.block_count": 3})
+    done = CliRunner().invoke(new_app(), [*line, "--against", str(other), "--fold"])
+    assert done.exit_code == 0 and STATUS_RED in out.read_text()
+
+
+STATUS_RED = "#f4a6a6"

@@ -1,0 +1,76 @@
+"""`pyggml batch`: continue thousands of prompts, from a file into a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pyggml.llm.generate.request_file import RequestFile
+from pyggml.llm.model import load_model
+from pyggml.llm.samplers import SamplingOptions
+
+from .adapters import AdapterOptions, with_adapters
+from .options import FlashAttn, Json, ModelPath, Ram, Stop, Threads
+from .sampling import with_sampling
+
+
+@with_sampling
+@with_adapters
+def batch(
+    sampling: SamplingOptions,
+    adapters: AdapterOptions,
+    requests: Annotated[
+        Path,
+        typer.Option(
+            "-i", "--input", help="Requests: in each line a JSON object with prompt or messages.", metavar="F"
+        ),
+    ],
+    results: Annotated[Path, typer.Option("-o", "--output", help="Results, one in each line.", metavar="F")],
+    model: ModelPath = None,
+    ram: Ram = None,
+    n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
+    n_parallel: Annotated[int, typer.Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
+    stop: Stop = None,
+    threads: Threads = None,
+    flash_attn: FlashAttn = False,
+    as_json: Json = False,
+) -> None:
+    """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
+    "stop" and sampling parameters (as "temp", "json_schema") where it likes. Results are written in order as they
+    come; run again after a kill, it goes on where it was. A bad line has an "error" for its result."""
+    n_errors, n_tokens = 0, 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with RequestFile(requests, results) as file:
+        had = file.n_done
+        if had < file.n_requests:
+            m = load_model(model, ram=ram)
+            adapters.apply(m)
+            answers = file.run(
+                m,
+                n_predict,
+                stop=stop or (),
+                n_parallel=n_parallel,
+                n_threads=threads,
+                flash_attn=flash_attn,
+                **sampling,
+            )
+            with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress:
+                task = progress.add_task("batch", total=file.n_requests, completed=had)
+                for result in answers:
+                    n_errors += "error" in result
+                    n_tokens += result.get("n_predicted", 0)
+                    elapsed = progress.tasks[0].elapsed or 0.0
+                    rate = f"{n_tokens / elapsed:.1f} tokens/s" if elapsed else "batch"
+                    progress.update(task, description=rate, completed=file.n_done)
+    about = {"requests": file.n_requests, "resumed_at": had, "errors": n_errors, "n_predicted": n_tokens}
+    if as_json:
+        print(json.dumps(about))
+        return
+    before = f" ({had} were there)" if had else ""
+    print(f"{file.n_done} results{before}, {n_errors} errors, {n_tokens} tokens -> {results}", file=sys.stderr)

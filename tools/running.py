@@ -1,0 +1,200 @@
+"""Options of every verb that runs a model: the file, its metadata, the context. Names and defaults as in llama.cpp."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Optional, get_type_hints
+
+import typer
+
+from pyggml.dtypes import DType
+from pyggml.gguf_io.read import Override
+from pyggml.llm.model import Model, load_model
+from pyggml.llm.options import ContextOptions
+
+from .bars import bar
+from .logs import start_logging
+from .options import FlashAttn, ModelPath, Ram, Threads
+
+_CONTEXT, _FILE, _ROPE, _LOG = "Context", "Model file", "Rope", "Logging"
+_CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1")
+_KINDS: dict[str, Callable[[str], Override]] = {"int": int, "float": float, "str": str}
+
+
+def _option(*flags: str, panel: str, **kwargs: Any) -> Any:
+    return typer.Option(*flags, rich_help_panel=panel, **kwargs)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What was asked for. A scaling of the rope is metadata that is replaced."""
+
+    model: ModelPath = None
+    ram: Ram = None
+    override_kv: Annotated[
+        Optional[list[str]],
+        _option(
+            "--override-kv",
+            panel=_FILE,
+            help="Replace metadata; TYPE is int, float, bool or str (repeatable, or joined by commas).",
+            metavar="KEY=TYPE:VALUE",
+        ),
+    ] = None
+    mmap: Annotated[bool, _option("--mmap/--no-mmap", panel=_FILE, help="Map the file, or read it.")] = True
+    mlock: Annotated[bool, _option("--mlock", panel=_FILE, help="Keep the weights in RAM.")] = False
+    repack: Annotated[
+        bool, _option("--repack/--no-repack", " /-nr", panel=_FILE, help="Copy weights to the layout that is fastest.")
+    ] = True
+    threads: Threads = None
+    threads_batch: Annotated[
+        Optional[int],
+        _option("-tb", "--threads-batch", panel=_CONTEXT, help="... for prompts (default: as --threads).", min=1),
+    ] = None
+    batch_size: Annotated[
+        Optional[int],
+        _option(
+            *("-b", "--batch-size"),
+            panel=_CONTEXT,
+            help="Tokens of a decode, at most (default: 2048; where all logits are looked at, 512).",
+            min=1,
+        ),
+    ] = None
+    ubatch_size: Annotated[
+        int, _option("-ub", "--ubatch-size", panel=_CONTEXT, help="... that are computed together.", min=1)
+    ] = 512
+    flash_attn: FlashAttn = False
+    cache_type_k: Annotated[
+        str, _option("-ctk", "--cache-type-k", panel=_CONTEXT, help=f"Type of K: {', '.join(_CACHE_TYPES)}.")
+    ] = "f16"
+    cache_type_v: Annotated[
+        str, _option("-ctv", "--cache-type-v", panel=_CONTEXT, help="... and of V (quantised: with -fa).")
+    ] = "f16"
+    rope_scaling: Annotated[
+        Optional[str], _option("--rope-scaling", panel=_ROPE, help="none, linear or yarn (default: the model's).")
+    ] = None
+    rope_scale: Annotated[
+        Optional[float], _option("--rope-scale", panel=_ROPE, help="The context is longer by this factor.")
+    ] = None
+    rope_freq_base: Annotated[Optional[float], _option("--rope-freq-base", panel=_ROPE, help="Base frequency.")] = None
+    rope_freq_scale: Annotated[Optional[float], _option("--rope-freq-scale", panel=_ROPE, help="1 / --rope-scale.")] = (
+        None
+    )
+    yarn_orig_ctx: Annotated[
+        Optional[int], _option("--yarn-orig-ctx", panel=_ROPE, help="YaRN: the context of the training.")
+    ] = None
+    yarn_ext_factor: Annotated[
+        Optional[float], _option("--yarn-ext-factor", panel=_ROPE, help="... 0: interpolation, 1: extrapolation.")
+    ] = None
+    yarn_attn_factor: Annotated[
+        Optional[float], _option("--yarn-attn-factor", panel=_ROPE, help="... scale of the attention.")
+    ] = None
+    yarn_beta_slow: Annotated[
+        Optional[float], _option("--yarn-beta-slow", panel=_ROPE, help="... high correction dimension.")
+    ] = None
+    yarn_beta_fast: Annotated[
+        Optional[float], _option("--yarn-beta-fast", panel=_ROPE, help="... low correction dimension.")
+    ] = None
+    verbose: Annotated[
+        bool, _option("-v", "--verbose", panel=_LOG, help="Show what is loaded and computed, on stderr.")
+    ] = False
+    log_file: Annotated[
+        Optional[Path], _option("--log-file", panel=_LOG, help="... to this file, too.", metavar="FILE")
+    ] = None
+
+    def load(self) -> Model:
+        """The model; a bar shows how far it is where that takes long."""
+        start_logging(self.verbose, self.log_file)
+        overrides = self._rope() | dict(map(_override, _split(self.override_kv or ())))
+        with bar("loading") as show:
+            return load_model(
+                self.model,
+                ram=self.ram,
+                use_mmap=self.mmap,
+                use_mlock=self.mlock,
+                repack=self.repack,
+                kv_overrides=overrides,
+                progress=lambda fraction: show(fraction, 1.0) is None,  # no way to cancel
+            )
+
+    def context(self) -> ContextOptions:
+        """What a context is made with, but for its length."""
+        options: ContextOptions = {
+            "n_ubatch": self.ubatch_size,
+            "n_threads": self.threads,
+            "n_threads_batch": self.threads_batch,
+            "flash_attn": self.flash_attn,
+            "type_k": _cache_type("--cache-type-k", self.cache_type_k),
+            "type_v": _cache_type("--cache-type-v", self.cache_type_v),
+        }
+        if self.batch_size is not None:
+            options["n_batch"] = self.batch_size
+        return options
+
+    def _rope(self) -> dict[str, Override]:
+        scale = self.rope_scale
+        if self.rope_freq_scale is not None:
+            if self.rope_freq_scale <= 0 or scale is not None:
+                raise typer.BadParameter("--rope-freq-scale must be above 0, and given without --rope-scale")
+            scale = 1 / self.rope_freq_scale
+        if self.rope_scaling not in (None, "none", "linear", "yarn"):
+            raise typer.BadParameter(f"--rope-scaling is none, linear or yarn, not {self.rope_scaling!r}")
+        found: dict[str, Override | None] = {
+            "freq_base": self.rope_freq_base,
+            "scaling.type": self.rope_scaling,
+            "scaling.factor": scale,
+            "scaling.original_context_length": self.yarn_orig_ctx,
+            "scaling.yarn_ext_factor": self.yarn_ext_factor,
+            "scaling.yarn_attn_factor": self.yarn_attn_factor,
+            "scaling.yarn_beta_slow": self.yarn_beta_slow,
+            "scaling.yarn_beta_fast": self.yarn_beta_fast,
+        }
+        return {f"{{arch}}.rope.{key}": value for key, value in found.items() if value is not None}
+
+
+def with_running(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb, whose parameter `run` is a RunOptions, an option for each of its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for p in inspect.signature(command).parameters.values():
+        if p.name != "run":
+            parameters.append(p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY))
+    kinds = get_type_hints(RunOptions, include_extras=True)
+    for f in fields(RunOptions):
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(f.name, keyword, default=f.default, annotation=kinds[f.name]))
+
+    def run(**values: Any) -> None:
+        options = RunOptions(**{f.name: values.pop(f.name) for f in fields(RunOptions)})
+        command(run=options, **values)
+
+    run.__doc__ = command.__doc__
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+def _cache_type(option: str, name: str) -> DType:
+    if name.upper() not in _CACHE_TYPES:
+        raise typer.BadParameter(f"{option} is one of {', '.join(_CACHE_TYPES)}, not {name!r}")
+    return DType[name.upper()]
+
+
+def _split(texts: list[str] | tuple[str, ...]) -> list[str]:
+    """KEY=TYPE:VALUE, separated by commas; `\\,` is a comma of a value."""
+    return [part.replace("\0", ",") for text in texts for part in text.replace("\\,", "\0").split(",")]
+
+
+def _override(text: str) -> tuple[str, Override]:
+    key, equals, rest = text.partition("=")
+    kind, colon, value = rest.partition(":")
+    try:
+        if key and equals and colon:
+            if kind == "bool" and value in ("true", "false"):
+                return key, value == "true"
+            return key, _KINDS[kind](value)
+    except (KeyError, ValueError):
+        pass
+    raise typer.BadParameter(f"--override-kv is KEY=TYPE:VALUE, TYPE int, float, bool or str, not {text!r}")
