@@ -26,7 +26,10 @@ def _softcaps(r: Reader) -> dict[str, float]:
 
 def _gemma(r: Reader, n_layer_27b: int, **own: Any) -> HParams:
     n_embd = r.integer(Keys.LLM.EMBEDDING_LENGTH)
-    if r.integer(Keys.LLM.BLOCK_COUNT) == n_layer_27b:  # its scores are scaled by what a head of n_embd would have
+    said = r.get(Keys.Attention.SCALE, None) is not None
+    if (
+        r.integer(Keys.LLM.BLOCK_COUNT) == n_layer_27b and not said
+    ):  # scores are scaled as a head of n_embd would have it
         heads = r.per_layer(Keys.Attention.HEAD_COUNT)
         own["f_attention_scale"] = 1.0 / math.sqrt(n_embd // (heads if isinstance(heads, int) else heads[0]))
     return read_hparams(HParams, r, rope_type="neox", f_embedding_scale=math.sqrt(n_embd), **own)

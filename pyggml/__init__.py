@@ -30,21 +30,24 @@ from .errors import (
     ShapeError,
     StateError,
 )
-from .gguf_io.tensor_file import TensorFile, load, save
 from .graph import Graph
-from .inspect.dot import dump_dot, render
 from .opdef import Cost, OpDef, elementwise_cost, record, rule
 from .ops import *
 from .sched import Scheduler
 from .tensor import Context, Tensor, Var
 
 if TYPE_CHECKING:
+    from .gguf_io.tensor_file import TensorFile, load, save
+    from .inspect.dot import dump_dot, render
     from .llm.batch import Batch
+    from .llm.generate.chat import ChatSession
     from .llm.generate.requests import batch
     from .llm.model import Model, load_model
     from .llm.samplers import SamplingParams
 
 __version__ = "0.1.0"
+
+import_module(".inspect.notebook", __name__)  # installs what notebooks show
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until the program asks for it
 
@@ -95,6 +98,7 @@ __all__ = [
     "BackendError",
     "BatchError",
     "Batch",
+    "ChatSession",
     "Context",
     "Cost",
     "DType",
@@ -135,22 +139,24 @@ __all__ = [
 ]
 __all__ += ops.__all__
 
-# Who builds graphs does not wait for what runs models.
-_OF_MODELS = {
-    "Batch": "batch",
-    "Model": "model",
-    "SamplingParams": "samplers",
-    "batch": "generate.requests",
-    "load_model": "model",
+# Imported when they are asked for: who builds graphs does not wait for what runs or draws models.
+_LATER = {
+    **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
+    **dict.fromkeys(("dump_dot", "render"), "inspect.dot"),
+    **dict.fromkeys(("Model", "load_model"), "llm.model"),
+    "Batch": "llm.batch",
+    "ChatSession": "llm.generate.chat",
+    "SamplingParams": "llm.samplers",
+    "batch": "llm.generate.requests",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_MODELS:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.llm.{_OF_MODELS[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_MODELS})
+    return sorted({*globals(), *_LATER})

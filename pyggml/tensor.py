@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from operator import index
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from weakref import ref
 
 import numpy as np
@@ -79,6 +79,8 @@ class Tensor(Operand):
 
     `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order.
     """
+
+    html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml.inspect.notebook installs it
 
     __slots__ = (
         "__weakref__",
@@ -315,6 +317,9 @@ class Tensor(Operand):
 
     def __repr__(self) -> str:
         return f"<Tensor {self.describe()} op {self.op}>"
+
+    def _repr_html_(self) -> str | None:
+        return Tensor.html(self) if Tensor.html is not None else None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         a = self.numpy()

@@ -15,10 +15,13 @@ from pyggml.llm.generate.request_file import RequestFile
 from pyggml.llm.model import load_model
 from pyggml.llm.samplers import SamplingOptions
 
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
 from .options import FlashAttn, Json, ModelPath, Ram, Stop, Threads
+from .sampling import with_sampling
 
 
+@with_sampling
+@with_adapters
 def batch(
     sampling: SamplingOptions,
     adapters: AdapterOptions,

@@ -16,7 +16,7 @@ from rich.table import Table
 from pyggml.inspect.profile import Profile, time_line
 from pyggml.llm.model import load_model
 
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
 from .measure.bench_history import append_history
 from .options import Json, ModelPath, Ram, Threads
 
@@ -32,6 +32,7 @@ def measure(run: Callable[[], float], repetitions: int) -> list[float]:
     return [run() for _ in range(repetitions)]
 
 
+@with_adapters
 def bench(
     adapters: AdapterOptions,
     model: ModelPath = None,

@@ -20,9 +20,11 @@ from pyggml.llm.generate.templates import find_template
 from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
 
 from . import summary
-from .adapters import AdapterOptions
-from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, unescape, usage
-from .running import RunOptions
+from .adapters import AdapterOptions, with_adapters
+from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, usage
+from .prompt_text import unescape
+from .running import RunOptions, with_running
+from .sampling import with_sampling
 
 _PROMPT = "> "
 KeepOfChat = Annotated[
@@ -30,6 +32,9 @@ KeepOfChat = Annotated[
 ]
 
 
+@with_sampling
+@with_adapters
+@with_running
 def chat(
     sampling: SamplingOptions,
     adapters: AdapterOptions,

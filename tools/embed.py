@@ -12,8 +12,8 @@ import typer
 from pyggml.llm.embed import normalized
 from pyggml.llm.model import load_model
 
-from .generate import read_prompt
 from .options import FlashAttn, Json, ModelPath, Ram, Threads
+from .prompt_text import read_prompt
 
 _SHOWN, _WIDTH = 8, 40  # numbers of a vector, characters of a text
 

@@ -21,10 +21,10 @@ from pyggml.llm.model import load_model
 from pyggml.llm.samplers import SamplingOptions, StepTrace
 
 from . import summary
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
 from .bars import bar
+from .exits import INTERRUPTED
 from .options import (
-    INTERRUPTED,
     ContextShift,
     CtxSize,
     DraftMax,
@@ -43,12 +43,16 @@ from .options import (
     Special,
     Stop,
     TraceSampling,
-    unescape,
     usage,
 )
-from .running import RunOptions
+from .prompt_text import read_prompt, unescape
+from .running import RunOptions, with_running
+from .sampling import with_sampling
 
 
+@with_sampling
+@with_adapters
+@with_running
 def generate(
     sampling: SamplingOptions,
     adapters: AdapterOptions,
@@ -228,16 +232,3 @@ class _SessionFile:
         shifted = self.g.long is not None and self.g.long.moved  # tokens are not where they were
         if self.path is not None and not self.read_only and not shifted:
             save_session(self.g.ctx, self.path, tokens)
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from -p, else from a file, else from stdin where that is piped. Raises BadParameter for both."""
-    if prompt is not None and file is not None:
-        raise typer.BadParameter("-p and -f cannot both be given")
-    if prompt is not None:
-        return prompt
-    if file is not None and str(file) != "-":
-        return file.read_text(encoding="utf-8", errors="replace")
-    if file is not None or (sys.stdin is not None and not sys.stdin.isatty()):  # pyright: ignore[reportUnnecessaryComparison]
-        return sys.stdin.buffer.read().decode("utf-8", "replace")
-    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from math import log2
+from math import log2, sqrt
 from pathlib import Path
 from typing import Annotated, Literal, Optional
 
@@ -14,15 +14,17 @@ import typer
 from pyggml.llm.evaluate.imatrix import measure_imatrix
 from pyggml.llm.quantize.imatrix import Doubles, ImatrixSums, load_sums, save_dat, save_sums
 
-from .adapters import AdapterOptions
+from .adapters import AdapterOptions, with_adapters
 from .bars import bar
-from .options import INTERRUPTED
-from .running import RunOptions
+from .exits import INTERRUPTED
+from .running import RunOptions, with_running
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _ACTIVE = 1e-5  # mean squares above count as active
 
 
+@with_adapters
+@with_running
 def imatrix(
     adapters: AdapterOptions,
     run: RunOptions,
@@ -149,5 +151,5 @@ def _cosine(a: Doubles, b: Doubles | None) -> float:
     if b is None or a.size != b.size:
         return 0.0
     x, y = a.reshape(-1), b.reshape(-1)
-    norm = float(np.linalg.norm(x) * np.linalg.norm(y))
-    return float(x @ y) / norm if norm > 0 else 0.0
+    norm = sqrt(float(np.vdot(x, x)) * float(np.vdot(y, y)))
+    return float(np.vdot(x, y)) / norm if norm > 0 else 0.0

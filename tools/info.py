@@ -1,4 +1,4 @@
-"""`pyggml info`: what a GGUF file holds."""
+"""`pyggml info`: what a GGUF file holds, or a Hugging Face folder as the GGUF of it would."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from pyggml.errors import ModelError
 from pyggml.gguf_io.read import GGUFFile, KVValue
 from pyggml.gguf_io.split import open_model
+from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
 from pyggml.llm.model import default_model_path, load_model
 
 from .options import Json, ModelPath
@@ -36,8 +37,17 @@ def short(value: KVValue) -> str:
     return str(value if items is None else items)
 
 
-def summary(f: GGUFFile) -> dict[str, Any]:
-    """Version, sizes and counts, metadata and tensors as plain objects (arrays by their length)."""
+def opened(path: str) -> GGUFFile | HFFolder:
+    """A file, or a folder. Raises GGUFError, ModelError."""
+    return open_hf_folder(path) if is_folder(path) else open_model(path)
+
+
+def _file_sizes(f: GGUFFile | HFFolder) -> list[int]:
+    return f.file_sizes if isinstance(f, HFFolder) else [part.size for part in f.parts]
+
+
+def summary(f: GGUFFile | HFFolder) -> dict[str, Any]:
+    """Version (0 of a folder), sizes and counts, metadata and tensors as plain objects (arrays by their length)."""
 
     def plain(v: KVValue) -> Any:
         items = items_of(v)
@@ -46,8 +56,8 @@ def summary(f: GGUFFile) -> dict[str, Any]:
         return items if len(items) <= SHOWN_ITEMS else {"items": len(items)}
 
     return {
-        "version": f.version,
-        "size": sum(part.size for part in f.parts),
+        "version": f.version if isinstance(f, GGUFFile) else 0,
+        "size": sum(_file_sizes(f)),
         "n_params": sum(math.prod(t.ne) for t in f.tensors.values()),
         "types": dict(Counter(t.dtype.name for t in f.tensors.values())),
         "metadata": {k: plain(v) for k, v in f.kv.items()},
@@ -64,16 +74,18 @@ def verdict(path: str) -> dict[str, Any]:
 
 
 def info(model: ModelPath = None, as_json: Json = False) -> None:
-    """Show the metadata and tensors of a GGUF file."""
-    f = open_model(default_model_path() if model is None else model)
+    """Show the metadata and tensors of a GGUF file, or those that the GGUF of a Hugging Face folder would have."""
+    f = opened(str(default_model_path()) if model is None else model)
     about = {**summary(f), **verdict(f.path)}
     if as_json:
         print(json.dumps(about))
         return
     console = Console()
     types = ", ".join(f"{n} {name}" for name, n in about["types"].items())
-    size = f"{about['size'] / 2**20:.1f} MiB" + (f" in {len(f.parts)} files" if f.others else "")
-    console.print(f"GGUF v{f.version}, {size}, {about['n_params']:,} parameters, tensors: {types}")
+    kind = f"GGUF v{f.version}" if isinstance(f, GGUFFile) else f"Hugging Face folder of {f.family.types[0]}"
+    n_files = len(_file_sizes(f))
+    size = f"{about['size'] / 2**20:.1f} MiB" + (f" in {n_files} files" if n_files > 1 else "")
+    console.print(f"{kind}, {size}, {about['n_params']:,} parameters, tensors: {types}")
     table = Table("key", "value", title="metadata")
     for key, value in f.kv.items():
         table.add_row(key, short(value))

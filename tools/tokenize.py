@@ -12,8 +12,8 @@ from rich.text import Text
 
 from pyggml.llm.model import load_model
 
-from .generate import read_prompt
 from .options import Json, ModelPath
+from .prompt_text import read_prompt
 
 _COLOURS = ("black on cyan", "black on yellow", "black on green", "black on magenta")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,9 @@ class RecurrentCells:
             kept = f", kept: position {self.kept_pos[s]}" if self.kept[s] != NOTHING else ""
             lines.append(f"  seq {s}: cell {self.tail[s]}, position {self.pos_max[s]}{kept}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from pyggml.gguf_io.split import PartReader, open_model
 
 from .export_tokenizer import tokenizer_files
 from .families import families_of_arch
+from .families.encoders import pooling_files
 from .families.spelling import INSIDE, OUTSIDE, SIDES
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
@@ -113,9 +114,17 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
             config |= {} if spec.back is None else spec.back(value, keys)
         elif isinstance(spec, str | tuple):
             _set(config, spec if isinstance(spec, str) else spec[0], value)
-    config |= {"rope_parameters": _rope(file, keys), **family.constants}
+    config["rope_parameters"] = {**config.get("rope_parameters", {}), **_rope(file, keys)}
+    # Classes have defaults of padding beyond a small vocabulary.
+    config = {"pad_token_id": None, **family.constants, **config}
+    biases = {t.partition(".")[2].partition(".")[2] for t in file.tensors if t.endswith(".bias")}
+    config["attention_bias"] = not biases.isdisjoint(("attn_q.bias", "attn_qkv.bias"))
+    config["mlp_bias"] = "ffn_up.bias" in biases
     config |= family.by_tensors({t.name: t.ne for t in file.tensors.values()})
-    config |= _windows(keys)
+    windows = _windows(keys)
+    if "local_attention" in config:  # modern-bert's name; by the other one it means half of it
+        del windows["sliding_window"]
+    config |= windows
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(found, int):
@@ -145,7 +154,8 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     if "rope.freq_base" in keys:
         rope["rope_theta"] = _plain(keys["rope.freq_base"])
     n_head = keys.get("attention.head_count", 1)
-    head = keys.get("attention.key_length") or keys["embedding_length"] // (n_head if isinstance(n_head, int) else 1)
+    n_head = (n_head or 1) if isinstance(n_head, int) else 1
+    head = keys.get("attention.key_length") or keys["embedding_length"] // n_head
     n_rot = keys.get("rope.dimension_count", head)
     if n_rot < head and "attention.key_length_mla" not in keys:
         rope["partial_rotary_factor"] = n_rot / head
@@ -241,7 +251,9 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
             yield _Written(f"{family.layers}.{layer}.{end}", tuple(file.tensors[n] for n in names), split)
             continue
         table = INSIDE if layer else OUTSIDE
-        spelled = family.spelled.get(own) or family.spelled.get(role) or table.get(own) or table.get(role)
+        beside = [k for k in family.spelled if k.startswith(f"{own}|")]
+        for_layer = next((k for k in beside if f"blk.{layer}.{k.partition('|')[2]}.weight" in file.tensors), own)
+        spelled = family.spelled.get(for_layer) or family.spelled.get(role) or table.get(own) or table.get(role)
         if spelled is None:
             raise ModelError(f"how {family.types[0]} spells the tensor {t.name} is not known")
         name = spelled.removesuffix("=") if spelled.endswith("=") else spelled + suffix
@@ -252,12 +264,15 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
             yield from (_Written(name.format(i), (t,), expert=i) for i in range(t.ne[2]))
 
 
-def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array]) -> Array:
-    """What the checkpoint has for what the GGUF has."""
+def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
+    """What the checkpoint has for what the GGUF has; without `values` only its shape counts."""
     parts: list[Array] = []
     for t, a in zip(w.sources, arrays, strict=True):
         for step in reversed(family.moves_of(t.name)):
-            a = step.back(a) if isinstance(step, Value) else step.back(a, sizes)
+            if not isinstance(step, Value):
+                a = step.back(a, sizes)
+            elif values:
+                a = step.back(a)
         parts.append(a)
     return parts[0] if w.split is None else w.split.back(parts, sizes)
 
@@ -267,7 +282,7 @@ def _shape(w: _Written, family: Family, sizes: Sizes) -> tuple[int, ...]:
     for t in w.sources:
         shape = t.ne[: max(t.n_dims, 1)][::-1]
         arrays.append(np.empty(shape[1:] if w.expert >= 0 else shape, np.float32))
-    return _undone(w, family, sizes, arrays).shape
+    return _undone(w, family, sizes, arrays, values=False).shape
 
 
 def _read(reader: PartReader, t: GGUFTensor, expert: int) -> Array:
@@ -309,7 +324,9 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
             if progress is not None:
                 progress(done, total)
     files = {"config.json": config_of(file, family), **tokenizer_files(file.kv, folder)}
+    files |= pooling_files(file.kv.get(f"{family.arch}.pooling_type"))
     for path, content in files.items():
+        (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from .moves import Move, Split, Value
 
 Array = npt.NDArray[Any]
 Step = Move | Value
+Back = Callable[[Any, Mapping[str, Any]], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Of:
     what the config says for a value, of all the file's keys; without one the key is not said back."""
 
     there: Callable[[Config], object]
-    back: Callable[[Any, Mapping[str, Any]], Mapping[str, object]] | None = None
+    back: Back | None = None
 
 
 Key = str | tuple[str, ...] | Of | int | float | bool | None
@@ -48,8 +49,12 @@ class Family:
     skip     regular expressions: tensors that no GGUF has
     table    the architecture whose names they are, where gguf has no table for `arch`
     constants   what the config says besides, on the way back
-    spelled  how tensors are spelled on the way back, by role, where that is not as in `families/spelling.py`
+    spelled  how tensors are spelled on the way back, by role, where that is not as in `families/spelling.py`;
+             `attn_output|attn_gate`: where the layer has the latter
     layers   how the name of a layer begins there
+    scaled   numbers that tensors are multiplied with, by role (`attn_k` its weight, `attn_k.bias`): one, or one for
+             each row; a file has the products, and its way back 1
+    untied   whether an output of its own is made of embeddings that are the output, too
     scalars  ends of names of tensors of one number, of each layer one -> the key that they become, and their shape
     """
 
@@ -69,6 +74,8 @@ class Family:
     constants: Mapping[str, object] = field(default_factory=dict[str, object])
     spelled: Mapping[str, str] = field(default_factory=dict[str, str])
     layers: str = "model.layers"
+    scaled: Callable[[Config], Mapping[str, float | Array]] = lambda c: {}
+    untied: Callable[[Config], bool] = lambda c: False
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
 
     def moves_of(self, name: str) -> list[Step]:

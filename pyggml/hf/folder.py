@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -41,6 +41,12 @@ class HFFolder:
     kv: dict[str, Any]
     tensors: dict[str, HFTensor]
     alignment: int = GGUF_DEFAULT_ALIGNMENT
+
+    @property
+    def file_sizes(self) -> list[int]:
+        """Bytes of each of the files that its tensors are in."""
+        files = {p.source.file.path: p.source.file for t in self.tensors.values() for p in t.parts}
+        return [len(file.data) for file in files.values()]
 
     def records(self, without: Container[str]) -> list[bytes]:
         """The metadata as a GGUF file has it, but the keys `without`."""
@@ -94,6 +100,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
         made = {**rope_tensors(config), **family.made(config)}
         n_layer = max(config.n_layer, config.integer("num_decoder_layers", default=0))
         sizes = sizes_of(family.arch, kv)
+        scaled, untied = family.scaled(config), family.untied(config)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
         config.fail(f"a value is missing or no such: {e!r}")
     kv |= read_tokenizer(folder, config)
@@ -102,8 +109,8 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     stored = open_folder(folder)
     stored, numbers = _numbers(family, stored)
     kv |= numbers
-    makers = Tensors(family, n_layer, sizes)
-    tensors = makers.make(_wanted(config, stored), made)
+    makers = Tensors(family, n_layer, sizes, scaled)
+    tensors = makers.make(_wanted(config, stored, untied), made)
     return HFFolder(str(folder), family, kv, tensors)
 
 
@@ -132,13 +139,18 @@ def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:
 _SHARED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
-def _wanted(config: Config, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Without the copies of the embeddings that some checkpoints keep for the output, and for either side."""
-    tied = bool(config.get("tie_word_embeddings", default=True)) and any("embed" in n or "wte" in n for n in stored)
+def _wanted(config: Config, stored: Mapping[str, StoredTensor], untied: bool) -> dict[str, StoredTensor]:
+    """Without the copies of the embeddings that some checkpoints keep for the output, and for either side; `untied`:
+    with one for the output."""
+    embd = next((t for n, t in stored.items() if "embed" in n or "wte" in n), None)
+    tied = bool(config.get("tie_word_embeddings", default=True)) and embd is not None
     tied = tied and config.get("scale_decoder_outputs", default=None) is not False  # as transformers 5 says of T5 1.1
     shared = [name for name in _SHARED if name in stored]
     copies = {*shared[1:], *(("lm_head.weight",) if tied else ())}
-    return {name: t for name, t in stored.items() if name not in copies}
+    wanted = {name: t for name, t in stored.items() if name not in copies}
+    if tied and untied and embd is not None:
+        wanted["lm_head.weight"] = replace(embd, name="lm_head.weight")
+    return wanted
 
 
 def _numbers(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[dict[str, StoredTensor], dict[str, Array]]:

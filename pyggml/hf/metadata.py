@@ -13,6 +13,8 @@ from .family import Array, Family, Key, Of, float32
 
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # values of `expert_gating_func`
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are said back: classes know one each
+
 COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
@@ -25,7 +27,7 @@ COMMON: dict[str, Key] = {
     "attention.value_length": "head_dim",
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
     "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
-    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_count": Of(lambda c: c.get(*_EXPERTS, default=None), lambda n, keys: dict.fromkeys(_EXPERTS, n)),
     "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
@@ -64,7 +66,7 @@ def window(c: Config, kind: str = "sliding_attention") -> dict[str, object]:
 def read_metadata(family: Family, c: Config) -> dict[str, Any]:
     """The keys of the architecture, `llama.block_count` ...; floats as F32 has them."""
     found = {
-        **_said(c, COMMON),
+        **_said(c, {key: spec for key, spec in COMMON.items() if key not in family.keys}),
         **_rope(c),
         **_said(c, {"expert_gating_func": Of(gating), **family.keys}),
         **family.more(c),
@@ -137,7 +139,7 @@ def _rope(c: Config) -> dict[str, object]:
 
 def rope_tensors(c: Config) -> dict[str, Array]:
     """The tensors that the rope's scaling makes: frequency factors of Llama 3, or long and short ones."""
-    rope, n_rot = c.rope, int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))
+    rope = c.rope
     kind = str(rope["rope_type"]).lower()
     if kind in ("longrope", "su"):
         return {
@@ -147,6 +149,7 @@ def rope_tensors(c: Config) -> dict[str, Array]:
         return {}
     factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     original = float(rope["original_max_position_embeddings"])
+    n_rot = int(c.head * float(rope.get("partial_rotary_factor", 1.0)))
     wavelength = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2) / n_rot)
     smooth = (original / wavelength - low) / (high - low)
     between = 1 / ((1 - smooth) / factor + smooth)

@@ -98,6 +98,9 @@ class HFTensor:
     parts: Sequence[Part] = ()
     array: Array | None = field(default=None, compare=False)  # of what is in no file
     n_pad: int = 0  # rows after those of the parts, each as the first
+    scale: Array | None = field(
+        default=None, compare=False
+    )  # [rows or 1, elements or 1], what rows are multiplied with
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +110,8 @@ class HFTensor:
     def mapped(self) -> StoredTensor | None:
         """What of the files is this tensor as it is, or None where something is to be done."""
         if len(self.parts) != 1 or self.parts[0].steps or self.parts[0].split is not None or self.n_pad:
+            return None
+        if self.scale is not None:
             return None
         t = self.parts[0].source
         fits = _STORED_AS.get(t.dtype) is self.dtype and t.dtype != "F64"
@@ -122,9 +127,14 @@ class HFTensor:
             for first in range(0, len(rows), per_matrix):
                 end = min(first + per_matrix, len(rows))
                 for i in range(first, end, step):
-                    piece = _converted(rows[i : min(i + step, end)], self.dtype)
+                    piece = _converted(self._scaled(rows, i, min(i + step, end)), self.dtype)
                     yield piece.view(np.uint8).reshape(len(piece), -1)
                     release()  # else the whole mapping would stay in memory
+
+    def _scaled(self, rows: Array, i: int, j: int) -> Array:
+        if self.scale is None:
+            return rows[i:j]
+        return as_f32(rows[i:j]) * (self.scale if len(self.scale) == 1 else self.scale[i:j])
 
     def _arrays(self) -> Iterator[tuple[Array, Callable[[], None]]]:
         if self.array is not None:
@@ -146,11 +156,13 @@ def _converted(rows: Array, dtype: DType) -> Array:
 class Tensors:
     """Makes GGUF tensors of a checkpoint's. Raises ModelError for a tensor of a name that is not known."""
 
-    def __init__(self, family: Family, n_layer: int, sizes: Sizes) -> None:
+    def __init__(
+        self, family: Family, n_layer: int, sizes: Sizes, scaled: Mapping[str, float | Array] | None = None
+    ) -> None:
         import gguf  # takes a while to import
 
         archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-        self.family, self.sizes = family, sizes
+        self.family, self.sizes, self._scaled = family, sizes, scaled or {}
         self._map = gguf.get_tensor_name_map(archs[family.table or family.arch], n_layer)
         self._names = [(re.compile(pattern), text) for pattern, text in family.names.items()]
         self._skip = [re.compile(pattern) for pattern in (*_NEVER, *family.skip)]
@@ -229,8 +241,18 @@ class Tensors:
         n_pad = max(self.sizes.ints("vocab_size") - shape[0], 0) if role in self.family.padded else 0
         shape = (shape[0] + n_pad, *shape[1:])
         f32 = len(shape) < 2 or not name.endswith(".weight") or role.endswith("_norm") or role in _F32_ROLES
-        dtype = DType.F32 if f32 else _STORED_AS.get(first.source.dtype, DType.BF16)
-        return HFTensor(name, dtype, full_ne(shape[::-1]), len(shape), parts, n_pad=n_pad)
+        scale = self._scale(first.source, role, shape)
+        rounds = scale is not None and bool((np.frexp(scale)[0] != 0.5).any())  # by other than powers of two
+        dtype = DType.F32 if f32 or rounds else _STORED_AS.get(first.source.dtype, DType.BF16)
+        return HFTensor(name, dtype, full_ne(shape[::-1]), len(shape), parts, n_pad=n_pad, scale=scale)
+
+    def _scale(self, t: StoredTensor, role: str, shape: Shape) -> Array | None:
+        if role not in self._scaled:
+            return None
+        scale = np.asarray(self._scaled[role], np.float32).reshape(-1)
+        if len(scale) not in (1, shape[0]):
+            raise misshapen(t, f"it has {shape[0]} rows, not {len(scale)}")
+        return scale.reshape(-1, 1) if len(shape) > 1 else scale.reshape(1, -1)
 
 
 # Parts of models that see or hear, as they stand before the text model; buffers that follow from the config.

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyggml.backends.cpu.repack import copy_of
 from pyggml.backends.cpu.repack import repack as repack_weights
 from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
-from pyggml.gguf_io.read import Override, lock_memory, with_overrides
+from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import open_model
-from pyggml.hf.folder import HFFolder, bind_folder, is_folder, open_hf_folder
 from pyggml.models import get_architecture
 from pyggml.models.memory.kv_cells import Floats
 from pyggml.stream.layout import memory_size
@@ -26,16 +24,23 @@ from pyggml.tensor import Tensor
 from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
 from .adapters.lora import Lora, load_lora_gguf
-from .adapters.peft import load_lora_peft
 from .context import LlamaContext
-from .embed import EmbedOptions, Text, embed, rerank
-from .generate.batched import BatchOptions, generate_batch, stream_batch
+from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
 from .loaded import LoadedModel
+from .openai.chat import ChatRequest, create_chat_completion
+from .openai.request import SamplingRequest
+from .openai.text import create_completion
+from .openai.types import ChatCompletion, ChatCompletionChunk, Completion
 from .options import ContextOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from pyggml.hf.folder import HFFolder
+
+    from .embed import EmbedOptions, Text
+    from .generate.batched import BatchOptions
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
 Progress = Callable[[float], bool]
@@ -69,7 +74,12 @@ class Model(LoadedModel):
         name = path_name(path, ModelError)
         if self.vocab_only:
             raise ModelError("the model was loaded with vocab_only=True: it has no weights to adapt")
-        lora = load_lora_peft(Path(name), self) if is_folder(name) else load_lora_gguf(name)
+        if os.path.isdir(name):
+            from .adapters.peft import load_lora_peft
+
+            lora = load_lora_peft(Path(name), self)
+        else:
+            lora = load_lora_gguf(name)
         lora.check(self)
         return lora
 
@@ -94,10 +104,14 @@ class Model(LoadedModel):
         **options: Unpack[EmbedOptions],
     ) -> Floats:
         """Embeddings of texts (or of token ids), float32 [n_texts, n_embd], see `embed.embed`."""
+        from .embed import embed
+
         return embed(self, texts, pooling, normalize, layer, **options)
 
     def rerank(self, query: str, documents: Sequence[str], **options: Unpack[EmbedOptions]) -> Floats:
         """How well documents answer a question, float32 [n_documents], see `embed.rerank`."""
+        from .embed import rerank
+
         return rerank(self, query, documents, **options)
 
     def generate(
@@ -140,10 +154,66 @@ class Model(LoadedModel):
         """`stream` for `async for`; each step runs in a thread."""
         return in_thread(self.stream(prompt, n_predict, n_probs, **options))
 
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stream: bool = False,
+        **request: Unpack[SamplingRequest],
+    ) -> Completion | Iterator[Completion]:
+        """The text that follows a prompt, in the shape of OpenAI's completions; with `stream` an iterator of parts.
+
+        `max_tokens` None or 0: until the context is full. `logprobs`: so many alternatives of each token. `echo` puts
+        the prompt before the text. `suffix`: what is to follow it. Sampling by OpenAI's names, see `SamplingRequest`.
+        Raises what `stream` raises.
+        """
+        return create_completion(
+            self, prompt, suffix=suffix, max_tokens=max_tokens, logprobs=logprobs, echo=echo, stream=stream, **request
+        )
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        logprobs: bool | None = False,
+        top_logprobs: int | None = None,
+        stream: bool = False,
+        **request: Unpack[ChatRequest],
+    ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
+        """The reply to a chat, in the shape of OpenAI's chat completions; with `stream` an iterator of parts.
+
+        Calls of `tools` are read out of the reply in the form of the family (`tool_calls`, as JSON text), and so
+        is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call, which
+        a grammar then forces. `response_format`: json_object or json_schema. `logprobs` with `top_logprobs`
+        alternatives. The chat template is the model's own, or that of `chat_template`; `chat_template_kwargs` are
+        variables for it (`enable_thinking`). Temperature 0.2 unless another is given. Raises ModelError for bad
+        messages and tools, and what `stream` raises.
+        """
+        return create_chat_completion(
+            self,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            response_format=response_format,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            stream=stream,
+            **request,
+        )
+
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
     ) -> list[str]:
         """The texts that follow several prompts, evaluated `n_parallel` (8) at a time, see `stream_batch`."""
+        from .generate.batched import generate_batch
+
         return generate_batch(self, prompts, n_predict, **options)
 
     def stream_batch(
@@ -155,11 +225,15 @@ class Model(LoadedModel):
     ) -> Iterator[tuple[int, Token]]:
         """Continue several prompts at once, each as `stream` does, `n_parallel` (8) at a time: as one ends, the next
         joins. Yields the index of the prompt with each token."""
+        from .generate.batched import stream_batch
+
         return stream_batch(self, prompts, n_predict, n_probs, **options)
 
 
 def default_model_path() -> Path:
     """The model that ships with the package. Raises ModelError where it is missing."""
+    from importlib.resources import files
+
     path = Path(str(files("pyggml") / "data" / DEFAULT_MODEL))
     if not path.is_file():
         raise ModelError(f"this installation has no model of its own ({path} is missing): name a GGUF file")
@@ -190,14 +264,14 @@ def load_model(
     `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay, the others are read each
     time a graph needs them, the next one while one computes. Results are the same. Beside it there are the K/V cache
     and the compute buffers of contexts; `model.weight_stream` has the figures.
-    Raises GGUFError for a bad file, ModelError for one that its architecture cannot run, for a `ram` that cannot do,
-    or when cancelled.
+    What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for one that its architecture
+    cannot run, for a `ram` that cannot do, or when cancelled.
     """
     budget = None if ram is None else memory_size(ram)
     if budget is not None and not use_mmap:
         raise ModelError("ram: weights that use_mmap=False reads into memory are no longer read from the file")
     source = default_model_path() if path is None else path
-    file = open_hf_folder(source, vocab_only) if is_folder(source) else open_model(source, use_mmap)
+    file = _opened(source, use_mmap, vocab_only)
     kv = with_overrides(file.kv, kv_overrides)
     arch = kv.get("general.architecture")
     if not isinstance(arch, str):
@@ -208,7 +282,7 @@ def load_model(
             _ = model.vocab
             return model
         get_architecture(arch)
-        tensors = bind_folder(file, use_mmap, budget is None) if isinstance(file, HFFolder) else bind(file)
+        tensors = _bound(file, use_mmap, budget is None)
         model = Model(file.path, arch, kv, tensors)
         if model.weights.unused:
             _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.weights.unused))
@@ -226,7 +300,24 @@ def load_model(
         lock_memory(model.weight_stream.memory)
     elif use_mlock:
         all(lock_memory(t.raw() if (copy := copy_of(t)) is None else copy.memory) for t in model.weights.values())
+    log_model(model)
     return model
+
+
+def _opened(path: str | os.PathLike[str], use_mmap: bool, vocab_only: bool) -> GGUFFile | HFFolder:
+    if not os.path.isdir(path):
+        return open_model(path, use_mmap)
+    from pyggml.hf.folder import open_hf_folder  # files do not wait for what reads folders
+
+    return open_hf_folder(path, vocab_only)
+
+
+def _bound(file: GGUFFile | HFFolder, use_mmap: bool, copy: bool) -> Mapping[str, Tensor]:
+    if isinstance(file, GGUFFile):
+        return bind(file)
+    from pyggml.hf.folder import bind_folder
+
+    return bind_folder(file, use_mmap, copy)
 
 
 def _factors(weights: Mapping[str, Tensor]) -> list[Tensor]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING
 from weakref import finalize
 
 from pyggml.backends.cpu.repack import GROUP, matrix_size, pack_groups
@@ -14,10 +15,12 @@ from pyggml.buffers.buffer import Buffer, Bytes, MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
 from pyggml.gguf_io.read import GGUFFile
-from pyggml.hf.folder import HFFolder
 from pyggml.tensor import Ne
 
 from .ring import READERS, Job
+
+if TYPE_CHECKING:
+    from pyggml.hf.folder import HFFolder
 
 Rows = Callable[[int], Iterator[Bytes]]
 

@@ -60,13 +60,13 @@ class Ring:
 
     def acquire(self, g: Group) -> None:
         """See `Group.acquire`."""
-        self._check()
+        self.check()
         me = threading.get_ident()
         with self._changed:
             g.users.append(me)
             try:
                 while g.state is not _State.HERE:
-                    self._check()
+                    self.check()
                     if g.error is not None:
                         error, g.error = g.error, None
                         raise error
@@ -95,7 +95,12 @@ class Ring:
     def prefetch(self, g: Group | None) -> None:
         """Begin to read a group, where no other is wanted in its place."""
         with self._changed:
-            if g is not None and g.state is _State.AWAY and not any(o.held or o.users for o in g.rivals):
+            if (
+                g is not None
+                and g.state is _State.AWAY
+                and not self._closed
+                and not any(o.held or o.users for o in g.rivals)
+            ):
                 self._start(g)
 
     def close(self) -> None:
@@ -104,7 +109,8 @@ class Ring:
             self._closed = True
             self._changed.notify_all()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises ModelError where the model was closed, BackendError in a forked child."""
         if self._closed:
             raise ModelError("the model was closed: its weights are not read any more")
         if self._pid != os.getpid():

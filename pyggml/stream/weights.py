@@ -6,20 +6,24 @@ import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from typing import Any
 
 from pyggml.backends.cpu.isa import isa_name, kernel_of
-from pyggml.backends.cpu.repack import BUFT, adopt_copy, allow_conversion, can_repack, copy_size
-from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer, MappedFile
+from pyggml.backends.cpu.repack import BUFT, adopt_copy, allow_conversion, can_repack, copy_size, matrix_size
+from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer, MappedFile, Stage
+from pyggml.dtypes import DType
 from pyggml.gguf_io.bind import read_only
 from pyggml.graph import Graph
-from pyggml.tensor import Tensor
+from pyggml.tensor import Ne, Tensor
 
+from .experts import ExpertCache, Layer, Place
 from .layout import Item, lay_out, padded, shown_size
 from .read import Files, Origin, staging_size
 from .ring import READERS, Group, Job, Ring, in_turn
 
 ROWS, PACKED, STORED = "rows", "packed", "stored"
+_WORTH = 1 << 16  # bytes of an expert from which on it is read by itself: it takes whole pages
 _LAYER = re.compile(r"(\w+\.)*?blk\.\d+\.")
 
 
@@ -64,49 +68,62 @@ class WeightStream:
         items = {name: _items(weights[name], forms) for name, forms in uses.items()}
         packed = [weights[i.name] for of in items.values() for i in of if i.packed]
         self.staging = max((staging_size(t.dtype, t.ne) for t in packed), default=0)
+        self._readers = ThreadPoolExecutor(READERS, "pyggml-reader")
+        self._ring = Ring(self._readers)
+        total = self.staging + sum(padded(i.size) for of in items.values() for i in of)
+        mixed = _experts(weights, origins, graph, items) if total > budget else {}
+        layers = {name: self._layer([(weights[i.name], i, origins[i.name]) for i in of]) for name, of in mixed.items()}
+        least = max((layer.taken * layer.n_expert for layer in layers.values()), default=0)
+        apart = {i for of in mixed.values() for i in of}
         in_graph = {t.name for t in graph.leafs}
         groups: dict[str, list[Item]] = {}
         fixed: list[Item] = []
         for name, of in items.items():
-            layer = _LAYER.match(name)
             moves = name in in_graph and weights[name].rank > 1
-            (groups.setdefault(layer[0] if layer else name, []) if moves else fixed).extend(of)
-        names = {item: group for group, of in groups.items() for item in of}
-        self._layout = layout = lay_out([of for of in groups.values() if of], fixed, budget, self.staging)
+            (groups.setdefault(_group(name), []) if moves else fixed).extend(i for i in of if i not in apart)
+        layout = lay_out([of for of in groups.values() if of], fixed, budget, self.staging + least)
         self.pinned = sum(padded(i.size) for i in layout.pinned)
         self.ring = layout.size - self.pinned
-        self.streamed = sum(weights[i.name].nbytes for of in layout.groups for i in of)
+        self._cache = ExpertCache(budget - self.staging - layout.size if layers else 0, self._ring, self._readers)
+        self.streamed = sum(weights[i.name].nbytes for of in (*layout.groups, apart) for i in of)
         if repack:
             allow_conversion(t for name, t in weights.items() if uses[name] != {ROWS})
         self._arena = Buffer.allocate(layout.size, BUFT)
-        self._readers = ThreadPoolExecutor(READERS, "pyggml-reader")
-        self._ring = Ring(self._readers)
         places = {i: self._arena.memory[at : at + padded(i.size)] for i, at in layout.offsets.items()}
         jobs = {i: self._jobs(weights[i.name], i, origins[i.name], places[i]) for i in places}
         self._pinned_jobs = [job for i in layout.pinned for job in jobs[i]]
         self._groups: list[Group] = []
-        stages: dict[Item, Group] = {}
+        stages: dict[Item, Stage] = {}
         for n, of in enumerate(layout.groups):
-            group = Group(self._ring, names[of[0]], *layout.span(n), [job for i in of for job in jobs[i]])
+            group = Group(self._ring, _group(of[0].name), *layout.span(n), [job for i in of for job in jobs[i]])
             self._groups.append(group)
             stages |= dict.fromkeys(of, group)
         in_turn(self._groups)
+        for n, (name, layer) in enumerate(layers.items()):
+            stages |= dict.fromkeys(mixed[name], self._cache.stage(n, layer))
+            places |= {i: place.memory for i, place in zip(mixed[name], layer.places, strict=True)}
         for name, t in weights.items():
             _bind(t, origins[name], ROWS in uses[name], {i: (places[i], stages.get(i)) for i in items[name]})
         self._mapped = {origin.file for origin in origins.values() if origin.file is not None}
 
     def __repr__(self) -> str:
         parts = {"pinned": self.pinned, "streamed": self.streamed, "ring": self.ring, "staging": self.staging}
+        parts |= {"for experts": self.experts} if self.experts else {}
         return f"<WeightStream {', '.join(f'{shown_size(n)} {what}' for what, n in parts.items())}>"
 
     @property
     def bytes_read(self) -> int:
         """Bytes of weights that were read of the model's files."""
-        return self._ring.bytes_read
+        return self._ring.bytes_read + self._cache.bytes_read
+
+    @property
+    def experts(self) -> int:
+        """Bytes for the experts of mixtures: those that were used last stay."""
+        return self._cache.capacity
 
     @property
     def memory(self) -> Bytes:
-        """All memory that it holds for weights, uint8."""
+        """All memory that it holds for weights other than such experts, uint8."""
         return self._arena.memory
 
     def load(self, progress: Callable[[float], None] = lambda done: None) -> None:
@@ -135,10 +152,55 @@ class WeightStream:
         self._ring.close()
         self._readers.shutdown()
 
+    def _layer(self, experts: Sequence[tuple[Tensor, Item, Origin]]) -> Layer:
+        """The experts in such tensors of one layer."""
+        parts: list[tuple[DType, Ne, int, bool, Origin, Place]] = []
+        for t, item, origin in experts:
+            size = matrix_size(t.dtype, t.ne) if item.packed else t.nb[2]
+            parts.append((t.dtype, (*t.ne[:2], 1, 1), t.nb[2], item.packed, origin, Place(t.ne[2], size)))
+
+        def jobs(e: int) -> list[Job]:
+            found: list[Job] = []
+            for dtype, ne, stored, is_packed, origin, place in parts:
+                here = replace(origin, offset=origin.offset + e * stored)
+                memory = place.memory[e * place.size : (e + 1) * place.size]
+                if is_packed:
+                    found += files.packed(here, dtype, ne, Buffer(memory))
+                else:
+                    found += files.stored(here, stored, memory)
+            return found
+
+        files = self._files
+        return Layer(experts[0][0].ne[2], [place for *_, place in parts], jobs)
+
     def _jobs(self, t: Tensor, item: Item, origin: Origin, place: Bytes) -> list[Job]:
         if item.packed:
             return self._files.packed(origin, t.dtype, t.ne, Buffer(place))
         return self._files.stored(origin, t.nbytes, place)
+
+
+def _group(name: str) -> str:
+    """What comes and goes together with a weight: its layer."""
+    layer = _LAYER.match(name)
+    return layer[0] if layer else name
+
+
+def _experts(
+    weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, items: Mapping[str, Sequence[Item]]
+) -> dict[str, list[Item]]:
+    """Of each layer the weights of which only products by expert read, and that a file has expert by expert."""
+    read = dict.fromkeys(weights.values(), True)
+    for node in graph.nodes:
+        for i, t in enumerate(node.src):
+            if t is not None and t in read and (node.op != "mul_mat_id" or i):
+                read[t] = False
+    used = {t for node in graph.nodes if node.op == "mul_mat_id" for t in node.src[:1]}
+    found: dict[str, list[Item]] = {}
+    for name, t in weights.items():
+        apart = t in used and read[t] and t.nb[2] >= _WORTH
+        if apart and origins[name].file is not None and len(items[name]) == 1:
+            found.setdefault(f"{_group(name)}{t.ne[2]}", []).extend(items[name])
+    return found
 
 
 def _uses(weights: Mapping[str, Tensor], graph: Graph, repack: bool) -> dict[str, set[str]]:
@@ -179,7 +241,7 @@ def _items(t: Tensor, forms: set[str]) -> list[Item]:
     return [Item(t.name, form == PACKED, size[form]) for form in sorted(forms - {ROWS})]
 
 
-def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[Bytes, Group | None]]) -> None:
+def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[Bytes, Stage | None]]) -> None:
     """Point a weight, and its repacked copy, at their places."""
     file, nbytes = origin.file, t.nbytes
     stored = next((found for item, found in items.items() if not item.packed), None)

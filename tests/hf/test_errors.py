@@ -61,11 +61,17 @@ def test_tensors(tmp_path: Path) -> None:
             load_model(tmp_path)
 
 
-def test_multipliers(tmp_path: Path) -> None:
+def test_falcon_h1(tmp_path: Path) -> None:
+    """What its graph does not say is refused."""
     config, tensors = _parts("falcon-h1")
-    write_checkpoint(tmp_path, config | {"mlp_multipliers": [1.0, 0.5]}, tensors)
-    with pytest.raises(ModelError, match=r"mlp_multipliers = \[1\.0, 0\.5\]: multipliers of Falcon-H1 other than 1"):
-        load_model(tmp_path)
+    for changes, text in (
+        ({"attention_bias": True}, "attention_bias: Falcon-H1's attention has no biases"),
+        ({"mamba_rms_norm": True}, "mamba_norm_before_gate: Falcon-H1's norm comes behind the gate"),
+        ({"ssm_multipliers": [0.5] * 4}, "a value is missing or no such"),
+    ):
+        write_checkpoint(tmp_path, config | changes, tensors)
+        with pytest.raises(ModelError, match=text):
+            load_model(tmp_path)
 
 
 def test_an_unknown_pre_tokenizer(tmp_path: Path) -> None:

@@ -128,5 +128,5 @@ def test_converted_and_back(tiny: Tiny, tmp_path: Path) -> None:
     _equal(_at_once(_context(model)), tiny.want)
     export_folder(tmp_path / "m.gguf", tmp_path / "back")
     want, got = open_folder(tiny.folder), open_folder(tmp_path / "back")
-    assert set(want) == set(got)
+    assert set(want) <= set(got) <= {*want, "lm_head.weight"}  # where its embeddings were scaled otherwise
     _equal(_at_once(_context(load_model(tmp_path / "back", repack=False))), tiny.want)

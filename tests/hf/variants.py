@@ -84,6 +84,39 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {  # class, config
     ),
 }
 
+_FALCON_H1: dict[str, Any] = {
+    **{name: _GEMMA4[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim")},
+    **{name: _GEMMA4[name] for name in ("num_key_value_heads", "vocab_size", "max_position_embeddings")},
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 5.656854249492381,
+    "lm_head_multiplier": 0.0390625,
+    "attention_in_multiplier": 1.1,
+    "attention_out_multiplier": 0.9375,
+    "key_multiplier": 0.39,
+    "mlp_multipliers": [0.8838834764831844, 0.5859375],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.23570226,
+    "ssm_multipliers": [0.3535533905932738, 0.25, 0.3, 0.5, 0.7],
+}
+# Factors of everything; with biases and a norm, and with the embeddings as output.
+CONFIGS["falcon-h1"] = (
+    "FalconH1ForCausalLM",
+    {
+        **_FALCON_H1,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        **dict.fromkeys(("projectors_bias", "mamba_proj_bias", "mlp_bias"), True),
+        "tie_word_embeddings": False,
+    },
+)
+CONFIGS["falcon-h1-tied"] = ("FalconH1ForCausalLM", {**_FALCON_H1, "tie_word_embeddings": True})
+
 
 def weights(name: str, shape: list[int]) -> np.ndarray:
     """The tensor of that name: BF16 bits, uint16."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyggml.tools.cli import app
+from pyggml.tools.cli import new_app
 from typer.testing import CliRunner
 
 import pyggml as gg
@@ -223,11 +223,11 @@ def test_values_of_odd_arrays() -> None:
 def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "g.dot"
     line = ["dump-dot", "-m", str(tiny), "-o", str(out)]
-    done = CliRunner().invoke(app, [*line, "-p", "abc", "--nodes", "kq-*", "--around", "1", "--legend"])
+    done = CliRunner().invoke(new_app(), [*line, "-p", "abc", "--nodes", "kq-*", "--around", "1", "--legend"])
     assert done.exit_code == 0, done.output
     assert "mean" in out.read_text() and "legend" in out.read_text()
     other = write_gguf(tmp_path / "other.gguf", KV | {"llama.block_count": 3})
-    done = CliRunner().invoke(app, [*line, "--against", str(other), "--fold"])
+    done = CliRunner().invoke(new_app(), [*line, "--against", str(other), "--fold"])
     assert done.exit_code == 0 and STATUS_RED in out.read_text()
 
 

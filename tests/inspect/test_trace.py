@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyggml.tools.cli import app
+from pyggml.tools.cli import new_app
 from typer.testing import CliRunner
 
 import pyggml as gg
@@ -100,18 +100,20 @@ def test_what_cannot_be_traced(model: Model) -> None:
 def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     run = CliRunner()
     out = str(tmp_path / "t.npz")
-    done = run.invoke(app, ["trace", "-m", str(tiny), "-p", "abc", "-o", out, "--nodes", "l_out-*"])
+    done = run.invoke(new_app(), ["trace", "-m", str(tiny), "-p", "abc", "-o", out, "--nodes", "l_out-*"])
     assert done.exit_code == 0 and "2 nodes of 7 tokens" in done.output
-    done = run.invoke(app, ["diff", out, f"{tiny}:backend=ref", "--json"])
+    done = run.invoke(new_app(), ["diff", out, f"{tiny}:backend=ref", "--json"])
     assert done.exit_code == 0 and json.loads(done.output)["equal"] is True
-    done = run.invoke(app, ["diff", str(tiny), f"{tiny}:type_k=bf16,flash_attn=1", "-p", "abc", "--tolerance", "0"])
+    done = run.invoke(
+        new_app(), ["diff", str(tiny), f"{tiny}:type_k=bf16,flash_attn=1", "-p", "abc", "--tolerance", "0"]
+    )
     assert done.exit_code == 3 and "first beyond 0: " in done.output
     for bad, why in (
         (f"{tiny}:isa=x", "x"),
         (f"{tiny}:colour=1", "colour is none of"),
         (f"{out}:isa=avx2", "takes no"),
     ):
-        done = run.invoke(app, ["diff", str(tiny), bad, "-p", "abc"])
+        done = run.invoke(new_app(), ["diff", str(tiny), bad, "-p", "abc"])
         assert done.exit_code == 1 and why in str(done.exception)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from pyggml.tools.info import info
 import pyggml as gg
 from pyggml.errors import GGUFError, KVCacheFull, ModelError
 from pyggml.llm.model import load_model
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
+from ..conftest import shared_dir
 from ..tiny_model import WriteModel
+
+FOLDER = shared_dir() / "golden" / "hf"
 
 
 def test_model(tiny: Path) -> None:
@@ -60,6 +65,29 @@ def test_info_says_what_nothing_asks_for(write_model: WriteModel, capsys: pytest
     assert json.loads(capsys.readouterr().out)["unused"] == ["odd.weight"]
     info(str(write_model(arch="gpt7")), as_json=True)
     assert "'gpt7' is not supported" in json.loads(capsys.readouterr().out)["problem"]
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no golden data in {FOLDER}")
+def test_info_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same of a folder and of the GGUF that is made of it, but for what a file alone has."""
+    write_quantized(plan_quantization(FOLDER / "llama31", None), tmp_path / "m.gguf")
+    found: list[dict[str, Any]] = []
+    for path in (tmp_path / "m.gguf", FOLDER / "llama31"):
+        info(str(path), as_json=True)
+        found.append(json.loads(capsys.readouterr().out))
+    file, folder = found
+    assert file["problem"] is None and folder["version"] == 0
+    assert folder["size"] == (FOLDER / "llama31" / "model.safetensors").stat().st_size
+    for key in ("n_params", "types", "unused", "problem"):
+        assert file[key] == folder[key]
+    names = [{t["name"]: t for t in about["tensors"]} for about in found]
+    assert names[0] == names[1]
+    made = {k for k in file["metadata"] if k not in folder["metadata"]}
+    assert made <= {"general.file_type", "general.quantization_version"}
+    info(str(FOLDER / "llama31"))
+    assert "Hugging Face folder of llama" in capsys.readouterr().out
+    with pytest.raises(ModelError, match=r"has no config\.json: neither a GGUF file nor a Hugging Face folder"):
+        info(str(tmp_path))
 
 
 def test_progress(tiny: Path) -> None:

@@ -20,6 +20,7 @@ from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.chat import ChatSession
 from pyggml.llm.generate.generation import new_generation
 from pyggml.llm.generate.prompt_cache import open_session
+from pyggml.llm.generate.requests import batch
 from pyggml.llm.generate.speculative import with_draft
 from pyggml.llm.generate.templates import find_template
 from pyggml.llm.model import Model, load_model
@@ -325,6 +326,11 @@ def test_generation(t5: Golden) -> None:
     for i, token in t5.model.stream_batch(texts, 6, n_parallel=2, temp=0):
         found.setdefault(i, []).append(token.id)
     assert [found[i] for i in range(3)] == want
+    requests = [{"prompt": text, "temp": 0.0, "n_predict": 6} for text in (t5.text, t5.text[:5] * 110)]
+    first, second = batch(t5.model, requests, n_parallel=1)
+    assert (first["n_prompt"], first["n_predicted"]) == (16, 6) and "the model was trained for 512" in second["error"]
+    (refused,) = batch(t5.model, [{"messages": []}])
+    assert "an encoder-decoder, which has no chat" in refused["error"]
     drafted = with_draft(new_generation(t5.model, t5.text, 6, temp=0), None, 4, 0, 0.5)
     assert [t.id for t in drafted] == want[0]
     guided = t5.model.stream(t5.text, 2, temp=0, cfg_scale=1.5, negative_prompt=t5.text[:5])

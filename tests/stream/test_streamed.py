@@ -19,6 +19,7 @@ from pyggml.errors import GGMLError, GGUFError, ModelError
 from pyggml.hf.export import export_folder
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.model import Model, default_model_path, load_model
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from ..random_model import write_random
 
@@ -51,7 +52,7 @@ def logits(model: Model, **options: Any) -> np.ndarray:
         batch.add(token, pos, [0], True)
     ctx.decode(batch)
     rows = [ctx.logits.copy()]
-    for i in range(70):
+    for i in range(40):
         ctx.decode([IDS[i % len(IDS)]])
         rows.append(ctx.logits.copy())
     return np.concatenate(rows)
@@ -225,6 +226,65 @@ def test_budgets_that_cannot_be(path: Path) -> None:
     with pytest.raises(ModelError, match="cancelled"):
         load_model(path, ram="1GiB", progress=lambda done: bool(calls.append(done)))
     assert calls
+
+
+MIXTURE = {
+    "embedding_length": 256,
+    "block_count": 3,
+    "attention.head_count": 2,
+    "expert_count": 8,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 288,
+}
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_only_picked_experts_are_read(tmp_path: Path, quantized: bool) -> None:
+    path = write_random(tmp_path / "m.gguf", "qwen3moe", MIXTURE)
+    if quantized:
+        write_quantized(plan_quantization(path, "Q8_0"), tmp_path / "q.gguf")
+        path = tmp_path / "q.gguf"
+    whole = load_model(path)
+    want = logits(whole)
+    one = sum(whole.tensors[f"blk.0.ffn_{n}_exps.weight"].nbytes for n in ("gate", "up", "down"))
+    for more in (0, one):
+        model = streamed(path, more)
+        stream = model.weight_stream
+        assert stream is not None
+        assert one <= stream.experts < 3 * one
+        assert stream.experts + stream.memory.nbytes + stream.staging <= stream.budget
+        assert np.array_equal(logits(model), want)
+        ctx = model.new_context(n_ctx=32, n_threads=1)
+        ctx.decode([3])
+        before = stream.bytes_read
+        ctx.decode([4])
+        assert stream.bytes_read - before <= stream.streamed - 3 * one + 3 * one * 2 // 8
+        ctx.decode([4])
+        assert stream._cache.used <= stream.experts  # pyright: ignore[reportPrivateUsage]
+
+
+def test_threads_share_experts(tmp_path: Path) -> None:
+    path = write_random(tmp_path / "m.gguf", "qwen3moe", MIXTURE)
+    want, found = logits(load_model(path)), []
+    model = streamed(path)
+    threads = [threading.Thread(target=lambda: found.append(logits(model))) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(found) == 3
+    assert all(np.array_equal(x, want) for x in found)
+
+
+def test_experts_of_a_file_that_ends_early(tmp_path: Path) -> None:
+    path = write_random(tmp_path / "m.gguf", "qwen3moe", MIXTURE)
+    model = streamed(path)
+    ctx = model.new_context(n_ctx=64)
+    ctx.decode(IDS)
+    os.truncate(path, 5000)
+    with pytest.raises(GGUFError, match=r"m\.gguf"):
+        for token in range(10):
+            ctx.decode([token])
 
 
 def test_from_a_folder(tmp_path: Path, path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import typer.main
-from pyggml.tools.cli import app, main
-from pyggml.tools.options import unescape
+from pyggml.tools.cli import main, new_app
+from pyggml.tools.prompt_text import unescape
 
 from ..tiny_model import WriteModel
 
@@ -138,7 +138,7 @@ OTHER_DEFAULTS = {  # and why
 
 
 def params(verb: str) -> dict[str, Any]:
-    command = typer.main.get_command(app).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
+    command = typer.main.get_command(new_app()).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
     return {p.name: p for p in command.params}
 
 
@@ -150,7 +150,7 @@ def test_each_option_is_there_under_one_name_or_the_other() -> None:
     ours = flags("generate") | flags("chat") | {"--version", "--help"}
     assert not set(SAME.split()) - ours
     assert not {o for others in OTHER.values() for o in others} - ours
-    verbs = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    verbs = typer.main.get_command(new_app()).commands  # pyright: ignore[reportAttributeAccessIssue]
     assert set(VERBS.values()) <= set(verbs)
     listed = [SAME, *OTHER, *VERBS, *WHY_NOT.values()]
     names = [o for text in listed for o in text.split()]
@@ -234,3 +234,17 @@ def test_samplers_by_llama_cpps_other_names(tiny: Path, capsys: pytest.CaptureFi
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version").out.startswith("pyggml 0.")
+
+
+def test_logging_is_silent_unless_asked_for(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    args = ("generate", "-m", tiny, "-p", "H", "-n", 1, "-t", 1)
+    assert "print_info" not in run(capsys, *args).err
+    shown = run(capsys, *args, "-v").err
+    for line in ("llama_model_loader: - kv   0: ", "print_info: arch                  = llama", "llama_kv_cache: size"):
+        assert line in shown
+    assert "CPU compute buffer size" in shown and "- type     F32:" in shown
+    log = tmp_path / "log.txt"
+    assert "print_info" not in run(capsys, *args, "--log-file", log).err and "print_info" in log.read_text()
+    assert "print_info" not in run(capsys, *args).err  # the next command does not inherit it

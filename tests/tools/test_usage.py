@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,21 @@ def test_a_prompt_that_is_too_long_is_not_shown(tiny: Path, capsys: pytest.Captu
     assert run("generate", "-m", tiny, "-p", "a" * 200, "-c", 64, "-t", 1) == 1
     got = capsys.readouterr()
     assert got.out == "" and "the prompt has 204 tokens; the context has room for 64" in got.err
+
+
+def test_a_verb_imports_what_it_needs(tiny: Path) -> None:
+    """Start-up: what other verbs, folders, templates, grammars and pictures need is not imported for a generation."""
+    code = f"""
+import sys
+from pyggml.tools.cli import main
+try:
+    main(["generate", "-m", {str(tiny)!r}, "-p", "x", "-n", "1", "-t", "1"])
+except SystemExit as e:
+    assert e.code == 0
+print(*[m for m in sys.modules if m.startswith(("pyggml.", "graphviz", "jinja2", "llguidance", "rich."))], sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
+    loaded = set(done.stdout.splitlines())
+    others = {"graphviz", "jinja2", "llguidance", "rich.console", "pyggml.hf.folder", "pyggml.inspect.dot"}
+    others |= {"pyggml.tools.quantize", "pyggml.tools.chat", "pyggml.llm.samplers.grammar", "pyggml.llm.embed"}
+    assert "pyggml.tools.generate" in loaded and not loaded & others

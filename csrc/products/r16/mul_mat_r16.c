@@ -48,8 +48,8 @@ static int64_t gemm_bytes(r16_product p, int nth) {
 }
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
-  const r16_product p = {.f = *r16_find(t->src[WEIGHTS].type), .k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
-  return p.n_cols <= r16_few(p.f) ? x_bytes(t) : gemm_bytes(p, nth);
+  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  return (p.n_cols <= R16_FEW_MAX ? x_bytes(t) : 0) + (p.n_cols <= R16_FEW_MIN ? 0 : gemm_bytes(p, nth));
 }
 
 // p takes the results of the product before it as its gate.
@@ -98,17 +98,27 @@ PG_INLINE products products_of(const pg_task *t, int form) {
 
 static int multiply(const pg_task *t, int ith, int nth, int form) {
   const products s = products_of(t, form);
-  const int n_p = is_gated((int)t->param[STORE]) ? 2 : 1; // at a time
+  int few[MAX_PRODUCTS], n_few = 0; // each goes the way that it goes alone, whatever it shares the columns with
+  for (int i = 0; i < s.n; i++) {
+    few[i] = form == REPACKED && s.p[i].n_cols <= r16_few(s.p[i].f);
+    n_few += few[i];
+  }
+  const int gated = is_gated((int)t->param[STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
+  const gemm g = gemm_for(s.p);
   r16_queue q = r16_queue_of(t, nth);
-  if (form == REPACKED && s.p[0].n_cols <= r16_few(s.p[0].f)) {
-    r16_x *x = (r16_x *)t->work;
+  r16_x *x = (r16_x *)t->work;
+  char *columns = t->work + (n_few ? x_bytes(t) : 0);
+  if (n_few) {
     PG_FN(r16_quantize)(s.p, x, ith, nth);
     pg_sync(t, nth);
-    for (int i = 0; i < s.n; i += n_p) PG_FN(r16_gemv)(s.p + i, n_p, x, &q);
-  } else {
-    const gemm g = gemm_for(s.p);
-    g.columns(s.p, &q, t->work);
-    for (int i = 0; i < s.n; i += n_p) g.multiply(s.p + i, n_p, &q, t->work, ith);
+  }
+  if (n_few < s.n) g.columns(s.p, &q, columns);
+  for (int i = 0; i < s.n; i += n_p) {
+    if (few[i])
+      PG_FN(r16_gemv)(s.p + i, n_p, x, &q);
+    else
+      g.multiply(s.p + i, n_p, &q, columns, ith);
+    if (gated && n_p == 1) pg_sync(t, nth); // the gate is whole before it is taken
   }
   return PG_OK;
 }
@@ -138,8 +148,8 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
-  const r16_product p = {.f = *r16_find(t->src[WEIGHTS].type), .k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
-  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= r16_few(p.f) ? 0 : gemm_bytes(p, nth));
+  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_FEW_MIN ? 0 : gemm_bytes(p, nth));
 }
 
 int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {

@@ -9,14 +9,12 @@
 // 8 columns 1.13 .. 1.23, 9: 1.02, 12: 0.9, 16: 0.8 (Q4_K, Q6_K, Q8_0 alike); avx2 Q4_0 16: 1.26, 32: 1.14, 48: 1.0 ..
 // 1.06, Q8_0 1.23, 1.09, 1.04, Q4_K 1.2, 1.06, 1.04, but codes that take longer to unpack, once for every 4 columns,
 // Q6_K 12: 1.04, 16: 0.98, 32: 0.9, Q5_K 24: 1.01, 32: 0.88, IQ2_XS 12: 1.0, 32: 0.8.
-PG_INLINE int64_t r16_few(r16_format f) {
 #if defined(__AMX_BF16__)
-  return 16;
+enum { R16_FEW_MIN = 16, R16_FEW_MAX = 16 };
 #else
-  if (VF_N == 16) return 8;
-  return f.codes <= R16_NIBBLES && !f.table ? 48 : 16;
+enum { R16_FEW_MIN = VF_N == 16 ? 8 : 16, R16_FEW_MAX = VF_N == 16 ? 8 : 48 };
 #endif
-}
+PG_INLINE int64_t r16_few(r16_format f) { return f.codes <= R16_NIBBLES && !f.table ? R16_FEW_MAX : R16_FEW_MIN; }
 #if defined(__AMX_BF16__)
 enum {
   R16_FIXED = 32

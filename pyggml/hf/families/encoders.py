@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..config import Config, read_json
 from ..family import Family, Key, Of
 from ..metadata import layers_of
 from ..moves import PLUS_ONE, Array, Move, Shape, Sizes
+from .gemma import scores
+from .spelling import SANDWICH
 
-_ACTIVATION = Of(lambda c: c.get("hidden_act", "hidden_activation", default=None))
+_ACTIVATION = Of(
+    lambda c: c.get("hidden_act", "hidden_activation", default=None),
+    lambda name, keys: {"hidden_act": name, "hidden_activation": name},
+)
 _ENCODER: dict[str, Key] = {
     "attention.causal": False,
     "hidden_activation": _ACTIVATION,
@@ -29,6 +36,42 @@ def _pooling(c: Config) -> dict[str, object]:
     about = read_json(folder / path / "config.json") if path else {}
     found = next((kind for name, kind in _POOLING.items() if about.get(name)), None)
     return {} if found is None else {"pooling_type": found}
+
+
+def pooling_files(kind: object) -> dict[str, object]:
+    """What the sentence-transformers library reads, by its path, of a value of `pooling_type`."""
+    name = next((name for name, number in _POOLING.items() if number == kind), None)
+    if name is None:
+        return {}
+    library = "sentence_transformers.models"
+    parts = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [{"idx": i, "name": str(i), "path": p, "type": f"{library}.{t}"} for i, (p, t) in enumerate(parts)]
+    return {"modules.json": modules, "1_Pooling/config.json": {name: True}}
+
+
+def _local_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
+    pattern = keys.get("attention.sliding_window_pattern")
+    every = {"global_attn_every_n_layers": pattern} if isinstance(pattern, int) else {}
+    return {"local_attention": n, **every}
+
+
+def _token_types(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
+    return {"type_vocab_size": ne["token_types.weight"][1]} if "token_types.weight" in ne else {}
+
+
+_BERT = {
+    "token_embd": "embeddings.word_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+    **{f"attn_{x[0]}": f"attention.self.{x}" for x in ("query", "key", "value")},
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_BARE = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
 
 def _window(c: Config) -> dict[str, object]:
@@ -58,13 +101,32 @@ def _fewer(shape: Shape, s: Sizes) -> Shape:
 
 
 FAMILIES = (
-    Family(arch="bert", types=("bert",), cls="BertModel", keys=_ENCODER, more=_pooling, skip=_HEADS),
+    Family(
+        arch="bert",
+        types=("bert",),
+        cls="BertModel",
+        keys=_ENCODER,
+        more=_pooling,
+        skip=_HEADS,
+        by_tensors=_token_types,
+        spelled=_BERT,
+        layers="encoder.layer",
+    ),
     Family(
         arch="bert",
         types=("xlm-roberta", "roberta"),
         cls="XLMRobertaModel",
-        keys={**_ENCODER, "context_length": Of(lambda c: c.integer("max_position_embeddings") - _PADDING)},
+        keys={
+            **_ENCODER,
+            "context_length": Of(
+                lambda c: c.integer("max_position_embeddings") - _PADDING,
+                lambda n, keys: {"max_position_embeddings": n + _PADDING},
+            ),
+        },
         more=_pooling,
+        by_tensors=_token_types,
+        spelled=_BERT,
+        layers="encoder.layer",
         moves={"position_embd": Move(_after_padding, _with_padding, _fewer)},
         skip=_HEADS,
     ),
@@ -72,17 +134,49 @@ FAMILIES = (
         arch="nomic-bert",
         types=("nomic_bert",),
         cls="NomicBertModel",
+        constants={"pad_token_id": 0},  # a number where the others may have none
         keys=_ENCODER,
         more=_pooling,
         skip=_HEADS,
+        by_tensors=_token_types,
+        spelled={
+            "token_embd": "embeddings.word_embeddings",
+            "token_types": "embeddings.token_type_embeddings",
+            "token_embd_norm": "emb_ln",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "ffn_up": "mlp.fc11",
+            "ffn_gate": "mlp.fc12",
+            "ffn_down": "mlp.fc2",
+            "attn_output_norm": "norm1",
+            "layer_output_norm": "norm2",
+        },
+        layers="encoder.layers",
     ),
     Family(
         arch="modern-bert",
         types=("modernbert",),
         cls="ModernBertModel",
-        keys={**_ENCODER, "attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": None},
+        keys={
+            **_ENCODER,
+            "attention.layer_norm_epsilon": "norm_eps",
+            "attention.layer_norm_rms_epsilon": None,
+            "attention.sliding_window": Of(lambda c: None, _local_back),
+        },
         more=_window,
         skip=(*_HEADS, r"^head\.", r"^decoder\."),
+        spelled={
+            "token_embd": "embeddings.tok_embeddings",
+            "token_embd_norm": "embeddings.norm",
+            "output_norm": "final_norm",
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        layers="layers",
     ),
     Family(
         arch="eurobert",
@@ -90,13 +184,18 @@ FAMILIES = (
         cls="EuroBertModel",
         keys={"attention.causal": False},
         more=_pooling,
+        spelled=_BARE,
+        layers="layers",
     ),
     Family(
         arch="gemma-embedding",
         types=("gemma3_text",),
         cls="Gemma3TextModel",
-        keys={"attention.causal": False},
+        keys={"attention.causal": False, **scores()},
         moves={"*_norm.weight": PLUS_ONE},
         more=_window,
+        constants={"use_bidirectional_attention": True},
+        spelled={**SANDWICH, **_BARE},
+        layers="layers",
     ),
 )

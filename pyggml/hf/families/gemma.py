@@ -215,13 +215,30 @@ def _told_4(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
     return {**_tokens_of_table(ne), "attention_k_eq_v": any(f"{layer}attn_v.weight" not in ne for layer in layers)}
 
 
+def scores(n_layer_27b: int = 0) -> dict[str, Key]:
+    """How scores are scaled: a key where it is not as heads are large, nor as files of the model with `n_layer_27b`
+    layers have it, which do not say so. Sizes of heads say it back."""
+
+    def there(c: Config) -> float | None:
+        scalar = c.number("query_pre_attn_scalar", default=256)
+        usual = c.n_embd // c.n_head if c.n_layer == n_layer_27b else c.head
+        return None if scalar == usual else scalar**-0.5
+
+    def back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
+        usual = keys["embedding_length"] // keys["attention.head_count"] if keys["block_count"] == n_layer_27b else n
+        scale = keys.get("attention.scale")
+        return {"head_dim": n, "query_pre_attn_scalar": usual if scale is None else round(1 / scale**2)}
+
+    return {"attention.scale": Of(there), "attention.key_length": Of(lambda c: c.get("head_dim", default=None), back)}
+
+
 FAMILIES = (
     Family(arch="gemma", types=("gemma",), cls="GemmaForCausalLM", moves=_NORMS),
     Family(
         arch="gemma2",
         types=("gemma2",),
         cls="Gemma2ForCausalLM",
-        keys=_CAPS,
+        keys={**_CAPS, **scores(46)},
         moves=_NORMS,
         more=window,
         spelled=SANDWICH,
@@ -230,7 +247,7 @@ FAMILIES = (
         arch="gemma3",
         types=("gemma3_text", "gemma3"),
         cls="Gemma3ForCausalLM",
-        keys=_CAPS,
+        keys={**_CAPS, **scores(62)},
         moves=_NORMS,
         more=window,
         spelled=SANDWICH,

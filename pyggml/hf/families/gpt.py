@@ -154,7 +154,7 @@ FAMILIES = (
             "feed_forward_length": Of(lambda c: int(c.number("expansion_ratio", default=4)) * c.n_embd),
             "attention.head_count_kv": Of(lambda c: c.get("attn_config.kv_n_heads", default=c.n_head)),
             "attention.max_alibi_bias": Of(
-                _mpt_alibi, lambda bias, keys: {"attn_config": {"alibi": bias > 0, "alibi_bias_max": bias}}
+                _mpt_alibi, lambda bias, keys: {"attn_config": {"alibi": bias > 0, "alibi_bias_max": int(bias)}}
             ),
             "attention.clamp_kqv": "attn_config.clip_qkv",
             "hidden_activation": Of(lambda c: "gelu"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +13,9 @@ import numpy.typing as npt
 from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import layers_of
-from ..moves import A_LOG, COLUMN, CONV1D, KV_B, PLUS_ONE, ROW, Move, Sizes, Split
+from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Shape, Sizes, Split
 from .mla import NOPE_AND_ROPE
+from .spelling import BLOCK_SPARSE, shared
 
 Array = npt.NDArray[Any]
 _NORMS = {
@@ -75,8 +78,13 @@ _SSM: dict[str, Key] = {
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
-    "ssm.inner_size": Of(lambda c: c.integer("linear_value_head_dim") * c.integer("linear_num_value_heads")),
-    "full_attention_interval": Of(lambda c: c.integer("full_attention_interval", default=4)),
+    "ssm.inner_size": Of(
+        lambda c: c.integer("linear_value_head_dim") * c.integer("linear_num_value_heads"),
+        lambda n, keys: {"linear_value_head_dim": n // keys["ssm.time_step_rank"]},
+    ),
+    "full_attention_interval": Of(
+        lambda c: c.integer("full_attention_interval", default=4), lambda n, keys: {"full_attention_interval": n}
+    ),
 }
 _EXPERTS: dict[str, Key] = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
@@ -99,11 +107,17 @@ def _sections(c: Config) -> list[int]:
     return [*sections, *[0] * (4 - len(sections))]
 
 
-def _recurrent(c: Config) -> dict[str, object]:
-    """Which layers are no attention."""
+def _recurrent(c: Config) -> list[bool] | None:
     if c.get("layer_types", default=None) is None:
-        return {}
-    return {"attention.recurrent_layers": [not attends for attends in layers_of(c, "full_attention")]}
+        return None
+    return [not attends for attends in layers_of(c, "full_attention")]
+
+
+def _layer_types(recurrent: list[bool], keys: Mapping[str, Any]) -> dict[str, object]:
+    return {"layer_types": ["linear_attention" if r else "full_attention" for r in recurrent]}
+
+
+_RECURRENT: dict[str, Key] = {"attention.recurrent_layers": Of(_recurrent, _layer_types)}  # which are no attention
 
 
 def _dense_lead(c: Config) -> int:
@@ -111,7 +125,65 @@ def _dense_lead(c: Config) -> int:
     return kinds.index("sparse") if kinds else c.integer("first_k_dense_replace", default=0)
 
 
-_FIVE: dict[str, Key] = {**_SSM, "rope.dimension_sections": Of(_sections)}
+def _kimi_heads_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
+    heads = cast("list[int]", n if isinstance(n, list) else [n] * keys["block_count"])
+    return {
+        "num_key_value_heads": max(heads) or keys["attention.head_count"],
+        **_layer_types([h == 0 for h in heads], keys),
+    }
+
+
+def _dense_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
+    kinds = ["dense" if il < n else "sparse" for il in range(keys["block_count"])]
+    return {"first_k_dense_replace": n, "mlp_layer_types": kinds}
+
+
+_FIVE: dict[str, Key] = {
+    **_SSM,
+    **_RECURRENT,
+    "rope.dimension_sections": Of(
+        _sections, lambda n, keys: {"rope_parameters": {"mrope_section": n[:-1] if n[-1] == 0 else n}}
+    ),
+}
+_DELTA = {
+    "ssm_a": "linear_attn.A_log=",
+    "ssm_dt.bias": "linear_attn.dt_bias=",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    **shared("mlp.shared_expert"),
+}
+_MOE = "block_sparse_moe"
+
+
+def _to_column(a: Array, s: Sizes) -> Array:
+    return a.reshape(_column(a.shape, s))
+
+
+def _column(shape: Shape, s: Sizes) -> Shape:
+    if shape != (1, 1, math.prod(shape), 1):
+        raise ValueError(f"a shape of {list(shape)} instead of [1, 1, heads, 1]")
+    return (math.prod(shape), 1)
+
+
+_HEADS_ONLY = Move(_to_column, lambda a, s: a.reshape(1, 1, -1, 1), _column)
+_KIMI = {
+    **BLOCK_SPARSE,
+    **shared(f"{_MOE}.shared_experts"),
+    **{f"ffn_{x}": f"{_MOE}.{x}_proj" for x in ("gate", "up", "down")},
+    "exp_probs_b.bias": f"{_MOE}.gate.e_score_correction_bias=",
+    "ssm_a": "self_attn.A_log=",
+    "ssm_dt.bias": "self_attn.dt_bias=",
+    "ssm_beta": "self_attn.b_proj",
+    **{f"ssm_{x}": f"self_attn.{x}_proj" for x in ("f_a", "f_b", "g_a", "g_b")},
+    **{f"ssm_conv1d_{x}": f"self_attn.{x}_conv1d" for x in "qkv"},
+    "ssm_norm": "self_attn.o_norm",
+}
 _SKIP = (r"^(model\.)?mtp\.",)  # layers that guess further tokens
 
 
@@ -129,12 +201,12 @@ FAMILIES = (
         arch="qwen3next",
         types=("qwen3_next",),
         cls="Qwen3NextForCausalLM",
-        keys={**_SSM, **_EXPERTS},
+        keys={**_SSM, **_RECURRENT, **_EXPERTS},
         moves=_NEXT,
         splits={"linear_attn.in_proj_qkvz.weight": QKVZ},
         names=_DT_BIAS,
         skip=_SKIP,
-        more=_recurrent,
+        spelled=_DELTA,
     ),
     Family(
         arch="qwen35",
@@ -144,7 +216,7 @@ FAMILIES = (
         moves=_NEXT5,
         names=_DT_BIAS,
         skip=_SKIP,
-        more=_recurrent,
+        spelled=_DELTA,
     ),
     Family(
         arch="qwen35moe",
@@ -154,7 +226,7 @@ FAMILIES = (
         moves=_NEXT5,
         names=_DT_BIAS,
         skip=_SKIP,
-        more=_recurrent,
+        spelled=_DELTA,
     ),
     Family(
         arch="kimi-linear",
@@ -162,8 +234,11 @@ FAMILIES = (
         cls="KimiLinearForCausalLM",
         keys={
             "attention.head_count_kv": Of(
-                lambda c: [c.integer("num_key_value_heads") * a for a in layers_of(c, "full_attention")]
+                lambda c: [c.integer("num_key_value_heads") * a for a in layers_of(c, "full_attention")],
+                _kimi_heads_back,
             ),
+            "context_length": ("model_max_length", "max_position_embeddings"),
+            "expert_used_count": "num_experts_per_token",
             "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank",
             "attention.key_length": Of(lambda c: c.integer("kv_lora_rank") + c.integer("qk_rope_head_dim")),
@@ -172,16 +247,20 @@ FAMILIES = (
             "attention.value_length_mla": "v_head_dim",
             "rope.dimension_count": "qk_rope_head_dim",
             "ssm.conv_kernel": "linear_conv_kernel_dim",
-            "kda.head_dim": "linear_head_dim",
+            "kda.head_dim": Of(
+                lambda c: c.integer("linear_head_dim"),
+                lambda n, keys: {"linear_head_dim": n, "linear_num_heads": keys["attention.head_count"]},
+            ),
             "expert_shared_count": "num_shared_experts",
             "expert_weights_scale": "routed_scaling_factor",
             "expert_weights_norm": "moe_renormalize",
             "expert_gating_func": 2,
             "expert_group_count": None,
             "expert_group_used_count": None,
-            "leading_dense_block_count": Of(_dense_lead),
+            "leading_dense_block_count": Of(_dense_lead, _dense_back),
         },
-        moves={"ssm_a": (A_LOG, COLUMN)},
+        moves={"ssm_a": (A_LOG, _HEADS_ONLY)},
+        spelled=_KIMI,
         splits={"self_attn.kv_b_proj.weight": KV_B},
         names={
             **_DT_BIAS,
@@ -193,8 +272,23 @@ FAMILIES = (
         arch="minimax-01",
         types=("minimax",),
         cls="MiniMaxForCausalLM",
-        keys={"residual_scale": Of(_residual_scale), "expert_feed_forward_length": "intermediate_size"},
-        more=_recurrent,
+        keys={
+            **_RECURRENT,
+            "residual_scale": Of(
+                _residual_scale,
+                lambda x, keys: (
+                    {f"{kind}_alpha_factor": x for kind in ("full_attn", "linear_attn", "mlp")}
+                    | {f"{kind}_beta_factor": 1 for kind in ("full_attn", "linear_attn", "mlp")}
+                ),
+            ),
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        spelled={
+            **BLOCK_SPARSE,
+            "attn_norm_2": "self_attn.norm",
+            "attn_gate": "self_attn.output_gate",
+            "attn_output|attn_gate": "self_attn.out_proj",
+        },
         names={
             r"^model\.layers\.(\d+)\.self_attn\.norm\.": r"=blk.\1.attn_norm_2.",
             r"^model\.layers\.(\d+)\.self_attn\.output_gate\.": r"=blk.\1.attn_gate.",

@@ -14,7 +14,10 @@ _SHARED_EXPERT = shared("mlp.shared_expert")
 _SIGMOID = 2  # of `expert_gating_func`: what these classes have whatever a config says
 _SHARED: dict[str, Key] = {
     "expert_gating_func": _SIGMOID,
-    "expert_shared_count": ("n_shared_experts", "num_shared_experts"),
+    "expert_shared_count": Of(
+        lambda c: c.get("n_shared_experts", "num_shared_experts", default=None),
+        lambda n, keys: {"n_shared_experts": n, "num_shared_experts": n},
+    ),
     "expert_weights_scale": "routed_scaling_factor",
     "expert_weights_norm": "norm_topk_prob",
     "leading_dense_block_count": "first_k_dense_replace",
@@ -31,6 +34,10 @@ def _first(*names: str) -> Of:
     return Of(there, lambda n, keys: {names[0]: n})
 
 
+def _not_normed(c: Config) -> bool | None:
+    return None if c.get("norm_topk_prob", default=False) is True else False
+
+
 FAMILIES = (
     Family(
         arch="qwen2moe",
@@ -43,7 +50,14 @@ FAMILIES = (
         },
         moves={"ffn_gate_inp_shexp": ROW},
     ),
-    Family(arch="qwen3moe", types=("qwen3_moe",), cls="Qwen3MoeForCausalLM"),
+    Family(
+        arch="qwen3moe",
+        types=("qwen3_moe",),
+        cls="Qwen3MoeForCausalLM",
+        # Where a file does not say, as llama.cpp's: they are.
+        keys={"expert_weights_norm": Of(_not_normed, lambda normed, keys: {"norm_topk_prob": normed})},
+        constants={"norm_topk_prob": True},
+    ),
     Family(
         arch="olmoe",
         types=("olmoe",),
@@ -85,7 +99,14 @@ FAMILIES = (
         names={r"mlp\.expert_bias$": "mlp.expert_bias.bias"},
     ),
     Family(arch="dots1", types=("dots1",), cls="Dots1ForCausalLM", keys=_SHARED, names=_BIAS),
-    Family(arch="glm4moe", types=("glm4_moe",), cls="Glm4MoeForCausalLM", keys=_SHARED, names=_BIAS),
+    Family(
+        arch="glm4moe",
+        types=("glm4_moe",),
+        cls="Glm4MoeForCausalLM",
+        keys=_SHARED,
+        names=_BIAS,
+        by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
+    ),
     Family(
         arch="exaone-moe",
         types=("exaone_moe",),

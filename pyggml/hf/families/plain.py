@@ -69,7 +69,12 @@ FAMILIES = (
         cls="Starcoder2ForCausalLM",
         spelled={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
-    Family(arch="stablelm", types=("stablelm",), cls="StableLmForCausalLM"),
+    Family(
+        arch="stablelm",
+        types=("stablelm",),
+        cls="StableLmForCausalLM",
+        by_tensors=lambda ne: {"use_qkv_bias": any(name.endswith(".attn_q.bias") for name in ne)},
+    ),
     Family(
         arch="nemotron",
         types=("nemotron",),

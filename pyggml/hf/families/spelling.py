@@ -54,3 +54,16 @@ BLOCK_SPARSE: Mapping[str, str] = {  # Mixtral's
     "ffn_gate_inp": "block_sparse_moe.gate",
     **experts("block_sparse_moe.experts", "w1", "w3", "w2"),
 }
+
+
+def mamba(part: str, *, dt_proj: bool = True) -> dict[str, str]:
+    """Of state-space layers. `dt_proj` false: their step has a bias alone (Mamba-2)."""
+    return {
+        "ssm_a": f"{part}.A_log=",
+        "ssm_d": f"{part}.D=",
+        "ssm_conv1d": f"{part}.conv1d",
+        "ssm_norm": f"{part}.norm",
+        **{f"ssm_{x}": f"{part}.{x}_proj" for x in ("in", "out", "x", "dt")},
+        **{f"ssm_{x}_norm": f"{part}.{x}_layernorm" for x in ("dt", "b", "c")},
+        **({} if dt_proj else {"ssm_dt.bias": f"{part}.dt_bias="}),
+    }

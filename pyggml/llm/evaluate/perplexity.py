@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import exp, nan, sqrt
 from typing import TYPE_CHECKING
@@ -10,9 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.errors import BatchError
+
 from ..context import LlamaContext
 from ..options import ContextOptions
 from .chunks import Chunks, cut, new_context, nll_of, predicted
+from .logits_file import LogitsWriter
 
 if TYPE_CHECKING:
     from ..loaded import LoadedModel
@@ -43,6 +48,7 @@ def perplexity(
     stride: int = 0,
     n_chunks: int = -1,
     context: ContextOptions | None = None,
+    save_logits: str | os.PathLike[str] | None = None,
 ) -> Iterator[Perplexity]:
     """The perplexity of a text (or of token ids), estimated anew after each chunk; the last one is the result.
 
@@ -54,20 +60,29 @@ def perplexity(
     at least n_ctx - stride before it; the chunks have `stride` / 2 tokens more, and their first token stays, as in
     llama.cpp (it means to put bos there, but only does so after the chunk was evaluated).
 
+    `save_logits`: a file for the log-probabilities of all tokens at what is predicted, see `logits_file`; it appears
+    with the last chunk. Not with a stride.
+
     Raises BatchError for a text of fewer than two chunks and for sizes that make no sense, ModelError for a model that
     ends each text with eos.
     """
     chunks = cut(model, text, n_ctx, n_chunks, stride)
-    return _estimates(new_context(model, chunks.n_ctx, context), chunks)
+    if save_logits is not None and stride:
+        raise BatchError("perplexity: log-probabilities are saved of chunks side by side, not with a stride")
+    return _estimates(new_context(model, chunks.n_ctx, context), chunks, save_logits)
 
 
-def _estimates(ctx: LlamaContext, chunks: Chunks) -> Iterator[Perplexity]:
-    total = NllSum()
-    with ctx:
+def _estimates(ctx: LlamaContext, chunks: Chunks, save_logits: str | os.PathLike[str] | None) -> Iterator[Perplexity]:
+    total, n_vocab = NllSum(), ctx.model.hparams.n_vocab
+    with ctx, nullcontext() if save_logits is None else LogitsWriter(save_logits, chunks, n_vocab) as file:
         for i in range(chunks.n_chunks):
             for logits, tokens in predicted(ctx, chunks[i], chunks.first, chunks.bos):
                 total.add(nll_of(logits, tokens))
-            yield total.estimate(i + 1, chunks.n_chunks)
+                if file is not None:
+                    file.add(logits)
+            if i + 1 < chunks.n_chunks:
+                yield total.estimate(i + 1, chunks.n_chunks)
+    yield total.estimate(chunks.n_chunks, chunks.n_chunks)
 
 
 @dataclass

@@ -12,11 +12,13 @@ from ..context import LlamaContext
 from ..loaded import LoadedModel
 from ..samplers import SamplerChain, SamplingOptions, SamplingParams
 from .batched import Waiting, in_slots
-from .generation import Generation, ids_of
+from .generation import Generation, ids_of, sizes_to_encode
 from .templates import find_template
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ..options import ContextOptions
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
 _FIELDS = {"id", "prompt", "messages", "n_predict", "stop", *_SAMPLING}
@@ -34,16 +36,20 @@ class _Defaults(NamedTuple):
 @dataclass(frozen=True)
 class _Request:
     index: int
+    source: Sequence[int]  # what an encoder-decoder encodes
     prompt: Sequence[int]
     n_predict: int
     stop: Sequence[str]
     sampling: SamplingParams
-    n_cells: int
+
+    @property
+    def n_cells(self) -> int:
+        return max(len(self.source), len(self.prompt) + self.n_predict)
 
     def start(self, ctx: LlamaContext) -> Generation:
         chain = SamplerChain(self.sampling, ctx.model.vocab)
         chain.prime(self.prompt)
-        return Generation(ctx, self.prompt, chain, self.n_predict, self.stop)
+        return Generation(ctx, self.prompt, chain, self.n_predict, self.stop, source=self.source)
 
 
 def batch(
@@ -102,7 +108,11 @@ def _answers(
     n_seq = min(n_parallel, len(todo))
     n_cells = {r.index: r.n_cells for r in todo}
     n_ctx = sum(sorted(n_cells.values())[-n_seq:])
-    ctx = LlamaContext(model, n_ctx, n_seq_max=n_seq, n_threads=n_threads, flash_attn=flash_attn)
+    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    longest = max(len(r.source) for r in todo)
+    if longest:
+        options.update(sizes_to_encode(longest))
+    ctx = LlamaContext(model, n_ctx, **options)
 
     def generations() -> Iterator[tuple[int, Generation]]:
         for request in todo:
@@ -122,7 +132,7 @@ def _answers(
             g = running.pop(index)
             results[index]["text"] = "".join(texts.pop(index))
             results[index] |= {"finish_reason": token.finish_reason}
-            results[index] |= {"n_prompt": len(g.prompt), "n_predicted": len(g.ids)}
+            results[index] |= {"n_prompt": len(g.source or g.prompt), "n_predicted": len(g.ids)}
         yield
 
 
@@ -149,6 +159,9 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> 
     stops: Sequence[Any] = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"stop must be a string, or a list of them, not {stop!r:.60}")
+    start = model.decoder_start
+    if "messages" in given and start is not None:
+        raise BatchError(f"{model.arch} is an encoder-decoder, which has no chat: a request has a prompt")
     if "messages" in given:
         template, vocab = find_template(None, model.kv), model.vocab
         text = template.render(given["messages"], vocab)
@@ -161,12 +174,14 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> 
         raise BatchError("the prompt is empty")
     if (high := max(prompt)) >= model.hparams.n_vocab:
         raise BatchError(f"token {high} is none of the {model.hparams.n_vocab} of the vocabulary")
-    room = model.hparams.n_ctx_train - len(prompt)
-    if room < 1:
-        raise BatchError(f"the prompt has {len(prompt)} tokens; the model was trained for {model.hparams.n_ctx_train}")
+    n_ctx = model.hparams.n_ctx_train
+    if len(prompt) >= n_ctx:
+        raise BatchError(f"the prompt has {len(prompt)} tokens; the model was trained for {n_ctx}")
+    source, prompt = ([], prompt) if start is None else (prompt, [start])
+    room = n_ctx - len(prompt)
     n_predict = whole("n_predict", given.get("n_predict", defaults.n_predict), error=BatchError)
     n_predict = room if n_predict < 0 else min(n_predict, room)
     if n_predict == 0:
         raise BatchError("n_predict is 0: there is nothing to do")
     sampling = replace(defaults.sampling, **{k: v for k, v in given.items() if k in _SAMPLING})
-    return _Request(index, prompt, n_predict, stops, sampling, len(prompt) + n_predict)
+    return _Request(index, source, prompt, n_predict, stops, sampling)

@@ -1,0 +1,38 @@
+"""`pyggml inspect`: a run of a model as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.inspect.page import page
+from pyggml.inspect.record import record_model
+from pyggml.llm.model import load_model
+
+from .options import FlashAttn, ModelPath, Threads
+
+
+def inspect(
+    out: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", metavar="FILE.html")],
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to evaluate.")],
+    model: ModelPath = None,
+    threads: Threads = None,
+    flash_attn: FlashAttn = False,
+) -> None:
+    """Evaluate a text, and write an HTML page that shows the graph, the time of each step on each thread, memory, and
+    the values of every node. The page needs no network."""
+    m = load_model(model)
+    ids = m.tokenize(prompt)
+    run = record_model(m, ids, n_threads=threads, flash_attn=flash_attn)
+    about = {"model": m.path, "architecture": m.arch, "prompt": repr(prompt), "tokens": str(len(ids))}
+    html = page(run, f"pyggml inspect · {Path(m.path).name}", about)
+    file = AtomicFile(out)
+    try:
+        file.file.write(html.encode())
+        file.commit()
+    finally:
+        file.discard()
+    print(f"{run.graph.n_nodes} nodes, {run.graph.n_leafs} leafs, {len(html.encode()) / 1e3:.0f} kB -> {out}")
