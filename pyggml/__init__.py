@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import dump_dot, render
     from .llm.batch import Batch
+    from .llm.generate.chat import ChatSession
     from .llm.generate.requests import batch
     from .llm.model import Model, load_model
     from .llm.samplers import SamplingParams
@@ -97,6 +98,7 @@ __all__ = [
     "BackendError",
     "BatchError",
     "Batch",
+    "ChatSession",
     "Context",
     "Cost",
     "DType",
@@ -143,6 +145,7 @@ _LATER = {
     **dict.fromkeys(("dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
     "Batch": "llm.batch",
+    "ChatSession": "llm.generate.chat",
     "SamplingParams": "llm.samplers",
     "batch": "llm.generate.requests",
 }

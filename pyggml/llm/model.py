@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyggml.backends.cpu.repack import copy_of
 from pyggml.backends.cpu.repack import repack as repack_weights
@@ -25,8 +25,13 @@ from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
 from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
+from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
 from .loaded import LoadedModel
+from .openai.chat import ChatRequest, create_chat_completion
+from .openai.request import SamplingRequest
+from .openai.text import create_completion
+from .openai.types import ChatCompletion, ChatCompletionChunk, Completion
 from .options import ContextOptions
 
 if TYPE_CHECKING:
@@ -149,6 +154,60 @@ class Model(LoadedModel):
         """`stream` for `async for`; each step runs in a thread."""
         return in_thread(self.stream(prompt, n_predict, n_probs, **options))
 
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stream: bool = False,
+        **request: Unpack[SamplingRequest],
+    ) -> Completion | Iterator[Completion]:
+        """The text that follows a prompt, in the shape of OpenAI's completions; with `stream` an iterator of parts.
+
+        `max_tokens` None or 0: until the context is full. `logprobs`: so many alternatives of each token. `echo` puts
+        the prompt before the text. `suffix`: what is to follow it. Sampling by OpenAI's names, see `SamplingRequest`.
+        Raises what `stream` raises.
+        """
+        return create_completion(
+            self, prompt, suffix=suffix, max_tokens=max_tokens, logprobs=logprobs, echo=echo, stream=stream, **request
+        )
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        logprobs: bool | None = False,
+        top_logprobs: int | None = None,
+        stream: bool = False,
+        **request: Unpack[ChatRequest],
+    ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
+        """The reply to a chat, in the shape of OpenAI's chat completions; with `stream` an iterator of parts.
+
+        Calls of `tools` are read out of the reply in the form of the family (`tool_calls`, as JSON text), and so
+        is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call, which
+        a grammar then forces. `response_format`: json_object or json_schema. `logprobs` with `top_logprobs`
+        alternatives. The chat template is the model's own, or that of `chat_template`; `chat_template_kwargs` are
+        variables for it (`enable_thinking`). Temperature 0.2 unless another is given. Raises ModelError for bad
+        messages and tools, and what `stream` raises.
+        """
+        return create_chat_completion(
+            self,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            response_format=response_format,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+            stream=stream,
+            **request,
+        )
+
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
     ) -> list[str]:
@@ -205,8 +264,8 @@ def load_model(
     `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay, the others are read each
     time a graph needs them, the next one while one computes. Results are the same. Beside it there are the K/V cache
     and the compute buffers of contexts; `model.weight_stream` has the figures.
-    Raises GGUFError for a bad file, ModelError for one that its architecture cannot run, for a `ram` that cannot do,
-    or when cancelled.
+    What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for one that its architecture
+    cannot run, for a `ram` that cannot do, or when cancelled.
     """
     budget = None if ram is None else memory_size(ram)
     if budget is not None and not use_mmap:
@@ -241,6 +300,7 @@ def load_model(
         lock_memory(model.weight_stream.memory)
     elif use_mlock:
         all(lock_memory(t.raw() if (copy := copy_of(t)) is None else copy.memory) for t in model.weights.values())
+    log_model(model)
     return model
 
 

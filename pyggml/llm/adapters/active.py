@@ -121,5 +121,6 @@ def _scaled(item: Any) -> Scaled:
     if not isinstance(lora, Lora):
         raise ModelError(f"adapters are given as (adapter of Model.load_lora, scale), not {item!r:.80}")
     if not isinstance(scale, Real) or not abs(cast("float", scale)) <= MAX_SCALE:
-        raise ModelError(f"the scale of the adapter {lora.path} must be a finite number, not {scale!r:.40}")
+        what = f"the scale of the adapter {lora.path}"
+        raise ModelError(f"{what} must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}, not {scale!r:.40}")
     return lora, float(scale)

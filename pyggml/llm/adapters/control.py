@@ -97,7 +97,7 @@ def control_vector(
     start = whole("il_start", il_start, error=ModelError)
     last = max(vector.directions, default=0) if il_end is None else whole("il_end", il_end, error=ModelError)
     if not isinstance(scale, Real) or not abs(cast("float", scale)) <= MAX_SCALE:
-        raise ModelError(f"the scale of a control vector must be a finite number, not {scale!r:.40}")
+        raise ModelError(f"the scale of a control vector must be a number up to {MAX_SCALE:g}, not {scale!r:.40}")
     rows = {il: d.astype(np.float64) * scale for il, d in vector.directions.items() if start <= il <= last}
     return ControlVector(rows)
 

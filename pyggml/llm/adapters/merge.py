@@ -19,6 +19,7 @@ from pyggml.gguf_io.write import GGUFOut, kv_record
 from pyggml.models.memory.kv_cells import Floats
 from pyggml.tensor import Tensor, rank_of
 
+from .active import checked
 from .lora import OUTPUT, TOKEN_EMBD, Lora, Pair
 
 Progress = Callable[[int, int], None]  # bytes read, bytes in all
@@ -47,8 +48,9 @@ def merge_lora(
     makes them small again). A model that has its embeddings for its output, too, gets an output of its own where the
     adapter changes one of them. One pass, some rows at a time; the file appears when it is complete. `lora` must have
     been checked against the model. Raises GGUFError where the output is the input, cannot be written, or a weight
-    becomes too large for its type.
+    becomes too large for its type, ModelError for a scale that is no finite number (up to MAX_SCALE).
     """
+    ((_, scale),) = checked([(lora, scale)])
     path = os.fspath(out)
     refuse_own_output(file, (path,))
     tensors = list(_plan(file, lora, scale))
@@ -87,7 +89,8 @@ def _floats(t: Tensor) -> Floats:
 
 
 def _merged(reader: PartReader, t: _Out, pair: Pair) -> Iterator[npt.NDArray[Any]]:
-    a, b = _floats(pair.a), _floats(pair.b) * np.float32(t.factor)
+    with np.errstate(over="ignore"):  # it is refused below
+        a, b = _floats(pair.a), _floats(pair.b) * np.float32(t.factor)
     lefts, rights = b, a  # [matrices, rows, rank], [matrices, rank, columns]
     if t.name == TOKEN_EMBD:
         lefts, rights = a, np.swapaxes(b, 1, 2)
@@ -98,8 +101,12 @@ def _merged(reader: PartReader, t: _Out, pair: Pair) -> Iterator[npt.NDArray[Any
         for first in range(0, m, step):
             rows = left[first : first + step]
             stored = reader.read(t.source, (i * m + first) * row, len(rows) * row).reshape(len(rows), row)
-            x = dequantize(stored, t.source.dtype) + rows @ right
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = dequantize(stored, t.source.dtype) + rows @ right
             largest = float(np.max(np.abs(x)))
             if not largest <= (_F16_MAX if t.dtype is DType.F16 else np.finfo(np.float32).max):
-                raise GGUFError(f"tensor {t.name}: a weight becomes {largest:g}, too large for {t.dtype.name}")
+                raise GGUFError(
+                    f"tensor {t.name}: a weight becomes {largest:g}, too large for {t.dtype.name}: "
+                    f"the adapter counts {t.factor:g} times"
+                )
             yield quantize(x, t.dtype)

@@ -4,16 +4,16 @@ and the prompts of those that join as others end."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from pyggml.errors import BatchError, whole
+from pyggml.errors import BatchError, SamplerError, whole
 
 from ..batch import Batch
 from ..context import LlamaContext
-from ..samplers import SamplerChain, SamplingOptions, SamplingParams
-from .generation import Generation, Token, sizes_to_encode, source_and_prompt
+from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, SamplingParams
+from .generation import Generation, StoppingCriteria, Token, functions, sizes_to_encode, source_and_prompt
 from .speculative import common_prefix
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ class BatchOptions(SamplingOptions, total=False):
     """Keyword arguments of `Model.generate_batch` and `stream_batch`: the fields of `SamplingParams`, and these."""
 
     stop: str | Sequence[str]
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria]
+    each: Sequence[SamplingOptions | Mapping[str, Any]] | None
     n_parallel: int
     n_threads: int | None
     flash_attn: bool
@@ -57,12 +60,19 @@ def stream_batch(
     n_probs: int | None = None,
     *,
     stop: str | Sequence[str] = (),
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = (),
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] = (),
+    each: Sequence[SamplingOptions | Mapping[str, Any]] | None = None,
     n_parallel: int = 8,
     n_threads: int | None = None,
     flash_attn: bool = False,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[tuple[int, Token]]:
     """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time. Yields (index of the prompt, token).
+
+    `each`: for each prompt a dict of what differs for it from the sampling parameters of all; it may also have an
+    `n_predict` and a `stop` of its own. Prompt i is sampled with seed + i where it has no seed of its own: equal
+    prompts get different texts.
 
     The context has room for the longest `n_parallel` of them. Beginnings that prompts have in common are evaluated
     once. Under greedy sampling the tokens are those of `Model.stream`, unless two are as good as equally likely: what
@@ -80,22 +90,30 @@ def stream_batch(
     if not ids or n_predict == 0:
         return iter(())
     n_seq = min(n_parallel, len(ids))
-    if n_predict > 0:
-        n_ctx = [len(tokens) + n_predict for tokens in ids]
-    else:
-        n_ctx = [max(model.hparams.n_ctx_train, len(tokens)) for tokens in ids]
+    own = _own(each, len(ids))
+    limits = [
+        whole(f"each[{i}]: n_predict", o.pop("n_predict", n_predict), error=BatchError) for i, o in enumerate(own)
+    ]
+    stops = [o.pop("stop", stop) for o in own]
+    chains = [_chain(model, i, {**_later(sampling, i), **o}, logits_processor) for i, o in enumerate(own)]
+    stopping = functions("stopping_criteria", stopping_criteria)
+    n_ctx = [
+        len(tokens) + n if n >= 0 else max(model.hparams.n_ctx_train, len(tokens))
+        for tokens, n in zip(ids, limits, strict=True)
+    ]
     longest = max(len(source) for source, _ in texts)
     options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
     if longest:
         options.update(sizes_to_encode(longest))
     n_cells = sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:])
     ctx = LlamaContext(model, n_cells, **options)
-    params, stops = SamplingParams(**sampling), (stop,) if isinstance(stop, str) else stop
     waiting: deque[tuple[int, Generation]] = deque()
     for i, (source, tokens) in enumerate(texts):
-        chain = SamplerChain(params, model.vocab)
-        chain.prime(tokens)
-        waiting.append((i, Generation(ctx, tokens, chain, n_predict, stops, n_probs, source=source)))
+        chains[i].prime(tokens)
+        ends = (stops[i],) if isinstance(stops[i], str) else stops[i]
+        if limits[i]:
+            g = Generation(ctx, tokens, chains[i], limits[i], ends, n_probs, source=source, stopping=stopping)
+            waiting.append((i, g))
     return in_slots(ctx, Waiting(waiting), n_ctx)
 
 
@@ -115,6 +133,31 @@ class Waiting:
     def take(self) -> None:
         """Forget the first one."""
         self._first = None
+
+
+def _own(each: Sequence[SamplingOptions | Mapping[str, Any]] | None, n: int) -> list[dict[str, Any]]:
+    """What each prompt has of its own."""
+    if each is None:
+        return [{} for _ in range(n)]
+    if isinstance(each, (str, Mapping)) or not all(isinstance(o, Mapping) for o in cast(Any, each)) or len(each) != n:
+        raise BatchError(f"each must be a list of {n} dicts, one for each prompt")
+    return [dict(o) for o in each]
+
+
+def _later(sampling: SamplingOptions, i: int) -> SamplingOptions:
+    """The same with another seed for each i, where there is one."""
+    seed = sampling.get("seed")
+    return {**sampling, "seed": seed + i} if isinstance(seed, int) and seed >= 0 else sampling
+
+
+def _chain(
+    model: LoadedModel, i: int, options: dict[str, Any], processors: LogitsProcessor | Sequence[LogitsProcessor]
+) -> SamplerChain:
+    try:
+        params = SamplingParams(**options)
+    except TypeError as e:
+        raise SamplerError(f"prompt {i}: {e}") from None
+    return SamplerChain(params, model.vocab, functions("logits_processor", processors))
 
 
 def generate_batch(

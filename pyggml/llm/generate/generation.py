@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml.errors import BatchError, KVCacheFull, ModelError, SamplerError, whole
 from pyggml.models.memory.kv_cells import INT32_MAX, Floats
@@ -17,7 +18,7 @@ from pyggml.models.memory.kv_cells import INT32_MAX, Floats
 from ..batch import Batch
 from ..context import LlamaContext
 from ..options import ContextOptions
-from ..samplers import SamplerChain, SamplingOptions, SamplingParams, StepTrace, guided, log_softmax
+from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, SamplingParams, StepTrace, guided, log_softmax
 from .long_context import LongContext
 from .text import TextStream
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
 
 FinishReason = Literal["eog", "stop", "length"]
+StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Generation:
     long: LongContext | None = None
     n_past: int = 0  # tokens of the prompt that sequence 0 holds already
     source: Sequence[int] = ()
+    stopping: Sequence[StoppingCriteria] = ()  # any of them ends it behind a token, as a stop string does
     special: bool = False  # whether control tokens are text, too
     progress: Callable[[int, int], None] | None = None  # told of the prompt's tokens: evaluated, all
     ids: list[int] = field(default_factory=list[int], init=False)
@@ -154,6 +158,9 @@ class Generation:
             piece = text.push(token)
             if text.stopped:
                 self.finish_reason = "stop"
+            elif self.stopping and self._is_to_stop(logits):
+                piece += text.flush()
+                self.finish_reason = "stop"
             elif len(self.ids) == self.n_predict or not (self._has_room() if has_room is None else has_room):
                 piece += text.flush()
                 self.finish_reason = "stop" if text.stopped else "length"
@@ -161,6 +168,10 @@ class Generation:
         self.timings.n_sample += 1
         self.ctx.perf_sampled(start)
         return self._record(piece, token, logits)
+
+    def _is_to_stop(self, logits: Floats) -> bool:
+        ids = np.array([*self.prompt, *self.ids], np.int64)
+        return any(f(ids, logits) for f in self.stopping)
 
     def _sample(self, logits: Floats) -> int:
         return self.chain.sample(logits)
@@ -224,6 +235,8 @@ class GenerateOptions(SamplingOptions, total=False):
     """Keyword arguments of `Model.generate` and its kin: the fields of `SamplingParams`, and these."""
 
     stop: str | Sequence[str]
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria]
     n_ctx: int | None
     n_threads: int | None
     flash_attn: bool
@@ -240,6 +253,8 @@ def new_generation(
     n_probs: int | None = None,
     *,
     stop: str | Sequence[str] = (),
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = (),
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] = (),
     n_ctx: int | None = None,
     n_threads: int | None = None,
     flash_attn: bool = False,
@@ -250,7 +265,8 @@ def new_generation(
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
-    chain = SamplerChain(SamplingParams(**sampling), model.vocab)
+    chain = SamplerChain(SamplingParams(**sampling), model.vocab, functions("logits_processor", logits_processor))
+    stopping = functions("stopping_criteria", stopping_criteria)
     source, ids = source_and_prompt(model, prompt)
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
@@ -271,7 +287,17 @@ def new_generation(
     options["n_seq_max"] = n_seq_max
     ctx = LlamaContext(model, n_ctx, **options)
     stops = (stop,) if isinstance(stop, str) else stop
-    return Generation(ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special, source=source)
+    return Generation(
+        ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special, source=source, stopping=stopping
+    )
+
+
+def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:
+    """One function or several, as several. Raises SamplerError for what is none."""
+    several = cast("Sequence[F]", given if isinstance(given, (list, tuple)) else (given,))
+    if not all(map(callable, several)):
+        raise SamplerError(f"{name} must be a function or a list of functions, not {given!r:.60}")
+    return several
 
 
 def until_end(g: Generation) -> Generator[Token, None, None]:

@@ -8,7 +8,21 @@ from collections.abc import Sequence
 from pyggml.errors import SamplerError
 
 from .automaton import LARGEST, Automaton, automaton, goes_on, shared_word, size
-from .nodes import Alt, Chars, Node, Ranges, Ref, Rep, Rules, Seq, TokenLeaf, children, is_never, ranges
+from .nodes import (
+    Alt,
+    Chars,
+    Node,
+    Ranges,
+    Ref,
+    Rep,
+    Rules,
+    Seq,
+    TokenLeaf,
+    children,
+    is_never,
+    ranges,
+    same_first_byte,
+)
 from .rewrite import holding, nullable, simplified
 
 
@@ -112,7 +126,7 @@ class _Lexemes:
             a, b = leaves[x], leaves[y]
             if b in unsafe or isinstance(b, (Chars, TokenLeaf)) or isinstance(a, TokenLeaf):
                 continue
-            then = ranges(r for z in allowed[x + 1] for r in self._first(leaves[z]))
+            then = same_first_byte(ranges(r for z in allowed[x + 1] for r in self._first(leaves[z])))
             key = (a, b, then)
             if key not in verdicts:
                 verdicts[key] = goes_on(self._automaton(a), self._automaton(b), then)

@@ -37,6 +37,18 @@ def overlap(a: Ranges, b: Ranges) -> bool:
     return False
 
 
+def same_first_byte(a: Ranges) -> Ranges:
+    """These and all characters whose UTF-8 begins with the same bytes: where one of them ends a lexeme, the lexer has
+    only seen that much of it."""
+    spans: list[tuple[int, int]] = []
+    for first, end, block in ((0, 0x80, 1), (0x80, 0x800, 0x40), (0x800, 0x10000, 0x1000), (0x10000, 1 << 21, 1 << 18)):
+        parts = [(max(low, first), min(high, end - 1)) for low, high in a if low < end and high >= first]
+        spans += [
+            (max(low // block * block, first), min(high // block * block + block, end) - 1) for low, high in parts
+        ]
+    return ranges((low, min(high, LAST_CHAR)) for low, high in spans)
+
+
 @dataclass(frozen=True, eq=False)
 class Chars:
     """One character of a set."""

@@ -1,11 +1,13 @@
 """Samplers: small classes in a chain that choose the next token from logits."""
 
+from .base import LogitsProcessor
 from .chain import SamplerChain
 from .guidance import guided, log_softmax
 from .params import SamplingOptions, SamplingParams
 from .trace import SamplerTrace, StepTrace
 
 __all__ = [
+    "LogitsProcessor",
     "SamplerChain",
     "SamplerTrace",
     "SamplingOptions",

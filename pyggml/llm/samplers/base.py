@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import SamplerError
+from pyggml.models.memory.kv_cells import Floats
 
 from .candidates import Candidates
+
+# The ids so far, and the logits of the next token, which it may change; returns those to go on with.
+LogitsProcessor = Callable[[npt.NDArray[np.int64], Floats], Floats]
 
 
 class Sampler:
@@ -32,3 +41,36 @@ class Sampler:
 
     def __str__(self) -> str:
         return self.name
+
+
+class Processors(Sampler):
+    """Functions of the caller, each with the logits that the one before returned. Raises SamplerError for what they
+    return in another shape."""
+
+    name = "logits-processor"
+
+    def __init__(self, functions: Sequence[LogitsProcessor]) -> None:
+        self._functions = tuple(functions)
+        self._ids: list[int] = []
+        for f in self._functions:
+            if not callable(f):
+                raise SamplerError(f"a logits_processor must be a function, not {f!r:.60}")
+
+    def apply(self, c: Candidates) -> None:
+        logits, ids = np.array(c.logits), np.array(self._ids, np.int64)
+        for f in self._functions:
+            logits = np.asarray(f(ids, logits), np.float32)
+            if logits.shape != c.logits.shape:
+                raise SamplerError(
+                    f"a logits_processor must return logits of shape {c.logits.shape}, not {logits.shape}"
+                )
+        c.replace(logits, False)
+
+    def prime(self, tokens: Sequence[int]) -> None:
+        self._ids += tokens
+
+    def accept(self, token: int) -> None:
+        self._ids.append(token)
+
+    def reset(self) -> None:
+        self._ids.clear()

@@ -11,7 +11,7 @@ from pyggml.errors import SamplerError
 from pyggml.llm.vocab import Vocab
 from pyggml.models.memory.kv_cells import Floats
 
-from .base import Sampler
+from .base import LogitsProcessor, Processors, Sampler
 from .candidates import LONG, Candidates, Ids
 from .dry import Dry, find_breakers
 from .infill import Infill
@@ -25,7 +25,7 @@ from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
 
 class SamplerChain:
     """The samplers that `params` ask for, in order, and the draw at their end. `sample` chooses, `accept` tells the
-    chain what was taken (it may be another token).
+    chain what was taken (it may be another token). `processors` change the logits before all samplers.
 
     samplers   those that have an effect, as objects
     traces     None, or a list to which `sample` appends what each sampler did
@@ -34,12 +34,14 @@ class SamplerChain:
     vocabulary and for a bad grammar.
     """
 
-    def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
+    def __init__(self, params: SamplingParams, vocab: Vocab, processors: Sequence[LogitsProcessor] = ()) -> None:
         self.params = params
         self.traces: list[StepTrace] | None = None
         seed = None if params.seed is None or params.seed < 0 else params.seed
         self._rng = np.random.default_rng(seed)
         self.samplers = _build(params, vocab, np.random.default_rng(None if seed is None else (seed, 1)))
+        if processors:
+            self.samplers.insert(0, Processors(processors))
         at = next((i for i, s in enumerate(self.samplers) if isinstance(s, TopK)), len(self.samplers))
         self._first, self._last = self.samplers[:at], self.samplers[at:]
         self._top_draw = _top_draw(params, [type(s) for s in self._last])

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
@@ -53,7 +53,7 @@ class Grammar(Sampler):
             if json_schema is None:
                 source = LLMatcher.grammar_from_lark(_lark(grammar or "", vocab))
             else:
-                source = _from_schema(json_schema)
+                source = LLMatcher.grammar_from_json_schema(json.dumps(known_schema(json_schema)))
         except ValueError as e:
             raise SamplerError(f"the grammar cannot be read: {e}") from None
         self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
@@ -94,21 +94,19 @@ def _lark(grammar: str, vocab: Vocab) -> str:
     return lark(parse_gbnf(grammar, lambda text: vocab.tokenize(text, False, True, continued=True), vocab.n_tokens))
 
 
-def _from_schema(schema: str | Mapping[str, Any]) -> str:
-    """What llguidance reads: a schema with the keywords that it knows. Warns of demands that are left out."""
+def known_schema(schema: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A schema with the keywords that llguidance knows, and how it is to read it. Warns of demands that are left out;
+    raises SamplerError for what is no schema."""
     from llguidance import LLMatcher
 
-    def compiled(schema: Any) -> str:
-        overrides = {"whitespace_pattern": _JSON_SPACE, "lenient": True}
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=cast(Any, overrides))
-
     def has_pattern(pattern: str) -> bool:
-        return not LLMatcher.validate_grammar(compiled({"type": "string", "pattern": pattern}))
+        text = json.dumps({"type": "string", "pattern": pattern})
+        return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
 
     known, left_out = enforceable(schema, has_pattern)
     if left_out:
         _warn(left_out)
-    return compiled(known)
+    return {**known, "x-guidance": {"whitespace_pattern": _JSON_SPACE, "lenient": True}}
 
 
 def _warn(left_out: Sequence[str]) -> None:

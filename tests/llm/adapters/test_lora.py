@@ -122,6 +122,12 @@ def test_merging_quantised_weights(tmp_path: Path, shared: Path) -> None:
     assert distance(got, logits(want)) <= 1e-5
     with pytest.raises(GGUFError, match="the output is the input"):
         merge_lora(open_model(path), lora, 1.0, path)
+    with pytest.raises(GGUFError, match=r"a weight becomes .* too large for F16: the adapter counts 2e\+30 times"):
+        merge_lora(open_model(path), lora, 1e30, tmp_path / "huge.gguf")
+    for scale in (1e31, float("inf"), float("nan")):
+        with pytest.raises(ModelError, match=r"must be a number from -1e\+30 to 1e\+30, not"):
+            merge_lora(open_model(path), lora, scale, tmp_path / "huge.gguf")
+    assert not (tmp_path / "huge.gguf").exists()
 
 
 # -- every architecture

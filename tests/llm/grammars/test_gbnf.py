@@ -73,6 +73,7 @@ def accepts(vocab: Vocab, grammar: str, *texts: str) -> list[bool]:
         ('root ::= "a"\nroot ::= "b"', ["b"], ["a"]),
         ('root ::= ("é" | "e" "\\u0301")+', ["é", "éé", "éé"], ["e"]),
         ('root ::= [a-c]{2,3}{2} "d"{3,}', ["aabbddd", "abcabcdddd"], ["aaddd", "aabbdd"]),
+        ('root ::= "a" "é" x | [a-bè]{0,2} "!"\nx ::= "(" x ")" | "c"', ["aéc", "aè!"], ["aèc", "aé!"]),
         ('root ::= <[100]> "x" <[101]>*', ["ax", "axbb"], ["a", "x", "bx", "axa"]),
         ('root ::= !<[100]> "x"', ["bx", "xx"], ["ax", "x"]),
     ],

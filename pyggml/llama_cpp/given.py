@@ -1,0 +1,49 @@
+"""What a program gives to `Llama`: grammars, and functions that change logits or end texts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..llm.samplers.grammar import known_schema
+
+
+class LogitsProcessorList(list[Callable[..., Any]]):
+    """Functions (ids, logits) -> logits, one after the other."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        for f in self:
+            scores = f(input_ids, scores)
+        return scores
+
+
+class StoppingCriteriaList(list[Callable[..., bool]]):
+    """Functions (ids, logits) -> whether to stop; any of them does."""
+
+    def __call__(self, input_ids: Any, logits: Any) -> bool:
+        return any(f(input_ids, logits) for f in self)
+
+
+class LlamaGrammar:
+    """A grammar in GBNF."""
+
+    def __init__(self, *args: Any, _grammar: str, **kwargs: Any) -> None:
+        self._grammar = _grammar
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
+        """From its text."""
+        return cls(_grammar=grammar)
+
+    @classmethod
+    def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
+        """From a file."""
+        return cls(_grammar=Path(file).read_text(encoding="utf-8"))
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
+        """Of what a JSON schema allows."""
+        return cls(_grammar=f"start: json\njson: %json {json.dumps(known_schema(json_schema))}\n")

@@ -1,0 +1,283 @@
+"""The class `Llama`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ..dtypes import DType
+from ..errors import BatchError, ModelError
+from ..llm.context import LlamaContext
+from ..llm.model import Model, load_model
+from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
+from ..llm.samplers import SamplerChain, SamplingParams
+
+LLAMA_DEFAULT_SEED = 0xFFFFFFFF  # another each time
+LLAMA_POOLING_TYPE_UNSPECIFIED = -1
+LLAMA_POOLING_TYPE_NONE, LLAMA_POOLING_TYPE_MEAN, LLAMA_POOLING_TYPE_CLS = 0, 1, 2
+LLAMA_POOLING_TYPE_LAST, LLAMA_POOLING_TYPE_RANK = 3, 4
+_POOLING = {-1: None, 0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
+_TYPES = {0: DType.F32, 1: DType.F16, 2: DType.Q4_0, 3: DType.Q4_1, 6: DType.Q5_0, 7: DType.Q5_1, 8: DType.Q8_0}
+# Of other machines, or without a meaning here.
+_IGNORED = frozenset(
+    [
+        "n_gpu_layers",
+        "split_mode",
+        "main_gpu",
+        "tensor_split",
+        "offload_kqv",
+        "op_offload",
+        "numa",
+        "verbose",
+        "no_perf",
+        "swa_full",
+        "logits_all",
+        "n_threads_batch",
+        "last_n_tokens_size",
+        "rpc_servers",
+        "kv_unified",
+        "spm_infill",
+    ]
+)
+
+
+class Llama:
+    """A model and how it is used. Arguments have llama-cpp-python's names and defaults; those about GPUs do nothing.
+
+    Raises GGUFError for a bad file, ModelError for one that cannot be run, TypeError for arguments that are not known.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        seed: int = LLAMA_DEFAULT_SEED,
+        vocab_only: bool = False,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        kv_overrides: Mapping[str, Any] | None = None,
+        embedding: bool = False,
+        pooling_type: int = LLAMA_POOLING_TYPE_UNSPECIFIED,
+        flash_attn: bool = False,
+        lora_path: str | None = None,
+        lora_scale: float = 1.0,
+        chat_format: str | None = None,
+        chat_handler: None = None,
+        draft_model: None = None,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        **ignored: Any,
+    ) -> None:
+        unknown = sorted(set(ignored) - _IGNORED)
+        if unknown:
+            raise TypeError(f"Llama() does not know the argument {unknown[0]!r}")
+        if chat_handler is not None or draft_model is not None:
+            raise ModelError("chat_handler and draft_model are not supported")
+        self.model_path, self.chat_format, self.verbose = model_path, chat_format, bool(ignored.get("verbose", True))
+        self.model: Model = load_model(model_path, use_mmap, use_mlock, vocab_only, kv_overrides=kv_overrides)
+        self.metadata = {k: str(v) for k, v in self.model.kv.items() if not isinstance(v, (list, np.ndarray))}
+        self._n_ctx = n_ctx if vocab_only or n_ctx else self.model.hparams.n_ctx_train
+        self._seed, self._embedding, self._flash_attn = seed, embedding, flash_attn
+        self._n_threads, self._pooling = n_threads, _POOLING[pooling_type]
+        self._cache: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_ubatch}
+        self._cache |= {k: _TYPES[t] for k, t in (("type_k", type_k), ("type_v", type_v)) if t is not None}
+        self._ctx: LlamaContext | None = None
+        self._tokens: list[int] = []  # that `eval` was given
+        if lora_path is not None:
+            self.model.adapt([(self.model.load_lora(lora_path), lora_scale)])
+
+    # -- completions ------------------------------------------------------------------------------------------------
+
+    def create_completion(self, prompt: str | Sequence[int], *args: Any, **request: Any) -> Any:
+        """See `Model.create_completion`."""
+        names = ("suffix", "max_tokens")
+        return self.model.create_completion(
+            prompt, **self._options({**dict(zip(names, args, strict=False)), **request})
+        )
+
+    __call__ = create_completion
+
+    def create_chat_completion(self, messages: Sequence[Mapping[str, Any]], *args: Any, **request: Any) -> Any:
+        """See `Model.create_chat_completion`."""
+        names = ("functions", "function_call", "tools", "tool_choice")
+        options = self._options({**dict(zip(names, args, strict=False)), **request})
+        options.setdefault("chat_template", _template(self.chat_format))
+        return self.model.create_chat_completion(messages, **options)
+
+    def _options(self, request: dict[str, Any]) -> dict[str, Any]:
+        request["name"] = request.pop("model", None) or self.model_path
+        if request.get("seed") is None and self._seed != LLAMA_DEFAULT_SEED:
+            request["seed"] = self._seed
+        return {"n_ctx": self._n_ctx, "n_threads": self._n_threads, "flash_attn": self._flash_attn, **request}
+
+    # -- embeddings -------------------------------------------------------------------------------------------------
+
+    def create_embedding(self, input: str | list[str], model: str | None = None) -> EmbeddingAnswer:
+        """Embeddings in OpenAI's shape."""
+        found, n = self.embed(input if isinstance(input, list) else [input], return_count=True)
+        data: list[EmbeddingData] = [{"object": "embedding", "embedding": e, "index": i} for i, e in enumerate(found)]
+        usage = {"prompt_tokens": n, "total_tokens": n}
+        return {"object": "list", "data": data, "model": model or self.model_path, "usage": usage}
+
+    def embed(
+        self, input: str | list[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
+    ) -> Any:
+        """The embedding of a text, or of each of several: a list of numbers, or, where the model pools nothing, one of
+        these for each token. Raises ModelError without `embedding=True`."""
+        if not self._embedding:
+            raise ModelError("embeddings need Llama(..., embedding=True)")
+        texts = [input] if isinstance(input, str) else input
+        ids = [self.model.tokenize(t)[: self._n_ctx if truncate else None] for t in texts]
+        pooling = self._pooling or self.model.hparams.pooling
+        if pooling == "none":
+            rows: list[Any] = [self._of_tokens(i, normalize) for i in ids]
+        else:
+            rows = self.model.embed(ids, pooling, normalize, n_threads=self._n_threads).tolist()
+        found: Any = rows[0] if isinstance(input, str) else rows
+        return (found, sum(map(len, ids))) if return_count else found
+
+    def _of_tokens(self, ids: list[int], normalize: bool) -> list[list[float]]:
+        from ..llm.embed import normalized
+
+        options: Any = {"n_threads": self._n_threads, "n_batch": max(len(ids), 1)}
+        with self.model.new_context(len(ids), embeddings=True, pooling="none", **options) as ctx:
+            ctx.decode(ids)
+            return normalized(np.array(ctx.embeddings), normalize).tolist()
+
+    # -- tokens, one by one -----------------------------------------------------------------------------------------
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of UTF-8."""
+        return self.model.tokenize(text.decode("utf-8", "ignore"), add_bos, special)
+
+    def detokenize(self, tokens: Iterable[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """The text of tokens, as bytes."""
+        if prev_tokens:
+            return b"".join(self.model.vocab.token_to_piece(t, special=special) for t in tokens)
+        return self.model.detokenize(tokens, True, special).encode()
+
+    def reset(self) -> None:
+        """Forget what was evaluated."""
+        self._tokens.clear()
+        if self._ctx is not None:
+            self._ctx.memory.clear()
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens behind those so far. Raises KVCacheFull where they do not fit."""
+        ctx = self._context()
+        for i in range(0, len(tokens), ctx.n_batch):
+            ctx.decode(list(tokens[i : i + ctx.n_batch]))
+        self._tokens += tokens
+
+    def sample(self, **sampling: Any) -> int:
+        """A token for what was evaluated last."""
+        chain, _ = self._chain(sampling)
+        chain.prime(self._tokens)
+        return chain.sample(self._last_logits())
+
+    def generate(self, tokens: Sequence[int], reset: bool = True, **sampling: Any) -> Generator[int, Any, None]:
+        """Tokens that follow others, for ever; those that are sent in are evaluated behind them. What the context holds
+        of the beginning is not evaluated again (`reset` false: all is appended)."""
+        chain, stopping = self._chain(sampling)
+        todo = list(tokens)
+        if not todo:
+            raise BatchError("there are no tokens to generate from")
+        if reset:
+            n = next((i for i, (a, b) in enumerate(zip(self._tokens, todo[:-1], strict=False)) if a != b), None)
+            n = min(len(self._tokens), len(todo) - 1) if n is None else n
+            if n and self._context().memory.seq_rm(0, n):
+                del self._tokens[n:]
+                todo = todo[n:]
+            else:
+                self.reset()
+        chain.prime([*self._tokens, *todo])
+        while True:
+            self.eval(todo)
+            token = chain.sample(self._last_logits())
+            chain.accept(token)
+            if any(f(np.array(self._tokens), self._last_logits()) for f in stopping):
+                return
+            more = yield token
+            todo = [token, *(more or ())]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that were evaluated."""
+        return len(self._tokens)
+
+    def _context(self) -> LlamaContext:
+        if self._ctx is None:
+            options: Any = {"n_threads": self._n_threads, "flash_attn": self._flash_attn, **self._cache}
+            self._ctx = self.model.new_context(self._n_ctx, **options)
+        return self._ctx
+
+    def _last_logits(self) -> Any:
+        if not self._tokens:
+            raise BatchError("nothing was evaluated yet")
+        return self._context().logits[-1]
+
+    def _chain(self, sampling: dict[str, Any]) -> tuple[SamplerChain, Sequence[Callable[..., bool]]]:
+        names = {"temperature": "temp", "typical_p": "typ_p", "mirostat_mode": "mirostat"}
+        options = {names.get(k, k): v for k, v in sampling.items() if v is not None and k not in ("tfs_z", "idx")}
+        processors: Any = options.pop("logits_processor", ())
+        stopping: Any = options.pop("stopping_criteria", ())
+        grammar = options.get("grammar")
+        options["grammar"] = getattr(grammar, "_grammar", grammar)
+        if self._seed != LLAMA_DEFAULT_SEED:
+            options.setdefault("seed", self._seed)
+        chain = SamplerChain(SamplingParams(**options), self.model.vocab, _several(processors))
+        return chain, _several(stopping)
+
+    # -- what it is -------------------------------------------------------------------------------------------------
+
+    def n_ctx(self) -> int:
+        """Tokens of the context."""
+        return self._n_ctx
+
+    def n_embd(self) -> int:
+        """Length of embeddings."""
+        return self.model.hparams.n_embd
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self.model.vocab.n_tokens
+
+    def token_bos(self) -> int:
+        """The token at the beginning of texts; -1: none."""
+        return -1 if self.model.vocab.bos is None else self.model.vocab.bos
+
+    def token_eos(self) -> int:
+        """The token at their end; -1: none."""
+        return -1 if self.model.vocab.eos is None else self.model.vocab.eos
+
+    def token_nl(self) -> int:
+        """The new line; -1: none."""
+        return -1 if self.model.vocab.nl is None else self.model.vocab.nl
+
+    def set_seed(self, seed: int) -> None:
+        """The seed of what is sampled from now on."""
+        self._seed = seed
+
+    def set_cache(self, cache: object) -> None:
+        """Nothing: there is no cache of prompts to set."""
+
+    def close(self) -> None:
+        """Close the model."""
+        self.model.close()
+
+
+def _several(functions: Any) -> Sequence[Callable[..., Any]]:
+    if isinstance(functions, (list, tuple)):
+        return cast("Sequence[Callable[..., Any]]", functions)
+    return (functions,)
+
+
+def _template(chat_format: str | None) -> str | None:
+    """llama-cpp-python's name of a template, in ours."""
+    return {"llama-2": "llama2", "chat_template.default": None}.get(chat_format, chat_format) if chat_format else None

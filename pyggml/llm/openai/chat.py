@@ -1,0 +1,257 @@
+"""`create_chat_completion`: the reply to a chat, with tools, as JSON, in parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
+
+from pyggml.errors import ModelError
+
+from ..generate.generation import Generation, Token, until_end
+from ..generate.templates import ChatTemplate, find_template
+from ..generate.text import TextStream
+from ..loaded import LoadedModel
+from ..samplers.grammar import known_schema
+from ..vocab import Vocab
+from .formats import Format, find_format, forced_calls
+from .messages import prompt_of
+from .reply import Reply
+from .request import SamplingRequest, finish, new_id, now, piece, started, tools_of, usage
+from .types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatLogprob,
+    ChatLogprobs,
+    ChatMessage,
+    FinishReason,
+    ToolCall,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Schema = Mapping[str, Any]
+_NINE = {"mistral", "mistral-args"}  # whose templates want ids of nine letters
+
+
+class ChatRequest(SamplingRequest, total=False):
+    """What else a chat may ask for, see `Model.create_chat_completion`. `name`: of the model, in the answer."""
+
+    functions: Sequence[Mapping[str, Any]] | None
+    function_call: str | Mapping[str, Any] | None
+    chat_template: str | ChatTemplate | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    name: str | None
+
+
+def create_chat_completion(
+    model: LoadedModel,
+    messages: Sequence[Mapping[str, Any]],
+    /,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    functions: Sequence[Mapping[str, Any]] | None = None,
+    function_call: str | Mapping[str, Any] | None = None,
+    response_format: Mapping[str, Any] | None = None,
+    max_tokens: int | None = None,
+    logprobs: bool | None = False,
+    top_logprobs: int | None = None,
+    stream: bool = False,
+    chat_template: str | ChatTemplate | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    **request: Unpack[SamplingRequest],
+) -> ChatCompletion | Iterator[ChatCompletionChunk]:
+    """See `Model.create_chat_completion`."""
+    if functions is not None and tools is None:
+        tools = [{"type": "function", "function": f} for f in functions]
+    choice = tool_choice if tool_choice is not None else _of_function_call(function_call)
+    offered = [] if choice == "none" else list(tools or ())
+    schemas = tools_of(offered)
+    template = chat_template if isinstance(chat_template, ChatTemplate) else find_template(chat_template, model.kv)
+    form = find_format(template.source if template.tool_use is None or not offered else template.tool_use)
+    prompt = prompt_of(template, model.vocab, messages, offered, chat_template_kwargs or {})
+    answer = _Answer(model, form, frozenset(schemas), form.opens_reasoning(prompt), name or model.path)
+    answer.with_function_call = functions is not None
+    options: dict[str, Any] = {"temperature": 0.2, **request}
+    options |= answer.constraint(_forced(choice, schemas), _schema_of(response_format))
+    n_probs = (top_logprobs or 0) if logprobs else None
+    stop = options.get("stop")
+    options["stop"] = (*template.stop, *((stop,) if isinstance(stop, str) else stop or ()))
+    has_bos = model.vocab.bos is not None and prompt.startswith(model.vocab.text(model.vocab.bos))
+    ids = model.vocab.tokenize(prompt, not has_bos, True)
+    max_tokens = None if max_tokens is None or max_tokens <= 0 else max_tokens
+    g = started(model, ids, max_tokens, n_probs, options)
+    return answer.chunks(g) if stream else answer.whole(g)
+
+
+def _of_function_call(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+    return {"type": "function", "function": choice} if isinstance(choice, Mapping) else choice
+
+
+def _forced(choice: str | Mapping[str, Any] | None, schemas: Mapping[str, Schema]) -> Mapping[str, Schema]:
+    """The tools of which one must be called; none where the model may choose."""
+    if choice in (None, "auto", "none"):
+        return {}
+    if choice in ("required", "any"):
+        if not schemas:
+            raise ModelError("tool_choice 'required' needs tools")
+        return schemas
+    if isinstance(choice, Mapping):
+        name: Any = cast("Mapping[str, Any]", choice.get("function") or {}).get("name")
+        if name in schemas:
+            return {name: schemas[name]}
+        raise ModelError(f"tool_choice: there is no tool {name!r}; there are: {', '.join(schemas) or 'none'}")
+    raise ModelError(f"tool_choice must be none, auto, required, or name a function, not {choice!r:.60}")
+
+
+def _schema_of(response_format: Mapping[str, Any] | None) -> Schema | None:
+    """The JSON schema that a reply must follow."""
+    if response_format is None:
+        return None
+    match response_format.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return response_format.get("schema") or {"type": "object"}
+        case "json_schema":
+            told: Any = response_format.get("json_schema", response_format)
+            schema = cast(Any, told.get("schema") if isinstance(told, Mapping) else None)
+            if isinstance(schema, (Mapping, bool)):
+                return cast(Schema, schema)
+            raise ModelError("response_format: a json_schema with a schema is missing")
+        case kind:
+            raise ModelError(f"response_format: the type must be text, json_object or json_schema, not {kind!r:.60}")
+
+
+class _Raw(TextStream):
+    """The text of a reply with the special tokens that mean something in it."""
+
+    def __init__(self, vocab: Vocab, stop: Sequence[str], form: Format) -> None:
+        super().__init__(vocab, stop)
+        ids = {m: vocab.tokenize(m, False, True, continued=True) for m in form.markers}
+        self._markers = {i[0]: m for m, i in ids.items() if len(i) == 1}
+
+    def push(self, token: int) -> str:
+        marker = self._markers.get(token)
+        return super().push(token) if marker is None else self._filter(self._decoder.flush() + marker)
+
+
+class _Answer:
+    """A reply in the making."""
+
+    def __init__(self, model: LoadedModel, form: Format, names: frozenset[str], thinking: bool, name: str) -> None:
+        self.model, self.form, self.names, self.thinking, self.name = model, form, names, thinking, name
+        self.with_function_call = False
+        self._ids: list[str] = []  # of calls
+        self._id, self._created = new_id("chatcmpl"), now()
+
+    def constraint(self, forced: Mapping[str, Schema], schema: Schema | None) -> dict[str, Any]:
+        """The options that make the reply a call, or follow a schema. Reasoning that has begun is ended first."""
+        if forced:
+            grammar = forced_calls(self.form, forced, self.model.vocab, known_schema)
+        elif schema is None:
+            return {}
+        elif not self.thinking:
+            return {"json_schema": json.dumps(schema)}
+        else:
+            grammar = "start: json\njson: %json " + json.dumps(known_schema(schema)) + "\n"
+        if self.thinking:
+            self.thinking = False
+            end = json.dumps(self.form.reasoning[1] + "\n\n")
+            grammar = grammar.replace("start: ", f"start: {end} begun\nbegun: ", 1)
+        return {"grammar": grammar}
+
+    def whole(self, g: Generation) -> ChatCompletion:
+        """All of it."""
+        reply, reason, shown = Reply(), None, None
+        for reply, token, logprobs in self._replies(g, last_only=True):  # noqa: B007
+            reason = finish(token)
+            shown = logprobs
+        message: ChatMessage = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
+        self._add(message, reply, 0)
+        return {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self.name,
+            "choices": [{"index": 0, "message": message, "logprobs": shown, "finish_reason": _reason(reply, reason)}],
+            "usage": usage(g),
+        }
+
+    def chunks(self, g: Generation) -> Iterator[ChatCompletionChunk]:
+        """It in parts: the role, then text as it comes and each call once it is whole, then why it ended."""
+        yield self._chunk({"role": "assistant"}, None, None)
+        before, reason = Reply(), None
+        for reply, token, logprobs in self._replies(g, last_only=False):
+            delta: ChatMessage = {}
+            if len(reply.content) > len(before.content):
+                delta["content"] = reply.content[len(before.content) :]
+            if len(reply.reasoning) > len(before.reasoning):
+                delta["reasoning_content"] = reply.reasoning[len(before.reasoning) :]
+            self._add(delta, Reply(calls=reply.calls), len(before.calls))
+            if delta or logprobs is not None:
+                yield self._chunk(delta, logprobs, None)
+            before, reason = reply, finish(token)
+        yield self._chunk({}, None, _reason(before, reason))
+
+    def _replies(self, g: Generation, last_only: bool) -> Iterator[tuple[Reply, Token, ChatLogprobs | None]]:
+        """The reply after each token, with what is known of those since the one before; or after all."""
+        raw = _Raw(self.model.vocab, g.stop, self.form)
+        text = ""
+        entries: list[ChatLogprob] = []
+        for token in until_end(g):
+            if token.finish_reason != "eog":
+                text += raw.push(token.id)
+                if g.n_probs is not None:
+                    entries.append(_entry(self.model, token))
+            done = token.finish_reason is not None
+            if done and not raw.stopped:
+                text += raw.flush()
+            if done or not last_only:
+                shown: ChatLogprobs | None = None if g.n_probs is None else {"content": entries, "refusal": None}
+                yield self.form.parse(text, done, self.names, self.thinking), token, shown
+                entries = []
+
+    def _add(self, message: ChatMessage, reply: Reply, first: int) -> None:
+        """Put reasoning and calls, from that one on, into a message."""
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        calls: list[ToolCall] = []
+        for i, call in enumerate(reply.calls[first:], first):
+            if i == len(self._ids):
+                own = uuid4().hex
+                self._ids.append(call.id or (own[:9] if self.form.name in _NINE else f"call_{own[:24]}"))
+            function = {"name": call.name, "arguments": call.arguments}
+            calls.append(cast(ToolCall, {"index": i, "id": self._ids[i], "type": "function", "function": function}))
+        if calls:
+            message["tool_calls"] = calls
+            if self.with_function_call and "function" in calls[0]:
+                message["function_call"] = calls[0]["function"]
+
+    def _chunk(
+        self, delta: ChatMessage, logprobs: ChatLogprobs | None, reason: FinishReason | None
+    ) -> ChatCompletionChunk:
+        return {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self.name,
+            "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
+        }
+
+
+def _reason(reply: Reply, reason: FinishReason | None) -> FinishReason | None:
+    return "tool_calls" if reply.calls and reason != "length" else reason
+
+
+def _entry(model: LoadedModel, token: Token) -> ChatLogprob:
+    def top(i: int, x: float) -> Any:
+        data = piece(model, i)
+        return {"token": data.decode("utf-8", "replace"), "logprob": x, "bytes": list(data)}
+
+    own = top(token.id, token.logprob or 0.0)
+    return cast(ChatLogprob, {**own, "top_logprobs": [top(i, x) for i, x in token.top]})

@@ -1,0 +1,192 @@
+"""How families of models write tool calls and reasoning, found by their chat templates; and how a call is forced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..vocab import Vocab
+from . import reply
+from .reply import Reader, Reply
+
+Schema = Mapping[str, Any]
+# A forced call: texts and schemas in turn.
+Forced = Callable[[str, Schema], Sequence[str | Schema]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A family's way.
+
+    read       what reads a reply
+    force      a call of a tool with parameters of a schema, as texts and schemas one after the other
+    markers    special tokens that are part of replies
+    reasoning  what stands around it
+    """
+
+    name: str
+    read: Reader
+    force: Forced
+    markers: tuple[str, ...] = ()
+    reasoning: tuple[str, str] = ("<think>", "</think>")
+
+    def parse(self, text: str, done: bool, names: frozenset[str], thinking: bool = False) -> Reply:
+        """What a reply says. `thinking`: it begins inside the reasoning."""
+        text = reply.shown(text, (*self.markers, *self.reasoning), done)
+        thought, rest = reply.split_reasoning(text, *self.reasoning, thinking, done)
+        found = self.read(rest, done, names)
+        if thought:
+            found.reasoning = thought
+        if not done or found.calls:  # spaces before a call are none of the content
+            found.content, found.reasoning = found.content.rstrip(), found.reasoning.rstrip()
+        return found
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Whether a prompt ends within reasoning."""
+        begin, end = self.reasoning
+        return prompt.rfind(begin) > prompt.rfind(end) and prompt.rstrip().endswith(begin)
+
+
+def _named(first: str, key: str, last: str, **more: Any) -> Forced:
+    """JSON with the name, and the arguments as `key`."""
+
+    def force(name: str, schema: Schema) -> Sequence[str | Schema]:
+        properties: dict[str, Any] = {**more, "name": {"const": name}, key: schema}
+        return first, _object(properties), last
+
+    return force
+
+
+def _listed(first: str, name_key: str, key: str, last: str, **more: Any) -> Forced:
+    def force(name: str, schema: Schema) -> Sequence[str | Schema]:
+        item = _object({**more, name_key: {"const": name}, key: schema})
+        return first, {"type": "array", "items": item, "minItems": 1, "maxItems": 1}, last
+
+    return force
+
+
+def _object(properties: Mapping[str, Any]) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_DEEPSEEK = tuple(f"<｜tool▁{x}｜>" for x in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end"))
+_COHERE = tuple(f"<|{x}_{y}|>" for x in ("START", "END") for y in ("ACTION", "THINKING", "RESPONSE"))
+_HARMONY = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+
+HERMES = Format(
+    "hermes",
+    reply.read_hermes,
+    _named("<tool_call>\n", "arguments", "\n</tool_call>"),
+    ("<tool_call>", "</tool_call>", "<think>", "</think>"),
+)
+LLAMA3 = Format("llama3", reply.read_llama3, _named("", "parameters", ""), ("<|python_tag|>",))
+MISTRAL = Format(
+    "mistral",
+    reply.read_mistral,
+    _listed("[TOOL_CALLS]", "name", "arguments", ""),
+    ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    ("[THINK]", "[/THINK]"),
+)
+MISTRAL_ARGS = Format(
+    "mistral-args",
+    reply.read_mistral,
+    lambda name, schema: (f"[TOOL_CALLS]{name}[ARGS]", schema),
+    MISTRAL.markers,
+    MISTRAL.reasoning,
+)
+DEEPSEEK = Format(
+    "deepseek",
+    reply.read_deepseek,
+    lambda name, schema: (
+        f"{_DEEPSEEK[0]}{_DEEPSEEK[1]}function{_DEEPSEEK[2]}{name}\n```json\n",
+        schema,
+        f"\n```{_DEEPSEEK[3]}{_DEEPSEEK[4]}",
+    ),
+    (*_DEEPSEEK, "<think>", "</think>"),
+)
+HARMONY = Format(
+    "harmony",
+    reply.read_harmony,
+    lambda name, schema: (f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema),
+    _HARMONY,
+    ("\0", "\0"),  # it is a channel
+)
+FUNCTIONARY = Format(
+    "functionary",
+    reply.read_functionary,
+    lambda name, schema: (f"<function={name}>", schema, "</function>"),
+    ("<function=",),
+)
+FUNCTIONARY_V32 = Format(
+    "functionary-v3.2", reply.read_functionary_v32, lambda name, schema: (f"{name}\n", schema), (">>>",)
+)
+COMMAND_R7B = Format(
+    "command-r7b",
+    reply.read_command_r,
+    _listed("<|START_ACTION|>", "tool_name", "parameters", "<|END_ACTION|>", tool_call_id={"const": "0"}),
+    _COHERE,
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+COMMAND_R = Format(
+    "command-r", reply.read_command_r, _listed("Action: ```json\n", "tool_name", "parameters", "\n```"), ("Action:",)
+)
+PLAIN = Format("plain", reply.read_plain, _named("", "arguments", ""), ("<think>", "</think>"))
+
+# By what is found in the chat template, the first that fits.
+_SIGNS: tuple[tuple[str, Format], ...] = (
+    ("<|channel|>", HARMONY),
+    ("<｜tool▁calls▁begin｜>", DEEPSEEK),
+    (">>>all", FUNCTIONARY_V32),
+    ("<|START_ACTION|>", COMMAND_R7B),
+    ("Action: ```json", COMMAND_R),
+    ("Action:\n```json", COMMAND_R),
+    ("[ARGS]", MISTRAL_ARGS),
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<tool_call>", HERMES),
+    ("<function=", FUNCTIONARY),
+    ("<|python_tag|>", LLAMA3),
+    ("<|start_header_id|>ipython", LLAMA3),
+)
+
+
+def find_format(source: str) -> Format:
+    """The format of a chat template's text; PLAIN where it knows of no tools."""
+    return next((f for sign, f in _SIGNS if sign in source), PLAIN)
+
+
+def forced_calls(form: Format, tools: Mapping[str, Schema], vocab: Vocab, compiled: Callable[[Schema], Schema]) -> str:
+    """A grammar (llguidance's Lark) of one call of any of the tools. `compiled`: what the engine takes of a schema."""
+    names = [f"call{i}" for i in range(len(tools))]
+    lines = ["start: " + " | ".join(names)]
+    for rule, (name, schema) in zip(names, tools.items(), strict=True):
+        parts = (
+            _spelled(part, form, vocab) if isinstance(part, str) else "%json " + json.dumps(compiled(part))
+            for part in form.force(name, schema)
+        )
+        lines.append(f"{rule}: " + " ".join(p for p in parts if p))
+    return "\n".join(lines) + "\n"
+
+
+def _spelled(text: str, form: Format, vocab: Vocab) -> str:
+    """A text in Lark: markers that are tokens as these."""
+    parts: list[str] = []
+    while text:
+        found = [(at, -len(m), m) for m in form.markers if (at := text.find(m)) >= 0 and _is_token(m, vocab)]
+        at, _, marker = min(found, default=(len(text), 0, ""))
+        if at:
+            parts.append(json.dumps(text[:at]))
+        if marker:
+            parts.append(f"<[{vocab.tokenize(marker, False, True, continued=True)[0]}]>")
+        text = text[at + len(marker) :]
+    return " ".join(parts)
+
+
+def _is_token(marker: str, vocab: Vocab) -> bool:
+    return len(vocab.tokenize(marker, False, True, continued=True)) == 1

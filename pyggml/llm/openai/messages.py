@@ -1,0 +1,112 @@
+"""Messages as OpenAI has them, made what templates were written for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pyggml.errors import ModelError
+
+from ..generate.templates import ChatTemplate
+from ..vocab import Vocab
+
+_NEEDLE = "needle7"
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+def prompt_of(
+    template: ChatTemplate,
+    vocab: Vocab,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+) -> str:
+    """The text of a chat up to the reply. Where a template says nothing of tools, a system message does."""
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"messages must be a list of dicts with role and content, not {messages!r:.60}")
+    calls = any(m.get("tool_calls") for m in messages)
+    objects = calls and _takes_objects(template, vocab)
+    plain = [_message(m, i, objects) for i, m in enumerate(messages)]
+    text = template.render(plain, vocab, tools=tools or None, **variables)
+    if tools and text == template.render(plain, vocab, **variables):
+        first = plain[0]["content"] if plain and plain[0]["role"] == "system" else ""
+        told = {"role": "system", "content": f"{first}\n\n{_described(tools)}".lstrip()}
+        rest = plain[1:] if first else plain
+        text = template.render([told, *map(_spelled_out, rest)], vocab, **variables)
+    return text
+
+
+def _message(message: Mapping[str, Any], i: int, objects: bool) -> dict[str, Any]:
+    out = dict(message)
+    if not isinstance(out.get("role"), str):
+        raise ModelError(f"messages[{i}] has no role")
+    out["role"] = _ROLES.get(out["role"], out["role"])
+    out["content"] = _text(out.get("content"), i)
+    if out.get("tool_calls"):
+        out["tool_calls"] = [_call(c, f"messages[{i}].tool_calls", objects) for c in out["tool_calls"]]
+    return out
+
+
+def _text(content: Any, i: int) -> str:
+    """Content as one text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = cast("Sequence[Any]", content if isinstance(content, Sequence) else [content])
+    texts = [cast("Mapping[str, Any]", p).get("text") if isinstance(p, Mapping) else p for p in parts]
+    if not all(isinstance(t, str) for t in texts):
+        raise ModelError(f"messages[{i}]: content must be text, or a list of parts of type text")
+    return "".join(cast("list[str]", texts))
+
+
+def _call(call: Any, where: str, objects: bool) -> dict[str, Any]:
+    function = cast(Any, call.get("function") if isinstance(call, Mapping) else None)
+    if not isinstance(function, Mapping):
+        raise ModelError(f"{where}: a call must have a function with name and arguments")
+    known = dict(cast("Mapping[str, Any]", function))
+    arguments: Any = known.get("arguments", {})
+    if objects and isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except ValueError:
+            raise ModelError(f"{where}: the arguments are no JSON: {arguments!r:.60}") from None
+    elif not objects and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**known, "arguments": arguments}}
+
+
+def _takes_objects(template: ChatTemplate, vocab: Vocab) -> bool:
+    """Whether a template writes arguments that are objects as JSON; if not, it wants them as text."""
+    function = {"name": "f", "arguments": {_NEEDLE: "x"}}
+    call = {"id": "123456789", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "t", "name": "f", "tool_call_id": "123456789"},
+    ]
+    try:
+        text = template.render(messages, vocab, tools=[{"type": "function", "function": {"name": "f"}}])
+    except ModelError:
+        return False
+    return f"'{_NEEDLE}'" not in text
+
+
+def _described(tools: Sequence[Mapping[str, Any]]) -> str:
+    """What a model that was trained on no form of tools is told."""
+    lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
+    form = '{"name": "the function", "arguments": {"parameter": "value"}}'
+    return "\n".join(
+        ["You can call these functions:", *lines, f"To call one, reply with nothing but JSON of this form: {form}"]
+    )
+
+
+def _spelled_out(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with calls, or with a result, for a template that knows of neither."""
+    if message.get("tool_calls"):
+        calls = [c["function"] for c in message["tool_calls"]]
+        return {"role": "assistant", "content": message["content"] + "\n".join(json.dumps(c) for c in calls)}
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"The function's result: {message['content']}"}
+    return message

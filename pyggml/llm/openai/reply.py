@@ -1,0 +1,289 @@
+"""What a model's reply says: reasoning, content and tool calls, written in the form its family was trained on."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+_DECODER = json.JSONDecoder(strict=False)
+
+
+class Call(NamedTuple):
+    """A tool call: `arguments` as JSON text. `id`: the model's own, "" where it gave none."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass
+class Reply:
+    """A reply, or what there is of one."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list[Call])
+
+
+# A reader takes the text so far, whether that is all, and the names of the tools. What may still become a marker or a
+# call is held back until all is there.
+Reader = Callable[[str, bool, frozenset[str]], Reply]
+
+
+def split_reasoning(text: str, begin: str, end: str, inside: bool, done: bool) -> tuple[str, str]:
+    """What stands between `begin` and `end` at the start of a text (`inside`: behind `begin`), and the rest."""
+    start = text.lstrip()
+    if not inside:
+        if not done and begin.startswith(start):
+            return "", ""
+        if not start.startswith(begin):
+            return "", text
+        start = start[len(begin) :]
+    thought, _, rest = start.partition(end)
+    return thought.strip(), rest.lstrip("\n")
+
+
+def read_plain(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """A reply that is a call as JSON, by the name of a tool, or text."""
+    return _bare_json(text, done, names)
+
+
+def read_hermes(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """Hermes, Qwen: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; Qwen-Coder with tags inside."""
+    return _blocks(text, done, "<tool_call>", "</tool_call>", lambda body: _tagged(body) or _calls(body))
+
+
+def read_functionary(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """Functionary 3.1: `<function=NAME>{...}</function>`."""
+
+    def call(body: str) -> list[Call]:
+        name, _, arguments = body.partition(">")
+        return [Call(name.strip(), arguments.strip())] if _is_json(arguments) else []
+
+    return _blocks(text, done, "<function=", "</function>", call)
+
+
+def read_functionary_v32(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """Functionary 3.2: `all` or a name, a new line, then text or arguments; parts begin with `>>>`."""
+    reply = Reply()
+    parts = re.split(">>>", text.removeprefix(">>>"))
+    for i, part in enumerate(parts):
+        name, newline, body = part.partition("\n")
+        last = i == len(parts) - 1
+        if name.strip() == "all":
+            reply.content += body
+        elif newline and (done or not last):
+            arguments = body.strip()
+            reply.calls.append(Call(name.strip(), arguments if _is_json(arguments) else json.dumps({"code": body})))
+        elif done:
+            reply.content += part
+    return reply
+
+
+def read_llama3(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """Llama 3: JSON with `parameters`, behind `<|python_tag|>` or alone; `NAME.call(x="y")`; code."""
+    content, tag, body = text.partition("<|python_tag|>")
+    if not tag:
+        return _bare_json(text, done, names)
+    if not done:
+        return Reply(content)
+    if calls := _calls(body):
+        return Reply(content, calls=calls)
+    builtin = re.fullmatch(r"\s*([A-Za-z_]\w*)\.call\((.*)\)\s*", body, re.DOTALL)
+    arguments = _keywords(builtin.group(2)) if builtin else None
+    if builtin and arguments is not None:
+        return Reply(content, calls=[Call(builtin.group(1), json.dumps(arguments, ensure_ascii=False))])
+    code = "code_interpreter" if "code_interpreter" in names else "python"
+    return Reply(content, calls=[Call(code, json.dumps({"code": body}, ensure_ascii=False))])
+
+
+def read_mistral(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """Mistral: `[TOOL_CALLS]` before a list, or before each `NAME[ARGS]{...}` (`NAME[CALL_ID]ID[ARGS]{...}`)."""
+    content, tag, body = text.partition("[TOOL_CALLS]")
+    if not tag:
+        return Reply(text)
+    if body.lstrip().startswith("["):
+        calls = _calls(body) if done or body.rstrip().endswith("]") else []
+        return Reply(content if calls or not done else text, calls=calls)
+    reply = Reply(content)
+    for part in body.split("[TOOL_CALLS]"):
+        head, found, arguments = part.partition("[ARGS]")
+        if not found:
+            head, brace, rest = part.partition("{")
+            arguments = brace + rest
+        name, _, id = head.partition("[CALL_ID]")
+        if _is_json(arguments):
+            reply.calls.append(Call(name.strip(), arguments.strip(), id.strip()))
+        elif done:
+            reply.content += tag + part
+    return reply
+
+
+def read_deepseek(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """DeepSeek: `function<｜tool▁sep｜>NAME` and a block of code between two tokens; 3.1: `NAME<｜tool▁sep｜>{...}`."""
+    begin, sep, end = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+    def call(body: str) -> list[Call]:
+        head, _, rest = body.partition(sep)
+        if head.strip() == "function":
+            head, _, rest = rest.partition("\n")
+            rest = rest.strip().removeprefix("```json").removesuffix("```")
+        return [Call(head.strip(), rest.strip())] if _is_json(rest) else []
+
+    reply = _blocks(text, done, begin, end, call)
+    for marker in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"):
+        reply.content = reply.content.replace(marker, "")
+    return reply
+
+
+def read_command_r(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """Command R: a list of `tool_name` and `parameters` between `<|START_ACTION|>` and its end, or in a block of code
+    behind `Action:`; the text between `<|START_RESPONSE|>` and its end."""
+    text = text.replace("<|START_RESPONSE|>", "").replace("<|END_RESPONSE|>", "")
+    if "Action:" not in text:
+        return _blocks(text, done, "<|START_ACTION|>", "<|END_ACTION|>", _calls)
+    content, _, body = text.partition("Action:")
+    found = re.search(r"```json(.*?)```", body, re.DOTALL)
+    calls = [c for c in _calls(found.group(1)) if c.name != "directly_answer"] if found else []
+    if found is None:
+        return Reply(text if done else content)
+    return Reply((content + body[found.end() :]).strip(), calls=calls)
+
+
+def read_harmony(text: str, done: bool, names: frozenset[str]) -> Reply:
+    """gpt-oss: messages of channels: `analysis` is reasoning, `commentary to=functions.NAME` a call, the rest text."""
+    reply = Reply()
+    parts = re.split(r"<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>", text)
+    for i, part in enumerate(parts):
+        head, found, body = part.partition("<|message|>")
+        closed = done or i < len(parts) - 1
+        if not found:
+            if done and "<|channel|>" not in part and part.strip() not in ("", "assistant"):
+                reply.content += part
+            continue
+        channel, to = re.search(r"<\|channel\|>\s*(\w+)", head), re.search(r"to=(\S+?)(?=<\||\s|$)", head)
+        if to is not None and to.group(1) != "assistant":
+            if closed:
+                reply.calls.append(Call(to.group(1).removeprefix("functions."), body.strip()))
+        elif channel is not None and channel.group(1) == "analysis":
+            reply.reasoning += ("\n" if reply.reasoning else "") + body
+        else:
+            reply.content += body
+    return reply
+
+
+def _blocks(text: str, done: bool, begin: str, end: str, read: Callable[[str], list[Call]]) -> Reply:
+    """Text, and calls between `begin` and `end`. A block that is no call stays text; so does one that was broken off,
+    unless its call is whole."""
+    reply, rest = Reply(), text
+    while True:
+        before, found, rest = rest.partition(begin)
+        if not found:
+            reply.content += before
+            break
+        reply.content += before
+        body, closed, behind = rest.partition(end)
+        if not closed and not done:
+            break
+        calls = read(body)
+        reply.calls += calls
+        if not calls:
+            reply.content += begin + body + closed
+        rest = behind
+        if not closed:
+            break
+    return reply
+
+
+def shown(text: str, markers: tuple[str, ...], done: bool) -> str:
+    """The text without what may be the beginning of a marker, unless it is all."""
+    n = 0
+    for m in () if done else markers:
+        longest = next((k for k in range(len(m), 0, -1) if text.endswith(m[:k])), 0)
+        n = max(n, longest if longest < len(m) else 0)
+    return text[: len(text) - n]
+
+
+def _bare_json(text: str, done: bool, names: frozenset[str]) -> Reply:
+    start = text.lstrip()
+    if names and start[:1] in ("{", "["):
+        calls = _calls(start) if done else []
+        if not done or (calls and all(c.name in names for c in calls)):
+            return Reply(calls=calls)
+    return Reply(text if start or done else "")
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The JSON values of a text, one after the other, with nothing but spaces, commas and semicolons between them."""
+    at = 0
+    while at < len(text):
+        if text[at] in " \t\r\n;,":
+            at += 1
+            continue
+        value, at = _DECODER.raw_decode(text, at)
+        yield value
+
+
+def _calls(text: str) -> list[Call]:
+    """The calls in JSON; none where it is no JSON, or anything else is in it."""
+    try:
+        values = list(_values(text))
+    except (ValueError, RecursionError):
+        return []
+    calls: list[Call] = []
+    for value in values:
+        for item in cast("list[Any]", value if isinstance(value, list) else [value]):
+            if not isinstance(item, dict):
+                return []
+            call = cast("dict[str, Any]", item)
+            inner = call.get("function")
+            if isinstance(inner, dict):
+                call = {**call, **cast("dict[str, Any]", inner)}
+            name = next((call[k] for k in ("name", "tool_name", "function") if isinstance(call.get(k), str)), None)
+            if name is None:
+                return []
+            none: dict[str, Any] = {}
+            given: Any = next((call[k] for k in ("arguments", "parameters", "args") if k in call), none)
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            calls.append(Call(name, arguments, str(call.get("id", call.get("tool_call_id", "")))))
+    return calls
+
+
+def _tagged(body: str) -> list[Call]:
+    """`<function=NAME><parameter=X>value</parameter></function>`."""
+    found = re.search(r"<function=([^>]+)>(.*?)(?:</function>|$)", body, re.DOTALL)
+    if found is None:
+        return []
+    pairs = re.findall(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", found.group(2), re.DOTALL)
+    arguments = {name.strip(): _value(value) for name, value in pairs}
+    return [Call(found.group(1).strip(), json.dumps(arguments, ensure_ascii=False))]
+
+
+def _value(text: str) -> Any:
+    """What a parameter's text says: JSON where it is an object, a list, a number, true, false or null."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, str) else value
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text, strict=False), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _keywords(text: str) -> dict[str, Any] | None:
+    """The keyword arguments of a call in Python's notation."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        return {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
+        return None

@@ -1,0 +1,122 @@
+"""A request in OpenAI's words, as the arguments of a generation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+from uuid import uuid4
+
+from pyggml.errors import ModelError, SamplerError
+
+from ..generate.generation import Generation, StoppingCriteria, Token, new_generation
+from ..loaded import LoadedModel
+from ..samplers import LogitsProcessor
+from .types import FinishReason, Usage
+
+if TYPE_CHECKING:
+    pass
+
+# Names of OpenAI and llama-cpp-python, and ours.
+_NAMES = {"temperature": "temp", "typical_p": "typ_p", "mirostat_mode": "mirostat"}
+
+
+class SamplingRequest(TypedDict, total=False):
+    """What requests of both kinds may say: OpenAI's and llama-cpp-python's names; `None` is the default. `grammar`:
+    GBNF, or what has it in `_grammar` (LlamaGrammar). The fields of `SamplingParams` may be given besides."""
+
+    temperature: float | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    top_k: int | None
+    stop: str | Sequence[str] | None
+    seed: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repeat_penalty: float | None
+    mirostat_mode: int | None
+    mirostat_tau: float | None
+    mirostat_eta: float | None
+    logit_bias: Mapping[Any, float] | None
+    grammar: Any
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] | None
+    n_ctx: int | None
+    n_threads: int | None
+    flash_attn: bool
+    tfs_z: float  # of old versions: without effect there, too
+    user: str | None
+
+
+Start = Callable[..., Generation]  # as `new_generation`, but for the model
+
+
+def started(
+    model: LoadedModel,
+    prompt: str | Sequence[int],
+    max_tokens: int | None,
+    n_probs: int | None,
+    request: Mapping[str, Any],
+) -> Generation:
+    """The generation of a request. Raises SamplerError for words that mean nothing."""
+    options = dict(request)
+    for ignored in ("tfs_z", "model", "user"):
+        options.pop(ignored, None)
+    options = {_NAMES.get(k, k): v for k, v in options.items() if v is not None}
+    grammar = options.get("grammar")
+    if grammar is not None and not isinstance(grammar, str):
+        options["grammar"] = getattr(grammar, "_grammar", grammar)
+    if isinstance(bias := options.get("logit_bias"), Mapping):
+        options["logit_bias"] = {int(k): v for k, v in cast("Mapping[Any, float]", bias).items()}
+    n_predict = -1 if max_tokens is None or max_tokens < 0 else max_tokens
+    if n_predict < 0 and "n_ctx" not in options:
+        options["n_ctx"] = model.hparams.n_ctx_train
+    elif "n_ctx" in options and n_predict >= 0:
+        n_ctx = options["n_ctx"]
+        n_prompt = len(model.tokenize(prompt)) if isinstance(prompt, str) else len(prompt)
+        options["n_ctx"] = min(n_ctx, n_prompt + n_predict) if n_prompt < n_ctx else n_ctx
+    try:
+        return new_generation(model, prompt, n_predict, n_probs, **options)
+    except TypeError as e:
+        raise SamplerError(f"the request cannot be understood: {e}") from None
+
+
+def new_id(kind: str) -> str:
+    """`cmpl-...`."""
+    return f"{kind}-{uuid4().hex}"
+
+
+def now() -> int:
+    """Seconds since 1970."""
+    return int(time.time())
+
+
+def usage(g: Generation) -> Usage:
+    """The tokens of a generation."""
+    n_prompt, n = len(g.prompt), len(g.ids)
+    return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
+
+
+def finish(token: Token) -> FinishReason | None:
+    """OpenAI's word for why a text ended."""
+    if token.finish_reason is None:
+        return None
+    return "length" if token.finish_reason == "length" else "stop"
+
+
+def piece(model: LoadedModel, token: int) -> bytes:
+    """The text of a token, special ones too."""
+    return model.vocab.token_to_piece(token, special=True)
+
+
+def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    """Names of tools, and the schemas of their parameters. Raises ModelError for what is no tool."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for i, tool in enumerate(tools or ()):
+        function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(function, Mapping) or not isinstance(cast("Mapping[str, Any]", function).get("name"), str):
+            raise ModelError(f"tools[{i}] must be a dict with type 'function' and a function with a name")
+        known = cast("Mapping[str, Any]", function)
+        found[known["name"]] = known.get("parameters") or {"type": "object", "properties": {}}
+    return found

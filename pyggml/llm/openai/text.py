@@ -1,0 +1,109 @@
+"""`create_completion`: a text that continues a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyggml.errors import SamplerError
+
+from ..generate.generation import Generation, Token, until_end
+from ..loaded import LoadedModel
+from .request import SamplingRequest, finish, new_id, now, piece, started, usage
+from .types import Completion, CompletionLogprobs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def create_completion(
+    model: LoadedModel,
+    prompt: str | Sequence[int],
+    /,
+    *,
+    suffix: str | None = None,
+    max_tokens: int | None = 16,
+    logprobs: int | None = None,
+    echo: bool = False,
+    stream: bool = False,
+    name: str | None = None,
+    **request: Unpack[SamplingRequest],
+) -> Completion | Iterator[Completion]:
+    """See `Model.create_completion`."""
+    if logprobs is not None and (isinstance(logprobs, bool) or logprobs < 0):
+        raise SamplerError(f"logprobs must be a number of alternatives, not {logprobs!r:.60}")
+    text = prompt if isinstance(prompt, str) else model.detokenize(prompt)
+    ids = prompt if suffix is None else model.vocab.infill_ids(text, suffix)
+    n = None if max_tokens is None or max_tokens <= 0 else max_tokens  # as llama-cpp-python: until the context is full
+    g = started(model, ids, n, logprobs, request)
+    parts = _parts(model, g, logprobs, name or model.path, text if echo else "", suffix if echo else None)
+    if stream:
+        return parts
+    return _joined(list(parts), g)
+
+
+def _parts(
+    model: LoadedModel, g: Generation, logprobs: int | None, name: str, before: str, after: str | None
+) -> Iterator[Completion]:
+    """The answer in parts; the last one says why it ended. What of the text is held back comes with the token that
+    settles it."""
+    id, created, offset = new_id("cmpl"), now(), len(before)
+    text = before
+    for token in until_end(g):
+        text += token.text
+        shown = None
+        if logprobs is not None and token.finish_reason != "eog" and token.id >= 0:
+            shown = _logprobs(model, token, offset)
+            offset += len(shown["tokens"][0])
+        reason = finish(token)
+        if reason is not None and after is not None:
+            text += after
+        if text or shown is not None or reason is not None:
+            yield _completion(id, created, name, text, shown, reason)
+        text = ""
+
+
+def _completion(
+    id: str, created: int, name: str, text: str, shown: CompletionLogprobs | None, reason: Any
+) -> Completion:
+    return {
+        "id": id,
+        "object": "text_completion",
+        "created": created,
+        "model": name,
+        "choices": [{"text": text, "index": 0, "logprobs": shown, "finish_reason": reason}],
+    }
+
+
+def _joined(parts: Sequence[Completion], g: Generation) -> Completion:
+    choices = [p["choices"][0] for p in parts if "choices" in p]
+    shown = [c["logprobs"] for c in choices if c["logprobs"] is not None]
+    whole: CompletionLogprobs | None = None
+    if shown or g.n_probs is not None:
+        whole = {
+            "text_offset": [x for s in shown for x in s["text_offset"]],
+            "token_logprobs": [x for s in shown for x in s["token_logprobs"]],
+            "tokens": [x for s in shown for x in s["tokens"]],
+            "top_logprobs": [x for s in shown for x in s["top_logprobs"]],
+        }
+    answer = Completion(**parts[-1])
+    text = "".join(c["text"] for c in choices)
+    reason = choices[-1]["finish_reason"]
+    answer["choices"] = [{"text": text, "index": 0, "logprobs": whole, "finish_reason": reason}]
+    answer["usage"] = usage(g)
+    return answer
+
+
+def _logprobs(model: LoadedModel, token: Token, offset: int) -> CompletionLogprobs:
+    def text(i: int) -> str:
+        return piece(model, i).decode("utf-8", "replace")
+
+    top = {text(i): x for i, x in token.top}
+    if token.logprob is not None:
+        top.setdefault(text(token.id), token.logprob)
+    return {
+        "text_offset": [offset],
+        "token_logprobs": [token.logprob],
+        "tokens": [text(token.id)],
+        "top_logprobs": [top],
+    }

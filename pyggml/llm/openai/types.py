@@ -1,0 +1,150 @@
+"""The shapes of answers: OpenAI's, as llama-cpp-python gives them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Usage(TypedDict):
+    """Tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(TypedDict):
+    """Of each token: where its text begins, its log-probability, its text, and the likeliest with theirs."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(TypedDict):
+    """A text."""
+
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(TypedDict, total=False):
+    """An answer, or a part of one that is streamed (without `usage`)."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ToolCallFunction(TypedDict):
+    """The arguments are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict, total=False):
+    """`index`: in parts of an answer."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: ToolCallFunction
+
+
+class ChatMessage(TypedDict, total=False):
+    """The reply. `function_call`: the first call, for those who asked with `functions`."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+    function_call: ToolCallFunction
+
+
+class TopLogprob(TypedDict):
+    """A token that could have been."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    """A token, and the likeliest ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Of each token."""
+
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    """A reply."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletion(TypedDict):
+    """An answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunkChoice(TypedDict):
+    """What is new: in the first part the role, in the last nothing but the reason of the end."""
+
+    index: int
+    delta: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(TypedDict):
+    """A part of an answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+
+
+class EmbeddingData(TypedDict):
+    """The embedding of a text; of its tokens where nothing pools them."""
+
+    index: int
+    object: Literal["embedding"]
+    embedding: list[float] | list[list[float]]
+
+
+class EmbeddingAnswer(TypedDict):
+    """The embeddings of texts."""
+
+    object: Literal["list"]
+    data: list[EmbeddingData]
+    model: str
+    usage: dict[str, int]
+
+
+Tool = dict[str, Any]
