@@ -10,7 +10,7 @@ from pyggml.errors import GGMLError, ModelError
 from pyggml.graph import Graph
 
 from .blocks import Build, KVMemory
-from .hparams import HParams
+from .hparams import MAX_LAYERS, HParams
 from .memory.cross import CrossMemory
 from .memory.hybrid import HybridMemory
 from .memory.kv_cache import CacheOptions, KVCache
@@ -22,6 +22,7 @@ from .weights import Weights
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_BLOCK_COUNT = "{arch}.block_count"
 MemoryKind = Literal["kv", "recurrent", "hybrid", "cross", "none"]
 
 
@@ -57,7 +58,11 @@ class Architecture:
 
         Raises ModelError naming the key that is missing, of another type or out of range.
         """
-        return self.read(Reader(name, kv))
+        r = Reader(name, kv)
+        n_layer = r.integer(_BLOCK_COUNT, 0)
+        if n_layer > MAX_LAYERS:  # before any list with a value for each of them
+            r.fail(_BLOCK_COUNT, f"is {n_layer}: more than the {MAX_LAYERS} layers supported")
+        return self.read(r)
 
     def declare(self, hp: HParams, weights: Weights) -> Weights:
         """Let the builder ask for all its weights: those that are there are then in `weights`, in its order.

@@ -176,6 +176,10 @@ def read_kimi(
         r.integer(attention.VALUE_LENGTH_MLA),
         base.n_rot if n_rot is None else n_rot,
     )
+    keys = attention.KEY_LENGTH_MLA, attention.VALUE_LENGTH_MLA, Keys.SSM.CONV_KERNEL, Keys.KDA.HEAD_DIM
+    for key, least in zip(keys, (mla.n_rot + 1, 1, 2, 1), strict=True):
+        if r.integer(key) < least:
+            r.fail(key, f"is {r.integer(key)}, less than {least}")
     common: dict[str, object] = {
         "mla": mla,
         "n_embd_head_v": mla.n_lora_kv,

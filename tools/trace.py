@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Optional
 
 import typer
@@ -15,8 +16,9 @@ from pyggml.backends.cpu import CpuBackend
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.inspect import trace as traces
-from pyggml.llm.model import Model, load_model
+from pyggml.llm.model import Model, default_model_path, load_model
 from pyggml.llm.options import ContextOptions
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from .options import FlashAttn, Json, ModelPath, Ram, Threads
 
@@ -25,7 +27,7 @@ Nodes = Annotated[
     typer.Option("--nodes", help="Nodes whose names match (repeatable); default: all.", metavar="PATTERN"),
 ]
 Prompt = Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to evaluate.")]
-_KEYS = ("backend", "isa", "type_k", "type_v", "flash_attn", "repack")
+_KEYS = ("backend", "isa", "type_k", "type_v", "flash_attn", "repack", "quantize")
 _SIDE = f"A model file, or a trace (.npz). After a model file may come :KEY=VALUE,.. of {', '.join(_KEYS)}."
 _DIFFERENT = 3  # the exit code; 1 and 2 are failures
 
@@ -56,7 +58,8 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Run the same tokens twice, or read traces, and show the first node that differs, and how the difference grows
-    from layer to layer. The exit code is 0 where all are within the tolerance, and 3 where they are not."""
+    from layer to layer; a side with quantize=Q4_K_M is quantized first. The exit code is 0 where all are within the
+    tolerance, and 3 where they are not."""
     (left, options_a), (right, options_b) = _side(a), _side(b)
     d = traces.diff(left, right, prompt, *(nodes or ()), tolerance=tolerance, options_a=options_a, options_b=options_b)
     if as_json:
@@ -76,7 +79,7 @@ def _side(text: str) -> tuple[Model | traces.Trace, ContextOptions]:
         if given:
             raise ModelError(f"{text}: a trace has been computed; it takes no {', '.join(given)}")
         return traces.load_trace(path), {}
-    repack = _flag(given.pop("repack", "1"))
+    repack, file_type = _flag(given.pop("repack", "1")), given.pop("quantize", None)
     options: dict[str, Any] = {}
     for key, value in given.items():
         if key == "isa":
@@ -91,7 +94,12 @@ def _side(text: str) -> tuple[Model | traces.Trace, ContextOptions]:
             options[key] = value
         else:
             raise ModelError(f"{text}: {key} is none of {', '.join(_KEYS)}")
-    return load_model(path or None, repack=repack), options  # pyright: ignore[reportReturnType]
+    if file_type is None:
+        return load_model(path or None, repack=repack), options  # pyright: ignore[reportReturnType]
+    with TemporaryDirectory() as folder:  # the file is gone from it when the model is; its pages stay
+        plan = plan_quantization(path or default_model_path(), file_type, allow_requantize=True)
+        model = load_model(write_quantized(plan, Path(folder) / "model.gguf")[0], repack=repack)
+        return model, options  # pyright: ignore[reportReturnType]
 
 
 def _flag(text: str) -> bool:

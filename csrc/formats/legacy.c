@@ -1,6 +1,6 @@
 // Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: blocks of 32 with an f16 scale d, in the _1 types also an f16 minimum m.
 // Nibbles: byte j holds element j (low) and j + 16 (high). The fifth bits: bit j of a 32-bit word belongs to element j.
-#include "formats/encode/search.h"
+#include "formats/encode/search_affine.h"
 
 enum { N = 32, H = N / 2 };
 
@@ -78,49 +78,77 @@ static float affine_reference(const float *restrict x, uint8_t *restrict q, int 
 
 // With weights: the scale (and minimum) of least weighted error.
 
-static float symmetric_weighted(const float *x, const float *w, uint8_t *q, int half) {
-  const codes c = {(float)-half, (float)(half - 1)};
-  const float d = sym_stored(x, w, N, c), inv = inverse(d);
-  for (int j = 0; j < N; j++) q[j] = (uint8_t)((int)nearest(x[j] * inv, c) + half);
+// Scales of up to SIDE blocks.
+static void symmetric_weighted(const float *x, const float *w, int half, float *d, int n_blocks) {
+  side of;
+  put_side(&of, x, w, N, n_blocks);
+  sym_stored(&of, N, (codes){(float)-half, (float)(half - 1)}, d);
+}
+
+static float symmetric_codes(const float *x, float d, uint8_t *q, int half) {
+  const float inv = inverse(d);
+  for (int j = 0; j < N; j++)
+    q[j] = (uint8_t)((int)nearest(x[j] * inv, (codes){(float)-half, (float)(half - 1)}) + half);
   return d;
 }
 
-static float affine_weighted(const float *x, const float *w, uint8_t *q, int top, float *min) {
-  const affine a = affine_stored(x, w, N, top);
-  const float inv = inverse(a.s);
-  for (int j = 0; j < N; j++) q[j] = (uint8_t)affine_code(x[j], inv, a.m, top);
-  *min = -a.m;
-  return a.s;
+static void affine_weighted(const float *x, const float *w, int top, float *d, float *m, int n_blocks) {
+  side of;
+  put_side(&of, x, w, N, n_blocks);
+  affine_stored(&of, N, top, d, m);
 }
 
-static void q4_0_encode(const float *x, const float *weights, uint8_t *b) {
-  uint8_t q[N];
-  store_scale(b, weights ? symmetric_weighted(x, weights, q, 8) : symmetric(x, q, 8));
-  put_nibbles(b + 2, q);
+static float affine_codes(const float *x, float d, float m, uint8_t *q, int top, float *min) {
+  const float inv = inverse(d);
+  for (int j = 0; j < N; j++) q[j] = (uint8_t)affine_code(x[j], inv, m, top);
+  *min = -m;
+  return d;
 }
 
-static void q4_1_encode(const float *x, const float *weights, uint8_t *b) {
-  uint8_t q[N];
-  float m;
-  store_scale(b, weights ? affine_weighted(x, weights, q, 15, &m) : affine_reference(x, q, 15, &m));
-  store_scale(b + 2, m);
+// q4_0, q5_0: d, then what `put` makes of the codes. q4_1, q5_1: d, m, and so on.
+PG_INLINE void encode_symmetric(const float *x, const float *weights, uint8_t *b, int n_blocks, int bytes, int half,
+                                void (*put)(uint8_t *b, const uint8_t *q)) {
+  float d[SIDE];
+  if (weights) symmetric_weighted(x, weights, half, d, n_blocks);
+  for (int i = 0; i < n_blocks; i++, x += N, b += bytes) {
+    uint8_t q[N];
+    store_scale(b, weights ? symmetric_codes(x, d[i], q, half) : symmetric(x, q, half));
+    put(b + 2, q);
+  }
+}
+
+PG_INLINE void encode_affine(const float *x, const float *weights, uint8_t *b, int n_blocks, int bytes, int top,
+                             void (*put)(uint8_t *b, const uint8_t *q)) {
+  float d[SIDE], m[SIDE];
+  if (weights) affine_weighted(x, weights, top, d, m, n_blocks);
+  for (int i = 0; i < n_blocks; i++, x += N, b += bytes) {
+    uint8_t q[N];
+    float min;
+    store_scale(b, weights ? affine_codes(x, d[i], m[i], q, top, &min) : affine_reference(x, q, top, &min));
+    store_scale(b + 2, min);
+    put(b + 4, q);
+  }
+}
+
+static void put_5_bits(uint8_t *b, const uint8_t *q) {
+  put_high_bits(b, q);
   put_nibbles(b + 4, q);
 }
 
-static void q5_0_encode(const float *x, const float *weights, uint8_t *b) {
-  uint8_t q[N];
-  store_scale(b, weights ? symmetric_weighted(x, weights, q, 16) : symmetric(x, q, 16));
-  put_high_bits(b + 2, q);
-  put_nibbles(b + 6, q);
+static void q4_0_encode(const float *x, const float *weights, uint8_t *b, int n_blocks) {
+  encode_symmetric(x, weights, b, n_blocks, 18, 8, put_nibbles);
 }
 
-static void q5_1_encode(const float *x, const float *weights, uint8_t *b) {
-  uint8_t q[N];
-  float m;
-  store_scale(b, weights ? affine_weighted(x, weights, q, 31, &m) : affine_reference(x, q, 31, &m));
-  store_scale(b + 2, m);
-  put_high_bits(b + 4, q);
-  put_nibbles(b + 8, q);
+static void q4_1_encode(const float *x, const float *weights, uint8_t *b, int n_blocks) {
+  encode_affine(x, weights, b, n_blocks, 20, 15, put_nibbles);
+}
+
+static void q5_0_encode(const float *x, const float *weights, uint8_t *b, int n_blocks) {
+  encode_symmetric(x, weights, b, n_blocks, 22, 16, put_5_bits);
+}
+
+static void q5_1_encode(const float *x, const float *weights, uint8_t *b, int n_blocks) {
+  encode_affine(x, weights, b, n_blocks, 24, 31, put_5_bits);
 }
 
 static void q8_0_encode(const float *restrict x, const float *weights, uint8_t *restrict b) {
@@ -137,8 +165,8 @@ BLOCK_DECODER(q4_1, 32, 20)
 BLOCK_DECODER(q5_0, 32, 22)
 BLOCK_DECODER(q5_1, 32, 24)
 BLOCK_DECODER(q8_0, 32, 34)
-BLOCK_ENCODER(q4_0, 32, 18)
-BLOCK_ENCODER(q4_1, 32, 20)
-BLOCK_ENCODER(q5_0, 32, 22)
-BLOCK_ENCODER(q5_1, 32, 24)
+SIDE_ENCODER(q4_0, 32, 18, SIDE)
+SIDE_ENCODER(q4_1, 32, 20, SIDE)
+SIDE_ENCODER(q5_0, 32, 22, SIDE)
+SIDE_ENCODER(q5_1, 32, 24, SIDE)
 BLOCK_ENCODER(q8_0, 32, 34)

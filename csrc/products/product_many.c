@@ -2,7 +2,7 @@
 // element of a column meets all of them, so no sum runs across lanes, and short rows cost no more per element than long
 // ones.
 #include "formats/storage.h"
-#include "products/lanes.h"
+#include "simd/lanes.h"
 #include "products/product.h"
 #include "simd/rows.h"
 #include "simd/units.h"

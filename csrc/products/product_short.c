@@ -2,7 +2,7 @@
 // lanes of a vector, or keeping tiles of results in between, would cost more than the product. So rows are laid out
 // with lanes of a vector being rows, as for many columns, and results go straight to where they belong.
 #include "formats/storage.h"
-#include "products/lanes.h"
+#include "simd/lanes.h"
 #include "products/product.h"
 #include "simd/rows.h"
 #include "simd/units.h"

@@ -29,11 +29,12 @@ from .adapters.active import ActiveAdapters, Scaled
 from .adapters.control import Directions
 from .batch import Batch, check_encoded, check_size, check_values, token_ids
 from .closeable import Closeable
+from .figures.perf import Perf
+from .figures.report import log_context
 from .graphs import Graphs
 from .interrupt import uninterrupted
 from .loaded import LoadedModel
 from .options import check_types
-from .perf import Perf
 from .pooling import Members, checked_output, members, pool
 from .state import save_load as state
 from .steps import Steps, StepSize
@@ -145,6 +146,7 @@ class LlamaContext(Closeable):
         self.set_loras(model.loras)
         self.set_control_vector(model.control)
         model.contexts.add(self)
+        log_context(self.memory, self.scheduler, self.n_threads, n_batch, self.n_ubatch)
 
     @property
     def n_ctx(self) -> int:

@@ -25,6 +25,7 @@ from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
 from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
+from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
 from .loaded import LoadedModel
 from .openai.chat import ChatRequest, create_chat_completion
@@ -263,8 +264,8 @@ def load_model(
     `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay, the others are read each
     time a graph needs them, the next one while one computes. Results are the same. Beside it there are the K/V cache
     and the compute buffers of contexts; `model.weight_stream` has the figures.
-    Raises GGUFError for a bad file, ModelError for one that its architecture cannot run, for a `ram` that cannot do,
-    or when cancelled.
+    What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for one that its architecture
+    cannot run, for a `ram` that cannot do, or when cancelled.
     """
     budget = None if ram is None else memory_size(ram)
     if budget is not None and not use_mmap:
@@ -299,6 +300,7 @@ def load_model(
         lock_memory(model.weight_stream.memory)
     elif use_mlock:
         all(lock_memory(t.raw() if (copy := copy_of(t)) is None else copy.memory) for t in model.weights.values())
+    log_model(model)
     return model
 
 

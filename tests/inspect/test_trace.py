@@ -108,7 +108,12 @@ def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
         new_app(), ["diff", str(tiny), f"{tiny}:type_k=bf16,flash_attn=1", "-p", "abc", "--tolerance", "0"]
     )
     assert done.exit_code == 3 and "first beyond 0: " in done.output
+    line = ["diff", str(tiny), f"{tiny}:quantize=q8_0", "-p", "abc", "--json", "--tolerance", "1e-3"]
+    done = run.invoke(new_app(), line)
+    found = {n["name"]: n["nmse"] for n in json.loads(done.output)["nodes"]}
+    assert done.exit_code == 0 and 1e-9 < found["Qcur-0"] < 1e-3 and found["result_output"] > 1e-9, done.output
     for bad, why in (
+        (f"{tiny}:quantize=nothing", "nothing"),
         (f"{tiny}:isa=x", "x"),
         (f"{tiny}:colour=1", "colour is none of"),
         (f"{out}:isa=avx2", "takes no"),

@@ -260,7 +260,7 @@ def test_failed_computation_leaves_the_cache_as_it_was(model: Model) -> None:
     before = state(ctx)
 
     class Broken:
-        def run(self) -> None:
+        def run(self, n_threads: int | None = None) -> None:
             raise BackendError("broken")
 
     for step in ctx._steps._steps.values():

@@ -84,7 +84,7 @@ def test_per_layer_arrays() -> None:
         ({"block_count": "two"}, r"llama\.block_count must be an integer"),
         ({"block_count": True}, r"llama\.block_count must be an integer"),
         ({"block_count": 1 << 40}, r"llama\.block_count must be an integer"),
-        ({"block_count": 100000}, r"n_layer = 100000: more than the 512"),
+        ({"block_count": 100000}, r"block_count is 100000: more than the 512 layers"),
         ({"block_count": 0}, r"n_layer = 0"),
         ({"attention__head_count": 0}, r"head_count must be a positive integer"),
         ({"attention__head_count_kv": 3}, r"n_head_kv = 3: n_head 4 is no multiple"),

@@ -124,9 +124,20 @@ def test_files_that_lie(key: str, value: object, text: str) -> None:
         get_architecture("glm5-next").read(Reader("glm5-next", {**kv, f"glm5-next.{key}": value}))
 
 
-def test_kimi_k3_needs_a_bound() -> None:
-    kv = {f"kimi-k3.{k}": v for k, v in {**KIMI, "activation.situ_beta": 0.0}.items()}
-    with pytest.raises(ModelError, match=r"situ_beta is 0\.0, not positive"):
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("activation.situ_beta", 0.0, r"is 0\.0, not positive"),
+        ("attention.key_length_mla", 8, "is 8, less than 9"),
+        ("attention.value_length_mla", 0, "is 0, less than 1"),
+        ("ssm.conv_kernel", 1, "is 1, less than 2"),
+        ("kda.head_dim", 0, "is 0, less than 1"),
+        ("block_count", 2**31 - 1, "is 2147483647: more than the 512 layers"),
+    ],
+)
+def test_kimi_files_that_lie(key: str, value: object, text: str) -> None:
+    kv = {f"kimi-k3.{k}": v for k, v in {**KIMI, key: value}.items()}
+    with pytest.raises(ModelError, match=f"{key} {text}"):
         get_architecture("kimi-k3").hparams("kimi-k3", kv)
 
 

@@ -28,7 +28,7 @@ from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.samplers import SamplerChain, SamplingParams
 
 from ..conftest import shared_dir
-from ..hf.checkpoint import bfloat16_tensors, write_checkpoint
+from ..hf.checkpoint import bfloat16_tensors, write_checkpoint, write_safetensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -338,6 +338,35 @@ def test_generation(t5: Golden) -> None:
     assert len(list(t5.model.stream(t5.text * 40, 2, temp=0))) == 2  # longer than n_ubatch is by default
     with pytest.raises(BatchError, match="the prompt is empty"):
         t5.model.generate([], 2)
+
+
+def test_adapter(t5: Golden, tmp_path: Path) -> None:
+    """Of both sides, and of a decoder's layer that the encoder has not: as of merged weights."""
+    rng = np.random.default_rng(4)
+    weights = bfloat16_tensors(FOLDER / "t5" / "model.safetensors")
+    pairs: dict[str, Array] = {}
+    merged: dict[str, Array] = {}
+    for module in (
+        "encoder.block.1.layer.0.SelfAttention.q",
+        "decoder.block.2.layer.1.EncDecAttention.k",
+        "decoder.block.0.layer.2.DenseReluDense.wi_0",
+    ):
+        w = weights[f"{module}.weight"]
+        a, b = (rng.standard_normal(shape).astype(np.float32) / 10 for shape in ((4, w.shape[1]), (len(w), 4)))
+        pairs |= {f"base_model.model.{module}.lora_{x}.weight": m for x, m in (("A", a), ("B", b))}
+        merged[f"{module}.weight"] = (w + 2 * b @ a).astype(np.float32)
+    (tmp_path / "peft").mkdir()
+    write_safetensors(tmp_path / "peft" / "adapter_model.safetensors", pairs)
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (tmp_path / "peft" / "adapter_config.json").write_text(json.dumps(config))
+    ctx = t5.context()
+    ctx.set_loras([(t5.model.load_lora(tmp_path / "peft"), 1.0)])
+    other = t5.context(load_model(changed("t5", tmp_path / "merged", {}, merged), repack=False))
+    for c in (ctx, other):
+        c.encode(t5.text)
+        c.decode(batch_of({0: t5.ids}))
+    equal(ctx.logits, other.logits)
+    equal(ctx.embeddings, other.embeddings)
 
 
 def test_embeddings(t5: Golden) -> None:

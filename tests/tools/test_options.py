@@ -234,3 +234,17 @@ def test_samplers_by_llama_cpps_other_names(tiny: Path, capsys: pytest.CaptureFi
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version").out.startswith("pyggml 0.")
+
+
+def test_logging_is_silent_unless_asked_for(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    args = ("generate", "-m", tiny, "-p", "H", "-n", 1, "-t", 1)
+    assert "print_info" not in run(capsys, *args).err
+    shown = run(capsys, *args, "-v").err
+    for line in ("llama_model_loader: - kv   0: ", "print_info: arch                  = llama", "llama_kv_cache: size"):
+        assert line in shown
+    assert "CPU compute buffer size" in shown and "- type     F32:" in shown
+    log = tmp_path / "log.txt"
+    assert "print_info" not in run(capsys, *args, "--log-file", log).err and "print_info" in log.read_text()
+    assert "print_info" not in run(capsys, *args).err  # the next command does not inherit it

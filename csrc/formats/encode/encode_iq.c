@@ -6,6 +6,13 @@
 #include "formats/block_iq.h"
 #include "formats/encode/search.h"
 
+// The weights to use for n elements: those given, or ones.
+static const float *weights_or_ones(const float *weights, float *ones, int n) {
+  if (weights) return weights;
+  for (int i = 0; i < n; i++) ones[i] = 1;
+  return ones;
+}
+
 enum { MAX_POINTS = 2048, MAX_GROUPS = 8, MAX_SUBS = 16, BATCH = 5 };
 
 typedef struct grid {

@@ -14,9 +14,9 @@ PG_INLINE void put_scale_min(uint8_t *p, int i, int scale, int min) { // into ze
   }
 }
 
-PG_INLINE void affine_codes(const float *x, int n, affine a, int top, uint8_t *q) {
-  const float inv = inverse(a.s);
-  for (int l = 0; l < n; l++) q[l] = (uint8_t)affine_code(x[l], inv, a.m, top);
+PG_INLINE void affine_codes(const float *x, int n, float s, float m, int top, uint8_t *q) {
+  const float inv = inverse(s);
+  for (int l = 0; l < n; l++) q[l] = (uint8_t)affine_code(x[l], inv, m, top);
 }
 
 PG_INLINE void sym_codes(const float *x, int n, float s, codes c, uint8_t *q) {
@@ -24,25 +24,29 @@ PG_INLINE void sym_codes(const float *x, int n, float s, codes c, uint8_t *q) {
   for (int l = 0; l < n; l++) q[l] = (uint8_t)(int)(nearest(x[l] * inv, c) - c.lo);
 }
 
-static void q2_k_encode(const float *x, const float *weights, uint8_t *restrict b) {
-  float ones[256];
-  const affine_block f = affine_search(x, weights_or_ones(weights, ones, 256), 16, 3, 15);
+static void q2_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
+  side of;
+  affine_block f;
+  put_side(&of, x, weights, 16, 16 * n_blocks);
+  affine_search(&of, 16, 3, 15, &f);
   uint8_t q[16];
   memset(b, 0, 84);
   for (int s = 0; s < 16; s++) {
-    affine_codes(x + s * 16, 16, (affine){f.d * (float)f.scale[s], f.dmin * (float)f.min[s]}, 3, q);
-    b[s] = f.scale[s] | f.min[s] << 4;
+    affine_codes(x + s * 16, 16, f.d[0] * f.scale[s], f.dmin[0] * f.min[s], 3, q);
+    b[s] = (uint8_t)((int)f.scale[s] | (int)f.min[s] << 4);
     for (int l = 0; l < 16; l++) b[16 + s / 8 * 32 + s % 2 * 16 + l] |= q[l] << (s % 8 / 2 * 2);
   }
-  store_f16(b + 80, f.d);
-  store_f16(b + 82, f.dmin);
+  store_f16(b + 80, f.d[0]);
+  store_f16(b + 82, f.dmin[0]);
 }
 
-static void q3_k_encode(const float *x, const float *weights, uint8_t *restrict b) {
-  float ones[256];
+static void q3_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
+  side of;
   int scale[16];
+  float d;
   const codes c = {-4, 3};
-  const float d = sym_block(x, weights_or_ones(weights, ones, 256), 16, c, -32, 31, scale);
+  put_side(&of, x, weights, 16, 16 * n_blocks);
+  sym_blocks(&of, 16, c, -32, 31, &d, scale);
   uint8_t q[16];
   memset(b, 0, 110);
   for (int s = 0; s < 16; s++) {
@@ -58,42 +62,52 @@ static void q3_k_encode(const float *x, const float *weights, uint8_t *restrict 
   store_f16(b + 108, d);
 }
 
-// Q4_K and Q5_K up to their codes: d, dmin, scales and minima; q[256].
-PG_INLINE void encode_45(const float *x, const float *weights, int top, uint8_t *b, uint8_t *q) {
-  float ones[256];
-  const affine_block f = affine_search(x, weights_or_ones(weights, ones, 256), 32, top, 63);
-  store_f16(b, f.d);
-  store_f16(b + 2, f.dmin);
-  for (int s = 0; s < 8; s++) {
-    put_scale_min(b + 4, s, f.scale[s], f.min[s]);
-    affine_codes(x + s * 32, 32, (affine){f.d * (float)f.scale[s], f.dmin * (float)f.min[s]}, top, q + s * 32);
+// Q4_K and Q5_K up to their codes: d, dmin, scales and minima of one or two blocks, which are `bytes` long; q[256] of
+// each.
+PG_INLINE void encode_45(const float *x, const float *weights, int top, uint8_t *b, int bytes, int n_blocks,
+                         uint8_t (*q)[256]) {
+  side of;
+  affine_block f;
+  put_side(&of, x, weights, 32, 8 * n_blocks);
+  affine_search(&of, 32, top, 63, &f);
+  memset(b, 0, (size_t)(n_blocks * bytes));
+  for (int i = 0; i < n_blocks; i++, b += bytes) {
+    store_f16(b, f.d[i]);
+    store_f16(b + 2, f.dmin[i]);
+    for (int s = 0; s < 8; s++) {
+      const float scale = f.scale[i * 8 + s], min = f.min[i * 8 + s];
+      put_scale_min(b + 4, s, (int)scale, (int)min);
+      affine_codes(x + i * 256 + s * 32, 32, f.d[i] * scale, f.dmin[i] * min, top, q[i] + s * 32);
+    }
   }
 }
 
-static void q4_k_encode(const float *x, const float *weights, uint8_t *restrict b) {
-  uint8_t q[256];
-  memset(b, 0, 144);
-  encode_45(x, weights, 15, b, q);
-  for (int s = 0; s < 8; s++)
-    for (int l = 0; l < 32; l++) b[16 + s / 2 * 32 + l] |= q[s * 32 + l] << (s % 2 * 4);
+static void q4_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
+  uint8_t q[2][256];
+  encode_45(x, weights, 15, b, 144, n_blocks, q);
+  for (int i = 0; i < n_blocks; i++, b += 144)
+    for (int s = 0; s < 8; s++)
+      for (int l = 0; l < 32; l++) b[16 + s / 2 * 32 + l] |= q[i][s * 32 + l] << (s % 2 * 4);
 }
 
-static void q5_k_encode(const float *x, const float *weights, uint8_t *restrict b) {
-  uint8_t q[256];
-  memset(b, 0, 176);
-  encode_45(x, weights, 31, b, q);
-  for (int s = 0; s < 8; s++)
-    for (int l = 0; l < 32; l++) {
-      b[16 + l] |= (q[s * 32 + l] >> 4) << s;
-      b[48 + s / 2 * 32 + l] |= (q[s * 32 + l] & 15) << (s % 2 * 4);
-    }
+static void q5_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
+  uint8_t q[2][256];
+  encode_45(x, weights, 31, b, 176, n_blocks, q);
+  for (int i = 0; i < n_blocks; i++, b += 176)
+    for (int s = 0; s < 8; s++)
+      for (int l = 0; l < 32; l++) {
+        b[16 + l] |= (q[i][s * 32 + l] >> 4) << s;
+        b[48 + s / 2 * 32 + l] |= (q[i][s * 32 + l] & 15) << (s % 2 * 4);
+      }
 }
 
-static void q6_k_encode(const float *x, const float *weights, uint8_t *restrict b) {
-  float ones[256];
+static void q6_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
+  side of;
   int scale[16];
+  float d;
   const codes c = {-32, 31};
-  const float d = sym_block(x, weights_or_ones(weights, ones, 256), 16, c, -128, 127, scale);
+  put_side(&of, x, weights, 16, 16 * n_blocks);
+  sym_blocks(&of, 16, c, -128, 127, &d, scale);
   uint8_t q[16];
   memset(b, 0, 210);
   for (int s = 0; s < 16; s++) {
@@ -108,8 +122,8 @@ static void q6_k_encode(const float *x, const float *weights, uint8_t *restrict 
   store_f16(b + 208, d);
 }
 
-BLOCK_ENCODER(q2_k, 256, 84)
-BLOCK_ENCODER(q3_k, 256, 110)
-BLOCK_ENCODER(q4_k, 256, 144)
-BLOCK_ENCODER(q5_k, 256, 176)
-BLOCK_ENCODER(q6_k, 256, 210)
+SIDE_ENCODER(q2_k, 256, 84, 1)
+SIDE_ENCODER(q3_k, 256, 110, 1)
+SIDE_ENCODER(q4_k, 256, 144, 2)
+SIDE_ENCODER(q5_k, 256, 176, 2)
+SIDE_ENCODER(q6_k, 256, 210, 1)

@@ -14,28 +14,35 @@ PG_INLINE void put_iq4(const float *restrict x, float s, uint8_t *restrict b) {
   for (int j = 0; j < 16; j++) b[j] = (uint8_t)(iq4_code(x[j] * inv) | iq4_code(x[j + 16] * inv) << 4);
 }
 
-static void iq4_nl_encode(const float *x, const float *weights, uint8_t *b) {
-  float ones[32];
-  const float *w = weights_or_ones(weights, ones, 32);
-  const float d = sym_stored(x, w, 32, IQ4_CODES);
-  store_f16(b, d);
-  put_iq4(x, d, b + 2);
+static void iq4_nl_encode(const float *x, const float *weights, uint8_t *b, int n_blocks) {
+  side of;
+  float d[SIDE];
+  put_side(&of, x, weights, 32, n_blocks);
+  sym_stored(&of, 32, IQ4_CODES, d);
+  for (int i = 0; i < n_blocks; i++, b += 18) {
+    store_f16(b, d[i]);
+    put_iq4(x + i * 32, d[i], b + 2);
+  }
 }
 
-static void iq4_xs_encode(const float *x, const float *weights, uint8_t *b) {
-  float ones[256];
-  int scale[16];
-  const float d = sym_block(x, weights_or_ones(weights, ones, 256), 32, IQ4_CODES, -32, 31, scale);
-  int high = 0;
-  memset(b, 0, 8);
-  for (int s = 0; s < 8; s++) {
-    const int sc = scale[s] + 32;
-    high |= (sc >> 4) << (s * 2);
-    b[4 + s / 2] |= (sc & 15) << (s % 2 * 4);
-    put_iq4(x + s * 32, d * (float)scale[s], b + 8 + s * 16);
+static void iq4_xs_encode(const float *x, const float *weights, uint8_t *b, int n_blocks) {
+  side of;
+  int scale[SIDE];
+  float d[2];
+  put_side(&of, x, weights, 32, 8 * n_blocks);
+  sym_blocks(&of, 32, IQ4_CODES, -32, 31, d, scale);
+  for (int i = 0; i < n_blocks; i++, x += 256, b += 136) {
+    int high = 0;
+    memset(b, 0, 8);
+    for (int s = 0; s < 8; s++) {
+      const int of_s = scale[i * 8 + s], sc = of_s + 32;
+      high |= (sc >> 4) << (s * 2);
+      b[4 + s / 2] |= (sc & 15) << (s % 2 * 4);
+      put_iq4(x + s * 32, d[i] * (float)of_s, b + 8 + s * 16);
+    }
+    store_f16(b, d[i]);
+    store_u16(b + 2, (uint16_t)high);
   }
-  store_f16(b, d);
-  store_u16(b + 2, (uint16_t)high);
 }
 
 // The FP4 code whose value times d is nearest to x; of two, the one of smaller magnitude.
@@ -81,7 +88,7 @@ static void nvfp4_encode(const float *x, const float *weights, uint8_t *b) {
   }
 }
 
-BLOCK_ENCODER(iq4_nl, 32, 18)
-BLOCK_ENCODER(iq4_xs, 256, 136)
+SIDE_ENCODER(iq4_nl, 32, 18, SIDE)
+SIDE_ENCODER(iq4_xs, 256, 136, 2)
 BLOCK_ENCODER(mxfp4, 32, 17)
 BLOCK_ENCODER(nvfp4, 64, 36)

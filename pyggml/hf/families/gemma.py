@@ -191,11 +191,12 @@ def _per_layer_size(c: Config) -> int:
 def _frequencies(c: Config) -> dict[str, Array]:
     """The frequency factors of layers without the window: a part of their heads turns, as fast as if all did."""
     half = _full(c, "head_dim") // 2
-    rope: Mapping[str, Any] = c.get("rope_parameters.full_attention", default={"rope_type": "proportional"})
+    default = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+    rope: Mapping[str, Any] = c.get("rope_parameters.full_attention", default=default)
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "proportional"):
         c.fail(f"the rope type {kind!r} is not supported in layers without the window")
-    share = float(rope.get("partial_rotary_factor", 0.25 if len(rope) == 1 else 1.0)) if kind == "proportional" else 1.0
+    share = float(rope.get("partial_rotary_factor", 1.0)) if kind == "proportional" else 1.0
     factor = float(rope.get("factor", 1.0)) if kind == "proportional" else 1.0
     n = int(share * 2 * half // 2)
     return {"rope_freqs.weight": np.asarray([factor] * n + [_UNROPED] * (half - n), np.float32)}

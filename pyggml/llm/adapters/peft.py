@@ -68,7 +68,8 @@ def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
     _check_config(folder, config)
     halves = _halves(folder, config)
     family = families_of_arch(model.arch)[0]
-    names = Tensors(family, int(model.kv[f"{model.arch}.block_count"]), sizes_of(model.arch, model.kv))
+    n_layer = max(int(model.kv.get(f"{model.arch}.{part}block_count", 0)) for part in ("", "decoder_"))
+    names = Tensors(family, n_layer, sizes_of(model.arch, model.kv))
     found: dict[str, dict[int, tuple[Array, Array, float]]] = {}
     for half in halves:
         if half.embedding:

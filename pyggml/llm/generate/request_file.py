@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import IO, TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ class RequestFile:
         try:
             if os.path.samefile(path_name(requests, BatchError), self.path):
                 raise BatchError(f"{self.path}: results cannot be written over their requests")
+            if not stat.S_ISREG(os.fstat(self._out.fileno()).st_mode):
+                raise BatchError(f"{self.path}: is no file that could be gone on with")
             self.n_requests, self.n_done = len(self._lines), self._resume(self._out)
         except BaseException:
             self._out.close()

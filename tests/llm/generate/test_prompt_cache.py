@@ -137,6 +137,6 @@ def test_generation_in_a_small_context(tiny: Path, capsys: pytest.CaptureFixture
         assert e.value.code in (0, None)
         return len(json.loads(capsys.readouterr().out)["ids"])
 
-    assert run("-n", "80", "--keep", "-1") == 80
+    assert run("-n", "80", "--keep", "-1", "--context-shift") == 80
     assert run("-n", "80", "--no-context-shift") == run("-n", "-2") < 32
     assert run("-n", "15", "--grp-attn-n", "2", "--grp-attn-w", "8") == 15
