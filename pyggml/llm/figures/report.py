@@ -86,9 +86,10 @@ def _context_lines(
 
 def _shown(value: Any) -> str:
     if isinstance(value, (list, np.ndarray)):
-        first: list[Any] = np.asarray(value[:4]).tolist() if isinstance(value, np.ndarray) else value[:4]
-        dots = ", ..." if len(value) > len(first) else ""
-        return f"[{', '.join(repr(x)[:_SHOWN] for x in first)}{dots}] ({len(value)})"
+        items: Any = value
+        first = [repr(x)[:_SHOWN] for x in np.asarray(items[:4]).tolist()]
+        dots = ", ..." if len(items) > len(first) else ""
+        return f"[{', '.join(first)}{dots}] ({len(items)})"
     text = value.replace("\n", "\\n") if isinstance(value, str) else str(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
