@@ -105,7 +105,7 @@ class _Lexemes:
         seen: set[frozenset[int]] = set()
 
         def meet(places: frozenset[int]) -> None:
-            if places not in seen:
+            if places not in seen and len(together) < len(leaves) ** 2:
                 seen.add(places)
                 new = {(x, y) for x in places for y in places} - together
                 together.update(new)
