@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _RUNS = 3  # of a model: the first one is cold, and machines are shared
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """One run of one graph.
 
@@ -44,6 +44,9 @@ class Run:
     wall_ns: int
     n_threads: int
     values: dict[Tensor, Values] = field(default_factory=dict[Tensor, Values])
+
+    def __repr__(self) -> str:
+        return f"<Run of {self.graph!r}: {len(self.steps)} steps in {self.wall_ns / 1e6:.3f} ms>"
 
     @cached_property
     def step_of(self) -> dict[Tensor, StepTime]:

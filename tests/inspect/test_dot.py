@@ -161,6 +161,7 @@ def test_a_model_s_run_is_fused_and_has_all_values(model: Model) -> None:
     run = record_model(model, IDS)
     graph = run.graph
     assert set(run.values) == {*graph.nodes, *graph.leafs}
+    assert repr(run).startswith(f"<Run of <Graph {graph.n_nodes} nodes")
     assert len(run.steps) == len({s.nodes[-1] for s in run.steps}) < graph.n_nodes
     assert {s.op for s in run.steps} > {"mul_mat", "attention"} and run.wall_ns > 0
     with model.tap("l_out-1", "result_output") as t, model.new_context(64) as ctx:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
-from .nodes import Alt, Chars, Node, Ranges, Ref, Rep, Rules, Seq, overlap
+from .nodes import Alt, Chars, Node, Ranges, Ref, Rep, Rules, Seq, overlap, ranges
 
 LARGEST = 4000  # positions; what has more is too large for one lexeme
 _EXACT = 256  # positions up to which repetitions are unrolled; above, any number of times stands for them
@@ -20,6 +21,11 @@ class Automaton:
     follow: list[set[int]] = field(default_factory=list[set[int]])
     first: set[int] = field(default_factory=set[int])
     last: set[int] = field(default_factory=set[int])
+
+    @cached_property
+    def later(self) -> Ranges:
+        """The characters that may stand behind the first one."""
+        return ranges(r for p in set[int]().union(*self.follow) for r in self.chars[p])
 
 
 def size(node: Node, rules: Rules, unrolled: bool) -> int:
@@ -105,6 +111,8 @@ def shared_word(a: Automaton, b: Automaton) -> bool:
 
 def goes_on(a: Automaton, b: Automaton, then: Ranges) -> bool:
     """Whether there may be a text of `a` and a character of `then` behind it with which a text of `b` begins."""
+    if not overlap(b.later, then):  # as of most
+        return False
     return any(p in a.last and any(overlap(b.chars[r], then) for r in b.follow[q]) for p, q in _pairs(a, b))
 
 

@@ -105,7 +105,7 @@ class _Lexemes:
         seen: set[frozenset[int]] = set()
 
         def meet(places: frozenset[int]) -> None:
-            if places not in seen:
+            if places not in seen and len(together) < len(leaves) ** 2:
                 seen.add(places)
                 new = {(x, y) for x in places for y in places} - together
                 together.update(new)
@@ -122,11 +122,15 @@ class _Lexemes:
                 meet(frozenset(allowed[x + 1] | allowed[y + 1]))
         unsafe: set[Node] = set()
         verdicts: dict[tuple[Node, Node, Ranges], bool] = {}
+        thens = [
+            same_first_byte(ranges({r for leaf in {leaves[z] for z in following} for r in self._first(leaf)}))
+            for following in nexts
+        ]
         for x, y in together:
             a, b = leaves[x], leaves[y]
             if b in unsafe or isinstance(b, (Chars, TokenLeaf)) or isinstance(a, TokenLeaf):
                 continue
-            then = same_first_byte(ranges(r for z in allowed[x + 1] for r in self._first(leaves[z])))
+            then = thens[x]
             key = (a, b, then)
             if key not in verdicts:
                 verdicts[key] = goes_on(self._automaton(a), self._automaton(b), then)

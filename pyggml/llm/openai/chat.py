@@ -83,7 +83,6 @@ def create_chat_completion(
     options["stop"] = (*template.stop, *((stop,) if isinstance(stop, str) else stop or ()))
     has_bos = model.vocab.bos is not None and prompt.startswith(model.vocab.text(model.vocab.bos))
     ids = model.vocab.tokenize(prompt, not has_bos, True)
-    max_tokens = None if max_tokens is None or max_tokens <= 0 else max_tokens
     g = started(model, ids, max_tokens, n_probs, options)
     return answer.chunks(g) if stream else answer.whole(g)
 
@@ -112,6 +111,8 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Schema | None:
     """The JSON schema that a reply must follow."""
     if response_format is None:
         return None
+    if not isinstance(response_format, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"response_format must be a dict with a type, not {response_format!r:.60}")
     match response_format.get("type"):
         case "text":
             return None

@@ -25,6 +25,9 @@ def prompt_of(
     """The text of a chat up to the reply. Where a template says nothing of tools, a system message does."""
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"messages must be a list of dicts with role and content, not {messages!r:.60}")
+    own = {"messages", "vocab", "tools", "self"}
+    if not isinstance(variables, Mapping) or own & set(variables):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"chat_template_kwargs must be a dict without {', '.join(sorted(own))}")
     calls = any(m.get("tool_calls") for m in messages)
     objects = calls and _takes_objects(template, vocab)
     plain = [_message(m, i, objects) for i, m in enumerate(messages)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 from uuid import uuid4
 
-from pyggml.errors import ModelError, SamplerError
+from pyggml.errors import BatchError, ModelError, SamplerError, whole
 
 from ..generate.generation import Generation, StoppingCriteria, Token, new_generation
 from ..loaded import LoadedModel
@@ -68,8 +68,14 @@ def started(
     if grammar is not None and not isinstance(grammar, str):
         options["grammar"] = getattr(grammar, "_grammar", grammar)
     if isinstance(bias := options.get("logit_bias"), Mapping):
-        options["logit_bias"] = {int(k): v for k, v in cast("Mapping[Any, float]", bias).items()}
-    n_predict = -1 if max_tokens is None or max_tokens < 0 else max_tokens
+        try:
+            options["logit_bias"] = {int(k): v for k, v in cast("Mapping[Any, float]", bias).items()}
+        except (TypeError, ValueError):
+            raise SamplerError(f"logit_bias must map tokens to numbers, not {bias!r:.60}") from None
+    if "n_ctx" in options:
+        whole("n_ctx", options["n_ctx"], 1, error=ModelError)
+    n_predict = -1 if max_tokens is None else max(whole("max_tokens", max_tokens, error=BatchError), -1)
+    n_predict = n_predict or -1  # 0 is none, as in llama-cpp-python: until the context is full
     if n_predict < 0 and "n_ctx" not in options:
         options["n_ctx"] = model.hparams.n_ctx_train
     elif "n_ctx" in options and n_predict >= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyggml.errors import SamplerError
+from pyggml.errors import SamplerError, whole
 
 from ..generate.generation import Generation, Token, until_end
 from ..loaded import LoadedModel
@@ -30,12 +30,11 @@ def create_completion(
     **request: Unpack[SamplingRequest],
 ) -> Completion | Iterator[Completion]:
     """See `Model.create_completion`."""
-    if logprobs is not None and (isinstance(logprobs, bool) or logprobs < 0):
-        raise SamplerError(f"logprobs must be a number of alternatives, not {logprobs!r:.60}")
+    if logprobs is not None:
+        whole("logprobs", logprobs, 0, error=SamplerError)
     text = prompt if isinstance(prompt, str) else model.detokenize(prompt)
     ids = prompt if suffix is None else model.vocab.infill_ids(text, suffix)
-    n = None if max_tokens is None or max_tokens <= 0 else max_tokens  # as llama-cpp-python: until the context is full
-    g = started(model, ids, n, logprobs, request)
+    g = started(model, ids, max_tokens, logprobs, request)
     parts = _parts(model, g, logprobs, name or model.path, text if echo else "", suffix if echo else None)
     if stream:
         return parts
