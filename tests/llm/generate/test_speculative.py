@@ -109,7 +109,7 @@ def test_lookup_gives_the_text_of_the_seed(model: Model, seed: int) -> None:
     options: dict[str, Any] = {"temp": 0.8, "seed": seed, "top_k": 3, "min_p": 0.0, "n_threads": 1}
     options |= {"xtc_probability": 0.2, "dry_multiplier": 0.5, "logit_bias": {104: 3.0, 36: 3.0}}
     plain = new_generation(model, PROMPT, 60, **options)
-    g = with_draft(new_generation(model, PROMPT, 60, **options), None)
+    g = with_draft(new_generation(model, PROMPT, 60, **options), None, 16)
     assert ids_of(g) == ids_of(plain)
     assert 0 < g.stats.n_accepted < g.stats.n_drafted
 
