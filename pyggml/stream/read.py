@@ -133,7 +133,7 @@ def _read(file: MappedFile, fd: int, offset: int, place: Bytes) -> int:
     done, n = 0, place.nbytes
     while done < n:
         try:
-            got = os.preadv(fd, [memoryview(place)[done:]], offset + done)
+            got = os.preadv(fd, [place[done:].data], offset + done)
         except OSError as e:
             raise GGUFError(f"{file.path}: cannot be read: {e.strerror}") from e
         if got == 0:

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -86,10 +86,9 @@ def _context_lines(
 
 def _shown(value: Any) -> str:
     if isinstance(value, (list, np.ndarray)):
-        items: Any = value
-        first = [repr(x)[:_SHOWN] for x in np.asarray(items[:4]).tolist()]
-        dots = ", ..." if len(items) > len(first) else ""
-        return f"[{', '.join(first)}{dots}] ({len(items)})"
+        items = cast("list[Any]", value)
+        first, n = [repr(x)[:_SHOWN] for x in np.asarray(items[:4]).tolist()], len(items)
+        return f"[{', '.join(first)}{', ...' if n > len(first) else ''}] ({n})"
     text = value.replace("\n", "\\n") if isinstance(value, str) else str(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
