@@ -19,6 +19,7 @@ from pyggml.llm.model import load_model
 from .adapters import AdapterOptions, with_adapters
 from .measure.bench_history import append_history
 from .options import Json, ModelPath, Ram, Threads
+from .outputs import not_the_model
 
 
 def tokens(n: int, first: int, n_vocab: int) -> list[int]:
@@ -56,6 +57,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure tokens per second; nothing is sampled in the timed part."""
+    not_the_model(model, history, trace_json)
     m = load_model(model, ram=ram)
     adapters.apply(m)
     n_batch = max(n_prompt, 32)

@@ -18,6 +18,7 @@ from pyggml.llm.batch import Batch
 from pyggml.llm.model import Model, load_model
 
 from .options import ModelPath, Ram, Threads
+from .outputs import not_the_model
 from .split import progress_of
 
 Matrix = npt.NDArray[np.float64]
@@ -49,6 +50,7 @@ def cvector(
     if len(texts[0]) != len(texts[1]) or not texts[0]:
         counts = f"{positive} has {len(texts[0])}, {negative} {len(texts[1])}"
         raise typer.BadParameter(f"prompts come in pairs, one at least: {counts}")
+    not_the_model(model, out)
     with load_model(model, ram=ram) as m:
         vector = directions(m, texts[0], texts[1], method, threads)
         vector.save(out, m.arch)
@@ -111,5 +113,5 @@ def _pair(model: Model, positive: str, negative: str) -> tuple[list[int], list[i
 
 
 def _lines(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return [re.sub(r"\\([nt\\])", lambda found: _ESCAPES[found[1]], line) for line in lines if line]

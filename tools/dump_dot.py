@@ -12,6 +12,7 @@ from pyggml.inspect.record import record_model
 from pyggml.llm.model import load_model
 
 from .options import FlashAttn, ModelPath
+from .outputs import not_the_model
 
 
 def parse_layers(text: str | None) -> tuple[int, int] | None:
@@ -47,6 +48,7 @@ def dump_dot(
     flash_attn: FlashAttn = False,
 ) -> None:
     """Write the graph of a batch of N tokens, or of a text, as DOT text or as a picture."""
+    not_the_model(model, out)
     only, m = parse_layers(layers), load_model(model)
     ids = None if prompt is None else m.tokenize(prompt)
     n = n_tokens if ids is None else len(ids)

@@ -17,6 +17,7 @@ from pyggml.llm.quantize.imatrix import Doubles, ImatrixSums, load_sums, save_da
 from .adapters import AdapterOptions, with_adapters
 from .bars import bar
 from .exits import INTERRUPTED
+from .outputs import not_the_model
 from .running import RunOptions, with_running
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -75,6 +76,7 @@ def imatrix(
     if file is not None:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         context = run.context()
+        not_the_model(run.model, output)
         m = run.load()
         adapters.apply(m)
         sums.datasets.append(str(file))

@@ -13,6 +13,7 @@ from pyggml.inspect.record import record_model
 from pyggml.llm.model import load_model
 
 from .options import FlashAttn, ModelPath, Threads
+from .outputs import not_the_model
 
 
 def inspect(
@@ -24,6 +25,7 @@ def inspect(
 ) -> None:
     """Evaluate a text, and write an HTML page that shows the graph, the time of each step on each thread, memory, and
     the values of every node. The page needs no network."""
+    not_the_model(model, out)
     m = load_model(model)
     ids = m.tokenize(prompt)
     run = record_model(m, ids, n_threads=threads, flash_attn=flash_attn)

@@ -18,6 +18,7 @@ from pyggml.llm.options import ContextOptions
 from .bars import bar
 from .logs import start_logging
 from .options import FlashAttn, ModelPath, Ram, Threads
+from .outputs import not_the_model
 
 _CONTEXT, _FILE, _ROPE, _LOG = "Context", "Model file", "Rope", "Logging"
 _CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1")
@@ -106,6 +107,7 @@ class RunOptions:
 
     def load(self) -> Model:
         """The model; a bar shows how far it is where that takes long."""
+        not_the_model(self.model, self.log_file)
         start_logging(self.verbose, self.log_file)
         overrides = self._rope() | dict(map(_override, _split(self.override_kv or ())))
         with bar("loading") as show:

@@ -21,6 +21,7 @@ from pyggml.llm.options import ContextOptions
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from .options import FlashAttn, Json, ModelPath, Ram, Threads
+from .outputs import not_the_model
 
 Nodes = Annotated[
     Optional[list[str]],
@@ -42,6 +43,7 @@ def trace(
     flash_attn: FlashAttn = False,
 ) -> None:
     """Evaluate a text and keep the values of the graph's nodes (`dump-dot` shows their names) in an .npz file."""
+    not_the_model(model, out)
     t = traces.trace(load_model(model, ram=ram), prompt, *(nodes or ()), n_threads=threads, flash_attn=flash_attn)
     traces.save_trace(t, out)
     print(f"{len(t.arrays)} nodes of {len(t.about['tokens'])} tokens -> {out}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from contextlib import suppress
@@ -11,11 +12,16 @@ class AtomicFile:
     """A binary file that appears at `path`, whole and on disk, when `commit()` is called, and never otherwise.
 
     Until then it has no name where the file system can do that (a killed process leaves nothing at all), else one that
-    begins with a dot and ends with `.tmp`.
+    begins with a dot and ends with `.tmp`. A link stays one: the file that it leads to is replaced.
+
+    Raises OSError where `path` is a device, a pipe or a folder, which must not be replaced by a file, and where the
+    file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = os.path.realpath(path)
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise OSError(errno.EINVAL, "is no file, and is not replaced by one", os.fspath(path))
         folder, name = os.path.split(self.path)
         self._temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
         self._fds: int | None = None  # the folder of our open files, through which the nameless one gets its name
@@ -25,7 +31,10 @@ class AtomicFile:
             self._named = False
         except (OSError, AttributeError):  # not every file system, nor every system, knows O_TMPFILE
             self._close_fds()
-            fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            try:
+                fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            except OSError as e:
+                raise OSError(e.errno, e.strerror, os.fspath(path)) from None
             self._named = True
         self.file = os.fdopen(fd, "wb")
 

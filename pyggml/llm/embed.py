@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -57,6 +57,9 @@ def embed(
     if pooling == "none":
         raise ModelError("pooling = 'none' makes no vector of a text: decode it in a context with embeddings=True")
     ids = [model.tokenize(t) if isinstance(t, str) else t for t in texts]
+    for i, tokens in enumerate(cast("Sequence[object]", ids)):
+        if not isinstance(tokens, Sequence | np.ndarray):
+            raise ModelError(f"texts must be a list of texts, or of lists of token ids; item {i} is {tokens!r:.60}")
     for i, tokens in enumerate(ids):
         if not 0 < len(tokens) <= hp.n_ctx_train:
             raise BatchError(f"text {i} has {len(tokens)} tokens; the model takes 1 to {hp.n_ctx_train}")

@@ -89,3 +89,21 @@ print(*[m for m in sys.modules if m.startswith(("pyggml.", "graphviz", "jinja2",
     others = {"graphviz", "jinja2", "llguidance", "rich.console", "pyggml.hf.folder", "pyggml.inspect.dot"}
     others |= {"pyggml.tools.quantize", "pyggml.tools.chat", "pyggml.llm.samplers.grammar", "pyggml.llm.embed"}
     assert "pyggml.tools.generate" in loaded and not loaded & others
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("trace", "-p", "hi", "-o"),
+        ("inspect", "-p", "hi", "-o"),
+        ("bench", "-p", "4", "-n", "0", "-r", "1", "--trace-json"),
+        ("generate", "-p", "hi", "-n", "1", "--log-file"),
+        ("dump-dot", "-o"),
+    ],
+)
+def test_the_model_is_not_written_over(line: tuple[str, ...], tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tiny.read_bytes()
+    verb, *rest = line
+    assert run(verb, "-m", tiny, *rest, tiny) == 2
+    assert "the output is the model" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert tiny.read_bytes() == before

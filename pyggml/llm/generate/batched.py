@@ -82,6 +82,8 @@ def stream_batch(
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if whole("n_parallel", n_parallel, error=BatchError) < 1:
         raise BatchError(f"n_parallel must be at least 1, not {n_parallel}")
+    if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BatchError(f"prompts must be a list, not {prompts!r:.60}")
     texts = [source_and_prompt(model, p) for p in prompts]
     ids = [tokens for _, tokens in texts]
     for i, tokens in enumerate(ids):
@@ -139,7 +141,8 @@ def _own(each: Sequence[SamplingOptions | Mapping[str, Any]] | None, n: int) -> 
     """What each prompt has of its own."""
     if each is None:
         return [{} for _ in range(n)]
-    if isinstance(each, (str, Mapping)) or not all(isinstance(o, Mapping) for o in cast(Any, each)) or len(each) != n:
+    given = cast("Sequence[object]", each if isinstance(each, Sequence) and not isinstance(each, str) else ())  # pyright: ignore[reportUnnecessaryIsInstance]
+    if len(given) != n or not all(isinstance(o, Mapping) for o in given):
         raise BatchError(f"each must be a list of {n} dicts, one for each prompt")
     return [dict(o) for o in each]
 
@@ -164,7 +167,7 @@ def generate_batch(
     model: LoadedModel, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
 ) -> list[str]:
     """The texts that follow the prompts, see `stream_batch`."""
-    texts = [""] * len(prompts)
+    texts = [""] * (len(prompts) if isinstance(prompts, Sequence) else 0)  # pyright: ignore[reportUnnecessaryIsInstance]
     for i, token in stream_batch(model, prompts, n_predict, **options):
         texts[i] += token.text
     return texts

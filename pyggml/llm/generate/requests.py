@@ -69,7 +69,8 @@ def batch(
     A request is a text, or a mapping with `prompt` (text or token ids) or `messages` (of a chat, for the model's
     template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here. Of
     a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
-    `n_parallel` of them; prompt and text together are no longer than the model was trained for.
+    `n_parallel` of them; prompt and text together are no longer than the model was trained for. Which others are under
+    way may decide between tokens that are as good as equally likely (see `stream_batch`).
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
@@ -78,6 +79,8 @@ def batch(
     ids_of(model, ())  # refuses encoders
     whole("n_parallel", n_parallel, 1, error=BatchError)
     defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, SamplingParams(**sampling))
+    if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     results: list[Result] = []
     todo: list[_Request] = []
     for index, request in enumerate(requests):
@@ -139,7 +142,7 @@ def _answers(
 def _in_order(results: Sequence[Result], answers: Iterator[None]) -> Iterator[Result]:
     for result in results:
         while "text" not in result and "error" not in result:
-            next(answers)
+            next(answers, None)  # at its end it has filled in the last that could not begin
         yield result
 
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, SamplerError
 
 from ..generate.generation import Generation, Token, until_end
 from ..generate.templates import ChatTemplate, find_template
 from ..generate.text import TextStream
 from ..loaded import LoadedModel
-from ..samplers.grammar import known_schema
 from ..vocab import Vocab
 from .formats import Format, find_format, forced_calls
 from .messages import prompt_of
@@ -66,6 +65,7 @@ def create_chat_completion(
     **request: Unpack[SamplingRequest],
 ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
     """See `Model.create_chat_completion`."""
+    tools, functions = _dicts("tools", tools), _dicts("functions", functions)
     if functions is not None and tools is None:
         tools = [{"type": "function", "function": f} for f in functions]
     choice = tool_choice if tool_choice is not None else _of_function_call(function_call)
@@ -80,11 +80,19 @@ def create_chat_completion(
     options |= answer.constraint(_forced(choice, schemas), _schema_of(response_format))
     n_probs = (top_logprobs or 0) if logprobs else None
     stop = options.get("stop")
+    if stop is not None and not isinstance(stop, (str, Sequence)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SamplerError(f"stop must be a string, or a list of them, not {stop!r:.60}")
     options["stop"] = (*template.stop, *((stop,) if isinstance(stop, str) else stop or ()))
     has_bos = model.vocab.bos is not None and prompt.startswith(model.vocab.text(model.vocab.bos))
     ids = model.vocab.tokenize(prompt, not has_bos, True)
     g = started(model, ids, max_tokens, n_probs, options)
     return answer.chunks(g) if stream else answer.whole(g)
+
+
+def _dicts(name: str, given: Any) -> Sequence[Mapping[str, Any]] | None:
+    if given is not None and (isinstance(given, (str, Mapping)) or not isinstance(given, Sequence)):
+        raise ModelError(f"{name} must be a list of dicts, not {given!r:.60}")
+    return cast("Sequence[Mapping[str, Any]] | None", given)
 
 
 def _of_function_call(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
@@ -152,6 +160,8 @@ class _Answer:
 
     def constraint(self, forced: Mapping[str, Schema], schema: Schema | None) -> dict[str, Any]:
         """The options that make the reply a call, or follow a schema. Reasoning that has begun is ended first."""
+        from ..samplers.grammar import known_schema  # takes longer to import than all else
+
         if forced:
             grammar = forced_calls(self.form, forced, self.model.vocab, known_schema)
         elif schema is None:

@@ -46,6 +46,8 @@ def _message(message: Mapping[str, Any], i: int, objects: bool) -> dict[str, Any
         raise ModelError(f"messages[{i}] has no role")
     out["role"] = _ROLES.get(out["role"], out["role"])
     out["content"] = _text(out.get("content"), i)
+    if not isinstance(out.get("tool_calls", ()), Sequence | None):
+        raise ModelError(f"messages[{i}].tool_calls must be a list, not {out['tool_calls']!r:.60}")
     if out.get("tool_calls"):
         out["tool_calls"] = [_call(c, f"messages[{i}].tool_calls", objects) for c in out["tool_calls"]]
     return out

@@ -64,6 +64,9 @@ class Grammar(Sampler):
         self._mask = allocate_token_bitmask(1, vocab.n_tokens)
         self._fill = partial(fill_next_token_bitmask, self._matcher, self._mask)
         self._vocab = vocab
+        trial = self._matcher.deep_copy()  # some show only at their first mask that they match nothing
+        fill_next_token_bitmask(trial, self._mask)
+        _check(trial, "the grammar cannot begin")
 
     def apply(self, c: Candidates) -> None:
         if self._matcher.is_stopped():
@@ -83,8 +86,12 @@ class Grammar(Sampler):
         self._matcher.reset()
 
     def _check(self, what: str) -> None:
-        if self._matcher.is_error():
-            raise SamplerError(f"{what}: {self._matcher.get_error().partition(chr(10))[0]}")
+        _check(self._matcher, what)
+
+
+def _check(matcher: LLMatcher, what: str) -> None:
+    if matcher.is_error():
+        raise SamplerError(f"{what}: {matcher.get_error().partition(chr(10))[0]}")
 
 
 def _lark(grammar: str, vocab: Vocab) -> str:

@@ -76,6 +76,8 @@ BAD: list[tuple[Any, str]] = [
     ({"prompt": "a", "n_predict": 1.5}, "n_predict"),
     ({"prompt": "a", "stop": [5]}, "stop"),
     ({"prompt": "a", "grammar": "root ::= ("}, "grammar"),
+    ({"prompt": "a", "json_schema": '{"$ref": "#"}'}, "grammar"),
+    ({"prompt": "a", "stop": ""}, "stop"),
     ({"messages": 5}, "messages"),
     ({"prompt": "the " * 100000}, "trained"),
 ]
@@ -91,9 +93,18 @@ def test_what_is_wrong_is_said_in_its_place(model: Model) -> None:
     assert list(gg.batch(model, [])) == []
 
 
+@pytest.mark.parametrize("n_good", [0, 3])
+def test_the_last_that_is_left_is_wrong(model: Model, n_good: int) -> None:
+    for bad in ({"prompt": "x", "grammar": "root := "}, {"prompt": "x", "stop": ""}):
+        *good, a, b = gg.batch(model, [*["a"] * n_good, bad, bad], 2, n_parallel=1)
+        assert "error" in a and "error" in b and [r["n_predicted"] for r in good] == [2] * n_good
+
+
 def test_bad_arguments(model: Model) -> None:
     with pytest.raises(BatchError, match="n_parallel"):
         gg.batch(model, [], n_parallel=0)
+    with pytest.raises(BatchError, match="requests must be"):
+        gg.batch(model, None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(SamplerError, match="temp"):
         gg.batch(model, [], temp=-1)
     with pytest.raises(ModelError, match="closed"), load_model() as closed:
