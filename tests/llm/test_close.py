@@ -118,6 +118,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "edit": ("l_out-0", abs),
     "embed": (["a"],),
     "rerank": ("a", ["b"]),
+    "create_completion": ("a",),
+    "create_chat_completion": ([],),
 }
 
 
