@@ -38,12 +38,12 @@ from .blocks import (
     build_norm,
     build_router,
     build_shared_expert,
+    limited,
     rope,
     router_probs,
     store_k,
 )
 from .blocks.states import by_sequence, read_state, store_state
-from .glm5_next import limited
 from .hparams import HParams, LayerShape, RopeShape, StateShape, TokenBlocks
 from .hyper import BY_WEIGHTS, HyperHParams, build_hyper, read_hyper
 from .metadata import Reader, read_clamps, read_hparams, read_router

@@ -5,7 +5,6 @@ tokens; hyper-connections (see `hyper.py`), and mixtures of limited experts."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from gguf.constants import Keys
 
@@ -14,7 +13,7 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Activation, Build, Glu, build_ffn, build_inp_pos, build_moe_ffn, build_shared_expert
+from .blocks import Build, build_ffn, build_inp_pos, build_moe_ffn, build_shared_expert, limited
 from .hparams import HParams, Router
 from .hyper import BY_MEAN, HyperHParams, build_hyper, read_hyper
 from .kimi_k3 import BoundedKimi
@@ -62,11 +61,6 @@ class GLM5Next(BoundedKimi):
             return build_ffn(b, cur, il, shared)
         out = build_moe_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]))
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
-
-
-def limited(limit: float) -> Activation | Glu:
-    """silu(gate) * up, of gate and up within `limit`; 0: there is none."""
-    return partial(gg.swiglu_clamp, limit=limit) if limit else "silu"
 
 
 def _read(r: Reader) -> HParams:

@@ -5,7 +5,6 @@ independent kind (see `hyper.py`)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from gguf.constants import Keys
 
@@ -23,6 +22,7 @@ from .blocks import (
     build_mla,
     build_moe_ffn,
     build_shared_expert,
+    limited,
 )
 from .deepseek2 import read_deepseek2
 from .hparams import HParams, Router
@@ -55,8 +55,7 @@ def build_hy_v4(b: Build) -> Graph:
     def ffn(cur: Tensor, il: int) -> Tensor:
         if not hp.is_moe(il):
             return build_ffn(b, cur, il)
-        limit = hp.swiglu_clamp_exp[il]
-        out = build_moe_ffn(b, cur, il, partial(gg.swiglu_clamp, limit=limit) if limit else "silu")
+        out = build_moe_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]))
         return b.cb(gg.add(out, build_shared_expert(b, cur, il)), "ffn_out", il)
 
     with b.ctx:

@@ -4,15 +4,13 @@ enters the product of gate and value is limited. Source: llama.cpp's reader of i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from gguf.constants import Keys
 
-from pyggml import ops as gg
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_moe_ffn
+from .blocks import Build, build_moe_ffn, limited
 from .decoder import Decoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_swa_pattern
@@ -31,8 +29,7 @@ class MapleDecoder(Decoder):
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
         """The mixture of experts of layer `il`."""
         assert isinstance(b.hparams, MapleHParams)
-        limit = b.hparams.swiglu_clamp_exp[il]
-        return build_moe_ffn(b, cur, il, partial(gg.swiglu_clamp, limit=limit) if limit else "silu")
+        return build_moe_ffn(b, cur, il, limited(b.hparams.swiglu_clamp_exp[il]))
 
 
 def _read(r: Reader) -> HParams:

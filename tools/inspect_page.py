@@ -31,10 +31,6 @@ def inspect(
     run = record_model(m, ids, n_threads=threads, flash_attn=flash_attn)
     about = {"model": m.path, "architecture": m.arch, "prompt": repr(prompt), "tokens": str(len(ids))}
     html = page(run, f"pyggml inspect · {Path(m.path).name}", about)
-    file = AtomicFile(out)
-    try:
-        file.file.write(html.encode())
-        file.commit()
-    finally:
-        file.discard()
-    print(f"{run.graph.n_nodes} nodes, {run.graph.n_leafs} leafs, {len(html.encode()) / 1e3:.0f} kB -> {out}")
+    with AtomicFile(out) as file:
+        n_bytes = file.file.write(html.encode())
+    print(f"{run.graph.n_nodes} nodes, {run.graph.n_leafs} leafs, {n_bytes / 1e3:.0f} kB -> {out}")

@@ -14,7 +14,7 @@ from .attention import (
     store_k,
 )
 from .build import Build, CacheUse, KVMemory, mask_name
-from .ffn import Activation, Glu, build_ffn
+from .ffn import Activation, Glu, build_ffn, limited
 from .inputs import (
     MASK_PADDING,
     attn_temp_scale,
@@ -85,6 +85,7 @@ __all__ = [
     "build_rope_factors",
     "build_router",
     "build_shared_expert",
+    "limited",
     "llm_build_kv",
     "mask_name",
     "ngram_rows",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from pyggml import ops as gg
@@ -28,6 +29,11 @@ HALVES: dict[Activation, Callable[[Tensor], Tensor]] = {  # of the first half of
     "gelu_erf": gg.geglu_erf,
     "relu": gg.reglu,
 }
+
+
+def limited(limit: float) -> Activation | Glu:
+    """silu(gate) * up, of gate and up within `limit`; 0: there is none."""
+    return partial(gg.swiglu_clamp, limit=limit) if limit else "silu"
 
 
 def build_ffn(

@@ -6,10 +6,16 @@ import errno
 import os
 import secrets
 from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class AtomicFile:
-    """A binary file that appears at `path`, whole and on disk, when `commit()` is called, and never otherwise.
+    """A binary file that appears at `path`, whole and on disk, when its `with` block ends without an exception, or when
+    `commit()` is called, and never otherwise.
 
     Until then it has no name where the file system can do that (a killed process leaves nothing at all), else one that
     begins with a dot and ends with `.tmp`. A link stays one: the file that it leads to is replaced.
@@ -56,6 +62,16 @@ class AtomicFile:
         if self._named:
             with suppress(OSError):
                 os.unlink(self._temporary)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.discard()
 
     def _close_fds(self) -> None:
         if self._fds is not None:

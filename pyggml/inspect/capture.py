@@ -122,9 +122,5 @@ def _rows(path: Path, shape: tuple[int, int], kind: np.dtype[Any], done: int) ->
 
 
 def _note(root: Path, about: dict[str, Any]) -> None:
-    out = AtomicFile(root / _MANIFEST)
-    try:
+    with AtomicFile(root / _MANIFEST) as out:
         out.file.write(json.dumps(about).encode())
-        out.commit()
-    finally:
-        out.discard()

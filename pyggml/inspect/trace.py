@@ -98,16 +98,11 @@ def save_trace(t: Trace, path: str | os.PathLike[str]) -> None:
 
     The file appears whole or not at all. Raises OSError.
     """
-    out = AtomicFile(path)
-    try:
-        with zipfile.ZipFile(out.file, "w", zipfile.ZIP_STORED, allowZip64=True) as z:
-            z.writestr(_MANIFEST, json.dumps({**t.about, "nodes": list(t.arrays)}))
-            for name, x in t.arrays.items():
-                with z.open(f"{name}.npy", "w", force_zip64=True) as f:
-                    np.lib.format.write_array(f, x, allow_pickle=False)
-        out.commit()
-    finally:
-        out.discard()
+    with AtomicFile(path) as out, zipfile.ZipFile(out.file, "w", zipfile.ZIP_STORED, allowZip64=True) as z:
+        z.writestr(_MANIFEST, json.dumps({**t.about, "nodes": list(t.arrays)}))
+        for name, x in t.arrays.items():
+            with z.open(f"{name}.npy", "w", force_zip64=True) as f:
+                np.lib.format.write_array(f, x, allow_pickle=False)
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:

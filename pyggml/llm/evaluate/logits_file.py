@@ -48,11 +48,7 @@ class LogitsWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            if kind is None:
-                self._out.commit()
-        finally:
-            self._out.discard()
+        self._out.__exit__(kind, e, tb)
 
 
 class LogitsFile:

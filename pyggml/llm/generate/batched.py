@@ -167,8 +167,9 @@ def generate_batch(
     model: LoadedModel, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
 ) -> list[str]:
     """The texts that follow the prompts, see `stream_batch`."""
-    texts = [""] * (len(prompts) if isinstance(prompts, Sequence) else 0)  # pyright: ignore[reportUnnecessaryIsInstance]
-    for i, token in stream_batch(model, prompts, n_predict, **options):
+    tokens = stream_batch(model, prompts, n_predict, **options)
+    texts = [""] * len(prompts)
+    for i, token in tokens:
         texts[i] += token.text
     return texts
 

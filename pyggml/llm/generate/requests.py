@@ -14,6 +14,7 @@ from ..samplers import SamplerChain, SamplingOptions, SamplingParams
 from .batched import Waiting, in_slots
 from .generation import Generation, ids_of, sizes_to_encode
 from .templates import find_template
+from .text import stop_strings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -158,10 +159,7 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> 
         raise BatchError(f"a request has no field {unknown[0]!r:.60}; it may have {', '.join(sorted(_FIELDS))}")
     if ("prompt" in given) == ("messages" in given):
         raise BatchError("a request has either a prompt or messages")
-    stop = given.get("stop", defaults.stop)
-    stops: Sequence[Any] = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BatchError(f"stop must be a string, or a list of them, not {stop!r:.60}")
+    stops = stop_strings(given.get("stop", defaults.stop), BatchError)
     start = model.decoder_start
     if "messages" in given and start is not None:
         raise BatchError(f"{model.arch} is an encoder-decoder, which has no chat: a request has a prompt")

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
-from pyggml.errors import SamplerError
+from pyggml.errors import GGMLError, SamplerError
 
 from ..vocab import StreamDecoder, Vocab
+
+
+def stop_strings(stop: Any, error: type[GGMLError]) -> tuple[str, ...]:
+    """One stop string, or several, as a tuple. Raises `error` for what is neither."""
+    several: Any = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(several, Sequence) or not all(isinstance(s, str) for s in cast("Sequence[object]", several)):
+        raise error(f"stop must be a string, or a list of them, not {stop!r:.60}")
+    return tuple(cast("Sequence[str]", several))
 
 
 class TextStream:

@@ -40,36 +40,28 @@ def holding(rules: Rules, holds: Callable[[Node, set[str]], bool]) -> set[str]:
     return found
 
 
-def nullable(node: Node, names: set[str]) -> bool:
-    """Whether a node matches the empty text, where the rules `names` do."""
+def _matches(node: Node, names: set[str], leaf: Callable[[Node], bool]) -> bool:
+    """Whether a node matches some text of a kind, where the rules `names` do and the leaves that `leaf` tells."""
     match node:
         case Seq(items):
-            return all(nullable(item, names) for item in items)
+            return all(_matches(item, names, leaf) for item in items)
         case Alt(items):
-            return any(nullable(item, names) for item in items)
+            return any(_matches(item, names, leaf) for item in items)
         case Rep(item, low, _):
-            return low == 0 or nullable(item, names)
+            return low == 0 or _matches(item, names, leaf)
         case Ref(name):
             return name in names
         case _:
-            return False
+            return leaf(node)
+
+
+def nullable(node: Node, names: set[str]) -> bool:
+    """Whether a node matches the empty text, where the rules `names` do."""
+    return _matches(node, names, lambda _: False)
 
 
 def _productive(rules: Rules) -> set[str]:
-    def matches(node: Node, names: set[str]) -> bool:
-        match node:
-            case Seq(items):
-                return all(matches(item, names) for item in items)
-            case Alt(items):
-                return any(matches(item, names) for item in items)
-            case Rep(item, low, _):
-                return low == 0 or matches(item, names)
-            case Ref(name):
-                return name in names
-            case _:
-                return not is_never(node)
-
-    return holding(rules, matches)
+    return holding(rules, lambda node, names: _matches(node, names, lambda leaf: not is_never(leaf)))
 
 
 def _without(node: Node, productive: set[str]) -> Node:

@@ -11,7 +11,7 @@ from pyggml.errors import ModelError, SamplerError
 
 from ..generate.generation import Generation, Token, until_end
 from ..generate.templates import ChatTemplate, find_template
-from ..generate.text import TextStream
+from ..generate.text import TextStream, stop_strings
 from ..loaded import LoadedModel
 from ..vocab import Vocab
 from .formats import Format, find_format, forced_calls
@@ -80,9 +80,7 @@ def create_chat_completion(
     options |= answer.constraint(_forced(choice, schemas), _schema_of(response_format))
     n_probs = (top_logprobs or 0) if logprobs else None
     stop = options.get("stop")
-    if stop is not None and not isinstance(stop, (str, Sequence)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise SamplerError(f"stop must be a string, or a list of them, not {stop!r:.60}")
-    options["stop"] = (*template.stop, *((stop,) if isinstance(stop, str) else stop or ()))
+    options["stop"] = (*template.stop, *stop_strings(() if stop is None else stop, SamplerError))
     has_bos = model.vocab.bos is not None and prompt.startswith(model.vocab.text(model.vocab.bos))
     ids = model.vocab.tokenize(prompt, not has_bos, True)
     g = started(model, ids, max_tokens, n_probs, options)

@@ -142,12 +142,8 @@ def save_dat(path: str | os.PathLike[str], found: ImatrixSums) -> None:
         parts.append((means[name] * np.float32(n_call)).astype("<f4").tobytes())
     dataset = found.datasets[-1].encode() if found.datasets else b""
     parts += [struct.pack("<ii", found.n_chunks, len(dataset)), dataset]
-    out = AtomicFile(path)
-    try:
+    with AtomicFile(path) as out:
         out.file.write(b"".join(parts))
-        out.commit()
-    finally:
-        out.discard()
 
 
 def _from_gguf(file: GGUFFile) -> ImatrixSums:

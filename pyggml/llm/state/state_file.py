@@ -117,12 +117,8 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file that appears whole or, on any error, not at all. Raises StateError where it cannot be written."""
     path = path_name(path, StateError)
     try:
-        out = AtomicFile(path)
-        try:
+        with AtomicFile(path) as out:
             out.file.writelines(parts)
-            out.commit()
-        finally:
-            out.discard()
     except OSError as e:
         raise StateError(f"cannot write {path}: {e.strerror}") from None
 
