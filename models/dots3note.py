@@ -8,9 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from pyggml.errors import ModelError
+from pyggml.gguf_io.constants import Keys
 
 from .hparams import MAX_INT, ROPE_SCALING, Gating, Head, HParams, NormKind, PerLayer, Pooling, Router
 
@@ -115,16 +116,12 @@ class Reader:
 def read_clamps(r: Reader, key: str) -> tuple[float, ...]:
     """What gate and up of a feed-forward network are kept within, in each layer; 0: they are not, as in all layers
     where the file says nothing."""
-    from gguf.constants import Keys
-
     n = r.integer(Keys.LLM.BLOCK_COUNT)
     return r.numbers(key, n) if r.get(key, None) is not None else (0.0,) * n
 
 
 def read_rope_sections(r: Reader) -> tuple[int, ...]:
     """How many pairs of a head turn by each of the four positions of a token; none where the file does not say."""
-    from gguf.constants import Keys
-
     values = r.get(Keys.Rope.DIMENSION_SECTIONS, np.empty(0, np.int32))
     if not isinstance(values, np.ndarray):
         values = np.full(4, r.integer(Keys.Rope.DIMENSION_SECTIONS))
@@ -140,8 +137,6 @@ def read_window(
     `plain_rope`: layers with it are roped with base 10000 unless the file says otherwise, and without scaling; else as
     the others.
     """
-    from gguf.constants import Keys
-
     own = r.get(Keys.Rope.FREQ_BASE_SWA, None) is not None
     return {
         "n_swa": r.integer(Keys.Attention.SLIDING_WINDOW, *() if default is None else (default,)),
@@ -153,8 +148,6 @@ def read_window(
 
 def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tuple[int, ...]:
     """Which layers have a sliding window, 1 of each that has one, see `read_window`."""
-    from gguf.constants import Keys
-
     key = Keys.Attention.SLIDING_WINDOW_PATTERN
     if isinstance(r.get(key, None), np.ndarray):
         return r.flags(key)
@@ -166,8 +159,6 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
 def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
     """Which layers are recurrent, 1 of each that is: what the file says, else all but each last of as many as it says,
     or of `n_pattern`."""
-    from gguf.constants import Keys
-
     n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
     key = "{arch}.attention.recurrent_layers"
     if r.get(key, None) is not None:
@@ -195,8 +186,6 @@ def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any)
 
 def read_router(r: Reader, default: Router | None = None) -> Router:
     """How experts are chosen: what the file says of it, else as in `default`."""
-    from gguf.constants import Keys  # takes a while to import, and only models need it
-
     default, llm = default or Router(), Keys.LLM
     gating, of_selected = default.gating, default.of_selected
     func = r.integer(llm.EXPERT_GATING_FUNC, 0)
@@ -224,8 +213,6 @@ def read_pooling(r: Reader, key: str, default: Pooling) -> Pooling:
 
 def read_head(r: Reader, default: Head | None = None) -> Head:
     """The head of a reranker: what the file says of it, else as in `default`."""
-    from gguf.constants import Keys
-
     default = default or Head()
     labels = r.get(Keys.Classifier.OUTPUT_LABELS, None)
     return Head(
@@ -237,8 +224,6 @@ def read_head(r: Reader, default: Head | None = None) -> Head:
 
 
 def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]:
-    from gguf.constants import Keys  # takes a while to import, and only models need it
-
     llm, attention, rope = Keys.LLM, Keys.Attention, Keys.Rope
     scaling = r.text(rope.SCALING_TYPE, "linear")
     if scaling not in ROPE_SCALING:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
 from pyggml.errors import ModelError
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 
 from .architecture import Architecture

@@ -7,35 +7,30 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyggml.llm.generate.request_file import RequestFile
 from pyggml.llm.model import load_model
-from pyggml.llm.samplers import SamplingOptions
 
-from .adapters import AdapterOptions, with_adapters
+from .adapters import Adapters
+from .command import Option
 from .options import FlashAttn, Json, ModelPath, Ram, Stop, Threads
-from .sampling import with_sampling
+from .sampling import Sampling
 
 
-@with_sampling
-@with_adapters
 def batch(
-    sampling: SamplingOptions,
-    adapters: AdapterOptions,
+    sampling: Sampling,
+    adapters: Adapters,
     requests: Annotated[
         Path,
-        typer.Option(
-            "-i", "--input", help="Requests: in each line a JSON object with prompt or messages.", metavar="F"
-        ),
+        Option("-i", "--input", help="Requests: in each line a JSON object with prompt or messages.", metavar="F"),
     ],
-    results: Annotated[Path, typer.Option("-o", "--output", help="Results, one in each line.", metavar="F")],
+    results: Annotated[Path, Option("-o", "--output", help="Results, one in each line.", metavar="F")],
     model: ModelPath = None,
     ram: Ram = None,
-    n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
-    n_parallel: Annotated[int, typer.Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
+    n_predict: Annotated[int, Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
+    n_parallel: Annotated[int, Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
     stop: Stop = None,
     threads: Threads = None,
     flash_attn: FlashAttn = False,

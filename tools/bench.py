@@ -9,14 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
-import typer
+import click
 from rich.console import Console
 from rich.table import Table
 
 from pyggml.inspect.profile import Profile, time_line
 from pyggml.llm.model import load_model
 
-from .adapters import AdapterOptions, with_adapters
+from .adapters import Adapters
+from .command import Option
 from .measure.bench_history import append_history
 from .options import Json, ModelPath, Ram, Threads
 from .outputs import not_the_model
@@ -33,26 +34,25 @@ def measure(run: Callable[[], float], repetitions: int) -> list[float]:
     return [run() for _ in range(repetitions)]
 
 
-@with_adapters
 def bench(
-    adapters: AdapterOptions,
+    adapters: Adapters,
     model: ModelPath = None,
     ram: Ram = None,
-    n_prompt: Annotated[int, typer.Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
-    n_gen: Annotated[int, typer.Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
-    n_depth: Annotated[int, typer.Option("-d", "--n-depth", help="Tokens in the cache before a test.", min=0)] = 0,
+    n_prompt: Annotated[int, Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
+    n_gen: Annotated[int, Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
+    n_depth: Annotated[int, Option("-d", "--n-depth", help="Tokens in the cache before a test.", min=0)] = 0,
     threads: Threads = None,
-    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Repetitions.", min=1)] = 5,
-    n_ubatch: Annotated[int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at a time.", min=1)] = 512,
-    flash_attn: Annotated[bool, typer.Option("-fa", "--flash-attn", help="Use flash attention.")] = False,
+    repetitions: Annotated[int, Option("-r", "--repetitions", help="Repetitions.", min=1)] = 5,
+    n_ubatch: Annotated[int, Option("-ub", "--ubatch-size", help="Tokens computed at a time.", min=1)] = 512,
+    flash_attn: Annotated[bool, Option("-fa", "--flash-attn", help="Use flash attention.")] = False,
     history: Annotated[
         Optional[Path],
-        typer.Option("--history", help="Append the results, with commit and CPU, to this JSONL file.", metavar="FILE"),
+        Option("--history", help="Append the results, with commit and CPU, to this JSONL file.", metavar="FILE"),
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Then one run step by step: where the time goes.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Then one run step by step: where the time goes.")] = False,
     trace_json: Annotated[
         Optional[Path],
-        typer.Option("--trace-json", help="... and its time line, for Perfetto.", metavar="FILE"),
+        Option("--trace-json", help="... and its time line, for Perfetto.", metavar="FILE"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +71,7 @@ def bench(
     n_vocab = m.hparams.n_vocab
     encodes = m.architecture.encode is not None  # then pp is the encoder, and tg answers a short text
     if encodes and n_depth:
-        raise typer.BadParameter("--n-depth is not for an encoder-decoder")
+        raise click.BadParameter("--n-depth is not for an encoder-decoder")
 
     def pp() -> float:
         ctx.memory.seq_rm(0, n_depth)

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-import typer
+import click
 
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 _ESCAPE = re.compile(rb"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
@@ -25,7 +25,7 @@ def unescape(text: str) -> str:
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt from -p, else from a file, else from stdin where that is piped. Raises BadParameter for both."""
     if prompt is not None and file is not None:
-        raise typer.BadParameter("-p and -f cannot both be given")
+        raise click.BadParameter("-p and -f cannot both be given")
     if prompt is not None:
         return prompt
     if file is not None and str(file) != "-":
