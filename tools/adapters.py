@@ -34,7 +34,8 @@ class AdapterOptions:
         model.adapt([(model.load_lora(path), scale) for path, scale in self.loras], total)
 
 
-_PATHS, _SCALED = {"metavar": "FILE", "panel": _PANEL}, {"metavar": "FILE:SCALE", "panel": _PANEL}
+_PATHS: dict[str, Any] = {"metavar": "FILE", "panel": _PANEL}
+_SCALED: dict[str, Any] = {"metavar": "FILE:SCALE", "panel": _PANEL}
 _OPTIONS: dict[str, Any] = {
     "lora": Annotated[
         Optional[list[str]], Option("--lora", help="LoRA adapter (GGUF, or a PEFT folder; repeatable).", **_PATHS)

@@ -107,7 +107,7 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
     return made
 
 
-class _Number(click.ParamType):
+class _Number(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  # generic from click 8.4 on
     """An int or a float, finite, and within bounds."""
 
     def __init__(self, kind: type[int] | type[float], least: float | None, most: float | None) -> None:
@@ -130,7 +130,7 @@ class _Number(click.ParamType):
 
 
 _HUGE = 2.0**63
-_KINDS: dict[Any, click.ParamType] = {str: click.STRING, Path: click.Path(path_type=Path)}
+_KINDS: dict[Any, Any] = {str: click.STRING, Path: click.Path(path_type=Path)}
 
 
 def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) -> click.Parameter:

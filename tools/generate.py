@@ -15,8 +15,6 @@ import click
 from pyggml.errors import GGMLError
 from pyggml.llm.generate.generation import Generation, Token, new_generation
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
-from pyggml.llm.generate.prompt_cache import open_session, save_session
-from pyggml.llm.generate.speculative import with_draft
 from pyggml.llm.model import load_model
 from pyggml.llm.samplers import StepTrace
 
@@ -117,6 +115,8 @@ def generate(
             **sampling,
         )
     if model_draft or lookup:
+        from pyggml.llm.generate.speculative import with_draft
+
         draft_model = load_model(model_draft) if model_draft else None
         with usage():
             g = with_draft(g, draft_model, draft_max, draft_min, draft_p_min)
@@ -205,6 +205,8 @@ class _SessionFile:
             return
         if g.guidance is not None:
             raise click.BadParameter("--prompt-cache and --cfg-scale cannot both be given")
+        from pyggml.llm.generate.prompt_cache import open_session
+
         session = open_session(g.ctx, self.path, g.prompt if given else ())
         print(session.report, file=sys.stderr)
         if session.prompt and not given:
@@ -229,4 +231,6 @@ class _SessionFile:
         self.due = False
         shifted = self.g.long is not None and self.g.long.moved  # tokens are not where they were
         if self.path is not None and not self.read_only and not shifted:
+            from pyggml.llm.generate.prompt_cache import save_session
+
             save_session(self.g.ctx, self.path, tokens)

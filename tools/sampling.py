@@ -66,7 +66,8 @@ def _options() -> tuple[dict[str, Any], dict[str, Any]]:
         flags, text = _SAMPLING[f.name]
         kind = _TYPES.get(f.name, kinds[f.name])
         hints[f.name] = Annotated[kind, Option(*flags, help=text, panel=_PANEL)]
-        defaults[f.name] = None if kind == Optional[list[str]] else ";".join(f.default) if kind is str else f.default
+        default: Any = f.default
+        defaults[f.name] = None if kind == Optional[list[str]] else ";".join(default) if kind is str else default
         if f.name in _FILES:
             name = f"{f.name}_file"
             hints[name] = Annotated[Optional[Path], Option(*_FILES[f.name], help="... from a file.", panel=_PANEL)]
