@@ -21,8 +21,8 @@ from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record, stored_bytes
 from pyggml.models import get_architecture
 from pyggml.tensor import rank_of
 
+from .bake import baked_weights, packed_pieces
 from .imatrix import Floats, Imatrix
-from .layout import baked_weights, packed_pieces
 from .mixes import MIXES, Choice, Mix, find_mix, is_quantizable, tensor_type
 from .source import Bytes, Source, SourceTensor, open_source
 
