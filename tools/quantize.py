@@ -96,6 +96,14 @@ def quantize(
     allow_requantize: Annotated[
         bool, Option("--allow-requantize", help="Accept tensors that are quantized already; quality suffers.")
     ] = False,
+    layout: Annotated[
+        Optional[str],
+        Option(
+            "--layout",
+            help="r16: weights as the CPU's kernels read them, which need no repacking; for pyggml alone.",
+            metavar="LAYOUT",
+        ),
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Show types and sizes; write nothing.")] = False,
     report: Annotated[bool, Option("--report", help="Show each tensor's error.")] = False,
     as_json: Json = False,
@@ -116,6 +124,7 @@ def quantize(
         token_embedding_type=parse_type(token_embedding_type),
         allow_requantize=allow_requantize,
         report=report and not dry_run,
+        layout=layout,
     )
     stderr = Console(stderr=True)
     if plan.without_imatrix:
