@@ -11,7 +11,58 @@ typedef struct pg_scan {
   int64_t n_from;        // of so many sequences
   const pg_tensor *ids;  // which of them each sequence goes on from; NULL: the one of its number
   int64_t block;         // heads that go through the tokens together
+  int direct;            // the last states go to their cells at once (pg_scan_begin) ...
+  float *states;         // ... else here, one after the other
 } pg_scan;
+
+// Sources of an op whose states are read from cells and stored there (backends/cpu/fuse_states.py), behind its own:
+// the cells that sequences go on from, where their states are to be gathered; all cells, a row each; those that the new
+// states go to.
+enum { PG_READ = 9, PG_CELLS, PG_WRITE };
+
+PG_INLINE int64_t pg_scan_id(const pg_tensor *ids, int64_t seq) {
+  return *(const int32_t *)(ids->data + seq * ids->nb[0]);
+}
+
+// Whether all cells are there. No state is stored before all that it replaces are read: where one goes to the cell of
+// another sequence, all are stored at the end.
+PG_INLINE int pg_scan_begin(const pg_task *t, pg_scan *x) {
+  const pg_tensor *cells = &t->src[PG_CELLS], *write = &t->src[PG_WRITE];
+  x->direct = cells->data != NULL;
+  x->states = (float *)t->dst.data + x->n_rows * x->n_head * x->n_tokens * x->n_seqs;
+  for (int64_t i = 0; i < x->n_seqs; i++) {
+    const int64_t id = x->ids ? pg_scan_id(x->ids, i) : 0;
+    if (id < 0 || id >= x->n_from) return pg_fail(t, PG_E_INDEX, id);
+    if (!cells->data) continue;
+    const int64_t to = pg_scan_id(write, i);
+    if (to < 0 || to >= cells->ne[1]) return pg_fail(t, PG_E_INDEX, to);
+    for (int64_t k = 0; k < x->n_seqs && x->direct; k++)
+      x->direct = k == i || (pg_scan_id(write, k) != to && !(x->ids && pg_scan_id(x->ids, k) == to));
+  }
+  return PG_OK;
+}
+
+// The state of a sequence before its first token, and where that after its last one goes.
+PG_INLINE const float *pg_scan_from(const pg_scan *x, int64_t seq) {
+  const int64_t id = x->ids ? pg_scan_id(x->ids, seq) : seq;
+  return (const float *)x->from->data + id * x->n_head * x->n_rows * x->n;
+}
+
+PG_INLINE float *pg_scan_to(const pg_task *t, const pg_scan *x, int64_t seq) {
+  if (x->direct) return (float *)(t->src[PG_CELLS].data + pg_scan_id(&t->src[PG_WRITE], seq) * t->src[PG_CELLS].nb[1]);
+  return x->states + seq * x->n_head * x->n_rows * x->n;
+}
+
+// All threads come here when they have done their share.
+PG_INLINE void pg_scan_end(const pg_task *t, int ith, int nth, const pg_scan *x) {
+  const pg_tensor *cells = &t->src[PG_CELLS], *write = &t->src[PG_WRITE];
+  if (!cells->data || x->direct) return;
+  pg_sync(t, nth);
+  const pg_range r = pg_share(x->n_head * x->n_rows * x->n, ith, nth);
+  for (int64_t i = 0; i < x->n_seqs; i++)
+    memcpy((float *)(cells->data + pg_scan_id(write, i) * cells->nb[1]) + r.first, pg_scan_to(t, x, i) + r.first,
+           (size_t)(r.last - r.first) * sizeof(float));
+}
 
 // One token of some heads of a sequence.
 typedef struct pg_cell {
@@ -22,19 +73,18 @@ typedef struct pg_cell {
 
 typedef void (*pg_scan_step)(const pg_task *t, const pg_cell *c, float *work);
 
-PG_INLINE int pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step, float *work) {
-  const int64_t head = x->n_rows * x->n, seq = x->n_head * head, slot = x->n_seqs * seq;
+PG_INLINE void pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step, float *work) {
+  const int64_t head = x->n_rows * x->n, slot = x->n_seqs * x->n_head * head;
   const int64_t blocks = (x->n_head + x->block - 1) / x->block, row = x->n_head * x->n_rows;
-  float *y = (float *)t->dst.data, *states = y + row * x->n_tokens * x->n_seqs;
+  float *y = (float *)t->dst.data;
   const pg_range r = pg_share(blocks * x->n_seqs, ith, nth);
   for (int64_t u = r.first; u < r.last; u++) {
     pg_cell c = {.head = u % blocks * x->block, .seq = u / blocks};
     c.n_heads = PG_MIN(x->block, x->n_head - c.head);
-    c.s = states + c.seq * seq + c.head * head;
-    const int64_t id = x->ids ? *(const int32_t *)(x->ids->data + c.seq * x->ids->nb[0]) : c.seq;
-    if (id < 0 || id >= x->n_from) return pg_fail(t, PG_E_INDEX, id);
+    c.s = pg_scan_to(t, x, c.seq) + c.head * head;
+    const float *from = pg_scan_from(x, c.seq) + c.head * head;
     const size_t size = (size_t)(c.n_heads * head) * sizeof(float);
-    memcpy(c.s, (const float *)x->from->data + id * seq + c.head * head, size);
+    if (c.s != from) memcpy(c.s, from, size);
     for (; c.token < x->n_tokens; c.token++) {
       c.y = y + (c.seq * x->n_tokens + c.token) * row + c.head * x->n_rows;
       step(t, &c, work);
@@ -43,7 +93,6 @@ PG_INLINE int pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x, 
     }
     for (int64_t ago = x->n_tokens; ago < x->n_slots; ago++) memset(c.s + ago * slot, 0, size);
   }
-  return PG_OK;
 }
 
 // What a token does to a state: row i becomes s * w + k * v[i] + b * (a . s), the last term only with `delta` and with
