@@ -38,34 +38,36 @@ static int64_t seqs_of(const pg_task *t, const pg_tensor *state) {
 // -- a row of the state per key: s[i] = s[i] * w[i] + k[i] * v, y = c * v + sum of p[i] * s[i] as it was
 // ---------------
 
-PG_INLINE void outer_part(float *s, int64_t n, const float *w, const float *k, const float *p, const float *v, float c,
-                          float *y, int N) {
+PG_INLINE void outer_part(const pg_cell *cell, int64_t n, const float *w, const float *k, const float *p,
+                          const float *v, float c, int64_t at, int N) {
+  const float *from = cell->from + at;
+  float *s = cell->s + at;
   vf acc[WIDTH], x[WIDTH];
-  for (int j = 0; j < N; j++) x[j] = vf_load(v + j * VF_N), acc[j] = vf_set1(c) * x[j];
-  for (int64_t i = 0; i < n; i++, s += n) {
+  for (int j = 0; j < N; j++) x[j] = vf_load(v + at + j * VF_N), acc[j] = vf_set1(c) * x[j];
+  for (int64_t i = 0; i < n; i++, s += n, from += n) {
     const vf vw = vf_set1(w[i]), vk = vf_set1(k[i]), vp = vf_set1(p[i]);
     for (int j = 0; j < N; j++) {
-      const vf z = vf_load(s + j * VF_N);
+      const vf z = vf_load(from + j * VF_N);
       acc[j] = vf_fma(z, vp, acc[j]);
       vf_store(s + j * VF_N, vf_fma(z, vw, vk * x[j]));
     }
   }
-  for (int j = 0; j < N; j++) vf_store(y + j * VF_N, acc[j]);
+  for (int j = 0; j < N; j++) vf_store(cell->y + at + j * VF_N, acc[j]);
 }
 
-static void outer(float *s, int64_t n, const float *w, const float *k, const float *p, const float *v, float c,
-                  float *y) {
+static void outer(const pg_cell *cell, int64_t n, const float *w, const float *k, const float *p, const float *v,
+                  float c) {
   int64_t j = 0;
-  for (; j + WIDTH * VF_N <= n; j += WIDTH * VF_N) outer_part(s + j, n, w, k, p, v + j, c, y + j, WIDTH);
-  for (; j + VF_N <= n; j += VF_N) outer_part(s + j, n, w, k, p, v + j, c, y + j, 1);
+  for (; j + WIDTH * VF_N <= n; j += WIDTH * VF_N) outer_part(cell, n, w, k, p, v, c, j, WIDTH);
+  for (; j + VF_N <= n; j += VF_N) outer_part(cell, n, w, k, p, v, c, j, 1);
   for (; j < n; j++) {
     float sum = c * v[j];
     for (int64_t i = 0; i < n; i++) {
-      float *z = s + i * n + j;
-      sum += *z * p[i];
-      *z = *z * w[i] + k[i] * v[j];
+      const float z = cell->from[i * n + j];
+      sum += z * p[i];
+      cell->s[i * n + j] = z * w[i] + k[i] * v[j];
     }
-    y[j] = sum;
+    cell->y[j] = sum;
   }
 }
 
@@ -85,7 +87,7 @@ static void wkv6(const pg_task *t, const pg_cell *cell, float *work) {
   const float *tf = (const float *)pg_row_at(&t->src[3], c.head, 0, 0);
   double own = 0;
   for (int64_t i = 0; i < n; i++) own += (double)r[i] * tf[i] * k[i];
-  outer(c.s, n, row(&t->src[4], &c), k, r, row(&t->src[1], &c), (float)own, c.y);
+  outer(&c, n, row(&t->src[4], &c), k, r, row(&t->src[1], &c), (float)own);
 }
 
 static void wkv6_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
@@ -116,7 +118,7 @@ static void gla(const pg_task *t, const pg_cell *cell, float *p) {
     own += (double)q[i] * k[i];
     p[i] = q[i] * g[i] * scale;
   }
-  outer(c.s, n, g, k, p, row(&t->src[1], &c), (float)(own * scale), c.y);
+  outer(&c, n, g, k, p, row(&t->src[1], &c), (float)(own * scale));
 }
 
 static void gla_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
@@ -143,7 +145,7 @@ static void wkv7(const pg_task *t, const pg_cell *cell, float *work) {
                         .v = row(&t->src[3], &c),
                         .a = row(&t->src[4], &c),
                         .b = row(&t->src[5], &c)};
-  pg_turn_rows(c.s, n, n, &turn, c.y, 1);
+  pg_turn_rows(&c, 0, n, n, &turn, c.y, 1);
 }
 
 static void wkv7_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
@@ -186,7 +188,7 @@ static void delta_net(const pg_task *t, const pg_cell *c, float *work) {
     x[i] = beta * v[i];
   }
   const pg_turn turn = {.w = w, .k = k, .a = a, .b = b, .r = shared_row(&t->src[0], c, n_seqs), .v = x};
-  pg_turn_rows(c->s, n, n, &turn, c->y, 1);
+  pg_turn_rows(c, 0, n, n, &turn, c->y, 1);
   for (int64_t i = 0; i < n; i++) c->y[i] *= scale;
 }
 

@@ -52,7 +52,7 @@ static void step(const pg_task *t, const pg_cell *c, float *work) {
                           .k = (const float *)pg_row_at(&t->src[B], head / per_group, c->token, c->seq),
                           .r = (const float *)pg_row_at(&t->src[C], head / per_group, c->token, c->seq),
                           .v = input};
-    pg_turn_rows(c->s + i * n_rows * n, n_rows, n, &turn, c->y + i * n_rows, 0);
+    pg_turn_rows(c, i * n_rows * n, n_rows, n, &turn, c->y + i * n_rows, 0);
   }
 }
 

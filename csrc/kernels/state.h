@@ -15,7 +15,7 @@ typedef struct pg_scan {
   float *states;         // ... else here, one after the other
 } pg_scan;
 
-// Sources of an op whose states are read from cells and stored there (backends/cpu/fuse_states.py), behind its own:
+// Sources of an op whose states are read from cells and stored there (backends/cpu/fuse.py), behind its own:
 // the cells that sequences go on from, where their states are to be gathered; all cells, a row each; those that the new
 // states go to.
 enum { PG_READ = 9, PG_CELLS, PG_WRITE };
@@ -67,8 +67,10 @@ PG_INLINE void pg_scan_end(const pg_task *t, int ith, int nth, const pg_scan *x)
 // One token of some heads of a sequence.
 typedef struct pg_cell {
   int64_t head, n_heads, token, seq;
-  float *s; // [n_heads][n_rows][n]
-  float *y; // [n_heads][n_rows]
+  const float *from; // [n_heads][n_rows][n] before it
+  float *s;          // and after it, which may be the same
+  int once;          // nobody will read s soon
+  float *y;          // [n_heads][n_rows]
 } pg_cell;
 
 typedef void (*pg_scan_step)(const pg_task *t, const pg_cell *c, float *work);
@@ -82,10 +84,10 @@ PG_INLINE void pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x,
     pg_cell c = {.head = u % blocks * x->block, .seq = u / blocks};
     c.n_heads = PG_MIN(x->block, x->n_head - c.head);
     c.s = pg_scan_to(t, x, c.seq) + c.head * head;
-    const float *from = pg_scan_from(x, c.seq) + c.head * head;
+    c.from = pg_scan_from(x, c.seq) + c.head * head;
+    c.once = x->direct && x->n_tokens == 1 && x->n % VF_N == 0 && (uintptr_t)c.s % sizeof(vf) == 0;
     const size_t size = (size_t)(c.n_heads * head) * sizeof(float);
-    if (c.s != from) memcpy(c.s, from, size);
-    for (; c.token < x->n_tokens; c.token++) {
+    for (; c.token < x->n_tokens; c.token++, c.from = c.s) {
       c.y = y + (c.seq * x->n_tokens + c.token) * row + c.head * x->n_rows;
       step(t, &c, work);
       const int64_t ago = x->n_tokens - 1 - c.token;
@@ -93,6 +95,7 @@ PG_INLINE void pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x,
     }
     for (int64_t ago = x->n_tokens; ago < x->n_slots; ago++) memset(c.s + ago * slot, 0, size);
   }
+  vf_stream_end();
 }
 
 // What a token does to a state: row i becomes s * w + k * v[i] + b * (a . s), the last term only with `delta` and with
@@ -110,30 +113,37 @@ PG_INLINE void pg_sums(float *to, const vf *acc, int R) {
   }
 }
 
-// R rows, 1 or 4, from row i on.
-PG_INLINE void pg_turn_part(float *s, int64_t n, const pg_turn *x, int64_t i, float *y, int R, int delta) {
+enum { PG_TURN_AHEAD = 4096 }; // bytes of software prefetch
+
+// R rows, 1 or 4, from row i on. once: past the caches.
+PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_turn *x, int64_t i, float *y, int R,
+                            int delta, int once) {
   const int64_t whole = n / VF_N * VF_N;
-  float along[4] = {0}, sum[4];
+  const float *from = c->from + at + i * n;
+  float *s = c->s + at + i * n, along[4] = {0}, sum[4];
   vf acc[4], va[4], vv[4];
-  s += i * n;
   if (delta) {
     for (int r = 0; r < R; r++) acc[r] = vf_zero();
     for (int64_t l = 0; l < whole; l += VF_N) {
       const vf a = vf_load(x->a + l);
-      for (int r = 0; r < R; r++) acc[r] = vf_fma(vf_load(s + r * n + l), a, acc[r]);
+      for (int r = 0; r < R; r++) acc[r] = vf_fma(vf_load(from + r * n + l), a, acc[r]);
     }
     pg_sums(along, acc, R);
     for (int64_t l = whole; l < n; l++)
-      for (int r = 0; r < R; r++) along[r] += s[r * n + l] * x->a[l];
+      for (int r = 0; r < R; r++) along[r] += from[r * n + l] * x->a[l];
   }
   for (int r = 0; r < R; r++) acc[r] = vf_zero(), va[r] = vf_set1(along[r]), vv[r] = vf_set1(x->v[i + r]);
   for (int64_t l = 0; l < whole; l += VF_N) {
     const vf w = vf_load(x->w + l), k = vf_load(x->k + l), b = delta ? vf_load(x->b + l) : vf_zero();
     const vf read = vf_load(x->r + l);
     for (int r = 0; r < R; r++) {
-      vf z = vf_fma(vf_load(s + r * n + l), w, k * vv[r]);
+      vf z = vf_fma(vf_load(from + r * n + l), w, k * vv[r]);
+      if (once) __builtin_prefetch((const char *)(from + r * n + l) + PG_TURN_AHEAD);
       if (delta) z = vf_fma(b, va[r], z);
-      vf_store(s + r * n + l, z);
+      if (once)
+        vf_stream(s + r * n + l, z);
+      else
+        vf_store(s + r * n + l, z);
       acc[r] = vf_fma(z, read, acc[r]);
     }
   }
@@ -141,14 +151,18 @@ PG_INLINE void pg_turn_part(float *s, int64_t n, const pg_turn *x, int64_t i, fl
   for (int64_t l = whole; l < n; l++)
     for (int r = 0; r < R; r++) {
       float *z = s + r * n + l;
-      *z = *z * x->w[l] + x->k[l] * x->v[i + r] + (delta ? x->b[l] * along[r] : 0);
+      *z = from[r * n + l] * x->w[l] + x->k[l] * x->v[i + r] + (delta ? x->b[l] * along[r] : 0);
       sum[r] += *z * x->r[l];
     }
   for (int r = 0; r < R; r++) y[i + r] = sum[r];
 }
 
-PG_INLINE void pg_turn_rows(float *s, int64_t n_rows, int64_t n, const pg_turn *x, float *y, int delta) {
+// Rows of a head, whose state is `at` floats behind c's first one.
+PG_INLINE void pg_turn_rows(const pg_cell *c, int64_t at, int64_t n_rows, int64_t n, const pg_turn *x, float *y,
+                            int delta) {
   int64_t i = 0;
-  for (; i + 4 <= n_rows; i += 4) pg_turn_part(s, n, x, i, y, 4, delta);
-  for (; i < n_rows; i++) pg_turn_part(s, n, x, i, y, 1, delta);
+  if (c->once)
+    for (; i + 4 <= n_rows; i += 4) pg_turn_part(c, at, n, x, i, y, 4, delta, 1);
+  for (; i + 4 <= n_rows; i += 4) pg_turn_part(c, at, n, x, i, y, 4, delta, 0);
+  for (; i < n_rows; i++) pg_turn_part(c, at, n, x, i, y, 1, delta, 0);
 }

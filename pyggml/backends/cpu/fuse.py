@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ...buffers.alloc import Step
 from ...errors import BackendError
 from ...opdef import OPS
-from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Offset, Tensor
 from .fuse_patterns import (
     FLOATS,
     Gate,
@@ -35,10 +35,12 @@ from .fuse_patterns import (
     is_f32_rows,
     norm_of,
     other_source,
+    scan_of,
+    states_bytes,
     views_of_rows,
     weighted_of,
+    window_of,
 )
-from .fuse_states import scan_of, states_bytes, window_of
 from .isa import Kernel
 from .repack import GROUP, product_kernel
 
@@ -245,8 +247,9 @@ class _Fuser:
         nodes = (*found.inner, scan, store)
         readers = self.readers[scan]
         for v in readers:
-            reach = v.view_offs + 4 + sum((n - 1) * nb for n, nb in zip(v.ne, v.nb, strict=True))
-            if v not in nodes and (v.op != "view" or v.flags & FLAG_OUTPUT or reach > end):
+            reach = int(v.view_offs) + 4 + sum((n - 1) * nb for n, nb in zip(v.ne, v.nb, strict=True))
+            plain = v.op == "view" and not isinstance(v.view_offs, Offset) and not v.flags & FLAG_OUTPUT
+            if v not in nodes and (not plain or reach > end):
                 return False
         between = self.nodes[self.at[scan] + 1 : self.at[store]]
         if self.uses[scan] != len(readers) or any(t not in nodes and OPS[t.op].kernel is not None for t in between):

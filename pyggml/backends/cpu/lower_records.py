@@ -10,8 +10,18 @@ from ...buffers.buffer import Buffer
 from ...dtypes import DType
 from ...opdef import OPS
 from ...tensor import Ne, Tensor
-from .fuse_patterns import Gate, attention_of, bias_of, gate_of, norm_of, other_source, weighted_of
-from .fuse_states import SCANS, scan_of, window_of
+from .fuse_patterns import (
+    SCANS,
+    Gate,
+    attention_of,
+    bias_of,
+    gate_of,
+    norm_of,
+    other_source,
+    scan_of,
+    weighted_of,
+    window_of,
+)
 from .host import HOST_KERNEL
 from .isa import Kernel, find_kernel, kernel_of
 from .repack import product_kernel, repacked
