@@ -11,29 +11,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyggml.llm.generate.request_file import RequestFile
-from pyggml.llm.model import load_model
 
 from .adapters import Adapters
 from .command import Option
-from .options import FlashAttn, Json, ModelPath, Ram, Stop, Threads
+from .options import Json, Stop
+from .running import Run
 from .sampling import Sampling
 
 
 def batch(
     sampling: Sampling,
     adapters: Adapters,
+    run: Run,
     requests: Annotated[
         Path,
         Option("-i", "--input", help="Requests: in each line a JSON object with prompt or messages.", metavar="F"),
     ],
     results: Annotated[Path, Option("-o", "--output", help="Results, one in each line.", metavar="F")],
-    model: ModelPath = None,
-    ram: Ram = None,
     n_predict: Annotated[int, Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
     n_parallel: Annotated[int, Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
     stop: Stop = None,
-    threads: Threads = None,
-    flash_attn: FlashAttn = False,
     as_json: Json = False,
 ) -> None:
     """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
@@ -44,15 +41,14 @@ def batch(
     with RequestFile(requests, results) as file:
         had = file.n_done
         if had < file.n_requests:
-            m = load_model(model, ram=ram)
+            m = run.load()
             adapters.apply(m)
             answers = file.run(
                 m,
                 n_predict,
                 stop=stop or (),
                 n_parallel=n_parallel,
-                n_threads=threads,
-                flash_attn=flash_attn,
+                context=run.context(),
                 **sampling,
             )
             with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
+
+from pyggml.errors import GGMLError
 
 T = TypeVar("T")
 _PANEL = "Options"
@@ -19,7 +22,7 @@ _PANEL = "Options"
 class Option:
     """How a parameter is given: `Annotated[int, Option("-n", "--number", help="So many.", min=0)]`. Its type is the
     annotation's: str, int, float, bool (a flag), Path, Literal, a list of one of them (repeatable), a tuple; or
-    Optional of it. A number is finite, and from `min` to `max`."""
+    Optional of it. A number is finite, and from `min` to `max`. What `check` raises GGMLError for is refused."""
 
     def __init__(
         self,
@@ -28,10 +31,11 @@ class Option:
         metavar: str | None = None,
         min: float | None = None,
         max: float | None = None,
+        check: Callable[[Any], object] | None = None,
         panel: str = _PANEL,
     ) -> None:
         self.flags, self.help, self.metavar, self.panel = flags, help, metavar, panel
-        self.min, self.max = min, max
+        self.min, self.max, self.check = min, max, check
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,16 @@ _HUGE = 2.0**63
 _KINDS: dict[Any, Any] = {str: click.STRING, Path: click.Path(path_type=Path)}
 
 
+def _checked(check: Callable[[Any], object], ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    several: Iterable[Any] = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    try:
+        for each in several:
+            check(each)
+    except GGMLError as e:
+        raise click.BadParameter(str(e), ctx, param) from None
+    return value
+
+
 def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) -> click.Parameter:
     if get_origin(kind) in (Union, types.UnionType):  # Optional
         kind = next(k for k in get_args(kind) if k is not type(None))
@@ -154,5 +168,7 @@ def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) ->
         given["required"] = True
     else:
         given["default"] = default
+    if marker.check is not None:
+        given["callback"] = partial(_checked, marker.check)
     shown = not (required or default is None or default is False or default == "")
     return click.Option([name, *marker.flags], multiple=many, nargs=len(several) or 1, show_default=shown, **given)

@@ -10,19 +10,18 @@ import click
 import numpy as np
 
 from pyggml.llm.embed import normalized
-from pyggml.llm.model import load_model
 
 from .command import Argument, Option
-from .options import FlashAttn, Json, ModelPath, Ram, Threads
+from .options import Json
 from .prompt_text import read_prompt
+from .running import Run
 
 _SHOWN, _WIDTH = 8, 40  # numbers of a vector, characters of a text
 
 
 def embed(
+    run: Run,
     texts: Annotated[Optional[list[str]], Argument(help="The texts.")] = None,
-    model: ModelPath = None,
-    ram: Ram = None,
     file: Annotated[
         Optional[Path], Option("-f", "--file", help="... a text in each line of this file; -: of stdin.")
     ] = None,
@@ -39,9 +38,6 @@ def embed(
     out: Annotated[
         Optional[Path], Option("-o", "--output", help="Write the vectors to this .npy file.", metavar="NPY")
     ] = None,
-    ubatch: Annotated[int, Option("-ub", "--ubatch-size", help="Tokens evaluated together.", min=1)] = 512,
-    threads: Threads = None,
-    flash_attn: FlashAttn = False,
     as_json: Json = False,
 ) -> None:
     """Show the first numbers of the vector of each text, and the cosines of each with each. With --query show the score
@@ -51,16 +47,18 @@ def embed(
         lines += [line for line in read_prompt(None, file).splitlines() if line.strip()]
     if not lines:
         raise click.BadParameter("give texts, or a file with one in each line")
-    with load_model(model, ram=ram) as m:
+    context = run.context()
+    n_ubatch = run.ubatch_size
+    with run.load() as m:
         if query is not None:
-            scores = m.rerank(query, lines, n_ubatch=ubatch, n_threads=threads, flash_attn=flash_attn)
+            scores = m.rerank(query, lines, n_ubatch=n_ubatch, context=context)
             if as_json:
                 print(json.dumps({"query": query, "texts": lines, "scores": scores.tolist()}))
                 return
             for i in np.argsort(-scores, kind="stable"):
                 print(f"{scores[i]:10.4f}  {lines[i]}")
             return
-        rows = m.embed(lines, pooling, normalize, layer, n_ubatch=ubatch, n_threads=threads, flash_attn=flash_attn)
+        rows = m.embed(lines, pooling, normalize, layer, n_ubatch=n_ubatch, context=context)
     unit = normalized(rows)
     cosines = np.array(unit @ unit.T, np.float32)
     if out is not None:

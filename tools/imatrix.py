@@ -19,6 +19,7 @@ from .bars import bar
 from .command import Option
 from .exits import INTERRUPTED
 from .outputs import not_the_model
+from .prompt_text import read_bytes
 from .running import Run
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -63,6 +64,8 @@ def imatrix(
             raise click.BadParameter("--show-statistics needs --in-file")
         print(statistics(sums))
         return
+    if chunks == 0:
+        raise click.BadParameter("--chunks 0 would measure nothing; -1 takes all")
     if file is None and not in_files:
         raise click.BadParameter("give a text with -f, or files to merge with --in-file")
 
@@ -71,7 +74,7 @@ def imatrix(
 
     done = False
     if file is not None:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        data = read_bytes(file)
         context = run.context()
         not_the_model(run.model, output)
         m = run.load()

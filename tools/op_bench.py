@@ -164,7 +164,8 @@ def op_bench(
     type_: Annotated[Optional[list[str]], Option("--type", help="Type of the first source, or weights.")] = None,
     ne: Annotated[Optional[list[str]], Option("--ne", help=_NE_HELP, metavar="N,N..")] = None,
     isa: Annotated[
-        Optional[list[str]], Option("--isa", help="Instruction set (again for more). Default: the one in use.")
+        Optional[list[str]],
+        Option("--isa", help="CPU level (again for more). Default: the one in use.", check=isa_name),
     ] = None,
     threads: Threads = None,
     as_json: Json = False,

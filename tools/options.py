@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 import click
 
 from pyggml.errors import BatchError, GGMLError, SamplerError
+from pyggml.stream.layout import memory_size
 
 from .command import Option
 
@@ -19,7 +20,12 @@ ModelPath = Annotated[
 ]
 Ram = Annotated[
     Optional[str],
-    Option("--ram", help="Memory for weights, as 2GiB: what does not fit is streamed from disk.", metavar="SIZE"),
+    Option(
+        "--ram",
+        help="Memory for weights, as 2GiB: what does not fit is streamed from disk.",
+        metavar="SIZE",
+        check=memory_size,
+    ),
 ]
 Threads = Annotated[Optional[int], Option("-t", "--threads", help="Threads (default: all CPUs).", min=1)]
 Json = Annotated[bool, Option("--json", help="Print one JSON document for machines.")]

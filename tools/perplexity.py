@@ -4,7 +4,6 @@ computed as llama.cpp does."""
 from __future__ import annotations
 
 import json
-import sys
 from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -24,6 +23,7 @@ from .adapters import AdapterOptions, Adapters
 from .bars import bar
 from .command import Option
 from .options import Json, usage
+from .prompt_text import read_bytes
 from .running import Run, RunOptions
 
 _KLD = (99.9, 99, 95, 90, 50, 10, 5, 1, 0.1)  # percentiles
@@ -36,7 +36,7 @@ def perplexity_of_file(
     file: Annotated[
         Optional[Path], Option("-f", "--file", help="The text, or the tasks; -: from stdin.", metavar="FILE")
     ] = None,
-    ctx_size: Annotated[int, Option("-c", "--ctx-size", help="Tokens of a chunk; 0: as trained.", min=0)] = 512,
+    ctx_size: Annotated[int, Option("-c", "--ctx-size", help="Tokens of a chunk (3 on); 0: as trained.", min=0)] = 512,
     ppl_stride: Annotated[
         int, Option("--ppl-stride", help="Tokens from chunk to chunk; 0: chunks side by side.", min=0)
     ] = 0,
@@ -72,9 +72,13 @@ def perplexity_of_file(
         saved = LogitsFile(base)
         show_divergence(_loaded(run, adapters), saved, run.context(), as_json)
         return
+    if 0 < ctx_size < 3 or 0 < ctx_size <= ppl_stride:
+        raise click.BadParameter(f"chunks of {ctx_size} tokens: they have 3 at least, and more than --ppl-stride")
+    if chunks == 0:
+        raise click.BadParameter("--chunks 0 would measure nothing; -1 takes all")
     if file is None:
         raise click.BadParameter("-f is missing")
-    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    data = read_bytes(file)
     context = run.context()
     if hellaswag or multiple_choice:
         with usage():

@@ -73,14 +73,16 @@ class RunOptions:
         Optional[str], Option("--rope-scaling", panel=_ROPE, help="none, linear or yarn (default: the model's).")
     ] = None
     rope_scale: Annotated[
-        Optional[float], Option("--rope-scale", panel=_ROPE, help="The context is longer by this factor.")
+        Optional[float], Option("--rope-scale", panel=_ROPE, help="The context is longer by this factor.", min=0)
     ] = None
-    rope_freq_base: Annotated[Optional[float], Option("--rope-freq-base", panel=_ROPE, help="Base frequency.")] = None
-    rope_freq_scale: Annotated[Optional[float], Option("--rope-freq-scale", panel=_ROPE, help="1 / --rope-scale.")] = (
-        None
-    )
+    rope_freq_base: Annotated[
+        Optional[float], Option("--rope-freq-base", panel=_ROPE, help="Base frequency.", min=0)
+    ] = None
+    rope_freq_scale: Annotated[
+        Optional[float], Option("--rope-freq-scale", panel=_ROPE, help="1 / --rope-scale.", min=0)
+    ] = None
     yarn_orig_ctx: Annotated[
-        Optional[int], Option("--yarn-orig-ctx", panel=_ROPE, help="YaRN: the context of the training.")
+        Optional[int], Option("--yarn-orig-ctx", panel=_ROPE, help="YaRN: the context of the training.", min=0)
     ] = None
     yarn_ext_factor: Annotated[
         Optional[float], Option("--yarn-ext-factor", panel=_ROPE, help="... 0: interpolation, 1: extrapolation.")

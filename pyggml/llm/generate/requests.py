@@ -10,7 +10,7 @@ from pyggml.errors import BatchError, GGMLError, whole
 
 from ..context import LlamaContext
 from ..loaded import LoadedModel
-from ..samplers import SamplerChain, SamplingOptions, SamplingParams
+from ..samplers import SamplerChain, SamplingOptions, SamplingParams, sampling_params
 from .batched import Waiting, in_slots
 from .generation import Generation, ids_of, sizes_to_encode
 from .templates import find_template
@@ -62,6 +62,7 @@ def batch(
     n_parallel: int = 32,
     n_threads: int | None = None,
     flash_attn: bool = False,
+    context: ContextOptions | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Result]:
     """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
@@ -70,8 +71,9 @@ def batch(
     A request is a text, or a mapping with `prompt` (text or token ids) or `messages` (of a chat, for the model's
     template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here. Of
     a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
-    `n_parallel` of them; prompt and text together are no longer than the model was trained for. Which others are under
-    way may decide between tokens that are as good as equally likely (see `stream_batch`).
+    `n_parallel` of them (`context`: further arguments of it); prompt and text together are no longer than the model was
+    trained for. Which others are under way may decide between tokens that are as good as equally likely (see
+    `stream_batch`).
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
@@ -79,7 +81,7 @@ def batch(
     """
     ids_of(model, ())  # refuses encoders
     whole("n_parallel", n_parallel, 1, error=BatchError)
-    defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, SamplingParams(**sampling))
+    defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, sampling_params(sampling))
     if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     results: list[Result] = []
@@ -95,7 +97,9 @@ def batch(
         except RecursionError:
             result["error"] = "nested too deep"
         results.append(result)
-    return _in_order(results, _answers(model, todo, results, n_parallel, n_threads, flash_attn))
+    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+    options.update(context or {})
+    return _in_order(results, _answers(model, todo, results, n_parallel, options))
 
 
 def _answers(
@@ -103,8 +107,7 @@ def _answers(
     todo: Sequence[_Request],
     results: list[Result],
     n_parallel: int,
-    n_threads: int | None,
-    flash_attn: bool,
+    context: ContextOptions,
 ) -> Iterator[None]:
     """Fill in the results; yields now and then."""
     if not todo:
@@ -112,10 +115,12 @@ def _answers(
     n_seq = min(n_parallel, len(todo))
     n_cells = {r.index: r.n_cells for r in todo}
     n_ctx = sum(sorted(n_cells.values())[-n_seq:])
-    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    options: ContextOptions = {}
     longest = max(len(r.source) for r in todo)
     if longest:
         options.update(sizes_to_encode(longest))
+    options.update(context)
+    options["n_seq_max"] = n_seq
     ctx = LlamaContext(model, n_ctx, **options)
 
     def generations() -> Iterator[tuple[int, Generation]]:
