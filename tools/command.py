@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from math import isfinite
@@ -137,10 +137,9 @@ _HUGE = 2.0**63
 _KINDS: dict[Any, Any] = {str: click.STRING, Path: click.Path(path_type=Path)}
 
 
-def _checked(check: Callable[[Any], object], ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    several: Iterable[Any] = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+def _checked(check: Callable[[Any], object], ctx: click.Context, param: click.Option, value: Any) -> Any:
     try:
-        for each in several:
+        for each in value if param.multiple else () if value is None else (value,):
             check(each)
     except GGMLError as e:
         raise click.BadParameter(str(e), ctx, param) from None

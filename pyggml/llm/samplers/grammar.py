@@ -92,7 +92,8 @@ class Grammar(Sampler):
 
 def _check(matcher: LLMatcher, what: str) -> None:
     if matcher.is_error():
-        raise SamplerError(f"{what}: {matcher.get_error().partition(chr(10))[0]}")
+        said = matcher.get_error().partition(chr(10))[0]
+        raise SamplerError(f"{what}: {'no text follows it' if said == 'NoExtensionBias' else said}")
 
 
 def _lark(grammar: str, vocab: Vocab) -> str:
