@@ -28,7 +28,10 @@ def random_weights(arch: str, kv: Mapping[str, Any], optional: tuple[str, ...] =
     """The tensors that the architecture asks for, with those optional ones, by name. Keys are without their prefix."""
     architecture = get_architecture(arch)
     keys = {f"{arch}.{k}": np.array(v) if isinstance(v, list) else v for k, v in {**KV, **kv}.items()}
-    specs = architecture.declare(architecture.hparams(arch, keys), ShapeOnlyWeights(optional)).asked.values()
+    weights = architecture.declare(architecture.hparams(arch, keys), ShapeOnlyWeights(optional))
+    for i in range(kv.get("nextn_predict_layers", 0)):
+        architecture.declare(architecture.head_hparams(arch, keys, i), weights)
+    specs = weights.asked.values()
     rng = np.random.default_rng(3)
     arrays: Arrays = {}
     for spec in specs:
