@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,20 @@ def random_weights(arch: str, kv: Mapping[str, Any], optional: tuple[str, ...] =
     return arrays
 
 
-def write_random(path: Path, arch: str, kv: Mapping[str, Any], weights: Arrays | None = None) -> Path:
-    """Write a model with KV and `kv`, keys without their prefix, and the weights, by default random ones."""
+def write_random(
+    path: Path, arch: str, kv: Mapping[str, Any], weights: Arrays | None = None, tokens: Sequence[str] = ()
+) -> Path:
+    """Write a model with KV and `kv`, keys without their prefix, the weights, by default random ones, and the tokens of
+    a vocabulary, all of them text."""
     w = gguf.GGUFWriter(path, arch)
     for key, value in {**KV, **kv}.items():
         add = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32, str: w.add_string, list: w.add_array}
         add[type(value)](f"{arch}.{key}", value)
-    w.add_tokenizer_model("none")
+    w.add_tokenizer_model("llama" if tokens else "none")
+    if tokens:
+        w.add_token_list(tokens)
+        w.add_token_scores([0.0] * len(tokens))
+        w.add_token_types([1] * len(tokens))
     for name, array in (random_weights(arch, kv) if weights is None else weights).items():
         w.add_tensor(name, array)
     w.write_header_to_file()

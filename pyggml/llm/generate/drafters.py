@@ -123,25 +123,30 @@ class _Pair(NamedTuple):
 
 
 class _Head:
-    """A head, and the context in which it has evaluated the pairs of a text from index `start` to `end`."""
+    """A head, and the context in which it has evaluated the pairs of a text from index `start` to `end`. That of index
+    `base` stood, or would, at position 0."""
 
     def __init__(self, ctx: LlamaContext) -> None:
         ctx.keep_hidden()
-        self.ctx, self.start, self.end = ctx, 0, 0
+        self.ctx, self.base, self.start, self.end = ctx, 0, 0, 0
 
     def evaluate(self, pairs: Sequence[_Pair], end: int) -> None:
-        """Evaluate those before index `end` of the text, of which `pairs` are the last, so far as it has not. What does
-        not fit the context, or is missing in between, is forgotten with all before it."""
+        """Evaluate those before index `end` of the text, of which `pairs` are the last, so far as it has not. Where the
+        context is full, the first ones are forgotten; where some are missing in between, all before them."""
         ctx, n = self.ctx, end - self.end
-        if n > len(pairs) or end - self.start > ctx.n_ctx:
-            n = min(n, len(pairs), max(ctx.n_ctx // 2, 1))
+        most = min(len(pairs), ctx.n_ctx)
+        if n > most:
             ctx.memory.clear()
-            self.start = end - n
+            self.base = self.start = self.end = end - most
+            n = most
+        elif end - self.start > ctx.n_ctx:
+            self.start = end - max(ctx.n_ctx // 2, n)
+            ctx.memory.seq_rm(0, 0, self.start - self.base)
         todo = pairs[len(pairs) - n :]
         for i in range(0, n, ctx.n_batch):
             batch = Batch()
-            for at, pair in enumerate(todo[i : i + ctx.n_batch], end - n + i - self.start):
-                batch.add_hidden(pair.token, pair.hidden, at)
+            for pos, pair in enumerate(todo[i : i + ctx.n_batch], self.end - self.base + i):
+                batch.add_hidden(pair.token, pair.hidden, pos)
             batch.logits[-1] = True
             ctx.decode(batch)
         self.end = end
@@ -149,8 +154,12 @@ class _Head:
     def rewind(self, end: int) -> None:
         """Forget what it evaluated from index `end` on."""
         if self.end > end:
-            self.ctx.memory.seq_rm(0, max(end - self.start, 0), -1)
             self.end = end
+            if end > self.start:
+                self.ctx.memory.seq_rm(0, end - self.base, -1)
+            else:
+                self.ctx.memory.clear()
+                self.base = self.start = end
 
 
 class HeadDrafter:
