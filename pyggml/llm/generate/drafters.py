@@ -282,6 +282,7 @@ def rng_of(params: SamplingParams, stream: int) -> np.random.Generator:
 
 
 def draw(weights: Probs, rng: np.random.Generator) -> int:
+    """An index, with probabilities in proportion to the weights."""
     sums = np.cumsum(weights)
     total = sums.item(-1)
     row = int(np.searchsorted(sums, rng.random() * total, "right"))
