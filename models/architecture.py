@@ -42,6 +42,8 @@ class Architecture:
              a state; hybrid: both; cross: keys and values, also of a text that was encoded; none: nothing, all tokens
              are evaluated at once
     logits   its graphs end with logits; those of encoders end with embeddings
+    nextn    files may have heads, layers after the model's that draft what follows (multi-token prediction): of their
+             hyperparameters `build` records the graph of one
     encode   of encoder-decoders: records the graph of a text, which fills `Build.cross` with what the decoder's layers
              see of it; it ends with embeddings
     """
@@ -51,6 +53,7 @@ class Architecture:
     read: Callable[[Reader], HParams] = _read_common
     memory: MemoryKind = "kv"
     logits: bool = True
+    nextn: bool = False
     encode: Callable[[Build], Graph] | None = None
 
     def hparams(self, name: str, kv: Mapping[str, object]) -> HParams:
@@ -63,6 +66,10 @@ class Architecture:
         if n_layer > MAX_LAYERS:  # before any list with a value for each of them
             r.fail(_BLOCK_COUNT, f"is {n_layer}: more than the {MAX_LAYERS} layers supported")
         return self.read(r)
+
+    def head_hparams(self, name: str, kv: Mapping[str, object], head: int) -> HParams:
+        """Those of that head of the file, from 0 on. Raises as `hparams`."""
+        return self.read(Reader(name, kv, head))
 
     def declare(self, hp: HParams, weights: Weights) -> Weights:
         """Let the builder ask for all its weights: those that are there are then in `weights`, in its order.
@@ -97,6 +104,8 @@ class Architecture:
     ) -> KVMemory:
         """The memory of a context of `size` cells, without its buffers. Raises ModelError for types that it cannot
         store."""
+        if hp.is_head:  # attends, and goes back: its cache keeps what is behind a window
+            return KVCache(hp, size, n_swa=hp.n_swa if hp.is_swa(0) else 0, **options)
         if self.memory == "recurrent":
             return RecurrentCells(hp, size, options.get("n_seq_max", 1))
         if self.memory == "cross":

@@ -67,6 +67,7 @@ ModelDraft = Annotated[
     ),
 ]
 Lookup = Annotated[bool, Option("--lookup", help="Guess that the text repeats itself, without a model.", panel=_DRAFT)]
+Mtp = Annotated[bool, Option("--mtp", help="Let the heads in the model's file guess (MTP layers).", panel=_DRAFT)]
 DraftMax = Annotated[
     int,
     Option("--draft-max", "--spec-draft-n-max", help="Tokens guessed at a time, at most.", min=1, panel=_DRAFT),
