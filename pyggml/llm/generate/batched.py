@@ -12,12 +12,8 @@ from pyggml.errors import BatchError, SamplerError, whole
 
 from ..batch import Batch
 from ..context import LlamaContext
-<<<<<<< HEAD
 from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, sampling_params
-=======
-from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, SamplingParams
 from .drafters import common_prefix
->>>>>>> main
 from .generation import Generation, StoppingCriteria, Token, functions, sizes_to_encode, source_and_prompt
 
 if TYPE_CHECKING:
