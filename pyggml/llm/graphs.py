@@ -26,7 +26,9 @@ class Graphs:
         self._model, self._memory, self._output, self._scheduler = model, memory, output, scheduler
 
     def build(self, size: StepSize) -> Build:
-        """The graph of a ubatch of that size."""
+        """The graph of a ubatch of that size; of a stage from its first layer on."""
+        stage = self._model.stage
+        first = 0 if stage is None else stage.start
         b = Build(
             self._model.hparams,
             self._model.weights,
@@ -34,14 +36,15 @@ class Graphs:
             size.n_tokens,
             size.n_outputs,
             size.n_kv,
-            size.embd,
+            size.embd and not first,
             size.adapters,
             size.n_seqs,
             embeddings=self._output.embeddings,
             layer=self._output.layer,
+            first=first,
         )
         b.asked = self._model.watches.asks
-        self._model.architecture.build(b)
+        self._model.architecture.build_stage(b)
         return b
 
     def encode(self, size: StepSize) -> Build:
