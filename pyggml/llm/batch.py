@@ -140,9 +140,14 @@ def check_encoded(memory: KVMemory, seq: Ints, sets: Sequence[tuple[int, ...]] |
         memory.require(seq, sets)
 
 
-def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, n_vocab: int, n_embd: int) -> None:
-    """Raises BatchError for tokens that the vocabulary has not, and embeddings that are none."""
+def check_values(
+    tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, n_vocab: int, n_embd: int, first: int = 0
+) -> None:
+    """Raises BatchError for tokens that the vocabulary has not, and embeddings that are none; for tokens at all where
+    layer `first`, with which a stage begins, is another than 0."""
     if tokens is not None:
+        if first:
+            raise BatchError(f"layers from {first} on take what the one before gave, not tokens")
         low, high = tokens.min(), tokens.max()
         if low < 0 or high >= n_vocab:
             raise BatchError(f"token {low if low < 0 else high} is outside the vocabulary of {n_vocab}")

@@ -121,8 +121,7 @@ class LlamaContext(Closeable):
         self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), most)
         self._threads = n_threads, n_threads_batch or n_threads  # of a step of one token, and of more
         self.scheduler.watches = model.watches
-        cache: CacheOptions = {"n_seq_max": n_seq_max, "type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
-        cache["held"] = model.stage
+        cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
         self.memory: KVMemory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
         self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
@@ -364,9 +363,7 @@ class LlamaContext(Closeable):
     ) -> None:
         hp = self.model.hparams
         check_size(n, self.n_batch, self.n_ubatch, encodes or not hp.causal_attn)
-        check_values(tokens, embd, hp.n_vocab, hp.n_embd)
-        if tokens is not None and self.model.stage is not None and self.model.stage.start:
-            raise BatchError(f"layers from {self.model.stage.start} on take what the one before gave, not tokens")
+        check_values(tokens, embd, hp.n_vocab, hp.n_embd, self.model.first_layer)
         if not encodes and n > self.memory.size - self.memory.used:
             raise self.memory.full(n)
 

@@ -6,6 +6,7 @@ from math import gcd
 
 import numpy as np
 
+from pyggml.errors import OneSite
 from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, build_head
 from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.k_shift import build_k_shift
@@ -27,8 +28,7 @@ class Graphs:
 
     def build(self, size: StepSize) -> Build:
         """The graph of a ubatch of that size; of a stage from its first layer on."""
-        stage = self._model.stage
-        first = 0 if stage is None else stage.start
+        first = self._model.first_layer
         b = Build(
             self._model.hparams,
             self._model.weights,
@@ -44,7 +44,8 @@ class Graphs:
             first=first,
         )
         b.asked = self._model.watches.asks
-        self._model.architecture.build_stage(b)
+        with OneSite():
+            self._model.architecture.build_stage(b)
         return b
 
     def encode(self, size: StepSize) -> Build:
@@ -62,7 +63,8 @@ class Graphs:
             size.adapters,
         )
         b.asked = self._model.watches.asks
-        encode(b)
+        with OneSite():
+            encode(b)
         return b
 
     def largest(self, n_tokens: int, n_outputs: int, adapters: Adapters = NO_ADAPTERS) -> Build:

@@ -106,6 +106,11 @@ class LoadedModel(Closeable):
         """
         return Edit(self.watches, (pattern,), change)
 
+    @property
+    def first_layer(self) -> int:
+        """The layer that it begins with: of a stage, which takes what the one before gave, another than 0."""
+        return 0 if self.stage is None else self.stage.start
+
     def _checked(self, layers: tuple[int, int]) -> range:
         n = self.hparams.n_layer
         first, end = (whole("layers", il, 0, n, ModelError) for il in layers)
