@@ -10,7 +10,6 @@ from pyggml.errors import GGMLError, ModelError
 from pyggml.graph import Graph
 
 from .blocks import Build, KVMemory
-from .blocks.stage import begin_at
 from .hparams import MAX_LAYERS, HParams
 from .memory.cross import CrossMemory
 from .memory.hybrid import HybridMemory
@@ -18,6 +17,7 @@ from .memory.kv_cache import CacheOptions, KVCache
 from .memory.kv_iswa import KVCacheISWA
 from .memory.recurrent import RecurrentCells
 from .metadata import Reader, read_hparams
+from .stage import begin_at
 from .weights import Weights
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pyggml.errors import ModelError
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
-from .build import Build
+from .blocks import Build
 
 
 def begin_at(b: Build) -> None:
