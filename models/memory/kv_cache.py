@@ -53,7 +53,8 @@ class KVCache(KVCells):
     `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa; `index` says which
     `i` a layer reads, also one that shares those of another (`hp.kv_layer`). V is stored
     transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`. Where V is in K (`hp.v_in_k`),
-    `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts. A `transient` one
+    `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts; `n_rewind`: see
+    `KVCacheISWA`. A `transient` one
     has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. A `cross` one holds
     what an encoder gave: the encoder fills it, and the decoder's tokens see all that is of their sequences. `causal`:
     tokens do not see those after them. In types of ROTATED_TYPES K and V of each head are stored rotated, see
@@ -81,7 +82,7 @@ class KVCache(KVCells):
         self.causal = hp.causal_attn and not (transient or cross)
         self.flash_attn, self.v_in_k, self.v_trans = flash_attn, hp.v_in_k, not (flash_attn or hp.v_in_k)
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
-        self.n_swa = n_swa
+        self.n_swa, self.n_rewind = n_swa, 0
         self.swa_type: SwaType = hp.swa_type
         layers = range(hp.n_layer) if layers is None else layers
         self.layers = tuple(il for il in layers if hp.has_kv(il))

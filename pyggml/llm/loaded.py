@@ -12,6 +12,8 @@ from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
 from pyggml.models import Architecture, get_architecture
 from pyggml.models.hparams import HParams
+from pyggml.models.metadata import Reader
+from pyggml.models.names import tensor_name
 from pyggml.models.weights import Weights
 from pyggml.stream.weights import WeightStream
 from pyggml.tensor import Tensor
@@ -75,6 +77,21 @@ class LoadedModel(Closeable):
             raise ModelError(f"the key {key} says which token begins an answer: {token} is none")
         return token
 
+    @property
+    def unused(self) -> list[str]:
+        """The names of the tensors that neither the model reads nor its heads."""
+        hp = self.hparams
+        blocks = range(hp.n_layer, hp.n_layer + self.n_heads) if self.architecture.nextn else ()
+        own = tuple(f"blk.{i}." for i in blocks)
+        return [name for name in self.weights.unused if not name.startswith(own)] if own else self.weights.unused
+
+    @property
+    def n_heads(self) -> int:
+        """How many layers of the file come after the model's and draft what follows (multi-token prediction)."""
+        said = range(Reader(self.arch, self.kv).integer("{arch}.nextn_predict_layers", 0))
+        n_layer = self.hparams.n_layer
+        return sum(tensor_name("nextn.eh_proj", n_layer + i) in self.tensors for i in said)
+
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`, see `Vocab.tokenize`."""
         return self.vocab.tokenize(text, add_special, parse_special)
@@ -129,3 +146,17 @@ class LoadedModel(Closeable):
 
     def _name(self) -> str:
         return f"Model {self.arch} {self.path} {len(self.tensors)} tensors"
+
+
+class Head(LoadedModel):
+    """One of the heads in the file of `model`: a model of one layer, which guesses from tokens and hidden states, and
+    shares embeddings, last norm and output with it where it has none of its own. Contexts of it close with the model's.
+
+    Raises ModelError where a tensor is missing, or has another shape.
+    """
+
+    def __init__(self, model: LoadedModel, i: int) -> None:
+        vars(self).update(architecture=model.architecture, vocab=model.vocab)
+        vars(self).update(hparams=model.architecture.head_hparams(model.arch, model.kv, i))
+        super().__init__(model.path, model.arch, model.kv, model.tensors)
+        self.contexts = model.contexts

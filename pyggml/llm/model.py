@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
 from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
-from .loaded import LoadedModel
+from .loaded import Head, LoadedModel
 from .openai.chat import ChatRequest, create_chat_completion
 from .openai.request import SamplingRequest
 from .openai.text import create_completion
@@ -57,12 +58,33 @@ class Model(LoadedModel):
     arch      `general.architecture`
     kv        the metadata, overrides applied
     tensors   all tensors of the file by name; their memory is the file's (read-only)
-    weights   those that the architecture reads; `weights.unused` names the others
+    weights   those that the architecture reads; `unused` names the others, but for those of heads
     """
 
     def new_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> LlamaContext:
         """A context with a cache of `n_ctx` cells, see `LlamaContext`."""
         return LlamaContext(self, n_ctx, **options)
+
+    @cached_property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads that its file has for drafts (multi-token prediction), loaded as they are asked for; see
+        `generate.speculative.with_draft`.
+
+        Raises ModelError for a file without them, of an architecture whose heads are not supported, for weights that
+        are read as they are needed (`ram`), and for heads that lack a tensor.
+        """
+        self._name()
+        if not self.n_heads:
+            raise ModelError(f"{self.path} has no heads that draft (multi-token prediction layers)")
+        if not self.architecture.nextn:
+            raise ModelError(f"the heads of {self.arch} that draft are not supported")
+        if self.vocab_only or self.weight_stream is not None:
+            what = "vocab_only=True: it has no weights" if self.vocab_only else "ram=: its heads cannot draft"
+            raise ModelError(f"the model was loaded with {what}")
+        heads = tuple(Head(self, i) for i in range(self.n_heads))
+        if any(copy_of(t) is not None for t in self.weights.values()):
+            repack_weights([t for head in heads for t in _factors(head.weights)])
+        return heads
 
     def load_lora(self, path: str | os.PathLike[str]) -> Lora:
         """A LoRA adapter for this model, from a GGUF file or a PEFT folder: `ctx.set_loras([(lora, 1.0)])` has a
@@ -290,8 +312,8 @@ def load_model(
         get_architecture(arch)
         tensors = _bound(file, use_mmap, budget is None, repack)
         model = Model(file.path, arch, kv, tensors, layers)
-        if model.weights.unused:
-            _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.weights.unused))
+        if model.unused:
+            _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.unused))
         _report(progress, 0.0)
         if budget is not None:
             graph = model.architecture.least_graph(model.hparams, model.weights, model.stage)
