@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Optional
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pyggml.llm.generate.request_file import RequestFile
+from pyggml.llm.generate.request_file import Answers, RequestFile
+from pyggml.llm.generate.requests import batch as gg_batch
 
 from .adapters import Adapters
 from .command import Option
 from .options import Json, Stop
 from .running import Run
 from .sampling import Sampling
+
+_RAY = "On a cluster (pip install pyggml[ray])"
 
 
 def batch(
@@ -31,29 +37,61 @@ def batch(
     n_predict: Annotated[int, Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
     n_parallel: Annotated[int, Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
     stop: Stop = None,
+    ray: Annotated[
+        Optional[str],
+        Option(
+            "--ray",
+            help="Workers of a Ray cluster: local starts one here, auto finds the one that runs.",
+            metavar="ADDRESS",
+            panel=_RAY,
+        ),
+    ] = None,
+    workers: Annotated[
+        Optional[int],
+        Option("--workers", help="Processes with a model each (default: one a node).", min=1, panel=_RAY),
+    ] = None,
+    stages: Annotated[
+        Optional[int],
+        Option("--stages", help="... or so many that share the layers of one model.", min=1, panel=_RAY),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
     "stop" and sampling parameters (as "temp", "json_schema") where it likes. Results are written in order as they
     come; run again after a kill, it goes on where it was. A bad line has an "error" for its result."""
+    if ray is None and (workers is not None or stages is not None):
+        raise click.BadParameter("--workers and --stages are of --ray")
+    if workers is not None and stages is not None:
+        raise click.BadParameter("give --workers, which have whole models, or --stages of one")
+    options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, **sampling}
+
+    @contextmanager
+    def answers() -> Generator[Answers]:
+        if ray is None:
+            context = run.context()
+            m = run.load()
+            adapters.apply(m)
+            yield lambda todo: gg_batch(m, todo, n_predict, context=context, **options)
+            return
+        from pyggml.cluster.on_ray import RayActors
+        from pyggml.cluster.run import batch_on
+
+        with RayActors(ray) as actors:
+            options.update({"workers": workers, "stages": stages, "ram": run.ram, "prepare": adapters.apply})
+            options.update({"n_threads": run.threads, "flash_attn": run.flash_attn})
+            yield lambda todo: batch_on(actors, run.model, todo, n_predict, **options)
+
     n_errors, n_tokens = 0, 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with RequestFile(requests, results) as file:
         had = file.n_done
         if had < file.n_requests:
-            m = run.load()
-            adapters.apply(m)
-            answers = file.run(
-                m,
-                n_predict,
-                stop=stop or (),
-                n_parallel=n_parallel,
-                context=run.context(),
-                **sampling,
-            )
-            with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress:
+            with (
+                answers() as answer,
+                Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress,
+            ):
                 task = progress.add_task("batch", total=file.n_requests, completed=had)
-                for result in answers:
+                for result in file.run(answer):
                     n_errors += "error" in result
                     n_tokens += result.get("n_predicted", 0)
                     elapsed = progress.tasks[0].elapsed or 0.0

@@ -112,13 +112,13 @@ class LlamaContext(Closeable):
         self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), most)
         self._threads = n_threads, n_threads_batch or n_threads  # of a step of one token, and of more
         self.scheduler.watches = model.watches
-        cache: CacheOptions = {"n_seq_max": n_seq_max, "type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
+        cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
         self.memory: KVMemory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
         self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
         buft = next(iter(self.scheduler.backends.values())).buft
         self.memory.allocate(buft)
-        self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer)
+        self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer, model.stage)
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
         self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
         self._encoder: Steps | None = None
@@ -359,7 +359,7 @@ class LlamaContext(Closeable):
     ) -> None:
         hp = self.model.hparams
         check_size(n, self.n_batch, self.n_ubatch, encodes or not hp.causal_attn)
-        check_values(tokens, embd, hp)
+        check_values(tokens, embd, hp, self.model.first_layer)
         if not encodes and n > self.memory.size - self.memory.used:
             raise self.memory.full(n)
 
