@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 from rich.console import Console
@@ -39,6 +39,10 @@ def batch(
     stop: Stop = None,
     threads: Threads = None,
     flash_attn: FlashAttn = False,
+    kv_ram: Annotated[
+        Optional[str],
+        typer.Option("--kv-ram", help="Memory for the K/V cache: a larger one lies in a file.", metavar="SIZE"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
@@ -58,6 +62,7 @@ def batch(
                 n_parallel=n_parallel,
                 n_threads=threads,
                 flash_attn=flash_attn,
+                kv_ram=kv_ram,
                 **sampling,
             )
             with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress:

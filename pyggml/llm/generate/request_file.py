@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+class FileOptions(BatchOptions, total=False):
+    """Keyword arguments of `RequestFile.run`: those of `batch`."""
+
+    kv_ram: int | str | None
+
+
 class RequestFile:
     """The requests of a file, one JSON object in each line (see `batch`; blank lines do not count), and the file of
     their results, one in each line, in the same order.
@@ -47,7 +53,7 @@ class RequestFile:
             self._out.close()
             raise
 
-    def run(self, model: LoadedModel, n_predict: int = 128, **options: Unpack[BatchOptions]) -> Iterator[Result]:
+    def run(self, model: LoadedModel, n_predict: int = 128, **options: Unpack[FileOptions]) -> Iterator[Result]:
         """Do what is to be done, with arguments as of `batch`; yields each result when the file has it."""
         first = self.n_done
         todo = [_parsed(line) for line in self._lines[first:]]

@@ -62,6 +62,7 @@ def batch(
     n_parallel: int = 32,
     n_threads: int | None = None,
     flash_attn: bool = False,
+    kv_ram: int | str | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Result]:
     """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
@@ -71,7 +72,8 @@ def batch(
     template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here. Of
     a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
     `n_parallel` of them; prompt and text together are no longer than the model was trained for. Which others are under
-    way may decide between tokens that are as good as equally likely (see `stream_batch`).
+    way may decide between tokens that are as good as equally likely (see `stream_batch`). `kv_ram`: a larger cache lies
+    in a file, see `LlamaContext`.
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
@@ -95,7 +97,7 @@ def batch(
         except RecursionError:
             result["error"] = "nested too deep"
         results.append(result)
-    return _in_order(results, _answers(model, todo, results, n_parallel, n_threads, flash_attn))
+    return _in_order(results, _answers(model, todo, results, n_parallel, n_threads, flash_attn, kv_ram))
 
 
 def _answers(
@@ -105,6 +107,7 @@ def _answers(
     n_parallel: int,
     n_threads: int | None,
     flash_attn: bool,
+    kv_ram: int | str | None,
 ) -> Iterator[None]:
     """Fill in the results; yields now and then."""
     if not todo:
@@ -112,7 +115,7 @@ def _answers(
     n_seq = min(n_parallel, len(todo))
     n_cells = {r.index: r.n_cells for r in todo}
     n_ctx = sum(sorted(n_cells.values())[-n_seq:])
-    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
     longest = max(len(r.source) for r in todo)
     if longest:
         options.update(sizes_to_encode(longest))
