@@ -20,6 +20,7 @@ conv       a convolution over time, the bias and silu of its result, and what ce
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...buffers.alloc import Step
@@ -73,13 +74,18 @@ class _Fuser:
         self.nodes, self.uses, self.isa, self.enabled = nodes, uses, isa, enabled
         self.at = {t: i for i, t in enumerate(nodes)}
         self.readers: dict[Tensor, list[Tensor]] = {}
-        self.writers = [
+        writers = [
             (i, t.view_src) for i, t in enumerate(nodes) if t.view_src is not None and OPS[t.op].kernel is not None
         ]
+        self.writes_at, self.written = [i for i, _ in writers], [root for _, root in writers]
         for t in nodes:
             for s in t.src:
-                if s is not None:
-                    self.readers.setdefault(s, []).append(t)
+                if s is None:
+                    continue
+                if s in self.readers:
+                    self.readers[s].append(t)
+                else:
+                    self.readers[s] = [t]
         self.kernels: dict[Tensor, Kernel] = {}
         for t in nodes:
             one = t.op == "mul_mat" and t.ne[2] == t.ne[3] == 1
@@ -127,9 +133,10 @@ class _Fuser:
 
     def _unwritten(self, sources: Iterable[Tensor | None], first: Tensor, last: Tensor) -> bool:
         """Whether no node after first, up to last (which writes as it reads), writes to what `sources` lie in."""
-        roots = {s.root for s in sources if s is not None}
-        begin, end = self.at[first], self.at[last]
-        return not any(begin < i <= end and root in roots for i, root in self.writers)
+        written = self.written[
+            bisect_right(self.writes_at, self.at[first]) : bisect_right(self.writes_at, self.at[last])
+        ]
+        return not written or {s.root for s in sources if s is not None}.isdisjoint(written)
 
     # -- products of weights that the CPU has its own form of ------------------------------------------------------
 

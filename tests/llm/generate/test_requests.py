@@ -181,7 +181,7 @@ def test_killed_while_weights_are_streamed(tmp_path: Path) -> None:
     requests = write(tmp_path / "i.jsonl", [{"prompt": TEXTS[i % 5], "id": i} for i in range(24)])
     out, want = tmp_path / "o.jsonl", tmp_path / "want.jsonl"
     with RequestFile(requests, want) as file:
-        assert len(list(file.run(load_model(), 8, n_parallel=2, temp=0.0))) == 24
+        assert len(list(file.run(lambda todo: gg.batch(load_model(), todo, 8, n_parallel=2, temp=0.0)))) == 24
     args = [sys.executable, "-m", "pyggml", "batch", "-i", str(requests), "-o", str(out), "-n", "8", "-np", "2"]
     args += ["--temp", "0", "--ram", "4.5MB", "--kv-ram", "1"]
     process = subprocess.Popen(args, stderr=subprocess.DEVNULL)
