@@ -48,15 +48,15 @@ class CacheOptions(TypedDict, total=False):
 class KVCache(KVCells):
     """Cells, and K and V of `layers` (default: all) that have any. Printed, it shows what every cell holds.
 
-    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa; `index` says which
-    `i` a layer reads, also one that shares those of another (`hp.kv_layer`). V is stored
-    transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`. Where V is in K (`hp.v_in_k`),
-    `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts. A `transient` one
-    has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. A `cross` one holds
-    what an encoder gave: the encoder fills it, and the decoder's tokens see all that is of their sequences. `causal`:
-    tokens do not see those after them. In types of ROTATED_TYPES K and V of each head are stored rotated, see
-    `rotation_k`. Raises ModelError for types that the layout cannot store, AllocError where the machine has not that
-    much memory.
+    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa (layers that have no
+    V, of an indexer, come last); `index` says which `i` a layer reads, also one that shares those of another
+    (`hp.kv_layer`). V is stored transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`.
+    Where V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
+    it starts. A `transient` one has the cells of one batch and stores nothing: its tokens see each other, the next ones
+    do not. A `cross` one holds what an encoder gave: the encoder fills it, and the decoder's tokens see all that is of
+    their sequences. `causal`: tokens do not see those after them. In types of ROTATED_TYPES K and V of each head are
+    stored rotated, see `rotation_k`. Raises ModelError for types that the layout cannot store, AllocError where the
+    machine has not that much memory.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class KVCache(KVCells):
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
         self.n_swa = n_swa
         self.swa_type: SwaType = hp.swa_type
-        layers = range(hp.n_layer) if layers is None else layers
+        layers = hp.cache_layers if layers is None else layers
+        layers = tuple(layers)
         self.layers = tuple(il for il in layers if hp.has_kv(il))
         if transient:
             shapes = []
@@ -99,15 +100,19 @@ class KVCache(KVCells):
             self.k_l.append(ctx.new_tensor(type_k, (k * self.size,), f"cache_k_l{il}"))
             if v:
                 self.v_l.append(ctx.new_tensor(type_v, (v * self.size,), f"cache_v_l{il}"))
-        heads = [hp.layer(il) for il in self.layers if not (transient or hp.v_in_k)]
-        sizes = {_power_of_2(n.n_embd_head_k) for n in heads if type_k in ROTATED_TYPES}
-        sizes |= {_power_of_2(n.n_embd_head_v) for n in heads if type_v in ROTATED_TYPES}
+        heads = {} if transient else {il: hp.layer(il) for il in self.layers}
+        of_k = {il: _power_of_2(n.n_embd_head_k) for il, n in heads.items() if not (n.n_embd_head_v and hp.v_in_k)}
+        of_v = {_power_of_2(n.n_embd_head_v) for n in heads.values() if n.n_embd_head_v and not hp.v_in_k}
+        self._rotated_k = of_k if type_k in ROTATED_TYPES else {}
+        sizes = {*self._rotated_k.values(), *(of_v if type_v in ROTATED_TYPES else ())}
         self._rotations = {n: ctx.new_tensor(DType.F32, (n, n), f"kv_rotation_{n}") for n in sorted(sizes)}
 
-    def rotation_k(self, n_embd_head: int) -> Tensor | None:
-        """What parts of a head of K (and of Q, whose products stay as they are) are multiplied with before it is
-        stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None where K is stored as it is."""
-        return self._rotations.get(_power_of_2(n_embd_head)) if self.type_k in ROTATED_TYPES else None
+    def rotation_k(self, il: int) -> Tensor | None:
+        """What parts of a head of K (and of Q, whose products stay as they are) of layer `il` are multiplied with
+        before it is stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None where K is stored as it
+        is."""
+        n = self._rotated_k.get(self.layers[self.index[il]])
+        return None if n is None else self._rotations[n]
 
     def rotation_v(self, n_embd_head: int) -> Tensor | None:
         """The same for V (and for what attention makes of it, to take it back)."""

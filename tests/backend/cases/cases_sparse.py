@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import strategies as st
 
 import pyggml as gg
@@ -22,7 +21,11 @@ def indexer_cases(draw: st.DrawFn) -> Case:
     weights are of one sign, and n_head times as large at most."""
     type_k = draw(st.sampled_from(ROW_TYPES + BLOCK_TYPES))
     d = draw(st.sampled_from([32, 64, 128] if type_k.is_quantized else [1, 8, 20, 65, 128]))
-    n_head, n_tokens, n_kv = draw(st.sampled_from([1, 2, 3, 4, 7, 8, 64])), draw(st.sampled_from([1, 2, 5])), draw(LENGTHS)
+    n_head, n_tokens, n_kv = (
+        draw(st.sampled_from([1, 2, 3, 4, 7, 8, 64])),
+        draw(st.sampled_from([1, 2, 5])),
+        draw(LENGTHS),
+    )
     q = Src(gg.F32, (d, n_head, n_tokens), draw(st.sampled_from([None, HEADS_INSIDE])), 0, mild)
     k = Src(type_k, (d, n_kv), None, draw(st.sampled_from([0, 0, 32])), mild)
     w = draw(st.sampled_from([None, Src(gg.F32, (n_head, n_tokens), None, 0, mild)]))
