@@ -187,8 +187,8 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
             gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, _cells_of_k(b.use(other), n, other))
         )
         k = b.cb(gg.concat(k, more, 1), "k_all", il)
-        rows = [gg.view_2d(m, m.ne[0], b.n_tokens, m.nb[1], 0) for m in (mask, other_mask)]  # either may be padded
-        mask = b.cb(gg.concat(*rows, 0), "kq_mask_all", il)
+        first, rest = (gg.view_2d(m, m.ne[0], b.n_tokens, m.nb[1], 0) for m in (mask, other_mask))  # rows may be more
+        mask = b.cb(gg.concat(first, rest, 0), "kq_mask_all", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
         v = k if a.beside else b.cb(_rows_of_v(use, n, a), "v", il)

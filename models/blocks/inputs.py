@@ -212,12 +212,13 @@ def chosen_block_inputs(t: ChosenBlocks, pos: Ints, cells: Ints) -> tuple[Ints, 
     of: Ints = np.maximum(cells, 0) // t.size
     own: Ints = pos[:, None] // t.size - np.arange(t.n_own, dtype=np.int32)
     if of.max() >= len(of):  # positions that go far beyond the cells: their blocks are counted
-        known, of = np.unique(of, return_inverse=True)
+        known = np.unique(of)
+        of = np.searchsorted(known, of).astype(np.int32)
         at = np.minimum(np.searchsorted(known, own), len(known) - 1)
-        own = np.where(known[at] == own, at, -1)
+        own = np.where(known[at] == own, at, -1).astype(np.int32)
     if t.tail:
-        own = np.where((pos[:, None] + 1) % t.size == 0, -1, own)
-    return of.astype(np.int32), own.astype(np.int32)
+        own = np.where((pos[:, None] + 1) % t.size == 0, np.int32(-1), own)
+    return of, own
 
 
 def build_inp_ngrams(b: Build) -> Tensor:

@@ -79,9 +79,8 @@ class KVCache(KVCells):
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
         self.n_swa = n_swa
         self.swa_type: SwaType = hp.swa_type
-        layers = hp.cache_layers if layers is None else layers
-        layers = tuple(layers)
-        self.layers = tuple(il for il in layers if hp.has_kv(il))
+        users = tuple(hp.cache_layers if layers is None else layers)
+        self.layers = tuple(il for il in users if hp.has_kv(il))
         if transient:
             shapes = []
         else:
@@ -92,7 +91,7 @@ class KVCache(KVCells):
         super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
         self.fixed = hp.fixed_positions
         own = {il: i for i, il in enumerate(self.layers)}
-        self.index = {il: own[hp.kv_layer(il)] for il in layers if hp.kv_layer(il) in own}
+        self.index = {il: own[hp.kv_layer(il)] for il in users if hp.kv_layer(il) in own}
         ctx = Context()
         self.k_l: list[Tensor] = []
         self.v_l: list[Tensor] = []

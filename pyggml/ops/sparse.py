@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 from ..codec import Array
@@ -83,14 +85,14 @@ def _choice_shape(srcs: Srcs, params: Params) -> Ne:
 
 
 def _choice_ref(a: Array, mask: Array, blocks: Array | None, own: Array | None, k: int) -> Array:
-    n3, n2, n1, n0 = a.shape
-    of = np.arange(n0) if blocks is None else blocks.reshape(-1)
+    n0 = a.shape[3]
+    of: Array = np.arange(n0) if blocks is None else blocks.reshape(-1)
     if of.min() < 0 or of.max() >= n0:
         raise IndexError(f"block {of.min() if of.min() < 0 else of.max()} is outside 0..{n0 - 1}")
     if own is not None and own.max() >= n0:
         raise IndexError(f"block {own.max()} is outside 0..{n0 - 1}")
     out = np.empty(a.shape)
-    for i3, i2, i1 in np.ndindex(n3, n2, n1):
+    for i3, i2, i1 in product(*map(range, a.shape[:3])):
         seen = mask[i3 % mask.shape[0], i2 % mask.shape[1], i1]
         score = np.where((seen > -np.inf) & (a[i3, i2, i1] > -np.inf), a[i3, i2, i1], -np.inf)
         best = np.full(n0, -np.inf)
@@ -100,7 +102,7 @@ def _choice_ref(a: Array, mask: Array, blocks: Array | None, own: Array | None, 
             always[[b for b in own[0, 0, i1] if b >= 0]] = True
         best[always] = -np.inf
         first = np.argsort(-best, kind="stable")[:k]
-        chosen = always.copy()
+        chosen: Array = always.copy()
         chosen[first[best[first] > -np.inf]] = True
         out[i3, i2, i1] = np.where(chosen[of], seen, -np.inf)
     return out
