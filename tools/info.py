@@ -57,6 +57,7 @@ def summary(f: GGUFFile | HFFolder) -> dict[str, Any]:
 
     return {
         "version": f.version if isinstance(f, GGUFFile) else 0,
+        "layout": f.layout if isinstance(f, GGUFFile) else "",
         "size": sum(_file_sizes(f)),
         "n_params": sum(math.prod(t.ne) for t in f.tensors.values()),
         "types": dict(Counter(t.dtype.name for t in f.tensors.values())),
@@ -82,7 +83,8 @@ def info(model: ModelPath = None, as_json: Json = False) -> None:
         return
     console = Console()
     types = ", ".join(f"{n} {name}" for name, n in about["types"].items())
-    kind = f"GGUF v{f.version}" if isinstance(f, GGUFFile) else f"Hugging Face folder of {f.family.types[0]}"
+    layout = f", weights repacked ({f.layout})" if isinstance(f, GGUFFile) and f.layout else ""
+    kind = f"GGUF v{f.version}{layout}" if isinstance(f, GGUFFile) else f"Hugging Face folder of {f.family.types[0]}"
     n_files = len(_file_sizes(f))
     size = f"{about['size'] / 2**20:.1f} MiB" + (f" in {n_files} files" if n_files > 1 else "")
     console.print(f"{kind}, {size}, {about['n_params']:,} parameters, tensors: {types}")

@@ -12,7 +12,7 @@ from pyggml.lock import locked
 from ..hparams import HParams
 from .kv_cache import CacheOptions, KVCache
 from .kv_cells import Cell, Ints, change, checked_seq, is_negative
-from .kv_mask import first_visible
+from .kv_mask import Pos, first_visible
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,12 +96,10 @@ class KVCacheISWA:
         kv = self.swa
         if kv.transient:
             self.clear()
-        for s in np.flatnonzero(kv.seq.any(axis=1)).tolist():
-            first = self._first_visible(kv.seq_pos_max(s) + 1)
-            if 0 <= kv.seq_pos_min(s) < first:
-                kv.seq_rm(s, 0, first)
+        else:
+            kv.forget(self._first_visible(kv.pos_max + 1))
 
-    def _first_visible(self, pos: int) -> int:
+    def _first_visible(self, pos: Pos) -> Pos:
         return first_visible(pos, self.swa.n_swa, self.swa.swa_type)
 
     # -- operations on sequences ----------------------------------------------------------------------------------

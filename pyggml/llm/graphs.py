@@ -6,6 +6,7 @@ from math import gcd
 
 import numpy as np
 
+from pyggml.errors import OneSite
 from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, build_head
 from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.k_shift import build_k_shift
@@ -41,7 +42,8 @@ class Graphs:
             layer=self._output.layer,
         )
         b.asked = self._model.watches.asks
-        self._model.architecture.build(b)
+        with OneSite():
+            self._model.architecture.build(b)
         return b
 
     def encode(self, size: StepSize) -> Build:
@@ -59,7 +61,8 @@ class Graphs:
             size.adapters,
         )
         b.asked = self._model.watches.asks
-        encode(b)
+        with OneSite():
+            encode(b)
         return b
 
     def largest(self, n_tokens: int, n_outputs: int, adapters: Adapters = NO_ADAPTERS) -> Build:

@@ -282,7 +282,7 @@ def load_model(
             _ = model.vocab
             return model
         get_architecture(arch)
-        tensors = _bound(file, use_mmap, budget is None)
+        tensors = _bound(file, use_mmap, budget is None, repack)
         model = Model(file.path, arch, kv, tensors)
         if model.weights.unused:
             _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.weights.unused))
@@ -312,9 +312,9 @@ def _opened(path: str | os.PathLike[str], use_mmap: bool, vocab_only: bool) -> G
     return open_hf_folder(path, vocab_only)
 
 
-def _bound(file: GGUFFile | HFFolder, use_mmap: bool, copy: bool) -> Mapping[str, Tensor]:
+def _bound(file: GGUFFile | HFFolder, use_mmap: bool, copy: bool, repacked: bool) -> Mapping[str, Tensor]:
     if isinstance(file, GGUFFile):
-        return bind(file)
+        return bind(file, repacked and copy)
     from pyggml.hf.folder import bind_folder
 
     return bind_folder(file, use_mmap, copy)
