@@ -135,7 +135,7 @@ def _mixed(b: Build, x: Tensor, role: str, il: int) -> tuple[Tensor, Tensor]:
     total = gg.view_2d(gated, n_embd, n_tokens, gated.nb[2], 0)
     for i in range(1, n):
         total = gg.add(total, gg.view_2d(gated, n_embd, n_tokens, gated.nb[2], i * gated.nb[1]))
-    return b.cb(gg.scale(total, 1.0 / n), "hc_mixed", il), normed
+    return b.cb(gg.scale(total, 1.0 / n), f"{role}_mixed", il), normed
 
 
 def _read_streams(b: Build, x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:

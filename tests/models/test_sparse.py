@@ -44,7 +44,7 @@ def test_what_is_chosen(name: str, load: Load) -> None:
     model, size = load(name), SPARSE[name].size
     hp: Any = model.hparams
     k = hp.n_chosen // size if name in ("glm5-next-moe", "qwen4exp-moe") else hp.n_chosen
-    with model.tap("kq_mask_chosen-*", "attn_norm-*", "hc_mixed-*") as tap:
+    with model.tap("kq_mask_chosen-*", "attn_norm-*", "hc_attn_mixed-*") as tap:
         ctx, ids = context(model, n_ubatch=9), sparse_tokens(name)
         for part in np.split(np.array(ids), [30, 31, 32, 33, 34]):
             at_once_from(ctx, part.tolist())
@@ -52,7 +52,7 @@ def test_what_is_chosen(name: str, load: Load) -> None:
         if il != of:
             assert f"kq_mask_chosen-{il}" not in tap
             continue
-        inputs = tap[f"hc_mixed-{il}"][::2] if name == "qwen4exp-moe" else tap[f"attn_norm-{il}"]
+        inputs = tap[f"hc_attn_mixed-{il}"] if name == "qwen4exp-moe" else tap[f"attn_norm-{il}"]
         cur = np.concatenate([np.atleast_2d(x) for x in inputs]).astype(np.float64)
         got = np.full((hp.n_indexer_head if name == "minimax-m3-moe" else 1, N_TOKENS, 64), -np.inf)
         first = 0
