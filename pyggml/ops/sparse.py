@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import cast
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def _choice_shape(srcs: Srcs, params: Params) -> Ne:
 
 def _choice_ref(a: Array, mask: Array, blocks: Array | None, own: Array | None, k: int) -> Array:
     n0 = a.shape[3]
-    of: Array = np.arange(n0) if blocks is None else blocks.reshape(-1)
+    of = cast(Array, np.arange(n0)) if blocks is None else cast(Array, blocks.reshape(-1))
     if of.min() < 0 or of.max() >= n0:
         raise IndexError(f"block {of.min() if of.min() < 0 else of.max()} is outside 0..{n0 - 1}")
     if own is not None and own.max() >= n0:
@@ -97,12 +98,11 @@ def _choice_ref(a: Array, mask: Array, blocks: Array | None, own: Array | None, 
         score = np.where((seen > -np.inf) & (a[i3, i2, i1] > -np.inf), a[i3, i2, i1], -np.inf)
         best = np.full(n0, -np.inf)
         np.maximum.at(best, of, score)
-        always = np.zeros(n0, np.bool_)
+        chosen = np.zeros(n0, np.bool_)
         if own is not None:
-            always[[b for b in own[0, 0, i1] if b >= 0]] = True
-        best[always] = -np.inf
+            chosen[[b for b in own[0, 0, i1] if b >= 0]] = True
+        best[chosen] = -np.inf
         first = np.argsort(-best, kind="stable")[:k]
-        chosen: Array = always.copy()
         chosen[first[best[first] > -np.inf]] = True
         out[i3, i2, i1] = np.where(chosen[of], seen, -np.inf)
     return out
