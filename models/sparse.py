@@ -120,6 +120,6 @@ def _read_msa(r: Reader) -> HParams:
 
 _MSA = MSA(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0))
 ARCHITECTURES = (
-    Architecture(("deepseek32", "glm-dsa"), build_dsa, _read_dsa),
+    Architecture(("deepseek32", "glm-dsa"), build_dsa, _read_dsa, nextn=True),
     Architecture(("minimax-m3",), _MSA.build, _read_msa),
 )
