@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pyggml.llm.generate.request_file import Answers, RequestFile
 from pyggml.llm.generate.requests import batch as gg_batch
+from pyggml.stream.layout import memory_size
 
 from .adapters import Adapters
 from .command import Option
@@ -37,6 +38,12 @@ def batch(
     n_predict: Annotated[int, Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
     n_parallel: Annotated[int, Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
     stop: Stop = None,
+    kv_ram: Annotated[
+        Optional[str],
+        Option(
+            "--kv-ram", help="Memory for the K/V cache: a larger one lies in a file.", metavar="SIZE", check=memory_size
+        ),
+    ] = None,
     ray: Annotated[
         Optional[str],
         Option(
@@ -61,6 +68,8 @@ def batch(
     come; run again after a kill, it goes on where it was. A bad line has an "error" for its result."""
     if ray is None and (workers is not None or stages is not None):
         raise click.BadParameter("--workers and --stages are of --ray")
+    if ray is not None and kv_ram is not None:
+        raise click.BadParameter("--kv-ram is of a batch without --ray")
     if workers is not None and stages is not None:
         raise click.BadParameter("give --workers, which have whole models, or --stages of one")
     options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, **sampling}
@@ -71,7 +80,7 @@ def batch(
             context = run.context()
             m = run.load()
             adapters.apply(m)
-            yield lambda todo: gg_batch(m, todo, n_predict, context=context, **options)
+            yield lambda todo: gg_batch(m, todo, n_predict, kv_ram=kv_ram, context=context, **options)
             return
         from pyggml.cluster.on_ray import RayActors
         from pyggml.cluster.run import batch_on

@@ -64,6 +64,7 @@ def batch(
     n_threads: int | None = None,
     flash_attn: bool = False,
     context: ContextOptions | None = None,
+    kv_ram: int | str | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Result]:
     """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
@@ -74,7 +75,7 @@ def batch(
     a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
     `n_parallel` of them (`context`: further arguments of it); prompt and text together are no longer than the model was
     trained for. Which others are under way may decide between tokens that are as good as equally likely (see
-    `stream_batch`).
+    `stream_batch`). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
@@ -82,7 +83,7 @@ def batch(
     """
 
     def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
-        own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+        own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
         own.update(context or {})
         own.update(options)
         return LlamaContext(model, n_ctx, **own)
