@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyggml.backends.cpu.repack import copy_of
+from pyggml.backends.cpu.repack import copy_of, repack_in_passing
 from pyggml.backends.cpu.repack import repack as repack_weights
 from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
@@ -293,6 +293,8 @@ def load_model(
             model.weight_stream.load(lambda done: _report(progress, done))
         elif repack:
             repack_weights(_factors(model.weights), lambda done: _report(progress, done))
+        else:
+            repack_in_passing(_factors(model.weights))
         _report(progress, 1.0)
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
