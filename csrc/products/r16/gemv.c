@@ -169,8 +169,9 @@ PG_INLINE void prefetch(const uint8_t *p, int bytes) {
 }
 
 // y[c][0..rows) = a group of 16 rows times nc columns. With `add`, what all 16 rows have so far is added to.
+// `ahead`: how far prefetch goes.
 PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y, int64_t rows,
-                     int add) {
+                     int64_t ahead, int add) {
   const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f);
   vf acc[PARTS][NC];
   const r16_x *x[NC];
@@ -184,7 +185,7 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
     EACH(nc, c) s[i][c] = (sums){vf_zero(), vf_zero()};
     for (int u = 0; u < f.units; u++) {
       const uint8_t *unit = w + head + u * unit_bytes;
-      prefetch(unit + AHEAD, f.units == 1 ? head + unit_bytes : unit_bytes);
+      prefetch(unit + ahead, f.units == 1 ? head + unit_bytes : unit_bytes);
       add_unit(f, nc, unit, x, s);
       __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
       EACH(nc, c) x[c]++;
@@ -207,12 +208,13 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
   }
 }
 
-typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows, int add);
+typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows, int64_t ahead,
+                         int add);
 
 #define GROUP(name, nc)                                                                                                \
   static void group_##name##_##nc(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows,         \
-                                  int add) {                                                                           \
-    group(r16_##name, nc, w, n_blocks, x, y, rows, add);                                                               \
+                                  int64_t ahead, int add) {                                                            \
+    group(r16_##name, nc, w, n_blocks, x, y, rows, ahead, add);                                                        \
   }
 #define X(name, ...)                                                                                                   \
   GROUP(name, 1)                                                                                                       \
@@ -271,7 +273,7 @@ static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
     const columns s = columns_of(p, x, c);
     float *to[NC], products[NC][R16_ROWS];
     for (int64_t j = 0; j < s.n; j++) to[j] = r16_is_plain(p) ? s.y[j] + row : products[j];
-    groups_of[p->f.type][s.n - 1](w, p->k / R16_UNIT / p->f.units, s.x, to, rows, 0);
+    groups_of[p->f.type][s.n - 1](w, p->k / R16_UNIT / p->f.units, s.x, to, rows, AHEAD, 0);
     for (int64_t j = 0; j < s.n && !r16_is_plain(p); j++)
       r16_put(p, s.y[j], products[j], r16_other(p, c + j), row, rows);
   }
@@ -292,7 +294,7 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
         to[j] = products[c + j];
         s.x[j] += k / R16_UNIT;
       }
-      groups_of[p->f.type][s.n - 1](w, n / R16_UNIT / p->f.units, s.x, to, R16_ROWS, k > 0);
+      groups_of[p->f.type][s.n - 1](w, n / R16_UNIT / p->f.units, s.x, to, R16_ROWS, 0, k > 0);
     }
   }
   for (int64_t c = 0; c < p->n_cols; c++) {

@@ -96,14 +96,11 @@ PG_INLINE void r16_put(const r16_product *p, float *y, const float *v, const flo
 // Whether the matrix is F16 or BF16: its format has nothing but its type.
 static inline int r16_of_floats(const r16_product *p) { return !p->f.units; }
 
-// Elements k .. k + n, whole blocks, of a group of 16 rows, repacked: where they are, or in `to`.
+// Elements k .. k + n, whole blocks, of a group of 16 rows, repacked: where they are, or in `to` (passing.c).
+const uint8_t *PG_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to);
 static inline const uint8_t *r16_group_at(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to) {
-  const int64_t block = k / (R16_UNIT * p->f.units), row = group * R16_ROWS;
-  if (!p->row_bytes) return p->w + group * r16_group_bytes(p->f, p->k) + block * r16_block_bytes(p->f);
-  const int64_t block_bytes = p->row_bytes / (p->k / (R16_UNIT * p->f.units));
-  pg_r16_pack(p->f.type, p->w + row * p->row_bytes + block * block_bytes, p->row_bytes, n, PG_MIN(R16_ROWS, p->m - row),
-              to, 0, 1);
-  return to;
+  if (p->row_bytes) return PG_FN(r16_pass)(p, group, k, n, to);
+  return p->w + group * r16_group_bytes(p->f, p->k) + k / (R16_UNIT * p->f.units) * r16_block_bytes(p->f);
 }
 
 // Where column number b_col of b starts.
