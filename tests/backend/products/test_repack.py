@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.lower import lower
-from pyggml.backends.cpu.repack import can_repack, copy_of, repack, repack_in_passing
+from pyggml.backends.cpu.repack import can_repack, copy_of, repack
 from pyggml.backends.ref import compute_node
 from pyggml.buffers.alloc import steps_of
 from pyggml.buffers.buffer import Buffer
@@ -185,29 +185,6 @@ def test_products(dtype: gg.DType, isa: str) -> None:
             one, two = run(y, isa, 1), run(y, isa, 2)
             check(two, y, want, isa)
             assert np.array_equal(one, two), "the number of threads changed the result"
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", TYPES)
-def test_in_passing(dtype: gg.DType, isa: str) -> None:
-    """Weights that are repacked each time they are read give the bits that copies give: any codes, several strips, last
-    groups that are not full, both ways of computing, by expert."""
-    rng = np.random.default_rng(dtype.gguf_id)
-    block = max(256, dtype.block_size)
-    for k, m, n_expert in ((dtype.block_size, 1, 1), (4 * block + dtype.block_size, 37, 1), (block, 48, 3)):
-        stored, copied = (source(dtype, np.zeros((n_expert, m, k))) for _ in range(2))
-        values = gaussian(rng, (n_expert, m, k)).astype(np.float32)
-        for w in (stored, copied):
-            w.raw()[...] = gg.quantize(values, dtype).reshape(-1)
-        repack_in_passing([stored])
-        assert repack([copied], isa=isa) == 1
-        for n in (1, 2, 5, 9, 50):
-            x = source(gg.F32, gaussian(rng, (n, 1, k) if n_expert > 1 else (n, k)))
-            ids = source(gg.I32, rng.integers(0, n_expert, (n, 2)))
-            a, b = (gg.mul_mat(w, x) if n_expert == 1 else gg.mul_mat_id(w, x, ids) for w in (stored, copied))
-            for n_threads in (1, 2):
-                assert np.array_equal(run(a, isa, n_threads), run(b, isa, n_threads))
-            assert symbols(a, isa) != symbols(b, isa)
 
 
 def any_blocks(dtype: gg.DType, rng: np.random.Generator, greatest: bool, d: Callable[[int], np.ndarray]) -> gg.Tensor:
