@@ -158,10 +158,12 @@ int pg_quantize(int level, int64_t type, const float *src, const float *weights,
 
 // Weights repacked for the CPU, 16 rows at a time (products/r16/r16.h). Bytes of a matrix of m rows of k elements, 0
 // for a type that has no such form; then its groups of 16 rows first .. last - 1, from rows of row_bytes each. Any
-// thread may pack some groups.
+// thread may pack some groups. Unpacking is the way back; PG_E_TYPE of types that have none (any range says so).
 int64_t pg_r16_bytes(int64_t type, int64_t k, int64_t m);
 void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, int64_t m, void *dst, int64_t first,
                  int64_t last);
+int pg_r16_unpack(int64_t type, const void *packed, int64_t k, int64_t m, void *rows, int64_t row_bytes, int64_t first,
+                  int64_t last);
 
 // Sampling with top-k, top-p, min-p and a temperature, in two steps: between them the caller takes exp of `exponents`.
 // First the k largest of n logits, 0 < k <= n < 2^32, descending, of equal ones the first: their places, how far they

@@ -53,6 +53,8 @@ class DType(Enum):
         self.is_quantized = block_size > 1
         self.np_dtype: np.dtype[Any] | None = np.dtype(np_name) if np_name else None
 
+    __hash__ = object.__hash__  # members are themselves alone; Enum's own is slow
+
     def row_size(self, n: int) -> int:
         """Bytes of `n` contiguous elements. Raises ValueError where `n` is not a whole number of blocks."""
         if n % self.block_size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextvars import ContextVar
 from operator import index
 from types import FrameType
 from typing import Any
@@ -91,8 +92,24 @@ def path_name(path: Any, error: type[GGMLError]) -> str:
     return name
 
 
+_site: ContextVar[Site | None] = ContextVar("pyggml_site", default=None)
+
+
+class OneSite:
+    """A `with` block in which all that is recorded has the site of whoever enters it: a model's graph is all of one
+    call."""
+
+    def __enter__(self) -> None:
+        self._token = _site.set(user_site())
+
+    def __exit__(self, *exc: object) -> None:
+        _site.reset(self._token)
+
+
 def user_site() -> Site:
     """File and line of the nearest caller outside pyggml (or of the outermost frame)."""
+    if (site := _site.get()) is not None:
+        return site
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     last = frame
     while frame is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import ClassVar
 
 from .errors import GraphError
@@ -58,20 +58,27 @@ class Graph:
         return self
 
     def _visit(self, tensor: Tensor) -> None:
-        if tensor in self._seen:
+        seen = self._seen
+        if tensor in seen:
             return
-        open_: dict[Tensor, Iterator[Tensor | None]] = {tensor: iter(tensor.src)}  # the path from `tensor` down
-        while open_:
-            t, sources = next(reversed(open_.items()))
+        path = [(tensor, iter(tensor.src))]  # from `tensor` down
+        open_ = {tensor}
+        while path:
+            t, sources = path[-1]
             for s in sources:
-                if s is None or s in self._seen:
+                if s is None or s in seen:
                     continue
                 if s in open_:
                     raise GraphError(f"the graph has a cycle through {s.describe()}")
-                open_[s] = iter(s.src)
+                if not s.src:
+                    self._add(s)
+                    continue
+                open_.add(s)
+                path.append((s, iter(s.src)))
                 break
             else:
-                del open_[t]
+                path.pop()
+                open_.discard(t)
                 self._add(t)
 
     def _add(self, t: Tensor) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from math import isinf
 from numbers import Integral, Real
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,10 @@ Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
 DTypeRow = tuple[DType | None, ...]  # one per source role; None: absent
 
+Layout = tuple[DType, Ne, Ne | None, int]  # of a result: type, ne, nb (None: that of what it is written over), rank
+
 OPS: dict[str, OpDef] = {}
+_MAX_KNOWN = 4096  # layouts kept of one op
 
 
 class RuleBroken(Exception):
@@ -53,7 +57,8 @@ class OpDef:
     srcs      the roles of its source tensors, in order; a trailing "?" marks one that may be None
     params    the names of its parameters, in ggml's order (numbers, as `record` makes them of what the user gives:
               integers are exact, others rounded to F32 as in ggml; the C kernel gets them as doubles in this order)
-    shape     (sources, parameters) -> ne of the result, checking with `rule`
+    shape     (sources, parameters) -> ne of the result, checking with `rule`; for ops of this package from the types,
+              ne, nb and ranks of the sources alone, so that one answer serves all layers
     dtypes    source types -> result type
     ref       the semantics: (*source arrays, **parameters) -> result array. Arrays are 4-d in NumPy order
               [ne3, ne2, ne1, ne0] (float64 for float and block types, integers as they are, None where absent)
@@ -84,11 +89,14 @@ class OpDef:
     enums: Mapping[str, type[IntEnum]] = field(default_factory=dict[str, type[IntEnum]])
     ranks: tuple[int, ...] = (0,)
     host: Callable[[Tensor, Srcs, int, int], None] | None = None
+    known: dict[Any, Layout] | None = field(init=False, repr=False, compare=False)  # see `_layout`; None: not kept
 
     def __post_init__(self) -> None:
         if self.name in OPS:
             raise ValueError(f"op {self.name} is defined twice")
         OPS[self.name] = self
+        own = self.host is None and self.shape.__module__.startswith("pyggml.ops")
+        object.__setattr__(self, "known", {} if own else None)
 
     def role(self, i: int) -> str:
         return self.srcs[i].rstrip("?")
@@ -128,10 +136,18 @@ def _check_sources(op: OpDef, srcs: Srcs) -> None:
 
 
 _EXACT = 1 << 53  # integers up to here are doubles
+_F32 = Struct("=f")
 
 
 def _number(x: object) -> bool | int | float | None:
     """`x` as Python's number; None for what is none, or does not fit: an integer a double, a fraction an F32."""
+    if type(x) is int:
+        return x if -_EXACT <= x <= _EXACT else None
+    if type(x) is float:
+        try:
+            return _F32.unpack(_F32.pack(x))[0]
+        except OverflowError:
+            return None
     if isinstance(x, bool) or not isinstance(x, Real):
         return x if isinstance(x, bool) else None
     if isinstance(x, Integral):
@@ -202,11 +218,44 @@ def record(
     Raises DTypeError and ShapeError with the op, its tensors, the rule and the user's line.
     """
     _check_sources(op, srcs)
-    params = params if op.host is not None else _numbers(op, srcs, params)
+    params = params if op.host is not None or not params else _numbers(op, srcs, params)
     if dtype is not None and not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise fail(op, srcs, DTypeError, f"{dtype!r:.40} is no pyggml.DType")
+    target = op.writes if op.writes is not None else inplace
+    dtype, ne, nb, own_rank = _layout(op, srcs, params, dtype, target is None)
+    if target is None:
+        assert nb is not None
+        return _new(op, srcs, params, ctx, dtype, ne, nb, rank or own_rank, None, 0)
+    base = srcs[target]
+    assert base is not None
+    if base.dtype is not dtype or base.ne != ne:
+        raise fail(op, srcs, ShapeError, f"the result ({dtype.name} ne {list(ne)}) does not fit into {op.role(target)}")
+    _check_memory(op, srcs, target)
+    return _new(op, srcs, params, ctx, dtype, ne, base.nb, base.rank, base.root, base.view_offs)
+
+
+def _layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_memory: bool) -> Layout:
+    """Of the result. What an op of this package said of such sources before, it says again."""
+    if op.known is None:
+        return _new_layout(op, srcs, params, asked, own_memory)
+    key: tuple[Any, ...] = (
+        *[None if s is None else (s.dtype, s.ne, s.nb, s.rank) for s in srcs],
+        *[(type(x), x) for x in params.values()],
+        asked,
+        own_memory,
+    )
+    known = op.known.get(key)
+    if known is None:
+        known = _new_layout(op, srcs, params, asked, own_memory)
+        if len(op.known) >= _MAX_KNOWN:
+            op.known.clear()
+        op.known[key] = known
+    return known
+
+
+def _new_layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_memory: bool) -> Layout:
     row = tuple([None if s is None else s.dtype for s in srcs])
-    row = row if dtype is None else (*row, dtype)
+    row = row if asked is None else (*row, asked)
     try:
         dtype = op.dtypes[row]
     except KeyError:
@@ -215,19 +264,13 @@ def record(
         ne = op.shape(srcs, params)
     except RuleBroken as e:
         raise fail(op, srcs, ShapeError, str(e)) from None
-    target = op.writes if op.writes is not None else inplace
-    if target is None:
-        try:
-            nb = contiguous_nb(dtype, ne)
-        except ShapeError as e:
-            raise fail(op, srcs, ShapeError, str(e)) from None
-        return _new(op, srcs, params, ctx, dtype, ne, nb, rank or _rank(op, srcs, ne), None, 0)
-    base = srcs[target]
-    assert base is not None
-    if base.dtype is not dtype or base.ne != ne:
-        raise fail(op, srcs, ShapeError, f"the result ({dtype.name} ne {list(ne)}) does not fit into {op.role(target)}")
-    _check_memory(op, srcs, target)
-    return _new(op, srcs, params, ctx, dtype, ne, base.nb, base.rank, base.root, base.view_offs)
+    if not own_memory:
+        return dtype, ne, None, 0
+    try:
+        nb = contiguous_nb(dtype, ne)
+    except ShapeError as e:
+        raise fail(op, srcs, ShapeError, str(e)) from None
+    return dtype, ne, nb, _rank(op, srcs, ne)
 
 
 def _rank(op: OpDef, srcs: Srcs, ne: Ne) -> int:

@@ -239,28 +239,32 @@ class Scheduler:
         return ready
 
     @locked
-    def alloc_varying(self, build: Callable[[int], Graph], var: Var, least: int) -> Schedule | None:
-        """One schedule for all graphs `build(least)` .. `build(var.hi)`, which differ in sizes that depend on the value
-        alone; `run` takes the value from `var`. Memory and threads are those of the largest; its tensors are what can
-        be read. None where that does not hold, or several backends take part.
-        """
-        top = build(var.hi)
+    def alloc_varying(
+        self, build: Callable[..., Graph], variables: Sequence[Var], least: Sequence[int]
+    ) -> Schedule | None:
+        """One schedule for all graphs `build(*values)`, from `least` to each `hi`, which differ in sizes that depend on
+        one value alone; `run` takes the values from `variables`. Memory and threads are those of the largest; its
+        tensors are what can be read. None where that does not hold, or several backends take part."""
+        largest = [v.hi for v in variables]
+        top = build(*largest)
         schedule = self.alloc(top)
         if len(schedule.splits) != 1:
             return None
         parts = schedule.splits[0].parts
-        others: list[tuple[int, dict[Tensor, Tensor]]] = []
-        for value in (least, (least + var.hi) // 2):
-            graph = build(value)
+        others: list[tuple[Sequence[int], dict[Tensor, Tensor]]] = []
+        one_less = ([*largest[:i], low, *largest[i + 1 :]] for i, low in enumerate(least))
+        between = [(low + hi) // 2 for low, hi in zip(least, largest, strict=True)]
+        for values in (*one_less, between):
+            graph = build(*values)
             if (graph.n_leafs, graph.n_nodes) != (top.n_leafs, top.n_nodes):
                 return None
             twin = dict(zip((*top.leafs, *top.nodes), (*graph.leafs, *graph.nodes), strict=True))
             for like, t in twin.items():
                 if like in schedule.plan.offsets or t.buffer is None:
                     t.buffer, t.offset = like.buffer, like.offset
-            others.append((value, twin))
-        varies = (p.program.vary(var, [(v, [s.mapped(to) for s in p.cut.steps]) for v, to in others]) for p in parts)
-        return schedule if all(varies) else None
+            others.append((values, twin))
+        mapped = ([(values, [s.mapped(to) for s in p.cut.steps]) for values, to in others] for p in parts)
+        return schedule if all(p.program.vary(variables, m) for p, m in zip(parts, mapped, strict=True)) else None
 
     @locked
     def compute(self, graph: Graph) -> None:
@@ -298,9 +302,14 @@ class Scheduler:
         """Pass 1: a backend for each node: its pin, else the first in priority order that supports it. Raises
         BackendError for a node that none can compute."""
         own: dict[Tensor, str] = {}
+        first = next(iter(self.backends))
         for t in graph.nodes:
-            own[t] = self._pins.get(t) or self._first_supporting(t, own)
-            if not self._can_write(own[t], t, own):
+            pin = self._pins.get(t) if self._pins else None
+            if pin is None and OPS[t.op].kernel is None:
+                own[t] = first
+                continue
+            own[t] = pin or self._first_supporting(t, own)
+            if pin is not None and not self._can_write(pin, t, own):
                 raise node_error(t, f"{own[t]} cannot write into the memory of {t.root.describe()}")
         return own
 
@@ -319,7 +328,7 @@ class Scheduler:
 
     def _first_supporting(self, t: Tensor, own: Mapping[Tensor, str]) -> str:
         for name, b in self.backends.items():
-            if OPS[t.op].kernel is None or (b.supports_op(t) and self._can_write(name, t, own)):
+            if b.supports_op(t) and self._can_write(name, t, own):
                 return name
         text = f"none of {', '.join(self.backends)} has code for {t.op} of these types"
         where = "" if t.view_src is None else f" and can write into {t.root.describe()}"
@@ -333,11 +342,15 @@ class Scheduler:
         """
         splits: list[Split] = []
         written: set[Tensor] = set()
+        reached: dict[str, set[Tensor]] = {name: set() for name in self.backends}  # what each reads where it is
         for t, name in names.items():
             if OPS[t.op].kernel is None and splits:
                 splits[-1].nodes.append(t)
                 continue
-            needs = [s for s in t.src if s is not None and self._needs_copy(s, t, name, buft_of)]
+            known = reached[name]
+            unknown = [s for s in t.src if s is not None and s.root not in known]
+            needs = [s for s in unknown if self._needs_copy(s, t, name, buft_of)]
+            known.update(s.root for s in unknown if s not in needs and s.root is not t.view_src)
             if not splits or splits[-1].backend != name or any(s.root in written for s in needs):
                 splits.append(Split(name))
                 written.clear()

@@ -57,6 +57,7 @@ def summary(f: GGUFFile | HFFolder) -> dict[str, Any]:
 
     return {
         "version": f.version if isinstance(f, GGUFFile) else 0,
+        "layout": f.layout if isinstance(f, GGUFFile) else "",
         "size": sum(_file_sizes(f)),
         "n_params": sum(math.prod(t.ne) for t in f.tensors.values()),
         "types": dict(Counter(t.dtype.name for t in f.tensors.values())),
@@ -68,7 +69,7 @@ def summary(f: GGUFFile | HFFolder) -> dict[str, Any]:
 def verdict(path: str) -> dict[str, Any]:
     """Whether the architecture can run the file, and which of its tensors nothing asks for."""
     try:
-        return {"problem": None, "unused": load_model(path, repack=False).weights.unused}
+        return {"problem": None, "unused": load_model(path, repack=False).unused}
     except ModelError as e:
         return {"problem": str(e), "unused": []}
 
@@ -82,7 +83,8 @@ def info(model: ModelPath = None, as_json: Json = False) -> None:
         return
     console = Console()
     types = ", ".join(f"{n} {name}" for name, n in about["types"].items())
-    kind = f"GGUF v{f.version}" if isinstance(f, GGUFFile) else f"Hugging Face folder of {f.family.types[0]}"
+    layout = f", weights repacked ({f.layout})" if isinstance(f, GGUFFile) and f.layout else ""
+    kind = f"GGUF v{f.version}{layout}" if isinstance(f, GGUFFile) else f"Hugging Face folder of {f.family.types[0]}"
     n_files = len(_file_sizes(f))
     size = f"{about['size'] / 2**20:.1f} MiB" + (f" in {n_files} files" if n_files > 1 else "")
     console.print(f"{kind}, {size}, {about['n_params']:,} parameters, tensors: {types}")

@@ -97,6 +97,14 @@ def quantize(
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Accept tensors that are quantized already; quality suffers.")
     ] = False,
+    layout: Annotated[
+        Optional[str],
+        typer.Option(
+            "--layout",
+            help="r16: weights as the CPU's kernels read them, which need no repacking; for pyggml alone.",
+            metavar="LAYOUT",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show types and sizes; write nothing.")] = False,
     report: Annotated[bool, typer.Option("--report", help="Show each tensor's error.")] = False,
     as_json: Json = False,
@@ -117,6 +125,7 @@ def quantize(
         token_embedding_type=parse_type(token_embedding_type),
         allow_requantize=allow_requantize,
         report=report and not dry_run,
+        layout=layout,
     )
     stderr = Console(stderr=True)
     if plan.without_imatrix:

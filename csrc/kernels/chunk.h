@@ -163,22 +163,20 @@ PG_INLINE void pg_chunk_move(float *tiles, float *s, int64_t n, int64_t n_rows, 
 }
 
 // As pg_scan_run, for what pg_chunk_fits.
-PG_INLINE int pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_chunk_fill fill,
-                           pg_chunk_kind kind) {
-  const int64_t n = x->n, n_rows = x->n_rows, head = n_rows * n, seq = x->n_head * head, row = x->n_head * n_rows;
+PG_INLINE void pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_chunk_fill fill,
+                            pg_chunk_kind kind) {
+  const int64_t n = x->n, n_rows = x->n_rows, head = n_rows * n, row = x->n_head * n_rows;
   const int64_t rows = pg_chunk_rows(n_rows), padded = (n + VF_N - 1) / VF_N * VF_N;
   pg_chunk_work *m = (pg_chunk_work *)((char *)t->work + ith * pg_chunk_bytes(n, n_rows));
   float *values = (float *)(m + 1), *tiles = values + rows * PG_CHUNK;
-  float *y = (float *)t->dst.data, *states = y + row * x->n_tokens * x->n_seqs;
+  float *y = (float *)t->dst.data;
   memset(m->tokens, 0, sizeof m->tokens);
   memset(values, 0, (size_t)(rows * (PG_CHUNK + n)) * sizeof(float));
   for (int i = 0; i < PG_CHUNK; i++) m->tokens[i].values = values + i * rows;
   const pg_range r = pg_share(x->n_head * x->n_seqs, ith, nth);
   for (int64_t i = r.first; i < r.last; i++) {
     pg_cell c = {.head = i % x->n_head, .n_heads = 1, .seq = i / x->n_head};
-    const int64_t id = x->ids ? *(const int32_t *)(x->ids->data + c.seq * x->ids->nb[0]) : c.seq;
-    if (id < 0 || id >= x->n_from) return pg_fail(t, PG_E_INDEX, id);
-    pg_chunk_move(tiles, (float *)x->from->data + id * seq + c.head * head, n, n_rows, kind.values_inside, 0);
+    pg_chunk_move(tiles, (float *)pg_scan_from(x, c.seq) + c.head * head, n, n_rows, kind.values_inside, 0);
     for (int64_t first = 0; first < x->n_tokens; first += PG_CHUNK) {
       const int64_t last = PG_MIN(first + PG_CHUNK, x->n_tokens);
       for (int k = 0; k < PG_CHUNK; k++) {
@@ -204,7 +202,6 @@ PG_INLINE int pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x,
           memcpy(y + (c.seq * x->n_tokens + k) * row + c.head * n_rows + v, part + (k - first) * VF_N, size);
       }
     }
-    pg_chunk_move(tiles, states + c.seq * seq + c.head * head, n, n_rows, kind.values_inside, 1);
+    pg_chunk_move(tiles, pg_scan_to(t, x, c.seq) + c.head * head, n, n_rows, kind.values_inside, 1);
   }
-  return PG_OK;
 }

@@ -17,43 +17,57 @@ PG_INLINE int run(const pg_task *t, int ith, int nth, const pg_tensor *values, c
   pg_scan scan = {.n = n, .n_rows = n, .n_head = values->ne[1], .n_tokens = n_tokens, .n_seqs = n_seqs};
   scan.n_slots = n_slots;
   scan.from = from;
-  scan.n_from = n_seqs;
+  scan.ids = t->src[PG_READ].data ? &t->src[PG_READ] : NULL;
+  scan.n_from = scan.ids ? from->ne[1] : n_seqs;
   scan.block = 1;
-  if (pg_chunk_fits(&scan)) return pg_chunk_run(t, ith, nth, &scan, fill, kind);
-  return pg_scan_run(t, ith, nth, &scan, step, (float *)t->work + ith * scratch_floats(n));
+  const int status = pg_scan_begin(t, &scan);
+  if (status) return status;
+  if (pg_chunk_fits(&scan))
+    pg_chunk_run(t, ith, nth, &scan, fill, kind);
+  else
+    pg_scan_run(t, ith, nth, &scan, step, (float *)t->work + ith * scratch_floats(n));
+  pg_scan_end(t, ith, nth, &scan);
+  return PG_OK;
+}
+
+// Sequences whose states are the rows of `state`, or are gathered from there.
+static int64_t seqs_of(const pg_task *t, const pg_tensor *state) {
+  return t->src[PG_READ].data ? t->src[PG_READ].ne[0] : state->ne[1];
 }
 
 // -- a row of the state per key: s[i] = s[i] * w[i] + k[i] * v, y = c * v + sum of p[i] * s[i] as it was
 // ---------------
 
-PG_INLINE void outer_part(float *s, int64_t n, const float *w, const float *k, const float *p, const float *v, float c,
-                          float *y, int N) {
+PG_INLINE void outer_part(const pg_cell *cell, int64_t n, const float *w, const float *k, const float *p,
+                          const float *v, float c, int64_t at, int N) {
+  const float *from = cell->from + at;
+  float *s = cell->s + at;
   vf acc[WIDTH], x[WIDTH];
-  for (int j = 0; j < N; j++) x[j] = vf_load(v + j * VF_N), acc[j] = vf_set1(c) * x[j];
-  for (int64_t i = 0; i < n; i++, s += n) {
+  for (int j = 0; j < N; j++) x[j] = vf_load(v + at + j * VF_N), acc[j] = vf_set1(c) * x[j];
+  for (int64_t i = 0; i < n; i++, s += n, from += n) {
     const vf vw = vf_set1(w[i]), vk = vf_set1(k[i]), vp = vf_set1(p[i]);
     for (int j = 0; j < N; j++) {
-      const vf z = vf_load(s + j * VF_N);
+      const vf z = vf_load(from + j * VF_N);
       acc[j] = vf_fma(z, vp, acc[j]);
       vf_store(s + j * VF_N, vf_fma(z, vw, vk * x[j]));
     }
   }
-  for (int j = 0; j < N; j++) vf_store(y + j * VF_N, acc[j]);
+  for (int j = 0; j < N; j++) vf_store(cell->y + at + j * VF_N, acc[j]);
 }
 
-static void outer(float *s, int64_t n, const float *w, const float *k, const float *p, const float *v, float c,
-                  float *y) {
+static void outer(const pg_cell *cell, int64_t n, const float *w, const float *k, const float *p, const float *v,
+                  float c) {
   int64_t j = 0;
-  for (; j + WIDTH * VF_N <= n; j += WIDTH * VF_N) outer_part(s + j, n, w, k, p, v + j, c, y + j, WIDTH);
-  for (; j + VF_N <= n; j += VF_N) outer_part(s + j, n, w, k, p, v + j, c, y + j, 1);
+  for (; j + WIDTH * VF_N <= n; j += WIDTH * VF_N) outer_part(cell, n, w, k, p, v, c, j, WIDTH);
+  for (; j + VF_N <= n; j += VF_N) outer_part(cell, n, w, k, p, v, c, j, 1);
   for (; j < n; j++) {
     float sum = c * v[j];
     for (int64_t i = 0; i < n; i++) {
-      float *z = s + i * n + j;
-      sum += *z * p[i];
-      *z = *z * w[i] + k[i] * v[j];
+      const float z = cell->from[i * n + j];
+      sum += z * p[i];
+      cell->s[i * n + j] = z * w[i] + k[i] * v[j];
     }
-    y[j] = sum;
+    cell->y[j] = sum;
   }
 }
 
@@ -68,17 +82,17 @@ static pg_cell flat(const pg_tensor *x, int64_t n_seqs, const pg_cell *c) {
 // k, v, r, tf, td, state: the token itself counts tf times, and decays after it has been read.
 static void wkv6(const pg_task *t, const pg_cell *cell, float *work) {
   const int64_t n = t->src[0].ne[0];
-  const pg_cell c = flat(&t->src[0], t->src[5].ne[1], cell);
+  const pg_cell c = flat(&t->src[0], seqs_of(t, &t->src[5]), cell);
   const float *k = row(&t->src[0], &c), *r = row(&t->src[2], &c);
   const float *tf = (const float *)pg_row_at(&t->src[3], c.head, 0, 0);
   double own = 0;
   for (int64_t i = 0; i < n; i++) own += (double)r[i] * tf[i] * k[i];
-  outer(c.s, n, row(&t->src[4], &c), k, r, row(&t->src[1], &c), (float)own, c.y);
+  outer(&c, n, row(&t->src[4], &c), k, r, row(&t->src[1], &c), (float)own);
 }
 
 static void wkv6_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
   const int64_t n = t->src[0].ne[0];
-  const pg_cell c = flat(&t->src[0], t->src[5].ne[1], cell);
+  const pg_cell c = flat(&t->src[0], seqs_of(t, &t->src[5]), cell);
   const float *tf = (const float *)pg_row_at(&t->src[3], c.head, 0, 0);
   const float *k = row(&t->src[0], &c), *r = row(&t->src[2], &c);
   pg_chunk_vec(x, PG_K, k, n);
@@ -96,7 +110,7 @@ static void wkv6_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x)
 // k, v, q, g, state: q reads what g and the token have left.
 static void gla(const pg_task *t, const pg_cell *cell, float *p) {
   const int64_t n = t->src[0].ne[0];
-  const pg_cell c = flat(&t->src[0], t->src[4].ne[1], cell);
+  const pg_cell c = flat(&t->src[0], seqs_of(t, &t->src[4]), cell);
   const float *k = row(&t->src[0], &c), *q = row(&t->src[2], &c), *g = row(&t->src[3], &c);
   const float scale = (float)t->param[0];
   double own = 0;
@@ -104,12 +118,12 @@ static void gla(const pg_task *t, const pg_cell *cell, float *p) {
     own += (double)q[i] * k[i];
     p[i] = q[i] * g[i] * scale;
   }
-  outer(c.s, n, g, k, p, row(&t->src[1], &c), (float)(own * scale), c.y);
+  outer(&c, n, g, k, p, row(&t->src[1], &c), (float)(own * scale));
 }
 
 static void gla_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
   const int64_t n = t->src[0].ne[0];
-  const pg_cell c = flat(&t->src[0], t->src[4].ne[1], cell);
+  const pg_cell c = flat(&t->src[0], seqs_of(t, &t->src[4]), cell);
   const float *q = row(&t->src[2], &c), scale = (float)t->param[0];
   pg_chunk_vec(x, PG_K, row(&t->src[0], &c), n);
   pg_chunk_vec(x, PG_W, row(&t->src[3], &c), n);
@@ -124,19 +138,19 @@ static void gla_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) 
 // r, w, k, v, a, b, state
 static void wkv7(const pg_task *t, const pg_cell *cell, float *work) {
   const int64_t n = t->src[0].ne[0];
-  const pg_cell c = flat(&t->src[0], t->src[6].ne[1], cell);
+  const pg_cell c = flat(&t->src[0], seqs_of(t, &t->src[6]), cell);
   const pg_turn turn = {.r = row(&t->src[0], &c),
                         .w = row(&t->src[1], &c),
                         .k = row(&t->src[2], &c),
                         .v = row(&t->src[3], &c),
                         .a = row(&t->src[4], &c),
                         .b = row(&t->src[5], &c)};
-  pg_turn_rows(c.s, n, n, &turn, c.y, 1);
+  pg_turn_rows(&c, 0, n, n, &turn, c.y, 1);
 }
 
 static void wkv7_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
   const int64_t n = t->src[0].ne[0];
-  const pg_cell c = flat(&t->src[0], t->src[6].ne[1], cell);
+  const pg_cell c = flat(&t->src[0], seqs_of(t, &t->src[6]), cell);
   pg_chunk_vec(x, PG_R, row(&t->src[0], &c), n);
   pg_chunk_vec(x, PG_W, row(&t->src[1], &c), n);
   pg_chunk_vec(x, PG_K, row(&t->src[2], &c), n);
@@ -174,7 +188,7 @@ static void delta_net(const pg_task *t, const pg_cell *c, float *work) {
     x[i] = beta * v[i];
   }
   const pg_turn turn = {.w = w, .k = k, .a = a, .b = b, .r = shared_row(&t->src[0], c, n_seqs), .v = x};
-  pg_turn_rows(c->s, n, n, &turn, c->y, 1);
+  pg_turn_rows(c, 0, n, n, &turn, c->y, 1);
   for (int64_t i = 0; i < n; i++) c->y[i] *= scale;
 }
 
@@ -202,15 +216,15 @@ int64_t PG_FN(linear_attn_work)(const pg_task *t, int nth) {
 
 int PG_FN(rwkv_wkv6_f32)(const pg_task *t, int ith, int nth) {
   const pg_chunk_kind kind = {.form = PG_CHUNK_PLAIN, .y_before = 1, .values_inside = 1};
-  return run(t, ith, nth, &t->src[1], &t->src[5], t->src[5].ne[1], 1, wkv6, wkv6_token, kind);
+  return run(t, ith, nth, &t->src[1], &t->src[5], seqs_of(t, &t->src[5]), 1, wkv6, wkv6_token, kind);
 }
 int PG_FN(gated_linear_attn_f32)(const pg_task *t, int ith, int nth) {
   const pg_chunk_kind kind = {.form = PG_CHUNK_PLAIN, .values_inside = 1};
-  return run(t, ith, nth, &t->src[1], &t->src[4], t->src[4].ne[1], 1, gla, gla_token, kind);
+  return run(t, ith, nth, &t->src[1], &t->src[4], seqs_of(t, &t->src[4]), 1, gla, gla_token, kind);
 }
 int PG_FN(rwkv_wkv7_f32)(const pg_task *t, int ith, int nth) {
   const pg_chunk_kind kind = {.form = PG_CHUNK_BESIDE, .a_before = 1};
-  return run(t, ith, nth, &t->src[3], &t->src[6], t->src[6].ne[1], 1, wkv7, wkv7_token, kind);
+  return run(t, ith, nth, &t->src[3], &t->src[6], seqs_of(t, &t->src[6]), 1, wkv7, wkv7_token, kind);
 }
 int PG_FN(gated_delta_net_f32)(const pg_task *t, int ith, int nth) {
   const pg_chunk_kind kind = {.form = PG_CHUNK_DELTA};

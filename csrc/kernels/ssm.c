@@ -1,44 +1,6 @@
-// State-space models (Mamba): the short convolution of each channel over time, and the selective scan.
+// State-space models (Mamba): the selective scan.
 #include "kernels/chunk.h"
 #include "simd/vmath.h"
-
-enum { CHANNELS = 16, STRIP = 64 }; // channels and tokens at a time: dst is written line by line
-
-// y[i] = sum of x[i + k] * c[k]
-static void convolve(float *y, const float *x, const float *c, int64_t n, int64_t n_c) {
-  int64_t i = 0;
-  for (; i + VF_N <= n; i += VF_N) {
-    vf acc = vf_zero();
-    for (int64_t k = 0; k < n_c; k++) acc = vf_fma(vf_load(x + i + k), vf_set1(c[k]), acc);
-    vf_store(y + i, acc);
-  }
-  for (; i < n; i++) {
-    y[i] = 0;
-    for (int64_t k = 0; k < n_c; k++) y[i] += x[i + k] * c[k];
-  }
-}
-
-int PG_FN(ssm_conv_f32)(const pg_task *t, int ith, int nth) {
-  const pg_tensor *y = &t->dst, *x = &t->src[0], *c = &t->src[1];
-  const int64_t n_channels = y->ne[0], n_tokens = y->ne[1], blocks = (n_channels + CHANNELS - 1) / CHANNELS;
-  const pg_range r = pg_share(blocks * y->ne[2], ith, nth);
-  for (int64_t u = r.first; u < r.last; u++) {
-    const int64_t first = u % blocks * CHANNELS, n = PG_MIN(CHANNELS, n_channels - first), seq = u / blocks;
-    for (int64_t t0 = 0; t0 < n_tokens; t0 += STRIP) {
-      const int64_t w = PG_MIN(STRIP, n_tokens - t0);
-      float b[CHANNELS][STRIP];
-      for (int64_t i = 0; i < n; i++) {
-        const float *px = (const float *)pg_row_at(x, first + i, seq, 0) + t0;
-        convolve(b[i], px, (const float *)pg_row_at(c, first + i, 0, 0), w, c->ne[0]);
-      }
-      for (int64_t k = 0; k < w; k++) {
-        float *py = (float *)pg_row_at(y, t0 + k, seq, 0) + first;
-        for (int64_t i = 0; i < n; i++) py[i] = b[i][k];
-      }
-    }
-  }
-  return PG_OK;
-}
 
 enum { S, X, DT, A, B, C, IDS };              // sources of ssm_scan
 enum { MAX_HEADS = 16, STATE_FLOATS = 8192 }; // heads at a time: as many as a cache holds states of, and a line of y
@@ -90,7 +52,7 @@ static void step(const pg_task *t, const pg_cell *c, float *work) {
                           .k = (const float *)pg_row_at(&t->src[B], head / per_group, c->token, c->seq),
                           .r = (const float *)pg_row_at(&t->src[C], head / per_group, c->token, c->seq),
                           .v = input};
-    pg_turn_rows(c->s + i * n_rows * n, n_rows, n, &turn, c->y + i * n_rows, 0);
+    pg_turn_rows(c, i * n_rows * n, n_rows, n, &turn, c->y + i * n_rows, 0);
   }
 }
 
@@ -139,20 +101,16 @@ static void channels(const pg_task *t, const pg_cell *c, const float *from, floa
     for (int64_t j = 0; j < n; j++) to[i * n + j] = s[j * VF_N + i];
 }
 
-static int scan_channels(const pg_task *t, int ith, int nth, const pg_scan *x) {
-  const int64_t n = x->n, blocks = (x->n_head + VF_N - 1) / VF_N, seq = x->n_head * n;
-  float *y = (float *)t->dst.data, *states = y + x->n_head * x->n_tokens * x->n_seqs;
+static void scan_channels(const pg_task *t, int ith, int nth, const pg_scan *x) {
+  const int64_t n = x->n, blocks = (x->n_head + VF_N - 1) / VF_N;
+  float *y = (float *)t->dst.data;
   float *work = (float *)((char *)t->work + ith * (PG_FN(ssm_scan_work)(t, 1)));
   const pg_range r = pg_share(blocks * x->n_seqs, ith, nth);
   for (int64_t i = r.first; i < r.last; i++) {
     pg_cell c = {.head = i % blocks * VF_N, .seq = i / blocks};
     c.y = y + c.seq * x->n_tokens * x->n_head + c.head;
-    const int64_t id = *(const int32_t *)(x->ids->data + c.seq * x->ids->nb[0]);
-    if (id < 0 || id >= x->n_from) return pg_fail(t, PG_E_INDEX, id);
-    const float *from = (const float *)x->from->data + id * seq + c.head * n;
-    channels(t, &c, from, states + c.seq * seq + c.head * n, work);
+    channels(t, &c, pg_scan_from(x, c.seq) + c.head * n, pg_scan_to(t, x, c.seq) + c.head * n, work);
   }
-  return PG_OK;
 }
 
 int PG_FN(ssm_scan_f32)(const pg_task *t, int ith, int nth) {
@@ -164,9 +122,16 @@ int PG_FN(ssm_scan_f32)(const pg_task *t, int ith, int nth) {
   scan.ids = &t->src[IDS];
   const int64_t n_group = t->src[B].ne[1];
   const int side_by_side = n_group == 1 || scan.n_head / n_group % VF_N == 0; // channels share B and C
-  if (scan.n_rows == 1 && scan.n_slots == 1 && side_by_side) return scan_channels(t, ith, nth, &scan);
-  const pg_chunk_kind kind = {.form = PG_CHUNK_PLAIN};
-  if (scan.n_rows > 1 && pg_chunk_fits(&scan)) return pg_chunk_run(t, ith, nth, &scan, token, kind);
   scan.block = PG_MAX(1, PG_MIN(MAX_HEADS, STATE_FLOATS / (scan.n * scan.n_rows)));
-  return pg_scan_run(t, ith, nth, &scan, step, (float *)t->work + ith * scratch_floats(t));
+  const int status = pg_scan_begin(t, &scan);
+  if (status) return status;
+  const pg_chunk_kind kind = {.form = PG_CHUNK_PLAIN};
+  if (scan.n_rows == 1 && scan.n_slots == 1 && side_by_side)
+    scan_channels(t, ith, nth, &scan);
+  else if (scan.n_rows > 1 && pg_chunk_fits(&scan))
+    pg_chunk_run(t, ith, nth, &scan, token, kind);
+  else
+    pg_scan_run(t, ith, nth, &scan, step, (float *)t->work + ith * scratch_floats(t));
+  pg_scan_end(t, ith, nth, &scan);
+  return PG_OK;
 }

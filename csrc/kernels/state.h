@@ -11,31 +11,83 @@ typedef struct pg_scan {
   int64_t n_from;        // of so many sequences
   const pg_tensor *ids;  // which of them each sequence goes on from; NULL: the one of its number
   int64_t block;         // heads that go through the tokens together
+  int direct;            // the last states go to their cells at once (pg_scan_begin) ...
+  float *states;         // ... else here, one after the other
 } pg_scan;
+
+// Sources of an op whose states are read from cells and stored there (backends/cpu/fuse.py), behind its own:
+// the cells that sequences go on from, where their states are to be gathered; all cells, a row each; those that the new
+// states go to.
+enum { PG_READ = 9, PG_CELLS, PG_WRITE };
+
+PG_INLINE int64_t pg_scan_id(const pg_tensor *ids, int64_t seq) {
+  return *(const int32_t *)(ids->data + seq * ids->nb[0]);
+}
+
+// Whether all cells are there. No state is stored before all that it replaces are read: where one goes to the cell of
+// another sequence, all are stored at the end.
+PG_INLINE int pg_scan_begin(const pg_task *t, pg_scan *x) {
+  const pg_tensor *cells = &t->src[PG_CELLS], *write = &t->src[PG_WRITE];
+  x->direct = cells->data != NULL;
+  x->states = (float *)t->dst.data + x->n_rows * x->n_head * x->n_tokens * x->n_seqs;
+  for (int64_t i = 0; i < x->n_seqs; i++) {
+    const int64_t id = x->ids ? pg_scan_id(x->ids, i) : 0;
+    if (id < 0 || id >= x->n_from) return pg_fail(t, PG_E_INDEX, id);
+    if (!cells->data) continue;
+    const int64_t to = pg_scan_id(write, i);
+    if (to < 0 || to >= cells->ne[1]) return pg_fail(t, PG_E_INDEX, to);
+    for (int64_t k = 0; k < x->n_seqs && x->direct; k++)
+      x->direct = k == i || (pg_scan_id(write, k) != to && !(x->ids && pg_scan_id(x->ids, k) == to));
+  }
+  return PG_OK;
+}
+
+// The state of a sequence before its first token, and where that after its last one goes.
+PG_INLINE const float *pg_scan_from(const pg_scan *x, int64_t seq) {
+  const int64_t id = x->ids ? pg_scan_id(x->ids, seq) : seq;
+  return (const float *)x->from->data + id * x->n_head * x->n_rows * x->n;
+}
+
+PG_INLINE float *pg_scan_to(const pg_task *t, const pg_scan *x, int64_t seq) {
+  if (x->direct) return (float *)(t->src[PG_CELLS].data + pg_scan_id(&t->src[PG_WRITE], seq) * t->src[PG_CELLS].nb[1]);
+  return x->states + seq * x->n_head * x->n_rows * x->n;
+}
+
+// All threads come here when they have done their share.
+PG_INLINE void pg_scan_end(const pg_task *t, int ith, int nth, const pg_scan *x) {
+  const pg_tensor *cells = &t->src[PG_CELLS], *write = &t->src[PG_WRITE];
+  if (!cells->data || x->direct) return;
+  pg_sync(t, nth);
+  const pg_range r = pg_share(x->n_head * x->n_rows * x->n, ith, nth);
+  for (int64_t i = 0; i < x->n_seqs; i++)
+    memcpy((float *)(cells->data + pg_scan_id(write, i) * cells->nb[1]) + r.first, pg_scan_to(t, x, i) + r.first,
+           (size_t)(r.last - r.first) * sizeof(float));
+}
 
 // One token of some heads of a sequence.
 typedef struct pg_cell {
   int64_t head, n_heads, token, seq;
-  float *s; // [n_heads][n_rows][n]
-  float *y; // [n_heads][n_rows]
+  const float *from; // [n_heads][n_rows][n] before it
+  float *s;          // and after it, which may be the same
+  int once;          // nobody will read s soon
+  float *y;          // [n_heads][n_rows]
 } pg_cell;
 
 typedef void (*pg_scan_step)(const pg_task *t, const pg_cell *c, float *work);
 
-PG_INLINE int pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step, float *work) {
-  const int64_t head = x->n_rows * x->n, seq = x->n_head * head, slot = x->n_seqs * seq;
+PG_INLINE void pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step, float *work) {
+  const int64_t head = x->n_rows * x->n, slot = x->n_seqs * x->n_head * head;
   const int64_t blocks = (x->n_head + x->block - 1) / x->block, row = x->n_head * x->n_rows;
-  float *y = (float *)t->dst.data, *states = y + row * x->n_tokens * x->n_seqs;
+  float *y = (float *)t->dst.data;
   const pg_range r = pg_share(blocks * x->n_seqs, ith, nth);
   for (int64_t u = r.first; u < r.last; u++) {
     pg_cell c = {.head = u % blocks * x->block, .seq = u / blocks};
     c.n_heads = PG_MIN(x->block, x->n_head - c.head);
-    c.s = states + c.seq * seq + c.head * head;
-    const int64_t id = x->ids ? *(const int32_t *)(x->ids->data + c.seq * x->ids->nb[0]) : c.seq;
-    if (id < 0 || id >= x->n_from) return pg_fail(t, PG_E_INDEX, id);
+    c.s = pg_scan_to(t, x, c.seq) + c.head * head;
+    c.from = pg_scan_from(x, c.seq) + c.head * head;
+    c.once = x->direct && x->n_tokens == 1 && x->n % VF_N == 0 && (uintptr_t)c.s % sizeof(vf) == 0;
     const size_t size = (size_t)(c.n_heads * head) * sizeof(float);
-    memcpy(c.s, (const float *)x->from->data + id * seq + c.head * head, size);
-    for (; c.token < x->n_tokens; c.token++) {
+    for (; c.token < x->n_tokens; c.token++, c.from = c.s) {
       c.y = y + (c.seq * x->n_tokens + c.token) * row + c.head * x->n_rows;
       step(t, &c, work);
       const int64_t ago = x->n_tokens - 1 - c.token;
@@ -43,7 +95,7 @@ PG_INLINE int pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x, 
     }
     for (int64_t ago = x->n_tokens; ago < x->n_slots; ago++) memset(c.s + ago * slot, 0, size);
   }
-  return PG_OK;
+  vf_stream_end();
 }
 
 // What a token does to a state: row i becomes s * w + k * v[i] + b * (a . s), the last term only with `delta` and with
@@ -61,30 +113,37 @@ PG_INLINE void pg_sums(float *to, const vf *acc, int R) {
   }
 }
 
-// R rows, 1 or 4, from row i on.
-PG_INLINE void pg_turn_part(float *s, int64_t n, const pg_turn *x, int64_t i, float *y, int R, int delta) {
+enum { PG_TURN_AHEAD = 4096 }; // bytes of software prefetch
+
+// R rows, 1 or 4, from row i on. once: past the caches.
+PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_turn *x, int64_t i, float *y, int R,
+                            int delta, int once) {
   const int64_t whole = n / VF_N * VF_N;
-  float along[4] = {0}, sum[4];
+  const float *from = c->from + at + i * n;
+  float *s = c->s + at + i * n, along[4] = {0}, sum[4];
   vf acc[4], va[4], vv[4];
-  s += i * n;
   if (delta) {
     for (int r = 0; r < R; r++) acc[r] = vf_zero();
     for (int64_t l = 0; l < whole; l += VF_N) {
       const vf a = vf_load(x->a + l);
-      for (int r = 0; r < R; r++) acc[r] = vf_fma(vf_load(s + r * n + l), a, acc[r]);
+      for (int r = 0; r < R; r++) acc[r] = vf_fma(vf_load(from + r * n + l), a, acc[r]);
     }
     pg_sums(along, acc, R);
     for (int64_t l = whole; l < n; l++)
-      for (int r = 0; r < R; r++) along[r] += s[r * n + l] * x->a[l];
+      for (int r = 0; r < R; r++) along[r] += from[r * n + l] * x->a[l];
   }
   for (int r = 0; r < R; r++) acc[r] = vf_zero(), va[r] = vf_set1(along[r]), vv[r] = vf_set1(x->v[i + r]);
   for (int64_t l = 0; l < whole; l += VF_N) {
     const vf w = vf_load(x->w + l), k = vf_load(x->k + l), b = delta ? vf_load(x->b + l) : vf_zero();
     const vf read = vf_load(x->r + l);
     for (int r = 0; r < R; r++) {
-      vf z = vf_fma(vf_load(s + r * n + l), w, k * vv[r]);
+      vf z = vf_fma(vf_load(from + r * n + l), w, k * vv[r]);
+      if (once) __builtin_prefetch((const char *)(from + r * n + l) + PG_TURN_AHEAD);
       if (delta) z = vf_fma(b, va[r], z);
-      vf_store(s + r * n + l, z);
+      if (once)
+        vf_stream(s + r * n + l, z);
+      else
+        vf_store(s + r * n + l, z);
       acc[r] = vf_fma(z, read, acc[r]);
     }
   }
@@ -92,14 +151,18 @@ PG_INLINE void pg_turn_part(float *s, int64_t n, const pg_turn *x, int64_t i, fl
   for (int64_t l = whole; l < n; l++)
     for (int r = 0; r < R; r++) {
       float *z = s + r * n + l;
-      *z = *z * x->w[l] + x->k[l] * x->v[i + r] + (delta ? x->b[l] * along[r] : 0);
+      *z = from[r * n + l] * x->w[l] + x->k[l] * x->v[i + r] + (delta ? x->b[l] * along[r] : 0);
       sum[r] += *z * x->r[l];
     }
   for (int r = 0; r < R; r++) y[i + r] = sum[r];
 }
 
-PG_INLINE void pg_turn_rows(float *s, int64_t n_rows, int64_t n, const pg_turn *x, float *y, int delta) {
+// Rows of a head, whose state is `at` floats behind c's first one.
+PG_INLINE void pg_turn_rows(const pg_cell *c, int64_t at, int64_t n_rows, int64_t n, const pg_turn *x, float *y,
+                            int delta) {
   int64_t i = 0;
-  for (; i + 4 <= n_rows; i += 4) pg_turn_part(s, n, x, i, y, 4, delta);
-  for (; i < n_rows; i++) pg_turn_part(s, n, x, i, y, 1, delta);
+  if (c->once)
+    for (; i + 4 <= n_rows; i += 4) pg_turn_part(c, at, n, x, i, y, 4, delta, 1);
+  for (; i + 4 <= n_rows; i += 4) pg_turn_part(c, at, n, x, i, y, 4, delta, 0);
+  for (; i < n_rows; i++) pg_turn_part(c, at, n, x, i, y, 1, delta, 0);
 }

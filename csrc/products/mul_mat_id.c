@@ -25,6 +25,8 @@ int PG_FN(mul_mat_id_any)(const pg_task *t, int ith, int nth) {
       .nb_b = {b->nb[1], b->nb[2], 0},
       .nb_y = {y->nb[1], y->nb[2], 0},
   };
+  int64_t n_busy = 0; // experts that have columns
+  for (int64_t e = 0; e < n_expert; e++) n_busy += end[e] > (e ? end[e - 1] : 0);
   int64_t i = pg_next_chunk(t, nth, -1), first = 0; // parts are numbered through all experts
   for (int64_t e = 0; e < n_expert; e++) {
     const int32_t start = e ? end[e - 1] : 0;
@@ -32,7 +34,7 @@ int PG_FN(mul_mat_id_any)(const pg_task *t, int ith, int nth) {
     p.a_rows = as->data + e * as->nb[2];
     p.list = list + start;
     p.n_cols = end[e] - start;
-    const pg_cut cut = PG_FN(product_cut)(&p, nth == 1 ? 1 : PARTS * nth);
+    const pg_cut cut = PG_FN(product_cut)(&p, nth == 1 ? 1 : (PARTS * nth + n_busy - 1) / n_busy);
     const int64_t parts = cut.n_rows * cut.n_cols;
     for (; i < first + parts; i = pg_next_chunk(t, nth, i))
       PG_FN(product)(&p, pg_part_of(&p, &cut, i - first), (float *)(scratch + pg_sorted_bytes(t)));

@@ -13,6 +13,8 @@ typedef __m512 vf;
 typedef int32_t vbits __attribute__((vector_size(64))); // the lanes as integers: (vbits)x
 PG_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 PG_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+PG_INLINE void vf_stream(float *p, vf a) { _mm512_stream_ps(p, a); } // past the caches; p is aligned
+PG_INLINE void vf_stream_end(void) { _mm_sfence(); }                 // before other threads may read that
 PG_INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
 PG_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); } // a * b + c
 PG_INLINE vf vf_fma1(vf a, vf b, vf c) { return vf_fma(a, b, c); } // the product unrounded everywhere (generic: slow)
@@ -93,6 +95,8 @@ typedef __m256 vf;
 typedef int32_t vbits __attribute__((vector_size(32)));
 PG_INLINE vf vf_load(const float *p) { return _mm256_loadu_ps(p); }
 PG_INLINE void vf_store(float *p, vf a) { _mm256_storeu_ps(p, a); }
+PG_INLINE void vf_stream(float *p, vf a) { _mm256_stream_ps(p, a); }
+PG_INLINE void vf_stream_end(void) { _mm_sfence(); }
 PG_INLINE vf vf_set1(float x) { return _mm256_set1_ps(x); }
 PG_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 PG_INLINE vf vf_fma1(vf a, vf b, vf c) { return vf_fma(a, b, c); }
@@ -189,6 +193,8 @@ PG_INLINE vf vf_load(const float *p) {
   return a;
 }
 PG_INLINE void vf_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
+PG_INLINE void vf_stream(float *p, vf a) { vf_store(p, a); }
+PG_INLINE void vf_stream_end(void) {}
 PG_INLINE vf vf_set1(float x) { return (vf){x, x, x, x}; }
 PG_INLINE vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
 PG_INLINE vf vf_fma1(vf a, vf b, vf c) {

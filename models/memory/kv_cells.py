@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from operator import setitem
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
@@ -26,7 +27,17 @@ Cells = TypeVar("Cells", bound="Copyable")
 KV = TypeVar("KV", bound="KVCells")
 
 INT32_MAX = 2**31 - 1
+EMPTY, SHARED = -1, -2  # no sequence; several
 LAST_POS = INT32_MAX - 1
+
+
+def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
+    """Whose each column of bool [n_seq_max, n] is, see `KVCells.owner`."""
+    owners = np.full(seq.shape[1], EMPTY, np.int32)
+    for s, row in enumerate(seq):
+        cells = np.flatnonzero(row)
+        owners[cells] = np.where(owners[cells] == EMPTY, s, SHARED)
+    return owners
 
 
 class Copyable(Protocol):
@@ -92,6 +103,7 @@ class KVCells:
     delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`)
     seq     bool [n_seq_max, size]: which sequences a cell belongs to
     pos_max int32 [n_seq_max]: the largest position of each sequence, -1 where it has no cells
+    owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED where it belongs to several
     head    where the search for the next slot starts
     used    cells that are not empty
     end     one past the last cell that is not empty
@@ -107,6 +119,7 @@ class KVCells:
     delta: Ints
     seq: npt.NDArray[np.bool_]
     pos_max: Ints
+    owner: Ints
     head: int
     used: int
     end: int
@@ -127,6 +140,7 @@ class KVCells:
             delta=np.zeros(self.size, np.int32),
             seq=np.zeros((self.n_seq_max, self.size), np.bool_),
             pos_max=np.full(self.n_seq_max, -1, np.int32),
+            owner=np.full(self.size, EMPTY, np.int32),
             **dict.fromkeys(("head", "used", "end"), 0),
             **dict.fromkeys(("has_shift", "wants_defrag"), False),
             version=self.version + 1,
@@ -135,7 +149,7 @@ class KVCells:
     def copied(self: KV) -> KV:
         """The same, with cells of its own."""
         new = object.__new__(type(self))
-        arrays = {name: getattr(self, name).copy() for name in ("pos", "delta", "seq", "pos_max")}
+        arrays = {name: getattr(self, name).copy() for name in ("pos", "delta", "seq", "pos_max", "owner")}
         vars(new).update(vars(self), **arrays)
         return new
 
@@ -181,6 +195,7 @@ class KVCells:
         stop = start + n
         self.pos[start:stop] = pos
         self.delta[start:stop] = 0
+        self.owner[start:stop] = seq
         if n == 1 and sets is None:
             s, p = int(seq[0]), pos[0]
             self.seq[s, start] = True
@@ -190,6 +205,8 @@ class KVCells:
             self.seq[seq, np.arange(start, stop)] = True
             np.maximum.at(self.pos_max, seq, pos)
             for i, ids in enumerate(sets or ()):
+                if any(s != seq[i] for s in ids):
+                    self.owner[start + i] = SHARED
                 for s in ids:
                     self.seq[s, start + i] = True
                     self.pos_max[s] = max(self.pos_max[s], pos[i])
@@ -244,6 +261,38 @@ class KVCells:
         if len(empty):
             self.head = min(self.head, int(empty[0]))
         return True
+
+    @locked
+    def forget(self, first: Ints) -> None:
+        """Remove from each sequence the positions before its own of `first`, int32 [n_seq_max]: what `seq_rm` of each
+        would, in one pass over the cells, and nothing that a signal could break off."""
+        pos, owner = self.pos[: self.end], self.owner[: self.end]
+        before = np.append(first, (-1, -1)).astype(np.int32)  # of SHARED and EMPTY: never
+        old = np.flatnonzero(pos < before[owner])
+        shared = np.flatnonzero((owner == SHARED) & (pos < first.max()))
+        seq = self.seq[:, shared] & (pos[shared] >= first[:, None])
+        owners = _owners(seq)
+        freed = np.append(old, shared[owners == EMPTY])
+        if not len(freed) and (seq == self.seq[:, shared]).all():
+            return
+        end = self.end
+        if len(freed) and freed.max() == end - 1:
+            taken = pos >= 0
+            taken[freed] = False
+            end = int(np.flatnonzero(taken).max(initial=-1)) + 1
+        head = min(self.head, int(freed.min())) if len(freed) else self.head
+        counts = {"used": self.used - len(freed), "end": end, "head": head, "version": self.version + 1}
+        changes: list[tuple[Any, Any, Any]] = [
+            (self.seq, (slice(None), shared), seq),
+            (self.owner, shared, owners),
+            (self.pos_max, self.pos_max < first, -1),
+            (self.pos, freed, -1),
+            (self.delta, freed, 0),
+            (self.owner, freed, EMPTY),
+            (self.seq, (slice(None), freed), False),
+            *((vars(self), name, n) for name, n in counts.items()),
+        ]
+        deque[Any](map(setitem, *zip(*changes, strict=True)), 0)  # one call, as in `change`
 
     @locked
     @at_once
@@ -350,6 +399,7 @@ class KVCells:
         self.used = len(taken)
         self.end = int(taken[-1]) + 1 if len(taken) else 0
         self.version += 1
+        self.owner[:] = _owners(self.seq)
         self.pos_max[:] = np.where(self.seq, self.pos, -1).max(axis=1)
 
     def _move(self, cells: npt.NDArray[Any], pos: npt.NDArray[np.int64]) -> npt.NDArray[Any]:

@@ -12,7 +12,7 @@ from pyggml.lock import locked
 from ..hparams import HParams
 from .kv_cache import CacheOptions, KVCache
 from .kv_cells import Cell, Ints, change, checked_seq, is_negative
-from .kv_mask import first_visible
+from .kv_mask import Pos, first_visible
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,7 +22,8 @@ class KVCacheISWA:
     """Two caches: `base` for the layers that see everything, `swa` for those with a window (hparams `n_swa`).
 
     With `transient` both have the cells of one batch only. Else `swa` has room for a window of each sequence and one
-    batch: what no later token can see is dropped after each decode (`settle`). Operations on sequences go to both, or
+    batch: what no later token can see is dropped after each decode (`settle`), but for `swa.n_rewind` positions more,
+    so that as many tokens can be removed from the end of a sequence. Operations on sequences go to both, or
     where they raise or a signal comes to none.
     """
 
@@ -96,12 +97,10 @@ class KVCacheISWA:
         kv = self.swa
         if kv.transient:
             self.clear()
-        for s in np.flatnonzero(kv.seq.any(axis=1)).tolist():
-            first = self._first_visible(kv.seq_pos_max(s) + 1)
-            if 0 <= kv.seq_pos_min(s) < first:
-                kv.seq_rm(s, 0, first)
+        else:
+            kv.forget(self._first_visible(np.maximum(kv.pos_max + 1 - kv.n_rewind, 0)))
 
-    def _first_visible(self, pos: int) -> int:
+    def _first_visible(self, pos: Pos) -> Pos:
         return first_visible(pos, self.swa.n_swa, self.swa.swa_type)
 
     # -- operations on sequences ----------------------------------------------------------------------------------

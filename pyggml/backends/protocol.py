@@ -22,9 +22,10 @@ class Program(Protocol):
         where it is `interruptible`. Raises BackendError naming the node that failed."""
         ...
 
-    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:
-        """Let this program, compiled for `var.hi`, run for every value of `var`. `others` are the same steps, in the
-        same memory, as they are for other values: the smallest, and one to check with.
+    def vary(self, variables: Sequence[Var], others: Sequence[tuple[Sequence[int], Sequence[Step]]]) -> bool:
+        """Let this program, compiled for `hi` of each of the variables, run for all of their values. `others` are the
+        same steps, in the same memory, as they are for other values: for each variable one in which it alone has its
+        smallest, and then one to check with.
 
         False, with nothing changed, where it cannot.
         """

@@ -77,7 +77,7 @@ class RefProgram:
             except Exception as e:
                 raise node_error(t, f"the reference failed: {type(e).__name__}: {e}") from e
 
-    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:
+    def vary(self, variables: Sequence[Var], others: Sequence[tuple[Sequence[int], Sequence[Step]]]) -> bool:
         """See `Program.vary`: it cannot, as shapes are fixed."""
         return False
 

@@ -121,7 +121,9 @@ def plan(
     for root in chain.from_iterable(uses):
         users[root] = users.get(root, 0) + 1
     read = set(chain.from_iterable(sources))
-    pinned.update(t.root for t in nodes if t.view_src is not None and t not in read)  # a result, as is what it views
+    inner = set(chain.from_iterable(step.inner for step in steps))
+    results = [t for t in nodes if t.view_src is not None and t not in read and t not in inner]
+    pinned.update(t.root for t in results)  # what a result is a view of is one, too
     live = 0
     held: dict[Tensor, int] = {}  # root -> bytes it occupies
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -128,6 +129,24 @@ class FetchedBuffer(Buffer):
 
     def read(self, start: int, n: int) -> Bytes:
         return self._fetch()[start : start + n]
+
+
+class LazyBuffer(FetchedBuffer):
+    """A FetchedBuffer without memory, which gets it when something reads it at its address."""
+
+    __slots__ = ()
+    _making: ClassVar[threading.RLock] = threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        with LazyBuffer._making:
+            memory = Buffer.allocate((stored := self._fetch()).nbytes).memory
+            memory[:] = stored
+            memory.flags.writeable = False
+            self.memory, self.size, self.base = memory, memory.nbytes, memory.__array_interface__["data"][0]
+        return object.__getattribute__(self, name)
+
+    def read(self, start: int, n: int) -> Bytes:
+        return self.memory[start : start + n] if self.size else super().read(start, n)
 
 
 class DeviceBuffer(Buffer):

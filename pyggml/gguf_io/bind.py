@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyggml.buffers.buffer import Buffer, Bytes, MappedFile
+from pyggml.backends.cpu.repack import BUFT, adopt_copy
+from pyggml.buffers.buffer import Buffer, Bytes, LazyBuffer, MappedFile
 from pyggml.dtypes import DType
 from pyggml.tensor import Context, Ne, Tensor, contiguous_nb, rank_of
 
-from .read import GGUFFile
+from .read import GGUFFile, GGUFTensor
 
 
-def bind(file: GGUFFile) -> dict[str, Tensor]:
+def bind(file: GGUFFile, repacked: bool = True) -> dict[str, Tensor]:
     """A tensor for each of the file's (of all its parts), by name, with the file as its memory: graphs read it, and
-    never write."""
+    never write. `repacked`: products read what is repacked in the file; the stored form of that is made where something
+    else needs it."""
     buffers = [read_only(part.data, part.mapped) for part in file.parts]
-    return bound((t.name, t.dtype, t.ne, buffers[t.part], t.offset) for t in file.tensors.values())
+    lazy = {t.name: _lazy(file, t) for t in file.tensors.values() if t.offset < 0}
+    tensors = bound(
+        (t.name, t.dtype, t.ne, lazy.get(t.name) or buffers[t.part], max(t.offset, 0)) for t in file.tensors.values()
+    )
+    for t in file.tensors.values():
+        if repacked and t.packed is not None:
+            part, at = file.parts[t.packed.part], t.packed.offset
+            adopt_copy(tensors[t.name], Buffer(part.data[at : at + t.packed.nbytes], BUFT, part.mapped))
+    return tensors
+
+
+def _lazy(file: GGUFFile, t: GGUFTensor) -> Buffer:
+    return LazyBuffer(None, lambda: file.tensor_bytes(t.name), file.parts[t.part].mapped)
 
 
 def read_only(data: Bytes, mapped: MappedFile | None) -> Buffer:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.backends.cpu.repack import unpacked
 from pyggml.backends.cpu.vocab.strings import read_strings, walk_strings
 from pyggml.buffers.buffer import MappedFile
 from pyggml.dtypes import DType
@@ -70,7 +71,8 @@ SCALARS: dict[GGUFValueType, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where a tensor lies: `ne` has always four entries, `ne[0]` fastest; `offset` counts from the file's begin."""
+    """Where a tensor lies: `ne` has always four entries, `ne[0]` fastest; `offset` counts from the file's begin (-1:
+    only its repacked form is there, see `baked`)."""
 
     name: str
     dtype: DType
@@ -79,6 +81,7 @@ class GGUFTensor:
     nbytes: int
     n_dims: int  # as the file has it: dims of one element at the end count
     part: int = 0  # of a model in several files: which of its `parts` it lies in
+    packed: GGUFTensor | None = None  # its repacked form
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +99,7 @@ class GGUFFile:
     kv_spans: dict[str, tuple[int, int]]  # where each key's record (key, type, value) begins and ends
     mapped: MappedFile | None = None  # what `data` is of, unless it was read into memory
     others: tuple[GGUFFile, ...] = ()  # the other parts of the model
+    layout: str = ""  # of repacked weights, where it has such
 
     @property
     def parts(self) -> tuple[GGUFFile, ...]:
@@ -103,15 +107,20 @@ class GGUFFile:
         return (self, *self.others)
 
     def tensor_bytes(self, name: str) -> Bytes:
-        """The stored bytes of a tensor: uint8 [nbytes], read-only, no copy. Raises GGUFError for an unknown name, and
-        where the file has become shorter (see `MappedFile`)."""
+        """The stored bytes of a tensor: uint8 [nbytes], read-only, no copy (of repacked ones a new array). Raises
+        GGUFError for an unknown name, and where the file has become shorter (see `MappedFile`)."""
         t = self.tensors.get(name)
         if t is None:
             raise GGUFError(f"{self.path}: no tensor named {_clip(name)}")
-        file = self.parts[t.part]
-        if file.mapped is not None:
-            file.mapped.check()
-        return file.data[t.offset : t.offset + t.nbytes]
+        data, mapped = self.parts[t.part].data, self.parts[t.part].mapped
+        if t.offset < 0 and t.packed is not None:
+            at = t.packed.offset
+            stored = unpacked(t.dtype, t.ne, 0, t.nbytes, lambda start, n: data[at + start : at + start + n])
+        else:
+            stored = data[t.offset : t.offset + t.nbytes]
+        if mapped is not None:
+            mapped.check()
+        return stored
 
 
 def open_gguf(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:

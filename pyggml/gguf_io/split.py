@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.backends.cpu.repack import unpacked
 from pyggml.errors import GGUFError, path_name
 from pyggml.tensor import rank_of
 
+from .baked import with_layout
 from .read import GGUF_DEFAULT_ALIGNMENT, Bytes, GGUFFile, GGUFTensor, open_gguf
 from .write import GGUFOut, TensorInfo, kv_record, stored_bytes
 
@@ -42,11 +44,15 @@ def prefix_of(path: str | os.PathLike[str]) -> str:
 
 def open_model(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
     """Open a GGUF file, with all parts of its model where it is the first of several: one GGUFFile with the tensors of
-    all. Arguments as of `open_gguf`.
+    all, those that are repacked (`baked`) as what they are. Arguments as of `open_gguf`.
 
     Raises GGUFError for a bad file; for a part that is not the first, or not named as one; naming the part that is
     missing, or that belongs to another model.
     """
+    return with_layout(_open_parts(path, use_mmap))
+
+
+def _open_parts(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
     first = open_gguf(path, use_mmap)
     count = _number(first, COUNT) if COUNT in first.kv else 0
     if count < 2:
@@ -114,6 +120,9 @@ class PartReader:
 
     def read(self, t: GGUFTensor, start: int, n: int) -> Bytes:
         """Bytes `start` to `start + n` of the tensor. Raises GGUFError where the file has become shorter."""
+        packed = t.packed
+        if t.offset < 0 and packed is not None:
+            return unpacked(t.dtype, t.ne, start, n, lambda start, n: self.read(packed, start, n))
         f = self._fds[t.part]
         f.seek(t.offset + start)
         data = np.fromfile(f, np.uint8, n)
@@ -203,7 +212,7 @@ def split_model(
     One pass with constant memory; either all parts appear or none. Raises GGUFError for a bad file, where a part would
     replace one that is read, or cannot be written.
     """
-    file = open_model(path)
+    file = _open_parts(path)
     infos = [(t.name, t.dtype, t.ne[: rank_of(t.ne)]) for t in file.tensors.values()]
     parts = split_tensors(infos, file.alignment, max_size, max_tensors)
     paths = [part_path(prefix, i, len(parts)) for i in range(len(parts))]
@@ -215,7 +224,7 @@ def merge_model(
     path: str | os.PathLike[str], out: str | os.PathLike[str], progress: Progress | None = None
 ) -> GGUFFile:
     """Write a model in several files, of which `path` is the first, as one; returns what was read. As `split_model`."""
-    file = open_model(path)
+    file = _open_parts(path)
     infos = [(t.name, t.dtype, t.ne[: rank_of(t.ne)]) for t in file.tensors.values()]
     _write(file, [os.fspath(out)], lambda: GGUFOut(out, metadata_records(file), infos, file.alignment), progress)
     return file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from pyggml.models.blocks import (
 from pyggml.models.hparams import HParams, TokenBlocks
 from pyggml.models.memory.cross import EncoderMemory
 from pyggml.models.memory.kv_cache import KVCache
-from pyggml.models.memory.kv_cells import Floats, Ints
+from pyggml.models.memory.kv_cells import Floats, Ints, Slot
 from pyggml.models.memory.kv_mask import KVMask
 from pyggml.models.memory.recurrent import NOTHING, StateSlot
 from pyggml.sched import Schedule, Scheduler
@@ -38,7 +38,6 @@ from pyggml.tensor import Context, Var, allocate_tensors
 from .ubatch import UBatch
 
 _MAX_STEPS = 64  # graphs kept for reuse
-_SPAN = 4  # one graph serves n_kv of its largest down to a quarter of it: threads are chosen for the largest
 
 
 class StepSize(NamedTuple):
@@ -50,25 +49,27 @@ class StepSize(NamedTuple):
     n_kv: tuple[int, ...]  # of each cache
     adapters: Adapters = NO_ADAPTERS
     n_seqs: int = 1  # of a memory with states, see `Build`
+    hidden: bool = False  # the hidden states of all tokens come out, too
 
-    def with_n_kv(self, n_kv: int) -> StepSize:
-        """The same with another n_kv of the first cache, if there is one."""
-        return self._replace(n_kv=(n_kv, *self.n_kv[1:])) if self.n_kv else self
+    def with_n_kv(self, n_kv: Sequence[int]) -> StepSize:
+        """The same with another n_kv of the first caches."""
+        return self._replace(n_kv=(*n_kv, *self.n_kv[len(n_kv) :]))
 
 
-_Key = tuple[StepSize, bool, Patterns]  # True: for a range of n_kv; what is watched
+_Key = tuple[StepSize, bool, Patterns]  # True: for all n_kv; what is watched
 
 
 @dataclass(slots=True)
 class Step:
-    """A graph ready to run, with views of its inputs and its result. `n_kv`: the first cache's, where it varies. `pos`
-    has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted. `s_read`,
+    """A graph ready to run, with views of its inputs and its result. `n_kv`: of the caches where it varies. `pos`
+    has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted, `hidden`
+    one for each token. `s_read`,
     `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell. `blocks`:
     see `block_inputs`."""
 
     schedule: Schedule
     heads: tuple[Var, ...]
-    n_kv: Var | None
+    n_kv: tuple[Var, ...]
     token: Ints | None
     embd: Floats | None
     pos: Ints | None
@@ -80,7 +81,9 @@ class Step:
     recent: Floats | None
     blocks: list[tuple[TokenBlocks, tuple[Ints | Floats, ...]]]
     out_ids: Ints
+    logit_ids: Ints | None
     result: Floats
+    hidden: Floats | None
 
     def fill(self, u: UBatch, states: StateSlot | None, hp: HParams, cells: KVCache | None) -> None:
         """Set the inputs that say what the tokens of a ubatch are, where they stand, and which are wanted; and how far
@@ -113,15 +116,19 @@ class Step:
         for t, inputs in self.blocks:
             for to, value in zip(inputs, block_inputs(t, pos, known), strict=True):
                 to[: value.size] = value.ravel()  # of cells the graph may have more
-        self.out_ids[:] = u.outputs if len(u.outputs) else 0
+        wanted = u.outputs if len(u.outputs) else 0
+        if self.logit_ids is None:
+            self.out_ids[:] = wanted
+        else:
+            self.out_ids[:], self.logit_ids[:] = np.arange(u.n_tokens), wanted
 
 
 class Steps:
     """The graphs of a context, by size; the least recently used ones are dropped.
 
-    A size that comes for the first time gets a graph of its own. Where the same comes with another n_kv of the first
-    cache (generation), one graph is made that runs for all n_kv of a range. `caches` are the memory's, `masks` those of
-    each; an encoder's graphs store to a cross cache and look at no cell of it, all others only look.
+    A size that comes for the first time gets a graph of its own. One token, and what comes again with another n_kv
+    (generation), get one graph that runs for all n_kv. `caches` are the memory's, `masks` those of each; an encoder's
+    graphs store to a cross cache and look at no cell of it, all others only look.
     """
 
     def __init__(
@@ -135,8 +142,9 @@ class Steps:
         self.caches, self._encodes = memory.caches, isinstance(memory, EncoderMemory)
         self._scheduler, self._build, self.cells = scheduler, build, next(iter(memory.caches), None)
         self._steps: OrderedDict[_Key, Step] = OrderedDict()
-        self._seen: set[StepSize] = set()  # with n_kv[0] = 0
-        self._can_vary = self.cells is not None and not self.cells.transient  # which looks at the cells of the batch
+        self._seen: set[StepSize] = set()  # with n_kv = 0
+        transient = any(c.transient for c in self.caches)  # which look at the cells of the batch
+        self._n_vary = 0 if transient else len(self.caches)  # the first so many caches vary
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
         self._inputs = {
@@ -144,6 +152,7 @@ class Steps:
             "inp_embd": ctx.new_tensor(DType.F32, (hp.n_embd * n_ubatch,)),
             "inp_pos": ctx.new_tensor(DType.I32, (n_ubatch * hp.n_pos_per_embd,)),
             "inp_out_ids": ctx.new_tensor(DType.I32, (n_ubatch,)),
+            "inp_logit_ids": ctx.new_tensor(DType.I32, (n_ubatch,)),
         }
         if memory.states is not None:
             for name in ("inp_s_read", "inp_s_write"):
@@ -179,50 +188,49 @@ class Steps:
                 key = self._make(size)
         self._steps.move_to_end(key)
         step = self._steps[key]
-        if step.n_kv is not None:
-            step.n_kv.bind(size.n_kv[0])
+        for var, n_kv in zip(step.n_kv, size.n_kv, strict=False):
+            var.bind(n_kv)
         return step
 
     def _whole(self, size: StepSize) -> StepSize:
-        """The same with the largest n_kv that shares a graph with this one."""
-        if self.cells is None:
-            return size
-        top = self.cells.padding
-        while top < size.n_kv[0]:
-            top *= _SPAN
-        return size.with_n_kv(min(top, self.cells.size))
+        """The same with the largest n_kv."""
+        return size.with_n_kv([c.size for c in self.caches[: self._n_vary]])
 
     def _make(self, size: StepSize) -> _Key:
         """Build a step, and return its key."""
         step, watched = None, self._scheduler.watches.patterns
-        whole = self._whole(size)
-        varies = self._can_vary and not watched and size.with_n_kv(0) in self._seen
-        if varies and self.cells is not None and whole.n_kv[0] > self.cells.padding:
-            step = self._varying(whole)
-            self._can_vary = step is not None
-        key = (size, False, watched) if step is None else (whole, True, watched)
+        seen = size.with_n_kv([0] * len(size.n_kv))
+        if (size.n_tokens == 1 or seen in self._seen) and not watched:
+            step = self._varying(size)
+        key = (size, False, watched) if step is None else (self._whole(size), True, watched)
         self._steps[key] = self._fixed(size) if step is None else step
-        self._seen.add(size.with_n_kv(0))
+        self._seen.add(seen)
         if len(self._steps) > _MAX_STEPS:
             self._steps.popitem(last=False)
         return key
 
     def _fixed(self, size: StepSize) -> Step:
         b = self._attached(size)
-        return _step(b, self._scheduler.alloc(b.graph), None)
+        return _step(b, self._scheduler.alloc(b.graph), ())
 
-    def _varying(self, whole: StepSize) -> Step | None:
-        """A step for every n_kv up to that of `whole`, or None where the backends cannot."""
-        assert self.cells is not None
-        builds: list[Build] = []
+    def _varying(self, size: StepSize) -> Step | None:
+        """A step for every n_kv, or None where the backends cannot: where not for all caches, then from now on for the
+        first alone, where not even that, for none."""
+        while self._n_vary:
+            caches, builds = self.caches[: self._n_vary], list[Build]()
+            if all(c.size <= c.padding for c in caches):
+                return None
 
-        def build(n_kv: int) -> Graph:
-            builds.append(self._attached(whole.with_n_kv(n_kv)))
-            return builds[-1].graph
+            def build(*n_kv: int, builds: list[Build] = builds) -> Graph:
+                builds.append(self._attached(size.with_n_kv(n_kv)))
+                return builds[-1].graph
 
-        n_kv = Var("n_kv", whole.n_kv[0])
-        schedule = self._scheduler.alloc_varying(build, n_kv, self.cells.padding)
-        return None if schedule is None else _step(builds[0], schedule, n_kv)
+            n_kv = tuple(Var(f"n_kv-{i}", c.size) for i, c in enumerate(caches))
+            schedule = self._scheduler.alloc_varying(build, n_kv, [min(c.padding, c.size // 2) for c in caches])
+            if schedule is not None:
+                return _step(builds[0], schedule, n_kv)
+            self._n_vary = 1 if self._n_vary > 1 else 0
+        return None
 
     def _attached(self, size: StepSize) -> Build:
         """The graph, its inputs in the memory that all graphs share."""
@@ -232,7 +240,16 @@ class Steps:
         return b
 
 
-def _step(b: Build, schedule: Schedule, n_kv: Var | None) -> Step:
+class Slots(NamedTuple):
+    """Where a ubatch is put: in each cache of its steps (None: they only look at it), and of the states where the
+    memory has them."""
+
+    steps: Steps
+    caches: list[Slot | None]
+    states: StateSlot | None = None
+
+
+def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:
     values = {name: t.numpy() for name, t in b.inputs.items() if name.startswith("inp_")}
     recent = None if b.kv.states is None else b.kv.states.recent
     return Step(
@@ -240,7 +257,7 @@ def _step(b: Build, schedule: Schedule, n_kv: Var | None) -> Step:
         heads=tuple(u.head for u in b.uses),
         n_kv=n_kv,
         token=values.get("inp_tokens"),
-        embd=values["inp_embd"].reshape(b.n_tokens, -1) if b.embd else None,
+        embd=values["inp_embd"].reshape(b.n_tokens, -1) if "inp_embd" in values else None,
         pos=values["inp_pos"].reshape(-1, b.n_tokens) if "inp_pos" in values else None,
         s_read=values.get("inp_s_read"),
         s_write=values.get("inp_s_write"),
@@ -250,5 +267,7 @@ def _step(b: Build, schedule: Schedule, n_kv: Var | None) -> Step:
         recent=None if recent is None else recent.numpy(),
         blocks=[(t, tuple(values[name] for name in block_input_sizes(t, 1, 1, 1))) for t in b.hparams.token_blocks],
         out_ids=values["inp_out_ids"],
-        result=b.graph.nodes[-1].numpy().reshape(b.n_outputs, -1),
+        logit_ids=values.get("inp_logit_ids"),
+        result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),
+        hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
     )

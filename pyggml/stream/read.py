@@ -1,4 +1,5 @@
-"""How weights get from their files to their places: in pieces, each read and repacked by one thread."""
+"""How weights get from their files to their places: in pieces, each read, and repacked where it has to be, by one
+thread."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from pyggml.backends.cpu.repack import GROUP, matrix_size, pack_groups
 from pyggml.buffers.buffer import Buffer, Bytes, MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
-from pyggml.gguf_io.read import GGUFFile
+from pyggml.gguf_io.read import GGUFFile, GGUFTensor
+from pyggml.gguf_io.split import PartReader
 from pyggml.tensor import Ne
 
 from .ring import READERS, Job
@@ -30,11 +32,13 @@ _PIECE = 1 << 20  # bytes: 1 and 4 MiB were as fast, and READERS of them are mem
 @dataclass(frozen=True)
 class Origin:
     """Where the stored bytes of a tensor are: in a file from `offset` on, or (`file` None) what `rows` makes: uint8
-    [rows, bytes of a row] of about so many elements at a time, each within one matrix."""
+    [rows, bytes of a row] of about so many elements at a time, each within one matrix. `packed`: a file that has it
+    repacked, and where."""
 
     file: MappedFile | None
     offset: int = 0
     rows: Rows | None = None
+    packed: tuple[MappedFile, int] | None = None
 
     def fetch(self, nbytes: int) -> Bytes:
         """All of them."""
@@ -50,12 +54,30 @@ class Origin:
 def origins_of(model: GGUFFile | HFFolder) -> dict[str, Origin]:
     """Where the tensors of an open model come from, by name."""
     if isinstance(model, GGUFFile):
-        return {t.name: Origin(model.parts[t.part].mapped, t.offset) for t in model.tensors.values()}
+        return {t.name: _origin(model, t) for t in model.tensors.values()}
     stored = {t.name: t.mapped() for t in model.tensors.values()}
     return {
         name: Origin(None, rows=model.tensors[name].rows) if t is None else Origin(t.file, t.offset)
         for name, t in stored.items()
     }
+
+
+def _origin(model: GGUFFile, t: GGUFTensor) -> Origin:
+    packed = None
+    if t.packed is not None and (file := model.parts[t.packed.part].mapped) is not None:
+        packed = file, t.packed.offset
+    if t.offset >= 0:
+        return Origin(model.parts[t.part].mapped, t.offset, packed=packed)
+    row_size, m = t.dtype.row_size(t.ne[0]), t.ne[1]
+
+    def rows(n_elements: int) -> Iterator[Bytes]:
+        step = max(1, n_elements // t.ne[0] // GROUP) * GROUP
+        with PartReader(model) as reader:
+            for matrix, first in product(range(t.ne[2]), range(0, m, step)):
+                n = min(step, m - first)
+                yield reader.read(t, (matrix * m + first) * row_size, n * row_size).reshape(n, row_size)
+
+    return Origin(None, rows=rows, packed=packed)
 
 
 class Files:
@@ -84,10 +106,13 @@ class Files:
         if file is None:
             assert rows is not None
             return [lambda: _copy(rows, place)]
+        return self._as_they_are(file, origin.offset, nbytes, place)
+
+    def _as_they_are(self, file: MappedFile, offset: int, nbytes: int, place: Bytes) -> list[Job]:
         fd = self._fd(file)
 
         def job(start: int) -> int:
-            return _read(file, fd, origin.offset + start, place[start : min(start + _PIECE, nbytes)])
+            return _read(file, fd, offset + start, place[start : min(start + _PIECE, nbytes)])
 
         return [lambda start=start: job(start) for start in range(0, nbytes, _PIECE)]
 
@@ -95,6 +120,8 @@ class Files:
         """Jobs that put a tensor's repacked copy into memory of `copy_size` bytes."""
         file, rows = origin.file, origin.rows
         row_size, size, step = dtype.row_size(ne[0]), matrix_size(dtype, ne), _groups_at_a_time(dtype, ne)
+        if origin.packed is not None:
+            return self._as_they_are(*origin.packed, size * ne[2], place.memory)
         if file is None:
             assert rows is not None
             return [lambda: _pack_rows(rows, dtype, ne, place, step)]

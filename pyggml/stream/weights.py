@@ -74,7 +74,7 @@ class WeightStream:
             if ROWS in forms and origins[name].file is None:  # nothing to look at single rows of
                 forms.symmetric_difference_update({ROWS} if STORED in forms else {ROWS, STORED})
         items = {name: _items(weights[name], forms) for name, forms in uses.items()}
-        packed = [weights[i.name] for of in items.values() for i in of if i.packed]
+        packed = [weights[i.name] for of in items.values() for i in of if i.packed and origins[i.name].packed is None]
         self.staging = max((staging_size(t.dtype, t.ne) for t in packed), default=0)
         self._readers = ThreadPoolExecutor(READERS, "pyggml-reader")
         self._ring = Ring(self._readers)
@@ -114,7 +114,8 @@ class WeightStream:
             places |= {i: place.memory for i, place in zip(mixed[name], layer.places, strict=True)}
         for name, t in weights.items():
             _bind(t, origins[name], ROWS in uses[name], {i: (places[i], stages.get(i)) for i in items[name]})
-        self._mapped = {origin.file for origin in origins.values() if origin.file is not None}
+        files = [f for o in origins.values() for f in (o.file, o.packed and o.packed[0])]
+        self._mapped = {f for f in files if f is not None}
 
     def __repr__(self) -> str:
         parts = {"pinned": self.pinned, "streamed": self.streamed, "ring": self.ring, "staging": self.staging}
@@ -173,6 +174,8 @@ class WeightStream:
             found: list[Job] = []
             for dtype, ne, stored, is_packed, origin, place in parts:
                 here = replace(origin, offset=origin.offset + e * stored)
+                if origin.packed is not None:
+                    here = replace(here, packed=(origin.packed[0], origin.packed[1] + e * place.size))
                 memory = place.memory[e * place.size : (e + 1) * place.size]
                 if is_packed:
                     found += files.packed(here, dtype, ne, Buffer(memory))
@@ -208,9 +211,14 @@ def _experts(
     found: dict[str, list[Item]] = {}
     for name, t in weights.items():
         apart = t in used and read[t] and t.nb[2] >= _WORTH
-        if apart and origins[name].file is not None and len(items[name]) == 1:
+        if apart and len(items[name]) == 1 and _is_in_file(origins[name], items[name][0]):
             found.setdefault(f"{_group(name)}{t.ne[2]}", []).extend(items[name])
     return found
+
+
+def _is_in_file(origin: Origin, item: Item) -> bool:
+    """Whether a file has what can be read of it alone."""
+    return origin.file is not None or (item.packed and origin.packed is not None)
 
 
 def _uses(weights: Mapping[str, Tensor], graph: Graph, repack: bool) -> dict[str, set[str]]:

@@ -36,7 +36,7 @@ class Program:
         for t in self.nodes:
             compute_node(t, self.resolve)
 
-    def vary(self, var, others) -> bool:
+    def vary(self, variables, others) -> bool:
         return False
 
 

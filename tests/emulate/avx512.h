@@ -354,6 +354,7 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_srli_epi32 em_srli_epi32
 #define _mm512_store_si512 em_store_si512
 #define _mm512_storeu_ps em_storeu_ps
+#define _mm512_stream_ps em_storeu_ps
 #define _mm512_storeu_si512 em_storeu_si512
 #define _mm512_sub_epi16 em_sub_epi16
 #define _mm512_sub_epi32 em_sub_epi32

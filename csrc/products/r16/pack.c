@@ -20,7 +20,6 @@ typedef void (*take_fn)(const uint8_t *restrict b, int64_t stride, int n, unit *
 
 #define TAKE(name) PG_INLINE void take_##name(const uint8_t *restrict b, int64_t stride, int n, unit *restrict u)
 #define EACH_LANE(r) for (int r = 0; r < LANES; r++)
-#define BYTES(x) (0x01010101u * (x)) // x in each byte
 
 PG_INLINE lanes load_1(const uint8_t *restrict b, int64_t stride) {
   return (lanes){load_u32(b), load_u32(b + stride), load_u32(b + 2 * stride), load_u32(b + 3 * stride)};
@@ -160,12 +159,7 @@ TAKE(NVFP4) {
   }
 }
 
-// -- what is looked up, row by row: a unit of one row
-
-typedef struct row_unit {
-  uint32_t q[R16_QUARTETS];
-  uint8_t scale[2];
-} row_unit;
+// -- what is looked up, row by row
 
 #define TAKE_ROW(name)                                                                                                 \
   PG_INLINE void row_##name(const uint8_t *restrict b, int n, row_unit *restrict u);                                   \

@@ -2,6 +2,14 @@
 #pragma once
 #include "products/r16/r16.h"
 
+#define BYTES(x) (0x01010101u * (x)) // x in each byte
+
+// A unit of one row: its quartets of codes, and its two (or fewer) bytes of scales, as r16_scales defines them.
+typedef struct row_unit {
+  uint32_t q[R16_QUARTETS];
+  uint8_t scale[2];
+} row_unit;
+
 typedef struct stored {
   int bytes, d, m; // of a block, and where in it the f16 d and m are (d < 0: iq1_m_d)
 } stored;

@@ -60,13 +60,13 @@ class CpuProgram:
             b.stride, b.var = stride, self._vars.index(var)
         p.binds, p.n_binds = self._binds, len(low.binds)
 
-    def vary(self, var: Var, others: Sequence[tuple[int, Sequence[Step]]]) -> bool:
-        """See `Program.vary`: False where the records do not depend on it linearly, or Python computes some."""
+    def vary(self, variables: Sequence[Var], others: Sequence[tuple[Sequence[int], Sequence[Step]]]) -> bool:
+        """See `Program.vary`: False where the records do not depend on them linearly, or Python computes some."""
         if self._calls is not None:
             return False
         b = self._backend
-        variants = [Variant(value, lower(steps, self._resolve, b.isa, b.n_threads)) for value, steps in others]
-        if not vary(self.lowered, var, variants):
+        variants = [Variant(values, lower(steps, self._resolve, b.isa, b.n_threads)) for values, steps in others]
+        if not vary(self.lowered, variables, variants):
             return False
         self._bind()
         return True

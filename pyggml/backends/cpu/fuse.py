@@ -13,17 +13,20 @@ rope       rope, the norm of what it turns, and the copy of its result to the ca
 attention  v (transposed, or a transposed copy) times soft_max of k times q (or of its tanh), and the copy that puts
             the heads of each token side by side
 experts    the sum of what experts give, times their weights, and what is added to it
+scan       a recurrence, which reads its states from their cells and stores them there
+conv       a convolution over time, the bias and silu of its result, and what cells keep of its window
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...buffers.alloc import Step
 from ...errors import BackendError
 from ...opdef import OPS
-from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Offset, Tensor
 from .fuse_patterns import (
     FLOATS,
     Gate,
@@ -33,13 +36,16 @@ from .fuse_patterns import (
     is_f32_rows,
     norm_of,
     other_source,
+    scan_of,
+    states_bytes,
     views_of_rows,
     weighted_of,
+    window_of,
 )
 from .isa import Kernel
 from .repack import GROUP, product_kernel
 
-FUSIONS = ("norm", "share", "glu", "residual", "rope", "attention", "experts")
+FUSIONS = ("norm", "share", "glu", "residual", "rope", "attention", "experts", "scan", "conv")
 _MAX_PRODUCTS = 3
 _ROPES = ("rope", "rope_multi")
 
@@ -68,13 +74,18 @@ class _Fuser:
         self.nodes, self.uses, self.isa, self.enabled = nodes, uses, isa, enabled
         self.at = {t: i for i, t in enumerate(nodes)}
         self.readers: dict[Tensor, list[Tensor]] = {}
-        self.writers = [
+        writers = [
             (i, t.view_src) for i, t in enumerate(nodes) if t.view_src is not None and OPS[t.op].kernel is not None
         ]
+        self.writes_at, self.written = [i for i, _ in writers], [root for _, root in writers]
         for t in nodes:
             for s in t.src:
-                if s is not None:
-                    self.readers.setdefault(s, []).append(t)
+                if s is None:
+                    continue
+                if s in self.readers:
+                    self.readers[s].append(t)
+                else:
+                    self.readers[s] = [t]
         self.kernels: dict[Tensor, Kernel] = {}
         for t in nodes:
             one = t.op == "mul_mat" and t.ne[2] == t.ne[3] == 1
@@ -88,6 +99,9 @@ class _Fuser:
             self._attention(t)
         for t in self.nodes if "experts" in self.enabled else ():
             self._experts_sum(t)
+        for t in self.nodes:
+            if t.op == "set_rows" and not ("scan" in self.enabled and self._scan(t)) and "conv" in self.enabled:
+                self._conv(t)
         if "rope" in self.enabled:
             self._ropes()
         for t in self.nodes:
@@ -119,9 +133,10 @@ class _Fuser:
 
     def _unwritten(self, sources: Iterable[Tensor | None], first: Tensor, last: Tensor) -> bool:
         """Whether no node after first, up to last (which writes as it reads), writes to what `sources` lie in."""
-        roots = {s.root for s in sources if s is not None}
-        begin, end = self.at[first], self.at[last]
-        return not any(begin < i <= end and root in roots for i, root in self.writers)
+        written = self.written[
+            bisect_right(self.writes_at, self.at[first]) : bisect_right(self.writes_at, self.at[last])
+        ]
+        return not written or {s.root for s in sources if s is not None}.isdisjoint(written)
 
     # -- products of weights that the CPU has its own form of ------------------------------------------------------
 
@@ -227,6 +242,71 @@ class _Fuser:
             results = [t for t in step.nodes if t not in step.inner]
             step = self._products_step((*step.nodes, *more), (*results, more[-1])) or step
         return step
+
+    # -- states ------------------------------------------------------------------------------------------------------
+
+    def _scan(self, store: Tensor) -> bool:
+        """A scan, and the node that stores its states: the rest of its result is read later, through views."""
+        found = scan_of(store)
+        if found is None or found.scan not in self.at or found.scan.flags & FLAG_OUTPUT:
+            return False
+        scan, end = found.scan, found.scan.nbytes - states_bytes(found, store)
+        nodes = (*found.inner, scan, store)
+        readers = self.readers[scan]
+        for v in readers:
+            reach = int(v.view_offs) + 4 + sum((n - 1) * nb for n, nb in zip(v.ne, v.nb, strict=True))
+            plain = v.op == "view" and not isinstance(v.view_offs, Offset) and not v.flags & FLAG_OUTPUT
+            if v not in nodes and (not plain or reach > end):
+                return False
+        between = self.nodes[self.at[scan] + 1 : self.at[store]]
+        if self.uses[scan] != len(readers) or any(t not in nodes and OPS[t.op].kernel is not None for t in between):
+            return False
+        return self._take_states(nodes, (scan, store), "scan")
+
+    def _conv(self, store: Tensor) -> bool:
+        """A convolution, what is done to its result, and the node that stores the end of its window."""
+        found = window_of(store)
+        conv = None if found is None else next((t for t in self.readers[found.window] if t.op == "ssm_conv"), None)
+        weights = None if conv is None else conv.src[1]
+        if found is None or conv is None or conv.src[0] is not found.window or weights is None:
+            return False
+        if not weights.is_contiguous:
+            return False
+        way, passed, biased = [conv], [conv], False
+        while (t := self._reader(way[-1])) is not None and t not in self.taken and t.ne[0] == conv.ne[0]:
+            bias = other_source(t, way[-1]) if t.op == "add" and not biased else None
+            is_bias = bias is not None and bias.ne == (t.ne[0], 1, 1, 1) and is_f32_rows(bias)
+            if t.view_src is None and (is_bias or t.op == "silu"):
+                way, biased = [*way, t], True
+                passed = way
+                if t.op == "silu":
+                    break
+            elif t.op == "reshape":
+                way = [*way, t]
+            else:
+                break
+        nodes = (*found.inner, store, *passed)
+        return self.at[store] < self.at[conv] and self._take_states(nodes, (store, passed[-1]), "conv")
+
+    def _take_states(self, nodes: Sequence[Tensor], results: Collection[Tensor], fusion: str) -> bool:
+        """Let these nodes be a step, the last of them in its place; all but the results are inner. Nobody else may look
+        at the cells, or change what is read, in between."""
+        ordered = tuple(sorted(nodes, key=self.at.__getitem__))
+        inner = frozenset(ordered) - frozenset(results)
+        for t in inner:
+            n = sum(s is t for node in ordered for s in node.src)
+            if not self._passes(t, n):
+                return False
+        step = Step(ordered, inner, fusion)
+        store = next(t for t in ordered if t.op == "set_rows")
+        read, cells = {s.root for s in step.sources()}, store.root
+        for t in self.nodes[self.at[ordered[0]] : self.at[ordered[-1]]]:
+            if t not in ordered and OPS[t.op].kernel is not None:
+                changes = t.view_src is not None and t.root in read
+                if changes or any(s is not None and s.root is cells for s in t.src):
+                    return False
+        self._take(ordered[-1], step)
+        return True
 
     # -- attention ---------------------------------------------------------------------------------------------------
 

@@ -121,5 +121,11 @@ def kernel_of(isa: str, t: Tensor, suffix: str = "") -> Kernel | None:
     stem = OPS[t.op].kernel
     if stem is None:
         return None
-    ids = [NONE if s is None else s.dtype.gguf_id for s in t.src[:2]]
-    return find_kernel(isa, stem + suffix, t.dtype.gguf_id, *ids, *(NONE,) * (2 - len(ids)))
+    src0, src1, *_ = *t.src, None, None
+    return find_kernel(
+        isa,
+        stem + suffix,
+        t.dtype.gguf_id,
+        NONE if src0 is None else src0.dtype.gguf_id,
+        NONE if src1 is None else src1.dtype.gguf_id,
+    )

@@ -10,7 +10,18 @@ from ...buffers.buffer import Buffer
 from ...dtypes import DType
 from ...opdef import OPS
 from ...tensor import Ne, Tensor
-from .fuse_patterns import Gate, attention_of, bias_of, gate_of, norm_of, other_source, weighted_of
+from .fuse_patterns import (
+    SCANS,
+    Gate,
+    attention_of,
+    bias_of,
+    gate_of,
+    norm_of,
+    other_source,
+    scan_of,
+    weighted_of,
+    window_of,
+)
 from .host import HOST_KERNEL
 from .isa import Kernel, find_kernel, kernel_of
 from .repack import product_kernel, repacked
@@ -45,6 +56,7 @@ class Record(NamedTuple):
 _F32 = DType.F32.gguf_id
 _ADD, _GATED = 1, {"swiglu": 2, "geglu": 3, "reglu": 4, "swiglu_oai": 5}  # r16_store
 _BIAS = 8  # the first source of mul_mat_r16 that is a bias
+_READ = 9  # the first source of a recurrence that is about cells (csrc/kernels/state.h)
 _ROPE_EPS = 13  # the parameter of rope that is of the norm before it
 
 
@@ -117,6 +129,31 @@ def _experts(step: Step, isa: str) -> Record:
     return Record(find_kernel(isa, "experts_sum", _F32, _F32, _F32), last, (rows, weights, other))
 
 
+def _scan(step: Step, isa: str) -> Record:
+    """A recurrence with its states in cells, by csrc/kernels/ssm.c and linear_attn.c."""
+    store = step.nodes[-1]
+    found = scan_of(store)
+    assert found is not None, store
+    out = found.scan
+    srcs = list(out.src)
+    srcs[SCANS[out.op]] = found.cells
+    srcs += [None] * (_READ - len(srcs)) + [None if out.op == "ssm_scan" else found.read, store, store.src[2]]
+    return Record(kernel_of(isa, out), out, srcs, tuple(out.op_params.values()))
+
+
+def _conv(step: Step, isa: str) -> Record:
+    """A convolution with the end of its window in cells, by csrc/kernels/short_conv.c."""
+    store, conv = (next(t for t in step.nodes if t.op == op) for op in ("set_rows", "ssm_conv"))
+    found, last = window_of(store), step.nodes[-1]
+    assert found is not None, store
+    added = next((t for t in step.nodes if t.op == "add"), None)
+    bias = None if added is None else next(s for s in added.src if s not in step.inner)
+    srcs = [found.x, conv.src[1], bias, found.cells]
+    srcs += [None] * (_READ - len(srcs)) + [found.read, store, store.src[2]]
+    kernel = find_kernel(isa, "conv_state", _F32, _F32, _F32)
+    return Record(kernel, last, srcs, (float(last.op == "silu"),))
+
+
 def _products(step: Step, isa: str) -> Record:
     """Products of the same columns, by csrc/products/r16/mul_mat_r16.c."""
     last = step.nodes[-1]
@@ -175,4 +212,6 @@ RECORDS: Mapping[str, Callable[[Step, str], Record]] = {
     "attention": _attention,
     "products": _products,
     "experts": _experts,
+    "scan": _scan,
+    "conv": _conv,
 }

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from ...buffers.buffer import ALIGNMENT, Buffer
+from ...buffers.buffer import ALIGNMENT, Buffer, Bytes
 from ...dtypes import DType
 from ...tensor import Ne, Tensor
 from .._pggml import ffi, lib
@@ -177,6 +177,33 @@ def pack_groups(dtype: DType, ne: Ne, rows: int, copy: int, first: int, last: in
     of it at address `copy` (both those of its first row)."""
     src, dst = ffi.cast("void *", rows), ffi.cast("void *", copy)
     lib.pg_r16_pack(dtype.gguf_id, src, dtype.row_size(ne[0]), ne[0], ne[1], dst, first, last)
+
+
+def can_unpack(dtype: DType, n: int) -> bool:
+    """Whether rows of `n` elements can be repacked, and come back as they were."""
+    known = lib.pg_r16_unpack(dtype.gguf_id, ffi.NULL, 0, 0, ffi.NULL, 0, 0, 0) == lib.PG_OK
+    return known and n % dtype.block_size == 0
+
+
+def unpacked(dtype: DType, ne: Ne, start: int, n: int, read: Callable[[int, int], Bytes]) -> Bytes:
+    """Bytes `start` to `start + n` of a dense tensor as it is stored, uint8; `read(first, n)`: bytes of its copy."""
+    row_size, size, m = dtype.row_size(ne[0]), matrix_size(dtype, ne), ne[1]
+    group_size = size // -(-m // GROUP)
+    row, end = start // row_size, -(-(start + n) // row_size)
+    skipped = start - row * row_size
+    pieces: list[Bytes] = []
+    while row < end:
+        matrix, at = divmod(row, m)
+        to = min(end - matrix * m, m)
+        first, last = at // GROUP, -(-to // GROUP)
+        packed = read(matrix * size + first * group_size, (last - first) * group_size)
+        rows = np.empty((min(last * GROUP, m) - first * GROUP) * row_size, np.uint8)
+        src, dst = ffi.cast("void *", packed.ctypes.data), ffi.cast("void *", rows.ctypes.data)
+        n_rows = m - first * GROUP
+        lib.pg_r16_unpack(dtype.gguf_id, src, ne[0], n_rows, dst, row_size, 0, last - first)
+        pieces.append(rows[(at - first * GROUP) * row_size : (to - first * GROUP) * row_size])
+        row = matrix * m + to
+    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[skipped : skipped + n]
 
 
 def matrix_size(dtype: DType, ne: Ne) -> int:

@@ -1,4 +1,4 @@
-"""One lowered program for graphs that differ in a size alone: what depends on it is patched before each run."""
+"""One lowered program for graphs that differ in sizes alone: what depends on it is patched before each run."""
 
 from __future__ import annotations
 
@@ -14,37 +14,41 @@ Words = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 class Variant(NamedTuple):
-    """The same graph, in the same memory, lowered for another value of the variable."""
+    """The same graph, in the same memory, lowered for other values of the variables."""
 
-    value: int
+    values: Sequence[int]
     lowered: Lowered
 
 
-def vary(top: Lowered, var: Var, variants: Sequence[Variant]) -> bool:
-    """Make `top`, lowered for `var.hi`, serve all values of `var`: words that differ between it and the first variant
-    become binds, linear in the value. Threads stay as they are for `var.hi`; scratch memory suffices for all.
+def vary(top: Lowered, variables: Sequence[Var], variants: Sequence[Variant]) -> bool:
+    """Make `top`, lowered for the largest value of each variable, serve all their values: words that differ between it
+    and the variant in which one variable alone is less become binds, linear in its value. Threads stay as they are for
+    the largest; scratch memory suffices for all.
 
-    False, with `top` unchanged, where another variant shows that they are not linear, or is another graph.
+    False, with `top` unchanged, where the last variant, which is to check with, shows that they are not linear, where
+    several variables move one word, or a variant is another graph.
     """
-    first = variants[0]
     if any(len(v.lowered.ops) != len(top.ops) for v in variants):
         return False
+    *alone, check = variants
     words = _words(top)
-    where = np.nonzero(words != _words(first.lowered))
-    at_top, at_first = words[where], _words(first.lowered)[where]
-    stride, rest = np.divmod(at_top - at_first, var.hi - first.value)
-    base = at_top - stride * var.hi
-    if rest.any():
-        return False
-    for v in variants[1:]:
-        words[where] = base + stride * v.value
-        if not np.array_equal(words, _words(v.lowered)):
-            return False
+    expected: Words = np.array(words)
+    binds = {bind[0]: bind for bind in top.binds}
     start = top.ops.__array_interface__["data"][0]
-    addresses = (start + 8 * (where[0] * OP_WORDS + where[1])).tolist()
-    if {a for a, *_ in top.binds} & set(addresses):
-        return False  # a word that two variables move
-    top.binds += [(a, int(b), int(s), var) for a, b, s in zip(addresses, base, stride, strict=True)]
+    for i, (var, variant) in enumerate(zip(variables, alone, strict=True)):
+        other = _words(variant.lowered)
+        where = np.nonzero(words != other)
+        at_top = words[where]
+        stride, rest = np.divmod(at_top - other[where], var.hi - variant.values[i])
+        base = at_top - stride * var.hi
+        addresses = (start + 8 * (where[0] * OP_WORDS + where[1])).tolist()
+        if rest.any() or not binds.keys().isdisjoint(addresses):
+            return False
+        expected[where] = base + stride * check.values[i]
+        binds |= {a: (a, int(b), int(s), var) for a, b, s in zip(addresses, base, stride, strict=True)}
+    if not np.array_equal(expected, _words(check.lowered)):
+        return False
+    top.binds = list(binds.values())
     top.work_size = max(top.work_size, *(v.lowered.work_size for v in variants))
     return True
 

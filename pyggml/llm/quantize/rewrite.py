@@ -6,18 +6,22 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pyggml.backends.quantize import dequantize, quantize
+from pyggml.buffers.buffer import ALIGNMENT
 from pyggml.dtypes import DType
 from pyggml.errors import DTypeError, GGUFError, ModelError, ShapeError
+from pyggml.gguf_io.baked import LAYOUT, baked_info, layout_records
+from pyggml.gguf_io.read import ALIGNMENT_KEY
 from pyggml.gguf_io.split import SPLIT_KEYS, SplitOut, part_path, prefix_of, split_tensors
-from pyggml.gguf_io.write import GGUFOut, kv_record
+from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record, stored_bytes
 from pyggml.models import get_architecture
 from pyggml.tensor import rank_of
 
+from .bake import baked_weights, packed_pieces
 from .imatrix import Floats, Imatrix
 from .mixes import MIXES, Choice, Mix, find_mix, is_quantizable, tensor_type
 from .source import Bytes, Source, SourceTensor, open_source
@@ -62,17 +66,26 @@ class TensorError:
 @dataclass(frozen=True)
 class TensorPlan:
     """One tensor of the new file: `weights` [matrices, columns] are its importance matrix, `error` fills while it is
-    written (None where nobody asked)."""
+    written (None where nobody asked). It is written as `stored`, `packed` for the CPU, or both."""
 
     source: SourceTensor
     dtype: DType
     weights: Floats | None = None
     error: TensorError | None = None
+    stored: bool = True
+    packed: bool = False
+
+    @property
+    def infos(self) -> list[TensorInfo]:
+        """What it is in the new file."""
+        name, ne = self.source.name, self.source.ne
+        as_stored = [(name, self.dtype, ne[: rank_of(ne)])] if self.stored else []
+        return [*as_stored, baked_info(name, self.dtype, ne)] if self.packed else as_stored
 
     @property
     def nbytes(self) -> int:
         """Its bytes in the new file."""
-        return self.dtype.row_size(self.source.ne[0]) * math.prod(self.source.ne[1:])
+        return sum(stored_bytes(dtype, ne) for _, dtype, ne in self.infos)
 
     @property
     def bits_per_weight(self) -> float:
@@ -118,6 +131,7 @@ def plan_quantization(
     leave_output_tensor: bool = False,
     allow_requantize: bool = False,
     report: bool = False,
+    layout: str | None = None,
 ) -> Plan:
     """Choose the type of each tensor of `path`, a GGUF file or a Hugging Face folder, as llama.cpp does for the file
     type `type_name`; None leaves them as they are. `vocab_only` plans a file without tensors.
@@ -125,10 +139,10 @@ def plan_quantization(
     `pure` gives every matrix the base type of the mix; the two types override it for `output.weight` and
     `token_embd.weight`, and `tensor_types` (pairs of a regular expression and a type) the mix for tensors whose names
     they are found in; `leave_output_tensor` keeps `output.weight` as it is. `report` measures what each tensor loses
-    while it is written.
+    while it is written. `layout` "r16" stores what products read as the CPU's kernels do, see `pyggml.gguf_io.baked`.
     Raises GGUFError for a bad file, ModelError for an unknown architecture or hyperparameters, DTypeError for an
-    unknown type name, a pattern that is none or that no tensor has, or for a tensor that is quantized already without
-    `allow_requantize`, ShapeError for an importance matrix that does not fit.
+    unknown type name, a pattern that is none or that no tensor has, for a tensor that is quantized already without
+    `allow_requantize`, or a layout that no weight can have, ShapeError for an importance matrix that does not fit.
     """
     source = open_source(path, vocab_only)
     arch = source.kv.get("general.architecture")
@@ -137,7 +151,8 @@ def plan_quantization(
     if type_name is None or vocab_only:
         as_they_are = [] if vocab_only else [TensorPlan(t, t.dtype) for t in source.tensors.values()]
         said = source.kv.get(_FILE_TYPE_KEY)
-        return Plan(source, said if isinstance(said, int) else _file_type_of(as_they_are), as_they_are, [])
+        file_type = said if isinstance(said, int) else _file_type_of(as_they_are)
+        return Plan(source, file_type, _laid_out(source, arch, as_they_are, layout), [])
     _, mix = find_mix(type_name)
     hp = get_architecture(arch).hparams(arch, source.kv)
     types = tuple((_pattern(text), dtype) for text, dtype in tensor_types)
@@ -159,7 +174,20 @@ def plan_quantization(
                 without.append(t.name)
         measured = report and is_quantizable(t.name, t.ne)
         tensors.append(TensorPlan(t, dtype, weights, TensorError() if measured else None))
-    return Plan(source, mix.file_type, tensors, without)
+    return Plan(source, mix.file_type, _laid_out(source, arch, tensors, layout), without)
+
+
+def _laid_out(source: Source, arch: str, tensors: list[TensorPlan], layout: str | None) -> list[TensorPlan]:
+    """The tensors in a layout."""
+    if layout is None:
+        return tensors
+    if layout != LAYOUT:
+        raise DTypeError(f"unknown layout {layout!r:.40}: known is {LAYOUT!r}")
+    baked = baked_weights(arch, source.kv, {t.source.name: (t.dtype, t.source.ne) for t in tensors})
+    if not baked:
+        raise DTypeError(f"layout {layout}: no weight is of a type that it is for, as Q4_0, Q8_0 and Q2_K to Q6_K are")
+    names = {t.source.name: baked.get(t.source.name) for t in tensors}
+    return [t if (s := names[t.source.name]) is None else replace(t, stored=s, packed=True) for t in tensors]
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -194,11 +222,16 @@ def write_quantized(
     Raises GGUFError where the output is the source, cannot be written, or a weight has no value in its new type.
     """
     out = os.fspath(path)
-    replaced = (_FILE_TYPE_KEY, _VERSION_KEY, *SPLIT_KEYS)
-    kv = plan.source.records(replaced)
-    kv += [kv_record(_VERSION_KEY, _QUANTIZATION_VERSION), kv_record(_FILE_TYPE_KEY, plan.file_type)]
-    infos = [(t.source.name, t.dtype, t.source.ne[: rank_of(t.source.ne)]) for t in plan.tensors]
     alignment, prefix = plan.source.alignment, prefix_of(out)
+    replaced = [_FILE_TYPE_KEY, _VERSION_KEY, *SPLIT_KEYS]
+    own = [kv_record(_VERSION_KEY, _QUANTIZATION_VERSION), kv_record(_FILE_TYPE_KEY, plan.file_type)]
+    packed = [(t.source.name, t.dtype, t.source.ne) for t in plan.tensors if t.packed]
+    if packed:
+        alignment = max(alignment, ALIGNMENT)
+        replaced.append(ALIGNMENT_KEY)
+        own += [kv_record(ALIGNMENT_KEY, np.uint32(alignment)), *layout_records(packed)]
+    kv = plan.source.records(replaced) + own
+    infos = [info for t in plan.tensors for info in t.infos]
     parts = [infos] if split_size is None else split_tensors(infos, alignment, split_size, None)
     paths = [out] if split_size is None else [part_path(prefix, i, len(parts)) for i in range(len(parts))]
     for name in paths:
@@ -211,15 +244,20 @@ def write_quantized(
         ) as gguf:
             for t in plan.tensors:
 
-                def chunks(t: TensorPlan = t) -> Iterator[Bytes]:
+                def chunks(pieces: Iterator[tuple[int, Bytes]]) -> Iterator[Bytes]:
                     nonlocal done
-                    for n, data in _convert(plan.source, t, n_threads):
+                    for n, data in pieces:
                         yield data
                         done += n
                         if progress is not None:
                             progress(done, total)
 
-                gguf.write_tensor(chunks())
+                if t.stored:
+                    gguf.write_tensor(chunks(_convert(plan.source, t, n_threads)))
+                if t.packed:
+                    again = replace(t, error=None) if t.stored else t
+                    pieces = packed_pieces(t.dtype, t.source.ne, _convert(plan.source, again, n_threads))
+                    gguf.write_tensor(chunks((0 if t.stored else n, data) for n, data in pieces))
     except OSError as e:
         raise GGUFError(f"{out}: cannot be written: {e.strerror}") from e
     return paths

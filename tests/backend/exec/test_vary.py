@@ -50,7 +50,7 @@ def test_every_size(n_threads: int, n_kv_heads: int) -> None:
     """Also where the op splits its work, and needs its scratch memory, differently from size to size."""
     a = Attention(n_kv_heads)
     n = Var("n", SIZE * 32)
-    schedule = Scheduler(("cpu",), n_threads).alloc_varying(a.build, n, 32)
+    schedule = Scheduler(("cpu",), n_threads).alloc_varying(a.build, (n,), (32,))
     assert schedule is not None and a.top is not None
     for size in (SIZE * 32, 32, 33, 100, 255, 256, 511, 512, 513, 777, 1024, 1500):
         n.bind(size)
@@ -76,8 +76,8 @@ def test_what_is_not_linear_is_refused(build: Callable[[Tensor, int], Tensor]) -
         with gg.Context():
             return Graph().build_forward_expand(build(t, n).set_output())
 
-    assert Scheduler(("cpu",)).alloc_varying(graph, Var("n", 49), 8) is None
+    assert Scheduler(("cpu",)).alloc_varying(graph, (Var("n", 49),), (8,)) is None
 
 
 def test_other_backends_refuse() -> None:
-    assert Scheduler(("ref",)).alloc_varying(Attention().build, Var("n", 64), 32) is None
+    assert Scheduler(("ref",)).alloc_varying(Attention().build, (Var("n", 64),), (32,)) is None

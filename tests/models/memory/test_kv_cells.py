@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyggml.models.memory.kv_cells import KVCells
+from pyggml.models.memory.kv_cells import EMPTY, SHARED, KVCells
 
 from pyggml.errors import GGMLError, KVCacheFull
 
@@ -76,6 +76,7 @@ operations = st.one_of(
     st.tuples(st.just("keep"), seq_ids),
     st.tuples(st.just("add"), seq_ids, positions, positions, st.integers(-12, 12)),
     st.tuples(st.just("div"), seq_ids, positions, positions, st.integers(1, 4)),
+    st.tuples(st.just("forget"), *[positions] * N_SEQ),
     st.tuples(st.just("defrag")),
     st.tuples(st.just("clear")),
 )
@@ -127,6 +128,10 @@ def apply(cells: KVCells, plain: Plain, op: tuple[Any, ...], next_pos: list[int]
         case ("div", seq, p0, p1, d):
             cells.seq_div(seq, p0, p1, d)
             plain.change(lambda p, s: (p // d if seq in s and within(p, p0, p1) else p, s))
+        case ("forget", *first):
+            for seq, p1 in enumerate(first):
+                plain.change(lambda p, s, seq=seq, p1=p1: (p, s - {seq} if p < p1 else s))
+            cells.forget(np.array(first, np.int32))
         case ("defrag",):
             assert cells.order().tolist() == [i for i, (p, _) in enumerate(plain.cells) if p >= 0]
             cells.defrag_done()
@@ -146,6 +151,8 @@ def test_cells_are_as_the_plain_model(ops: list[tuple[Any, ...]]) -> None:
         apply(cells, plain, op, next_pos)
         assert cells.cells == plain.cells
         assert (cells.head, cells.used) == (plain.head, plain.used())
+        owners = [min(s) if len(s) == 1 else SHARED if s else EMPTY for _, s in plain.cells]
+        assert cells.owner.tolist() == owners
         assert cells.end == max((i + 1 for i, (p, _) in enumerate(plain.cells) if p >= 0), default=0)
         for s in range(N_SEQ):
             assert cells.seq_pos_max(s) == max(plain.pos(s), default=-1)
