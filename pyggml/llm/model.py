@@ -282,8 +282,9 @@ def load_model(
     (`{arch}` in a key is the architecture, as in `gguf.Keys`);
     `progress(fraction)` is called now and then and cancels the load by returning False. `repack` copies the weights of
     matrix products to the layout that the CPU's kernels are fastest with, and gives the file's pages back; without it
-    products repack them in passing, each time: the same results, at a third to all of the speed. While a mapped file is in use it must not be written to; where it is made
-    shorter, what reads it raises GGUFError (see `MappedFile`).
+    products repack blocks in passing, each time they read them: the same results, at a third to all of the speed. While
+    a mapped file is in use it must not be written to; where it is made shorter, what reads it raises GGUFError (see
+    `MappedFile`).
 
     `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay, the others are read each
     time a graph needs them, the next one while one computes. Results are the same. Beside it there are the K/V cache

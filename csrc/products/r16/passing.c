@@ -8,7 +8,6 @@
 enum { PARTS = R16_ROWS / VF_N, AHEAD = 512 };
 
 #define UNROLL _Pragma("GCC unroll 16")
-#define BYTES(x) (0x01010101u * (x)) // x in each byte
 #define EACH_ROW(r) UNROLL for (int r = 0; r < VF_N; r++)
 
 typedef uint32_t rows __attribute__((vector_size(4 * VF_N))); // four bytes of each row of a part
