@@ -40,7 +40,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.vocab", "llm.quantize", "llm.closeable", "llm.adapters", "llm.grammars"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
     ("llm.ubatch", "llm.options", "llm.figures"),
-    ("llm.steps", "llm.pooling"),
+    ("llm.steps", "llm.pooling", "llm.kv_place"),
     ("llm.graphs",),
     ("llm.state",),
     ("llm.context",),

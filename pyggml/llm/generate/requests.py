@@ -75,6 +75,7 @@ def batch(
     n_parallel: int = 32,
     n_threads: int | None = None,
     flash_attn: bool = False,
+    kv_ram: int | str | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Result]:
     """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
@@ -85,7 +86,8 @@ def batch(
     with `input`, text or token ids, of which the result has the `embedding`, a list of numbers (see `Model.embed`). Of
     a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
     `n_parallel` of them; prompt and text together are no longer than the model was trained for. Which others are under
-    way may decide between tokens that are as good as equally likely (see `stream_batch`).
+    way may decide between tokens that are as good as equally likely (see `stream_batch`). A cache larger than `kv_ram`
+    lies in a file, see `LlamaContext`.
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
@@ -93,7 +95,7 @@ def batch(
     """
 
     def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
-        own: ContextOptions = {**options, "n_threads": n_threads, "flash_attn": flash_attn}
+        own: ContextOptions = {**options, "n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
         return LlamaContext(model, n_ctx, **own)
 
     def vectors(ids: Sequence[Sequence[int]]) -> Floats:
