@@ -63,6 +63,7 @@ class Build:
     embd        embeddings are given instead of tokens
     embeddings  the graph ends with the embeddings of tokens instead of their logits
     layer       those after this layer (0: as they go into the first), instead of after the last one and its norm (None)
+    first       the graph is to begin with this layer, see `begin_at`
     uses        how each of the memory's caches is used
     adapters    what is added to products and to the outputs of layers
     asked       whether anyone will look at the node of a name: what is fused in one op is then built of several
@@ -86,6 +87,7 @@ class Build:
         *,
         embeddings: bool = False,
         layer: int | None = None,
+        first: int = 0,
         hidden: bool = False,
     ) -> None:
         if not 0 < n_tokens <= kv.size:
@@ -101,7 +103,7 @@ class Build:
         self.n_logits = n_outputs if hidden else 0
         self.hidden: Tensor | None = None
         self.adapters = adapters
-        self.embeddings, self.layer = embeddings, layer
+        self.embeddings, self.layer, self.first = embeddings, layer, first
         self.uses = tuple(
             CacheUse(c, n_tokens if c.transient else n, Var("kv_head", c.size - n_tokens), mask_name(c))
             for c, n in zip(kv.caches, n_kv, strict=True)
@@ -135,14 +137,15 @@ class Build:
         if name == "l_out" and il in self.adapters.control:
             t = gg.add(t.set_name(f"ffn_out-{il}"), self.adapters.control[il])
         t.name = name if il < 0 else f"{name}-{il}"
-        if self.layer is not None:
+        if self.layer is not None or self.first:
             self._named[t.name] = t
         return t
 
     def named(self, name: str) -> Tensor:
-        """The node that was given that name, of a graph that ends after a `layer`. Raises ModelError."""
+        """The node that was given that name, of a graph that ends after a `layer`, or begins with one. Raises
+        ModelError."""
         if name not in self._named:
-            raise ModelError(f"the graph of this architecture has no {name} to end with")
+            raise ModelError(f"the graph of this architecture has no {name} to be cut at")
         return self._named[name]
 
     def input(self, name: str, dtype: DType, *ne: int) -> Tensor:

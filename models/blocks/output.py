@@ -48,10 +48,10 @@ def build_result_embd(b: Build, cur: Tensor) -> Graph:
     """`cur`, ne [n_embd, n_outputs], as the end of the graph, or what `b.layer` gave, and no node after it."""
     _head_weights(b)
     if b.layer is not None:
-        full = b.graph.nodes
         hidden = b.named("inp_embd") if b.layer == 0 else b.named(f"l_out-{b.layer - 1}")
+        full = b.graph.build_forward_expand(hidden).nodes
         b.graph = Graph()
-        if hidden.ne[2] > 1:
+        if hidden.ne[1] != b.n_tokens:
             raise ModelError(f"{hidden.name} has {hidden.ne[1]} streams of each token: no embeddings after this layer")
         for node in full[: full.index(hidden) + 1]:  # those before it store K and V
             b.graph.build_forward_expand(node)

@@ -158,14 +158,16 @@ def check_encoded(memory: KVMemory, seq: Ints, sets: Sequence[tuple[int, ...]] |
         memory.require(seq, sets)
 
 
-def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, hp: HParams) -> None:
-    """Raises BatchError for tokens that the vocabulary has not, embeddings that are none, and hidden states beside
-    tokens where the model reads none, or the reverse."""
+def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, hp: HParams, first: int = 0) -> None:
+    """Raises BatchError for tokens that the vocabulary has not, embeddings that are none, hidden states beside tokens
+    where the model reads none, or the reverse; and for tokens where a stage begins with another layer than 0."""
     n_vocab, n_embd = hp.n_vocab, hp.n_embd
     if (tokens is not None and embd is not None) is not hp.is_head:
         what = "reads hidden states beside its tokens" if hp.is_head else "reads tokens or embeddings, not both"
         raise BatchError(f"the model {what} (see Batch.add_hidden)")
     if tokens is not None:
+        if first:
+            raise BatchError(f"layers from {first} on take what the one before gave, not tokens")
         low, high = tokens.min(), tokens.max()
         if low < 0 or high >= n_vocab:
             raise BatchError(f"token {low if low < 0 else high} is outside the vocabulary of {n_vocab}")

@@ -28,7 +28,8 @@ class Graphs:
         self.hidden = False
 
     def build(self, size: StepSize) -> Build:
-        """The graph of a ubatch of that size."""
+        """The graph of a ubatch of that size; of a stage from its first layer on."""
+        first = self._model.first_layer
         b = Build(
             self._model.hparams,
             self._model.weights,
@@ -36,16 +37,17 @@ class Graphs:
             size.n_tokens,
             size.n_outputs,
             size.n_kv,
-            size.embd,
+            size.embd and not first,
             size.adapters,
             size.n_seqs,
             embeddings=self._output.embeddings,
             layer=self._output.layer,
+            first=first,
             hidden=size.hidden,
         )
         b.asked = self._model.watches.asks
         with OneSite():
-            self._model.architecture.build(b)
+            self._model.architecture.build_stage(b)
         return b
 
     def encode(self, size: StepSize) -> Build:

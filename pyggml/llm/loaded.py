@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from weakref import WeakSet
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, whole
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
@@ -27,7 +27,16 @@ from .vocab import Vocab
 class LoadedModel(Closeable):
     """What contexts and generations know of a model; `Model` adds what starts them."""
 
-    def __init__(self, path: str, arch: str, kv: Mapping[str, KVValue], tensors: Mapping[str, Tensor] | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        arch: str,
+        kv: Mapping[str, KVValue],
+        tensors: Mapping[str, Tensor] | None,
+        layers: tuple[int, int] | None = None,
+    ) -> None:
+        """`layers`: from which on, and up to which (not included), where it is a stage. Raises ModelError where the
+        model has no such stage."""
         self.path, self.arch, self.kv = path, arch, kv
         self.contexts: WeakSet[Closeable] = WeakSet()  # those that are open: closed with the model
         self.loras: tuple[Scaled, ...] = ()  # what new contexts begin with
@@ -39,6 +48,7 @@ class LoadedModel(Closeable):
         self.weights = Weights(self.tensors)
         if not self.vocab_only:
             self.architecture.declare(self.hparams, self.weights)
+        self.stage: range | None = None if layers is None else self._checked(layers)  # the layers it has; None: all
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -112,6 +122,18 @@ class LoadedModel(Closeable):
         Raises GraphError for what is no name; in the decode ShapeError for a result of another shape.
         """
         return Edit(self.watches, (pattern,), change)
+
+    @property
+    def first_layer(self) -> int:
+        """The layer that it begins with: of a stage, which takes what the one before gave, another than 0."""
+        return 0 if self.stage is None else self.stage.start
+
+    def _checked(self, layers: tuple[int, int]) -> range:
+        n = self.hparams.n_layer
+        first, end = (whole("layers", il, 0, n, ModelError) for il in layers)
+        if first >= end:
+            raise ModelError(f"layers: from {first} to {end} there are none")
+        return range(first, end)
 
     def close(self) -> None:
         """Close the contexts, then let go of weights and file. Tensors and arrays that others hold live on."""
