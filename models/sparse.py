@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
