@@ -17,6 +17,7 @@ from .memory.kv_cache import CacheOptions, KVCache
 from .memory.kv_iswa import KVCacheISWA
 from .memory.recurrent import RecurrentCells
 from .metadata import Reader, read_hparams
+from .stage import begin_at
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Architecture:
              a state; hybrid: both; cross: keys and values, also of a text that was encoded; none: nothing, all tokens
              are evaluated at once
     logits   its graphs end with logits; those of encoders end with embeddings
+    nextn    files may have heads, layers after the model's that draft what follows (multi-token prediction): of their
+             hyperparameters `build` records the graph of one
     encode   of encoder-decoders: records the graph of a text, which fills `Build.cross` with what the decoder's layers
              see of it; it ends with embeddings
     """
@@ -51,6 +54,7 @@ class Architecture:
     read: Callable[[Reader], HParams] = _read_common
     memory: MemoryKind = "kv"
     logits: bool = True
+    nextn: bool = False
     encode: Callable[[Build], Graph] | None = None
 
     def hparams(self, name: str, kv: Mapping[str, object]) -> HParams:
@@ -64,6 +68,10 @@ class Architecture:
             r.fail(_BLOCK_COUNT, f"is {n_layer}: more than the {MAX_LAYERS} layers supported")
         return self.read(r)
 
+    def head_hparams(self, name: str, kv: Mapping[str, object], head: int) -> HParams:
+        """Those of that head of the file, from 0 on. Raises as `hparams`."""
+        return self.read(Reader(name, kv, head))
+
     def declare(self, hp: HParams, weights: Weights) -> Weights:
         """Let the builder ask for all its weights: those that are there are then in `weights`, in its order.
 
@@ -72,15 +80,26 @@ class Architecture:
         self.least_graph(hp, weights)
         return weights
 
-    def least_graph(self, hp: HParams, weights: Weights) -> Graph:
-        """The graph of one token, over one cell (of an encoder-decoder the decoder's). Raises as `declare`."""
+    def build_stage(self, b: Build) -> None:
+        """Record the graph of a ubatch, from its first layer on. Raises ModelError where it cannot begin there."""
+        self.build(b)
+        if b.first:
+            begin_at(b)
+
+    def least_graph(self, hp: HParams, weights: Weights, stage: range | None = None) -> Graph:
+        """The graph of one token, over one cell (of an encoder-decoder the decoder's), of all layers or of a stage.
+        Raises as `declare`, ModelError where the model cannot be split there."""
+        if stage is not None and (self.encode is not None or not self.logits or hp.is_head):
+            raise ModelError("a model with an encoder, or one that guesses for another, does not run in stages")
+        first, end = (0, None) if stage is None else (stage.start, stage.stop if stage.stop < hp.n_layer else None)
         memory = self.new_memory(hp, 1, n_batch=1)
         try:
             if self.encode is not None and isinstance(memory, CrossMemory):
                 encoding = memory.encoding
                 self.encode(Build(hp, weights, encoding, 1, 1, tuple(c.size for c in encoding.caches)))
-            b = Build(hp, weights, memory, 1, 1, tuple(c.size for c in memory.caches))
-            self.build(b)
+            sizes, ends = tuple(c.size for c in memory.caches), end is not None
+            b = Build(hp, weights, memory, 1, 1, sizes, embeddings=ends, layer=end, first=first)
+            self.build_stage(b)
         except ModelError:
             raise
         except GGMLError as e:
@@ -97,8 +116,10 @@ class Architecture:
     ) -> KVMemory:
         """The memory of a context of `size` cells, without its buffers. Raises ModelError for types that it cannot
         store."""
+        if hp.is_head:  # attends, and goes back: its cache keeps what is behind a window
+            return KVCache(hp, size, n_swa=hp.n_swa if hp.is_swa(0) else 0, **options)
         if self.memory == "recurrent":
-            return RecurrentCells(hp, size, options.get("n_seq_max", 1))
+            return RecurrentCells(hp, size, options.get("n_seq_max", 1), options.get("held"))
         if self.memory == "cross":
             return CrossMemory(hp, size, n_batch=n_batch, **options)
         transient = self.memory == "none"
@@ -106,4 +127,6 @@ class Architecture:
             attn = KVCacheISWA(hp, size, n_batch=n_batch, transient=transient, **options)
         else:
             attn = KVCache(hp, size, transient=transient, **options)
-        return HybridMemory(attn, RecurrentCells(hp, attn.size, attn.n_seq_max)) if self.memory == "hybrid" else attn
+        if self.memory != "hybrid":
+            return attn
+        return HybridMemory(attn, RecurrentCells(hp, attn.size, attn.n_seq_max, options.get("held")))

@@ -54,9 +54,11 @@ def _read(r: Reader) -> HParams:
         norm_kind=norm,
         f_logit_scale=r.number(Keys.LLM.LOGIT_SCALE),
         router=read_router(r, Router(gating="sigmoid", norm=False)),
-        rope_layers=tuple(int(swa or il < n_dense) for il, swa in enumerate(windowed)),
+        rope_layers=tuple(
+            int(swa or il < n_dense or r.layers.start > 0) for il, swa in zip(r.layers, windowed, strict=True)
+        ),
         **read_window(r, 4, dense_first=True),
     )
 
 
-ARCHITECTURES = (Architecture(("cohere2moe",), build_cohere2moe, _read),)
+ARCHITECTURES = (Architecture(("cohere2moe",), build_cohere2moe, _read, nextn=True),)

@@ -71,6 +71,7 @@ class Decoder:
     position_embd positions have embeddings, where the model has them (always, by the hyperparameter learned_positions)
     first_norm    false: what the first attention reads is normed only where the model has a weight for that
     lm_head       false: the graph ends with embeddings (encoders)
+    hidden_normed false: heads read what the last layer gives, before the last norm
     """
 
     norm: NormKind = "rms"
@@ -95,6 +96,7 @@ class Decoder:
     position_embd: bool = False
     first_norm: bool = True
     lm_head: bool = True
+    hidden_normed: bool = True
 
     def build(self, b: Build) -> Graph:
         """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs], or `result_embd`, ne
@@ -123,7 +125,9 @@ class Decoder:
                 inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
             role = self.output_norm if self.norm_weight else ""
             cur = self._norm(b, inpL, role, "result_norm", -1)
-            return build_lm_head(b, cur, bias=self.biases == "all") if self.lm_head else build_result_embd(b, cur)
+            if not self.lm_head:
+                return build_result_embd(b, cur)
+            return build_lm_head(b, cur, bias=self.biases == "all", hidden=cur if self.hidden_normed else inpL)
 
     def _pre_norm(self, b: Build, cur: Tensor, role: str, name: str, il: int, *, optional: bool = False) -> Tensor:
         if optional and b.optional(role, cur.ne[:1], il) is None:
@@ -213,14 +217,15 @@ def decoder(
     *names: str,
     build: Decoder | None = None,
     memory: MemoryKind = "kv",
+    nextn: bool = False,
     **hparams: Value | Callable[[Reader], Value],
 ) -> Architecture:
     """The architecture of plain decoders. `hparams` are hyperparameters that the common keys do not give, or how they
-    are read."""
+    are read; `nextn`: see `Architecture`."""
     build = build or Decoder()
 
     def read(r: Reader) -> HParams:
         own = {name: value(r) if callable(value) else value for name, value in hparams.items()}
         return read_hparams(HParams, r, build.norm, k_norm_last=build.qk_norm == "roped", **own)
 
-    return Architecture(names, build.build, read, memory, build.lm_head)
+    return Architecture(names, build.build, read, memory, build.lm_head, nextn)

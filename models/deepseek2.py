@@ -63,8 +63,8 @@ def read_deepseek2(
     n_embd_head_k = r.integer(attention.KEY_LENGTH_MLA, 0) or base.n_embd_head_k
     n_embd_head_v = r.integer(attention.VALUE_LENGTH_MLA, 0) or base.n_embd_head_v
     n_lora_kv = r.integer(attention.KV_LORA_RANK)
-    lite = base.n_layer in _LITE_LAYERS or (base.n_layer == 48 and base.n_vocab == 128256)
-    is_glm = base.n_layer in (47, 48) and base.n_vocab == 154880
+    lite = r.n_layer in _LITE_LAYERS or (r.n_layer == 48 and base.n_vocab == 128256)
+    is_glm = r.n_layer in (47, 48) and base.n_vocab == 154880
     log_factor = max(0.0, -math.log(base.rope_freq_scale))
     log_mul = r.number(
         rope.SCALING_YARN_LOG_MUL, 0.0
@@ -120,6 +120,6 @@ def build_deepseek2(b: Build, attention: Callable[[Tensor, Tensor, int], Tensor]
 
 
 ARCHITECTURES = (
-    Architecture(("deepseek2",), build_deepseek2, read_deepseek2),
+    Architecture(("deepseek2",), build_deepseek2, read_deepseek2, nextn=True),
     Architecture(("mistral4",), build_deepseek2, partial(read_deepseek2, mscale_of_key=False)),
 )

@@ -180,6 +180,7 @@ class HParams:
     n_layer_dense_lead: int = 0  # layers before the first mixture of experts
     n_moe_layer_step: int = 1  # after them, every n-th layer is a mixture
     router: Router = Router()
+    first_block: int = 0  # of a file, that of layer 0; not 0 in a head: one layer that comes after a model's and drafts
     n_loops: int = 1  # how often the layers of a file run, each time with K and V of their own; n_layer counts all
     causal_attn: bool = True  # tokens do not see those after them
     n_rel_attn_bkts: int = 0  # buckets of distances, see `relative_buckets`; 0: scores know none
@@ -333,7 +334,12 @@ class HParams:
 
     def block(self, il: int) -> int:
         """The block of a file that has the weights of layer `il`."""
-        return il % (self.n_layer // self.n_loops)
+        return self.first_block + il % (self.n_layer // self.n_loops)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is a layer that comes after a model's and drafts: it reads hidden states beside tokens."""
+        return self.first_block > 0
 
     def is_moe(self, il: int) -> bool:
         """Whether the feed-forward network of layer `il` is a mixture of experts."""

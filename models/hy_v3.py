@@ -38,5 +38,6 @@ ARCHITECTURES = (
             Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, r.integer(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
         ),
         router=lambda r: read_router(r, Router(gating="sigmoid", norm=False)),
+        nextn=True,
     ),
 )

@@ -13,6 +13,7 @@ from pyggml.errors import ModelError
 from .hparams import MAX_INT, ROPE_SCALING, Gating, Head, HParams, NormKind, PerLayer, Pooling, Router
 
 H = TypeVar("H", bound=HParams)
+T = TypeVar("T")
 _GATING: tuple[tuple[Gating, bool], ...] = (  # values of `expert_gating_func` from 1: (gating, of_selected)
     ("softmax", False),
     ("sigmoid", False),
@@ -30,11 +31,35 @@ class Reader:
     """Typed access to the keys of one architecture; keys are gguf's (`Keys.LLM.CONTEXT_LENGTH`).
 
     Every method takes the default of a key that a file may lack, and raises ModelError naming a key that is missing
-    without one, of another type or out of range.
+    without one, of another type or out of range. `head` asks for what they say of that layer for drafts instead of the
+    model's own layers.
     """
 
-    def __init__(self, arch: str, kv: Mapping[str, object]) -> None:
-        self.arch, self.kv = arch, kv
+    def __init__(self, arch: str, kv: Mapping[str, object], head: int | None = None) -> None:
+        self.arch, self.kv, self._head = arch, kv, head
+
+    @property
+    def n_layer(self) -> int:
+        """The layers of the model: the blocks of the file without those for drafts, which come last."""
+        from gguf.constants import Keys
+
+        return self.integer(Keys.LLM.BLOCK_COUNT) - self.integer(Keys.LLM.NEXTN_PREDICT_LAYERS, 0)
+
+    @property
+    def layers(self) -> range:
+        """The blocks that are asked for: the model's layers, or the one that drafts."""
+        first = self.n_layer
+        return range(first) if self._head is None else range(first + self._head, first + self._head + 1)
+
+    def of_layers(self, values: Sequence[T]) -> tuple[T, ...]:
+        """Of an array with a value for each block those of the layers asked for, where some blocks are for drafts."""
+        from gguf.constants import Keys
+
+        if len(values) == 1 or not self.integer(Keys.LLM.NEXTN_PREDICT_LAYERS, 0):
+            return tuple(values)
+        if len(values) == self.n_layer:  # says nothing of the others: they are as the last one
+            return tuple(values) if self._head is None else tuple(values[-1:])
+        return tuple(values[self.layers.start : self.layers.stop])
 
     def name(self, key: str) -> str:
         """`{arch}.context_length` -> `llama.context_length`."""
@@ -70,7 +95,7 @@ class Reader:
         value = self.get(key)
         if not isinstance(value, np.ndarray):
             return (self.number(key),) * n
-        values = tuple(float(v) for v in cast("Sequence[float]", value.tolist()))
+        values = self.of_layers([float(v) for v in cast("Sequence[float]", value.tolist())])
         if len(values) != n or not all(map(math.isfinite, values)):
             self.fail(key, f"must hold {n} finite numbers, one for each layer")
         return values
@@ -95,7 +120,7 @@ class Reader:
         values = cast("Sequence[object]", value.tolist()) if isinstance(value, np.ndarray) else ()
         if not values or not all(type(v) in (int, bool) and v in (0, 1) for v in values):
             self.fail(key, "must hold 0 or 1 for each layer")
-        return tuple(int(cast("int", v)) for v in values)
+        return self.of_layers([int(cast("int", v)) for v in values])
 
     def per_layer(self, key: str, default: PerLayer | type[_Required] = _Required) -> PerLayer:
         """A positive number for all layers, or an array with one for each, of which some may be 0."""
@@ -104,7 +129,7 @@ class Reader:
             values = cast("Sequence[object]", value.tolist())
             if not values or not all(type(v) is int and 0 <= v < MAX_INT for v in values):
                 self.fail(key, "must hold whole numbers, one for each layer")
-            return tuple(cast("Sequence[int]", values))
+            return self.of_layers(cast("Sequence[int]", values))
         if value is default and (value == 0 or isinstance(value, tuple)):
             return cast("PerLayer", value)
         if type(value) is not int or not 0 < value < MAX_INT:
@@ -115,9 +140,7 @@ class Reader:
 def read_clamps(r: Reader, key: str) -> tuple[float, ...]:
     """What gate and up of a feed-forward network are kept within, in each layer; 0: they are not, as in all layers
     where the file says nothing."""
-    from gguf.constants import Keys
-
-    n = r.integer(Keys.LLM.BLOCK_COUNT)
+    n = len(r.layers)
     return r.numbers(key, n) if r.get(key, None) is not None else (0.0,) * n
 
 
@@ -160,7 +183,7 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
         return r.flags(key)
     n = r.integer(key, n_pattern)
     dense = 0 if dense_first else n - 1
-    return tuple(int(n == 0 or il % n != dense) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
+    return tuple(int(n == 0 or il % n != dense) for il in r.layers)
 
 
 def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
@@ -168,17 +191,19 @@ def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
     or of `n_pattern`."""
     from gguf.constants import Keys
 
-    n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
+    n_layer = len(r.layers)
     key = "{arch}.attention.recurrent_layers"
     if r.get(key, None) is not None:
         flags = r.flags(key)
         if len(flags) != n_layer:
             r.fail(key, f"must hold {n_layer} numbers, one for each layer")
         return flags
+    if r.layers.start:  # those for drafts attend
+        return (0,) * n_layer
     n = r.integer(Keys.LLM.FULL_ATTENTION_INTERVAL, n_pattern)
     if n < 1:
         r.fail(Keys.LLM.FULL_ATTENTION_INTERVAL, "must be positive")
-    return tuple(int((il + 1) % n != 0) for il in range(n_layer))
+    return tuple(int((il + 1) % n != 0) for il in r.layers)
 
 
 def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any) -> H:
@@ -251,7 +276,8 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
     return {
         "n_vocab": r.integer(llm.VOCAB_SIZE, 0) or _n_tokens(r, llm.VOCAB_SIZE),
         "n_embd": r.integer(llm.EMBEDDING_LENGTH),
-        "n_layer": r.integer(llm.BLOCK_COUNT) - r.integer(llm.NEXTN_PREDICT_LAYERS, 0),  # which guess further tokens
+        "n_layer": len(r.layers),
+        "first_block": r.layers.start,
         "n_head": n_head,
         "n_ff": own["n_ff"] if "n_ff" in own else r.per_layer(llm.FEED_FORWARD_LENGTH),
         "n_ctx_train": r.integer(llm.CONTEXT_LENGTH),
@@ -278,8 +304,8 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "n_ff_exp": n_ff_exp,
         "n_ff_shexp": r.integer(llm.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0)
         or r.integer(llm.EXPERT_SHARED_COUNT, 0) * (n_ff_exp if isinstance(n_ff_exp, int) else n_ff_exp[-1]),
-        "n_layer_dense_lead": r.integer(llm.LEADING_DENSE_BLOCK_COUNT, 0),
-        "n_moe_layer_step": r.integer(llm.INTERLEAVE_MOE_LAYER_STEP, 1),
+        "n_layer_dense_lead": max(r.integer(llm.LEADING_DENSE_BLOCK_COUNT, 0) - r.layers.start, 0),
+        "n_moe_layer_step": 1 if r.layers.start else r.integer(llm.INTERLEAVE_MOE_LAYER_STEP, 1),
         "router": read_router(r),
         "causal_attn": r.boolean(attention.CAUSAL, True),
         "pooling": read_pooling(r, llm.POOLING_TYPE, "none"),

@@ -54,4 +54,6 @@ def _read(r: Reader) -> HParams:
     )
 
 
-ARCHITECTURES = (Architecture(("mimo2",), MiMo2(sinks="some", biases="none").build, _read),)
+ARCHITECTURES = (
+    Architecture(("mimo2",), MiMo2(sinks="some", biases="none", hidden_normed=False).build, _read, nextn=True),
+)

@@ -68,6 +68,7 @@ ARCHITECTURES = (
         build=Decoder(gate_in_up=True, post_norm=True),
         rope_type=lambda r: "mrope" if any(read_rope_sections(r)) else "norm",
         rope_sections=read_rope_sections,
+        nextn=True,
     ),
     # Hunyuan (huggingface.co/tencent/Hunyuan-7B-Instruct): Q and K are normed after they are roped.
     decoder("hunyuan-dense", build=Decoder(qk_norm="roped"), rope_type="neox"),

@@ -53,6 +53,7 @@ ARCHITECTURES = (
         rope_type="neox",
         n_ff_shexp=_n_ff_shexps,
         router=_router(gating="sigmoid", norm=False),
+        nextn=True,
     ),
     # DBRX (databricks.com/blog/introducing-dbrx-new-state-art-open-llm): layer norms, and Q, K and V clamped.
     decoder(
@@ -77,6 +78,7 @@ ARCHITECTURES = (
         rope_type=lambda r: "mrope" if any(read_rope_sections(r)) else "neox",
         rope_sections=read_rope_sections,
         router=_router(gating="sigmoid", norm=False),
+        nextn=True,
     ),
     # Granite 3 (github.com/ibm-granite/granite-3.0-language-models) and its mixtures: scales everywhere, and an expert
     # that all share. Files may switch the rope off.

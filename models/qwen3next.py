@@ -153,6 +153,6 @@ def _read(r: Reader) -> HParams:
 _NEXT = Qwen3Next(interleaved=True, ffn_norm="post_attention_norm", rope_factors=False, shared_gate=True)
 _QWEN35 = Qwen3Next(ffn_norm="post_attention_norm", rope_factors=False, shared_gate=True)
 ARCHITECTURES = (
-    Architecture(("qwen3next",), _NEXT.build, _read, "hybrid"),
-    Architecture(("qwen35", "qwen35moe"), _QWEN35.build, _read, "hybrid"),
+    Architecture(("qwen3next",), _NEXT.build, _read, "hybrid", nextn=True),
+    Architecture(("qwen35", "qwen35moe"), _QWEN35.build, _read, "hybrid", nextn=True),
 )

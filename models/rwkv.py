@@ -217,7 +217,8 @@ def _time_mix7(
     g1, g2 = _gate7(b, hp, il)
     n_mixed = 5 if g1 is None else 6
     lerp = gg.reshape_3d(b.weight("time_mix_lerp_fused", (n, 1, 1, n_mixed), il), n, 1, n_mixed)
-    sx = gg.repeat_4d(gg.sub(prev, cur), n, n_tokens, n_mixed, 1)
+    sx = gg.sub(prev, cur)
+    sx = gg.view_3d(sx, n, n_tokens, n_mixed, sx.nb[1], 0, 0)  # the same for each: nothing is copied
     mixed = _planes(b.cb(gg.add(gg.mul(sx, lerp), cur), "mixed", il))
     xr, xw, xk, xv, xa = mixed[:5]
 

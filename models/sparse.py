@@ -119,6 +119,6 @@ def _read_msa(r: Reader) -> HParams:
 
 
 ARCHITECTURES = (
-    Architecture(("deepseek32", "glm-dsa"), build_dsa, _read_dsa),
+    Architecture(("deepseek32", "glm-dsa"), build_dsa, _read_dsa, nextn=True),
     Architecture(("minimax-m3",), build_msa, _read_msa),
 )

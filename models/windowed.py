@@ -88,7 +88,7 @@ def _afmoe(r: Reader) -> HParams:
         rope_type="neox",
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         f_embedding_scale=r.number(Keys.LLM.EMBEDDING_SCALE, math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH))),
-        rope_layers=tuple(int((il + 1) % 4 != 0) for il in range(r.integer(Keys.LLM.BLOCK_COUNT))),
+        rope_layers=tuple(int((il + 1) % 4 != 0) for il in r.layers),
         **read_window(r, 4, 0),
     )
 

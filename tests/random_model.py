@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,10 @@ def random_weights(arch: str, kv: Mapping[str, Any], optional: tuple[str, ...] =
     """The tensors that the architecture asks for, with those optional ones, by name. Keys are without their prefix."""
     architecture = get_architecture(arch)
     keys = {f"{arch}.{k}": np.array(v) if isinstance(v, list) else v for k, v in {**KV, **kv}.items()}
-    specs = architecture.declare(architecture.hparams(arch, keys), ShapeOnlyWeights(optional)).asked.values()
+    weights = architecture.declare(architecture.hparams(arch, keys), ShapeOnlyWeights(optional))
+    for i in range(kv.get("nextn_predict_layers", 0)):
+        architecture.declare(architecture.head_hparams(arch, keys, i), weights)
+    specs = weights.asked.values()
     rng = np.random.default_rng(3)
     arrays: Arrays = {}
     for spec in specs:
@@ -39,13 +42,20 @@ def random_weights(arch: str, kv: Mapping[str, Any], optional: tuple[str, ...] =
     return arrays
 
 
-def write_random(path: Path, arch: str, kv: Mapping[str, Any], weights: Arrays | None = None) -> Path:
-    """Write a model with KV and `kv`, keys without their prefix, and the weights, by default random ones."""
+def write_random(
+    path: Path, arch: str, kv: Mapping[str, Any], weights: Arrays | None = None, tokens: Sequence[str] = ()
+) -> Path:
+    """Write a model with KV and `kv`, keys without their prefix, the weights, by default random ones, and the tokens of
+    a vocabulary, all of them text."""
     w = gguf.GGUFWriter(path, arch)
     for key, value in {**KV, **kv}.items():
         add = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32, str: w.add_string, list: w.add_array}
         add[type(value)](f"{arch}.{key}", value)
-    w.add_tokenizer_model("none")
+    w.add_tokenizer_model("llama" if tokens else "none")
+    if tokens:
+        w.add_token_list(tokens)
+        w.add_token_scores([0.0] * len(tokens))
+        w.add_token_types([1] * len(tokens))
     for name, array in (random_weights(arch, kv) if weights is None else weights).items():
         w.add_tensor(name, array)
     w.write_header_to_file()

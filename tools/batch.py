@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pyggml.llm.generate.request_file import RequestFile
+from pyggml.llm.generate.request_file import Answers, RequestFile
+from pyggml.llm.generate.requests import batch as gg_batch
 from pyggml.llm.model import load_model
 from pyggml.llm.samplers import SamplingOptions
 
 from .adapters import AdapterOptions, with_adapters
 from .options import FlashAttn, Json, ModelPath, Ram, Stop, Threads
 from .sampling import with_sampling
+
+_RAY = "On a cluster (pip install pyggml[ray])"
 
 
 @with_sampling
@@ -39,30 +44,64 @@ def batch(
     stop: Stop = None,
     threads: Threads = None,
     flash_attn: FlashAttn = False,
+    ray: Annotated[
+        Optional[str],
+        typer.Option(
+            "--ray",
+            help="Workers of a Ray cluster: local starts one here, auto finds the one that runs.",
+            metavar="ADDRESS",
+            rich_help_panel=_RAY,
+        ),
+    ] = None,
+    workers: Annotated[
+        Optional[int],
+        typer.Option(
+            "--workers", help="Processes with a model each (default: one a node).", min=1, rich_help_panel=_RAY
+        ),
+    ] = None,
+    stages: Annotated[
+        Optional[int],
+        typer.Option(
+            "--stages", help="... or so many that share the layers of one model.", min=1, rich_help_panel=_RAY
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
     "stop" and sampling parameters (as "temp", "json_schema") where it likes. Results are written in order as they
     come; run again after a kill, it goes on where it was. A bad line has an "error" for its result."""
+    if ray is None and (workers is not None or stages is not None):
+        raise typer.BadParameter("--workers and --stages are of --ray")
+    if workers is not None and stages is not None:
+        raise typer.BadParameter("give --workers, which have whole models, or --stages of one")
+    options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, "flash_attn": flash_attn, **sampling}
+    options["n_threads"] = threads
+
+    @contextmanager
+    def answers() -> Generator[Answers]:
+        if ray is None:
+            m = load_model(model, ram=ram)
+            adapters.apply(m)
+            yield lambda todo: gg_batch(m, todo, n_predict, **options)
+            return
+        from pyggml.cluster.on_ray import RayActors
+        from pyggml.cluster.run import batch_on
+
+        with RayActors(ray) as actors:
+            options.update({"workers": workers, "stages": stages, "ram": ram, "prepare": adapters.apply})
+            yield lambda todo: batch_on(actors, model, todo, n_predict, **options)
+
     n_errors, n_tokens = 0, 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with RequestFile(requests, results) as file:
         had = file.n_done
         if had < file.n_requests:
-            m = load_model(model, ram=ram)
-            adapters.apply(m)
-            answers = file.run(
-                m,
-                n_predict,
-                stop=stop or (),
-                n_parallel=n_parallel,
-                n_threads=threads,
-                flash_attn=flash_attn,
-                **sampling,
-            )
-            with Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress:
+            with (
+                answers() as answer,
+                Progress(*columns, console=Console(stderr=True), transient=True, disable=as_json) as progress,
+            ):
                 task = progress.add_task("batch", total=file.n_requests, completed=had)
-                for result in answers:
+                for result in file.run(answer):
                     n_errors += "error" in result
                     n_tokens += result.get("n_predicted", 0)
                     elapsed = progress.tasks[0].elapsed or 0.0

@@ -37,6 +37,7 @@ from .options import (
     Keep,
     Lookup,
     ModelDraft,
+    Mtp,
     PromptCache,
     PromptCacheAll,
     PromptCacheRo,
@@ -73,6 +74,7 @@ def generate(
     grp_attn_w: GrpAttnW = 512,
     model_draft: ModelDraft = None,
     lookup: Lookup = False,
+    mtp: Mtp = False,
     draft_max: DraftMax = 3,
     draft_min: DraftMin = 0,
     draft_p_min: DraftPMin = 0.0,
@@ -92,8 +94,8 @@ def generate(
     summary of the time taken on stderr; or one JSON object at the end with --json. Ctrl-C ends it and keeps the text.
     """
     start = perf_counter()
-    if model_draft and lookup:
-        raise typer.BadParameter("--model-draft and --lookup cannot both be given")
+    if bool(model_draft) + lookup + mtp > 1:
+        raise typer.BadParameter("only one of --model-draft, --lookup and --mtp can be given")
     if prompt_cache and (adapters.loras or adapters.vectors):  # what it keeps does not say what it was evaluated with
         raise typer.BadParameter("--prompt-cache cannot be given with adapters")
     if escape:
@@ -118,10 +120,10 @@ def generate(
             negative_prompt=negative_prompt,
             **sampling,
         )
-    if model_draft or lookup:
-        draft_model = load_model(model_draft) if model_draft else None
+    if model_draft or lookup or mtp:
+        by = load_model(model_draft) if model_draft else m.heads if mtp else None
         with usage():
-            g = with_draft(g, draft_model, draft_max, draft_min, draft_p_min)
+            g = with_draft(g, by, draft_max, draft_min, draft_p_min)
     session = _SessionFile(g, prompt_cache, prompt_cache_all, prompt_cache_ro)
     session.open(bool(text) or suffix is not None)
     if g.guidance is None:

@@ -69,7 +69,7 @@ def summary(f: GGUFFile | HFFolder) -> dict[str, Any]:
 def verdict(path: str) -> dict[str, Any]:
     """Whether the architecture can run the file, and which of its tensors nothing asks for."""
     try:
-        return {"problem": None, "unused": load_model(path, repack=False).weights.unused}
+        return {"problem": None, "unused": load_model(path, repack=False).unused}
     except ModelError as e:
         return {"problem": str(e), "unused": []}
 

@@ -63,6 +63,9 @@ ModelDraft = Annotated[
 Lookup = Annotated[
     bool, typer.Option("--lookup", help="Guess that the text repeats itself, without a model.", rich_help_panel=_DRAFT)
 ]
+Mtp = Annotated[
+    bool, typer.Option("--mtp", help="Let the heads in the model's file guess (MTP layers).", rich_help_panel=_DRAFT)
+]
 DraftMax = Annotated[
     int,
     typer.Option(

@@ -3,12 +3,13 @@
 #include "kernel.h"
 #include "simd/rows.h"
 
-// One row: y[i] = a[i] (op) b[i], all dense f32.
+// One row: y[i] = a[i] (op) b[i], or with `one` b[0], all dense f32.
 #define ROW(name, vop, sop)                                                                                            \
-  static void row_##name(float *y, const float *a, const float *b, int64_t n) {                                        \
+  static void row_##name(float *y, const float *a, const float *b, int64_t n, int one) {                               \
     int64_t i = 0;                                                                                                     \
+    for (; one && i + VF_N <= n; i += VF_N) vf_store(y + i, vop(vf_load(a + i), vf_set1(*b)));                         \
     for (; i + VF_N <= n; i += VF_N) vf_store(y + i, vop(vf_load(a + i), vf_load(b + i)));                             \
-    for (; i < n; i++) y[i] = a[i] sop b[i];                                                                           \
+    for (; i < n; i++) y[i] = a[i] sop b[one ? 0 : i];                                                                 \
   }
 ROW(add, vf_add, +)
 ROW(sub, vf_sub, -)
@@ -21,7 +22,7 @@ static int32_t wrapped_sub(int32_t a, int32_t b) { return (int32_t)((uint32_t)a 
 static int32_t wrapped_mul(int32_t a, int32_t b) { return (int32_t)((uint32_t)a * (uint32_t)b); }
 static int32_t wrapped_div(int32_t a, int32_t b) { return b == 0 ? 0 : b == -1 ? wrapped_sub(0, a) : a / b; }
 
-typedef void (*row_fn)(float *y, const float *a, const float *b, int64_t n);
+typedef void (*row_fn)(float *y, const float *a, const float *b, int64_t n, int one);
 
 typedef int32_t (*integer_fn)(int32_t a, int32_t b);
 
@@ -56,18 +57,29 @@ static void get_repeated(float *to, const pg_tensor *b, const char *row, int64_t
   }
 }
 
+// The next row of y, and what repeats to it.
+PG_INLINE void next_row(const pg_tensor *y, const pg_tensor *b, pg_idx *i, pg_idx *j) {
+  j->i1 = ++i->i1 == y->ne[1] || j->i1 + 1 == b->ne[1] ? 0 : j->i1 + 1;
+  if (i->i1 < y->ne[1]) return;
+  i->i1 = 0;
+  j->i2 = ++i->i2 == y->ne[2] || j->i2 + 1 == b->ne[2] ? 0 : j->i2 + 1;
+  if (i->i2 < y->ne[2]) return;
+  i->i2 = 0;
+  i->i3++;
+  j->i3 = j->i3 + 1 == b->ne[3] ? 0 : j->i3 + 1;
+}
+
 static int rows(const pg_task *t, int ith, int nth, row_fn f) {
   const pg_tensor *y = &t->dst, *a = &t->src[0], *b = &t->src[1];
   const int64_t n = y->ne[0];
-  const int dense = pg_is_f32_row(y) && pg_is_f32_row(a) && pg_is_f32_row(b) && b->ne[0] == n;
+  const int dense = pg_is_f32_row(y) && pg_is_f32_row(a) && pg_is_f32_row(b) && (b->ne[0] == n || b->ne[0] == 1);
   const pg_range r = pg_share(pg_n_rows(y), ith, nth);
-  for (int64_t ir = r.first; ir < r.last; ir++) {
-    const pg_idx i = pg_unravel(y, ir);
+  pg_idx i = pg_unravel(y, r.first), j = {i.i1 % b->ne[1], i.i2 % b->ne[2], i.i3 % b->ne[3]};
+  for (int64_t ir = r.first; ir < r.last; ir++, next_row(y, b, &i, &j)) {
     char *py = pg_row_at(y, i.i1, i.i2, i.i3);
-    const char *pa = pg_row_at(a, i.i1, i.i2, i.i3);
-    const char *pb = pg_row_at(b, i.i1 % b->ne[1], i.i2 % b->ne[2], i.i3 % b->ne[3]);
+    const char *pa = pg_row_at(a, i.i1, i.i2, i.i3), *pb = pg_row_at(b, j.i1, j.i2, j.i3);
     if (dense) {
-      f((float *)py, (const float *)pa, (const float *)pb, n);
+      f((float *)py, (const float *)pa, (const float *)pb, n, b->ne[0] == 1);
       continue;
     }
     for (int64_t k = 0; k < n; k += STRIP) {
@@ -75,7 +87,7 @@ static int rows(const pg_task *t, int ith, int nth, row_fn f) {
       const int64_t m = PG_MIN(STRIP, n - k);
       pg_get_f32(fa, a, pa, k, m);
       get_repeated(fb, b, pb, k, m);
-      f(fa, fa, fb, m);
+      f(fa, fa, fb, m, 0);
       pg_put_f32(y, py, k, fa, m);
     }
   }

@@ -38,8 +38,8 @@ int PG_FN(ssm_conv_f32)(const pg_task *t, int ith, int nth) {
 }
 
 // conv_state: of rows of channels. A cell holds the last n_c - 1 tokens of each channel, which are stored again.
-enum { X, C, BIAS, FROM };         // sources: BIAS may be absent; and those of state.h
-enum { BLOCK = 64, MAX_TAPS = 8 }; // channels that a thread takes at a time; n_c at most
+enum { X, C, BIAS, FROM };          // sources: BIAS may be absent; and those of state.h
+enum { BLOCK = 512, MAX_TAPS = 8 }; // channels that a thread takes at a time, and n_c, at most
 
 static pg_scan scan_of(const pg_task *t) {
   const pg_tensor *x = &t->src[X], *ids = &t->src[PG_READ], *from = &t->src[FROM];
@@ -60,8 +60,8 @@ int64_t PG_FN(conv_state_work)(const pg_task *t, int nth) {
 }
 
 // Channels from `first` on of a token: taps are rows, weights [n_c][BLOCK].
-static void token(const pg_task *t, const float *const *rows, const float (*weights)[BLOCK], int64_t n_c, int64_t first,
-                  int64_t n, float *y) {
+PG_INLINE void token(const pg_task *t, const float *const *rows, const float (*weights)[BLOCK], int64_t n_c,
+                     int64_t first, int64_t n, float *y) {
   const float *bias = t->src[BIAS].data ? (const float *)t->src[BIAS].data + first : NULL;
   for (int64_t i = 0; i < n; i += VF_N) {
     const int m = (int)PG_MIN(VF_N, n - i);
@@ -76,25 +76,27 @@ static void token(const pg_task *t, const float *const *rows, const float (*weig
   }
 }
 
-int PG_FN(conv_state_f32)(const pg_task *t, int ith, int nth) {
+// Rows of m floats, n of them, as columns.
+PG_INLINE void turn(float (*to)[BLOCK], const float *from, int64_t n, int64_t m) {
+  for (int64_t k = 0; k < m; k++)
+    for (int64_t i = 0; i < n; i++) to[k][i] = from[i * m + k];
+}
+
+PG_INLINE void blocks_of(const pg_task *t, int ith, int nth, const pg_scan *scan, int64_t n_c) {
   const pg_tensor *x = &t->src[X];
-  pg_scan s = scan_of(t);
-  const int status = pg_scan_begin(t, &s);
-  if (status) return status;
-  s.states = (float *)t->work;
-  const int64_t n_c = s.n + 1, blocks = (s.n_head + BLOCK - 1) / BLOCK;
+  const pg_scan s = *scan;
+  const int64_t all = (s.n_head + nth - 1) / nth, share = (all + BLOCK - 1) / BLOCK; // of a thread: blocks
+  const int64_t block = PG_MIN(BLOCK, ((all + share - 1) / share + VF_N - 1) / VF_N * VF_N);
+  const int64_t blocks = (s.n_head + block - 1) / block;
   const pg_range r = pg_share(blocks * s.n_seqs, ith, nth);
   for (int64_t u = r.first; u < r.last; u++) {
-    const int64_t first = u % blocks * BLOCK, n = PG_MIN(BLOCK, s.n_head - first), seq = u / blocks;
+    const int64_t first = u % blocks * block, n = PG_MIN(block, s.n_head - first), seq = u / blocks;
     const float *from = pg_scan_from(&s, seq) + first * s.n;
     float *to = pg_scan_to(t, &s, seq) + first * s.n, *y = (float *)t->dst.data + seq * s.n_tokens * s.n_head + first;
     float before[MAX_TAPS][BLOCK], weights[MAX_TAPS][BLOCK] = {{0}};
     const float *rows[MAX_TAPS];
-    for (int64_t i = 0; i < n; i++) {
-      const float *c = (const float *)pg_row_at(&t->src[C], first + i, 0, 0);
-      for (int64_t k = 0; k < n_c; k++) weights[k][i] = c[k];
-      for (int64_t k = 0; k < s.n; k++) before[k][i] = from[i * s.n + k];
-    }
+    turn(weights, (const float *)t->src[C].data + first * n_c, n, n_c);
+    turn(before, from, n, n_c - 1);
     // the last token's rows but one, in one step more, are what is stored
     for (int64_t k = 0; k <= s.n_tokens; k++, y += s.n_head) {
       for (int64_t i = 0; i < n_c; i++) {
@@ -104,8 +106,19 @@ int PG_FN(conv_state_f32)(const pg_task *t, int ith, int nth) {
       if (k < s.n_tokens) token(t, rows, weights, n_c, first, n, y);
     }
     for (int64_t i = 0; i < n; i++)
-      for (int64_t k = 0; k < s.n; k++) to[i * s.n + k] = rows[k][i];
+      for (int64_t k = 0; k < n_c - 1; k++) to[i * (n_c - 1) + k] = rows[k][i];
   }
+}
+
+int PG_FN(conv_state_f32)(const pg_task *t, int ith, int nth) {
+  pg_scan s = scan_of(t);
+  const int status = pg_scan_begin(t, &s);
+  if (status) return status;
+  s.states = (float *)t->work;
+  if (s.n == 3)
+    blocks_of(t, ith, nth, &s, 4); // what most models have: unrolled
+  else
+    blocks_of(t, ith, nth, &s, s.n + 1);
   pg_scan_end(t, ith, nth, &s);
   return PG_OK;
 }

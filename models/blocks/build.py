@@ -39,6 +39,14 @@ class CacheUse(NamedTuple):
     mask: str
 
 
+# What a head may have of its own in its block, by the roles of what it else shares with the model.
+_OF_HEAD = {
+    "token_embd": ("nextn.embed_tokens",),
+    "output_norm": ("nextn.shared_head_norm", "layer_output_norm"),
+    "output": ("nextn.shared_head_head",),
+}
+
+
 def _no_one(name: str) -> bool:
     return False
 
@@ -55,9 +63,14 @@ class Build:
     embd        embeddings are given instead of tokens
     embeddings  the graph ends with the embeddings of tokens instead of their logits
     layer       those after this layer (0: as they go into the first), instead of after the last one and its norm (None)
+    first       the graph is to begin with this layer, see `begin_at`
     uses        how each of the memory's caches is used
     adapters    what is added to products and to the outputs of layers
     asked       whether anyone will look at the node of a name: what is fused in one op is then built of several
+    n_logits    tokens of which logits are wanted, where all have an output: a graph of `hidden` states
+    hidden      the node with what heads read of each token, ne [n_embd, n_tokens], in such a graph
+
+    Of the hyperparameters of a head it is the graph of that head, see `build_inp_embd`.
     """
 
     def __init__(
@@ -74,6 +87,8 @@ class Build:
         *,
         embeddings: bool = False,
         layer: int | None = None,
+        first: int = 0,
+        hidden: bool = False,
     ) -> None:
         if not 0 < n_tokens <= kv.size:
             raise GraphError(f"n_tokens must be 1 to {kv.size}, the cells of the cache, not {n_tokens}")
@@ -83,9 +98,12 @@ class Build:
             raise GraphError(f"n_tokens must be a multiple of n_seqs = {n_seqs}, not {n_tokens}")
         self.n_seqs, self.n_seq_tokens = n_seqs, n_tokens // n_seqs
         self.hparams, self.weights, self.kv = hparams, weights, kv
-        self.n_tokens, self.n_outputs, self.n_kv, self.embd = n_tokens, n_outputs, n_kv, embd
+        self.n_tokens, self.n_kv, self.embd = n_tokens, n_kv, embd
+        self.n_outputs = n_tokens if hidden else n_outputs
+        self.n_logits = n_outputs if hidden else 0
+        self.hidden: Tensor | None = None
         self.adapters = adapters
-        self.embeddings, self.layer = embeddings, layer
+        self.embeddings, self.layer, self.first = embeddings, layer, first
         self.uses = tuple(
             CacheUse(c, n_tokens if c.transient else n, Var("kv_head", c.size - n_tokens), mask_name(c))
             for c, n in zip(kv.caches, n_kv, strict=True)
@@ -119,14 +137,15 @@ class Build:
         if name == "l_out" and il in self.adapters.control:
             t = gg.add(t.set_name(f"ffn_out-{il}"), self.adapters.control[il])
         t.name = name if il < 0 else f"{name}-{il}"
-        if self.layer is not None:
+        if self.layer is not None or self.first:
             self._named[t.name] = t
         return t
 
     def named(self, name: str) -> Tensor:
-        """The node that was given that name, of a graph that ends after a `layer`. Raises ModelError."""
+        """The node that was given that name, of a graph that ends after a `layer`, or begins with one. Raises
+        ModelError."""
         if name not in self._named:
-            raise ModelError(f"the graph of this architecture has no {name} to end with")
+            raise ModelError(f"the graph of this architecture has no {name} to be cut at")
         return self._named[name]
 
     def input(self, name: str, dtype: DType, *ne: int) -> Tensor:
@@ -148,7 +167,12 @@ class Build:
         return t
 
     def name(self, role: str, il: int, suffix: str = "weight") -> str:
-        """The name of the tensor of that role (of layer `il`) in a file."""
+        """The name of the tensor of that role (of layer `il`) in a file. A head's own come before those it shares."""
+        if il < 0 and self.hparams.is_head:
+            for own in _OF_HEAD.get(role, ()):
+                name = tensor_name(own, self.hparams.first_block, suffix)
+                if self.weights.ne(name) is not None:
+                    return name
         return tensor_name(role, il if il < 0 else self.hparams.block(il), suffix)
 
     def optional(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor | None:

@@ -26,7 +26,10 @@ def token_embd(b: Build) -> Tensor:
 
 def build_inp_embd(b: Build) -> Tensor:
     """The embeddings of the tokens, or those that are given, scaled where the model asks for it: ne
-    [n_embd, n_tokens]."""
+    [n_embd, n_tokens]. Of a head: what it makes of those of tokens and of the hidden states of the tokens before them,
+    which are given in the place of embeddings (DeepSeek-V3, arXiv 2412.19437, 2.2)."""
+    if b.hparams.is_head:
+        return _build_inp_head(b)
     if b.embd:
         cur = b.input("inp_embd", DType.F32, b.hparams.n_embd, b.n_tokens)
     else:
@@ -34,6 +37,14 @@ def build_inp_embd(b: Build) -> Tensor:
         cur = b.cb(b.adapters.rows(gg.get_rows(w, tokens), w.name, tokens), "inp_embd")
     scale = b.hparams.f_embedding_scale
     return b.cb(gg.scale(cur, scale), "inp_scaled") if scale else cur
+
+
+def _build_inp_head(b: Build) -> Tensor:
+    hidden = b.input("inp_embd", DType.F32, b.hparams.n_embd, b.n_tokens)
+    embd = b.cb(gg.get_rows(token_embd(b), b.input("inp_tokens", DType.I32, b.n_tokens)), "mtp_tok_embd")
+    embd = build_norm(b, embd, "nextn.enorm", "mtp_enorm", 0)
+    hidden = build_norm(b, hidden, "nextn.hnorm", "mtp_hnorm", 0)
+    return b.linear("nextn.eh_proj", gg.concat(embd, hidden, 0), b.hparams.n_embd, "mtp_eh_proj", 0)
 
 
 def build_inp_per_layer(b: Build, inpL: Tensor, n: int) -> Tensor:

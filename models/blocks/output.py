@@ -17,12 +17,16 @@ from .inputs import build_inp_out_ids, token_embd
 from .norm import build_norm
 
 
-def build_lm_head(b: Build, cur: Tensor, *, bias: bool = True) -> Graph:
+def build_lm_head(b: Build, cur: Tensor, *, bias: bool = True, hidden: Tensor | None = None) -> Graph:
     """The logits of `cur`, ne [n_embd, n_outputs]: `result_output`, ne [n_vocab, n_outputs], which ends the graph. A
     model without output weights uses its embeddings (tied). `bias`: as for `Build.linear`. A graph of embeddings ends
-    with those instead."""
+    with those instead. In one of hidden states `hidden` are these, by default `cur`, and n_logits rows go on."""
     if b.embeddings:
         return build_result_embd(b, cur)
+    if b.n_logits:
+        b.hidden = (cur if hidden is None else hidden).set_output()
+        b.graph.build_forward_expand(b.hidden)
+        cur = gg.get_rows(cur, b.input("inp_logit_ids", DType.I32, b.n_logits))
     _head_weights(b)  # a model of logits may have them, too
     n_vocab = b.hparams.n_vocab
     output = b.optional("output", (cur.ne[0], n_vocab))
@@ -44,10 +48,10 @@ def build_result_embd(b: Build, cur: Tensor) -> Graph:
     """`cur`, ne [n_embd, n_outputs], as the end of the graph, or what `b.layer` gave, and no node after it."""
     _head_weights(b)
     if b.layer is not None:
-        full = b.graph.nodes
         hidden = b.named("inp_embd") if b.layer == 0 else b.named(f"l_out-{b.layer - 1}")
+        full = b.graph.build_forward_expand(hidden).nodes
         b.graph = Graph()
-        if hidden.ne[2] > 1:
+        if hidden.ne[1] != b.n_tokens:
             raise ModelError(f"{hidden.name} has {hidden.ne[1]} streams of each token: no embeddings after this layer")
         for node in full[: full.index(hidden) + 1]:  # those before it store K and V
             b.graph.build_forward_expand(node)

@@ -56,7 +56,7 @@ def build_mamba(
     y = build_scan(b, channels, dt, A, b_rows, c_rows, il)
     y = gg.reshape_2d(y, d_inner, b.n_tokens)
     y = b.cb(gg.add(y, gg.mul(x, b.weight("ssm_d", (d_inner,), il, ""))), "ssm_y", il)
-    y = b.cb(gg.swiglu_split(gg.cont(z), y), "ssm_gated", il)
+    y = b.cb(gg.swiglu_split(z, y), "ssm_gated", il)
     return b.linear("ssm_out", y, n_embd, "ssm_out", il)
 
 
@@ -75,7 +75,7 @@ def build_mamba2(b: Build, cur: Tensor, m: SSM, il: int, *, norm: Literal["weigh
         dt = b.cb(gg.clamp(dt, math.log(math.expm1(m.dt_min)), math.inf), "ssm_dt_clamped", il)
     y = build_scan(b, x, dt, b.weight("ssm_a", (1, n_head), il, ""), B, C, il)
     y = b.cb(gg.add(y, gg.mul(x, b.weight("ssm_d", (1, n_head), il, ""))), "mamba2_y_add_d", il)
-    y = b.cb(gg.swiglu_split(gg.cont(z), gg.reshape_2d(y, d_inner, n_tokens)), "ssm_gated", il)
+    y = b.cb(gg.swiglu_split(z, gg.reshape_2d(y, d_inner, n_tokens)), "ssm_gated", il)
     ne = (d_inner // m.n_group, m.n_group)
     if norm == "weight" or b.optional("ssm_norm", ne, il) is not None:
         y = build_norm(b, gg.reshape_3d(y, *ne, n_tokens), "ssm_norm", "ssm_normed", il, per_head=True)

@@ -28,7 +28,7 @@ def build_k_shift(hp: HParams, weights: Mapping[str, Tensor], kv: KVCache) -> tu
         row = kv.type_k.row_size
         for il, k_l in zip(kv.layers, kv.k_l, strict=True):
             n, r = hp.layer(il), hp.rope(il)
-            if r is None:
+            if r is None or k_l.buffer is None:  # not roped, or in another stage
                 continue
             # YaRN scales K where it ropes it; roping it again must not scale it again
             attn_factor = 1.0 / (1.0 - 0.1 * math.log(r.freq_scale)) if r.ext_factor else 1.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import compress
 from typing import TypedDict
 
 import numpy as np
@@ -37,12 +38,13 @@ ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)
 
 
 class CacheOptions(TypedDict, total=False):
-    """What a cache is made for, beside a model and its size."""
+    """What a cache is made for, beside a model and its size. `held`: the layers that get memory, see `KVCache`."""
 
     n_seq_max: int
     type_k: DType
     type_v: DType
     flash_attn: bool
+    held: Container[int] | None
 
 
 class KVCache(KVCells):
@@ -51,11 +53,13 @@ class KVCache(KVCells):
     `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa; `index` says which
     `i` a layer reads, also one that shares those of another (`hp.kv_layer`). V is stored
     transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`. Where V is in K (`hp.v_in_k`),
-    `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts. A `transient` one
+    `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts; `n_rewind`: see
+    `KVCacheISWA`. A `transient` one
     has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. A `cross` one holds
     what an encoder gave: the encoder fills it, and the decoder's tokens see all that is of their sequences. `causal`:
     tokens do not see those after them. In types of ROTATED_TYPES K and V of each head are stored rotated, see
-    `rotation_k`. Raises ModelError for types that the layout cannot store, AllocError where the machine has not that
+    `rotation_k`. K and V of layers that are not `held` get no memory (None: all do): other stages of the model have
+    them. Raises ModelError for types that the layout cannot store, AllocError where the machine has not that
     much memory.
     """
 
@@ -67,6 +71,7 @@ class KVCache(KVCells):
         type_k: DType = DType.F16,
         type_v: DType = DType.F16,
         flash_attn: bool = False,
+        held: Container[int] | None = None,
         *,
         layers: Sequence[int] | None = None,
         n_swa: int = 0,
@@ -77,7 +82,7 @@ class KVCache(KVCells):
         self.causal = hp.causal_attn and not (transient or cross)
         self.flash_attn, self.v_in_k, self.v_trans = flash_attn, hp.v_in_k, not (flash_attn or hp.v_in_k)
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
-        self.n_swa = n_swa
+        self.n_swa, self.n_rewind = n_swa, 0
         self.swa_type: SwaType = hp.swa_type
         layers = range(hp.n_layer) if layers is None else layers
         self.layers = tuple(il for il in layers if hp.has_kv(il))
@@ -86,7 +91,8 @@ class KVCache(KVCells):
         else:
             _check_types(hp, self)
             shapes = [(n.n_embd_k_gqa, 0 if hp.v_in_k else n.n_embd_v_gqa) for n in map(hp.layer, self.layers)]
-        row = sum(type_k.row_size(k) + type_v.row_size(v) for k, v in shapes)
+        self._held = [held is None or il in held for il in self.layers]
+        row = sum(type_k.row_size(k) + type_v.row_size(v) for k, v in compress(shapes, self._held))
         check_memory((row + _CELL + n_seq_max) * size, f"a cache of {size} cells for {n_seq_max} sequences")
         super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
         self.fixed = hp.fixed_positions
@@ -141,12 +147,12 @@ class KVCache(KVCells):
     @property
     def nbytes_k(self) -> int:
         """Bytes of K: size * n_embd_k_gqa / block size * block bytes, per layer."""
-        return sum(t.nbytes for t in self.k_l)
+        return sum(t.nbytes for t in compress(self.k_l, self._held))
 
     @property
     def nbytes_v(self) -> int:
         """Bytes of V, as of K."""
-        return sum(t.nbytes for t in self.v_l)
+        return sum(t.nbytes for t in compress(self.v_l, self._held))
 
     def settle(self) -> None:
         """Drop what no later token can see: nothing, or all of a transient cache (after a batch was decoded)."""
@@ -162,7 +168,8 @@ class KVCache(KVCells):
 
     def allocate(self, buft: str) -> None:
         """Give K and V their memory, zeroed: cells that were never written must hold finite numbers."""
-        allocate_tensors((*self.k_l, *self.v_l, *self._rotations.values()), buft)
+        held = (*compress(self.k_l, self._held), *compress(self.v_l, self._held))
+        allocate_tensors((*held, *self._rotations.values()), buft)
         for n, t in self._rotations.items():
             t.numpy()[:] = _hadamard(n)
 

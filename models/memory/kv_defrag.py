@@ -20,6 +20,8 @@ def build_defrag(kv: KVCache) -> tuple[Graph, Tensor]:
     with Context() as ctx:
         order = ctx.new_tensor(DType.I32, (n,), "defrag_order").set_input()
         for i, (il, k) in enumerate(zip(kv.layers, kv.k_l, strict=True)):
+            if k.buffer is None:  # another stage has it
+                continue
             rows = _whole(ctx, k, DType.I16, k.nbytes // kv.size // 2, kv.size)
             moved = gg.get_rows(rows, order)
             graph.build_forward_expand(gg.cpy(moved, _first(rows, n)).set_name(f"k_defrag-{il}"))

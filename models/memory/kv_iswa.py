@@ -22,7 +22,8 @@ class KVCacheISWA:
     """Two caches: `base` for the layers that see everything, `swa` for those with a window (hparams `n_swa`).
 
     With `transient` both have the cells of one batch only. Else `swa` has room for a window of each sequence and one
-    batch: what no later token can see is dropped after each decode (`settle`). Operations on sequences go to both, or
+    batch: what no later token can see is dropped after each decode (`settle`), but for `swa.n_rewind` positions more,
+    so that as many tokens can be removed from the end of a sequence. Operations on sequences go to both, or
     where they raise or a signal comes to none.
     """
 
@@ -97,7 +98,7 @@ class KVCacheISWA:
         if kv.transient:
             self.clear()
         else:
-            kv.forget(self._first_visible(kv.pos_max + 1))
+            kv.forget(self._first_visible(np.maximum(kv.pos_max + 1 - kv.n_rewind, 0)))
 
     def _first_visible(self, pos: Pos) -> Pos:
         return first_visible(pos, self.swa.n_swa, self.swa.swa_type)

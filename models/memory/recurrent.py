@@ -7,7 +7,7 @@ before its last decode, to which its end can be taken back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -61,13 +61,15 @@ class RecurrentCells:
     kept: Ints
     kept_pos: Ints
 
-    def __init__(self, hp: HParams, size: int, n_seq_max: int = 1) -> None:
-        """Raises AllocError where the machine has not that much memory."""
+    def __init__(self, hp: HParams, size: int, n_seq_max: int = 1, held: Container[int] | None = None) -> None:
+        """Layers that are not `held` get no memory (None: all do). Raises AllocError where the machine has not that
+        much."""
         self.size, self.n_seq_max, self.n_cells = size, n_seq_max, 2 * n_seq_max + 1
         self.lock = Lock()
         shapes = {il: hp.state(il) for il in range(hp.n_layer)}
+        self._held = [il for il in shapes if held is None or il in held]
         n_recent = hp.ngrams.size - 1 if hp.ngrams is not None else 0
-        floats = sum(map(sum, shapes.values())) + n_recent
+        floats = sum(sum(shapes[il]) for il in self._held) + n_recent
         check_memory(4 * floats * self.n_cells, f"the states of {n_seq_max} sequences")
         ctx = Context()
         self.r_l: dict[int, Tensor] = {}
@@ -98,8 +100,8 @@ class RecurrentCells:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Of all layers, r before s before p, and `recent` last."""
-        layers = sorted({*self.r_l, *self.s_l})
+        """Of all layers held, r before s before p, and `recent` last."""
+        layers = sorted({*self.r_l, *self.s_l} & set(self._held))
         of_layers = [t.get(il) for il in layers for t in (self.r_l, self.s_l, self.p_l)]
         return [t for t in (*of_layers, self.recent) if t is not None]
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pyggml.errors import BatchError, whole
 from pyggml.models.blocks import KVMemory
+from pyggml.models.hparams import HParams
 from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.kv_cells import INT32_MAX, LAST_POS, Floats, Ints
 
@@ -31,8 +32,9 @@ class Sequences(Protocol):
 class Batch:
     """Tokens of any sequences: position, sequence ids, whether logits are wanted (llama_batch).
 
-    A batch holds tokens (`tokens`) or embeddings (`embd`, rows of n_embd numbers), not both. `pos`, `seq_ids` and
-    `logits` have an entry for each. Tokens may stand in any order: they are evaluated by their positions.
+    A batch holds tokens (`tokens`) or embeddings (`embd`, rows of n_embd numbers), not both; one for a head that drafts
+    has with each token the hidden state of the one before it (`add_hidden`). `pos`, `seq_ids` and `logits` have an
+    entry for each. Tokens may stand in any order: they are evaluated by their positions.
     """
 
     def __init__(self) -> None:
@@ -85,6 +87,28 @@ class Batch:
         """Append an embedding, n_embd finite numbers, in the place of a token. Raises BatchError for what is none."""
         if self.tokens:
             raise BatchError("the batch holds tokens; an embedding cannot be added to it")
+        values = self._row(row, pos)
+        self._place(pos, seq_ids, logits)
+        self.embd.append(values)
+
+    def add_hidden(
+        self, token: int, row: Floats, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False
+    ) -> None:
+        """Append a token and the hidden state of the one before it, a row of `LlamaContext.hidden`. Raises
+        BatchError."""
+        if len(self.tokens) != len(self.embd):
+            raise BatchError("the batch holds tokens or embeddings alone; it cannot have both of one")
+        token, values = whole("token", token, 0, INT32_MAX, BatchError), self._row(row, pos)
+        self._place(pos, seq_ids, logits)
+        self.tokens.append(token)
+        self.embd.append(values)
+
+    def clear(self) -> None:
+        """Remove all tokens."""
+        for items in (self.tokens, self.embd, self.pos, self.seq_ids, self.logits):
+            items.clear()
+
+    def _row(self, row: Any, pos: int) -> Floats:
         try:
             with np.errstate(over="ignore"):
                 values = np.array(row, np.float32)
@@ -94,13 +118,7 @@ class Batch:
             raise BatchError(f"an embedding must be a row of n_embd numbers, not of shape {list(values.shape)}")
         if not np.isfinite(values).all():
             raise BatchError(f"the embedding at position {pos} holds numbers that are not finite")
-        self._place(pos, seq_ids, logits)
-        self.embd.append(values)
-
-    def clear(self) -> None:
-        """Remove all tokens."""
-        for items in (self.tokens, self.embd, self.pos, self.seq_ids, self.logits):
-            items.clear()
+        return values
 
     def _place(self, pos: int, seq_ids: int | Sequence[int], logits: bool) -> None:
         pos = whole("pos", pos, 0, LAST_POS, BatchError)
@@ -140,9 +158,16 @@ def check_encoded(memory: KVMemory, seq: Ints, sets: Sequence[tuple[int, ...]] |
         memory.require(seq, sets)
 
 
-def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, n_vocab: int, n_embd: int) -> None:
-    """Raises BatchError for tokens that the vocabulary has not, and embeddings that are none."""
+def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, hp: HParams, first: int = 0) -> None:
+    """Raises BatchError for tokens that the vocabulary has not, embeddings that are none, hidden states beside tokens
+    where the model reads none, or the reverse; and for tokens where a stage begins with another layer than 0."""
+    n_vocab, n_embd = hp.n_vocab, hp.n_embd
+    if (tokens is not None and embd is not None) is not hp.is_head:
+        what = "reads hidden states beside its tokens" if hp.is_head else "reads tokens or embeddings, not both"
+        raise BatchError(f"the model {what} (see Batch.add_hidden)")
     if tokens is not None:
+        if first:
+            raise BatchError(f"layers from {first} on take what the one before gave, not tokens")
         low, high = tokens.min(), tokens.max()
         if low < 0 or high >= n_vocab:
             raise BatchError(f"token {low if low < 0 else high} is outside the vocabulary of {n_vocab}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,7 @@ from pyggml.models.blocks import KVMemory
 from pyggml.models.hparams import Pooling
 from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.kv_cache import CacheOptions
-from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints, Slot
-from pyggml.models.memory.recurrent import StateSlot
+from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints
 from pyggml.sched import Scheduler
 
 from .adapters.active import ActiveAdapters, Scaled
@@ -37,17 +36,8 @@ from .loaded import LoadedModel
 from .options import check_types
 from .pooling import Members, checked_output, members, pool
 from .state import save_load as state
-from .steps import Steps, StepSize
-from .ubatch import SBatch, UBatch, gathered, texts_of, ubatches_of_tokens
-
-
-class _Slots(NamedTuple):
-    """Where a ubatch is put: in each cache of its steps (None: they only look at it), and of the states where the
-    memory has them."""
-
-    steps: Steps
-    caches: list[Slot | None]
-    states: StateSlot | None = None
+from .steps import Slots, Step, Steps, StepSize
+from .ubatch import SBatch, UBatch, gathered, of_all, texts_of, ubatches_of_tokens
 
 
 class LlamaContext(Closeable):
@@ -62,6 +52,7 @@ class LlamaContext(Closeable):
     embeddings  in their place in a context of embeddings: float32 [n_outputs, n_embd], what the last norm gives of
                 each token; where they are pooled, a row for each sequence of the batch, ascending. Of an
                 encoder-decoder what `encode` gave, too
+    hidden      after `keep_hidden`: float32 [n_tokens, n_embd], what the heads of a model read, of all tokens
     pooling     how they are: none, mean, cls (the first token of a sequence), last, or rank (the scores of a reranker)
     scheduler   runs the graphs
     lock        held by every method that uses the cache or the logits, and by those of `memory` that change sequences
@@ -121,13 +112,13 @@ class LlamaContext(Closeable):
         self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), most)
         self._threads = n_threads, n_threads_batch or n_threads  # of a step of one token, and of more
         self.scheduler.watches = model.watches
-        cache: CacheOptions = {"n_seq_max": n_seq_max, "type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
+        cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
         self.memory: KVMemory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
         self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
         buft = next(iter(self.scheduler.backends.values())).buft
         self.memory.allocate(buft)
-        self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer)
+        self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer, model.stage)
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
         self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
         self._encoder: Steps | None = None
@@ -135,14 +126,15 @@ class LlamaContext(Closeable):
             if self._output.layer is not None:
                 raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
             self._encoder = Steps(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
-        self._taken: list[_Slots] = []  # by a decode that is not finished
+        self._taken: list[Slots] = []  # by a decode that is not finished
         self.outputs: Ints = np.empty(0, np.int32)
         self.logits: Floats = np.empty((0, hp.n_vocab), np.float32)
         self.embeddings: Floats = np.empty((0, hp.n_embd), np.float32)
+        self.hidden = self.embeddings
         self._pooled: list[int] = []  # the sequences of the rows of `embeddings`
-        reserve = partial(self._graphs.reserve, self.n_ubatch)
-        self._adapters = ActiveAdapters(model, hp, buft, reserve)
-        reserve(self._adapters.graph)
+        self._reserve = partial(self._graphs.reserve, self.n_ubatch)
+        self._adapters = ActiveAdapters(model, hp, buft, self._reserve)
+        self._reserve(self._adapters.graph)
         self.set_loras(model.loras)
         self.set_control_vector(model.control)
         model.contexts.add(self)
@@ -278,6 +270,14 @@ class LlamaContext(Closeable):
             self._adapters.set_control(vector, scale, il_start, il_end)
 
     @locked
+    def keep_hidden(self) -> None:
+        """Have `hidden` after each decode from the next one on. Raises ModelError in a context of embeddings."""
+        if self._output.embeddings:
+            raise ModelError("a context of embeddings has no hidden states beside them")
+        self._graphs.hidden = True
+        self._reserve(self._adapters.graph)
+
+    @locked
     def embeddings_seq(self, seq: int) -> Floats:
         """The embeddings [n_embd] of a sequence of the last batch, or its scores. Raises BatchError for one that was
         not in it, or not pooled."""
@@ -346,15 +346,11 @@ class LlamaContext(Closeable):
     def build_graph(self, n_tokens: int, n_outputs: int | None = None, worst_case: bool = False) -> Graph:
         """The graph that would run for `n_tokens` tokens with logits of `n_outputs` of them (default: one), as the
         cache is now; for the worst case, over the whole cache and with all logits."""
-        caches = self.memory.caches
         n_tokens = whole("n_tokens", n_tokens, error=GraphError)
         n_outputs = None if n_outputs is None else whole("n_outputs", n_outputs, error=GraphError)
         if worst_case:
             return self._graphs.largest(n_tokens, n_outputs or n_tokens, self._adapters.graph).graph
-        ends = [c.find_slot(n_tokens) + n_tokens if 0 < n_tokens <= c.size and not c.cross else 0 for c in caches]
-        n_kv = tuple(c.n_kv(end) for c, end in zip(caches, ends, strict=True))
-        size = StepSize(n_tokens, 1 if n_outputs is None else n_outputs, False, n_kv, self._adapters.graph)
-        return self._graphs.build(size).graph
+        return self._graphs.next(n_tokens, 1 if n_outputs is None else n_outputs, self._adapters.graph).graph
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -363,7 +359,7 @@ class LlamaContext(Closeable):
     ) -> None:
         hp = self.model.hparams
         check_size(n, self.n_batch, self.n_ubatch, encodes or not hp.causal_attn)
-        check_values(tokens, embd, hp.n_vocab, hp.n_embd)
+        check_values(tokens, embd, hp, self.model.first_layer)
         if not encodes and n > self.memory.size - self.memory.used:
             raise self.memory.full(n)
 
@@ -388,25 +384,29 @@ class LlamaContext(Closeable):
     def _evaluate(self, parts: Sequence[UBatch], of: Members | None, steps: Steps) -> None:
         """Compute the parts, and set `outputs`, and `logits` or `embeddings`, pooled `of` sequences. Until then the
         cells are as they were on any failure."""
-        rows: list[Floats] = []
+        rows, hidden = list[Floats](), list[Floats]()
         try:
             for u in parts:
-                result = self._run(u, self._take(u, steps))
-                if result is not None:
-                    rows.append(np.array(result))
+                step = self._run(u, self._take(u, steps))
+                if u.output.any():
+                    rows.append(np.array(step.result))
+                if step.hidden is not None:
+                    hidden.append(np.array(step.hidden))
             name = "embeddings" if self._output.embeddings or steps is self._encoder else "logits"
             outputs, result = gathered(parts, rows, vars(self)[name][:0])
             if of is not None:
                 result = self._graphs.head(pool(result, outputs, of))
             new = {"outputs": outputs, "logits": self.logits[:0], name: result, "_pooled": list(of or ()), "_taken": []}
+            if hidden:
+                new["hidden"] = of_all(parts, hidden)
             vars(self).update(new)  # one call: no signal comes in between
         except BaseException:
             self._undo()
             raise
 
-    def _take(self, u: UBatch, steps: Steps) -> _Slots:
+    def _take(self, u: UBatch, steps: Steps) -> Slots:
         """Slots for a ubatch in every cache and of the states. All are noted before anything changes."""
-        slots = _Slots(steps, [c.slot(u.n_tokens) if steps.fills(c) else None for c in steps.caches])
+        slots = Slots(steps, [c.slot(u.n_tokens) if steps.fills(c) else None for c in steps.caches])
         states = self.memory.states
         if states is not None:
             taken = [slots.states for slots in self._taken if slots.states is not None]
@@ -429,13 +429,13 @@ class LlamaContext(Closeable):
                     self.memory.states.undo([slots.states for slots in self._taken if slots.states is not None])
                 self._taken = []
 
-    def _run(self, u: UBatch, slots: _Slots) -> Floats | None:
-        """Compute a ubatch in its slots; its logits or embeddings, in memory that the next run uses again."""
+    def _run(self, u: UBatch, slots: Slots) -> Step:
+        """Compute a ubatch in its slots; what comes out is in memory that the next run uses again."""
         steps = slots.steps
         n_kv = tuple([c.n_kv() for c in steps.caches])
-        outputs = u.outputs
         n_seqs = 1 if slots.states is None else u.n_seqs
-        size = StepSize(u.n_tokens, len(outputs) or 1, u.embd is not None, n_kv, self._adapters.graph, n_seqs)
+        size = StepSize(u.n_tokens, len(u.outputs) or 1, u.embd is not None, n_kv, self._adapters.graph, n_seqs)
+        size = size._replace(hidden=self._graphs.hidden)
         step = steps.get(size)
         step.fill(u, slots.states, self.model.hparams, steps.cells)
         for mask, head, slot, n in zip(steps.masks, step.heads, slots.caches, n_kv, strict=True):
@@ -444,7 +444,7 @@ class LlamaContext(Closeable):
             if slot is not None:
                 head.bind(slot.start)
         step.schedule.run(n_threads=self._threads[u.n_tokens > 1])
-        return step.result if len(outputs) else None
+        return step
 
     def _name(self) -> str:
         return f"LlamaContext of {self.model.path}, n_ctx {self.n_ctx}"

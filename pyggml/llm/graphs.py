@@ -21,13 +21,15 @@ from .steps import StepSize
 
 
 class Graphs:
-    """Builds the graphs of a context, and runs those that are no steps."""
+    """Builds the graphs of a context, and runs those that are no steps. `hidden`: steps also give hidden states."""
 
     def __init__(self, model: LoadedModel, memory: KVMemory, output: Output, scheduler: Scheduler) -> None:
         self._model, self._memory, self._output, self._scheduler = model, memory, output, scheduler
+        self.hidden = False
 
     def build(self, size: StepSize) -> Build:
-        """The graph of a ubatch of that size."""
+        """The graph of a ubatch of that size; of a stage from its first layer on."""
+        first = self._model.first_layer
         b = Build(
             self._model.hparams,
             self._model.weights,
@@ -35,15 +37,17 @@ class Graphs:
             size.n_tokens,
             size.n_outputs,
             size.n_kv,
-            size.embd,
+            size.embd and not first,
             size.adapters,
             size.n_seqs,
             embeddings=self._output.embeddings,
             layer=self._output.layer,
+            first=first,
+            hidden=size.hidden,
         )
         b.asked = self._model.watches.asks
         with OneSite():
-            self._model.architecture.build(b)
+            self._model.architecture.build_stage(b)
         return b
 
     def encode(self, size: StepSize) -> Build:
@@ -70,7 +74,14 @@ class Graphs:
         memory = self._memory
         n_seqs = 1 if memory.states is None else gcd(n_tokens, memory.n_seq_max)
         n_kv = tuple(c.size for c in memory.caches)
-        return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs))
+        return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs, self.hidden))
+
+    def next(self, n_tokens: int, n_outputs: int, adapters: Adapters) -> Build:
+        """Of the graph that so many tokens of one sequence would run, as the caches are now."""
+        caches = self._memory.caches
+        ends = [c.find_slot(n_tokens) + n_tokens if 0 < n_tokens <= c.size and not c.cross else 0 for c in caches]
+        n_kv = tuple(c.n_kv(end) for c, end in zip(caches, ends, strict=True))
+        return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, hidden=self.hidden))
 
     def reserve(self, n_tokens: int, adapters: Adapters) -> None:
         """Make room for the largest graph with these adapters."""

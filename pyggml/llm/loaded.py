@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from weakref import WeakSet
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, whole
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
 from pyggml.models import Architecture, get_architecture
 from pyggml.models.hparams import HParams
+from pyggml.models.metadata import Reader
+from pyggml.models.names import tensor_name
 from pyggml.models.weights import Weights
 from pyggml.stream.weights import WeightStream
 from pyggml.tensor import Tensor
@@ -25,7 +27,16 @@ from .vocab import Vocab
 class LoadedModel(Closeable):
     """What contexts and generations know of a model; `Model` adds what starts them."""
 
-    def __init__(self, path: str, arch: str, kv: Mapping[str, KVValue], tensors: Mapping[str, Tensor] | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        arch: str,
+        kv: Mapping[str, KVValue],
+        tensors: Mapping[str, Tensor] | None,
+        layers: tuple[int, int] | None = None,
+    ) -> None:
+        """`layers`: from which on, and up to which (not included), where it is a stage. Raises ModelError where the
+        model has no such stage."""
         self.path, self.arch, self.kv = path, arch, kv
         self.contexts: WeakSet[Closeable] = WeakSet()  # those that are open: closed with the model
         self.loras: tuple[Scaled, ...] = ()  # what new contexts begin with
@@ -37,6 +48,7 @@ class LoadedModel(Closeable):
         self.weights = Weights(self.tensors)
         if not self.vocab_only:
             self.architecture.declare(self.hparams, self.weights)
+        self.stage: range | None = None if layers is None else self._checked(layers)  # the layers it has; None: all
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -64,6 +76,21 @@ class LoadedModel(Closeable):
         if type(token) is not int or not 0 <= token < self.hparams.n_vocab:
             raise ModelError(f"the key {key} says which token begins an answer: {token} is none")
         return token
+
+    @property
+    def unused(self) -> list[str]:
+        """The names of the tensors that neither the model reads nor its heads."""
+        hp = self.hparams
+        blocks = range(hp.n_layer, hp.n_layer + self.n_heads) if self.architecture.nextn else ()
+        own = tuple(f"blk.{i}." for i in blocks)
+        return [name for name in self.weights.unused if not name.startswith(own)] if own else self.weights.unused
+
+    @property
+    def n_heads(self) -> int:
+        """How many layers of the file come after the model's and draft what follows (multi-token prediction)."""
+        said = range(Reader(self.arch, self.kv).integer("{arch}.nextn_predict_layers", 0))
+        n_layer = self.hparams.n_layer
+        return sum(tensor_name("nextn.eh_proj", n_layer + i) in self.tensors for i in said)
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`, see `Vocab.tokenize`."""
@@ -96,6 +123,18 @@ class LoadedModel(Closeable):
         """
         return Edit(self.watches, (pattern,), change)
 
+    @property
+    def first_layer(self) -> int:
+        """The layer that it begins with: of a stage, which takes what the one before gave, another than 0."""
+        return 0 if self.stage is None else self.stage.start
+
+    def _checked(self, layers: tuple[int, int]) -> range:
+        n = self.hparams.n_layer
+        first, end = (whole("layers", il, 0, n, ModelError) for il in layers)
+        if first >= end:
+            raise ModelError(f"layers: from {first} to {end} there are none")
+        return range(first, end)
+
     def close(self) -> None:
         """Close the contexts, then let go of weights and file. Tensors and arrays that others hold live on."""
         for ctx in tuple(vars(self).get("contexts", ())):
@@ -107,3 +146,17 @@ class LoadedModel(Closeable):
 
     def _name(self) -> str:
         return f"Model {self.arch} {self.path} {len(self.tensors)} tensors"
+
+
+class Head(LoadedModel):
+    """One of the heads in the file of `model`: a model of one layer, which guesses from tokens and hidden states, and
+    shares embeddings, last norm and output with it where it has none of its own. Contexts of it close with the model's.
+
+    Raises ModelError where a tensor is missing, or has another shape.
+    """
+
+    def __init__(self, model: LoadedModel, i: int) -> None:
+        vars(self).update(architecture=model.architecture, vocab=model.vocab)
+        vars(self).update(hparams=model.architecture.head_hparams(model.arch, model.kv, i))
+        super().__init__(model.path, model.arch, model.kv, model.tensors)
+        self.contexts = model.contexts

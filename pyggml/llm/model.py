@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
 from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
-from .loaded import LoadedModel
+from .loaded import Head, LoadedModel
 from .openai.chat import ChatRequest, create_chat_completion
 from .openai.request import SamplingRequest
 from .openai.text import create_completion
@@ -56,12 +58,33 @@ class Model(LoadedModel):
     arch      `general.architecture`
     kv        the metadata, overrides applied
     tensors   all tensors of the file by name; their memory is the file's (read-only)
-    weights   those that the architecture reads; `weights.unused` names the others
+    weights   those that the architecture reads; `unused` names the others, but for those of heads
     """
 
     def new_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> LlamaContext:
         """A context with a cache of `n_ctx` cells, see `LlamaContext`."""
         return LlamaContext(self, n_ctx, **options)
+
+    @cached_property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads that its file has for drafts (multi-token prediction), loaded as they are asked for; see
+        `generate.speculative.with_draft`.
+
+        Raises ModelError for a file without them, of an architecture whose heads are not supported, for weights that
+        are read as they are needed (`ram`), and for heads that lack a tensor.
+        """
+        self._name()
+        if not self.n_heads:
+            raise ModelError(f"{self.path} has no heads that draft (multi-token prediction layers)")
+        if not self.architecture.nextn:
+            raise ModelError(f"the heads of {self.arch} that draft are not supported")
+        if self.vocab_only or self.weight_stream is not None:
+            what = "vocab_only=True: it has no weights" if self.vocab_only else "ram=: its heads cannot draft"
+            raise ModelError(f"the model was loaded with {what}")
+        heads = tuple(Head(self, i) for i in range(self.n_heads))
+        if any(copy_of(t) is not None for t in self.weights.values()):
+            repack_weights([t for head in heads for t in _factors(head.weights)])
+        return heads
 
     def load_lora(self, path: str | os.PathLike[str]) -> Lora:
         """A LoRA adapter for this model, from a GGUF file or a PEFT folder: `ctx.set_loras([(lora, 1.0)])` has a
@@ -249,6 +272,7 @@ def load_model(
     kv_overrides: Mapping[str, Override] | None = None,
     progress: Progress | None = None,
     ram: int | str | None = None,
+    layers: tuple[int, int] | None = None,
 ) -> Model:
     """Load a GGUF model, by default the one that ships with the package; of a model in several files the first
     (NAME-00001-of-00003.gguf); or a Hugging Face folder. Weights stay where they are in the mapped files
@@ -264,12 +288,16 @@ def load_model(
     `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay, the others are read each
     time a graph needs them, the next one while one computes. Results are the same. Beside it there are the K/V cache
     and the compute buffers of contexts; `model.weight_stream` has the figures.
+    `layers` (first, end): a stage of the model, these layers alone (`end` not included), with the embeddings of tokens
+    where they are the first and the output where they are the last; no other weights are read. Contexts of a stage take
+    (`Batch.add_embd`) what the layer before gave, and give the next one's in `embeddings`.
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for one that its architecture
     cannot run, for a `ram` that cannot do, or when cancelled.
     """
-    budget = None if ram is None else memory_size(ram)
+    budget = memory_size(ram) if ram is not None else None if layers is None else sys.maxsize
     if budget is not None and not use_mmap:
-        raise ModelError("ram: weights that use_mmap=False reads into memory are no longer read from the file")
+        what = "layers" if ram is None else "ram"
+        raise ModelError(f"{what}: weights that use_mmap=False reads into memory are no longer read from the file")
     source = default_model_path() if path is None else path
     file = _opened(source, use_mmap, vocab_only)
     kv = with_overrides(file.kv, kv_overrides)
@@ -283,13 +311,15 @@ def load_model(
             return model
         get_architecture(arch)
         tensors = _bound(file, use_mmap, budget is None, repack)
-        model = Model(file.path, arch, kv, tensors)
-        if model.weights.unused:
-            _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.weights.unused))
+        model = Model(file.path, arch, kv, tensors, layers)
+        if model.unused:
+            _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.unused))
         _report(progress, 0.0)
         if budget is not None:
-            graph = model.architecture.least_graph(model.hparams, model.weights)
-            model.weight_stream = WeightStream(model.weights, origins_of(file), graph, budget, repack)
+            graph = model.architecture.least_graph(model.hparams, model.weights, model.stage)
+            leafs = set(graph.leafs)
+            weights = {n: t for n, t in model.weights.items() if model.stage is None or t in leafs}
+            model.weight_stream = WeightStream(weights, origins_of(file), graph, budget, repack)
             model.weight_stream.load(lambda done: _report(progress, done))
         elif repack:
             repack_weights(_factors(model.weights), lambda done: _report(progress, done))
@@ -302,6 +332,11 @@ def load_model(
         all(lock_memory(t.raw() if (copy := copy_of(t)) is None else copy.memory) for t in model.weights.values())
     log_model(model)
     return model
+
+
+def tensor_sizes(path: str | os.PathLike[str]) -> dict[str, int]:
+    """Bytes of each tensor of a model, which are not read. Raises GGUFError for a bad file."""
+    return {name: t.nbytes for name, t in _bound(_opened(path, True, False), True, False, False).items()}
 
 
 def _opened(path: str | os.PathLike[str], use_mmap: bool, vocab_only: bool) -> GGUFFile | HFFolder:

@@ -29,8 +29,15 @@ class Output(NamedTuple):
     layer: int | None = None
 
 
-def checked_output(hp: HParams, logits: bool, embeddings: bool | None, pooling: str | None, layer: int) -> Output:
-    """What a context gives that was made with these options, of a model that has `logits` or not. Raises ModelError."""
+def checked_output(
+    hp: HParams, logits: bool, embeddings: bool | None, pooling: str | None, layer: int, stage: range | None = None
+) -> Output:
+    """What a context gives that was made with these options, of a model that has `logits` or not; a `stage` that does
+    not end the model gives what its last layer does of each token. Raises ModelError."""
+    if stage is not None and stage.stop < hp.n_layer:
+        if embeddings is not None or pooling is not None or layer != -1:
+            raise ModelError(f"layers up to {stage.stop} of {hp.n_layer} give embeddings of tokens, and nothing else")
+        return Output(True, "none", stage.stop)
     if embeddings is None:
         embeddings = not logits
     if not embeddings and not logits:

@@ -29,7 +29,7 @@ from pyggml.models.blocks import (
 from pyggml.models.hparams import HParams, TokenBlocks
 from pyggml.models.memory.cross import EncoderMemory
 from pyggml.models.memory.kv_cache import KVCache
-from pyggml.models.memory.kv_cells import Floats, Ints
+from pyggml.models.memory.kv_cells import Floats, Ints, Slot
 from pyggml.models.memory.kv_mask import KVMask
 from pyggml.models.memory.recurrent import NOTHING, StateSlot
 from pyggml.sched import Schedule, Scheduler
@@ -49,6 +49,7 @@ class StepSize(NamedTuple):
     n_kv: tuple[int, ...]  # of each cache
     adapters: Adapters = NO_ADAPTERS
     n_seqs: int = 1  # of a memory with states, see `Build`
+    hidden: bool = False  # the hidden states of all tokens come out, too
 
     def with_n_kv(self, n_kv: Sequence[int]) -> StepSize:
         """The same with another n_kv of the first caches."""
@@ -61,7 +62,8 @@ _Key = tuple[StepSize, bool, Patterns]  # True: for all n_kv; what is watched
 @dataclass(slots=True)
 class Step:
     """A graph ready to run, with views of its inputs and its result. `n_kv`: of the caches where it varies. `pos`
-    has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted. `s_read`,
+    has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted, `hidden`
+    one for each token. `s_read`,
     `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell. `blocks`:
     see `block_inputs`."""
 
@@ -79,7 +81,9 @@ class Step:
     recent: Floats | None
     blocks: list[tuple[TokenBlocks, tuple[Ints | Floats, ...]]]
     out_ids: Ints
+    logit_ids: Ints | None
     result: Floats
+    hidden: Floats | None
 
     def fill(self, u: UBatch, states: StateSlot | None, hp: HParams, cells: KVCache | None) -> None:
         """Set the inputs that say what the tokens of a ubatch are, where they stand, and which are wanted; and how far
@@ -112,7 +116,11 @@ class Step:
         for t, inputs in self.blocks:
             for to, value in zip(inputs, block_inputs(t, pos, known), strict=True):
                 to[: value.size] = value.ravel()  # of cells the graph may have more
-        self.out_ids[:] = u.outputs if len(u.outputs) else 0
+        wanted = u.outputs if len(u.outputs) else 0
+        if self.logit_ids is None:
+            self.out_ids[:] = wanted
+        else:
+            self.out_ids[:], self.logit_ids[:] = np.arange(u.n_tokens), wanted
 
 
 class Steps:
@@ -144,6 +152,7 @@ class Steps:
             "inp_embd": ctx.new_tensor(DType.F32, (hp.n_embd * n_ubatch,)),
             "inp_pos": ctx.new_tensor(DType.I32, (n_ubatch * hp.n_pos_per_embd,)),
             "inp_out_ids": ctx.new_tensor(DType.I32, (n_ubatch,)),
+            "inp_logit_ids": ctx.new_tensor(DType.I32, (n_ubatch,)),
         }
         if memory.states is not None:
             for name in ("inp_s_read", "inp_s_write"):
@@ -231,6 +240,15 @@ class Steps:
         return b
 
 
+class Slots(NamedTuple):
+    """Where a ubatch is put: in each cache of its steps (None: they only look at it), and of the states where the
+    memory has them."""
+
+    steps: Steps
+    caches: list[Slot | None]
+    states: StateSlot | None = None
+
+
 def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:
     values = {name: t.numpy() for name, t in b.inputs.items() if name.startswith("inp_")}
     recent = None if b.kv.states is None else b.kv.states.recent
@@ -239,7 +257,7 @@ def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:
         heads=tuple(u.head for u in b.uses),
         n_kv=n_kv,
         token=values.get("inp_tokens"),
-        embd=values["inp_embd"].reshape(b.n_tokens, -1) if b.embd else None,
+        embd=values["inp_embd"].reshape(b.n_tokens, -1) if "inp_embd" in values else None,
         pos=values["inp_pos"].reshape(-1, b.n_tokens) if "inp_pos" in values else None,
         s_read=values.get("inp_s_read"),
         s_write=values.get("inp_s_write"),
@@ -249,5 +267,7 @@ def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:
         recent=None if recent is None else recent.numpy(),
         blocks=[(t, tuple(values[name] for name in block_input_sizes(t, 1, 1, 1))) for t in b.hparams.token_blocks],
         out_ids=values["inp_out_ids"],
-        result=b.graph.nodes[-1].numpy().reshape(b.n_outputs, -1),
+        logit_ids=values.get("inp_logit_ids"),
+        result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),
+        hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
     )

@@ -27,7 +27,7 @@ class UBatch:
 
     equal_seqs    True where `n_seqs` sequences have `n_seq_tokens` tokens each, one after the other; else every token
                   counts as a sequence of its own: n_seqs is n_tokens, n_seq_tokens 1
-    token, embd   int32 [n_tokens], or float32 [n_tokens, n_embd]: the one that the batch has
+    token, embd   int32 [n_tokens], or float32 [n_tokens, n_embd]: the one that the batch has, or both, see `Batch`
     pos           int32 [n_tokens]
     seq           int32 [n_tokens]: the (first) sequence of each token
     sets          all sequences of each token; None where each has one
@@ -258,3 +258,12 @@ def gathered(parts: Sequence[UBatch], rows: Sequence[Floats], none: Floats) -> t
         order = np.argsort(outputs)
         outputs, logits = outputs[order], logits[order]
     return outputs, logits
+
+
+def of_all(parts: Sequence[UBatch], rows: Sequence[Floats]) -> Floats:
+    """The rows of all tokens, in the order of the batch."""
+    out = np.concatenate(rows)
+    ids = np.concatenate([u.ids for u in parts])
+    if (ids[1:] < ids[:-1]).any():
+        out[ids] = out.copy()
+    return out

@@ -47,7 +47,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.generate", "llm.embed", "llm.evaluate"),
     ("llm.openai",),
     ("llm.model",),
-    ("llama_cpp",),
+    ("llama_cpp", "cluster"),
     ("inspect",),
     ("tools",),
 ]

@@ -267,7 +267,10 @@ class _Fuser:
         """A convolution, what is done to its result, and the node that stores the end of its window."""
         found = window_of(store)
         conv = None if found is None else next((t for t in self.readers[found.window] if t.op == "ssm_conv"), None)
-        if found is None or conv is None or conv.src[0] is not found.window or not is_f32_rows(conv.src[1]):
+        weights = None if conv is None else conv.src[1]
+        if found is None or conv is None or conv.src[0] is not found.window or weights is None:
+            return False
+        if not weights.is_contiguous:
             return False
         way, passed, biased = [conv], [conv], False
         while (t := self._reader(way[-1])) is not None and t not in self.taken and t.ne[0] == conv.ne[0]:

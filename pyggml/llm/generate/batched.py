@@ -13,8 +13,8 @@ from pyggml.errors import BatchError, SamplerError, whole
 from ..batch import Batch
 from ..context import LlamaContext
 from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, SamplingParams
+from .drafters import common_prefix
 from .generation import Generation, StoppingCriteria, Token, functions, sizes_to_encode, source_and_prompt
-from .speculative import common_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

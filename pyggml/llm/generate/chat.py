@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pyggml.errors import ModelError
 
 from ..samplers import SamplerChain
+from .drafters import common_prefix
 from .generation import Generation, Token
 from .long_context import LongContext
-from .speculative import common_prefix
 from .templates import ChatTemplate, Message
 
 if TYPE_CHECKING:

@@ -185,7 +185,7 @@ class Generation:
             ctx.encode(self.source)
         n_done = self.n_past
         for part in (self.long or LongContext(ctx)).parts(prompt[self.n_past :]):
-            ctx.decode(part)
+            self._decode(part, n_done)
             n_done += len(part)
             if self.progress is not None:
                 self.progress(n_done, len(prompt))
@@ -203,6 +203,10 @@ class Generation:
                 batch.add(token, first + j, 1, j == len(ids) - 1)
             ctx.decode(batch)
         return guided(logits, ctx.logits[-1], self.guidance.scale)
+
+    def _decode(self, tokens: Sequence[int], at: int) -> None:
+        """Evaluate a part of the text, from index `at` on."""
+        self.ctx.decode(tokens)
 
     def _has_room(self) -> bool:
         if self.long is not None:

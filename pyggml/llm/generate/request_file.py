@@ -6,18 +6,15 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from pyggml.errors import BatchError, path_name
 
-from ..loaded import LoadedModel
-from .batched import BatchOptions
-from .requests import Result, batch
+from .requests import Result
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+Answers = Callable[[list[Any]], Iterator[Result]]  # of requests, as `batch` gives them
 
 
 class RequestFile:
@@ -47,11 +44,12 @@ class RequestFile:
             self._out.close()
             raise
 
-    def run(self, model: LoadedModel, n_predict: int = 128, **options: Unpack[BatchOptions]) -> Iterator[Result]:
-        """Do what is to be done, with arguments as of `batch`; yields each result when the file has it."""
+    def run(self, answers: Answers) -> Iterator[Result]:
+        """Do what is to be done: `answers` gives the results of requests, as `batch` does. Yields each when the file
+        has it."""
         first = self.n_done
         todo = [_parsed(line) for line in self._lines[first:]]
-        for result in batch(model, todo, n_predict, **options):
+        for result in answers(todo):
             index: int = first + result["index"]
             result["index"] = index
             line = json.dumps({**result, "of": _digest(self._lines[index])}) + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _SAMPLING = {f.name for f in fields(SamplingParams)}
 _FIELDS = {"id", "prompt", "messages", "n_predict", "stop", *_SAMPLING}
 Result = dict[str, Any]
+NewContext = Callable[[int, "ContextOptions"], LlamaContext]  # of so many cells
 
 
 class _Defaults(NamedTuple):
@@ -77,6 +78,25 @@ def batch(
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
     `n_parallel`, SamplerError for bad sampling parameters, ModelError for an encoder.
     """
+
+    def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
+        own: ContextOptions = {**options, "n_threads": n_threads, "flash_attn": flash_attn}
+        return LlamaContext(model, n_ctx, **own)
+
+    return answer(model, requests, new_context, n_predict, stop=stop, n_parallel=n_parallel, **sampling)
+
+
+def answer(
+    model: LoadedModel,
+    requests: Iterable[Any],
+    new_context: NewContext,
+    n_predict: int = 128,
+    *,
+    stop: str | Sequence[str] = (),
+    n_parallel: int = 32,
+    **sampling: Unpack[SamplingOptions],
+) -> Iterator[Result]:
+    """As `batch`, in contexts from elsewhere; of the model its vocabulary is enough."""
     ids_of(model, ())  # refuses encoders
     whole("n_parallel", n_parallel, 1, error=BatchError)
     defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, SamplingParams(**sampling))
@@ -95,16 +115,11 @@ def batch(
         except RecursionError:
             result["error"] = "nested too deep"
         results.append(result)
-    return _in_order(results, _answers(model, todo, results, n_parallel, n_threads, flash_attn))
+    return _in_order(results, _answers(todo, results, n_parallel, new_context))
 
 
 def _answers(
-    model: LoadedModel,
-    todo: Sequence[_Request],
-    results: list[Result],
-    n_parallel: int,
-    n_threads: int | None,
-    flash_attn: bool,
+    todo: Sequence[_Request], results: list[Result], n_parallel: int, new_context: NewContext
 ) -> Iterator[None]:
     """Fill in the results; yields now and then."""
     if not todo:
@@ -112,11 +127,11 @@ def _answers(
     n_seq = min(n_parallel, len(todo))
     n_cells = {r.index: r.n_cells for r in todo}
     n_ctx = sum(sorted(n_cells.values())[-n_seq:])
-    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    options: ContextOptions = {"n_seq_max": n_seq}
     longest = max(len(r.source) for r in todo)
     if longest:
         options.update(sizes_to_encode(longest))
-    ctx = LlamaContext(model, n_ctx, **options)
+    ctx = new_context(n_ctx, options)
 
     def generations() -> Iterator[tuple[int, Generation]]:
         for request in todo:

@@ -8,10 +8,9 @@ depend on how many tokens are evaluated together: they differ in their last bits
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,29 +20,12 @@ from pyggml.models.memory.kv_cells import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
-from ..samplers import SamplerChain, SamplingParams
+from ..loaded import LoadedModel
+from .drafters import Drafter, Guess, HeadDrafter, LookupDrafter, ModelDrafter, Probs, draw, rng_of
 from .generation import Generation, Token
 
 if TYPE_CHECKING:
-    from ..loaded import LoadedModel
     from ..vocab import Vocab
-
-Probs = npt.NDArray[np.float64]
-
-
-class Guess(NamedTuple):
-    """A token, and the probabilities [n_vocab] it was drawn from; None where it was not drawn but is the only guess."""
-
-    token: int
-    probs: Probs | None = None
-
-
-class Drafter(Protocol):
-    """Guesses how a text goes on."""
-
-    def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
-        """Up to `n` guesses of what follows `tokens`. How many there are must not depend on the last ones' draw."""
-        ...
 
 
 @dataclass
@@ -63,110 +45,23 @@ class DraftStats:
         return f"draft acceptance = {self.acceptance:.5f} ({self.n_accepted} accepted / {self.n_drafted} drafted)"
 
 
-class LookupDrafter:
-    """Guesses that the text goes on as it did the last time its `ngram_max` last tokens occurred; else, its fewer last
-    tokens, down to `ngram_min`. Drafts shorter than `n_min` are not worth a batch."""
-
-    def __init__(self, ngram_max: int = 4, ngram_min: int = 2, n_min: int = 0) -> None:
-        if not 1 <= ngram_min <= ngram_max:
-            raise SamplerError(f"prompt lookup: n-grams from {ngram_min} to {ngram_max} tokens make no sense")
-        self._sizes, self._n_min = range(ngram_max, ngram_min - 1, -1), n_min
-        self._seen: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # where the text went on after an n-gram
-
-    def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
-        tokens = list(tokens)
-        if common_prefix(self._seen, tokens) < len(self._seen):
-            self._after.clear()
-            self._seen = []
-        # n-grams that end before the last token: that of the end itself leads nowhere yet
-        for end in range(max(len(self._seen), 1), len(tokens)):
-            for size in self._sizes:
-                if size <= end:
-                    self._after[tuple(tokens[end - size : end])] = end
-        self._seen = tokens
-        for size in self._sizes:
-            at = self._after.get(tuple(tokens[-size:]))
-            if at is not None:
-                found = tokens[at : at + n]
-                return [Guess(t) for t in found] if len(found) >= self._n_min else []
-        return []
-
-
-class ModelDrafter:
-    """Lets a smaller model go on, by the samplers of `params` that need no memory of the text.
-
-    It stops where its likeliest token has a probability below `p_min`, but not before `n_min` tokens. `ctx` is its own
-    context, with an empty sequence 0; of a text that does not fit it sees the end.
-    """
-
-    def __init__(self, ctx: LlamaContext, params: SamplingParams, n_min: int = 0, p_min: float = 0.0) -> None:
-        check_rewinds(ctx)
-        if ctx.model.architecture.encode is not None:
-            raise ModelError(f"{ctx.model.arch} is an encoder-decoder, which cannot draft: it goes on with no text")
-        if ctx.memory.states is not None:
-            raise ModelError("a model with recurrent layers cannot draft: its state goes back by one decode only")
-        self.ctx, self._n_min, self._p_min = ctx, n_min, p_min
-        self._chain = SamplerChain(_memoryless(params), ctx.model.vocab)
-        self._is_greedy = params.temp <= 0 and params.dynatemp_range <= 0
-        self._rng = _rng(params, 2)
-        self._start = 0  # where in the text it begins to see it
-        self._done: list[int] = []  # evaluated, from there on
-
-    def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
-        ctx, guesses = self.ctx, list[Guess]()
-        n = min(n, ctx.n_ctx // 2)
-        if not 0 < len(tokens) - self._start <= ctx.n_ctx - n:
-            self._start = max(len(tokens) - ctx.n_ctx // 2, 0)
-        self._evaluate(tokens[self._start :])
-        while True:
-            logits = ctx.logits[-1]
-            if len(guesses) >= self._n_min and _p_best(logits) < self._p_min:
-                return guesses
-            guesses.append(self._guess(logits))
-            token = guesses[-1].token
-            if len(guesses) == n or ctx.model.vocab.is_eog(token):
-                return guesses
-            ctx.decode((token,))
-            self._done.append(token)
-
-    def _evaluate(self, tokens: Sequence[int]) -> None:
-        """Bring the context to the end of `tokens`."""
-        ctx = self.ctx
-        n = min(common_prefix(self._done, tokens), len(tokens) - 1)
-        del self._done[n:]
-        ctx.memory.seq_rm(0, n, -1)
-        for i in range(n, len(tokens), ctx.n_batch):
-            part = tokens[i : i + ctx.n_batch]
-            ctx.decode(part)
-            self._done += part
-
-    def _guess(self, logits: Floats) -> Guess:
-        if self._is_greedy:
-            return Guess(self._chain.sample(logits))
-        ids, p = self._chain.distribution(logits)
-        probs = np.zeros(len(logits))
-        probs[ids] = p
-        return Guess(int(ids[_draw(p, self._rng)]), probs)
-
-
 @dataclass
 class SpeculativeGeneration(Generation):
     """A generation that lets `drafter` guess up to `n_max` tokens at a time. `stats` tells how many were right.
 
-    Raises SamplerError together with guidance, ModelError for a model whose cache cannot go back.
+    Raises SamplerError together with guidance.
     """
 
     drafter: Drafter = field(kw_only=True)
     n_max: int = field(default=3, kw_only=True)
+    follow: Callable[[Sequence[int], int], None] | None = field(default=None, kw_only=True)  # see HeadDrafter
     stats: DraftStats = field(default_factory=DraftStats, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.guidance is not None:
             raise SamplerError("speculative decoding and classifier-free guidance cannot be combined")
-        check_rewinds(self.ctx)
-        self._rng = _rng(self.chain.params, 3)
+        self._rng = rng_of(self.chain.params, 3)
         self._guesses: list[Guess] = []  # of the tokens that follow, evaluated
         self._rows: Iterator[Floats] = iter(())  # the logits behind each of them
         self._end = 0  # the position behind what is sure
@@ -181,6 +76,8 @@ class SpeculativeGeneration(Generation):
             yield from super().__iter__()
         finally:
             self._forget()
+            for kv in self.ctx.memory.caches:
+                kv.n_rewind = 0
 
     def rest(self) -> str:
         self._forget()
@@ -189,7 +86,17 @@ class SpeculativeGeneration(Generation):
     def _prefill(self) -> Floats:
         logits = super()._prefill()
         self._end = self.ctx.memory.seq_pos_max(0) + 1
+        windows = [kv for kv in self.ctx.memory.caches if kv.n_swa]
+        if windows:  # which have room for a window and n_batch; a batch may be removed, with as many sure tokens in it
+            self.n_max = min(self.n_max, (self.ctx.n_batch - 1) // 4)
+        for kv in windows:
+            kv.n_rewind = 2 * self.n_max + 1
         return logits
+
+    def _decode(self, tokens: Sequence[int], at: int) -> None:
+        super()._decode(tokens, at)
+        if self.follow is not None:
+            self.follow(tokens, at)
 
     def _forget(self) -> None:
         """Remove the guesses that were not taken."""
@@ -223,7 +130,7 @@ class SpeculativeGeneration(Generation):
             del self._guesses[0]
         else:
             if len(self._again) > self.n_max:  # so that they do not become ever more
-                self.ctx.decode(self._again)
+                self._decode(self._again, len(self.prompt) + len(self.ids) - 1 - len(self._again))
                 self._again = []
             self._guesses = self._draft()
             self._start = self._end - len(self._again)
@@ -232,6 +139,8 @@ class SpeculativeGeneration(Generation):
             for i, t in enumerate(self._batch, self._start):
                 batch.add(t, i, 0, i >= self._end)
             self.ctx.decode(batch)
+            if self.follow is not None:
+                self.follow(self._batch, len(self.prompt) + len(self.ids) - 1 - len(self._again))
             self._again = []
             self._rows = iter(self.ctx.logits)
         self._end += 1
@@ -251,30 +160,43 @@ class SpeculativeGeneration(Generation):
 
 
 def with_draft(
-    g: Generation, draft_model: LoadedModel | None, draft_max: int = 3, draft_min: int = 0, draft_p_min: float = 0.0
+    g: Generation,
+    by: LoadedModel | Sequence[LoadedModel] | None,
+    draft_max: int = 3,
+    draft_min: int = 0,
+    draft_p_min: float = 0.0,
 ) -> SpeculativeGeneration:
-    """The generation `g`, which has not begun, with guesses of `draft_model`, or by prompt lookup where it is None.
+    """The generation `g`, which has not begun, with guesses by a smaller model, by the heads of the model itself
+    (`Model.heads`), or by prompt lookup (None).
 
     draft_max    tokens guessed at a time, at most
     draft_min    ... and at least: a model goes on, unsure as it may be; what lookup finds is not used if it is shorter
     draft_p_min  a model stops where its likeliest token is less likely
 
-    Raises SamplerError for numbers that make no sense, ModelError where the models' vocabularies differ.
+    Raises SamplerError for numbers that make no sense, ModelError where the models' vocabularies differ, or there are
+    no heads.
     """
     if not 0 <= draft_min <= draft_max or draft_max < 1:
         raise SamplerError(f"drafts of {draft_min} to {draft_max} tokens make no sense")
     if not 0 <= draft_p_min <= 1:
         raise SamplerError(f"draft_p_min must be from 0 to 1, not {draft_p_min}")
     drafter: Drafter
-    if draft_model is None:
+    if by is None:
         drafter = LookupDrafter(n_min=draft_min)
+    elif isinstance(by, LoadedModel):
+        check_vocabularies(g.ctx.model.vocab, by.vocab)
+        drafter = ModelDrafter(_context_like(g.ctx, by), g.chain.params, draft_min, draft_p_min)
     else:
-        check_vocabularies(g.ctx.model.vocab, draft_model.vocab)
-        flash_attn = any(kv.flash_attn for kv in g.ctx.memory.caches)
-        ctx = LlamaContext(draft_model, g.ctx.n_ctx, n_threads=g.ctx.n_threads, flash_attn=flash_attn)
-        drafter = ModelDrafter(ctx, g.chain.params, draft_min, draft_p_min)
+        heads = [_context_like(g.ctx, head) for head in by]
+        drafter = HeadDrafter(g.ctx, heads, g.chain.params, draft_min, draft_p_min)
     of_g: dict[str, Any] = {f.name: getattr(g, f.name) for f in fields(g) if f.init}
-    return SpeculativeGeneration(**of_g, drafter=drafter, n_max=draft_max)
+    follow = drafter.follow if isinstance(drafter, HeadDrafter) else None
+    return SpeculativeGeneration(**of_g, drafter=drafter, n_max=draft_max, follow=follow)
+
+
+def _context_like(ctx: LlamaContext, model: LoadedModel) -> LlamaContext:
+    flash_attn = any(kv.flash_attn for kv in ctx.memory.caches)
+    return LlamaContext(model, ctx.n_ctx, n_threads=ctx.n_threads, flash_attn=flash_attn)
 
 
 def chosen(ids: npt.NDArray[np.int64], p: Probs, guess: int, q: Probs, rng: np.random.Generator) -> int:
@@ -287,13 +209,7 @@ def chosen(ids: npt.NDArray[np.int64], p: Probs, guess: int, q: Probs, rng: np.r
     rest = np.maximum(p - q[ids], 0.0)
     if not rest.any():  # p is q but for rounding
         return guess
-    return int(ids[_draw(rest, rng)])
-
-
-def check_rewinds(ctx: LlamaContext) -> None:
-    """Raises ModelError where wrong guesses cannot be removed: a sliding window has dropped what came before."""
-    if any(kv.n_swa for kv in ctx.memory.caches):
-        raise ModelError("speculative decoding does not work with the cache of a sliding window: it cannot go back")
+    return int(ids[draw(rest, rng)])
 
 
 def check_vocabularies(target: Vocab, draft: Vocab) -> None:
@@ -303,41 +219,3 @@ def check_vocabularies(target: Vocab, draft: Vocab) -> None:
     for i in range(target.n_tokens):
         if target.text(i) != draft.text(i):
             raise ModelError(f"token {i} is {draft.text(i)!r} for the draft model and {target.text(i)!r} for the model")
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences (of the same type) begin with alike."""
-    n = min(len(a), len(b))
-    return n if a[:n] == b[:n] else bisect_left(range(n), True, key=lambda i: a[: i + 1] != b[: i + 1])
-
-
-def _memoryless(p: SamplingParams) -> SamplingParams:
-    """Without what depends on the text before: a draft that is rejected must leave no trace."""
-    return replace(
-        p,
-        repeat_penalty=1.0,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        dry_multiplier=0.0,
-        mirostat=0,
-        grammar=None,
-        json_schema=None,
-    )
-
-
-def _rng(params: SamplingParams, stream: int) -> np.random.Generator:
-    """Random numbers of the seed, others than the chain's."""
-    seed = params.seed
-    return np.random.default_rng(None if seed is None or seed < 0 else (seed, stream))
-
-
-def _draw(weights: Probs, rng: np.random.Generator) -> int:
-    sums = np.cumsum(weights)
-    total = sums.item(-1)
-    row = int(np.searchsorted(sums, rng.random() * total, "right"))
-    return min(row, int(np.searchsorted(sums, total)))
-
-
-def _p_best(logits: Floats) -> float:
-    """The probability of the likeliest token."""
-    return 1.0 / float(np.exp(logits - logits.max()).sum(dtype=np.float64))

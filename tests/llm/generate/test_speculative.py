@@ -14,15 +14,12 @@ import pytest
 from pyggml.tools.cli import main
 
 from pyggml.errors import ModelError, SamplerError
+from pyggml.llm.generate.drafters import Guess, LookupDrafter, ModelDrafter, common_prefix
 from pyggml.llm.generate.generation import Generation, new_generation
 from pyggml.llm.generate.long_context import LongContext
 from pyggml.llm.generate.speculative import (
-    Guess,
-    LookupDrafter,
-    ModelDrafter,
     SpeculativeGeneration,
     chosen,
-    common_prefix,
     with_draft,
 )
 from pyggml.llm.model import Model, load_model
@@ -296,7 +293,7 @@ def test_command(tiny: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "draft_n" not in plain["timings"]
     out, err = run("-md", tiny, "--draft-max", 5, "--draft-p-min", 0)
     assert out == f"{PROMPT}{plain['text']}\n" and "draft acceptance = 1.00000 (19 accepted / 19 drafted)" in err
-    assert "cannot both be given" in run("-md", tiny, "--lookup", code=2)[1]
+    assert "only one of" in run("-md", tiny, "--lookup", code=2)[1]
     assert "make no sense" in run("--lookup", "--draft-min", 17, code=2)[1]
     out, _ = run("--lookup", "--json", "--prompt-cache", tmp_path / "cache", "--prompt-cache-all")
     assert json.loads(out)["ids"] == plain["ids"]

@@ -1,0 +1,44 @@
+"""A graph that begins in the middle of a model: what it takes is what the layer before gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyggml.errors import ModelError
+from pyggml.graph import Graph
+from pyggml.tensor import Tensor
+
+from .blocks import Build
+
+
+def begin_at(b: Build) -> None:
+    """Leave out of the graph, one of tokens, what is before layer `b.first`: the output of the layer before becomes the
+    input `inp_embd`, F32 ne [n_embd, n_tokens].
+
+    Raises ModelError where the rest reads more than that: the tokens, an earlier layer, or its K, V or states.
+    """
+    hidden, full = b.named(f"l_out-{b.first - 1}"), b.graph.nodes
+    if hidden.ne[1] != b.n_tokens:
+        raise ModelError(f"{hidden.name} has {hidden.ne[1]} streams of each token: no stage can begin after this layer")
+    hidden.op, hidden.op_params, hidden.src = "none", {}, ()
+    b.graph = Graph()
+    for node in full[full.index(hidden) + 1 :]:
+        b.graph.build_forward_expand(node)
+    before = set(_earlier(b))
+    for name in ("inp_tokens", "inp_ngram_rows"):
+        before.update((b.inputs.pop(name),) if name in b.inputs else ())
+    for t in b.graph.leafs:
+        if t in before:
+            what = "the tokens" if t.name.startswith("inp_") else t.name
+            raise ModelError(f"layers from {b.first} on read {what} too: this model has no stage that begins there")
+    b.inputs["inp_embd"], b.embd = hidden.set_input(), True
+
+
+def _earlier(b: Build) -> Iterator[Tensor]:
+    """What the memory has of layers before the first."""
+    for kv in b.kv.caches:
+        for tensors in (kv.k_l, kv.v_l):
+            yield from (t for il, t in zip(kv.layers, tensors, strict=False) if il < b.first)
+    if b.kv.states is not None:
+        for tensors in (b.states.r_l, b.states.s_l, b.states.p_l):
+            yield from (t for il, t in tensors.items() if il < b.first)

@@ -1,0 +1,154 @@
+"""What runs in the processes of a cluster, and what the driver asks of them. Nothing here knows what starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pyggml.errors import GGMLError
+from pyggml.llm.batch import Batch
+from pyggml.llm.context import LlamaContext
+from pyggml.llm.generate.requests import Result, batch
+from pyggml.llm.model import Model, load_model
+from pyggml.models.memory.kv_cells import Floats
+
+from .seats import Node, Seat
+
+if TYPE_CHECKING:
+    from pyggml.llm.generate.batched import BatchOptions
+    from pyggml.llm.options import ContextOptions
+
+Prepare = Callable[[Model], None]
+Edit = tuple[str, tuple[int, ...]]  # a method of a context's memory, and its arguments
+
+
+class ActorDied(Exception):
+    """The process of an actor is gone, with all it had."""
+
+
+class Actor(Protocol):
+    """An object in another process. Calls run one at a time, in their order."""
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Begin a call; returns what stands for its result, also as an argument of other calls."""
+        ...
+
+    def kill(self) -> None:
+        """End its process."""
+        ...
+
+
+class Actors(Protocol):
+    """What starts actors, on the nodes of a cluster."""
+
+    def nodes(self) -> list[Node]:
+        """Those that are alive."""
+        ...
+
+    def start(self, kind: type, seat: Seat) -> Actor:
+        """A new `kind()` there."""
+        ...
+
+    def get(self, result: Any) -> Any:
+        """Wait for what `call` stands for. Raises what it raised, ActorDied where its actor, or one that its arguments
+        came from, is gone."""
+        ...
+
+
+class Source(NamedTuple):
+    """Which model an actor loads, and what is done with it then."""
+
+    path: str
+    ram: str | None = None
+    prepare: Prepare | None = None
+
+    def load(self, layers: tuple[int, int] | None = None) -> Model:
+        """Load it, or a stage. Raises as `load_model`."""
+        model = load_model(self.path, ram=self.ram, layers=layers)
+        if self.prepare is not None:
+            self.prepare(model)
+        return model
+
+
+class About(NamedTuple):
+    """What an actor loaded, which must be the same for all of them, and its process."""
+
+    version: str
+    arch: str
+    size: int
+    pid: int
+
+
+def about(model: Model) -> About:
+    """Of a model, in the process that has it."""
+    from pyggml import __version__
+
+    return About(__version__, model.arch, sum(t.nbytes for t in model.tensors.values()), os.getpid())
+
+
+class BatchActor:
+    """A model that answers requests."""
+
+    def load(self, source: Source) -> About:
+        """Load the model. Raises as `load_model`."""
+        self._model = source.load()
+        return about(self._model)
+
+    def begin(self, requests: Sequence[Any], n_predict: int, options: BatchOptions) -> None:
+        """Take requests, in place of those before. Raises as `batch`."""
+        self._results: Iterator[Result] = batch(self._model, requests, n_predict, **options)
+
+    def more(self) -> Result:
+        """The result of the next request."""
+        return next(self._results)
+
+
+class StageActor:
+    """Some of the layers of a model, and contexts of those that decode, by number."""
+
+    def load(self, source: Source, layers: tuple[int, int], n_threads: int) -> About:
+        """Load these layers; contexts run on so many threads. Raises as `load_model`."""
+        self._model, self._n_threads = source.load(layers), n_threads
+        self._contexts: dict[int, LlamaContext] = {}
+        return about(self._model)
+
+    def open(self, key: int, n_ctx: int, options: ContextOptions) -> None:
+        """Make a context. Raises as `LlamaContext`."""
+        own: ContextOptions = {**options, "n_threads": self._n_threads}
+        self._contexts[key] = LlamaContext(self._model, n_ctx, **own)
+
+    def close(self, key: int) -> None:
+        """Close a context."""
+        self._contexts.pop(key).close()
+
+    def reset(self) -> None:
+        """Close all contexts."""
+        for key in list(self._contexts):
+            self.close(key)
+
+    def decode(self, key: int, edits: Sequence[Edit], part: Batch, hidden: Floats | None) -> Floats:
+        """Change the memory of a context, then evaluate the tokens of a batch; `hidden` is what the stage before gave.
+
+        Returns float32 [n_tokens, n_embd], of the last stage [n_outputs, n_vocab]. Raises as `LlamaContext.decode`.
+        """
+        ctx, stage = self._contexts[key], self._model.stage
+        for name, args in edits:
+            getattr(ctx.memory, name)(*args)
+        ends = stage is None or stage.stop == self._model.hparams.n_layer
+        here = Batch()
+        here.pos, here.seq_ids = part.pos, part.seq_ids
+        here.logits = part.logits if ends else [True] * len(part)
+        if hidden is None:
+            here.tokens = part.tokens
+        else:
+            here.embd = list(hidden)
+        ctx.decode(here)
+        return ctx.logits if ends else ctx.embeddings
+
+
+def check_alike(actors: Sequence[About]) -> None:
+    """Raises GGMLError where actors have other models, or other versions of pyggml."""
+    for other in actors[1:]:
+        if other[:3] != actors[0][:3]:
+            raise GGMLError(f"the nodes have different models, or versions of pyggml: {actors[0][:3]}, {other[:3]}")

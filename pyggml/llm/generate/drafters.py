@@ -1,0 +1,294 @@
+"""Who guesses how a text goes on: prompt lookup, a smaller model, or the heads that ship in a model's file (multi-token
+prediction; Gloeckle et al. 2024, arXiv 2404.19737, and DeepSeek-V3, arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import ModelError, SamplerError
+from pyggml.models.memory.kv_cells import Floats
+
+from ..batch import Batch
+from ..context import LlamaContext
+from ..samplers import SamplerChain, SamplingParams
+from ..vocab import Vocab
+
+Probs = npt.NDArray[np.float64]
+
+
+class Guess(NamedTuple):
+    """A token, and the probabilities [n_vocab] it was drawn from; None where it was not drawn but is the only guess."""
+
+    token: int
+    probs: Probs | None = None
+
+
+class Drafter(Protocol):
+    """Guesses how a text goes on."""
+
+    def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
+        """Up to `n` guesses of what follows `tokens`. How many there are must not depend on the last ones' draw."""
+        ...
+
+
+class LookupDrafter:
+    """Guesses that the text goes on as it did the last time its `ngram_max` last tokens occurred; else, its fewer last
+    tokens, down to `ngram_min`. Drafts shorter than `n_min` are not worth a batch."""
+
+    def __init__(self, ngram_max: int = 4, ngram_min: int = 2, n_min: int = 0) -> None:
+        if not 1 <= ngram_min <= ngram_max:
+            raise SamplerError(f"prompt lookup: n-grams from {ngram_min} to {ngram_max} tokens make no sense")
+        self._sizes, self._n_min = range(ngram_max, ngram_min - 1, -1), n_min
+        self._seen: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # where the text went on after an n-gram
+
+    def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
+        tokens = list(tokens)
+        if common_prefix(self._seen, tokens) < len(self._seen):
+            self._after.clear()
+            self._seen = []
+        # n-grams that end before the last token: that of the end itself leads nowhere yet
+        for end in range(max(len(self._seen), 1), len(tokens)):
+            for size in self._sizes:
+                if size <= end:
+                    self._after[tuple(tokens[end - size : end])] = end
+        self._seen = tokens
+        for size in self._sizes:
+            at = self._after.get(tuple(tokens[-size:]))
+            if at is not None:
+                found = tokens[at : at + n]
+                return [Guess(t) for t in found] if len(found) >= self._n_min else []
+        return []
+
+
+class ModelDrafter:
+    """Lets a smaller model go on, by the samplers of `params` that need no memory of the text.
+
+    It stops where its likeliest token has a probability below `p_min`, but not before `n_min` tokens. `ctx` is its own
+    context, with an empty sequence 0; of a text that does not fit it sees the end.
+    """
+
+    def __init__(self, ctx: LlamaContext, params: SamplingParams, n_min: int = 0, p_min: float = 0.0) -> None:
+        if ctx.model.architecture.encode is not None:
+            raise ModelError(f"{ctx.model.arch} is an encoder-decoder, which cannot draft: it goes on with no text")
+        if ctx.memory.states is not None:
+            raise ModelError("a model with recurrent layers cannot draft: its state goes back by one decode only")
+        self.ctx, self._n_min, self._p_min = ctx, n_min, p_min
+        self._guesser = _Guesser(params, ctx.model.vocab)
+        self._start = 0  # where in the text it begins to see it
+        self._done: list[int] = []  # evaluated, from there on
+
+    def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
+        ctx, guesses = self.ctx, list[Guess]()
+        n = min(n, ctx.n_ctx // 2)
+        if not 0 < len(tokens) - self._start <= ctx.n_ctx - n:
+            self._start = max(len(tokens) - ctx.n_ctx // 2, 0)
+        self._evaluate(tokens[self._start :])
+        while True:
+            logits = ctx.logits[-1]
+            if len(guesses) >= self._n_min and _p_best(logits) < self._p_min:
+                return guesses
+            guesses.append(self._guesser.guess(logits))
+            token = guesses[-1].token
+            if len(guesses) == n or ctx.model.vocab.is_eog(token):
+                return guesses
+            ctx.decode((token,))
+            self._done.append(token)
+
+    def _evaluate(self, tokens: Sequence[int]) -> None:
+        """Bring the context to the end of `tokens`."""
+        ctx = self.ctx
+        n = min(common_prefix(self._done, tokens), len(tokens) - 1)
+        del self._done[n:]
+        if not ctx.memory.seq_rm(0, n, -1):  # a window has moved on
+            ctx.memory.clear()
+            self._done, n = [], 0
+        for i in range(n, len(tokens), ctx.n_batch):
+            part = tokens[i : i + ctx.n_batch]
+            ctx.decode(part)
+            self._done += part
+
+
+class _Pair(NamedTuple):
+    """What a head reads at an index of the text: the token there, and the hidden state of the one before it."""
+
+    token: int
+    hidden: Floats
+
+
+class _Head:
+    """A head, and the context in which it has evaluated the pairs of a text from index `start` to `end`. That of index
+    `base` stood, or would, at position 0."""
+
+    def __init__(self, ctx: LlamaContext) -> None:
+        ctx.keep_hidden()
+        self.ctx, self.base, self.start, self.end = ctx, 0, 0, 0
+
+    def evaluate(self, pairs: Sequence[_Pair], end: int) -> None:
+        """Evaluate those before index `end` of the text, of which `pairs` are the last, so far as it has not. Where the
+        context is full, the first ones are forgotten; where some are missing in between, all before them."""
+        ctx, n = self.ctx, end - self.end
+        most = min(len(pairs), ctx.n_ctx)
+        if n > most:
+            ctx.memory.clear()
+            self.base = self.start = self.end = end - most
+            n = most
+        elif end - self.start > ctx.n_ctx:
+            self.start = end - max(ctx.n_ctx // 2, n)
+            ctx.memory.seq_rm(0, 0, self.start - self.base)
+        todo = pairs[len(pairs) - n :]
+        for i in range(0, n, ctx.n_batch):
+            batch = Batch()
+            for pos, pair in enumerate(todo[i : i + ctx.n_batch], self.end - self.base + i):
+                batch.add_hidden(pair.token, pair.hidden, pos)
+            batch.logits[-1] = True
+            ctx.decode(batch)
+        self.end = end
+
+    def rewind(self, end: int) -> None:
+        """Forget what it evaluated from index `end` on."""
+        if self.end > end:
+            self.end = end
+            if end > self.start:
+                self.ctx.memory.seq_rm(0, end - self.base, -1)
+            else:
+                self.ctx.memory.clear()
+                self.base = self.start = end
+
+
+class HeadDrafter:
+    """Lets the heads of a model's file guess, by the samplers of `params` that need no memory of the text.
+
+    A head reads a token and the hidden state behind the one before it, and guesses the token after: the model's state
+    for the first guess, its own for those that follow. Of several heads each makes one of the guesses, in order.
+
+    `ctx` is the model's context, which keeps its hidden states from now on; `follow` must be told of all that it
+    evaluates. `heads` are contexts of `Model.heads`, empty. Guessing stops where the likeliest token has a probability
+    below `p_min`, but not before `n_min` tokens.
+    """
+
+    def __init__(
+        self,
+        ctx: LlamaContext,
+        heads: Sequence[LlamaContext],
+        params: SamplingParams,
+        n_min: int = 0,
+        p_min: float = 0.0,
+    ) -> None:
+        if not heads:
+            raise ModelError("the model's file has no heads that draft (multi-token prediction)")
+        ctx.keep_hidden()
+        self.ctx, self._heads, self._n_min, self._p_min = ctx, [_Head(h) for h in heads], n_min, p_min
+        self._guesser = _Guesser(params, ctx.model.vocab)
+        self._pairs: list[_Pair] = []  # of the text, before index _end: those that not all heads have evaluated
+        self._end = 0
+        self._at = 0  # the index of what the context evaluated last
+        self._tokens: list[int] = []
+        self._hidden: Floats = np.empty((0, 0), np.float32)
+
+    def follow(self, tokens: Sequence[int], at: int) -> None:
+        """The context has just evaluated `tokens`, the first of which has index `at` in the text; of those before that
+        it had evaluated before, they are sure."""
+        self._settle(at, tokens[0])
+        self._at, self._tokens, self._hidden = at, list(tokens), self.ctx.hidden
+        if len(self._pairs) >= self.ctx.n_batch:  # of a long prompt
+            self._evaluate(self._heads)
+
+    def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
+        last = len(tokens) - 1
+        self._settle(last, tokens[-1])
+        pairs, guesses = list(self._pairs), list[Guess]()
+        for i in range(n if len(self._heads) == 1 else min(n, len(self._heads))):
+            head = self._heads[min(i, len(self._heads) - 1)]
+            head.evaluate(pairs, self._end + i)
+            logits = head.ctx.logits[-1]
+            if i >= self._n_min and _p_best(logits) < self._p_min:
+                break
+            guesses.append(self._guesser.guess(logits))
+            if self.ctx.model.vocab.is_eog(guesses[-1].token):
+                break
+            pairs.append(_Pair(guesses[-1].token, head.ctx.hidden[-1]))
+        for head in self._heads:
+            head.rewind(self._end)
+        self._drop()
+        return guesses
+
+    def _settle(self, end: int, token: int) -> None:
+        """The text is sure up to index `end`, where `token` stands: pair what of it the context has evaluated."""
+        known = min(end, self._at + len(self._tokens))  # pairs before this index have both
+        for i in range(max(self._end, self._at + 1), known + 1):
+            self._pairs.append(_Pair(token if i == end else self._tokens[i - self._at], self._hidden[i - 1 - self._at]))
+            self._end = i + 1
+
+    def _evaluate(self, heads: Sequence[_Head]) -> None:
+        for head in heads:
+            head.evaluate(self._pairs, self._end)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Keep no pairs that all heads have evaluated."""
+        n = self._end - min(head.end for head in self._heads)
+        del self._pairs[: max(len(self._pairs) - n, 0)]
+
+
+class _Guesser:
+    """Draws tokens as the samplers of `params` do that need no memory of the text."""
+
+    def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
+        self._chain = SamplerChain(_memoryless(params), vocab)
+        self._is_greedy = params.temp <= 0 and params.dynatemp_range <= 0
+        self._rng = rng_of(params, 2)
+
+    def guess(self, logits: Floats) -> Guess:
+        """A token by its logits [n_vocab]."""
+        if self._is_greedy:
+            return Guess(self._chain.sample(logits))
+        ids, p = self._chain.distribution(logits)
+        probs = np.zeros(len(logits))
+        probs[ids] = p
+        return Guess(int(ids[draw(p, self._rng)]), probs)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences (of the same type) begin with alike."""
+    n = min(len(a), len(b))
+    return n if a[:n] == b[:n] else bisect_left(range(n), True, key=lambda i: a[: i + 1] != b[: i + 1])
+
+
+def _memoryless(p: SamplingParams) -> SamplingParams:
+    """Without what depends on the text before: a draft that is rejected must leave no trace."""
+    return replace(
+        p,
+        repeat_penalty=1.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        dry_multiplier=0.0,
+        mirostat=0,
+        grammar=None,
+        json_schema=None,
+    )
+
+
+def rng_of(params: SamplingParams, stream: int) -> np.random.Generator:
+    """Random numbers of the seed, others than the chain's."""
+    seed = params.seed
+    return np.random.default_rng(None if seed is None or seed < 0 else (seed, stream))
+
+
+def draw(weights: Probs, rng: np.random.Generator) -> int:
+    """An index, with probabilities in proportion to the weights."""
+    sums = np.cumsum(weights)
+    total = sums.item(-1)
+    row = int(np.searchsorted(sums, rng.random() * total, "right"))
+    return min(row, int(np.searchsorted(sums, total)))
+
+
+def _p_best(logits: Floats) -> float:
+    """The probability of the likeliest token."""
+    return 1.0 / float(np.exp(logits - logits.max()).sum(dtype=np.float64))
