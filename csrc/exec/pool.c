@@ -7,9 +7,11 @@
 
 #include "exec/exec.h"
 
-// What a worker's `claim` says. From FIRST_CLAIM on: it takes part in every step from `from` on; each claim has another
+// What a worker's `claim` says: NAPPING, where it fell asleep again before an op ended in which it could not take part,
+// may be claimed as IDLE may. From FIRST_CLAIM on: it takes part in every step from `from` on; each claim has another
 // number.
-enum { ASLEEP, WAKING, IDLE, QUIT, FIRST_CLAIM };
+enum { ASLEEP, NAPPING, WAKING, IDLE, QUIT, FIRST_CLAIM };
+enum { LATE_NS = 1000000 };                              // less is what waking up takes, more a time slice of another
 enum { REST_NS = 4000000, MOST_RESTS = 7, LOOK_AT = 8 }; // the first rest, which doubles so often; workers looked at
 
 typedef struct worker {
@@ -28,6 +30,7 @@ static struct {
   pthread_mutex_t turn; // one plan at a time
   pthread_t thread[PG_MAX_THREADS];
   int n_workers;
+  int32_t running; // a plan that wants workers
   // the step under way, for its members
   pg_plan *plan;
   int64_t op;
@@ -61,8 +64,13 @@ static int32_t claimed(worker *w) {
     if (claim >= QUIT) return claim;
     if (claim == WAKING) {
       swap(&w->claim, WAKING, IDLE);
-    } else if (claim == ASLEEP || swap(&w->claim, IDLE, ASLEEP)) {
-      pg_sleep_while(&w->claim, ASLEEP);
+    } else {
+      const int32_t nap = load(&pool.running) ? NAPPING : ASLEEP;
+      if (claim != IDLE) {
+        pg_sleep_while(&w->claim, claim);
+      } else if (swap(&w->claim, IDLE, nap)) {
+        pg_sleep_while(&w->claim, nap);
+      }
     }
   }
 }
@@ -85,7 +93,7 @@ static void *work(void *arg) {
 // A forked child has none of the parent's threads: it starts with an empty pool.
 static void in_child(void) {
   pthread_mutex_init(&pool.turn, NULL);
-  pool.n_workers = pool.step_sleepers = pool.arrived_sleepers = 0;
+  pool.n_workers = pool.running = pool.step_sleepers = pool.arrived_sleepers = 0;
 }
 
 __attribute__((constructor)) static void follow_forks(void) { pthread_atfork(NULL, NULL, in_child); }
@@ -120,12 +128,13 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
   t->began = pg_now_ns();
   led = t;
   pool.plan = p;
+  __atomic_store_n(&pool.running, 1, __ATOMIC_SEQ_CST);
   const int status = grow(t->wanted);
   for (int i = 0; status == PG_OK && i < t->wanted; i++) {
     worker *w = pool.worker + i;
     if (w->until > t->began) continue;
     if (t->began - w->until > (int64_t)REST_NS << (w->rests + 1)) w->rests = 0;
-    if (swap(&w->claim, ASLEEP, WAKING)) pg_wake_all(&w->claim);
+    if (swap(&w->claim, ASLEEP, WAKING) || swap(&w->claim, NAPPING, WAKING)) pg_wake_all(&w->claim);
   }
   return status;
 }
@@ -134,11 +143,14 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
 static void gather(pg_team *t) {
   for (int i = 0; i < t->wanted && t->n < t->wanted; i++) {
     worker *w = pool.worker + i;
-    if (load(&w->claim) != IDLE || w->until > t->began) continue;
+    const int32_t claim = load(&w->claim);
+    if ((claim != IDLE && claim != NAPPING) || w->until > t->began) continue;
     w->claims = (w->claims + 1) & 0xfffffff;
     put(&w->from, after(pool.step));
     put(&w->rank, t->n + 1);
-    if (swap(&w->claim, IDLE, FIRST_CLAIM + w->claims)) t->member[t->n++] = i;
+    if (!swap(&w->claim, claim, FIRST_CLAIM + w->claims)) continue;
+    if (claim == NAPPING) pg_wake_all(&w->claim);
+    t->member[t->n++] = i;
   }
 }
 
@@ -174,7 +186,7 @@ static void wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleeper
   }
   pg_wait_while(word, value, sleepers);
   const int64_t now = pg_now_ns(), waited = now - from;
-  if (waited <= from - t->began) return;
+  if (waited < LATE_NS || waited <= from - t->began) return;
   for (int i = 0; i < n; i++) {
     worker *w = pool.worker + late[i];
     if (cpu_ns(late[i]) - cpu[i] >= waited / 2) continue;
@@ -220,6 +232,7 @@ void pg_pool_op(pg_team *t, pg_plan *p, int64_t i) {
 
 void pg_pool_end(pg_team *t) {
   dismiss(t);
+  __atomic_store_n(&pool.running, 0, __ATOMIC_SEQ_CST);
   led = NULL;
   pthread_mutex_unlock(&pool.turn);
 }
