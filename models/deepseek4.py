@@ -4,10 +4,11 @@ through a sliding window, and beyond it blocks of tokens of which attention sees
 
 The key of a block is a sum of rows of its tokens, by a softmax for each element, normed and roped as the first of them.
 Small blocks overlap: half of each row is for the block of its token, half for the one after it. Of small blocks an
-indexer chooses which are seen: contexts that need it are refused (see `sparse.py`).
+indexer chooses which are seen (see `indexer.py`).
 
-The keys of blocks lie in a cache with a cell for every token, of which attention sees those of tokens that end a block.
-The rows that a block still needs are states. What attention gives is turned back by the positions of its tokens.
+The keys of blocks lie in a cache with a cell for every token, of which attention sees those of tokens that end a block
+(see `block_keys.py`), and so do the indexer's own keys of small ones. What attention
+gives is turned back by the positions of its tokens.
 """
 
 from __future__ import annotations
@@ -25,29 +26,26 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
+from .block_keys import BlockKeys, build_block_keys
 from .blocks import (
     KV,
     Build,
-    block_ends,
     build_attn,
     build_expert_weights,
     build_experts,
-    build_inp_blocks,
     build_inp_kq_mask,
     build_inp_pos,
     build_norm,
     build_router,
     build_shared_expert,
     limited,
-    rope,
     router_probs,
     store_k,
 )
-from .blocks.states import by_sequence, read_state, store_state
 from .hparams import HParams, LayerShape, RopeShape, StateShape, TokenBlocks
 from .hyper import BY_WEIGHTS, HyperHParams, build_hyper, read_hyper
+from .indexer import Indexer, index_scores_of_row, must_choose, read_indexer, rope_from, store_index_as_is
 from .metadata import Reader, read_clamps, read_hparams, read_router
-from .sparse import Indexer, check_indexer, read_indexer
 
 _GROUPS, _RANK, _BASE, _RATIOS = (
     f"{{arch}}.attention.{key}"
@@ -58,7 +56,7 @@ _SMALL, _LARGE = 4, 128  # blocks; small ones overlap, and have an indexer
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepSeek4HParams(HyperHParams, Indexer):
+class DeepSeek4HParams(Indexer, HyperHParams):
     """n_lora_q: of the row that Q comes from. n_out_group, n_lora_out: heads are projected in groups, each to so many
     elements. ratios: of each layer, the tokens of a block; 0: it sees the window only. rope_freq_base_blocks: of layers
     with blocks. n_layer_hashed: the first layers, where a token's experts are in a table. swiglu_clamp_exp,
@@ -77,15 +75,25 @@ class DeepSeek4HParams(HyperHParams, Indexer):
 
     @property
     def cache_layers(self) -> Iterable[int]:
-        return (*range(self.n_layer), *(self.n_layer + il for il in range(self.n_layer) if self.ratios[il]))
+        blocks = (self.n_layer + il for il in range(self.n_layer) if self.ratios[il])
+        return (*range(self.n_layer), *blocks, *self.index_layers)
 
     def is_swa(self, il: int) -> bool:
         return il < self.n_layer
 
+    @property
+    def index_from(self) -> int:
+        return 2 * self.n_layer
+
+    def has_indexer(self, il: int) -> bool:
+        return self.ratios[il] == _SMALL and self.n_indexer_head > 0
+
     def layer(self, il: int) -> LayerShape:
-        return super().layer(il % self.n_layer)
+        return super().layer(il if il >= self.index_from else il % self.n_layer)
 
     def rope(self, il: int) -> RopeShape | None:
+        if il >= self.index_from:
+            return super().rope(il)
         shape = super().rope(il % self.n_layer)
         if shape is None or not self.ratios[il % self.n_layer]:
             return shape and shape._replace(freq_scale=1.0, ext_factor=0.0, attn_factor=1.0)
@@ -95,14 +103,13 @@ class DeepSeek4HParams(HyperHParams, Indexer):
         """Those of a layer."""
         return _blocks(self.ratios[il]) if self.ratios[il] else None
 
-    def row(self, il: int) -> int:
-        """Elements of what a block needs of a token: what is summed, and by what, of two blocks where they overlap."""
-        t = self.blocks(il)
-        return 0 if t is None else 2 * self.n_embd_head_k * (t.n_read // t.size)
-
     def state(self, il: int) -> StateShape:
+        """What a block needs of the tokens before: what is summed, and by what, of two blocks where they overlap."""
         t = self.blocks(il)
-        return StateShape() if t is None else StateShape((t.n_read - 1) * self.row(il))
+        if t is None:
+            return StateShape()
+        row = 2 * (t.n_read // t.size) * (t.n_read - 1)
+        return StateShape(row * self.n_embd_head_k, p=row * self.n_indexer_embd if self.has_indexer(il) else 0)
 
 
 def _blocks(ratio: int) -> TokenBlocks:
@@ -113,25 +120,10 @@ def build_deepseek4(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
     assert isinstance(hp, DeepSeek4HParams), hp
-    _ask_indexer(b, hp)
     with b.ctx:
         pos = build_inp_pos(b)
         ffn = partial(_ffn, b, hp)
         return build_hyper(b, BY_WEIGHTS, lambda cur, il: _attention(b, hp, cur, pos, il), ffn)
-
-
-def _ask_indexer(b: Build, hp: DeepSeek4HParams) -> None:
-    """The weights of the indexer, which is not needed where all small blocks can be seen."""
-    if any(r == _SMALL for r in hp.ratios):
-        check_indexer(b, hp, _SMALL)
-    head = hp.n_indexer_embd
-    for il in (il for il in range(hp.n_layer) if hp.ratios[il] == _SMALL):
-        b.optional("indexer.attn_q_b", (hp.n_lora_q, hp.n_indexer_head * head), il)
-        b.optional("indexer.proj", (hp.n_embd, hp.n_indexer_head), il)
-        for part in ("kv", "gate"):
-            b.optional(f"indexer_compressor_{part}", (hp.n_embd, 2 * head), il)
-        b.optional("indexer_compressor_ape", (2 * head, _SMALL), il)
-        b.optional("indexer_compressor_norm", (head,), il)
 
 
 def _roped(
@@ -140,28 +132,27 @@ def _roped(
     """`cur`, ne [n_embd_head, n, n_tokens], its last n_rot elements roped, or turned back."""
     shape = hp.rope(il)
     assert shape is not None, hp
-    first = cur.ne[0] - shape.n_rot
-    part = gg.view_3d(cur, shape.n_rot, *cur.ne[1:3], *cur.nb[1:3], first * cur.nb[0])
-    part = rope(hp, shape, part, pos, None, shape.attn_factor, back=back)
-    if first:
-        part = gg.concat(gg.view_3d(cur, first, *cur.ne[1:3], *cur.nb[1:3], 0), part, 0)
-    return b.cb(part, name, il)
+    shape = shape._replace(first=cur.ne[0] - shape.n_rot)
+    return b.cb(rope_from(hp, shape, cur, pos, back=back), name, il)
 
 
 def _attention(b: Build, hp: DeepSeek4HParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
     n, n_tokens = hp.layer(il), cur.ne[1]
     head, n_head = n.n_embd_head_k, n.n_head
-    q = build_norm(b, b.linear("attn_q_a", cur, hp.n_lora_q, "qr", il), "attn_q_a_norm", "qr_norm", il)
-    q = gg.reshape_3d(b.linear("attn_q_b", q, n.n_embd_q, "q", il), head, n_head, n_tokens)
+    q_row = build_norm(b, b.linear("attn_q_a", cur, hp.n_lora_q, "qr", il), "attn_q_a_norm", "qr_norm", il)
+    q = gg.reshape_3d(b.linear("attn_q_b", q_row, n.n_embd_q, "q", il), head, n_head, n_tokens)
     q = _roped(b, hp, build_norm(b, q, "", "q_norm", il), pos, "Qcur", il)
     kv = build_norm(b, b.linear("attn_kv", cur, head, "kv", il), "attn_kv_a_norm", "kv_norm", il)
     kv = _roped(b, hp, gg.reshape_3d(kv, head, 1, n_tokens), pos, "Kcur", il)
     beside = None
     t = hp.blocks(il)
     if t is not None:
-        keys, end = build_blocks(b, hp, t, cur, il)
-        store_k(b, keys, hp.n_layer + il)
-        beside = hp.n_layer + il, _mask(b, t, end, il)
+        keys = _block_keys(b, hp, t, "attn", cur, il)
+        store_k(b, keys.of_tokens(keys.keys), hp.n_layer + il)
+        mask = _mask(b, t, keys.end, il)
+        if hp.has_indexer(il):
+            mask = _chosen(b, hp, t, cur, q_row, pos, mask, il)
+        beside = hp.n_layer + il, mask
     sinks = b.weight("attn_sinks", (n_head,), il)
     out = build_attn(b, KV(q, kv, None, build_inp_kq_mask(b, il), il, sinks, beside=beside))
     out = _roped(b, hp, gg.reshape_3d(out, head, n_head, n_tokens), pos, "attn_derope", il, back=True)
@@ -195,40 +186,33 @@ def _mask(b: Build, t: TokenBlocks, end: Tensor, il: int) -> Tensor:
     return b.masks[name]
 
 
-def build_blocks(b: Build, hp: DeepSeek4HParams, t: TokenBlocks, cur: Tensor, il: int) -> tuple[Tensor, Tensor]:
-    """The keys of the blocks that the tokens end, ne [n_embd_head, n_tokens] (of tokens that end none: any), and which
-    cells have one, see `block_inputs`. What the next blocks need is stored."""
-    rows, mask, pos, of, at, end = build_inp_blocks(b, t)
-    head, row, before = hp.n_embd_head_k, hp.row(il), t.n_read - 1
-    n_blocks, n = block_ends(t, b.n_tokens, b.n_seqs), row // 2
-    value = b.linear("attn_compressor_kv", cur, n, "block_kv", il)
-    score = b.linear("attn_compressor_gate", cur, n, "block_score", il)
-    score = gg.add(score, gg.get_rows(b.weight("attn_compressor_ape", (n, t.size), il), at))
+def _block_keys(b: Build, hp: DeepSeek4HParams, t: TokenBlocks, part: str, cur: Tensor, il: int) -> BlockKeys:
+    """The keys of the blocks that the tokens end, normed and roped, for attention (`part` is "attn") or the indexer."""
+    head, cells, name = hp.n_embd_head_k, b.states.r_l[il], "block"
+    if part == "indexer":
+        head, cells, name = hp.n_indexer_embd, b.states.p_l[il], "indexer_block"
+    value = b.linear(f"{part}_compressor_kv", cur, head * (t.n_read // t.size), f"{name}_kv", il)
+    gate = f"{part}_compressor_gate", f"{part}_compressor_ape"
+    found = build_block_keys(b, t, head, value, gate, cur, cells, name, il)
+    keys = build_norm(b, found.keys, f"{part}_compressor_norm", f"{name}_normed", il)
+    keys = _roped(b, hp, gg.reshape_3d(keys, head, 1, keys.ne[1]), found.pos, f"{name}_keys", il)
+    return found._replace(keys=keys)
 
-    cells = b.states.r_l[il]
-    known = gg.reshape_3d(read_state(b, cells, "block_states", il), row, before, b.n_seqs)
-    window = b.cb(gg.concat(known, by_sequence(b, gg.concat(value, score, 0)), 1), "block_rows", il)
-    nb = window.nb
-    last = gg.view_3d(window, row, before, b.n_seqs, nb[1], nb[2], b.n_seq_tokens * nb[1])
-    store_state(b, cells, last, "block_states_updated", il)
-    window = gg.reshape_2d(window, row, window.ne[1] * b.n_seqs)
-    read = gg.reshape_3d(gg.get_rows(window, rows), row, t.n_read, n_blocks)
 
-    def part(first: int) -> Tensor:  # ne [n_read, head, n_blocks]
-        size, row_size = read.nb[0], read.nb[1]
-
-        def of_block(i: int) -> Tensor:  # where blocks overlap, i = 1 is the block itself, and reads the second halves
-            at = i * t.size * row_size + (first + i * head) * size
-            return gg.view_3d(read, head, t.size, n_blocks, row_size, read.nb[2], at)
-
-        rows = of_block(0) if t.n_read == t.size else gg.concat(of_block(0), of_block(1), 1)
-        return gg.cont(gg.permute(rows, 1, 0, 2, 3))
-
-    weights = gg.soft_max(gg.add(part(n), gg.reshape_3d(mask, t.n_read, 1, n_blocks)))
-    keys = gg.reshape_2d(gg.sum_rows(gg.mul(part(0), weights)), head, n_blocks)
-    keys = build_norm(b, keys, "attn_compressor_norm", "block_normed", il)
-    keys = _roped(b, hp, gg.reshape_3d(keys, head, 1, n_blocks), pos, "block_keys", il)
-    return gg.get_rows(gg.reshape_2d(keys, head, n_blocks), of), end
+def _chosen(
+    b: Build, hp: DeepSeek4HParams, t: TokenBlocks, cur: Tensor, q_row: Tensor, pos: Tensor, mask: Tensor, il: int
+) -> Tensor:
+    """`mask`, of blocks, where the indexer chooses them."""
+    head, choose = hp.n_indexer_embd, must_choose(b, hp, hp.n_layer + il, t.size)
+    ask = b.weight if choose else b.optional  # old files lack them
+    there = [ask(f"indexer_compressor_{part}", (hp.n_embd, 2 * head), il) for part in ("kv", "gate")]
+    there += [ask("indexer_compressor_ape", (2 * head, t.size), il), ask("indexer_compressor_norm", (head,), il)]
+    if None in there:
+        return mask
+    keys = _block_keys(b, hp, t, "indexer", cur, il)
+    store_index_as_is(b, hp, keys.of_tokens(keys.keys), il)
+    score = index_scores_of_row(b, hp, cur, q_row, pos, il, required=choose)
+    return mask if score is None else b.cb(gg.top_k_mask(score, mask, hp.n_chosen), "kq_mask_chosen", il)
 
 
 def _ffn(b: Build, hp: DeepSeek4HParams, cur: Tensor, il: int) -> Tensor:
@@ -257,7 +241,7 @@ def _read(r: Reader) -> HParams:
     groups, n_out = r.integer(_GROUPS), r.integer(attention.HEAD_COUNT) * r.integer(attention.KEY_LENGTH)
     if groups < 1 or n_out % groups:
         r.fail(_GROUPS, f"is {groups}, which does not divide {n_out}")
-    base = read_hparams(HParams, r)
+    base, index = read_hparams(HParams, r), read_indexer(r)
     scale = 1.0 + 0.1 * max(0.0, -math.log(base.rope_freq_scale)) if base.yarn_ext_factor else 1.0
     clamps = Keys.LLM.SWIGLU_CLAMP_SHEXP
     return read_hparams(
@@ -277,7 +261,8 @@ def _read(r: Reader) -> HParams:
         n_layer_hashed=r.integer(_HASHED),
         swiglu_clamp_exp=read_clamps(r, Keys.LLM.SWIGLU_CLAMP_EXP),
         swiglu_clamp_shexp=read_clamps(r, clamps if r.get(clamps, None) is not None else Keys.LLM.SWIGLU_CLAMP_EXP),
-        **read_indexer(r),
+        **index,
+        index_rope_first=max(index["n_indexer_embd"] - base.n_rot, 0),
         **read_hyper(r),
     )
 

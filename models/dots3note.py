@@ -1,11 +1,13 @@
 """dots3note (llama.cpp's `dots3note`, https://github.com/ggml-org/llama.cpp): DeepSeek-V3.2 with a window, and latent
 rows and heads of other sizes, in some layers. The roped elements of K are normed, and heads of attention gated by a
-sigmoid. Layers without the window attend to what an indexer chooses, see `sparse.py`."""
+sigmoid. Layers without the window attend to what an indexer chooses, see `indexer.py`; its heads
+are roped as transformers' are, neighbours together (llama.cpp's are roped by halves)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gguf.constants import Keys
@@ -18,8 +20,9 @@ from .architecture import Architecture
 from .blocks import MLA, Build, build_attn_gate, build_mla
 from .deepseek2 import build_deepseek2, read_deepseek2
 from .hparams import HParams, Router
+from .indexer import INDEX_EPS, build_chosen_mask, read_indexer
 from .metadata import Reader, read_router, read_window
-from .sparse import DSAHParams, ask_indexer, read_indexer
+from .sparse import DSAHParams
 
 _RANK, _HEAD_K, _HEAD_V = (
     f"{{arch}}.attention.{key}_swa" for key in ("kv_lora_rank", "key_length_mla", "value_length_mla")
@@ -39,13 +42,14 @@ def build_dots3note(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
     assert isinstance(hp, Dots3NoteHParams)
-    ask_indexer(b, hp, hp.n_lora_q)
     full = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
     window = MLA(hp.n_lora_q, hp.n_lora_kv_swa, hp.n_embd_head_k_mla_swa, hp.n_embd_head_v_mla_swa, hp.n_rot)
 
     def attention(cur: Tensor, pos: Tensor, il: int) -> Tensor:
         m = window if hp.is_swa(il) else full
-        attn = build_mla(b, cur, pos, None, il, m, k_norm=True, scale=1.0 / math.sqrt(m.n_embd_head_k))
+        scale = 1.0 / math.sqrt(m.n_embd_head_k)
+        choose = partial(build_chosen_mask, b, hp, cur, pos=pos, il=il)
+        attn = build_mla(b, cur, pos, None, il, m, k_norm=True, scale=scale, choose=choose)
         return build_attn_gate(b, attn, cur, il, gg.sigmoid)
 
     return build_deepseek2(b, attention)
@@ -59,6 +63,7 @@ def _read(r: Reader) -> HParams:
         cls=Dots3NoteHParams,
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         **read_indexer(r),
+        f_index_norm_eps=INDEX_EPS,
         **window,
         n_lora_kv_swa=n_lora_kv,
         n_embd_head_k_swa=n_lora_kv + n_rot,

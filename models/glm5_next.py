@@ -1,10 +1,11 @@
 """GLM 5 Next (llama.cpp's `glm5-next`, https://github.com/ggml-org/llama.cpp): Kimi's delta nets, and layers with
-latent attention without positions, which attend to what an indexer chooses (see `sparse.py`), in pools of consecutive
+latent attention without positions, which attend to what an indexer chooses (see `indexer.py`), in pools of consecutive
 tokens; hyper-connections (see `hyper.py`), and mixtures of limited experts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from gguf.constants import Keys
 
@@ -13,23 +14,47 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_ffn, build_inp_pos, build_moe_ffn, build_shared_expert, limited
-from .hparams import HParams, Router
+from .block_keys import build_block_keys
+from .blocks import (
+    Build,
+    build_ffn,
+    build_inp_kq_mask,
+    build_inp_pos,
+    build_mla,
+    build_moe_ffn,
+    build_shared_expert,
+    limited,
+)
+from .hparams import ChosenBlocks, HParams, Router, StateShape, TokenBlocks
 from .hyper import BY_MEAN, HyperHParams, build_hyper, read_hyper
+from .indexer import (
+    INDEX_EPS,
+    Indexer,
+    build_chosen_blocks,
+    chosen_before,
+    index_key,
+    index_scores_of_row,
+    must_choose,
+    read_indexer,
+    store_index_as_is,
+)
 from .kimi_k3 import BoundedKimi
 from .kimi_linear import GATE_LOWER_BOUND, KimiHParams, read_kimi
 from .metadata import Reader, read_clamps, read_router
-from .sparse import Indexer, ask_indexer, read_indexer
 
 _POOL, _TAIL = (f"{{arch}}.attention.indexer.{key}" for key in ("kpool", "kpool_select_tail"))
+_MAX_POOL = 1024  # it keeps a lying file from costing memory
 _L2_EPS = 1e-6  # which is not in files
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLM5NextHParams(KimiHParams, HyperHParams, Indexer):
-    """n_pool: tokens of a pool, of which the indexer chooses all or none."""
+class GLM5NextHParams(Indexer, KimiHParams, HyperHParams):
+    """The indexer chooses pools of tokens, each as a whole, of which it has one key; n_chosen are tokens."""
 
-    n_pool: int
+    def state(self, il: int) -> StateShape:
+        if not self.has_indexer(il):
+            return super().state(il)
+        return StateShape((self.token_blocks[0].n_read - 1) * 2 * self.n_indexer_embd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +64,6 @@ class GLM5Next(BoundedKimi):
     def build(self, b: Build) -> Graph:
         hp = b.hparams
         assert isinstance(hp, GLM5NextHParams), hp
-        head = hp.n_indexer_embd
-        ask_indexer(b, hp, hp.mla.n_lora_q)
-        for il in filter(hp.has_kv, range(hp.n_layer)):
-            b.optional("indexer_compressor_gate", (hp.n_embd, head), il)
-            b.optional("indexer_compressor_ape", (head, hp.n_pool), il)
         with b.ctx:
             pos = build_inp_pos(b)
             return build_hyper(
@@ -52,6 +72,10 @@ class GLM5Next(BoundedKimi):
                 lambda cur, il: self.attention(b, cur, pos, None, il),
                 lambda cur, il: self.ffn(b, cur, il),
             )
+
+    def latent(self, b: Build, hp: KimiHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        assert isinstance(hp, GLM5NextHParams), hp
+        return build_mla(b, cur, pos, None, il, hp.mla, choose=partial(_chosen, b, hp, cur, pos, il))
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
         hp = b.hparams
@@ -63,11 +87,32 @@ class GLM5Next(BoundedKimi):
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
 
 
+def _chosen(b: Build, hp: GLM5NextHParams, cur: Tensor, pos: Tensor, il: int, q_row: Tensor) -> Tensor:
+    """The mask of layer `il`, of the pools that its indexer chooses, or the last one before."""
+    choose = must_choose(b, hp, il)
+    if not hp.has_indexer(il):
+        return chosen_before(b, il) if choose else build_inp_kq_mask(b, il)
+    t, head, gate = hp.token_blocks[0], hp.n_indexer_embd, ("indexer_compressor_gate", "indexer_compressor_ape")
+    ask = b.weight if choose else b.optional  # old files lack them
+    there = [ask(gate[0], (hp.n_embd, head), il), ask(gate[1], (head, t.size), il)]
+    k = index_key(b, hp, cur, il, required=choose)
+    score = None
+    if k is not None and None not in there:
+        keys = build_block_keys(b, t, head, k, gate, cur, b.states.r_l[il], "indexer_pool", il)
+        store_index_as_is(b, hp, keys.of_tokens(keys.keys), il)
+        score = index_scores_of_row(b, hp, cur, q_row, pos, il, required=choose)
+        if score is not None:
+            return build_chosen_blocks(b, hp, score, keys.end, il)
+    return build_inp_kq_mask(b, il)
+
+
 def _read(r: Reader) -> HParams:
     for key, good in ((Keys.Rope.DIMENSION_COUNT, 0), (_TAIL, True)):
         if r.get(key, good) != good:
             r.fail(key, f"is {r.get(key)!r}; supported is {good!r}")
-    clamps = Keys.LLM.SWIGLU_CLAMP_SHEXP
+    clamps, n_pool = Keys.LLM.SWIGLU_CLAMP_SHEXP, r.integer(_POOL)
+    if not 1 < n_pool <= _MAX_POOL:
+        r.fail(_POOL, f"is {n_pool}, not from 2 to {_MAX_POOL}")
     return read_kimi(
         r,
         cls=GLM5NextHParams,
@@ -78,7 +123,9 @@ def _read(r: Reader) -> HParams:
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         swiglu_clamp_exp=read_clamps(r, Keys.LLM.SWIGLU_CLAMP_EXP),
         swiglu_clamp_shexp=read_clamps(r, clamps if r.get(clamps, None) is not None else Keys.LLM.SWIGLU_CLAMP_EXP),
-        n_pool=r.integer(_POOL),
+        token_blocks=(TokenBlocks(n_pool, n_pool),),
+        chosen_blocks=(ChosenBlocks(n_pool, tail=True),),
+        f_index_norm_eps=r.number(Keys.Attention.LAYERNORM_EPS, INDEX_EPS),
         **read_indexer(r),
         **read_hyper(r),
     )

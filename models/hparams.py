@@ -55,6 +55,7 @@ class RopeShape(NamedTuple):
     freq_scale: float
     ext_factor: float
     attn_factor: float
+    type: RopeType | None = None  # the model's
 
 
 class TokenBlocks(NamedTuple):
@@ -63,6 +64,17 @@ class TokenBlocks(NamedTuple):
 
     size: int
     n_read: int
+    n_pos: int = 1  # positions of the first token
+
+
+class ChosenBlocks(NamedTuple):
+    """Blocks of `size` consecutive tokens that an indexer chooses as a whole, the first at a multiple of that. Each
+    token sees its own block, and so many before that they are n_own, in any case; with `tail` (n_own is 1) its own only
+    while that has more tokens to come."""
+
+    size: int
+    n_own: int = 1
+    tail: bool = False
 
 
 class NGrams(NamedTuple):
@@ -208,6 +220,7 @@ class HParams:
     head: Head = Head()
     ngrams: NGrams | None = None  # see `ngram_rows`
     token_blocks: tuple[TokenBlocks, ...] = ()  # see `block_inputs`
+    chosen_blocks: tuple[ChosenBlocks, ...] = ()  # see `chosen_block_inputs`
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
     n_layer_kv_from_start: int = 0  # layers with K and V of their own, see `kv_layer`; 0: all
     rope_factors_swa: bool = True  # layers with the window have the frequency factors, too

@@ -1,10 +1,11 @@
 """Hunyuan 4 (llama.cpp's `hy_v4`, https://github.com/ggml-org/llama.cpp): latent attention with sinks and a gate, which
-attends to what an indexer chooses (see `sparse.py`), mixtures of limited experts, and hyper-connections of the
+attends to what an indexer chooses (see `indexer.py`), mixtures of limited experts, and hyper-connections of the
 independent kind (see `hyper.py`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from gguf.constants import Keys
 
@@ -27,8 +28,9 @@ from .blocks import (
 from .deepseek2 import read_deepseek2
 from .hparams import HParams, Router
 from .hyper import BY_WEIGHTS, HyperHParams, build_hyper, read_hyper
-from .metadata import Reader, read_clamps, read_router
-from .sparse import DSAHParams, ask_indexer, read_indexer
+from .indexer import build_chosen_mask, read_indexer
+from .metadata import Reader, read_clamps, read_hparams, read_router
+from .sparse import DSAHParams
 
 _MAGNITUDE = "{arch}.hyper_connection.magnitude"
 
@@ -45,11 +47,12 @@ def build_hy_v4(b: Build) -> Graph:
     hp = b.hparams
     assert isinstance(hp, HyV4HParams), hp
     mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
-    ask_indexer(b, hp, hp.n_lora_q)
 
     def attention(cur: Tensor, il: int) -> Tensor:
         sinks = b.weight("attn_sinks", (hp.layer(il).n_head,), il)
-        attn = build_mla(b, cur, build_inp_pos(b), None, il, mla, sinks=sinks)
+        pos = build_inp_pos(b)
+        choose = partial(build_chosen_mask, b, hp, cur, pos=pos, il=il)
+        attn = build_mla(b, cur, pos, None, il, mla, sinks=sinks, choose=choose)
         return b.linear("attn_output", build_attn_gate(b, attn, cur, il, gg.sigmoid), hp.n_embd, "attn_out", il)
 
     def ffn(cur: Tensor, il: int) -> Tensor:
@@ -63,11 +66,14 @@ def build_hy_v4(b: Build) -> Graph:
 
 
 def _read(r: Reader) -> HParams:
+    base, index = read_hparams(HParams, r), read_indexer(r, optional=True)
     return read_deepseek2(
         r,
         cls=HyV4HParams,
         router=read_router(r, Router(norm=False)),
-        **read_indexer(r, optional=True),
+        **index,
+        index_rope_first=max(index["n_indexer_embd"] - base.n_rot, 0),
+        f_index_norm_eps=base.f_norm_rms_eps,
         **read_hyper(r, mixed=False),
         f_hc_magnitude=r.number(_MAGNITUDE),
         swiglu_clamp_exp=read_clamps(r, Keys.LLM.SWIGLU_CLAMP_EXP),

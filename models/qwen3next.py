@@ -69,9 +69,13 @@ class Qwen3Next(Decoder):
         Vcur = b.linear("attn_v", cur, n.n_embd_v_gqa, "Vcur", il, bias=bias)
         Qcur = build_rope(b, build_norm(b, Qcur, "attn_q_norm", "Qcur_normed", il), pos, None, "Qcur", il)
         Kcur = build_rope(b, build_norm(b, Kcur, "attn_k_norm", "Kcur_normed", il), pos, None, "Kcur", il)
-        attn = build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
+        attn = build_attn(b, KV(Qcur, Kcur, Vcur, self.mask(b, cur, pos, il), il))
         gate = b.cb(gg.sigmoid(gg.cont_2d(gate, n.n_embd_q, b.n_tokens)), "gate_sigmoid", il)
         return b.linear("attn_output", b.cb(gg.mul(attn, gate), "attn_gated", il), cur.ne[0], "attn_output", il)
+
+    def mask(self, b: Build, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        """The mask of a layer that attends, which reads `cur`."""
+        return build_inp_kq_mask(b, il)
 
     def _delta_net(self, b: Build, hp: QwenHParams, cur: Tensor, il: int) -> Tensor:
         m, s, n_tokens = hp.ssm, hp.ssm.d_state, b.n_tokens

@@ -2,15 +2,15 @@
 n-grams, and with hyper-connections of low rank (see `hyper.py`), which also are its norms.
 
 Before one layer each token looks up what the n-grams that it ends have in a table: a key and a value are made of it,
-and the streams take the value, gated by what the key has of theirs, and convolved over time. Layers that attend to what
-an indexer chooses, in blocks of tokens, attend to all here (see `sparse.py`).
+and the streams take the value, gated by what the key has of theirs, and convolved over time. Layers that attend do so
+to blocks of tokens that an indexer chooses (see `indexer.py`).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from gguf.constants import Keys
@@ -20,14 +20,24 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_inp_ngrams, build_inp_pos, build_norm
+from .block_keys import build_block_keys
+from .blocks import Build, build_inp_kq_mask, build_inp_ngrams, build_inp_pos, build_norm
 from .blocks.states import as_f32, by_sequence, read_state, store_state
-from .hparams import MAX_INT, HParams, NGrams, StateShape
+from .hparams import MAX_INT, ChosenBlocks, HParams, NGrams, StateShape, TokenBlocks
 from .hyper import HyperHParams, Mix, Put, build_hyper, read_streams
+from .indexer import (
+    Indexer,
+    build_chosen_blocks,
+    index_projections,
+    index_rope,
+    index_scores,
+    must_choose,
+    read_indexer,
+    store_index_as_is,
+)
 from .mamba import read_ssm
 from .metadata import Reader, read_hparams, read_recurrent, read_rope_sections
 from .qwen3next import Qwen3Next, QwenHParams
-from .sparse import Indexer, ask_projections, read_indexer
 
 _RANK, _RATIOS = "{arch}.hyper_connection.low_rank", "{arch}.attention.compress_ratios"
 _LAYERS, _SIZE, _HEADS, _KERNEL, _MULTIPLIERS, _OFFSETS, _ROWS, _EOS, _IMAGE = (
@@ -37,13 +47,13 @@ _LAYERS, _SIZE, _HEADS, _KERNEL, _MULTIPLIERS, _OFFSETS, _ROWS, _EOS, _IMAGE = (
         *("head_vocab_sizes", "eos_token_id", "image_token_id"),
     )
 )
-_MAX_SIZE, _MAX_ROWS, _MAX_KERNEL = 8, 64, 64
+_MAX_SIZE, _MAX_ROWS, _MAX_KERNEL, _MAX_BLOCK = 8, 64, 64, 1024
 _MAX_VOCAB = 1 << 24  # states hold tokens as floats
 _MIN_SCORE = 1e-6  # of which the root is taken
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen4HParams(QwenHParams, HyperHParams, Indexer):
+class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
     """n_hc_rank: of the products that gate streams. ngram_layer: the layer before which n-grams are looked up; -1:
     none. n_ngram_embd: elements of a row of their table; d_ngram_conv: of the convolution of what they give."""
 
@@ -57,7 +67,12 @@ class Qwen4HParams(QwenHParams, HyperHParams, Indexer):
         """Tokens before its own that the convolution reads: its steps are as long as an n-gram."""
         return (self.d_ngram_conv - 1) * self.ngrams.size if self.ngrams is not None else 0
 
+    def has_indexer(self, il: int) -> bool:
+        return bool(self.token_blocks) and super().has_indexer(il)
+
     def state(self, il: int) -> StateShape:
+        if self.has_indexer(il):
+            return StateShape((self.token_blocks[0].n_read - 1) * self.n_indexer_embd)
         shape = super().state(il)
         n = self.n_ngram_before * self.n_stream * self.n_embd
         return shape._replace(p=n) if il == self.ngram_layer else shape
@@ -70,7 +85,6 @@ class Qwen4(Qwen3Next):
     def build(self, b: Build) -> Graph:
         hp = b.hparams
         assert isinstance(hp, Qwen4HParams), hp
-        ask_projections(b, hp, filter(hp.has_kv, range(hp.n_layer)))
         with b.ctx:
             pos = build_inp_pos(b)
             return build_hyper(
@@ -80,6 +94,24 @@ class Qwen4(Qwen3Next):
                 lambda cur, il: self.ffn(b, cur, il),
                 lambda x, il: _ngrams(b, hp, x, il) if il == hp.ngram_layer else x,
             )
+
+    def mask(self, b: Build, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        """Of the blocks that the indexer chooses. The key of one is the mean of those of its tokens, normed and roped
+        as the first of them."""
+        hp = b.hparams
+        assert isinstance(hp, Qwen4HParams), hp
+        choose, head = must_choose(b, hp, il), hp.n_indexer_embd
+        q, k = index_projections(b, hp, cur, il, required=choose)
+        if q is None or k is None or not hp.has_indexer(il):
+            return build_inp_kq_mask(b, il)
+        found = build_block_keys(b, hp.token_blocks[0], head, k, None, cur, b.states.r_l[il], "indexer_block", il)
+        keys = build_norm(b, found.keys, "indexer.k_norm", "indexer_k", il)
+        keys = index_rope(b, hp, gg.reshape_3d(keys, head, 1, keys.ne[1]), found.pos, "indexer_k", il)
+        store_index_as_is(b, hp, found.of_tokens(keys), il)
+        if not choose:
+            return build_inp_kq_mask(b, il)
+        q = index_rope(b, hp, build_norm(b, q, "indexer.q_norm", "indexer_q", il), pos, "indexer_q", il)
+        return build_chosen_blocks(b, hp, index_scores(b, hp, q, None, il), found.end, il)
 
 
 def _normed(b: Build, x: Tensor, role: str, name: str, il: int) -> Tensor:
@@ -103,7 +135,7 @@ def _mixed(b: Build, x: Tensor, role: str, il: int) -> tuple[Tensor, Tensor]:
     total = gg.view_2d(gated, n_embd, n_tokens, gated.nb[2], 0)
     for i in range(1, n):
         total = gg.add(total, gg.view_2d(gated, n_embd, n_tokens, gated.nb[2], i * gated.nb[1]))
-    return b.cb(gg.scale(total, 1.0 / n), "hc_mixed", il), normed
+    return b.cb(gg.scale(total, 1.0 / n), f"{role}_mixed", il), normed
 
 
 def _read_streams(b: Build, x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
@@ -194,6 +226,16 @@ def _read_ngrams(r: Reader) -> dict[str, object]:
     }
 
 
+def _blocks(r: Reader, sizes: set[int]) -> dict[str, Any]:
+    """Blocks of which the indexer has one key; without, all tokens are seen."""
+    if not sizes:
+        return {"n_chosen": MAX_INT}
+    size = sizes.pop()
+    if sizes or not 1 < size <= _MAX_BLOCK:
+        r.fail(_RATIOS, f"holds {sorted({*sizes, size})}: supported is one number from 2 to {_MAX_BLOCK}, beside 0")
+    return {"token_blocks": (TokenBlocks(size, size, 4),), "chosen_blocks": (ChosenBlocks(size, tail=True),)}
+
+
 def _array(r: Reader, key: str, n: int, end: int = MAX_INT) -> tuple[int, ...]:
     """The first `n` (0: all) of the whole numbers below `end` that a key holds."""
     value = r.get(key)
@@ -205,7 +247,7 @@ def _array(r: Reader, key: str, n: int, end: int = MAX_INT) -> tuple[int, ...]:
 
 def _read(r: Reader) -> HParams:
     ratios = _array(r, _RATIOS, 0) if r.get(_RATIOS, None) is not None else ()
-    own = read_indexer(r) | ({} if any(ratios) else {"n_chosen": MAX_INT})
+    own = read_indexer(r) | _blocks(r, {*ratios} - {0})
     llm = Keys.LLM
     if not r.integer(llm.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0):
         own["n_ff_shexp"] = r.integer(llm.FEED_FORWARD_LENGTH)

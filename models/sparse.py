@@ -1,40 +1,41 @@
-"""Models whose tokens attend to a few tokens, or blocks of them, that an indexer chooses: DeepSeek-V3.2
-(arXiv:2512.02556), GLM-5 (arXiv:2602.15763), and MiniMax-M3 (huggingface.co/MiniMaxAI).
-
-In contexts of no more tokens than are chosen that is attention to all, which is what these builders have:
-DeepSeek-V2's, and a decoder with gpt-oss' gates. Larger contexts are refused; the weights of the indexer are not used.
+"""Models whose tokens attend to a few tokens, or blocks of them, that an indexer chooses (see `indexer.py`):
+DeepSeek-V3.2 (arXiv:2512.02556) and GLM-5 (arXiv:2602.15763), which are DeepSeek-V2's latent attention beside, and
+MiniMax-M3 (huggingface.co/MiniMaxAI), a decoder with gpt-oss' gates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from gguf.constants import Keys
 
 from pyggml import ops as gg
-from pyggml.errors import ModelError
 from pyggml.graph import Graph
+from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build
+from .blocks import KV, MLA, Build, build_inp_chosen_blocks, build_mla, build_norm
 from .decoder import Decoder
 from .deepseek2 import DeepSeek2HParams, build_deepseek2, read_deepseek2
-from .hparams import MAX_INT, HParams, Router
+from .hparams import ChosenBlocks, HParams, Router
+from .indexer import (
+    INDEX_EPS,
+    Indexer,
+    build_chosen_mask,
+    index_keys,
+    index_projections,
+    index_rope,
+    index_rotated,
+    must_choose,
+    read_indexer,
+    store_index,
+)
 from .metadata import Reader, read_hparams, read_router
 
-_BLOCK_SIZE = "{arch}.attention.indexer.block_size"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Indexer(HParams):
-    """The heads of the indexer, their size, and the tokens that it chooses."""
-
-    n_indexer_head: int
-    n_indexer_embd: int
-    n_chosen: int
+_GLM_52_CONTEXT = 1 << 20  # of GLM-5.2, whose first files do not say which layers have an indexer
+_BLOCK_SIZE, _LOCAL_BLOCKS = (f"{{arch}}.attention.indexer.{key}" for key in ("block_size", "local_blocks"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,81 +45,81 @@ class DSAHParams(Indexer, DeepSeek2HParams):
 
 @dataclass(frozen=True, kw_only=True)
 class MSAHParams(Indexer):
-    """Of MiniMax's."""
+    """Of MiniMax's: `n_chosen` blocks of tokens, with those that are seen in any case."""
+
+    def has_indexer(self, il: int) -> bool:
+        return il >= self.n_layer_dense_lead and super().has_indexer(il)
 
 
-def check_indexer(b: Build, hp: Indexer, size: int = 1) -> None:
-    """Raise ModelError for a context in which an indexer, of blocks of `size` tokens, has to choose."""
-    if b.kv.size > hp.n_chosen * size:
-        raise ModelError(
-            f"a context of {b.kv.size} cells needs sparse attention, which is not supported: this model attends to "
-            f"{hp.n_chosen * size} at most; choose a smaller n_ctx"
-        )
+@dataclass(frozen=True, kw_only=True)
+class MSA(Decoder):
+    """Each head of K has a head of the indexer, and sees the blocks that it chooses by their largest product."""
 
-
-def ask_indexer(b: Build, hp: Indexer, n_lora_q: int) -> None:
-    """Ask for the weights of the indexer, whose queries come from a row of `n_lora_q` elements, and see that it is not
-    needed. Raises ModelError."""
-    check_indexer(b, hp)
-    head = hp.n_indexer_embd
-    for il in range(hp.n_layer if head else 0):
-        b.optional("indexer.attn_q_b", (n_lora_q, hp.n_indexer_head * head), il)
-        b.optional("indexer.attn_k", (hp.n_embd, head), il)
-        b.optional("indexer.proj", (hp.n_embd, hp.n_indexer_head), il)
-        for suffix in ("weight", "bias"):
-            b.optional("indexer.k_norm", (head,), il, suffix)
-
-
-def ask_projections(b: Build, hp: Indexer, layers: Iterable[int]) -> None:
-    """As `ask_indexer`, of indexers with queries and keys of their own, in these layers."""
-    check_indexer(b, hp)
-    head = hp.n_indexer_embd
-    for il in layers:
-        for part, n in (("q", hp.n_indexer_head), ("k", 1)):
-            b.optional(f"indexer.{part}_proj", (hp.n_embd, n * head), il)
-            b.optional(f"indexer.{part}_norm", (head,), il)
+    def kv(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
+        hp, a = b.hparams, super().kv(b, cur, pos, factors, il)
+        assert isinstance(hp, MSAHParams)
+        if not hp.has_indexer(il):
+            return a
+        blocks = hp.chosen_blocks[0]
+        choose, n_tokens = must_choose(b, hp, il, blocks.size), b.n_tokens
+        q, k = index_projections(b, hp, cur, il, required=choose)
+        if q is None or k is None:
+            return a
+        k = build_norm(b, k, "indexer.k_norm", "indexer_k", il)
+        store_index(b, hp, gg.reshape_3d(k, hp.n_indexer_embd, 1, n_tokens), pos, il)
+        if not choose:
+            return a
+        q = index_rope(b, hp, build_norm(b, q, "indexer.q_norm", "indexer_q", il), pos, "indexer_q", il)
+        score = gg.mul_mat(index_keys(b, hp, il), gg.permute(index_rotated(b, hp, q, il), 0, 2, 1, 3))
+        of, own = build_inp_chosen_blocks(b, blocks)
+        n = hp.n_chosen - blocks.n_own
+        score = b.cb(score, "indexer_score", il)  # [n_kv, n_tokens, n_head_kv]
+        return replace(a, kq_mask=b.cb(gg.top_k_mask(score, a.kq_mask, n, of, own), "kq_mask_chosen", il))
 
 
 def build_dsa(b: Build) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    assert isinstance(b.hparams, DSAHParams)
-    ask_indexer(b, b.hparams, b.hparams.n_lora_q)
-    return build_deepseek2(b)
-
-
-def build_msa(b: Build) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, MSAHParams)
-    ask_projections(b, hp, range(hp.n_layer_dense_lead, hp.n_layer))
-    return Decoder(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0)).build(b)
+    assert isinstance(hp, DSAHParams)
+    mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
 
+    def attention(cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        choose = partial(build_chosen_mask, b, hp, cur, pos=pos, il=il)
+        return build_mla(b, cur, pos, None, il, mla, choose=choose)
 
-def read_indexer(r: Reader, *, optional: bool = False) -> dict[str, Any]:
-    """What a file says of the indexer; `optional`: there may be none."""
-    keys = Keys.Attention.Indexer
-    if optional and not r.integer(keys.TOP_K, 0):
-        return {"n_indexer_head": 0, "n_indexer_embd": 0, "n_chosen": MAX_INT}
-    return {
-        "n_indexer_head": r.integer(keys.HEAD_COUNT),
-        "n_indexer_embd": r.integer(keys.KEY_LENGTH),
-        "n_chosen": r.integer(keys.TOP_K),
-    }
+    return build_deepseek2(b, attention)
 
 
 def _read_dsa(r: Reader) -> HParams:
     router = read_router(r, Router(gating="sigmoid", norm=False))
-    return read_deepseek2(r, cls=DSAHParams, router=router, **read_indexer(r))
+    own: dict[str, Any] = {"router": router, **read_indexer(r), "f_index_norm_eps": INDEX_EPS}
+    if r.arch == "deepseek32":
+        own["index_rope_type"] = "neox"
+    elif not own["indexers"] and r.integer(Keys.LLM.CONTEXT_LENGTH) >= _GLM_52_CONTEXT:
+        own["indexers"] = tuple(int(il < 2 or il % 4 == 2) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
+    return read_deepseek2(r, cls=DSAHParams, **own)
 
 
 def _read_msa(r: Reader) -> HParams:
     own = read_indexer(r)
-    own["n_chosen"] *= r.integer(_BLOCK_SIZE)
+    size, n_own = r.integer(_BLOCK_SIZE), r.integer(_LOCAL_BLOCKS, 1)
+    if size < 1:
+        r.fail(_BLOCK_SIZE, "must not be 0")
+    if n_own > own["n_chosen"]:
+        r.fail(_LOCAL_BLOCKS, f"is {n_own}, more than the {own['n_chosen']} blocks that are seen")
+    if n_own < 1:
+        r.fail(_LOCAL_BLOCKS, "must not be 0: a token sees its own block")
     router = read_router(r, Router(gating="sigmoid", norm=False))
-    return read_hparams(MSAHParams, r, rope_type="neox", router=router, **own)
+    blocks = (ChosenBlocks(size, n_own),)
+    hp = read_hparams(MSAHParams, r, rope_type="neox", router=router, chosen_blocks=blocks, **own)
+    for il in filter(hp.has_indexer, range(hp.n_layer)):
+        if hp.layer(il).n_head_kv != hp.n_indexer_head:
+            r.fail(Keys.Attention.Indexer.HEAD_COUNT, f"is {hp.n_indexer_head}, not one for each head of K")
+    return hp
 
 
+_MSA = MSA(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0))
 ARCHITECTURES = (
     Architecture(("deepseek32", "glm-dsa"), build_dsa, _read_dsa, nextn=True),
-    Architecture(("minimax-m3",), build_msa, _read_msa),
+    Architecture(("minimax-m3",), _MSA.build, _read_msa),
 )

@@ -33,7 +33,7 @@ def batch(
     requests: Annotated[
         Path,
         typer.Option(
-            "-i", "--input", help="Requests: in each line a JSON object with prompt or messages.", metavar="F"
+            "-i", "--input", help="Requests: in each line a JSON object with prompt, messages or input.", metavar="F"
         ),
     ],
     results: Annotated[Path, typer.Option("-o", "--output", help="Results, one in each line.", metavar="F")],
@@ -44,6 +44,10 @@ def batch(
     stop: Stop = None,
     threads: Threads = None,
     flash_attn: FlashAttn = False,
+    kv_ram: Annotated[
+        Optional[str],
+        typer.Option("--kv-ram", help="Memory for the K/V cache: a larger one lies in a file.", metavar="SIZE"),
+    ] = None,
     ray: Annotated[
         Optional[str],
         typer.Option(
@@ -68,10 +72,13 @@ def batch(
     as_json: Json = False,
 ) -> None:
     """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
-    "stop" and sampling parameters (as "temp", "json_schema") where it likes. Results are written in order as they
-    come; run again after a kill, it goes on where it was. A bad line has an "error" for its result."""
+    "stop" and sampling parameters (as "temp", "json_schema") where it likes; or embed the text of {"input": "..."}.
+    Results are written in order as they come; run again after a kill, it goes on where it was. A bad line has an
+    "error" for its result."""
     if ray is None and (workers is not None or stages is not None):
         raise typer.BadParameter("--workers and --stages are of --ray")
+    if ray is not None and kv_ram is not None:
+        raise typer.BadParameter("--kv-ram is of a batch without --ray")
     if workers is not None and stages is not None:
         raise typer.BadParameter("give --workers, which have whole models, or --stages of one")
     options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, "flash_attn": flash_attn, **sampling}
@@ -82,7 +89,7 @@ def batch(
         if ray is None:
             m = load_model(model, ram=ram)
             adapters.apply(m)
-            yield lambda todo: gg_batch(m, todo, n_predict, **options)
+            yield lambda todo: gg_batch(m, todo, n_predict, kv_ram=kv_ram, **options)
             return
         from pyggml.cluster.on_ray import RayActors
         from pyggml.cluster.run import batch_on

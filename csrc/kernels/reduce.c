@@ -1,5 +1,6 @@
 // Sums and order along rows.
 #include "simd/rows.h"
+#include "kernels/order.h"
 
 enum { STRIP = 2048 }; // elements at a time; partial sums do not depend on the number of threads
 
@@ -95,16 +96,6 @@ int PG_FN(cumsum_f32)(const pg_task *t, int ith, int nth) {
     }
   }
   return PG_OK;
-}
-
-// A number that orders like x: -0 equals 0, NaN of either sign is above +inf.
-static inline uint32_t order_of(float x) {
-  union {
-    float f;
-    uint32_t u;
-  } v = {.f = x + 0.0f};
-  if (x != x) return UINT32_MAX;
-  return v.u & 0x80000000 ? ~v.u : v.u | 0x80000000;
 }
 
 static inline float element(const pg_tensor *t, const char *row, int64_t k) {

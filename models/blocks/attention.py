@@ -61,10 +61,11 @@ class KV:
 
     q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens] (None where the layer
     attends to those of another, `hp.kv_layer`), v_cur ne [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne
-    [n_kv, n_tokens padded]. sinks: ne [n_head], one more score of each head. v_mla: ne [n_embd_head_v, n, n_head], what
-    makes the values of each head of those in the cache. scale: of the scores, the model's for 0. bias: ne
-    [n_kv, n_tokens, n_head], added to the scores before they are scaled. cross: without k_cur and v_cur, over what the
-    encoder gave. beside: a layer of another cache whose cells are attended to, too, and their mask (V is in K).
+    [n_kv, n_tokens padded], or one for each head of K: ne [n_kv, n_tokens, n_head_kv]. sinks: ne [n_head], one more
+    score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
+    scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are
+    scaled. cross: without k_cur and v_cur, over what the encoder gave. beside: a layer of another cache whose cells are
+    attended to, too, and their mask (V is in K).
     """
 
     q_cur: Tensor
@@ -103,7 +104,7 @@ def build_cross_kv(b: Build, k_cur: Tensor, v_cur: Tensor, il: int) -> None:
     """Store what attention of the decoder's layer `il` sees of a text: ne [n_embd_k_gqa, n_tokens] and
     [n_embd_v_gqa, n_tokens]."""
     kv, n = b.cross.kv, b.hparams.layer(il)
-    k_cur, v_cur = rotate(k_cur, kv.rotation_k(n.n_embd_head_k)), rotate(v_cur, kv.rotation_v(n.n_embd_head_v))
+    k_cur, v_cur = rotate(k_cur, kv.rotation_k(il)), rotate(v_cur, kv.rotation_v(n.n_embd_head_v))
     b.graph.build_forward_expand(k_cur)
     b.graph.build_forward_expand(v_cur)
     _kv_store(b, b.cross, k_cur, v_cur, il)
@@ -112,7 +113,7 @@ def build_cross_kv(b: Build, k_cur: Tensor, v_cur: Tensor, il: int) -> None:
 def _rotated(b: Build, a: KV, use: CacheUse) -> KV:
     """Q, K and V as the cache stores the last two."""
     kv, n = use.kv, b.hparams.layer(a.il)
-    by_k, by_v = kv.rotation_k(n.n_embd_head_k), kv.rotation_v(n.n_embd_head_v)
+    by_k, by_v = kv.rotation_k(a.il), kv.rotation_v(n.n_embd_head_v)
     k, v = (None if t is None else rotate(t, by) for t, by in ((a.k_cur, by_k), (a.v_cur, by_v)))
     return replace(a, q_cur=rotate(a.q_cur, by_k), k_cur=k, v_cur=v)
 
@@ -176,6 +177,8 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     """softmax(mask(K q)) V over the first n_kv cells: ne [n_embd_out, n_tokens]."""
     hp, n, il = b.hparams, b.hparams.layer(a.il), a.il
     kv = use.kv
+    if a.kq_mask.ne[2] > 1:
+        return _kqv_of_groups(b, a, use)
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
     k, mask = b.cb(_rows_of_k(use, n, a), "k", il), a.kq_mask
     if a.beside is not None:
@@ -184,7 +187,8 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
             gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, _cells_of_k(b.use(other), n, other))
         )
         k = b.cb(gg.concat(k, more, 1), "k_all", il)
-        mask = b.cb(gg.concat(mask, other_mask, 0), "kq_mask_all", il)
+        first, rest = (gg.view_2d(m, m.ne[0], b.n_tokens, m.nb[1], 0) for m in (mask, other_mask))  # rows may be more
+        mask = b.cb(gg.concat(first, rest, 0), "kq_mask_all", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
         v = k if a.beside else b.cb(_rows_of_v(use, n, a), "v", il)
@@ -210,12 +214,37 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     return b.cb(gg.cont_2d(cur, cur.ne[0] * n.n_head, b.n_tokens), "kqv_merged_cont", il)
 
 
+def _kqv_of_groups(b: Build, a: KV, use: CacheUse) -> Tensor:
+    """As `_kqv`, with a mask for each head of K: the heads that share it are those of one batch of several."""
+    n, il, scale = b.hparams.layer(a.il), a.il, a.scale or b.hparams.f_attention_scale
+    groups, n_tokens = n.n_head_kv, b.n_tokens
+    heads = gg.reshape_4d(a.q_cur, n.n_embd_head_k, n.n_head // groups, groups, n_tokens)
+    q = b.cb(gg.permute(heads, 0, 2, 3, 1), "q", il)  # [n_embd_head_k, n_tokens, n_head / groups, groups]
+    k = b.cb(gg.permute(_rows_of_k(use, n, a), 0, 1, 3, 2), "k", il)
+    mask = gg.reshape_4d(a.kq_mask, a.kq_mask.ne[0], n_tokens, 1, groups)
+    if use.kv.flash_attn and not any(b.asked(f"{name}-{il}") for name in _SCORES):
+        v = b.cb(gg.permute(_rows_of_v(use, n, a), 0, 1, 3, 2), "v", il)
+        cur = b.cb(gg.flash_attn_ext(q, k, v, mask, scale), "kqv", il)  # [.., n_head / groups, n_tokens, groups]
+        cur = gg.permute(cur, 0, 1, 3, 2)
+    else:
+        kq = gg.soft_max_ext(b.cb(gg.mul_mat(k, q), "kq", il), mask, scale)
+        v = b.cb(gg.permute(_columns_of_v(use, n, a), 0, 1, 3, 2), "v", il)
+        cur = b.cb(gg.mul_mat(v, b.cb(kq, "kq_soft_max_ext", il)), "kqv", il)
+        cur = gg.permute(cur, 0, 3, 1, 2)
+    return b.cb(gg.cont_2d(b.cb(cur, "kqv_merged", il), n.n_embd_out, n_tokens), "kqv_merged_cont", il)
+
+
 def _rows_of_k(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
     if use.kv.transient:
         assert a.k_cur is not None, a
         return gg.permute(a.k_cur, 0, 2, 1, 3)
     return _cells_of_k(use, n, a.il)
+
+
+def cells_of_k(b: Build, il: int) -> Tensor:
+    """What layer `il` of the cache holds as K in the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
+    return _cells_of_k(b.use(il), b.hparams.layer(il), il)
 
 
 def _cells_of_k(use: CacheUse, n: LayerShape, il: int) -> Tensor:

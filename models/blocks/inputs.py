@@ -11,7 +11,7 @@ from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
 
-from ..hparams import HParams, NGrams, TokenBlocks
+from ..hparams import ChosenBlocks, HParams, NGrams, TokenBlocks
 from ..memory.kv_cells import Floats, Ints
 from .build import Build
 from .norm import build_norm
@@ -154,7 +154,7 @@ def block_input_sizes(t: TokenBlocks, n_tokens: int, n_seqs: int, n_kv: int) -> 
     return {
         f"inp_block_rows_{t.size}": (DType.I32, n * t.n_read),
         f"inp_block_mask_{t.size}": (DType.F32, n * t.n_read),
-        f"inp_block_pos_{t.size}": (DType.I32, n),
+        f"inp_block_pos_{t.size}": (DType.I32, n * t.n_pos),
         f"inp_block_of_{t.size}": (DType.I32, n_tokens),
         f"inp_block_at_{t.size}": (DType.I32, n_tokens),
         f"inp_block_end_{t.size}": (DType.F32, n_kv),
@@ -178,7 +178,7 @@ def block_inputs(t: TokenBlocks, pos: Ints, cells: Ints) -> tuple[Ints | Floats,
     rows  [blocks, n_read]: the tokens that each block which they end is made of, where those of a sequence lie one
           after the other, with n_read - 1 that were before first. Of each sequence as many blocks as there may be
     mask  [blocks, n_read]: -inf for those before the first token of all, else 0
-    pos   [blocks]: the first position of each
+    pos   [n_pos, blocks]: the first position of each; of four the last is 0
     of    [n_seqs, n]: the block that a token ends, or any
     at    [n_seqs, n]: where in its block a token stands
     end   [n_kv]: 0 for the cells of tokens that end a block, else -inf
@@ -193,11 +193,43 @@ def block_inputs(t: TokenBlocks, pos: Ints, cells: Ints) -> tuple[Ints | Floats,
     return (
         read + (seq * (n + t.n_read - 1))[..., None],
         np.where(before, np.float32(-np.inf), np.float32(0)),
-        np.where(ends, begin + last - (t.size - 1), 0),
+        np.where((np.arange(t.n_pos) < 3)[:, None], np.where(ends, begin + last - (t.size - 1), 0).reshape(-1), 0),
         np.minimum((step + begin % t.size) // t.size, n_blocks - 1) + seq * n_blocks,
         pos % t.size,
         np.where((cells + 1) % t.size == 0, np.float32(0), np.float32(-np.inf)),
     )
+
+
+def chosen_block_sizes(t: ChosenBlocks, n_tokens: int, n_kv: int) -> dict[str, tuple[DType, int]]:
+    """What the graph of a ubatch takes of blocks that are chosen as a whole, by name: type and elements. See
+    `chosen_block_inputs`."""
+    return {
+        f"inp_cell_blocks_{t.size}": (DType.I32, n_kv),
+        f"inp_own_blocks_{t.size}": (DType.I32, n_tokens * t.n_own),
+    }
+
+
+def build_inp_chosen_blocks(b: Build, t: ChosenBlocks) -> tuple[Tensor, Tensor]:
+    """The blocks of the first n_kv cells, ne [n_kv], and those that each token sees in any case, ne
+    [n_own, n_tokens]."""
+    cells, own = chosen_block_sizes(t, b.n_tokens, b.n_kv[0])
+    return b.input(cells, DType.I32, b.n_kv[0]), b.input(own, DType.I32, t.n_own, b.n_tokens)
+
+
+def chosen_block_inputs(t: ChosenBlocks, pos: Ints, cells: Ints) -> tuple[Ints, Ints]:
+    """int32 [n_kv]: the numbers, below n_kv, of the blocks that cells at positions `cells`, int32 [n_kv], belong to (0
+    for those that are empty); int32 [n_tokens, n_own]: of those that tokens at `pos` see in any case (negative:
+    none)."""
+    of: Ints = np.maximum(cells, 0) // t.size
+    own: Ints = pos[:, None] // t.size - np.arange(t.n_own, dtype=np.int32)
+    if of.max() >= len(of):  # positions that go far beyond the cells: their blocks are counted
+        known = np.unique(of)
+        of = np.searchsorted(known, of).astype(np.int32)
+        at = np.minimum(np.searchsorted(known, own), len(known) - 1)
+        own = np.where(known[at] == own, at, -1).astype(np.int32)
+    if t.tail:
+        own = np.where((pos[:, None] + 1) % t.size == 0, np.int32(-1), own)
+    return of, own
 
 
 def build_inp_ngrams(b: Build) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pyggml import ops as gg
@@ -48,16 +49,19 @@ def build_mla(
     k_norm: bool = False,
     scale: float = 0.0,
     sinks: Tensor | None = None,
+    choose: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Attention of the heads, before it is projected: ne [n_head * m.n_embd_head_v, n_tokens].
 
     Where V is in K (`hp.v_in_k`), the cache holds the latent rows, ne [n_lora_kv + n_rot]: Q is brought to them by
     `attn_k_b`, and what comes out to the heads by `attn_v_b`. Else it holds K and V of each head. `q_scale`, ne
     [1, 1, n_tokens], is what Q is multiplied with. `k_norm`: the roped elements of K are normed before. `scale` and
-    `sinks`: as in KV.
+    `sinks`: as in KV. `choose`: of the row that Q comes from gives the mask; without it that is the layer's.
     """
     n_head, n_tokens = b.hparams.layer(il).n_head, cur.ne[1]
-    q = gg.reshape_3d(_q(b, cur, il, n_head * m.n_embd_head_k, m.n_lora_q), m.n_embd_head_k, n_head, n_tokens)
+    q_row = _q_row(b, cur, il, m.n_lora_q) if m.n_lora_q else cur
+    q = b.linear("attn_q_b" if m.n_lora_q else "attn_q", q_row, n_head * m.n_embd_head_k, "q", il)
+    q = gg.reshape_3d(q, m.n_embd_head_k, n_head, n_tokens)
     q_nope, q_pe = _split(q, m.n_nope)
 
     latent = b.linear("attn_kv_a_mqa", cur, m.n_lora_kv + m.n_rot, "kv_cmpr_pe", il)
@@ -90,14 +94,12 @@ def build_mla(
         Qcur, Kcur = b.cb(_beside(q_nope, q_pe), "Qcur", il), b.cb(_beside(k_nope, k_pe), "Kcur", il)
     if q_scale is not None:
         Qcur = b.cb(gg.mul(Qcur, q_scale), "Qcur_attn_temp_scaled", il)
-    return build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il, sinks, v_mla, scale))
+    mask = choose(q_row) if choose else build_inp_kq_mask(b, il)
+    return build_attn(b, KV(Qcur, Kcur, Vcur, mask, il, sinks, v_mla, scale))
 
 
-def _q(b: Build, cur: Tensor, il: int, n_out: int, n_lora: int) -> Tensor:
-    if not n_lora:
-        return b.linear("attn_q", cur, n_out, "q", il)
-    q = build_norm(b, b.linear("attn_q_a", cur, n_lora, "q", il), "attn_q_a_norm", "q", il)
-    return b.linear("attn_q_b", q, n_out, "q", il)
+def _q_row(b: Build, cur: Tensor, il: int, n_lora: int) -> Tensor:
+    return build_norm(b, b.linear("attn_q_a", cur, n_lora, "q", il), "attn_q_a_norm", "q", il)
 
 
 def _split(a: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:

@@ -37,7 +37,7 @@ def rope(
 ) -> Tensor:
     """rope_ext (rope_multi where tokens have four positions) with the model's frequencies, of the first elements of
     each row; `back`: rope_ext_back. `cur`: ne [n_embd_head, n_head, n_tokens]."""
-    mode = _MODES[hp.rope_type]
+    mode = _MODES[shape.type or hp.rope_type]
     scaling = (
         hp.n_ctx_orig_yarn,
         shape.freq_base,

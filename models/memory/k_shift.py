@@ -33,7 +33,7 @@ def build_k_shift(hp: HParams, weights: Mapping[str, Tensor], kv: KVCache) -> tu
             # YaRN scales K where it ropes it; roping it again must not scale it again
             attn_factor = 1.0 / (1.0 - 0.1 * math.log(r.freq_scale)) if r.ext_factor else 1.0
             head = n.n_embd_head_k - r.first
-            by = kv.rotation_k(n.n_embd_head_k)
+            by = kv.rotation_k(il)
             if by is not None:
                 k = gg.view_3d(k_l, n.n_embd_head_k, n.n_head_kv, kv.size, row(n.n_embd_head_k), row(n.n_embd_k_gqa), 0)
                 whole = rotate(gg.cast(k, DType.F32), by)

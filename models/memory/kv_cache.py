@@ -50,17 +50,16 @@ class CacheOptions(TypedDict, total=False):
 class KVCache(KVCells):
     """Cells, and K and V of `layers` (default: all) that have any. Printed, it shows what every cell holds.
 
-    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa; `index` says which
-    `i` a layer reads, also one that shares those of another (`hp.kv_layer`). V is stored
-    transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`. Where V is in K (`hp.v_in_k`),
-    `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where it starts; `n_rewind`: see
-    `KVCacheISWA`. A `transient` one
-    has the cells of one batch and stores nothing: its tokens see each other, the next ones do not. A `cross` one holds
-    what an encoder gave: the encoder fills it, and the decoder's tokens see all that is of their sequences. `causal`:
-    tokens do not see those after them. In types of ROTATED_TYPES K and V of each head are stored rotated, see
-    `rotation_k`. K and V of layers that are not `held` get no memory (None: all do): other stages of the model have
-    them. Raises ModelError for types that the layout cannot store, AllocError where the machine has not that
-    much memory.
+    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa (layers that have no
+    V, of an indexer, come last); `index` says which `i` a layer reads, also one that shares those of another
+    (`hp.kv_layer`). V is stored transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`.
+    Where V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
+    it starts; `n_rewind`: see `KVCacheISWA`. A `transient` one has the cells of one batch and stores nothing: its
+    tokens see each other, the next ones do not. A `cross` one holds what an encoder gave: the encoder fills it, and the
+    decoder's tokens see all that is of their sequences. `causal`: tokens do not see those after them. In types of
+    ROTATED_TYPES K and V of each head are stored rotated, see `rotation_k`. K and V of layers that are not `held` get
+    no memory (None: all do): other stages of the model have them. Raises ModelError for types that the layout cannot
+    store, AllocError where the machine has not that much memory.
     """
 
     def __init__(
@@ -84,20 +83,20 @@ class KVCache(KVCells):
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
         self.n_swa, self.n_rewind = n_swa, 0
         self.swa_type: SwaType = hp.swa_type
-        layers = range(hp.n_layer) if layers is None else layers
-        self.layers = tuple(il for il in layers if hp.has_kv(il))
+        users = tuple(hp.cache_layers if layers is None else layers)
+        self.layers = tuple(il for il in users if hp.has_kv(il))
         if transient:
             shapes = []
         else:
             _check_types(hp, self)
             shapes = [(n.n_embd_k_gqa, 0 if hp.v_in_k else n.n_embd_v_gqa) for n in map(hp.layer, self.layers)]
-        self._held = [held is None or il in held for il in self.layers]
+        self._held = [held is None or il % hp.n_layer in held for il in self.layers]  # of a layer, all that it stores
         row = sum(type_k.row_size(k) + type_v.row_size(v) for k, v in compress(shapes, self._held))
         check_memory((row + _CELL + n_seq_max) * size, f"a cache of {size} cells for {n_seq_max} sequences")
         super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
         self.fixed = hp.fixed_positions
         own = {il: i for i, il in enumerate(self.layers)}
-        self.index = {il: own[hp.kv_layer(il)] for il in layers if hp.kv_layer(il) in own}
+        self.index = {il: own[hp.kv_layer(il)] for il in users if hp.kv_layer(il) in own}
         ctx = Context()
         self.k_l: list[Tensor] = []
         self.v_l: list[Tensor] = []
@@ -105,15 +104,19 @@ class KVCache(KVCells):
             self.k_l.append(ctx.new_tensor(type_k, (k * self.size,), f"cache_k_l{il}"))
             if v:
                 self.v_l.append(ctx.new_tensor(type_v, (v * self.size,), f"cache_v_l{il}"))
-        heads = [hp.layer(il) for il in self.layers if not (transient or hp.v_in_k)]
-        sizes = {_power_of_2(n.n_embd_head_k) for n in heads if type_k in ROTATED_TYPES}
-        sizes |= {_power_of_2(n.n_embd_head_v) for n in heads if type_v in ROTATED_TYPES}
+        heads = {} if transient else {il: hp.layer(il) for il in self.layers}
+        of_k = {il: _power_of_2(n.n_embd_head_k) for il, n in heads.items() if not (n.n_embd_head_v and hp.v_in_k)}
+        of_v = {_power_of_2(n.n_embd_head_v) for n in heads.values() if n.n_embd_head_v and not hp.v_in_k}
+        self._rotated_k = of_k if type_k in ROTATED_TYPES else {}
+        sizes = {*self._rotated_k.values(), *(of_v if type_v in ROTATED_TYPES else ())}
         self._rotations = {n: ctx.new_tensor(DType.F32, (n, n), f"kv_rotation_{n}") for n in sorted(sizes)}
 
-    def rotation_k(self, n_embd_head: int) -> Tensor | None:
-        """What parts of a head of K (and of Q, whose products stay as they are) are multiplied with before it is
-        stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None where K is stored as it is."""
-        return self._rotations.get(_power_of_2(n_embd_head)) if self.type_k in ROTATED_TYPES else None
+    def rotation_k(self, il: int) -> Tensor | None:
+        """What parts of a head of K (and of Q, whose products stay as they are) of layer `il` are multiplied with
+        before it is stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None where K is stored as it
+        is."""
+        n = self._rotated_k.get(self.layers[self.index[il]])
+        return None if n is None else self._rotations[n]
 
     def rotation_v(self, n_embd_head: int) -> Tensor | None:
         """The same for V (and for what attention makes of it, to take it back)."""

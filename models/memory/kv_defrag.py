@@ -25,7 +25,7 @@ def build_defrag(kv: KVCache) -> tuple[Graph, Tensor]:
             rows = _whole(ctx, k, DType.I16, k.nbytes // kv.size // 2, kv.size)
             moved = gg.get_rows(rows, order)
             graph.build_forward_expand(gg.cpy(moved, _first(rows, n)).set_name(f"k_defrag-{il}"))
-            if kv.v_in_k:
+            if i >= len(kv.v_l):
                 continue
             v = kv.v_l[i]
             if kv.v_trans:

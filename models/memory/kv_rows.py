@@ -22,7 +22,7 @@ def kv_rows(kv: KVCache) -> list[Array]:
     rows: list[Array] = []
     for i, k in enumerate(kv.k_l):
         rows.append(_rows(k, kv.size))
-        if not kv.v_in_k:
+        if i < len(kv.v_l):
             rows.append(_columns(kv.v_l[i], kv.size) if kv.v_trans else _rows(kv.v_l[i], kv.size))
     return rows
 

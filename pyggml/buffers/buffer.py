@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
@@ -15,6 +16,7 @@ from pyggml.errors import AllocError, GGUFError
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 ALIGNMENT = 64  # a cache line, and the widest vector
+IN_FILE = "CPU_FILE"  # the buffer type of host memory that the system may write to a disk: see `file_memory`
 
 
 def check_memory(size: int, what: str) -> None:
@@ -22,6 +24,19 @@ def check_memory(size: int, what: str) -> None:
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > have:
         raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; this machine has {have / 2**30:.1f}")
+
+
+def file_memory(size: int) -> Bytes:
+    """`size` zeroed bytes, uint8, of a file without a name, in TMPDIR or /var/tmp (not /tmp: that is memory on many
+    machines). It is gone with them, or the process. What a forked child does to them the parent sees, too. Raises
+    AllocError where there is no room for it."""
+    folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
+    try:
+        with tempfile.TemporaryFile(dir=folder) as f:
+            os.posix_fallocate(f.fileno(), 0, max(size, 1))  # now, or writing to it would kill the process
+            return np.frombuffer(mmap.mmap(f.fileno(), max(size, 1)), np.uint8)[:size]
+    except (OSError, OverflowError, ValueError) as e:
+        raise AllocError(f"cannot allocate {size} bytes of a file in {folder}: {e}") from None
 
 
 class MappedFile:
@@ -90,10 +105,12 @@ class Buffer:
 
     @classmethod
     def allocate(cls, size: int, buft: str = "CPU") -> Buffer:
-        """`size` zeroed bytes of a buffer type (the host's: aligned to a cache line). Raises AllocError where there
-        is no memory."""
+        """`size` zeroed bytes of a buffer type (the host's: aligned to a cache line; IN_FILE: of one that is CPU's).
+        Raises AllocError where there is no memory."""
         if buft in cls.device_types:
             return cls.device_types[buft](size)
+        if buft == IN_FILE:
+            return cls(file_memory(size))
         try:
             raw = np.zeros(size + ALIGNMENT, np.uint8)
         except (MemoryError, ValueError, OverflowError):

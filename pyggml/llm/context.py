@@ -32,6 +32,7 @@ from .figures.perf import Perf
 from .figures.report import log_context
 from .graphs import Graphs
 from .interrupt import uninterrupted
+from .kv_place import allocate_cache
 from .loaded import LoadedModel
 from .options import check_types
 from .pooling import Members, checked_output, members, pool
@@ -59,7 +60,6 @@ class LlamaContext(Closeable):
 
     Threads that share a context take turns: each decode is whole. A thread that reads the logits of its own decode, or
     needs the cache as it left it, holds the lock itself: `with ctx.lock: ctx.decode(ids); row = ctx.logits_ith(-1)`.
-    Contexts of one model have nothing to wait for but the threads they compute on.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class LlamaContext(Closeable):
         embeddings: bool | None = None,
         pooling: str | None = None,
         layer: int = -1,
+        kv_ram: int | str | None = None,
     ) -> None:
         """A cache of `n_ctx` cells (0: as many as the model was trained with; padded to 32, to 256 with `flash_attn`)
-        for sequences 0 .. n_seq_max - 1.
-
+        for sequences 0 .. n_seq_max - 1; in a file (of TMPDIR, else /var/tmp) where it takes more than `kv_ram` ("2G").
         A decode takes up to `n_batch` tokens and runs `n_ubatch` at a time, on `n_threads` (default: all CPUs), on
         `n_threads_batch` (default: the same) where they are more than one. `type_k` and `type_v` are what the cache
         stores. `backend` is "cpu", "ref", or several in order of priority. Where more than the part `defrag_thold` of
@@ -117,7 +117,7 @@ class LlamaContext(Closeable):
         self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
         buft = next(iter(self.scheduler.backends.values())).buft
-        self.memory.allocate(buft)
+        allocate_cache(self, self.memory, buft, kv_ram)
         self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer, model.stage)
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
         self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)

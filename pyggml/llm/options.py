@@ -26,6 +26,7 @@ class ContextOptions(TypedDict, total=False):
     embeddings: bool | None
     pooling: str | None
     layer: int
+    kv_ram: int | str | None
 
 
 def check_types(**given: Any) -> None:

@@ -22,11 +22,13 @@ from pyggml.models.blocks import (
     attn_temp_scale,
     block_input_sizes,
     block_inputs,
+    chosen_block_inputs,
+    chosen_block_sizes,
     mask_name,
     ngram_rows,
     relative_buckets,
 )
-from pyggml.models.hparams import HParams, TokenBlocks
+from pyggml.models.hparams import ChosenBlocks, HParams, TokenBlocks
 from pyggml.models.memory.cross import EncoderMemory
 from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_cells import Floats, Ints, Slot
@@ -64,8 +66,8 @@ class Step:
     """A graph ready to run, with views of its inputs and its result. `n_kv`: of the caches where it varies. `pos`
     has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted, `hidden`
     one for each token. `s_read`,
-    `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell. `blocks`:
-    see `block_inputs`."""
+    `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell. `blocks`,
+    `chosen`: see `block_inputs`, `chosen_block_inputs`."""
 
     schedule: Schedule
     heads: tuple[Var, ...]
@@ -80,6 +82,7 @@ class Step:
     ngrams: Ints | None
     recent: Floats | None
     blocks: list[tuple[TokenBlocks, tuple[Ints | Floats, ...]]]
+    chosen: list[tuple[ChosenBlocks, tuple[Ints, ...]]]
     out_ids: Ints
     logit_ids: Ints | None
     result: Floats
@@ -116,6 +119,9 @@ class Step:
         for t, inputs in self.blocks:
             for to, value in zip(inputs, block_inputs(t, pos, known), strict=True):
                 to[: value.size] = value.ravel()  # of cells the graph may have more
+        for t, inputs in self.chosen:
+            for to, value in zip(inputs, chosen_block_inputs(t, u.pos, known), strict=True):
+                to[: value.size] = value.ravel()
         wanted = u.outputs if len(u.outputs) else 0
         if self.logit_ids is None:
             self.out_ids[:] = wanted
@@ -167,6 +173,9 @@ class Steps:
             more = memory.n_seq_max * t.n_read  # each sequence may end one block more
             for name, (dtype, n) in block_input_sizes(t, n_ubatch, 1, memory.size).items():
                 self._inputs[name] = ctx.new_tensor(dtype, (n + more,))
+        for t in hp.chosen_blocks:
+            for name, (dtype, n) in chosen_block_sizes(t, n_ubatch, memory.size).items():
+                self._inputs[name] = ctx.new_tensor(dtype, (n,))
         masks = {c: ctx.new_tensor(DType.F32, (c.size, rows)) for c in self.caches if not (c.cross and self._encodes)}
         self._inputs |= {mask_name(c): t for c, t in masks.items()}
         allocate_tensors(self._inputs.values(), next(iter(scheduler.backends.values())).buft)
@@ -265,7 +274,16 @@ def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:
         pos_bucket=values.get("inp_pos_bucket"),
         ngrams=values.get("inp_ngram_rows"),
         recent=None if recent is None else recent.numpy(),
-        blocks=[(t, tuple(values[name] for name in block_input_sizes(t, 1, 1, 1))) for t in b.hparams.token_blocks],
+        blocks=[
+            (t, tuple(values[name].ravel() for name in block_input_sizes(t, 1, 1, 1)))
+            for t in b.hparams.token_blocks
+            if f"inp_block_end_{t.size}" in values
+        ],
+        chosen=[
+            (t, tuple(values[name].ravel() for name in chosen_block_sizes(t, 1, 1)))
+            for t in b.hparams.chosen_blocks
+            if f"inp_cell_blocks_{t.size}" in values
+        ],
         out_ids=values["inp_out_ids"],
         logit_ids=values.get("inp_logit_ids"),
         result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),

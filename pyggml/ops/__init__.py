@@ -24,6 +24,7 @@ from . import scalar as _scalar
 from . import shape as _shape
 from . import softmax as _softmax
 from . import solve_tri as _solve_tri
+from . import sparse as _sparse
 from . import ssm as _ssm
 from . import unary as _unary
 from . import view as _view
@@ -51,6 +52,7 @@ from .scalar import *
 from .shape import *
 from .softmax import *
 from .solve_tri import *
+from .sparse import *
 from .ssm import *
 from .unary import *
 from .view import *
@@ -80,6 +82,7 @@ __all__ += _scalar.__all__
 __all__ += _shape.__all__
 __all__ += _softmax.__all__
 __all__ += _solve_tri.__all__
+__all__ += _sparse.__all__
 __all__ += _ssm.__all__
 __all__ += _unary.__all__
 __all__ += _view.__all__

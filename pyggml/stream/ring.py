@@ -135,6 +135,8 @@ class Ring:
             self.bytes_read += n
             g.error = g.error or error
             g.left -= 1
+            if 0 < g.left < READERS and g.users:  # who waits for it is done with the one before: no reader is idle
+                self.prefetch(g.next())
             if g.left == 0:
                 g.state = _State.HERE if g.error is None and not self._closed else _State.AWAY
                 self._changed.notify_all()

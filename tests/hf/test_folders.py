@@ -29,7 +29,9 @@ NMSE = {
     # these.
     "minimax": 2.0**-18,
 }
-SPARSE = "deepseek-v32"  # attends to 12 tokens of 32, which an indexer chooses: not supported
+# Of tokens that the indexer of the last layer finds equal (all products are negative: 0) it chooses some; which ones,
+# torch leaves open.
+TIES = {"deepseek-v32": (19, 29)}
 
 
 def _supported(name: str) -> bool:
@@ -58,7 +60,7 @@ def _logits(model: Model, ids: np.ndarray) -> np.ndarray:
     return np.concatenate(rows)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != SPARSE])
+@pytest.mark.parametrize("name", NAMES)
 def test_logits(name: str, golden: np.lib.npyio.NpzFile) -> None:
     model = load_model(FOLDERS / name, repack=False)
     assert not model.weights.unused
@@ -69,6 +71,8 @@ def test_logits(name: str, golden: np.lib.npyio.NpzFile) -> None:
         got = np.array(ctx.embeddings)
     else:
         want, got = golden[f"{name}/logits"], _logits(model, ids)
+    rows = [i for i in range(len(want)) if i not in TIES.get(name, ())]
+    got, want = got[rows], want[rows]
     assert ((got - want) ** 2).sum() <= NMSE.get(name, 1e-8) * (want**2).sum()
 
 
@@ -77,7 +81,7 @@ def golden() -> np.lib.npyio.NpzFile:
     return np.load(FOLDERS / "logits.npz")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != SPARSE])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_converted_file_is_the_folder(name: str, tmp_path: Path) -> None:
     write_quantized(plan_quantization(FOLDERS / name, None), tmp_path / "m.gguf")
     folder = open_hf_folder(FOLDERS / name)

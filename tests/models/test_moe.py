@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyggml.models import get_architecture, graph_of_hparams
+from pyggml.models import get_architecture
 from pyggml.models.blocks import Build, build_experts, build_router
 from pyggml.models.hparams import HParams, Router
 from pyggml.models.weights import Weights
@@ -202,9 +202,19 @@ def test_bad_keys(arch: str, keys: dict[str, Any], message: str) -> None:
         read(arch, **keys)
 
 
-def test_contexts_that_need_sparse_attention_are_refused() -> None:
-    indexer = {"head_count": 2, "key_length": 8, "top_k": 16, "block_size": 4}
-    hp = read("minimax-m3", **{f"attention.indexer.{k}": v for k, v in indexer.items()})
-    graph_of_hparams(hp, 4, n_ctx=64, arch="minimax-m3")
-    with pytest.raises(ModelError, match=r"96 cells needs sparse attention.* 64 at most"):
-        graph_of_hparams(hp, 4, n_ctx=96, arch="minimax-m3")
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"block_size": 0}, r"indexer\.block_size must not be 0"),
+        ({"local_blocks": 17}, r"indexer\.local_blocks is 17, more than the 16 blocks"),
+        ({"local_blocks": 0}, r"indexer\.local_blocks must not be 0"),
+        ({"head_count": 4}, r"indexer\.head_count is 4, not one for each head of K"),
+        ({"key_length": 2}, "heads of 2 of the indexer have no 4 elements to rope"),
+        ({"top_k": 0}, "chooses 0|more than the 0 blocks"),
+        ({"types": np.array([1, 1])}, "indexers are told of 2 layers; there are 4"),
+    ],
+)
+def test_bad_indexers(keys: dict[str, Any], message: str) -> None:
+    good = {"head_count": 2, "key_length": 8, "top_k": 16, "block_size": 4}
+    with pytest.raises(ModelError, match=message):
+        read("minimax-m3", **{f"attention.indexer.{k}": v for k, v in {**good, **keys}.items()})

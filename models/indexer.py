@@ -1,0 +1,242 @@
+"""Indexers: small heads beside those of attention, which choose what a token attends to (DeepSeek-V3.2,
+arXiv 2512.02556).
+
+Each token has a key of an indexer, in the same cell of the cache as its K, and each a query of several heads; how much
+a token is to another is the sum of the products of that query and key, where they are positive, weighed for each head.
+A token attends to those that are the most to it. In a context that holds no more than are chosen all are seen, and only
+the keys are stored: a state that was saved there can go on in a larger one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gguf.constants import Keys
+
+from pyggml import ops as gg
+from pyggml.errors import ModelError
+from pyggml.tensor import Tensor
+
+from .blocks import Build, build_inp_chosen_blocks, build_inp_kq_mask, build_norm, cells_of_k, rope, rotate, store_k
+from .hparams import MAX_INT, HParams, LayerShape, RopeShape, RopeType
+from .metadata import Reader
+
+_TYPES = "{arch}.attention.indexer.types"
+_CHOSEN = "kq_mask_chosen"
+INDEX_EPS = 1e-6  # of the norm of keys, which is not in files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Indexer(HParams):
+    """n_indexer_head, n_indexer_embd: the heads of an indexer, and their size; 0: there are none. n_chosen: the tokens,
+    or blocks of them, that it chooses. indexers: of each layer, 1 where it has one of its own; a layer without attends
+    to what the last one before it chose (empty: all layers have). index_rope_first: elements of a head before those
+    that are roped; index_rope_type: how, None: as those of attention. f_index_norm_eps: of the norm of its keys; 0:
+    that of the model's others.
+
+    Layer index_layer(il) of the cache has the keys of the indexer of layer il."""
+
+    n_indexer_head: int
+    n_indexer_embd: int
+    n_chosen: int
+    indexers: tuple[int, ...] = ()
+    index_rope_first: int = 0
+    index_rope_type: RopeType | None = None
+    f_index_norm_eps: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.n_chosen < 2 * MAX_INT:
+            raise ModelError(f"an indexer chooses {self.n_chosen}: it must choose something")
+        if self.indexers and len(self.indexers) < self.n_layer:
+            raise ModelError(f"indexers are told of {len(self.indexers)} layers; there are {self.n_layer}")
+        for il in self.index_layers:
+            r = self.rope(il)
+            if r is not None and not 0 <= r.first <= self.n_indexer_embd - r.n_rot:
+                raise ModelError(f"heads of {self.n_indexer_embd} of the indexer have no {r.n_rot} elements to rope")
+
+    def has_indexer(self, il: int) -> bool:
+        """Whether layer `il` has an indexer of its own."""
+        if not self.n_indexer_head or not self.n_indexer_embd:
+            return False
+        return self.has_kv(il) and not self.is_swa(il) and (not self.indexers or bool(self.indexers[il]))
+
+    @property
+    def index_from(self) -> int:
+        """The first layer of the cache that may be an indexer's."""
+        return self.n_layer
+
+    def index_layer(self, il: int) -> int:
+        """The layer of the cache with the keys of the indexer of layer `il`."""
+        return self.index_from + il
+
+    @property
+    def index_layers(self) -> Iterable[int]:
+        return map(self.index_layer, filter(self.has_indexer, range(self.n_layer)))
+
+    @property
+    def cache_layers(self) -> Iterable[int]:
+        return (*super().cache_layers, *self.index_layers)
+
+    def has_kv(self, il: int) -> bool:
+        return il >= self.index_from or super().has_kv(il)
+
+    def is_swa(self, il: int) -> bool:
+        return il < self.index_from and super().is_swa(il)
+
+    def layer(self, il: int) -> LayerShape:
+        if il < self.index_from:
+            return super().layer(il)
+        n = self.n_indexer_embd
+        return super().layer(0)._replace(n_head=1, n_head_kv=1, n_embd_head_k=n, n_embd_head_v=0, n_embd_q=n,
+                                         n_embd_k_gqa=n, n_embd_v_gqa=0, n_embd_out=0)  # fmt: skip
+
+    def rope(self, il: int) -> RopeShape | None:
+        if il < self.index_from:
+            return super().rope(il)
+        shape = self.rope(il - self.index_from)
+        return shape and shape._replace(first=self.index_rope_first, type=self.index_rope_type)
+
+
+def read_indexer(r: Reader, *, optional: bool = False) -> dict[str, Any]:
+    """What a file says of the indexer; `optional`: there may be none."""
+    keys = Keys.Attention.Indexer
+    if optional and not r.integer(keys.TOP_K, 0):
+        return {"n_indexer_head": 0, "n_indexer_embd": 0, "n_chosen": MAX_INT}
+    return {
+        "n_indexer_head": r.integer(keys.HEAD_COUNT),
+        "n_indexer_embd": r.integer(keys.KEY_LENGTH),
+        "n_chosen": r.integer(keys.TOP_K),
+        "indexers": r.flags(_TYPES) if r.get(_TYPES, None) is not None else (),
+    }
+
+
+def must_choose(b: Build, hp: Indexer, il: int, size: int = 1) -> bool:
+    """Whether the indexers, of blocks of `size` tokens, have to choose in the cache of layer `il`."""
+    return b.use(il).kv.size > hp.n_chosen * size
+
+
+def build_chosen_mask(b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Tensor, il: int) -> Tensor:
+    """The mask of layer `il`, of what its indexer chooses, as `build_inp_kq_mask`. `cur`, ne [n_embd, n_tokens], is
+    what attention reads, `q_row`, ne [n_lora_q, n_tokens], what its Q comes from."""
+    mask = build_inp_kq_mask(b, il)
+    if not hp.n_indexer_head or hp.is_swa(il):
+        return mask
+    choose = must_choose(b, hp, il)
+    if not hp.has_indexer(il):
+        return chosen_before(b, il) if choose else mask
+    k = index_key(b, hp, cur, il, required=choose)
+    if k is None:
+        return mask
+    store_index(b, hp, gg.reshape_3d(k, hp.n_indexer_embd, 1, b.n_tokens), pos, il)
+    score = index_scores_of_row(b, hp, cur, q_row, pos, il, required=choose)
+    if not choose or score is None:
+        return mask
+    b.masks[_CHOSEN] = b.cb(gg.top_k_mask(score, mask, hp.n_chosen), _CHOSEN, il)
+    return b.masks[_CHOSEN]
+
+
+def index_key(b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool) -> Tensor | None:
+    """The keys of the tokens, ne [n_indexer_embd, n_tokens], before they are roped; None where a file lacks their
+    weights, unless they are `required`."""
+    ask, head = b.weight if required else b.optional, hp.n_indexer_embd
+    there = [ask("indexer.attn_k", (hp.n_embd, head), il), ask("indexer.k_norm", (head,), il)]
+    b.optional("indexer.k_norm", (head,), il, "bias")
+    if None in there:
+        return None
+    k = b.linear("indexer.attn_k", cur, head, "indexer_k", il)
+    return build_norm(b, k, "indexer.k_norm", "indexer_k", il, "layer", eps=hp.f_index_norm_eps)
+
+
+def index_scores_of_row(
+    b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Tensor, il: int, *, required: bool
+) -> Tensor | None:
+    """`index_scores` of queries that `q_row`, ne [n_lora_q, n_tokens], gives, with weights that `cur` gives; None where
+    they are not `required`."""
+    ask, head, n_head = b.weight if required else b.optional, hp.n_indexer_embd, hp.n_indexer_head
+    ask("indexer.attn_q_b", (q_row.ne[0], n_head * head), il)
+    ask("indexer.proj", (hp.n_embd, n_head), il)
+    if not required:
+        return None
+    q = gg.reshape_3d(b.linear("indexer.attn_q_b", q_row, n_head * head, "indexer_q", il), head, n_head, b.n_tokens)
+    w = gg.scale(b.linear("indexer.proj", cur, n_head, "indexer_weights", il), 1.0 / math.sqrt(head * n_head))
+    return index_scores(b, hp, index_rope(b, hp, q, pos, "indexer_q", il), w, il)
+
+
+def chosen_before(b: Build, il: int) -> Tensor:
+    """The mask that the last indexer before layer `il` made. Raises ModelError where there is none."""
+    if _CHOSEN not in b.masks:
+        raise ModelError(f"layer {il} has no indexer, and none before it has")
+    return b.masks[_CHOSEN]
+
+
+def build_chosen_blocks(b: Build, hp: Indexer, score: Tensor, end: Tensor, il: int) -> Tensor:
+    """The mask of layer `il` of the blocks that its indexer chooses, and of a token's own that is not full. `score`, ne
+    [n_kv, n_tokens], counts in the cells where `end`, ne [n_kv], is 0 (-inf in others): a block's is in its last."""
+    t = hp.chosen_blocks[0]
+    of, own = build_inp_chosen_blocks(b, t)
+    mask = gg.top_k_mask(gg.add(score, end), build_inp_kq_mask(b, il), hp.n_chosen // t.size, of, own)
+    b.masks[_CHOSEN] = b.cb(mask, _CHOSEN, il)
+    return mask
+
+
+def index_rope(b: Build, hp: Indexer, cur: Tensor, pos: Tensor, name: str, il: int) -> Tensor:
+    """`cur`, ne [n_indexer_embd, n, n_tokens], roped as queries and keys of the indexer of layer `il` are."""
+    shape = hp.rope(hp.index_layer(il))
+    return cur if shape is None else b.cb(rope_from(hp, shape, cur, pos), name, il)
+
+
+def rope_from(hp: HParams, shape: RopeShape, cur: Tensor, pos: Tensor, *, back: bool = False) -> Tensor:
+    """`cur`, ne [n, n_head, n_tokens], its n_rot elements from the first on roped, or turned `back`."""
+    first, nb = shape.first, cur.nb
+    if not first:
+        return rope(hp, shape, cur, pos, None, shape.attn_factor, back=back)
+    rest = gg.view_3d(cur, cur.ne[0] - first, *cur.ne[1:3], *nb[1:3], first * nb[0])
+    rest = rope(hp, shape, rest, pos, None, shape.attn_factor, back=back)
+    return gg.concat(gg.view_3d(cur, first, *cur.ne[1:3], *nb[1:3], 0), rest, 0)
+
+
+def store_index(b: Build, hp: Indexer, k: Tensor, pos: Tensor, il: int) -> None:
+    """Rope the keys `k` of the indexer of layer `il`, ne [n_indexer_embd, 1, n_tokens], and put them into the cache."""
+    store_index_as_is(b, hp, index_rope(b, hp, k, pos, "indexer_k", il), il)
+
+
+def store_index_as_is(b: Build, hp: Indexer, k: Tensor, il: int) -> None:
+    """As `store_index`, of keys that are roped."""
+    layer = hp.index_layer(il)
+    store_k(b, rotate(k, b.use(layer).kv.rotation_k(layer)), layer)
+
+
+def index_keys(b: Build, hp: Indexer, il: int) -> Tensor:
+    """The keys of the indexer of layer `il` in the first n_kv cells: ne [n_indexer_embd, n_kv]."""
+    return cells_of_k(b, hp.index_layer(il))
+
+
+def index_rotated(b: Build, hp: Indexer, q: Tensor, il: int) -> Tensor:
+    """Queries as the keys are stored."""
+    layer = hp.index_layer(il)
+    return rotate(q, b.use(layer).kv.rotation_k(layer))
+
+
+def index_projections(
+    b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Queries, ne [n_indexer_embd, n_indexer_head, n_tokens], and keys, ne [n_indexer_embd, n_tokens], of indexers that
+    project what attention reads, before their norms. None where a file lacks their weights, unless they are
+    `required`."""
+    ask, head, n_head = b.weight if required else b.optional, hp.n_indexer_embd, hp.n_indexer_head
+    roles = {"q_proj": (hp.n_embd, n_head * head), "k_proj": (hp.n_embd, head), "q_norm": (head,), "k_norm": (head,)}
+    if None in [ask(f"indexer.{role}", ne, il) for role, ne in roles.items()]:
+        return None, None
+    q = b.linear("indexer.q_proj", cur, n_head * head, "indexer_q", il)
+    return gg.reshape_3d(q, head, n_head, b.n_tokens), b.linear("indexer.k_proj", cur, head, "indexer_k", il)
+
+
+def index_scores(b: Build, hp: Indexer, q: Tensor, w: Tensor | None, il: int) -> Tensor:
+    """How much each of the first n_kv cells is to each token: ne [n_kv, n_tokens]. `q`: ne [n_indexer_embd,
+    n_indexer_head, n_tokens], `w`: ne [n_indexer_head, n_tokens]."""
+    q = index_rotated(b, hp, q, il)
+    return b.cb(gg.lightning_indexer(q, index_keys(b, hp, il), w), "indexer_score", il)
