@@ -33,7 +33,7 @@ def batch(
     requests: Annotated[
         Path,
         typer.Option(
-            "-i", "--input", help="Requests: in each line a JSON object with prompt or messages.", metavar="F"
+            "-i", "--input", help="Requests: in each line a JSON object with prompt, messages or input.", metavar="F"
         ),
     ],
     results: Annotated[Path, typer.Option("-o", "--output", help="Results, one in each line.", metavar="F")],
@@ -72,8 +72,9 @@ def batch(
     as_json: Json = False,
 ) -> None:
     """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
-    "stop" and sampling parameters (as "temp", "json_schema") where it likes. Results are written in order as they
-    come; run again after a kill, it goes on where it was. A bad line has an "error" for its result."""
+    "stop" and sampling parameters (as "temp", "json_schema") where it likes; or embed the text of {"input": "..."}.
+    Results are written in order as they come; run again after a kill, it goes on where it was. A bad line has an
+    "error" for its result."""
     if ray is None and (workers is not None or stages is not None):
         raise typer.BadParameter("--workers and --stages are of --ray")
     if ray is not None and kv_ram is not None:

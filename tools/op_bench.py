@@ -16,7 +16,7 @@ from rich.table import Table
 from pyggml.backends.cpu import CpuBackend
 from pyggml.backends.cpu.isa import isa_name
 from pyggml.backends.cpu.peak import KINDS, compute_rate, read_rate
-from pyggml.backends.cpu.repack import can_repack, repack
+from pyggml.backends.cpu.repack import can_repack, repack, repack_in_passing
 from pyggml.buffers.alloc import steps_of
 from pyggml.buffers.buffer import Buffer
 from pyggml.dtypes import DType
@@ -106,8 +106,9 @@ def measure(op: str, dtype: DType, ne: Ne, backend: CpuBackend) -> list[Row]:
         us, gflops, gb_s = t * 1e6, flops / t / 1e9, nbytes / t / 1e9
         return Row(op, dtype.name, list(ne), backend.isa, layout, backend.n_threads, us, gflops, gb_s, bound, least / t)
 
-    rows = [row("stored")]
     weights = [t.src[0] for t in nodes if case.is_product and t.src[0] is not None]
+    repack_in_passing(weights)
+    rows = [row("stored")]
     if weights and all(can_repack(w, backend.isa) for w in weights):
         repack(weights, isa=backend.isa)
         rows.append(row("r16"))

@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from pyggml.backends.cpu.isa import isa_name, kernel_of
-from pyggml.backends.cpu.repack import BUFT, adopt_copy, allow_conversion, can_repack, copy_size, matrix_size
+from pyggml.backends.cpu.repack import (
+    BUFT,
+    adopt_copy,
+    allow_conversion,
+    can_repack,
+    copy_size,
+    matrix_size,
+    repack_in_passing,
+)
 from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer, MappedFile, Stage
 from pyggml.dtypes import DType
 from pyggml.gguf_io.bind import read_only
@@ -88,6 +96,8 @@ class WeightStream:
         self.streamed = sum(weights[i.name].nbytes for of in (*layout.groups, apart) for i in of)
         if repack:
             allow_conversion(t for name, t in weights.items() if uses[name] != {ROWS})
+        else:
+            repack_in_passing(weights.values())
         self._arena = Buffer.allocate(layout.size, BUFT)
         places = {i: self._arena.memory[at : at + padded(i.size)] for i, at in layout.offsets.items()}
         jobs = {i: self._jobs(weights[i.name], i, origins[i.name], places[i]) for i in places}

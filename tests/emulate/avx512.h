@@ -175,6 +175,13 @@ EM __m256i em_256_maskz_loadu_epi16(uint16_t mask, const void *p) {
 EM __m256 em_castps512_ps256(__m512 a) { return (em_512){.ps = a}.f[0]; }
 EM __m256 em_extractf32x8_ps(__m512 a, int half) { return (em_512){.ps = a}.f[half]; }
 EM __m512 em_castsi512_ps(__m512i a) { return (__m512)a; }
+EM __m512i em_castps_si512(__m512 a) { return (__m512i)a; }
+EM __m512i em_castsi256_si512(__m256i a) { return (em_512){.h = {a}}.si; }
+EM __m512i em_inserti64x4(__m512i a, __m256i b, int i) {
+  em_512 x = {.si = a};
+  x.h[i] = b;
+  return x.si;
+}
 
 // -- lane by lane
 
@@ -286,7 +293,10 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_and_si512 em_and_si512
 #define _mm512_broadcast_i32x4 em_broadcast_i32x4
 #define _mm512_castps512_ps256 em_castps512_ps256
+#define _mm512_castps_si512 em_castps_si512
+#define _mm512_castsi256_si512 em_castsi256_si512
 #define _mm512_castsi512_ps em_castsi512_ps
+#define _mm512_inserti64x4 em_inserti64x4
 #define _mm512_cmp_ps_mask em_cmp_ps_mask
 #define _mm512_cvtepi32_epi8 em_cvtepi32_epi8
 #define _mm512_cvtepi32_ps em_cvtepi32_ps

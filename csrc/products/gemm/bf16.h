@@ -18,10 +18,10 @@ enum {
 };
 
 // Numbers of bf16 that stand for a weight, and for an element of a column.
-PG_INLINE int r16_weight_parts(const r16_product *p) { return p->row_bytes && p->f.type == PG_F16 ? 2 : 1; }
-PG_INLINE int r16_column_parts(const r16_product *p) { return !p->row_bytes ? 1 : p->exact ? 3 : 2; }
+PG_INLINE int r16_weight_parts(const r16_product *p) { return p->f.type == PG_F16 ? 2 : 1; }
+PG_INLINE int r16_column_parts(const r16_product *p) { return !r16_of_floats(p) ? 1 : p->exact ? 3 : 2; }
 
-PG_INLINE int64_t r16_strip(const r16_product *p) { return p->row_bytes ? KC / 2 : KC; }
+PG_INLINE int64_t r16_strip(const r16_product *p) { return r16_of_floats(p) ? KC / 2 : KC; }
 
 // A strip of TILE_ROWS rows: [part][unit][half][pair][row of the half][2].
 typedef struct r16_panel {

@@ -2,7 +2,12 @@
 #include "products/gemm/gemm.h"
 #include "products/r16/scales.h"
 
-enum { AHEAD = 4096, AHEAD_FLOATS = 512, UNIT_STEP = TILE_ROWS * R16_UNIT };
+enum {
+  AHEAD = 4096,
+  AHEAD_FLOATS = 512,
+  UNIT_STEP = TILE_ROWS * R16_UNIT,
+  PIECE = 256 // elements of rows as they are stored that are repacked at a time
+};
 
 // Byte i of each lane, as a float.
 PG_INLINE vf element(vi q, int i) {
@@ -19,12 +24,12 @@ PG_INLINE vf element(vi q, int i) {
   }
 }
 
-// Units first .. first + n of a group of 16 rows. A code less its offset is exact, so are zeros.
-PG_INLINE void put_units(r16_format f, const uint8_t *group, int64_t first, int n, uint16_t *to) {
+// n units of a group of 16 rows. A code less its offset is exact, so are zeros.
+PG_INLINE void put_units(r16_format f, const uint8_t *group, int n, uint16_t *to) {
   const int halves = r16_halves(f), block_bytes = r16_block_bytes(f);
   for (int u = 0; u < n; u++, to += UNIT_STEP) {
-    const uint8_t *head = group + (first + u) / f.units * block_bytes;
-    const uint8_t *unit = head + r16_head_bytes(f) + (first + u) % f.units * r16_unit_bytes(f);
+    const uint8_t *head = group + u / f.units * block_bytes;
+    const uint8_t *unit = head + r16_head_bytes(f) + u % f.units * r16_unit_bytes(f);
     vf scale[2], shift[2];
     for (int h = 0; h < halves; h++) {
       const r16_line l = r16_line_of(f, head, unit + r16_lines(f) * R16_LINE, 0, h);
@@ -44,13 +49,11 @@ PG_INLINE void put_units(r16_format f, const uint8_t *group, int64_t first, int 
 }
 
 #define X(name, ...)                                                                                                   \
-  static void put_##name(const uint8_t *group, int64_t first, int n, uint16_t *to) {                                   \
-    put_units(r16_##name, group, first, n, to);                                                                        \
-  }
+  static void put_##name(const uint8_t *group, int n, uint16_t *to) { put_units(r16_##name, group, n, to); }
 R16_FORMATS(X)
 #undef X
 
-typedef void (*put_fn)(const uint8_t *group, int64_t first, int n, uint16_t *to);
+typedef void (*put_fn)(const uint8_t *group, int n, uint16_t *to);
 
 #define X(name, ...) [PG_##name] = put_##name,
 static const put_fn put_of[] = {R16_FORMATS(X)};
@@ -90,15 +93,19 @@ void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, 
   for (int j = 0; j < TILE_ROWS / R16_HALF; j++) {
     const int64_t row = tile * TILE_ROWS + j * R16_HALF, units = n / R16_UNIT;
     uint16_t *to = panel->values + j * R16_TILE;
-    if (p->row_bytes) {
+    uint8_t own[PIECE / R16_UNIT * R16_UNIT_MAX];
+    if (r16_of_floats(p)) {
       if (p->f.type == PG_F16) {
         put_floats(p, row, k0, n, to, 1);
       } else {
         put_floats(p, row, k0, n, to, 0);
       }
     } else if (row < p->m) {
-      const uint8_t *group = p->w + row / R16_ROWS * r16_group_bytes(p->f, p->k);
-      put_of[p->f.type](group, k0 / R16_UNIT, (int)units, to);
+      const put_fn put = put_of[p->f.type];
+      for (int64_t k = 0, nk; k < n; k += nk) {
+        nk = p->row_bytes ? PG_MIN(PIECE, n - k) : n;
+        put(r16_group_at(p, row / R16_ROWS, k0 + k, nk, own), (int)(nk / R16_UNIT), to + k * TILE_ROWS);
+      }
     } else {
       for (int64_t u = 0; u < units; u++) memset(to + u * UNIT_STEP, 0, R16_TILE * sizeof *to);
     }

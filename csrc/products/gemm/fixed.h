@@ -21,7 +21,7 @@ enum {
 };
 
 // Elements of a strip for the rows of `p`. Floats are owed more precision than block types: NMSE 1.5e-8 in all.
-PG_INLINE int64_t r16_strip(const r16_product *p) { return p->row_bytes ? KC / 2 : KC; }
+PG_INLINE int64_t r16_strip(const r16_product *p) { return r16_of_floats(p) ? KC / 2 : KC; }
 
 // A strip of TILE_ROWS rows.
 typedef struct r16_panel {

@@ -90,8 +90,8 @@ PG_INLINE void put_quartet(r16_format f, const uint8_t *unit, int part, int p, v
   store(odd, has_min(f) ? adds(b, shift) : b);
 }
 
-// Units first .. first + n of a group, for the VF_N rows of a part. `to` is the part's place in the panel.
-PG_INLINE void put_part(r16_format f, const uint8_t *group, int64_t first, int n, int part, int16_t (*to)[TILE_ROWS][2],
+// n units of a group, for the VF_N rows of a part. `to` is the part's place in the panel.
+PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, int16_t (*to)[TILE_ROWS][2],
                         float *steps) {
   const int halves = r16_halves(f), block_bytes = r16_block_bytes(f);
   const float middle = (float)(1 << (bits_of(f) - 1));
@@ -99,8 +99,8 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int64_t first, int n
   r16_line lines[UNITS][2];
   vf max = vf_zero();
   for (int u = 0; u < n; u++) {
-    const uint8_t *head = group + (first + u) / f.units * block_bytes;
-    units[u] = head + r16_head_bytes(f) + (first + u) % f.units * r16_unit_bytes(f);
+    const uint8_t *head = group + u / f.units * block_bytes;
+    units[u] = head + r16_head_bytes(f) + u % f.units * r16_unit_bytes(f);
     for (int h = 0; h < halves; h++) {
       const r16_line l = lines[u][h] = line_of(f, head, units[u] + r16_lines(f) * R16_LINE, part, h);
       max = vf_max(bound_of(f, l), max);
@@ -136,33 +136,33 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int64_t first, int n
 }
 
 #define X(name, ...)                                                                                                   \
-  static void put_##name(const uint8_t *group, int64_t first, int n, int16_t(*to)[TILE_ROWS][2], float *steps) {       \
+  static void put_##name(const uint8_t *group, int n, int16_t(*to)[TILE_ROWS][2], float *steps) {                      \
     for (int part = 0; part < PARTS; part++)                                                                           \
-      put_part(r16_##name, group, first, n, part, (int16_t(*)[TILE_ROWS][2])(to[0][part * VF_N]),                      \
-               steps + part * VF_N);                                                                                   \
+      put_part(r16_##name, group, n, part, (int16_t(*)[TILE_ROWS][2])(to[0][part * VF_N]), steps + part * VF_N);       \
   }
 R16_FORMATS(X)
 #undef X
 
-typedef void (*put_fn)(const uint8_t *group, int64_t first, int n, int16_t (*to)[TILE_ROWS][2], float *steps);
+typedef void (*put_fn)(const uint8_t *group, int n, int16_t (*to)[TILE_ROWS][2], float *steps);
 
 #define X(name, ...) [PG_##name] = put_##name,
 static const put_fn put_of[] = {R16_FORMATS(X)};
 #undef X
 
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
-  if (p->row_bytes) {
+  if (r16_of_floats(p)) {
     PG_FN(r16_put_panel_of_floats)(panel, p, tile, strip);
     return;
   }
-  const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, first = strip * UNITS;
-  const int n = (int)PG_MIN(UNITS, p->k / R16_UNIT - first);
+  const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
+  const int n = (int)(nk / R16_UNIT);
+  uint8_t own[UNITS * R16_UNIT_MAX];
   const put_fn put = put_of[p->f.type];
   for (int j = 0; j < TILE_GROUPS; j++) {
     const int64_t g = tile * TILE_GROUPS + j;
     int16_t(*to)[TILE_ROWS][2] = (int16_t(*)[TILE_ROWS][2])(panel->ints[0][j * R16_ROWS]);
     if (g < n_groups) {
-      put(p->w + g * r16_group_bytes(p->f, p->k), first, n, to, panel->steps + j * R16_ROWS);
+      put(r16_group_at(p, g, k0, nk, own), n, to, panel->steps + j * R16_ROWS);
     } else {
       for (int i = 0; i < n * R16_UNIT / 2; i++) memset(to[i], 0, R16_ROWS * sizeof to[i][0]);
       memset(panel->steps + j * R16_ROWS, 0, R16_ROWS * sizeof(float));

@@ -7,6 +7,7 @@
 enum {
   PARTS = R16_ROWS / VF_N, // registers per 16 rows
   NC = 4,                  // columns at a time: as many accumulators as the registers hold
+  STRIP = 1024,            // elements of rows as they are stored that are repacked at a time: they stay in the L1 cache
   AHEAD = 8192,            // bytes of prefetch
   SMALL_CHUNKS = 4         // per thread, after one large chunk each: what evens out threads that are interrupted
 };
@@ -167,15 +168,16 @@ PG_INLINE void prefetch(const uint8_t *p, int bytes) {
   _Pragma("GCC unroll 16") for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
 }
 
-// y[c][0..rows) = a group of 16 rows times nc columns.
-PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y,
-                     int64_t rows) {
+// y[c][0..rows) = a group of 16 rows times nc columns. With `add`, what all 16 rows have so far is added to.
+// `ahead`: how far prefetch goes.
+PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y, int64_t rows,
+                     int64_t ahead, int add) {
   const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f);
   vf acc[PARTS][NC];
   const r16_x *x[NC];
   EACH(nc, c) {
     x[c] = x0[c];
-    EACH(PARTS, i) acc[i][c] = vf_zero();
+    EACH(PARTS, i) acc[i][c] = add ? vf_load(y[c] + i * VF_N) : vf_zero();
   }
   for (int64_t b = 0; b < n_blocks; b++, w += head + f.units * unit_bytes) {
     sums s[PARTS][NC];
@@ -183,7 +185,7 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
     EACH(nc, c) s[i][c] = (sums){vf_zero(), vf_zero()};
     for (int u = 0; u < f.units; u++) {
       const uint8_t *unit = w + head + u * unit_bytes;
-      prefetch(unit + AHEAD, f.units == 1 ? head + unit_bytes : unit_bytes);
+      prefetch(unit + ahead, f.units == 1 ? head + unit_bytes : unit_bytes);
       add_unit(f, nc, unit, x, s);
       __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
       EACH(nc, c) x[c]++;
@@ -206,11 +208,13 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
   }
 }
 
-typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows);
+typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows, int64_t ahead,
+                         int add);
 
 #define GROUP(name, nc)                                                                                                \
-  static void group_##name##_##nc(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows) {       \
-    group(r16_##name, nc, w, n_blocks, x, y, rows);                                                                    \
+  static void group_##name##_##nc(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows,         \
+                                  int64_t ahead, int add) {                                                            \
+    group(r16_##name, nc, w, n_blocks, x, y, rows, ahead, add);                                                        \
   }
 #define X(name, ...)                                                                                                   \
   GROUP(name, 1)                                                                                                       \
@@ -244,22 +248,59 @@ static pg_range chunk_of(const deal *d, int64_t i) {
   return (pg_range){first, PG_MIN(first + d->small, d->n_groups)};
 }
 
+// Columns of a product: where each is, and where its results go.
+typedef struct columns {
+  int64_t n;
+  const r16_x *x[NC];
+  float *y[NC];
+} columns;
+
+static columns columns_of(const r16_product *p, const r16_x *x, int64_t first) {
+  columns s = {.n = PG_MIN(NC, p->n_cols - first)};
+  for (int64_t j = 0; j < s.n; j++) {
+    int64_t b_col;
+    s.y[j] = r16_result(p, first + j, &b_col);
+    s.x[j] = x + b_col * (p->k / R16_UNIT);
+  }
+  return s;
+}
+
 // Group g of 16 rows times all columns; from the second time on the group comes from a cache.
 static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
-  const int64_t per_col = p->k / R16_UNIT, row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
-  const group_fn *groups = groups_of[p->f.type];
+  const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
+  const uint8_t *w = r16_group_at(p, g, 0, p->k, NULL);
   for (int64_t c = 0; c < p->n_cols; c += NC) {
-    const int64_t nc = PG_MIN(NC, p->n_cols - c);
-    const r16_x *cols[NC];
-    float *y[NC], *to[NC], products[NC][R16_ROWS];
-    for (int64_t j = 0; j < nc; j++) {
-      int64_t b_col;
-      y[j] = r16_result(p, c + j, &b_col);
-      to[j] = r16_is_plain(p) ? y[j] + row : products[j];
-      cols[j] = x + b_col * per_col;
+    const columns s = columns_of(p, x, c);
+    float *to[NC], products[NC][R16_ROWS];
+    for (int64_t j = 0; j < s.n; j++) to[j] = r16_is_plain(p) ? s.y[j] + row : products[j];
+    groups_of[p->f.type][s.n - 1](w, p->k / R16_UNIT / p->f.units, s.x, to, rows, AHEAD, 0);
+    for (int64_t j = 0; j < s.n && !r16_is_plain(p); j++)
+      r16_put(p, s.y[j], products[j], r16_other(p, c + j), row, rows);
+  }
+}
+
+// The same of rows as they are stored, with the same bits: a strip is repacked once for all columns.
+static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
+  const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
+  _Alignas(64) uint8_t own[STRIP / R16_UNIT * R16_UNIT_MAX];
+  float products[R16_FEW_MAX][R16_ROWS];
+  for (int64_t k = 0, n; k < p->k; k += n) {
+    n = PG_MIN(STRIP, p->k - k);
+    const uint8_t *w = r16_group_at(p, g, k, n, own);
+    for (int64_t c = 0; c < p->n_cols; c += NC) {
+      columns s = columns_of(p, x, c);
+      float *to[NC];
+      for (int64_t j = 0; j < s.n; j++) {
+        to[j] = products[c + j];
+        s.x[j] += k / R16_UNIT;
+      }
+      groups_of[p->f.type][s.n - 1](w, n / R16_UNIT / p->f.units, s.x, to, R16_ROWS, 0, k > 0);
     }
-    groups[nc - 1](p->w + g * r16_group_bytes(p->f, p->k), per_col / p->f.units, cols, to, rows);
-    for (int64_t j = 0; j < nc && !r16_is_plain(p); j++) r16_put(p, y[j], products[j], r16_other(p, c + j), row, rows);
+  }
+  for (int64_t c = 0; c < p->n_cols; c++) {
+    int64_t b_col;
+    float *y = r16_result(p, c, &b_col);
+    r16_put(p, y, products[c], r16_other(p, c), row, rows);
   }
 }
 
@@ -268,6 +309,6 @@ void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q
   for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
     const pg_range r = chunk_of(&d, i);
     for (int64_t g = r.first; g < r.last; g++)
-      for (int j = 0; j < n_p; j++) group_of(p + j, x, g);
+      for (int j = 0; j < n_p; j++) (p->row_bytes ? stored_group_of : group_of)(p + j, x, g);
   }
 }

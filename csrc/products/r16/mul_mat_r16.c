@@ -1,15 +1,15 @@
 // mul_mat and mul_mat_id of repacked weights (r16.h): a matrix keeps the type and the shape of the tensor that was
 // repacked, its data is the repacked copy, of its nb only nb[2] means something: bytes from one matrix to the next
-// (mul_mat_id).
+// (mul_mat_id). And of weights as they are stored: blocks, which are repacked in passing, or floats.
 #include "products/experts.h"
 #include "products/r16/repacked.h"
 
-// Sources of mul_mat_r16 and mul_mat_half. All after COLUMNS may be absent: what norms the columns, what is added to
+// Sources of mul_mat_r16, _stored and _half. All after COLUMNS may be absent: what norms the columns, what is added to
 // the products, and up to two more matrices times the same columns with their results; or, where the results are
 // a gated unit, one more, of which `dst` is the result; and from BIAS on a bias of each matrix.
 enum { WEIGHTS, COLUMNS, NORM, OTHER, WEIGHTS_1, RESULT_1, WEIGHTS_2, RESULT_2, BIAS, MAX_PRODUCTS = 3 };
-// Those of mul_mat_id_r16, of which all after IDS may be absent: one more matrix of each expert times the same columns,
-// where the results are a gated unit, and the biases of each expert.
+// Those of mul_mat_id_r16 and _stored, of which all after IDS may be absent: one more matrix of each expert times the
+// same columns, where the results are a gated unit, and the biases of each expert.
 enum { IDS = 2, EXPERTS_1, EXPERTS_BIAS };
 enum { STORE, EPS, ALPHA, LIMIT }; // parameters
 
@@ -47,8 +47,13 @@ static int64_t gemm_bytes(r16_product p, int nth) {
   return up64(bytes);
 }
 
+PG_INLINE r16_product blocks_of(const pg_task *t) {
+  const pg_tensor *a = &t->src[WEIGHTS];
+  return (r16_product){.f = *r16_find(a->type), .k = a->ne[0], .n_cols = columns_of(t)};
+}
+
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
-  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  const r16_product p = blocks_of(t);
   return (p.n_cols <= R16_FEW_MAX ? x_bytes(t) : 0) + (p.n_cols <= R16_FEW_MIN ? 0 : gemm_bytes(p, nth));
 }
 
@@ -65,7 +70,7 @@ typedef struct products {
   int n;
 } products;
 
-enum { REPACKED, STORED, EXACT }; // what the matrices are; EXACT: STORED, and the product as precise as f32's
+enum { REPACKED, STORED, HALF, EXACT }; // what the matrices are; EXACT: HALF, and the product as precise as f32's
 
 PG_INLINE products products_of(const pg_task *t, int form) {
   const pg_tensor *norm = &t->src[NORM];
@@ -74,7 +79,7 @@ PG_INLINE products products_of(const pg_task *t, int form) {
   for (int i = 0; i < MAX_PRODUCTS; i++) {
     const pg_tensor *a = &t->src[i ? WEIGHTS_1 + 2 * (i - 1) : WEIGHTS];
     if (!a->data) break;
-    s.p[s.n++] = (r16_product){.f = form ? (r16_format){.type = (int)a->type} : *r16_find(a->type),
+    s.p[s.n++] = (r16_product){.f = form < HALF ? *r16_find(a->type) : (r16_format){.type = (int)a->type},
                                .w = (const uint8_t *)a->data,
                                .row_bytes = form ? a->nb[1] : 0,
                                .exact = form == EXACT,
@@ -100,7 +105,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
   const products s = products_of(t, form);
   int few[MAX_PRODUCTS], n_few = 0; // each goes the way that it goes alone, whatever it shares the columns with
   for (int i = 0; i < s.n; i++) {
-    few[i] = form == REPACKED && s.p[i].n_cols <= r16_few(s.p[i].f);
+    few[i] = form < HALF && s.p[i].n_cols <= r16_few(s.p[i].f);
     n_few += few[i];
   }
   const int gated = is_gated((int)t->param[STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
@@ -124,9 +129,10 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
 }
 
 int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED); }
+int PG_FN(mul_mat_stored_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED); }
 
 // mul_mat_half: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
-int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED); }
+int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF); }
 
 PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
   const pg_tensor *a = &t->src[WEIGHTS];
@@ -148,11 +154,11 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
-  const r16_product p = {.k = t->src[WEIGHTS].ne[0], .n_cols = columns_of(t)};
+  const r16_product p = blocks_of(t);
   return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_FEW_MIN ? 0 : gemm_bytes(p, nth));
 }
 
-int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
+static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
   const pg_tensor *a = &t->src[0];
   const r16_format f = *r16_find(a->type);
   const int64_t n_expert = a->ne[2];
@@ -164,7 +170,8 @@ int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
   const int n_p = t->src[EXPERTS_1].data ? 2 : 1;
   r16_product p[2];
   for (int i = 0; i < n_p; i++)
-    p[i] = (r16_product){.f = f, .k = a->ne[0], .m = a->ne[1], .b = &t->src[COLUMNS], .y = &t->dst};
+    p[i] = (r16_product){
+        .f = f, .row_bytes = form ? a->nb[1] : 0, .k = a->ne[0], .m = a->ne[1], .b = &t->src[COLUMNS], .y = &t->dst};
   if (n_p == 2) gate(&p[1], t);
   r16_queue q = r16_queue_of(t, nth);
   PG_FN(r16_quantize)(p, x, ith, nth);
@@ -189,3 +196,6 @@ int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
   }
   return PG_OK;
 }
+
+int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, REPACKED); }
+int PG_FN(mul_mat_id_stored_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, STORED); }

@@ -25,7 +25,13 @@
 #pragma once
 #include "kernel.h"
 
-enum { R16_ROWS = 16, R16_UNIT = 32, R16_LINE = 64, R16_QUARTETS = 8 };
+enum {
+  R16_ROWS = 16,
+  R16_UNIT = 32,
+  R16_LINE = 64,
+  R16_QUARTETS = 8,
+  R16_UNIT_MAX = R16_QUARTETS * R16_LINE + 32 + 64 // bytes of a unit, its head included
+};
 
 enum r16_codes { R16_BYTES, R16_NIBBLES, R16_NIBBLES_BITS, R16_NIBBLES_CRUMBS, R16_CRUMBS, R16_CRUMBS_BITS };
 

@@ -26,9 +26,8 @@ enum r16_store { R16_STORE, R16_ADD, R16_SWIGLU, R16_GEGLU, R16_REGLU, R16_SWIGL
 
 typedef struct r16_product {
   r16_format f;
-  const uint8_t
-      *w; // the matrix, repacked; or, where row_bytes says so, as it is stored (F16 or BF16; products/gemm/gemm.c only)
-  int64_t row_bytes;   // 0: repacked
+  const uint8_t *w;    // the matrix, repacked; or as it is stored: blocks, or F16 or BF16 (products/gemm/gemm.c only)
+  int64_t row_bytes;   // of the matrix as it is stored; 0: repacked
   int exact;           // of matrices as they are stored: as precise as f32 (tiles only)
   int64_t k, m;        // its row length and its rows (the last group may be partly padding)
   const pg_tensor *b;  // the columns: F32, F16 or BF16, any layout (simd/rows.h: pg_get_f32)
@@ -92,6 +91,16 @@ PG_INLINE void r16_put(const r16_product *p, float *y, const float *v, const flo
       vf_store(y + at, r);
     }
   }
+}
+
+// Whether the matrix is F16 or BF16: its format has nothing but its type.
+static inline int r16_of_floats(const r16_product *p) { return !p->f.units; }
+
+// Elements k .. k + n, whole blocks, of a group of 16 rows, repacked: where they are, or in `to` (passing.c).
+const uint8_t *PG_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to);
+static inline const uint8_t *r16_group_at(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to) {
+  if (p->row_bytes) return PG_FN(r16_pass)(p, group, k, n, to);
+  return p->w + group * r16_group_bytes(p->f, p->k) + k / (R16_UNIT * p->f.units) * r16_block_bytes(p->f);
 }
 
 // Where column number b_col of b starts.

@@ -33,6 +33,7 @@ _MANY_AMX = 32
 _MANY_EXACT = {DType.F16: 31, DType.BF16: 11}
 _copies: WeakKeyDictionary[Tensor, Buffer] = WeakKeyDictionary()
 _floats: WeakSet[Tensor] = WeakSet()  # weights in F16 or BF16 that products of many columns may convert
+_stored: WeakSet[Tensor] = WeakSet()  # weights in blocks that products may repack in passing
 
 
 def copy_of(t: Tensor) -> Buffer | None:
@@ -42,8 +43,19 @@ def copy_of(t: Tensor) -> Buffer | None:
 
 def repacked(node: Tensor) -> Buffer | None:
     """The repacked copy of the weights that a matrix product (of one matrix, or by expert) reads, or None."""
+    a = _weights_of(node)
+    return None if a is None else copy_of(a)
+
+
+def _weights_of(node: Tensor) -> Tensor | None:
+    """What a matrix product reads, where it is one matrix, or one by expert."""
     a = node.src[0] if node.op in ("mul_mat", "mul_mat_id") else None
-    return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else copy_of(a)
+    return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else a
+
+
+def _in_passing(node: Tensor) -> bool:
+    a = _weights_of(node)
+    return a is not None and a in _stored
 
 
 def can_repack(t: Tensor, isa: str) -> bool:
@@ -51,14 +63,14 @@ def can_repack(t: Tensor, isa: str) -> bool:
 
     That takes a leaf of a block type, dense: a matrix or, for mul_mat_id, a stack of them.
     """
-    return (
-        t.op == "none"
-        and t.view_src is None
-        and t.ne[3] == 1
-        and t.is_contiguous
-        and lib.pg_r16_bytes(t.dtype.gguf_id, t.ne[0], t.ne[1]) > 0
-        and find_kernel(isa, "mul_mat_r16", DType.F32.gguf_id, t.dtype.gguf_id, DType.F32.gguf_id) is not None
+    return _has_form(t) and (
+        find_kernel(isa, "mul_mat_r16", DType.F32.gguf_id, t.dtype.gguf_id, DType.F32.gguf_id) is not None
     )
+
+
+def _has_form(t: Tensor) -> bool:
+    dense = t.op == "none" and t.view_src is None and t.ne[3] == 1 and t.is_contiguous
+    return dense and lib.pg_r16_bytes(t.dtype.gguf_id, t.ne[0], t.ne[1]) > 0
 
 
 def converts_floats(isa: str, node: Tensor) -> bool:
@@ -80,6 +92,8 @@ def product_kernel(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | Non
     copy = repacked(node)
     if copy is not None and (kernel := kernel_of(isa, node, "_r16")) is not None:
         return kernel, copy
+    if copy is None and _in_passing(node) and (kernel := kernel_of(isa, node, "_stored")) is not None:
+        return kernel, None
     if copy is None and converts_floats(isa, node) and (kernel := kernel_of(isa, node, "_half")) is not None:
         return kernel, None
     if copy is None and _suits_tiles(node) and (kernel := kernel_of(isa, node, "_exact")) is not None:
@@ -142,6 +156,15 @@ def allow_conversion(tensors: Iterable[Tensor]) -> None:
     """Let products of many columns convert what of these are matrices of F16 or BF16, see `repack`."""
     leaves = (t for t in tensors if t.op == "none" and t.view_src is None and t.is_contiguous)
     _floats.update(t for t in leaves if _is_float_matrix(t))
+
+
+def repack_in_passing(tensors: Iterable[Tensor]) -> None:
+    """Let products of those of `tensors` that could be repacked do that row by row, each time they read them.
+
+    They give the bits that products of copies would give. Without that they have the precision of F32, and take two to
+    six times as long.
+    """
+    _stored.update(t for t in tensors if _has_form(t))
 
 
 def adopt_copy(t: Tensor, copy: Buffer) -> None:

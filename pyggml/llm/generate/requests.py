@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pyggml.errors import BatchError, GGMLError, whole
+from pyggml.models.memory.kv_cells import Floats
 
 from ..context import LlamaContext
+from ..embed import embed
 from ..loaded import LoadedModel
 from ..samplers import SamplerChain, SamplingOptions, SamplingParams
 from .batched import Waiting, in_slots
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from ..options import ContextOptions
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
-_FIELDS = {"id", "prompt", "messages", "n_predict", "stop", *_SAMPLING}
+_TEXTS = 128  # that are embedded at a time
+_FIELDS = {"id", "input", "prompt", "messages", "n_predict", "stop", *_SAMPLING}
 Result = dict[str, Any]
 NewContext = Callable[[int, "ContextOptions"], LlamaContext]  # of so many cells
+Embed = Callable[[Sequence[Sequence[int]]], Floats]
 
 
 class _Defaults(NamedTuple):
@@ -33,6 +37,14 @@ class _Defaults(NamedTuple):
     n_predict: int
     stop: str | Sequence[str]
     sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What is embedded."""
+
+    index: int
+    ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,8 @@ def batch(
     their order, as soon as those before it are done.
 
     A request is a text, or a mapping with `prompt` (text or token ids) or `messages` (of a chat, for the model's
-    template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here. Of
+    template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here; or
+    with `input`, text or token ids, of which the result has the `embedding`, a list of numbers (see `Model.embed`). Of
     a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
     `n_parallel` of them; prompt and text together are no longer than the model was trained for. Which others are under
     way may decide between tokens that are as good as equally likely (see `stream_batch`). A cache larger than `kv_ram`
@@ -78,14 +91,17 @@ def batch(
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
-    `n_parallel`, SamplerError for bad sampling parameters, ModelError for an encoder.
+    `n_parallel`, SamplerError for bad sampling parameters.
     """
 
     def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
         own: ContextOptions = {**options, "n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
         return LlamaContext(model, n_ctx, **own)
 
-    return answer(model, requests, new_context, n_predict, stop=stop, n_parallel=n_parallel, **sampling)
+    def vectors(ids: Sequence[Sequence[int]]) -> Floats:
+        return embed(model, ids, n_threads=n_threads, flash_attn=flash_attn)
+
+    return answer(model, requests, new_context, n_predict, vectors, stop=stop, n_parallel=n_parallel, **sampling)
 
 
 def answer(
@@ -93,31 +109,40 @@ def answer(
     requests: Iterable[Any],
     new_context: NewContext,
     n_predict: int = 128,
+    vectors: Embed | None = None,
     *,
     stop: str | Sequence[str] = (),
     n_parallel: int = 32,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Result]:
-    """As `batch`, in contexts from elsewhere; of the model its vocabulary is enough."""
-    ids_of(model, ())  # refuses encoders
+    """As `batch`, in contexts from elsewhere; of the model its vocabulary is enough. Nothing is embedded without
+    `vectors`."""
+    _ = model.hparams  # refuses what was closed
     whole("n_parallel", n_parallel, 1, error=BatchError)
     defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, SamplingParams(**sampling))
     if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     results: list[Result] = []
     todo: list[_Request] = []
+    texts: list[_Text] = []
     for index, request in enumerate(requests):
         result: Result = {"index": index}
         if isinstance(request, Mapping) and "id" in request:
             result["id"] = request["id"]
         try:
-            todo.append(_read(model, index, request, defaults))
+            if isinstance(request, Mapping) and "input" in request:
+                if vectors is None:
+                    raise BatchError("a model in stages embeds nothing")
+                texts.append(_text(model, index, cast("Mapping[str, Any]", request)))
+            else:
+                todo.append(_read(model, index, request, defaults))
         except GGMLError as e:
             result["error"] = str(e)
         except RecursionError:
             result["error"] = "nested too deep"
         results.append(result)
-    return _in_order(results, _answers(todo, results, n_parallel, new_context))
+    embedded = iter(()) if vectors is None else _embedded(texts, results, vectors)
+    return _in_order(results, _answers(todo, results, n_parallel, new_context), embedded, {t.index for t in texts})
 
 
 def _answers(
@@ -157,11 +182,36 @@ def _answers(
         yield
 
 
-def _in_order(results: Sequence[Result], answers: Iterator[None]) -> Iterator[Result]:
-    for result in results:
-        while "text" not in result and "error" not in result:
-            next(answers, None)  # at its end it has filled in the last that could not begin
+def _embedded(texts: Sequence[_Text], results: list[Result], vectors: Embed) -> Iterator[None]:
+    """Fill in the results of texts that are embedded; yields now and then."""
+    for i in range(0, len(texts), _TEXTS):
+        part = texts[i : i + _TEXTS]
+        for t, row in zip(part, vectors([t.ids for t in part]), strict=True):
+            results[t.index] |= {"embedding": row.tolist(), "n_prompt": len(t.ids)}
+        yield
+
+
+def _in_order(
+    results: Sequence[Result], answers: Iterator[None], embedded: Iterator[None], texts: Container[int]
+) -> Iterator[Result]:
+    for i, result in enumerate(results):
+        while not {"text", "embedding", "error"} & result.keys():
+            next(embedded if i in texts else answers, None)  # its end fills in the last that could not begin
         yield result
+
+
+def _text(model: LoadedModel, index: int, request: Mapping[str, Any]) -> _Text:
+    """Raises BatchError for what cannot be embedded."""
+    if more := [key for key in request if key not in ("id", "input")]:
+        raise BatchError(f"a request with an input has an id, if it likes, but no {more[0]!r:.60}")
+    given, hp = request["input"], model.hparams
+    ids = model.tokenize(given) if isinstance(given, str) else given
+    if not isinstance(ids, Sequence):
+        raise BatchError(f"an input must be text or token ids, not {given!r:.60}")
+    ids = [whole("a token", t, 0, hp.n_vocab - 1, BatchError) for t in cast("Sequence[object]", ids)]
+    if not 0 < len(ids) <= hp.n_ctx_train:
+        raise BatchError(f"the input has {len(ids)} tokens; the model takes 1 to {hp.n_ctx_train}")
+    return _Text(index, ids)
 
 
 def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> _Request:

@@ -45,9 +45,36 @@ class DraftStats:
         return f"draft acceptance = {self.acceptance:.5f} ({self.n_accepted} accepted / {self.n_drafted} drafted)"
 
 
+_COST = 0.25  # of each guess that is evaluated beside a token, in tokens evaluated alone
+_CREDIT = 2.0  # tokens that guesses may have gained at most
+_PAUSE, _MAX_PAUSE = 2, 64  # tokens without guesses
+
+
+class _Pays:
+    """Whether guessing pays, by what the last guesses gained and cost; where it does not it pauses, ever longer."""
+
+    def __init__(self) -> None:
+        self._credit, self._next, self._pause = 0.0, _PAUSE, 0
+
+    def count(self, n_drafted: int, n_accepted: int) -> None:
+        """So many tokens were guessed, and so many of them were right."""
+        self._credit = min(self._credit + n_accepted - _COST * n_drafted, _CREDIT)
+        if n_accepted > _COST * n_drafted:
+            self._next = _PAUSE
+        elif self._credit < 0:
+            self._credit, self._pause = 0.0, self._next
+            self._next = min(2 * self._next, _MAX_PAUSE)
+
+    def guesses(self) -> bool:
+        """Whether to guess what follows the next token."""
+        self._pause -= self._pause > 0
+        return self._pause == 0
+
+
 @dataclass
 class SpeculativeGeneration(Generation):
-    """A generation that lets `drafter` guess up to `n_max` tokens at a time. `stats` tells how many were right.
+    """A generation that lets `drafter` guess up to `n_max` tokens at a time, and pauses while guesses are seldom right.
+    `stats` tells how many were.
 
     Raises SamplerError together with guidance.
     """
@@ -62,6 +89,7 @@ class SpeculativeGeneration(Generation):
         if self.guidance is not None:
             raise SamplerError("speculative decoding and classifier-free guidance cannot be combined")
         self._rng = rng_of(self.chain.params, 3)
+        self._pays, self._counted = _Pays(), (0, 0)  # guesses, and those that were right
         self._guesses: list[Guess] = []  # of the tokens that follow, evaluated
         self._rows: Iterator[Floats] = iter(())  # the logits behind each of them
         self._end = 0  # the position behind what is sure
@@ -147,7 +175,12 @@ class SpeculativeGeneration(Generation):
         return next(self._rows)
 
     def _draft(self) -> list[Guess]:
-        memory = self.ctx.memory
+        memory, stats = self.ctx.memory, self.stats
+        before, self._counted = self._counted, (stats.n_drafted, stats.n_accepted)
+        if self._counted[0] > before[0]:
+            self._pays.count(self._counted[0] - before[0], self._counted[1] - before[1])
+        if not self._pays.guesses():
+            return []
         # no guesses where the context is shifted before it is quite full
         n_again = len(self._again)
         n = min(self.n_max, memory.size - memory.used - n_again - 2, self.ctx.n_batch - n_again - 1)

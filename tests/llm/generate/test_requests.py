@@ -176,6 +176,24 @@ def test_killed_and_run_again(tmp_path: Path) -> None:
     assert [(r["index"], r["id"]) for r in read(out)] == [(i, i) for i in range(60)]
 
 
+def test_embeddings_among_texts(model: Model) -> None:
+    ids = model.tokenize(TEXTS[1])
+    requests: list[Any] = [
+        {"input": TEXTS[0], "id": 4},
+        {"prompt": TEXTS[0]},
+        {"input": ids},
+        *({"input": bad} for bad in (5, [99999], ["a"], [], "the " * 100000)),
+        {"input": "a", "prompt": "a"},
+        {"input": TEXTS[2]},
+    ]
+    results = list(gg.batch(model, requests, 3, temp=0.0))
+    want = model.embed([TEXTS[0], ids, TEXTS[2]])
+    for i, row in zip((0, 2, len(requests) - 1), want, strict=True):
+        assert results[i]["embedding"] == row.tolist() and "text" not in results[i]
+    assert (results[0]["id"], results[2]["n_prompt"], results[1]["n_predicted"]) == (4, len(ids), 3)
+    assert all("error" in r for r in results[3:-1]) and [r["index"] for r in results] == list(range(len(requests)))
+
+
 def test_killed_while_weights_are_streamed(tmp_path: Path) -> None:
     """With a budget for weights and none for the cache: the same bytes as of a run that nothing stopped or limited."""
     requests = write(tmp_path / "i.jsonl", [{"prompt": TEXTS[i % 5], "id": i} for i in range(24)])

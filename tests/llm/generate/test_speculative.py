@@ -299,3 +299,16 @@ def test_command(tiny: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) 
     assert json.loads(out)["ids"] == plain["ids"]
     out, err = run("--lookup", "--json", "--prompt-cache", tmp_path / "cache")
     assert json.loads(out)["ids"] == plain["ids"] and "exact match" in err
+
+
+def test_guessing_pauses_where_it_does_not_pay(model: Model) -> None:
+    class Wrong:
+        def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
+            return [Guess((text[len(tokens)] + 1) % 256)] * n
+
+    plain = new_generation(model, PROMPT, 100, temp=0.0, ignore_eos=True)
+    text = [*plain.prompt, *ids_of(plain), 0]
+    new = new_generation(model, PROMPT, 100, temp=0.0, ignore_eos=True)
+    g = SpeculativeGeneration(new.ctx, new.prompt, new.chain, 100, drafter=Wrong(), n_max=3)
+    assert ids_of(g) == plain.ids
+    assert g.stats.n_accepted == 0 and g.stats.n_drafts == 6  # before tokens 2, 4, 8, 16, 32 and 64, roughly
