@@ -82,7 +82,7 @@ typedef int64_t (*pg_work)(const pg_task *t, int nth);
 
 typedef struct pg_op {
   pg_kernel fn;
-  int64_t n_threads; // how many threads take part (1: too small to share)
+  int64_t n_threads; // how many threads take part at most (1: too small to share)
   pg_task task;
 } pg_op;
 
@@ -111,9 +111,8 @@ typedef struct pg_plan {
   int32_t interrupts; // SIGINTs before this run
   int32_t busy;       // a thread runs this plan ...
   int32_t waiting;    // ... and others sleep until it has
-  int32_t stop;       // status as the last barrier saw it: what every thread acts on
-  int32_t sleepers;   // threads that sleep in the barrier
-  int32_t arrived;    // barrier: threads that have arrived ...
+  int32_t sleepers;   // threads that sleep in pg_sync
+  int32_t arrived;    // pg_sync: threads that have arrived ...
   char pad[64];       // ... and the phase the others wait for, on a cache line of its own
   int32_t phase;
 } pg_plan;
@@ -138,8 +137,8 @@ int pg_isa_supported(int level);                   // can this CPU and OS run it
 const pg_row *pg_isa_table(int level, int64_t *n); // its kernels
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth);
 
-// Run on p->n_threads threads; the caller is thread 0. Threads that run one plan take turns; that plans with the same
-// scratch memory or data do is the caller's business.
+// Run on p->n_threads threads at most; the caller is thread 0, and workers take part from when they are awake. Threads
+// that run one plan take turns; that plans with the same scratch memory or data do is the caller's business.
 // Within an op another plan runs on the thread that asks for it.
 int pg_plan_run(pg_plan *p, const int64_t *vars);
 void pg_pool_stop(void); // join all workers

@@ -37,7 +37,7 @@ static int run(int n_threads, int failing) {
   memset(ops, 0, sizeof ops);
   for (int i = 0; i < 64; i++) {
     ops[i].fn = failing && i == 40 ? refuse : i % 3 ? neighbours : chunks;
-    ops[i].n_threads = i % 5 ? n_threads : 1;
+    ops[i].n_threads = i % 5 ? (i % 7 ? n_threads : 1 + i % n_threads) : 1;
     ops[i].task.dst.data = (char *)x;
     ops[i].task.src[0].data = (char *)y;
     ops[i].task.plan = &p;

@@ -1,4 +1,4 @@
-// Runs a lowered plan: every thread walks the op records, a barrier stands between two ops that share work.
+// Runs a lowered plan: the leader walks the op records; a team of the pool takes part in ops that share work.
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <string.h>
@@ -8,8 +8,6 @@
 
 #include "exec/exec.h"
 
-enum { SPINS = 2000 }; // some 20-50 us before a thread goes to sleep
-
 void pg_cpu_pause(void) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -18,37 +16,41 @@ void pg_cpu_pause(void) {
 #endif
 }
 
+static void futex_wait(const int32_t *word, int32_t value) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+void pg_sleep_while(const int32_t *word, int32_t value) {
+  while (__atomic_load_n(word, __ATOMIC_SEQ_CST) == value) futex_wait(word, value);
+}
+
 void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers) {
-  for (int i = 0; i < SPINS; i++) {
+  for (int i = 0; i < PG_SPINS; i++) {
     if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) return;
     pg_cpu_pause();
   }
   __atomic_add_fetch(sleepers, 1, __ATOMIC_SEQ_CST);
-  while (__atomic_load_n(word, __ATOMIC_SEQ_CST) == value)
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+  pg_sleep_while(word, value);
   __atomic_sub_fetch(sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
-void pg_wake(int32_t *word, int32_t *sleepers) {
-  if (__atomic_load_n(sleepers, __ATOMIC_SEQ_CST))
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
-}
+void pg_wake_all(const int32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
 
-// All threads meet; the last one publishes the status that all of them will act on, so that none leaves alone.
-static void barrier(pg_plan *p, int nth) {
-  const int32_t phase = __atomic_load_n(&p->phase, __ATOMIC_ACQUIRE);
-  if (__atomic_add_fetch(&p->arrived, 1, __ATOMIC_ACQ_REL) == nth) {
-    __atomic_store_n(&p->stop, __atomic_load_n(&p->status, __ATOMIC_ACQUIRE), __ATOMIC_RELAXED);
-    __atomic_store_n(&p->arrived, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&p->phase, phase + 1, __ATOMIC_SEQ_CST);
-    pg_wake(&p->phase, &p->sleepers);
-  } else {
-    pg_wait_while(&p->phase, phase, &p->sleepers);
-  }
+void pg_wake(int32_t *word, int32_t *sleepers) {
+  if (__atomic_load_n(sleepers, __ATOMIC_SEQ_CST)) pg_wake_all(word);
 }
 
 void pg_sync(const pg_task *t, int nth) {
-  if (nth > 1) barrier(t->plan, nth);
+  if (nth <= 1) return;
+  pg_plan *p = t->plan;
+  const int32_t phase = __atomic_load_n(&p->phase, __ATOMIC_ACQUIRE);
+  if (__atomic_add_fetch(&p->arrived, 1, __ATOMIC_ACQ_REL) == nth) {
+    __atomic_store_n(&p->arrived, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&p->phase, phase ^ 1, __ATOMIC_SEQ_CST);
+    pg_wake(&p->phase, &p->sleepers);
+  } else {
+    pg_pool_wait(&p->phase, phase, &p->sleepers);
+  }
 }
 
 int pg_next(const pg_task *t) { return __atomic_fetch_add(&t->plan->chunks[t->index], 1, __ATOMIC_RELAXED); }
@@ -66,7 +68,7 @@ int pg_fail(const pg_task *t, enum pg_status s, int64_t detail) {
   return s;
 }
 
-static int64_t now_ns(void) {
+int64_t pg_now_ns(void) {
   struct timespec ts;
   clock_gettime(CLOCK_MONOTONIC, &ts);
   return ts.tv_sec * 1000000000LL + ts.tv_nsec;
@@ -74,33 +76,29 @@ static int64_t now_ns(void) {
 
 static _Thread_local int walking; // this thread is at work in a plan
 
-static void walk(pg_plan *p, int ith, int nth) {
-  for (int64_t i = 0; i < p->n_ops; i++) {
-    const pg_op *op = p->ops + i;
-    const int shared = nth > 1 && op->n_threads > 1;
-    if (ith == 0 || shared) {
-      int64_t *span = p->spans ? p->spans + (i * p->n_threads + ith) * 2 : NULL;
-      if (span) span[0] = now_ns();
-      const int status = op->fn(&op->task, ith, shared ? nth : 1);
-      if (status) fail(p, status, i, 0);
-      if (span) span[1] = now_ns();
-      if (ith == 0 && (__atomic_load_n(&p->abort, __ATOMIC_RELAXED) || (p->watch && pg_interrupts() != p->interrupts)))
-        fail(p, PG_E_ABORTED, i, 0);
-    }
-    if (nth == 1) {
-      if (p->status) return;
-    } else if (shared || i + 1 == p->n_ops ||
-               p->ops[i + 1].n_threads > 1) { // a run of small ops needs no barrier inside
-      barrier(p, nth);
-      if (__atomic_load_n(&p->stop, __ATOMIC_RELAXED)) return;
-    }
-  }
+void pg_plan_op(pg_plan *p, int64_t i, int ith, int nth) {
+  const pg_op *op = p->ops + i;
+  int64_t *span = p->spans ? p->spans + (i * p->n_threads + ith) * 2 : NULL;
+  walking++;
+  if (span) span[0] = pg_now_ns();
+  const int status = op->fn(&op->task, ith, nth);
+  if (span) span[1] = pg_now_ns();
+  walking--;
+  if (status) fail(p, status, i, 0);
 }
 
-void pg_plan_walk(pg_plan *p, int ith, int nth) {
-  walking++;
-  walk(p, ith, nth);
-  walking--;
+// One op after the other. `team` (NULL: none) takes part in those that are worth it.
+static void walk(pg_plan *p, pg_team *team) {
+  for (int64_t i = 0; i < p->n_ops; i++) {
+    if (team && p->ops[i].n_threads > 1) {
+      pg_pool_op(team, p, i);
+    } else {
+      pg_plan_op(p, i, 0, 1);
+    }
+    if (__atomic_load_n(&p->abort, __ATOMIC_RELAXED) || (p->watch && pg_interrupts() != p->interrupts))
+      fail(p, PG_E_ABORTED, i, 0);
+    if (__atomic_load_n(&p->status, __ATOMIC_ACQUIRE)) return;
+  }
 }
 
 int pg_plan_run(pg_plan *p, const int64_t *vars) {
@@ -109,14 +107,17 @@ int pg_plan_run(pg_plan *p, const int64_t *vars) {
   for (int64_t i = 0; i < p->n_binds; i++)
     *p->binds[i].where = p->binds[i].base + p->binds[i].stride * vars[p->binds[i].var];
   memset(p->chunks, 0, (size_t)p->n_ops * sizeof *p->chunks);
-  p->status = p->stop = p->arrived = p->phase = p->sleepers = 0;
+  p->status = p->arrived = p->phase = p->sleepers = 0;
   __atomic_store_n(&p->abort, 0, __ATOMIC_RELAXED);
   if (p->watch) p->interrupts = pg_interrupt_watch();
   int status = PG_OK;
   if (p->n_threads <= 1 || walking) {
-    pg_plan_walk(p, 0, 1);
+    walk(p, NULL);
   } else {
-    status = pg_pool_run(p);
+    pg_team team;
+    status = pg_pool_begin(&team, p);
+    if (status == PG_OK) walk(p, &team);
+    pg_pool_end(&team);
   }
   if (p->watch) pg_interrupt_release();
   if (status == PG_OK) status = p->status;

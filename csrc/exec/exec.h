@@ -2,11 +2,27 @@
 #pragma once
 #include "pg.h"
 
-void pg_plan_walk(pg_plan *p, int ith, int nth); // thread ith's walk through the plan
-int pg_pool_run(pg_plan *p);                     // the walk on p->n_threads threads of the pool
+enum { PG_SPINS = 2000 }; // some 20-50 us before a thread goes to sleep
+
+void pg_plan_op(pg_plan *p, int64_t i, int ith, int nth); // thread ith's share of op i
+int64_t pg_now_ns(void);
 void pg_cpu_pause(void);
-void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers); // spin a while, then sleep, until *word != value
-void pg_wake(int32_t *word, int32_t *sleepers);                      // after *word has changed: wake who sleeps on it
+void pg_sleep_while(const int32_t *word, int32_t value);             // until *word != value
+void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers); // the same, after spinning for a while
+void pg_wake(int32_t *word, int32_t *sleepers);                      // after *word has changed: those sleeping
+void pg_wake_all(const int32_t *word);                               // the same, where nobody counted them
+
+// Who runs a plan, and the workers that take part. They come and go between two ops.
+typedef struct pg_team {
+  int32_t wanted, n; // workers: at most, now
+  int32_t late;      // some are to rest
+  int64_t began;     // the op
+  int16_t member[PG_MAX_THREADS];
+} pg_team;
+int pg_pool_begin(pg_team *t, pg_plan *p); // until pg_pool_end no one else runs a plan with a team
+void pg_pool_op(pg_team *t, pg_plan *p, int64_t i);
+void pg_pool_end(pg_team *t);
+void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers); // as pg_wait_while, within an op of a team
 
 // SIGINT while a long plan runs (interrupt.c): calls nest, and the handler of before is called as well.
 int32_t pg_interrupt_watch(void); // returns pg_interrupts()

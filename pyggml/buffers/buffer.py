@@ -156,10 +156,11 @@ class LazyBuffer(FetchedBuffer):
 
     def __getattr__(self, name: str) -> Any:
         with LazyBuffer._making:
-            memory = Buffer.allocate((stored := self._fetch()).nbytes).memory
-            memory[:] = stored
-            memory.flags.writeable = False
-            self.memory, self.size, self.base = memory, memory.nbytes, memory.__array_interface__["data"][0]
+            if not self.size:  # else another thread has made it meanwhile
+                memory = Buffer.allocate((stored := self._fetch()).nbytes).memory
+                memory[:] = stored
+                memory.flags.writeable = False
+                self.memory, self.base, self.size = memory, memory.__array_interface__["data"][0], memory.nbytes
         return object.__getattribute__(self, name)
 
     def read(self, start: int, n: int) -> Bytes:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from pyggml.backends.cpu.backend import CpuBackend, CpuProgram, Spans
+from pyggml.backends.cpu.backend import CpuBackend, CpuProgram, Spans, Work
 from pyggml.errors import BackendError
-from pyggml.opdef import opdef_of
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
 
@@ -69,7 +68,6 @@ class Row:
 class Profile:
     """What the cpu backend of a scheduler (`ctx.scheduler`, of a context) runs within a `with` block, step by step.
 
-    steps       in the order in which they ran
     wall_ns     inside of the runs, and `n_threads` the most that took part
     """
 
@@ -80,7 +78,8 @@ class Profile:
         if not found:
             raise BackendError(f"only the cpu backend is measured; here are {', '.join(scheduler.backends)}")
         self._backend = found[0]
-        self.steps: list[StepTime] = []
+        self._runs: list[tuple[CpuProgram, Spans, Work]] = []  # of which no steps were made yet
+        self._steps: list[StepTime] = []
         self.wall_ns, self.n_threads = 0, 1
 
     def __enter__(self) -> Self:
@@ -96,20 +95,26 @@ class Profile:
 
     def note(self, program: CpuProgram, spans: Spans) -> None:
         """See `CpuBackend.measure`."""
-        of = {step.nodes[-1]: step for step in program.steps}
         ran = spans[spans > 0]
         self.wall_ns += int(ran.max() - ran.min()) if len(ran) else 0
         self.n_threads = max(self.n_threads, spans.shape[1])
-        for node, threads in zip(program.lowered.nodes, spans.tolist(), strict=True):
-            step = of[node]
-            times = {i: (begin, end) for i, (begin, end) in enumerate(threads) if end}
-            costs = [opdef_of(t).cost(t) for t in step.nodes if opdef_of(t).kernel is not None]
-            inner = sum(t.nbytes for t in step.inner)  # written by one and read by another: not in memory at all
-            n_bytes = sum(c.read + c.written for c in costs) - 2 * inner
-            if times:  # not where a run was broken off
-                op = step.fusion or node.op
-                flops = sum(c.flops for c in costs)
-                self.steps.append(StepTime(step.nodes, node.name, op, times, flops, max(n_bytes, 0)))
+        self._runs.append((program, spans, program.work_now()))
+
+    @property
+    def steps(self) -> list[StepTime]:
+        """The steps in the order in which they ran, but those that a run broken off did not reach."""
+        for program, spans, work in self._runs:
+            of = {step.nodes[-1]: step for step in program.steps}
+            for node, threads, (flops, n_bytes) in zip(
+                program.lowered.nodes, spans.tolist(), work.tolist(), strict=True
+            ):
+                step = of[node]
+                times = {i: (begin, end) for i, (begin, end) in enumerate(threads) if end}
+                if times:
+                    op = step.fusion or node.op
+                    self._steps.append(StepTime(step.nodes, node.name, op, times, round(flops), round(n_bytes)))
+        self._runs.clear()
+        return self._steps
 
     def table(self, by: Literal["op", "layer"] = "op") -> list[Row]:
         """The steps by `op` or by `layer`, the longest first (layers in order)."""

@@ -104,7 +104,7 @@ class Recorder(Profile):
     def note(self, program: CpuProgram, spans: Spans) -> None:
         """See `Profile.note`."""
         before = self.wall_ns
-        self.steps = []
+        self._steps = []
         super().note(program, spans)
         ns = self.wall_ns - before
         if program not in self._times or ns < self._times[program][1]:

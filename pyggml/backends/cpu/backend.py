@@ -22,6 +22,7 @@ from .repack import repacked
 from .vary import Variant, vary
 
 Spans = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
+Work = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 _LONG_NS = 5e6  # from here on Ctrl-C does not wait for the end of the run
 _HOST_BUFTS = ("CPU", "CPU_MMAP", "REF")
 
@@ -43,6 +44,8 @@ class CpuProgram:
         low.set_plan(address)
         has_calls = any(OPS[t.op].host is not None for t in low.nodes)
         self._calls = HostCalls(address, low.nodes, resolve) if has_calls else None
+        self._variants: list[tuple[Var, int, Sequence[Step]]] = []  # for each Var what it is for a smaller value
+        self._work_of: list[tuple[Var | None, Work]] | None = None  # for `hi` of all, and more for one more of each
         self._bind()
 
     def _bind(self) -> None:
@@ -68,8 +71,27 @@ class CpuProgram:
         variants = [Variant(values, lower(steps, self._resolve, b.isa, b.n_threads)) for values, steps in others]
         if not vary(self.lowered, variables, variants):
             return False
+        self._variants = [
+            (v, values[i], steps) for i, (v, (values, steps)) in enumerate(zip(variables, others, strict=False))
+        ]
         self._bind()
         return True
+
+    def work_now(self) -> Work:
+        """Operations and bytes, float64 [n_ops, 2], of each of `lowered.nodes`, as the op's costs say for the values
+        that Vars have now."""
+        if self._work_of is None:
+            top = _work(self.steps, self.lowered.nodes)
+            self._work_of = [(None, top)]
+            for var, value, steps in self._variants:
+                twins = dict(zip((s.nodes[-1] for s in self.steps), (s.nodes[-1] for s in steps), strict=True))
+                less = _work(steps, [twins[t] for t in self.lowered.nodes])
+                self._work_of.append((var, (top - less) / (var.hi - value)))
+        (_, work), *slopes = self._work_of
+        for var, slope in slopes:
+            assert var is not None
+            work = work + slope * (var.value - var.hi)
+        return work
 
     def abort(self) -> None:
         """Ask the run that is under way in another thread to stop before its next op; it raises BackendError there (as
@@ -108,6 +130,18 @@ class CpuProgram:
         if self._calls is not None and status == lib.PG_E_HOST:
             self._calls.reraise(node)
         raise node_error(node, "aborted" if status == lib.PG_E_ABORTED else f"kernel status {status}")
+
+
+def _work(steps: Sequence[Step], nodes: Sequence[Tensor]) -> Work:
+    """Operations and bytes of the steps that end with these nodes. What one node of a step writes and another reads is
+    not in memory at all."""
+    of = {step.nodes[-1]: step for step in steps}
+    rows: list[tuple[float, float]] = []
+    for step in (of[t] for t in nodes):
+        costs = [OPS[t.op].cost(t) for t in step.nodes if OPS[t.op].kernel is not None]
+        n_bytes = sum(c.read + c.written for c in costs) - 2 * sum(t.nbytes for t in step.inner)
+        rows.append((sum(c.flops for c in costs), max(n_bytes, 0)))
+    return np.array(rows, np.float64).reshape(-1, 2)
 
 
 class CpuBackend(HostBackend):

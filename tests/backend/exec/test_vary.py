@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pyggml as gg
+from pyggml.backends.cpu.backend import CpuProgram
 from pyggml.graph import Graph
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor, Var
@@ -57,6 +58,18 @@ def test_every_size(n_threads: int, n_kv_heads: int) -> None:
         schedule.run()
         for got in a.top.numpy():
             np.testing.assert_allclose(got, a.expected(size), rtol=1e-5, atol=1e-6)
+
+
+def test_the_work_of_each_step_follows_the_size() -> None:
+    a, n = Attention(4), Var("n", SIZE * 32)
+    schedule = Scheduler(("cpu",), 1).alloc_varying(a.build, (n,), (32,))
+    assert schedule is not None
+    for size in (SIZE * 32, 32, 500):
+        n.bind(size)
+        alone = Scheduler(("cpu",), 1).alloc(a.build(size))
+        for p, q in zip(schedule.programs, alone.programs, strict=True):
+            assert isinstance(p, CpuProgram) and isinstance(q, CpuProgram)
+            np.testing.assert_allclose(p.work_now(), q.work_now(), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
