@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
 from pyggml.dtypes import DType
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 

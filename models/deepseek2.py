@@ -15,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
+from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

@@ -5,8 +5,7 @@ A layer without a router is dense.
 
 from __future__ import annotations
 
-from gguf.constants import Keys
-
+from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn

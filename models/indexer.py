@@ -14,10 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
 from pyggml.errors import ModelError
+from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_inp_chosen_blocks, build_inp_kq_mask, build_norm, cells_of_k, rope, rotate, store_k

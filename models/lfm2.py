@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 
 from .architecture import Architecture
@@ -36,8 +37,6 @@ def read_ssm(r: Reader) -> SSM:
 
     Raises ModelError where they do not divide each other.
     """
-    from gguf.constants import Keys
-
     keys = Keys.SSM
     m = SSM(
         r.integer(keys.CONV_KERNEL),
@@ -56,8 +55,6 @@ def read_ssm(r: Reader) -> SSM:
 
 
 def _read(r: Reader) -> HParams:
-    from gguf.constants import Keys
-
     none: dict[str, Any] = {"n_head": 1, "n_head_kv": (0,) * r.integer(Keys.LLM.BLOCK_COUNT), "n_ff": 1}
     return read_hparams(MambaHParams, r, ssm=read_ssm(r), dt_b_c_norm=r.boolean(Keys.SSM.DT_B_C_RMS, False), **none)
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from pyggml.errors import ModelError
+from pyggml.gguf_io.constants import Keys
 
 from .hparams import MAX_INT, ROPE_SCALING, Gating, Head, HParams, NormKind, PerLayer, Pooling, Router
 
@@ -41,8 +42,6 @@ class Reader:
     @property
     def n_layer(self) -> int:
         """The layers of the model: the blocks of the file without those for drafts, which come last."""
-        from gguf.constants import Keys
-
         return self.integer(Keys.LLM.BLOCK_COUNT) - self.integer(Keys.LLM.NEXTN_PREDICT_LAYERS, 0)
 
     @property
@@ -53,8 +52,6 @@ class Reader:
 
     def of_layers(self, values: Sequence[T]) -> tuple[T, ...]:
         """Of an array with a value for each block those of the layers asked for, where some blocks are for drafts."""
-        from gguf.constants import Keys
-
         if len(values) == 1 or not self.integer(Keys.LLM.NEXTN_PREDICT_LAYERS, 0):
             return tuple(values)
         if len(values) == self.n_layer:  # says nothing of the others: they are as the last one
@@ -146,8 +143,6 @@ def read_clamps(r: Reader, key: str) -> tuple[float, ...]:
 
 def read_rope_sections(r: Reader) -> tuple[int, ...]:
     """How many pairs of a head turn by each of the four positions of a token; none where the file does not say."""
-    from gguf.constants import Keys
-
     values = r.get(Keys.Rope.DIMENSION_SECTIONS, np.empty(0, np.int32))
     if not isinstance(values, np.ndarray):
         values = np.full(4, r.integer(Keys.Rope.DIMENSION_SECTIONS))
@@ -163,8 +158,6 @@ def read_window(
     `plain_rope`: layers with it are roped with base 10000 unless the file says otherwise, and without scaling; else as
     the others.
     """
-    from gguf.constants import Keys
-
     own = r.get(Keys.Rope.FREQ_BASE_SWA, None) is not None
     return {
         "n_swa": r.integer(Keys.Attention.SLIDING_WINDOW, *() if default is None else (default,)),
@@ -176,8 +169,6 @@ def read_window(
 
 def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tuple[int, ...]:
     """Which layers have a sliding window, 1 of each that has one, see `read_window`."""
-    from gguf.constants import Keys
-
     key = Keys.Attention.SLIDING_WINDOW_PATTERN
     if isinstance(r.get(key, None), np.ndarray):
         return r.flags(key)
@@ -189,8 +180,6 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
 def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
     """Which layers are recurrent, 1 of each that is: what the file says, else all but each last of as many as it says,
     or of `n_pattern`."""
-    from gguf.constants import Keys
-
     n_layer = len(r.layers)
     key = "{arch}.attention.recurrent_layers"
     if r.get(key, None) is not None:
@@ -220,8 +209,6 @@ def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any)
 
 def read_router(r: Reader, default: Router | None = None) -> Router:
     """How experts are chosen: what the file says of it, else as in `default`."""
-    from gguf.constants import Keys  # takes a while to import, and only models need it
-
     default, llm = default or Router(), Keys.LLM
     gating, of_selected = default.gating, default.of_selected
     func = r.integer(llm.EXPERT_GATING_FUNC, 0)
@@ -249,8 +236,6 @@ def read_pooling(r: Reader, key: str, default: Pooling) -> Pooling:
 
 def read_head(r: Reader, default: Head | None = None) -> Head:
     """The head of a reranker: what the file says of it, else as in `default`."""
-    from gguf.constants import Keys
-
     default = default or Head()
     labels = r.get(Keys.Classifier.OUTPUT_LABELS, None)
     return Head(
@@ -262,8 +247,6 @@ def read_head(r: Reader, default: Head | None = None) -> Head:
 
 
 def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]:
-    from gguf.constants import Keys  # takes a while to import, and only models need it
-
     llm, attention, rope = Keys.LLM, Keys.Attention, Keys.Rope
     scaling = r.text(rope.SCALING_TYPE, "linear")
     if scaling not in ROPE_SCALING:

@@ -4,8 +4,7 @@ normed, a window in three of four layers, which alone are roped, and logits that
 
 from __future__ import annotations
 
-from gguf.constants import Keys
-
+from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from pyggml.gguf_io.constants import TENSOR_NAMES
+
 
 def tensor_name(role: str, il: int = -1, suffix: str = "weight") -> str:
     """`attn_q`, 3 -> `blk.3.attn_q.weight`. A role is a name of gguf's TENSOR_NAMES without `blk.{bid}.`; one that the
@@ -15,6 +17,4 @@ def tensor_name(role: str, il: int = -1, suffix: str = "weight") -> str:
 @cache
 def _names() -> dict[str, str]:
     """`attn_q` -> `blk.{bid}.attn_q`, `output` -> `output`, `enc.attn_q` -> `enc.blk.{bid}.attn_q`."""
-    from gguf.constants import TENSOR_NAMES  # takes a while to import, and only models need it
-
     return {name.replace("blk.{bid}.", ""): name for name in TENSOR_NAMES.values()}

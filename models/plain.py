@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gguf.constants import Keys
+from pyggml.gguf_io.constants import Keys
 
 from .decoder import Decoder, decoder
 from .hparams import Head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from gguf.constants import Keys
+from pyggml.gguf_io.constants import Keys
 
 from .decoder import Decoder, decoder
 from .hparams import Gating, HParams, PerLayer, Router

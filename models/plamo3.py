@@ -4,8 +4,7 @@ of their own in seven of eight layers."""
 
 from __future__ import annotations
 
-from gguf.constants import Keys
-
+from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

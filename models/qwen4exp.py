@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from gguf.constants import Keys
 
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 

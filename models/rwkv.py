@@ -7,9 +7,8 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.ops.norm import norm
 from pyggml.tensor import Tensor

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 
 from .architecture import Architecture

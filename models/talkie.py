@@ -3,9 +3,8 @@ roped, Q times a gain for each head; and every layer adds the embeddings once mo
 
 from __future__ import annotations
 
-from gguf.constants import Keys
-
 from pyggml import ops as gg
+from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 
 from .architecture import Architecture

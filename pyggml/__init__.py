@@ -13,6 +13,7 @@ from . import ops
 from .backends.cpu import get_include, register_kernel
 from .backends.protocol import register_backend
 from .backends.quantize import dequantize, quantize
+from .buffers.alloc import Plan
 from .buffers.buffer import register_device_buffer
 from .compute import compute, eval
 from .dtypes import DType
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-import_module(".inspect.notebook", __name__)  # installs what notebooks show
+# What notebooks show: imported when one does.
+Graph.svg = lambda graph: import_module(".inspect.dot", __name__).svg(graph)
+Tensor.html = lambda t: import_module(".inspect.notebook", __name__).tensor_html(t)
+Plan.html = lambda plan: import_module(".inspect.notebook", __name__).plan_html(plan)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until the program asks for it
 

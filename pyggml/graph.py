@@ -18,9 +18,7 @@ class Graph:
     `size` bounds nodes and leafs alike. `gg.compute` holds `lock` while it runs the graph: see there.
     """
 
-    svg: ClassVar[Callable[[Graph], str | None] | None] = (
-        None  # how notebooks draw a graph; pyggml.inspect.dot installs itself
-    )
+    svg: ClassVar[Callable[[Graph], str | None] | None] = None  # how notebooks draw a graph; pyggml installs it
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         if not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]

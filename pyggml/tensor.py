@@ -80,7 +80,7 @@ class Tensor(Operand):
     `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order.
     """
 
-    html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml.inspect.notebook installs it
+    html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml installs it
 
     __slots__ = (
         "__weakref__",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Optional, get_type_hints
+from typing import Annotated, Any, Optional
 
-import typer
+import click
 
 from pyggml.llm.adapters.control import ControlVector, control_vector
 from pyggml.llm.model import Model
+
+from .command import Group, Option
 
 _PANEL = "Adapters (names as in llama.cpp)"
 Named = tuple[str, float]  # a path, and its scale
@@ -33,50 +34,33 @@ class AdapterOptions:
         model.adapt([(model.load_lora(path), scale) for path, scale in self.loras], total)
 
 
-_OPTIONS: dict[str, tuple[Any, typer.models.OptionInfo]] = {
-    "lora": (
+_PATHS: dict[str, Any] = {"metavar": "FILE", "panel": _PANEL}
+_SCALED: dict[str, Any] = {"metavar": "FILE:SCALE", "panel": _PANEL}
+_OPTIONS: dict[str, Any] = {
+    "lora": Annotated[
+        Optional[list[str]], Option("--lora", help="LoRA adapter (GGUF, or a PEFT folder; repeatable).", **_PATHS)
+    ],
+    "lora_scaled": Annotated[
+        Optional[list[str]], Option("--lora-scaled", help="... counted so many times (repeatable).", **_SCALED)
+    ],
+    "control_vector": Annotated[
         Optional[list[str]],
-        typer.Option("--lora", help="LoRA adapter (GGUF, or a PEFT folder; repeatable).", metavar="FILE"),
-    ),
-    "lora_scaled": (
-        Optional[list[str]],
-        typer.Option("--lora-scaled", help="... counted so many times (repeatable).", metavar="FILE:SCALE"),
-    ),
-    "control_vector": (
-        Optional[list[str]],
-        typer.Option("--control-vector", help="Control vector (GGUF; repeatable, they add up).", metavar="FILE"),
-    ),
-    "control_vector_scaled": (
-        Optional[list[str]],
-        typer.Option("--control-vector-scaled", help="... so many times as strong.", metavar="FILE:SCALE"),
-    ),
-    "control_vector_layer_range": (
+        Option("--control-vector", help="Control vector (GGUF; repeatable, they add up).", **_PATHS),
+    ],
+    "control_vector_scaled": Annotated[
+        Optional[list[str]], Option("--control-vector-scaled", help="... so many times as strong.", **_SCALED)
+    ],
+    "control_vector_layer_range": Annotated[
         Optional[tuple[int, int]],
-        typer.Option("--control-vector-layer-range", help="First and last layer that have it.", metavar="FIRST LAST"),
-    ),
+        Option(
+            "--control-vector-layer-range",
+            help="First and last layer that have it.",
+            metavar="FIRST LAST",
+            min=0,
+            panel=_PANEL,
+        ),
+    ],
 }
-
-
-def with_adapters(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb, whose parameter `adapters` is an AdapterOptions, the options for them."""
-    hints = get_type_hints(command, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for p in inspect.signature(command).parameters.values():
-        if p.name != "adapters":
-            parameters.append(p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY))
-    for name, (kind, option) in _OPTIONS.items():
-        option.rich_help_panel = _PANEL
-        annotation = Annotated[kind, option]
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-
-    def run(**values: Any) -> None:
-        given = {name: values.pop(name) for name in _OPTIONS}
-        command(adapters=_taken(given), **values)
-
-    run.__doc__ = command.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    return run
 
 
 def _taken(given: dict[str, Any]) -> AdapterOptions:
@@ -91,4 +75,7 @@ def _scaled(text: str) -> Named:
     try:
         return path, float(scale)
     except ValueError:
-        raise typer.BadParameter(f"an adapter and its scale are FILE:SCALE, not {text!r}") from None
+        raise click.BadParameter(f"an adapter and its scale are FILE:SCALE, not {text!r}") from None
+
+
+Adapters = Annotated[AdapterOptions, Group(_OPTIONS, dict.fromkeys(_OPTIONS), _taken)]

@@ -9,65 +9,59 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-import typer
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pyggml.llm.generate.request_file import Answers, RequestFile
 from pyggml.llm.generate.requests import batch as gg_batch
-from pyggml.llm.model import load_model
-from pyggml.llm.samplers import SamplingOptions
+from pyggml.stream.layout import memory_size
 
-from .adapters import AdapterOptions, with_adapters
-from .options import FlashAttn, Json, ModelPath, Ram, Stop, Threads
-from .sampling import with_sampling
+from .adapters import Adapters
+from .command import Option
+from .options import Json, Stop
+from .running import Run
+from .sampling import Sampling
 
 _RAY = "On a cluster (pip install pyggml[ray])"
 
 
-@with_sampling
-@with_adapters
 def batch(
-    sampling: SamplingOptions,
-    adapters: AdapterOptions,
+    sampling: Sampling,
+    adapters: Adapters,
+    run: Run,
     requests: Annotated[
         Path,
-        typer.Option(
+        Option(
             "-i", "--input", help="Requests: in each line a JSON object with prompt, messages or input.", metavar="F"
         ),
     ],
-    results: Annotated[Path, typer.Option("-o", "--output", help="Results, one in each line.", metavar="F")],
-    model: ModelPath = None,
-    ram: Ram = None,
-    n_predict: Annotated[int, typer.Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
-    n_parallel: Annotated[int, typer.Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
+    results: Annotated[Path, Option("-o", "--output", help="Results, one in each line.", metavar="F")],
+    n_predict: Annotated[int, Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
+    n_parallel: Annotated[int, Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
     stop: Stop = None,
-    threads: Threads = None,
-    flash_attn: FlashAttn = False,
     kv_ram: Annotated[
         Optional[str],
-        typer.Option("--kv-ram", help="Memory for the K/V cache: a larger one lies in a file.", metavar="SIZE"),
+        Option(
+            "--kv-ram", help="Memory for the K/V cache: a larger one lies in a file.", metavar="SIZE", check=memory_size
+        ),
     ] = None,
     ray: Annotated[
         Optional[str],
-        typer.Option(
+        Option(
             "--ray",
             help="Workers of a Ray cluster: local starts one here, auto finds the one that runs.",
             metavar="ADDRESS",
-            rich_help_panel=_RAY,
+            panel=_RAY,
         ),
     ] = None,
     workers: Annotated[
         Optional[int],
-        typer.Option(
-            "--workers", help="Processes with a model each (default: one a node).", min=1, rich_help_panel=_RAY
-        ),
+        Option("--workers", help="Processes with a model each (default: one a node).", min=1, panel=_RAY),
     ] = None,
     stages: Annotated[
         Optional[int],
-        typer.Option(
-            "--stages", help="... or so many that share the layers of one model.", min=1, rich_help_panel=_RAY
-        ),
+        Option("--stages", help="... or so many that share the layers of one model.", min=1, panel=_RAY),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -76,27 +70,28 @@ def batch(
     Results are written in order as they come; run again after a kill, it goes on where it was. A bad line has an
     "error" for its result."""
     if ray is None and (workers is not None or stages is not None):
-        raise typer.BadParameter("--workers and --stages are of --ray")
+        raise click.BadParameter("--workers and --stages are of --ray")
     if ray is not None and kv_ram is not None:
-        raise typer.BadParameter("--kv-ram is of a batch without --ray")
+        raise click.BadParameter("--kv-ram is of a batch without --ray")
     if workers is not None and stages is not None:
-        raise typer.BadParameter("give --workers, which have whole models, or --stages of one")
-    options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, "flash_attn": flash_attn, **sampling}
-    options["n_threads"] = threads
+        raise click.BadParameter("give --workers, which have whole models, or --stages of one")
+    options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, **sampling}
 
     @contextmanager
     def answers() -> Generator[Answers]:
         if ray is None:
-            m = load_model(model, ram=ram)
+            context = run.context()
+            m = run.load()
             adapters.apply(m)
-            yield lambda todo: gg_batch(m, todo, n_predict, kv_ram=kv_ram, **options)
+            yield lambda todo: gg_batch(m, todo, n_predict, kv_ram=kv_ram, context=context, **options)
             return
         from pyggml.cluster.on_ray import RayActors
         from pyggml.cluster.run import batch_on
 
         with RayActors(ray) as actors:
-            options.update({"workers": workers, "stages": stages, "ram": ram, "prepare": adapters.apply})
-            yield lambda todo: batch_on(actors, model, todo, n_predict, **options)
+            options.update({"workers": workers, "stages": stages, "ram": run.ram, "prepare": adapters.apply})
+            options.update({"n_threads": run.threads, "flash_attn": run.flash_attn})
+            yield lambda todo: batch_on(actors, run.model, todo, n_predict, **options)
 
     n_errors, n_tokens = 0, 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -9,17 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
-import typer
+import click
 from rich.console import Console
 from rich.table import Table
 
 from pyggml.inspect.profile import Profile, time_line
-from pyggml.llm.model import load_model
 
-from .adapters import AdapterOptions, with_adapters
+from .adapters import Adapters
+from .bars import Show, bar
+from .command import Option
 from .measure.bench_history import append_history
-from .options import Json, ModelPath, Ram, Threads
+from .options import Json
 from .outputs import not_the_model
+from .running import Run
 
 
 def tokens(n: int, first: int, n_vocab: int) -> list[int]:
@@ -27,57 +29,56 @@ def tokens(n: int, first: int, n_vocab: int) -> list[int]:
     return [(i * 7919 + first * 31) % n_vocab for i in range(n)]
 
 
-def measure(run: Callable[[], float], repetitions: int) -> list[float]:
+def measure(run: Callable[[], float], repetitions: int, show: Show) -> list[float]:
     """Tokens per second of each repetition, after one run that does not count."""
+    samples: list[float] = []
+    show(0, repetitions + 1)
     run()
-    return [run() for _ in range(repetitions)]
+    for i in range(repetitions):
+        show(i + 1, repetitions + 1)
+        samples.append(run())
+    return samples
 
 
-@with_adapters
 def bench(
-    adapters: AdapterOptions,
-    model: ModelPath = None,
-    ram: Ram = None,
-    n_prompt: Annotated[int, typer.Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
-    n_gen: Annotated[int, typer.Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
-    n_depth: Annotated[int, typer.Option("-d", "--n-depth", help="Tokens in the cache before a test.", min=0)] = 0,
-    threads: Threads = None,
-    repetitions: Annotated[int, typer.Option("-r", "--repetitions", help="Repetitions.", min=1)] = 5,
-    n_ubatch: Annotated[int, typer.Option("-ub", "--ubatch-size", help="Tokens computed at a time.", min=1)] = 512,
-    flash_attn: Annotated[bool, typer.Option("-fa", "--flash-attn", help="Use flash attention.")] = False,
+    adapters: Adapters,
+    run: Run,
+    n_prompt: Annotated[int, Option("-p", "--n-prompt", help="Prompt tokens; 0 skips the test.", min=0)] = 512,
+    n_gen: Annotated[int, Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
+    n_depth: Annotated[int, Option("-d", "--n-depth", help="Tokens in the cache before a test.", min=0)] = 0,
+    repetitions: Annotated[int, Option("-r", "--repetitions", help="Repetitions.", min=1)] = 5,
     history: Annotated[
         Optional[Path],
-        typer.Option("--history", help="Append the results, with commit and CPU, to this JSONL file.", metavar="FILE"),
+        Option("--history", help="Append the results, with commit and CPU, to this JSONL file.", metavar="FILE"),
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Then one run step by step: where the time goes.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Then one run step by step: where the time goes.")] = False,
     trace_json: Annotated[
         Optional[Path],
-        typer.Option("--trace-json", help="... and its time line, for Perfetto.", metavar="FILE"),
+        Option("--trace-json", help="... and its time line, for Perfetto.", metavar="FILE"),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure tokens per second; nothing is sampled in the timed part."""
-    not_the_model(model, history, trace_json)
-    m = load_model(model, ram=ram)
+    not_the_model(run.model, history, trace_json)
+    context = run.context()
+    m = run.load()
     adapters.apply(m)
-    n_batch = max(n_prompt, 32)
-    ctx = m.new_context(
-        n_ctx=n_depth + max(n_prompt, n_gen) + 8,
-        n_batch=n_batch,
-        n_ubatch=min(n_ubatch, n_batch),
-        n_threads=threads,
-        flash_attn=flash_attn,
-    )
+    n_batch = run.batch_size or max(n_prompt, 32)
+    context |= {"n_batch": n_batch, "n_ubatch": min(run.ubatch_size, n_batch)}
+    ctx = m.new_context(n_depth + max(n_prompt, n_gen) + 8, **context)
     n_vocab = m.hparams.n_vocab
     encodes = m.architecture.encode is not None  # then pp is the encoder, and tg answers a short text
     if encodes and n_depth:
-        raise typer.BadParameter("--n-depth is not for an encoder-decoder")
+        raise click.BadParameter("--n-depth is not for an encoder-decoder")
 
     def pp() -> float:
         ctx.memory.seq_rm(0, n_depth)
         ids = tokens(n_prompt, 0, n_vocab)
         start = time.perf_counter()
-        (ctx.encode if encodes else ctx.decode)(ids)
+        if encodes:
+            ctx.encode(ids)
+        for i in () if encodes else range(0, n_prompt, n_batch):
+            ctx.decode(ids[i : i + n_batch])
         return n_prompt / (time.perf_counter() - start)
 
     def tg() -> float:
@@ -95,14 +96,15 @@ def bench(
     rows: list[dict[str, Any]] = []
     profiles: dict[str, Profile] = {}
     at = f"@d{n_depth}" if n_depth else ""
-    for name, n, run in ((f"pp{n_prompt}{at}", n_prompt, pp), (f"tg{n_gen}{at}", n_gen, tg)):
+    for name, n, test in ((f"pp{n_prompt}{at}", n_prompt, pp), (f"tg{n_gen}{at}", n_gen, tg)):
         if n:
-            samples = measure(run, repetitions)
+            with bar(name) as show:
+                samples = measure(test, repetitions, show)
             row = {"test": name, "n_threads": ctx.n_threads, "samples_ts": samples, "avg_ts": statistics.fmean(samples)}
             rows.append(row)
             if profile or trace_json is not None:
                 with Profile(ctx.scheduler) as p:
-                    run()
+                    test()
                 profiles[name] = p
     if history is not None:
         append_history(history, m, rows)

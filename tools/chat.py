@@ -11,48 +11,46 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Optional, TextIO
 
-import typer
+import click
 
 from pyggml.errors import GGMLError, KVCacheFull, ModelError
 from pyggml.llm.generate.chat import ChatSession
 from pyggml.llm.generate.named_templates import TEMPLATES
 from pyggml.llm.generate.templates import find_template
-from pyggml.llm.samplers import SamplerChain, SamplingOptions, SamplingParams
+from pyggml.llm.samplers import SamplerChain, SamplingParams
 
 from . import summary
-from .adapters import AdapterOptions, with_adapters
+from .adapters import Adapters
+from .command import Option
 from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, usage
 from .prompt_text import unescape
-from .running import RunOptions, with_running
-from .sampling import with_sampling
+from .running import Run
+from .sampling import Sampling
 
 _PROMPT = "> "
 KeepOfChat = Annotated[
-    int, typer.Option("--keep", help="Tokens of the start that a context shift keeps; -1: the system message.", min=-1)
+    int, Option("--keep", help="Tokens of the start that a context shift keeps; -1: the system message.", min=-1)
 ]
 
 
-@with_sampling
-@with_adapters
-@with_running
 def chat(
-    sampling: SamplingOptions,
-    adapters: AdapterOptions,
-    run: RunOptions,
-    system: Annotated[str, typer.Option("-sys", "--system-prompt", help="The system message.")] = "",
+    sampling: Sampling,
+    adapters: Adapters,
+    run: Run,
+    system: Annotated[str, Option("-sys", "--system-prompt", help="The system message.")] = "",
     system_file: Annotated[
-        Optional[Path], typer.Option("-sysf", "--system-prompt-file", help="... from a file.", metavar="FILE")
+        Optional[Path], Option("-sysf", "--system-prompt-file", help="... from a file.", metavar="FILE")
     ] = None,
     template: Annotated[
         Optional[str],
-        typer.Option(
+        Option(
             "--chat-template",
             help=f"A Jinja file, or {', '.join(TEMPLATES)} (default: the model's own, else chatml).",
             metavar="NAME|FILE",
         ),
     ] = None,
     n_predict: Annotated[
-        int, typer.Option("-n", "--n-predict", "--predict", help="Tokens of a reply; -1: until it ends.")
+        int, Option("-n", "--n-predict", "--predict", help="Tokens of a reply; -1: until it ends.")
     ] = -1,
     stop: Stop = None,
     ctx_size: CtxSize = None,
@@ -95,7 +93,7 @@ def chat(
         elif line.strip():
             console.reply(line)
     if console.failed and not sys.stdin.isatty():
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 @dataclass

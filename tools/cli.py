@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from importlib import import_module
-from typing import Annotated
 
-import typer
+import click
 
 from pyggml.errors import GGMLError
 
+from .command import verb
 from .exits import INTERRUPTED
 
 VERBS = {  # name: module and function
@@ -37,7 +36,22 @@ VERBS = {  # name: module and function
 }
 
 
-def _version(asked: bool) -> None:
+class _App(click.Group):
+    """All verbs; the module of one is imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        if cmd_name not in self.commands:
+            module, _, function = VERBS[cmd_name].partition(".")
+            self.commands[cmd_name] = verb(cmd_name, getattr(import_module(f".{module}", __package__), function))
+        return self.commands[cmd_name]
+
+
+def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     if asked:
         import platform
 
@@ -45,31 +59,19 @@ def _version(asked: bool) -> None:
         from pyggml.backends.cpu.isa import isa_name, n_cpus
 
         print(f"pyggml {__version__} (Python {platform.python_version()}, {isa_name()}, {n_cpus()} CPUs)")
-        raise typer.Exit
+        ctx.exit()
 
 
-def _top(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_version)
-    ] = False,
-) -> None:
-    pass
-
-
-def new_app(verbs: Iterable[str] = VERBS) -> typer.Typer:
-    """The command line with some of its verbs."""
-    app = typer.Typer(
-        name="pyggml",
-        help="Run, measure and look into GGUF models on the CPU.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(_top)
-    for verb in verbs:
-        module, _, function = VERBS[verb].partition(".")
-        app.command(verb)(getattr(import_module(f".{module}", __package__), function))
-    return app
+app = _App(
+    "pyggml",
+    help="Run, measure and look into GGUF models on the CPU. --debug shows where an error comes from.",
+    params=[
+        click.Option(
+            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
+        )
+    ],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -79,12 +81,20 @@ def main(args: list[str] | None = None) -> None:
     if debug:
         argv.remove("--debug")
     try:
-        wanted = [argv[0]] if argv and argv[0] in VERBS else () if argv == ["--version"] else VERBS
-        new_app(wanted)(argv)  # exits by itself
-    except KeyboardInterrupt:
+        sys.exit(app.main(argv or ["--help"], "pyggml", standalone_mode=False) or 0)
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
+    except click.ClickException as e:
+        if debug:
+            raise
+        at = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else "pyggml"
+        _fail(at, e.format_message().removeprefix("Invalid value: "), e.exit_code)
     except (GGMLError, OSError) as e:
         if debug:
             raise
-        print("pyggml: " + " ".join(str(e).split()), file=sys.stderr)
-        sys.exit(1)
+        _fail("pyggml", str(e), 1)
+
+
+def _fail(at: str, text: str, code: int) -> None:
+    print(f"{at}: {' '.join(text.split())}", file=sys.stderr)
+    sys.exit(code)

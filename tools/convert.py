@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Optional
 
-import typer
+import click
 from rich.console import Console
 
 from pyggml.errors import DTypeError, ModelError
@@ -16,6 +16,7 @@ from pyggml.llm.quantize.mixes import MIXES, file_type_name, find_mix
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from .bars import bar
+from .command import Argument, Option
 from .convert_lora import convert_lora
 from .options import Json, Threads
 from .quantize import TABLE_WIDTH, row_of, table_of
@@ -25,37 +26,37 @@ _TYPE_HELP = f"One of {', '.join(MIXES)}; without it tensors stay as they are."
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Hugging Face folder, or with --hf a GGUF file.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="What to write; it appears when it is complete.")],
-    file_type: Annotated[Optional[str], typer.Option("--type", metavar="TYPE", help=_TYPE_HELP)] = None,
+    source: Annotated[Path, Argument(metavar="IN", help="Hugging Face folder, or with --hf a GGUF file.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="What to write; it appears when it is complete.")],
+    file_type: Annotated[Optional[str], Option("--type", metavar="TYPE", help=_TYPE_HELP)] = None,
     threads: Threads = None,
     imatrix: Annotated[
-        Optional[Path], typer.Option("--imatrix", help="Importance matrix (llama.cpp's GGUF or .dat).", metavar="FILE")
+        Optional[Path], Option("--imatrix", help="Importance matrix (llama.cpp's GGUF or .dat).", metavar="FILE")
     ] = None,
     split_size: Annotated[
-        Optional[str], typer.Option("--split-size", metavar="N(M|G)", help="Parts of so many bytes, as `split` makes.")
+        Optional[str], Option("--split-size", metavar="N(M|G)", help="Parts of so many bytes, as `split` makes.")
     ] = None,
-    vocab_only: Annotated[bool, typer.Option("--vocab-only", help="Metadata and vocabulary, no weights.")] = False,
-    lora: Annotated[bool, typer.Option("--lora", help="IN is a PEFT folder: write its adapter.")] = False,
+    vocab_only: Annotated[bool, Option("--vocab-only", help="Metadata and vocabulary, no weights.")] = False,
+    lora: Annotated[bool, Option("--lora", help="IN is a PEFT folder: write its adapter.")] = False,
     base: Annotated[
-        Optional[Path], typer.Option("--base", metavar="MODEL", help="What the adapter is for (default: as it says).")
+        Optional[Path], Option("--base", metavar="MODEL", help="What the adapter is for (default: as it says).")
     ] = None,
-    to_hf: Annotated[bool, typer.Option("--hf", help="The way back: GGUF file IN to folder OUT, in BF16.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Show each tensor's error.")] = False,
+    to_hf: Annotated[bool, Option("--hf", help="The way back: GGUF file IN to folder OUT, in BF16.")] = False,
+    report: Annotated[bool, Option("--report", help="Show each tensor's error.")] = False,
     as_json: Json = False,
 ) -> None:
     """Convert a Hugging Face folder to a GGUF file that pyggml and llama.cpp load, or back."""
     console = Console()
     if to_hf:
         if file_type or imatrix or split_size or vocab_only or report or lora:
-            raise typer.BadParameter("--hf takes none of --type, --imatrix, --split-size, --vocab-only, --report")
+            raise click.BadParameter("--hf takes none of --type, --imatrix, --split-size, --vocab-only, --report")
         with bar("to folder") as show:
             export_folder(source, out, show)
         print(json.dumps({"in": str(source), "out": str(out)}) if as_json else f"{source} -> {out}")
         return
     if lora:
         if file_type or imatrix or split_size or vocab_only or report:
-            raise typer.BadParameter("--lora takes none of --type, --imatrix, --split-size, --vocab-only, --report")
+            raise click.BadParameter("--lora takes none of --type, --imatrix, --split-size, --vocab-only, --report")
         made = convert_lora(source, out, base)
         about = {"in": str(source), "out": str(out), "tensors": len(made.pairs)}
         print(json.dumps(about) if as_json else f"{source} -> {out}: {len(made.pairs)} tensors")
@@ -65,7 +66,7 @@ def convert(
     try:
         name = None if file_type is None else find_mix(file_type)[0]
     except DTypeError as e:
-        raise typer.BadParameter(str(e)) from None
+        raise click.BadParameter(str(e)) from None
     matrix = None if imatrix is None else load_imatrix(imatrix)
     plan = plan_quantization(source, name, vocab_only=vocab_only, imatrix=matrix, report=report)
     size = None if split_size is None else parse_size(split_size)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import click
 import numpy as np
 import numpy.typing as npt
-import typer
 
 from pyggml.errors import ModelError
 from pyggml.llm.adapters.control import ControlVector
 from pyggml.llm.batch import Batch
 from pyggml.llm.model import Model, load_model
 
+from .command import Option
 from .options import ModelPath, Ram, Threads
 from .outputs import not_the_model
 from .split import progress_of
@@ -28,20 +28,16 @@ _SAME = 1e-6  # differences below are those of equal tokens
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
-class Method(str, Enum):
-    """How many differences become one direction."""
-
-    pca = "pca"
-    mean = "mean"
+Method = Literal["pca", "mean"]  # how many differences become one direction
 
 
 def cvector(
-    positive: Annotated[Path, typer.Option("--positive-file", help="Prompts with the trait, one per line.")],
-    negative: Annotated[Path, typer.Option("--negative-file", help="Prompts without: line by line the opposite.")],
+    positive: Annotated[Path, Option("--positive-file", help="Prompts with the trait, one per line.")],
+    negative: Annotated[Path, Option("--negative-file", help="Prompts without: line by line the opposite.")],
     model: ModelPath = None,
     ram: Ram = None,
-    method: Annotated[Method, typer.Option("--method", help="First principal component, or mean.")] = Method.pca,
-    out: Annotated[Path, typer.Option("-o", "--output", help="GGUF file to write.")] = Path("control_vector.gguf"),
+    method: Annotated[Method, Option("--method", help="First principal component, or mean.")] = "pca",
+    out: Annotated[Path, Option("-o", "--output", help="GGUF file to write.")] = Path("control_vector.gguf"),
     threads: Threads = None,
 ) -> None:
     """Make a control vector, as llama.cpp's cvector-generator does: what distinguishes the outputs of each layer for
@@ -49,12 +45,12 @@ def cvector(
     texts = [_lines(positive), _lines(negative)]
     if len(texts[0]) != len(texts[1]) or not texts[0]:
         counts = f"{positive} has {len(texts[0])}, {negative} {len(texts[1])}"
-        raise typer.BadParameter(f"prompts come in pairs, one at least: {counts}")
+        raise click.BadParameter(f"prompts come in pairs, one at least: {counts}")
     not_the_model(model, out)
     with load_model(model, ram=ram) as m:
         vector = directions(m, texts[0], texts[1], method, threads)
         vector.save(out, m.arch)
-    print(f"{out}: {len(vector.directions)} directions from {len(texts[0])} pairs ({method.value})")
+    print(f"{out}: {len(vector.directions)} directions from {len(texts[0])} pairs ({method})")
 
 
 def directions(
@@ -94,7 +90,7 @@ def _direction(differences: Matrix, il: int, method: Method) -> Matrix:
     if not mean.any():
         raise ModelError(f"layer {il} gives the same for positive and negative prompts")
     v: Matrix = mean / np.linalg.norm(mean)
-    for _ in range(_ITERATIONS if method is Method.pca else 0):  # begins at the mean, which settles the sign
+    for _ in range(_ITERATIONS if method == "pca" else 0):  # begins at the mean, which settles the sign
         u: Matrix = np.matmul(np.matmul(differences, v), differences)
         u = u / np.linalg.norm(u)
         moved = float(np.linalg.norm(u - v))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Optional
 
-import typer
+import click
 
 from pyggml.inspect import dot
 from pyggml.inspect.record import record_model
 from pyggml.llm.model import load_model
 
+from .command import Option
 from .options import FlashAttn, ModelPath
 from .outputs import not_the_model
 
@@ -21,30 +22,30 @@ def parse_layers(text: str | None) -> tuple[int, int] | None:
         return None
     first, sep, end = text.partition(":")
     if not (sep and first.isdigit() and end.isdigit() and int(first) < int(end)):
-        raise typer.BadParameter(f"--layers takes A:B with A < B, not {text!r}")
+        raise click.BadParameter(f"--layers takes A:B with A < B, not {text!r}")
     return int(first), int(end)
 
 
 def dump_dot(
-    out: Annotated[Path, typer.Option("-o", "--output", help=".dot text, or .svg/.png/.pdf to draw.", metavar="FILE")],
+    out: Annotated[Path, Option("-o", "--output", help=".dot text, or .svg/.png/.pdf to draw.", metavar="FILE")],
     model: ModelPath = None,
-    n_tokens: Annotated[int, typer.Option("--n-tokens", help="Tokens in the batch.", min=1)] = 1,
+    n_tokens: Annotated[int, Option("--n-tokens", help="Tokens in the batch.", min=1)] = 1,
     prompt: Annotated[
         Optional[str],
-        typer.Option("-p", "--prompt", help="Evaluate this text, and show times, buffers and values of its graph."),
+        Option("-p", "--prompt", help="Evaluate this text, and show times, buffers and values of its graph."),
     ] = None,
-    layers: Annotated[Optional[str], typer.Option("--layers", help="Only layers A to B-1.", metavar="A:B")] = None,
+    layers: Annotated[Optional[str], Option("--layers", help="Only layers A to B-1.", metavar="A:B")] = None,
     nodes: Annotated[
         Optional[list[str]],
-        typer.Option("--nodes", help="Only nodes whose names match (repeatable).", metavar="PATTERN"),
+        Option("--nodes", help="Only nodes whose names match (repeatable).", metavar="PATTERN"),
     ] = None,
-    around: Annotated[int, typer.Option("--around", help="... and all within N edges of them.", min=0)] = 0,
-    fold: Annotated[bool, typer.Option("--fold", help="Draw layers that repeat as one box with a count.")] = False,
+    around: Annotated[int, Option("--around", help="... and all within N edges of them.", min=0)] = 0,
+    fold: Annotated[bool, Option("--fold", help="Draw layers that repeat as one box with a count.")] = False,
     against: Annotated[
         Optional[str],
-        typer.Option("--against", help="Colour what differs from the graph of this model.", metavar="FILE"),
+        Option("--against", help="Colour what differs from the graph of this model.", metavar="FILE"),
     ] = None,
-    legend: Annotated[bool, typer.Option("--legend", help="Say what shapes and colours mean.")] = False,
+    legend: Annotated[bool, Option("--legend", help="Say what shapes and colours mean.")] = False,
     flash_attn: FlashAttn = False,
 ) -> None:
     """Write the graph of a batch of N tokens, or of a text, as DOT text or as a picture."""

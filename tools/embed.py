@@ -6,41 +6,38 @@ import json
 from pathlib import Path
 from typing import Annotated, Optional
 
+import click
 import numpy as np
-import typer
 
 from pyggml.llm.embed import normalized
-from pyggml.llm.model import load_model
 
-from .options import FlashAttn, Json, ModelPath, Ram, Threads
+from .command import Argument, Option
+from .options import Json
 from .prompt_text import read_prompt
+from .running import Run
 
 _SHOWN, _WIDTH = 8, 40  # numbers of a vector, characters of a text
 
 
 def embed(
-    texts: Annotated[Optional[list[str]], typer.Argument(help="The texts.")] = None,
-    model: ModelPath = None,
-    ram: Ram = None,
+    run: Run,
+    texts: Annotated[Optional[list[str]], Argument(help="The texts.")] = None,
     file: Annotated[
-        Optional[Path], typer.Option("-f", "--file", help="... a text in each line of this file; -: of stdin.")
+        Optional[Path], Option("-f", "--file", help="... a text in each line of this file; -: of stdin.")
     ] = None,
     pooling: Annotated[
-        Optional[str], typer.Option("--pooling", help="mean, cls, last or rank (default: the file's, else mean).")
+        Optional[str], Option("--pooling", help="mean, cls, last or rank (default: the file's, else mean).")
     ] = None,
     normalize: Annotated[
-        float, typer.Option("--embd-normalize", help="-1: no; 0: to 32760 at most; 1: sum; 2: length; or another norm.")
+        float, Option("--embd-normalize", help="-1: no; 0: to 32760 at most; 1: sum; 2: length; or another norm.")
     ] = 2.0,
-    layer: Annotated[int, typer.Option("--layer", help="Of this layer; -1: of the last, normed.")] = -1,
+    layer: Annotated[int, Option("--layer", help="Of this layer; -1: of the last, normed.")] = -1,
     query: Annotated[
-        Optional[str], typer.Option("-q", "--query", help="Score the texts as answers to this, with a reranker.")
+        Optional[str], Option("-q", "--query", help="Score the texts as answers to this, with a reranker.")
     ] = None,
     out: Annotated[
-        Optional[Path], typer.Option("-o", "--output", help="Write the vectors to this .npy file.", metavar="NPY")
+        Optional[Path], Option("-o", "--output", help="Write the vectors to this .npy file.", metavar="NPY")
     ] = None,
-    ubatch: Annotated[int, typer.Option("-ub", "--ubatch-size", help="Tokens evaluated together.", min=1)] = 512,
-    threads: Threads = None,
-    flash_attn: FlashAttn = False,
     as_json: Json = False,
 ) -> None:
     """Show the first numbers of the vector of each text, and the cosines of each with each. With --query show the score
@@ -49,17 +46,19 @@ def embed(
     if file is not None:
         lines += [line for line in read_prompt(None, file).splitlines() if line.strip()]
     if not lines:
-        raise typer.BadParameter("give texts, or a file with one in each line")
-    with load_model(model, ram=ram) as m:
+        raise click.BadParameter("give texts, or a file with one in each line")
+    context = run.context()
+    n_ubatch = run.ubatch_size
+    with run.load() as m:
         if query is not None:
-            scores = m.rerank(query, lines, n_ubatch=ubatch, n_threads=threads, flash_attn=flash_attn)
+            scores = m.rerank(query, lines, n_ubatch=n_ubatch, context=context)
             if as_json:
                 print(json.dumps({"query": query, "texts": lines, "scores": scores.tolist()}))
                 return
             for i in np.argsort(-scores, kind="stable"):
                 print(f"{scores[i]:10.4f}  {lines[i]}")
             return
-        rows = m.embed(lines, pooling, normalize, layer, n_ubatch=ubatch, n_threads=threads, flash_attn=flash_attn)
+        rows = m.embed(lines, pooling, normalize, layer, n_ubatch=n_ubatch, context=context)
     unit = normalized(rows)
     cosines = np.array(unit @ unit.T, np.float32)
     if out is not None:

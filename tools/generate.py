@@ -10,19 +10,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Optional
 
-import typer
+import click
 
 from pyggml.errors import GGMLError
 from pyggml.llm.generate.generation import Generation, Token, new_generation
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
-from pyggml.llm.generate.prompt_cache import open_session, save_session
-from pyggml.llm.generate.speculative import with_draft
 from pyggml.llm.model import load_model
-from pyggml.llm.samplers import SamplingOptions, StepTrace
+from pyggml.llm.samplers import StepTrace
 
 from . import summary
-from .adapters import AdapterOptions, with_adapters
+from .adapters import Adapters
 from .bars import bar
+from .command import Option
 from .exits import INTERRUPTED
 from .options import (
     ContextShift,
@@ -47,26 +46,23 @@ from .options import (
     usage,
 )
 from .prompt_text import read_prompt, unescape
-from .running import RunOptions, with_running
-from .sampling import with_sampling
+from .running import Run
+from .sampling import Sampling
 
 
-@with_sampling
-@with_adapters
-@with_running
 def generate(
-    sampling: SamplingOptions,
-    adapters: AdapterOptions,
-    run: RunOptions,
-    prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to continue.")] = None,
-    file: Annotated[Optional[Path], typer.Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
-    suffix: Annotated[Optional[str], typer.Option("--suffix", help="Fill in what stands before this text.")] = None,
+    sampling: Sampling,
+    adapters: Adapters,
+    run: Run,
+    prompt: Annotated[Optional[str], Option("-p", "--prompt", help="The text to continue.")] = None,
+    file: Annotated[Optional[Path], Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
+    suffix: Annotated[Optional[str], Option("--suffix", help="Fill in what stands before this text.")] = None,
     n_predict: Annotated[
-        int, typer.Option("-n", "--n-predict", "--predict", help="Tokens; -1: no limit, -2: one context.")
+        int, Option("-n", "--n-predict", "--predict", help="Tokens; -1: no limit, -2: one context.")
     ] = 128,
     stop: Stop = None,
-    cfg_scale: Annotated[float, typer.Option("--cfg-scale", help="Classifier-free guidance; 1: off.")] = 1.0,
-    negative_prompt: Annotated[str, typer.Option("--negative-prompt", help="... away from this prompt.")] = "",
+    cfg_scale: Annotated[float, Option("--cfg-scale", help="Classifier-free guidance; 1: off.")] = 1.0,
+    negative_prompt: Annotated[str, Option("--negative-prompt", help="... away from this prompt.")] = "",
     ctx_size: CtxSize = None,
     keep: Keep = 0,
     context_shift: ContextShift = False,
@@ -83,10 +79,10 @@ def generate(
     prompt_cache_ro: PromptCacheRo = False,
     escape: Escape = True,
     display_prompt: Annotated[
-        bool, typer.Option("--display-prompt/--no-display-prompt", help="Show the prompt before its continuation.")
+        bool, Option("--display-prompt/--no-display-prompt", help="Show the prompt before its continuation.")
     ] = True,
     special: Special = False,
-    n_probs: Annotated[int, typer.Option("--n-probs", help="Show the N likeliest tokens of each step.", min=0)] = 0,
+    n_probs: Annotated[int, Option("--n-probs", help="Show the N likeliest tokens of each step.", min=0)] = 0,
     trace_sampling: TraceSampling = False,
     as_json: Json = False,
 ) -> None:
@@ -95,9 +91,9 @@ def generate(
     """
     start = perf_counter()
     if bool(model_draft) + lookup + mtp > 1:
-        raise typer.BadParameter("only one of --model-draft, --lookup and --mtp can be given")
+        raise click.BadParameter("only one of --model-draft, --lookup and --mtp can be given")
     if prompt_cache and (adapters.loras or adapters.vectors):  # what it keeps does not say what it was evaluated with
-        raise typer.BadParameter("--prompt-cache cannot be given with adapters")
+        raise click.BadParameter("--prompt-cache cannot be given with adapters")
     if escape:
         prompt, suffix = (None if text is None else unescape(text) for text in (prompt, suffix))
         negative_prompt, stop = unescape(negative_prompt), [unescape(text) for text in stop or ()]
@@ -121,6 +117,8 @@ def generate(
             **sampling,
         )
     if model_draft or lookup or mtp:
+        from pyggml.llm.generate.speculative import with_draft
+
         by = load_model(model_draft) if model_draft else m.heads if mtp else None
         with usage():
             g = with_draft(g, by, draft_max, draft_min, draft_p_min)
@@ -178,7 +176,7 @@ def generate(
         print(flush=True)
         print(summary.table(g, load, total), file=sys.stderr)
     if reason == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _with_bar(g: Generation, shown: bool) -> Iterator[Token]:
@@ -208,7 +206,9 @@ class _SessionFile:
         if self.path is None:
             return
         if g.guidance is not None:
-            raise typer.BadParameter("--prompt-cache and --cfg-scale cannot both be given")
+            raise click.BadParameter("--prompt-cache and --cfg-scale cannot both be given")
+        from pyggml.llm.generate.prompt_cache import open_session
+
         session = open_session(g.ctx, self.path, g.prompt if given else ())
         print(session.report, file=sys.stderr)
         if session.prompt and not given:
@@ -233,4 +233,6 @@ class _SessionFile:
         self.due = False
         shifted = self.g.long is not None and self.g.long.moved  # tokens are not where they were
         if self.path is not None and not self.read_only and not shifted:
+            from pyggml.llm.generate.prompt_cache import save_session
+
             save_session(self.g.ctx, self.path, tokens)

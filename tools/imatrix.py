@@ -8,52 +8,50 @@ from math import log2, sqrt
 from pathlib import Path
 from typing import Annotated, Literal, Optional
 
+import click
 import numpy as np
-import typer
 
 from pyggml.llm.evaluate.imatrix import measure_imatrix
 from pyggml.llm.quantize.imatrix import Doubles, ImatrixSums, load_sums, save_dat, save_sums
 
-from .adapters import AdapterOptions, with_adapters
+from .adapters import Adapters
 from .bars import bar
+from .command import Option
 from .exits import INTERRUPTED
 from .outputs import not_the_model
-from .running import RunOptions, with_running
+from .prompt_text import read_bytes
+from .running import Run
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _ACTIVE = 1e-5  # mean squares above count as active
 
 
-@with_adapters
-@with_running
 def imatrix(
-    adapters: AdapterOptions,
-    run: RunOptions,
-    file: Annotated[Optional[Path], typer.Option("-f", "--file", help="The text; -: from stdin.")] = None,
+    adapters: Adapters,
+    run: Run,
+    file: Annotated[Optional[Path], Option("-f", "--file", help="The text; -: from stdin.")] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", "--output-file", help="The file to write.", metavar="FILE")
+        Path, Option("-o", "--output", "--output-file", help="The file to write.", metavar="FILE")
     ] = Path("imatrix.gguf"),
     in_files: Annotated[
         Optional[list[Path]],
-        typer.Option("--in-file", help="Go on from what this file holds (repeatable: merged).", metavar="FILE"),
+        Option("--in-file", help="Go on from what this file holds (repeatable: merged).", metavar="FILE"),
     ] = None,
     output_format: Annotated[
-        Literal["gguf", "dat"], typer.Option("--output-format", help="gguf, or dat for older readers.")
+        Literal["gguf", "dat"], Option("--output-format", help="gguf, or dat for older readers.")
     ] = "gguf",
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", help="Tokens of a chunk.", min=3)] = 512,
-    chunks: Annotated[int, typer.Option("--chunks", help="Chunks to evaluate; -1: all.", min=-1)] = -1,
-    from_chunk: Annotated[int, typer.Option("--chunk", "--from-chunk", help="Leave out the first N.", min=0)] = 0,
-    output_frequency: Annotated[
-        int, typer.Option("-ofreq", "--output-frequency", help="Write every N chunks.", min=1)
-    ] = 10,
+    ctx_size: Annotated[int, Option("-c", "--ctx-size", help="Tokens of a chunk.", min=3)] = 512,
+    chunks: Annotated[int, Option("--chunks", help="Chunks to evaluate; -1: all.", min=-1)] = -1,
+    from_chunk: Annotated[int, Option("--chunk", "--from-chunk", help="Leave out the first N.", min=0)] = 0,
+    output_frequency: Annotated[int, Option("-ofreq", "--output-frequency", help="Write every N chunks.", min=1)] = 10,
     save_frequency: Annotated[
-        int, typer.Option("--save-frequency", help="Write a copy, FILE.at_N, every N chunks; 0: none.", min=0)
+        int, Option("--save-frequency", help="Write a copy, FILE.at_N, every N chunks; 0: none.", min=0)
     ] = 0,
-    process_output: Annotated[bool, typer.Option("--process-output", help="Measure output.weight, too.")] = False,
-    ppl: Annotated[bool, typer.Option("--ppl/--no-ppl", help="Show the perplexity of the text.")] = True,
-    parse_special: Annotated[bool, typer.Option("--parse-special", help="Read the names of control tokens.")] = False,
+    process_output: Annotated[bool, Option("--process-output", help="Measure output.weight, too.")] = False,
+    ppl: Annotated[bool, Option("--ppl/--no-ppl", help="Show the perplexity of the text.")] = True,
+    parse_special: Annotated[bool, Option("--parse-special", help="Read the names of control tokens.")] = False,
     show_statistics: Annotated[
-        bool, typer.Option("--show-statistics", help="Show what --in-file holds, and measure nothing.")
+        bool, Option("--show-statistics", help="Show what --in-file holds, and measure nothing.")
     ] = False,
 ) -> None:
     """Measure an importance matrix on a text: the mean squares of what each column of the weights is multiplied with,
@@ -63,18 +61,20 @@ def imatrix(
         sums.merge(load_sums(path, ctx_size))
     if show_statistics:
         if not in_files:
-            raise typer.BadParameter("--show-statistics needs --in-file")
+            raise click.BadParameter("--show-statistics needs --in-file")
         print(statistics(sums))
         return
+    if chunks == 0:
+        raise click.BadParameter("--chunks 0 would measure nothing; -1 takes all")
     if file is None and not in_files:
-        raise typer.BadParameter("give a text with -f, or files to merge with --in-file")
+        raise click.BadParameter("give a text with -f, or files to merge with --in-file")
 
     def save(path: Path) -> None:
         (save_dat if output_format == "dat" else save_sums)(path, sums)
 
     done = False
     if file is not None:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        data = read_bytes(file)
         context = run.context()
         not_the_model(run.model, output)
         m = run.load()
@@ -113,7 +113,7 @@ def imatrix(
     save(output)
     print(f"{output}: {len(sums.sums)} tensors, {sums.n_chunks} chunks")
     if done:
-        raise typer.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def statistics(sums: ImatrixSums) -> str:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.inspect.page import page
 from pyggml.inspect.record import record_model
 from pyggml.llm.model import load_model
 
+from .command import Option
 from .options import FlashAttn, ModelPath, Threads
 from .outputs import not_the_model
 
 
 def inspect(
-    out: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", metavar="FILE.html")],
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to evaluate.")],
+    out: Annotated[Path, Option("-o", "--output", help="The file to write.", metavar="FILE.html")],
+    prompt: Annotated[str, Option("-p", "--prompt", help="The text to evaluate.")],
     model: ModelPath = None,
     threads: Threads = None,
     flash_attn: FlashAttn = False,

@@ -3,7 +3,21 @@
 from __future__ import annotations
 
 import logging
+import sys
+from contextlib import suppress
 from pathlib import Path
+
+
+class _File(logging.FileHandler):
+    """A file that is given up, in a line on stderr, where it cannot be written any more (a full disk)."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        print(f"pyggml: nothing more is logged: {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
+        self.setLevel(logging.CRITICAL + 1)
+
+    def close(self) -> None:
+        with suppress(OSError):  # it has been said
+            super().close()
 
 
 def start_logging(verbose: bool, file: Path | None) -> None:
@@ -16,7 +30,7 @@ def start_logging(verbose: bool, file: Path | None) -> None:
     everything = logging.DEBUG if verbose else logging.WARNING
     handlers: list[tuple[logging.Handler, int]] = [(logging.StreamHandler(), everything)]
     if file is not None:
-        handlers.append((logging.FileHandler(file, encoding="utf-8"), logging.DEBUG))
+        handlers.append((_File(file, encoding="utf-8"), logging.DEBUG))
     for handler, level in handlers:
         handler.set_name(__name__)
         handler.setLevel(level)

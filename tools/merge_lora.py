@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from pyggml.gguf_io.split import open_model
 from pyggml.llm.adapters.merge import merge_lora
 from pyggml.llm.model import load_model
 
+from .command import Argument, Option
 from .split import Source, progress_of
 
 
 def merge(
     source: Source,
-    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="LoRA adapter: GGUF, or a PEFT folder.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write; it appears when it is complete.")],
-    scale: Annotated[float, typer.Option("--scale", help="How much the adapter counts.")] = 1.0,
+    adapter: Annotated[Path, Argument(metavar="ADAPTER", help="LoRA adapter: GGUF, or a PEFT folder.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="GGUF file to write; it appears when it is complete.")],
+    scale: Annotated[float, Option("--scale", help="How much the adapter counts.")] = 1.0,
 ) -> None:
     """Write a GGUF model with a LoRA adapter added to its weights. What was quantised and is changed becomes F16."""
     with load_model(source, repack=False) as model:

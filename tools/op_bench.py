@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Optional
 
-import typer
+import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +23,7 @@ from pyggml.dtypes import DType
 from pyggml.opdef import opdef_of
 from pyggml.tensor import Context, Tensor
 
+from .command import Option
 from .measure.op_cases import OP_CASES, Ne, OpCase
 from .options import Json, Threads
 
@@ -119,7 +120,7 @@ def parse_ne(text: str) -> Ne:
     """`4096,4096,1` -> its numbers."""
     parts = text.split(",")
     if not all(p.isdigit() and int(p) for p in parts):
-        raise typer.BadParameter(f"--ne takes positive numbers with commas between, not {text!r}")
+        raise click.BadParameter(f"--ne takes positive numbers with commas between, not {text!r}")
     return tuple(map(int, parts))
 
 
@@ -127,10 +128,10 @@ def choose(ops: list[str] | None, types: list[str] | None, shapes: list[str] | N
     """What to measure: for each op, its usual types and shapes or those that were asked for and that it takes."""
     for name in ops or []:
         if name not in OP_CASES:
-            raise typer.BadParameter(f"unknown op {name!r}: known are {', '.join(OP_CASES)}")
+            raise click.BadParameter(f"unknown op {name!r}: known are {', '.join(OP_CASES)}")
     for name in types or []:
         if name.upper() not in DType.__members__:
-            raise typer.BadParameter(f"unknown type {name!r}")
+            raise click.BadParameter(f"unknown type {name!r}")
     wanted = [DType[name.upper()] for name in types or []]
     nes = [parse_ne(text) for text in shapes or []]
     out: list[tuple[str, DType, Ne]] = []
@@ -138,11 +139,11 @@ def choose(ops: list[str] | None, types: list[str] | None, shapes: list[str] | N
         case = OP_CASES[op]
         n_dims = len(case.shapes[0])
         if any(len(ne) != n_dims and case.dims != "ne" for ne in nes):
-            raise typer.BadParameter(f"--ne of {op} is {case.dims}")
+            raise click.BadParameter(f"--ne of {op} is {case.dims}")
         for dtype in [t for t in wanted if t in case.types] if wanted else case.default_types:
             out += [(op, dtype, ne) for ne in nes or case.shapes]
     if not out:
-        raise typer.BadParameter("none of these ops takes these types")
+        raise click.BadParameter("none of these ops takes these types")
     return out
 
 
@@ -160,11 +161,12 @@ _NE_HELP = "Shape (again for more): " + "; ".join(f"{op}: {c.dims}" for op, c in
 
 
 def op_bench(
-    op: Annotated[Optional[list[str]], typer.Option("--op", help=_OP_HELP)] = None,
-    type_: Annotated[Optional[list[str]], typer.Option("--type", help="Type of the first source, or weights.")] = None,
-    ne: Annotated[Optional[list[str]], typer.Option("--ne", help=_NE_HELP, metavar="N,N..")] = None,
+    op: Annotated[Optional[list[str]], Option("--op", help=_OP_HELP)] = None,
+    type_: Annotated[Optional[list[str]], Option("--type", help="Type of the first source, or weights.")] = None,
+    ne: Annotated[Optional[list[str]], Option("--ne", help=_NE_HELP, metavar="N,N..")] = None,
     isa: Annotated[
-        Optional[list[str]], typer.Option("--isa", help="Instruction set (again for more). Default: the one in use.")
+        Optional[list[str]],
+        Option("--isa", help="CPU level (again for more). Default: the one in use.", check=isa_name),
     ] = None,
     threads: Threads = None,
     as_json: Json = False,

@@ -7,81 +7,79 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Optional
 
-import typer
+import click
 
 from pyggml.errors import BatchError, GGMLError, SamplerError
+from pyggml.stream.layout import memory_size
+
+from .command import Option
 
 ModelPath = Annotated[
     Optional[str],
-    typer.Option("-m", "--model", help="GGUF model file (default: the model that ships with pyggml).", metavar="FILE"),
+    Option("-m", "--model", help="GGUF model file (default: the model that ships with pyggml).", metavar="FILE"),
 ]
 Ram = Annotated[
     Optional[str],
-    typer.Option("--ram", help="Memory for weights, as 2GiB: what does not fit is streamed from disk.", metavar="SIZE"),
+    Option(
+        "--ram",
+        help="Memory for weights, as 2GiB: what does not fit is streamed from disk.",
+        metavar="SIZE",
+        check=memory_size,
+    ),
 ]
-Threads = Annotated[Optional[int], typer.Option("-t", "--threads", help="Threads (default: all CPUs).", min=1)]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for machines.")]
+Threads = Annotated[Optional[int], Option("-t", "--threads", help="Threads (default: all CPUs).", min=1)]
+Json = Annotated[bool, Option("--json", help="Print one JSON document for machines.")]
 CtxSize = Annotated[
-    Optional[int], typer.Option("-c", "--ctx-size", help="Size of the context in tokens; 0: as trained.", min=0)
+    Optional[int], Option("-c", "--ctx-size", help="Size of the context in tokens; 0: as trained.", min=0)
 ]
-FlashAttn = Annotated[bool, typer.Option("-fa", "--flash-attn", help="Use flash attention.")]
+FlashAttn = Annotated[bool, Option("-fa", "--flash-attn", help="Use flash attention.")]
 Stop = Annotated[
-    Optional[list[str]], typer.Option("-r", "--stop", "--reverse-prompt", help="End before this text (repeatable).")
+    Optional[list[str]], Option("-r", "--stop", "--reverse-prompt", help="End before this text (repeatable).")
 ]
 Escape = Annotated[
     bool,
-    typer.Option("--escape/--no-escape", "-e", help="Read \\n, \\t, \\xHH and the like in texts of the command line."),
+    Option("--escape/--no-escape", "-e", help="Read \\n, \\t, \\xHH and the like in texts of the command line."),
 ]
-Special = Annotated[bool, typer.Option("-sp", "--special", help="Show control tokens, too.")]
-TraceSampling = Annotated[bool, typer.Option("--trace-sampling", help="Show what each sampler did, on stderr.")]
+Special = Annotated[bool, Option("-sp", "--special", help="Show control tokens, too.")]
+TraceSampling = Annotated[bool, Option("--trace-sampling", help="Show what each sampler did, on stderr.")]
 PromptCache = Annotated[
-    Optional[Path], typer.Option("--prompt-cache", help="File that keeps the prompt evaluated, for the next time.")
+    Optional[Path], Option("--prompt-cache", help="File that keeps the prompt evaluated, for the next time.")
 ]
-PromptCacheAll = Annotated[bool, typer.Option("--prompt-cache-all", help="... and what was generated.")]
-PromptCacheRo = Annotated[bool, typer.Option("--prompt-cache-ro", help="... but do not write it.")]
-Keep = Annotated[int, typer.Option("--keep", help="Tokens of the prompt that a context shift keeps; -1: all.", min=-1)]
+PromptCacheAll = Annotated[bool, Option("--prompt-cache-all", help="... and what was generated.")]
+PromptCacheRo = Annotated[bool, Option("--prompt-cache-ro", help="... but do not write it.")]
+Keep = Annotated[int, Option("--keep", help="Tokens of the prompt that a context shift keeps; -1: all.", min=-1)]
 ContextShift = Annotated[
     bool,
-    typer.Option(
-        "--context-shift/--no-context-shift", help="Where the context is full, drop the oldest text and go on."
-    ),
+    Option("--context-shift/--no-context-shift", help="Where the context is full, drop the oldest text and go on."),
 ]
-GrpAttnN = Annotated[int, typer.Option("-gan", "--grp-attn-n", help="Self-extend: tokens that share a position.")]
-GrpAttnW = Annotated[int, typer.Option("-gaw", "--grp-attn-w", help="Self-extend: the window, a multiple of -gan.")]
+GrpAttnN = Annotated[int, Option("-gan", "--grp-attn-n", help="Self-extend: tokens that share a position.")]
+GrpAttnW = Annotated[int, Option("-gaw", "--grp-attn-w", help="Self-extend: the window, a multiple of -gan.")]
 _DRAFT = "Speculative decoding (names and defaults as in llama.cpp)"
 ModelDraft = Annotated[
     Optional[str],
-    typer.Option(
+    Option(
         "-md",
         "--model-draft",
         "--spec-draft-model",
         help="A small model that guesses.",
         metavar="FILE",
-        rich_help_panel=_DRAFT,
+        panel=_DRAFT,
     ),
 ]
-Lookup = Annotated[
-    bool, typer.Option("--lookup", help="Guess that the text repeats itself, without a model.", rich_help_panel=_DRAFT)
-]
-Mtp = Annotated[
-    bool, typer.Option("--mtp", help="Let the heads in the model's file guess (MTP layers).", rich_help_panel=_DRAFT)
-]
+Lookup = Annotated[bool, Option("--lookup", help="Guess that the text repeats itself, without a model.", panel=_DRAFT)]
+Mtp = Annotated[bool, Option("--mtp", help="Let the heads in the model's file guess (MTP layers).", panel=_DRAFT)]
 DraftMax = Annotated[
     int,
-    typer.Option(
-        "--draft-max", "--spec-draft-n-max", help="Tokens guessed at a time, at most.", min=1, rich_help_panel=_DRAFT
-    ),
+    Option("--draft-max", "--spec-draft-n-max", help="Tokens guessed at a time, at most.", min=1, panel=_DRAFT),
 ]
-DraftMin = Annotated[
-    int, typer.Option("--draft-min", "--spec-draft-n-min", help="... and at least.", min=0, rich_help_panel=_DRAFT)
-]
+DraftMin = Annotated[int, Option("--draft-min", "--spec-draft-n-min", help="... and at least.", min=0, panel=_DRAFT)]
 DraftPMin = Annotated[
     float,
-    typer.Option(
+    Option(
         "--draft-p-min",
         "--spec-draft-p-min",
         help="A draft ends where no token is this likely.",
-        rich_help_panel=_DRAFT,
+        panel=_DRAFT,
     ),
 ]
 
@@ -94,4 +92,4 @@ def usage(*errors: type[GGMLError]) -> Generator[None]:
     try:
         yield
     except kinds as e:
-        raise typer.BadParameter(str(e)) from e
+        raise click.BadParameter(str(e)) from e

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Optional
 
-import typer
+import click
 
 
 def not_the_model(model: Optional[str], *outputs: Optional[Path]) -> None:
-    """Raises typer.BadParameter where one of the outputs would be written over the model."""
+    """Raises click.BadParameter where one of the outputs would be written over the model."""
     for out in outputs:
         if model and out and out.exists() and os.path.exists(model) and os.path.samefile(model, out):
-            raise typer.BadParameter(f"{out}: the output is the model; name another file")
+            raise click.BadParameter(f"{out}: the output is the model; name another file")

@@ -4,13 +4,12 @@ computed as llama.cpp does."""
 from __future__ import annotations
 
 import json
-import sys
 from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
+import click
 import numpy as np
-import typer
 
 from pyggml.errors import BatchError
 from pyggml.llm.evaluate.choices import Score, Task, choice_tasks, chosen_tasks, hellaswag_tasks, score
@@ -20,45 +19,45 @@ from pyggml.llm.evaluate.perplexity import Perplexity, perplexity
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
 
-from .adapters import AdapterOptions, with_adapters
+from .adapters import AdapterOptions, Adapters
 from .bars import bar
+from .command import Option
 from .options import Json, usage
-from .running import RunOptions, with_running
+from .prompt_text import read_bytes
+from .running import Run, RunOptions
 
 _KLD = (99.9, 99, 95, 90, 50, 10, 5, 1, 0.1)  # percentiles
 _P = (99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1)
 
 
-@with_adapters
-@with_running
 def perplexity_of_file(
-    adapters: AdapterOptions,
-    run: RunOptions,
+    adapters: Adapters,
+    run: Run,
     file: Annotated[
-        Optional[Path], typer.Option("-f", "--file", help="The text, or the tasks; -: from stdin.", metavar="FILE")
+        Optional[Path], Option("-f", "--file", help="The text, or the tasks; -: from stdin.", metavar="FILE")
     ] = None,
-    ctx_size: Annotated[int, typer.Option("-c", "--ctx-size", help="Tokens of a chunk; 0: as trained.", min=0)] = 512,
+    ctx_size: Annotated[int, Option("-c", "--ctx-size", help="Tokens of a chunk (3 on); 0: as trained.", min=0)] = 512,
     ppl_stride: Annotated[
-        int, typer.Option("--ppl-stride", help="Tokens from chunk to chunk; 0: chunks side by side.", min=0)
+        int, Option("--ppl-stride", help="Tokens from chunk to chunk; 0: chunks side by side.", min=0)
     ] = 0,
-    chunks: Annotated[int, typer.Option("--chunks", help="Chunks to evaluate; -1: all.", min=-1)] = -1,
+    chunks: Annotated[int, Option("--chunks", help="Chunks to evaluate; -1: all.", min=-1)] = -1,
     base: Annotated[
         Optional[Path],
-        typer.Option(
+        Option(
             *("--kl-divergence-base", "--save-all-logits"),
             help="File of all log-probabilities: written, or read with --kl-divergence.",
             metavar="FILE",
         ),
     ] = None,
     kl_divergence: Annotated[
-        bool, typer.Option("--kl-divergence", help="How far the model is from the one that wrote the base file.")
+        bool, Option("--kl-divergence", help="How far the model is from the one that wrote the base file.")
     ] = False,
-    hellaswag: Annotated[bool, typer.Option("--hellaswag", help="Score HellaSwag tasks, six lines each.")] = False,
-    hellaswag_n: Annotated[int, typer.Option("--hellaswag-tasks", help="... so many; 0: all.", min=0)] = 400,
+    hellaswag: Annotated[bool, Option("--hellaswag", help="Score HellaSwag tasks, six lines each.")] = False,
+    hellaswag_n: Annotated[int, Option("--hellaswag-tasks", help="... so many; 0: all.", min=0)] = 400,
     multiple_choice: Annotated[
-        bool, typer.Option("--multiple-choice", help="Score the multiple-choice tasks of a binary file.")
+        bool, Option("--multiple-choice", help="Score the multiple-choice tasks of a binary file.")
     ] = False,
-    multiple_choice_n: Annotated[int, typer.Option("--multiple-choice-tasks", help="... so many; 0: all.", min=0)] = 0,
+    multiple_choice_n: Annotated[int, Option("--multiple-choice-tasks", help="... so many; 0: all.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """The perplexity of a text, with its standard error. The text is cut into chunks, and the second half of each is
@@ -66,16 +65,20 @@ def perplexity_of_file(
     first the base with --kl-divergence-base FILE, then the other with --kl-divergence, too. Or how many tasks of
     several answers a model gets right. Progress goes to stderr."""
     if kl_divergence + hellaswag + multiple_choice > 1:
-        raise typer.BadParameter("one of --kl-divergence, --hellaswag and --multiple-choice")
+        raise click.BadParameter("one of --kl-divergence, --hellaswag and --multiple-choice")
     if kl_divergence:
         if base is None:
-            raise typer.BadParameter("--kl-divergence needs --kl-divergence-base")
+            raise click.BadParameter("--kl-divergence needs --kl-divergence-base")
         saved = LogitsFile(base)
         show_divergence(_loaded(run, adapters), saved, run.context(), as_json)
         return
+    if 0 < ctx_size < 3 or 0 < ctx_size <= ppl_stride:
+        raise click.BadParameter(f"chunks of {ctx_size} tokens: they have 3 at least, and more than --ppl-stride")
+    if chunks == 0:
+        raise click.BadParameter("--chunks 0 would measure nothing; -1 takes all")
     if file is None:
-        raise typer.BadParameter("-f is missing")
-    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        raise click.BadParameter("-f is missing")
+    data = read_bytes(file)
     context = run.context()
     if hellaswag or multiple_choice:
         with usage():

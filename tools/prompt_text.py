@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
-import typer
+import click
 
+_LONGEST = 512 << 20
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 _ESCAPE = re.compile(rb"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
 
@@ -22,14 +24,23 @@ def unescape(text: str) -> str:
     return _ESCAPE.sub(one, text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
 
 
+def read_bytes(file: Path) -> bytes:
+    """What a file holds (-: what is piped in). Raises BadParameter where it is longer than any text, or without end."""
+    with nullcontext(sys.stdin.buffer) if str(file) == "-" else open(file, "rb") as f:
+        data = f.read(_LONGEST + 1)
+    if len(data) > _LONGEST:
+        raise click.BadParameter(f"{file}: texts have up to {_LONGEST >> 20} MiB")
+    return data
+
+
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt from -p, else from a file, else from stdin where that is piped. Raises BadParameter for both."""
     if prompt is not None and file is not None:
-        raise typer.BadParameter("-p and -f cannot both be given")
+        raise click.BadParameter("-p and -f cannot both be given")
     if prompt is not None:
         return prompt
     if file is not None and str(file) != "-":
-        return file.read_text(encoding="utf-8", errors="replace")
+        return read_bytes(file).decode("utf-8", "replace")
     if file is not None or (sys.stdin is not None and not sys.stdin.isatty()):  # pyright: ignore[reportUnnecessaryComparison]
-        return sys.stdin.buffer.read().decode("utf-8", "replace")
+        return read_bytes(Path("-")).decode("utf-8", "replace")
     return ""

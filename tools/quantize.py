@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-import typer
+import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +19,7 @@ from pyggml.llm.quantize.rewrite import Plan, TensorPlan, plan_quantization, wri
 from pyggml.tensor import rank_of
 
 from .bars import bar
+from .command import Argument, Option
 from .options import Json, Threads
 
 TABLE_WIDTH = 110  # figures are not cut where the terminal is narrower, or none
@@ -31,7 +32,7 @@ def parse_type(text: str | None) -> DType | None:
     if text is None:
         return None
     if text.upper() not in DType.__members__:
-        raise typer.BadParameter(f"unknown tensor type {text!r}: known are {', '.join(DType.__members__)}")
+        raise click.BadParameter(f"unknown tensor type {text!r}: known are {', '.join(DType.__members__)}")
     return DType[text.upper()]
 
 
@@ -64,56 +65,54 @@ def _tensor_type(text: str) -> tuple[str, DType]:
     pattern, equals, name = text.rpartition("=")
     dtype = parse_type(name) if pattern and equals else None
     if dtype is None:
-        raise typer.BadParameter(f"--tensor-type is PATTERN=TYPE, not {text!r}")
+        raise click.BadParameter(f"--tensor-type is PATTERN=TYPE, not {text!r}")
     return pattern, dtype
 
 
 def quantize(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="GGUF model to read.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write; it appears when it is complete.")],
-    file_type: Annotated[str, typer.Argument(metavar="TYPE", help=_TYPE_HELP)],
+    source: Annotated[Path, Argument(metavar="IN", help="GGUF model to read.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="GGUF file to write; it appears when it is complete.")],
+    file_type: Annotated[str, Argument(metavar="TYPE", help=_TYPE_HELP)],
     threads: Threads = None,
     imatrix: Annotated[
-        Optional[Path], typer.Option("--imatrix", help="Importance matrix (llama.cpp's GGUF or .dat).", metavar="FILE")
+        Optional[Path], Option("--imatrix", help="Importance matrix (llama.cpp's GGUF or .dat).", metavar="FILE")
     ] = None,
-    pure: Annotated[bool, typer.Option("--pure", help="No mix: every matrix in the same type.")] = False,
+    pure: Annotated[bool, Option("--pure", help="No mix: every matrix in the same type.")] = False,
     output_tensor_type: Annotated[
-        Optional[str], typer.Option("--output-tensor-type", help="Type of output.weight.", metavar="TYPE")
+        Optional[str], Option("--output-tensor-type", help="Type of output.weight.", metavar="TYPE")
     ] = None,
     token_embedding_type: Annotated[
-        Optional[str], typer.Option("--token-embedding-type", help="Type of token_embd.weight.", metavar="TYPE")
+        Optional[str], Option("--token-embedding-type", help="Type of token_embd.weight.", metavar="TYPE")
     ] = None,
     tensor_type: Annotated[
         Optional[list[str]],
-        typer.Option(
+        Option(
             "--tensor-type",
             help="Type of tensors in whose names this regular expression is found (repeatable, the first decides).",
             metavar="PATTERN=TYPE",
         ),
     ] = None,
-    leave_output_tensor: Annotated[
-        bool, typer.Option("--leave-output-tensor", help="Keep output.weight as it is.")
-    ] = False,
+    leave_output_tensor: Annotated[bool, Option("--leave-output-tensor", help="Keep output.weight as it is.")] = False,
     allow_requantize: Annotated[
-        bool, typer.Option("--allow-requantize", help="Accept tensors that are quantized already; quality suffers.")
+        bool, Option("--allow-requantize", help="Accept tensors that are quantized already; quality suffers.")
     ] = False,
     layout: Annotated[
         Optional[str],
-        typer.Option(
+        Option(
             "--layout",
             help="r16: weights as the CPU's kernels read them, which need no repacking; for pyggml alone.",
             metavar="LAYOUT",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show types and sizes; write nothing.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Show each tensor's error.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show types and sizes; write nothing.")] = False,
+    report: Annotated[bool, Option("--report", help="Show each tensor's error.")] = False,
     as_json: Json = False,
 ) -> None:
     """Rewrite a GGUF model in another file type."""
     try:
         name = _COPY if file_type.upper() == _COPY else find_mix(file_type)[0]
     except DTypeError as e:
-        raise typer.BadParameter(str(e)) from None
+        raise click.BadParameter(str(e)) from None
     plan = plan_quantization(
         source,
         None if name == _COPY else name,

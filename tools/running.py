@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional, get_type_hints
+from typing import Annotated, Optional
 
-import typer
+import click
 
 from pyggml.dtypes import DType
 from pyggml.gguf_io.read import Override
@@ -16,6 +15,7 @@ from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 
 from .bars import bar
+from .command import Group, Option
 from .logs import start_logging
 from .options import FlashAttn, ModelPath, Ram, Threads
 from .outputs import not_the_model
@@ -23,10 +23,6 @@ from .outputs import not_the_model
 _CONTEXT, _FILE, _ROPE, _LOG = "Context", "Model file", "Rope", "Logging"
 _CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1")
 _KINDS: dict[str, Callable[[str], Override]] = {"int": int, "float": float, "str": str}
-
-
-def _option(*flags: str, panel: str, **kwargs: Any) -> Any:
-    return typer.Option(*flags, rich_help_panel=panel, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -37,26 +33,26 @@ class RunOptions:
     ram: Ram = None
     override_kv: Annotated[
         Optional[list[str]],
-        _option(
+        Option(
             "--override-kv",
             panel=_FILE,
             help="Replace metadata; TYPE is int, float, bool or str (repeatable, or joined by commas).",
             metavar="KEY=TYPE:VALUE",
         ),
     ] = None
-    mmap: Annotated[bool, _option("--mmap/--no-mmap", panel=_FILE, help="Map the file, or read it.")] = True
-    mlock: Annotated[bool, _option("--mlock", panel=_FILE, help="Keep the weights in RAM.")] = False
+    mmap: Annotated[bool, Option("--mmap/--no-mmap", panel=_FILE, help="Map the file, or read it.")] = True
+    mlock: Annotated[bool, Option("--mlock", panel=_FILE, help="Keep the weights in RAM.")] = False
     repack: Annotated[
-        bool, _option("--repack/--no-repack", " /-nr", panel=_FILE, help="Copy weights to the layout that is fastest.")
+        bool, Option("--repack/--no-repack", " /-nr", panel=_FILE, help="Copy weights to the layout that is fastest.")
     ] = True
     threads: Threads = None
     threads_batch: Annotated[
         Optional[int],
-        _option("-tb", "--threads-batch", panel=_CONTEXT, help="... for prompts (default: as --threads).", min=1),
+        Option("-tb", "--threads-batch", panel=_CONTEXT, help="... for prompts (default: as --threads).", min=1),
     ] = None
     batch_size: Annotated[
         Optional[int],
-        _option(
+        Option(
             *("-b", "--batch-size"),
             panel=_CONTEXT,
             help="Tokens of a decode, at most (default: 2048; where all logits are looked at, 512).",
@@ -64,45 +60,47 @@ class RunOptions:
         ),
     ] = None
     ubatch_size: Annotated[
-        int, _option("-ub", "--ubatch-size", panel=_CONTEXT, help="... that are computed together.", min=1)
+        int, Option("-ub", "--ubatch-size", panel=_CONTEXT, help="... that are computed together.", min=1)
     ] = 512
     flash_attn: FlashAttn = False
     cache_type_k: Annotated[
-        str, _option("-ctk", "--cache-type-k", panel=_CONTEXT, help=f"Type of K: {', '.join(_CACHE_TYPES)}.")
+        str, Option("-ctk", "--cache-type-k", panel=_CONTEXT, help=f"Type of K: {', '.join(_CACHE_TYPES)}.")
     ] = "f16"
     cache_type_v: Annotated[
-        str, _option("-ctv", "--cache-type-v", panel=_CONTEXT, help="... and of V (quantised: with -fa).")
+        str, Option("-ctv", "--cache-type-v", panel=_CONTEXT, help="... and of V (quantised: with -fa).")
     ] = "f16"
     rope_scaling: Annotated[
-        Optional[str], _option("--rope-scaling", panel=_ROPE, help="none, linear or yarn (default: the model's).")
+        Optional[str], Option("--rope-scaling", panel=_ROPE, help="none, linear or yarn (default: the model's).")
     ] = None
     rope_scale: Annotated[
-        Optional[float], _option("--rope-scale", panel=_ROPE, help="The context is longer by this factor.")
+        Optional[float], Option("--rope-scale", panel=_ROPE, help="The context is longer by this factor.", min=0)
     ] = None
-    rope_freq_base: Annotated[Optional[float], _option("--rope-freq-base", panel=_ROPE, help="Base frequency.")] = None
-    rope_freq_scale: Annotated[Optional[float], _option("--rope-freq-scale", panel=_ROPE, help="1 / --rope-scale.")] = (
-        None
-    )
+    rope_freq_base: Annotated[
+        Optional[float], Option("--rope-freq-base", panel=_ROPE, help="Base frequency.", min=0)
+    ] = None
+    rope_freq_scale: Annotated[
+        Optional[float], Option("--rope-freq-scale", panel=_ROPE, help="1 / --rope-scale.", min=0)
+    ] = None
     yarn_orig_ctx: Annotated[
-        Optional[int], _option("--yarn-orig-ctx", panel=_ROPE, help="YaRN: the context of the training.")
+        Optional[int], Option("--yarn-orig-ctx", panel=_ROPE, help="YaRN: the context of the training.", min=0)
     ] = None
     yarn_ext_factor: Annotated[
-        Optional[float], _option("--yarn-ext-factor", panel=_ROPE, help="... 0: interpolation, 1: extrapolation.")
+        Optional[float], Option("--yarn-ext-factor", panel=_ROPE, help="... 0: interpolation, 1: extrapolation.")
     ] = None
     yarn_attn_factor: Annotated[
-        Optional[float], _option("--yarn-attn-factor", panel=_ROPE, help="... scale of the attention.")
+        Optional[float], Option("--yarn-attn-factor", panel=_ROPE, help="... scale of the attention.")
     ] = None
     yarn_beta_slow: Annotated[
-        Optional[float], _option("--yarn-beta-slow", panel=_ROPE, help="... high correction dimension.")
+        Optional[float], Option("--yarn-beta-slow", panel=_ROPE, help="... high correction dimension.")
     ] = None
     yarn_beta_fast: Annotated[
-        Optional[float], _option("--yarn-beta-fast", panel=_ROPE, help="... low correction dimension.")
+        Optional[float], Option("--yarn-beta-fast", panel=_ROPE, help="... low correction dimension.")
     ] = None
     verbose: Annotated[
-        bool, _option("-v", "--verbose", panel=_LOG, help="Show what is loaded and computed, on stderr.")
+        bool, Option("-v", "--verbose", panel=_LOG, help="Show what is loaded and computed, on stderr.")
     ] = False
     log_file: Annotated[
-        Optional[Path], _option("--log-file", panel=_LOG, help="... to this file, too.", metavar="FILE")
+        Optional[Path], Option("--log-file", panel=_LOG, help="... to this file, too.", metavar="FILE")
     ] = None
 
     def load(self) -> Model:
@@ -139,10 +137,10 @@ class RunOptions:
         scale = self.rope_scale
         if self.rope_freq_scale is not None:
             if self.rope_freq_scale <= 0 or scale is not None:
-                raise typer.BadParameter("--rope-freq-scale must be above 0, and given without --rope-scale")
+                raise click.BadParameter("--rope-freq-scale must be above 0, and given without --rope-scale")
             scale = 1 / self.rope_freq_scale
         if self.rope_scaling not in (None, "none", "linear", "yarn"):
-            raise typer.BadParameter(f"--rope-scaling is none, linear or yarn, not {self.rope_scaling!r}")
+            raise click.BadParameter(f"--rope-scaling is none, linear or yarn, not {self.rope_scaling!r}")
         found: dict[str, Override | None] = {
             "freq_base": self.rope_freq_base,
             "scaling.type": self.rope_scaling,
@@ -156,31 +154,12 @@ class RunOptions:
         return {f"{{arch}}.rope.{key}": value for key, value in found.items() if value is not None}
 
 
-def with_running(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb, whose parameter `run` is a RunOptions, an option for each of its fields."""
-    hints = get_type_hints(command, include_extras=True)
-    parameters: list[inspect.Parameter] = []
-    for p in inspect.signature(command).parameters.values():
-        if p.name != "run":
-            parameters.append(p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY))
-    kinds = get_type_hints(RunOptions, include_extras=True)
-    for f in fields(RunOptions):
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(f.name, keyword, default=f.default, annotation=kinds[f.name]))
-
-    def run(**values: Any) -> None:
-        options = RunOptions(**{f.name: values.pop(f.name) for f in fields(RunOptions)})
-        command(run=options, **values)
-
-    run.__doc__ = command.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    return run
+Run = Annotated[RunOptions, Group.of(RunOptions)]
 
 
 def _cache_type(option: str, name: str) -> DType:
     if name.upper() not in _CACHE_TYPES:
-        raise typer.BadParameter(f"{option} is one of {', '.join(_CACHE_TYPES)}, not {name!r}")
+        raise click.BadParameter(f"{option} is one of {', '.join(_CACHE_TYPES)}, not {name!r}")
     return DType[name.upper()]
 
 
@@ -199,4 +178,4 @@ def _override(text: str) -> tuple[str, Override]:
             return key, _KINDS[kind](value)
     except (KeyError, ValueError):
         pass
-    raise typer.BadParameter(f"--override-kv is KEY=TYPE:VALUE, TYPE int, float, bool or str, not {text!r}")
+    raise click.BadParameter(f"--override-kv is KEY=TYPE:VALUE, TYPE int, float, bool or str, not {text!r}")

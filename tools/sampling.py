@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Optional, cast, get_type_hints
 
-import typer
+import click
 
 from pyggml.llm.samplers.params import SamplingOptions, SamplingParams
 
+from .command import Group, Option
 from .options import usage
 
 _PANEL = "Sampling (names and defaults as in llama.cpp)"
@@ -58,37 +57,22 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def with_sampling(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb, whose parameter `sampling` is a SamplingOptions, one option for each field of SamplingParams."""
-    hints = get_type_hints(command, include_extras=True)
-    field_hints = get_type_hints(SamplingParams)
-    parameters: list[inspect.Parameter] = []
-    for p in inspect.signature(command).parameters.values():
-        if p.name != "sampling":
-            parameters.append(p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY))
+def _options() -> tuple[dict[str, Any], dict[str, Any]]:
+    """One option for each field of SamplingParams, and their defaults."""
+    kinds = get_type_hints(SamplingParams)
+    hints: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for f in fields(SamplingParams):
         flags, text = _SAMPLING[f.name]
-        kind = _TYPES.get(f.name, field_hints[f.name])
-        default: Any = None if kind == Optional[list[str]] else f.default
-        if kind is str:
-            default = ";".join(default)
-        parameters.append(_option(f.name, flags, text, kind, default))
+        kind = _TYPES.get(f.name, kinds[f.name])
+        hints[f.name] = Annotated[kind, Option(*flags, help=text, panel=_PANEL)]
+        default: Any = f.default
+        defaults[f.name] = None if kind == Optional[list[str]] else ";".join(default) if kind is str else default
         if f.name in _FILES:
-            parameters.append(_option(f"{f.name}_file", _FILES[f.name], "... from a file.", Optional[Path], None))
-
-    def run(**values: Any) -> None:
-        sampling = _taken(values)
-        command(sampling=sampling, **values)
-
-    run.__doc__ = command.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    return run
-
-
-def _option(name: str, flags: tuple[str, ...], text: str, kind: Any, default: Any) -> inspect.Parameter:
-    option = typer.Option(*flags, help=text, rich_help_panel=_PANEL, show_default=default is not None)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+            name = f"{f.name}_file"
+            hints[name] = Annotated[Optional[Path], Option(*_FILES[f.name], help="... from a file.", panel=_PANEL)]
+            defaults[name] = None
+    return hints, defaults
 
 
 def _taken(values: dict[str, Any]) -> SamplingOptions:
@@ -114,4 +98,7 @@ def _bias(text: str) -> tuple[int, float]:
             return int(found[1]), float(found[2])
     except ValueError:
         pass
-    raise typer.BadParameter(f"a logit bias is TOKEN_ID+BIAS or TOKEN_ID-BIAS, not {text!r}")
+    raise click.BadParameter(f"a logit bias is TOKEN_ID+BIAS or TOKEN_ID-BIAS, not {text!r}")
+
+
+Sampling = Annotated[SamplingOptions, Group(*_options(), _taken)]

@@ -8,42 +8,42 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Optional
 
-import typer
+import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from pyggml.gguf_io.split import merge_model, prefix_of, split_model
 
+from .command import Argument, Option
+
 _UNITS = {"M": 10**6, "G": 10**9}  # decimal, as llama.cpp's
 _MAX_TENSORS = 128
 
-Source = Annotated[Path, typer.Argument(metavar="IN", help="GGUF model to read; of several files the first.")]
+Source = Annotated[Path, Argument(metavar="IN", help="GGUF model to read; of several files the first.")]
 
 
 def parse_size(text: str) -> int:
     """`500M` or `2G` as bytes."""
     match = re.fullmatch(r"(\d+)([MG])", text)
     if not match or not int(match[1]):
-        raise typer.BadParameter(f"a size is a whole number of M or G, as in 500M, not {text!r}")
+        raise click.BadParameter(f"a size is a whole number of M or G, as in 500M, not {text!r}")
     return int(match[1]) * _UNITS[match[2]]
 
 
 def split(
     source: Source,
-    out: Annotated[
-        str, typer.Argument(metavar="OUT", help="What the parts' names begin with: OUT-00001-of-00003.gguf.")
-    ],
+    out: Annotated[str, Argument(metavar="OUT", help="What the parts' names begin with: OUT-00001-of-00003.gguf.")],
     max_size: Annotated[
-        Optional[str], typer.Option("--max-size", help="Bytes of the tensors in a part.", metavar="N(M|G)")
+        Optional[str], Option("--max-size", help="Bytes of the tensors in a part.", metavar="N(M|G)")
     ] = None,
     max_tensors: Annotated[
         Optional[int],
-        typer.Option("--max-tensors", help=f"Tensors in a part (default: {_MAX_TENSORS}).", metavar="N", min=1),
+        Option("--max-tensors", help=f"Tensors in a part (default: {_MAX_TENSORS}).", metavar="N", min=1),
     ] = None,
 ) -> None:
     """Write a GGUF model as several files. They appear when all are complete."""
     if max_size is not None and max_tensors is not None:
-        raise typer.BadParameter("--max-size and --max-tensors cannot both be given")
+        raise click.BadParameter("--max-size and --max-tensors cannot both be given")
     size = None if max_size is None else parse_size(max_size)
     with progress_of("split") as told:
         paths = split_model(source, prefix_of(out), size, max_tensors or _MAX_TENSORS, told)
@@ -52,7 +52,7 @@ def split(
 
 def merge(
     source: Source,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file to write; it appears when it is complete.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="GGUF file to write; it appears when it is complete.")],
 ) -> None:
     """Write a GGUF model in several files as one."""
     with progress_of("merge") as told:

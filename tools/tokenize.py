@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Annotated, Optional
 
-import typer
+import click
 from rich.console import Console
 from rich.text import Text
 
 from pyggml.llm.model import load_model
 
+from .command import Argument, Option
 from .options import Json, ModelPath
 from .prompt_text import read_prompt
 
@@ -19,18 +20,18 @@ _COLOURS = ("black on cyan", "black on yellow", "black on green", "black on mage
 
 
 def tokenize(
-    text: Annotated[Optional[str], typer.Argument(help="The text.")] = None,
+    text: Annotated[Optional[str], Argument(help="The text.")] = None,
     model: ModelPath = None,
-    prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text, as in other commands.")] = None,
-    file: Annotated[Optional[Path], typer.Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
-    add_special: Annotated[bool, typer.Option("--bos/--no-bos", help="Add bos and eos where the model does.")] = True,
-    parse_special: Annotated[bool, typer.Option("--parse-special", help="Read the names of control tokens.")] = False,
+    prompt: Annotated[Optional[str], Option("-p", "--prompt", help="The text, as in other commands.")] = None,
+    file: Annotated[Optional[Path], Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
+    add_special: Annotated[bool, Option("--bos/--no-bos", help="Add bos and eos where the model does.")] = True,
+    parse_special: Annotated[bool, Option("--parse-special", help="Read the names of control tokens.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the token ids of a text with their pieces; bytes that are no UTF-8 as \\xNN. On a terminal the text comes
     first, each token in a colour."""
     if text is not None and prompt is not None:
-        raise typer.BadParameter("the text and -p cannot both be given")
+        raise click.BadParameter("the text and -p cannot both be given")
     vocab = load_model(model, vocab_only=True).vocab
     ids = vocab.tokenize(read_prompt(prompt if text is None else text, file), add_special, parse_special)
     pieces = [vocab.token_to_piece(i, special=True).decode("utf-8", "backslashreplace") for i in ids]

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Optional
 
-import typer
+import click
 from rich.console import Console
 from rich.table import Table
 
@@ -20,22 +20,23 @@ from pyggml.llm.model import Model, default_model_path, load_model
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
+from .command import Argument, Option
 from .options import FlashAttn, Json, ModelPath, Ram, Threads
 from .outputs import not_the_model
 
 Nodes = Annotated[
     Optional[list[str]],
-    typer.Option("--nodes", help="Nodes whose names match (repeatable); default: all.", metavar="PATTERN"),
+    Option("--nodes", help="Nodes whose names match (repeatable); default: all.", metavar="PATTERN"),
 ]
-Prompt = Annotated[Optional[str], typer.Option("-p", "--prompt", help="The text to evaluate.")]
+Prompt = Annotated[Optional[str], Option("-p", "--prompt", help="The text to evaluate.")]
 _KEYS = ("backend", "isa", "type_k", "type_v", "flash_attn", "repack", "quantize")
 _SIDE = f"A model file, or a trace (.npz). After a model file may come :KEY=VALUE,.. of {', '.join(_KEYS)}."
 _DIFFERENT = 3  # the exit code; 1 and 2 are failures
 
 
 def trace(
-    out: Annotated[Path, typer.Option("-o", "--output", help="The file to write.", metavar="FILE.npz")],
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to evaluate.")],
+    out: Annotated[Path, Option("-o", "--output", help="The file to write.", metavar="FILE.npz")],
+    prompt: Annotated[str, Option("-p", "--prompt", help="The text to evaluate.")],
     model: ModelPath = None,
     ram: Ram = None,
     nodes: Nodes = None,
@@ -50,13 +51,11 @@ def trace(
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help=_SIDE, metavar="A")],
-    b: Annotated[str, typer.Argument(help="What it is compared with.", metavar="B")],
+    a: Annotated[str, Argument(help=_SIDE, metavar="A")],
+    b: Annotated[str, Argument(help="What it is compared with.", metavar="B")],
     prompt: Prompt = None,
     nodes: Nodes = None,
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", help="NMSE up to which nodes count as equal.", min=0)
-    ] = 1e-6,
+    tolerance: Annotated[float, Option("--tolerance", help="NMSE up to which nodes count as equal.", min=0)] = 1e-6,
     as_json: Json = False,
 ) -> None:
     """Run the same tokens twice, or read traces, and show the first node that differs, and how the difference grows
@@ -69,7 +68,7 @@ def diff(
     else:
         _show(d)
     if d.first is not None:
-        raise typer.Exit(_DIFFERENT)
+        raise click.exceptions.Exit(_DIFFERENT)
 
 
 def _side(text: str) -> tuple[Model | traces.Trace, ContextOptions]:

@@ -52,7 +52,7 @@ class Plan:
     show them as a map of memory over time.
     """
 
-    html: ClassVar[Callable[[Plan], str] | None] = None  # pyggml.inspect.notebook installs it
+    html: ClassVar[Callable[[Plan], str] | None] = None  # pyggml installs it
 
     offsets: dict[Tensor, tuple[str, int]] = field(default_factory=dict[Tensor, tuple[str, int]])
     sizes: dict[str, int] = field(default_factory=dict[str, int])

@@ -342,7 +342,8 @@ def render(graph: Graph, path: str | PathLike[str], **options: Unpack[Drawing]) 
     _write(out, drawn)
 
 
-def _svg(graph: Graph) -> str | None:
+def svg(graph: Graph) -> str | None:
+    """What a notebook shows of a graph; None without Graphviz's program."""
     try:
         small = graph.n_nodes + graph.n_leafs <= _AT_A_GLANCE
         drawn = to_digraph(graph, fold=not small)
@@ -350,6 +351,3 @@ def _svg(graph: Graph) -> str | None:
         return (drawn if few else _summary(graph)).pipe(format="svg", encoding="utf-8")
     except graphviz.ExecutableNotFound:
         return None
-
-
-Graph.svg = _svg

@@ -1,4 +1,4 @@
-"""What notebooks show: tensors with their values, and plans as maps of memory over time. Installs itself."""
+"""What notebooks show: tensors with their values, and plans as maps of memory over time."""
 
 from __future__ import annotations
 
@@ -143,7 +143,3 @@ def _map(plan: Plan, pool: str, size: int) -> str:
 
 def _ops(plan: Plan) -> list[str]:
     return list(dict.fromkeys(t.op for t in plan.offsets))
-
-
-Tensor.html = tensor_html
-Plan.html = plan_html

@@ -13,6 +13,7 @@ from pyggml.models.memory.kv_cells import Floats
 from .batch import Batch
 from .context import LlamaContext
 from .loaded import LoadedModel
+from .options import ContextOptions
 
 HEADS = {"cls.weight", "cls.output.weight"}  # of rerankers: either
 
@@ -26,6 +27,7 @@ class EmbedOptions(TypedDict, total=False):
     n_ubatch: int
     n_threads: int | None
     flash_attn: bool
+    context: ContextOptions | None
 
 
 def embed(
@@ -38,13 +40,15 @@ def embed(
     n_ubatch: int = 512,
     n_threads: int | None = None,
     flash_attn: bool = False,
+    context: ContextOptions | None = None,
 ) -> Floats:
     """Embeddings of texts (or of token ids), float32 [n_texts, n_embd].
 
     `pooling`: mean, cls, last, or rank (scores, [n_texts, n_classes]); by default as the file says, else mean.
     `normalize`: see `normalized`; scores are left as they are. `layer`: see `LlamaContext`. As many texts as fit are
-    evaluated together, up to `n_ubatch` tokens; of an encoder-decoder by the encoder. Raises BatchError for a text
-    without tokens, or longer than the model was trained for, ModelError for other arguments.
+    evaluated together, up to `n_ubatch` tokens; of an encoder-decoder by the encoder. `context`: further arguments of
+    their `LlamaContext`. Raises BatchError for a text without tokens, or longer than the model was trained for,
+    ModelError for other arguments.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"texts must be a list of texts, not {type(texts).__name__}")
@@ -67,18 +71,11 @@ def embed(
         return np.empty((0, hp.n_embd), np.float32)
     size = max(n_ubatch, *map(len, ids))
     parts = list(_packed(ids, size))
-    with LlamaContext(
-        model,
-        size,
-        n_batch=size,
-        n_ubatch=size,
-        n_seq_max=max(map(len, parts)),
-        n_threads=n_threads,
-        flash_attn=flash_attn,
-        embeddings=True,
-        pooling=pooling,
-        layer=layer,
-    ) as ctx:
+    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+    options.update(context or {})
+    options.update(n_batch=size, n_ubatch=size, n_seq_max=max(map(len, parts)))
+    options.update(embeddings=True, pooling=pooling, layer=layer)
+    with LlamaContext(model, size, **options) as ctx:
         rows = np.concatenate([_embedded(ctx, [ids[i] for i in part]) for part in parts])
         rows = rows[np.argsort(np.concatenate(parts))]
         return rows if ctx.pooling == "rank" else normalized(rows, normalize)
@@ -92,6 +89,7 @@ def rerank(
     n_ubatch: int = 512,
     n_threads: int | None = None,
     flash_attn: bool = False,
+    context: ContextOptions | None = None,
 ) -> Floats:
     """How well documents answer a question, float32 [n_documents]: the first score that the model's head gives of each
     pair. Not a probability, unless the head ends with a softmax.
@@ -107,7 +105,8 @@ def rerank(
         pairs = [model.tokenize(text, add_special=False, parse_special=True) for text in texts]
     else:
         pairs = [model.vocab.pair(query, text) for text in documents]
-    return embed(model, pairs, "rank", n_ubatch=n_ubatch, n_threads=n_threads, flash_attn=flash_attn)[:, 0]
+    scores = embed(model, pairs, "rank", n_ubatch=n_ubatch, n_threads=n_threads, flash_attn=flash_attn, context=context)
+    return scores[:, 0]
 
 
 def normalized(rows: Floats, normalize: bool | float = True) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from pyggml.errors import ModelError, whole
@@ -15,13 +16,15 @@ from pyggml.models.hparams import HParams
 from pyggml.models.metadata import Reader
 from pyggml.models.names import tensor_name
 from pyggml.models.weights import Weights
-from pyggml.stream.weights import WeightStream
 from pyggml.tensor import Tensor
 
 from .adapters.active import Scaled
 from .adapters.control import ControlVector
 from .closeable import Closeable
 from .vocab import Vocab
+
+if TYPE_CHECKING:
+    from pyggml.stream.weights import WeightStream
 
 
 class LoadedModel(Closeable):

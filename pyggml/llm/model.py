@@ -18,9 +18,6 @@ from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import open_model
 from pyggml.models import get_architecture
 from pyggml.models.memory.kv_cells import Floats
-from pyggml.stream.layout import memory_size
-from pyggml.stream.read import origins_of
-from pyggml.stream.weights import WeightStream
 from pyggml.tensor import Tensor
 
 from .adapters.active import Scaled, checked
@@ -30,10 +27,6 @@ from .context import LlamaContext
 from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
 from .loaded import Head, LoadedModel
-from .openai.chat import ChatRequest, create_chat_completion
-from .openai.request import SamplingRequest
-from .openai.text import create_completion
-from .openai.types import ChatCompletion, ChatCompletionChunk, Completion
 from .options import ContextOptions
 
 if TYPE_CHECKING:
@@ -43,6 +36,9 @@ if TYPE_CHECKING:
 
     from .embed import EmbedOptions, Text
     from .generate.batched import BatchOptions
+    from .openai.chat import ChatRequest
+    from .openai.request import SamplingRequest
+    from .openai.types import ChatCompletion, ChatCompletionChunk, Completion
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
 Progress = Callable[[float], bool]
@@ -193,6 +189,8 @@ class Model(LoadedModel):
         the prompt before the text. `suffix`: what is to follow it. Sampling by OpenAI's names, see `SamplingRequest`.
         Raises what `stream` raises.
         """
+        from .openai.text import create_completion
+
         return create_completion(
             self, prompt, suffix=suffix, max_tokens=max_tokens, logprobs=logprobs, echo=echo, stream=stream, **request
         )
@@ -218,6 +216,8 @@ class Model(LoadedModel):
         variables for it (`enable_thinking`). Temperature 0.2 unless another is given. Raises ModelError for bad
         messages and tools, and what `stream` raises.
         """
+        from .openai.chat import create_chat_completion
+
         return create_chat_completion(
             self,
             messages,
@@ -255,9 +255,7 @@ class Model(LoadedModel):
 
 def default_model_path() -> Path:
     """The model that ships with the package. Raises ModelError where it is missing."""
-    from importlib.resources import files
-
-    path = Path(str(files("pyggml") / "data" / DEFAULT_MODEL))
+    path = Path(__file__).parents[1] / "data" / DEFAULT_MODEL
     if not path.is_file():
         raise ModelError(f"this installation has no model of its own ({path} is missing): name a GGUF file")
     return path
@@ -295,7 +293,7 @@ def load_model(
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for one that its architecture
     cannot run, for a `ram` that cannot do, or when cancelled.
     """
-    budget = memory_size(ram) if ram is not None else None if layers is None else sys.maxsize
+    budget = _budget(ram) if ram is not None else None if layers is None else sys.maxsize
     if budget is not None and not use_mmap:
         what = "layers" if ram is None else "ram"
         raise ModelError(f"{what}: weights that use_mmap=False reads into memory are no longer read from the file")
@@ -317,6 +315,9 @@ def load_model(
             _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.unused))
         _report(progress, 0.0)
         if budget is not None:
+            from pyggml.stream.read import origins_of
+            from pyggml.stream.weights import WeightStream
+
             graph = model.architecture.least_graph(model.hparams, model.weights, model.stage)
             leafs = set(graph.leafs)
             weights = {n: t for n, t in model.weights.items() if model.stage is None or t in leafs}
@@ -335,6 +336,12 @@ def load_model(
         all(lock_memory(t.raw() if (copy := copy_of(t)) is None else copy.memory) for t in model.weights.values())
     log_model(model)
     return model
+
+
+def _budget(ram: int | str) -> int:
+    from pyggml.stream.layout import memory_size
+
+    return memory_size(ram)
 
 
 def tensor_sizes(path: str | os.PathLike[str]) -> dict[str, int]:

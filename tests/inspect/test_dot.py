@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyggml.tools.cli import new_app
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from pyggml.tools.cli import app
 
 import pyggml as gg
 from pyggml.errors import BackendError, GraphError
@@ -224,11 +224,11 @@ def test_values_of_odd_arrays() -> None:
 def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "g.dot"
     line = ["dump-dot", "-m", str(tiny), "-o", str(out)]
-    done = CliRunner().invoke(new_app(), [*line, "-p", "abc", "--nodes", "kq-*", "--around", "1", "--legend"])
+    done = CliRunner().invoke(app, [*line, "-p", "abc", "--nodes", "kq-*", "--around", "1", "--legend"])
     assert done.exit_code == 0, done.output
     assert "mean" in out.read_text() and "legend" in out.read_text()
     other = write_gguf(tmp_path / "other.gguf", KV | {"llama.block_count": 3})
-    done = CliRunner().invoke(new_app(), [*line, "--against", str(other), "--fold"])
+    done = CliRunner().invoke(app, [*line, "--against", str(other), "--fold"])
     assert done.exit_code == 0 and STATUS_RED in out.read_text()
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyggml.tools.cli import new_app
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from pyggml.tools.cli import app
 
 import pyggml as gg
 from pyggml.inspect.page import page
@@ -66,10 +66,10 @@ def test_numbers_that_json_has_not() -> None:
 def test_on_the_command_line(shared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     line = ["inspect", "-m", str(shared / "models/stories260K.gguf"), "-p", "Once upon a time", "-o", str(out)]
-    done = CliRunner().invoke(new_app(), line)
+    done = CliRunner().invoke(app, line)
     assert done.exit_code == 0 and "166 nodes, 62 leafs" in done.output
     assert out.stat().st_size < 2_000_000
-    done = CliRunner().invoke(new_app(), [*line[:-1], str(tmp_path / "no" / "where.html")])
+    done = CliRunner().invoke(app, [*line[:-1], str(tmp_path / "no" / "where.html")])
     assert done.exit_code == 1 and isinstance(done.exception, OSError)
 
 

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from pyggml.tools.cli import new_app
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from pyggml.tools.cli import app
 
 from pyggml.backends.cpu import CpuBackend
 from pyggml.errors import BackendError
@@ -51,8 +51,8 @@ def test_one_at_a_time_and_only_the_cpu() -> None:
 
 def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     line = ["bench", "-m", str(tiny), "-p", "8", "-n", "4", "-r", "1", "--profile"]
-    out = CliRunner().invoke(new_app(), [*line, "--trace-json", str(tmp_path / "t.json")])
+    out = CliRunner().invoke(app, [*line, "--trace-json", str(tmp_path / "t.json")])
     assert out.exit_code == 0 and "pp8, by layer" in out.output and "threads idle" in out.output
     assert {e["ph"] for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"]} == {"X"}
-    rows = json.loads(CliRunner().invoke(new_app(), [*line, "--json"]).output)
+    rows = json.loads(CliRunner().invoke(app, [*line, "--json"]).output)
     assert [r["test"] for r in rows] == ["pp8", "tg4"] and rows[0]["profile"]["op"][0]["ns"] > 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyggml.tools.cli import new_app
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from pyggml.tools.cli import app
 
 import pyggml as gg
 from pyggml.errors import BatchError, GGUFError, GraphError, ModelError
@@ -100,16 +100,14 @@ def test_what_cannot_be_traced(model: Model) -> None:
 def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     run = CliRunner()
     out = str(tmp_path / "t.npz")
-    done = run.invoke(new_app(), ["trace", "-m", str(tiny), "-p", "abc", "-o", out, "--nodes", "l_out-*"])
+    done = run.invoke(app, ["trace", "-m", str(tiny), "-p", "abc", "-o", out, "--nodes", "l_out-*"])
     assert done.exit_code == 0 and "2 nodes of 7 tokens" in done.output
-    done = run.invoke(new_app(), ["diff", out, f"{tiny}:backend=ref", "--json"])
+    done = run.invoke(app, ["diff", out, f"{tiny}:backend=ref", "--json"])
     assert done.exit_code == 0 and json.loads(done.output)["equal"] is True
-    done = run.invoke(
-        new_app(), ["diff", str(tiny), f"{tiny}:type_k=bf16,flash_attn=1", "-p", "abc", "--tolerance", "0"]
-    )
+    done = run.invoke(app, ["diff", str(tiny), f"{tiny}:type_k=bf16,flash_attn=1", "-p", "abc", "--tolerance", "0"])
     assert done.exit_code == 3 and "first beyond 0: " in done.output
     line = ["diff", str(tiny), f"{tiny}:quantize=q8_0", "-p", "abc", "--json", "--tolerance", "1e-3"]
-    done = run.invoke(new_app(), line)
+    done = run.invoke(app, line)
     found = {n["name"]: n["nmse"] for n in json.loads(done.output)["nodes"]}
     assert done.exit_code == 0 and 1e-9 < found["Qcur-0"] < 1e-3 and found["result_output"] > 1e-9, done.output
     for bad, why in (
@@ -118,7 +116,7 @@ def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
         (f"{tiny}:colour=1", "colour is none of"),
         (f"{out}:isa=avx2", "takes no"),
     ):
-        done = run.invoke(new_app(), ["diff", str(tiny), bad, "-p", "abc"])
+        done = run.invoke(app, ["diff", str(tiny), bad, "-p", "abc"])
         assert done.exit_code == 1 and why in str(done.exception)
 
 

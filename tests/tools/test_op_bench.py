@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+import click
 import pytest
-import typer
 from pyggml.tools import op_bench
 from pyggml.tools.cli import main
 from pyggml.tools.measure.op_cases import OP_CASES
@@ -62,7 +62,7 @@ def test_choices() -> None:
     assert chosen == [("mul_mat", DType.Q4_0, ne) for ne in OP_CASES["mul_mat"].shapes]
     assert {op for op, _, _ in op_bench.choose(None, None, None)} == set(OP_CASES)
     for bad in ((["nope"], None, None), (None, ["Q9"], None), (["mul_mat"], None, ["4,4"]), (["add"], None, ["4,x"])):
-        with pytest.raises(typer.BadParameter):
+        with pytest.raises(click.BadParameter):
             op_bench.choose(*bad)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
-from pyggml.tools.cli import main, new_app
+from pyggml.tools.cli import VERBS as ALL_VERBS
+from pyggml.tools.cli import app, main
 from pyggml.tools.prompt_text import unescape
 
 from ..tiny_model import WriteModel
@@ -138,7 +138,8 @@ OTHER_DEFAULTS = {  # and why
 
 
 def params(verb: str) -> dict[str, Any]:
-    command = typer.main.get_command(new_app()).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]
+    command = app.get_command(None, verb)
+    assert command is not None
     return {p.name: p for p in command.params}
 
 
@@ -150,8 +151,7 @@ def test_each_option_is_there_under_one_name_or_the_other() -> None:
     ours = flags("generate") | flags("chat") | {"--version", "--help"}
     assert not set(SAME.split()) - ours
     assert not {o for others in OTHER.values() for o in others} - ours
-    verbs = typer.main.get_command(new_app()).commands  # pyright: ignore[reportAttributeAccessIssue]
-    assert set(VERBS.values()) <= set(verbs)
+    assert set(VERBS.values()) <= set(ALL_VERBS)
     listed = [SAME, *OTHER, *VERBS, *WHY_NOT.values()]
     names = [o for text in listed for o in text.split()]
     twice = {o for o in names if names.count(o) > 1}

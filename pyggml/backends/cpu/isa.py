@@ -56,7 +56,8 @@ def isa_name(forced: str | None = None) -> str:
     """The level in use: `forced`, else PYGGML_ISA, else the highest. Raises BackendError for one that cannot run."""
     name = forced or os.environ.get("PYGGML_ISA") or list(isa_levels())[-1]
     if name not in isa_levels():
-        raise BackendError(f"PYGGML_ISA={name}: this CPU and build run {', '.join(isa_levels())}")
+        asked = f"the level {forced!r:.40}" if forced else f"PYGGML_ISA={name}"
+        raise BackendError(f"{asked}: this CPU and build run {', '.join(isa_levels())}")
     return name
 
 

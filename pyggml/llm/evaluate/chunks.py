@@ -44,13 +44,13 @@ def cut(model: LoadedModel, text: str | Sequence[int], n_ctx: int, n_chunks: int
     """The chunks of a text, see `perplexity.perplexity`, which says what is raised."""
     n_ctx = n_ctx or model.hparams.n_ctx_train
     if n_ctx < 3 or not 0 <= stride < n_ctx or n_chunks == 0:
-        raise BatchError(f"perplexity: n_ctx {n_ctx}, stride {stride}, {n_chunks} chunks make no sense")
+        raise BatchError(f"chunks of {n_ctx} tokens with stride {stride}, {n_chunks} of them, make no sense")
     if model.vocab.add_eos:
-        raise ModelError("perplexity: the model ends each text with eos; what follows it could not be predicted")
+        raise ModelError("the model ends each text with eos; what follows it could not be predicted")
     n_ctx += stride // 2
     ids = np.array(model.tokenize(text) if isinstance(text, str) else text, np.int32)
     if len(ids) < 2 * n_ctx:
-        raise BatchError(f"perplexity with chunks of {n_ctx} tokens needs {2 * n_ctx} of them; the text has {len(ids)}")
+        raise BatchError(f"chunks of {n_ctx} tokens need a text of {2 * n_ctx}; it has {len(ids)}")
     n_all = (len(ids) - n_ctx + stride - 1) // stride if stride else len(ids) // n_ctx
     n_chunks = n_all if n_chunks < 0 else min(n_chunks, n_all)
     first = n_ctx - stride - 1 if stride else n_ctx // 2

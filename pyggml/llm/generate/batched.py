@@ -12,7 +12,7 @@ from pyggml.errors import BatchError, SamplerError, whole
 
 from ..batch import Batch
 from ..context import LlamaContext
-from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, SamplingParams
+from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, sampling_params
 from .drafters import common_prefix
 from .generation import Generation, StoppingCriteria, Token, functions, sizes_to_encode, source_and_prompt
 
@@ -35,6 +35,7 @@ class BatchOptions(SamplingOptions, total=False):
     n_parallel: int
     n_threads: int | None
     flash_attn: bool
+    context: ContextOptions | None
 
 
 @dataclass
@@ -66,6 +67,7 @@ def stream_batch(
     n_parallel: int = 8,
     n_threads: int | None = None,
     flash_attn: bool = False,
+    context: ContextOptions | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[tuple[int, Token]]:
     """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time. Yields (index of the prompt, token).
@@ -104,9 +106,11 @@ def stream_batch(
         for tokens, n in zip(ids, limits, strict=True)
     ]
     longest = max(len(source) for source, _ in texts)
-    options: ContextOptions = {"n_seq_max": n_seq, "n_threads": n_threads, "flash_attn": flash_attn}
+    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
     if longest:
         options.update(sizes_to_encode(longest))
+    options.update(context or {})
+    options["n_seq_max"] = n_seq
     n_cells = sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:])
     ctx = LlamaContext(model, n_cells, **options)
     waiting: deque[tuple[int, Generation]] = deque()
@@ -157,7 +161,7 @@ def _chain(
     model: LoadedModel, i: int, options: dict[str, Any], processors: LogitsProcessor | Sequence[LogitsProcessor]
 ) -> SamplerChain:
     try:
-        params = SamplingParams(**options)
+        params = sampling_params(options)
     except TypeError as e:
         raise SamplerError(f"prompt {i}: {e}") from None
     return SamplerChain(params, model.vocab, functions("logits_processor", processors))

@@ -18,7 +18,7 @@ from pyggml.models.memory.kv_cells import INT32_MAX, Floats
 from ..batch import Batch
 from ..context import LlamaContext
 from ..options import ContextOptions
-from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, SamplingParams, StepTrace, guided, log_softmax
+from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, StepTrace, guided, log_softmax, sampling_params
 from .long_context import LongContext
 from .text import TextStream
 
@@ -269,7 +269,7 @@ def new_generation(
     **sampling: Unpack[SamplingOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
-    chain = SamplerChain(SamplingParams(**sampling), model.vocab, functions("logits_processor", logits_processor))
+    chain = SamplerChain(sampling_params(sampling), model.vocab, functions("logits_processor", logits_processor))
     stopping = functions("stopping_criteria", stopping_criteria)
     source, ids = source_and_prompt(model, prompt)
     n_predict = whole("n_predict", n_predict, error=BatchError)

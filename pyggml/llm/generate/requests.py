@@ -12,7 +12,7 @@ from pyggml.models.memory.kv_cells import Floats
 from ..context import LlamaContext
 from ..embed import embed
 from ..loaded import LoadedModel
-from ..samplers import SamplerChain, SamplingOptions, SamplingParams
+from ..samplers import SamplerChain, SamplingOptions, SamplingParams, sampling_params
 from .batched import Waiting, in_slots
 from .generation import Generation, ids_of, sizes_to_encode
 from .templates import find_template
@@ -75,6 +75,7 @@ def batch(
     n_parallel: int = 32,
     n_threads: int | None = None,
     flash_attn: bool = False,
+    context: ContextOptions | None = None,
     kv_ram: int | str | None = None,
     **sampling: Unpack[SamplingOptions],
 ) -> Iterator[Result]:
@@ -85,9 +86,9 @@ def batch(
     template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here; or
     with `input`, text or token ids, of which the result has the `embedding`, a list of numbers (see `Model.embed`). Of
     a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
-    `n_parallel` of them; prompt and text together are no longer than the model was trained for. Which others are under
-    way may decide between tokens that are as good as equally likely (see `stream_batch`). A cache larger than `kv_ram`
-    lies in a file, see `LlamaContext`.
+    `n_parallel` of them (`context`: further arguments of it); prompt and text together are no longer than the model was
+    trained for. Which others are under way may decide between tokens that are as good as equally likely (see
+    `stream_batch`). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
@@ -95,7 +96,9 @@ def batch(
     """
 
     def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
-        own: ContextOptions = {**options, "n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
+        own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
+        own.update(context or {})
+        own.update(options)
         return LlamaContext(model, n_ctx, **own)
 
     def vectors(ids: Sequence[Sequence[int]]) -> Floats:
@@ -119,7 +122,7 @@ def answer(
     `vectors`."""
     _ = model.hparams  # refuses what was closed
     whole("n_parallel", n_parallel, 1, error=BatchError)
-    defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, SamplingParams(**sampling))
+    defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, sampling_params(sampling))
     if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     results: list[Result] = []

@@ -3,7 +3,7 @@
 from .base import LogitsProcessor
 from .chain import SamplerChain
 from .guidance import guided, log_softmax
-from .params import SamplingOptions, SamplingParams
+from .params import SamplingOptions, SamplingParams, sampling_params
 from .trace import SamplerTrace, StepTrace
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "SamplerTrace",
     "SamplingOptions",
     "SamplingParams",
+    "sampling_params",
     "StepTrace",
     "guided",
     "log_softmax",

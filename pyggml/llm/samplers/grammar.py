@@ -49,15 +49,16 @@ class Grammar(Sampler):
         self._ends = np.array([i for i in range(vocab.n_tokens) if vocab.is_eog(i)], np.int64)
         if not len(self._ends):
             raise SamplerError("the vocabulary has no token that ends generation, which a grammar needs")
+        what = "the grammar" if json_schema is None else "the JSON schema"
         try:
             if json_schema is None:
                 source = LLMatcher.grammar_from_lark(_lark(grammar or "", vocab))
             else:
                 source = LLMatcher.grammar_from_json_schema(json.dumps(known_schema(json_schema)))
         except ValueError as e:
-            raise SamplerError(f"the grammar cannot be read: {e}") from None
+            raise SamplerError(f"{what} cannot be read: {e}") from None
         self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
-        self._check("the grammar cannot be read")
+        self._check(f"{what} cannot be read")
         warned = self._matcher.get_grammar_warnings()
         if warned:
             _warn(warned)
@@ -66,7 +67,7 @@ class Grammar(Sampler):
         self._vocab = vocab
         trial = self._matcher.deep_copy()  # some show only at their first mask that they match nothing
         fill_next_token_bitmask(trial, self._mask)
-        _check(trial, "the grammar cannot begin")
+        _check(trial, f"{what} cannot begin")
 
     def apply(self, c: Candidates) -> None:
         if self._matcher.is_stopped():
@@ -91,7 +92,8 @@ class Grammar(Sampler):
 
 def _check(matcher: LLMatcher, what: str) -> None:
     if matcher.is_error():
-        raise SamplerError(f"{what}: {matcher.get_error().partition(chr(10))[0]}")
+        said = matcher.get_error().partition(chr(10))[0]
+        raise SamplerError(f"{what}: {'no text follows it' if said == 'NoExtensionBias' else said}")
 
 
 def _lark(grammar: str, vocab: Vocab) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from math import isnan
 from numbers import Integral, Real
 from typing import Any, TypedDict, cast
@@ -115,6 +116,16 @@ class SamplingParams:
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise SamplerError(f"{name} must be {rule}, not {getattr(self, name)}")
+
+
+def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams of options by name. Raises TypeError for one that there is not."""
+    known = {f.name for f in fields(SamplingParams)}
+    for name in options:
+        if name not in known:
+            like = get_close_matches(str(name), known, 1)
+            raise TypeError(f"there is no option {name!r:.60}" + (f" (is {like[0]!r} meant?)" if like else ""))
+    return SamplingParams(**options)
 
 
 def _check_type(name: str, kind: str, value: Any) -> None:

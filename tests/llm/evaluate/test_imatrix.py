@@ -131,7 +131,7 @@ def test_on_the_command_line(tiny: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_what_is_refused(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(BatchError, match="needs 64 of them; the text has 40"):
+    with pytest.raises(BatchError, match="need a text of 64; it has 40"):
         list(measure_imatrix(load_model(tiny), IDS[:40], ImatrixSums(32)))
     with pytest.raises(BatchError, match="too few to leave out 3 chunks"):
         list(measure_imatrix(load_model(tiny), IDS, ImatrixSums(32), first_chunk=3))

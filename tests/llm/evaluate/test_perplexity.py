@@ -105,7 +105,7 @@ def test_long_chunks_and_blocks(model: Model, monkeypatch: pytest.MonkeyPatch) -
 
 def test_bad_texts(model: Model, write_model: object) -> None:
     for kwargs, text in (
-        ({"n_ctx": 64}, "needs 128 of them; the text has 100"),
+        ({"n_ctx": 64}, "need a text of 128; it has 100"),
         ({"n_ctx": 50, "stride": 50}, "make no sense"),
         ({"n_ctx": 2}, "make no sense"),
         ({"n_ctx": 16, "n_chunks": 0}, "make no sense"),

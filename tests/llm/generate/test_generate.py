@@ -221,7 +221,7 @@ def test_gbnf(model: Model) -> None:
     assert "".join(model.generate(PROMPT, 40, temp=0, grammar='root ::= "é" | "è"', ignore_eos=True)) in ("é", "è")
     with pytest.raises(SamplerError, match="grammar cannot be read"):
         model.generate(PROMPT, grammar="root ::= (")
-    with pytest.raises(SamplerError, match="grammar cannot be read"):
+    with pytest.raises(SamplerError, match="JSON schema cannot be read"):
         model.generate(PROMPT, json_schema='{"type": "nothing"}')
 
 

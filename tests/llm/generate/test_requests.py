@@ -76,7 +76,7 @@ BAD: list[tuple[Any, str]] = [
     ({"prompt": "a", "n_predict": 1.5}, "n_predict"),
     ({"prompt": "a", "stop": [5]}, "stop"),
     ({"prompt": "a", "grammar": "root ::= ("}, "grammar"),
-    ({"prompt": "a", "json_schema": '{"$ref": "#"}'}, "grammar"),
+    ({"prompt": "a", "json_schema": '{"$ref": "#"}'}, "no text follows it"),
     ({"prompt": "a", "stop": ""}, "stop"),
     ({"messages": 5}, "messages"),
     ({"prompt": "the " * 100000}, "trained"),

@@ -5,19 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pyggml.errors import ModelError
 
 from ..roles import Roles
 from ..tokens import KEY, Tokens, flag
-from .bpe import BPE, HybridDNA, Whitespace
-from .plamo2 import PLaMo2
-from .pre import Pre, find_pre
-from .rwkv import RWKV
-from .spm import SPM
-from .ugm import UGM
-from .wpm import WPM
+
+if TYPE_CHECKING:
+    from .pre import Pre
 
 _log = logging.getLogger("pyggml")
 
@@ -82,24 +78,39 @@ def kind_of(model: str, kv: Mapping[str, object]) -> Kind:
 
 
 def make_tokenizer(model: str, kind: Kind, tokens: Tokens, roles: Roles, kv: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer of a kind. Raises ModelError for what it cannot do without. Nothing large is built yet."""
+    """The tokenizer of a kind. Raises ModelError for what it cannot do without. Nothing large is built yet, and
+    no other kind is imported."""
     if kind.pre is not None:
+        from .bpe import BPE, HybridDNA, Whitespace
+
         if model == "whitespace":
             return Whitespace(tokens, kind.pre, kv, flag(kv, "normalizer.lowercase", False))
         return (HybridDNA if model == "hybriddna" else BPE)(tokens, kind.pre, kv)
     if model == "bert":
+        from .wpm import WPM
+
         lowercase = flag(kv, "normalizer.lowercase", True)
         return WPM(tokens, roles.unk, lowercase, flag(kv, "normalizer.strip_accents", lowercase))
     if model == "t5":
+        from .ugm import UGM
+
         return UGM(tokens, roles.unk, kv, kind.add_space_prefix, flag(kv, "remove_extra_whitespaces", False))
     if model == "rwkv":
+        from .rwkv import RWKV
+
         return RWKV(tokens, roles.unk)
     if model == "plamo2":
+        from .plamo2 import PLaMo2
+
         return PLaMo2(tokens)
+    from .spm import SPM
+
     return SPM(tokens, roles.unk)
 
 
 def _pre(model: str, kv: Mapping[str, object]) -> Pre:
+    from .pre import find_pre
+
     name = "gemma4" if model == "gemma4" else kv.get(f"{KEY}pre") or "default"
     if not isinstance(name, str):
         raise ModelError(f"{KEY}pre is not a string: {name!r}")

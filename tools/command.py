@@ -1,0 +1,173 @@
+"""Verbs of the command line as click commands: a verb is a function whose parameters say which options they are."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from pyggml.errors import GGMLError
+
+T = TypeVar("T")
+_PANEL = "Options"
+
+
+class Option:
+    """How a parameter is given: `Annotated[int, Option("-n", "--number", help="So many.", min=0)]`. Its type is the
+    annotation's: str, int, float, bool (a flag), Path, Literal, a list of one of them (repeatable), a tuple; or
+    Optional of it. A number is finite, and from `min` to `max`. What `check` raises GGMLError for is refused."""
+
+    def __init__(
+        self,
+        *flags: str,
+        help: str,
+        metavar: str | None = None,
+        min: float | None = None,
+        max: float | None = None,
+        check: Callable[[Any], object] | None = None,
+        panel: str = _PANEL,
+    ) -> None:
+        self.flags, self.help, self.metavar, self.panel = flags, help, metavar, panel
+        self.min, self.max, self.check = min, max, check
+
+
+@dataclass(frozen=True)
+class Argument:
+    """... by its place."""
+
+    help: str
+    metavar: str | None = None
+
+
+@dataclass(frozen=True)
+class Group(Generic[T]):
+    """A parameter that stands for several options: their types (with the Option) and defaults by name, and what the
+    parameter is, of their values."""
+
+    hints: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    taken: Callable[[dict[str, Any]], T] = field(repr=False)
+
+    @staticmethod
+    def of(record: type[T]) -> Group[T]:
+        """The fields of a dataclass."""
+        names = [f.name for f in fields(record)]  # pyright: ignore[reportArgumentType]
+        defaults = {f.name: f.default for f in fields(record)}  # pyright: ignore[reportArgumentType]
+        hints = get_type_hints(record, include_extras=True)
+        return Group({name: hints[name] for name in names}, defaults, lambda values: record(**values))
+
+
+class Verb(click.Command):
+    """A click command whose help shows options by panel."""
+
+    panels: Mapping[str, str]  # of options, by name
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found: dict[str, list[tuple[str, str]]] = {_PANEL: []}
+        for p in self.get_params(ctx):
+            record = p.get_help_record(ctx)
+            if record is not None:
+                found.setdefault(self.panels.get(p.name or "", _PANEL), []).append(record)
+        for panel, records in found.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
+
+
+def verb(name: str, function: Callable[..., None]) -> Verb:
+    """The command that calls a function."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Group[Any]] = {}
+    params: list[click.Parameter] = []
+    panels: dict[str, str] = {}
+
+    def add(name: str, hint: Any, default: Any) -> None:
+        kind, marker = get_args(hint)[:2]
+        if isinstance(marker, Group):
+            groups[name] = marker
+            for each, inner in marker.hints.items():
+                add(each, inner, marker.defaults[each])
+            return
+        params.append(_parameter(name, kind, marker, default))
+        if isinstance(marker, Option):
+            panels[name] = marker.panel
+
+    for p in inspect.signature(function).parameters.values():
+        add(p.name, hints[p.name], p.default)
+
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group.taken({each: values.pop(each) for each in group.hints})
+        function(**values)
+
+    made = Verb(name, params=params, callback=run, help=function.__doc__)
+    made.panels = panels
+    return made
+
+
+class _Number(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  # generic from click 8.4 on
+    """An int or a float, finite, and within bounds."""
+
+    def __init__(self, kind: type[int] | type[float], least: float | None, most: float | None) -> None:
+        self.kind, self.least, self.most = kind, least, most
+        self.name = "integer" if kind is int else "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
+        what = "a whole number" if self.kind is int else "a number"
+        try:
+            number = self.kind(value)
+        except (ValueError, OverflowError):
+            return self.fail(f"{value!r} is not {what}", param, ctx)
+        if not isfinite(number) or abs(number) >= _HUGE:
+            return self.fail(f"{value!r} is out of range", param, ctx)
+        if self.least is not None and number < self.least:
+            return self.fail(f"{value} is below {self.least:g}", param, ctx)
+        if self.most is not None and number > self.most:
+            return self.fail(f"{value} is above {self.most:g}", param, ctx)
+        return number
+
+
+_HUGE = 2.0**63
+_KINDS: dict[Any, Any] = {str: click.STRING, Path: click.Path(path_type=Path)}
+
+
+def _checked(check: Callable[[Any], object], ctx: click.Context, param: click.Option, value: Any) -> Any:
+    try:
+        for each in value if param.multiple else () if value is None else (value,):
+            check(each)
+    except GGMLError as e:
+        raise click.BadParameter(str(e), ctx, param) from None
+    return value
+
+
+def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) -> click.Parameter:
+    if get_origin(kind) in (Union, types.UnionType):  # Optional
+        kind = next(k for k in get_args(kind) if k is not type(None))
+    many = get_origin(kind) is list
+    several = get_args(kind) if get_origin(kind) is tuple else ()
+    one = get_args(kind)[0] if many or several else kind
+    required = default is inspect.Parameter.empty
+    if isinstance(marker, Argument):
+        nargs = -1 if many else 1
+        return click.Argument([name], type=_KINDS[one], required=required, nargs=nargs, metavar=marker.metavar)
+    given: dict[str, Any] = {"help": marker.help, "metavar": marker.metavar}
+    if kind is bool:
+        given = {"help": marker.help, "is_flag": True}
+    elif get_origin(one) is Literal:
+        given["type"] = click.Choice(get_args(one))
+    else:
+        given["type"] = _Number(one, marker.min, marker.max) if one in (int, float) else _KINDS[one]
+    if required:
+        given["required"] = True
+    else:
+        given["default"] = default
+    if marker.check is not None:
+        given["callback"] = partial(_checked, marker.check)
+    shown = not (required or default is None or default is False or default == "")
+    return click.Option([name, *marker.flags], multiple=many, nargs=len(several) or 1, show_default=shown, **given)
