@@ -211,7 +211,7 @@ def _model_of(ctx: Stateful) -> dict[str, Any]:
     if "output_norm.weight" in m.weights:
         digest.update(m.weights["output_norm.weight"].tobytes())
     factors = rope_factors(m.hparams, m.weights, ctx.memory.size)  # long or short ones, by the size of the context
-    fingerprint = {
+    fingerprint: dict[str, Any] = {
         "arch": m.arch,
         "rope_factors": factors.name if factors else None,
         "hparams": asdict(m.hparams),
