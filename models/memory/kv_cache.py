@@ -90,8 +90,8 @@ class KVCache(KVCells):
         else:
             _check_types(hp, self)
             shapes = [(n.n_embd_k_gqa, 0 if hp.v_in_k else n.n_embd_v_gqa) for n in map(hp.layer, self.layers)]
-        self._held = [held is None or il % hp.n_layer in held for il in self.layers]  # of a layer, all that it stores
-        row = sum(type_k.row_size(k) + type_v.row_size(v) for k, v in compress(shapes, self._held))
+        self.holds = [held is None or il % hp.n_layer in held for il in self.layers]  # of a layer, all that it stores
+        row = sum(type_k.row_size(k) + type_v.row_size(v) for k, v in compress(shapes, self.holds))
         check_memory((row + _CELL + n_seq_max) * size, f"a cache of {size} cells for {n_seq_max} sequences")
         super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
         self.fixed = hp.fixed_positions
@@ -150,12 +150,12 @@ class KVCache(KVCells):
     @property
     def nbytes_k(self) -> int:
         """Bytes of K: size * n_embd_k_gqa / block size * block bytes, per layer."""
-        return sum(t.nbytes for t in compress(self.k_l, self._held))
+        return sum(t.nbytes for t in compress(self.k_l, self.holds))
 
     @property
     def nbytes_v(self) -> int:
         """Bytes of V, as of K."""
-        return sum(t.nbytes for t in compress(self.v_l, self._held))
+        return sum(t.nbytes for t in compress(self.v_l, self.holds))
 
     def settle(self) -> None:
         """Drop what no later token can see: nothing, or all of a transient cache (after a batch was decoded)."""
@@ -171,7 +171,7 @@ class KVCache(KVCells):
 
     def allocate(self, buft: str) -> None:
         """Give K and V their memory, zeroed: cells that were never written must hold finite numbers."""
-        held = (*compress(self.k_l, self._held), *compress(self.v_l, self._held))
+        held = (*compress(self.k_l, self.holds), *compress(self.v_l, self.holds))
         allocate_tensors((*held, *self._rotations.values()), buft)
         for n, t in self._rotations.items():
             t.numpy()[:] = _hadamard(n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ Array = npt.NDArray[Any]
 
 
 def kv_rows(kv: KVCache) -> list[Array]:
-    """K and V (but where it is in K) of each layer in turn, as zero-copy views: row i holds the stored bytes of cell i.
+    """K and V (but where it is in K) of each layer that has memory in turn, as zero-copy views: row i holds the stored
+    bytes of cell i.
 
     Rows are uint8; those of a transposed V unsigned integers as wide as its elements.
     """
     rows: list[Array] = []
-    for i, k in enumerate(kv.k_l):
+    for i, k in compress(enumerate(kv.k_l), kv.holds):
         rows.append(_rows(k, kv.size))
         if i < len(kv.v_l):
             rows.append(_columns(kv.v_l[i], kv.size) if kv.v_trans else _rows(kv.v_l[i], kv.size))

@@ -21,6 +21,7 @@ def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no one is told
     os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: beside others that compute, workers stand still
     try:
+        import_module("ray.util")  # a folder of that name is no Ray
         return import_module("ray")
     except ImportError:
         raise ModelError("Ray is not installed: pip install pyggml[ray]") from None

@@ -133,6 +133,8 @@ class LoadedModel(Closeable):
 
     def _checked(self, layers: tuple[int, int]) -> range:
         n = self.hparams.n_layer
+        if len(layers) != 2:
+            raise ModelError(f"layers must be the first and the end, not {layers!r:.60}")
         first, end = (whole("layers", il, 0, n, ModelError) for il in layers)
         if first >= end:
             raise ModelError(f"layers: from {first} to {end} there are none")

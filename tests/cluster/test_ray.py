@@ -27,7 +27,7 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_processes_that_are_killed(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
+    pytest.importorskip("ray.util", reason="Ray is not installed")
 
     def note(model: Model) -> None:
         (tmp_path / str(os.getpid())).touch()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pyggml as gg
-from pyggml.errors import BatchError, ModelError
+from pyggml.errors import BatchError, ModelError, StateError
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.model import Model, default_model_path, load_model
 
@@ -99,6 +99,27 @@ def test_holes_are_closed_and_k_is_moved() -> None:
     assert np.array_equal(*found)
 
 
+def test_states_of_stages(tmp_path: Path) -> None:
+    first, second = stages(default_model_path(), 2)
+    ctx = first.new_context(n_ctx=32, n_seq_max=2)
+    ctx.decode([3, 4, 5])
+    ctx.save_state(tmp_path / "s")
+    ctx.save_seq(tmp_path / "q", 0)
+    ctx.decode(gg.Batch.prompt([6], 3))
+    want = ctx.embeddings.copy()
+    again = first.new_context(n_ctx=32, n_seq_max=2)
+    again.load_state(tmp_path / "s")
+    again.decode(gg.Batch.prompt([6], 3))
+    assert np.array_equal(again.embeddings, want)
+    assert again.load_seq(tmp_path / "q", 1) == 1
+    for other in (second, load_model()):
+        with pytest.raises(StateError, match="of another model"):
+            other.new_context(n_ctx=32, n_seq_max=2).load_state(tmp_path / "s")
+    for stage in (first, second):
+        with pytest.raises(ModelError, match=r"layers \d to \d of 6 are a stage, which gives no text"):
+            list(stage.generate("Once", 3))
+
+
 NOT_SPLIT: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({"attention.layer_norm_epsilon": 1e-5}, "encoder"),
     "talkie": ({"logit_scale": 1.0}, "layers from 2 on read the tokens too"),
@@ -114,7 +135,7 @@ def test_architectures_that_cannot(tmp_path: Path, arch: str) -> None:
 
 
 def test_what_cannot_be() -> None:
-    for layers in ((0, 0), (3, 2), (0, 7), (-1, 2), (0, 1.5)):
+    for layers in ((0, 0), (3, 2), (0, 7), (-1, 2), (0, 1.5), (0,), (0, 1, 2)):
         with pytest.raises(ModelError, match="layers"):
             load_model(layers=layers)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ModelError, match="use_mmap"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,21 @@ def test_without_repacking(path: Path) -> None:
     assert np.array_equal(logits(model), want)
     assert len(made(model)) > 10
     assert np.array_equal(logits(streamed(path, repack=False)), want)
+
+
+def test_the_stored_form_is_made_once_for_all_threads(path: Path) -> None:
+    want = logits(load_model(repack=False))
+    for _ in range(3):
+        model = load_model(path, repack=False)
+        start = Barrier(4)
+
+        def run(model: Model = model, start: Barrier = start) -> Any:
+            start.wait()
+            return logits(model)
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(run) for _ in range(4)]
+        assert all(np.array_equal(f.result(), want) for f in found)
 
 
 @pytest.mark.parametrize("more", [0, 300_000, 1 << 30])

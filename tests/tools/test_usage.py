@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from pyggml.tools.cli import main
+from pyggml.tools.logs import start_logging
 
 from pyggml.errors import BatchError
 from pyggml.llm.model import load_model
@@ -78,6 +81,7 @@ def test_a_verb_imports_what_it_needs(tiny: Path) -> None:
     code = f"""
 import sys
 from pyggml.tools.cli import main
+from pyggml.tools.logs import start_logging
 try:
     main(["generate", "-m", {str(tiny)!r}, "-p", "x", "-n", "1", "-t", "1"])
 except SystemExit as e:
@@ -107,3 +111,64 @@ def test_the_model_is_not_written_over(line: tuple[str, ...], tiny: Path, capsys
     assert run(verb, "-m", tiny, *rest, tiny) == 2
     assert "the output is the model" in " ".join(capsys.readouterr().err.split())
     assert tiny.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("generate", "--ram", "0"),
+        ("generate", "--rope-freq-base", "nan"),
+        ("generate", "-c", "x"),
+        ("perplexity", "-f", "x.txt", "-c", "1"),
+        ("perplexity", "-f", "x.txt", "--chunks", "0"),
+        ("imatrix", "-f", "x.txt", "--chunks", "0"),
+        ("op-bench", "--isa", "zz"),
+        ("bench", "-ctk", "Q9"),
+        ("embed", "-ctv", "Q9", "a text"),
+    ],
+)
+def test_bad_values_of_other_verbs(line: tuple[str, ...], tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = () if line[0] == "op-bench" else ("-m", tiny)
+    assert run(line[0], *model, *line[1:]) == 2
+    got = capsys.readouterr()
+    assert got.out == "" and got.err.count("\n") == 1
+
+
+def test_texts_have_an_end(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyggml.tools.prompt_text._LONGEST", 1 << 20)
+    assert run("generate", "-m", tiny, "-f", "/dev/zero", "-n", 1) == 2
+    assert "texts have up to 1 MiB" in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_written_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Full:
+        def write(self, _: str) -> None:
+            raise OSError("no space left")
+
+        def flush(self) -> None:
+            raise OSError("no space left")
+
+        close = flush
+
+    log = logging.getLogger("pyggml")
+    start_logging(False, tmp_path / "log")
+    try:
+        handler = next(h for h in log.handlers if isinstance(h, logging.FileHandler))
+        handler.stream.close()
+        handler.stream = Full()  # pyright: ignore[reportAttributeAccessIssue]
+        log.debug("one")
+        log.debug("two")
+    finally:
+        start_logging(False, None)
+    got = capsys.readouterr().err
+    assert got.count("\n") == 1 and "nothing more is logged" in got and "no space left" in got
+
+
+def test_verbs_take_the_options_of_the_context(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("-m", tiny, "-t", 1, "-ctk", "bf16", "-b", 8, "--no-mmap")
+    assert run("bench", "-p", 16, "-n", 2, "-r", 1, "--json", *more) == 0
+    assert [row["test"] for row in json.loads(capsys.readouterr().out)] == ["pp16", "tg2"]
+    assert run("embed", "a", *more) == 0
+    (tmp_path / "in").write_text('{"prompt": "a"}\n')
+    assert run("batch", "-i", tmp_path / "in", "-o", tmp_path / "out", "-n", 2, *more) == 0
+    assert json.loads((tmp_path / "out").read_text())["n_predicted"] == 2

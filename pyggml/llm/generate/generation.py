@@ -106,6 +106,9 @@ class Generation:
 
     def __post_init__(self) -> None:
         self._text = TextStream(self.ctx.model.vocab, self.stop, self.special)
+        stage, n_layer = self.ctx.model.stage, self.ctx.model.hparams.n_layer
+        if stage is not None and stage != range(n_layer):
+            raise ModelError(f"layers {stage.start} to {stage.stop} of {n_layer} are a stage, which gives no text")
         if self.n_probs is not None:
             whole("n_probs", self.n_probs, 0, None, BatchError)
 

@@ -87,8 +87,8 @@ def batch(
     with `input`, text or token ids, of which the result has the `embedding`, a list of numbers (see `Model.embed`). Of
     a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
     `n_parallel` of them (`context`: further arguments of it); prompt and text together are no longer than the model was
-    trained for. Which others are under way may decide between tokens that are as good as equally likely (see
-    `stream_batch`). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
+    trained for. Which others are under way may decide between tokens that are as good as equally likely, and the last
+    digits of embeddings (see `stream_batch`). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad

@@ -45,6 +45,8 @@ class SamplingRequest(TypedDict, total=False):
     n_ctx: int | None
     n_threads: int | None
     flash_attn: bool
+    n: int | None  # 1: there is one answer
+    max_completion_tokens: int | None  # max_tokens under its newer name
     tfs_z: float  # of old versions: without effect there, too
     user: str | None
 
@@ -64,6 +66,9 @@ def started(
     for ignored in ("tfs_z", "model", "user"):
         options.pop(ignored, None)
     options = {_NAMES.get(k, k): v for k, v in options.items() if v is not None}
+    if (n := options.pop("n", 1)) != 1:
+        raise SamplerError(f"n: a request has one answer, not {n!r:.60}")
+    max_tokens = options.pop("max_completion_tokens", max_tokens)
     grammar = options.get("grammar")
     if grammar is not None and not isinstance(grammar, str):
         options["grammar"] = getattr(grammar, "_grammar", grammar)

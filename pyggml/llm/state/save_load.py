@@ -4,7 +4,8 @@ The file (container: `state_file`) has in its header
 
     kind      "context" or "sequence"
     model     what the model must be: `arch`, `hparams`, `rope_factors` (a tensor's name, or null), `type_k`, `type_v`,
-              and `weights`, a digest of the names, types and shapes of all tensors and of the values of output_norm
+              `weights`, a digest of the names, types and shapes of all tensors and of the values of output_norm, and
+              `stage`, the first layer and the end, where it is one
     tokens    how many tokens the caller put with the state
     caches    for each cache (an interleaved memory has two) `cells`, how many are saved; `seqs`, how many sequences
               they may belong to (0 in a sequence's file); `head`, where the next search for a slot starts
@@ -210,7 +211,7 @@ def _model_of(ctx: Stateful) -> dict[str, Any]:
     if "output_norm.weight" in m.weights:
         digest.update(m.weights["output_norm.weight"].tobytes())
     factors = rope_factors(m.hparams, m.weights, ctx.memory.size)  # long or short ones, by the size of the context
-    fingerprint = {
+    fingerprint: dict[str, Any] = {
         "arch": m.arch,
         "rope_factors": factors.name if factors else None,
         "hparams": asdict(m.hparams),
@@ -218,6 +219,8 @@ def _model_of(ctx: Stateful) -> dict[str, Any]:
         "type_v": _stored(kv.type_v) if kv else None,
         "weights": digest.hexdigest(),
     }
+    if m.stage is not None:
+        fingerprint["stage"] = [m.stage.start, m.stage.stop]
     return json.loads(json.dumps(fingerprint))
 
 

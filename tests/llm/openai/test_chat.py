@@ -92,6 +92,13 @@ def test_completion(model: Model) -> None:
     assert model.create_completion("ab", **options)["choices"][0]["logprobs"] is None  # pyright: ignore[reportCallIssue, reportArgumentType, reportIndexIssue, reportGeneralTypeIssues]
 
 
+def test_names_of_newer_clients(model: Model) -> None:
+    chat: Any = model.create_chat_completion(USER, n=1, max_completion_tokens=3, max_tokens=9, temperature=0.0)
+    assert chat["usage"]["completion_tokens"] == 3
+    with pytest.raises(SamplerError, match="a request has one answer, not 2"):
+        model.create_completion("ab", n=2)
+
+
 def test_stop_grammar_and_functions(model: Model) -> None:
     grammar = 'root ::= "one two three"'
     answer: Any = model.create_completion("x", max_tokens=None, grammar=grammar, stop=" t", n_threads=1)
