@@ -16,6 +16,7 @@ void pg_wake_all(const int32_t *word);                               // the same
 typedef struct pg_team {
   int32_t wanted, n; // workers: at most, now
   int32_t late;      // some are to rest
+  int32_t met;       // those that were asleep were waited for
   int64_t began;     // the op
   int16_t member[PG_MAX_THREADS];
 } pg_team;

@@ -1,7 +1,8 @@
-// The persistent thread pool. The leader (who runs a plan) shares an op with those workers that are awake: it never
-// waits for one that has yet to wake up, and lets one rest that did not run when it should have.
+// The persistent thread pool. The leader (who runs a plan) shares an op with those workers that are awake: it waits for
+// those that have yet to wake up once, and lets one rest that did not run when it should have.
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <time.h>
 
@@ -123,7 +124,7 @@ static int grow(int n_workers) {
 
 int pg_pool_begin(pg_team *t, pg_plan *p) {
   pthread_mutex_lock(&pool.turn);
-  t->n = t->late = 0;
+  t->n = t->late = t->met = 0;
   t->wanted = (int32_t)p->n_threads - 1;
   t->began = pg_now_ns();
   led = t;
@@ -137,6 +138,31 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
     if (swap(&w->claim, ASLEEP, WAKING) || swap(&w->claim, NAPPING, WAKING)) pg_wake_all(&w->claim);
   }
   return status;
+}
+
+static void rest(worker *w, int64_t now) {
+  w->until = now + ((int64_t)REST_NS << w->rests);
+  if (w->rests < MOST_RESTS) w->rests++;
+}
+
+// Waits for those that are waking up. One that takes longer than that does is to rest: something else has its CPU.
+static void meet(pg_team *t) {
+  const int64_t from = pg_now_ns();
+  int64_t waited = 0;
+  for (int i = 0; i < t->wanted; i++) {
+    worker *w = pool.worker + i;
+    if (w->until > t->began) continue;
+    for (int k = 0; load(&w->claim) == WAKING && waited < LATE_NS; k++) {
+      if (k < PG_SPINS) {
+        pg_cpu_pause();
+      } else {
+        sched_yield(); // to the worker, where it waits for this very CPU
+        waited = pg_now_ns() - from;
+      }
+    }
+    if (load(&w->claim) == WAKING) rest(w, from + waited);
+  }
+  t->met = 1;
 }
 
 // Those who are awake, and are not to rest, join.
@@ -190,8 +216,7 @@ static void wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleeper
   for (int i = 0; i < n; i++) {
     worker *w = pool.worker + late[i];
     if (cpu_ns(late[i]) - cpu[i] >= waited / 2) continue;
-    w->until = now + ((int64_t)REST_NS << w->rests);
-    if (w->rests < MOST_RESTS) w->rests++;
+    rest(w, now);
     t->late = 1;
   }
 }
@@ -212,7 +237,10 @@ void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers) {
 
 void pg_pool_op(pg_team *t, pg_plan *p, int64_t i) {
   const int32_t most = (int32_t)p->ops[i].n_threads;
-  if (t->n < t->wanted) gather(t);
+  if (t->n < t->wanted) {
+    if (most > 1 && !t->met) meet(t);
+    gather(t);
+  }
   const int32_t nth = t->n < most ? t->n + 1 : most;
   if (t->n == 0) {
     pg_plan_op(p, i, 0, 1);

@@ -157,10 +157,10 @@ class Llama:
         return self.model.tokenize(text.decode("utf-8", "ignore"), add_bos, special)
 
     def detokenize(self, tokens: Iterable[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        """The text of tokens, as bytes."""
-        if prev_tokens:
-            return b"".join(self.model.vocab.token_to_piece(t, special=special) for t in tokens)
-        return self.model.detokenize(tokens, True, special).encode()
+        """The text of tokens, as bytes; behind the token that begins texts without the space that vocabularies add."""
+        tokens = list(tokens)
+        text = b"".join(self.model.vocab.token_to_piece(t, special=special) for t in tokens)
+        return text[1:] if not prev_tokens and text[:1] == b" " and tokens[0] == self.token_bos() else text
 
     def reset(self) -> None:
         """Forget what was evaluated."""

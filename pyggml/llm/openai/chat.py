@@ -17,7 +17,7 @@ from ..vocab import Vocab
 from .formats import Format, find_format, forced_calls
 from .messages import prompt_of
 from .reply import Reply
-from .request import SamplingRequest, finish, new_id, now, piece, started, tools_of, usage
+from .request import SamplingRequest, closed, finish, new_id, now, piece, started, tools_of, usage
 from .types import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -123,12 +123,12 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Schema | None:
         case "text":
             return None
         case "json_object":
-            return response_format.get("schema") or {"type": "object"}
+            return closed(response_format.get("schema") or {"type": "object"})
         case "json_schema":
             told: Any = response_format.get("json_schema", response_format)
             schema = cast(Any, told.get("schema") if isinstance(told, Mapping) else None)
             if isinstance(schema, (Mapping, bool)):
-                return cast(Schema, schema)
+                return closed(schema)
             raise ModelError("response_format: a json_schema with a schema is missing")
         case kind:
             raise ModelError(f"response_format: the type must be text, json_object or json_schema, not {kind!r:.60}")

@@ -35,19 +35,19 @@ def create_completion(
     text = prompt if isinstance(prompt, str) else model.detokenize(prompt)
     ids = prompt if suffix is None else model.vocab.infill_ids(text, suffix)
     g = started(model, ids, max_tokens, logprobs, request)
-    parts = _parts(model, g, logprobs, name or model.path, text if echo else "", suffix if echo else None)
+    parts = _parts(model, g, logprobs, name or model.path, text, echo, suffix if echo else None)
     if stream:
         return parts
     return _joined(list(parts), g)
 
 
 def _parts(
-    model: LoadedModel, g: Generation, logprobs: int | None, name: str, before: str, after: str | None
+    model: LoadedModel, g: Generation, logprobs: int | None, name: str, before: str, echo: bool, after: str | None
 ) -> Iterator[Completion]:
     """The answer in parts; the last one says why it ended. What of the text is held back comes with the token that
-    settles it."""
+    settles it. Offsets are those in the prompt and what follows, with or without `echo`."""
     id, created, offset = new_id("cmpl"), now(), len(before)
-    text = before
+    text = before if echo else ""
     for token in until_end(g):
         text += token.text
         shown = None

@@ -13,6 +13,7 @@ import pytest
 
 from pyggml.errors import GGMLError, ModelError
 from pyggml.llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+from pyggml.llm.model import default_model_path
 
 from ...tiny_model import write_gguf
 
@@ -65,6 +66,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_script_runs_with_its_import_changed(path: str) -> None:
     assert 30 <= len(SCRIPT.strip().splitlines()) <= 40
     exec(SCRIPT.replace("from llama_cpp import", "from pyggml.llama_cpp import"), {"MODEL": path})
+
+
+def test_the_space_before_a_text_goes() -> None:
+    llm = Llama(str(default_model_path()), n_ctx=16)
+    assert llm.detokenize(llm.tokenize(b"Once upon")) == b"Once upon"
+    assert llm.detokenize(llm.tokenize(b"Once", add_bos=False)) == b" Once"
 
 
 def test_tokens_one_by_one(path: str) -> None:
