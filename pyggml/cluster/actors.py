@@ -56,6 +56,11 @@ class Actors(Protocol):
         ...
 
 
+def is_there(actors: Actors, node: str) -> bool:
+    """Whether the node of that name is alive."""
+    return any(n.id == node for n in actors.nodes())
+
+
 class Source(NamedTuple):
     """Which model an actor loads, and what is done with it then."""
 

@@ -12,7 +12,7 @@ from pyggml.errors import BatchError, ModelError, path_name, whole
 from pyggml.llm.generate.requests import Result
 from pyggml.llm.model import default_model_path, load_model, tensor_sizes
 
-from .actors import About, Actor, Actors, Prepare, Source, StageActor, check_alike
+from .actors import About, Actor, Actors, Prepare, Source, StageActor, check_alike, is_there
 from .chain import Chain
 from .pool import Pool, Worker
 from .seats import spread, take_seats
@@ -99,7 +99,7 @@ def _chain(actors: Actors, source: Source, n: int, n_threads: int | None) -> Cha
     loaded: dict[int, About] = {}
 
     def start(i: int) -> Actor:
-        if seats[i].node not in {node.id for node in actors.nodes()}:
+        if not is_there(actors, seats[i].node):
             raise ModelError(f"the node of stage {i + 1} (layers {layers[i][0]} to {layers[i][1] - 1}) is gone")
         actor = actors.start(StageActor, seats[i])
         loaded[i] = actors.get(actor.call("load", source, layers[i], n_threads or seats[i].n_threads))

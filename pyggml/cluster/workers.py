@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.requests import Result, answer
 
-from .actors import About, Actor, ActorDied, Actors, BatchActor, Source
+from .actors import About, Actor, ActorDied, Actors, BatchActor, Source, is_there
 from .chain import Chain
 from .pool import WorkerDied
 from .seats import Seat
@@ -58,7 +58,7 @@ class ModelWorker:
 
     def replace(self) -> bool:
         """See `Worker`: on the same node, while that is there."""
-        if self._seat.node not in {node.id for node in self._actors.nodes()}:
+        if not is_there(self._actors, self._seat.node):
             return False
         self._actor, self._loaded = self._start()
         return True

@@ -65,9 +65,8 @@ _Key = tuple[StepSize, bool, Patterns]  # True: for all n_kv; what is watched
 class Step:
     """A graph ready to run, with views of its inputs and its result. `n_kv`: of the caches where it varies. `pos`
     has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted, `hidden`
-    one for each token. `s_read`,
-    `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last tokens of every cell. `blocks`,
-    `chosen`: see `block_inputs`, `chosen_block_inputs`."""
+    one for each token. `s_read`, `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last
+    tokens of every cell. `blocks`, `chosen`: see `block_inputs`, `chosen_block_inputs`."""
 
     schedule: Schedule
     heads: tuple[Var, ...]

@@ -332,13 +332,11 @@ PG_INLINE void take_blocks(r16_format f, stored s, take_fn take, const uint8_t *
 
 typedef void (*blocks_fn)(const uint8_t *b, int64_t stride, int64_t n_blocks, uint8_t *to, reach ahead);
 
-#define TAKEN(X)                                                                                                       \
-  X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(TQ2_0) X(MXFP4)
 #define X(name)                                                                                                        \
   static void blocks_##name(const uint8_t *b, int64_t stride, int64_t n_blocks, uint8_t *to, reach ahead) {            \
     take_blocks(r16_##name, stored_##name, take_##name, b, stride, n_blocks, to, ahead);                               \
   }
-TAKEN(X)
+R16_BY_BITS(X)
 #undef X
 
 static blocks_fn blocks_of(int64_t type) {
@@ -346,7 +344,7 @@ static blocks_fn blocks_of(int64_t type) {
 #define X(name)                                                                                                        \
   case PG_##name:                                                                                                      \
     return blocks_##name;
-    TAKEN(X)
+    R16_BY_BITS(X)
 #undef X
   default:
     return NULL;

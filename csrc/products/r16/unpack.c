@@ -103,20 +103,7 @@ static give_fn give_of(int64_t type) {
 #define X(name)                                                                                                        \
   case PG_##name:                                                                                                      \
     return give_##name;
-    X(Q4_0)
-    X(Q4_1)
-    X(Q5_0)
-    X(Q5_1)
-    X(Q8_0)
-    X(Q2_K)
-    X(Q3_K)
-    X(Q4_K)
-    X(Q5_K)
-    X(Q6_K)
-    X(IQ4_NL)
-    X(IQ4_XS)
-    X(TQ2_0)
-    X(MXFP4)
+    R16_BY_BITS(X)
 #undef X
   default:
     return NULL;
