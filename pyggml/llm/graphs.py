@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import gcd
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from pyggml.errors import OneSite
-from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, build_head
+from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, Twin, build_head, find_twins
 from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.k_shift import build_k_shift
 from pyggml.models.memory.kv_cache import KVCache
@@ -26,6 +28,7 @@ class Graphs:
     def __init__(self, model: LoadedModel, memory: KVMemory, output: Output, scheduler: Scheduler) -> None:
         self._model, self._memory, self._output, self._scheduler = model, memory, output, scheduler
         self.hidden = False
+        self._twins: WeakKeyDictionary[Adapters, dict[tuple[bool, int, bool], Mapping[int, Twin]]] = WeakKeyDictionary()
 
     def build(self, size: StepSize) -> Build:
         """The graph of a ubatch of that size; of a stage from its first layer on."""
@@ -46,8 +49,14 @@ class Graphs:
             hidden=size.hidden,
         )
         b.asked = self._model.watches.asks
+        whole = not first and self._output.layer is None
+        known = self._twins.setdefault(size.adapters, {}) if whole and not self._model.watches.patterns else None
+        of = size.embd, size.n_seqs, size.hidden
+        b.twins = {} if known is None else known.get(of, {})
         with OneSite():
             self._model.architecture.build_stage(b)
+        if known is not None and of not in known:
+            known[of] = find_twins(b.graph, b.built)
         return b
 
     def encode(self, size: StepSize) -> Build:
