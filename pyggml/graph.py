@@ -55,21 +55,24 @@ class Graph:
             raise
         return self
 
-    def repeat(self, nodes: slice, to: dict[Tensor, Tensor], name: Callable[[str], str]) -> None:
+    def repeat(self, nodes: slice, to: dict[Tensor | None, Tensor], renamed: tuple[str, str]) -> None:
         """Add `nodes` of this graph once more: the same ops, of what `to` says of their sources, and of the same where
         it says nothing. It then says what became of the nodes, too. Leafs that it names come into the graph in its
-        order. `name`: makes names of those of `nodes`."""
-        begin, ctx = nodes.start, self.nodes[nodes.start].ctx
+        order. `renamed`: a part of the names of `nodes`, and what stands there in those of the new ones.
+
+        Raises GraphError beyond `size`.
+        """
         for s in to.values():
             if s not in self._seen:
                 self._add(s)
-        for i, like in enumerate(self.nodes[nodes], begin):
+        ctx = self.nodes[nodes.start].ctx
+        for i, like in enumerate(self.nodes[nodes], nodes.start):
             t = Tensor(ctx, like.dtype, like.ne, like.nb, like.rank, like.site)
             t.op, t.op_params, t.flags, t.like = like.op, like.op_params, like.flags, like
-            t.src = tuple([None if s is None else to.get(s, s) for s in like.src])
+            t.src = tuple([to.get(s, s) for s in like.src])
             if like.view_src is not None:
                 t.view_src, t.view_offs = to.get(like.view_src, like.view_src), like.view_offs
-            t.name = "" if like.name == f"node_{i}" else name(like.name)
+            t.name = "" if like.name == f"node_{i}" else like.name.replace(*renamed)
             to[like] = ctx.adopt(t)
             self._add(t)
 

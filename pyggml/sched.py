@@ -263,7 +263,7 @@ class Scheduler:
                 if like in schedule.plan.offsets or t.buffer is None:
                     t.buffer, t.offset = like.buffer, like.offset
             others.append((values, twin))
-        mapped = ([(values, [s.mapped(to) for s in p.cut.steps]) for values, to in others] for p in parts)
+        mapped = ([(values, alloc.mapped_steps(p.cut.steps, to)) for values, to in others] for p in parts)
         return schedule if all(p.program.vary(variables, m) for p, m in zip(parts, mapped, strict=True)) else None
 
     @locked
@@ -308,6 +308,9 @@ class Scheduler:
             if pin is None and OPS[t.op].kernel is None:
                 own[t] = first
                 continue
+            if pin is None and t.view_src is None and t.like is not None and t.like in own and not self._pins:
+                own[t] = own[t.like]
+                continue
             own[t] = pin or self._first_supporting(t, own)
             if pin is not None and not self._can_write(pin, t, own):
                 raise node_error(t, f"{own[t]} cannot write into the memory of {t.root.describe()}")
@@ -340,6 +343,10 @@ class Scheduler:
         Views compute nothing and stay with the split they are in. A source whose memory was written in the same split
         (a cache that was just stored to) cannot be copied before it: the graph is cut there too.
         """
+        if len(used := {*names.values()}) == 1:
+            b = self.backends[used.pop()]
+            if all(map(b.supports_buft, {buft_of(t.root) for t in (*graph.leafs, *graph.nodes)})):
+                return [Split(b.name, [*names])]
         splits: list[Split] = []
         written: set[Tensor] = set()
         reached: dict[str, set[Tensor]] = {name: set() for name in self.backends}  # what each reads where it is
@@ -376,7 +383,7 @@ class Scheduler:
         _refuse_read_only(graph)
         own = self.assign(graph)
         splits = self._split(graph, own, lambda root: self._buft_of(root, own))
-        uses = Counter(s for t in graph.nodes for s in t.src if s is not None)
+        uses = Counter([s for t in graph.nodes for s in t.src if s is not None])
         uses.update(watched)  # who watches reads: what is watched is not fused away
         for split in splits:
             split.steps = self.backends[split.backend].fuse(split.nodes, uses)

@@ -77,8 +77,8 @@ class Tensor(Operand):
     """A node or leaf of a graph: what it is (`dtype`, `ne`, `nb`), where it comes from (`op`, `op_params`, `src`),
     and where its bytes are (`buffer` + `offset`, or `view_src` + `view_offs`).
 
-    `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order. `like`:
-    the node that it repeats (`Graph.repeat`).
+    `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order.
+    `like` is the node that it repeats (`Graph.repeat`).
     """
 
     html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml installs it

@@ -45,7 +45,6 @@ from .moe import build_expert_weights, build_experts, build_moe_ffn, build_route
 from .norm import build_norm
 from .output import build_head, build_lm_head, build_result_embd
 from .rope import build_rope, build_rope_factors, rope, rope_factors
-from .twins import Twin, find_twins
 
 __all__ = [
     "KV",
@@ -59,7 +58,6 @@ __all__ = [
     "Glu",
     "KVMemory",
     "LowRank",
-    "Twin",
     "attn_temp_scale",
     "block_ends",
     "block_input_sizes",
@@ -95,7 +93,6 @@ __all__ = [
     "cells_of_k",
     "chosen_block_inputs",
     "chosen_block_sizes",
-    "find_twins",
     "limited",
     "llm_build_kv",
     "mask_name",

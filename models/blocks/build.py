@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from pyggml import ops as gg
@@ -19,9 +18,9 @@ from ..memory.kv_cache import KVCache
 from ..memory.kv_iswa import KVCacheISWA
 from ..memory.recurrent import RecurrentCells
 from ..names import tensor_name
+from ..twins import BuiltLayer, Twin, renamed
 from ..weights import TensorSpec, Weights
 from .adapt import NO_ADAPTERS, Adapters
-from .twins import BuiltLayer, Twin, renamed
 
 KVMemory = KVCache | KVCacheISWA | HybridMemory | RecurrentCells | CrossMemory
 
@@ -132,8 +131,8 @@ class Build:
                 self.graph.build_forward_expand(cur)
             else:
                 like = self.built[twin.like]
-                to = {**twin.leafs, like.inpL: inpL}
-                self.graph.repeat(like.nodes, to, partial(renamed, il=twin.like, to=il))
+                to: dict[Tensor | None, Tensor] = {**twin.leafs, like.inpL: inpL}
+                self.graph.repeat(like.nodes, to, renamed(twin.like, il))
                 cur = to[like.cur]
             self.built.append(BuiltLayer(slice(begin, self.graph.n_nodes), inpL, cur))
             inpL = cur

@@ -9,12 +9,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pyggml.errors import OneSite
-from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, Twin, build_head, find_twins
+from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, build_head
 from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.k_shift import build_k_shift
 from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_cells import Floats
 from pyggml.models.memory.kv_defrag import build_defrag
+from pyggml.models.twins import Twin, find_twins
 from pyggml.sched import Scheduler
 
 from .loaded import LoadedModel

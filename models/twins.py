@@ -25,9 +25,9 @@ class Twin(NamedTuple):
     leafs: dict[Tensor, Tensor]
 
 
-def renamed(name: str, il: int, to: int) -> str:
-    """The name of a node of layer `il` in another layer."""
-    return name.replace(f"-{il}", f"-{to}")
+def renamed(il: int, to: int) -> tuple[str, str]:
+    """What the names of nodes of layer `il` have of it, and those of another layer instead."""
+    return f"-{il}", f"-{to}"
 
 
 def find_twins(graph: Graph, layers: Sequence[BuiltLayer]) -> dict[int, Twin]:
@@ -55,7 +55,7 @@ def _leafs(graph: Graph, layers: Sequence[BuiltLayer], like: int, il: int) -> di
     for i, (x, y) in enumerate(zip(ours, theirs, strict=True)):
         unnamed = (x.name, y.name) == (f"node_{a.nodes.start + i}", f"node_{b.nodes.start + i}")
         same = _same_layout(x, y) and x.op == y.op and x.op_params == y.op_params and x.view_offs == y.view_offs
-        if not (same and len(x.src) == len(y.src) and (unnamed or renamed(x.name, like, il) == y.name)):
+        if not (same and len(x.src) == len(y.src) and (unnamed or x.name.replace(*renamed(like, il)) == y.name)):
             return None
         for s, t in (*zip(x.src, y.src, strict=True), (x.view_src, y.view_src)):
             if s is None or t is None:
