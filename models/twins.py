@@ -12,7 +12,7 @@ from pyggml.tensor import Tensor
 class BuiltLayer(NamedTuple):
     """What a graph has of a layer: its nodes, and what it reads and gives."""
 
-    nodes: slice
+    nodes: range
     inpL: Tensor
     cur: Tensor
 
@@ -45,7 +45,7 @@ def find_twins(graph: Graph, layers: Sequence[BuiltLayer]) -> dict[int, Twin]:
 def _leafs(graph: Graph, layers: Sequence[BuiltLayer], like: int, il: int) -> dict[Tensor, Tensor] | None:
     """What layer `il` has for the leafs of layer `like`, where all else of them is the same; else None."""
     a, b = layers[like], layers[il]
-    ours, theirs = graph.nodes[a.nodes], graph.nodes[b.nodes]
+    ours, theirs = (graph.nodes[r.start : r.stop] for r in (a.nodes, b.nodes))
     if len(ours) != len(theirs):
         return None
     leafs: dict[Tensor, Tensor] = {}

@@ -55,7 +55,7 @@ class Graph:
             raise
         return self
 
-    def repeat(self, nodes: slice, to: dict[Tensor | None, Tensor], renamed: tuple[str, str]) -> None:
+    def repeat(self, nodes: range, to: dict[Tensor | None, Tensor], renamed: tuple[str, str]) -> None:
         """Add `nodes` of this graph once more: the same ops, of what `to` says of their sources, and of the same where
         it says nothing. It then says what became of the nodes, too. Leafs that it names come into the graph in its
         order. `renamed`: a part of the names of `nodes`, and what stands there in those of the new ones.
@@ -66,7 +66,7 @@ class Graph:
             if s not in self._seen:
                 self._add(s)
         ctx = self.nodes[nodes.start].ctx
-        for i, like in enumerate(self.nodes[nodes], nodes.start):
+        for i, like in enumerate(self.nodes[nodes.start : nodes.stop], nodes.start):
             t = Tensor(ctx, like.dtype, like.ne, like.nb, like.rank, like.site)
             t.op, t.op_params, t.flags, t.like = like.op, like.op_params, like.flags, like
             t.src = tuple([to.get(s, s) for s in like.src])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -276,8 +276,7 @@ class Scheduler:
 
     def buffer_size(self, backend: str) -> int:
         """Bytes of the compute buffer of a backend."""
-        b = self._buffers.get(self._backend(backend).buft)
-        return 0 if b is None else b.size
+        return 0 if (b := self._buffers.get(self._backend(backend).buft)) is None else b.size
 
     @locked
     def assignment(self, graph: Graph) -> str:
@@ -302,14 +301,10 @@ class Scheduler:
         """Pass 1: a backend for each node: its pin, else the first in priority order that supports it. Raises
         BackendError for a node that none can compute."""
         own: dict[Tensor, str] = {}
-        first = next(iter(self.backends))
+        first, pins = next(iter(self.backends)), dict(self._pins)
         for t in graph.nodes:
-            pin = self._pins.get(t) if self._pins else None
-            if pin is None and OPS[t.op].kernel is None:
+            if (pin := pins.get(t)) is None and OPS[t.op].kernel is None:
                 own[t] = first
-                continue
-            if pin is None and t.view_src is None and t.like is not None and t.like in own and not self._pins:
-                own[t] = own[t.like]
                 continue
             own[t] = pin or self._first_supporting(t, own)
             if pin is not None and not self._can_write(pin, t, own):
@@ -343,10 +338,9 @@ class Scheduler:
         Views compute nothing and stay with the split they are in. A source whose memory was written in the same split
         (a cache that was just stored to) cannot be copied before it: the graph is cut there too.
         """
-        if len(used := {*names.values()}) == 1:
-            b = self.backends[used.pop()]
-            if all(map(b.supports_buft, {buft_of(t.root) for t in (*graph.leafs, *graph.nodes)})):
-                return [Split(b.name, [*names])]
+        used, bufts = {*names.values()}, {buft_of(t.root) for t in (*graph.leafs, *graph.nodes)}
+        if len(used) == 1 and all(map(self.backends[min(used)].supports_buft, bufts)):
+            return [Split(min(used), [*names])]
         splits: list[Split] = []
         written: set[Tensor] = set()
         reached: dict[str, set[Tensor]] = {name: set() for name in self.backends}  # what each reads where it is
@@ -422,21 +416,24 @@ class Scheduler:
         return schedule
 
 
-def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> Iterator[Cut]:
+def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> list[Cut]:
     """The steps, cut after those that compute what is watched, and where other weights are to be in memory."""
-    begin, stages = 0, ()
+    if not watched and all(b.stage is None for b in backend.reads(alloc.joined(steps))):
+        return [Cut(steps, (), ())]
+    cuts, begin, stages = list[Cut](), 0, ()
     for i, step in enumerate(steps):
         needs = tuple(dict.fromkeys(b.stage for b in backend.reads(step) if b.stage is not None))
         if needs and needs != stages and begin < i:  # not before: it may take what was just computed
-            yield Cut(steps[begin:i], (), stages)
+            cuts.append(Cut(steps[begin:i], (), stages))
             begin = i
         stages = needs or stages
         nodes = tuple((t, watched[t]) for t in step.nodes if t in watched)
         if nodes:
-            yield Cut(steps[begin : i + 1], nodes, stages)
+            cuts.append(Cut(steps[begin : i + 1], nodes, stages))
             begin, stages = i + 1, ()
     if begin < len(steps):
-        yield Cut(steps[begin:], (), stages)
+        cuts.append(Cut(steps[begin:], (), stages))
+    return cuts
 
 
 def _refuse_read_only(graph: Graph) -> None:

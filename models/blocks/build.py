@@ -134,7 +134,7 @@ class Build:
                 to: dict[Tensor | None, Tensor] = {**twin.leafs, like.inpL: inpL}
                 self.graph.repeat(like.nodes, to, renamed(twin.like, il))
                 cur = to[like.cur]
-            self.built.append(BuiltLayer(slice(begin, self.graph.n_nodes), inpL, cur))
+            self.built.append(BuiltLayer(range(begin, self.graph.n_nodes), inpL, cur))
             inpL = cur
         return inpL
 

@@ -24,7 +24,8 @@ def runs_of(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], kernels: Mappin
     spans = {span for begin, end, like in repeats for span in ((begin, end), (like, like + end - begin))}
     borders = sorted({0, len(nodes)}.union(*spans))
     cut = set(pairwise(borders))
-    same = all(_same_use(t, uses, kernels) for begin, end, _ in repeats for t in nodes[begin:end])
+    said = [(uses.get(t), t.flags & (FLAG_INPUT | FLAG_OUTPUT), kernels.get(t)) for t in nodes]
+    same = all(said[begin:end] == said[like : like + end - begin] for begin, end, like in repeats)
     if not same or not spans <= cut:
         return [Run(0, len(nodes))]
     like_of = {begin: like for begin, _, like in repeats}
@@ -45,10 +46,3 @@ def _repeats(nodes: Sequence[Tensor]) -> list[tuple[int, int, int]]:
             found.append((begin, i, first))
         i += i == begin
     return found
-
-
-def _same_use(t: Tensor, uses: Mapping[Tensor, int], kernels: Mapping[Tensor, object]) -> bool:
-    like = t.like
-    if like is None or (t.flags ^ like.flags) & (FLAG_INPUT | FLAG_OUTPUT):
-        return False
-    return uses.get(t) == uses.get(like) and kernels.get(t) is kernels.get(like)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -32,7 +33,8 @@ class Step(NamedTuple):
 
     def sources(self) -> list[Tensor]:
         """What its nodes read and nothing in it computes on the way: a tensor once for each use."""
-        return [s for t in self.nodes for s in t.src if s is not None and s not in self.inner]
+        inner = self.inner
+        return [s for t in self.nodes for s in t.src if s is not None and s not in inner]
 
     def find(self, t: Tensor) -> tuple[int, int]:
         """Which of its nodes `t` is, and -1; or the first that reads it, and as which source."""
@@ -46,11 +48,15 @@ class Step(NamedTuple):
         assert t is not None
         return t
 
-    def of(self, nodes: tuple[Tensor, ...]) -> Step:
+    def of(self, nodes: tuple[Tensor, ...], like: Step | None) -> Step:
         """The same step of other nodes, those that correspond to its own."""
-        inner = [t for t, own in zip(nodes, self.nodes, strict=True) if own in self.inner]
-        step = Step(nodes, frozenset(inner), self.fusion)
-        return step._replace(heirs=tuple([step.tensor(*self.find(t)) for t in self.heirs])) if self.heirs else step
+        inner, heirs = self.inner, ()
+        if inner:
+            inner = frozenset([t for t, own in zip(nodes, self.nodes, strict=True) if own in inner])
+        if self.heirs:
+            step = Step(nodes)
+            heirs = tuple([step.tensor(*self.find(t)) for t in self.heirs])
+        return Step(nodes, inner, self.fusion, heirs, like)
 
 
 def mapped_steps(steps: Sequence[Step], to: Mapping[Tensor, Tensor]) -> list[Step]:
@@ -58,8 +64,13 @@ def mapped_steps(steps: Sequence[Step], to: Mapping[Tensor, Tensor]) -> list[Ste
     made: dict[Tensor, Step] = {}  # by the last node
     for s in steps:
         like = None if s.like is None else made.get(s.like.nodes[-1])
-        made[s.nodes[-1]] = s.of(tuple([to[t] for t in s.nodes]))._replace(like=like)
+        made[s.nodes[-1]] = s.of(tuple([to[t] for t in s.nodes]), like)
     return [*made.values()]
+
+
+def joined(steps: Iterable[Step]) -> Step:
+    """All the nodes of these steps as if they were one."""
+    return Step(tuple([t for step in steps for t in step.nodes]))
 
 
 def steps_of(nodes: Iterable[Tensor]) -> list[Step]:
@@ -135,16 +146,15 @@ def plan(
     nodes = [t for step in steps for t in step.nodes]
     result = Plan(n_steps=len(steps))
     pools: dict[str, _Pool] = {}
-    pinned = {t.root for t in nodes if t.flags & (FLAG_INPUT | FLAG_OUTPUT)}
+    kept = FLAG_INPUT | FLAG_OUTPUT
+    pinned = {t.root for t in nodes if t.flags & kept}
     sources = [step.sources() for step in steps]
     uses = [
         [s if s.view_src is None else s.view_src for s in read]
         + [t.view_src for t in step.nodes if t.view_src is not None]
         for step, read in zip(steps, sources, strict=True)
     ]
-    users: dict[Tensor, int] = {}  # root -> uses to come
-    for root in chain.from_iterable(uses):
-        users[root] = users.get(root, 0) + 1
+    users = Counter(chain.from_iterable(uses))  # root -> uses to come
     read = set(chain.from_iterable(sources))
     inner = set(chain.from_iterable(step.inner for step in steps))
     results = [t for t in nodes if t.view_src is not None and t not in read and t not in inner]
@@ -156,7 +166,9 @@ def plan(
         nonlocal live
         pool = pool_of(t)
         n = -(-t.nbytes // alignment) * alignment
-        result.offsets[t] = (pool, pools.setdefault(pool, _Pool()).take(n))
+        if pool not in pools:
+            pools[pool] = _Pool()
+        result.offsets[t] = (pool, pools[pool].take(n))
         held[t] = n
         live += n
         result.lower_bound = max(result.lower_bound, live)
@@ -201,7 +213,7 @@ def _needs_place(t: Tensor) -> bool:
 def _heir(
     t: Tensor,
     step: Step,
-    users: dict[Tensor, int],
+    users: Mapping[Tensor, int],
     pinned: set[Tensor],
     held: dict[Tensor, int],
     result: Plan,

@@ -75,7 +75,7 @@ def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled:
             made[run.begin] = _Fuser(part, uses, kernels, isa, enabled).steps()
         else:
             to = dict(zip(nodes[run.like : run.like + len(part)], part, strict=True))
-            made[run.begin] = [s.of(tuple([to[t] for t in s.nodes]))._replace(like=s) for s in made[run.like]]
+            made[run.begin] = [s.of(tuple([to[t] for t in s.nodes]), s) for s in made[run.like]]
     return [s for steps in made.values() for s in steps]
 
 

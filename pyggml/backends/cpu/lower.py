@@ -167,10 +167,9 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         out.cost_ns += row.ns
         shared_ns += row.shared_ns
     if repeats:
-        words = out.words()
-        to, like = np.array(repeats).T
-        words[to] = words[like]
-        at, value = np.array(moved).T
-        words.reshape(-1)[at] = value
+        words, rows_to_row = out.words(), np.array(repeats, np.int64)
+        words[rows_to_row[:, 0]] = words[rows_to_row[:, 1]]
+        to_words = np.array(moved, np.int64)
+        words.reshape(-1)[to_words[:, 0]] = to_words[:, 1]
     out.n_threads = n_threads if shared_ns > _WAKE * _SHARE else 1
     return out
