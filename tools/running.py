@@ -158,6 +158,7 @@ Run = Annotated[RunOptions, Group.of(RunOptions)]
 
 
 def cache_type(option: str, name: str) -> DType:
+    """The type of that name, which a cache can have; else what is wrong with the option."""
     if name.upper() not in _CACHE_TYPES:
         raise click.BadParameter(f"{option} is one of {', '.join(_CACHE_TYPES)}, not {name!r}")
     return DType[name.upper()]
