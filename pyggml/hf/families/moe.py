@@ -7,7 +7,7 @@ from ..family import Family, Key, Of
 from ..metadata import window
 from ..moves import ROW, TRANSPOSED, alternating, alternating_rows, halves_transposed
 from .plain import HUNYUAN_NORMS
-from .spelling import BLOCK_SPARSE, shared
+from .spelling import APPENDED, BLOCK_SPARSE, shared
 
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
 _SHARED_EXPERT = shared("mlp.shared_expert")
@@ -106,6 +106,7 @@ FAMILIES = (
         keys=_SHARED,
         names=_BIAS,
         by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
+        heads=APPENDED,
     ),
     Family(
         arch="exaone-moe",

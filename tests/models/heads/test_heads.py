@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,11 @@ IDS = np.random.default_rng(1).integers(0, 64, 40).tolist()
 NONE: tuple[str, ...] = ()
 
 
-def made(arch: str, own: tuple[str, ...] = NONE) -> tuple[dict[str, Any], Arrays]:
-    """Metadata and weights; the heads have `own` weights beside those that they must have."""
-    kv = {"nextn_predict_layers": 1, **FAMILIES[arch][0]}
+def made(
+    arch: str, own: tuple[str, ...] = NONE, more: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], Arrays]:
+    """Metadata, with `more`, and weights; the heads have `own` weights beside those that they must have."""
+    kv = {"nextn_predict_layers": 1, **FAMILIES[arch][0], **(more or {})}
     weights = random_weights(arch, kv)
     rng = np.random.default_rng(5)
     for name, w in weights.items():
