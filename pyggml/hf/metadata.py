@@ -21,8 +21,8 @@ def _n_heads(keys: Mapping[str, Any]) -> int:
 
 
 def of_model(values: Sequence[Any], keys: Mapping[str, Any]) -> list[Any]:
-    """Of values of each block of a file those of the model's layers, as a config has them."""
-    return list(values[: len(values) - _n_heads(keys)])
+    """Of values of each block of a file, or of each layer of the model, those of the latter, as a config has them."""
+    return list(values[: keys["block_count"] - _n_heads(keys)])
 
 
 COMMON: dict[str, Key] = {

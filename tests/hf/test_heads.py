@@ -4,7 +4,7 @@ with them, and keep them on both ways."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from pyggml.llm.generate.speculative import with_draft
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
+from ..conftest import shared_dir
 from ..models.heads.plain_head import PlainHead
 from ..models.heads.test_heads import FAMILIES, IDS, greedy, ids_of, made
 from ..plain_llama import nmse
 from ..random_model import Arrays, write_random
-from .checkpoint import write_checkpoint
+from .checkpoint import bfloat16_tensors, write_checkpoint
 
 CONFIG: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
 CONFIG |= {"vocab_size": 64, "max_position_embeddings": 256, "intermediate_size": 48, "rms_norm_eps": 1e-5}
@@ -108,7 +109,7 @@ CASES = {
         arch="qwen3next",
         config=DELTA | QWEN_MOE,
         names=QWEN,
-        kv=ATTENDS,
+        kv=ATTENDS | {"leading_dense_block_count": 0, "expert_weights_scale": 1.0},
         own=OWN[2:],
         outside=MTP,
         layer="mtp.layers.0",
@@ -126,7 +127,7 @@ CASES = {
         arch="qwen35moe",
         config=DELTA | QWEN_MOE | {"rope_parameters": {"mrope_section": [1, 1, 0]}},
         names=QWEN,
-        kv=ATTENDS,
+        kv=ATTENDS | {"leading_dense_block_count": 0, "expert_weights_scale": 1.0},
         own=OWN[2:],
         outside=MTP,
         layer="mtp.layers.0",
@@ -196,7 +197,8 @@ def test_a_folder_with_heads(tmp_path: Path, model_type: str) -> None:
     assert back.keys() == tensors.keys()
     for name, a in tensors.items():
         assert back[name].shape == a.shape and np.abs(back[name].stored() - a).max() <= 2.0**-23, name
-    want, _ = PlainHead(weights, 2, FAMILIES[arch][1])(np.array(IDS), HIDDEN)
+    family = replace(FAMILIES[arch][1], expert_scale=kv.get("expert_weights_scale", 1.0))
+    want, _ = PlainHead(weights, 2, family)(np.array(IDS), HIDDEN)
     stated = load_model(write_random(tmp_path / "stated.gguf", arch, kv, weights))
     plain, drafted = ids_of(greedy(stated)), with_draft(greedy(stated), stated.heads, 4)
     assert ids_of(drafted) == plain
@@ -247,3 +249,27 @@ def test_what_is_said_of_heads(tmp_path: Path, model_type: str) -> None:
     write_checkpoint(folder, config, tensors | {joins: tensors[joins][:, 1:]})
     with pytest.raises(ModelError, match=r"eh_proj\.weight has ne \[63, 32, 1, 1\]"):
         _ = load_model(folder).heads
+
+
+def test_heads_that_are_not_supported(tmp_path: Path) -> None:
+    """K-EXAONE's, of which no source says how they attend: the model runs, and its files keep them."""
+    golden = shared_dir() / "golden" / "hf" / "exaone-moe"
+    if not golden.is_dir():
+        pytest.skip(f"no golden data in {golden}")
+    tensors = bfloat16_tensors(golden / "model.safetensors")
+    layer = {n: a for n, a in tensors.items() if n.startswith("model.layers.0.")}  # dense, as heads are
+    tensors |= {n.replace("model.layers.0.", "mtp.layers.0."): a for n, a in layer.items()}
+    norms = ("mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+    tensors |= {f"{n}.weight": tensors["model.norm.weight"] for n in norms}
+    tensors["mtp.fc.weight"] = np.ones((64, 128), np.float32)
+    (tmp_path / "folder").mkdir()
+    write_checkpoint(tmp_path / "folder", json.loads((golden / "config.json").read_text()), tensors)
+    write_quantized(plan_quantization(tmp_path / "folder", None), tmp_path / "m.gguf")
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    assert open_folder(tmp_path / "back").keys() == tensors.keys()
+    plain = ids_of(greedy(load_model(golden)))
+    for path in ("folder", "m.gguf", "back"):
+        model = load_model(tmp_path / path)
+        assert ids_of(greedy(model)) == plain and model.n_heads == 1
+        with pytest.raises(ModelError, match="the heads of exaone-moe that draft are not supported"):
+            _ = model.heads

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import Config
-from ..family import Family, Heads, Key, Of
+from ..family import Family, Key, Of
 from ..metadata import layers_of, of_model
 from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Shape, Sizes, Split
 from .mla import NOPE_AND_ROPE
-from .spelling import BLOCK_SPARSE, shared
+from .spelling import BLOCK_SPARSE, mtp_layers, shared
 
 Array = npt.NDArray[Any]
 _NORMS = {
@@ -187,18 +187,7 @@ _KIMI = {
     **{f"ssm_conv1d_{x}": f"self_attn.{x}_conv1d" for x in "qkv"},
     "ssm_norm": "self_attn.o_norm",
 }
-_HEADS = Heads(
-    says="mtp_num_hidden_layers",
-    own={
-        "nextn.eh_proj": "mtp.fc",
-        "nextn.enorm": "mtp.pre_fc_norm_embedding",
-        "nextn.hnorm": "mtp.pre_fc_norm_hidden",
-        "nextn.shared_head_norm": "mtp.norm",
-        "nextn.embed_tokens": "mtp.embed_tokens",
-        "nextn.shared_head_head": "mtp.lm_head",
-    },
-    layers="mtp.layers",
-)
+_HEADS = mtp_layers("mtp_num_hidden_layers")
 
 
 def _residual_scale(c: Config) -> float:

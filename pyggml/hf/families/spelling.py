@@ -67,6 +67,13 @@ APPENDED = Heads(  # behind the last layer, with embeddings and an output of the
 )
 
 
+def mtp_layers(says: str) -> Heads:
+    """In a part of their own, with one tensor for all heads of what joins their inputs, and of the norms."""
+    own = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+    own |= {"embed_tokens": "embed_tokens", "shared_head_head": "lm_head"}
+    return Heads(says=says, own={f"nextn.{role}": f"mtp.{name}" for role, name in own.items()}, layers="mtp.layers")
+
+
 def mamba(part: str, *, dt_proj: bool = True) -> dict[str, str]:
     """Of state-space layers. `dt_proj` false: their step has a bias alone (Mamba-2)."""
     return {

@@ -32,6 +32,7 @@ class Family:
     softmax: bool = False
     attn_scale: float = 1.0
     logit_scale: float = 1.0
+    expert_scale: float = 1.5
     normed: bool = True  # what goes on to the next guess
 
 
@@ -144,7 +145,7 @@ class PlainHead:
         out = np.zeros_like(x)
         for i, ids in enumerate(best):
             for e in ids:
-                out[i] += 1.5 * probs[i, e] / probs[i, ids].sum() * self.network(x[i], "_exps", e)
+                out[i] += of.expert_scale * probs[i, e] / probs[i, ids].sum() * self.network(x[i], "_exps", e)
         shared = self.network(x, "_shexp")
         if "ffn_gate_inp_shexp.weight" in w:
             shared = shared * sigmoid(x @ w["ffn_gate_inp_shexp.weight"].reshape(1, -1).T)
