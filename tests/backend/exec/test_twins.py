@@ -15,7 +15,7 @@ from pyggml.llm.model import load_model
 from pyggml.llm.steps import StepSize
 from pyggml.sched import Scheduler
 
-from ..random_model import write_random
+from ...random_model import write_random
 
 N_LAYER = 6
 ARCHS: dict[str, dict[str, Any]] = {
