@@ -64,6 +64,9 @@ BEHIND = {
     "nextn.embed_tokens": "embed_tokens",
 }
 BEHIND |= {"nextn.shared_head_norm": "shared_head.norm", "nextn.shared_head_head": "shared_head.head"}
+LING = {"attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"}
+LING |= {"attn_q_norm": "attention.query_layernorm", "attn_k_norm": "attention.key_layernorm"}
+LING |= {"layer_output_norm": "final_layernorm"}
 POST = {"post_attention_norm": "post_attention_layernorm"}
 QWEN = {role: name.replace("shared_experts", "shared_expert") for role, name in SHARED.items()}
 QWEN |= {"ffn_gate_inp_shexp": "mlp.shared_expert_gate", **POST}
@@ -95,6 +98,21 @@ CASES = {
         config=ROUTED | LATENT | NEXTN | {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 512},
         names=MLA | SHARED | BEHIND | INDEXER,
         own=OWN,
+    ),
+    "glm_moe_dsa": Case(
+        arch="glm-dsa",
+        config=ROUTED
+        | LATENT
+        | NEXTN
+        | {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 512, "indexer_types": ["full", "full", "shared"]},
+        names=MLA | SHARED | BEHIND | INDEXER,
+        own=OWN,
+    ),
+    "bailing_moe_v2": Case(
+        arch="bailingmoe2",
+        config=ROUTED | NEXTN | {"num_experts": 4, "num_shared_experts": 1, "partial_rotary_factor": 1.0},
+        names=LING | SHARED | BEHIND,
+        own=("layer_output_norm",),
     ),
     "glm4_moe": Case(arch="glm4moe", config=ROUTED | NEXTN, names=SHARED | BEHIND | POST, own=OWN),
     "glm4": Case(
@@ -139,6 +157,9 @@ def layer_tensors(case: Case, il: int, w: Arrays) -> Arrays:
     """The tensors of a layer, as a checkpoint has them."""
     begin = f"model.layers.{il}" if il < 2 else case.layer
     out: Arrays = {}
+    if "attn_qkv" in case.names:
+        w = {**w, "attn_qkv.weight": np.concatenate([w[f"attn_{x}.weight"] for x in "qkv"])}
+        w = {role: a for role, a in w.items() if role not in ("attn_q.weight", "attn_k.weight", "attn_v.weight")}
     for role, a in w.items():
         stem, _, suffix = role.rpartition(".")
         if case.arch.startswith("qwen") and a.ndim == 1 and suffix == "weight" and "ssm" not in stem:
@@ -146,7 +167,8 @@ def layer_tensors(case: Case, il: int, w: Arrays) -> Arrays:
         if stem in EXPERTS:
             out |= {f"{begin}.mlp.experts.{e}.{EXPERTS[stem]}.weight": x for e, x in enumerate(a)}
         elif role == "exp_probs_b.bias":
-            out[f"{begin}.mlp.gate.e_score_correction_bias"] = a
+            bias = "expert_bias" if case.arch == "bailingmoe2" else "e_score_correction_bias"
+            out[f"{begin}.mlp.gate.{bias}"] = a
         elif stem == "attn_v_b":
             of_heads = [np.concatenate((k.T, v)) for k, v in zip(w["attn_k_b.weight"], a, strict=True)]
             out[f"{begin}.self_attn.kv_b_proj.weight"] = np.concatenate(of_heads)
@@ -161,7 +183,8 @@ def write_folder(folder: Path, model_type: str) -> tuple[Arrays, dict[str, Any],
     """A folder with a head behind two layers; the tensors in it, and the model as a GGUF has it: keys and tensors."""
     case = CASES[model_type]
     kv, weights = made(case.arch, case.own, case.kv)
-    tensors: Arrays = {"model.embed_tokens.weight": weights["token_embd.weight"]}
+    embed = "model.word_embeddings" if case.arch == "bailingmoe2" else "model.embed_tokens"
+    tensors: Arrays = {f"{embed}.weight": weights["token_embd.weight"]}
     norm = weights["output_norm.weight"]
     tensors |= {"model.norm.weight": norm - case.arch.startswith("qwen"), "lm_head.weight": weights["output.weight"]}
     for il in range(3):
@@ -245,6 +268,9 @@ def test_what_is_said_of_heads(tmp_path: Path, model_type: str) -> None:
         _ = load_model(folder).heads
     write_checkpoint(folder, config, {n: a for n, a in tensors.items() if n != joins})
     with pytest.raises(ModelError, match=rf"the tensor ({layer}|mtp)\.\S+ is not known to {model_type}"):
+        load_model(folder)
+    write_checkpoint(folder, {**config, "num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, tensors)
+    with pytest.raises(ModelError, match=rf"the tensor {layer}\.\S+ is not known|no tensor blk\.2\.attn_norm"):
         load_model(folder)
     write_checkpoint(folder, config, tensors | {joins: tensors[joins][:, 1:]})
     with pytest.raises(ModelError, match=r"eh_proj\.weight has ne \[63, 32, 1, 1\]"):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import window
@@ -36,6 +40,15 @@ def _first(*names: str) -> Of:
 
 def _not_normed(c: Config) -> bool | None:
     return None if c.get("norm_topk_prob", default=False) is True else False
+
+
+def _half_roped(c: Config) -> int:
+    return int(c.head * float(c.rope.get("partial_rotary_factor", 0.5)))
+
+
+def _half_roped_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
+    head = keys.get("attention.key_length") or keys["embedding_length"] // keys["attention.head_count"]
+    return {"partial_rotary_factor": n / head}
 
 
 FAMILIES = (
@@ -107,6 +120,27 @@ FAMILIES = (
         names=_BIAS,
         by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
         heads=APPENDED,
+    ),
+    # Ling 2.0 (arXiv 2510.22115)
+    Family(
+        arch="bailingmoe2",
+        types=("bailing_moe_v2",),
+        cls="BailingMoeV2ForCausalLM",
+        keys={
+            **_SHARED,
+            "rope.dimension_count": Of(_half_roped, _half_roped_back),
+            "expert_shared_feed_forward_length": ("moe_shared_expert_intermediate_size", "moe_intermediate_size"),
+        },
+        names={r"mlp\.gate\.expert_bias$": "mlp.gate.expert_bias.bias"},
+        spelled={
+            "token_embd": "model.word_embeddings",
+            "attn_qkv": "attention.query_key_value",
+            "attn_q_norm": "attention.query_layernorm",
+            "attn_k_norm": "attention.key_layernorm",
+            "attn_output": "attention.dense",
+            "exp_probs_b": "mlp.gate.expert_bias=",
+        },
+        heads=replace(APPENDED, own={**APPENDED.own, "layer_output_norm": "{layer}.final_layernorm"}),
     ),
     Family(
         arch="exaone-moe",
