@@ -33,7 +33,7 @@ PAGES = {  # page -> the model types in it
     "gpt": ("gpt2", "gptj", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "mpt"),
     "moe": (
         *("afmoe", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "gpt_oss", "hunyuan_v1_moe", "llama4_text"),
-        *("bailing_moe_v2", "llama4", "minimax_m2", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+        *("bailing_moe_v2", "llama4", "mimo_v2_flash", "minimax_m2", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
     ),
     "recurrent": (
         *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2"),
