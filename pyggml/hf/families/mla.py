@@ -64,9 +64,9 @@ _INDEXER = {
 
 
 def _indexers(c: Config) -> list[bool] | None:
-    """Of each layer whether it has an indexer of its own, as a head has."""
+    """Of each layer of the model whether it has an indexer of its own; of heads llama.cpp wants no word."""
     types = c.get("indexer_types", default=None)
-    return None if types is None else [kind == "full" for kind in types[: c.n_layer]] + [True] * c.n_heads
+    return None if types is None else [kind == "full" for kind in types[: c.n_layer]]
 
 
 def _indexers_back(own: list[bool], keys: Mapping[str, Any]) -> dict[str, object]:
@@ -102,7 +102,7 @@ FAMILIES = (
         spelled=_INDEXER_SPELLED,
         heads=APPENDED,
     ),
-    # GLM-5 (arXiv 2602.15763): some of its layers may have no indexer, and attend to what the last one before chose.
+    # GLM-5 (huggingface.co/zai-org/GLM-5): layers without an indexer attend to what the last one before chose.
     Family(
         arch="glm-dsa",
         types=("glm_moe_dsa",),
