@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..config import Config
 from ..family import Family, Key, Of
 from ..moves import KV_B
+from .spelling import APPENDED
 
 _N_ROT = "qk_rope_head_dim"
 
@@ -57,6 +58,7 @@ FAMILIES = (
         keys=_V3,
         splits=_SPLITS,
         names=_BIAS,
+        heads=APPENDED,
     ),
     Family(
         arch="deepseek32",
@@ -83,5 +85,6 @@ FAMILIES = (
             "indexer.k_norm": "self_attn.indexer.k_norm",
             "indexer.proj": "self_attn.indexer.weights_proj",
         },
+        heads=APPENDED,
     ),
 )

@@ -7,7 +7,7 @@ from ..family import Family, Key, Of
 from ..metadata import window
 from ..moves import ROW, TRANSPOSED, alternating, alternating_rows, halves_transposed
 from .plain import HUNYUAN_NORMS
-from .spelling import BLOCK_SPARSE, shared
+from .spelling import APPENDED, BLOCK_SPARSE, mtp_layers, shared
 
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
 _SHARED_EXPERT = shared("mlp.shared_expert")
@@ -106,6 +106,7 @@ FAMILIES = (
         keys=_SHARED,
         names=_BIAS,
         by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
+        heads=APPENDED,
     ),
     Family(
         arch="exaone-moe",
@@ -115,6 +116,7 @@ FAMILIES = (
         names=_BIAS,
         more=window,
         spelled={"exp_probs_b": "mlp.e_score_correction_bias="},
+        heads=mtp_layers("num_nextn_predict_layers"),
     ),
     Family(
         arch="ernie4_5-moe",
@@ -132,6 +134,7 @@ FAMILIES = (
             ),
         },
         names=_BIAS,
+        skip=(r"^model\.mtp_",),  # layers that draft: GGUFs of this architecture have none
         moves={"exp_probs_b": ROW},
     ),
     Family(
