@@ -251,7 +251,7 @@ class Tensors:
                     yield name, expert, Part(t, scale, self._moves(t, name), self.sizes, split, i)
                 return
         name = self.name(hf)
-        if name is None:
+        if name is None or ".nextn." in name:  # the latter in a layer that the config has as one of the model's
             raise ModelError(f"{t.file.path}: the tensor {t.name} is not known to {self.family.types[0]}")
         yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
 

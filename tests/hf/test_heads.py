@@ -64,6 +64,9 @@ BEHIND = {
     "nextn.embed_tokens": "embed_tokens",
 }
 BEHIND |= {"nextn.shared_head_norm": "shared_head.norm", "nextn.shared_head_head": "shared_head.head"}
+LING = {"attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"}
+LING |= {"attn_q_norm": "attention.query_layernorm", "attn_k_norm": "attention.key_layernorm"}
+LING |= {"layer_output_norm": "final_layernorm"}
 POST = {"post_attention_norm": "post_attention_layernorm"}
 QWEN = {role: name.replace("shared_experts", "shared_expert") for role, name in SHARED.items()}
 QWEN |= {"ffn_gate_inp_shexp": "mlp.shared_expert_gate", **POST}
@@ -82,7 +85,7 @@ class Case:
     kv: dict[str, Any] = field(default_factory=dict[str, Any])
     own: tuple[str, ...] = ()
     outside: dict[str, str] = field(default_factory=dict[str, str])
-    layer: str = "model.layers.2"
+    layer: str = "model.layers.2"  # {}: of several the number
 
 
 OWN = ("nextn.embed_tokens", "nextn.shared_head_head", "nextn.shared_head_norm")
@@ -95,6 +98,33 @@ CASES = {
         config=ROUTED | LATENT | NEXTN | {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 512},
         names=MLA | SHARED | BEHIND | INDEXER,
         own=OWN,
+    ),
+    "glm_moe_dsa": Case(
+        arch="glm-dsa",
+        config=ROUTED
+        | LATENT
+        | NEXTN
+        | {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 512, "indexer_types": ["full", "full", "shared"]},
+        names=MLA | SHARED | BEHIND | INDEXER,
+        own=OWN,
+    ),
+    "bailing_moe_v2": Case(
+        arch="bailingmoe2",
+        config=ROUTED | NEXTN | {"num_experts": 4, "num_shared_experts": 1, "partial_rotary_factor": 1.0},
+        names=LING | SHARED | BEHIND,
+        own=("layer_output_norm",),
+    ),
+    "mimo_v2_flash": Case(
+        arch="mimo2",
+        config=ROUTED
+        | {"num_key_value_heads": 2, "swa_num_key_value_heads": 1, "v_head_dim": 8, "sliding_window": 8}
+        | {"hybrid_layer_pattern": [0, 1, 0], "attention_value_scale": 0.5, "layernorm_epsilon": 1e-5},
+        names=BEHIND
+        | {"layer_output_norm": "final_layernorm", "attn_sinks": "self_attn.attention_sink_bias"}
+        | {"pre_mlp_norm": "pre_mlp_layernorm"},
+        kv={"expert_weights_scale": 1.0},
+        own=("layer_output_norm",),
+        layer="model.mtp.layers.{}",
     ),
     "glm4_moe": Case(arch="glm4moe", config=ROUTED | NEXTN, names=SHARED | BEHIND | POST, own=OWN),
     "glm4": Case(
@@ -135,10 +165,15 @@ CASES = {
 }
 
 
-def layer_tensors(case: Case, il: int, w: Arrays) -> Arrays:
+def layer_tensors(case: Case, il: int, n_layer: int, w: Arrays) -> Arrays:
     """The tensors of a layer, as a checkpoint has them."""
-    begin = f"model.layers.{il}" if il < 2 else case.layer
+    begin = f"model.layers.{il}" if il < n_layer else case.layer.format(il - n_layer)
+    if case.arch == "mimo2" and il >= n_layer:
+        w = {{"ffn_norm.weight": "pre_mlp_norm.weight"}.get(role, role): a for role, a in w.items()}
     out: Arrays = {}
+    if "attn_qkv" in case.names:
+        w = {**w, "attn_qkv.weight": np.concatenate([w[f"attn_{x}.weight"] for x in "qkv"])}
+        w = {role: a for role, a in w.items() if role not in ("attn_q.weight", "attn_k.weight", "attn_v.weight")}
     for role, a in w.items():
         stem, _, suffix = role.rpartition(".")
         if case.arch.startswith("qwen") and a.ndim == 1 and suffix == "weight" and "ssm" not in stem:
@@ -146,10 +181,13 @@ def layer_tensors(case: Case, il: int, w: Arrays) -> Arrays:
         if stem in EXPERTS:
             out |= {f"{begin}.mlp.experts.{e}.{EXPERTS[stem]}.weight": x for e, x in enumerate(a)}
         elif role == "exp_probs_b.bias":
-            out[f"{begin}.mlp.gate.e_score_correction_bias"] = a
+            bias = "expert_bias" if case.arch == "bailingmoe2" else "e_score_correction_bias"
+            out[f"{begin}.mlp.gate.{bias}"] = a
         elif stem == "attn_v_b":
             of_heads = [np.concatenate((k.T, v)) for k, v in zip(w["attn_k_b.weight"], a, strict=True)]
             out[f"{begin}.self_attn.kv_b_proj.weight"] = np.concatenate(of_heads)
+        elif stem == "attn_sinks":
+            out[f"{begin}.{case.names[stem]}"] = a
         elif stem in case.outside:
             out[f"{case.outside[stem]}.{suffix}"] = a
         elif stem != "attn_k_b":
@@ -158,24 +196,27 @@ def layer_tensors(case: Case, il: int, w: Arrays) -> Arrays:
 
 
 def write_folder(folder: Path, model_type: str) -> tuple[Arrays, dict[str, Any], Arrays]:
-    """A folder with a head behind two layers; the tensors in it, and the model as a GGUF has it: keys and tensors."""
+    """A folder with heads behind its layers; the tensors in it, and the model as a GGUF has it: keys and tensors."""
     case = CASES[model_type]
     kv, weights = made(case.arch, case.own, case.kv)
-    tensors: Arrays = {"model.embed_tokens.weight": weights["token_embd.weight"]}
+    embed = "model.word_embeddings" if case.arch == "bailingmoe2" else "model.embed_tokens"
+    tensors: Arrays = {f"{embed}.weight": weights["token_embd.weight"]}
     norm = weights["output_norm.weight"]
     tensors |= {"model.norm.weight": norm - case.arch.startswith("qwen"), "lm_head.weight": weights["output.weight"]}
-    for il in range(3):
+    n_layer = kv["block_count"] - kv["nextn_predict_layers"]
+    if case.arch == "mimo2":
+        weights["blk.1.attn_sinks.weight"] = np.array([1, -1, 0.5, 2], np.float32)
+    for il in range(kv["block_count"]):
         of = {n.removeprefix(f"blk.{il}."): w for n, w in weights.items() if n.startswith(f"blk.{il}.")}
-        tensors |= layer_tensors(case, il, of)
+        tensors |= layer_tensors(case, il, n_layer, of)
     tensors = {n: np.ascontiguousarray(a, np.float32) for n, a in tensors.items()}
     folder.mkdir()
-    write_checkpoint(folder, {**CONFIG, "num_hidden_layers": 2, "model_type": model_type, **case.config}, tensors)
+    write_checkpoint(folder, {**CONFIG, "num_hidden_layers": n_layer, "model_type": model_type, **case.config}, tensors)
     return tensors, kv, weights
 
 
 def head_logits(model: Model) -> np.ndarray:
-    (head,) = model.heads
-    ctx = LlamaContext(head, 64, n_threads=1, type_k=DType.F32, type_v=DType.F32)
+    ctx = LlamaContext(model.heads[-1], 64, n_threads=1, type_k=DType.F32, type_v=DType.F32)
     batch = Batch()
     for at, row in enumerate(HIDDEN):
         batch.add_hidden(IDS[at], row, at, logits=True)
@@ -198,13 +239,14 @@ def test_a_folder_with_heads(tmp_path: Path, model_type: str) -> None:
     for name, a in tensors.items():
         assert back[name].shape == a.shape and np.abs(back[name].stored() - a).max() <= 2.0**-23, name
     family = replace(FAMILIES[arch][1], expert_scale=kv.get("expert_weights_scale", 1.0))
-    want, _ = PlainHead(weights, 2, family)(np.array(IDS), HIDDEN)
+    want, _ = PlainHead(weights, kv["block_count"] - 1, family)(np.array(IDS), HIDDEN)
     stated = load_model(write_random(tmp_path / "stated.gguf", arch, kv, weights))
     plain, drafted = ids_of(greedy(stated)), with_draft(greedy(stated), stated.heads, 4)
     assert ids_of(drafted) == plain
     for path in ("folder", "m.gguf", "back"):
         model = load_model(tmp_path / path)
-        assert model.kv[f"{arch}.nextn_predict_layers"] == 1 and model.hparams.n_layer == 2 and not model.unused
+        assert len(model.heads) == kv["nextn_predict_layers"] and not model.unused
+        assert model.hparams.n_layer == kv["block_count"] - len(model.heads)
         assert nmse(head_logits(model), want) < 1e-9
         g = with_draft(greedy(model), model.heads, 4)
         assert ids_of(g) == plain and g.stats == drafted.stats
@@ -245,6 +287,9 @@ def test_what_is_said_of_heads(tmp_path: Path, model_type: str) -> None:
         _ = load_model(folder).heads
     write_checkpoint(folder, config, {n: a for n, a in tensors.items() if n != joins})
     with pytest.raises(ModelError, match=rf"the tensor ({layer}|mtp)\.\S+ is not known to {model_type}"):
+        load_model(folder)
+    write_checkpoint(folder, {**config, "num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, tensors)
+    with pytest.raises(ModelError, match=rf"the tensor {layer}\.\S+ is not known|no tensor blk\.2\.attn_norm"):
         load_model(folder)
     write_checkpoint(folder, config, tensors | {joins: tensors[joins][:, 1:]})
     with pytest.raises(ModelError, match=r"eh_proj\.weight has ne \[63, 32, 1, 1\]"):
