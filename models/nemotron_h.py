@@ -1,6 +1,6 @@
 """Nemotron-H (arXiv 2504.03624) and its mixtures: a layer is Mamba-2, or attention without positions, or a network.
-A head that drafts is attention, and then experts. Its last norm is one of the mean square, as in vLLM's
-`nemotron_h_mtp.py`, which its authors wrote (llama.cpp subtracts the mean, too)."""
+A head that drafts is attention, and then experts; its last norm is as the others, after vLLM's `nemotron_h_mtp.py`
+(llama.cpp's subtracts the mean, too)."""
 
 from __future__ import annotations
 

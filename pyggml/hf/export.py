@@ -236,10 +236,10 @@ def _main_type(file: GGUFFile) -> DType:
     return dtype if dtype in _DTYPES else DType.BF16
 
 
-def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
+def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
     taken: set[str] = set()
-    n_heads = int(file.kv.get(f"{family.arch}.nextn_predict_layers", 0))  # pyright: ignore[reportArgumentType]
-    n_layer = int(file.kv[f"{family.arch}.block_count"]) - n_heads  # pyright: ignore[reportArgumentType]
+    n_heads = sizes.ints("nextn_predict_layers")
+    n_layer = sizes.ints("block_count") - n_heads
     for t in file.tensors.values():
         if t.name in taken or t.name in _MADE:
             continue
@@ -315,7 +315,7 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
     """The files of a folder."""
     sizes, dtype = sizes_of(family.arch, file.kv), _main_type(file)
     name, size = _DTYPES[dtype]
-    planned = [(w, _shape(w, family, sizes)) for w in _plan(file, family)]
+    planned = [(w, _shape(w, family, sizes)) for w in _plan(file, family, sizes)]
     planned += _numbers(file, family)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -102,7 +102,7 @@ FAMILIES = (
         spelled=_INDEXER_SPELLED,
         heads=APPENDED,
     ),
-    # GLM-5 (arXiv 2602.15763): some of its layers may have no indexer, and attend to what the last one before chose.
+    # GLM-5 (huggingface.co/zai-org/GLM-5): layers without an indexer attend to what the last one before chose.
     Family(
         arch="glm-dsa",
         types=("glm_moe_dsa",),

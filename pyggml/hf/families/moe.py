@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -56,9 +56,9 @@ def _half_roped_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
 def _mimo_windows(c: Config) -> list[bool]:
     """Of each layer whether it has the window, as heads have."""
     pattern = c.get("hybrid_layer_pattern")
-    if not isinstance(pattern, list) or len(pattern) != c.n_layer:  # pyright: ignore[reportUnknownArgumentType]
+    if not isinstance(pattern, list) or len(cast("list[object]", pattern)) != c.n_layer:
         c.fail(f"hybrid_layer_pattern must have one of {c.n_layer} layers each")
-    return [bool(w) for w in pattern] + [True] * c.n_heads  # pyright: ignore[reportUnknownVariableType]
+    return [bool(w) for w in cast("list[object]", pattern)] + [True] * c.n_heads
 
 
 def _mimo_heads_kv(c: Config) -> list[int]:
