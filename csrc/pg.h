@@ -94,6 +94,17 @@ typedef struct pg_bind {
   int64_t var;
 } pg_bind;
 
+// What is known of a plan's short runs on one thread, see exec/pace.c.
+typedef struct pg_pace {
+  int32_t alone;   // they are as fast there, or faster
+  int32_t trial;   // which run of a trial is next, from 1; 0: none is under way
+  int32_t runs;    // before the first trial
+  int32_t pauses;  // trials that changed nothing
+  int64_t least;   // nanoseconds of the shortest
+  int64_t decided; // when the last one ended
+  int64_t ns[2];   // of a trial's runs: shared, alone
+} pg_pace;
+
 // Fields that several threads touch while a plan runs are only reached through __atomic builtins.
 typedef struct pg_plan {
   pg_op *ops;
@@ -115,6 +126,7 @@ typedef struct pg_plan {
   int32_t arrived;    // pg_sync: threads that have arrived ...
   char pad[64];       // ... and the phase the others wait for, on a cache line of its own
   int32_t phase;
+  pg_pace pace;
 } pg_plan;
 
 // -- for kernels

@@ -210,5 +210,5 @@ def _read_ling(r: Reader) -> HParams:
 
 ARCHITECTURES = (
     Architecture(("kimi-linear",), KimiLinear(rope_factors=False).build, read_kimi, "hybrid"),
-    Architecture(("bailingmoe3",), Ling3(rope_factors=False).build, _read_ling, "hybrid"),
+    Architecture(("bailingmoe3",), Ling3(rope_factors=False).build, _read_ling, "hybrid", nextn=True),
 )

@@ -1,4 +1,6 @@
-"""Nemotron-H (arXiv 2504.03624) and its mixtures: a layer is Mamba-2, or attention without positions, or a network."""
+"""Nemotron-H (arXiv 2504.03624) and its mixtures: a layer is Mamba-2, or attention without positions, or a network.
+A head that drafts is attention, and then experts; its last norm is as the others, after vLLM's `nemotron_h_mtp.py`
+(llama.cpp's subtracts the mean, too)."""
 
 from __future__ import annotations
 
@@ -37,9 +39,9 @@ class NemotronHParams(MambaHParams):
     n_latent: int = 0
 
     def has_kv(self, il: int) -> bool:
-        """A layer attends where it has heads and no network."""
+        """A layer attends where it has heads and no network; a head has both."""
         n = self.layer(il)
-        return n.n_head_kv > 0 and n.n_ff == 0
+        return n.n_head_kv > 0 and (n.n_ff == 0 or self.is_head)
 
     def state(self, il: int) -> StateShape:
         """A layer with neither is Mamba-2."""
@@ -50,7 +52,7 @@ class NemotronHParams(MambaHParams):
 def _read(r: Reader) -> HParams:
     eps = r.number(Keys.Attention.LAYERNORM_RMS_EPS, r.number(Keys.Attention.LAYERNORM_EPS, 0.0))
     router = read_router(r, Router(gating="sigmoid", norm=False))
-    return read_hparams(
+    hp = read_hparams(
         NemotronHParams,
         r,
         ssm=read_ssm(r),
@@ -59,6 +61,9 @@ def _read(r: Reader) -> HParams:
         router=router,
         n_latent=r.integer(Keys.LLM.MOE_LATENT_SIZE, 0),
     )
+    if hp.is_head and not hp.has_kv(0):
+        r.fail(Keys.Attention.HEAD_COUNT_KV, "says that a layer which drafts does not attend")
+    return hp
 
 
 def build_model(b: Build) -> Graph:
@@ -71,6 +76,9 @@ def build_model(b: Build) -> Graph:
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             if hp.has_kv(il):
                 cur = llm_build_kv(b, KV(*build_qkv(b, cur, il), build_inp_kq_mask(b, il), il))
+                if hp.is_head:
+                    inpL = b.cb(gg.add(cur, inpL), "ffn_inp", il)
+                    cur = _ffn(b, hp, build_norm(b, inpL, "post_attention_norm", "ffn_norm", il), il)
             elif hp.layer(il).n_ff:
                 cur = _ffn(b, hp, cur, il)
             else:
@@ -97,4 +105,7 @@ def _ffn(b: Build, hp: NemotronHParams, cur: Tensor, il: int) -> Tensor:
     return b.cb(gg.add(out, shared), "ffn_out", il)
 
 
-ARCHITECTURES = (Architecture(("nemotron_h", "nemotron_h_moe"), build_model, _read, "hybrid"),)
+ARCHITECTURES = (
+    Architecture(("nemotron_h",), build_model, _read, "hybrid"),
+    Architecture(("nemotron_h_moe",), build_model, _read, "hybrid", nextn=True),
+)

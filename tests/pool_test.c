@@ -1,11 +1,11 @@
 // The thread pool and executor on their own, for TSAN: shared and unshared ops, barriers inside ops, failures, growth,
-// and one plan that several threads run.
+// one plan that several threads run, and when short runs stay on one thread.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "pg.h"
+#include "exec/exec.h"
 
 enum { N = 4096 };
 
@@ -122,7 +122,38 @@ static int together(int n_threads) {
   return failed || both.wrong;
 }
 
+// Runs of a plan that take so long shared and alone, on a clock of its own, for so many seconds: the part of the last
+// half of that time in which they were alone, in percent.
+static int alone(pg_pace *p, int64_t shared_ns, int64_t alone_ns, int64_t seconds) {
+  const int64_t begin = p->decided + 1, end = begin + seconds * 1000000000;
+  int64_t ns[2] = {0};
+  for (int64_t now = begin; now < end;) {
+    const int is_alone = pg_pace_alone(p);
+    const int64_t took = is_alone ? alone_ns : shared_ns;
+    pg_pace_ran(p, now, now + took, 0);
+    now += took;
+    if (now > begin + (end - begin) / 2) ns[is_alone] += took;
+  }
+  return (int)(100 * ns[1] / (ns[0] + ns[1]));
+}
+
+// The faster way is taken nearly always, also after it has changed; what takes long is shared without a trial.
+static int paces(void) {
+  pg_pace p = {0}, small = {0}, large = {0};
+  if (alone(&p, 300000, 500000, 20) > 5) return 1;
+  if (alone(&p, 3000000, 600000, 40) < 95) return 2;
+  if (alone(&p, 300000, 500000, 40) > 5) return 3;
+  if (alone(&small, 98000, 100000, 20) < 95) return 4;
+  if (alone(&large, 2000000, 100000, 20) != 0) return 5;
+  return 0;
+}
+
 int main(void) {
+  const int bad_pace = paces();
+  if (bad_pace) {
+    printf("pool_test: pace, check %d\n", bad_pace);
+    return 1;
+  }
   for (int n = 1; n <= 4; n++)
     for (int failing = 0; failing < 2; failing++) {
       const int bad = run(n, failing);

@@ -22,7 +22,8 @@ _PANEL = "Options"
 class Option:
     """How a parameter is given: `Annotated[int, Option("-n", "--number", help="So many.", min=0)]`. Its type is the
     annotation's: str, int, float, bool (a flag), Path, Literal, a list of one of them (repeatable), a tuple; or
-    Optional of it. A number is finite, and from `min` to `max`. What `check` raises GGMLError for is refused."""
+    Optional of it. A number is finite, and from `min`, or above `above`, to `max`. What `check` raises GGMLError for
+    is refused."""
 
     def __init__(
         self,
@@ -30,12 +31,13 @@ class Option:
         help: str,
         metavar: str | None = None,
         min: float | None = None,
+        above: float | None = None,
         max: float | None = None,
         check: Callable[[Any], object] | None = None,
         panel: str = _PANEL,
     ) -> None:
         self.flags, self.help, self.metavar, self.panel = flags, help, metavar, panel
-        self.min, self.max, self.check = min, max, check
+        self.min, self.above, self.max, self.check = min, above, max, check
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,8 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
 class _Number(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  # generic from click 8.4 on
     """An int or a float, finite, and within bounds."""
 
-    def __init__(self, kind: type[int] | type[float], least: float | None, most: float | None) -> None:
-        self.kind, self.least, self.most = kind, least, most
+    def __init__(self, kind: type[int] | type[float], marker: Option) -> None:
+        self.kind, self.least, self.above, self.most = kind, marker.min, marker.above, marker.max
         self.name = "integer" if kind is int else "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
@@ -124,16 +126,18 @@ class _Number(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  #
             number = self.kind(value)
         except (ValueError, OverflowError):
             return self.fail(f"{value!r} is not {what}", param, ctx)
-        if not isfinite(number) or abs(number) >= _HUGE:
+        if not isfinite(number) or (self.kind is int and abs(number) >= _HUGE):
             return self.fail(f"{value!r} is out of range", param, ctx)
         if self.least is not None and number < self.least:
             return self.fail(f"{value} is below {self.least:g}", param, ctx)
+        if self.above is not None and number <= self.above:
+            return self.fail(f"{value} is not above {self.above:g}", param, ctx)
         if self.most is not None and number > self.most:
             return self.fail(f"{value} is above {self.most:g}", param, ctx)
         return number
 
 
-_HUGE = 2.0**63
+_HUGE = 1 << 32  # llama.cpp's widest whole number, a seed, is below
 _KINDS: dict[Any, Any] = {str: click.STRING, Path: click.Path(path_type=Path)}
 
 
@@ -162,7 +166,7 @@ def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) ->
     elif get_origin(one) is Literal:
         given["type"] = click.Choice(get_args(one))
     else:
-        given["type"] = _Number(one, marker.min, marker.max) if one in (int, float) else _KINDS[one]
+        given["type"] = _Number(one, marker) if one in (int, float) else _KINDS[one]
     if required:
         given["required"] = True
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -29,7 +30,12 @@ def embed(
         Optional[str], Option("--pooling", help="mean, cls, last or rank (default: the file's, else mean).")
     ] = None,
     normalize: Annotated[
-        float, Option("--embd-normalize", help="-1: no; 0: to 32760 at most; 1: sum; 2: length; or another norm.")
+        float,
+        Option(
+            "--embd-normalize",
+            help="-1: no; 0: to 32760 at most; 1: sum; 2: length; or another norm.",
+            check=partial(normalized, np.zeros((0, 1), np.float32)),
+        ),
     ] = 2.0,
     layer: Annotated[int, Option("--layer", help="Of this layer; -1: of the last, normed.")] = -1,
     query: Annotated[

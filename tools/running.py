@@ -73,13 +73,13 @@ class RunOptions:
         Optional[str], Option("--rope-scaling", panel=_ROPE, help="none, linear or yarn (default: the model's).")
     ] = None
     rope_scale: Annotated[
-        Optional[float], Option("--rope-scale", panel=_ROPE, help="The context is longer by this factor.", min=0)
+        Optional[float], Option("--rope-scale", panel=_ROPE, help="The context is longer by this factor.", above=0)
     ] = None
     rope_freq_base: Annotated[
-        Optional[float], Option("--rope-freq-base", panel=_ROPE, help="Base frequency.", min=0)
+        Optional[float], Option("--rope-freq-base", panel=_ROPE, help="Base frequency.", above=0)
     ] = None
     rope_freq_scale: Annotated[
-        Optional[float], Option("--rope-freq-scale", panel=_ROPE, help="1 / --rope-scale.", min=0)
+        Optional[float], Option("--rope-freq-scale", panel=_ROPE, help="1 / --rope-scale.", above=0)
     ] = None
     yarn_orig_ctx: Annotated[
         Optional[int], Option("--yarn-orig-ctx", panel=_ROPE, help="YaRN: the context of the training.", min=0)
@@ -91,10 +91,10 @@ class RunOptions:
         Optional[float], Option("--yarn-attn-factor", panel=_ROPE, help="... scale of the attention.")
     ] = None
     yarn_beta_slow: Annotated[
-        Optional[float], Option("--yarn-beta-slow", panel=_ROPE, help="... high correction dimension.")
+        Optional[float], Option("--yarn-beta-slow", panel=_ROPE, help="... high correction dimension.", min=0)
     ] = None
     yarn_beta_fast: Annotated[
-        Optional[float], Option("--yarn-beta-fast", panel=_ROPE, help="... low correction dimension.")
+        Optional[float], Option("--yarn-beta-fast", panel=_ROPE, help="... low correction dimension.", min=0)
     ] = None
     verbose: Annotated[
         bool, Option("-v", "--verbose", panel=_LOG, help="Show what is loaded and computed, on stderr.")
@@ -126,8 +126,8 @@ class RunOptions:
             "n_threads": self.threads,
             "n_threads_batch": self.threads_batch,
             "flash_attn": self.flash_attn,
-            "type_k": _cache_type("--cache-type-k", self.cache_type_k),
-            "type_v": _cache_type("--cache-type-v", self.cache_type_v),
+            "type_k": cache_type("--cache-type-k", self.cache_type_k),
+            "type_v": cache_type("--cache-type-v", self.cache_type_v),
         }
         if self.batch_size is not None:
             options["n_batch"] = self.batch_size
@@ -136,8 +136,8 @@ class RunOptions:
     def _rope(self) -> dict[str, Override]:
         scale = self.rope_scale
         if self.rope_freq_scale is not None:
-            if self.rope_freq_scale <= 0 or scale is not None:
-                raise click.BadParameter("--rope-freq-scale must be above 0, and given without --rope-scale")
+            if scale is not None:
+                raise click.BadParameter("--rope-freq-scale is given without --rope-scale")
             scale = 1 / self.rope_freq_scale
         if self.rope_scaling not in (None, "none", "linear", "yarn"):
             raise click.BadParameter(f"--rope-scaling is none, linear or yarn, not {self.rope_scaling!r}")
@@ -157,7 +157,8 @@ class RunOptions:
 Run = Annotated[RunOptions, Group.of(RunOptions)]
 
 
-def _cache_type(option: str, name: str) -> DType:
+def cache_type(option: str, name: str) -> DType:
+    """The type of that name, which a cache can have; else what is wrong with the option."""
     if name.upper() not in _CACHE_TYPES:
         raise click.BadParameter(f"{option} is one of {', '.join(_CACHE_TYPES)}, not {name!r}")
     return DType[name.upper()]

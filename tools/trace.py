@@ -13,16 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from pyggml.backends.cpu import CpuBackend
-from pyggml.dtypes import DType
-from pyggml.errors import ModelError
+from pyggml.errors import BackendError, DTypeError, ModelError
 from pyggml.inspect import trace as traces
 from pyggml.llm.model import Model, default_model_path, load_model
 from pyggml.llm.options import ContextOptions
+from pyggml.llm.quantize.mixes import find_mix
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from .command import Argument, Option
-from .options import FlashAttn, Json, ModelPath, Ram, Threads
+from .options import FlashAttn, Json, ModelPath, Ram, Threads, usage
 from .outputs import not_the_model
+from .running import cache_type
 
 Nodes = Annotated[
     Optional[list[str]],
@@ -78,29 +79,33 @@ def _side(text: str) -> tuple[Model | traces.Trace, ContextOptions]:
     path, given = found[1], dict(pair.split("=") for pair in found[2].split(",")) if found[2] else {}
     if path.endswith(".npz"):
         if given:
-            raise ModelError(f"{text}: a trace has been computed; it takes no {', '.join(given)}")
+            raise click.BadParameter(f"{text}: a trace has been computed; it takes no {', '.join(given)}")
         return traces.load_trace(path), {}
-    repack, file_type = _flag(given.pop("repack", "1")), given.pop("quantize", None)
-    options: dict[str, Any] = {}
-    for key, value in given.items():
-        if key == "isa":
-            options["backend"] = [CpuBackend(isa=value)]
-        elif key in ("type_k", "type_v"):
-            if value.upper() not in DType.__members__:
-                raise ModelError(f"{text}: no type is called {value}")
-            options[key] = DType[value.upper()]
-        elif key == "flash_attn":
-            options[key] = _flag(value)
-        elif key == "backend":
-            options[key] = value
-        else:
-            raise ModelError(f"{text}: {key} is none of {', '.join(_KEYS)}")
+    with usage(DTypeError, ModelError, BackendError):
+        repack, file_type = _flag(given.pop("repack", "1")), given.pop("quantize", None)
+        if file_type is not None:
+            find_mix(file_type)
+        options = {key: _option(key, value) for key, value in given.items()}
+        if isa := options.pop("isa", None):
+            options["backend"] = isa
     if file_type is None:
         return load_model(path or None, repack=repack), options  # pyright: ignore[reportReturnType]
     with TemporaryDirectory() as folder:  # the file is gone from it when the model is; its pages stay
         plan = plan_quantization(path or default_model_path(), file_type, allow_requantize=True)
         model = load_model(write_quantized(plan, Path(folder) / "model.gguf")[0], repack=repack)
         return model, options  # pyright: ignore[reportReturnType]
+
+
+def _option(key: str, value: str) -> Any:
+    if key == "isa":
+        return [CpuBackend(isa=value)]
+    if key in ("type_k", "type_v"):
+        return cache_type(key, value)
+    if key == "flash_attn":
+        return _flag(value)
+    if key == "backend":
+        return value
+    raise ModelError(f"{key} is none of {', '.join(_KEYS)}")
 
 
 def _flag(text: str) -> bool:

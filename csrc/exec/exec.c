@@ -114,10 +114,16 @@ int pg_plan_run(pg_plan *p, const int64_t *vars) {
   if (p->n_threads <= 1 || walking) {
     walk(p, NULL);
   } else {
-    pg_team team;
-    status = pg_pool_begin(&team, p);
-    if (status == PG_OK) walk(p, &team);
-    pg_pool_end(&team);
+    const int64_t began = pg_now_ns();
+    pg_team team = {.n_rests = 0};
+    if (pg_pace_alone(&p->pace)) {
+      walk(p, NULL);
+    } else {
+      status = pg_pool_begin(&team, p);
+      if (status == PG_OK) walk(p, &team);
+      pg_pool_end(&team);
+    }
+    pg_pace_ran(&p->pace, began, pg_now_ns(), team.n_rests > 0);
   }
   if (p->watch) pg_interrupt_release();
   if (status == PG_OK) status = p->status;

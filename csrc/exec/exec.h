@@ -16,6 +16,7 @@ void pg_wake_all(const int32_t *word);                               // the same
 typedef struct pg_team {
   int32_t wanted, n; // workers: at most, now
   int32_t late;      // some are to rest
+  int32_t n_rests;   // of workers, in this run
   int32_t met;       // those that were asleep were waited for
   int64_t began;     // the op
   int16_t member[PG_MAX_THREADS];
@@ -24,6 +25,10 @@ int pg_pool_begin(pg_team *t, pg_plan *p); // until pg_pool_end no one else runs
 void pg_pool_op(pg_team *t, pg_plan *p, int64_t i);
 void pg_pool_end(pg_team *t);
 void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers); // as pg_wait_while, within an op of a team
+
+// Whether the next run of a plan is for one thread, and how long a run took; `late`: for threads that were not there.
+int pg_pace_alone(const pg_pace *p);
+void pg_pace_ran(pg_pace *p, int64_t began, int64_t now, int late);
 
 // SIGINT while a long plan runs (interrupt.c): calls nest, and the handler of before is called as well.
 int32_t pg_interrupt_watch(void); // returns pg_interrupts()

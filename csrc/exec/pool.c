@@ -124,7 +124,7 @@ static int grow(int n_workers) {
 
 int pg_pool_begin(pg_team *t, pg_plan *p) {
   pthread_mutex_lock(&pool.turn);
-  t->n = t->late = t->met = 0;
+  t->n = t->late = t->met = t->n_rests = 0;
   t->wanted = (int32_t)p->n_threads - 1;
   t->began = pg_now_ns();
   led = t;
@@ -140,7 +140,8 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
   return status;
 }
 
-static void rest(worker *w, int64_t now) {
+static void rest(pg_team *t, worker *w, int64_t now) {
+  t->n_rests++;
   w->until = now + ((int64_t)REST_NS << w->rests);
   if (w->rests < MOST_RESTS) w->rests++;
 }
@@ -160,7 +161,7 @@ static void meet(pg_team *t) {
         waited = pg_now_ns() - from;
       }
     }
-    if (load(&w->claim) == WAKING) rest(w, from + waited);
+    if (load(&w->claim) == WAKING) rest(t, w, from + waited);
   }
   t->met = 1;
 }
@@ -216,7 +217,7 @@ static void wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleeper
   for (int i = 0; i < n; i++) {
     worker *w = pool.worker + late[i];
     if (cpu_ns(late[i]) - cpu[i] >= waited / 2) continue;
-    rest(w, now);
+    rest(t, w, now);
     t->late = 1;
   }
 }

@@ -121,18 +121,17 @@ static const uint64_t set_iq3_s[] = {
     0x0104200410000400, 0x0000000100021001, 0x0004000800200000, 0x0001000010000009, 0x0000000100000020,
     0x0000000000000a00, 0x0004100140050091, 0x0000002800100204, 0x0000020001024112, 0x0000080024000004,
     0x0000010000010822, 0x0000000400040000, 0x0000000002000004, 0x0000000000000001};
-int8_t pg_grid_iq1[2048][8], pg_search_iq1[8][2048];
-int8_t pg_grid_iq2_xxs[256][8], pg_search_iq2_xxs[8][256];
-int8_t pg_grid_iq2_xs[512][8], pg_search_iq2_xs[8][512];
-int8_t pg_grid_iq2_s[1024][8], pg_search_iq2_s[8][1024];
-int8_t pg_grid_iq3_xxs[256][4], pg_search_iq3_xxs[4][256];
-int8_t pg_grid_iq3_s[512][4], pg_search_iq3_s[4][512];
+int8_t pg_grid_iq1[2048][8];
+int8_t pg_grid_iq2_xxs[256][8];
+int8_t pg_grid_iq2_xs[512][8];
+int8_t pg_grid_iq2_s[1024][8];
+int8_t pg_grid_iq3_xxs[256][4];
+int8_t pg_grid_iq3_s[512][4];
 
-static void expand(const uint64_t *set, const int8_t *level, int k, int dim, int n, int8_t *grid, int8_t *search) {
+static void expand(const uint64_t *set, const int8_t *level, int k, int dim, int n, int8_t *grid) {
   for (int number = 0, point = 0; point < n; number++) {
     if (!((set[number / 64] >> (number % 64)) & 1)) continue;
-    for (int i = 0, rest = number; i < dim; i++, rest /= k)
-      grid[point * dim + i] = search[i * n + point] = level[rest % k];
+    for (int i = 0, rest = number; i < dim; i++, rest /= k) grid[point * dim + i] = level[rest % k];
     point++;
   }
 }
@@ -140,10 +139,10 @@ static void expand(const uint64_t *set, const int8_t *level, int k, int dim, int
 __attribute__((constructor)) static void expand_all(void) {
   static const int8_t iq1[] = {-1, 0, 1}, iq2[] = {8, 25, 43};
   static const int8_t iq3_xxs[] = {4, 12, 20, 28, 36, 44, 52, 62}, iq3_s[] = {1, 3, 5, 7, 9, 11, 13, 15};
-  expand(set_iq1, iq1, 3, 8, 2048, pg_grid_iq1[0], pg_search_iq1[0]);
-  expand(set_iq2_xxs, iq2, 3, 8, 256, pg_grid_iq2_xxs[0], pg_search_iq2_xxs[0]);
-  expand(set_iq2_xs, iq2, 3, 8, 512, pg_grid_iq2_xs[0], pg_search_iq2_xs[0]);
-  expand(set_iq2_s, iq2, 3, 8, 1024, pg_grid_iq2_s[0], pg_search_iq2_s[0]);
-  expand(set_iq3_xxs, iq3_xxs, 8, 4, 256, pg_grid_iq3_xxs[0], pg_search_iq3_xxs[0]);
-  expand(set_iq3_s, iq3_s, 8, 4, 512, pg_grid_iq3_s[0], pg_search_iq3_s[0]);
+  expand(set_iq1, iq1, 3, 8, 2048, pg_grid_iq1[0]);
+  expand(set_iq2_xxs, iq2, 3, 8, 256, pg_grid_iq2_xxs[0]);
+  expand(set_iq2_xs, iq2, 3, 8, 512, pg_grid_iq2_xs[0]);
+  expand(set_iq2_s, iq2, 3, 8, 1024, pg_grid_iq2_s[0]);
+  expand(set_iq3_xxs, iq3_xxs, 8, 4, 256, pg_grid_iq3_xxs[0]);
+  expand(set_iq3_s, iq3_s, 8, 4, 512, pg_grid_iq3_s[0]);
 }

@@ -5,6 +5,3 @@
 // [point][element]
 extern int8_t pg_grid_iq1[2048][8], pg_grid_iq2_xxs[256][8], pg_grid_iq2_xs[512][8], pg_grid_iq2_s[1024][8];
 extern int8_t pg_grid_iq3_xxs[256][4], pg_grid_iq3_s[512][4];
-// [element][point], for searching
-extern int8_t pg_search_iq1[8][2048], pg_search_iq2_xxs[8][256], pg_search_iq2_xs[8][512], pg_search_iq2_s[8][1024];
-extern int8_t pg_search_iq3_xxs[4][256], pg_search_iq3_s[4][512];

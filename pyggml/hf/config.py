@@ -30,10 +30,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Config:
-    """What config.json says. Where the text model is one part of several, its part (`text_config`) comes first."""
+    """What config.json says. Where the text model is one part of several, its part (`text_config`) comes first.
+
+    n_heads   how many layers that draft the checkpoint has behind the `n_layer` of the model. Its tensors tell: configs
+              say how many were trained, also where a copy has none
+    """
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
-        self.path = path
+        self.path, self.n_heads = path, 0
         text = values.get("text_config")
         self.values: dict[str, Any] = {**values, **text} if isinstance(text, dict) else dict(values)
 

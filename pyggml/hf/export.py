@@ -32,7 +32,7 @@ from .families.encoders import pooling_files
 from .families.spelling import INSIDE, OUTSIDE, SIDES
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
-from .metadata import COMMON
+from .metadata import COMMON, of_model
 from .moves import Sizes, Split, Value
 from .safetensors import SINGLE
 
@@ -76,6 +76,8 @@ def export_folder(
 def _compare(file: GGUFFile, folder: HFFolder) -> None:
     """Raise ModelError where the folder is another model than the file."""
     for key, value in file.kv.items():
+        if key.endswith(".nextn_predict_layers") and not value:
+            continue  # says no more than a file without it
         if not key.startswith(_OWN) and not _same(folder.kv.get(key), value):
             raise ModelError(f"{key} would be {folder.kv.get(key)!r:.60} instead of {value!r:.60}")
     for key, value in folder.kv.items():
@@ -125,6 +127,8 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
     if "local_attention" in config:  # modern-bert's name; by the other one it means half of it
         del windows["sliding_window"]
     config |= windows
+    n_heads = keys.get("nextn_predict_layers", 0)
+    config |= {family.heads.says: n_heads} if family.heads is not None and n_heads else {}
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
         if isinstance(found, int):
@@ -209,7 +213,8 @@ def _windows(keys: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"sliding_window": keys["attention.sliding_window"]}
     pattern = keys.get("attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
-        found["layer_types"] = ["sliding_attention" if p else "full_attention" for p in pattern.tolist()]
+        kinds = of_model(pattern.tolist(), keys)
+        found["layer_types"] = ["sliding_attention" if p else "full_attention" for p in kinds]
     return found
 
 
@@ -231,8 +236,10 @@ def _main_type(file: GGUFFile) -> DType:
     return dtype if dtype in _DTYPES else DType.BF16
 
 
-def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
+def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
     taken: set[str] = set()
+    n_heads = sizes.ints("nextn_predict_layers")
+    n_layer = sizes.ints("block_count") - n_heads
     for t in file.tensors.values():
         if t.name in taken or t.name in _MADE:
             continue
@@ -241,6 +248,15 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
         side, layer, suffix = found[1] or "", found[2], found[4] or ""
         role = side + found[3]
         own = role + (".bias" if suffix == ".bias" else "")
+        begin, head = f"{SIDES.get(side, family.layers)}.{layer}", int(layer or 0) - n_layer
+        if family.heads is not None and head >= 0:
+            begin = family.heads.layer(head, n_layer, family.layers)
+            name = family.heads.named(role, begin)
+            if name is not None:
+                if n_heads > 1 and "{layer}" not in family.heads.own[role]:
+                    raise ModelError(f"{name} is one for all heads, of which the file has {n_heads} with {role} each")
+                yield _Written(name + suffix, (t,))
+                continue
         end, split = next(((e, s) for e, s in family.splits.items() if own in s.roles), ("", None))
         if split is not None:
             names = [f"blk.{layer}.{r}" + ("" if r.endswith(".bias") else ".weight") for r in split.roles]
@@ -248,7 +264,7 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
             if lacking is not None:
                 raise ModelError(f"the model has no tensor {lacking}")
             taken.update(names)
-            yield _Written(f"{family.layers}.{layer}.{end}", tuple(file.tensors[n] for n in names), split)
+            yield _Written(f"{begin}.{end}", tuple(file.tensors[n] for n in names), split)
             continue
         table = INSIDE if layer else OUTSIDE
         beside = [k for k in family.spelled if k.startswith(f"{own}|")]
@@ -257,7 +273,7 @@ def _plan(file: GGUFFile, family: Family) -> Iterator[_Written]:
         if spelled is None:
             raise ModelError(f"how {family.types[0]} spells the tensor {t.name} is not known")
         name = spelled.removesuffix("=") if spelled.endswith("=") else spelled + suffix
-        name = f"{SIDES.get(side, family.layers)}.{layer}.{name}" if layer else name
+        name = f"{begin}.{name}" if layer else name
         if "{}" not in name:
             yield _Written(name, (t,))
         else:
@@ -299,7 +315,7 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
     """The files of a folder."""
     sizes, dtype = sizes_of(family.arch, file.kv), _main_type(file)
     name, size = _DTYPES[dtype]
-    planned = [(w, _shape(w, family, sizes)) for w in _plan(file, family)]
+    planned = [(w, _shape(w, family, sizes)) for w in _plan(file, family, sizes)]
     planned += _numbers(file, family)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -31,6 +31,30 @@ Key = str | tuple[str, ...] | Of | int | float | bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
+class Heads:
+    """Layers that draft what follows (multi-token prediction), which a GGUF has behind the model's, and how a
+    checkpoint spells them.
+
+    says     the config's name for how many there are
+    own      role -> name of what other layers do not have, or spell otherwise. `{layer}` is how the names of the layer
+             begin; one without it is of all heads
+    layers   how names of these layers begin, which are counted from 0 on; empty: as those of the model, counted on
+    """
+
+    says: str
+    own: Mapping[str, str]
+    layers: str = ""
+
+    def layer(self, i: int, n_layer: int, layers: str) -> str:
+        """How the names of head `i` begin, behind `n_layer` layers whose names begin with `layers`."""
+        return f"{self.layers}.{i}" if self.layers else f"{layers}.{n_layer + i}"
+
+    def named(self, role: str, layer: str) -> str | None:
+        """The name of what only they have, of the head whose names begin with `layer`; None of what all layers have."""
+        return self.own[role].replace("{layer}", layer) if role in self.own else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One or more model types that are read alike.
 
@@ -56,6 +80,7 @@ class Family:
              each row; a file has the products, and its way back 1
     untied   whether an output of its own is made of embeddings that are the output, too
     scalars  ends of names of tensors of one number, of each layer one -> the key that they become, and their shape
+    heads    how layers that draft are spelled, where it may have them
     """
 
     arch: str
@@ -77,6 +102,7 @@ class Family:
     scaled: Callable[[Config], Mapping[str, float | Array]] = lambda c: {}
     untied: Callable[[Config], bool] = lambda c: False
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
+    heads: Heads | None = None
 
     def moves_of(self, name: str) -> list[Step]:
         """What becomes of the tensor that the GGUF calls `blk.3.attn_q.weight`."""

@@ -24,7 +24,7 @@ from .family import Array, Family
 from .metadata import read_metadata, rope_tensors
 from .moves import Sizes
 from .safetensors import StoredTensor, open_folder
-from .tensors import HFTensor, Tensors, as_f32
+from .tensors import HFTensor, Tensors, as_f32, count_heads
 from .tokenizer import read_tokenizer
 
 _P = ParamSpec("_P")
@@ -95,10 +95,13 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv: dict[str, Any] = {"general.architecture": family.arch, "general.type": "model"}
     name = config.get("_name_or_path", "name_or_path", default=None)
     kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
+    n_layer = config.n_layer
+    stored = {} if vocab_only else open_folder(folder)
+    config.n_heads = count_heads(family, n_layer, stored)
     try:
         kv |= read_metadata(family, config)
         made = {**rope_tensors(config), **family.made(config)}
-        n_layer = max(config.n_layer, config.integer("num_decoder_layers", default=0))
+        n_layer = max(n_layer, config.integer("num_decoder_layers", default=0))
         sizes = sizes_of(family.arch, kv)
         scaled, untied = family.scaled(config), family.untied(config)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
@@ -106,10 +109,9 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv |= read_tokenizer(folder, config)
     if vocab_only:
         return HFFolder(str(folder), family, kv, {})
-    stored = open_folder(folder)
     stored, numbers = _numbers(family, stored)
     kv |= numbers
-    makers = Tensors(family, n_layer, sizes, scaled)
+    makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
     tensors = makers.make(_wanted(config, stored, untied), made)
     return HFFolder(str(folder), family, kv, tensors)
 

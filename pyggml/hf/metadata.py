@@ -15,11 +15,22 @@ _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # values of `expert_g
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are said back: classes know one each
 
+
+def _n_heads(keys: Mapping[str, Any]) -> int:
+    return int(keys.get("nextn_predict_layers", 0))
+
+
+def of_model(values: Sequence[Any], keys: Mapping[str, Any]) -> list[Any]:
+    """Of values of each block of a file, or of each layer of the model, those of the latter, as a config has them."""
+    return list(values[: keys["block_count"] - _n_heads(keys)])
+
+
 COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
     "embedding_length": ("hidden_size", "n_embd", "d_model", "dim"),
-    "block_count": Of(lambda c: c.n_layer, lambda n, keys: {"num_hidden_layers": n}),
+    "block_count": Of(lambda c: c.n_layer + c.n_heads, lambda n, keys: {"num_hidden_layers": n - _n_heads(keys)}),
+    "nextn_predict_layers": Of(lambda c: c.n_heads or None),
     "feed_forward_length": ("intermediate_size", "n_inner"),
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "attention.head_count_kv": ("num_key_value_heads", "n_kv_heads"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pyggml.codec import bf16_to_f32, f32_to_bf16
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
+from pyggml.models.hparams import MAX_LAYERS
 from pyggml.tensor import full_ne
 
 from .family import Array, Family, Step
@@ -153,12 +154,39 @@ def _converted(rows: Array, dtype: DType) -> Array:
     return np.ascontiguousarray(rows)
 
 
+def text_name(hf: str) -> str:
+    """A name of the checkpoint without what stands before those of the text model where a model sees or hears, too."""
+    for prefix, text in _PREFIXES:
+        if hf.startswith(prefix):
+            return text + hf.removeprefix(prefix)
+    return hf
+
+
+def count_heads(family: Family, n_layer: int, stored: Iterable[str]) -> int:
+    """How many layers that draft a checkpoint of tensors of these names has behind `n_layer` others: those with what
+    joins the two inputs of such a layer."""
+    heads, names = family.heads, {text_name(name) for name in stored}
+    for i in range(0 if heads is None else MAX_LAYERS):
+        assert heads is not None
+        layer = heads.layer(i, n_layer, family.layers)
+        joins, begin = text_name(f"{heads.named('nextn.eh_proj', layer)}.weight"), text_name(f"{layer}.")
+        if joins not in names or not any(name.startswith(begin) for name in names):
+            return i
+    return 0
+
+
 class Tensors:
     """Makes GGUF tensors of a checkpoint's. Raises ModelError for a tensor of a name that is not known."""
 
     def __init__(
-        self, family: Family, n_layer: int, sizes: Sizes, scaled: Mapping[str, float | Array] | None = None
+        self,
+        family: Family,
+        n_layer: int,
+        sizes: Sizes,
+        scaled: Mapping[str, float | Array] | None = None,
+        n_heads: int = 0,
     ) -> None:
+        """`n_heads`: of the `n_layer` layers, which come behind those of the model."""
         import gguf  # takes a while to import
 
         archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -166,13 +194,19 @@ class Tensors:
         self._map = gguf.get_tensor_name_map(archs[family.table or family.arch], n_layer)
         self._names = [(re.compile(pattern), text) for pattern, text in family.names.items()]
         self._skip = [re.compile(pattern) for pattern in (*_NEVER, *family.skip)]
+        self._head_layers: list[tuple[str, str]] = []  # how names of a head begin -> as of a layer behind the model's
+        self._of_heads: dict[str, list[str]] = {}  # names of what only heads have -> those in a GGUF, without suffixes
+        for i, heads in enumerate([family.heads] * n_heads):
+            assert heads is not None, family
+            il = n_layer - n_heads + i
+            layer = heads.layer(i, n_layer - n_heads, family.layers)
+            self._head_layers.append((f"{text_name(layer)}.", f"{family.layers}.{il}."))
+            for role in heads.own:
+                self._of_heads.setdefault(text_name(heads.named(role, layer) or ""), []).append(f"blk.{il}.{role}")
 
     def name(self, hf: str) -> str | None:
         """What the GGUF calls a tensor of the checkpoint, suffix included; None where gguf's tables do not know."""
-        for prefix, text in _PREFIXES:
-            if hf.startswith(prefix):
-                hf = text + hf.removeprefix(prefix)
-                break
+        hf = text_name(hf)
         for pattern, text in self._names:
             hf = pattern.sub(text, hf)
         if hf.startswith("="):
@@ -198,8 +232,17 @@ class Tensors:
         return {t.name: t for t in sorted(made.values(), key=_order)}
 
     def _parts(self, t: StoredTensor, scale: StoredTensor | None) -> Iterator[tuple[str, int, Part]]:
-        found = _EXPERT.match(t.name)
-        hf, expert = (f"{found[1]}.{found[3]}", int(found[2])) if found else (t.name, -1)
+        hf = text_name(t.name)
+        found = _EXPERT.match(hf)
+        hf, expert = (f"{found[1]}.{found[3]}", int(found[2])) if found else (hf, -1)
+        stem, _, suffix = hf.rpartition(".")
+        for own in self._of_heads.get(stem, ()):
+            name = f"{own}.{suffix}"
+            yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
+        if stem in self._of_heads:
+            return
+        for begin, text in self._head_layers:
+            hf = text + hf.removeprefix(begin) if hf.startswith(begin) else hf
         for end, split in self.family.splits.items():
             if hf.endswith(end):
                 layer = self._layer(hf)
@@ -208,7 +251,7 @@ class Tensors:
                     yield name, expert, Part(t, scale, self._moves(t, name), self.sizes, split, i)
                 return
         name = self.name(hf)
-        if name is None:
+        if name is None or ".nextn." in name:  # the latter in a layer that the config has as one of the model's
             raise ModelError(f"{t.file.path}: the tensor {t.name} is not known to {self.family.types[0]}")
         yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
 
@@ -261,6 +304,7 @@ _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("language_model.", "model."),
+    ("model.mtp.", "mtp."),
 )
 _NEVER = (
     r"rotary_emb\.inv_freq$",

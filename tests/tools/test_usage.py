@@ -118,13 +118,18 @@ def test_the_model_is_not_written_over(line: tuple[str, ...], tiny: Path, capsys
     [
         ("generate", "--ram", "0"),
         ("generate", "--rope-freq-base", "nan"),
+        ("generate", "--rope-scale", "0"),
+        ("generate", "--rope-freq-base", "0"),
+        ("generate", "--yarn-beta-slow", "-7"),
         ("generate", "-c", "x"),
+        ("generate", "-c", "99999999999"),
         ("perplexity", "-f", "x.txt", "-c", "1"),
         ("perplexity", "-f", "x.txt", "--chunks", "0"),
         ("imatrix", "-f", "x.txt", "--chunks", "0"),
         ("op-bench", "--isa", "zz"),
         ("bench", "-ctk", "Q9"),
         ("embed", "-ctv", "Q9", "a text"),
+        ("embed", "--embd-normalize", "0.5", "a text"),
     ],
 )
 def test_bad_values_of_other_verbs(line: tuple[str, ...], tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,3 +177,10 @@ def test_verbs_take_the_options_of_the_context(tiny: Path, tmp_path: Path, capsy
     (tmp_path / "in").write_text('{"prompt": "a"}\n')
     assert run("batch", "-i", tmp_path / "in", "-o", tmp_path / "out", "-n", 2, *more) == 0
     assert json.loads((tmp_path / "out").read_text())["n_predicted"] == 2
+
+
+@pytest.mark.parametrize("option", ["quantize=BOGUS", "type_k=Q9", "isa=zz", "repack=2"])
+def test_bad_options_of_a_side(option: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("diff", tiny, f"{tiny}:{option}", "-p", "a") == 2
+    got = capsys.readouterr()
+    assert got.out == "" and got.err.count("\n") == 1 and option.partition("=")[2] in got.err

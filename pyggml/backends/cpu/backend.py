@@ -18,11 +18,12 @@ from .fuse import enabled_fusions, fuse
 from .host import HostCalls
 from .isa import isa_name, kernel_of, n_cpus, thread_count
 from .lower import lower
-from .repack import repacked
+from .repack import PRODUCTS, repacked
 from .vary import Variant, vary
 
 Spans = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
 Work = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+_NEVER = 2**62  # nanoseconds from now: when to try whether one thread is faster
 _LONG_NS = 5e6  # from here on Ctrl-C does not wait for the end of the run
 _HOST_BUFTS = ("CPU", "CPU_MMAP", "REF")
 
@@ -44,6 +45,8 @@ class CpuProgram:
         low.set_plan(address)
         has_calls = any(OPS[t.op].host is not None for t in low.nodes)
         self._calls = HostCalls(address, low.nodes, resolve) if has_calls else None
+        if has_calls:
+            p.pace.decided = _NEVER  # what asks for threads has them
         self._variants: list[tuple[Var, int, Sequence[Step]]] = []  # for each Var what it is for a smaller value
         self._work_of: list[tuple[Var | None, Work]] | None = None  # for `hi` of all, and more for one more of each
         self._bind()
@@ -185,7 +188,7 @@ class CpuBackend(HostBackend):
         return fuse(nodes, uses, self.isa, self.fusions)
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        copies = [copy for t in step.nodes if (copy := repacked(t)) is not None]
+        copies = [copy for t in step.nodes if t.op in PRODUCTS and (copy := repacked(t)) is not None]
         return [*super().reads(step), *copies]
 
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> CpuProgram:

@@ -33,7 +33,7 @@ PAGES = {  # page -> the model types in it
     "gpt": ("gpt2", "gptj", "gpt_neox", "gpt_bigcode", "bloom", "falcon", "mpt"),
     "moe": (
         *("afmoe", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "gpt_oss", "hunyuan_v1_moe", "llama4_text"),
-        *("llama4", "minimax_m2", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+        *("bailing_moe_v2", "llama4", "mimo_v2_flash", "minimax_m2", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
     ),
     "recurrent": (
         *("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba", "mamba2"),
@@ -41,7 +41,7 @@ PAGES = {  # page -> the model types in it
     ),
     "linear": ("qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe", "kimi_linear", "minimax"),
     "encoders": ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"),
-    "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32"),
+    "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
     "t5": ("t5", "mt5", "umt5"),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}

@@ -12,15 +12,18 @@ import numpy.typing as npt
 
 from ..config import Config
 from ..family import Family, Key, Of
-from ..metadata import layers_of
+from ..metadata import layers_of, of_model
 from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Shape, Sizes, Split
 from .mla import NOPE_AND_ROPE
-from .spelling import BLOCK_SPARSE, shared
+from .spelling import BLOCK_SPARSE, mtp_layers, shared
 
 Array = npt.NDArray[Any]
 _NORMS = {
     f"{role}.weight": PLUS_ONE
-    for role in ("attn_norm", "post_attention_norm", "attn_q_norm", "attn_k_norm", "output_norm")
+    for role in (
+        *("attn_norm", "post_attention_norm", "attn_q_norm", "attn_k_norm", "output_norm"),
+        *("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
+    )
 }
 _DT_BIAS = {r"\.dt_bias$": ".dt_proj.bias"}
 
@@ -110,11 +113,11 @@ def _sections(c: Config) -> list[int]:
 def _recurrent(c: Config) -> list[bool] | None:
     if c.get("layer_types", default=None) is None:
         return None
-    return [not attends for attends in layers_of(c, "full_attention")]
+    return [not attends for attends in layers_of(c, "full_attention")] + [False] * c.n_heads
 
 
 def _layer_types(recurrent: list[bool], keys: Mapping[str, Any]) -> dict[str, object]:
-    return {"layer_types": ["linear_attention" if r else "full_attention" for r in recurrent]}
+    return {"layer_types": ["linear_attention" if r else "full_attention" for r in of_model(recurrent, keys)]}
 
 
 _RECURRENT: dict[str, Key] = {"attention.recurrent_layers": Of(_recurrent, _layer_types)}  # which are no attention
@@ -184,7 +187,7 @@ _KIMI = {
     **{f"ssm_conv1d_{x}": f"self_attn.{x}_conv1d" for x in "qkv"},
     "ssm_norm": "self_attn.o_norm",
 }
-_SKIP = (r"^(model\.)?mtp\.",)  # layers that guess further tokens
+_HEADS = mtp_layers("mtp_num_hidden_layers")
 
 
 def _residual_scale(c: Config) -> float:
@@ -205,7 +208,7 @@ FAMILIES = (
         moves=_NEXT,
         splits={"linear_attn.in_proj_qkvz.weight": QKVZ},
         names=_DT_BIAS,
-        skip=_SKIP,
+        heads=_HEADS,
         spelled=_DELTA,
     ),
     Family(
@@ -215,7 +218,7 @@ FAMILIES = (
         keys=_FIVE,
         moves=_NEXT5,
         names=_DT_BIAS,
-        skip=_SKIP,
+        heads=_HEADS,
         spelled=_DELTA,
     ),
     Family(
@@ -225,7 +228,7 @@ FAMILIES = (
         keys={**_FIVE, **_EXPERTS},
         moves=_NEXT5,
         names=_DT_BIAS,
-        skip=_SKIP,
+        heads=_HEADS,
         spelled=_DELTA,
     ),
     Family(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 from ..config import Config
 from ..family import Family, Key, Of
+from ..metadata import of_model
 from ..moves import KV_B
+from .spelling import APPENDED
 
 _N_ROT = "qk_rope_head_dim"
 
@@ -40,6 +46,32 @@ _MLA: dict[str, Key] = {
 _V3: dict[str, Key] = {**_MLA, "expert_gating_func": 2}  # always sigmoid, whether the config says so or not
 _SPLITS = {"self_attn.kv_b_proj.weight": KV_B}
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
+_DSA: dict[str, Key] = {
+    **_V3,
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}
+_INDEXER_SPELLED = {
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+}
+_INDEXER = {
+    rf"^model\.layers\.(\d+)\.{re.escape(name)}\.": rf"=blk.\1.{role}." for role, name in _INDEXER_SPELLED.items()
+}
+
+
+def _indexers(c: Config) -> list[bool] | None:
+    """Of each layer of the model whether it has an indexer of its own; of heads llama.cpp wants no word."""
+    types = c.get("indexer_types", default=None)
+    return None if types is None else [kind == "full" for kind in types[: c.n_layer]]
+
+
+def _indexers_back(own: list[bool], keys: Mapping[str, Any]) -> dict[str, object]:
+    return {"indexer_types": ["full" if i else "shared" for i in of_model(own, keys)]}
+
 
 FAMILIES = (
     Family(
@@ -57,31 +89,28 @@ FAMILIES = (
         keys=_V3,
         splits=_SPLITS,
         names=_BIAS,
+        heads=APPENDED,
     ),
     Family(
         arch="deepseek32",
         types=("deepseek_v32",),
         cls="DeepseekV32ForCausalLM",
-        keys={
-            **_V3,
-            "attention.indexer.head_count": "index_n_heads",
-            "attention.indexer.key_length": "index_head_dim",
-            "attention.indexer.top_k": "index_topk",
-        },
+        keys=_DSA,
         splits=_SPLITS,
-        names={
-            **_BIAS,
-            r"^model\.layers\.(\d+)\.self_attn\.indexer\.wq_b\.": r"=blk.\1.indexer.attn_q_b.",
-            r"^model\.layers\.(\d+)\.self_attn\.indexer\.wk\.": r"=blk.\1.indexer.attn_k.",
-            r"^model\.layers\.(\d+)\.self_attn\.indexer\.k_norm\.": r"=blk.\1.indexer.k_norm.",
-            r"^model\.layers\.(\d+)\.self_attn\.indexer\.weights_proj\.": r"=blk.\1.indexer.proj.",
-        },
+        names={**_BIAS, **_INDEXER},
         table="deepseek2",
-        spelled={
-            "indexer.attn_q_b": "self_attn.indexer.wq_b",
-            "indexer.attn_k": "self_attn.indexer.wk",
-            "indexer.k_norm": "self_attn.indexer.k_norm",
-            "indexer.proj": "self_attn.indexer.weights_proj",
-        },
+        spelled=_INDEXER_SPELLED,
+        heads=APPENDED,
+    ),
+    # GLM-5 (huggingface.co/zai-org/GLM-5): layers without an indexer attend to what the last one before chose.
+    Family(
+        arch="glm-dsa",
+        types=("glm_moe_dsa",),
+        cls="GlmMoeDsaForCausalLM",
+        keys={**_DSA, "attention.indexer.types": Of(_indexers, _indexers_back)},
+        splits=_SPLITS,
+        names={**_BIAS, **_INDEXER},
+        spelled=_INDEXER_SPELLED,
+        heads=APPENDED,
     ),
 )

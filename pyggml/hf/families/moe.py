@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
 from ..config import Config
-from ..family import Family, Key, Of
-from ..metadata import window
+from ..family import Family, Heads, Key, Of
+from ..metadata import of_model, window
 from ..moves import ROW, TRANSPOSED, alternating, alternating_rows, halves_transposed
 from .plain import HUNYUAN_NORMS
-from .spelling import BLOCK_SPARSE, shared
+from .spelling import APPENDED, BLOCK_SPARSE, mtp_layers, shared
 
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
 _SHARED_EXPERT = shared("mlp.shared_expert")
@@ -36,6 +42,44 @@ def _first(*names: str) -> Of:
 
 def _not_normed(c: Config) -> bool | None:
     return None if c.get("norm_topk_prob", default=False) is True else False
+
+
+def _half_roped(c: Config) -> int:
+    return int(c.head * float(c.rope.get("partial_rotary_factor", 0.5)))
+
+
+def _half_roped_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
+    head = keys.get("attention.key_length") or keys["embedding_length"] // keys["attention.head_count"]
+    return {"partial_rotary_factor": n / head}
+
+
+def _mimo_windows(c: Config) -> list[bool]:
+    """Of each layer whether it has the window, as heads have."""
+    pattern = c.get("hybrid_layer_pattern")
+    if not isinstance(pattern, list) or len(cast("list[object]", pattern)) != c.n_layer:
+        c.fail(f"hybrid_layer_pattern must have one of {c.n_layer} layers each")
+    return [bool(w) for w in cast("list[object]", pattern)] + [True] * c.n_heads
+
+
+def _mimo_heads_kv(c: Config) -> list[int]:
+    n, n_swa = c.integer("num_key_value_heads"), c.integer("swa_num_key_value_heads")
+    return [n_swa if w else n for w in _mimo_windows(c)]
+
+
+def _mimo_heads_kv_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
+    windows: list[bool] = np.asarray(keys["attention.sliding_window_pattern"], np.bool_).tolist()
+    heads = np.broadcast_to(np.asarray(n), len(windows)).tolist()
+    of = dict(zip(windows, heads, strict=True))
+    return {"num_key_value_heads": of.get(False, heads[0]), "swa_num_key_value_heads": of.get(True, heads[0])}
+
+
+def _refuse_mimo(c: Config) -> dict[str, object]:
+    """What llama.cpp's converter wants, too: its files have no keys for anything else."""
+    for name in ("head_dim", "v_head_dim", "num_attention_heads"):
+        value = c.get(f"swa_{name}", default=None)
+        if value is not None and value != c.get(name):
+            c.fail(f"swa_{name} must be {name}, {c.get(name)}, not {value!r:.60}")
+    return {}
 
 
 FAMILIES = (
@@ -106,6 +150,59 @@ FAMILIES = (
         keys=_SHARED,
         names=_BIAS,
         by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
+        heads=APPENDED,
+    ),
+    # Ling 2.0 (arXiv 2510.22115)
+    Family(
+        arch="bailingmoe2",
+        types=("bailing_moe_v2",),
+        cls="BailingMoeV2ForCausalLM",
+        keys={
+            **_SHARED,
+            "rope.dimension_count": Of(_half_roped, _half_roped_back),
+            "expert_shared_feed_forward_length": ("moe_shared_expert_intermediate_size", "moe_intermediate_size"),
+        },
+        names={r"mlp\.gate\.expert_bias$": "mlp.gate.expert_bias.bias"},
+        spelled={
+            "token_embd": "model.word_embeddings",
+            "attn_qkv": "attention.query_key_value",
+            "attn_q_norm": "attention.query_layernorm",
+            "attn_k_norm": "attention.key_layernorm",
+            "attn_output": "attention.dense",
+            "exp_probs_b": "mlp.gate.expert_bias=",
+        },
+        heads=replace(APPENDED, own={**APPENDED.own, "layer_output_norm": "{layer}.final_layernorm"}),
+    ),
+    # MiMo-V2-Flash (arXiv 2601.02780); later ones store Q, K and V together, in parts for several devices
+    Family(
+        arch="mimo2",
+        types=("mimo_v2_flash",),
+        cls="MiMoV2FlashForCausalLM",
+        keys={
+            "attention.head_count_kv": Of(_mimo_heads_kv, _mimo_heads_kv_back),
+            "attention.value_length": ("v_head_dim", "head_dim"),
+            "attention.value_scale": "attention_value_scale",
+            "attention.sliding_window": "sliding_window",
+            "attention.sliding_window_pattern": Of(
+                _mimo_windows, lambda n, keys: {"hybrid_layer_pattern": [int(w) for w in of_model(n, keys)]}
+            ),
+            "attention.layer_norm_rms_epsilon": ("layernorm_epsilon", "rms_norm_eps"),
+            "attention.layer_norm_epsilon": None,
+            "rope.freq_base_swa": "swa_rope_theta",
+            "expert_gating_func": _SIGMOID,
+        },
+        more=_refuse_mimo,
+        names={**_BIAS, r"\.attention_sink_bias$": ".sinks"},
+        spelled={"attn_sinks": "self_attn.attention_sink_bias="},
+        heads=Heads(
+            says="num_nextn_predict_layers",
+            own={
+                **{f"nextn.{x}": f"{{layer}}.{x}" for x in ("eh_proj", "enorm", "hnorm")},
+                "ffn_norm": "{layer}.pre_mlp_layernorm",
+                "layer_output_norm": "{layer}.final_layernorm",
+            },
+            layers="model.mtp.layers",
+        ),
     ),
     Family(
         arch="exaone-moe",
@@ -115,6 +212,7 @@ FAMILIES = (
         names=_BIAS,
         more=window,
         spelled={"exp_probs_b": "mlp.e_score_correction_bias="},
+        heads=mtp_layers("num_nextn_predict_layers"),
     ),
     Family(
         arch="ernie4_5-moe",
@@ -132,6 +230,7 @@ FAMILIES = (
             ),
         },
         names=_BIAS,
+        skip=(r"^model\.mtp_",),  # layers that draft: GGUFs of this architecture have none
         moves={"exp_probs_b": ROW},
     ),
     Family(

@@ -6,6 +6,7 @@ from ..family import Family
 from ..metadata import window
 from ..moves import PLUS_ONE, ROPE_PAIRS
 from .mla import NOPE_AND_ROPE
+from .spelling import APPENDED
 
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 FAMILIES = (
@@ -22,6 +23,7 @@ FAMILIES = (
             "post_attention_norm": "post_self_attn_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
         },
+        heads=APPENDED,
     ),
     Family(
         arch="hunyuan-dense",

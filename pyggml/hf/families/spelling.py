@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..family import Heads
+
 
 def experts(parts: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
     """Of experts in one tensor each: `{}` is the number of the expert."""
@@ -54,6 +56,22 @@ BLOCK_SPARSE: Mapping[str, str] = {  # Mixtral's
     "ffn_gate_inp": "block_sparse_moe.gate",
     **experts("block_sparse_moe.experts", "w1", "w3", "w2"),
 }
+
+
+APPENDED = Heads(  # behind the last layer, with embeddings and an output of their own, which are copies of the model's
+    says="num_nextn_predict_layers",
+    own={
+        **{f"nextn.{x}": f"{{layer}}.{x}" for x in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
+        **{f"nextn.shared_head_{x}": f"{{layer}}.shared_head.{x}" for x in ("norm", "head")},
+    },
+)
+
+
+def mtp_layers(says: str) -> Heads:
+    """In a part of their own, with one tensor for all heads of what joins their inputs, and of the norms."""
+    own = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
+    own |= {"embed_tokens": "embed_tokens", "shared_head_head": "lm_head"}
+    return Heads(says=says, own={f"nextn.{role}": f"mtp.{name}" for role, name in own.items()}, layers="mtp.layers")
 
 
 def mamba(part: str, *, dt_proj: bool = True) -> dict[str, str]:

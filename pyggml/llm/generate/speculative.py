@@ -47,14 +47,16 @@ class DraftStats:
 
 _COST = 0.25  # of each guess that is evaluated beside a token, in tokens evaluated alone
 _CREDIT = 2.0  # tokens that guesses may have gained at most
-_PAUSE, _MAX_PAUSE = 2, 64  # tokens without guesses
+_PAUSE, _MAX_TRIAL_PAUSE, _MAX_PAUSE = 2, 8, 64  # tokens without guesses
 
 
 class _Pays:
-    """Whether guessing pays, by what the last guesses gained and cost; where it does not it pauses, ever longer."""
+    """Whether guessing pays, by what the last guesses gained and cost. Where it did not, it pauses, ever longer; then
+    one guess alone is made on trial, not evaluated but compared with the token that comes."""
 
     def __init__(self) -> None:
         self._credit, self._next, self._pause = 0.0, _PAUSE, 0
+        self.on_trial = False
 
     def count(self, n_drafted: int, n_accepted: int) -> None:
         """So many tokens were guessed, and so many of them were right."""
@@ -62,8 +64,18 @@ class _Pays:
         if n_accepted > _COST * n_drafted:
             self._next = _PAUSE
         elif self._credit < 0:
-            self._credit, self._pause = 0.0, self._next
-            self._next = min(2 * self._next, _MAX_PAUSE)
+            self._credit, self.on_trial = 0.0, True
+            self._rest(_MAX_PAUSE)
+
+    def tried(self, right: bool) -> None:
+        """The guess on trial was right, or not."""
+        self.on_trial = not right
+        if not right:
+            self._rest(_MAX_TRIAL_PAUSE)
+
+    def _rest(self, most: int) -> None:
+        self._pause = min(self._next, most)
+        self._next = min(2 * self._next, _MAX_PAUSE)
 
     def guesses(self) -> bool:
         """Whether to guess what follows the next token."""
@@ -73,8 +85,8 @@ class _Pays:
 
 @dataclass
 class SpeculativeGeneration(Generation):
-    """A generation that lets `drafter` guess up to `n_max` tokens at a time, and pauses while guesses are seldom right.
-    `stats` tells how many were.
+    """A generation that lets `drafter` guess up to `n_max` tokens at a time while its guesses are right often enough.
+    `stats` tells how many of those that were evaluated were.
 
     Raises SamplerError together with guidance.
     """
@@ -90,6 +102,7 @@ class SpeculativeGeneration(Generation):
             raise SamplerError("speculative decoding and classifier-free guidance cannot be combined")
         self._rng = rng_of(self.chain.params, 3)
         self._pays, self._counted = _Pays(), (0, 0)  # guesses, and those that were right
+        self._trial: tuple[int, int] | None = None  # a token that was guessed, and its index among `ids`
         self._guesses: list[Guess] = []  # of the tokens that follow, evaluated
         self._rows: Iterator[Floats] = iter(())  # the logits behind each of them
         self._end = 0  # the position behind what is sure
@@ -179,6 +192,9 @@ class SpeculativeGeneration(Generation):
         before, self._counted = self._counted, (stats.n_drafted, stats.n_accepted)
         if self._counted[0] > before[0]:
             self._pays.count(self._counted[0] - before[0], self._counted[1] - before[1])
+        if self._trial is not None:
+            self._pays.tried(self.ids[self._trial[1]] == self._trial[0])
+            self._trial = None
         if not self._pays.guesses():
             return []
         # no guesses where the context is shifted before it is quite full
@@ -186,7 +202,12 @@ class SpeculativeGeneration(Generation):
         n = min(self.n_max, memory.size - memory.used - n_again - 2, self.ctx.n_batch - n_again - 1)
         if self.n_predict >= 0:
             n = min(n, self.n_predict - len(self.ids) - 1)
+        if self._pays.on_trial:
+            n = min(n, 1)
         guesses = self.drafter.draft([*self.prompt, *self.ids], n) if n > 0 else []
+        if self._pays.on_trial:
+            self._trial = (guesses[0].token, len(self.ids)) if guesses else None
+            return []
         self.stats.n_drafts += bool(guesses)
         self.stats.n_drafted += len(guesses)
         return guesses

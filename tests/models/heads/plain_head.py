@@ -18,7 +18,8 @@ EPS = 1e-5
 class Family:
     """What differs. Norms behind attention and network (`post`), the name of that before the network, elements that are
     roped, and whether those that turn together are halves apart (`neox`); ... `gate`: Q has one beside it;
-    `latent`: (n_lora_kv, n_rot) of latent attention."""
+    `latent`: (n_lora_kv, n_rot) of latent attention, and `head_gate`: with a gate for each head. `relu_sqr`: networks
+    have no gate; experts read and give fewer elements where there are weights for that."""
 
     n_head: int = 4
     neox: bool = True
@@ -29,9 +30,12 @@ class Family:
     gate: bool = False
     parallel: bool = False
     latent: tuple[int, int] | None = None
+    head_gate: bool = False
+    relu_sqr: bool = False
     softmax: bool = False
     attn_scale: float = 1.0
     logit_scale: float = 1.0
+    expert_scale: float = 1.5
     normed: bool = True  # what goes on to the next guess
 
 
@@ -121,10 +125,17 @@ class PlainHead:
         k_rot = np.repeat(rope(row[:, None, rank:], pos, n_rot, of.neox), of.n_head, axis=1)
         k = np.concatenate((np.einsum("hcd,nc->nhd", w["attn_k_b.weight"], c), k_rot), axis=2)
         q = np.concatenate((q[..., :-n_rot], rope(q[..., -n_rot:], pos, n_rot, of.neox)), axis=2)
-        return attend(q, k, np.einsum("hdc,nc->nhd", w["attn_v_b.weight"], c), 0)
+        out = attend(q, k, np.einsum("hdc,nc->nhd", w["attn_v_b.weight"], c), 0)
+        if of.head_gate:
+            gate = sigmoid(x @ w["attn_gate.weight"].T)
+            out = out * np.repeat(gate, out.shape[1] // of.n_head, axis=1)
+        return out
 
     def network(self, x: Array, kind: str = "", expert: int | None = None) -> Array:
         up, down = self.w[f"ffn_up{kind}.weight"], self.w[f"ffn_down{kind}.weight"]
+        if self.of.relu_sqr:
+            up, down = (up, down) if expert is None else (up[expert], down[expert])
+            return np.maximum(x @ up.T, 0) ** 2 @ down.T
         if f"ffn_gate{kind}.weight" not in self.w:  # the first half of what `up` gives
             gate, up = np.split(up, 2)
         else:
@@ -141,10 +152,12 @@ class PlainHead:
         logits = x @ w["ffn_gate_inp.weight"].T
         probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) if of.softmax else sigmoid(logits)
         best = np.argsort(-(probs + w.get("exp_probs_b.bias", 0.0)), axis=1)[:, :2]
-        out = np.zeros_like(x)
+        read = x @ w["ffn_latent_down.weight"].T if "ffn_latent_down.weight" in w else x
+        out = np.zeros_like(read)
         for i, ids in enumerate(best):
             for e in ids:
-                out[i] += 1.5 * probs[i, e] / probs[i, ids].sum() * self.network(x[i], "_exps", e)
+                out[i] += of.expert_scale * probs[i, e] / probs[i, ids].sum() * self.network(read[i], "_exps", e)
+        out = out @ w["ffn_latent_up.weight"].T if "ffn_latent_up.weight" in w else out
         shared = self.network(x, "_shexp")
         if "ffn_gate_inp_shexp.weight" in w:
             shared = shared * sigmoid(x @ w["ffn_gate_inp_shexp.weight"].reshape(1, -1).T)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,20 @@ FAMILIES: dict[str, tuple[dict[str, Any], Family]] = {  # layers of the file; wh
         MOE | {"block_count": 6, "attention.sliding_window": 8, "logit_scale": 0.5},
         Family(neox=False, window=8, parallel=True, logit_scale=0.5),
     ),
+    "bailingmoe3": (
+        MOE
+        | MLA
+        | {"ssm.conv_kernel": 4, "kda.head_dim": 8, "kda.gate_lower_bound": -5.0, "block_count": 4}
+        | {"attention.head_count_kv": [0, 1, 0, 1]},
+        replace(LATENT, head_gate=True),
+    ),
+    "nemotron_h_moe": (
+        MOE
+        | SSM
+        | {"attention.head_count_kv": [0, 2, 0, 2], "feed_forward_length": [0, 0, 16, 16]}
+        | {"moe_latent_size": 24, "block_count": 4},
+        Family(n_rot=0, relu_sqr=True, ffn_norm="post_attention_norm"),
+    ),
     "qwen3next": ({**MOE, **SSM, "expert_gating_func": 1, "block_count": 5}, QWEN),
     "qwen35": (SSM | SECTIONS | {"block_count": 5}, QWEN),
     "qwen35moe": ({**MOE, **SSM, **SECTIONS, "expert_gating_func": 1, "block_count": 5}, QWEN),
@@ -64,9 +80,11 @@ IDS = np.random.default_rng(1).integers(0, 64, 40).tolist()
 NONE: tuple[str, ...] = ()
 
 
-def made(arch: str, own: tuple[str, ...] = NONE) -> tuple[dict[str, Any], Arrays]:
-    """Metadata and weights; the heads have `own` weights beside those that they must have."""
-    kv = {"nextn_predict_layers": 1, **FAMILIES[arch][0]}
+def made(
+    arch: str, own: tuple[str, ...] = NONE, more: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], Arrays]:
+    """Metadata, with `more`, and weights; the heads have `own` weights beside those that they must have."""
+    kv = {"nextn_predict_layers": 1, **FAMILIES[arch][0], **(more or {})}
     weights = random_weights(arch, kv)
     rng = np.random.default_rng(5)
     for name, w in weights.items():
