@@ -75,25 +75,34 @@ PG_INLINE affine least_squares(const affine_sums *t, affine before, int positive
   return (affine){vf_if_lt(zero, t->qq, a.s, before.s), vf_if_lt(zero, t->qq, a.m, before.m)};
 }
 
-// The best s and m for each block, m >= 0 if asked: the plain ones, and wider and narrower ranges, each with rounds
-// of least squares.
+// The error of the codes in `t` with s and m, less the sum of w x x.
+PG_INLINE vf affine_cost(const affine_sums *t, affine a) {
+  const vf of_s = vf_sub(vf_mul(a.s, t->qq), vf_add(t->xq, t->xq)), two_sq = vf_mul(vf_add(a.s, a.s), t->q);
+  return vf_add(vf_mul(a.s, of_s), vf_mul(a.m, vf_add(vf_sub(vf_mul(a.m, t->w), two_sq), vf_add(t->x, t->x))));
+}
+
+// The best s and m for each block, m >= 0 if asked: wider and narrower ranges, each with rounds of least squares; or
+// else the plain ones.
 PG_INLINE affine affine_fit(const float *x, const float *w, int n, int top, int positive_m) {
-  enum { RANGES = 28, ROUNDS = 3 };
+  enum { ROUNDS = 3 };
+  const int ranges = top == 3 ? 10 : 14; // few codes, few ways to round
   const affine plain = affine_plain(x, n, top, positive_m);
   affine_sums t = affine_sums_of(x, w, n);
   affine best = plain, a = plain;
-  vf least = affine_error(x, w, n, plain, top);
-  for (int k = 0; k < RANGES * ROUNDS; k++) {
-    const float stretch = (float)top / ((float)top - 0.5f + 0.075f * (float)(k / ROUNDS) * (float)top / 8);
+  vf least = vf_set1(INFINITY);
+  for (int k = 0; k < ranges * ROUNDS; k++) {
+    const float stretch =
+        (float)top / ((float)top - 0.5f + 2.1f / (float)ranges * (float)(k / ROUNDS) * (float)top / 8);
     if (k % ROUNDS == 0) a = (affine){vf_mul(plain.s, vf_set1(stretch)), plain.m};
     add_codes(&t, x, w, n, a, top);
     a = least_squares(&t, a, positive_m);
-    const vf e = affine_error(x, w, n, a, top);
+    const vf e = affine_cost(&t, a);
     best.s = vf_if_lt(e, least, a.s, best.s);
     best.m = vf_if_lt(e, least, a.m, best.m);
     least = vf_if_lt(e, least, e, least);
   }
-  return best;
+  const vf ep = affine_error(x, w, n, plain, top), eb = affine_error(x, w, n, best, top);
+  return (affine){vf_if_lt(eb, ep, best.s, plain.s), vf_if_lt(eb, ep, best.m, plain.m)};
 }
 
 // The s and m of blocks with a pair of their own, as f16 stores them: the best ones, unless rounding made the plain
