@@ -111,23 +111,26 @@ class Decoder:
                 inpL = build_pos_embd(b, inpL, optional=not hp.learned_positions)
             inp_pos = build_inp_pos(b)
             factors = build_rope_factors(b) if self.rope_factors else None
-            for il in range(hp.n_layer):
-                normed = self._pre_norm(b, inpL, "attn_norm", "attn_norm", il, optional=il == 0 and not self.first_norm)
-                attn = self.attention(b, self._attn_input(b, inpL, normed, il), inp_pos, factors, il)
-                if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                    inp_out_ids = build_inp_out_ids(b)
-                    attn, inpL = gg.get_rows(attn, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-                    normed = gg.get_rows(normed, inp_out_ids)
-                attn = self.post(b, attn, "post_attention_norm", "attn_post_norm", il)
-                ffn_inp = b.cb(gg.add(attn, inpL), "ffn_inp", il)
-                cur = self.ffn(b, self._ffn_input(b, inpL, normed, ffn_inp, il), il)
-                cur = self.post(b, cur, "post_ffw_norm", "ffn_post_norm", il)
-                inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
+            inpL = b.layers(lambda cur, il: self._layer(b, cur, inp_pos, factors, il), inpL)
             role = self.output_norm if self.norm_weight else ""
             cur = self._norm(b, inpL, role, "result_norm", -1)
             if not self.lm_head:
                 return build_result_embd(b, cur)
             return build_lm_head(b, cur, bias=self.biases == "all", hidden=cur if self.hidden_normed else inpL)
+
+    def _layer(self, b: Build, inpL: Tensor, inp_pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        """What layer `il` gives, of what the one before it does."""
+        normed = self._pre_norm(b, inpL, "attn_norm", "attn_norm", il, optional=il == 0 and not self.first_norm)
+        attn = self.attention(b, self._attn_input(b, inpL, normed, il), inp_pos, factors, il)
+        if il == b.hparams.n_layer - 1:  # from here on only the rows of which logits are wanted
+            inp_out_ids = build_inp_out_ids(b)
+            attn, inpL = gg.get_rows(attn, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            normed = gg.get_rows(normed, inp_out_ids)
+        attn = self.post(b, attn, "post_attention_norm", "attn_post_norm", il)
+        ffn_inp = b.cb(gg.add(attn, inpL), "ffn_inp", il)
+        cur = self.ffn(b, self._ffn_input(b, inpL, normed, ffn_inp, il), il)
+        cur = self.post(b, cur, "post_ffw_norm", "ffn_post_norm", il)
+        return b.cb(gg.add(cur, ffn_inp), "l_out", il)
 
     def _pre_norm(self, b: Build, cur: Tensor, role: str, name: str, il: int, *, optional: bool = False) -> Tensor:
         if optional and b.optional(role, cur.ne[:1], il) is None:

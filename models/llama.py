@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pyggml import ops as gg
 from pyggml.graph import Graph
+from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import (
@@ -36,7 +37,8 @@ def build_llama(b: Build) -> Graph:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
         factors = build_rope_factors(b)
-        for il in range(hp.n_layer):
+
+        def layer(inpL: Tensor, il: int) -> Tensor:
             inpSA = inpL
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
 
@@ -55,8 +57,9 @@ def build_llama(b: Build) -> Graph:
             # feed-forward network
             cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
             cur = build_moe_ffn(b, cur, il) if hp.n_expert else build_ffn(b, cur, il)
-            inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
+            return b.cb(gg.add(cur, ffn_inp), "l_out", il)
 
+        inpL = b.layers(layer, inpL)
         return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
 
 

@@ -55,6 +55,27 @@ class Graph:
             raise
         return self
 
+    def repeat(self, nodes: range, to: dict[Tensor | None, Tensor], renamed: tuple[str, str]) -> None:
+        """Add `nodes` of this graph once more: the same ops, of what `to` says of their sources, and of the same where
+        it says nothing. It then says what became of the nodes, too. Leafs that it names come into the graph in its
+        order. `renamed`: a part of the names of `nodes`, and what stands there in those of the new ones.
+
+        Raises GraphError beyond `size`.
+        """
+        for s in to.values():
+            if s not in self._seen:
+                self._add(s)
+        ctx = self.nodes[nodes.start].ctx
+        for i, like in enumerate(self.nodes[nodes.start : nodes.stop], nodes.start):
+            t = Tensor(ctx, like.dtype, like.ne, like.nb, like.rank, like.site)
+            t.op, t.op_params, t.flags, t.like = like.op, like.op_params, like.flags, like
+            t.src = tuple([to.get(s, s) for s in like.src])
+            if like.view_src is not None:
+                t.view_src, t.view_offs = to.get(like.view_src, like.view_src), like.view_offs
+            t.name = "" if like.name == f"node_{i}" else like.name.replace(*renamed)
+            to[like] = ctx.adopt(t)
+            self._add(t)
+
     def _visit(self, tensor: Tensor) -> None:
         seen = self._seen
         if tensor in seen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -263,7 +263,7 @@ class Scheduler:
                 if like in schedule.plan.offsets or t.buffer is None:
                     t.buffer, t.offset = like.buffer, like.offset
             others.append((values, twin))
-        mapped = ([(values, [s.mapped(to) for s in p.cut.steps]) for values, to in others] for p in parts)
+        mapped = ([(values, alloc.mapped_steps(p.cut.steps, to)) for values, to in others] for p in parts)
         return schedule if all(p.program.vary(variables, m) for p, m in zip(parts, mapped, strict=True)) else None
 
     @locked
@@ -276,8 +276,7 @@ class Scheduler:
 
     def buffer_size(self, backend: str) -> int:
         """Bytes of the compute buffer of a backend."""
-        b = self._buffers.get(self._backend(backend).buft)
-        return 0 if b is None else b.size
+        return 0 if (b := self._buffers.get(self._backend(backend).buft)) is None else b.size
 
     @locked
     def assignment(self, graph: Graph) -> str:
@@ -302,10 +301,9 @@ class Scheduler:
         """Pass 1: a backend for each node: its pin, else the first in priority order that supports it. Raises
         BackendError for a node that none can compute."""
         own: dict[Tensor, str] = {}
-        first = next(iter(self.backends))
+        first, pins = next(iter(self.backends)), dict(self._pins)
         for t in graph.nodes:
-            pin = self._pins.get(t) if self._pins else None
-            if pin is None and OPS[t.op].kernel is None:
+            if (pin := pins.get(t)) is None and OPS[t.op].kernel is None:
                 own[t] = first
                 continue
             own[t] = pin or self._first_supporting(t, own)
@@ -340,6 +338,9 @@ class Scheduler:
         Views compute nothing and stay with the split they are in. A source whose memory was written in the same split
         (a cache that was just stored to) cannot be copied before it: the graph is cut there too.
         """
+        used, bufts = {*names.values()}, {buft_of(t.root) for t in (*graph.leafs, *graph.nodes)}
+        if len(used) == 1 and all(map(self.backends[min(used)].supports_buft, bufts)):
+            return [Split(min(used), [*names])]
         splits: list[Split] = []
         written: set[Tensor] = set()
         reached: dict[str, set[Tensor]] = {name: set() for name in self.backends}  # what each reads where it is
@@ -376,7 +377,7 @@ class Scheduler:
         _refuse_read_only(graph)
         own = self.assign(graph)
         splits = self._split(graph, own, lambda root: self._buft_of(root, own))
-        uses = Counter(s for t in graph.nodes for s in t.src if s is not None)
+        uses = Counter([s for t in graph.nodes for s in t.src if s is not None])
         uses.update(watched)  # who watches reads: what is watched is not fused away
         for split in splits:
             split.steps = self.backends[split.backend].fuse(split.nodes, uses)
@@ -415,21 +416,24 @@ class Scheduler:
         return schedule
 
 
-def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> Iterator[Cut]:
+def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> list[Cut]:
     """The steps, cut after those that compute what is watched, and where other weights are to be in memory."""
-    begin, stages = 0, ()
+    if not watched and all(b.stage is None for b in backend.reads(alloc.joined(steps))):
+        return [Cut(steps, (), ())]
+    cuts, begin, stages = list[Cut](), 0, ()
     for i, step in enumerate(steps):
         needs = tuple(dict.fromkeys(b.stage for b in backend.reads(step) if b.stage is not None))
         if needs and needs != stages and begin < i:  # not before: it may take what was just computed
-            yield Cut(steps[begin:i], (), stages)
+            cuts.append(Cut(steps[begin:i], (), stages))
             begin = i
         stages = needs or stages
         nodes = tuple((t, watched[t]) for t in step.nodes if t in watched)
         if nodes:
-            yield Cut(steps[begin : i + 1], nodes, stages)
+            cuts.append(Cut(steps[begin : i + 1], nodes, stages))
             begin, stages = i + 1, ()
     if begin < len(steps):
-        yield Cut(steps[begin:], (), stages)
+        cuts.append(Cut(steps[begin:], (), stages))
+    return cuts
 
 
 def _refuse_read_only(graph: Graph) -> None:

@@ -78,6 +78,7 @@ class Tensor(Operand):
     and where its bytes are (`buffer` + `offset`, or `view_src` + `view_offs`).
 
     `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order.
+    `like` is the node that it repeats (`Graph.repeat`).
     """
 
     html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml installs it
@@ -88,6 +89,7 @@ class Tensor(Operand):
         "buffer",
         "dtype",
         "flags",
+        "like",
         "name",
         "nb",
         "ne",
@@ -117,6 +119,7 @@ class Tensor(Operand):
         self.buffer: Buffer | None = None
         self.offset = 0
         self.site = site
+        self.like: Tensor | None = None
 
     @property
     def ctx(self) -> Context:

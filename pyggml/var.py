@@ -75,6 +75,15 @@ class Offset:
     def __int__(self) -> int:
         return self.const + self.stride * self.var.value
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Offset) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[int, int, Var]:
+        return self.const, self.stride, self.var
+
     def __add__(self, other: int) -> Offset:
         return Offset(self.const + _whole(f"what is added to {self}", other), self.stride, self.var)
 

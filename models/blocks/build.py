@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pyggml import ops as gg
@@ -18,6 +18,7 @@ from ..memory.kv_cache import KVCache
 from ..memory.kv_iswa import KVCacheISWA
 from ..memory.recurrent import RecurrentCells
 from ..names import tensor_name
+from ..twins import BuiltLayer, Twin, renamed
 from ..weights import TensorSpec, Weights
 from .adapt import NO_ADAPTERS, Adapters
 
@@ -66,6 +67,7 @@ class Build:
     first       the graph is to begin with this layer, see `begin_at`
     uses        how each of the memory's caches is used
     adapters    what is added to products and to the outputs of layers
+    twins       the layers that are like one before them in such graphs, see `layers`
     asked       whether anyone will look at the node of a name: what is fused in one op is then built of several
     n_logits    tokens of which logits are wanted, where all have an output: a graph of `hidden` states
     hidden      the node with what heads read of each token, ne [n_embd, n_tokens], in such a graph
@@ -112,8 +114,29 @@ class Build:
         self.graph = Graph()
         self.inputs: dict[str, Tensor] = {}
         self._named: dict[str, Tensor] = {}
+        self.built: list[BuiltLayer] = []
+        self.twins: Mapping[int, Twin] = {}
         self.masks: dict[str, Tensor] = {}
         self.asked: Callable[[str], bool] = _no_one
+
+    def layers(self, layer: Callable[[Tensor, int], Tensor], inpL: Tensor) -> Tensor:
+        """What the last layer gives, where the first one reads `inpL`, and each what the one before it gives.
+        `layer(inpL, il)` builds one; it hands nothing to other layers but its result. Those that `twins` names are
+        repeated instead."""
+        self.graph.build_forward_expand(inpL)
+        for il in range(self.hparams.n_layer):
+            begin, twin = self.graph.n_nodes, self.twins.get(il)
+            if twin is None:
+                cur = layer(inpL, il)
+                self.graph.build_forward_expand(cur)
+            else:
+                like = self.built[twin.like]
+                to: dict[Tensor | None, Tensor] = {**twin.leafs, like.inpL: inpL}
+                self.graph.repeat(like.nodes, to, renamed(twin.like, il))
+                cur = to[like.cur]
+            self.built.append(BuiltLayer(range(begin, self.graph.n_nodes), inpL, cur))
+            inpL = cur
+        return inpL
 
     def use(self, il: int) -> CacheUse:
         """The cache of layer `il`."""

@@ -77,7 +77,8 @@ class HostBackend:
 
     def reads(self, step: Step) -> Iterable[Buffer]:
         """See `Backend.reads`: that of its leafs."""
-        return [b for s in step.sources() if s.root.op == "none" and (b := s.root.buffer) is not None]
+        roots = [s if s.view_src is None else s.view_src for t in step.nodes for s in t.src if s is not None]
+        return [root.buffer for root in roots if root.op == "none" and root.buffer is not None]
 
 
 BACKENDS: dict[str, Callable[[int | None], Backend]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,21 +22,55 @@ class Step(NamedTuple):
     inner   those that are values on the way: nothing else reads them, they get no memory
     fusion  what fused them ("" for one node)
     heirs   sources whose memory the last node may take over (of one node: OpDef.inplace)
+    like    a step before it that it repeats: the same but for the values that it reads, and where all of them lie
     """
 
     nodes: tuple[Tensor, ...]
     inner: frozenset[Tensor] = frozenset()
     fusion: str = ""
     heirs: tuple[Tensor, ...] = ()
+    like: Step | None = None
 
     def sources(self) -> list[Tensor]:
         """What its nodes read and nothing in it computes on the way: a tensor once for each use."""
-        return [s for t in self.nodes for s in t.src if s is not None and s not in self.inner]
+        inner = self.inner
+        return [s for t in self.nodes for s in t.src if s is not None and s not in inner]
 
-    def mapped(self, to: Mapping[Tensor, Tensor]) -> Step:
-        """The same step of another graph. `to`: what its tensors correspond to there."""
-        nodes, inner, heirs = (tuple(to[t] for t in ts) for ts in (self.nodes, self.inner, self.heirs))
-        return Step(nodes, frozenset(inner), self.fusion, heirs)
+    def find(self, t: Tensor) -> tuple[int, int]:
+        """Which of its nodes `t` is, and -1; or the first that reads it, and as which source."""
+        if t in self.nodes:
+            return self.nodes.index(t), -1
+        return next((i, node.src.index(t)) for i, node in enumerate(self.nodes) if t in node.src)
+
+    def tensor(self, node: int, source: int) -> Tensor:
+        """What `find` found, in this step."""
+        t = self.nodes[node] if source < 0 else self.nodes[node].src[source]
+        assert t is not None
+        return t
+
+    def of(self, nodes: tuple[Tensor, ...], like: Step | None) -> Step:
+        """The same step of other nodes, those that correspond to its own."""
+        inner, heirs = self.inner, ()
+        if inner:
+            inner = frozenset([t for t, own in zip(nodes, self.nodes, strict=True) if own in inner])
+        if self.heirs:
+            step = Step(nodes)
+            heirs = tuple([step.tensor(*self.find(t)) for t in self.heirs])
+        return Step(nodes, inner, self.fusion, heirs, like)
+
+
+def mapped_steps(steps: Sequence[Step], to: Mapping[Tensor, Tensor]) -> list[Step]:
+    """The same steps of other nodes: what `to` says of theirs."""
+    made: dict[Tensor, Step] = {}  # by the last node
+    for s in steps:
+        like = None if s.like is None else made.get(s.like.nodes[-1])
+        made[s.nodes[-1]] = s.of(tuple([to[t] for t in s.nodes]), like)
+    return [*made.values()]
+
+
+def joined(steps: Iterable[Step]) -> Step:
+    """All the nodes of these steps as if they were one."""
+    return Step(tuple([t for step in steps for t in step.nodes]))
 
 
 def steps_of(nodes: Iterable[Tensor]) -> list[Step]:
@@ -111,15 +146,15 @@ def plan(
     nodes = [t for step in steps for t in step.nodes]
     result = Plan(n_steps=len(steps))
     pools: dict[str, _Pool] = {}
-    pinned = {t.root for t in nodes if t.flags & (FLAG_INPUT | FLAG_OUTPUT)}
+    kept = FLAG_INPUT | FLAG_OUTPUT
+    pinned = {t.root for t in nodes if t.flags & kept}
     sources = [step.sources() for step in steps]
     uses = [
-        [*[s.root for s in read], *[t.view_src for t in step.nodes if t.view_src is not None]]
+        [s if s.view_src is None else s.view_src for s in read]
+        + [t.view_src for t in step.nodes if t.view_src is not None]
         for step, read in zip(steps, sources, strict=True)
     ]
-    users: dict[Tensor, int] = {}  # root -> uses to come
-    for root in chain.from_iterable(uses):
-        users[root] = users.get(root, 0) + 1
+    users = Counter(chain.from_iterable(uses))  # root -> uses to come
     read = set(chain.from_iterable(sources))
     inner = set(chain.from_iterable(step.inner for step in steps))
     results = [t for t in nodes if t.view_src is not None and t not in read and t not in inner]
@@ -131,15 +166,16 @@ def plan(
         nonlocal live
         pool = pool_of(t)
         n = -(-t.nbytes // alignment) * alignment
-        result.offsets[t] = (pool, pools.setdefault(pool, _Pool()).take(n))
+        if pool not in pools:
+            pools[pool] = _Pool()
+        result.offsets[t] = (pool, pools[pool].take(n))
         held[t] = n
         live += n
         result.lower_bound = max(result.lower_bound, live)
 
     def release(root: Tensor, at: int) -> None:
         nonlocal live
-        users[root] -= 1
-        if users[root] == 0 and root not in pinned and root in held:
+        if root not in pinned and root in held:
             pool, offset = result.offsets[root]
             pools[pool].give(offset, held[root])
             live -= held.pop(root)
@@ -147,7 +183,8 @@ def plan(
             result.lives[root] = result.lives[root][0], at
 
     for at, (step, roots) in enumerate(zip(steps, uses, strict=True)):
-        result.recycled.update(step.inner)
+        if step.inner:
+            result.recycled.update(step.inner)
         for t in step.nodes:
             if t in step.inner or not _needs_place(t):
                 continue
@@ -162,7 +199,9 @@ def plan(
             result.lives[t] = at, len(steps) - 1
             users.setdefault(t, 0)
         for root in roots:
-            release(root, at)
+            users[root] -= 1
+            if users[root] == 0:
+                release(root, at)
     result.sizes = {name: pool.size for name, pool in pools.items()}
     return result
 
@@ -174,7 +213,7 @@ def _needs_place(t: Tensor) -> bool:
 def _heir(
     t: Tensor,
     step: Step,
-    users: dict[Tensor, int],
+    users: Mapping[Tensor, int],
     pinned: set[Tensor],
     held: dict[Tensor, int],
     result: Plan,

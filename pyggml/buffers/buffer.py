@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
@@ -30,6 +29,8 @@ def file_memory(size: int) -> Bytes:
     """`size` zeroed bytes, uint8, of a file without a name, in TMPDIR or /var/tmp (not /tmp: that is memory on many
     machines). It is gone with them, or the process. What a forked child does to them the parent sees, too. Raises
     AllocError where there is no room for it."""
+    import tempfile  # it takes 5 ms to import
+
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
     try:
         with tempfile.TemporaryFile(dir=folder) as f:

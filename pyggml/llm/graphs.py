@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import gcd
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from pyggml.models.memory.k_shift import build_k_shift
 from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_cells import Floats
 from pyggml.models.memory.kv_defrag import build_defrag
+from pyggml.models.twins import Twin, find_twins
 from pyggml.sched import Scheduler
 
 from .loaded import LoadedModel
@@ -26,6 +29,7 @@ class Graphs:
     def __init__(self, model: LoadedModel, memory: KVMemory, output: Output, scheduler: Scheduler) -> None:
         self._model, self._memory, self._output, self._scheduler = model, memory, output, scheduler
         self.hidden = False
+        self._twins: WeakKeyDictionary[Adapters, dict[tuple[bool, int, bool], Mapping[int, Twin]]] = WeakKeyDictionary()
 
     def build(self, size: StepSize) -> Build:
         """The graph of a ubatch of that size; of a stage from its first layer on."""
@@ -46,8 +50,14 @@ class Graphs:
             hidden=size.hidden,
         )
         b.asked = self._model.watches.asks
+        whole = not first and self._output.layer is None
+        known = self._twins.setdefault(size.adapters, {}) if whole and not self._model.watches.patterns else None
+        of = size.embd, size.n_seqs, size.hidden
+        b.twins = {} if known is None else known.get(of, {})
         with OneSite():
             self._model.architecture.build_stage(b)
+        if known is not None and of not in known:
+            known[of] = find_twins(b.graph, b.built)
         return b
 
     def encode(self, size: StepSize) -> Build:

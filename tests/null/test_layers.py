@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("ops", "inspect.watch"),
     ("graph",),
     ("buffers.alloc",),
-    ("backends.protocol",),
+    ("backends.protocol", "backends.runs"),
     ("backends.ref", "backends.cpu", "backends.quantize"),
     ("sched", "gguf_io", "inspect.taps"),
     ("compute",),

@@ -27,6 +27,7 @@ from ...buffers.alloc import Step
 from ...errors import BackendError
 from ...opdef import OPS
 from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Offset, Tensor
+from ..runs import runs_of
 from .fuse_patterns import (
     FLOATS,
     Gate,
@@ -43,7 +44,7 @@ from .fuse_patterns import (
     window_of,
 )
 from .isa import Kernel
-from .repack import GROUP, product_kernel
+from .repack import GROUP, PRODUCTS, product_kernel
 
 FUSIONS = ("norm", "share", "glu", "residual", "rope", "attention", "experts", "scan", "conv")
 _MAX_PRODUCTS = 3
@@ -66,11 +67,27 @@ def enabled_fusions(wanted: Collection[str] | None = None) -> frozenset[str]:
 
 def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled: Collection[str]) -> list[Step]:
     """The steps that compute `nodes`, in order. `uses`: how often the whole graph reads each tensor."""
-    return _Fuser(nodes, uses, isa, enabled).steps()
+    kernels = {t: found[0] for t in nodes if t.op in PRODUCTS and (found := product_kernel(isa, t)) is not None}
+    made: dict[int, list[Step]] = {}
+    for run in runs_of(nodes, uses, kernels):
+        part = nodes[run.begin : run.end]
+        if run.like is None:
+            made[run.begin] = _Fuser(part, uses, kernels, isa, enabled).steps()
+        else:
+            to = dict(zip(nodes[run.like : run.like + len(part)], part, strict=True))
+            made[run.begin] = [s.of(tuple([to[t] for t in s.nodes]), s) for s in made[run.like]]
+    return [s for steps in made.values() for s in steps]
 
 
 class _Fuser:
-    def __init__(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled: Collection[str]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Tensor],
+        uses: Mapping[Tensor, int],
+        kernels: Mapping[Tensor, Kernel],
+        isa: str,
+        enabled: Collection[str],
+    ) -> None:
         self.nodes, self.uses, self.isa, self.enabled = nodes, uses, isa, enabled
         self.at = {t: i for i, t in enumerate(nodes)}
         self.readers: dict[Tensor, list[Tensor]] = {}
@@ -86,12 +103,9 @@ class _Fuser:
                     self.readers[s].append(t)
                 else:
                     self.readers[s] = [t]
-        self.kernels: dict[Tensor, Kernel] = {}
-        for t in nodes:
-            one = t.op == "mul_mat" and t.ne[2] == t.ne[3] == 1
-            found = product_kernel(isa, t) if one or t.op == "mul_mat_id" else None
-            if found is not None:
-                self.kernels[t] = found[0]
+        self.kernels = {  # of products of one matrix, or by expert
+            t: kernels[t] for t in nodes if t in kernels and (t.op == "mul_mat_id" or t.ne[2] == t.ne[3] == 1)
+        }
         self.taken: dict[Tensor, Step | None] = {}  # node -> the step that stands in its place, if it is one
 
     def steps(self) -> list[Step]:

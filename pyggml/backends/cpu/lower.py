@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
 from .._pggml import ffi, lib
 from ..protocol import Resolve, node_error
 from .lower_records import RECORDS, Half
+from .repack import copy_of
 
 _TENSOR = Struct("=Q9q")  # pg_tensor: data, ne[4], nb[4], type
 _HEAD = Struct("=Qq")  # pg_op: fn, n_threads
@@ -72,6 +74,25 @@ def cost_ns(t: Tensor) -> float:
     return cost.flops / 32 + (cost.read + cost.written) / 32
 
 
+class _Operand(NamedTuple):
+    """A tensor of a record: its place there in bytes; what it is of the step (see `Step.find`); and how many bytes the
+    address is behind where it, or its repacked copy, begins."""
+
+    at: int
+    found: tuple[int, int]
+    copied: bool
+    skip: int
+
+
+class _Row(NamedTuple):
+    """What a step that repeats another takes over from it."""
+
+    i: int
+    operands: list[_Operand]
+    ns: float
+    shared_ns: float  # of it, what threads share; inf asks for them
+
+
 def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> Lowered:
     """Lower the steps that compute something; views vanish. Raises BackendError for a node without a kernel."""
     todo = [s for s in steps if s.fusion or OPS[s.nodes[0].op].kernel is not None]
@@ -80,38 +101,42 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
     out = Lowered([s.nodes[-1] for s in todo], ops, [], 0)
     memory = ops.data
 
-    def put(t: Tensor, at: int, copy: Buffer | None = None, layout: Ne | None = None, half: Half | None = None) -> None:
-        offs = t.view_offs
-        ne, nb = (t.ne, t.nb) if layout is None else (layout, contiguous_nb(t.dtype, layout))
-        if copy is None:
-            data, matrix = t.data, nb[1] * ne[1]
-        else:
-            data, matrix = copy.base, lib.pg_r16_bytes(t.dtype.gguf_id, ne[0], ne[1])
-            nb = (*nb[:2], matrix, nb[3])
-        if half is not None:
-            data += half.which * (matrix if half.dim else nb[0] * ne[0]) // 2
-            ne = (ne[0] // 2, *ne[1:]) if half.dim == 0 else (ne[0], ne[1] // 2, *ne[2:])
-        _TENSOR.pack_into(memory, at, data, *ne, *nb, t.dtype.gguf_id)
-        if (buffer := t.root.buffer) is not None and buffer.file is not None:
+    def address(t: Tensor, at: int, copy: Buffer | None) -> int:
+        root, offs = t.root, t.view_offs
+        if (buffer := root.buffer) is not None and buffer.file is not None:
             out.files.add(buffer.file)
         if isinstance(offs, Offset):
             out.binds.append((base + at, t.data - int(offs) + offs.const, offs.stride, offs.var))
+        return t.data if copy is None else copy.base
 
-    shared_ns = 0.0
-    for i, step in enumerate(todo):
+    def put(t: Tensor, at: int, copy: Buffer | None, layout: Ne | None, half: Half | None) -> int:
+        ne, nb, skip = t.ne, t.nb, 0
+        if layout is not None:
+            ne, nb = layout, contiguous_nb(t.dtype, layout)
+        matrix = nb[1] * ne[1]
+        if copy is not None:
+            matrix = lib.pg_r16_bytes(t.dtype.gguf_id, ne[0], ne[1])
+            nb = (*nb[:2], matrix, nb[3])
+        if half is not None:
+            skip = half.which * (matrix if half.dim else nb[0] * ne[0]) // 2
+            ne = (ne[0] // 2, *ne[1:]) if half.dim == 0 else (ne[0], ne[1] // 2, *ne[2:])
+        _TENSOR.pack_into(memory, at, address(t, at, copy) + skip, *ne, *nb, t.dtype.gguf_id)
+        return skip
+
+    def lowered(i: int, step: Step) -> _Row:
         r = RECORDS[step.fusion](step, isa)
         if r.kernel is None:
             raise node_error(step.nodes[-1], f"the cpu backend ({isa}) has no kernel for these types")
         at = i * _OP_SIZE
         ns = sum(map(cost_ns, step.nodes))
-        out.cost_ns += ns
         is_shared = ns > _SHARE if r.shared is None else r.shared
-        shared_ns += inf if r.shared else ns * is_shared  # what asks for the threads gets them
         _HEAD.pack_into(memory, at, r.kernel.address, n_threads if is_shared else 1)
-        put(r.dst, at + _DST, layout=r.layout)
+        operands = [_Operand(_DST, step.find(r.dst), False, put(r.dst, at + _DST, None, r.layout, None))]
         for j, s in enumerate(r.srcs):
             if s is not None:
-                put(resolve(s), at + _SRC + j * _TENSOR.size, r.copies.get(j), half=r.halves.get(j))
+                place, copy = _SRC + j * _TENSOR.size, r.copies.get(j)
+                skip = put(resolve(s), at + place, copy, None, r.halves.get(j))
+                operands.append(_Operand(place, step.find(s), copy is not None, skip))
         if r.params:
             Struct(f"={len(r.params)}d").pack_into(memory, at + _PARAM, *r.params)
         if r.kernel.row.work != ffi.NULL:
@@ -119,5 +144,32 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
             need = lib.pg_work_size(r.kernel.row, task, n_threads)
             _TAIL.pack_into(memory, at + _WORK, 0, need, 0)
             out.work_size = max(out.work_size, need)
+        return _Row(i, operands, ns, inf if r.shared else ns * is_shared)
+
+    repeats: list[tuple[int, int]] = []  # row, that which it repeats
+    moved: list[tuple[int, int]] = []  # word, what is there in a repeated row
+
+    def repeated(i: int, step: Step, row: _Row) -> None:
+        repeats.append((i, row.i))
+        for at, found, copied, skip in row.operands:
+            place, t = i * _OP_SIZE + at, step.tensor(*found)
+            t, copy = (t, copy_of(t)) if copied else (t if at == _DST else resolve(t), None)
+            moved.append((place // 8, address(t, place, copy) + skip))
+
+    shared_ns = 0.0
+    rows: dict[Tensor, _Row] = {}  # by the last nodes of steps
+    for i, step in enumerate(todo):
+        row = None if step.like is None else rows.get(step.like.nodes[-1])
+        if row is None:
+            row = rows[step.nodes[-1]] = lowered(i, step)
+        else:
+            repeated(i, step, row)
+        out.cost_ns += row.ns
+        shared_ns += row.shared_ns
+    if repeats:
+        words, rows_to_row = out.words(), np.array(repeats, np.int64)
+        words[rows_to_row[:, 0]] = words[rows_to_row[:, 1]]
+        to_words = np.array(moved, np.int64)
+        words.reshape(-1)[to_words[:, 0]] = to_words[:, 1]
     out.n_threads = n_threads if shared_ns > _WAKE * _SHARE else 1
     return out

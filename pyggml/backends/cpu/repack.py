@@ -21,6 +21,7 @@ from .isa import Kernel, find_kernel, isa_name, kernel_of, thread_count
 
 BUFT = "CPU_REPACK"
 
+PRODUCTS = ("mul_mat", "mul_mat_id")  # the ops that read copies
 GROUP = 16  # rows that are packed together
 _CHUNK = 1 << 20  # bytes that are worth a thread's while
 # Columns from which on converting floats pays. GFLOPS on Zen 4, 2048 x 2048, F16 and BF16 by 64 columns: 131 and 112,
@@ -49,7 +50,7 @@ def repacked(node: Tensor) -> Buffer | None:
 
 def _weights_of(node: Tensor) -> Tensor | None:
     """What a matrix product reads, where it is one matrix, or one by expert."""
-    a = node.src[0] if node.op in ("mul_mat", "mul_mat_id") else None
+    a = node.src[0] if node.op in PRODUCTS else None
     return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else a
 
 

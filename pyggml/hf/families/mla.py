@@ -64,9 +64,9 @@ _INDEXER = {
 
 
 def _indexers(c: Config) -> list[bool] | None:
-    """Of each layer whether it has an indexer of its own, as a head has."""
+    """Of each layer of the model whether it has an indexer of its own; of heads llama.cpp wants no word."""
     types = c.get("indexer_types", default=None)
-    return None if types is None else [kind == "full" for kind in types[: c.n_layer]] + [True] * c.n_heads
+    return None if types is None else [kind == "full" for kind in types[: c.n_layer]]
 
 
 def _indexers_back(own: list[bool], keys: Mapping[str, Any]) -> dict[str, object]:

@@ -1,0 +1,48 @@
+"""Runs of nodes that repeat others before them (`Graph.repeat`): what is found out about these holds for them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+
+
+class Run(NamedTuple):
+    """The nodes from `begin` to `end`, and where the run begins that they repeat."""
+
+    begin: int
+    end: int
+    like: int | None = None
+
+
+def runs_of(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], kernels: Mapping[Tensor, object]) -> list[Run]:
+    """The nodes, cut where repeated runs, or what they repeat, begin and end. All in one where runs overlap, or a node
+    is used otherwise than the one that it repeats, or has another of `kernels`."""
+    repeats = _repeats(nodes)
+    spans = {span for begin, end, like in repeats for span in ((begin, end), (like, like + end - begin))}
+    borders = sorted({0, len(nodes)}.union(*spans))
+    cut = set(pairwise(borders))
+    said = [(uses.get(t), t.flags & (FLAG_INPUT | FLAG_OUTPUT), kernels.get(t)) for t in nodes]
+    same = all(said[begin:end] == said[like : like + end - begin] for begin, end, like in repeats)
+    if not same or not spans <= cut:
+        return [Run(0, len(nodes))]
+    like_of = {begin: like for begin, _, like in repeats}
+    return [Run(begin, end, like_of.get(begin)) for begin, end in sorted(cut)]
+
+
+def _repeats(nodes: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    """The runs that repeat another: begin, end, and where that begins."""
+    at = {t: i for i, t in enumerate(nodes)}
+    found: list[tuple[int, int, int]] = []
+    i = 0
+    while i < len(nodes):
+        like = nodes[i].like
+        begin, first = i, i if like is None else at.get(like, i)
+        while i < len(nodes) and first < begin and nodes[i].like is nodes[first + i - begin]:
+            i += 1
+        if i > begin:
+            found.append((begin, i, first))
+        i += i == begin
+    return found
