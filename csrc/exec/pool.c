@@ -1,5 +1,5 @@
 // The persistent thread pool. The leader (who runs a plan) shares an op with those workers that are awake: it waits for
-// those that have yet to wake up once, and lets one rest that did not run when it should have.
+// those that have yet to wake up once, and lets one rest that again did not run when it should have.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -12,8 +12,12 @@
 // may be claimed as IDLE may. From FIRST_CLAIM on: it takes part in every step from `from` on; each claim has another
 // number.
 enum { ASLEEP, NAPPING, WAKING, IDLE, QUIT, FIRST_CLAIM };
-enum { LATE_NS = 1000000 };                              // less is what waking up takes, more a time slice of another
-enum { REST_NS = 4000000, MOST_RESTS = 7, LOOK_AT = 8 }; // the first rest, which doubles so often; workers looked at
+enum { LATE_NS = 1000000 }; // less is what waking up takes, more a time slice of another
+enum {
+  REST_NS = 4000000,
+  MOST_RESTS = 7,
+  LOOK_AT = 8
+}; // half of the first rest; it doubles so often; workers looked at
 
 typedef struct worker {
   int32_t claim;
@@ -140,10 +144,12 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
   return status;
 }
 
-static void rest(pg_team *t, worker *w, int64_t now) {
+// Whether the worker rests now: not when it was late for the first time, which a moment's work of the system explains.
+static int rest(pg_team *t, worker *w, int64_t now) {
   t->n_rests++;
-  w->until = now + ((int64_t)REST_NS << w->rests);
+  w->until = now + (w->rests ? (int64_t)REST_NS << w->rests : 0);
   if (w->rests < MOST_RESTS) w->rests++;
+  return w->until > now;
 }
 
 // Waits for those that are waking up. One that takes longer than that does is to rest: something else has its CPU.
@@ -217,8 +223,7 @@ static void wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleeper
   for (int i = 0; i < n; i++) {
     worker *w = pool.worker + late[i];
     if (cpu_ns(late[i]) - cpu[i] >= waited / 2) continue;
-    rest(t, w, now);
-    t->late = 1;
+    if (rest(t, w, now)) t->late = 1;
   }
 }
 

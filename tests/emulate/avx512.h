@@ -145,6 +145,17 @@ EM_SET1(set1_epi8, b, int8_t, 64)
 EM_SET1(set1_epi16, w, int16_t, 32)
 EM_SET1(set1_epi32, d, int32_t, 16)
 EM_SET1(broadcast_i32x4, q, __m128i, 4)
+EM __m512i em_mask_broadcast_i32x4(__m512i a, unsigned mask, __m128i v) {
+  em_512 x = {.si = a}, y = {.si = em_broadcast_i32x4(v)};
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) x.d[i] = y.d[i];
+  return x.si;
+}
+EM __m512i em_i32gather_epi32(__m512i index, const void *from, int scale) {
+  em_512 x = {.si = index};
+  for (int i = 0; i < 16; i++) memcpy(&x.d[i], (const char *)from + (int64_t)x.d[i] * scale, sizeof x.d[i]);
+  return x.si;
+}
 EM __m512 em_set1_ps(float v) { return (__m512){v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v}; }
 EM __m512i em_setzero_si512(void) { return em_set1_epi32(0); }
 #define em_setr_ps(...) ((em_512){.s = {__VA_ARGS__}}.ps)
@@ -193,6 +204,7 @@ EM __m512i em_inserti64x4(__m512i a, __m256i b, int i) {
   }
 EM_LANES(abs_ps, __m512, ps, __m512, ps, y.ud[i] = x.ud[i] & 0x7fffffff)
 EM_LANES(cvtepi32_epi8, __m512i, si, __m128i, q[0], y.b[i] = (int8_t)x.d[i])
+EM_LANES(cvtepi32_epi16, __m512i, si, __m256i, h[0], y.w[i] = (int16_t)x.d[i])
 EM_LANES(cvtepi8_epi32, __m128i, q[0], __m512i, si, y.d[i] = x.b[i])
 EM_LANES(cvtepu8_epi32, __m128i, q[0], __m512i, si, y.d[i] = x.ub[i])
 EM_LANES(cvtepu16_epi32, __m256i, h[0], __m512i, si, y.d[i] = x.uw[i])
@@ -299,6 +311,7 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_inserti64x4 em_inserti64x4
 #define _mm512_cmp_ps_mask em_cmp_ps_mask
 #define _mm512_cvtepi32_epi8 em_cvtepi32_epi8
+#define _mm512_cvtepi32_epi16 em_cvtepi32_epi16
 #define _mm512_cvtepi32_ps em_cvtepi32_ps
 #define _mm512_cvtepi8_epi32 em_cvtepi8_epi32
 #define _mm512_cvtepu16_epi32 em_cvtepu16_epi32
@@ -316,6 +329,8 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_loadu_si512 em_loadu_si512
 #define _mm512_madd_epi16 em_madd_epi16
 #define _mm512_maddubs_epi16 em_maddubs_epi16
+#define _mm512_i32gather_epi32 em_i32gather_epi32
+#define _mm512_mask_broadcast_i32x4 em_mask_broadcast_i32x4
 #define _mm512_mask_blend_ps em_mask_blend_ps
 #define _mm512_maskz_loadu_ps em_maskz_loadu_ps
 #define _mm512_max_ps em_max_ps

@@ -84,13 +84,15 @@ PG_INLINE vf affine_cost(const affine_sums *t, affine a) {
 // The best s and m for each block, m >= 0 if asked: wider and narrower ranges, each with rounds of least squares; or
 // else the plain ones.
 PG_INLINE affine affine_fit(const float *x, const float *w, int n, int top, int positive_m) {
-  enum { RANGES = 14, ROUNDS = 3 };
+  enum { ROUNDS = 3 };
+  const int ranges = top == 3 ? 10 : 14; // few codes, few ways to round
   const affine plain = affine_plain(x, n, top, positive_m);
   affine_sums t = affine_sums_of(x, w, n);
   affine best = plain, a = plain;
   vf least = vf_set1(INFINITY);
-  for (int k = 0; k < RANGES * ROUNDS; k++) {
-    const float stretch = (float)top / ((float)top - 0.5f + 0.15f * (float)(k / ROUNDS) * (float)top / 8);
+  for (int k = 0; k < ranges * ROUNDS; k++) {
+    const float stretch =
+        (float)top / ((float)top - 0.5f + 2.1f / (float)ranges * (float)(k / ROUNDS) * (float)top / 8);
     if (k % ROUNDS == 0) a = (affine){vf_mul(plain.s, vf_set1(stretch)), plain.m};
     add_codes(&t, x, w, n, a, top);
     a = least_squares(&t, a, positive_m);

@@ -10,16 +10,21 @@
 #include "products/r16/repacked.h"
 
 enum {
-  KC = 2048, // elements of a strip at most: eight panels of them stay in the L2 cache
+  KC = 2048, // elements of a strip at most
   NT = 32,   // two tile registers of columns and two of rows make four of sums, half of what there is
   TILE_ROWS = 32,
-  R16_HALF = 16, // rows, or columns, of a tile register
+  R16_PANELS = 8, // panels at a time: they stay in the L2 cache
+  R16_WHOLE = NT, // columns that a product of a tile writes at least
+  R16_HALF = 16,  // rows, or columns, of a tile register
   R16_TILE = R16_HALF * R16_UNIT
 };
 
 // Numbers of bf16 that stand for a weight, and for an element of a column.
 PG_INLINE int r16_weight_parts(const r16_product *p) { return p->f.type == PG_F16 ? 2 : 1; }
 PG_INLINE int r16_column_parts(const r16_product *p) { return !r16_of_floats(p) ? 1 : p->exact ? 3 : 2; }
+
+// First of n columns in a group: whole tile registers.
+PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return PG_MIN(n, group * NT); }
 
 PG_INLINE int64_t r16_strip(const r16_product *p) { return r16_of_floats(p) ? KC / 2 : KC; }
 

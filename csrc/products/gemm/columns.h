@@ -15,7 +15,7 @@ static inline r16_group r16_group_of(const r16_columns *c, const r16_product *p,
   r16_group g = {.n = r16_group_columns(c, group)};
   for (int64_t j = 0; j < g.n; j++) {
     int64_t b_col;
-    r16_result(p, group * NT + j, &b_col);
+    r16_result(p, r16_first_column(c, group) + j, &b_col);
     g.column[j] = r16_column(p->b, b_col);
     g.scale[j] = p->norm ? pg_rms_scale((const float *)g.column[j], c->k, p->eps) : 0;
   }

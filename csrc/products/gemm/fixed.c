@@ -91,6 +91,8 @@ void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, const r
   const r16_fixed x = r16_fixed_of(c, group, strip);
   sums from;
   const int64_t n = r16_group_columns(c, group);
+  for (int64_t j = 0; j < n && before; j++) // a strip later they are no longer near
+    for (int i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(before[j] + i);
   tiles[n - 1](w, x.ints, r16_strip_elements(c, strip) / 2, from);
   for (int64_t j = 0; j < n; j++)
     for (int i = 0; i < TILE_ROWS; i += VF_N) {

@@ -17,8 +17,13 @@ enum {
   R16_MAX = 32766,          // of one integer, before rounding
   NT = VF_N == 16 ? 12 : 4, // columns of a tile: with two registers of rows, as many accumulators as pay
   TILE_ROWS = 2 * VF_N,
+  R16_PANELS = 1, // panels at a time: one meets all columns while it is in the L1 cache
+  R16_WHOLE = 1,  // columns that a product of a tile writes at least
   TILE_GROUPS = TILE_ROWS / R16_ROWS
 };
+
+// First of n columns in a group of n_groups: equal groups, since a tile of few columns waits for its own sums.
+PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return n * group / n_groups; }
 
 // Elements of a strip for the rows of `p`. Floats are owed more precision than block types: NMSE 1.5e-8 in all.
 PG_INLINE int64_t r16_strip(const r16_product *p) { return r16_of_floats(p) ? KC / 2 : KC; }

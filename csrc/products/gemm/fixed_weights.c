@@ -51,6 +51,7 @@ PG_INLINE r16_line line_of(r16_format f, const uint8_t *head, const uint8_t *sca
 // What no weight exceeds in size.
 PG_INLINE vf bound_of(r16_format f, r16_line l) {
   const span s = span_of(f);
+  if (!has_min(f)) return vf_mul(vf_abs(l.scale), vf_set1((float)PG_MAX(-s.low, s.high)));
   const vf low = vf_fma(l.scale, vf_set1((float)s.low), l.shift),
            high = vf_fma(l.scale, vf_set1((float)s.high), l.shift);
   return vf_max(vf_abs(low), vf_abs(high));
@@ -61,6 +62,9 @@ PG_INLINE vi mulhrs(vi a, vi b) { return _mm512_mulhrs_epi16(a, b); }
 PG_INLINE vi adds(vi a, vi b) { return _mm512_adds_epi16(a, b); }
 PG_INLINE vi sub16(vi a, int b) { return _mm512_sub_epi16(a, _mm512_set1_epi16((short)b)); }
 PG_INLINE vi and16(vi a, int b) { return _mm512_and_si512(a, _mm512_set1_epi16((short)b)); }
+PG_INLINE vi and_xor16(vi a, int b, int c) { // (a & b) ^ c
+  return _mm512_ternarylogic_epi32(a, _mm512_set1_epi16((short)b), _mm512_set1_epi16((short)c), 0x6a);
+}
 PG_INLINE void store(int16_t *p, vi a) { _mm512_store_si512(p, a); }
 PG_INLINE vi twice16(vf a) { // each lane rounded to 16 bits, in both halves
   const vi q = _mm512_cvtps_epi32(a);
@@ -71,6 +75,7 @@ PG_INLINE vi mulhrs(vi a, vi b) { return _mm256_mulhrs_epi16(a, b); }
 PG_INLINE vi adds(vi a, vi b) { return _mm256_adds_epi16(a, b); }
 PG_INLINE vi sub16(vi a, int b) { return _mm256_sub_epi16(a, _mm256_set1_epi16((short)b)); }
 PG_INLINE vi and16(vi a, int b) { return _mm256_and_si256(a, _mm256_set1_epi16((short)b)); }
+PG_INLINE vi and_xor16(vi a, int b, int c) { return _mm256_xor_si256(and16(a, b), _mm256_set1_epi16((short)c)); }
 PG_INLINE void store(int16_t *p, vi a) { _mm256_store_si256((__m256i *)p, a); }
 PG_INLINE vi twice16(vf a) {
   const vi q = _mm256_cvtps_epi32(a);
@@ -78,14 +83,27 @@ PG_INLINE vi twice16(vf a) {
 }
 #endif
 
-// Quartet p of a unit: its two pairs of signed codes at the top of 16 bits, times scale / 2^15, plus shift.
+// Quartet p of a unit: its two pairs of codes at the top of 16 bits, less what `zero` is there.
+PG_INLINE void quartet_at_top(r16_format f, const uint8_t *unit, int part, int p, vi pairs[2]) {
+  const int up = 8 - bits_of(f), zero = span_of(f).zero << 8 << up & 0xffff; // a table's 128 may be shifted out
+  if (f.codes == R16_NIBBLES && !f.table) {
+    const vi q = vi_load(unit + p / 2 * R16_LINE + part * VF_N * 4);
+    pairs[0] = and_xor16(vi_shl(q, p % 2 ? 8 : 12), 0xf000, zero);
+    pairs[1] = and_xor16(vi_shl(q, p % 2 ? 0 : 4), 0xf000, zero);
+    return;
+  }
+  const vi q = r16_quartet(f, unit, part, p), a = vi_shl(q, 8 + up), b = vi_shl(q, up);
+  const int mask = 0xff00 << up & 0xff00;
+  pairs[0] = sub16(a, zero);
+  pairs[1] = zero == 0x8000 ? and_xor16(b, mask, zero) : sub16(and16(b, mask), zero);
+}
+
+// The same as weights: times scale / 2^15, plus shift.
 PG_INLINE void put_quartet(r16_format f, const uint8_t *unit, int part, int p, vi scale, vi shift, int16_t *even,
                            int16_t *odd) {
-  const int up = 8 - bits_of(f), zero = span_of(f).zero << 8 << up & 0xffff; // a table's 128 may be shifted out
-  const vi q = r16_quartet(f, unit, part, p);
-  vi a = vi_shl(q, 8 + up), b = and16(vi_shl(q, up), 0xff00 << up & 0xff00);
-  a = mulhrs(sub16(a, zero), scale);
-  b = mulhrs(sub16(b, zero), scale);
+  vi pairs[2];
+  quartet_at_top(f, unit, part, p, pairs);
+  const vi a = mulhrs(pairs[0], scale), b = mulhrs(pairs[1], scale);
   store(even, has_min(f) ? adds(a, shift) : a);
   store(odd, has_min(f) ? adds(b, shift) : b);
 }
@@ -97,30 +115,35 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, int
   const float middle = (float)(1 << (bits_of(f) - 1));
   const uint8_t *units[UNITS];
   r16_line lines[UNITS][2];
-  vf max = vf_zero();
+  // Bounds of the weights instead of the weights themselves: their norm is 4 .. sqrt(KC) times the largest, or 0. So
+  // 16 bits hold inv_scale times a scale: `middle` is at most twice the largest code.
+  const vf one = vf_set1(1.0f), tiny = vf_set1(1e-30f);
+  vf max = vf_zero(), sum = vf_zero();
   for (int u = 0; u < n; u++) {
     const uint8_t *head = group + u / f.units * block_bytes;
     units[u] = head + r16_head_bytes(f) + u % f.units * r16_unit_bytes(f);
     for (int h = 0; h < halves; h++) {
       const r16_line l = lines[u][h] = line_of(f, head, units[u] + r16_lines(f) * R16_LINE, part, h);
-      max = vf_max(bound_of(f, l), max);
-    }
-  }
-  // Bounds of the weights instead of the weights themselves: their norm in units of max is 4 .. sqrt(KC), or 0. So
-  // 16 bits hold inv_scale times a scale: `middle` is at most twice the largest code.
-  const vf one = vf_set1(1.0f), tiny = vf_set1(1e-30f);
-  const vf unit = vf_if_lt(max, tiny, vf_zero(), vf_div(one, max));
-  vf sum = vf_zero();
-  for (int u = 0; u < n; u++)
-    for (int h = 0; h < halves; h++) {
-      const vf bound = vf_mul(bound_of(f, lines[u][h]), unit);
+      const vf bound = bound_of(f, l);
+      max = vf_max(bound, max);
       sum = vf_fma(bound, bound, sum);
     }
+  }
+  vf unit = one;
+  if (f.scales == R16_E8M0) { // squares may overflow or vanish
+    unit = vf_if_lt(max, tiny, vf_zero(), vf_div(one, max));
+    sum = vf_zero();
+    for (int u = 0; u < n; u++) {
+      const vf bound = vf_mul(bound_of(f, lines[u][0]), unit);
+      sum = vf_fma(bound, bound, sum);
+    }
+  }
   const vf norm = vf_sqrt(vf_mul(sum, vf_set1((float)(R16_UNIT / halves))));
-  const vf per_max = vf_min(vf_div(vf_set1(R16_NORM), norm), vf_set1(R16_MAX)); // steps
+  const vf size = f.scales == R16_E8M0 ? vf_mul(norm, max) : norm;
   // vf_max may lose a NaN, but the norm has it
-  vf_store(steps, vf_fma(norm, vf_zero(), vf_if_lt(max, tiny, vf_zero(), vf_div(max, per_max))));
-  const vf inv = vf_mul(per_max, unit), inv_scale = vf_mul(inv, vf_set1(middle));
+  vf_store(steps, vf_fma(norm, vf_zero(), vf_if_lt(max, tiny, vf_zero(), vf_mul(size, vf_set1(1.0f / R16_NORM)))));
+  const vf inv = vf_if_lt(max, tiny, vf_zero(), vf_mul(vf_div(vf_set1(R16_NORM), norm), unit));
+  const vf inv_scale = vf_mul(inv, vf_set1(middle));
   for (int u = 0; u < n; u++, to += R16_UNIT / 2) {
     vi scale[2], shift[2];
     for (int h = 0; h < halves; h++) {
@@ -129,7 +152,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, int
     }
     _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
       const int h = halves == 2 ? p / 4 : 0;
-      __builtin_prefetch(units[u] + p * R16_LINE + AHEAD);
+      if (p <= r16_lines(f)) __builtin_prefetch(units[u] + p * R16_LINE + AHEAD);
       put_quartet(f, units[u], part, p, scale[h], shift[h], to[2 * p][0], to[2 * p + 1][0]);
     }
   }

@@ -3,14 +3,14 @@
 #include "products/gemm/gemm.h"
 
 enum {
-  PANELS = 256 / TILE_ROWS,     // tiles of rows at a time: they stay in the L2 cache, and columns are read once for all
+  TILES = 256 / TILE_ROWS,      // tiles of rows at a time, at most: columns are read from memory once for all
   GROUPS = (512 + NT - 1) / NT, // groups of columns at a time, at most: their sums stay in the L2 cache
   CHUNKS = 8                    // per thread: what evens out threads that are interrupted
 };
 
 // What a thread works with.
 typedef struct scratch {
-  r16_panel panels[PANELS];
+  r16_panel panels[R16_PANELS];
   r16_totals totals[]; // of each group and tile of a chunk: y's rows share cache sets as a rule
 } scratch;
 
@@ -19,7 +19,7 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t columns_bytes(const r16_product *p) { return ceil_div(PG_FN(r16_columns_bytes)(p), 64) * 64; }
 
 static int64_t scratch_bytes(const r16_product *p) {
-  return (int64_t)sizeof(scratch) + PG_MIN(GROUPS, ceil_div(p->n_cols, NT)) * PANELS * (int64_t)sizeof(r16_totals);
+  return (int64_t)sizeof(scratch) + PG_MIN(GROUPS, ceil_div(p->n_cols, NT)) * TILES * (int64_t)sizeof(r16_totals);
 }
 
 int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) { return columns_bytes(p) + nth * scratch_bytes(p); }
@@ -43,31 +43,40 @@ static results results_of(const r16_product *p, int64_t first, int64_t n) {
   return s;
 }
 
+// Strip s of a tile of rows times a group of columns.
+PG_INLINE void multiply(const r16_product *p, const r16_columns *c, int64_t tile, int64_t g, int64_t s,
+                        const results *to, const r16_panel *panel, r16_totals *total) {
+  const int last = s + 1 == c->n_strips;
+  const int64_t at = tile * TILE_ROWS, rows = PG_MIN(TILE_ROWS, p->m - at);
+  const int direct = last && to->ld && to->n >= R16_WHOLE && rows == TILE_ROWS && r16_is_plain(p);
+  for (int64_t j = 0; j < to->n && last && !direct; j++) {
+    __builtin_prefetch(to->y[j] + at, 1);
+    __builtin_prefetch(to->y[j] + at + TILE_ROWS - 1, 1);
+  }
+  PG_FN(r16_multiply)
+  (direct ? to->y[0] + at : **total, direct ? to->ld : TILE_ROWS, s ? *total : NULL, panel, c, p, g, s);
+  for (int64_t j = 0; j < to->n && last && !direct; j++) {
+    if (r16_is_plain(p)) {
+      memcpy(to->y[j] + at, (*total)[j], rows * sizeof(float));
+    } else {
+      r16_put(p, to->y[j], (*total)[j], to->other[j], at, rows);
+    }
+  }
+}
+
 // One chunk: tiles of rows first .. last times groups of columns.
 static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg_range groups, scratch *work) {
+  results to[GROUPS];
+  for (int64_t g = groups.first; g < groups.last; g++)
+    to[g - groups.first] = results_of(p, r16_first_column(c, g), r16_group_columns(c, g));
   for (int64_t s = 0; s < c->n_strips; s++) {
-    const int last = s + 1 == c->n_strips;
-    r16_totals *total = work->totals;
-    for (int64_t r = tiles.first; r < tiles.last; r++) PG_FN(r16_put_panel)(&work->panels[r - tiles.first], p, r, s);
-    for (int64_t g = groups.first; g < groups.last; g++) {
-      const results to = results_of(p, g * NT, r16_group_columns(c, g));
-      for (int64_t r = tiles.first; r < tiles.last; r++, total++) {
-        const int64_t at = r * TILE_ROWS, rows = PG_MIN(TILE_ROWS, p->m - at);
-        const int direct = last && to.ld && to.n == NT && rows == TILE_ROWS && r16_is_plain(p);
-        for (int64_t j = 0; j < to.n && last && !direct; j++) {
-          __builtin_prefetch(to.y[j] + at, 1);
-          __builtin_prefetch(to.y[j] + at + TILE_ROWS - 1, 1);
-        }
-        PG_FN(r16_multiply)
-        (direct ? to.y[0] + at : **total, direct ? to.ld : TILE_ROWS, s ? *total : NULL, &work->panels[r - tiles.first],
-         c, p, g, s);
-        for (int64_t j = 0; j < to.n && last && !direct; j++) {
-          if (r16_is_plain(p)) {
-            memcpy(to.y[j] + at, (*total)[j], rows * sizeof(float));
-          } else {
-            r16_put(p, to.y[j], (*total)[j], to.other[j], at, rows);
-          }
-        }
+    for (int64_t r0 = tiles.first; r0 < tiles.last; r0 += R16_PANELS) {
+      const int64_t end = PG_MIN(r0 + R16_PANELS, tiles.last);
+      for (int64_t r = r0; r < end; r++) PG_FN(r16_put_panel)(&work->panels[r - r0], p, r, s);
+      for (int64_t g = groups.first; g < groups.last; g++) {
+        const int64_t nth = g - groups.first;
+        for (int64_t r = r0; r < end; r++)
+          multiply(p, c, r, g, s, &to[nth], &work->panels[r - r0], &work->totals[nth * TILES + r - tiles.first]);
       }
     }
   }
@@ -86,13 +95,13 @@ void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, in
   // As many columns in a chunk as may be, so that panels are converted less often, unless there are too few rows to
   // share.
   scratch *own = (scratch *)(work + columns_bytes(p) + ith * scratch_bytes(p));
-  const int64_t n_panels = ceil_div(n_tiles, PANELS), wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
+  const int64_t n_panels = ceil_div(n_tiles, TILES), wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
   const int64_t parts = PG_MAX(ceil_div(wanted, n_panels), ceil_div(n_groups, GROUPS));
   const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
   r16_begin();
   for (int64_t i = r16_take(q, n_panels * n_parts, -1); i >= 0; i = r16_take(q, n_panels * n_parts, i)) {
-    const int64_t t = i / n_parts * PANELS, g = i % n_parts * per;
-    const pg_range tiles = {t, PG_MIN(t + PANELS, n_tiles)}, groups = {g, PG_MIN(g + per, n_groups)};
+    const int64_t t = i / n_parts * TILES, g = i % n_parts * per;
+    const pg_range tiles = {t, PG_MIN(t + TILES, n_tiles)}, groups = {g, PG_MIN(g + per, n_groups)};
     for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, own);
   }
   r16_end();

@@ -9,7 +9,8 @@
 #include "products/gemm/fixed.h"
 #endif
 
-// Columns in groups of NT, each cut into strips of `strip` elements: the last group and the last strip may be smaller.
+// Columns in groups of up to NT, as equal as r16_split makes them, each cut into strips of `strip` elements: the last
+// strip may be smaller.
 typedef struct r16_columns {
   int64_t k, n, strip;
   int64_t n_groups, n_strips;
@@ -26,8 +27,11 @@ PG_INLINE r16_columns r16_columns_in(char *work, const r16_product *p) {
                        .data = work};
 }
 
-// Columns and elements of a group and a strip.
-PG_INLINE int64_t r16_group_columns(const r16_columns *c, int64_t group) { return PG_MIN(NT, c->n - group * NT); }
+// First column of a group, columns of a group, and elements of a strip.
+PG_INLINE int64_t r16_first_column(const r16_columns *c, int64_t group) { return r16_split(c->n, c->n_groups, group); }
+PG_INLINE int64_t r16_group_columns(const r16_columns *c, int64_t group) {
+  return r16_first_column(c, group + 1) - r16_first_column(c, group);
+}
 PG_INLINE int64_t r16_strip_elements(const r16_columns *c, int64_t strip) {
   return PG_MIN(c->strip, c->k - strip * c->strip);
 }

@@ -1,167 +1,27 @@
 // A repacked matrix times few columns: bound by memory, so each byte of the matrix is read once, in order, with
 // prefetch. The codes of a unit times the integers of x are summed exactly; scales enter in f32, once per unit. r16.h
 // has the layout.
-#include "products/r16/integers.h"
-#include "products/r16/vec.h"
+#include "products/r16/dot.h"
 
 enum {
-  PARTS = R16_ROWS / VF_N, // registers per 16 rows
-  NC = 4,                  // columns at a time: as many accumulators as the registers hold
-  STRIP = 1024,            // elements of rows as they are stored that are repacked at a time: they stay in the L1 cache
-  AHEAD = 8192,            // bytes of prefetch
-  SMALL_CHUNKS = 4         // per thread, after one large chunk each: what evens out threads that are interrupted
+  STRIP = 1024,    // elements of rows as they are stored that are repacked at a time: they stay in the L1 cache
+  AHEAD = 8192,    // bytes of prefetch
+  SMALL_CHUNKS = 4 // per thread, after one large chunk each: what evens out threads that are interrupted
 };
-
-#define EACH(n, i) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
-
-typedef const r16_x *const *blocks; // one of each column
-
-// t[c][i][h] = sum over half h of the unit of (code - offset) * integer, for the VF_N rows of part i. Where both halves
-// have one scale, t[c][i][0] is the sum over the unit.
-typedef vf dots[PARTS][2];
-
-#if defined(__AVX512VNNI__)
-PG_INLINE vi x4(const int8_t *p) {
-  int32_t v;
-  memcpy(&v, p, sizeof v);
-  return _mm512_set1_epi32(v);
-}
-
-// Accumulators are short chains.
-PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
-  vi hi[NC][2], lo[NC][2];
-  EACH(nc, c) EACH(2, h) {
-    hi[c][h] = _mm512_setzero_si512();
-    lo[c][h] = _mm512_set1_epi32(-f.offset * x[c]->sum[h]);
-  }
-  EACH(R16_QUARTETS, p) {
-    const vi q = r16_quartet(f, unit, 0, p);
-    EACH(nc, c) {
-      hi[c][p / 4] = _mm512_dpbusd_epi32(hi[c][p / 4], q, x4(x[c]->hi + 4 * p));
-      lo[c][p / 4] = _mm512_dpbusd_epi32(lo[c][p / 4], q, x4(x[c]->lo + 4 * p));
-    }
-  }
-  EACH(nc, c) {
-    EACH(2, h) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c][h], 8), lo[c][h]));
-    if (r16_halves(f) == 1) t[c][0][0] = vf_add(t[c][0][0], t[c][0][1]);
-  }
-}
-#else
-PG_INLINE vi x2(const int16_t *p) {
-  int32_t v;
-  memcpy(&v, p, sizeof v);
-  return _mm256_set1_epi32(v);
-}
-
-// sum + a * b. Additions stay in this order: as a tree, which gcc prefers, their terms do not fit the registers.
-PG_INLINE vi add_dot(vi sum, vi a, vi b) {
-  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
-  __asm__("" : "+x"(sum));
-  return sum;
-}
-
-// Several parts at once: codes are unpacked once for NC columns, and an integer is loaded once for all rows.
-PG_INLINE void dot_parts(r16_format f, int nc, const uint8_t *unit, int first, int n, blocks x, dots *t) {
-  const int halves = r16_halves(f), per = R16_QUARTETS / halves;
-  vi sum[NC][PARTS];
-  EACH(R16_QUARTETS, p) {
-    const int h = p / per;
-    if (p % per == 0) EACH(nc, c) EACH(n, i) {
-        sum[c][i] = _mm256_set1_epi32(-f.offset * (x[c]->sum[h] + (halves == 1 ? x[c]->sum[1] : 0)));
-      }
-    vi q[PARTS];
-    EACH(n, i) q[i] = r16_quartet(f, unit, first + i, p);
-    EACH(2, odd) {
-      vi w[PARTS];
-      EACH(n, i) w[i] = odd ? _mm256_srli_epi16(q[i], 8) : _mm256_and_si256(q[i], _mm256_set1_epi16(255));
-      EACH(nc, c) {
-        const vi b = x2(x[c]->q + 4 * p + 2 * odd);
-        EACH(n, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
-      }
-    }
-    if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
-  }
-}
 
 PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
   if (nc == 1 && f.codes == R16_BYTES) { // waits for memory: the first part asks for all lines soon
-    EACH(PARTS, i) dot_parts(f, nc, unit, i, 1, x, t);
+    EACH(PARTS, i) dot_parts(f, nc, r16_quartet, unit, i, 1, x, t);
   } else {
-    dot_parts(f, nc, unit, 0, PARTS, x, t);
+    dot_parts(f, nc, r16_quartet, unit, 0, PARTS, x, t);
   }
 }
-#endif
 
-// Scales and what goes with the minima, of VF_N rows and both halves of a unit.
-typedef struct scales {
-  vf s0, s1, m0, m1;
-} scales;
-
-PG_INLINE scales scales_of(r16_format f, const uint8_t *p) {
-  scales r = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
-  switch (f.scales) {
-  case R16_E8M0:
-    r.s0 = vf_scale2(vf_set1(1.0f), vf_load_i8((const int8_t *)p));
-    break;
-  case R16_D_S32:
-    r.s0 = vf_load_i8((const int8_t *)p);
-    break;
-  case R16_E4M3:
-    r.s0 = vf_load_e4m3(p);
-    r.s1 = vf_load_e4m3(p + 16);
-    break;
-  case R16_D_S16:
-    r.s0 = vf_load_i8((const int8_t *)p);
-    r.s1 = vf_load_i8((const int8_t *)p + 16);
-    break;
-  case R16_DM_SM32:
-    r.s0 = vf_load_i8((const int8_t *)p);
-    r.m0 = vf_load_i8((const int8_t *)p + 16);
-    break;
-  case R16_DM_SM16:
-    r.s0 = vf_load_u4(p, 0), r.m0 = vf_load_u4(p, 1);
-    r.s1 = vf_load_u4(p + 16, 0), r.m1 = vf_load_u4(p + 16, 1);
-    break;
-  default:
-    break;
-  }
-  return r;
-}
-
-// What a block of weights adds up to, for VF_N rows and one column: sum, and what the minima take away from it.
-typedef struct sums {
-  vf sum, min;
-} sums;
-
-// One unit: s[i][c] += scale * dot, before the block's own d and m, except in blocks of one unit.
+// One unit of 16 rows.
 PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, blocks x, sums (*s)[NC]) {
   dots t[NC];
   dot(f, nc, unit, x, t);
-  EACH(PARTS, i) {
-    const scales w = scales_of(f, unit + r16_lines(f) * R16_LINE + i * VF_N);
-    EACH(nc, c) {
-      const vf d = vf_set1(x[c]->d), *u = t[c][i];
-      vf v = u[0];
-      if (r16_halves(f) == 2)
-        v = vf_fma(u[1], w.s1, vf_mul(u[0], w.s0));
-      else if (f.scales > R16_D_M)
-        v = vf_mul(u[0], w.s0);
-      s[i][c].sum = vf_fma(v, d, s[i][c].sum);
-      switch (f.scales) {
-      case R16_D_M:
-        s[i][c].min = vf_set1(x[c]->dsum[0] + x[c]->dsum[1]);
-        break;
-      case R16_DM_SM32:
-        s[i][c].min = vf_fma(w.m0, vf_set1(x[c]->dsum[0] + x[c]->dsum[1]), s[i][c].min);
-        break;
-      case R16_DM_SM16:
-        s[i][c].min = vf_fma(w.m1, vf_set1(x[c]->dsum[1]), vf_fma(w.m0, vf_set1(x[c]->dsum[0]), s[i][c].min));
-        break;
-      default:
-        break;
-      }
-    }
-  }
+  EACH(PARTS, i) add_part(f, nc, scales_of(f, unit + r16_lines(f) * R16_LINE + i * VF_N), i, t, x, s[i]);
 }
 
 PG_INLINE void prefetch(const uint8_t *p, int bytes) {
@@ -191,13 +51,9 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
       EACH(nc, c) x[c]++;
     }
     EACH(PARTS, i) {
-      const vf d = vf_mul(head ? vf_load_f16(w + i * VF_N * 2) : vf_set1(1.0f), vf_set1(f.factor)),
+      const vf d = head ? vf_load_f16(w + i * VF_N * 2) : vf_set1(1.0f),
                m = head == 64 ? vf_load_f16(w + 32 + i * VF_N * 2) : d;
-      EACH(nc, c) {
-        acc[i][c] = vf_fma(s[i][c].sum, d, acc[i][c]);
-        if (head == 64)
-          acc[i][c] = vf_fma(f.scales == R16_D_M ? s[i][c].min : vf_sub(vf_zero(), s[i][c].min), m, acc[i][c]);
-      }
+      EACH(nc, c) acc[i][c] = add_block(f, acc[i][c], s[i][c], d, m);
     }
   }
   EACH(nc, c) {
@@ -279,22 +135,30 @@ static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
   }
 }
 
-// The same of rows as they are stored, with the same bits: a strip is repacked once for all columns.
+// The same of rows as they are stored, with the same bits: taken from registers for few columns, for more of them
+// a strip is repacked once for all.
 static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
   const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
   _Alignas(64) uint8_t own[STRIP / R16_UNIT * R16_UNIT_MAX];
   float products[R16_FEW_MAX][R16_ROWS];
-  for (int64_t k = 0, n; k < p->k; k += n) {
-    n = PG_MIN(STRIP, p->k - k);
-    const uint8_t *w = r16_group_at(p, g, k, n, own);
-    for (int64_t c = 0; c < p->n_cols; c += NC) {
-      columns s = columns_of(p, x, c);
-      float *to[NC];
-      for (int64_t j = 0; j < s.n; j++) {
-        to[j] = products[c + j];
-        s.x[j] += k / R16_UNIT;
+  if (p->n_cols <= r16_taken(p->f) && rows == R16_ROWS) {
+    const columns s = columns_of(p, x, 0);
+    float *to[NC];
+    for (int64_t j = 0; j < s.n; j++) to[j] = products[j];
+    PG_FN(r16_multiply_stored)(p, g, (int)s.n, s.x, to);
+  } else {
+    for (int64_t k = 0, n; k < p->k; k += n) {
+      n = PG_MIN(STRIP, p->k - k);
+      const uint8_t *w = r16_group_at(p, g, k, n, own);
+      for (int64_t c = 0; c < p->n_cols; c += NC) {
+        columns s = columns_of(p, x, c);
+        float *to[NC];
+        for (int64_t j = 0; j < s.n; j++) {
+          to[j] = products[c + j];
+          s.x[j] += k / R16_UNIT;
+        }
+        groups_of[p->f.type][s.n - 1](w, n / R16_UNIT / p->f.units, s.x, to, R16_ROWS, 0, k > 0);
       }
-      groups_of[p->f.type][s.n - 1](w, n / R16_UNIT / p->f.units, s.x, to, R16_ROWS, 0, k > 0);
     }
   }
   for (int64_t c = 0; c < p->n_cols; c++) {

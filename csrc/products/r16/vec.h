@@ -42,14 +42,56 @@ PG_INLINE vf vf_load_e4m3(const uint8_t *p) {
 }
 #endif
 
+typedef uint32_t rows __attribute__((vector_size(4 * VF_N))); // the same lanes in arithmetic
+
+// The low 16 bits of each row; as numbers.
+#if VF_N == 16
+PG_INLINE __m256i low_words(rows v) { return _mm512_cvtepi32_epi16((vi)v); }
+PG_INLINE vf f16_of(rows v) { return _mm512_cvtph_ps(low_words(v)); }
+PG_INLINE void put_words(uint8_t *to, rows v) { _mm256_storeu_si256((__m256i *)to, low_words(v)); }
+PG_INLINE void put_bytes(uint8_t *to, rows v) { _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((vi)v)); }
+#else
+PG_INLINE __m128i low_words(rows v) {
+  const __m256i low = (__m256i)(v & 0xffff);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08));
+}
+PG_INLINE vf f16_of(rows v) { return _mm256_cvtph_ps(low_words(v)); }
+PG_INLINE void put_words(uint8_t *to, rows v) { _mm_storeu_si128((__m128i *)to, low_words(v)); }
+PG_INLINE void put_bytes(uint8_t *to, rows v) {
+  const __m128i low = low_words(v & 255);
+  _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(low, low));
+}
+#endif
+
 // The bits of a from bit `from` of each byte on moved to bit `to`; other bits become anything (mask them).
 PG_INLINE vi vi_move_bits(vi a, int from, int to) {
   return from > to ? vi_shr(a, from - to) : from < to ? vi_shl(a, to - from) : a;
 }
 
-// Quartet p of a unit as unsigned codes (or table values + 128), rows VF_N * part .. of it. f and p are constants.
-PG_INLINE vi r16_quartet(r16_format f, const uint8_t *unit, int part, int p) {
-  const uint8_t *u = unit + part * VF_N * 4, *above = u + (f.codes == R16_CRUMBS_BITS ? 2 : 4) * R16_LINE;
+// Codes as unsigned bytes: themselves, or the values that they number, plus 128.
+PG_INLINE vi r16_values(r16_format f, vi q) {
+  switch (f.table) {
+  case R16_IQ1:
+    return vi_lookup(iq1_values, q);
+  case R16_IQ2:
+    return vi_lookup(iq2_values, q);
+  case R16_IQ3_XXS:
+    return vi_lookup(iq3_xxs_values, q);
+  case R16_IQ3_S:
+    return vi_lookup(iq3_s_values, q);
+  case R16_IQ4:
+    return vi_lookup(iq4_values, q);
+  case R16_FP4:
+    return vi_lookup(fp4_values, q);
+  default:
+    return q;
+  }
+}
+
+// Quartet p of a unit, rows VF_N * part .. of it. f and p are constants.
+PG_INLINE vi r16_quartet(r16_format f, const void *unit, int part, int p) {
+  const uint8_t *u = (const uint8_t *)unit + part * VF_N * 4,
+                *above = u + (f.codes == R16_CRUMBS_BITS ? 2 : 4) * R16_LINE;
   vi q;
   switch (f.codes) {
   case R16_BYTES:
@@ -74,20 +116,5 @@ PG_INLINE vi r16_quartet(r16_format f, const uint8_t *unit, int part, int p) {
   default:
     break;
   }
-  switch (f.table) {
-  case R16_IQ1:
-    return vi_lookup(iq1_values, q);
-  case R16_IQ2:
-    return vi_lookup(iq2_values, q);
-  case R16_IQ3_XXS:
-    return vi_lookup(iq3_xxs_values, q);
-  case R16_IQ3_S:
-    return vi_lookup(iq3_s_values, q);
-  case R16_IQ4:
-    return vi_lookup(iq4_values, q);
-  case R16_FP4:
-    return vi_lookup(fp4_values, q);
-  default:
-    return q;
-  }
+  return r16_values(f, q);
 }

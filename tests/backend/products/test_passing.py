@@ -26,7 +26,7 @@ def test_in_passing(dtype: gg.DType, isa: str) -> None:
             w.raw()[...] = gg.quantize(values, dtype).reshape(-1)
         repack_in_passing([stored])
         assert repack([copied], isa=isa) == 1
-        for n in (1, 2, 5, 9, 50):
+        for n in (1, 2, 3, 4, 5, 9, 50):
             x = source(gg.F32, gaussian(rng, (n, 1, k) if n_expert > 1 else (n, k)))
             ids = source(gg.I32, rng.integers(0, n_expert, (n, 2)))
             a, b = (gg.mul_mat(w, x) if n_expert == 1 else gg.mul_mat_id(w, x, ids) for w in (stored, copied))

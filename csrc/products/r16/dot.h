@@ -1,0 +1,169 @@
+// The codes of a unit times the integers of columns, and what their scales make of that: for weights that are repacked
+// (gemv.c) and for those that are taken as they are stored (passing.c), with the same bits.
+#pragma once
+#include "products/r16/integers.h"
+#include "products/r16/vec.h"
+
+enum {
+  PARTS = R16_ROWS / VF_N, // registers per 16 rows
+  NC = 4                   // columns at a time: as many accumulators as the registers hold
+};
+
+#define EACH(n, i) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
+
+typedef const r16_x *const *blocks; // one of each column
+
+// Quartet p of a unit `from` somewhere, of the rows of a part: r16_quartet, or codes that are in registers.
+typedef vi (*quartet_fn)(r16_format f, const void *from, int part, int p);
+
+// t[c][i][h] = sum over half h of the unit of (code - offset) * integer, for the VF_N rows of part i. Where both halves
+// have one scale, t[c][i][0] is the sum over the unit.
+typedef vf dots[PARTS][2];
+
+#if defined(__AVX512VNNI__)
+PG_INLINE vi x4(const int8_t *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return _mm512_set1_epi32(v);
+}
+
+// Accumulators are short chains.
+PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                         dots *t) {
+  vi hi[NC][2], lo[NC][2];
+  EACH(nc, c) EACH(2, h) {
+    hi[c][h] = _mm512_setzero_si512();
+    lo[c][h] = _mm512_set1_epi32(-f.offset * x[c]->sum[h]);
+  }
+  EACH(R16_QUARTETS, p) {
+    const vi q = quartet(f, from, 0, p);
+    EACH(nc, c) {
+      hi[c][p / 4] = _mm512_dpbusd_epi32(hi[c][p / 4], q, x4(x[c]->hi + 4 * p));
+      lo[c][p / 4] = _mm512_dpbusd_epi32(lo[c][p / 4], q, x4(x[c]->lo + 4 * p));
+    }
+  }
+  EACH(nc, c) {
+    EACH(2, h) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c][h], 8), lo[c][h]));
+    if (r16_halves(f) == 1) t[c][0][0] = vf_add(t[c][0][0], t[c][0][1]);
+  }
+}
+#else
+PG_INLINE vi x2(const int16_t *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return _mm256_set1_epi32(v);
+}
+
+// sum + a * b. Additions stay in this order: as a tree, which gcc prefers, their terms do not fit the registers.
+PG_INLINE vi add_dot(vi sum, vi a, vi b) {
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+  __asm__("" : "+x"(sum));
+  return sum;
+}
+
+// Several parts at once: codes are unpacked once for NC columns, and an integer is loaded once for all rows.
+PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                         dots *t) {
+  const int halves = r16_halves(f), per = R16_QUARTETS / halves;
+  vi sum[NC][PARTS];
+  EACH(R16_QUARTETS, p) {
+    const int h = p / per;
+    if (p % per == 0) EACH(nc, c) EACH(n, i) {
+        sum[c][i] = _mm256_set1_epi32(-f.offset * (x[c]->sum[h] + (halves == 1 ? x[c]->sum[1] : 0)));
+      }
+    vi q[PARTS];
+    EACH(n, i) q[i] = quartet(f, from, first + i, p);
+    EACH(2, odd) {
+      vi w[PARTS];
+      EACH(n, i) w[i] = odd ? _mm256_srli_epi16(q[i], 8) : _mm256_and_si256(q[i], _mm256_set1_epi16(255));
+      EACH(nc, c) {
+        const vi b = x2(x[c]->q + 4 * p + 2 * odd);
+        EACH(n, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
+      }
+    }
+    if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
+  }
+}
+#endif
+
+// Scales and what goes with the minima, of VF_N rows and both halves of a unit.
+typedef struct scales {
+  vf s0, s1, m0, m1;
+} scales;
+
+PG_INLINE scales scales_of(r16_format f, const uint8_t *p) {
+  scales r = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+  switch (f.scales) {
+  case R16_E8M0:
+    r.s0 = vf_scale2(vf_set1(1.0f), vf_load_i8((const int8_t *)p));
+    break;
+  case R16_D_S32:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    break;
+  case R16_E4M3:
+    r.s0 = vf_load_e4m3(p);
+    r.s1 = vf_load_e4m3(p + 16);
+    break;
+  case R16_D_S16:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    r.s1 = vf_load_i8((const int8_t *)p + 16);
+    break;
+  case R16_DM_SM32:
+    r.s0 = vf_load_i8((const int8_t *)p);
+    r.m0 = vf_load_i8((const int8_t *)p + 16);
+    break;
+  case R16_DM_SM16:
+    r.s0 = vf_load_u4(p, 0), r.m0 = vf_load_u4(p, 1);
+    r.s1 = vf_load_u4(p + 16, 0), r.m1 = vf_load_u4(p + 16, 1);
+    break;
+  default:
+    break;
+  }
+  return r;
+}
+
+// What a block of weights adds up to, for VF_N rows and one column: sum, and what the minima take away from it.
+typedef struct sums {
+  vf sum, min;
+} sums;
+
+// One unit of a part's rows, with its scales: s[c] += scale * dot, before the block's own d and m, except in blocks of
+// one unit.
+PG_INLINE void add_part(r16_format f, int nc, scales w, int part, const dots *t, blocks x, sums *s) {
+  EACH(nc, c) {
+    const vf d = vf_set1(x[c]->d), *u = t[c][part];
+    vf v = u[0];
+    if (r16_halves(f) == 2)
+      v = vf_fma(u[1], w.s1, vf_mul(u[0], w.s0));
+    else if (f.scales > R16_D_M)
+      v = vf_mul(u[0], w.s0);
+    s[c].sum = vf_fma(v, d, s[c].sum);
+    switch (f.scales) {
+    case R16_D_M:
+      s[c].min = vf_set1(x[c]->dsum[0] + x[c]->dsum[1]);
+      break;
+    case R16_DM_SM32:
+      s[c].min = vf_fma(w.m0, vf_set1(x[c]->dsum[0] + x[c]->dsum[1]), s[c].min);
+      break;
+    case R16_DM_SM16:
+      s[c].min = vf_fma(w.m1, vf_set1(x[c]->dsum[1]), vf_fma(w.m0, vf_set1(x[c]->dsum[0]), s[c].min));
+      break;
+    default:
+      break;
+    }
+  }
+}
+
+// A block: acc += d * sum - m * min, where the block has these.
+PG_INLINE vf add_block(r16_format f, vf acc, sums s, vf d, vf m) {
+  acc = vf_fma(s.sum, vf_mul(d, vf_set1(f.factor)), acc);
+  if (r16_head_bytes(f) < 64) return acc;
+  return vf_fma(f.scales == R16_D_M ? s.min : vf_sub(vf_zero(), s.min), m, acc);
+}
+
+// Columns up to which rows as they are stored are multiplied where they are taken; for more of them, a strip of them is
+// repacked once for all. For blocks of 256 that would be much code for little: 0 .. 15 % at 4 columns.
+PG_INLINE int64_t r16_taken(r16_format f) { return f.units < 8 ? NC : 1; }
+
+// A group of 16 rows of p, all there and as they are stored, times nc columns: y[c][0 .. 16) (passing.c).
+void PG_FN(r16_multiply_stored)(const r16_product *p, int64_t group, int nc, blocks x, float *const *y);
