@@ -60,11 +60,19 @@ class Graph:
         it says nothing. It then says what became of the nodes, too. Leafs that it names come into the graph in its
         order. `renamed`: a part of the names of `nodes`, and what stands there in those of the new ones.
 
-        Raises GraphError beyond `size`.
+        Raises GraphError for a range that is not in the graph, for a tensor of another type or layout than the one that
+        it stands for, or beyond `size`; the graph is then as it was.
         """
-        for s in to.values():
-            if s not in self._seen:
-                self._add(s)
+        if nodes.step != 1 or not 0 <= nodes.start < nodes.stop <= self.n_nodes:
+            raise GraphError(f"repeat: nodes {nodes} of a graph that has {self.n_nodes}")
+        for s, t in to.items():
+            if s is not None and (s.dtype, s.ne, s.nb) != (t.dtype, t.ne, t.nb):
+                raise GraphError(f"repeat: {t.describe()} cannot stand for {s.describe()}")
+        more = [t for t in dict.fromkeys(to.values()) if t not in self._seen]
+        if max(self.n_nodes + len(nodes), self.n_leafs) + len(more) > self.size:
+            raise GraphError(f"the graph is full: {self.size} nodes; make it with Graph(size=...)")
+        for t in more:
+            self._add(t)
         ctx = self.nodes[nodes.start].ctx
         for i, like in enumerate(self.nodes[nodes.start : nodes.stop], nodes.start):
             t = Tensor(ctx, like.dtype, like.ne, like.nb, like.rank, like.site)

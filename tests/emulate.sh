@@ -22,5 +22,5 @@ installed=$(cd "$work" && python -c 'import pathlib, pyggml; print(pathlib.Path(
 cp -r "$installed" "$work/pyggml"
 cp "$work"/build/_pggml*.so "$work/pyggml/backends/"
 export PYTHONPATH="$work"
-pytest tests/backend -k "$lacking" -p no:cacheprovider "$@"
-PYGGML_ISA=amx pytest tests/golden -p no:cacheprovider "$@"
+pytest -n 2 tests/backend -k "$lacking" -p no:cacheprovider "$@"
+PYGGML_ISA=amx pytest -n 2 tests/golden -p no:cacheprovider "$@"

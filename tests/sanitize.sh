@@ -19,4 +19,4 @@ cp -r "$installed" "$work/pyggml"
 cp "$work"/build/_pggml*.so "$work/pyggml/backends/"
 export PYTHONPATH="$work" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
-  pytest tests/backend tests/golden -p no:cacheprovider "$@"
+  pytest -n 2 tests/backend tests/golden -p no:cacheprovider "$@"

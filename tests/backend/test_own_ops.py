@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -178,3 +180,20 @@ def test_a_device_alone() -> None:
         gg.eval(gg.silu(y), backend="device")
     with pytest.raises(gg.BackendError, match="can write into cache"):
         gg.eval(gg.cpy(x, ctx.from_numpy(X, name="cache")), inputs={x: X}, backend="device")
+
+
+def test_an_interrupt_on_the_way_into_python(capfd: pytest.CaptureFixture[str]) -> None:
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "_call":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    with gg.Context() as ctx:
+        out = gg.map_custom(lambda d, a: np.copyto(d, a), ctx.from_numpy(np.ones(4), gg.F32))
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            gg.eval(out, n_threads=1)
+    finally:
+        sys.setprofile(None)
+    assert capfd.readouterr().err == ""

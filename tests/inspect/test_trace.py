@@ -117,7 +117,7 @@ def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
         (f"{out}:isa=avx2", "takes no"),
     ):
         done = run.invoke(app, ["diff", str(tiny), bad, "-p", "abc"])
-        assert done.exit_code == 1 and why in str(done.exception)
+        assert done.exit_code == 2 and why in done.output
 
 
 # -- captures ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,12 @@
 
 enum {
   PARTS = R16_ROWS / VF_N, // registers per 16 rows
-  NC = 4                   // columns at a time: as many accumulators as the registers hold
+#if defined(__AVX512VNNI__)
+  NC = 6, // columns at a time: as many accumulators as the registers hold
+#else
+  NC = 4,
+#endif
+  TAKEN = 4 // of those, where rows are taken as they are stored
 };
 
 #define EACH(n, i) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
@@ -27,24 +32,24 @@ PG_INLINE vi x4(const int8_t *p) {
   return _mm512_set1_epi32(v);
 }
 
-// Accumulators are short chains.
 PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                          dots *t) {
-  vi hi[NC][2], lo[NC][2];
-  EACH(nc, c) EACH(2, h) {
-    hi[c][h] = _mm512_setzero_si512();
-    lo[c][h] = _mm512_set1_epi32(-f.offset * x[c]->sum[h]);
-  }
-  EACH(R16_QUARTETS, p) {
-    const vi q = quartet(f, from, 0, p);
+  const int halves = r16_halves(f), per = R16_QUARTETS / halves;
+  EACH(halves, h) {
+    vi hi[NC], lo[NC];
     EACH(nc, c) {
-      hi[c][p / 4] = _mm512_dpbusd_epi32(hi[c][p / 4], q, x4(x[c]->hi + 4 * p));
-      lo[c][p / 4] = _mm512_dpbusd_epi32(lo[c][p / 4], q, x4(x[c]->lo + 4 * p));
+      hi[c] = _mm512_setzero_si512();
+      lo[c] = _mm512_set1_epi32(-f.offset * (x[c]->sum[h] + (halves == 1 ? x[c]->sum[1] : 0)));
     }
-  }
-  EACH(nc, c) {
-    EACH(2, h) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c][h], 8), lo[c][h]));
-    if (r16_halves(f) == 1) t[c][0][0] = vf_add(t[c][0][0], t[c][0][1]);
+    EACH(per, i) {
+      const int p = h * per + i;
+      const vi q = quartet(f, from, 0, p);
+      EACH(nc, c) {
+        hi[c] = _mm512_dpbusd_epi32(hi[c], q, x4(x[c]->hi + 4 * p));
+        lo[c] = _mm512_dpbusd_epi32(lo[c], q, x4(x[c]->lo + 4 * p));
+      }
+    }
+    EACH(nc, c) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c], 8), lo[c]));
   }
 }
 #else
@@ -163,7 +168,7 @@ PG_INLINE vf add_block(r16_format f, vf acc, sums s, vf d, vf m) {
 
 // Columns up to which rows as they are stored are multiplied where they are taken; for more of them, a strip of them is
 // repacked once for all. For blocks of 256 that would be much code for little: 0 .. 15 % at 4 columns.
-PG_INLINE int64_t r16_taken(r16_format f) { return f.units < 8 ? NC : 1; }
+PG_INLINE int64_t r16_taken(r16_format f) { return f.units < 8 ? TAKEN : 1; }
 
 // A group of 16 rows of p, all there and as they are stored, times nc columns: y[c][0 .. 16) (passing.c).
 void PG_FN(r16_multiply_stored)(const r16_product *p, int64_t group, int nc, blocks x, float *const *y);

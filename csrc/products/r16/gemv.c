@@ -72,12 +72,21 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
                                   int64_t ahead, int add) {                                                            \
     group(r16_##name, nc, w, n_blocks, x, y, rows, ahead, add);                                                        \
   }
+#if defined(__AVX512VNNI__)
+#define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6)
+#define MORE_NAMES(name) , group_##name##_5, group_##name##_6
+#else
+#define MORE_GROUPS(name)
+#define MORE_NAMES(name)
+#endif
 #define X(name, ...)                                                                                                   \
   GROUP(name, 1)                                                                                                       \
   GROUP(name, 2)                                                                                                       \
   GROUP(name, 3)                                                                                                       \
   GROUP(name, 4)                                                                                                       \
-  static const group_fn groups_##name[NC] = {group_##name##_1, group_##name##_2, group_##name##_3, group_##name##_4};
+  MORE_GROUPS(name)                                                                                                    \
+  static const group_fn groups_##name[NC] = {group_##name##_1, group_##name##_2, group_##name##_3,                     \
+                                             group_##name##_4 MORE_NAMES(name)};
 R16_FORMATS(X)
 #undef X
 
@@ -111,8 +120,10 @@ typedef struct columns {
   float *y[NC];
 } columns;
 
+// Those from `first` on that are taken at a time: no pass has many fewer than another.
 static columns columns_of(const r16_product *p, const r16_x *x, int64_t first) {
-  columns s = {.n = PG_MIN(NC, p->n_cols - first)};
+  const int64_t left = p->n_cols - first, passes = (left + NC - 1) / NC;
+  columns s = {.n = (left + passes - 1) / passes};
   for (int64_t j = 0; j < s.n; j++) {
     int64_t b_col;
     s.y[j] = r16_result(p, first + j, &b_col);
@@ -125,8 +136,9 @@ static columns columns_of(const r16_product *p, const r16_x *x, int64_t first) {
 static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
   const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
   const uint8_t *w = r16_group_at(p, g, 0, p->k, NULL);
-  for (int64_t c = 0; c < p->n_cols; c += NC) {
+  for (int64_t c = 0, nc; c < p->n_cols; c += nc) {
     const columns s = columns_of(p, x, c);
+    nc = s.n;
     float *to[NC], products[NC][R16_ROWS];
     for (int64_t j = 0; j < s.n; j++) to[j] = r16_is_plain(p) ? s.y[j] + row : products[j];
     groups_of[p->f.type][s.n - 1](w, p->k / R16_UNIT / p->f.units, s.x, to, rows, AHEAD, 0);
@@ -150,8 +162,9 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
     for (int64_t k = 0, n; k < p->k; k += n) {
       n = PG_MIN(STRIP, p->k - k);
       const uint8_t *w = r16_group_at(p, g, k, n, own);
-      for (int64_t c = 0; c < p->n_cols; c += NC) {
+      for (int64_t c = 0, nc; c < p->n_cols; c += nc) {
         columns s = columns_of(p, x, c);
+        nc = s.n;
         float *to[NC];
         for (int64_t j = 0; j < s.n; j++) {
           to[j] = products[c + j];

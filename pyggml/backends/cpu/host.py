@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -32,9 +33,13 @@ class HostCalls:
             assert host is not None
             host(t, [None if s is None else self._resolve(s) for s in t.src], ith, nth)
         except BaseException as e:
-            self._error = self._error or e
+            self.failed(e)
             return lib.PG_E_HOST
         return lib.PG_OK
+
+    def failed(self, e: BaseException) -> None:
+        """A call has raised: the first that did so counts."""
+        self._error = self._error or e
 
     def reraise(self, t: Tensor) -> None:
         """Raise what a call of node `t` has raised: BackendError with it as its cause; Ctrl-C as it is."""
@@ -44,6 +49,15 @@ class HostCalls:
         raise node_error(t, "interrupted" if e is None else f"{type(e).__name__}: {e}") from e
 
 
-@ffi.def_extern(name="pg_host_call", error=lib.PG_E_HOST)
+def _of(task: Any) -> HostCalls:
+    return _calls[int(ffi.cast("intptr_t", task.plan))]
+
+
+def _before_call(_kind: object, e: BaseException, trace: TracebackType) -> None:
+    """Ctrl-C may be raised on the way into `call`."""
+    _of(trace.tb_frame.f_locals["task"]).failed(e)
+
+
+@ffi.def_extern(name="pg_host_call", error=lib.PG_E_HOST, onerror=_before_call)
 def _call(task: Any, ith: int, nth: int) -> int:  # pyright: ignore[reportUnusedFunction]
-    return _calls[int(ffi.cast("intptr_t", task.plan))].call(int(task.index), ith, nth)
+    return _of(task).call(int(task.index), ith, nth)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pyggml as gg
 from pyggml.graph import Graph
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.graphs import Graphs
@@ -100,3 +101,19 @@ def test_an_output_of_a_repeated_layer_is_kept(ctx: LlamaContext) -> None:
     steps = ctx.scheduler.alloc(graph).splits[0].steps
     assert not any(node in s.inner for s in steps)
     assert node not in ctx.scheduler.last.plan.recycled  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_a_run_is_repeated_of_the_like_alone() -> None:
+    with gg.Context() as c:
+        x, other = c.new_tensor(gg.F32, (64,), name="x"), c.new_tensor(gg.F32, (1,), name="other")
+        graph = Graph(size=4)
+        graph.build_forward_expand(gg.scale(gg.neg(x), 2.0))
+    for nodes, to, says in (
+        (range(2), {x: other}, "other.* cannot stand for .*x"),
+        (range(0), {}, "nodes range"),
+        (range(9), {}, "has 2"),
+        (range(2), {x: c.new_tensor(gg.F32, (64,))}, "full"),
+    ):
+        with pytest.raises(gg.GraphError, match=says):
+            graph.repeat(nodes, to, ("-0", "-1"))
+        assert (graph.n_nodes, graph.n_leafs) == (2, 1)
