@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyggml.backends.cpu import CpuBackend
+from pyggml.backends.protocol import new_backend
 from pyggml.errors import BackendError, DTypeError, ModelError
 from pyggml.inspect import trace as traces
 from pyggml.llm.model import Model, default_model_path, load_model
@@ -104,6 +105,7 @@ def _option(key: str, value: str) -> Any:
     if key == "flash_attn":
         return _flag(value)
     if key == "backend":
+        new_backend(value)
         return value
     raise ModelError(f"{key} is none of {', '.join(_KEYS)}")
 

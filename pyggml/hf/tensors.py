@@ -66,6 +66,8 @@ class Part:
     def shape(self) -> Shape:
         """The shape of what `read` gives."""
         shape = self.source.shape
+        if 0 in shape:
+            raise misshapen(self.source, "it holds nothing")
         if self.source.name.endswith(MX_BLOCKS):
             shape = (*shape[:-2], shape[-2] * 32)
         try:

@@ -280,7 +280,7 @@ def load_model(
     (`{arch}` in a key is the architecture, as in `gguf.Keys`);
     `progress(fraction)` is called now and then and cancels the load by returning False. `repack` copies the weights of
     matrix products to the layout that the CPU's kernels are fastest with, and gives the file's pages back; without it
-    products repack blocks in passing, each time they read them: the same results, at a third to all of the speed. While
+    products repack blocks in passing, each time they read them: the same results, at half to all of the speed. While
     a mapped file is in use it must not be written to; where it is made shorter, what reads it raises GGUFError (see
     `MappedFile`).
 

@@ -46,6 +46,7 @@ def test_tensors(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, np.ndarray | None], str]] = [
         ({name: None}, r"no tensor blk\.1\.attn_q\.weight"),
         ({name: tensors[name][:-1]}, "q_proj.weight of shape .* is not as the config says"),
+        ({name: tensors[name][:0]}, r"q_proj.weight of shape \[0, .* it holds nothing"),
         ({"model.layers.1.self_attn.x_proj.weight": tensors[name]}, "x_proj.weight is not known to mixtral"),
         ({"model.layers.0.block_sparse_moe.experts.1.w1.weight": None}, "that of expert 1 is not"),
         (

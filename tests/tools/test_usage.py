@@ -179,7 +179,7 @@ def test_verbs_take_the_options_of_the_context(tiny: Path, tmp_path: Path, capsy
     assert json.loads((tmp_path / "out").read_text())["n_predicted"] == 2
 
 
-@pytest.mark.parametrize("option", ["quantize=BOGUS", "type_k=Q9", "isa=zz", "repack=2"])
+@pytest.mark.parametrize("option", ["quantize=BOGUS", "type_k=Q9", "isa=zz", "backend=zz", "repack=2"])
 def test_bad_options_of_a_side(option: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("diff", tiny, f"{tiny}:{option}", "-p", "a") == 2
     got = capsys.readouterr()
