@@ -145,6 +145,10 @@ EM_SET1(set1_epi8, b, int8_t, 64)
 EM_SET1(set1_epi16, w, int16_t, 32)
 EM_SET1(set1_epi32, d, int32_t, 16)
 EM_SET1(broadcast_i32x4, q, __m128i, 4)
+EM __m512 em_broadcast_f32x8(__m256 v) {
+  em_512 x = {.f = {v, v}};
+  return x.ps;
+}
 EM __m512i em_mask_broadcast_i32x4(__m512i a, unsigned mask, __m128i v) {
   em_512 x = {.si = a}, y = {.si = em_broadcast_i32x4(v)};
   for (int i = 0; i < 16; i++)
@@ -303,6 +307,7 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_add_epi32 em_add_epi32
 #define _mm512_adds_epi16 em_adds_epi16
 #define _mm512_and_si512 em_and_si512
+#define _mm512_broadcast_f32x8 em_broadcast_f32x8
 #define _mm512_broadcast_i32x4 em_broadcast_i32x4
 #define _mm512_castps512_ps256 em_castps512_ps256
 #define _mm512_castps_si512 em_castps_si512
