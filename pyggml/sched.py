@@ -67,9 +67,6 @@ class Part(NamedTuple):
 
     def run(self, interruptible: bool, n_threads: int | None) -> None:
         """Compute its nodes, with the weights that they read in memory."""
-        if not self.cut.stages:
-            self.program.run(interruptible, n_threads)
-            return
         held: list[Stage] = []
         try:
             for stage in self.cut.stages:
