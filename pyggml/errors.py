@@ -78,15 +78,14 @@ def whole(
     what: str, value: Any, low: int | None = None, high: int | None = None, error: type[GGMLError] = GGMLError
 ) -> int:
     """`value` as an int. Raises `error` where it is no whole number from `low` to `high`."""
-    rule = "a whole number" if low is None else f"a whole number from {low}"
     try:
         n = integer(value)
-        if high is not None and n > high:
-            rule += f" to {high}"
-        elif low is None or n >= low:
+        above = high is not None and n > high
+        if not above and (low is None or n >= low):
             return n
     except TypeError:
-        pass
+        above = False
+    rule = ("a whole number" if low is None else f"a whole number from {low}") + f" to {high}" * above
     raise error(f"{what} must be {rule}, not {value!r:.40}")
 
 
