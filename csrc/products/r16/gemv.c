@@ -82,8 +82,26 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
 // All formats; of those that are alike but for how they are stored, one.
 #define BODIES(X)                                                                                                      \
   X(Q4_0)                                                                                                              \
-  X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ1_S) X(IQ1_M) X(IQ2_XXS) X(IQ2_S)        \
-      X(IQ3_XXS) X(IQ3_S) X(IQ4_NL) X(IQ4_XS) X(TQ2_0) X(MXFP4) X(NVFP4)
+  X(Q4_1)                                                                                                              \
+  X(Q5_0)                                                                                                              \
+  X(Q5_1)                                                                                                              \
+  X(Q8_0)                                                                                                              \
+  X(Q2_K)                                                                                                              \
+  X(Q3_K)                                                                                                              \
+  X(Q4_K)                                                                                                              \
+  X(Q5_K)                                                                                                              \
+  X(Q6_K)                                                                                                              \
+  X(IQ1_S)                                                                                                             \
+  X(IQ1_M)                                                                                                             \
+  X(IQ2_XXS)                                                                                                           \
+  X(IQ2_S)                                                                                                             \
+  X(IQ3_XXS)                                                                                                           \
+  X(IQ3_S)                                                                                                             \
+  X(IQ4_NL)                                                                                                            \
+  X(IQ4_XS)                                                                                                            \
+  X(TQ2_0)                                                                                                             \
+  X(MXFP4)                                                                                                             \
+  X(NVFP4)
 #define X(name)                                                                                                        \
   GROUP(name, 1)                                                                                                       \
   GROUP(name, 2)                                                                                                       \

@@ -19,7 +19,9 @@ PG_INLINE int64_t up64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 PG_INLINE int64_t columns_of(const pg_task *t) { return pg_n_rows(&t->dst); }
 
-PG_INLINE int64_t x_bytes(const pg_task *t) { return up64(R16_FN(r16_x_bytes)(t->src[0].ne[0], pg_n_rows(&t->src[1]))); }
+PG_INLINE int64_t x_bytes(const pg_task *t) {
+  return up64(R16_FN(r16_x_bytes)(t->src[0].ne[0], pg_n_rows(&t->src[1])));
+}
 
 // A way through many columns: products/gemm/gemm.c in some numbers.
 typedef struct gemm {
