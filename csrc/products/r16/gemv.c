@@ -73,8 +73,8 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
     group(r16_##name, nc, w, n_blocks, x, y, rows, ahead, add);                                                        \
   }
 #if defined(__AVX512VNNI__)
-#define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6)
-#define MORE_NAMES(name) , group_##name##_5, group_##name##_6
+#define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6) GROUP(name, 7) GROUP(name, 8)
+#define MORE_NAMES(name) , group_##name##_5, group_##name##_6, group_##name##_7, group_##name##_8
 #else
 #define MORE_GROUPS(name)
 #define MORE_NAMES(name)
@@ -152,7 +152,7 @@ static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
 static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
   const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
   _Alignas(64) uint8_t own[STRIP / R16_UNIT * R16_UNIT_MAX];
-  float products[R16_FEW_MAX][R16_ROWS];
+  float products[R16_FEW_TOP][R16_ROWS];
   if (p->n_cols <= r16_taken(p->f) && rows == R16_ROWS) {
     const columns s = columns_of(p, x, 0);
     float *to[NC];
@@ -181,7 +181,7 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
   }
 }
 
-void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
+void R16_GEMV(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
   const deal d = deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
   for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
     const pg_range r = chunk_of(&d, i);

@@ -54,7 +54,7 @@ PG_INLINE r16_product blocks_of(const pg_task *t) {
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
-  return (p.n_cols <= R16_FEW_MAX ? x_bytes(t) : 0) + (p.n_cols <= R16_FEW_MIN ? 0 : gemm_bytes(p, nth));
+  return (p.n_cols <= R16_FEW ? x_bytes(t) : 0) + (p.n_cols <= R16_FEW_SLOW ? 0 : gemm_bytes(p, nth));
 }
 
 // p takes the results of the product before it as its gate.
@@ -120,7 +120,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
   if (n_few < s.n) g.columns(s.p, &q, columns);
   for (int i = 0; i < s.n; i += n_p) {
     if (few[i])
-      PG_FN(r16_gemv)(s.p + i, n_p, x, &q);
+      R16_GEMV(s.p + i, n_p, x, &q);
     else
       g.multiply(s.p + i, n_p, &q, columns, ith);
     if (gated && n_p == 1) pg_sync(t, nth); // the gate is whole before it is taken
@@ -155,7 +155,7 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
-  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_FEW_MIN ? 0 : gemm_bytes(p, nth));
+  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_FEW_SLOW ? 0 : gemm_bytes(p, nth));
 }
 
 static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
@@ -191,7 +191,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
       g.columns(p, &q, work);
       g.multiply(p, n_p, &q, work, ith);
     } else if (n_cols) {
-      PG_FN(r16_gemv)(p, n_p, x, &q);
+      R16_GEMV(p, n_p, x, &q);
     }
   }
   return PG_OK;

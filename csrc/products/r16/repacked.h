@@ -2,19 +2,14 @@
 // computing it, gemv.c for few columns and products/gemm/gemm.c for many. mul_mat is one product, mul_mat_id one per
 // expert.
 #pragma once
+#include "products/borders.h"
 #include "products/r16/r16.h"
 #include "simd/vmath.h"
 
-// Columns up to which gemv.c is the faster one. On Cascade Lake, interleaved, gemv's speed over gemm's: avx512vnni Q4_0
-// 8 columns 1.13 .. 1.23, 9: 1.02, 12: 0.9, 16: 0.8 (Q4_K, Q6_K, Q8_0 alike); avx2 Q4_0 16: 1.26, 32: 1.14, 48: 1.0 ..
-// 1.06, Q8_0 1.23, 1.09, 1.04, Q4_K 1.2, 1.06, 1.04, but codes that take longer to unpack, once for every 4 columns,
-// Q6_K 12: 1.04, 16: 0.98, 32: 0.9, Q5_K 24: 1.01, 32: 0.88, IQ2_XS 12: 1.0, 32: 0.8.
-#if defined(__AMX_BF16__)
-enum { R16_FEW_MIN = 16, R16_FEW_MAX = 16 };
-#else
-enum { R16_FEW_MIN = VF_N == 16 ? 8 : 16, R16_FEW_MAX = VF_N == 16 ? 8 : 48 };
-#endif
-PG_INLINE int64_t r16_few(r16_format f) { return f.codes <= R16_NIBBLES && !f.table ? R16_FEW_MAX : R16_FEW_MIN; }
+// Columns up to which gemv.c is the faster one.
+enum { R16_FEW = PG_CAT(FEW, _, PG_ISA), R16_FEW_SLOW = PG_CAT(FEW_SLOW, _, PG_ISA), R16_FEW_TOP = 32 };
+_Static_assert(R16_FEW_SLOW <= R16_FEW && R16_FEW <= R16_FEW_TOP, "buffers hold as many");
+PG_INLINE int64_t r16_few(r16_format f) { return f.codes <= R16_NIBBLES && !f.table ? R16_FEW : R16_FEW_SLOW; }
 #if defined(__AMX_BF16__)
 enum {
   R16_FIXED = 32
@@ -142,7 +137,12 @@ int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols);
 void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth); // this thread's share of all columns of b
 // x is complete, of all of b's columns. n_p: 1, or 2 products of the same shape, of which the second takes the results
 // of the first as `other`.
-void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q);
+#if defined(__AMX_BF16__) // tiles are of no use to it
+#define R16_GEMV PG_CAT(r16_gemv, __, avx512vnni)
+#else
+#define R16_GEMV PG_FN(r16_gemv)
+#endif
+void R16_GEMV(const r16_product *p, int n_p, const r16_x *x, r16_queue *q);
 
 // `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer.
 // All threads call both with the same products: the columns once, which ends in a pg_sync, then any products of them
