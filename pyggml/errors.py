@@ -10,6 +10,8 @@ from operator import index
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
 Site = tuple[str, int]  # file and line of the user's call
 
 
@@ -65,19 +67,25 @@ class SamplerError(GGMLError):
     """A sampler's parameter is out of its range, a grammar cannot be read, or no token is left to choose."""
 
 
+def integer(value: Any) -> int:
+    """operator.index, for which np.True_ is 1 before NumPy 2.3. Raises TypeError."""
+    if isinstance(value, np.bool_):
+        raise TypeError(f"{value!r} is no integer")
+    return index(value)
+
+
 def whole(
     what: str, value: Any, low: int | None = None, high: int | None = None, error: type[GGMLError] = GGMLError
 ) -> int:
     """`value` as an int. Raises `error` where it is no whole number from `low` to `high`."""
-    rule = "a whole number" if low is None else f"a whole number from {low}"
     try:
-        n = index(value)
-        if high is not None and n > high:
-            rule += f" to {high}"
-        elif low is None or n >= low:
+        n = integer(value)
+        above = high is not None and n > high
+        if not above and (low is None or n >= low):
             return n
     except TypeError:
-        pass
+        above = False
+    rule = ("a whole number" if low is None else f"a whole number from {low}") + f" to {high}" * above
     raise error(f"{what} must be {rule}, not {value!r:.40}")
 
 

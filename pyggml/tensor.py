@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from operator import index
 from typing import Any, ClassVar, TypeAlias
 from weakref import ref
 
@@ -15,7 +14,7 @@ from . import codec
 from .buffers.buffer import ALIGNMENT, Buffer
 from .codec import Array
 from .dtypes import DType, dtype_of
-from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, user_site
+from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, user_site
 from .operators import Operand
 from .var import Offset as Offset
 from .var import Var as Var
@@ -45,7 +44,7 @@ def dims_of(op: str, ne: Any) -> tuple[int, ...]:
     """`ne` as a tuple of one to four positive numbers (a number is one dimension). Raises ShapeError for all else."""
     t: tuple[int, ...] = ()
     with suppress(TypeError):
-        t = tuple(map(index, ne if hasattr(ne, "__iter__") else (ne,)))
+        t = tuple(map(integer, ne if hasattr(ne, "__iter__") else (ne,)))
     if not 1 <= len(t) <= 4 or min(t) < 1:
         raise ShapeError(explain(op, f"ne must be one to four positive numbers, not {ne!r}", [], user_site()))
     return t

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from operator import index
-from typing import Any
-
-from .errors import GraphError
+from .errors import GraphError, whole
 
 _MAX = 2**63 - 1  # the executor's integers
-
-
-def _whole(what: str, n: Any) -> int:
-    """`n`, an integer of any kind, as Python's."""
-    try:
-        return index(n)
-    except TypeError:
-        raise GraphError(f"{what} must be a whole number, not {n!r}") from None
 
 
 class Var:
@@ -29,7 +18,7 @@ class Var:
 
     def __init__(self, name: str, hi: int, value: int = 0) -> None:
         self.name = name
-        self._hi = _whole(f"hi of {name}", hi)
+        self._hi = whole(f"hi of {name}", hi, error=GraphError)
         if not 0 <= self._hi <= _MAX:
             raise GraphError(f"hi of {name} = {hi} is outside 0..{_MAX}")
         self.bind(value)
@@ -45,13 +34,13 @@ class Var:
 
     def bind(self, value: int) -> None:
         """Set the value of the next run. Raises GraphError outside 0..hi."""
-        value = _whole(self.name, value)
+        value = whole(self.name, value, error=GraphError)
         if not 0 <= value <= self._hi:
             raise GraphError(f"{self.name} = {value} is outside 0..{self._hi}")
         self._value = value
 
     def __mul__(self, stride: int) -> Offset:
-        return Offset(0, _whole(f"the stride of {self.name}", stride), self)
+        return Offset(0, whole(f"the stride of {self.name}", stride, error=GraphError), self)
 
     __rmul__ = __mul__
 
@@ -85,12 +74,12 @@ class Offset:
         return self.const, self.stride, self.var
 
     def __add__(self, other: int) -> Offset:
-        return Offset(self.const + _whole(f"what is added to {self}", other), self.stride, self.var)
+        return Offset(self.const + whole(f"what is added to {self}", other, error=GraphError), self.stride, self.var)
 
     __radd__ = __add__
 
     def __mul__(self, factor: int) -> Offset:
-        n = _whole(f"a factor of {self}", factor)
+        n = whole(f"a factor of {self}", factor, error=GraphError)
         return Offset(self.const * n, self.stride * n, self.var)
 
     __rmul__ = __mul__

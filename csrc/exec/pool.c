@@ -13,11 +13,9 @@
 // number.
 enum { ASLEEP, NAPPING, WAKING, IDLE, QUIT, FIRST_CLAIM };
 enum { LATE_NS = 1000000 }; // less is what waking up takes, more a time slice of another
-enum {
-  REST_NS = 4000000,
-  MOST_RESTS = 7,
-  LOOK_AT = 8
-}; // half of the first rest; it doubles so often; workers looked at
+enum { REST_NS = 4000000 }; // half of the first rest ...
+enum { MOST_RESTS = 7 };    // ... which doubles so often
+enum { LOOK_AT = 8 };       // workers looked at
 
 typedef struct worker {
   int32_t claim;

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from operator import setitem
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
@@ -80,8 +79,7 @@ def checked_seq(seq_id: int, n_seq_max: int) -> int:
     return seq
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """Cells `start` .. `start + n` for `n` tokens, and the head before they are taken."""
 
     start: int
@@ -164,7 +162,7 @@ class KVCells:
         """The first of `n` consecutive empty cells: from the head on, else from the start; from the start at once where
         the cells before the head are mostly empty. Raises KVCacheFull."""
         head = 0 if self.head > self.used + 2 * n else self.head
-        if head + n <= self.size and (self.pos[head] < 0 if n == 1 else self.pos[head : head + n].max() < 0):
+        if head + n <= self.size and (self.pos.item(head) < 0 if n == 1 else self.pos[head : head + n].max() < 0):
             return head
         if n <= self.size - self.used:
             taken = np.zeros(self.size + 1, np.int32)
@@ -193,15 +191,15 @@ class KVCells:
         """
         n, start = slot.n, slot.start
         stop = start + n
-        self.pos[start:stop] = pos
-        self.delta[start:stop] = 0
-        self.owner[start:stop] = seq
         if n == 1 and sets is None:
-            s, p = int(seq[0]), pos[0]
-            self.seq[s, start] = True
-            if p > self.pos_max[s]:
+            s, p = seq.item(0), pos.item(0)
+            self.pos[start], self.delta[start], self.owner[start], self.seq[s, start] = p, 0, s, True
+            if p > self.pos_max.item(s):
                 self.pos_max[s] = p
         else:
+            self.pos[start:stop] = pos
+            self.delta[start:stop] = 0
+            self.owner[start:stop] = seq
             self.seq[seq, np.arange(start, stop)] = True
             np.maximum.at(self.pos_max, seq, pos)
             for i, ids in enumerate(sets or ()):

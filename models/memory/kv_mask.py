@@ -64,13 +64,15 @@ class KVMask:
             and not shared
             and self._version + 1 == self.cells.version
             and n == self._n
-            and (seq == self._seq).all()
-            and (pos == self._pos + 1).all()
+            and self._continued(pos, seq)
         ):
             if n_kv > self._written:
                 self.memory[:n, self._written : n_kv] = -np.inf
                 self._written = n_kv
-            self.memory[self._row[:n], slot.start + self._row[:n]] = 0.0
+            if n == 1:
+                self.memory[0, slot.start] = 0.0
+            else:
+                self.memory[self._row[:n], slot.start + self._row[:n]] = 0.0
         else:
             self._write_all(pos, seq, n_kv)
             if len(set(seq.tolist())) != n:  # tokens of one sequence see each other
@@ -78,6 +80,12 @@ class KVMask:
                 return
             self._n, self._written = n, n_kv
         self._pos, self._seq, self._version = pos, seq, self.cells.version
+
+    def _continued(self, pos: Ints, seq: Ints) -> bool:
+        """Whether tokens, as many as last time, are the next ones of the same sequences."""
+        if len(pos) == 1:
+            return seq.item(0) == self._seq.item(0) and pos.item(0) == self._pos.item(0) + 1
+        return bool((seq == self._seq).all() and (pos == self._pos + 1).all())
 
     def _forget(self) -> None:
         self._n, self._written, self._version = 0, 0, -1

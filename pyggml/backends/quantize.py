@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from .. import codec
 from ..buffers.buffer import Bytes
 from ..codec import Array, as_array, check_rows
 from ..dtypes import DType
-from ..errors import BackendError, DTypeError, ShapeError
+from ..errors import BackendError, DTypeError, ShapeError, integer
 from ._pggml import ffi, lib
 from .cpu.isa import isa_levels, isa_name, thread_count
 
@@ -41,7 +40,7 @@ def _in_threads(run: Callable[[int, int], int], n_rows: int, n: int, n_threads: 
 
 def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     try:
-        t = tuple(map(index, shape))
+        t = tuple(map(integer, shape))
     except TypeError:
         t = (-1,)
     if min(t, default=0) < 0:

@@ -168,7 +168,7 @@ def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | Non
     if tokens is not None:
         if first:
             raise BatchError(f"layers from {first} on take what the one before gave, not tokens")
-        low, high = tokens.min(), tokens.max()
+        low, high = (tokens.min(), tokens.max()) if len(tokens) > 1 else (tokens.item(0),) * 2
         if low < 0 or high >= n_vocab:
             raise BatchError(f"token {low if low < 0 else high} is outside the vocabulary of {n_vocab}")
     if embd is not None:

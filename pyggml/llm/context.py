@@ -38,7 +38,7 @@ from .options import check_types
 from .pooling import Members, checked_output, members, pool
 from .state import save_load as state
 from .steps import Slots, Step, Steps, StepSize
-from .ubatch import SBatch, UBatch, gathered, of_all, texts_of, ubatches_of_tokens
+from .ubatch import FIRST, SBatch, UBatch, gathered, of_all, texts_of, ubatches_of_tokens
 
 
 class LlamaContext(Closeable):
@@ -182,7 +182,7 @@ class LlamaContext(Closeable):
         n = texts.n_tokens
         self._check(n, texts.token, texts.embd, encodes=True)
         self.memory.begin(sorted({s for ids in texts.seq_ids for s in ids}), n)
-        self._evaluated(list(texts.parts(self.n_ubatch)), of, self._encoder)
+        self._evaluated(list(texts.parts(self.n_ubatch)), n, of, self._encoder)
         self._perf.decoded(start, n)
 
     @locked
@@ -212,13 +212,13 @@ class LlamaContext(Closeable):
             parts = list(whole.parts(self.n_ubatch))
         else:
             tokens = token_ids(batch)
-            n, first = len(tokens), self.memory.seq_pos_max(0) + 1
-            check_encoded(self.memory, np.zeros(1, np.int32), None)
+            n, first = len(tokens), self.memory.pos_max.item(0) + 1
+            check_encoded(self.memory, FIRST, None)
             self._check(n, tokens, None)
             if first + n - 1 > LAST_POS:
                 raise BatchError(f"{n} tokens from position {first} on reach beyond position {LAST_POS}")
-            parts = list(ubatches_of_tokens(tokens.astype(np.int32), first, self.n_ubatch))
-        self._evaluated(parts, of, self._steps)
+            parts = list(ubatches_of_tokens(tokens.astype(np.int32, copy=False), first, self.n_ubatch))
+        self._evaluated(parts, n, of, self._steps)
         self._perf.decoded(start, n)
 
     @locked
@@ -363,10 +363,10 @@ class LlamaContext(Closeable):
         if not encodes and n > self.memory.size - self.memory.used:
             raise self.memory.full(n)
 
-    def _evaluated(self, parts: Sequence[UBatch], of: Members | None, steps: Steps) -> None:
-        """Compute the parts in caches that are up to date, defragmented where they fit but not side by side."""
+    def _evaluated(self, parts: Sequence[UBatch], n: int, of: Members | None, steps: Steps) -> None:
+        """Compute the parts, `n` tokens, in caches that are up to date; defragments where they fit but not in a row."""
         self.update()
-        self._perf.n_queued = sum(u.n_tokens for u in parts)
+        self._perf.n_queued = n
         try:
             self._evaluate(parts, of, steps)
         except KVCacheFull:
@@ -388,7 +388,7 @@ class LlamaContext(Closeable):
         try:
             for u in parts:
                 step = self._run(u, self._take(u, steps))
-                if u.output.any():
+                if len(u.outputs):
                     rows.append(np.array(step.result))
                 if step.hidden is not None:
                     hidden.append(np.array(step.hidden))
@@ -434,8 +434,8 @@ class LlamaContext(Closeable):
         steps = slots.steps
         n_kv = tuple([c.n_kv() for c in steps.caches])
         n_seqs = 1 if slots.states is None else u.n_seqs
-        size = StepSize(u.n_tokens, len(u.outputs) or 1, u.embd is not None, n_kv, self._adapters.graph, n_seqs)
-        size = size._replace(hidden=self._graphs.hidden)
+        n_outputs, hidden = len(u.outputs) or 1, self._graphs.hidden
+        size = StepSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
         step = steps.get(size)
         step.fill(u, slots.states, self.model.hparams, steps.cells)
         for mask, head, slot, n in zip(steps.masks, step.heads, slots.caches, n_kv, strict=True):

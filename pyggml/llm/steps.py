@@ -113,21 +113,24 @@ class Step:
             self.ngrams[:] = ngram_rows(hp.ngrams, before, tokens).reshape(self.ngrams.shape)
             n = before.shape[1]
             self.recent[states.write] = np.concatenate((before, tokens), axis=1)[:, -n:] + 1
+        if self.blocks or self.chosen:
+            self._fill_blocks(u, states, u.pos if cells is None else cells.pos[: cells.n_kv()])
+        wanted = u.outputs if len(u.outputs) else 0
+        if self.logit_ids is None:
+            self.out_ids[:] = wanted
+        else:
+            self.out_ids[:], self.logit_ids[:] = np.arange(u.n_tokens), wanted
+
+    def _fill_blocks(self, u: UBatch, states: StateSlot | None, known: Ints) -> None:
         pos = u.pos.reshape(u.n_seqs, -1)
         if self.blocks and states is not None and pos[states.read == NOTHING, 0].any():
             raise BatchError("a sequence must begin at position 0: this model counts blocks of tokens from there")
-        known = u.pos if cells is None else cells.pos[: cells.n_kv()]
         for t, inputs in self.blocks:
             for to, value in zip(inputs, block_inputs(t, pos, known), strict=True):
                 to[: value.size] = value.ravel()  # of cells the graph may have more
         for t, inputs in self.chosen:
             for to, value in zip(inputs, chosen_block_inputs(t, u.pos, known), strict=True):
                 to[: value.size] = value.ravel()
-        wanted = u.outputs if len(u.outputs) else 0
-        if self.logit_ids is None:
-            self.out_ids[:] = wanted
-        else:
-            self.out_ids[:], self.logit_ids[:] = np.arange(u.n_tokens), wanted
 
 
 @contextmanager
@@ -163,6 +166,7 @@ class Steps:
         self._scheduler, self._build, self.cells = scheduler, build, next(iter(memory.caches), None)
         self._steps: OrderedDict[_Key, Step] = OrderedDict()
         self._seen: set[StepSize] = set()  # with n_kv = 0
+        self._last: tuple[StepSize, Patterns, Step] | None = None  # what `get` gave
         transient = any(c.transient for c in self.caches)  # which look at the cells of the batch
         self._n_vary = 0 if transient else len(self.caches)  # the first so many caches vary
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
@@ -203,7 +207,9 @@ class Steps:
 
     def get(self, size: StepSize) -> Step:
         """The step for a ubatch of that size."""
-        watched = self._scheduler.watches.patterns
+        watched, last = self._scheduler.watches.patterns, self._last
+        if last is not None and last[0] == size and last[1] == watched:
+            return last[2]
         key = (size, False, watched)
         if key not in self._steps:
             key = (self._whole(size), True, watched)
@@ -213,6 +219,7 @@ class Steps:
         step = self._steps[key]
         for var, n_kv in zip(step.n_kv, size.n_kv, strict=False):
             var.bind(n_kv)
+        self._last = size, watched, step
         return step
 
     def _whole(self, size: StepSize) -> StepSize:

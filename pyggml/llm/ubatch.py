@@ -7,7 +7,7 @@ each of several sequences), by sequence (tokens of one sequence).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ from .batch import Batch, Sequences, check_positions
 
 Bools = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int32)
+FIRST = np.zeros(1, np.int32)  # the index, and the sequence, of the one token of most decodes
+_WANTED = np.ones(1, np.bool_)
+for _shared in (FIRST, _WANTED):
+    _shared.flags.writeable = False
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class UBatch:
     sets: SeqSets | None
     output: Bools
     ids: Ints
+    _outputs: Ints | None = field(default=None, repr=False, compare=False)
 
     @property
     def seq_id(self) -> list[tuple[int, ...]]:
@@ -66,7 +71,9 @@ class UBatch:
     @property
     def outputs(self) -> Ints:
         """Indices of the tokens whose logits are wanted, ascending."""
-        return np.flatnonzero(self.output).astype(np.int32)
+        if self._outputs is None:
+            self._outputs = self.output.nonzero()[0].astype(np.int32)
+        return self._outputs
 
 
 @dataclass(slots=True)
@@ -240,6 +247,9 @@ def ubatches_of_tokens(tokens: Ints, start: int, n_ubatch: int) -> Iterator[UBat
     """Tokens of sequence 0 from position `start` on, logits of the last wanted, at most `n_ubatch` at a time: what an
     SBatch would hand out in equal splits, without the work of making one."""
     n = len(tokens)
+    if n == 1:
+        yield UBatch(True, 1, 1, 1, tokens, None, np.array((start,), np.int32), FIRST, None, _WANTED, FIRST, FIRST)
+        return
     for i in range(0, n, n_ubatch):
         m = min(n_ubatch, n - i)
         ids = np.arange(i, i + m, dtype=np.int32)
@@ -251,7 +261,7 @@ def ubatches_of_tokens(tokens: Ints, start: int, n_ubatch: int) -> Iterator[UBat
 
 def gathered(parts: Sequence[UBatch], rows: Sequence[Floats], none: Floats) -> tuple[Ints, Floats]:
     """`outputs` and their rows, in the order of the batch; `none` where none were asked for."""
-    ids = [u.ids[u.output] for u in parts]
+    ids = [u.ids if len(u.outputs) == u.n_tokens else u.ids[u.outputs] for u in parts]
     outputs = ids[0] if len(ids) == 1 else np.concatenate(ids)
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else none
     if len(outputs) > 1 and (outputs[1:] < outputs[:-1]).any():

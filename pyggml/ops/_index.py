@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any, cast
 
-from ..errors import DTypeError, GGMLError, ShapeError
+from ..errors import DTypeError, GGMLError, ShapeError, integer
 from ..opdef import fail, record_view
 from ..tensor import Tensor
 from .view import VIEW
@@ -86,7 +85,7 @@ def _along(a: Tensor, dim: int, key: Any) -> tuple[int, Axis | None]:
             raise _refusal(a, ShapeError, text)
         return start // block * nb, (count, nb * step)
     try:
-        i = index(key)
+        i = integer(key)
     except TypeError:
         i = None
     if i is None or isinstance(key, bool):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, ShapeError, explain, user_site
+from ..errors import DTypeError, ShapeError, explain, integer, user_site
 from ..opdef import Cost, OpDef, Params, Srcs, fail, record_view
 from ..tensor import Ne, Offset, Tensor, contiguous_nb
 from ._common import same_shape
@@ -69,7 +68,7 @@ def _tensor(op: OpDef, a: Tensor) -> Srcs:
 def _whole(op: OpDef, a: Tensor, what: str, numbers: Sequence[int], least: int) -> tuple[int, ...]:
     """`numbers` as a tuple of ints of at least `least`."""
     try:
-        t = tuple(map(index, numbers))
+        t = tuple(map(integer, numbers))
         if min(t) >= least:
             return t
     except TypeError:

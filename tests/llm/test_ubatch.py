@@ -124,13 +124,14 @@ def test_every_token_comes_out_once(batch: Batch, n_ubatch: int, kind: str) -> N
     assert s.out_ids.tolist() == [i for i in ids if batch.logits[i]]
 
 
-def test_tokens_of_one_sequence_without_a_batch() -> None:
-    tokens = np.arange(10, 17, dtype=np.int32)
+@pytest.mark.parametrize("n", [1, 7])
+def test_tokens_of_one_sequence_without_a_batch(n: int) -> None:
+    tokens = np.arange(10, 10 + n, dtype=np.int32)
     s = SBatch(Batch.prompt(tokens.tolist(), pos=5), simple_split=False)
     for fast, slow in zip(ubatches_of_tokens(tokens, 5, 3), s.parts(3), strict=True):
         for name in ("equal_seqs", "n_tokens", "n_seq_tokens", "n_seqs", "embd", "sets", "seq_id"):
             assert getattr(fast, name) == getattr(slow, name)
-        for name in ("token", "pos", "seq", "output", "ids"):
+        for name in ("token", "pos", "seq", "output", "outputs", "ids"):
             assert getattr(fast, name).tolist() == getattr(slow, name).tolist()
 
 

@@ -116,6 +116,7 @@ def test_whole_floats_are_stored_as_integers() -> None:
     assert t.numpy().tolist() == [-128, 127]
 
 
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1 copies when it must")
 def test_an_array_that_must_not_be_a_copy() -> None:
     ctx = gg.Context()
     t = ctx.from_numpy(np.ones(4, np.float32))
