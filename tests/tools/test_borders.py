@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from pyggml.tools.measure import borders
 
-import pyggml as gg
 from pyggml.backends._pggml import lib
-from pyggml.backends.cpu import CpuBackend, isa_levels
+from pyggml.backends.cpu import isa_levels
 from pyggml.dtypes import DType
 
 
