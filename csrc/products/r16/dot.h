@@ -167,7 +167,7 @@ PG_INLINE vf add_block(r16_format f, vf acc, sums s, vf d, vf m) {
 }
 
 // Columns up to which rows as they are stored are multiplied where they are taken; for more of them, a strip of them is
-// repacked once for all. For blocks of 256 that would be much code for little: 0 .. 15 % at 4 columns.
+// repacked once for all. For blocks of 256, which are long to compile, only one column is.
 PG_INLINE int64_t r16_taken(r16_format f) { return f.units < 8 ? TAKEN : 1; }
 
 // A group of 16 rows of p, all there and as they are stored, times nc columns: y[c][0 .. 16) (passing.c).

@@ -79,7 +79,30 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
 #define MORE_GROUPS(name)
 #define MORE_NAMES(name)
 #endif
-#define X(name, ...)                                                                                                   \
+// All formats; of those that are alike but for how they are stored, one.
+#define BODIES(X)                                                                                                      \
+  X(Q4_0)                                                                                                              \
+  X(Q4_1)                                                                                                              \
+  X(Q5_0)                                                                                                              \
+  X(Q5_1)                                                                                                              \
+  X(Q8_0)                                                                                                              \
+  X(Q2_K)                                                                                                              \
+  X(Q3_K)                                                                                                              \
+  X(Q4_K)                                                                                                              \
+  X(Q5_K)                                                                                                              \
+  X(Q6_K)                                                                                                              \
+  X(IQ1_S)                                                                                                             \
+  X(IQ1_M)                                                                                                             \
+  X(IQ2_XXS)                                                                                                           \
+  X(IQ2_S)                                                                                                             \
+  X(IQ3_XXS)                                                                                                           \
+  X(IQ3_S)                                                                                                             \
+  X(IQ4_NL)                                                                                                            \
+  X(IQ4_XS)                                                                                                            \
+  X(TQ2_0)                                                                                                             \
+  X(MXFP4)                                                                                                             \
+  X(NVFP4)
+#define X(name)                                                                                                        \
   GROUP(name, 1)                                                                                                       \
   GROUP(name, 2)                                                                                                       \
   GROUP(name, 3)                                                                                                       \
@@ -87,11 +110,11 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
   MORE_GROUPS(name)                                                                                                    \
   static const group_fn groups_##name[NC] = {group_##name##_1, group_##name##_2, group_##name##_3,                     \
                                              group_##name##_4 MORE_NAMES(name)};
-R16_FORMATS(X)
+BODIES(X)
 #undef X
 
-#define X(name, ...) [PG_##name] = groups_##name,
-static const group_fn *const groups_of[] = {R16_FORMATS(X)};
+#define X(name) [PG_##name] = groups_##name,
+static const group_fn *const groups_of[] = {BODIES(X)[PG_IQ2_XS] = groups_IQ2_S, [PG_TQ1_0] = groups_TQ2_0};
 #undef X
 
 // Groups of chunk i: the threads begin with a large chunk each, three quarters of all, and share the rest in small
@@ -152,7 +175,7 @@ static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
 static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
   const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
   _Alignas(64) uint8_t own[STRIP / R16_UNIT * R16_UNIT_MAX];
-  float products[R16_FEW_TOP][R16_ROWS];
+  float products[R16_GEMV_MAX][R16_ROWS];
   if (p->n_cols <= r16_taken(p->f) && rows == R16_ROWS) {
     const columns s = columns_of(p, x, 0);
     float *to[NC];
@@ -181,7 +204,7 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
   }
 }
 
-void R16_GEMV(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
+void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
   const deal d = deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
   for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
     const pg_range r = chunk_of(&d, i);

@@ -19,7 +19,9 @@ PG_INLINE int64_t up64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 PG_INLINE int64_t columns_of(const pg_task *t) { return pg_n_rows(&t->dst); }
 
-PG_INLINE int64_t x_bytes(const pg_task *t) { return up64(PG_FN(r16_x_bytes)(t->src[0].ne[0], pg_n_rows(&t->src[1]))); }
+PG_INLINE int64_t x_bytes(const pg_task *t) {
+  return up64(R16_FN(r16_x_bytes)(t->src[0].ne[0], pg_n_rows(&t->src[1])));
+}
 
 // A way through many columns: products/gemm/gemm.c in some numbers.
 typedef struct gemm {
@@ -103,7 +105,7 @@ PG_INLINE products products_of(const pg_task *t, int form) {
 
 static int multiply(const pg_task *t, int ith, int nth, int form) {
   const products s = products_of(t, form);
-  int few[MAX_PRODUCTS], n_few = 0; // each goes the way that it goes alone, whatever it shares the columns with
+  int few[MAX_PRODUCTS] = {0}, n_few = 0; // each goes the way that it goes alone, whatever it shares the columns with
   for (int i = 0; i < s.n; i++) {
     few[i] = form < HALF && s.p[i].n_cols <= r16_few(s.p[i].f);
     n_few += few[i];
@@ -114,13 +116,13 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
   r16_x *x = (r16_x *)t->work;
   char *columns = t->work + (n_few ? x_bytes(t) : 0);
   if (n_few) {
-    PG_FN(r16_quantize)(s.p, x, ith, nth);
+    R16_FN(r16_quantize)(s.p, x, ith, nth);
     pg_sync(t, nth);
   }
   if (n_few < s.n) g.columns(s.p, &q, columns);
   for (int i = 0; i < s.n; i += n_p) {
     if (few[i])
-      R16_GEMV(s.p + i, n_p, x, &q);
+      R16_FN(r16_gemv)(s.p + i, n_p, x, &q);
     else
       g.multiply(s.p + i, n_p, &q, columns, ith);
     if (gated && n_p == 1) pg_sync(t, nth); // the gate is whole before it is taken
@@ -174,7 +176,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
         .f = f, .row_bytes = form ? a->nb[1] : 0, .k = a->ne[0], .m = a->ne[1], .b = &t->src[COLUMNS], .y = &t->dst};
   if (n_p == 2) gate(&p[1], t);
   r16_queue q = r16_queue_of(t, nth);
-  PG_FN(r16_quantize)(p, x, ith, nth);
+  R16_FN(r16_quantize)(p, x, ith, nth);
   pg_sync(t, nth);
   for (int64_t e = 0; e < n_expert; e++) {
     const int32_t start = e ? end[e - 1] : 0, n_cols = end[e] - start;
@@ -191,7 +193,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
       g.columns(p, &q, work);
       g.multiply(p, n_p, &q, work, ith);
     } else if (n_cols) {
-      R16_GEMV(p, n_p, x, &q);
+      R16_FN(r16_gemv)(p, n_p, x, &q);
     }
   }
   return PG_OK;

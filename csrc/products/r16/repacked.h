@@ -6,14 +6,22 @@
 #include "products/r16/r16.h"
 #include "simd/vmath.h"
 
-// Columns up to which gemv.c is the faster one.
-enum { R16_FEW = PG_CAT(FEW, _, PG_ISA), R16_FEW_SLOW = PG_CAT(FEW_SLOW, _, PG_ISA), R16_FEW_TOP = 32 };
-_Static_assert(R16_FEW_SLOW <= R16_FEW && R16_FEW <= R16_FEW_TOP, "buffers hold as many");
+// Columns up to which gemv.c is the faster one; those that it takes at most, whichever level asks.
+enum { R16_FEW = PG_CAT(FEW, _, PG_ISA), R16_FEW_SLOW = PG_CAT(FEW_SLOW, _, PG_ISA), R16_GEMV_MAX = 64 };
+_Static_assert((int)R16_FEW_SLOW <= (int)R16_FEW && (int)R16_FEW <= (int)R16_GEMV_MAX, "beyond the scratch of gemv.c");
 PG_INLINE int64_t r16_few(r16_format f) { return f.codes <= R16_NIBBLES && !f.table ? R16_FEW : R16_FEW_SLOW; }
 #if defined(__AMX_BF16__)
 enum {
   R16_FIXED = 32
 }; // columns up to which fixed point (avx512vnni's products/gemm/gemm.c) is: tiles want more to pay for panels
+#endif
+
+// What gemv.c, integers.c and passing.c have is the same at a level with tiles as at the one below, and is compiled
+// once.
+#if defined(__AMX_BF16__)
+#define R16_FN(name) PG_CAT(name, __, avx512vnni)
+#else
+#define R16_FN PG_FN
 #endif
 
 // What becomes of a product v, after its bias is added: y = v, other + v, or a gated unit of other and v.
@@ -92,9 +100,9 @@ PG_INLINE void r16_put(const r16_product *p, float *y, const float *v, const flo
 static inline int r16_of_floats(const r16_product *p) { return !p->f.units; }
 
 // Elements k .. k + n, whole blocks, of a group of 16 rows, repacked: where they are, or in `to` (passing.c).
-const uint8_t *PG_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to);
+const uint8_t *R16_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to);
 static inline const uint8_t *r16_group_at(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to) {
-  if (p->row_bytes) return PG_FN(r16_pass)(p, group, k, n, to);
+  if (p->row_bytes) return R16_FN(r16_pass)(p, group, k, n, to);
   return p->w + group * r16_group_bytes(p->f, p->k) + k / (R16_UNIT * p->f.units) * r16_block_bytes(p->f);
 }
 
@@ -133,16 +141,11 @@ static inline int64_t r16_take(r16_queue *q, int64_t n, int64_t last) {
 
 // A column in integers, a block of 32 at a time, see integers.c.
 typedef struct r16_x r16_x;
-int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols);
-void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth); // this thread's share of all columns of b
+int64_t R16_FN(r16_x_bytes)(int64_t k, int64_t n_cols);
+void R16_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth); // this thread's share of all columns of b
 // x is complete, of all of b's columns. n_p: 1, or 2 products of the same shape, of which the second takes the results
 // of the first as `other`.
-#if defined(__AMX_BF16__) // tiles are of no use to it
-#define R16_GEMV PG_CAT(r16_gemv, __, avx512vnni)
-#else
-#define R16_GEMV PG_FN(r16_gemv)
-#endif
-void R16_GEMV(const r16_product *p, int n_p, const r16_x *x, r16_queue *q);
+void R16_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q);
 
 // `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer.
 // All threads call both with the same products: the columns once, which ends in a pg_sync, then any products of them

@@ -176,16 +176,22 @@ class SpeculativeGeneration(Generation):
             self._guesses = self._draft()
             self._start = self._end - len(self._again)
             self._batch = [*self._again, token, *(g.token for g in self._guesses)]
-            batch = Batch()
-            for i, t in enumerate(self._batch, self._start):
-                batch.add(t, i, 0, i >= self._end)
-            self.ctx.decode(batch)
+            self.ctx.decode(self._wanted(self._batch))
             if self.follow is not None:
                 self.follow(self._batch, len(self.prompt) + len(self.ids) - 1 - len(self._again))
             self._again = []
             self._rows = iter(self.ctx.logits)
         self._end += 1
         return next(self._rows)
+
+    def _wanted(self, tokens: list[int]) -> Batch | list[int]:
+        """The tokens from the position _start on, with logits of those that are not evaluated again."""
+        if len(tokens) == 1:
+            return tokens  # the common case where guessing pauses, and the fast one
+        batch = Batch()
+        for i, t in enumerate(tokens, self._start):
+            batch.add(t, i, 0, i >= self._end)
+        return batch
 
     def _draft(self) -> list[Guess]:
         memory, stats = self.ctx.memory, self.stats

@@ -112,6 +112,26 @@ def test_lookup_gives_the_text_of_the_seed(model: Model, seed: int) -> None:
     assert 0 < g.stats.n_accepted < g.stats.n_drafted
 
 
+@pytest.mark.parametrize("name", ["llama2-Q2_K", "llama2-Q4_K_M", "llama-yarn-F16", "mixtral-Q4_K_M"])
+def test_models_say_the_same_with_guesses_and_without(shared: Path, name: str) -> None:
+    model = load_model(shared / "golden" / "llama" / f"{name}.gguf")
+    rng = np.random.default_rng(5)
+    part = rng.integers(5, model.hparams.n_vocab, 8).tolist()
+    greedy: dict[str, Any] = {"temp": 0.0}
+    seeded: dict[str, Any] = {"temp": 0.8, "seed": 3, "top_k": 4}
+    drafts: tuple[tuple[dict[str, Any], Model | None, int], ...] = (
+        (greedy, None, 3),
+        (greedy, model, 5),
+        ({**greedy, "repeat_penalty": 1.3}, model, 5),
+        (seeded, None, 12),
+    )
+    for prompt, (options, by, n) in product(([*part, *part, *part[:3]], part), drafts):
+        plain, g = (new_generation(model, prompt, 24, ignore_eos=True, n_threads=1, **options) for _ in range(2))
+        drafted = with_draft(g, by, n)
+        assert ids_of(drafted) == ids_of(plain)
+        assert drafted.ctx.memory.used == plain.ctx.memory.used
+
+
 # -- distributions --------------------------------------------------------------------------------------------------
 
 
