@@ -82,13 +82,12 @@ static float affine_reference(const float *restrict x, uint8_t *restrict q, int 
 static void symmetric_weighted(const float *x, const float *w, int half, float *d, int n_blocks) {
   side of;
   put_side(&of, x, w, N, n_blocks);
-  sym_stored(&of, N, (codes){(float)-half, (float)(half - 1)}, d);
+  sym_stored(&of, N, half == 8 ? codes_4bit : codes_5bit, d);
 }
 
 static float symmetric_codes(const float *x, float d, uint8_t *q, int half) {
   const float inv = inverse(d);
-  for (int j = 0; j < N; j++)
-    q[j] = (uint8_t)((int)nearest(x[j] * inv, (codes){(float)-half, (float)(half - 1)}) + half);
+  for (int j = 0; j < N; j++) q[j] = (uint8_t)((int)nearest(x[j] * inv, half == 8 ? codes_4bit : codes_5bit) + half);
   return d;
 }
 

@@ -14,14 +14,25 @@ PG_INLINE void put_scale_min(uint8_t *p, int i, int scale, int min) { // into ze
   }
 }
 
+// The codes of n elements, a multiple of 16, as bytes.
 PG_INLINE void affine_codes(const float *x, int n, float s, float m, int top, uint8_t *q) {
-  const float inv = inverse(s);
-  for (int l = 0; l < n; l++) q[l] = (uint8_t)affine_code(x[l], inv, m, top);
+  const vf inv = vf_set1(inverse(s)), ms = vf_set1(m);
+  for (int l = 0; l < n; l += VF_N) put_bytes(q + l, affine_codes_of(vf_load(x + l), inv, ms, top));
 }
 
-PG_INLINE void sym_codes(const float *x, int n, float s, codes c, uint8_t *q) {
-  const float inv = inverse(s);
-  for (int l = 0; l < n; l++) q[l] = (uint8_t)(int)(nearest(x[l] * inv, c) - c.lo);
+PG_INLINE void sym_codes(const float *x, int n, float s, codes c, uint8_t *q) { // less c.lo
+  const vf inv = vf_set1(inverse(s)), lo = vf_set1(c.lo);
+  for (int l = 0; l < n; l += VF_N) put_bytes(q + l, vf_sub(nearest_codes(vf_mul(vf_load(x + l), inv), c), lo));
+}
+
+// `bits` bits, from bit `from` on, of n * 8 / bits codes, n apart, as n bytes: the first n codes lowest.
+PG_INLINE void pack(const uint8_t *restrict q, int from, int bits, int n, uint8_t *restrict b) {
+  for (int l = 0; l < n; l++) {
+    int byte = 0;
+#pragma GCC unroll 8
+    for (int i = 0; i < 8 / bits; i++) byte |= (q[i * n + l] >> from & ((1 << bits) - 1)) << (i * bits);
+    b[l] = (uint8_t)byte;
+  }
 }
 
 static void q2_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
@@ -29,37 +40,33 @@ static void q2_k_encode(const float *x, const float *weights, uint8_t *restrict 
   affine_block f;
   put_side(&of, x, weights, 16, 16 * n_blocks);
   affine_search(&of, 16, 3, 15, &f);
-  uint8_t q[16];
-  memset(b, 0, 84);
+  uint8_t q[256];
   for (int s = 0; s < 16; s++) {
-    affine_codes(x + s * 16, 16, f.d[0] * f.scale[s], f.dmin[0] * f.min[s], 3, q);
+    affine_codes(x + s * 16, 16, f.d[0] * f.scale[s], f.dmin[0] * f.min[s], 3, q + s * 16);
     b[s] = (uint8_t)((int)f.scale[s] | (int)f.min[s] << 4);
-    for (int l = 0; l < 16; l++) b[16 + s / 8 * 32 + s % 2 * 16 + l] |= q[l] << (s % 8 / 2 * 2);
   }
+  for (int half = 0; half < 2; half++) pack(q + half * 128, 0, 2, 32, b + 16 + half * 32);
   store_f16(b + 80, f.d[0]);
   store_f16(b + 82, f.dmin[0]);
 }
 
 static void q3_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
   side of;
-  int scale[16];
-  float d;
-  const codes c = {-4, 3};
+  sym_block f;
+  const codes c = codes_3bit;
   put_side(&of, x, weights, 16, 16 * n_blocks);
-  sym_blocks(&of, 16, c, -32, 31, &d, scale);
-  uint8_t q[16];
-  memset(b, 0, 110);
+  sym_search(&of, 16, c, -32, 31, &f);
+  uint8_t q[256];
+  memset(b + 96, 0, 12);
   for (int s = 0; s < 16; s++) {
-    sym_codes(x + s * 16, 16, d * (float)scale[s], c, q);
-    for (int l = 0; l < 16; l++) {
-      b[s % 2 * 16 + l] |= (q[l] >> 2) << (s / 2);
-      b[32 + s / 8 * 32 + s % 2 * 16 + l] |= (q[l] & 3) << (s % 8 / 2 * 2);
-    }
-    const int sc = scale[s] + 32;
+    sym_codes(x + s * 16, 16, f.d[0] * f.scale[s], c, q + s * 16);
+    const int sc = (int)f.scale[s] + 32;
     b[96 + s % 8] |= (sc & 15) << (s / 8 * 4);
     b[104 + s % 4] |= (sc >> 4) << (s / 4 * 2);
   }
-  store_f16(b + 108, d);
+  pack(q, 2, 1, 32, b);
+  for (int half = 0; half < 2; half++) pack(q + half * 128, 0, 2, 32, b + 32 + half * 32);
+  store_f16(b + 108, f.d[0]);
 }
 
 // Q4_K and Q5_K up to their codes: d, dmin, scales and minima of one or two blocks, which are `bytes` long; q[256] of
@@ -70,10 +77,10 @@ PG_INLINE void encode_45(const float *x, const float *weights, int top, uint8_t 
   affine_block f;
   put_side(&of, x, weights, 32, 8 * n_blocks);
   affine_search(&of, 32, top, 63, &f);
-  memset(b, 0, (size_t)(n_blocks * bytes));
   for (int i = 0; i < n_blocks; i++, b += bytes) {
     store_f16(b, f.d[i]);
     store_f16(b + 2, f.dmin[i]);
+    memset(b + 4, 0, 12);
     for (int s = 0; s < 8; s++) {
       const float scale = f.scale[i * 8 + s], min = f.min[i * 8 + s];
       put_scale_min(b + 4, s, (int)scale, (int)min);
@@ -86,40 +93,34 @@ static void q4_k_encode(const float *x, const float *weights, uint8_t *restrict 
   uint8_t q[2][256];
   encode_45(x, weights, 15, b, 144, n_blocks, q);
   for (int i = 0; i < n_blocks; i++, b += 144)
-    for (int s = 0; s < 8; s++)
-      for (int l = 0; l < 32; l++) b[16 + s / 2 * 32 + l] |= q[i][s * 32 + l] << (s % 2 * 4);
+    for (int s = 0; s < 4; s++) pack(q[i] + s * 64, 0, 4, 32, b + 16 + s * 32);
 }
 
 static void q5_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
   uint8_t q[2][256];
   encode_45(x, weights, 31, b, 176, n_blocks, q);
-  for (int i = 0; i < n_blocks; i++, b += 176)
-    for (int s = 0; s < 8; s++)
-      for (int l = 0; l < 32; l++) {
-        b[16 + l] |= (q[i][s * 32 + l] >> 4) << s;
-        b[48 + s / 2 * 32 + l] |= (q[i][s * 32 + l] & 15) << (s % 2 * 4);
-      }
+  for (int i = 0; i < n_blocks; i++, b += 176) {
+    pack(q[i], 4, 1, 32, b + 16);
+    for (int s = 0; s < 4; s++) pack(q[i] + s * 64, 0, 4, 32, b + 48 + s * 32);
+  }
 }
 
 static void q6_k_encode(const float *x, const float *weights, uint8_t *restrict b, int n_blocks) {
   side of;
-  int scale[16];
-  float d;
-  const codes c = {-32, 31};
+  sym_block f;
+  const codes c = codes_6bit;
   put_side(&of, x, weights, 16, 16 * n_blocks);
-  sym_blocks(&of, 16, c, -128, 127, &d, scale);
-  uint8_t q[16];
-  memset(b, 0, 210);
+  sym_search(&of, 16, c, -128, 127, &f);
+  uint8_t q[256];
   for (int s = 0; s < 16; s++) {
-    const int half = s / 8, quarter = s % 8 / 2;
-    sym_codes(x + s * 16, 16, d * (float)scale[s], c, q);
-    for (int l = 0; l < 16; l++) {
-      b[half * 64 + quarter % 2 * 32 + s % 2 * 16 + l] |= (q[l] & 15) << (quarter / 2 * 4);
-      b[128 + half * 32 + s % 2 * 16 + l] |= (q[l] >> 4) << (quarter * 2);
-    }
-    b[192 + s] = (uint8_t)(int8_t)scale[s];
+    sym_codes(x + s * 16, 16, f.d[0] * f.scale[s], c, q + s * 16);
+    b[192 + s] = (uint8_t)(int8_t)f.scale[s];
   }
-  store_f16(b + 208, d);
+  for (int half = 0; half < 2; half++) {
+    pack(q + half * 128, 0, 4, 64, b + half * 64);
+    pack(q + half * 128, 4, 2, 32, b + 128 + half * 32);
+  }
+  store_f16(b + 208, f.d[0]);
 }
 
 SIDE_ENCODER(q2_k, 256, 84, 1)

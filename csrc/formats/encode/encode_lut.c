@@ -18,7 +18,7 @@ static void iq4_nl_encode(const float *x, const float *weights, uint8_t *b, int 
   side of;
   float d[SIDE];
   put_side(&of, x, weights, 32, n_blocks);
-  sym_stored(&of, 32, IQ4_CODES, d);
+  sym_stored(&of, 32, codes_iq4, d);
   for (int i = 0; i < n_blocks; i++, b += 18) {
     store_f16(b, d[i]);
     put_iq4(x + i * 32, d[i], b + 2);
@@ -27,20 +27,19 @@ static void iq4_nl_encode(const float *x, const float *weights, uint8_t *b, int 
 
 static void iq4_xs_encode(const float *x, const float *weights, uint8_t *b, int n_blocks) {
   side of;
-  int scale[SIDE];
-  float d[2];
+  sym_block f;
   put_side(&of, x, weights, 32, 8 * n_blocks);
-  sym_blocks(&of, 32, IQ4_CODES, -32, 31, d, scale);
+  sym_search(&of, 32, codes_iq4, -32, 31, &f);
   for (int i = 0; i < n_blocks; i++, x += 256, b += 136) {
     int high = 0;
     memset(b, 0, 8);
     for (int s = 0; s < 8; s++) {
-      const int of_s = scale[i * 8 + s], sc = of_s + 32;
+      const int sc = (int)f.scale[i * 8 + s] + 32;
       high |= (sc >> 4) << (s * 2);
       b[4 + s / 2] |= (sc & 15) << (s % 2 * 4);
-      put_iq4(x + s * 32, d[i] * (float)of_s, b + 8 + s * 16);
+      put_iq4(x + s * 32, f.d[i] * f.scale[i * 8 + s], b + 8 + s * 16);
     }
-    store_f16(b, d[i]);
+    store_f16(b, f.d[i]);
     store_u16(b + 2, (uint16_t)high);
   }
 }

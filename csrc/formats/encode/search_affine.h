@@ -67,11 +67,10 @@ PG_INLINE affine affine_plain(const float *x, int n, int top, int positive_m) {
 // nearly are, determine one number only; so does m at its limit.
 PG_INLINE affine least_squares(const affine_sums *t, affine before, int positive_m) {
   const vf zero = vf_zero(), det = vf_sub(vf_mul(t->w, t->qq), vf_mul(t->q, t->q));
-  affine a = {vf_div(vf_sub(vf_mul(t->w, t->xq), vf_mul(t->x, t->q)), det),
-              vf_div(vf_sub(vf_mul(t->q, t->xq), vf_mul(t->qq, t->x)), det)};
-  const vf limit = positive_m ? a.m : det, usable = vf_if_lt(zero, det, limit, vf_set1(-1));
-  a.s = vf_if_lt(usable, zero, vf_div(t->xq, t->qq), a.s);
-  a.m = vf_if_lt(usable, zero, zero, a.m);
+  const vf s = vf_sub(vf_mul(t->w, t->xq), vf_mul(t->x, t->q)), m = vf_sub(vf_mul(t->q, t->xq), vf_mul(t->qq, t->x));
+  const vf usable = vf_if_lt(zero, det, positive_m ? m : det, vf_set1(-1));
+  const vf inv = vf_div(vf_set1(1), vf_if_lt(usable, zero, t->qq, det));
+  const affine a = {vf_mul(vf_if_lt(usable, zero, t->xq, s), inv), vf_if_lt(usable, zero, zero, vf_mul(m, inv))};
   return (affine){vf_if_lt(zero, t->qq, a.s, before.s), vf_if_lt(zero, t->qq, a.m, before.m)};
 }
 
@@ -81,160 +80,251 @@ PG_INLINE vf affine_cost(const affine_sums *t, affine a) {
   return vf_add(vf_mul(a.s, of_s), vf_mul(a.m, vf_add(vf_sub(vf_mul(a.m, t->w), two_sq), vf_add(t->x, t->x))));
 }
 
-// The best s and m for each block, m >= 0 if asked: wider and narrower ranges, each with rounds of least squares; or
-// else the plain ones.
-PG_INLINE affine affine_fit(const float *x, const float *w, int n, int top, int positive_m) {
-  enum { ROUNDS = 3 };
-  const int ranges = top == 3 ? 10 : 14; // few codes, few ways to round
+// Ranges of the codes to begin with: what is cut off a block's own at its lower and its upper end, in steps of a
+// 1000th. Chosen as the ends of `codes` are; what they leave is less than 42 looks along one line left.
+typedef struct ranges {
+  int n;
+  struct {
+    float lower, upper;
+  } cut[8];
+} ranges;
+
+static const ranges ranges_2bit = {4, {{140, 20}, {20, 140}, {80, 80}, {-10, 230}}},
+                    ranges_4bit = {7, {{0, 0}, {20, 0}, {0, 20}, {40, 0}, {0, 40}, {20, -40}, {-40, 0}}},
+                    ranges_5bit = {6, {{0, 0}, {20, 0}, {0, 20}, {0, -20}, {0, -40}, {-40, -40}}};
+
+typedef struct affine_fit {
+  affine a;
+  affine_sums t; // of codes whose least-squares s and m these are
+} affine_fit;
+
+// Where e < least, the codes of `from`.
+PG_INLINE void take_sums(affine_sums *to, const affine_sums *from, vf e, vf least) {
+  to->q = vf_if_lt(e, least, from->q, to->q);
+  to->qq = vf_if_lt(e, least, from->qq, to->qq);
+  to->xq = vf_if_lt(e, least, from->xq, to->xq);
+}
+
+// The best s and m for each block, m >= 0 if asked: of each range the least-squares ones, and of the best of those
+// again.
+PG_INLINE affine_fit affine_fitted(const float *x, const float *w, int n, int top, int positive_m) {
+  const ranges r = top == 3 ? ranges_2bit : top == 15 ? ranges_4bit : ranges_5bit;
   const affine plain = affine_plain(x, n, top, positive_m);
   affine_sums t = affine_sums_of(x, w, n);
-  affine best = plain, a = plain;
+  affine_fit best = {plain, t};
   vf least = vf_set1(INFINITY);
-  for (int k = 0; k < ranges * ROUNDS; k++) {
-    const float stretch =
-        (float)top / ((float)top - 0.5f + 2.1f / (float)ranges * (float)(k / ROUNDS) * (float)top / 8);
-    if (k % ROUNDS == 0) a = (affine){vf_mul(plain.s, vf_set1(stretch)), plain.m};
+  for (int k = 0; k <= r.n; k++) {
+    affine a = best.a;
+    if (k < r.n) {
+      const float lower = r.cut[k].lower / 1000, upper = r.cut[k].upper / 1000;
+      a.s = vf_mul(plain.s, vf_set1(1 - lower - upper));
+      a.m = vf_sub(plain.m, vf_mul(plain.s, vf_set1(lower * (float)top)));
+      if (positive_m) a.m = vf_max(a.m, vf_zero());
+    }
     add_codes(&t, x, w, n, a, top);
     a = least_squares(&t, a, positive_m);
     const vf e = affine_cost(&t, a);
-    best.s = vf_if_lt(e, least, a.s, best.s);
-    best.m = vf_if_lt(e, least, a.m, best.m);
+    best.a.s = vf_if_lt(e, least, a.s, best.a.s);
+    best.a.m = vf_if_lt(e, least, a.m, best.a.m);
+    take_sums(&best.t, &t, e, least);
     least = vf_if_lt(e, least, e, least);
   }
-  const vf ep = affine_error(x, w, n, plain, top), eb = affine_error(x, w, n, best, top);
-  return (affine){vf_if_lt(eb, ep, best.s, plain.s), vf_if_lt(eb, ep, best.m, plain.m)};
+  return best;
 }
 
 // The s and m of blocks with a pair of their own, as f16 stores them: the best ones, unless rounding made the plain
-// ones better.
+// ones, or none at all, better.
 PG_INLINE void affine_stored(const side *b, int n, int top, float *s, float *m) {
   for (int l = 0; l < SIDE; l += VF_N) {
     const float *x = b->x[0] + l, *w = b->w[0] + l;
-    affine best = affine_fit(x, w, n, top, 0), plain = affine_plain(x, n, top, 0);
-    best = (affine){f16_rounded_all(best.s), f16_rounded_all(best.m)};
-    plain = (affine){f16_rounded_all(plain.s), f16_rounded_all(plain.m)};
-    const vf ep = affine_error(x, w, n, plain, top), eb = affine_error(x, w, n, best, top);
-    vf_store(s + l, vf_if_lt(ep, eb, plain.s, best.s));
-    vf_store(m + l, vf_if_lt(ep, eb, plain.m, best.m));
+    const affine tried[3] = {affine_fitted(x, w, n, top, 0).a, affine_plain(x, n, top, 0), {vf_zero(), vf_zero()}};
+    affine best = tried[2];
+    vf least = vf_set1(INFINITY);
+    for (int k = 0; k < 3; k++) {
+      const affine a = {scales_stored(tried[k].s), scales_stored(tried[k].m)};
+      const vf e = affine_error(x, w, n, a, top);
+      best.s = vf_if_lt(e, least, a.s, best.s);
+      best.m = vf_if_lt(e, least, a.m, best.m);
+      least = vf_if_lt(e, least, e, least);
+    }
+    vf_store(s + l, best.s);
+    vf_store(m + l, best.m);
   }
 }
 
 // -- super-blocks, 1 or 2 of them
 
 typedef struct affine_block {
-  float d[2], dmin[2], error[2];
+  float d[2], dmin[2];
   _Alignas(64) float scale[SIDE], min[SIDE]; // integers
 } affine_block;
 
-typedef struct affine_fits {
-  _Alignas(64) float s[SIDE], m[SIDE];
+typedef struct affine_fits { // an affine_fit of each sub-block
+  _Alignas(64) float s[SIDE], m[SIDE], w[SIDE], x[SIDE], q[SIDE], qq[SIDE], xq[SIDE];
 } affine_fits;
 
-// For each sub-block the best integer scale and minimum next to those it has, at the block's d and dmin. Sets scale,
-// min and error, and *next_d, *next_dmin: the least-squares pair for the codes found.
-PG_INLINE void affine_choose(affine_block *b, const side *of, int n, int top, int limit, float *next_d,
-                             float *next_dmin) {
-  const int n_sub = 256 / n;
-  _Alignas(64) float ds[SIDE], dmins[SIDE], e[SIDE], w1[SIDE], x1[SIDE], q1[SIDE], qq[SIDE], xq[SIDE];
-  for (int k = 0; k < SIDE; k++) ds[k] = b->d[k / n_sub], dmins[k] = b->dmin[k / n_sub];
-  for (int l = 0; l < SIDE; l += VF_N) {
-    const float *x = of->x[0] + l, *w = of->w[0] + l;
-    const vf d = vf_load(ds + l), dmin = vf_load(dmins + l), sc = vf_load(b->scale + l), mn = vf_load(b->min + l);
-    vf least = vf_set1(INFINITY), scale = vf_zero(), min = vf_zero();
-    for (int i = -1; i <= 1; i++)
-      for (int j = -1; j <= 1; j++) {
-        const vf ci = clamps(vf_add(sc, vf_set1((float)i)), 0, (float)limit),
-                 cj = clamps(vf_add(mn, vf_set1((float)j)), 0, (float)limit);
-        const vf error = affine_error(x, w, n, (affine){vf_mul(d, ci), vf_mul(dmin, cj)}, top);
-        scale = vf_if_lt(error, least, ci, scale);
-        min = vf_if_lt(error, least, cj, min);
-        least = vf_if_lt(error, least, error, least);
-      }
-    affine_sums t = affine_sums_of(x, w, n);
-    add_codes(&t, x, w, n, (affine){vf_mul(d, scale), vf_mul(dmin, min)}, top);
-    vf_store(b->scale + l, scale);
-    vf_store(b->min + l, min);
-    vf_store(e + l, least);
-    vf_store(w1 + l, vf_mul(vf_mul(min, min), t.w));
-    vf_store(x1 + l, vf_mul(min, t.x));
-    vf_store(q1 + l, vf_mul(vf_mul(scale, min), t.q));
-    vf_store(qq + l, vf_mul(vf_mul(scale, scale), t.qq));
-    vf_store(xq + l, vf_mul(scale, t.xq));
-  }
+PG_INLINE void put_fit(affine_fits *f, int l, affine_fit of) {
+  vf_store(f->s + l, of.a.s);
+  vf_store(f->m + l, of.a.m);
+  vf_store(f->w + l, of.t.w);
+  vf_store(f->x + l, of.t.x);
+  vf_store(f->q + l, of.t.q);
+  vf_store(f->qq + l, of.t.qq);
+  vf_store(f->xq + l, of.t.xq);
+}
+
+PG_INLINE affine_fit get_fit(const affine_fits *f, int l) {
+  return (affine_fit){
+      {vf_load(f->s + l), vf_load(f->m + l)},
+      {vf_load(f->w + l), vf_load(f->x + l), vf_load(f->q + l), vf_load(f->qq + l), vf_load(f->xq + l)}};
+}
+
+PG_INLINE void affine_take_better(affine_block *best, float *least, const affine_block *other, const float *error,
+                                  int n_sub) {
+  for (int o = 0; o < SIDE / n_sub; o++)
+    if (error[o] < least[o]) {
+      const size_t size = (size_t)n_sub * sizeof *best->scale;
+      least[o] = error[o];
+      best->d[o] = other->d[o];
+      best->dmin[o] = other->dmin[o];
+      memcpy(best->scale + o * n_sub, other->scale + o * n_sub, size);
+      memcpy(best->min + o * n_sub, other->min + o * n_sub, size);
+    }
+}
+
+// The d and dmin that make the greatest s last_s, the greatest m last_m.
+PG_INLINE void affine_ds(const float *s, const float *m, int n_sub, float last_s, float last_m, affine_block *b) {
   for (int o = 0; o < SIDE / n_sub; o++) {
-    double sqq = 0, sqm = 0, smm = 0, sxq = 0, sxm = 0;
-    b->error[o] = 0;
+    float max_s = 0, max_m = 0;
     for (int k = o * n_sub; k < (o + 1) * n_sub; k++) {
-      b->error[o] += e[k];
-      sqq += qq[k];
-      sqm += q1[k];
-      smm += w1[k];
-      sxq += xq[k];
-      sxm += x1[k];
+      max_s = PG_MAX(max_s, s[k]);
+      max_m = PG_MAX(max_m, m[k]);
     }
-    const double det = sqq * smm - sqm * sqm; // minimise |x - d*Q + dmin*M|
-    if (det > 1e-9 * sqq * smm) {
-      next_d[o] = f16_rounded((float)((smm * sxq - sqm * sxm) / det));
-      next_dmin[o] = f16_rounded((float)((sqm * sxq - sqq * sxm) / det));
-    } else if (sqq > 0) {
-      next_d[o] = f16_rounded((float)(sxq / sqq));
-      next_dmin[o] = b->dmin[o];
-    }
+    b->d[o] = scale_stored(max_s / last_s);
+    b->dmin[o] = scale_stored(max_m / last_m);
   }
 }
 
-PG_INLINE void affine_search(const side *of, int n, int top, int limit, affine_block *best) {
-  enum { TRIES = 2, PASSES = 5 };
-  const int n_sub = 256 / n, n_super = SIDE / n_sub;
-  affine_fits searched, plain;
-  for (int l = 0; l < SIDE; l += VF_N) {
-    const affine s = affine_fit(of->x[0] + l, of->w[0] + l, n, top, 1), p = affine_plain(of->x[0] + l, n, top, 1);
-    vf_store(searched.s + l, s.s);
-    vf_store(searched.m + l, s.m);
-    vf_store(plain.s + l, p.s);
-    vf_store(plain.m + l, p.m);
+// The least-squares d and dmin for the integers and codes of super-block o; those it has where they determine none.
+// Minimises |x - d * Q + dmin * M|.
+PG_INLINE void affine_next(const affine_block *of, const affine_fits *f, int o, int n_sub, affine_block *next) {
+  double qq = 0, qm = 0, mm = 0, xq = 0, xm = 0;
+  for (int k = o * n_sub; k < (o + 1) * n_sub; k++) {
+    const double scale = of->scale[k], min = of->min[k];
+    qq += scale * scale * f->qq[k];
+    qm += scale * min * f->q[k];
+    mm += min * min * f->w[k];
+    xq += scale * f->xq[k];
+    xm += min * f->x[k];
   }
-  *best = (affine_block){.error = {INFINITY, INFINITY}};
-  // The largest scale at its limit, or about two below. The last try starts from the plain fits: whatever d, dmin and
-  // the integers do to the best ones, it is no worse.
-  for (int t = 0; t <= TRIES; t++) {
-    const affine_fits *fit = t < TRIES ? &searched : &plain;
-    const float limit_s = (float)limit / (t == 1 ? 1 + 2.0f / (float)limit : 1);
-    affine_block b;
-    float last[2] = {INFINITY, INFINITY};
-    for (int o = 0; o < n_super; o++) {
-      float max_s = 0, max_m = 0;
-      for (int k = o * n_sub; k < (o + 1) * n_sub; k++) {
-        max_s = PG_MAX(max_s, fit->s[k]);
-        max_m = PG_MAX(max_m, fit->m[k]);
-      }
-      b.d[o] = f16_rounded(max_s / limit_s);
-      b.dmin[o] = f16_rounded(max_m / (float)limit);
-      const float inv = inverse(b.d[o]), minv = inverse(b.dmin[o]);
-      for (int k = o * n_sub; k < (o + 1) * n_sub; k++) {
-        b.scale[k] = round_even(clampf(fit->s[k] * inv, 0, (float)limit));
-        b.min[k] = round_even(clampf(fit->m[k] * minv, 0, (float)limit));
-      }
+  const double det = qq * mm - qm * qm;
+  double d = of->d[o], dmin = of->dmin[o];
+  if (det > 1e-9 * qq * mm) {
+    d = (mm * xq - qm * xm) / det;
+    dmin = (qm * xq - qq * xm) / det;
+  } else if (qq > 0) {
+    d = xq / qq;
+  }
+  next->d[o] = scale_stored((float)PG_MAX(d, 0));
+  next->dmin[o] = scale_stored((float)PG_MAX(dmin, 0));
+}
+
+// One look at d and dmin: the best integers and codes for them. Tried are either scale next to a fit's, each with the
+// minimum that goes with it; or, without fits, the integers there and all next to them. Sets the integers, `error`
+// (less the sum of w x x) and `next`.
+PG_INLINE void affine_look(const side *b, int n, int top, int limit, const affine_fits *fits, affine_block *of,
+                           float *error, affine_block *next) {
+  _Alignas(64) float e[SIDE];
+  affine_fits found;
+  const int n_sub = 256 / n;
+  for (int l = 0; l < SIDE; l += VF_N) {
+    const float *x = b->x[0] + l, *w = b->w[0] + l;
+    const vf d = of_super_blocks(of->d, n_sub, l), dmin = of_super_blocks(of->dmin, n_sub, l);
+    affine_fit f = {{vf_zero(), vf_zero()}, affine_sums_of(x, w, n)}, best = f;
+    if (fits) f = get_fit(fits, l);
+    const vf low = fits ? vf_floor(clamps(vf_mul(f.a.s, inverses(d)), 0, (float)limit))
+                        : vf_sub(vf_load(of->scale + l), vf_set1(1));
+    const vf inv_m = inverses(vf_mul(dmin, f.t.w));
+    vf least = vf_set1(INFINITY), scale = vf_zero(), min = vf_zero();
+    for (int i = 0; i < (fits ? 2 : 9); i++) {
+      const vf sc = clamps(vf_add(low, vf_set1((float)(i % 3))), 0, (float)limit), s = vf_mul(d, sc);
+      const vf m = fits ? rounds_even(vf_mul(vf_sub(vf_mul(s, f.t.q), f.t.x), inv_m))
+                        : vf_add(vf_load(of->min + l), vf_set1((float)(i / 3 - 1)));
+      const vf mn = clamps(m, 0, (float)limit);
+      affine_sums t = f.t;
+      const affine a = {s, vf_mul(dmin, mn)};
+      add_codes(&t, x, w, n, a, top);
+      const vf cost = affine_cost(&t, a);
+      scale = vf_if_lt(cost, least, sc, scale);
+      min = vf_if_lt(cost, least, mn, min);
+      take_sums(&best.t, &t, cost, least);
+      least = vf_if_lt(cost, least, cost, least);
     }
-    int done[2] = {0, n_super == 1}; // a super-block is searched as if it were alone
-    for (int pass = 0; pass < PASSES && !(done[0] && done[1]); pass++) {
-      float d[2] = {b.d[0], b.d[1]}, dmin[2] = {b.dmin[0], b.dmin[1]};
-      affine_choose(&b, of, n, top, limit, d, dmin);
-      for (int o = 0; o < n_super; o++) {
-        if (done[o]) continue;
-        if (b.error[o] < best->error[o]) {
-          best->error[o] = b.error[o];
-          best->d[o] = b.d[o];
-          best->dmin[o] = b.dmin[o];
-          memcpy(best->scale + o * n_sub, b.scale + o * n_sub, (size_t)n_sub * sizeof *b.scale);
-          memcpy(best->min + o * n_sub, b.min + o * n_sub, (size_t)n_sub * sizeof *b.min);
-        }
-        done[o] = !(b.error[o] < 0.999f * last[o]) || d[o] < 0 || dmin[o] < 0;
-        if (done[o]) continue;
-        last[o] = b.error[o];
-        b.d[o] = d[o];
-        b.dmin[o] = dmin[o];
-      }
-    }
+    vf_store(of->scale + l, scale);
+    vf_store(of->min + l, min);
+    vf_store(e + l, least);
+    put_fit(&found, l, best);
+  }
+  sums_of_super_blocks(e, n_sub, error);
+  for (int o = 0; o < SIDE / n_sub; o++) affine_next(of, &found, o, n_sub, next);
+}
+
+PG_INLINE void affine_errors(const side *b, int n, int top, const affine_block *of, float *error) {
+  _Alignas(64) float e[SIDE];
+  const int n_sub = 256 / n;
+  for (int l = 0; l < SIDE; l += VF_N) {
+    const vf d = of_super_blocks(of->d, n_sub, l), dmin = of_super_blocks(of->dmin, n_sub, l);
+    const affine a = {vf_mul(d, vf_load(of->scale + l)), vf_mul(dmin, vf_load(of->min + l))};
+    vf_store(e + l, affine_error(b->x[0] + l, b->w[0] + l, n, a, top));
+  }
+  sums_of_super_blocks(e, n_sub, error);
+}
+
+// The plain fits in integers.
+PG_INLINE void affine_plain_block(const side *b, int n, int top, int limit, affine_block *of) {
+  const int n_sub = 256 / n;
+  _Alignas(64) float s[SIDE], m[SIDE];
+  for (int l = 0; l < SIDE; l += VF_N) {
+    const affine plain = affine_plain(b->x[0] + l, n, top, 1);
+    vf_store(s + l, plain.s);
+    vf_store(m + l, plain.m);
+  }
+  affine_ds(s, m, n_sub, (float)limit, (float)limit, of);
+  for (int l = 0; l < SIDE; l += VF_N) {
+    const vf d = of_super_blocks(of->d, n_sub, l), dmin = of_super_blocks(of->dmin, n_sub, l);
+    vf_store(of->scale + l, rounds_even(clamps(vf_mul(vf_load(s + l), inverses(d)), 0, (float)limit)));
+    vf_store(of->min + l, rounds_even(clamps(vf_mul(vf_load(m + l), inverses(dmin)), 0, (float)limit)));
+  }
+}
+
+// The best d, dmin and integers up to `limit`: the greatest scale at its limit or below, of those looked at the best
+// once more with its least-squares d and dmin. Or the plain ones, or zeros, where those are better.
+PG_INLINE void affine_search(const side *b, int n, int top, int limit, affine_block *best) {
+  enum { TRIES = 3 };
+  const int n_sub = 256 / n;
+  float least[2] = {INFINITY, INFINITY}, error[2];
+  affine_fits fits;
+  for (int l = 0; l < SIDE; l += VF_N) put_fit(&fits, l, affine_fitted(b->x[0] + l, b->w[0] + l, n, top, 1));
+  *best = (affine_block){0};
+  affine_block other = {0}, again = {0}, next = {0};
+  for (int t = 0; t < TRIES; t++) {
+    affine_ds(fits.s, fits.m, n_sub, (float)(limit - 2 * t), (float)limit, &other);
+    affine_look(b, n, top, limit, &fits, &other, error, &next);
+    memcpy(next.scale, other.scale, sizeof next.scale);
+    memcpy(next.min, other.min, sizeof next.min);
+    float of_other[2] = {least[0], least[1]};
+    affine_take_better(&again, of_other, &next, error, n_sub);
+    affine_take_better(best, least, &other, error, n_sub);
+  }
+  affine_look(b, n, top, limit, NULL, &again, error, &next);
+  affine_take_better(best, least, &again, error, n_sub);
+  affine_errors(b, n, top, best, least);
+  for (int zeros = 0; zeros < 2; zeros++) {
+    if (zeros)
+      other = (affine_block){0};
+    else
+      affine_plain_block(b, n, top, limit, &other);
+    affine_errors(b, n, top, &other, error);
+    affine_take_better(best, least, &other, error, n_sub);
   }
 }

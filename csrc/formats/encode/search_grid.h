@@ -207,7 +207,7 @@ typedef struct found {
   int negative[8][SIDE]; // the shift's sign
 } found;
 
-PG_INLINE float unit_of(const grid *g, float unit) { return f16_rounded(unit * g->per_unit) / g->per_unit; }
+PG_INLINE float unit_of(const grid *g, float unit) { return scale_stored(unit * g->per_unit) / g->per_unit; }
 
 // Searches a super-block of 16 sub-blocks, or two of 8. x holds the values to match (for signed points: magnitudes).
 PG_INLINE void search_grid(const grid *g, const side *of, found *out, int dim, int base) {
@@ -232,9 +232,9 @@ PG_INLINE void search_grid(const grid *g, const side *of, found *out, int dim, i
   memcpy(size, scale, sizeof size);
   scan(g, of, size, fine, &f, scale, gain, dim, base);
 
-  float least[2] = {INFINITY, INFINITY}, s_max[2] = {0, 0};
+  float least[2] = {0, 0}, s_max[2] = {0, 0};
   for (int k = 0; k < SIDE; k++) s_max[k / n_sub] = PG_MAX(s_max[k / n_sub], scale[k]);
-  for (int o = 0; o < n_super; o++) out->unit[o] = 0;
+  for (int o = 0; o < n_super; o++) out->unit[o] = 0; // where nothing is better than zeros
   for (int k = 0; k < SIDE; k++) out->level[k] = 0;
   for (int t = 0; t < TRIES; t++) {
     float unit[2];

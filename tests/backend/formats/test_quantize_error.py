@@ -16,7 +16,7 @@ from pyggml.backends.cpu import isa_levels
 from pyggml.backends.quantize import dequantize, quantize
 from pyggml.dtypes import DType
 
-from .test_blocks import BLOCKS, WEIGHTED, Array
+from .test_blocks import BLOCKS, SEARCHED, WEIGHTED, Array
 
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
 F32_MAX = float(np.finfo(np.float32).max)
@@ -203,6 +203,37 @@ def test_grids_take_constants(dtype: DType) -> None:
     for c in (0.37, -0.37, -1e3):
         x = np.full((1, N), c, np.float32)
         np.testing.assert_allclose(dequantize(quantize(x, dtype), dtype).reshape(x.shape), x, rtol=2e-3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", SEARCHED, ids=lambda t: t.name)
+def test_tiny_rows(dtype: DType, weighted: bool) -> None:
+    """Where an f16 has few scales left, or none: never worse than zeros, and better as soon as there is one that is."""
+    rng = np.random.default_rng(4)
+    for size in (1e-9, 1e-8, 3e-8, 6e-8, 1e-7, 3e-7, 1e-6, 1e-5):
+        for shift in (0, 1, -3):
+            x = ((rng.standard_normal((8, N)) + shift) * size).astype(np.float32).astype(np.float64)
+            w = np.exp(rng.standard_normal(N)) if weighted else np.ones(N)
+            back = dequantize(quantize(x, dtype, w if weighted else None), dtype)
+            error, power = (w * (back - x) ** 2).sum(-1), (w * x**2).sum(-1)
+            assert np.all(error <= power * (1 + 1e-6)), (size, shift)
+            if dtype.name.endswith("_K") and size >= 1e-6:  # two steps of 2^-24 and more
+                assert np.all(error < 0.3 * power), (size, shift, error / power)
+
+
+@pytest.mark.parametrize("dtype", BLOCKS, ids=lambda t: t.name)
+def test_same_bytes_at_every_size(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    sizes = [*SIZES, 1e12, 1e16, 1e35, 3e37]
+    x = rng.standard_normal((len(sizes), N)) * np.array(sizes)[:, None]
+    x[-1, ::7] /= 1e30
+    x = np.clip(x, -3e38, 3e38).astype(np.float32)
+    weights = np.exp(3 * rng.standard_normal(N))
+    outcomes: list[bytes] = []
+    for level in isa_levels():
+        monkeypatch.setenv("PYGGML_ISA", level)
+        outcomes.append(quantize(x, dtype).tobytes() + quantize(x, dtype, weights).tobytes())
+    assert len(set(outcomes)) == 1
 
 
 def test_what_f16_cannot_scale() -> None:
