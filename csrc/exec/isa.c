@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "pg.h"
+#include "products/borders.h"
 
 #define LEVEL(isa)                                                                                                     \
   extern const pg_row pg_table__##isa[];                                                                               \
@@ -133,6 +134,13 @@ int pg_isa_supported(int level) {
 const pg_row *pg_isa_table(int level, int64_t *n) {
   *n = known(level) ? *levels[level].size : 0;
   return known(level) ? levels[level].table : NULL;
+}
+
+int64_t pg_isa_floats(int level) {
+#define X(name, few, few_slow, floats) floats,
+  static const int64_t columns[] = {PG_BORDERS(X)};
+#undef X
+  return known(level) ? columns[level] : PG_NEVER;
 }
 
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth) { return row->work ? row->work(t, nth) : 0; }

@@ -69,7 +69,7 @@ PG_INLINE void store(float *to, int64_t ld, int both) {
   TILE_STORE(7, high + R16_HALF, ld * 4);
 }
 
-void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,
+void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
                          const r16_product *p, int64_t group, int64_t strip) {
   const int64_t n = r16_strip_elements(c, strip);
   const int both = r16_group_columns(c, group) > R16_HALF;

@@ -36,15 +36,27 @@ typedef int32_t sums[NT][TILE_ROWS];
 
 // A panel times nt columns, over a strip. Columns lie as many apart as r16_fixed_of says.
 PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {
+  const r16_fetch f = w->next;
+  const char *next = f.at;
+  int64_t left = f.run;
   const int width = (nt + 3) / 4 * 4;
   vi sum[NT][2];
   UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
-  for (int64_t i = 0; i < pairs; i++, x += 2 * width) {
-    const vi w0 = vi_load(w->ints[i][0]), w1 = vi_load(w->ints[i][VF_N]);
-    UNROLL for (int j = 0; j < nt; j++) {
-      const vi b = pair(x + 2 * j);
-      sum[j][0] = dot_pairs(sum[j][0], w0, b);
-      sum[j][1] = dot_pairs(sum[j][1], w1, b);
+  for (int64_t i = 0; i < pairs; i += 2) { // the instructions that do not multiply are shared by two pairs
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + f.step);
+    next += 2 * f.step;
+    if ((left -= 2) == 0) {
+      next += f.jump;
+      left = f.run;
+    }
+    UNROLL for (int64_t e = i; e < i + 2; e++, x += 2 * width) {
+      const vi w0 = vi_load(w->ints[e][0]), w1 = vi_load(w->ints[e][VF_N]);
+      UNROLL for (int j = 0; j < nt; j++) {
+        const vi b = pair(x + 2 * j);
+        sum[j][0] = dot_pairs(sum[j][0], w0, b);
+        sum[j][1] = dot_pairs(sum[j][1], w1, b);
+      }
     }
   }
   UNROLL for (int j = 0; j < nt; j++) {
@@ -72,21 +84,23 @@ TILE(9)
 TILE(10)
 TILE(11)
 TILE(12)
+TILE(13)
+TILE(14)
 #endif
 
 static void (*const tiles[NT])(const r16_panel *w, const int16_t *x, int64_t pairs, sums to) = {
     tile_1, tile_2, tile_3, tile_4,
 #if VF_N == 16
-    tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12,
+    tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12, tile_13, tile_14,
 #endif
 };
 
 int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
   const r16_columns c = r16_columns_in(NULL, p);
-  return c.n_groups * NT * (c.k * (int64_t)sizeof(int16_t) + c.n_strips * (int64_t)sizeof(float));
+  return c.n_groups * R16_WIDTH * (c.k * (int64_t)sizeof(int16_t) + c.n_strips * (int64_t)sizeof(float));
 }
 
-void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,
+void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
                          const r16_product *p, int64_t group, int64_t strip) {
   const r16_fixed x = r16_fixed_of(c, group, strip);
   sums from;
@@ -94,6 +108,7 @@ void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, const r
   for (int64_t j = 0; j < n && before; j++) // a strip later they are no longer near
     for (int i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(before[j] + i);
   tiles[n - 1](w, x.ints, r16_strip_elements(c, strip) / 2, from);
+  w->next = r16_no_fetch(w);
   for (int64_t j = 0; j < n; j++)
     for (int i = 0; i < TILE_ROWS; i += VF_N) {
       const vf step = vf_mul(vf_load(w->steps + i), vf_set1(x.steps[j])), v = vf_load_i32(from[j] + i);

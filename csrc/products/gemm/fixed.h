@@ -15,7 +15,8 @@ enum {
   PAIRS = KC / 2,
   R16_NORM = 46000,         // leaves room for rounding: 46000 + sqrt(KC) is below sqrt(2^31)
   R16_MAX = 32766,          // of one integer, before rounding
-  NT = VF_N == 16 ? 12 : 4, // columns of a tile: with two registers of rows, as many accumulators as pay
+  NT = VF_N == 16 ? 14 : 4, // columns of a tile: with two registers of rows each, as many sums as the registers hold
+  R16_WIDTH = (NT + 3) / 4 * 4,
   TILE_ROWS = 2 * VF_N,
   R16_PANELS = 1, // panels at a time: one meets all columns while it is in the L1 cache
   R16_WHOLE = 1,  // columns that a product of a tile writes at least
@@ -28,11 +29,22 @@ PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return
 // Elements of a strip for the rows of `p`. Floats are owed more precision than block types: NMSE 1.5e-8 in all.
 PG_INLINE int64_t r16_strip(const r16_product *p) { return r16_of_floats(p) ? KC / 2 : KC; }
 
+// Memory that is fetched while something else is computed: cache lines `step` bytes apart, `run` of them, then as many
+// after a jump, and so on.
+typedef struct r16_fetch {
+  const char *at;
+  int64_t step, run, jump;
+} r16_fetch;
+
 // A strip of TILE_ROWS rows.
 typedef struct r16_panel {
   _Alignas(64) int16_t ints[PAIRS][TILE_ROWS][2];
   float steps[TILE_ROWS];
+  r16_fetch next; // what the next panels are made of: one that waits for memory would leave the arithmetic idle
 } r16_panel;
+
+// Weights as they are stored are fetched when they are taken apart.
+PG_INLINE r16_fetch r16_no_fetch(const r16_panel *w) { return (r16_fetch){.at = (const char *)w}; }
 
 // F16 or BF16 rows as they are stored.
 void PG_FN(r16_put_panel_of_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);

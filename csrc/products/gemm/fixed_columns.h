@@ -10,12 +10,12 @@ typedef struct r16_fixed {
 } r16_fixed;
 
 // All integers come first, strips after each other and the groups of each, so that what a chunk reads at a time is in
-// one piece; then the steps: [strip][group][NT].
+// one piece; then the steps: [strip][group][R16_WIDTH].
 static inline r16_fixed r16_fixed_of(const r16_columns *c, int64_t group, int64_t strip) {
   const int64_t width = (r16_group_columns(c, group) + 3) / 4 * 4, n = r16_strip_elements(c, strip);
   int16_t *ints = (int16_t *)c->data;
-  float *steps = (float *)(ints + c->n_groups * NT * c->k);
+  float *steps = (float *)(ints + c->n_groups * R16_WIDTH * c->k);
   return (r16_fixed){.width = (int)width,
-                     .ints = ints + (strip * c->strip * c->n_groups + group * n) * NT,
-                     .steps = steps + (strip * c->n_groups + group) * NT};
+                     .ints = ints + (strip * c->strip * c->n_groups + group * n) * R16_WIDTH,
+                     .steps = steps + (strip * c->n_groups + group) * R16_WIDTH};
 }

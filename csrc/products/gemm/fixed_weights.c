@@ -2,7 +2,7 @@
 #include "products/gemm/gemm.h"
 #include "products/r16/scales.h"
 
-enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N, AHEAD = 4096 };
+enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N };
 
 // The greatest size of a table's values.
 PG_INLINE int top_of(int table) {
@@ -152,7 +152,6 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, int
     }
     _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
       const int h = halves == 2 ? p / 4 : 0;
-      if (p <= r16_lines(f)) __builtin_prefetch(units[u] + p * R16_LINE + AHEAD);
       put_quartet(f, units[u], part, p, scale[h], shift[h], to[2 * p][0], to[2 * p + 1][0]);
     }
   }
@@ -172,7 +171,21 @@ typedef void (*put_fn)(const uint8_t *group, int n, int16_t (*to)[TILE_ROWS][2],
 static const put_fn put_of[] = {R16_FORMATS(X)};
 #undef X
 
+// The next strip of these rows, or the first one of those that come after a chunk's. `run` is even.
+static r16_fetch fetch_after(const r16_product *p, int64_t tile, int64_t strip) {
+  const int64_t next = (strip + 1) * r16_strip(p), k = next < p->k ? next : 0, n = PG_MIN(r16_strip(p), p->k - k);
+  const int64_t t = k ? tile : tile + R16_TILES;
+  if (r16_of_floats(p)) { // of two lines the second comes by itself
+    const int64_t run = n > 64 ? 2 : 0;
+    return (r16_fetch){(const char *)p->w + t * TILE_ROWS * p->row_bytes + k * 2, 128, run, p->row_bytes - run * 128};
+  }
+  const char *at = (const char *)r16_group_at(p, t * TILE_GROUPS, k, n, NULL);
+  const int64_t run = (n / (R16_UNIT * p->f.units) * r16_block_bytes(p->f) + 127) / 128 * 2;
+  return (r16_fetch){at, 64, run, r16_group_bytes(p->f, p->k) - run * 64};
+}
+
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
+  panel->next = p->row_bytes && !r16_of_floats(p) ? r16_no_fetch(panel) : fetch_after(p, tile, strip);
   if (r16_of_floats(p)) {
     PG_FN(r16_put_panel_of_floats)(panel, p, tile, strip);
     return;

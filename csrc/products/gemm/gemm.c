@@ -3,7 +3,7 @@
 #include "products/gemm/gemm.h"
 
 enum {
-  TILES = 256 / TILE_ROWS,      // tiles of rows at a time, at most: columns are read from memory once for all
+  TILES = R16_TILES,
   GROUPS = (512 + NT - 1) / NT, // groups of columns at a time, at most: their sums stay in the L2 cache
   CHUNKS = 8                    // per thread: what evens out threads that are interrupted
 };
@@ -45,7 +45,7 @@ static results results_of(const r16_product *p, int64_t first, int64_t n) {
 
 // Strip s of a tile of rows times a group of columns.
 PG_INLINE void multiply(const r16_product *p, const r16_columns *c, int64_t tile, int64_t g, int64_t s,
-                        const results *to, const r16_panel *panel, r16_totals *total) {
+                        const results *to, r16_panel *panel, r16_totals *total) {
   const int last = s + 1 == c->n_strips;
   const int64_t at = tile * TILE_ROWS, rows = PG_MIN(TILE_ROWS, p->m - at);
   const int direct = last && to->ld && to->n >= R16_WHOLE && rows == TILE_ROWS && r16_is_plain(p);

@@ -36,6 +36,8 @@ PG_INLINE int64_t r16_strip_elements(const r16_columns *c, int64_t strip) {
   return PG_MIN(c->strip, c->k - strip * c->strip);
 }
 
+enum { R16_TILES = 256 / TILE_ROWS }; // tiles of rows at a time, at most: columns are read from memory once for all
+
 // A tile of the product as far as it has come: [column][row].
 typedef float r16_totals[NT][TILE_ROWS];
 
@@ -47,6 +49,6 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t 
 // - convert a strip of rows TILE_ROWS * tile ..; rows beyond the matrix are zero;
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
 // - multiply them: column j of the group, whole, becomes to[j * ld ..], with what came `before` (NULL: nothing; its
-//   place may be `to`) added.
-void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,
+//   place may be `to`) added. The first product of a panel fetches what the next ones are made of.
+void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
                          const r16_product *p, int64_t group, int64_t strip);

@@ -7,7 +7,7 @@
 enum {
   PARTS = R16_ROWS / VF_N, // registers per 16 rows
 #if defined(__AVX512VNNI__)
-  NC = 6, // columns at a time: as many accumulators as the registers hold
+  NC = 8, // columns at a time: as many accumulators as the registers hold
 #else
   NC = 4,
 #endif

@@ -73,8 +73,8 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
     group(r16_##name, nc, w, n_blocks, x, y, rows, ahead, add);                                                        \
   }
 #if defined(__AVX512VNNI__)
-#define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6)
-#define MORE_NAMES(name) , group_##name##_5, group_##name##_6
+#define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6) GROUP(name, 7) GROUP(name, 8)
+#define MORE_NAMES(name) , group_##name##_5, group_##name##_6, group_##name##_7, group_##name##_8
 #else
 #define MORE_GROUPS(name)
 #define MORE_NAMES(name)

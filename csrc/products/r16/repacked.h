@@ -2,21 +2,14 @@
 // computing it, gemv.c for few columns and products/gemm/gemm.c for many. mul_mat is one product, mul_mat_id one per
 // expert.
 #pragma once
+#include "products/borders.h"
 #include "products/r16/r16.h"
 #include "simd/vmath.h"
 
-// Columns up to which gemv.c is the faster one. On Cascade Lake, interleaved, gemv's speed over gemm's: avx512vnni Q4_0
-// 8 columns 1.13 .. 1.23, 9: 1.02, 12: 0.9, 16: 0.8 (Q4_K, Q6_K, Q8_0 alike); avx2 Q4_0 16: 1.26, 32: 1.14, 48: 1.0 ..
-// 1.06, Q8_0 1.23, 1.09, 1.04, Q4_K 1.2, 1.06, 1.04, but codes that take longer to unpack, once for every 4 columns,
-// Q6_K 12: 1.04, 16: 0.98, 32: 0.9, Q5_K 24: 1.01, 32: 0.88, IQ2_XS 12: 1.0, 32: 0.8.
-#if defined(__AMX_BF16__)
-enum { R16_FEW_MIN = 16, R16_FEW_MAX = 16 };
-#else
-enum { R16_FEW_MIN = VF_N == 16 ? 8 : 16, R16_FEW_MAX = VF_N == 16 ? 8 : 48 };
-#endif
-PG_INLINE int64_t r16_few(r16_format f) { return f.codes <= R16_NIBBLES && !f.table ? R16_FEW_MAX : R16_FEW_MIN; }
-enum { R16_GEMV_MAX = 64 }; // columns that gemv.c takes at most, whichever level asks
-_Static_assert((int)R16_FEW_MAX <= (int)R16_GEMV_MAX, "columns beyond the scratch of gemv.c");
+// Columns up to which gemv.c is the faster one; those that it takes at most, whichever level asks.
+enum { R16_FEW = PG_CAT(FEW, _, PG_ISA), R16_FEW_SLOW = PG_CAT(FEW_SLOW, _, PG_ISA), R16_GEMV_MAX = 64 };
+_Static_assert((int)R16_FEW_SLOW <= (int)R16_FEW && (int)R16_FEW <= (int)R16_GEMV_MAX, "beyond the scratch of gemv.c");
+PG_INLINE int64_t r16_few(r16_format f) { return f.codes <= R16_NIBBLES && !f.table ? R16_FEW : R16_FEW_SLOW; }
 #if defined(__AMX_BF16__)
 enum {
   R16_FIXED = 32

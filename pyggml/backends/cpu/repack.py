@@ -17,19 +17,14 @@ from ...buffers.buffer import ALIGNMENT, Buffer, Bytes
 from ...dtypes import DType
 from ...tensor import Ne, Tensor
 from .._pggml import ffi, lib
-from .isa import Kernel, find_kernel, isa_name, kernel_of, thread_count
+from .isa import Kernel, find_kernel, isa_levels, isa_name, kernel_of, thread_count
 
 BUFT = "CPU_REPACK"
 
 PRODUCTS = ("mul_mat", "mul_mat_id")  # the ops that read copies
 GROUP = 16  # rows that are packed together
 _CHUNK = 1 << 20  # bytes that are worth a thread's while
-# Columns from which on converting floats pays. GFLOPS on Zen 4, 2048 x 2048, F16 and BF16 by 64 columns: 131 and 112,
-# by 96: 147 and 127, by 128: 160 and 141, where as they are stored it is 100 (avx512vnni); 100 and 64, 105 and 78, 117
-# and 90, where that is 92 (avx2). On Cascade Lake (avx512vnni) the border is near 120.
-_MANY = 96
-_MANY_AMX = 32
-# ... and those from which three parts of each element do. A Xeon with AMX, 2048 x 5632, ms by columns, as they are
+# Columns from which three parts of each float pay. A Xeon with AMX, 2048 x 5632, ms by columns, as they are
 # stored and in parts: F16 24: 5.3 and 6.5, 32: 6.9 and 6.7, 64: 12.4 and 9.3; BF16 12: 2.3 and 2.1, 32: 7.1 and 3.0.
 _MANY_EXACT = {DType.F16: 31, DType.BF16: 11}
 _copies: WeakKeyDictionary[Tensor, Buffer] = WeakKeyDictionary()
@@ -77,8 +72,7 @@ def _has_form(t: Tensor) -> bool:
 def converts_floats(isa: str, node: Tensor) -> bool:
     """Whether a product reads floats that were given to `repack`, and has enough columns (csrc/products/gemm)."""
     a = node.src[0] if node.op == "mul_mat" else None
-    many = _MANY_AMX if isa == "amx" else _MANY
-    return a is not None and a in _floats and _n_columns(node) > many
+    return a is not None and a in _floats and _n_columns(node) > lib.pg_isa_floats(isa_levels()[isa])
 
 
 def _n_columns(node: Tensor) -> int:

@@ -40,10 +40,10 @@ def in_bf16(isa: str, n_cols: int) -> bool:
 
 
 def few(isa: str, dtype: gg.DType) -> int:
-    """Columns up to which gemv.c multiplies (csrc/products/r16/repacked.h)."""
+    """Columns up to which gemv.c multiplies (csrc/products/borders.h)."""
     if isa == "avx2":
-        return 48 if dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0) else 16
-    return 8 if isa == "avx512vnni" else 16
+        return 32 if dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0) else 12
+    return 9 if isa == "avx512vnni" else 16
 
 
 def many(bf16: bool) -> float:
@@ -179,7 +179,7 @@ def test_products(dtype: gg.DType, isa: str) -> None:
     for k, m in ((dtype.block_size, 1), (3 * dtype.block_size, 16), (256 + 2 * dtype.block_size, 70)):
         w = source(dtype, gaussian(rng, (m, k)))
         assert repack([w], isa=isa) == 1
-        for n in (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 25, 31, 48, 49, 70):
+        for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 15, 16, 17, 24, 25, 29, 31, 32, 33, 49, 70):
             y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, k))))
             want = reference(y)
             one, two = run(y, isa, 1), run(y, isa, 2)

@@ -1,0 +1,33 @@
+// Columns up to which one way through a product is faster than the next, by instruction set: all such borders that
+// depend on it. `python -m pyggml.tools.measure.borders` measures how the time of a column goes with their number.
+//
+// Throughput should never fall as columns are added. Where it does just beyond a border, the border is too low; where a
+// column just below one takes longer than just beyond it, too high.
+//
+// FEW: gemv.c, then gemm.c, of repacked weights whose codes are plain bytes or nibbles; FEW_SLOW: whose codes take
+// longer to unpack; FLOATS: product.c, then gemm.c, of F16 and BF16 that may be rounded. What depends on the width of
+// vectors alone stands in product.c.
+//
+// Cascade Lake, 2048 x 5632, one thread, 2026-11-22, us a column. avx512vnni, gemv and gemm: Q4_0 8: 189 and 220, 9:
+// 194 and 203, 10: 190 and 189, 12: 185 and 175; Q4_K 9: 205 and 220, 10: 198 and 201, 11: 204 and 194; Q6_K 8: 231 and
+// 256, 9: 242 and 235, 10: 235 and 219. avx2: Q4_0 24: 319 and 323, 32: 326 and 306; Q8_0 20: 327 and 341, 28: 336 and
+// 326; Q4_K 20: 361 and 361; Q6_K 9: 449 and 518, 12: 461 and 420; IQ4_XS 12: 381 and 392, 14: 388 and 378. Floats as
+// they are and converted, F16: avx2 192: 422 and 440, 256: 432 and 414; avx512 512: 357 and 617; avx512vnni 64: 284 and
+// 509, 96: 353 and 374, 120: 440 and 270. amx: from a machine that had it.
+#pragma once
+
+#define PG_NEVER (INT64_MAX)
+
+// Level, FEW, FEW_SLOW, FLOATS.
+#define PG_BORDERS(X)                                                                                                  \
+  X(generic, 0, 0, PG_NEVER)                                                                                           \
+  X(avx2, 32, 12, 255)                                                                                                 \
+  X(avx512, 32, 12, PG_NEVER)                                                                                          \
+  X(avx512vnni, 9, 9, 96)                                                                                              \
+  X(amx, 16, 16, 32)
+
+enum {
+#define X(level, few, few_slow, floats) pg_FEW_##level = few, pg_FEW_SLOW_##level = few_slow,
+  PG_BORDERS(X)
+#undef X
+};

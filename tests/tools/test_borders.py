@@ -1,0 +1,25 @@
+"""The sweep that borders between ways through a product are set by, and the borders themselves."""
+
+from __future__ import annotations
+
+import pytest
+from pyggml.tools.measure import borders
+
+from pyggml.backends._pggml import lib
+from pyggml.backends.cpu import isa_levels
+from pyggml.dtypes import DType
+
+
+def test_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borders, "ROUNDS", 1)
+    us = borders.us_by_columns(list(isa_levels())[-1], DType.Q4_0, (1, 3, 20), (64, 32))
+    assert list(us) == [1, 3, 20] and all(0 <= t < float("inf") for t in us.values())
+
+
+def test_falls() -> None:
+    assert borders.falls({1: 10.0, 2: 10.4, 3: 10.6, 4: 5.0, 5: 10.0}) == {3: 1 - 10 / 10.6, 5: 0.5}
+
+
+def test_floats_are_converted_beyond_a_border() -> None:
+    columns = {name: lib.pg_isa_floats(level) for name, level in isa_levels().items()}
+    assert columns["generic"] > 1 << 60 and all(n > 8 for n in columns.values())
