@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pyggml.backends.cpu.isa import thread_count
 from pyggml.backends.quantize import dequantize, quantize
 from pyggml.buffers.buffer import ALIGNMENT
 from pyggml.dtypes import DType
@@ -28,7 +31,7 @@ from .source import Bytes, Source, SourceTensor, open_source
 
 Progress = Callable[[int, int], None]  # elements done, elements in all
 
-_CHUNK = 1 << 22  # elements that are in memory as F32 at a time
+_CHUNK = 1 << 19  # elements that a thread converts at a time
 _QUANTIZATION_VERSION = 2  # of ggml's block formats
 _FILE_TYPE_KEY, _VERSION_KEY = "general.file_type", "general.quantization_version"
 _F16_MAX = 65504.0
@@ -51,6 +54,13 @@ class TensorError:
         self.error += float(diff @ diff)
         self.power += float(np.sum(np.square(x, dtype=np.float64)))
         self.max_error = max(self.max_error, float(np.max(np.abs(diff), initial=0.0)))
+
+    def include(self, other: TensorError) -> None:
+        """Count the elements of another."""
+        self.n += other.n
+        self.error += other.error
+        self.power += other.power
+        self.max_error = max(self.max_error, other.max_error)
 
     @property
     def rmse(self) -> float:
@@ -264,23 +274,48 @@ def write_quantized(
 
 
 def _convert(source: Source, t: TensorPlan, n_threads: int | None) -> Iterator[tuple[int, Bytes]]:
-    """The stored bytes of the new tensor in pieces of some rows, each with its number of elements."""
+    """The stored bytes of the new tensor in pieces of some rows, each with its number of elements. A thread converts
+    a piece; some are ahead, so that reading and writing wait for none."""
     n, per_matrix, row = t.source.ne[0], t.source.ne[1], 0
-    for piece in source.rows(t.source.name, _CHUNK):
-        size, matrix = len(piece) * n, row // per_matrix
-        row += len(piece)
-        if t.dtype is t.source.dtype:
+    if t.dtype is t.source.dtype:
+        for piece in source.rows(t.source.name, _CHUNK):
             if t.error is not None:
-                t.error.n += size
-            yield size, piece
-            continue
-        x = dequantize(piece, t.source.dtype, n_threads=n_threads)
-        _check_values(t.source.name, x, t.dtype)
-        weights = None if t.weights is None else t.weights[matrix % len(t.weights)]
-        stored = quantize(x, t.dtype, weights, n_threads)
-        if t.error is not None:
-            t.error.add(x, dequantize(stored, t.dtype, n_threads=n_threads))
-        yield size, stored
+                t.error.n += len(piece) * n
+            yield len(piece) * n, piece
+        return
+    workers = thread_count(n_threads)
+    ahead: deque[Future[tuple[Bytes, TensorError | None]]] = deque()
+
+    def oldest() -> tuple[int, Bytes]:
+        stored, error = ahead.popleft().result()
+        if t.error is not None and error is not None:
+            t.error.include(error)
+        return len(stored) * n, stored
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for piece in source.rows(t.source.name, _CHUNK):
+                weights = None if t.weights is None else t.weights[row // per_matrix % len(t.weights)]
+                row += len(piece)
+                ahead.append(pool.submit(_convert_piece, t, piece, weights))
+                if len(ahead) > 2 * workers:
+                    yield oldest()
+            while ahead:
+                yield oldest()
+        finally:
+            for job in ahead:
+                job.cancel()
+
+
+def _convert_piece(t: TensorPlan, piece: Bytes, weights: Floats | None) -> tuple[Bytes, TensorError | None]:
+    x = dequantize(piece, t.source.dtype, n_threads=1)
+    _check_values(t.source.name, x, t.dtype)
+    stored = quantize(x, t.dtype, weights, n_threads=1)
+    error = None
+    if t.error is not None:
+        error = TensorError()
+        error.add(x, dequantize(stored, t.dtype, n_threads=1))
+    return stored, error
 
 
 def _check_source(t: SourceTensor, allow_requantize: bool) -> None:
