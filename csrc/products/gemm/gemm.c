@@ -95,13 +95,14 @@ void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, in
   // As many columns in a chunk as may be, so that panels are converted less often, unless there are too few rows to
   // share.
   scratch *own = (scratch *)(work + columns_bytes(p) + ith * scratch_bytes(p));
-  const int64_t n_panels = ceil_div(n_tiles, TILES), wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
+  const int64_t wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
+  const int64_t n_rows = PG_MAX(1, PG_MIN(TILES, n_tiles * n_groups / wanted)), n_panels = ceil_div(n_tiles, n_rows);
   const int64_t parts = PG_MAX(ceil_div(wanted, n_panels), ceil_div(n_groups, GROUPS));
   const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
   r16_begin();
   for (int64_t i = r16_take(q, n_panels * n_parts, -1); i >= 0; i = r16_take(q, n_panels * n_parts, i)) {
-    const int64_t t = i / n_parts * TILES, g = i % n_parts * per;
-    const pg_range tiles = {t, PG_MIN(t + TILES, n_tiles)}, groups = {g, PG_MIN(g + per, n_groups)};
+    const int64_t t = i / n_parts * n_rows, g = i % n_parts * per;
+    const pg_range tiles = {t, PG_MIN(t + n_rows, n_tiles)}, groups = {g, PG_MIN(g + per, n_groups)};
     for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, own);
   }
   r16_end();
