@@ -70,12 +70,16 @@ PG_INLINE float scale_stored(float x) {
   return s == 0 && x != 0 ? copysignf(0x1p-24f, x) : s;
 }
 
-PG_INLINE vf scales_stored(vf x) {
-  float v[VF_N];
-  vf_store(v, x);
-  for (int l = 0; l < VF_N; l++) v[l] = scale_stored(v[l]);
-  return vf_load(v);
-}
+#define EACH_LANE(name, of_one)                                                                                        \
+  PG_INLINE vf name(vf x) {                                                                                            \
+    float v[VF_N];                                                                                                     \
+    vf_store(v, x);                                                                                                    \
+    for (int l = 0; l < VF_N; l++) v[l] = of_one(v[l]);                                                                \
+    return vf_load(v);                                                                                                 \
+  }
+EACH_LANE(scales_stored, scale_stored)
+EACH_LANE(f16s_rounded, f16_rounded)
+#undef EACH_LANE
 
 // -- x ~ s * v, v an integer in lo..hi, or one of the 16 values of IQ4 (hi == 0)
 

@@ -141,7 +141,8 @@ PG_INLINE void affine_stored(const side *b, int n, int top, float *s, float *m) 
     affine best = tried[2];
     vf least = vf_set1(INFINITY);
     for (int k = 0; k < 3; k++) {
-      const affine a = {scales_stored(tried[k].s), scales_stored(tried[k].m)};
+      const affine a = k ? (affine){f16s_rounded(tried[k].s), f16s_rounded(tried[k].m)}
+                         : (affine){scales_stored(tried[k].s), scales_stored(tried[k].m)};
       const vf e = affine_error(x, w, n, a, top);
       best.s = vf_if_lt(e, least, a.s, best.s);
       best.m = vf_if_lt(e, least, a.m, best.m);

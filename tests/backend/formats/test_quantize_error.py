@@ -236,6 +236,15 @@ def test_same_bytes_at_every_size(dtype: DType, monkeypatch: pytest.MonkeyPatch)
     assert len(set(outcomes)) == 1
 
 
+@pytest.mark.parametrize("dtype", WEIGHTED, ids=lambda t: t.name)
+def test_tiny_blocks_no_worse_than_plain(dtype: DType) -> None:
+    """Where a minimum is below what an f16 holds and the scale is not: the nearest one is 0."""
+    rng = np.random.default_rng(6)
+    for size in (1e-8, 2e-8, 4e-8, 1e-7, 1e-6):
+        x = np.exp(4 * rng.standard_normal((ROWS, N))) * size
+        check(x.astype(np.float32), np.exp(rng.standard_normal(N)), dtype)
+
+
 def test_what_f16_cannot_scale() -> None:
     """A scale beyond f16 is stored as its largest number: an infinite one would make a block's zeros NaN."""
     x = np.zeros((1, N), np.float32)
