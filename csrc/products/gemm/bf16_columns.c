@@ -8,11 +8,11 @@ int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
   return c.n_groups * NT * c.k * r16_column_parts(p) * (int64_t)sizeof(uint16_t);
 }
 
-void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t group) {
-  const r16_group g = r16_group_of(c, p, group);
-  for (int64_t s = 0; s < c->n_strips; s++) {
+void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {
+  const r16_quad g = r16_quad_of(c, p, share);
+  for (int64_t s = share.first; s < share.last; s++) {
     const int64_t n = r16_strip_elements(c, s);
-    for (int64_t j = 0; j < NT; j++) {
+    for (int64_t j = 0; j < R16_QUAD; j++) {
       float x[KC];
       if (j < g.n) {
         r16_get(x, p, &g, j, s * c->strip, n);
@@ -20,7 +20,7 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t 
         memset(x, 0, sizeof x);
       }
       for (int part = 0; part < r16_column_parts(p); part++) {
-        uint16_t *to = r16_columns_of(c, p, group, s, part) + j * R16_UNIT;
+        uint16_t *to = r16_columns_of(c, p, share.group, s, part) + (share.column + j) * R16_UNIT;
         if (part) r16_rest(x, n);
         for (int64_t i = 0; i < n; i += R16_UNIT) _mm512_storeu_si512(to + i * NT, r16_bf16(x + i));
       }

@@ -74,25 +74,24 @@ PG_INLINE void put_4_columns(int16_t *dst, const int16_t (*src)[KC], int width, 
   }
 }
 
-void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t group) {
-  const r16_group g = r16_group_of(c, p, group);
-  for (int64_t s = 0; s < c->n_strips; s++) {
+void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {
+  const r16_quad g = r16_quad_of(c, p, share);
+  for (int64_t s = share.first; s < share.last && g.n; s++) {
     const int64_t k0 = s * c->strip, n = r16_strip_elements(c, s);
-    const r16_fixed to = r16_fixed_of(c, group, s);
-    for (int j = 0; j < to.width; j += 4) {
-      int16_t four[4][KC];
-      for (int i = 0; i < 4; i++) {
-        to.steps[j + i] = 0;
-        if (j + i < g.n) {
-          float x[KC];
-          r16_get(x, p, &g, j + i, k0, n);
-          to.steps[j + i] = put_column(four[i], x, n);
-        } else {
-          memset(four[i], 0, sizeof four[i]);
-        }
+    const r16_fixed to = r16_fixed_of(c, share.group, s);
+    float *steps = to.steps + share.column;
+    int16_t four[R16_QUAD][KC];
+    for (int j = 0; j < R16_QUAD; j++) {
+      steps[j] = 0;
+      if (j < g.n) {
+        float x[KC];
+        r16_get(x, p, &g, j, k0, n);
+        steps[j] = put_column(four[j], x, n);
+      } else {
+        memset(four[j], 0, sizeof four[j]);
       }
-      put_4_columns(to.ints + j * 2, four, to.width, n / 2);
     }
+    put_4_columns(to.ints + share.column * 2, four, to.width, n / 2);
   }
 }
 

@@ -5,7 +5,8 @@
 enum {
   TILES = R16_TILES,
   GROUPS = (512 + NT - 1) / NT, // groups of columns at a time, at most: their sums stay in the L2 cache
-  CHUNKS = 8                    // per thread: what evens out threads that are interrupted
+  CHUNKS = 8,                   // per thread: what evens out threads that are interrupted
+  HALVES = 2                    // of a column: shares in which they are converted
 };
 
 // What a thread works with.
@@ -84,8 +85,17 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
 
 void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
   const r16_columns c = r16_columns_in(work, p);
-  for (int64_t i = r16_take(q, c.n_groups, -1); i >= 0; i = r16_take(q, c.n_groups, i))
-    PG_FN(r16_put_columns)(&c, p, i);
+  // A group is more than one share, or all other threads would wait where there is only one.
+  const int64_t n = c.n_groups * R16_QUADS * HALVES;
+  for (int64_t i = r16_take(q, n, -1); i >= 0; i = r16_take(q, n, i)) {
+    const int64_t quad = i / HALVES, half = i % HALVES;
+    PG_FN(r16_put_columns)
+    (&c, p,
+     (r16_share){.group = quad / R16_QUADS,
+                 .column = quad % R16_QUADS * R16_QUAD,
+                 .first = c.n_strips * half / HALVES,
+                 .last = c.n_strips * (half + 1) / HALVES});
+  }
   pg_sync(q->t, q->nth);
 }
 

@@ -41,11 +41,18 @@ enum { R16_TILES = 256 / TILE_ROWS }; // tiles of rows at a time, at most: colum
 // A tile of the product as far as it has come: [column][row].
 typedef float r16_totals[NT][TILE_ROWS];
 
+// What a thread converts at a time: some columns of a group times strips first .. last.
+typedef struct r16_share {
+  int64_t group, column, first, last;
+} r16_share;
+
+enum { R16_QUAD = 4, R16_QUADS = (NT + R16_QUAD - 1) / R16_QUAD }; // columns of a share, and shares of a group
+
 // What gemm.c needs of the numbers:
 // - bytes of columns (their data) of a product;
 int64_t PG_FN(r16_columns_bytes)(const r16_product *p);
-// - convert a group of columns;
-void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, int64_t group);
+// - convert R16_QUAD columns, of which some or all may be beyond the group;
+void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share);
 // - convert a strip of rows TILE_ROWS * tile ..; rows beyond the matrix are zero;
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
 // - multiply them: column j of the group, whole, becomes to[j * ld ..], with what came `before` (NULL: nothing; its
