@@ -125,7 +125,8 @@ class Graphs:
         """Close the holes between cells."""
         if cache.used < cache.end:
             graph, order = build_defrag(cache)
-            schedule = self._scheduler.alloc(graph)
-            order.numpy()[:] = cache.order()
-            schedule.run(interruptible=False)
+            if graph.nodes:  # else it has no layers
+                schedule = self._scheduler.alloc(graph)
+                order.numpy()[:] = cache.order()
+                schedule.run(interruptible=False)
         cache.defrag_done()

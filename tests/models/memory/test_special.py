@@ -65,6 +65,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ropes": ("laguna", {**WINDOW, **YARN, **EXPERTS, "rope.dimension_count": 4, "rope.dimension_count_swa": 8}),
+    "windows": (  # one of the two caches has no layers
+        "laguna",
+        {**WINDOW, **YARN, **EXPERTS, "attention.sliding_window_pattern": [1, 1, 1, 1], "rope.dimension_count_swa": 8},
+    ),
     "chunks": ("llama4", {**EXPERTS, "leading_dense_block_count": 0, "interleave_moe_layer_step": 2}),
     "softcaps": ("gemma2", {"attention.sliding_window": 7}),
 }
