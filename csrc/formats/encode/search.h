@@ -88,15 +88,20 @@ EACH_LANE(f16s_rounded, f16_rounded)
 // heavy-tailed, outlying and weighted blocks. The best of 8 to 12 leave 0.2 to 1 % more than the best of 140.
 typedef struct codes {
   float lo, hi;
+  float noise; // what is left of gaussian blocks, of their sum of squares
   int n_ends;
   float ends[12];
 } codes;
 
-static const codes codes_3bit = {-4, 3, 8, {-6.1f, -5, -4.5f, -4.1f, -3.7f, 3.15f, 4.15f, 4.95f}},
-                   codes_4bit = {-8, 7, 8, {-11.5f, -9.9f, -9.1f, -8.5f, -8.1f, -7.7f, -6.3f, 7.1f}},
-                   codes_5bit = {-16, 15, 8, {-17.3f, -16.5f, -16.3f, -16, -15.7f, -14.1f, -13.1f, 15}},
-                   codes_6bit = {-32, 31, 10, {-32.5f, -32, -26, -25, -24, 27, 28, 29, 30, 31}},
-                   codes_iq4 = {-127, 0, 12, {-159, -142, -133, -129, -123, -110, -104, 92, 107, 113, 119, 128}};
+static const codes codes_3bit = {-4, 3, 0.02f, 8, {-6.1f, -5, -4.5f, -4.1f, -3.7f, 3.15f, 4.15f, 4.95f}},
+                   codes_4bit = {-8, 7, 0.0073f, 8, {-11.5f, -9.9f, -9.1f, -8.5f, -8.1f, -7.7f, -6.3f, 7.1f}},
+                   codes_5bit = {-16, 15, 0.0018f, 8, {-17.3f, -16.5f, -16.3f, -16, -15.7f, -14.1f, -13.1f, 15}},
+                   codes_6bit = {-32, 31, 0.00028f, 10, {-32.5f, -32, -26, -25, -24, 27, 28, 29, 30, 31}},
+                   codes_iq4 = {
+                       -127, 0, 0.0054f, 12, {-159, -142, -133, -129, -123, -110, -104, 92, 107, 113, 119, 128}};
+
+// Blocks of which less or more is left than that times these are searched once more.
+static const float NOISE_LEAST = 0.65f, NOISE_MOST = 1.6f;
 
 PG_INLINE float nearest(float t, codes c) { return round_even(clampf(t, c.lo, c.hi)); }
 
@@ -135,6 +140,12 @@ PG_INLINE vf sym_error(const float *x, const float *w, int n, vf s, codes c) {
   return e;
 }
 
+PG_INLINE vf powers(const float *x, const float *w, int n) {
+  vf p = vf_zero();
+  for (int i = 0; i < n; i++) p = vf_add(p, vf_mul(at(w, i), vf_mul(at(x, i), at(x, i))));
+  return p;
+}
+
 PG_INLINE vf extremes(const float *x, int n) {
   vf ext = vf_zero();
   for (int i = 0; i < n; i++) ext = vf_if_lt(vf_abs(ext), vf_abs(at(x, i)), at(x, i), ext);
@@ -158,15 +169,41 @@ PG_INLINE vf sym_scales(const float *x, const float *w, int n, codes c) {
 // The scale that puts the value of the greatest magnitude at c.lo, where codes reach farthest.
 PG_INLINE vf sym_plain(const float *x, int n, codes c) { return vf_div(extremes(x, n), vf_set1(c.lo)); }
 
+// The scale `other`, where it leaves less than `e`.
+PG_INLINE void take_scale(vf *s, vf *e, const float *x, const float *w, int n, vf other, codes c) {
+  const vf stored = scales_stored(other), of_other = sym_error(x, w, n, stored, c);
+  *s = vf_if_lt(of_other, *e, stored, *s);
+  *e = vf_if_lt(of_other, *e, of_other, *e);
+}
+
+PG_INLINE int any_less(vf a, vf b) {
+  float v[VF_N];
+  int any = 0;
+  vf_store(v, vf_if_lt(a, b, vf_set1(1), vf_zero()));
+  for (int l = 0; l < VF_N; l++) any |= v[l] != 0;
+  return any;
+}
+
 // The scale of blocks with one of their own, as f16 stores it: the best one, unless the plain one or zeros are better.
+// For blocks a quarter of which is 0, or of which little is left, every code of the upper half is tried as an end.
 PG_INLINE void sym_stored(const side *b, int n, codes c, float *d) {
   for (int l = 0; l < SIDE; l += VF_N) {
     const float *x = b->x[0] + l, *w = b->w[0] + l;
     vf s = scales_stored(sym_scales(x, w, n, c)), e = sym_error(x, w, n, s, c);
-    for (int k = 0; k < 2; k++) {
-      const vf other = k ? vf_zero() : scales_stored(sym_plain(x, n, c)), of_other = sym_error(x, w, n, other, c);
-      s = vf_if_lt(of_other, e, other, s);
-      e = vf_if_lt(of_other, e, of_other, e);
+    take_scale(&s, &e, x, w, n, sym_plain(x, n, c), c);
+    take_scale(&s, &e, x, w, n, vf_zero(), c);
+    const vf little = vf_mul(powers(x, w, n), vf_set1(0.5f * c.noise)), inv = inverses(extremes(x, n));
+    vf few = vf_if_lt(e, little, vf_set1((float)n), vf_zero()); // or the number of values that are 0
+    for (int i = 0; i < n; i++) few = vf_add(few, vf_if_lt(vf_zero(), vf_abs(at(x, i)), vf_zero(), vf_set1(1)));
+    const vf quarter = vf_set1((float)n / 4);
+    if (c.hi != 0 && any_less(quarter, few)) { // IQ4's ends are enough
+      vf more = s, of_more = e;
+      for (int k = (int)c.lo; k <= (int)c.lo / 2; k++)
+        for (int sign = -1; sign <= 1; sign += 2) {
+          const sums t = sym_sums(x, w, n, vf_mul(inv, vf_set1((float)(sign * k))), c);
+          take_scale(&more, &of_more, x, w, n, vf_mul(t.xv, inverses(t.vv)), c);
+        }
+      s = vf_if_lt(quarter, few, more, s);
     }
     vf_store(d + l, s);
   }
@@ -183,9 +220,12 @@ PG_INLINE void sym_ds(const float *s, int n_sub, float last, float *d) {
   for (int o = 0; o < SIDE / n_sub; o++) d[o] = scale_stored(extreme(s + o * n_sub, n_sub) / last);
 }
 
-// Integers next to s / d.
-PG_INLINE vf sym_integers(vf s, vf d, int lo, int hi) {
-  return rounds_even(clamps(vf_mul(s, inverses(d)), (float)lo, (float)hi));
+// Integers next to s / d; but not 0 for a scale that is not, unless codes without a 0 would make values of it.
+PG_INLINE vf sym_integers(vf s, vf d, codes c, int lo, int hi) {
+  const vf t = vf_mul(s, inverses(d)), i = rounds_even(clamps(t, (float)lo, (float)hi));
+  if (c.hi == 0) return i;
+  const vf one = vf_if_lt(t, vf_zero(), vf_set1(-1), vf_if_lt(vf_zero(), t, vf_set1(1), vf_zero()));
+  return vf_if_lt(vf_zero(), vf_abs(i), i, one);
 }
 
 PG_INLINE vf of_super_blocks(const float *d, int n_sub, int l) { // for lanes from l on
@@ -211,18 +251,31 @@ PG_INLINE void take_better(sym_block *best, float *least, const sym_block *other
     }
 }
 
-// One look at a d: integers for the scales s, codes for them, their least-squares s. Sets `error` (less the sum of
-// w x x) and *next_d, the least-squares d.
-PG_INLINE void sym_look(const side *b, int n, codes c, int lo, int hi, sym_block *of, float *s, float *error,
+// One look at a d: the best integers and codes for it. Tried are the integers for the scales s, which become the
+// codes' least-squares ones; or, without s, those there and the ones next to them. Sets the integers, `error` (with s
+// less the sum of w x x, which is quicker, but nothing for errors as small as f32's) and *next_d, the least-squares d.
+PG_INLINE void sym_look(const side *b, int n, codes c, int lo, int hi, float *s, sym_block *of, float *error,
                         float *next_d) {
   _Alignas(64) float e[SIDE], xv[SIDE], vv[SIDE];
   const int n_sub = 256 / n;
   for (int l = 0; l < SIDE; l += VF_N) {
-    const vf d = of_super_blocks(of->d, n_sub, l), i = sym_integers(vf_load(s + l), d, lo, hi), di = vf_mul(d, i);
-    const sums t = sym_sums(b->x[0] + l, b->w[0] + l, n, inverses(di), c);
+    const float *x = b->x[0] + l, *w = b->w[0] + l;
+    const vf d = of_super_blocks(of->d, n_sub, l);
+    vf least = vf_set1(INFINITY), i = s ? sym_integers(vf_load(s + l), d, c, lo, hi) : vf_zero();
+    for (int k = -1; k <= 1 && !s; k++) {
+      const vf near = clamps(vf_add(vf_load(of->scale + l), vf_set1((float)k)), (float)lo, (float)hi);
+      const vf of_near = sym_error(x, w, n, vf_mul(d, near), c);
+      i = vf_if_lt(of_near, least, near, i);
+      least = vf_if_lt(of_near, least, of_near, least);
+    }
+    const vf di = vf_mul(d, i);
+    const sums t = sym_sums(x, w, n, inverses(di), c);
+    if (s) {
+      least = vf_mul(di, vf_sub(vf_mul(di, t.vv), vf_add(t.xv, t.xv)));
+      vf_store(s + l, vf_if_lt(vf_zero(), t.vv, vf_div(t.xv, t.vv), vf_load(s + l)));
+    }
     vf_store(of->scale + l, i);
-    vf_store(s + l, vf_if_lt(vf_zero(), t.vv, vf_div(t.xv, t.vv), vf_load(s + l)));
-    vf_store(e + l, vf_mul(di, vf_sub(vf_mul(di, t.vv), vf_add(t.xv, t.xv))));
+    vf_store(e + l, least);
     vf_store(xv + l, vf_mul(t.xv, i));
     vf_store(vv + l, vf_mul(t.vv, vf_mul(i, i)));
   }
@@ -242,34 +295,78 @@ PG_INLINE void sym_errors(const side *b, int n, codes c, const sym_block *of, fl
   sums_of_super_blocks(e, 256 / n, error);
 }
 
-// The best d and integers in lo..hi; or the plain ones, or zeros, where those are better.
+// The plain scales in integers.
+PG_INLINE void sym_plain_block(const side *b, int n, codes c, int lo, int hi, sym_block *of) {
+  _Alignas(64) float s[SIDE];
+  for (int l = 0; l < SIDE; l += VF_N) vf_store(s + l, sym_plain(b->x[0] + l, n, c));
+  sym_ds(s, 256 / n, (float)lo, of->d);
+  for (int l = 0; l < SIDE; l += VF_N)
+    vf_store(of->scale + l, sym_integers(vf_load(s + l), of_super_blocks(of->d, 256 / n, l), c, lo, hi));
+}
+
+// Whether a super-block is looked at once more: while that lowers its error by a 1000th, and what is left of it is not
+// near what is left of gaussian noise, for which the first looks are enough. A super-block is searched as if it were
+// alone, whatever the one beside it does: what it no longer looks for is not taken.
+typedef struct going {
+  int on[2];
+  float last[2];
+} going;
+
+PG_INLINE going going_unlike(const side *b, int n, const float *error, float noise) {
+  _Alignas(64) float p[SIDE];
+  float power[2];
+  going g = {{0}, {INFINITY, INFINITY}};
+  for (int l = 0; l < SIDE; l += VF_N) vf_store(p + l, powers(b->x[0] + l, b->w[0] + l, n));
+  sums_of_super_blocks(p, 256 / n, power);
+  for (int o = 0; o < SIDE * n / 256; o++)
+    g.on[o] = error[o] < NOISE_LEAST * noise * power[o] || error[o] > NOISE_MOST * noise * power[o];
+  return g;
+}
+
+PG_INLINE void going_on(going *g, float *error) {
+  for (int o = 0; o < 2; o++) {
+    if (!g->on[o]) error[o] = INFINITY;
+    g->on[o] = g->on[o] && error[o] < 0.999f * g->last[o];
+    g->last[o] = error[o];
+  }
+}
+
+// The best d and integers in lo..hi; or the plain ones, or zeros, where those are better. Of a super-block unlike noise
+// also what is next to the best and to the plain ones.
 PG_INLINE void sym_search(const side *b, int n, codes c, int lo, int hi, sym_block *best) {
-  enum { LOOKS = 2 };
+  enum { LOOKS = 2, NEAR_LOOKS = 3 };
   const int n_sub = 256 / n, tries = c.hi == 3 ? 1 : 3; // few codes gain little
   _Alignas(64) float searched[SIDE], s[SIDE];
-  float least[2] = {INFINITY, INFINITY}, error[2];
+  float least[2] = {INFINITY, INFINITY}, error[2], next_d[2];
+  sym_block tried;
   for (int l = 0; l < SIDE; l += VF_N) vf_store(searched + l, sym_scales(b->x[0] + l, b->w[0] + l, n, c));
   *best = (sym_block){0};
   for (int t = 0; t < tries; t++) {
-    sym_block tried;
     memcpy(s, searched, sizeof s);
     sym_ds(s, n_sub, (float)(lo + t), tried.d);
     for (int look = 0; look < LOOKS; look++) {
-      float next_d[2];
-      sym_look(b, n, c, lo, hi, &tried, s, error, next_d);
+      sym_look(b, n, c, lo, hi, s, &tried, error, next_d);
       take_better(best, least, &tried, error, n_sub);
       memcpy(tried.d, next_d, sizeof next_d);
     }
   }
-  sym_block other;
   sym_errors(b, n, c, best, least);
-  for (int l = 0; l < SIDE; l += VF_N) vf_store(s + l, sym_plain(b->x[0] + l, n, c));
-  sym_ds(s, n_sub, (float)lo, other.d);
-  for (int l = 0; l < SIDE; l += VF_N)
-    vf_store(other.scale + l, sym_integers(vf_load(s + l), of_super_blocks(other.d, n_sub, l), lo, hi));
-  for (int zeros = 0; zeros < 2; zeros++) {
-    if (zeros) other = (sym_block){0};
-    sym_errors(b, n, c, &other, error);
-    take_better(best, least, &other, error, n_sub);
+  const going more = going_unlike(b, n, least, c.noise);
+  for (int t = 0; t < 3; t++) { // the best one, the plain one, zeros
+    going g = more;
+    if (t == 0)
+      tried = *best;
+    else if (t == 1)
+      sym_plain_block(b, n, c, lo, hi, &tried);
+    else
+      tried = (sym_block){0};
+    if (t > 0) sym_errors(b, n, c, &tried, error);
+    if (t > 0) take_better(best, least, &tried, error, n_sub);
+    for (int look = 0; look < NEAR_LOOKS && (g.on[0] || g.on[1]) && t < 2; look++) {
+      sym_look(b, n, c, lo, hi, NULL, &tried, error, next_d);
+      going_on(&g, error);
+      take_better(best, least, &tried, error, n_sub);
+      memcpy(tried.d, next_d, sizeof next_d);
+    }
   }
 }

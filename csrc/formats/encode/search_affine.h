@@ -89,7 +89,7 @@ typedef struct ranges {
   } cut[8];
 } ranges;
 
-static const ranges ranges_2bit = {4, {{140, 20}, {20, 140}, {80, 80}, {-10, 230}}},
+static const ranges ranges_2bit = {7, {{140, 20}, {20, 140}, {80, 80}, {-10, 230}, {0, 0}, {0, -80}, {0, -170}}},
                     ranges_4bit = {7, {{0, 0}, {20, 0}, {0, 20}, {40, 0}, {0, 40}, {20, -40}, {-40, 0}}},
                     ranges_5bit = {6, {{0, 0}, {20, 0}, {0, 20}, {0, -20}, {0, -40}, {-40, -40}}};
 
@@ -105,21 +105,33 @@ PG_INLINE void take_sums(affine_sums *to, const affine_sums *from, vf e, vf leas
   to->xq = vf_if_lt(e, least, from->xq, to->xq);
 }
 
+// The least scale with 0 among its codes that reaches from the least value to the greatest: 0 is the code next below
+// where the plain codes have it (`step` 0), or above (1). Sparse blocks need it.
+PG_INLINE affine affine_zero(affine plain, int top, int step) {
+  const vf last = vf_set1((float)top), hi = vf_sub(vf_mul(plain.s, last), plain.m);
+  const vf below = vf_add(vf_floor(vf_mul(plain.m, inverses(plain.s))), vf_set1((float)step));
+  const vf j = clamps(below, 0, (float)top), above = vf_sub(last, j);
+  const vf s = vf_max(vf_max(vf_mul(plain.m, inverses(j)), vf_mul(hi, inverses(above))), vf_zero());
+  return (affine){s, vf_mul(s, j)};
+}
+
 // The best s and m for each block, m >= 0 if asked: of each range the least-squares ones, and of the best of those
-// again.
+// again, twice.
 PG_INLINE affine_fit affine_fitted(const float *x, const float *w, int n, int top, int positive_m) {
   const ranges r = top == 3 ? ranges_2bit : top == 15 ? ranges_4bit : ranges_5bit;
   const affine plain = affine_plain(x, n, top, positive_m);
   affine_sums t = affine_sums_of(x, w, n);
   affine_fit best = {plain, t};
   vf least = vf_set1(INFINITY);
-  for (int k = 0; k <= r.n; k++) {
+  for (int k = 0; k < r.n + 4; k++) {
     affine a = best.a;
     if (k < r.n) {
       const float lower = r.cut[k].lower / 1000, upper = r.cut[k].upper / 1000;
       a.s = vf_mul(plain.s, vf_set1(1 - lower - upper));
       a.m = vf_sub(plain.m, vf_mul(plain.s, vf_set1(lower * (float)top)));
       if (positive_m) a.m = vf_max(a.m, vf_zero());
+    } else if (k < r.n + 2) {
+      a = affine_zero(plain, top, k - r.n);
     }
     add_codes(&t, x, w, n, a, top);
     a = least_squares(&t, a, positive_m);
@@ -232,7 +244,7 @@ PG_INLINE void affine_next(const affine_block *of, const affine_fits *f, int o, 
 
 // One look at d and dmin: the best integers and codes for them. Tried are either scale next to a fit's, each with the
 // minimum that goes with it; or, without fits, the integers there and all next to them. Sets the integers, `error`
-// (less the sum of w x x) and `next`.
+// (with fits less the sum of w x x, see sym_look) and `next`.
 PG_INLINE void affine_look(const side *b, int n, int top, int limit, const affine_fits *fits, affine_block *of,
                            float *error, affine_block *next) {
   _Alignas(64) float e[SIDE];
@@ -254,13 +266,14 @@ PG_INLINE void affine_look(const side *b, int n, int top, int limit, const affin
       const vf mn = clamps(m, 0, (float)limit);
       affine_sums t = f.t;
       const affine a = {s, vf_mul(dmin, mn)};
-      add_codes(&t, x, w, n, a, top);
-      const vf cost = affine_cost(&t, a);
+      if (fits) add_codes(&t, x, w, n, a, top);
+      const vf cost = fits ? affine_cost(&t, a) : affine_error(x, w, n, a, top);
       scale = vf_if_lt(cost, least, sc, scale);
       min = vf_if_lt(cost, least, mn, min);
       take_sums(&best.t, &t, cost, least);
       least = vf_if_lt(cost, least, cost, least);
     }
+    if (!fits) add_codes(&best.t, x, w, n, (affine){vf_mul(d, scale), vf_mul(dmin, min)}, top);
     vf_store(of->scale + l, scale);
     vf_store(of->min + l, min);
     vf_store(e + l, least);
@@ -281,16 +294,17 @@ PG_INLINE void affine_errors(const side *b, int n, int top, const affine_block *
   sums_of_super_blocks(e, n_sub, error);
 }
 
-// The plain fits in integers.
-PG_INLINE void affine_plain_block(const side *b, int n, int top, int limit, affine_block *of) {
+// Fits, or where NULL the plain ones, in integers; the greatest s at `limit` - less.
+PG_INLINE void affine_rounded(const side *b, int n, int top, int limit, const affine_fits *fits, int less,
+                              affine_block *of) {
   const int n_sub = 256 / n;
   _Alignas(64) float s[SIDE], m[SIDE];
   for (int l = 0; l < SIDE; l += VF_N) {
-    const affine plain = affine_plain(b->x[0] + l, n, top, 1);
-    vf_store(s + l, plain.s);
-    vf_store(m + l, plain.m);
+    const affine a = fits ? get_fit(fits, l).a : affine_plain(b->x[0] + l, n, top, 1);
+    vf_store(s + l, a.s);
+    vf_store(m + l, a.m);
   }
-  affine_ds(s, m, n_sub, (float)limit, (float)limit, of);
+  affine_ds(s, m, n_sub, (float)(limit - less), (float)limit, of);
   for (int l = 0; l < SIDE; l += VF_N) {
     const vf d = of_super_blocks(of->d, n_sub, l), dmin = of_super_blocks(of->dmin, n_sub, l);
     vf_store(of->scale + l, rounds_even(clamps(vf_mul(vf_load(s + l), inverses(d)), 0, (float)limit)));
@@ -299,11 +313,12 @@ PG_INLINE void affine_plain_block(const side *b, int n, int top, int limit, affi
 }
 
 // The best d, dmin and integers up to `limit`: the greatest scale at its limit or below, of those looked at the best
-// once more with its least-squares d and dmin. Or the plain ones, or zeros, where those are better.
+// once more with its least-squares d and dmin. Or the plain ones, or zeros, where those are better. A super-block
+// unlike noise is looked at from more sides.
 PG_INLINE void affine_search(const side *b, int n, int top, int limit, affine_block *best) {
-  enum { TRIES = 3 };
+  enum { TRIES = 3, NEAR_LOOKS = 5 };
   const int n_sub = 256 / n;
-  float least[2] = {INFINITY, INFINITY}, error[2];
+  float least[2] = {INFINITY, INFINITY}, error[2] = {0};
   affine_fits fits;
   for (int l = 0; l < SIDE; l += VF_N) put_fit(&fits, l, affine_fitted(b->x[0] + l, b->w[0] + l, n, top, 1));
   *best = (affine_block){0};
@@ -317,15 +332,27 @@ PG_INLINE void affine_search(const side *b, int n, int top, int limit, affine_bl
     affine_take_better(&again, of_other, &next, error, n_sub);
     affine_take_better(best, least, &other, error, n_sub);
   }
-  affine_look(b, n, top, limit, NULL, &again, error, &next);
-  affine_take_better(best, least, &again, error, n_sub);
   affine_errors(b, n, top, best, least);
-  for (int zeros = 0; zeros < 2; zeros++) {
-    if (zeros)
-      other = (affine_block){0};
+  const going more = going_unlike(b, n, least, top == 3 ? 0.067f : top == 15 ? 0.0048f : 0.0012f); // as `codes` have it
+  for (int t = 0; t < 5; t++) { // the best one, with its least-squares d and dmin; the plain one; the fits; zeros
+    going g = more;
+    if (t == 0)
+      g.on[0] = g.on[1] = 1;
+    else if (t < 4)
+      affine_rounded(b, n, top, limit, t == 1 ? NULL : &fits, t == 3 ? 2 : 0, &again);
     else
-      affine_plain_block(b, n, top, limit, &other);
-    affine_errors(b, n, top, &other, error);
-    affine_take_better(best, least, &other, error, n_sub);
+      again = (affine_block){0};
+    if (t == 1 || t == 4) {
+      affine_errors(b, n, top, &again, error);
+      affine_take_better(best, least, &again, error, n_sub);
+    }
+    for (int look = 0; look < NEAR_LOOKS && (g.on[0] || g.on[1]) && t < 4; look++) {
+      affine_look(b, n, top, limit, NULL, &again, error, &next);
+      going_on(&g, error);
+      affine_take_better(best, least, &again, error, n_sub);
+      memcpy(again.d, next.d, sizeof next.d);
+      memcpy(again.dmin, next.dmin, sizeof next.dmin);
+      for (int o = 0; o < 2; o++) g.on[o] &= more.on[o];
+    }
   }
 }
