@@ -9,14 +9,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pyggml.errors import OneSite
+from pyggml.graph import Graph
 from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, build_head
 from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.k_shift import build_k_shift
 from pyggml.models.memory.kv_cache import KVCache
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.models.memory.kv_cells import Floats, Ints
 from pyggml.models.memory.kv_defrag import build_defrag
 from pyggml.models.twins import Twin, find_twins
 from pyggml.sched import Scheduler
+from pyggml.tensor import Tensor
 
 from .loaded import LoadedModel
 from .pooling import Output
@@ -115,18 +117,19 @@ class Graphs:
     def shift(self, cache: KVCache) -> None:
         """Rope K to where its cells are now."""
         graph, delta = build_k_shift(self._model.hparams, self._model.weights, cache)
-        if graph.nodes:
-            schedule = self._scheduler.alloc(graph)
-            delta.numpy()[:] = cache.delta
-            schedule.run(interruptible=False)
+        self._move(graph, delta, cache.delta)
         cache.shift_done()
 
     def defrag(self, cache: KVCache) -> None:
         """Close the holes between cells."""
         if cache.used < cache.end:
             graph, order = build_defrag(cache)
-            if graph.nodes:  # else it has no layers
-                schedule = self._scheduler.alloc(graph)
-                order.numpy()[:] = cache.order()
-                schedule.run(interruptible=False)
+            self._move(graph, order, cache.order())
         cache.defrag_done()
+
+    def _move(self, graph: Graph, given: Tensor, values: Ints) -> None:
+        """Run a graph over a cache, which is empty where the cache has no layers."""
+        if graph.nodes:
+            schedule = self._scheduler.alloc(graph)
+            given.numpy()[:] = values
+            schedule.run(interruptible=False)

@@ -81,17 +81,23 @@ PG_INLINE vf affine_cost(const affine_sums *t, affine a) {
 }
 
 // Ranges of the codes to begin with: what is cut off a block's own at its lower and its upper end, in steps of a
-// 1000th. Chosen as the ends of `codes` are; what they leave is less than 42 looks along one line left.
+// 1000th. Chosen as the ends of `codes` are; what they leave is less than 42 looks along one line left. `noise`: as in
+// `codes`.
 typedef struct ranges {
+  float noise;
   int n;
   struct {
     float lower, upper;
   } cut[8];
 } ranges;
 
-static const ranges ranges_2bit = {7, {{140, 20}, {20, 140}, {80, 80}, {-10, 230}, {0, 0}, {0, -80}, {0, -170}}},
-                    ranges_4bit = {7, {{0, 0}, {20, 0}, {0, 20}, {40, 0}, {0, 40}, {20, -40}, {-40, 0}}},
-                    ranges_5bit = {6, {{0, 0}, {20, 0}, {0, 20}, {0, -20}, {0, -40}, {-40, -40}}};
+static const ranges ranges_2bit = {0.067f,
+                                   7,
+                                   {{140, 20}, {20, 140}, {80, 80}, {-10, 230}, {0, 0}, {0, -80}, {0, -170}}},
+                    ranges_4bit = {0.0048f, 7, {{0, 0}, {20, 0}, {0, 20}, {40, 0}, {0, 40}, {20, -40}, {-40, 0}}},
+                    ranges_5bit = {0.0012f, 6, {{0, 0}, {20, 0}, {0, 20}, {0, -20}, {0, -40}, {-40, -40}}};
+
+PG_INLINE ranges ranges_of(int top) { return top == 3 ? ranges_2bit : top == 15 ? ranges_4bit : ranges_5bit; }
 
 typedef struct affine_fit {
   affine a;
@@ -118,7 +124,7 @@ PG_INLINE affine affine_zero(affine plain, int top, int step) {
 // The best s and m for each block, m >= 0 if asked: of each range the least-squares ones, and of the best of those
 // again, twice.
 PG_INLINE affine_fit affine_fitted(const float *x, const float *w, int n, int top, int positive_m) {
-  const ranges r = top == 3 ? ranges_2bit : top == 15 ? ranges_4bit : ranges_5bit;
+  const ranges r = ranges_of(top);
   const affine plain = affine_plain(x, n, top, positive_m);
   affine_sums t = affine_sums_of(x, w, n);
   affine_fit best = {plain, t};
@@ -333,7 +339,7 @@ PG_INLINE void affine_search(const side *b, int n, int top, int limit, affine_bl
     affine_take_better(best, least, &other, error, n_sub);
   }
   affine_errors(b, n, top, best, least);
-  const going more = going_unlike(b, n, least, top == 3 ? 0.067f : top == 15 ? 0.0048f : 0.0012f); // as `codes` have it
+  const going more = going_unlike(b, n, least, ranges_of(top).noise);
   for (int t = 0; t < 5; t++) { // the best one, with its least-squares d and dmin; the plain one; the fits; zeros
     going g = more;
     if (t == 0)

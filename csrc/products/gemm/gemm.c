@@ -3,7 +3,6 @@
 #include "products/gemm/gemm.h"
 
 enum {
-  TILES = R16_TILES,
   GROUPS = (512 + NT - 1) / NT, // groups of columns at a time, at most: their sums stay in the L2 cache
   CHUNKS = 8,                   // per thread: what evens out threads that are interrupted
   HALVES = 2                    // of a column: shares in which they are converted
@@ -20,7 +19,7 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t columns_bytes(const r16_product *p) { return ceil_div(PG_FN(r16_columns_bytes)(p), 64) * 64; }
 
 static int64_t scratch_bytes(const r16_product *p) {
-  return (int64_t)sizeof(scratch) + PG_MIN(GROUPS, ceil_div(p->n_cols, NT)) * TILES * (int64_t)sizeof(r16_totals);
+  return (int64_t)sizeof(scratch) + PG_MIN(GROUPS, ceil_div(p->n_cols, NT)) * R16_TILES * (int64_t)sizeof(r16_totals);
 }
 
 int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) { return columns_bytes(p) + nth * scratch_bytes(p); }
@@ -77,7 +76,7 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
       for (int64_t g = groups.first; g < groups.last; g++) {
         const int64_t nth = g - groups.first;
         for (int64_t r = r0; r < end; r++)
-          multiply(p, c, r, g, s, &to[nth], &work->panels[r - r0], &work->totals[nth * TILES + r - tiles.first]);
+          multiply(p, c, r, g, s, &to[nth], &work->panels[r - r0], &work->totals[nth * R16_TILES + r - tiles.first]);
       }
     }
   }
@@ -106,7 +105,8 @@ void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, in
   // share.
   scratch *own = (scratch *)(work + columns_bytes(p) + ith * scratch_bytes(p));
   const int64_t wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
-  const int64_t n_rows = PG_MAX(1, PG_MIN(TILES, n_tiles * n_groups / wanted)), n_panels = ceil_div(n_tiles, n_rows);
+  const int64_t n_rows = PG_MAX(1, PG_MIN(R16_TILES, n_tiles * n_groups / wanted)),
+                n_panels = ceil_div(n_tiles, n_rows);
   const int64_t parts = PG_MAX(ceil_div(wanted, n_panels), ceil_div(n_groups, GROUPS));
   const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
   r16_begin();
