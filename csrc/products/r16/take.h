@@ -406,17 +406,20 @@ BEGIN(IQ2_S) {
   load_4(t->more + 4, b, 66);
   nibble_scales_8(t->more[6], t->more[7], to);
 }
+// A stretch is one unit: four with constants of their own would be long to compile, and no faster.
 CODES(IQ2_S) {
-  if (u == 0) {
-    load_4(t->q, b, 2 + s * 16);
-    load_4(t->more, b, 34 + s * 16);
+  const int n = s % 4;
+  if (n == 0) {
+    load_4(t->q, b, 2 + s * 4);
+    load_4(t->more, b, 34 + s * 4);
   }
+  const rows top = t->more[4] >> 8 * n;
   EACH_POINT(g) {
-    const rows index = (t->q[u] >> 8 * g & 255) | (t->more[4] >> (8 * u + 2 * g) & 3) << 8;
-    PUT_POINT_8(g, pg_grid_iq2_s, index, where_set(t->more[u], 2 * g + h, 1));
+    const rows index = (t->q[n] >> 8 * g & 255) | (top >> 2 * g & 3) << 8;
+    PUT_POINT_8(g, pg_grid_iq2_s, index, where_set(t->more[n], 2 * g + h, 1));
   }
   q->low_from = 4;
-  if (u == 3) t->more[4] = t->more[5];
+  if (n == 3) t->more[4] = t->more[5];
 }
 
 CODES(IQ3_XXS) {
@@ -437,12 +440,15 @@ BEGIN(IQ3_S) {
   put_4_scales(OF_4_UNITS(1, 0, 2), ODD(bits(v[3], 4, 4, 0)));
   load_4(t->more + 4, b, 66);
 }
+// One unit, as above.
 CODES(IQ3_S) {
-  if (u == 0) load_4(t->more, b, 74 + s * 16);
-  if (u % 2 == 0) load_4(t->q, b, 2 + s * 32 + u * 8);
+  const int n = s % 4;
+  if (n == 0) load_4(t->more, b, 74 + s * 4);
+  if (n % 2 == 0) load_4(t->q, b, 2 + s * 8);
+  const rows top = t->more[4] >> 8 * n;
   EACH_QUARTET(p) {
-    const rows index = (t->q[u % 2 * 2 + p / 4] >> p % 4 * 8 & 255) | (t->more[4] >> (8 * u + p) & 1) << 8;
-    q->low[p] = bits(POINTS(pg_grid_iq3_s, 4, index, 0), 1, 3, 0) | where_set(t->more[u], p, 8);
+    const rows index = (t->q[n % 2 * 2 + p / 4] >> p % 4 * 8 & 255) | (top >> p & 1) << 8;
+    q->low[p] = bits(POINTS(pg_grid_iq3_s, 4, index, 0), 1, 3, 0) | where_set(t->more[n], p, 8);
   }
-  if (u == 3) t->more[4] = t->more[5];
+  if (n == 3) t->more[4] = t->more[5];
 }
