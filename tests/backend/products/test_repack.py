@@ -8,6 +8,7 @@ import gc
 import mmap
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -80,11 +81,18 @@ LEVELS = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=1)
+def decoded(a: gg.Tensor) -> np.ndarray:
+    """Weights in float64. Many products share them."""
+    return a.elements().astype(np.float64)
+
+
+@lru_cache(maxsize=1)
 def limits(a: gg.Tensor) -> np.ndarray:
     """For each weight what gemm takes for the largest that its block could hold: |scale| * limit + |shift|."""
     if a.dtype in LEVELS:  # the scale is that of the smallest value at most
         least, top, n = LEVELS[a.dtype]
-        w = np.abs(a.elements().astype(np.float64))
+        w = np.abs(decoded(a))
         w = np.where(w == 0, np.inf, w).reshape(*w.shape[:-1], -1, n).min(-1)
         return np.repeat(np.where(np.isinf(w), 0, w) / least * top, n, axis=-1)
     at, least, greatest, low, high, limit = CODES[a.dtype]
@@ -117,8 +125,9 @@ def check(got: np.ndarray, y: gg.Tensor, want: np.ndarray, isa: str) -> None:
     by 2**-8 of themselves. Over many results of many rows (all columns share the errors of a row): see `many`.
     """
     got, want = got.astype(np.float64), want.astype(np.float64)
-    a, b, *rest = [t.elements().astype(np.float64) for t in y.src if t is not None]
-    w_max = limits(y.src[0])  # pyright: ignore[reportArgumentType]
+    weights, *others = (t for t in y.src if t is not None)
+    a, w_max = decoded(weights), limits(weights)
+    b, *rest = (t.elements().astype(np.float64) for t in others)
     if rest:  # mul_mat_id: the matrix and the column of each result
         ids = rest[0][0, 0].astype(int)
         w, x = a[0][ids], np.tile(b[0], (1, ids.shape[1] // b.shape[2], 1))[:, :, None]
@@ -127,7 +136,7 @@ def check(got: np.ndarray, y: gg.Tensor, want: np.ndarray, isa: str) -> None:
         w, x = a, b
     size = np.sqrt((w**2).mean(-1))[..., None, :] * np.sqrt((x**2).sum(-1))[..., None]  # of a result with random signs
     error = ((got - want) ** 2).sum() / (size**2).sum()
-    if y.ne[1] * y.ne[2] > few(isa, y.src[0].dtype):  # pyright: ignore[reportOptionalMemberAccess]
+    if y.ne[1] * y.ne[2] > few(isa, weights.dtype):
         bf16 = in_bf16(isa, y.ne[1] * y.ne[2])
         if bf16:
             x_off, w_off = 2.0**-8 * np.abs(x), 2.0**-8 * np.abs(w)
