@@ -25,14 +25,30 @@ typedef vi (*quartet_fn)(r16_format f, const void *from, int part, int p);
 // have one scale, t[c][i][0] is the sum over the unit.
 typedef vf dots[PARTS][2];
 
-// Integers of a column for all lanes: four bytes of a plane, or two words.
-PG_INLINE vi x_at(const void *p) {
-  uint32_t v;
-  memcpy(&v, p, sizeof v);
-  return (vi)((rows){0} + v);
-}
+#define X(name, codes, table, offset, ...) _Static_assert(!((offset) & ((offset)-1)), "less_offset shifts");
+R16_FORMATS(X)
+#undef X
 
 #if defined(__AVX512VNNI__)
+// The sum of -offset * integer over half h of a unit, or over all of it where both halves have one scale.
+PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {
+  if (!f.offset) return _mm512_setzero_si512();
+  return _mm512_slli_epi32(_mm512_set1_epi32(x->less[r16_halves(f) == 1 ? 2 : h]), __builtin_ctz(f.offset));
+}
+
+// sum + a times 4 bytes in all lanes. A compiler loads these first, which makes two instructions of one: as many as
+// can begin in the time that the products take.
+PG_INLINE vi add_dot(vi sum, vi a, const int8_t *b) {
+#if defined(PG_EMULATE)
+  int32_t v;
+  memcpy(&v, b, sizeof v);
+  return _mm512_dpbusd_epi32(sum, a, _mm512_set1_epi32(v));
+#else
+  __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*(const int8_t(*)[4])b));
+  return sum;
+#endif
+}
+
 PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                          dots *t) {
   const int halves = r16_halves(f), per = R16_QUARTETS / halves;
@@ -40,20 +56,32 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
     vi hi[NC], lo[NC];
     EACH(nc, c) {
       hi[c] = _mm512_setzero_si512();
-      lo[c] = _mm512_set1_epi32(-f.offset * x[c]->sum[halves == 1 ? 2 : h]);
+      lo[c] = less_offset(f, x[c], h);
     }
     EACH(per, i) {
       const int p = h * per + i;
       const vi q = quartet(f, from, 0, p);
       EACH(nc, c) {
-        hi[c] = _mm512_dpbusd_epi32(hi[c], q, x_at(x[c]->hi + 4 * p));
-        lo[c] = _mm512_dpbusd_epi32(lo[c], q, x_at(x[c]->lo + 4 * p));
+        hi[c] = add_dot(hi[c], q, x[c]->hi + 4 * p);
+        lo[c] = add_dot(lo[c], q, x[c]->lo + 4 * p);
       }
     }
     EACH(nc, c) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c], 8), lo[c]));
   }
 }
 #else
+PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {
+  if (!f.offset) return _mm256_setzero_si256();
+  return _mm256_slli_epi32(_mm256_set1_epi32(x->less[r16_halves(f) == 1 ? 2 : h]), __builtin_ctz(f.offset));
+}
+
+// Integers of a column for all lanes: four bytes of a plane, or two words.
+PG_INLINE vi x_at(const void *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return _mm256_set1_epi32(v);
+}
+
 // sum + a * b. Additions stay in this order: as a tree, which gcc prefers, their terms do not fit the registers.
 PG_INLINE vi add_dot(vi sum, vi a, vi b) {
   sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
@@ -96,10 +124,10 @@ PG_INLINE void dot_planes(r16_format f, int nc, quartet_fn quartet, const void *
     }
     if (p % run < run - 1) continue;
     EACH(nc, c) {
-      const rows less = (rows)x_at(&x[c]->sum[halves == 1 ? 2 : h]) * (uint32_t)f.offset;
+      const vi less = less_offset(f, x[c], h);
       EACH(n, i) {
         const vi all = _mm256_add_epi32(_mm256_madd_epi16(hi[c][i], of_hi), _mm256_madd_epi16(lo[c][i], of_lo));
-        sum[c][i] = p % per < run ? (vi)((rows)all - less) : _mm256_add_epi32(sum[c][i], all);
+        sum[c][i] = p % per < run ? _mm256_add_epi32(all, less) : _mm256_add_epi32(sum[c][i], all);
         if (p % per == per - 1) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
       }
     }
@@ -114,7 +142,7 @@ PG_INLINE void dot_words(r16_format f, int nc, quartet_fn quartet, const void *f
   EACH(R16_QUARTETS, p) {
     const int h = p / per;
     if (p % per == 0) EACH(nc, c) EACH(n, i) {
-        sum[c][i] = _mm256_set1_epi32(-f.offset * x[c]->sum[halves == 1 ? 2 : h]);
+        sum[c][i] = less_offset(f, x[c], h);
       }
     vi q[PARTS];
     EACH(n, i) q[i] = quartet(f, from, first + i, p);

@@ -47,12 +47,13 @@ PG_INLINE void put_block(r16_x *x, const float *v) {
   static const float zeros[R16_UNIT];
   if (poison != poison) v = zeros; // its codes do not count, and NaN has none
   const vf inv = vf_set1(amax >= R16_X_MAX * 0x1p-126f ? R16_X_MAX / amax : 0.0f);
-  x->sum[0] = put16(x, 0, v, inv);
-  x->sum[1] = put16(x, 1, v + 16, inv);
-  x->sum[2] = x->sum[0] + x->sum[1];
+  const int32_t first = put16(x, 0, v, inv), second = put16(x, 1, v + 16, inv),
+                sums[] = {first, second, first + second};
   x->d = amax * (1.0f / R16_X_MAX) + poison;
-  for (int i = 0; i < 2; i++) x->dsum[i] = x->d * (float)x->sum[i];
-  x->dsum[2] = x->dsum[0] + x->dsum[1];
+  for (int i = 0; i < 3; i++) {
+    x->less[i] = -sums[i];
+    x->dsum[i] = x->d * (float)sums[i];
+  }
 }
 
 int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) { return k / R16_UNIT * n_cols * (int64_t)sizeof(r16_x); }

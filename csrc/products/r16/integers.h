@@ -11,6 +11,6 @@ struct r16_x {
   int16_t q[32]; // x = d * q; the elements 0, 2, 1, 3 of each quartet
 #endif
   float d;
-  int32_t sum[3]; // of the integers: of the first 16, of the others, of all
-  float dsum[3];  // d * sum
+  int32_t less[3]; // minus the sums of the integers: of the first 16, the second, and all
+  float dsum[3];   // d times those sums
 };

@@ -42,9 +42,9 @@ def in_bf16(isa: str, n_cols: int) -> bool:
 
 def few(isa: str, dtype: gg.DType) -> int:
     """Columns up to which gemv.c multiplies (csrc/products/borders.h)."""
-    if isa == "avx2":
-        return 32 if dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0) else 12
-    return 9 if isa == "avx512vnni" else 16
+    plain = dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0)
+    borders = {"avx2": (32, 12), "avx512vnni": (13, 10)}
+    return borders.get(isa, (16, 16))[0 if plain else 1]
 
 
 def many(bf16: bool) -> float:
