@@ -94,15 +94,14 @@ typedef struct pg_bind {
   int64_t var;
 } pg_bind;
 
-// What is known of a plan's short runs on one thread, see exec/pace.c.
+// What is known of a plan's runs on one thread, see exec/pace.c.
 typedef struct pg_pace {
-  int32_t alone;   // they are as fast there, or faster
-  int32_t trial;   // which run of a trial is next, from 1; 0: none is under way
-  int32_t runs;    // before the first trial
-  int32_t pauses;  // trials that changed nothing
-  int64_t least;   // nanoseconds of the shortest
-  int64_t decided; // when the last one ended
-  int64_t ns[2];   // of a trial's runs: shared, alone
+  int32_t alone; // they are as fast there, or faster
+  int32_t trial; // which run of a trial is next, from 1; 0: none is under way
+  int64_t runs;  // before the first trial
+  int64_t least; // nanoseconds of the shortest
+  int64_t next;  // when the next trial may begin
+  int64_t ns[2]; // of a trial's runs: shared, alone
 } pg_pace;
 
 // Fields that several threads touch while a plan runs are only reached through __atomic builtins.

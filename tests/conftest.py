@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+
+# Tests run in several processes: a second thread of BLAS in each of them only waits for a core. NumPy reads it once.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import settings
@@ -16,6 +20,9 @@ __all__ = ["tiny", "write_model"]
 # CI repeats the same examples every time; runs by hand go on looking for new ones. No deadlines: machines are shared.
 settings.register_profile("here", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("here")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in every job that a script starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def shared_dir() -> Path:

@@ -14,11 +14,12 @@ if [ -z "$lacking" ]; then
   echo "this CPU runs all levels: the tests have run them"
   exit
 fi
+installed=$(cd "$work" && python -c 'import pathlib, pyggml; print(pathlib.Path(pyggml.__file__).parent)')
+[[ $installed == *-packages/* ]] || { echo "an editable install hides what is built here: pip install . first" >&2; exit 1; }
 echo "-- computed: $lacking"
 cmake -S csrc -B "$work/build" -G Ninja -DPG_EMULATE=ON -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O1 \
   "-DPython_EXECUTABLE=$(command -v python)" > "$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
 cmake --build "$work/build" > "$work/build.log" || { grep -A 20 FAILED "$work/build.log"; exit 1; }
-installed=$(cd "$work" && python -c 'import pathlib, pyggml; print(pathlib.Path(pyggml.__file__).parent)')
 cp -r "$installed" "$work/pyggml"
 cp "$work"/build/_pggml*.so "$work/pyggml/backends/"
 export PYTHONPATH="$work"

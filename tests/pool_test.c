@@ -122,29 +122,38 @@ static int together(int n_threads) {
   return failed || both.wrong;
 }
 
-// Runs of a plan that take so long shared and alone, on a clock of its own, for so many seconds: the part of the last
-// half of that time in which they were alone, in percent.
-static int alone(pg_pace *p, int64_t shared_ns, int64_t alone_ns, int64_t seconds) {
-  const int64_t begin = p->decided + 1, end = begin + seconds * 1000000000;
-  int64_t ns[2] = {0};
-  for (int64_t now = begin; now < end;) {
+// Runs of a plan that take so long shared and alone, on a clock of its own, for so many seconds: how much longer the
+// last half of them took than in the faster way, in parts of a thousand; -1 where most of them went the other.
+static int lost(pg_pace *p, int64_t shared_ns, int64_t alone_ns, int64_t seconds, int late) {
+  static int64_t clock = 0;
+  const int64_t begin = clock, end = begin + seconds * 1000000000;
+  int64_t n[2] = {0};
+  while (clock < end) {
     const int is_alone = pg_pace_alone(p);
-    const int64_t took = is_alone ? alone_ns : shared_ns;
-    pg_pace_ran(p, now, now + took, 0);
-    now += took;
-    if (now > begin + (end - begin) / 2) ns[is_alone] += took;
+    const int64_t from = clock;
+    clock += is_alone ? alone_ns : shared_ns;
+    pg_pace_ran(p, from, clock, late && !is_alone);
+    if (from > begin + (end - begin) / 2) n[is_alone]++;
   }
-  return (int)(100 * ns[1] / (ns[0] + ns[1]));
+  const int best = alone_ns < shared_ns;
+  const int64_t fast = best ? alone_ns : shared_ns, slow = best ? shared_ns : alone_ns;
+  return n[best] < n[!best] ? -1 : (int)(1000 * n[!best] * (slow - fast) / (fast * (n[0] + n[1])));
 }
 
-// The faster way is taken nearly always, also after it has changed; what takes long is shared without a trial.
+static int is_bad(int lost) { return lost < 0 || lost > 15; }
+
+// The faster way is taken, also after it has changed, and looking for it costs about a hundredth; runs that take long
+// are shared without a look where no thread was late.
 static int paces(void) {
   pg_pace p = {0}, small = {0}, large = {0};
-  if (alone(&p, 300000, 500000, 20) > 5) return 1;
-  if (alone(&p, 3000000, 600000, 40) < 95) return 2;
-  if (alone(&p, 300000, 500000, 40) > 5) return 3;
-  if (alone(&small, 98000, 100000, 20) < 95) return 4;
-  if (alone(&large, 2000000, 100000, 20) != 0) return 5;
+  if (is_bad(lost(&p, 300000, 500000, 40, 0))) return 1;
+  if (is_bad(lost(&p, 3000000, 600000, 80, 0))) return 2;
+  if (is_bad(lost(&p, 300000, 500000, 80, 0))) return 3;
+  if (lost(&small, 98000, 100000, 20, 0) != -1) return 4; // what a second thread hardly helps, it leaves alone
+  if (lost(&large, 13000000, 25000000, 40, 0) != 0) return 5;
+  if (is_bad(lost(&large, 25000000, 13000000, 80, 1))) return 6;
+  if (is_bad(lost(&large, 13000000, 25000000, 80, 0))) return 7;
+  if (is_bad(lost(&large, 13000000, 25000000, 80, 1))) return 8;
   return 0;
 }
 

@@ -11,10 +11,11 @@ gcc -std=gnu11 -g -O1 -fsanitize=thread -Wno-tsan -Icsrc tests/pool_test.c csrc/
 TSAN_OPTIONS=halt_on_error=1 setarch "$(uname -m)" -R "$work/pool_test"
 
 echo "-- ASAN + UBSAN: the kernels"
+installed=$(cd "$work" && $python -c 'import pathlib, pyggml; print(pathlib.Path(pyggml.__file__).parent)')
+[[ $installed == *-packages/* ]] || { echo "an editable install hides what is built here: pip install . first" >&2; exit 1; }
 cmake -S csrc -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O1 "-DPG_SANITIZE=address,undefined" \
   "-DPython_EXECUTABLE=$python" > "$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
 cmake --build "$work/build" > "$work/build.log" || { tail -n 40 "$work/build.log"; exit 1; }
-installed=$(cd "$work" && $python -c 'import pathlib, pyggml; print(pathlib.Path(pyggml.__file__).parent)')
 cp -r "$installed" "$work/pyggml"
 cp "$work"/build/_pggml*.so "$work/pyggml/backends/"
 export PYTHONPATH="$work" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1

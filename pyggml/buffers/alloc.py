@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -143,95 +142,79 @@ def plan(
     of a source it is the last user of, where its op allows it (OpDef.inplace) and type, shape and pool agree. A view
     lives where its root lives. All that a step reads lives until its end.
     """
-    nodes = [t for step in steps for t in step.nodes]
     result = Plan(n_steps=len(steps))
-    pools: dict[str, _Pool] = {}
-    kept = FLAG_INPUT | FLAG_OUTPUT
-    pinned = {t.root for t in nodes if t.flags & kept}
+    nodes = [t for step in steps for t in step.nodes]
     sources = [step.sources() for step in steps]
-    uses = [
+    used = [  # the roots that each step uses, one once for each use
         [s if s.view_src is None else s.view_src for s in read]
         + [t.view_src for t in step.nodes if t.view_src is not None]
         for step, read in zip(steps, sources, strict=True)
     ]
-    users = Counter(chain.from_iterable(uses))  # root -> uses to come
-    read = set(chain.from_iterable(sources))
-    inner = set(chain.from_iterable(step.inner for step in steps))
+    read, inner = set(chain.from_iterable(sources)), set(chain.from_iterable(step.inner for step in steps))
+    kept = FLAG_INPUT | FLAG_OUTPUT
+    pinned = {t.root for t in nodes if t.flags & kept}
     results = [t for t in nodes if t.view_src is not None and t not in read and t not in inner]
     pinned.update(t.root for t in results)  # what a result is a view of is one, too
-    live = 0
+    placed = {t for t in nodes if _needs_place(t) and t not in inner}
+    last: dict[Tensor, int] = {}  # the step that uses a root last
+    for at, roots in enumerate(used):
+        last.update(dict.fromkeys(roots, at))
+    ends: dict[int, list[Tensor]] = {}  # what is recycled behind a step
+    for root in placed.difference(pinned).intersection(last):
+        ends.setdefault(last[root], []).append(root)
+    pools: dict[str, _Pool] = {}
     held: dict[Tensor, int] = {}  # root -> bytes it occupies
+    live, behind = 0, len(steps) - 1
 
-    def place(t: Tensor) -> None:
-        nonlocal live
-        pool = pool_of(t)
-        n = -(-t.nbytes // alignment) * alignment
-        if pool not in pools:
-            pools[pool] = _Pool()
-        result.offsets[t] = (pool, pools[pool].take(n))
-        held[t] = n
-        live += n
-        result.lower_bound = max(result.lower_bound, live)
-
-    def release(root: Tensor, at: int) -> None:
-        nonlocal live
-        if root not in pinned and root in held:
-            pool, offset = result.offsets[root]
-            pools[pool].give(offset, held[root])
-            live -= held.pop(root)
-            result.recycled.add(root)
-            result.lives[root] = result.lives[root][0], at
-
-    for at, (step, roots) in enumerate(zip(steps, uses, strict=True)):
-        if step.inner:
-            result.recycled.update(step.inner)
-        for t in step.nodes:
-            if t in step.inner or not _needs_place(t):
+    def heir(t: Tensor, at: int) -> Tensor | None:
+        """The source whose memory `t` may take over, or None."""
+        if t in pinned:
+            return None
+        step = steps[at]
+        may = [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)] if len(step.nodes) == 1 else step.heirs
+        for s in may:
+            if s is None or s.view_src is not None or s in pinned or s not in held:
                 continue
-            heir = _heir(t, step, users, pinned, held, result, pool_of)
-            if heir is None:
-                place(t)
+            if (
+                last[s] == at
+                and used[at].count(s) == 1  # this one
+                and s.dtype is t.dtype
+                and s.nb == t.nb
+                and s.ne == t.ne
+                and result.offsets[s][0] == pool_of(t)
+            ):
+                return s
+        return None
+
+    for at, step in enumerate(steps):
+        for t in step.nodes:
+            if t not in placed:
+                continue
+            source = heir(t, at)
+            if source is None:
+                pool = pool_of(t)
+                held[t] = n = -(-t.nbytes // alignment) * alignment
+                if pool not in pools:
+                    pools[pool] = _Pool()
+                result.offsets[t] = pool, pools[pool].take(n)
+                live += n
+                result.lower_bound = max(result.lower_bound, live)
             else:
-                result.offsets[t] = result.offsets[heir]
-                held[t] = held.pop(heir)
-                result.recycled.add(heir)
-                result.lives[heir] = result.lives[heir][0], at - 1
-            result.lives[t] = at, len(steps) - 1
-            users.setdefault(t, 0)
-        for root in roots:
-            users[root] -= 1
-            if users[root] == 0:
-                release(root, at)
+                result.offsets[t] = result.offsets[source]
+                held[t] = held.pop(source)
+                result.lives[source] = result.lives[source][0], at - 1
+            result.lives[t] = at, behind
+        for root in ends.get(at, ()):
+            if root in held:  # it was not taken over
+                pool, offset = result.offsets[root]
+                n = held.pop(root)
+                pools[pool].give(offset, n)
+                live -= n
+                result.lives[root] = result.lives[root][0], at
+    result.recycled.update(inner, *ends.values())
     result.sizes = {name: pool.size for name, pool in pools.items()}
     return result
 
 
 def _needs_place(t: Tensor) -> bool:
     return t.view_src is None and (t.buffer is None or bool(t.flags & FLAG_PLANNED))
-
-
-def _heir(
-    t: Tensor,
-    step: Step,
-    users: Mapping[Tensor, int],
-    pinned: set[Tensor],
-    held: dict[Tensor, int],
-    result: Plan,
-    pool_of: Callable[[Tensor], str],
-) -> Tensor | None:
-    """The source whose memory `t` may take over, or None."""
-    if t in pinned:
-        return None
-    may = [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)] if len(step.nodes) == 1 else step.heirs
-    for s in may:
-        if s is None or s.view_src is not None or s in pinned or s not in held:
-            continue
-        if (
-            users[s] == 1  # this one
-            and s.dtype is t.dtype
-            and s.nb == t.nb
-            and s.ne == t.ne
-            and result.offsets[s][0] == pool_of(t)
-        ):
-            return s
-    return None

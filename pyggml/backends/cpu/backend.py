@@ -23,7 +23,7 @@ from .vary import Variant, vary
 
 Spans = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
 Work = np.ndarray[tuple[int, int], np.dtype[np.float64]]
-_NEVER = 2**62  # nanoseconds from now: when to try whether one thread is faster
+_NEVER = 2**62  # nanoseconds of the clock: when to try whether one thread is faster
 _LONG_NS = 5e6  # from here on Ctrl-C does not wait for the end of the run
 _HOST_BUFTS = ("CPU", "CPU_MMAP", "REF")
 
@@ -46,7 +46,7 @@ class CpuProgram:
         has_calls = any(OPS[t.op].host is not None for t in low.nodes)
         self._calls = HostCalls(address, low.nodes, resolve) if has_calls else None
         if has_calls:
-            p.pace.decided = _NEVER  # what asks for threads has them
+            p.pace.next = _NEVER  # what asks for threads has them
         self._variants: list[tuple[Var, int, Sequence[Step]]] = []  # for each Var what it is for a smaller value
         self._work_of: list[tuple[Var | None, Work]] | None = None  # for `hi` of all, and more for one more of each
         self._bind()

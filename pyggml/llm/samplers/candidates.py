@@ -76,7 +76,7 @@ class Candidates:
         if self.ids is not None:
             self.ids = self.ids[rows]
         elif isinstance(rows, slice):
-            self.ids = np.arange(len(self.logits))[rows]
+            self.ids = np.arange(*rows.indices(len(self.logits)))
         else:
             self.ids = rows if rows.dtype.kind == "i" else rows.nonzero()[0]
         self.logits = self.logits[rows]

@@ -42,10 +42,10 @@ class SamplerChain:
         self.samplers = _build(params, vocab, np.random.default_rng(None if seed is None else (seed, 1)))
         if processors:
             self.samplers.insert(0, Processors(processors))
-        at = next((i for i, s in enumerate(self.samplers) if isinstance(s, TopK)), len(self.samplers))
+        at = next((i for i, s in enumerate(self.samplers) if isinstance(s, (TopK, Greedy))), len(self.samplers))
         self._first, self._last = self.samplers[:at], self.samplers[at:]
         self._top_draw = _top_draw(params, [type(s) for s in self._last])
-        self._is_greedy = len(self.samplers) == 1 and isinstance(self.samplers[0], Greedy)
+        self._is_greedy = len(self._last) == 1 and isinstance(self._last[0], Greedy)
         self._accepting = [s for s in self.samplers if type(s).accept is not Sampler.accept]
 
     def sample(self, logits: Floats) -> int:
@@ -54,10 +54,10 @@ class SamplerChain:
         if self.traces is not None:
             return self._traced(logits, self.traces)
         c = Candidates(logits)
-        if self._is_greedy:
-            return c.best()
         for s in self._first:
             s.apply(c)
+        if self._is_greedy:
+            return c.token(c.best())
         if self._top_draw is not None:
             row = self._top_draw.draw(c.logits, self._rng)
             if row is not None:

@@ -8,6 +8,7 @@ import gc
 import mmap
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +42,9 @@ def in_bf16(isa: str, n_cols: int) -> bool:
 
 def few(isa: str, dtype: gg.DType) -> int:
     """Columns up to which gemv.c multiplies (csrc/products/borders.h)."""
-    if isa == "avx2":
-        return 32 if dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0) else 12
-    return 9 if isa == "avx512vnni" else 16
+    plain = dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0)
+    borders = {"avx2": (32, 12), "avx512vnni": (13, 10)}
+    return borders.get(isa, (16, 16))[0 if plain else 1]
 
 
 def many(bf16: bool) -> float:
@@ -80,11 +81,18 @@ LEVELS = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=1)
+def decoded(a: gg.Tensor) -> np.ndarray:
+    """Weights in float64. Many products share them."""
+    return a.elements().astype(np.float64)
+
+
+@lru_cache(maxsize=1)
 def limits(a: gg.Tensor) -> np.ndarray:
     """For each weight what gemm takes for the largest that its block could hold: |scale| * limit + |shift|."""
     if a.dtype in LEVELS:  # the scale is that of the smallest value at most
         least, top, n = LEVELS[a.dtype]
-        w = np.abs(a.elements().astype(np.float64))
+        w = np.abs(decoded(a))
         w = np.where(w == 0, np.inf, w).reshape(*w.shape[:-1], -1, n).min(-1)
         return np.repeat(np.where(np.isinf(w), 0, w) / least * top, n, axis=-1)
     at, least, greatest, low, high, limit = CODES[a.dtype]
@@ -117,8 +125,9 @@ def check(got: np.ndarray, y: gg.Tensor, want: np.ndarray, isa: str) -> None:
     by 2**-8 of themselves. Over many results of many rows (all columns share the errors of a row): see `many`.
     """
     got, want = got.astype(np.float64), want.astype(np.float64)
-    a, b, *rest = [t.elements().astype(np.float64) for t in y.src if t is not None]
-    w_max = limits(y.src[0])  # pyright: ignore[reportArgumentType]
+    weights, *others = (t for t in y.src if t is not None)
+    a, w_max = decoded(weights), limits(weights)
+    b, *rest = (t.elements().astype(np.float64) for t in others)
     if rest:  # mul_mat_id: the matrix and the column of each result
         ids = rest[0][0, 0].astype(int)
         w, x = a[0][ids], np.tile(b[0], (1, ids.shape[1] // b.shape[2], 1))[:, :, None]
@@ -127,7 +136,7 @@ def check(got: np.ndarray, y: gg.Tensor, want: np.ndarray, isa: str) -> None:
         w, x = a, b
     size = np.sqrt((w**2).mean(-1))[..., None, :] * np.sqrt((x**2).sum(-1))[..., None]  # of a result with random signs
     error = ((got - want) ** 2).sum() / (size**2).sum()
-    if y.ne[1] * y.ne[2] > few(isa, y.src[0].dtype):  # pyright: ignore[reportOptionalMemberAccess]
+    if y.ne[1] * y.ne[2] > few(isa, weights.dtype):
         bf16 = in_bf16(isa, y.ne[1] * y.ne[2])
         if bf16:
             x_off, w_off = 2.0**-8 * np.abs(x), 2.0**-8 * np.abs(w)
@@ -223,6 +232,22 @@ def test_any_bytes(dtype: gg.DType, isa: str) -> None:
                 y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, 512))))
                 want = reference(y)
                 check(run(y, isa, 2), y, want, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_greatest_sums(dtype: gg.DType, isa: str) -> None:
+    """The greatest codes times columns whose integers all have the same extreme bytes (integers.h): sums of 16 bits
+    hold them."""
+    w = any_blocks(dtype, np.random.default_rng(5), True, np.ones)
+    assert repack([w], isa=isa) == 1
+    for q in (127 * 256 - 128, 126 * 256 + 127, 127 * 256):
+        for n in (1, 2):
+            x = np.full((n, 512), q / (127 * 256))
+            x[:, ::32] = 1
+            for sign in (1, -1):
+                y = gg.mul_mat(w, source(gg.F32, sign * x))
+                check(run(y, isa, 1), y, reference(y), isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
