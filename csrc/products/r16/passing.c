@@ -28,7 +28,7 @@ enum { AHEAD = 512 }; // bytes of each row that are asked for before they are ne
   X(IQ2_XS, 2, begin_IQ2_XS)                                                                                           \
   X(IQ2_S, 1, begin_IQ2_S)                                                                                             \
   X(IQ3_XXS, 4, NULL)                                                                                                  \
-  X(IQ3_S, 1, begin_IQ3_S)                                                                                             \
+  X(IQ3_S, 4, begin_IQ3_S)                                                                                             \
   X(IQ4_XS, 1, begin_IQ4_XS)                                                                                           \
   X(TQ1_0, 8, begin_TQ1_0)                                                                                             \
   X(TQ2_0, 4, NULL)

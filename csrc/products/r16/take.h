@@ -440,15 +440,12 @@ BEGIN(IQ3_S) {
   put_4_scales(OF_4_UNITS(1, 0, 2), ODD(bits(v[3], 4, 4, 0)));
   load_4(t->more + 4, b, 66);
 }
-// One unit, as above.
 CODES(IQ3_S) {
-  const int n = s % 4;
-  if (n == 0) load_4(t->more, b, 74 + s * 4);
-  if (n % 2 == 0) load_4(t->q, b, 2 + s * 8);
-  const rows top = t->more[4] >> 8 * n;
+  if (u == 0) load_4(t->more, b, 74 + s * 16);
+  if (u % 2 == 0) load_4(t->q, b, 2 + s * 32 + u * 8);
   EACH_QUARTET(p) {
-    const rows index = (t->q[n % 2 * 2 + p / 4] >> p % 4 * 8 & 255) | (top >> p & 1) << 8;
-    q->low[p] = bits(POINTS(pg_grid_iq3_s, 4, index, 0), 1, 3, 0) | where_set(t->more[n], p, 8);
+    const rows index = (t->q[u % 2 * 2 + p / 4] >> p % 4 * 8 & 255) | (t->more[4] >> (8 * u + p) & 1) << 8;
+    q->low[p] = bits(POINTS(pg_grid_iq3_s, 4, index, 0), 1, 3, 0) | where_set(t->more[u], p, 8);
   }
-  if (n == 3) t->more[4] = t->more[5];
+  if (u == 3) t->more[4] = t->more[5];
 }
