@@ -26,6 +26,16 @@ ARCHS: dict[str, dict[str, Any]] = {
     "phi2": {"attention.layer_norm_epsilon": 1e-5},
     "qwen2moe": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
     "gpt2": {"attention.layer_norm_epsilon": 1e-5},
+    "bert": {"attention.layer_norm_epsilon": 1e-5, "attention.causal": False},
+    "mamba": {"ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 16, "ssm.time_step_rank": 4},
+    "minicpm3": {
+        "attention.key_length": 12,
+        "attention.value_length": 8,
+        "rope.dimension_count": 4,
+        "attention.q_lora_rank": 16,
+        "attention.kv_lora_rank": 16,
+    },
+    "smallthinker": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
 }
 
 
