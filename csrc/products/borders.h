@@ -8,12 +8,13 @@
 // longer to unpack; FLOATS: product.c, then gemm.c, of F16 and BF16 that may be rounded. What depends on the width of
 // vectors alone stands in product.c.
 //
-// Cascade Lake, 2048 x 5632, one thread, 2026-11-22, us a column. avx512vnni, gemv and gemm: Q4_0 8: 189 and 220, 9:
-// 194 and 203, 10: 190 and 189, 12: 185 and 175; Q4_K 9: 205 and 220, 10: 198 and 201, 11: 204 and 194; Q6_K 8: 231 and
-// 256, 9: 242 and 235, 10: 235 and 219. avx2: Q4_0 24: 319 and 323, 32: 326 and 306; Q8_0 20: 327 and 341, 28: 336 and
-// 326; Q4_K 20: 361 and 361; Q6_K 9: 449 and 518, 12: 461 and 420; IQ4_XS 12: 381 and 392, 14: 388 and 378. Floats as
-// they are and converted, F16: avx2 192: 422 and 440, 256: 432 and 414; avx512 512: 357 and 617; avx512vnni 64: 284 and
-// 509, 96: 353 and 374, 120: 440 and 270. amx: from a machine that had it.
+// Cascade Lake, one thread, 2026-11-22, us a column. avx512vnni, the time of gemm over gemv, 2048 x 2048: Q4_0
+// 12: 0.97, 13: 1.00, 14: 0.97, 16: 1.02; Q8_0 12: 1.00, 13: 0.95, 14: 0.89, 16: 0.97; Q4_K 12: 1.03, 13: 1.07, 14:
+// 1.00, 16: 1.03; Q6_K 10: 1.01, 11: 0.96, 12: 0.95; IQ4_XS 10: 1.03, 12: 0.99; Q3_K 10: 1.01, 12: 0.93 (above 1: gemv
+// is faster). avx2, 2048 x 5632: Q4_0 24: 319 and 323, 32: 326 and 306; Q8_0 20: 327 and 341, 28: 336 and 326; Q4_K 20:
+// 361 and 361; Q6_K 9: 449 and 518, 12: 461 and 420; IQ4_XS 12: 381 and 392, 14: 388 and 378. Floats as they are and
+// converted, F16: avx2 192: 422 and 440, 256: 432 and 414; avx512 512: 357 and 617; avx512vnni 64: 284 and 509, 96: 353
+// and 374, 120: 440 and 270. amx: from a machine that had it.
 #pragma once
 
 #define PG_NEVER (INT64_MAX)
@@ -23,7 +24,7 @@
   X(generic, 0, 0, PG_NEVER)                                                                                           \
   X(avx2, 32, 12, 255)                                                                                                 \
   X(avx512, 32, 12, PG_NEVER)                                                                                          \
-  X(avx512vnni, 9, 9, 96)                                                                                              \
+  X(avx512vnni, 13, 10, 96)                                                                                            \
   X(amx, 16, 16, 32)
 
 enum {

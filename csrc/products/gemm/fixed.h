@@ -16,7 +16,6 @@ enum {
   R16_NORM = 46000,         // leaves room for rounding: 46000 + sqrt(KC) is below sqrt(2^31)
   R16_MAX = 32766,          // of one integer, before rounding
   NT = VF_N == 16 ? 14 : 4, // columns of a tile: with two registers of rows each, as many sums as the registers hold
-  R16_WIDTH = (NT + 3) / 4 * 4,
   TILE_ROWS = 2 * VF_N,
   R16_PANELS = 1, // panels at a time: one meets all columns while it is in the L1 cache
   R16_WHOLE = 1,  // columns that a product of a tile writes at least

@@ -4,7 +4,7 @@
 
 enum {
   GROUPS = (512 + NT - 1) / NT, // groups of columns at a time, at most: their sums stay in the L2 cache
-  CHUNKS = 8,                   // per thread: what evens out threads that are interrupted
+  CHUNKS = 8,                   // per thread, at least
   HALVES = 2                    // of a column: shares in which they are converted
 };
 
@@ -104,16 +104,18 @@ void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, in
   // As many columns in a chunk as may be, so that panels are converted less often, unless there are too few rows to
   // share.
   scratch *own = (scratch *)(work + columns_bytes(p) + ith * scratch_bytes(p));
+  const r16_deal d = r16_deal_of(n_tiles, q->nth);
   const int64_t wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
-  const int64_t n_rows = PG_MAX(1, PG_MIN(R16_TILES, n_tiles * n_groups / wanted)),
-                n_panels = ceil_div(n_tiles, n_rows);
-  const int64_t parts = PG_MAX(ceil_div(wanted, n_panels), ceil_div(n_groups, GROUPS));
+  const int64_t parts = PG_MAX(ceil_div(wanted, n_tiles), ceil_div(n_groups, GROUPS));
   const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
   r16_begin();
-  for (int64_t i = r16_take(q, n_panels * n_parts, -1); i >= 0; i = r16_take(q, n_panels * n_parts, i)) {
-    const int64_t t = i / n_parts * n_rows, g = i % n_parts * per;
-    const pg_range tiles = {t, PG_MIN(t + n_rows, n_tiles)}, groups = {g, PG_MIN(g + per, n_groups)};
-    for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, own);
+  for (int64_t i = r16_take(q, d.n_chunks * n_parts, -1); i >= 0; i = r16_take(q, d.n_chunks * n_parts, i)) {
+    const int64_t g = i % n_parts * per;
+    const pg_range all = r16_chunk_of(&d, i / n_parts), groups = {g, PG_MIN(g + per, n_groups)};
+    for (int64_t t = all.first; t < all.last; t += R16_TILES) {
+      const pg_range tiles = {t, PG_MIN(t + R16_TILES, all.last)};
+      for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, own);
+    }
   }
   r16_end();
 }

@@ -46,7 +46,8 @@ typedef struct r16_share {
   int64_t group, column, first, last;
 } r16_share;
 
-enum { R16_QUAD = 4, R16_QUADS = (NT + R16_QUAD - 1) / R16_QUAD }; // columns of a share, and shares of a group
+// Columns of a share, shares of a group, and columns that these have room for.
+enum { R16_QUAD = 4, R16_QUADS = (NT + R16_QUAD - 1) / R16_QUAD, R16_WIDTH = R16_QUADS * R16_QUAD };
 
 // What gemm.c needs of the numbers:
 // - bytes of columns (their data) of a product;

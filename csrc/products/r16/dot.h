@@ -25,11 +25,28 @@ typedef vi (*quartet_fn)(r16_format f, const void *from, int part, int p);
 // have one scale, t[c][i][0] is the sum over the unit.
 typedef vf dots[PARTS][2];
 
+#define X(name, codes, table, offset, ...) _Static_assert(!((offset) & ((offset)-1)), "less_offset shifts");
+R16_FORMATS(X)
+#undef X
+
 #if defined(__AVX512VNNI__)
-PG_INLINE vi x4(const int8_t *p) {
+// The sum of -offset * integer over half h of a unit, or over all of it where both halves have one scale.
+PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {
+  if (!f.offset) return _mm512_setzero_si512();
+  return _mm512_slli_epi32(_mm512_set1_epi32(x->less[r16_halves(f) == 1 ? 2 : h]), __builtin_ctz(f.offset));
+}
+
+// sum + a times 4 bytes in all lanes. A compiler loads these first, which makes two instructions of one: as many as
+// can begin in the time that the products take.
+PG_INLINE vi add_dot(vi sum, vi a, const int8_t *b) {
+#if defined(PG_EMULATE)
   int32_t v;
-  memcpy(&v, p, sizeof v);
-  return _mm512_set1_epi32(v);
+  memcpy(&v, b, sizeof v);
+  return _mm512_dpbusd_epi32(sum, a, _mm512_set1_epi32(v));
+#else
+  __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*(const int8_t(*)[4])b));
+  return sum;
+#endif
 }
 
 PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
@@ -39,21 +56,27 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
     vi hi[NC], lo[NC];
     EACH(nc, c) {
       hi[c] = _mm512_setzero_si512();
-      lo[c] = _mm512_set1_epi32(-f.offset * (x[c]->sum[h] + (halves == 1 ? x[c]->sum[1] : 0)));
+      lo[c] = less_offset(f, x[c], h);
     }
     EACH(per, i) {
       const int p = h * per + i;
       const vi q = quartet(f, from, 0, p);
       EACH(nc, c) {
-        hi[c] = _mm512_dpbusd_epi32(hi[c], q, x4(x[c]->hi + 4 * p));
-        lo[c] = _mm512_dpbusd_epi32(lo[c], q, x4(x[c]->lo + 4 * p));
+        hi[c] = add_dot(hi[c], q, x[c]->hi + 4 * p);
+        lo[c] = add_dot(lo[c], q, x[c]->lo + 4 * p);
       }
     }
     EACH(nc, c) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c], 8), lo[c]));
   }
 }
 #else
-PG_INLINE vi x2(const int16_t *p) {
+PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {
+  if (!f.offset) return _mm256_setzero_si256();
+  return _mm256_slli_epi32(_mm256_set1_epi32(x->less[r16_halves(f) == 1 ? 2 : h]), __builtin_ctz(f.offset));
+}
+
+// Integers of a column for all lanes: four bytes of a plane, or two words.
+PG_INLINE vi x_at(const void *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);
   return _mm256_set1_epi32(v);
@@ -66,15 +89,60 @@ PG_INLINE vi add_dot(vi sum, vi a, vi b) {
   return sum;
 }
 
+// Quartets whose products with a plane, whose bytes are -128 at least, can be summed in 16 bits; 0 where words are
+// faster: codes of six bits leave room for two, and more columns want more sums than there are registers.
+PG_INLINE int quartets_in_16(r16_format f, int nc) {
+  if (f.table || nc > (f.codes == R16_NIBBLES ? 2 : 1)) return 0;
+  if (f.codes == R16_BYTES || f.codes == R16_NIBBLES_CRUMBS) return 0;
+  return f.codes == R16_NIBBLES_BITS ? 4 : 8;
+}
+
+// sum + a, in this order, too.
+PG_INLINE vi add_16(vi sum, vi a) {
+  sum = _mm256_add_epi16(sum, a);
+  __asm__("" : "+x"(sum));
+  return sum;
+}
+
+// Codes as bytes times both planes of the integers: as many instructions as to multiply words, none to make them.
+PG_INLINE void dot_planes(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                          dots *t) {
+  const int halves = r16_halves(f), per = R16_QUARTETS / halves, run = PG_MIN(per, quartets_in_16(f, nc));
+  const vi of_hi = _mm256_set1_epi16(256), of_lo = _mm256_set1_epi16(1);
+  vi hi[NC][PARTS], lo[NC][PARTS], sum[NC][PARTS];
+  EACH(R16_QUARTETS, p) {
+    const int h = p / per;
+    vi q[PARTS];
+    EACH(n, i) q[i] = quartet(f, from, first + i, p);
+    EACH(nc, c) {
+      const vi xhi = x_at(x[c]->hi + 4 * p), xlo = x_at(x[c]->lo + 4 * p);
+      EACH(n, i) {
+        const vi a = _mm256_maddubs_epi16(q[i], xhi), b = _mm256_maddubs_epi16(q[i], xlo);
+        hi[c][i] = p % run ? add_16(hi[c][i], a) : a;
+        lo[c][i] = p % run ? add_16(lo[c][i], b) : b;
+      }
+    }
+    if (p % run < run - 1) continue;
+    EACH(nc, c) {
+      const vi less = less_offset(f, x[c], h);
+      EACH(n, i) {
+        const vi all = _mm256_add_epi32(_mm256_madd_epi16(hi[c][i], of_hi), _mm256_madd_epi16(lo[c][i], of_lo));
+        sum[c][i] = p % per < run ? _mm256_add_epi32(all, less) : _mm256_add_epi32(sum[c][i], all);
+        if (p % per == per - 1) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
+      }
+    }
+  }
+}
+
 // Several parts at once: codes are unpacked once for NC columns, and an integer is loaded once for all rows.
-PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+PG_INLINE void dot_words(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                          dots *t) {
   const int halves = r16_halves(f), per = R16_QUARTETS / halves;
   vi sum[NC][PARTS];
   EACH(R16_QUARTETS, p) {
     const int h = p / per;
     if (p % per == 0) EACH(nc, c) EACH(n, i) {
-        sum[c][i] = _mm256_set1_epi32(-f.offset * (x[c]->sum[h] + (halves == 1 ? x[c]->sum[1] : 0)));
+        sum[c][i] = less_offset(f, x[c], h);
       }
     vi q[PARTS];
     EACH(n, i) q[i] = quartet(f, from, first + i, p);
@@ -82,12 +150,20 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
       vi w[PARTS];
       EACH(n, i) w[i] = odd ? _mm256_srli_epi16(q[i], 8) : _mm256_and_si256(q[i], _mm256_set1_epi16(255));
       EACH(nc, c) {
-        const vi b = x2(x[c]->q + 4 * p + 2 * odd);
+        const vi b = x_at(x[c]->q + 4 * p + 2 * odd);
         EACH(n, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
       }
     }
     if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
   }
+}
+
+PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                         dots *t) {
+  if (quartets_in_16(f, nc))
+    dot_planes(f, nc, quartet, from, first, n, x, t);
+  else
+    dot_words(f, nc, quartet, from, first, n, x, t);
 }
 #endif
 
@@ -145,10 +221,10 @@ PG_INLINE void add_part(r16_format f, int nc, scales w, int part, const dots *t,
     s[c].sum = vf_fma(v, d, s[c].sum);
     switch (f.scales) {
     case R16_D_M:
-      s[c].min = vf_set1(x[c]->dsum[0] + x[c]->dsum[1]);
+      s[c].min = vf_set1(x[c]->dsum[2]);
       break;
     case R16_DM_SM32:
-      s[c].min = vf_fma(w.m0, vf_set1(x[c]->dsum[0] + x[c]->dsum[1]), s[c].min);
+      s[c].min = vf_fma(w.m0, vf_set1(x[c]->dsum[2]), s[c].min);
       break;
     case R16_DM_SM16:
       s[c].min = vf_fma(w.m1, vf_set1(x[c]->dsum[1]), vf_fma(w.m0, vf_set1(x[c]->dsum[0]), s[c].min));

@@ -4,9 +4,8 @@
 #include "products/r16/dot.h"
 
 enum {
-  STRIP = 1024,    // elements of rows as they are stored that are repacked at a time: they stay in the L1 cache
-  AHEAD = 8192,    // bytes of prefetch
-  SMALL_CHUNKS = 4 // per thread, after one large chunk each: what evens out threads that are interrupted
+  STRIP = 1024, // elements of rows as they are stored that are repacked at a time: they stay in the L1 cache
+  AHEAD = 8192  // bytes of prefetch
 };
 
 PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
@@ -117,25 +116,6 @@ BODIES(X)
 static const group_fn *const groups_of[] = {BODIES(X)[PG_IQ2_XS] = groups_IQ2_S, [PG_TQ1_0] = groups_TQ2_0};
 #undef X
 
-// Groups of chunk i: the threads begin with a large chunk each, three quarters of all, and share the rest in small
-// ones.
-typedef struct deal {
-  int64_t n_groups, large, small, n_large, n_chunks;
-} deal;
-
-static deal deal_of(int64_t n_groups, int nth) {
-  if (nth == 1) return (deal){n_groups, n_groups, 1, 1, 1};
-  const int64_t large = n_groups * 3 / 4 / nth, rest = n_groups - large * nth, n_large = large ? nth : 0;
-  const int64_t small = PG_MAX(1, rest / (SMALL_CHUNKS * nth));
-  return (deal){n_groups, large, small, n_large, n_large + (rest + small - 1) / small};
-}
-
-static pg_range chunk_of(const deal *d, int64_t i) {
-  if (i < d->n_large) return (pg_range){i * d->large, (i + 1) * d->large};
-  const int64_t first = d->n_large * d->large + (i - d->n_large) * d->small;
-  return (pg_range){first, PG_MIN(first + d->small, d->n_groups)};
-}
-
 // Columns of a product: where each is, and where its results go.
 typedef struct columns {
   int64_t n;
@@ -205,9 +185,9 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
 }
 
 void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
-  const deal d = deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
+  const r16_deal d = r16_deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
   for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
-    const pg_range r = chunk_of(&d, i);
+    const pg_range r = r16_chunk_of(&d, i);
     for (int64_t g = r.first; g < r.last; g++)
       for (int j = 0; j < n_p; j++) (p->row_bytes ? stored_group_of : group_of)(p + j, x, g);
   }

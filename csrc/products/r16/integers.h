@@ -6,12 +6,11 @@
 enum { R16_X_MAX = 127 * 256 };
 
 struct r16_x {
-#if defined(__AVX512VNNI__)
   int8_t hi[32], lo[32]; // x = d * (256 * hi + lo)
-#else
+#if !defined(__AVX512VNNI__)
   int16_t q[32]; // x = d * q; the elements 0, 2, 1, 3 of each quartet
 #endif
   float d;
-  int32_t sum[2]; // of the integers, per 16
-  float dsum[2];  // d * sum
+  int32_t less[3]; // minus the sums of the integers: of the first 16, the second, and all
+  float dsum[3];   // d times those sums
 };

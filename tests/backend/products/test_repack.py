@@ -42,9 +42,9 @@ def in_bf16(isa: str, n_cols: int) -> bool:
 
 def few(isa: str, dtype: gg.DType) -> int:
     """Columns up to which gemv.c multiplies (csrc/products/borders.h)."""
-    if isa == "avx2":
-        return 32 if dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0) else 12
-    return 9 if isa == "avx512vnni" else 16
+    plain = dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0)
+    borders = {"avx2": (32, 12), "avx512vnni": (13, 10)}
+    return borders.get(isa, (16, 16))[0 if plain else 1]
 
 
 def many(bf16: bool) -> float:
@@ -232,6 +232,22 @@ def test_any_bytes(dtype: gg.DType, isa: str) -> None:
                 y = gg.mul_mat(w, source(gg.F32, gaussian(rng, (n, 512))))
                 want = reference(y)
                 check(run(y, isa, 2), y, want, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_greatest_sums(dtype: gg.DType, isa: str) -> None:
+    """The greatest codes times columns whose integers all have the same extreme bytes (integers.h): sums of 16 bits
+    hold them."""
+    w = any_blocks(dtype, np.random.default_rng(5), True, np.ones)
+    assert repack([w], isa=isa) == 1
+    for q in (127 * 256 - 128, 126 * 256 + 127, 127 * 256):
+        for n in (1, 2):
+            x = np.full((n, 512), q / (127 * 256))
+            x[:, ::32] = 1
+            for sign in (1, -1):
+                y = gg.mul_mat(w, source(gg.F32, sign * x))
+                check(run(y, isa, 1), y, reference(y), isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
