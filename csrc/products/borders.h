@@ -22,7 +22,7 @@
 // Level, FEW, FEW_SLOW, FLOATS.
 #define PG_BORDERS(X)                                                                                                  \
   X(generic, 0, 0, PG_NEVER)                                                                                           \
-  X(avx2, 32, 12, 255)                                                                                                 \
+  X(avx2, 48, 24, 255)                                                                                                 \
   X(avx512, 32, 12, PG_NEVER)                                                                                          \
   X(avx512vnni, 13, 10, 96)                                                                                            \
   X(amx, 16, 16, 32)
