@@ -75,7 +75,8 @@ PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {
   return _mm256_slli_epi32(_mm256_set1_epi32(x->less[r16_halves(f) == 1 ? 2 : h]), __builtin_ctz(f.offset));
 }
 
-PG_INLINE vi x2(const int16_t *p) {
+// Integers of a column for all lanes: four bytes of a plane, or two words.
+PG_INLINE vi x_at(const void *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);
   return _mm256_set1_epi32(v);
@@ -88,8 +89,53 @@ PG_INLINE vi add_dot(vi sum, vi a, vi b) {
   return sum;
 }
 
+// Quartets whose products with a plane, whose bytes are -128 at least, can be summed in 16 bits; 0 where words are
+// faster: codes of six bits leave room for two, and more columns want more sums than there are registers.
+PG_INLINE int quartets_in_16(r16_format f, int nc) {
+  if (f.table || nc > (f.codes == R16_NIBBLES ? 2 : 1)) return 0;
+  if (f.codes == R16_BYTES || f.codes == R16_NIBBLES_CRUMBS) return 0;
+  return f.codes == R16_NIBBLES_BITS ? 4 : 8;
+}
+
+// sum + a, in this order, too.
+PG_INLINE vi add_16(vi sum, vi a) {
+  sum = _mm256_add_epi16(sum, a);
+  __asm__("" : "+x"(sum));
+  return sum;
+}
+
+// Codes as bytes times both planes of the integers: as many instructions as to multiply words, none to make them.
+PG_INLINE void dot_planes(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                          dots *t) {
+  const int halves = r16_halves(f), per = R16_QUARTETS / halves, run = PG_MIN(per, quartets_in_16(f, nc));
+  const vi of_hi = _mm256_set1_epi16(256), of_lo = _mm256_set1_epi16(1);
+  vi hi[NC][PARTS], lo[NC][PARTS], sum[NC][PARTS];
+  EACH(R16_QUARTETS, p) {
+    const int h = p / per;
+    vi q[PARTS];
+    EACH(n, i) q[i] = quartet(f, from, first + i, p);
+    EACH(nc, c) {
+      const vi xhi = x_at(x[c]->hi + 4 * p), xlo = x_at(x[c]->lo + 4 * p);
+      EACH(n, i) {
+        const vi a = _mm256_maddubs_epi16(q[i], xhi), b = _mm256_maddubs_epi16(q[i], xlo);
+        hi[c][i] = p % run ? add_16(hi[c][i], a) : a;
+        lo[c][i] = p % run ? add_16(lo[c][i], b) : b;
+      }
+    }
+    if (p % run < run - 1) continue;
+    EACH(nc, c) {
+      const vi less = less_offset(f, x[c], h);
+      EACH(n, i) {
+        const vi all = _mm256_add_epi32(_mm256_madd_epi16(hi[c][i], of_hi), _mm256_madd_epi16(lo[c][i], of_lo));
+        sum[c][i] = p % per < run ? _mm256_add_epi32(all, less) : _mm256_add_epi32(sum[c][i], all);
+        if (p % per == per - 1) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
+      }
+    }
+  }
+}
+
 // Several parts at once: codes are unpacked once for NC columns, and an integer is loaded once for all rows.
-PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+PG_INLINE void dot_words(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                          dots *t) {
   const int halves = r16_halves(f), per = R16_QUARTETS / halves;
   vi sum[NC][PARTS];
@@ -104,12 +150,20 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
       vi w[PARTS];
       EACH(n, i) w[i] = odd ? _mm256_srli_epi16(q[i], 8) : _mm256_and_si256(q[i], _mm256_set1_epi16(255));
       EACH(nc, c) {
-        const vi b = x2(x[c]->q + 4 * p + 2 * odd);
+        const vi b = x_at(x[c]->q + 4 * p + 2 * odd);
         EACH(n, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
       }
     }
     if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
   }
+}
+
+PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                         dots *t) {
+  if (quartets_in_16(f, nc))
+    dot_planes(f, nc, quartet, from, first, n, x, t);
+  else
+    dot_words(f, nc, quartet, from, first, n, x, t);
 }
 #endif
 

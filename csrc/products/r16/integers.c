@@ -22,6 +22,11 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
   const __m256i order = _mm256_set_epi8(15, 14, 11, 10, 13, 12, 9, 8, 7, 6, 3, 2, 5, 4, 1, 0, 15, 14, 11, 10, 13, 12, 9,
                                         8, 7, 6, 3, 2, 5, 4, 1, 0);
   _mm256_storeu_si256((__m256i *)(x->q + half * 16), _mm256_shuffle_epi8(q, order));
+  const __m256i hi = _mm256_srai_epi16(_mm256_add_epi16(q, _mm256_set1_epi16(128)), 8);
+  const __m256i lo = _mm256_sub_epi16(q, _mm256_slli_epi16(hi, 8));
+  const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(hi, lo), 0xd8);
+  _mm_storeu_si128((__m128i *)(x->hi + half * 16), _mm256_castsi256_si128(bytes));
+  _mm_storeu_si128((__m128i *)(x->lo + half * 16), _mm256_extracti128_si256(bytes, 1));
   const __m256i s = _mm256_add_epi32(a, b);
   __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
   t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));

@@ -6,9 +6,8 @@
 enum { R16_X_MAX = 127 * 256 };
 
 struct r16_x {
-#if defined(__AVX512VNNI__)
   int8_t hi[32], lo[32]; // x = d * (256 * hi + lo)
-#else
+#if !defined(__AVX512VNNI__)
   int16_t q[32]; // x = d * q; the elements 0, 2, 1, 3 of each quartet
 #endif
   float d;

@@ -235,6 +235,22 @@ def test_any_bytes(dtype: gg.DType, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_greatest_sums(dtype: gg.DType, isa: str) -> None:
+    """The greatest codes times columns whose integers all have the same extreme bytes (integers.h): sums of 16 bits
+    hold them."""
+    w = any_blocks(dtype, np.random.default_rng(5), True, np.ones)
+    assert repack([w], isa=isa) == 1
+    for q in (127 * 256 - 128, 126 * 256 + 127, 127 * 256):
+        for n in (1, 2):
+            x = np.full((n, 512), q / (127 * 256))
+            x[:, ::32] = 1
+            for sign in (1, -1):
+                y = gg.mul_mat(w, source(gg.F32, sign * x))
+                check(run(y, isa, 1), y, reference(y), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("n", [1, 3])
 def test_extremes(isa: str, n: int) -> None:
     """The smallest weight code, zero blocks, tiny and huge columns, the smallest and large exponents of MXFP4."""
