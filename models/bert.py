@@ -120,7 +120,8 @@ def build_bert(b: Build, *, gated: bool = False) -> Graph:
     with b.ctx:
         inpL = _embeddings(b, hp)
         pos = build_inp_pos(b)
-        for il in range(hp.n_layer):
+
+        def layer(inpL: Tensor, il: int) -> Tensor:
             Qcur, Kcur, Vcur = build_qkv(b, inpL, il)
             Qcur = build_rope(b, _row_norm(b, Qcur, "attn_q_norm", il), pos, None, "Qcur", il)
             Kcur = build_rope(b, _row_norm(b, Kcur, "attn_k_norm", il), pos, None, "Kcur", il)
@@ -135,7 +136,9 @@ def build_bert(b: Build, *, gated: bool = False) -> Graph:
             ffn_inp = b.cb(cur, "ffn_inp", il)
 
             cur = gg.add(_ffn(b, hp, ffn_inp, il, gated), ffn_inp)
-            inpL = build_norm(b, cur, "layer_output_norm", "l_out", il, "layer")
+            return build_norm(b, cur, "layer_output_norm", "l_out", il, "layer")
+
+        inpL = b.layers(layer, inpL)
         return build_result_embd(b, inpL)
 
 

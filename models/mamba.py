@@ -8,6 +8,7 @@ from typing import Any
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
+from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
@@ -65,7 +66,8 @@ def build_model(b: Build) -> Graph:
     assert isinstance(hp, MambaHParams), hp
     with b.ctx:
         inpL = build_inp_embd(b)
-        for il in range(hp.n_layer):
+
+        def layer(inpL: Tensor, il: int) -> Tensor:
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             if hp.ssm.n_group:
                 cur = build_mamba2(b, cur, hp.ssm, il)
@@ -74,7 +76,9 @@ def build_model(b: Build) -> Graph:
             if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
                 inp_out_ids = build_inp_out_ids(b)
                 cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-            inpL = b.cb(gg.add(cur, inpL), "l_out", il)
+            return b.cb(gg.add(cur, inpL), "l_out", il)
+
+        inpL = b.layers(layer, inpL)
         return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
 
 

@@ -66,7 +66,8 @@ def build_minicpm3(b: Build) -> Graph:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
         factors = build_rope_factors(b)
-        for il in range(hp.n_layer):
+
+        def layer(inpL: Tensor, il: int) -> Tensor:
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             cur = build_mla(b, cur, inp_pos, factors, il, mla)
             cur = b.linear("attn_output", cur, hp.n_embd, "kqv_out", il)
@@ -75,7 +76,9 @@ def build_minicpm3(b: Build) -> Graph:
                 cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
             ffn_inp = b.cb(gg.add(scaled(cur, il), inpL), "ffn_inp", il)
             cur = build_ffn(b, build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il), il)
-            inpL = b.cb(gg.add(scaled(cur, il), ffn_inp), "l_out", il)
+            return b.cb(gg.add(scaled(cur, il), ffn_inp), "l_out", il)
+
+        inpL = b.layers(layer, inpL)
         cur = build_norm(b, inpL, "output_norm", "result_norm")
         return build_lm_head(b, b.cb(gg.scale(cur, _N_EMBD_BASE / hp.n_embd), "lmhead_scaling"))
 

@@ -9,6 +9,7 @@ from typing import Any
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
+from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import (
@@ -35,7 +36,8 @@ def build_smallthinker(b: Build) -> Graph:
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
-        for il in range(hp.n_layer):
+
+        def layer(inpL: Tensor, il: int) -> Tensor:
             logits = b.linear("ffn_gate_inp", inpL, hp.n_expert, "ffn_moe_logits", il)
             cur = _DECODER.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), inp_pos, None, il)
             if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
@@ -45,7 +47,9 @@ def build_smallthinker(b: Build) -> Graph:
             cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
             selected, weights = build_router(b, cur, il, logits=logits)
             cur = build_experts(b, cur, selected, weights, hp.layer(il).n_ff_exp, il, "relu")
-            inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
+            return b.cb(gg.add(cur, ffn_inp), "l_out", il)
+
+        inpL = b.layers(layer, inpL)
         return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
 
 

@@ -73,16 +73,19 @@ class Graph:
             raise GraphError(f"the graph is full: {self.size} nodes; make it with Graph(size=...)")
         for t in more:
             self._add(t)
-        ctx = self.nodes[nodes.start].ctx
-        for i, like in enumerate(self.nodes[nodes.start : nodes.stop], nodes.start):
-            t = Tensor(ctx, like.dtype, like.ne, like.nb, like.rank, like.site)
+        ctx, own, new = self.nodes[nodes.start].ctx, self.nodes, list[Tensor]()
+        for i, like in enumerate(own[nodes.start : nodes.stop], nodes.start):
+            to[like] = t = Tensor(ctx, like.dtype, like.ne, like.nb, like.rank, like.site)
+            new.append(t)
             t.op, t.op_params, t.flags, t.like = like.op, like.op_params, like.flags, like
             t.src = tuple([to.get(s, s) for s in like.src])
             if like.view_src is not None:
                 t.view_src, t.view_offs = to.get(like.view_src, like.view_src), like.view_offs
-            t.name = "" if like.name == f"node_{i}" else like.name.replace(*renamed)
-            to[like] = ctx.adopt(t)
-            self._add(t)
+            name = "" if like.name == f"node_{i}" else like.name.replace(*renamed)
+            t.name = name or f"node_{len(own) + len(new) - 1}"
+        ctx.tensors.extend(new)
+        own.extend(new)
+        self._seen.update(new)
 
     def _visit(self, tensor: Tensor) -> None:
         seen = self._seen

@@ -302,8 +302,9 @@ class Scheduler:
         BackendError for a node that none can compute."""
         own: dict[Tensor, str] = {}
         first, pins = next(iter(self.backends)), dict(self._pins)
+        done = {} if pins or len(self.backends) > 1 else own  # of nodes that stand for those that repeat them
         for t in graph.nodes:
-            if (pin := pins.get(t)) is None and OPS[t.op].kernel is None:
+            if (pin := pins.get(t)) is None and (OPS[t.op].kernel is None or (t.like in done and t.view_src is None)):
                 own[t] = first
                 continue
             own[t] = pin or self._first_supporting(t, own)
@@ -394,8 +395,7 @@ class Scheduler:
 
     def _grow(self, plan: alloc.Plan) -> None:
         for pool, size in plan.sizes.items():
-            have = self._buffers.get(pool)
-            if have is None or have.size < size:
+            if (have := self._buffers.get(pool)) is None or have.size < size:
                 self._buffers[pool] = Buffer.allocate(size, pool)
 
     def _make(self, graph: Graph) -> Schedule:

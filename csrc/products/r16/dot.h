@@ -9,7 +9,7 @@ enum {
 #if defined(__AVX512VNNI__)
   NC = 8, // columns at a time: as many accumulators as the registers hold
 #else
-  NC = 4,
+  NC = 5, // six take as long as three twice
 #endif
   TAKEN = 4 // of those, where rows are taken as they are stored
 };

@@ -75,8 +75,8 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
 #define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6) GROUP(name, 7) GROUP(name, 8)
 #define MORE_NAMES(name) , group_##name##_5, group_##name##_6, group_##name##_7, group_##name##_8
 #else
-#define MORE_GROUPS(name)
-#define MORE_NAMES(name)
+#define MORE_GROUPS(name) GROUP(name, 5)
+#define MORE_NAMES(name) , group_##name##_5
 #endif
 // All formats; of those that are alike but for how they are stored, one.
 #define BODIES(X)                                                                                                      \

@@ -26,6 +26,16 @@ ARCHS: dict[str, dict[str, Any]] = {
     "phi2": {"attention.layer_norm_epsilon": 1e-5},
     "qwen2moe": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
     "gpt2": {"attention.layer_norm_epsilon": 1e-5},
+    "bert": {"attention.layer_norm_epsilon": 1e-5, "attention.causal": False},
+    "mamba": {"ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 16, "ssm.time_step_rank": 4},
+    "minicpm3": {
+        "attention.key_length": 12,
+        "attention.value_length": 8,
+        "rope.dimension_count": 4,
+        "attention.q_lora_rank": 16,
+        "attention.kv_lora_rank": 16,
+    },
+    "smallthinker": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
 }
 
 
@@ -117,3 +127,21 @@ def test_a_run_is_repeated_of_the_like_alone() -> None:
         with pytest.raises(gg.GraphError, match=says):
             graph.repeat(nodes, to, ("-0", "-1"))
         assert (graph.n_nodes, graph.n_leafs) == (2, 1)
+
+
+def test_a_pin_is_of_one_node_alone() -> None:
+    with gg.Context() as c:
+        x = c.from_numpy(np.arange(64, dtype=np.float32), name="x")
+        graph = Graph().build_forward_expand(gg.scale(gg.neg(x), 2.0))
+    neg, scale = graph.nodes
+    scale.set_name("y-0")
+    graph.repeat(range(2), {x: scale}, ("-0", "-1"))
+    assert [t.name for t in graph.nodes] == ["node_0", "y-0", "node_2", "y-1"]
+    scheduler = Scheduler(("cpu", "ref"))
+    scheduler.set_tensor_backend(neg, "ref")
+    assert [*scheduler.assign(graph).values()] == ["ref", "cpu", "cpu", "cpu"]
+    scheduler.set_tensor_backend(neg, None)
+    scheduler.set_tensor_backend(graph.nodes[3], "ref")
+    assert [*scheduler.assign(graph).values()] == ["cpu", "cpu", "cpu", "ref"]
+    scheduler.compute(graph)
+    assert np.array_equal(graph.nodes[3].numpy(), 4 * np.arange(64, dtype=np.float32))
