@@ -98,7 +98,7 @@ typedef struct pg_bind {
 typedef struct pg_pace {
   int32_t alone; // they are as fast there, or faster
   int32_t trial; // which run of a trial is next, from 1; 0: none is under way
-  int64_t runs;  // before the first trial
+  int64_t runs;  // so far, but for those of trials
   int64_t least; // nanoseconds of the shortest
   int64_t next;  // when the next trial may begin
   int64_t ns[2]; // of a trial's runs: shared, alone

@@ -132,7 +132,7 @@ static int lost(pg_pace *p, int64_t shared_ns, int64_t alone_ns, int64_t seconds
     const int is_alone = pg_pace_alone(p);
     const int64_t from = clock;
     clock += is_alone ? alone_ns : shared_ns;
-    pg_pace_ran(p, from, clock, late && !is_alone);
+    pg_pace_ran(p, 2, from, clock, late && !is_alone);
     if (from > begin + (end - begin) / 2) n[is_alone]++;
   }
   const int best = alone_ns < shared_ns;
@@ -154,6 +154,12 @@ static int paces(void) {
   if (is_bad(lost(&large, 25000000, 13000000, 80, 1))) return 6;
   if (is_bad(lost(&large, 13000000, 25000000, 80, 0))) return 7;
   if (is_bad(lost(&large, 13000000, 25000000, 80, 1))) return 8;
+  pg_pace wide = {0};
+  int64_t clock = 0;
+  for (int i = 0; i < 1000; i++, clock += 1000000000) { // 16 threads share what one takes too long for to find it out
+    if (pg_pace_alone(&wide)) return 9;
+    pg_pace_ran(&wide, 16, clock, clock + 1000000000, 1);
+  }
   return 0;
 }
 

@@ -123,7 +123,7 @@ int pg_plan_run(pg_plan *p, const int64_t *vars) {
       if (status == PG_OK) walk(p, &team);
       pg_pool_end(&team);
     }
-    pg_pace_ran(&p->pace, began, pg_now_ns(), team.n_rests > 0);
+    pg_pace_ran(&p->pace, p->n_threads, began, pg_now_ns(), team.n_rests > 0);
   }
   if (p->watch) pg_interrupt_release();
   if (status == PG_OK) status = p->status;

@@ -28,7 +28,7 @@ void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers); // as pg_wai
 
 // Whether the next run of a plan is for one thread, and how long a run took; `late`: for threads that were not there.
 int pg_pace_alone(const pg_pace *p);
-void pg_pace_ran(pg_pace *p, int64_t began, int64_t now, int late);
+void pg_pace_ran(pg_pace *p, int64_t n_threads, int64_t began, int64_t now, int late);
 
 // SIGINT while a long plan runs (interrupt.c): calls nest, and the handler of before is called as well.
 int32_t pg_interrupt_watch(void); // returns pg_interrupts()

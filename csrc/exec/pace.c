@@ -4,7 +4,8 @@
 #include "exec/exec.h"
 
 enum {
-  WARM = 8,             // runs before the first trial
+  WARM = 8,             // short runs before the first trial ...
+  LONG_WARM = 32,       // ... and so many times the longer ones that a block alone may cost
   SHORT_NS = 1500000,   // shared runs that take longer are tried where threads were late: alone, they may take several
                         // times as long
   BLOCK = 9,            // short runs of one kind, the first of which finds threads asleep, or sends them there
@@ -31,7 +32,7 @@ static void decide(pg_pace *p, int64_t now) {
   p->next = now + (COST * cost > PAUSE_NS ? COST * cost : PAUSE_NS);
 }
 
-void pg_pace_ran(pg_pace *p, int64_t began, int64_t now, int late) {
+void pg_pace_ran(pg_pace *p, int64_t n_threads, int64_t began, int64_t now, int late) {
   const int64_t ns = now - began;
   if (p->trial) {
     const int n = block(p), n_blocks = is_short(p) ? BLOCKS : LONG_BLOCKS;
@@ -41,9 +42,8 @@ void pg_pace_ran(pg_pace *p, int64_t began, int64_t now, int late) {
     return;
   }
   if (p->runs == 0 || ns < p->least) p->least = ns;
-  if (p->runs < WARM) {
-    p->runs++;
-  } else if (now > p->next && (p->alone || late || (is_short(p) && ns < 4 * SHORT_NS))) {
+  if (p->runs++ < (is_short(p) ? WARM : LONG_WARM * LONG_BLOCK * (n_threads - 1))) return;
+  if (now > p->next && (p->alone || late || (is_short(p) && ns < 4 * SHORT_NS))) {
     p->trial = 1;
     p->ns[0] = p->ns[1] = 0;
   }
