@@ -90,11 +90,21 @@ PG_INLINE vi add_dot(vi sum, vi a, vi b) {
 }
 
 // Quartets whose products with a plane, whose bytes are -128 at least, can be summed in 16 bits; 0 where words are
-// faster: codes of six bits leave room for two, and more columns want more sums than there are registers.
-PG_INLINE int quartets_in_16(r16_format f, int nc) {
+// faster: codes of six bits leave room for two; more columns want more sums than there are registers, and so do bits
+// that lie apart where blocks of 256 are taken as they are stored (n = 1).
+PG_INLINE int quartets_in_16(r16_format f, int nc, int n) {
   if (f.table || nc > (f.codes == R16_NIBBLES ? 2 : 1)) return 0;
-  if (f.codes == R16_BYTES || f.codes == R16_NIBBLES_CRUMBS) return 0;
-  return f.codes == R16_NIBBLES_BITS ? 4 : 8;
+  switch (f.codes) {
+  case R16_NIBBLES:
+  case R16_CRUMBS:
+    return 8;
+  case R16_CRUMBS_BITS:
+    return n == 1 ? 0 : 8;
+  case R16_NIBBLES_BITS:
+    return n == 1 && f.units == 8 ? 0 : 4;
+  default:
+    return 0;
+  }
 }
 
 // sum + a, in this order, too.
@@ -107,7 +117,7 @@ PG_INLINE vi add_16(vi sum, vi a) {
 // Codes as bytes times both planes of the integers: as many instructions as to multiply words, none to make them.
 PG_INLINE void dot_planes(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                           dots *t) {
-  const int halves = r16_halves(f), per = R16_QUARTETS / halves, run = PG_MIN(per, quartets_in_16(f, nc));
+  const int halves = r16_halves(f), per = R16_QUARTETS / halves, run = PG_MIN(per, quartets_in_16(f, nc, n));
   const vi of_hi = _mm256_set1_epi16(256), of_lo = _mm256_set1_epi16(1);
   vi hi[NC][PARTS], lo[NC][PARTS], sum[NC][PARTS];
   EACH(R16_QUARTETS, p) {
@@ -160,7 +170,7 @@ PG_INLINE void dot_words(r16_format f, int nc, quartet_fn quartet, const void *f
 
 PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                          dots *t) {
-  if (quartets_in_16(f, nc))
+  if (quartets_in_16(f, nc, n))
     dot_planes(f, nc, quartet, from, first, n, x, t);
   else
     dot_words(f, nc, quartet, from, first, n, x, t);
