@@ -406,7 +406,6 @@ BEGIN(IQ2_S) {
   load_4(t->more + 4, b, 66);
   nibble_scales_8(t->more[6], t->more[7], to);
 }
-// A stretch is one unit: four with constants of their own would be long to compile, and no faster.
 CODES(IQ2_S) {
   const int n = s % 4;
   if (n == 0) {
