@@ -407,16 +407,18 @@ BEGIN(IQ2_S) {
   nibble_scales_8(t->more[6], t->more[7], to);
 }
 CODES(IQ2_S) {
-  if (u == 0) {
-    load_4(t->q, b, 2 + s * 16);
-    load_4(t->more, b, 34 + s * 16);
+  const int n = s % 4;
+  if (n == 0) {
+    load_4(t->q, b, 2 + s * 4);
+    load_4(t->more, b, 34 + s * 4);
   }
+  const rows top = t->more[4] >> 8 * n;
   EACH_POINT(g) {
-    const rows index = (t->q[u] >> 8 * g & 255) | (t->more[4] >> (8 * u + 2 * g) & 3) << 8;
-    PUT_POINT_8(g, pg_grid_iq2_s, index, where_set(t->more[u], 2 * g + h, 1));
+    const rows index = (t->q[n] >> 8 * g & 255) | (top >> 2 * g & 3) << 8;
+    PUT_POINT_8(g, pg_grid_iq2_s, index, where_set(t->more[n], 2 * g + h, 1));
   }
   q->low_from = 4;
-  if (u == 3) t->more[4] = t->more[5];
+  if (n == 3) t->more[4] = t->more[5];
 }
 
 CODES(IQ3_XXS) {
