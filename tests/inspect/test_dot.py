@@ -157,6 +157,17 @@ def test_a_run_is_drawn_with_its_values() -> None:
     assert re.search(r"x\\nF32 \[3, 2, 1, 1\]\\nCPU at 0, 24 bytes\\nmin -1  max 2.718", text)
 
 
+def test_the_fastest_of_runs_is_recorded() -> None:
+    scheduler = gg.Scheduler(["cpu"], 1)
+    graph = gg.Graph().build_forward_expand(gg.sqrt(gg.sqr(gg.Context().new_tensor(gg.F32, [4]))))
+    with Recorder(scheduler, values=False) as recorder:
+        (program,) = scheduler.alloc(graph).programs
+        for ns in (50, 90, 20, 70):
+            begin = np.arange(1000, 1000 + 100 * graph.n_nodes, 100)
+            recorder.note(program, np.stack([begin, begin + ns], axis=-1)[:, None])
+    assert [s.ns for s in recorder.run.steps] == [20] * graph.n_nodes
+
+
 def test_a_model_s_run_is_fused_and_has_all_values(model: Model) -> None:
     run = record_model(model, IDS)
     graph = run.graph
