@@ -176,7 +176,7 @@ class Vocab:
         return [*self._before, *head, *self._after, *middle, *tail, *self._after]
 
     def _checked(self, token: int) -> int:
-        i = token if type(token) is int else whole("a token", token, error=ModelError)
+        i = whole("a token", token, error=ModelError)
         if not 0 <= i < self.n_tokens:
             raise ModelError(f"token {i} is not in the vocabulary of {self.n_tokens}")
         return i
