@@ -7,7 +7,7 @@
 #include "simd/simd.h"
 
 // Asks for `bytes`, a constant, from `at` on; where to go on.
-PG_INLINE const char *pg_ask(const char *at, int bytes) {
-  _Pragma("GCC unroll 64") for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
-  return at + bytes;
+PG_INLINE const void *pg_ask(const void *at, int bytes) {
+  _Pragma("GCC unroll 64") for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)at + i, 0, 2);
+  return (const char *)at + bytes;
 }
