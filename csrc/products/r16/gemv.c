@@ -185,9 +185,9 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
 }
 
 void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
-  const r16_deal d = r16_deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
+  const pg_deal d = pg_deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
   for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
-    const pg_range r = r16_chunk_of(&d, i);
+    const pg_range r = pg_chunk_of(&d, i);
     for (int j = 0; j < n_p; j++) // all of one, then the other: memory is slower where streams take turns
       for (int64_t g = r.first; g < r.last; g++) (p->row_bytes ? stored_group_of : group_of)(p + j, x, g);
   }
