@@ -3,12 +3,11 @@
 // `type` and `nr` are constants wherever these functions are inlined, so that the accumulators stay in registers.
 #include "products/tile.h"
 
+#include "simd/ahead.h"
+
 #define UNROLL _Pragma("GCC unroll 8")
 
-enum {
-  AHEAD = 4096, // bytes of software prefetch for one column, the product that waits for memory
-  BLOCK = 32    // elements of the block types below: an f16 scale, then the values
-};
+enum { BLOCK = 32 }; // elements of the block types below: an f16 scale, then the values
 
 typedef float *const *out;
 typedef const char *const *rows;
@@ -18,20 +17,10 @@ PG_INLINE int bytes_of(int type, int n) { // n elements
   return type == PG_F32 ? n * 4 : type == PG_Q8_0 ? n / BLOCK * 34 : type == PG_Q4_0 ? n / BLOCK * 18 : n * 2;
 }
 
-// Where to prefetch from the byte o of row r: in the row, and beyond its end in the same row of the next PG_MR.
-typedef struct reach {
-  int64_t row_bytes, near, far;
-} reach;
-
-PG_INLINE reach reach_of(int type, rows a, int64_t k) {
-  const int64_t row_bytes = bytes_of(type, BLOCK) * (k / BLOCK), near = PG_MIN(AHEAD, row_bytes);
-  return (reach){row_bytes, near, near + (PG_MR - 1) * (a[1] - a[0])};
-}
-
-PG_INLINE void fetch(const reach *f, const char *row, int64_t o, int bytes) {
-  const char *p = row + o + (o + f->near < f->row_bytes ? f->near : f->far);
-  __builtin_prefetch(p);
-  if (bytes > 64) __builtin_prefetch(p + 64);
+// What to ask for while `mr` rows are read: as many that follow them; NULL where something lies between rows.
+PG_INLINE const char *next_rows(int type, int mr, rows a, int64_t k) {
+  const int64_t stride = a[1] - a[0];
+  return stride * BLOCK == k * bytes_of(type, BLOCK) ? a[0] + mr * stride : NULL;
 }
 
 PG_INLINE void put_sums(float *y, const vf *acc, int add) {
@@ -50,38 +39,15 @@ PG_INLINE vf load_n(int type, const char *p, int n) {
   return type == PG_F32 ? vf_load_n((const float *)p, n) : type == PG_F16 ? vf_load_f16_n(p, n) : vf_load_bf16_n(p, n);
 }
 
-// One column waits for memory. AVX-512 machines read it fastest in order: row after row, each with four sums to hide
-// fma's latency. Those with AVX2 read faster from eight rows side by side (a tall tile): their own prefetchers stop at
-// the end of every page, and software prefetch makes up for less of that than other rows do.
-PG_INLINE void column_of_floats(int type, float *y, rows a, const float *b, int64_t k, int add) {
-  enum { NS = 4, STEP = NS * VF_N };
-  const int bytes = bytes_of(type, VF_N * 32) / 32;
-  vf acc[PG_MR];
-  UNROLL for (int r = 0; r < PG_MR; r++) {
-    const char *p = a[r];
-    vf s[NS];
-    UNROLL for (int v = 0; v < NS; v++) s[v] = vf_zero();
-    int64_t i = 0;
-    for (; i + STEP <= k; i += STEP, p += NS * bytes) {
-      UNROLL for (int o = 0; o < NS * bytes; o += 64) __builtin_prefetch(p + AHEAD + o);
-      UNROLL for (int v = 0; v < NS; v++) s[v] = vf_fma(load(type, p + v * bytes), vf_load(b + i + v * VF_N), s[v]);
-    }
-    for (; i < k; i += VF_N, p += bytes) {
-      const int n = (int)PG_MIN(VF_N, k - i);
-      s[0] = vf_fma(load_n(type, p, n), vf_load_n(b + i, n), s[0]);
-    }
-    acc[r] = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
-  }
-  put_sums(y, acc, add);
-}
-
 PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, int64_t k, int add) {
   const int bytes = bytes_of(type, VF_N * 32) / 32;
+  const char *next = next_rows(type, mr, a, k);
   vf acc[PG_NR][PG_TALL];
   UNROLL for (int r = 0; r < mr; r++) UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_zero();
   int64_t i = 0, o = 0; // element, byte
   for (; i + VF_N <= k; i += VF_N, o += bytes) {
     vf x[PG_NR];
+    if (next) next = pg_ask(next, mr * bytes);
     UNROLL for (int j = 0; j < nr; j++) x[j] = vf_load(b[j] + i);
     UNROLL for (int r = 0; r < mr; r++) {
       const vf w = load(type, a[r] + o);
@@ -101,11 +67,7 @@ PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, i
 }
 
 PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
-  if (nr == 1 && VF_N == 16) {
-    column_of_floats(type, y[0], a, b[0], k, add);
-  } else {
-    rows_of_floats(type, PG_MR, nr, y, a, b, k, add);
-  }
+  rows_of_floats(type, PG_MR, nr, y, a, b, k, add);
 }
 
 // -- blocks: a scale times the sum over the block of integers times x
@@ -120,11 +82,12 @@ PG_INLINE vf integers(int type, const char *p, int v) {
 PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
   enum { NV = BLOCK / VF_N };
   const int bytes = bytes_of(type, BLOCK);
-  const reach f = reach_of(type, a, k);
+  const char *next = next_rows(type, PG_MR, a, k);
   vf acc[PG_NR][PG_MR];
   UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < PG_MR; r++) acc[j][r] = vf_zero();
   for (int64_t i = 0, o = 0; i < k; i += BLOCK, o += bytes) {
     vf x[PG_NR][NV];
+    if (next) next = pg_ask(next, PG_MR * bytes);
     UNROLL for (int j = 0; j < nr; j++) UNROLL for (int v = 0; v < NV; v++) x[j][v] = vf_load(b[j] + i + v * VF_N);
     UNROLL for (int r = 0; r < PG_MR; r++) {
       const char *p = a[r] + o;
@@ -135,7 +98,6 @@ PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k
         UNROLL for (int j = 0; j < nr; j++) sum[j] = v ? vf_fma(q, x[j][v], sum[j]) : vf_mul(q, x[j][v]);
       }
       UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(d, sum[j], acc[j][r]);
-      if (nr == 1) fetch(&f, a[r], o, bytes);
     }
   }
   UNROLL for (int j = 0; j < nr; j++) put_sums(y[j], acc[j], add);
@@ -182,7 +144,8 @@ const pg_tile *PG_FN(tiles)(int64_t type) {
   }
 }
 
-#if VF_N == 8
+#if VF_N >= 8
+// One column waits for memory: more rows ask for more of it at a time.
 #define TALL(type)                                                                                                     \
   static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
     rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \
@@ -193,7 +156,7 @@ TALL(BF16)
 #endif
 
 pg_tile PG_FN(tall_tile)(int64_t type) {
-#if VF_N == 8
+#if VF_N >= 8
   return type == PG_F32 ? tall_F32 : type == PG_F16 ? tall_F16 : type == PG_BF16 ? tall_BF16 : NULL;
 #else
   return NULL;

@@ -18,8 +18,7 @@ PG_INLINE vi dot_pairs(vi sum, vi a, vi b) {
   return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
 #endif
 }
-PG_INLINE void vi_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
-PG_INLINE vf vf_load_i32(const void *p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+PG_INLINE vf vf_of_i32(vi a) { return _mm512_cvtepi32_ps(a); }
 #else
 PG_INLINE vi zero(void) { return _mm256_setzero_si256(); }
 PG_INLINE vi pair(const int16_t *p) {
@@ -28,14 +27,25 @@ PG_INLINE vi pair(const int16_t *p) {
   return _mm256_set1_epi32(v);
 }
 PG_INLINE vi dot_pairs(vi sum, vi a, vi b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
-PG_INLINE void vi_store(void *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
-PG_INLINE vf vf_load_i32(const void *p) { return _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i *)p)); }
+PG_INLINE vf vf_of_i32(vi a) { return _mm256_cvtepi32_ps(a); }
 #endif
 
-typedef int32_t sums[NT][TILE_ROWS];
+// Sums stay where they are, and additions in their order: what gcc prefers does not fit the registers.
+#if defined(PG_EMULATE)
+#define STAYS(sum)
+#else
+#define STAYS(sum) __asm__("" : "+v"(sum))
+#endif
+
+// Where a tile's results go, and what came before them, if anything did: columns lie `ld` and TILE_ROWS apart.
+typedef struct target {
+  float *to;
+  int64_t ld;
+  const float (*before)[TILE_ROWS];
+} target;
 
 // A panel times nt columns, over a strip. Columns lie as many apart as r16_fixed_of says.
-PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {
+PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *steps, int64_t pairs, target t) {
   const r16_fetch f = w->next;
   const char *next = f.at;
   int64_t left = f.run;
@@ -55,21 +65,24 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, int64_t pairs,
       UNROLL for (int j = 0; j < nt; j++) {
         const vi b = pair(x + 2 * j);
         sum[j][0] = dot_pairs(sum[j][0], w0, b);
+        STAYS(sum[j][0]);
         sum[j][1] = dot_pairs(sum[j][1], w1, b);
+        STAYS(sum[j][1]);
       }
     }
   }
-  UNROLL for (int j = 0; j < nt; j++) {
-    vi_store(to[j], sum[j][0]);
-    vi_store(to[j] + VF_N, sum[j][1]);
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
+    const vf step = vf_mul(vf_load(w->steps + i * VF_N), vf_set1(steps[j]));
+    vf_store(t.to + j * t.ld + i * VF_N, vf_fma(vf_of_i32(sum[j][i]), step, vf_load(t.before[j] + i * VF_N)));
   }
 }
 
 // One for each number of columns, so that no column is paid for that is not there. Functions of their own: inlined
 // into a larger one the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
-  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const int16_t *x, int64_t pairs, sums to) {      \
-    tile(nt, w, x, pairs, to);                                                                                         \
+  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const int16_t *x, const float *steps,            \
+                                                  int64_t pairs, target t) {                                           \
+    tile(nt, w, x, steps, pairs, t);                                                                                   \
   }
 TILE(1)
 TILE(2)
@@ -88,12 +101,14 @@ TILE(13)
 TILE(14)
 #endif
 
-static void (*const tiles[NT])(const r16_panel *w, const int16_t *x, int64_t pairs, sums to) = {
+static void (*const tiles[NT])(const r16_panel *w, const int16_t *x, const float *steps, int64_t pairs, target t) = {
     tile_1, tile_2, tile_3, tile_4,
 #if VF_N == 16
     tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12, tile_13, tile_14,
 #endif
 };
+
+static const r16_totals nothing;
 
 int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
   const r16_columns c = r16_columns_in(NULL, p);
@@ -103,15 +118,9 @@ int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
 void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
                          const r16_product *p, int64_t group, int64_t strip) {
   const r16_fixed x = r16_fixed_of(c, group, strip);
-  sums from;
   const int64_t n = r16_group_columns(c, group);
   for (int64_t j = 0; j < n && before; j++) // a strip later they are no longer near
     for (int i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(before[j] + i);
-  tiles[n - 1](w, x.ints, r16_strip_elements(c, strip) / 2, from);
+  tiles[n - 1](w, x.ints, x.steps, r16_strip_elements(c, strip) / 2, (target){to, ld, before ? before : nothing});
   w->next = r16_no_fetch(w);
-  for (int64_t j = 0; j < n; j++)
-    for (int i = 0; i < TILE_ROWS; i += VF_N) {
-      const vf step = vf_mul(vf_load(w->steps + i), vf_set1(x.steps[j])), v = vf_load_i32(from[j] + i);
-      vf_store(to + j * ld + i, before ? vf_fma(v, step, vf_load(before[j] + i)) : vf_mul(v, step));
-    }
 }

@@ -3,8 +3,7 @@
 // a strip. Both give the bits that a repacked copy gives. A last group that is not full goes to pack.c.
 #include "products/r16/dot.h"
 #include "products/r16/take.h"
-
-enum { AHEAD = 512 }; // bytes of each row that are asked for before they are needed
+#include "simd/ahead.h"
 
 // Types of small blocks, which are one stretch, and of blocks of 256: the units of a stretch (IQ2_S: four in one are no
 // faster, and long to compile). How they begin.
@@ -42,26 +41,8 @@ typedef struct type {
   codes_fn codes;
 } type;
 
-// Where to ask for rows: in them or, beyond their end, in the same rows of the next group.
-typedef struct reach {
-  int64_t near, next; // bytes of the row that are left; from its end to the row of the next group
-} reach;
-
-PG_INLINE int64_t ahead_of(reach r) { return r.near > AHEAD ? AHEAD : AHEAD + r.next; }
-
-// Unit n of a block asks for what comes later in its share of the rows: all at once would wait for memory. Small blocks
-// share a cache line.
-PG_INLINE void fetch(type t, const uint8_t *b, int64_t stride, int n, int64_t block) {
-  enum { SHARE = VF_N / 8 };
-  if (t.f.units < 8) {
-    if (n == 0 && block % PG_MAX(1, 64 / t.s.bytes) == 0)
-      UNROLL for (int r = 0; r < VF_N; r++) __builtin_prefetch(b + r * stride);
-    return;
-  }
-  b += n * SHARE * stride;
-  UNROLL for (int r = 0; r < SHARE; r++) UNROLL for (int i = 0; i < t.s.bytes; i += 64)
-      __builtin_prefetch(b + r * stride + i);
-}
+// Bytes that a unit of a part asks for, as many as it reads.
+PG_INLINE int share_of(type t) { return VF_N * t.s.bytes / t.f.units; }
 
 PG_INLINE rows d_of(type t, const source *b) {
   if (t.s.d >= 0) return load_word(b, t.s.bytes, t.s.d);
@@ -97,7 +78,7 @@ PG_INLINE vi taken_quartet(r16_format f, const void *from, int part, int p) {
 
 // y[c][0 .. VF_N) = the rows of a part times nc columns.
 PG_INLINE void multiply(type t, int nc, const uint8_t *b, int64_t stride, int64_t n_blocks, blocks x0, float *const *y,
-                        reach reach) {
+                        const uint8_t *next) {
   const int head = r16_head_bytes(t.f);
   vf acc[NC];
   const r16_x *x[NC];
@@ -105,9 +86,8 @@ PG_INLINE void multiply(type t, int nc, const uint8_t *b, int64_t stride, int64_
     x[c] = x0[c];
     acc[c] = vf_zero();
   }
-  for (int64_t i = 0; i < n_blocks; i++, b += t.s.bytes, reach.near -= t.s.bytes) {
+  for (int64_t i = 0; i < n_blocks; i++, b += t.s.bytes) {
     const source from = source_of(b, stride);
-    const uint8_t *later = b + ahead_of(reach);
     uint8_t scale[8][2 * R16_ROWS];
     const places to = {scale[0], 2 * R16_ROWS};
     piece kept;
@@ -118,7 +98,7 @@ PG_INLINE void multiply(type t, int nc, const uint8_t *b, int64_t stride, int64_
       const int n = s * t.per + u;
       codes q = {.low_from = 0};
       dots dot[NC];
-      fetch(t, later, stride, n, i);
+      next = pg_ask(next, share_of(t));
       t.codes(&from, s, u, &kept, &q, to);
       dot_parts(t.f, nc, taken_quartet, &q, 0, 1, x, dot);
       scales w = scales_of(t.f, scale[n]);
@@ -149,9 +129,9 @@ PG_INLINE void put_lines(uint8_t *to, const rows *q, int n, int from) {
   }
 }
 
-PG_INLINE void put_strip(type t, const uint8_t *b, int64_t stride, int64_t n_blocks, uint8_t *to, reach reach) {
+PG_INLINE void put_strip(type t, const uint8_t *b, int64_t stride, int64_t n_blocks, uint8_t *to, const uint8_t *next) {
   const int head = r16_head_bytes(t.f), unit_bytes = r16_unit_bytes(t.f);
-  for (int64_t i = 0; i < n_blocks; i++, b += t.s.bytes, to += r16_block_bytes(t.f), reach.near -= t.s.bytes)
+  for (int64_t i = 0; i < n_blocks; i++, b += t.s.bytes, to += r16_block_bytes(t.f))
     _Pragma("GCC unroll 1") for (int part = 0; part < PARTS; part++) {
       const uint8_t *first = b + part * VF_N * stride;
       const source from = source_of(first, stride);
@@ -165,7 +145,7 @@ PG_INLINE void put_strip(type t, const uint8_t *b, int64_t stride, int64_t n_blo
         const int n = s * t.per + u;
         uint8_t *line = lines + n * unit_bytes;
         codes q = {.low_from = 0};
-        fetch(t, first + ahead_of(reach), stride, n, i);
+        next = pg_ask(next, share_of(t));
         t.codes(&from, s, u, &kept, &q, scales);
         put_lines(line, q.low, low_bits(t.f), q.low_from);
         if (high_bits(t.f)) put_lines(line + low_bits(t.f) * R16_LINE, q.high, high_bits(t.f), q.high_from);
@@ -174,19 +154,20 @@ PG_INLINE void put_strip(type t, const uint8_t *b, int64_t stride, int64_t n_blo
 }
 
 typedef struct ways {
-  void (*put)(const uint8_t *b, int64_t stride, int64_t n_blocks, uint8_t *to, reach ahead);
-  void (*multiply[NC])(const uint8_t *b, int64_t stride, int64_t n_blocks, blocks x, float *const *y, reach ahead);
+  void (*put)(const uint8_t *b, int64_t stride, int64_t n_blocks, uint8_t *to, const uint8_t *next);
+  void (*multiply[NC])(const uint8_t *b, int64_t stride, int64_t n_blocks, blocks x, float *const *y,
+                       const uint8_t *next);
 } ways;
 
 #define TYPE(name, per, begin) ((type){r16_##name, stored_##name, per, begin, codes_##name})
 #define MULTIPLY(name, per, begin, nc)                                                                                 \
   static void multiply_##name##_##nc(const uint8_t *b, int64_t stride, int64_t n_blocks, blocks x, float *const *y,    \
-                                     reach ahead) {                                                                    \
-    multiply(TYPE(name, per, begin), nc, b, stride, n_blocks, x, y, ahead);                                            \
+                                     const uint8_t *next) {                                                            \
+    multiply(TYPE(name, per, begin), nc, b, stride, n_blocks, x, y, next);                                             \
   }
 #define PUT_STRIP(name, per, begin)                                                                                    \
-  static void put_##name(const uint8_t *b, int64_t stride, int64_t n_blocks, uint8_t *to, reach ahead) {               \
-    put_strip(TYPE(name, per, begin), b, stride, n_blocks, to, ahead);                                                 \
+  static void put_##name(const uint8_t *b, int64_t stride, int64_t n_blocks, uint8_t *to, const uint8_t *next) {       \
+    put_strip(TYPE(name, per, begin), b, stride, n_blocks, to, next);                                                  \
   }
 #define X(name, begin)                                                                                                 \
   MULTIPLY(name, r16_##name.units, begin, 1)                                                                           \
@@ -214,10 +195,10 @@ static const uint8_t *rows_at(const r16_product *p, int64_t group, int64_t k) {
 
 const uint8_t *PG_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to) {
   const uint8_t *b = rows_at(p, group, k);
-  const int64_t row = group * R16_ROWS, left = p->row_bytes - (b - rows_at(p, group, 0));
+  const int64_t row = group * R16_ROWS;
   if (row + R16_ROWS <= p->m) {
-    const reach ahead = {left, (R16_ROWS - 1) * p->row_bytes};
-    ways_of[p->f.type].put(b, p->row_bytes, n / (R16_UNIT * p->f.units), to, ahead);
+    const uint8_t *next = rows_at(p, group + 1, 0) + R16_ROWS * (b - rows_at(p, group, 0));
+    ways_of[p->f.type].put(b, p->row_bytes, n / (R16_UNIT * p->f.units), to, next);
   } else {
     pg_r16_pack(p->f.type, b, p->row_bytes, n, p->m - row, to, 0, 1);
   }
@@ -227,9 +208,9 @@ const uint8_t *PG_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, i
 void PG_FN(r16_multiply_stored)(const r16_product *p, int64_t group, int nc, blocks x, float *const *y) {
   const uint8_t *b = rows_at(p, group, 0);
   for (int part = 0; part < PARTS; part++, b += VF_N * p->row_bytes) {
-    const reach ahead = {p->row_bytes, (R16_ROWS - 1) * p->row_bytes};
+    const uint8_t *next = b + VF_N * p->row_bytes;
     float *to[NC];
     for (int c = 0; c < nc; c++) to[c] = y[c] + part * VF_N;
-    ways_of[p->f.type].multiply[nc - 1](b, p->row_bytes, p->k / (R16_UNIT * p->f.units), x, to, ahead);
+    ways_of[p->f.type].multiply[nc - 1](b, p->row_bytes, p->k / (R16_UNIT * p->f.units), x, to, next);
   }
 }
