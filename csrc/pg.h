@@ -132,7 +132,6 @@ typedef struct pg_plan {
 void pg_sync(const pg_task *t, int nth);                         // all `nth` threads of this op meet here
 int pg_next(const pg_task *t);                                   // 0, 1, 2 ...: the next chunk of shared work
 int pg_fail(const pg_task *t, enum pg_status s, int64_t detail); // note the first failure; returns s
-extern int pg_cpu_follows_streams;                               // its own prefetchers keep up with memory (AMD's do)
 
 // -- for the binding
 typedef struct pg_row { // one row of a dispatch table

@@ -41,7 +41,7 @@ def in_bf16(isa: str, n_cols: int) -> bool:
 
 
 def few(isa: str, dtype: gg.DType) -> int:
-    """Columns up to which gemv.c multiplies (csrc/products/borders.h)."""
+    """Columns up to which gemv.c multiplies on every CPU (csrc/products/borders.h)."""
     plain = dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0)
     borders = {"avx2": (20, 12), "avx512vnni": (16, 10)}
     return borders.get(isa, (16, 16))[0 if plain else 1]
