@@ -20,6 +20,8 @@ LEVEL(amx)
 
 static int always(void) { return 1; }
 
+int pg_cpu_is_amd;
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <pthread.h>
@@ -29,6 +31,11 @@ static int always(void) { return 1; }
 #include <unistd.h>
 
 #include "simd/amx.h"
+
+__attribute__((constructor)) static void know_cpu(void) { // asking takes long on a virtual machine: once
+  uint32_t a, b, c, d;
+  pg_cpu_is_amd = __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx;
+}
 
 static uint64_t xcr0(void) {
   uint32_t a, b, c, d;
@@ -137,7 +144,7 @@ const pg_row *pg_isa_table(int level, int64_t *n) {
 }
 
 int64_t pg_isa_floats(int level) {
-#define X(name, few, few_slow, floats) floats,
+#define X(name, few, few_slow, few_amd, few_slow_amd, floats) floats,
   static const int64_t columns[] = {PG_BORDERS(X)};
 #undef X
   return known(level) ? columns[level] : PG_NEVER;

@@ -17,21 +17,27 @@
 //
 // Zen 4, one thread, 2026-11-23, the same product, avx2: Q4_0 16: 1.03, 20: 1.00, 24: 0.98; Q8_0 20: 1.00, 24: 1.00,
 // 28: 0.98; Q4_K 16: 1.01, 20: 0.99; Q6_K 10: 1.05, 12: 0.98; IQ4_XS 10: 1.07, 12: 0.94, 16: 0.92; Q3_K 9: 1.04, 12:
-// 0.82.
+// 0.82. avx512vnni: Q4_0 17: 1.04, 24: 1.00, 25: 0.98; Q8_0 17: 1.02, 24: 0.98; Q4_K 17: 1.02, 24: 0.96; Q6_K 11: 1.10,
+// 13: 1.02, 16: 0.98; IQ4_XS 11: 1.16, 14: 1.07, 20: 1.02; Q3_K 11: 1.12, 14: 1.04, 16: 0.96. A whole model (0.5 B,
+// Q4_0, two threads), 17 and 18: 1.10, 20: 1.03, 24: 1.01.
 #pragma once
 
 #define PG_NEVER (INT64_MAX)
 
-// Level, FEW, FEW_SLOW, FLOATS.
+extern int pg_cpu_is_amd; // else it is taken for Intel's (exec/isa.c)
+
+// Level, FEW, FEW_SLOW, the same two on AMD's CPUs, FLOATS.
 #define PG_BORDERS(X)                                                                                                  \
-  X(generic, 0, 0, PG_NEVER)                                                                                           \
-  X(avx2, 20, 12, 255)                                                                                                 \
-  X(avx512, 20, 12, PG_NEVER)                                                                                          \
-  X(avx512vnni, 16, 10, 96)                                                                                            \
-  X(amx, 16, 16, 32)
+  X(generic, 0, 0, 0, 0, PG_NEVER)                                                                                     \
+  X(avx2, 20, 12, 20, 12, 255)                                                                                         \
+  X(avx512, 20, 12, 20, 12, PG_NEVER)                                                                                  \
+  X(avx512vnni, 16, 10, 24, 14, 96)                                                                                    \
+  X(amx, 16, 16, 16, 16, 32)
 
 enum {
-#define X(level, few, few_slow, floats) pg_FEW_##level = few, pg_FEW_SLOW_##level = few_slow,
+#define X(level, few, few_slow, few_amd, few_slow_amd, floats)                                                         \
+  pg_FEW_##level = few, pg_FEW_SLOW_##level = few_slow, pg_FEW_AMD_##level = few_amd,                                  \
+  pg_FEW_SLOW_AMD_##level = few_slow_amd,
   PG_BORDERS(X)
 #undef X
 };

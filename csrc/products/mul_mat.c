@@ -1,5 +1,6 @@
 // mul_mat: y[m, n, b2, b3] = rows of a[k, m, a2, a3] times columns of b[k, n, b2, b3]; a repeats along dimensions 2, 3.
 // Columns that meet the same matrix of a (grouped-query attention) make one product, so that it is read once.
+#include "products/deal.h"
 #include "products/product.h"
 
 enum { PARTS = 8 }; // per thread: what evens out threads that are interrupted
@@ -21,12 +22,16 @@ int PG_FN(mul_mat_any)(const pg_task *t, int ith, int nth) {
   };
   const pg_cut cut = PG_FN(product_cut)(&p, nth == 1 ? 1 : (PARTS * nth + n_mat - 1) / n_mat);
   const int64_t parts = cut.n_rows * cut.n_cols;
-  for (int64_t i = pg_next_chunk(t, nth, -1); i < parts * n_mat; i = pg_next_chunk(t, nth, i)) {
-    const int64_t i2 = i / parts % a->ne[2], i3 = i / parts / a->ne[2];
-    p.a_rows = a->data + i2 * a->nb[2] + i3 * a->nb[3];
-    p.b_first = b->data + i2 * r2 * b->nb[2] + i3 * r3 * b->nb[3];
-    p.y_first = y->data + i2 * r2 * y->nb[2] + i3 * r3 * y->nb[3];
-    PG_FN(product)(&p, pg_part_of(&p, &cut, i % parts), work);
+  const pg_deal d = pg_deal_of(parts * n_mat, nth);
+  for (int64_t c = pg_next_chunk(t, nth, -1); c < d.n_chunks; c = pg_next_chunk(t, nth, c)) {
+    const pg_range r = pg_chunk_of(&d, c);
+    for (int64_t i = r.first; i < r.last; i++) {
+      const int64_t i2 = i / parts % a->ne[2], i3 = i / parts / a->ne[2];
+      p.a_rows = a->data + i2 * a->nb[2] + i3 * a->nb[3];
+      p.b_first = b->data + i2 * r2 * b->nb[2] + i3 * r3 * b->nb[3];
+      p.y_first = y->data + i2 * r2 * y->nb[2] + i3 * r3 * y->nb[3];
+      PG_FN(product)(&p, pg_part_of(&p, &cut, i % parts), work);
+    }
   }
   return PG_OK;
 }

@@ -104,14 +104,14 @@ void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, in
   // As many columns in a chunk as may be, so that panels are converted less often, unless there are too few rows to
   // share.
   scratch *own = (scratch *)(work + columns_bytes(p) + ith * scratch_bytes(p));
-  const r16_deal d = r16_deal_of(n_tiles, q->nth);
+  const pg_deal d = pg_deal_of(n_tiles, q->nth);
   const int64_t wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
   const int64_t parts = PG_MAX(ceil_div(wanted, n_tiles), ceil_div(n_groups, GROUPS));
   const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
   r16_begin();
   for (int64_t i = r16_take(q, d.n_chunks * n_parts, -1); i >= 0; i = r16_take(q, d.n_chunks * n_parts, i)) {
     const int64_t g = i % n_parts * per;
-    const pg_range all = r16_chunk_of(&d, i / n_parts), groups = {g, PG_MIN(g + per, n_groups)};
+    const pg_range all = pg_chunk_of(&d, i / n_parts), groups = {g, PG_MIN(g + per, n_groups)};
     for (int64_t t = all.first; t < all.last; t += R16_TILES) {
       const pg_range tiles = {t, PG_MIN(t + R16_TILES, all.last)};
       for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, own);

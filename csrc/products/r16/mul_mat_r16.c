@@ -56,7 +56,7 @@ PG_INLINE r16_product blocks_of(const pg_task *t) {
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
-  return (p.n_cols <= R16_FEW ? x_bytes(t) : 0) + (p.n_cols <= R16_FEW_SLOW ? 0 : gemm_bytes(p, nth));
+  return (p.n_cols <= R16_MOST_FEW ? x_bytes(t) : 0) + (p.n_cols <= R16_LEAST_FEW ? 0 : gemm_bytes(p, nth));
 }
 
 // p takes the results of the product before it as its gate.
@@ -157,7 +157,7 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
-  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_FEW_SLOW ? 0 : gemm_bytes(p, nth));
+  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_LEAST_FEW ? 0 : gemm_bytes(p, nth));
 }
 
 static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {

@@ -3,13 +3,23 @@
 // expert.
 #pragma once
 #include "products/borders.h"
+#include "products/deal.h"
 #include "products/r16/r16.h"
 #include "simd/vmath.h"
 
 // Columns up to which gemv.c is the faster one; those that it takes at most, whichever level asks.
-enum { R16_FEW = PG_CAT(FEW, _, PG_ISA), R16_FEW_SLOW = PG_CAT(FEW_SLOW, _, PG_ISA), R16_GEMV_MAX = 64 };
-_Static_assert((int)R16_FEW_SLOW <= (int)R16_FEW && (int)R16_FEW <= (int)R16_GEMV_MAX, "beyond the scratch of gemv.c");
-PG_INLINE int64_t r16_few(r16_format f) { return f.codes <= R16_NIBBLES && !f.table ? R16_FEW : R16_FEW_SLOW; }
+#define R16_BORDER(name) ((int)PG_CAT(name, _, PG_ISA))
+PG_INLINE int r16_few(r16_format f) {
+  const int slow = f.codes > R16_NIBBLES || f.table;
+  if (pg_cpu_is_amd) return slow ? R16_BORDER(FEW_SLOW_AMD) : R16_BORDER(FEW_AMD);
+  return slow ? R16_BORDER(FEW_SLOW) : R16_BORDER(FEW);
+}
+enum {
+  R16_LEAST_FEW = PG_MIN(R16_BORDER(FEW_SLOW), R16_BORDER(FEW_SLOW_AMD)), // of any format, on any CPU
+  R16_MOST_FEW = PG_MAX(R16_BORDER(FEW), R16_BORDER(FEW_AMD)),
+  R16_GEMV_MAX = 64
+};
+_Static_assert((int)R16_MOST_FEW <= (int)R16_GEMV_MAX, "beyond the scratch of gemv.c");
 #if defined(__AMX_BF16__)
 enum {
   R16_FIXED = 32
@@ -135,26 +145,6 @@ static inline int64_t r16_take(r16_queue *q, int64_t n, int64_t last) {
   const int64_t i = q->next - q->base;
   q->next = -1;
   return i;
-}
-
-// Rows in chunks, counted in groups or tiles: the threads begin with a large chunk each, three quarters of all, and
-// share the rest in small ones, which evens out threads that are interrupted.
-typedef struct r16_deal {
-  int64_t n, large, small, n_large, n_chunks;
-} r16_deal;
-
-static inline r16_deal r16_deal_of(int64_t n, int nth) {
-  enum { SMALL_CHUNKS = 4 }; // per thread
-  if (nth == 1) return (r16_deal){n, n, 1, 1, 1};
-  const int64_t large = n * 3 / 4 / nth, rest = n - large * nth, n_large = large ? nth : 0;
-  const int64_t small = PG_MAX(1, rest / (SMALL_CHUNKS * nth));
-  return (r16_deal){n, large, small, n_large, n_large + (rest + small - 1) / small};
-}
-
-static inline pg_range r16_chunk_of(const r16_deal *d, int64_t i) {
-  if (i < d->n_large) return (pg_range){i * d->large, (i + 1) * d->large};
-  const int64_t first = d->n_large * d->large + (i - d->n_large) * d->small;
-  return (pg_range){first, PG_MIN(first + d->small, d->n)};
 }
 
 // The results of neither depend on the number of threads.

@@ -35,6 +35,8 @@ HEADS = {
 ISAS = [isa for isa in isa_levels() if isa not in ("generic", "avx512")]  # the levels with kernels of their own
 TILES = [isa for isa in ISAS if isa == "amx"]  # those that multiply many columns in bf16, csrc/products/gemm/bf16.h
 
+AMD = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+
 
 def in_bf16(isa: str, n_cols: int) -> bool:
     return isa in TILES and n_cols > 32
@@ -43,7 +45,7 @@ def in_bf16(isa: str, n_cols: int) -> bool:
 def few(isa: str, dtype: gg.DType) -> int:
     """Columns up to which gemv.c multiplies (csrc/products/borders.h)."""
     plain = dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0)
-    borders = {"avx2": (20, 12), "avx512vnni": (16, 10)}
+    borders = {"avx2": (20, 12), "avx512vnni": (24, 14) if AMD else (16, 10)}
     return borders.get(isa, (16, 16))[0 if plain else 1]
 
 
