@@ -10,8 +10,8 @@ enum {
 };
 
 // How far prefetch goes, 0: there is none. Zen 4's own prefetchers follow one stream: what one instruction unpacks it
-// reads up to 12 % faster by itself (Q4_0); what takes longer 3 to 10 % faster with NEAR than with AHEAD, and slower with
-// none; of many columns there is nothing to gain.
+// reads up to 12 % faster by itself (Q4_0); what takes longer 3 to 10 % faster with NEAR than with AHEAD, and slower
+// with none; of many columns there is nothing to gain.
 PG_INLINE int64_t ahead_of(r16_format f, int64_t nc) {
   if (!pg_cpu_is_amd || nc > 4) return AHEAD;
 #if defined(__AVX512VNNI__)
