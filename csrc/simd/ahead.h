@@ -2,8 +2,7 @@
 // not every prefetcher follows (Zen 4's does not where rows are short); each step asks for its share of what comes
 // after them, into the L2 cache: the L1 cache would lose most of it again. F16, four rows at a time, GB/s from DRAM,
 // one thread, without, into L1 and into L2: rows of 1.5 KiB 10, 22, 22; 4 KiB 17, 13, 23; 11 KiB 15, 13, 18; one stream
-// 24. What is in the L2 cache already loses up to 16 % with eight rows and one column (AVX2; F32 with AVX-512), else
-// nothing.
+// 24. What is in the L2 cache already loses up to 16 % with eight rows and one column (AVX2), else nothing.
 #pragma once
 #include "simd/simd.h"
 

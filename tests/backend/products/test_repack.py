@@ -45,7 +45,7 @@ def in_bf16(isa: str, n_cols: int) -> bool:
 def few(isa: str, dtype: gg.DType) -> int:
     """Columns up to which gemv.c multiplies (csrc/products/borders.h)."""
     plain = dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0)
-    borders = {"avx2": (20, 12), "avx512vnni": (24, 14) if AMD else (16, 10)}
+    borders = {"avx2": (24 if AMD else 32, 12), "avx512vnni": (24, 14) if AMD else (16, 10)}
     return borders.get(isa, (16, 16))[0 if plain else 1]
 
 
