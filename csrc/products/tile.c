@@ -178,7 +178,6 @@ const pg_tile *PG_FN(tiles)(int64_t type) {
 }
 
 #if VF_N == 8
-// One column waits for memory: more rows ask for more of it at a time.
 #define TALL(type)                                                                                                     \
   static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
     rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \

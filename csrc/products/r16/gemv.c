@@ -15,7 +15,7 @@ enum {
 PG_INLINE int64_t ahead_of(r16_format f, int64_t nc) {
   if (!pg_cpu_is_amd || nc > 4) return AHEAD;
 #if defined(__AVX512VNNI__)
-  if (nc == 1 && !f.table && f.codes <= R16_NIBBLES) return 0;
+  if (nc == 1 && !r16_unpacks_slowly(f)) return 0;
 #endif
   return NEAR;
 }

@@ -56,7 +56,7 @@ PG_INLINE r16_product blocks_of(const pg_task *t) {
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
-  return (p.n_cols <= R16_MOST_FEW ? x_bytes(t) : 0) + (p.n_cols <= R16_LEAST_FEW ? 0 : gemm_bytes(p, nth));
+  return (p.n_cols <= r16_few(0) ? x_bytes(t) : 0) + (p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
 }
 
 // p takes the results of the product before it as its gate.
@@ -107,7 +107,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
   const products s = products_of(t, form);
   int few[MAX_PRODUCTS] = {0}, n_few = 0; // each goes the way that it goes alone, whatever it shares the columns with
   for (int i = 0; i < s.n; i++) {
-    few[i] = form < HALF && s.p[i].n_cols <= r16_few(s.p[i].f);
+    few[i] = form < HALF && s.p[i].n_cols <= r16_few(r16_unpacks_slowly(s.p[i].f));
     n_few += few[i];
   }
   const int gated = is_gated((int)t->param[STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
@@ -157,7 +157,7 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
-  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= R16_LEAST_FEW ? 0 : gemm_bytes(p, nth));
+  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
 }
 
 static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
@@ -187,7 +187,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
       p[i].list = list + start;
       p[i].n_cols = n_cols;
     }
-    if (n_cols > r16_few(f)) {
+    if (n_cols > r16_few(r16_unpacks_slowly(f))) {
       pg_sync(t, nth); // the scratch of the expert before is free
       const gemm g = gemm_for(p);
       g.columns(p, &q, work);

@@ -9,17 +9,15 @@
 
 // Columns up to which gemv.c is the faster one; those that it takes at most, whichever level asks.
 #define R16_BORDER(name) ((int)PG_CAT(name, _, PG_ISA))
-PG_INLINE int r16_few(r16_format f) {
-  const int slow = f.codes > R16_NIBBLES || f.table;
+enum { R16_GEMV_MAX = 64 };
+_Static_assert(R16_BORDER(FEW_SLOW) <= R16_BORDER(FEW) && R16_BORDER(FEW_SLOW_AMD) <= R16_BORDER(FEW_AMD) &&
+                   PG_MAX(R16_BORDER(FEW), R16_BORDER(FEW_AMD)) <= (int)R16_GEMV_MAX,
+               "beyond the scratch of gemv.c");
+PG_INLINE int r16_unpacks_slowly(r16_format f) { return f.codes > R16_NIBBLES || f.table; }
+PG_INLINE int r16_few(int slow) {
   if (pg_cpu_is_amd) return slow ? R16_BORDER(FEW_SLOW_AMD) : R16_BORDER(FEW_AMD);
   return slow ? R16_BORDER(FEW_SLOW) : R16_BORDER(FEW);
 }
-enum {
-  R16_LEAST_FEW = PG_MIN(R16_BORDER(FEW_SLOW), R16_BORDER(FEW_SLOW_AMD)), // of any format, on any CPU
-  R16_MOST_FEW = PG_MAX(R16_BORDER(FEW), R16_BORDER(FEW_AMD)),
-  R16_GEMV_MAX = 64
-};
-_Static_assert((int)R16_MOST_FEW <= (int)R16_GEMV_MAX, "beyond the scratch of gemv.c");
 #if defined(__AMX_BF16__)
 enum {
   R16_FIXED = 32
