@@ -12,6 +12,7 @@
 // may be claimed as IDLE may. From FIRST_CLAIM on: it takes part in every step from `from` on; each claim has another
 // number.
 enum { ASLEEP, NAPPING, WAKING, IDLE, QUIT, FIRST_CLAIM };
+enum { AWAKE_NS = 500000 }; // between two runs: Python's part of a token takes less
 enum { LATE_NS = 1000000 }; // less is what waking up takes, more a time slice of another
 enum { REST_NS = 4000000 }; // half of the first rest ...
 enum { MOST_RESTS = 7 };    // ... which doubles so often
@@ -63,7 +64,8 @@ static int swap(int32_t *x, int32_t from, int32_t to) {
 static int32_t claimed(worker *w) {
   for (;;) {
     int32_t claim = load(&w->claim);
-    for (int i = 0; claim == IDLE && i < PG_SPINS; i++, claim = load(&w->claim)) pg_cpu_pause();
+    for (const int64_t from = pg_now_ns(); claim == IDLE && pg_now_ns() - from < AWAKE_NS; claim = load(&w->claim))
+      pg_cpu_pause();
     if (claim >= QUIT) return claim;
     if (claim == WAKING) {
       swap(&w->claim, WAKING, IDLE);
