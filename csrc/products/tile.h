@@ -14,3 +14,5 @@ const pg_tile *PG_FN(tiles)(int64_t type);
 
 // PG_TALL rows times one column, the same bits as from tiles; NULL: tiles are as fast.
 pg_tile PG_FN(tall_tile)(int64_t type);
+// PG_MR rows times one column, one row after the other; NULL: there is none.
+pg_tile PG_FN(tile_in_turn)(int64_t type);
