@@ -3,12 +3,14 @@
 // `type` and `nr` are constants wherever these functions are inlined, so that the accumulators stay in registers.
 #include "products/tile.h"
 
-#include "products/borders.h"
 #include "simd/ahead.h"
 
 #define UNROLL _Pragma("GCC unroll 8")
 
-enum { BLOCK = 32 }; // elements of the block types below: an f16 scale, then the values
+enum {
+  AHEAD = 4096, // bytes of prefetch for rows in turn
+  BLOCK = 32    // elements of the block types below: an f16 scale, then the values
+};
 
 typedef float *const *out;
 typedef const char *const *rows;
@@ -40,31 +42,25 @@ PG_INLINE vf load_n(int type, const char *p, int n) {
   return type == PG_F32 ? vf_load_n((const float *)p, n) : type == PG_F16 ? vf_load_f16_n(p, n) : vf_load_bf16_n(p, n);
 }
 
-// One row, with as many sums as hide fma's latency; asks for what comes `ahead` bytes later (0: for nothing).
-PG_INLINE vf row_of_floats(int type, int n_sums, int ahead, const char *p, const float *b, int64_t k) {
-  const int bytes = bytes_of(type, VF_N * 32) / 32, step = n_sums * VF_N;
-  vf s[4];
-  UNROLL for (int v = 0; v < n_sums; v++) s[v] = vf_zero();
-  int64_t i = 0;
-  for (; i + step <= k; i += step, p += n_sums * bytes) {
-    if (ahead) UNROLL for (int o = 0; o < n_sums * bytes; o += 64) __builtin_prefetch(p + ahead + o);
-    UNROLL for (int v = 0; v < n_sums; v++) s[v] = vf_fma(load(type, p + v * bytes), vf_load(b + i + v * VF_N), s[v]);
-  }
-  for (; i < k; i += VF_N, p += bytes) {
-    const int n = (int)PG_MIN(VF_N, k - i);
-    s[0] = vf_fma(load_n(type, p, n), vf_load_n(b + i, n), s[0]);
-  }
-  UNROLL for (int v = n_sums / 2; v; v /= 2) UNROLL for (int u = 0; u < v; u++) s[u] = vf_add(s[u], s[u + v]);
-  return s[0];
-}
-
-// Rows one after the other: one stream of memory.
+// Rows one after the other, one stream of memory, each with four sums to hide fma's latency.
 PG_INLINE void rows_in_turn(int type, out y, rows a, cols b, int64_t k, int add) {
+  enum { NS = 4, STEP = NS * VF_N };
+  const int bytes = bytes_of(type, VF_N * 32) / 32, ask = VF_N == 16; // product.c says why
   vf acc[PG_MR];
-  if (pg_cpu_is_amd) {
-    UNROLL for (int r = 0; r < PG_MR; r++) acc[r] = row_of_floats(type, PG_MAX(2, 32 / VF_N), 0, a[r], b[0], k);
-  } else {
-    UNROLL for (int r = 0; r < PG_MR; r++) acc[r] = row_of_floats(type, 4, 4096, a[r], b[0], k);
+  UNROLL for (int r = 0; r < PG_MR; r++) {
+    const char *p = a[r];
+    vf s[NS];
+    UNROLL for (int v = 0; v < NS; v++) s[v] = vf_zero();
+    int64_t i = 0;
+    for (; i + STEP <= k; i += STEP, p += NS * bytes) {
+      if (ask) UNROLL for (int o = 0; o < NS * bytes; o += 64) __builtin_prefetch(p + AHEAD + o);
+      UNROLL for (int v = 0; v < NS; v++) s[v] = vf_fma(load(type, p + v * bytes), vf_load(b[0] + i + v * VF_N), s[v]);
+    }
+    for (; i < k; i += VF_N, p += bytes) {
+      const int n = (int)PG_MIN(VF_N, k - i);
+      s[0] = vf_fma(load_n(type, p, n), vf_load_n(b[0] + i, n), s[0]);
+    }
+    acc[r] = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
   }
   put_sums(y[0], acc, add);
 }
