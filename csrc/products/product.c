@@ -4,8 +4,9 @@
 #include "products/product.h"
 
 #include "formats/storage.h"
-#include "simd/rows.h"
+#include "products/borders.h"
 #include "products/tile.h"
+#include "simd/rows.h"
 #include "simd/units.h"
 
 enum {
@@ -14,6 +15,8 @@ enum {
   FEW = 8 * VF_N,
   FEW_BLOCKS = 8,    // of block types that have a tile: as they are stored
   NEAR = 1 << 19,    // bytes of columns that stay in the L2 cache while all rows meet them
+  LONG = 2048,       // in_turn: elements that stay in the L1 cache with a row ...
+  LARGE = 1 << 19,   // ... and bytes of a matrix whose model does not stay in the L2 cache
   KC = 512,          // elements of a row at a time: a multiple of every block size
   LD = KC + 16,      // stride of converted rows and columns: off the powers of two, which share cache sets
   MB = 2 * PG_MR,    // rows converted at a time: they stay in the L1 cache with a column
@@ -47,12 +50,29 @@ static int64_t elements_near(const pg_product *p) {
   return k * p->n_cols * 4 <= NEAR ? k : PG_MAX(fit, KC);
 }
 
+// Where one column meets rows one after the other: the tile for that, else NULL. It is the stream that the CPU's
+// prefetchers follow best. Intel's stop at the end of every page, so they are helped, which was measured with AVX-512.
+// AMD's need no help, and follow best what AVX2 reads at a time; but a row and the column must stay in the L1 cache
+// together: where they do not, or where a model stays in the L2 cache, rows side by side are faster. Zen 4, two
+// threads, F16, GB/s in turn and side by side, plain reads: k 768 28.3, 26.7, 27.0; 2048 30.3, 28.0, 29.7;
+// 4096 23.1, 29.4, 30.4; 5632 21.1, 29.5, 31.8. One thread, k 768, AVX-512 22, AVX2 26.
+static pg_tile in_turn(const pg_product *p) {
+#if VF_N >= 8
+  const pg_tensor *a = p->a;
+  if (p->n_cols > 1) return NULL;
+  if (!pg_cpu_is_amd) return VF_N == 16 ? PG_FN(tile_in_turn)(a->type) : NULL;
+  if (a->ne[0] <= LONG && a->ne[1] * a->nb[1] > LARGE) return PG_CAT(tile_in_turn, __, avx2)(a->type);
+#endif
+  return NULL;
+}
+
 static void direct(const pg_product *p, pg_part part, const pg_tile *tiles) {
   const int64_t nba = p->a->nb[1], n = part.cols.last - part.cols.first, k = p->a->ne[0], near = elements_near(p);
   const float *b[FEW];
   float *y[FEW];
   for (int64_t j = 0; j < n; j++) b[j] = (const float *)pg_column(p, part.cols.first + j, &y[j]);
-  const pg_tile tall = n == 1 ? PG_FN(tall_tile)(p->a->type) : NULL;
+  const pg_tile turn = in_turn(p), tall = n == 1 && !turn ? PG_FN(tall_tile)(p->a->type) : NULL;
+  if (turn) tiles = &turn;
   for (int64_t k0 = 0; k0 < k; k0 += near) {
     const char *a = p->a_rows + k0 / pg_block_size(p->a->type) * p->a->nb[0];
     const int64_t kc = PG_MIN(near, k - k0);

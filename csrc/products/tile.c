@@ -3,13 +3,12 @@
 // `type` and `nr` are constants wherever these functions are inlined, so that the accumulators stay in registers.
 #include "products/tile.h"
 
-#include "products/borders.h"
 #include "simd/ahead.h"
 
 #define UNROLL _Pragma("GCC unroll 8")
 
 enum {
-  AHEAD = 4096, // bytes of prefetch for one column of floats
+  AHEAD = 4096, // bytes of prefetch for rows in turn
   BLOCK = 32    // elements of the block types below: an f16 scale, then the values
 };
 
@@ -21,10 +20,10 @@ PG_INLINE int bytes_of(int type, int n) { // n elements
   return type == PG_F32 ? n * 4 : type == PG_Q8_0 ? n / BLOCK * 34 : type == PG_Q4_0 ? n / BLOCK * 18 : n * 2;
 }
 
-// What to ask for while `mr` rows are read: as many that follow them; NULL where something lies between rows.
+// What to ask for while `mr` rows are read: what follows them, not too near; NULL where something lies between rows.
 PG_INLINE const char *next_rows(int type, int mr, rows a, int64_t k) {
   const int64_t stride = a[1] - a[0];
-  return stride * BLOCK == k * bytes_of(type, BLOCK) ? a[0] + mr * stride : NULL;
+  return stride * BLOCK == k * bytes_of(type, BLOCK) ? a[0] + PG_MAX(mr * stride, PG_AHEAD) : NULL;
 }
 
 PG_INLINE void put_sums(float *y, const vf *acc, int add) {
@@ -43,12 +42,10 @@ PG_INLINE vf load_n(int type, const char *p, int n) {
   return type == PG_F32 ? vf_load_n((const float *)p, n) : type == PG_F16 ? vf_load_f16_n(p, n) : vf_load_bf16_n(p, n);
 }
 
-// One column waits for memory. With AVX-512 rows are read one after the other, one stream, each with four sums to hide
-// fma's latency: AMD's prefetchers follow it best alone, Intel's stop at the end of every page. With AVX2 eight rows
-// side by side (a tall tile) are faster.
-PG_INLINE void column_of_floats(int type, float *y, rows a, const float *b, int64_t k, int add) {
+// Rows one after the other, one stream of memory, each with four sums to hide fma's latency.
+PG_INLINE void rows_in_turn(int type, out y, rows a, cols b, int64_t k, int add) {
   enum { NS = 4, STEP = NS * VF_N };
-  const int bytes = bytes_of(type, VF_N * 32) / 32, ask = !pg_cpu_is_amd;
+  const int bytes = bytes_of(type, VF_N * 32) / 32, ask = VF_N == 16; // product.c says why
   vf acc[PG_MR];
   UNROLL for (int r = 0; r < PG_MR; r++) {
     const char *p = a[r];
@@ -57,15 +54,15 @@ PG_INLINE void column_of_floats(int type, float *y, rows a, const float *b, int6
     int64_t i = 0;
     for (; i + STEP <= k; i += STEP, p += NS * bytes) {
       if (ask) UNROLL for (int o = 0; o < NS * bytes; o += 64) __builtin_prefetch(p + AHEAD + o);
-      UNROLL for (int v = 0; v < NS; v++) s[v] = vf_fma(load(type, p + v * bytes), vf_load(b + i + v * VF_N), s[v]);
+      UNROLL for (int v = 0; v < NS; v++) s[v] = vf_fma(load(type, p + v * bytes), vf_load(b[0] + i + v * VF_N), s[v]);
     }
     for (; i < k; i += VF_N, p += bytes) {
       const int n = (int)PG_MIN(VF_N, k - i);
-      s[0] = vf_fma(load_n(type, p, n), vf_load_n(b + i, n), s[0]);
+      s[0] = vf_fma(load_n(type, p, n), vf_load_n(b[0] + i, n), s[0]);
     }
     acc[r] = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
   }
-  put_sums(y, acc, add);
+  put_sums(y[0], acc, add);
 }
 
 PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, int64_t k, int add) {
@@ -96,11 +93,7 @@ PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, i
 }
 
 PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
-  if (nr == 1 && VF_N == 16) {
-    column_of_floats(type, y[0], a, b[0], k, add);
-  } else {
-    rows_of_floats(type, PG_MR, nr, y, a, b, k, add);
-  }
+  rows_of_floats(type, PG_MR, nr, y, a, b, k, add);
 }
 
 // -- blocks: a scale times the sum over the block of integers times x
@@ -177,20 +170,19 @@ const pg_tile *PG_FN(tiles)(int64_t type) {
   }
 }
 
-#if VF_N == 8
-#define TALL(type)                                                                                                     \
+#if VF_N >= 8
+#define ONE_COLUMN(type)                                                                                               \
   static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
     rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \
-  }
-TALL(F32)
-TALL(F16)
-TALL(BF16)
+  }                                                                                                                    \
+  static void in_turn_##type(out y, rows a, cols b, int64_t k, int add) { rows_in_turn(PG_##type, y, a, b, k, add); }
+ONE_COLUMN(F32)
+ONE_COLUMN(F16)
+ONE_COLUMN(BF16)
+#define BY_TYPE(way) (type == PG_F32 ? way##_F32 : type == PG_F16 ? way##_F16 : type == PG_BF16 ? way##_BF16 : NULL)
+#else
+#define BY_TYPE(way) NULL
 #endif
 
-pg_tile PG_FN(tall_tile)(int64_t type) {
-#if VF_N == 8
-  return type == PG_F32 ? tall_F32 : type == PG_F16 ? tall_F16 : type == PG_BF16 ? tall_BF16 : NULL;
-#else
-  return NULL;
-#endif
-}
+pg_tile PG_FN(tall_tile)(int64_t type) { return BY_TYPE(tall); }
+pg_tile PG_FN(tile_in_turn)(int64_t type) { return BY_TYPE(in_turn); }

@@ -14,3 +14,7 @@ const pg_tile *PG_FN(tiles)(int64_t type);
 
 // PG_TALL rows times one column, the same bits as from tiles; NULL: tiles are as fast.
 pg_tile PG_FN(tall_tile)(int64_t type);
+// PG_MR rows times one column, one row after the other; NULL: there is none. AVX2's is asked for at levels above it,
+// too.
+pg_tile PG_FN(tile_in_turn)(int64_t type);
+pg_tile PG_CAT(tile_in_turn, __, avx2)(int64_t type);

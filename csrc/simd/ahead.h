@@ -6,6 +6,8 @@
 #pragma once
 #include "simd/simd.h"
 
+enum { PG_AHEAD = 1 << 14 }; // bytes ahead at least: short rows are read before what comes after them is there
+
 // Asks for `bytes`, a constant, from `at` on; where to go on.
 PG_INLINE const void *pg_ask(const void *at, int bytes) {
   _Pragma("GCC unroll 64") for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)at + i, 0, 2);

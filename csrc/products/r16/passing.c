@@ -193,11 +193,14 @@ static const uint8_t *rows_at(const r16_product *p, int64_t group, int64_t k) {
   return p->w + group * R16_ROWS * p->row_bytes + k / (R16_UNIT * p->f.units) * stored_of(p->f.type).bytes;
 }
 
+// How far ahead is asked for while `n` rows are read.
+static int64_t ahead(const r16_product *p, int n) { return PG_MAX(n * p->row_bytes, PG_AHEAD); }
+
 const uint8_t *PG_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to) {
   const uint8_t *b = rows_at(p, group, k);
   const int64_t row = group * R16_ROWS;
   if (row + R16_ROWS <= p->m) {
-    const uint8_t *next = rows_at(p, group + 1, 0) + R16_ROWS * (b - rows_at(p, group, 0));
+    const uint8_t *next = rows_at(p, group, 0) + ahead(p, R16_ROWS) + R16_ROWS * (b - rows_at(p, group, 0));
     ways_of[p->f.type].put(b, p->row_bytes, n / (R16_UNIT * p->f.units), to, next);
   } else {
     pg_r16_pack(p->f.type, b, p->row_bytes, n, p->m - row, to, 0, 1);
@@ -208,7 +211,7 @@ const uint8_t *PG_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, i
 void PG_FN(r16_multiply_stored)(const r16_product *p, int64_t group, int nc, blocks x, float *const *y) {
   const uint8_t *b = rows_at(p, group, 0);
   for (int part = 0; part < PARTS; part++, b += VF_N * p->row_bytes) {
-    const uint8_t *next = b + VF_N * p->row_bytes;
+    const uint8_t *next = b + ahead(p, VF_N);
     float *to[NC];
     for (int c = 0; c < nc; c++) to[c] = y[c] + part * VF_N;
     ways_of[p->f.type].multiply[nc - 1](b, p->row_bytes, p->k / (R16_UNIT * p->f.units), x, to, next);
