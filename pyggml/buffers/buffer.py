@@ -49,9 +49,7 @@ class MappedFile:
     apart: other bytes written into it, and a copy that is being made of it in just that moment.
     """
 
-    guard: ClassVar[Callable[[MappedFile, int], Sequence[int]] | None] = (
-        None  # what catches such reads
-    )
+    guard: ClassVar[Callable[[MappedFile, int], Sequence[int]] | None] = None  # what catches such reads
 
     __slots__ = ("data", "lost", "map", "path")
 
