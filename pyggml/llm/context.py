@@ -384,7 +384,8 @@ class LlamaContext(Closeable):
     def _evaluate(self, parts: Sequence[UBatch], of: Members | None, steps: Steps) -> None:
         """Compute the parts, and set `outputs`, and `logits` or `embeddings`, pooled `of` sequences. Until then the
         cells are as they were on any failure."""
-        rows, hidden = list[Floats](), list[Floats]()
+        rows: list[Floats] = []  # list[Floats]() would raise, and catch, an AttributeError inside
+        hidden: list[Floats] = []
         try:
             for u in parts:
                 step = self._run(u, self._take(u, steps))
