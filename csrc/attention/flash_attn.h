@@ -122,3 +122,14 @@ typedef void (*pg_attend)(const attention *a, const tile *t, const scratch *w, c
                           int64_t last);
 int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many);
 int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, pg_attend many);
+
+// Those of AVX2, for levels above it.
+#if VF_N == 16
+#define NARROW(name) PG_CAT(name, __, avx2)
+#else
+#define NARROW PG_FN
+#endif
+int64_t NARROW(flash_attn_ext_work)(const pg_task *t, int nth);
+int NARROW(flash_attn_ext_any)(const pg_task *t, int ith, int nth);
+int64_t NARROW(attn_vt_work)(const pg_task *t, int nth);
+int NARROW(attn_vt_any)(const pg_task *t, int ith, int nth);

@@ -1,5 +1,6 @@
 // mul_mat_id: column (u, t) of y[m, n_used, n_tokens] = matrix ids[u, t] of as[k, m, n_expert] times column
 // (u % n_b, t) of b[k, n_b, n_tokens]. The columns are sorted by expert, so that each matrix is read once.
+#include "products/deal.h"
 #include "products/experts.h"
 #include "products/product.h"
 
@@ -27,7 +28,7 @@ int PG_FN(mul_mat_id_any)(const pg_task *t, int ith, int nth) {
   };
   int64_t n_busy = 0; // experts that have columns
   for (int64_t e = 0; e < n_expert; e++) n_busy += end[e] > (e ? end[e - 1] : 0);
-  int64_t i = pg_next_chunk(t, nth, -1), first = 0; // parts are numbered through all experts
+  int64_t i = pg_next_chunk(t, nth, -1), first = 0; // chunks are numbered through all experts
   for (int64_t e = 0; e < n_expert; e++) {
     const int32_t start = e ? end[e - 1] : 0;
     if (start == end[e]) continue;
@@ -35,10 +36,13 @@ int PG_FN(mul_mat_id_any)(const pg_task *t, int ith, int nth) {
     p.list = list + start;
     p.n_cols = end[e] - start;
     const pg_cut cut = PG_FN(product_cut)(&p, nth == 1 ? 1 : (PARTS * nth + n_busy - 1) / n_busy);
-    const int64_t parts = cut.n_rows * cut.n_cols;
-    for (; i < first + parts; i = pg_next_chunk(t, nth, i))
-      PG_FN(product)(&p, pg_part_of(&p, &cut, i - first), (float *)(scratch + pg_sorted_bytes(t)));
-    first += parts;
+    const pg_deal d = pg_deal_of(cut.n_rows * cut.n_cols, nth);
+    for (; i < first + d.n_chunks; i = pg_next_chunk(t, nth, i)) {
+      const pg_range r = pg_chunk_of(&d, i - first);
+      for (int64_t j = r.first; j < r.last; j++)
+        PG_FN(product)(&p, pg_part_of(&p, &cut, j), (float *)(scratch + pg_sorted_bytes(t)));
+    }
+    first += d.n_chunks;
   }
   return PG_OK;
 }

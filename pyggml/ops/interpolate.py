@@ -155,5 +155,5 @@ def upscale_ext(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, mode: int | s
 def upscale(a: Tensor, scale_factor: int, mode: int | str) -> Tensor:
     """`interpolate` with ne[0] and ne[1] `scale_factor` times as large, a whole number (ggml_upscale)."""
     ne = ne_of(a)
-    times = scale_factor if is_whole(scale_factor, 1) else 0  # which interpolate refuses
+    times = int(scale_factor) if is_whole(scale_factor, 1) else 0  # which interpolate refuses
     return interpolate(a, ne[0] * times, ne[1] * times, ne[2], ne[3], mode)
