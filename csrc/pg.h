@@ -12,7 +12,8 @@ enum pg_status {
   PG_E_TYPE = 4,    // no conversion for this type
   PG_E_NAN = 5,     // a number that has no place in an order
   PG_E_HOST = 6,    // what Python computes raised an exception
-  PG_E_NESTED = 7   // an op of this plan ran it again
+  PG_E_NESTED = 7,  // an op of this plan ran it again
+  PG_E_LOST = 8     // a file that it reads has become shorter
 };
 
 enum { PG_MAX_SRC = 12, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
@@ -110,6 +111,8 @@ typedef struct pg_plan {
   int64_t n_ops;
   const pg_bind *binds;
   int64_t n_binds;
+  const int32_t *const *files; // [n_files] of pg_guard: those that its ops read
+  int64_t n_files;
   int64_t n_threads;
   int32_t *chunks;    // [n_ops] shared counters for pg_next
   int64_t *spans;     // [n_ops][n_threads][2] when a thread began and ended each op, or NULL: do not measure
@@ -117,7 +120,7 @@ typedef struct pg_plan {
   int64_t bad_value;  // its detail
   int32_t status;     // first failure
   int32_t abort;      // raise to stop the run that is under way between two ops
-  int32_t watch;      // a long run: SIGINT stops it too
+  int32_t watch;      // SIGINT stops this run, too
   int32_t interrupts; // SIGINTs before this run
   int32_t busy;       // a thread runs this plan ...
   int32_t waiting;    // ... and others sleep until it has
@@ -149,15 +152,16 @@ const pg_row *pg_isa_table(int level, int64_t *n); // its kernels
 int64_t pg_isa_floats(int level);                  // columns beyond which converting F16 and BF16 pays there
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth);
 
-// Run on p->n_threads threads at most; the caller is thread 0, and workers take part from when they are awake. Threads
+// Run on `n_threads` threads at most; the caller is thread 0, and workers take part from when they are awake. Threads
 // that run one plan take turns; that plans with the same scratch memory or data do is the caller's business.
-// Within an op another plan runs on the thread that asks for it.
-int pg_plan_run(pg_plan *p, const int64_t *vars);
+// Within an op another plan runs on the thread that asks for it. `watch`: SIGINT stops it, too.
+int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch);
 void pg_pool_stop(void); // join all workers
 
-// From now on a read of mapped file pages first .. first + bytes that the file no longer has gives zeros, and 1 at the
-// address that is returned (NULL: no memory), until it is given back.
-const int32_t *pg_guard(const void *first, int64_t bytes);
+// From now on a read of the `bytes` of a file that are mapped at `first`, and that it no longer has, gives zeros, and 1
+// at the address that is returned (NULL: no memory, or no file can be opened), until it is given back.
+const int32_t *pg_guard(int fd, const void *first, int64_t bytes);
+int pg_is_lost(const int32_t *lost); // 1 there, or the file is shorter now
 void pg_unguard(const int32_t *lost);
 
 // Dense rows of `type` to n floats in all, and n_rows rows of n floats to it; `weights` (n of them, or NULL) says how

@@ -33,7 +33,7 @@ static int run(int n_threads, int failing) {
   memset(x, 0, sizeof x);
   pg_op ops[64];
   int32_t counters[64];
-  pg_plan p = {.ops = ops, .n_ops = 64, .n_threads = n_threads, .chunks = counters};
+  pg_plan p = {.ops = ops, .n_ops = 64, .chunks = counters};
   memset(ops, 0, sizeof ops);
   for (int i = 0; i < 64; i++) {
     ops[i].fn = failing && i == 40 ? refuse : i % 3 ? neighbours : chunks;
@@ -44,7 +44,7 @@ static int run(int n_threads, int failing) {
     ops[i].task.index = i;
   }
   for (int r = 0; r < 40; r++) {
-    const int status = pg_plan_run(&p, NULL);
+    const int status = pg_plan_run(&p, NULL, n_threads, 0);
     if (status != (failing ? PG_E_INDEX : PG_OK)) return 1;
     if (failing && (p.failed_op != 40 || p.bad_value != 42)) return 2;
     for (int i = 1; i < N; i++)
@@ -66,6 +66,7 @@ enum { CALLERS = 8, RUNS = 50 };
 
 static struct {
   pg_plan plan;
+  int n_threads;
   int64_t x[9], bound, wrong;
 } both;
 
@@ -90,7 +91,7 @@ static int finish(const pg_task *t, int ith, int nth) {
 static void *caller(void *arg) {
   const int64_t var = (int64_t)(size_t)arg * 1000;
   for (int r = 0; r < RUNS; r++)
-    if (pg_plan_run(&both.plan, &var)) return arg;
+    if (pg_plan_run(&both.plan, &var, both.n_threads, 1)) return arg;
   return NULL;
 }
 
@@ -107,9 +108,8 @@ static int together(int n_threads) {
     ops[i].task.index = i;
   }
   const pg_bind bind = {.where = &both.bound, .stride = 1};
-  both.plan =
-      (pg_plan){.ops = ops, .n_ops = 8, .binds = &bind, .n_binds = 1, .n_threads = n_threads, .chunks = counters};
-  both.plan.watch = 1;
+  both.plan = (pg_plan){.ops = ops, .n_ops = 8, .binds = &bind, .n_binds = 1, .chunks = counters};
+  both.n_threads = n_threads;
   both.wrong = 0;
   pthread_t thread[CALLERS];
   for (size_t i = 0; i < CALLERS; i++) pthread_create(&thread[i], NULL, caller, (void *)(i + 1));

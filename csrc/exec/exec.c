@@ -101,13 +101,15 @@ static void walk(pg_plan *p, pg_team *team) {
   }
 }
 
-int pg_plan_run(pg_plan *p, const int64_t *vars) {
+int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch) {
   if (walking && __atomic_load_n(&p->busy, __ATOMIC_ACQUIRE)) return PG_E_NESTED;
   while (__atomic_exchange_n(&p->busy, 1, __ATOMIC_ACQUIRE)) pg_wait_while(&p->busy, 1, &p->waiting);
   for (int64_t i = 0; i < p->n_binds; i++)
     *p->binds[i].where = p->binds[i].base + p->binds[i].stride * vars[p->binds[i].var];
   memset(p->chunks, 0, (size_t)p->n_ops * sizeof *p->chunks);
   p->status = p->arrived = p->phase = p->sleepers = 0;
+  p->n_threads = n_threads;
+  p->watch = watch;
   __atomic_store_n(&p->abort, 0, __ATOMIC_RELAXED);
   if (p->watch) p->interrupts = pg_interrupt_watch();
   int status = PG_OK;
@@ -127,6 +129,8 @@ int pg_plan_run(pg_plan *p, const int64_t *vars) {
   }
   if (p->watch) pg_interrupt_release();
   if (status == PG_OK) status = p->status;
+  for (int64_t i = 0; status == PG_OK && i < p->n_files; i++) // lost before or meanwhile: what was read is nothing
+    if (pg_is_lost(p->files[i])) status = PG_E_LOST;
   __atomic_store_n(&p->busy, 0, __ATOMIC_SEQ_CST);
   pg_wake(&p->busy, &p->waiting);
   return status;

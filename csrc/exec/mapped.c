@@ -2,16 +2,20 @@
 // all behind it, and the loss is noted: who has read there looks at the note afterwards.
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "pg.h"
 
 typedef struct mapped { // the handler walks them while others come and go: none is ever freed, all are used again
-  int32_t lost;         // the first member: pg_unguard finds its mapping by it
+  int32_t lost;         // the first member: others find the mapping by it
+  int fd;
+  int64_t bytes;
   uintptr_t first, end; // first 0: not in use
   struct mapped *next;
 } mapped;
@@ -47,7 +51,9 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
   }
 }
 
-const int32_t *pg_guard(const void *first, int64_t bytes) {
+const int32_t *pg_guard(int fd, const void *first, int64_t bytes) {
+  const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (own < 0) return NULL;
   pthread_mutex_lock(&lock);
   mapped *m = list;
   while (m && m->first) m = m->next;
@@ -63,15 +69,27 @@ const int32_t *pg_guard(const void *first, int64_t bytes) {
       sigaction(SIGBUS, &ours, &before);
     }
     m->lost = 0;
+    m->fd = own;
+    m->bytes = bytes;
     m->end = ((uintptr_t)first + (uintptr_t)bytes + page_size - 1) / page_size * page_size;
     __atomic_store_n(&m->first, (uintptr_t)first, __ATOMIC_RELEASE);
   }
   pthread_mutex_unlock(&lock);
-  return m ? &m->lost : NULL;
+  if (m) return &m->lost;
+  close(own);
+  return NULL;
+}
+
+int pg_is_lost(const int32_t *lost) {
+  const mapped *m = (const mapped *)lost;
+  struct stat now;
+  return __atomic_load_n(&m->lost, __ATOMIC_ACQUIRE) || fstat(m->fd, &now) || now.st_size < m->bytes;
 }
 
 void pg_unguard(const int32_t *lost) {
+  mapped *m = (mapped *)(uintptr_t)lost;
   pthread_mutex_lock(&lock);
-  __atomic_store_n(&((mapped *)(uintptr_t)lost)->first, 0, __ATOMIC_RELEASE);
+  close(m->fd);
+  __atomic_store_n(&m->first, 0, __ATOMIC_RELEASE);
   pthread_mutex_unlock(&lock);
 }

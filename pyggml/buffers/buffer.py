@@ -49,19 +49,19 @@ class MappedFile:
     apart: other bytes written into it, and a copy that is being made of it in just that moment.
     """
 
-    guard: ClassVar[Callable[[MappedFile], Sequence[int]] | None] = None  # what catches such reads installs itself here
+    guard: ClassVar[Callable[[MappedFile, int], Sequence[int]] | None] = None  # what catches such reads
 
-    __slots__ = ("_lost", "data", "map", "path")
+    __slots__ = ("data", "lost", "map", "path")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self.map = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
         self.data: Bytes = np.frombuffer(self.map, np.uint8)
-        self._lost = (0,) if MappedFile.guard is None else MappedFile.guard(self)
+        self.lost = (0,) if MappedFile.guard is None else MappedFile.guard(self, fd)
 
     def check(self) -> None:
         """Raises GGUFError where the file has become shorter since it was mapped."""
-        if self.map.size() < self.data.nbytes or self._lost[0]:
+        if self.map.size() < self.data.nbytes or self.lost[0]:
             text = (
                 f"had {self.data.nbytes} bytes when it was opened and has {self.map.size()} now: what was read is lost"
             )

@@ -384,7 +384,8 @@ class LlamaContext(Closeable):
     def _evaluate(self, parts: Sequence[UBatch], of: Members | None, steps: Steps) -> None:
         """Compute the parts, and set `outputs`, and `logits` or `embeddings`, pooled `of` sequences. Until then the
         cells are as they were on any failure."""
-        rows, hidden = list[Floats](), list[Floats]()
+        rows: list[Floats] = []  # list[Floats]() would raise, and catch, an AttributeError inside
+        hidden: list[Floats] = []
         try:
             for u in parts:
                 step = self._run(u, self._take(u, steps))
@@ -431,10 +432,9 @@ class LlamaContext(Closeable):
 
     def _run(self, u: UBatch, slots: Slots) -> Step:
         """Compute a ubatch in its slots; what comes out is in memory that the next run uses again."""
-        steps = slots.steps
+        steps, hidden = slots.steps, self._graphs.hidden
         n_kv = tuple([c.n_kv() for c in steps.caches])
-        n_seqs = 1 if slots.states is None else u.n_seqs
-        n_outputs, hidden = len(u.outputs) or 1, self._graphs.hidden
+        n_outputs, n_seqs = len(u.outputs) or 1, 1 if slots.states is None else u.n_seqs
         size = StepSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
         step = steps.get(size)
         step.fill(u, slots.states, self.model.hparams, steps.cells)

@@ -7,22 +7,18 @@ each of several sequences), by sequence (tokens of one sequence).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from pyggml.errors import BatchError
 from pyggml.models.memory.kv_cells import Floats, Ints, SeqSets
 
 from .batch import Batch, Sequences, check_positions
 
-Bools = npt.NDArray[np.bool_]
 _NONE = np.empty(0, np.int32)
 FIRST = np.zeros(1, np.int32)  # the index, and the sequence, of the one token of most decodes
-_WANTED = np.ones(1, np.bool_)
-for _shared in (FIRST, _WANTED):
-    _shared.flags.writeable = False
+FIRST.flags.writeable = False
 
 
 @dataclass(slots=True)
@@ -35,7 +31,7 @@ class UBatch:
     pos           int32 [n_tokens]
     seq           int32 [n_tokens]: the (first) sequence of each token
     sets          all sequences of each token; None where each has one
-    output        bool [n_tokens]: logits are wanted
+    outputs       the indices of the tokens whose logits are wanted, ascending
     ids           int32 [n_tokens]: the index of each token in the batch
     """
 
@@ -48,9 +44,8 @@ class UBatch:
     pos: Ints
     seq: Ints
     sets: SeqSets | None
-    output: Bools
+    outputs: Ints
     ids: Ints
-    _outputs: Ints | None = field(default=None, repr=False, compare=False)
 
     @property
     def seq_id(self) -> list[tuple[int, ...]]:
@@ -67,13 +62,6 @@ class UBatch:
     def last_pos(self) -> Ints:
         """int32 [n_seqs]: the last position of each sequence."""
         return self.pos[self.n_seq_tokens - 1 :: self.n_seq_tokens]
-
-    @property
-    def outputs(self) -> Ints:
-        """Indices of the tokens whose logits are wanted, ascending."""
-        if self._outputs is None:
-            self._outputs = self.output.nonzero()[0].astype(np.int32)
-        return self._outputs
 
 
 @dataclass(slots=True)
@@ -215,16 +203,16 @@ class SBatch:
             pos=self.pos,
             seq=self.first,
             sets=self.sets,
-            output=self.output,
+            outputs=self.output[ids].nonzero()[0].astype(np.int32),
             ids=ids,
         )
         if n_tokens < len(self.pos) or not self._in_order:
             u.token = None if u.token is None else u.token[ids]
             u.embd = None if u.embd is None else u.embd[ids]
-            u.pos, u.seq, u.output = u.pos[ids], u.seq[ids], u.output[ids]
+            u.pos, u.seq = u.pos[ids], u.seq[ids]
             indices: list[int] = ids.tolist()
             u.sets = None if u.sets is None else [u.sets[i] for i in indices]
-        self.out_ids = np.concatenate((self.out_ids, ids[u.output]))
+        self.out_ids = np.concatenate((self.out_ids, ids[u.outputs]))
         return u
 
 
@@ -248,14 +236,14 @@ def ubatches_of_tokens(tokens: Ints, start: int, n_ubatch: int) -> Iterator[UBat
     SBatch would hand out in equal splits, without the work of making one."""
     n = len(tokens)
     if n == 1:
-        yield UBatch(True, 1, 1, 1, tokens, None, np.array((start,), np.int32), FIRST, None, _WANTED, FIRST, FIRST)
+        yield UBatch(True, 1, 1, 1, tokens, None, np.array((start,), np.int32), FIRST, None, FIRST, FIRST)
         return
     for i in range(0, n, n_ubatch):
         m = min(n_ubatch, n - i)
         ids = np.arange(i, i + m, dtype=np.int32)
-        output = ids == n - 1
+        outputs = np.array([m - 1] * (i + m == n), np.int32)
         yield UBatch(
-            True, m, m, 1, tokens[i : i + m], None, ids + np.int32(start), np.zeros(m, np.int32), None, output, ids
+            True, m, m, 1, tokens[i : i + m], None, ids + np.int32(start), np.zeros(m, np.int32), None, outputs, ids
         )
 
 

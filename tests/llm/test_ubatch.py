@@ -26,7 +26,7 @@ def test_the_last_of_each_of_two_sequences() -> None:
     (u,) = s.parts(512)
     assert s.out_ids.tolist() == [5, 12]
     assert (u.equal_seqs, u.n_tokens, u.n_seq_tokens, u.n_seqs) == (False, 13, 1, 13)
-    assert u.outputs.tolist() == [5, 12] and u.output.sum() == 2
+    assert u.outputs.tolist() == [5, 12]
     assert u.seq_id == [(0,)] * 6 + [(1,)] * 7 and u.n_seq_id == [1] * 13
 
 
@@ -110,7 +110,7 @@ def test_every_token_comes_out_once(batch: Batch, n_ubatch: int, kind: str) -> N
         assert kind != "seq" or u.n_seqs == 1
         assert u.token is not None and u.token.tolist() == [batch.tokens[i] for i in u.ids]
         assert u.pos.tolist() == [batch.pos[i] for i in u.ids]
-        assert u.output.tolist() == [batch.logits[i] for i in u.ids]
+        assert u.outputs.tolist() == [k for k, i in enumerate(u.ids) if batch.logits[i]]
         sets = [batch.seq_ids[i] for i in u.ids]
         assert u.sets is None or [tuple(x) for x in u.sets] == sets
         assert u.seq_id == sets[:: u.n_seq_tokens]
@@ -131,7 +131,7 @@ def test_tokens_of_one_sequence_without_a_batch(n: int) -> None:
     for fast, slow in zip(ubatches_of_tokens(tokens, 5, 3), s.parts(3), strict=True):
         for name in ("equal_seqs", "n_tokens", "n_seq_tokens", "n_seqs", "embd", "sets", "seq_id"):
             assert getattr(fast, name) == getattr(slow, name)
-        for name in ("token", "pos", "seq", "output", "outputs", "ids"):
+        for name in ("token", "pos", "seq", "outputs", "ids"):
             assert getattr(fast, name).tolist() == getattr(slow, name).tolist()
 
 

@@ -20,7 +20,7 @@ from pyggml.sched import Schedule
 N_CTX = 4096
 
 
-def skip(schedule: Schedule) -> None:
+def skip(schedule: Schedule, n_threads: int | None = None) -> None:
     """In place of `Schedule.run`."""
 
 

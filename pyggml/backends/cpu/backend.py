@@ -42,6 +42,8 @@ class CpuProgram:
         self._is_long = low.cost_ns > _LONG_NS
         p.chunks = ffi.cast("int32_t *", self._chunks.__array_interface__["data"][0])
         address = int(ffi.cast("intptr_t", p))
+        self._files = ffi.new("int32_t *[]", [file.lost for file in low.files])
+        p.files, p.n_files = self._files, len(self._files)
         low.set_plan(address)
         has_calls = any(OPS[t.op].host is not None for t in low.nodes)
         self._calls = HostCalls(address, low.nodes, resolve) if has_calls else None
@@ -57,8 +59,7 @@ class CpuProgram:
         self._work = self._backend.work(low.work_size)
         low.set_work(self._work.base)
         self._vars: list[Var] = list(dict.fromkeys(var for *_, var in low.binds))
-        self._values = np.zeros(max(len(self._vars), 1), np.int64)
-        self._values_c = ffi.from_buffer("int64_t[]", self._values)
+        self._values = ffi.new("int64_t[]", max(len(self._vars), 1))
         self._binds = ffi.new("pg_bind[]", max(len(low.binds), 1))
         for i, (where, base, stride, var) in enumerate(low.binds):
             b = self._binds[i]
@@ -103,26 +104,24 @@ class CpuProgram:
 
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
         with self._backend.lock:
-            self._plan.n_threads = min(n_threads or self.lowered.n_threads, self.lowered.n_threads)
-            if self._is_long:
-                self._plan.watch = interruptible
+            n = min(n_threads or self.lowered.n_threads, self.lowered.n_threads)
             for i, var in enumerate(self._vars):
                 self._values[i] = var.value
             measure = self._backend.measure
-            if measure is not None:
-                spans = np.zeros((len(self.lowered.nodes), self._plan.n_threads, 2), np.int64)
+            if measure is None:
+                status = lib.pg_plan_run(self._plan, self._values, n, self._is_long and interruptible)
+            else:
+                spans = np.zeros((len(self.lowered.nodes), n, 2), np.int64)
                 self._plan.spans = ffi.cast("int64_t *", spans.__array_interface__["data"][0])
-                status = lib.pg_plan_run(self._plan, self._values_c)
+                status = lib.pg_plan_run(self._plan, self._values, n, self._is_long and interruptible)
                 self._plan.spans = ffi.NULL
                 measure(self, spans)
-            else:
-                status = lib.pg_plan_run(self._plan, self._values_c)
-            for file in self.lowered.files:  # what was read of a file that has shrunk, before or meanwhile, is nothing
-                file.check()
             if status:
                 self._raise(status)
 
     def _raise(self, status: int) -> None:
+        for file in self.lowered.files:
+            file.check()
         if status == lib.PG_E_NOMEM:
             raise BackendError("the thread pool could not start its threads")
         if status == lib.PG_E_NESTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from weakref import finalize
 
@@ -9,11 +10,12 @@ from ...buffers.buffer import MappedFile
 from .._pggml import ffi, lib
 
 
-def guard(file: MappedFile) -> Sequence[int]:
-    """From now on pages that the file loses are read as zeros. The result's only number becomes 1 with the first."""
-    lost = lib.pg_guard(ffi.cast("void *", file.data.__array_interface__["data"][0]), file.data.nbytes)
+def guard(file: MappedFile, fd: int) -> Sequence[int]:
+    """From now on pages that the file loses are read as zeros. The result's only number becomes 1 with the first.
+    Raises OSError."""
+    lost = lib.pg_guard(fd, ffi.cast("void *", file.data.__array_interface__["data"][0]), file.data.nbytes)
     if lost == ffi.NULL:
-        return (0,)
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
     finalize(file.map, lib.pg_unguard, lost).atexit = False
     return lost
 
