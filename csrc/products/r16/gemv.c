@@ -39,9 +39,9 @@ PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, blocks x, sum
   EACH(PARTS, i) add_part(f, nc, scales_of(f, unit + r16_lines(f) * R16_LINE + i * VF_N), i, t, x, s[i]);
 }
 
-// y[c][0..rows) = a group of 16 rows times nc columns. With `add`, what all 16 rows have so far is added to.
-// `ahead`: ahead_of, or 0 for no prefetch.
-PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y, int64_t rows,
+// y[c][0..16) = a group of 16 rows times nc columns. With `add`, what they have so far is added to. `ahead`: ahead_of,
+// or 0 for no prefetch.
+PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y,
                      int64_t ahead, int add) {
   const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), asks = nc > 1 || ahead;
   vf acc[PARTS][NC];
@@ -68,21 +68,15 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
       EACH(nc, c) acc[i][c] = add_block(f, acc[i][c], s[i][c], d, m);
     }
   }
-  EACH(nc, c) {
-    float full[R16_ROWS];
-    float *to = rows == R16_ROWS ? y[c] : full;
-    EACH(PARTS, i) vf_store(to + i * VF_N, acc[i][c]);
-    if (to == full) memcpy(y[c], full, rows * sizeof *full);
-  }
+  EACH(nc, c) EACH(PARTS, i) vf_store(y[c] + i * VF_N, acc[i][c]);
 }
 
-typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows, int64_t ahead,
-                         int add);
+typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t ahead, int add);
 
 #define GROUP(name, nc)                                                                                                \
-  static void group_##name##_##nc(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t rows,         \
-                                  int64_t ahead, int add) {                                                            \
-    group(r16_##name, nc, w, n_blocks, x, y, rows, ahead, add);                                                        \
+  static void group_##name##_##nc(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t ahead,        \
+                                  int add) {                                                                           \
+    group(r16_##name, nc, w, n_blocks, x, y, ahead, add);                                                              \
   }
 #if defined(__AVX512VNNI__)
 #define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6) GROUP(name, 7) GROUP(name, 8)
@@ -156,10 +150,10 @@ static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
     const columns s = columns_of(p, x, c);
     nc = s.n;
     float *to[NC], products[NC][R16_ROWS];
-    for (int64_t j = 0; j < s.n; j++) to[j] = r16_is_plain(p) ? s.y[j] + row : products[j];
-    groups_of[p->f.type][s.n - 1](w, p->k / R16_UNIT / p->f.units, s.x, to, rows, ahead_of(s.n), 0);
-    for (int64_t j = 0; j < s.n && !r16_is_plain(p); j++)
-      r16_put(p, s.y[j], products[j], r16_other(p, c + j), row, rows);
+    const int in_place = rows == R16_ROWS && r16_is_plain(p);
+    for (int64_t j = 0; j < s.n; j++) to[j] = in_place ? s.y[j] + row : products[j];
+    groups_of[p->f.type][s.n - 1](w, p->k / R16_UNIT / p->f.units, s.x, to, ahead_of(s.n), 0);
+    for (int64_t j = 0; j < s.n && !in_place; j++) r16_put(p, s.y[j], products[j], r16_other(p, c + j), row, rows);
   }
 }
 
@@ -186,7 +180,7 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
           to[j] = products[c + j];
           s.x[j] += k / R16_UNIT;
         }
-        groups_of[p->f.type][s.n - 1](w, n / R16_UNIT / p->f.units, s.x, to, R16_ROWS, 0, k > 0);
+        groups_of[p->f.type][s.n - 1](w, n / R16_UNIT / p->f.units, s.x, to, 0, k > 0);
       }
     }
   }
