@@ -81,9 +81,11 @@ const int32_t *pg_guard(int fd, const void *first, int64_t bytes) {
 }
 
 int pg_is_lost(const int32_t *lost) {
-  const mapped *m = (const mapped *)lost;
+  mapped *m = (mapped *)(uintptr_t)lost;
   struct stat now;
-  return __atomic_load_n(&m->lost, __ATOMIC_ACQUIRE) || fstat(m->fd, &now) || now.st_size < m->bytes;
+  if (fstat(m->fd, &now) || now.st_size < m->bytes)
+    __atomic_store_n(&m->lost, 1, __ATOMIC_RELEASE); // it may grow again
+  return __atomic_load_n(&m->lost, __ATOMIC_ACQUIRE);
 }
 
 void pg_unguard(const int32_t *lost) {

@@ -65,6 +65,15 @@ def test_a_file_that_grows_again_is_lost(path: Path) -> None:
     assert np.isfinite(load_model(path).tensors["token_embd.weight"].numpy()).all()
 
 
+def test_a_run_that_finds_it_lost_is_not_the_last_that_raises(path: Path) -> None:
+    ctx = load_model(path, repack=False).new_context(n_ctx=32, n_threads=1)
+    size = path.stat().st_size
+    for n in (size - 1, size):  # no page is gone: only the size says it
+        os.truncate(path, n)
+        with pytest.raises(GGUFError, match=SHRUNK):
+            ctx.decode([5])
+
+
 def test_replaced_files_and_copies_are_whole(path: Path, tmp_path: Path) -> None:
     mapped, copied = load_model(path), load_model(path, use_mmap=False)
     want = mapped.tensors["output.weight"].tobytes()
