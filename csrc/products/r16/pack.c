@@ -155,7 +155,7 @@ TAKE(NVFP4) {
   }
   EACH_LANE(r) for (int h = 0; h < 2; h++) {
     const uint8_t s = b[r * stride + 2 * n + h];
-    u->scale[h][r] = s == 0x7f ? 0 : s & 0x7f;
+    u->scale[h][r] = s & 0x7f & -(s != 0x7f);
   }
 }
 
