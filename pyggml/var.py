@@ -34,8 +34,7 @@ class Var:
 
     def bind(self, value: int) -> None:
         """Set the value of the next run. Raises GraphError outside 0..hi."""
-        if type(value) is not int:
-            value = whole(self.name, value, error=GraphError)
+        value = whole(self.name, value, error=GraphError)
         if not 0 <= value <= self._hi:
             raise GraphError(f"{self.name} = {value} is outside 0..{self._hi}")
         self._value = value

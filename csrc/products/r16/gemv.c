@@ -40,7 +40,7 @@ PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, blocks x, sum
 }
 
 // y[c][0..16) = a group of 16 rows times nc columns. With `add`, what they have so far is added to. `ahead`: ahead_of,
-// or 0 for no prefetch.
+// or 0 in a strip, which is in the L1 cache: one column then asks for nothing.
 PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y,
                      int64_t ahead, int add) {
   const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), asks = nc > 1 || ahead;
