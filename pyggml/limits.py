@@ -1,0 +1,11 @@
+"""What a file, a request or a text from a stranger may cost: every such limit of pyggml, in one table.
+
+Small input must not be able to take hours or gigabytes. Each limit is far above what real models and requests need, and
+whatever goes beyond one raises an exception that names it. Readers look a limit up when they need it, so a program may
+raise one: `pyggml.limits.JSON_BYTES = 1 << 30`. `docs/limits.md` shows the table to users.
+"""
+
+from __future__ import annotations
+
+# Files beside the weights
+JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)

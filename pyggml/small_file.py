@@ -1,0 +1,48 @@
+"""Reading a file that should be small: configs, tokenizers, templates."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from . import limits
+from .errors import GGMLError
+
+
+def read_small(path: Path, limit: int, error: type[GGMLError]) -> bytes:
+    """The content of the regular file `path`, of at most `limit` bytes.
+
+    Raises FileNotFoundError when there is no such file; `error` when the file is not a regular one (a FIFO would block,
+    a device may never end), is larger than `limit`, or cannot be read.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(file, "rb") as f:
+            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
+                raise error(f"{path}: is no regular file")
+            data = f.read(limit + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise error(f"{path}: cannot be read: {e.strerror}") from None
+    if len(data) > limit:
+        raise error(f"{path}: is larger than {limit} bytes")
+    return data
+
+
+def parse_json(what: str, data: str | bytes, error: type[GGMLError]) -> Any:
+    """What the JSON text `data` says. Raises `error`, which names `what`, when it is no JSON or nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise error(f"{what}: its JSON is nested too deeply") from None
+    except ValueError as e:  # also bytes that are no UTF-8, and integers of thousands of digits
+        raise error(f"{what}: is no JSON: {e}") from None
+
+
+def read_json(path: Path, error: type[GGMLError]) -> Any:
+    """What the JSON file `path` says. Raises FileNotFoundError, or `error`: see `read_small` and `parse_json`."""
+    return parse_json(str(path), read_small(path, limits.JSON_BYTES, error), error)
