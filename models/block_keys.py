@@ -6,12 +6,81 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from pyggml import ops as gg
+from pyggml.dtypes import DType
+from pyggml.errors import BatchError
 from pyggml.tensor import Tensor
 
-from .blocks import Build, block_ends, build_inp_blocks
-from .blocks.states import by_sequence, read_state, store_state
-from .hparams import TokenBlocks
+from .blocks import Build, Memory
+from .blocks.states import by_sequence, read_state, slot_of_states, store_state
+from .memory.kv_cells import Floats, Ints
+from .memory.recurrent import NOTHING
+from .ubatch import UBatch
+
+
+class TokenBlocks(NamedTuple):
+    """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that; `n_read`
+    tokens, the last ones of the block, are what that key is made of."""
+
+    size: int
+    n_read: int
+    n_pos: int = 1  # positions of the first token
+
+
+def block_ends(t: TokenBlocks, n_tokens: int, n_seqs: int) -> int:
+    """How many blocks at most the tokens of `n_seqs` sequences, equally many of each, end."""
+    return n_seqs * (n_tokens // n_seqs // t.size + 1)
+
+
+def build_inp_blocks(b: Build, t: TokenBlocks) -> tuple[Tensor, ...]:
+    """The inputs about the blocks that the ubatch's tokens end: rows, mask, pos, of, at and end, see `block_inputs`."""
+    n = block_ends(t, b.n_tokens, b.n_seqs)
+    leafs = {
+        f"inp_block_rows_{t.size}": (DType.I32, (n * t.n_read,)),
+        f"inp_block_mask_{t.size}": (DType.F32, (n * t.n_read,)),
+        f"inp_block_pos_{t.size}": (DType.I32, (n * t.n_pos,)),
+        f"inp_block_of_{t.size}": (DType.I32, (b.n_tokens,)),
+        f"inp_block_at_{t.size}": (DType.I32, (b.n_tokens,)),
+        f"inp_block_end_{t.size}": (DType.F32, (b.n_kv[0],)),
+    }
+
+    def fill(u: UBatch, memory: Memory) -> tuple[Ints | Floats, ...]:
+        pos = u.pos.reshape(u.n_seqs, -1)
+        if pos[slot_of_states(u).read == NOTHING, 0].any():
+            raise BatchError("a sequence must begin at position 0: this model counts blocks of tokens from there")
+        return block_inputs(t, pos, memory.caches[0].seen_pos(u.pos))
+
+    return b.input_group(leafs, fill)
+
+
+def block_inputs(t: TokenBlocks, pos: Ints, cells: Ints) -> tuple[Ints | Floats, ...]:
+    """Of the tokens at `pos`, int32 [n_seqs, n], and the positions of the cells, int32 [n_kv]:
+
+    rows  [blocks, n_read]: the tokens that each block which they end is made of, where those of a sequence lie one
+          after the other, with n_read - 1 that were before first. Of each sequence as many blocks as there may be
+    mask  [blocks, n_read]: -inf for those before the first token of all, else 0
+    pos   [n_pos, blocks]: the first position of each; of four the last is 0
+    of    [n_seqs, n]: the block that a token ends, or any
+    at    [n_seqs, n]: where in its block a token stands
+    end   [n_kv]: 0 for the cells of tokens that end a block, else -inf
+    """
+    n_seqs, n = pos.shape
+    n_blocks, begin = n // t.size + 1, pos[:, :1]
+    seq, step = np.arange(n_seqs, dtype=np.int32)[:, None], np.arange(n, dtype=np.int32)
+    last: Ints = t.size * np.arange(1, n_blocks + 1, dtype=np.int32) - 1 - begin % t.size  # [n_seqs, n_blocks]
+    ends = last < n
+    read: Ints = np.where(ends, last, 0)[..., None] + np.arange(t.n_read, dtype=np.int32)
+    before = (begin[..., None] + read < t.n_read - 1) & ends[..., None]
+    return (
+        read + (seq * (n + t.n_read - 1))[..., None],
+        np.where(before, np.float32(-np.inf), np.float32(0)),
+        np.where((np.arange(t.n_pos) < 3)[:, None], np.where(ends, begin + last - (t.size - 1), 0).reshape(-1), 0),
+        np.minimum((step + begin % t.size) // t.size, n_blocks - 1) + seq * n_blocks,
+        pos % t.size,
+        np.where((cells + 1) % t.size == 0, np.float32(0), np.float32(-np.inf)),
+    )
 
 
 class BlockKeys(NamedTuple):

@@ -34,10 +34,10 @@ from .blocks import (
     build_rope_factors,
     build_shared_expert,
 )
-from .hparams import Head, HParams, NormKind, Router
+from .hparams import AttnTemperature, Head, HParams, NormKind, Router
 from .metadata import Reader, read_hparams
 
-Value = float | str | bool | Head | Router | tuple[float, ...]  # of a hyperparameter
+Value = float | str | bool | Head | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +173,8 @@ class Decoder:
         Kcur = build_rope(b, Kcur, pos, factors, "Kcur", il)
         if self.qk_norm == "roped":
             Qcur, Kcur = self._qk_norm(b, Qcur, Kcur, il)
-        if b.hparams.f_attn_temp_scale:
-            Qcur = b.cb(gg.mul(Qcur, build_inp_attn_scale(b)), "Qcur_attn_temp_scaled", il)
+        if (temperature := b.hparams.attn_temperature) is not None:
+            Qcur = b.cb(gg.mul(Qcur, build_inp_attn_scale(b, temperature)), "Qcur_attn_temp_scaled", il)
         sinks = None
         if self.sinks != "none":
             ask = b.weight if self.sinks == "all" else b.optional

@@ -36,7 +36,7 @@ from .blocks import (
     build_shared_expert,
 )
 from .hparams import HParams, Router
-from .metadata import Reader, read_hparams, read_router
+from .metadata import Reader, read_attn_temperature, read_hparams, read_router
 
 _LITE_LAYERS = (26, 27)  # of DeepSeek-V2-Lite and GigaChat3, whose Q has no rank
 
@@ -80,8 +80,7 @@ def read_deepseek2(
         rope_first=n_lora_kv if v_in_k else n_embd_head_k - base.n_rot,
         rope_attn_factor=attn_factor,
         f_attention_scale=mscale * mscale / math.sqrt(n_embd_head_k),
-        f_attn_temp_scale=r.number(attention.TEMPERATURE_SCALE, 0.0),
-        n_attn_temp_floor_scale=r.integer(attention.TEMPERATURE_LENGTH, 0),
+        attn_temperature=read_attn_temperature(r, r.integer(attention.TEMPERATURE_LENGTH, 0)),
         v_in_k=v_in_k,
         n_lora_q=0 if lite else r.integer(attention.Q_LORA_RANK),
         n_lora_kv=n_lora_kv,
@@ -100,7 +99,7 @@ def build_deepseek2(b: Build, attention: Callable[[Tensor, Tensor, int], Tensor]
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
-        q_scale = build_inp_attn_scale(b) if hp.f_attn_temp_scale else None
+        q_scale = build_inp_attn_scale(b, hp.attn_temperature) if hp.attn_temperature else None
         for il in range(hp.n_layer):
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             cur = attention(cur, inp_pos, il) if attention else build_mla(b, cur, inp_pos, None, il, mla, q_scale)

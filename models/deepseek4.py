@@ -25,7 +25,7 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .block_keys import BlockKeys, build_block_keys
+from .block_keys import BlockKeys, TokenBlocks, build_block_keys
 from .blocks import (
     KV,
     Build,
@@ -34,6 +34,7 @@ from .blocks import (
     build_experts,
     build_inp_kq_mask,
     build_inp_pos,
+    build_inp_tokens,
     build_norm,
     build_router,
     build_shared_expert,
@@ -41,7 +42,7 @@ from .blocks import (
     router_probs,
     store_k,
 )
-from .hparams import HParams, LayerShape, RopeShape, StateShape, TokenBlocks
+from .hparams import HParams, LayerShape, RopeShape, StateShape
 from .hyper import BY_WEIGHTS, HyperHParams, build_hyper, read_hyper
 from .indexer import Indexer, index_scores_of_row, must_choose, read_indexer, rope_from, store_index_as_is
 from .metadata import Reader, read_clamps, read_hparams, read_router
@@ -222,7 +223,7 @@ def _ffn(b: Build, hp: DeepSeek4HParams, cur: Tensor, il: int) -> Tensor:
     table = b.weight("ffn_gate_tid2eid", (hp.n_expert_used, hp.n_vocab), il) if hashed else None
     if table is not None and not b.embd:
         logits = b.linear("ffn_gate_inp", cur, hp.n_expert, "ffn_moe_logits", il)
-        selected = gg.get_rows(table, b.input("inp_tokens", DType.I32, b.n_tokens))
+        selected = gg.get_rows(table, build_inp_tokens(b))
         weights = build_expert_weights(b, router_probs(b, logits, il), selected, il)
     else:
         other = b.embd and b.weights.ne(b.name("exp_probs_b_vl", il, "bias")) is not None

@@ -13,7 +13,7 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .block_keys import build_block_keys
+from .block_keys import TokenBlocks, build_block_keys
 from .blocks import (
     Build,
     build_ffn,
@@ -24,10 +24,11 @@ from .blocks import (
     build_shared_expert,
     limited,
 )
-from .hparams import ChosenBlocks, HParams, Router, StateShape, TokenBlocks
+from .hparams import HParams, Router, StateShape
 from .hyper import BY_MEAN, HyperHParams, build_hyper, read_hyper
 from .indexer import (
     INDEX_EPS,
+    ChosenBlocks,
     Indexer,
     build_chosen_blocks,
     chosen_before,

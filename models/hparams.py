@@ -58,42 +58,20 @@ class RopeShape(NamedTuple):
     type: RopeType | None = None  # the model's
 
 
-class TokenBlocks(NamedTuple):
-    """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that; `n_read`
-    tokens, the last ones of the block, are what that key is made of."""
+class AttnTemperature(NamedTuple):
+    """How Q of a token is scaled by its position, see `attn_temp_scale`."""
 
-    size: int
-    n_read: int
-    n_pos: int = 1  # positions of the first token
+    scale: float
+    floor_scale: int
+    offset: float = 0.0
 
-
-class ChosenBlocks(NamedTuple):
-    """Blocks of `size` consecutive tokens that an indexer chooses as a whole, the first at a multiple of that. Each
-    token sees its own block, and so many before that they are n_own, in any case; with `tail` (n_own is 1) its own only
-    while that has more tokens to come."""
-
-    size: int
-    n_own: int = 1
-    tail: bool = False
-
-
-class NGrams(NamedTuple):
-    """How each token and those before it choose rows of a table.
-
-    size         tokens of the longest n-gram; there are those of 2 .. size tokens, `each` rows for every one
-    multipliers  of the token, of the one before it ...: their products, xor'ed, are the number of an n-gram
-    first, rows  of each row chosen: the part of the table that it is in, and the rows of that part
-    end          the token that ends a text: nothing before it counts
-    stand_in     the token in the place of embeddings that are given
-    """
-
-    size: int
-    each: int
-    multipliers: tuple[int, ...]
-    first: tuple[int, ...]
-    rows: tuple[int, ...]
-    end: int
-    stand_in: int
+    def check(self) -> None:
+        """Raise ModelError for values out of range."""
+        if not 0 < self.floor_scale < MAX_INT:
+            _refuse("n_attn_temp_floor_scale", self.floor_scale, "it must be a positive 32-bit number")
+        for name, value in (("f_attn_temp_scale", self.scale), ("f_attn_temp_offset", self.offset)):
+            if not -_MAX_FLOAT < value < _MAX_FLOAT:
+                _refuse(name, value, "it must be an f32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,14 +173,10 @@ class HParams:
     first_block: int = 0  # of a file, that of layer 0; not 0 in a head: one layer that comes after a model's and drafts
     n_loops: int = 1  # how often the layers of a file run, each time with K and V of their own; n_layer counts all
     causal_attn: bool = True  # tokens do not see those after them
-    n_rel_attn_bkts: int = 0  # buckets of distances, see `relative_buckets`; 0: scores know none
-    n_rel_attn_max_distance: int = 128  # from which on all are in the last
     f_max_alibi_bias: float = 0.0  # ALiBi's largest slope exponent; 0: none
     f_attn_logit_softcapping: float = 0.0  # scores of attention are kept within it by a tanh; 0: they are not
     f_final_logit_softcapping: float = 0.0  # the same of logits
-    f_attn_temp_scale: float = 0.0  # see `build_inp_attn_scale`; 0: Q of all positions is alike
-    n_attn_temp_floor_scale: int = 0
-    f_attn_temp_offset: float = 0.0
+    attn_temperature: AttnTemperature | None = None  # None: Q of all positions is scaled alike
     n_swa: int = 0  # positions that a sliding-window layer sees, its own included; 0: there are no such layers
     swa_type: SwaType = "standard"  # see `first_visible`
     swa_pattern: PerLayer = 0  # every swa_pattern-th layer sees all (0: none); or 1 for each layer with the window
@@ -218,9 +192,6 @@ class HParams:
     rope_first_swa: int = 0  # rope_first
     pooling: Pooling = "none"  # what embeddings of a text are made of, unless the user says
     head: Head = Head()
-    ngrams: NGrams | None = None  # see `ngram_rows`
-    token_blocks: tuple[TokenBlocks, ...] = ()  # see `block_inputs`
-    chosen_blocks: tuple[ChosenBlocks, ...] = ()  # see `chosen_block_inputs`
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
     n_layer_kv_from_start: int = 0  # layers with K and V of their own, see `kv_layer`; 0: all
     rope_factors_swa: bool = True  # layers with the window have the frequency factors, too
@@ -281,7 +252,7 @@ class HParams:
         for name in (
             *("f_norm_rms_eps", "f_attention_scale", "rope_attn_factor", "yarn_ext_factor", "yarn_ext_factor_swa"),
             *("f_norm_eps", "f_embedding_scale", "f_residual_scale", "f_logit_scale", "f_clamp_kqv"),
-            *("f_attn_logit_softcapping", "f_final_logit_softcapping", "f_attn_temp_scale", "f_attn_temp_offset"),
+            *("f_attn_logit_softcapping", "f_final_logit_softcapping"),
         ):
             if not -_MAX_FLOAT < getattr(self, name) < _MAX_FLOAT:
                 _refuse(name, getattr(self, name), "it must be an f32")
@@ -289,8 +260,8 @@ class HParams:
             _refuse("f_norm_rms_eps", self.f_norm_rms_eps, "it must not be negative")
         if not 0 <= self.n_expert <= MAX_EXPERTS:
             _refuse("n_expert", self.n_expert, f"it must be 0 to {MAX_EXPERTS}")
-        if self.f_attn_temp_scale and not 0 < self.n_attn_temp_floor_scale < MAX_INT:
-            _refuse("n_attn_temp_floor_scale", self.n_attn_temp_floor_scale, "it must be a positive 32-bit number")
+        if self.attn_temperature is not None:
+            self.attn_temperature.check()
         for name in ("n_swa", "n_ff_shexp", "n_layer_dense_lead"):
             if not 0 <= getattr(self, name) < MAX_INT:
                 _refuse(name, getattr(self, name), "it must not be negative")
@@ -345,6 +316,11 @@ class HParams:
         """What layer `il` remembers beside: of recurrent families, which say so."""
         return StateShape()
 
+    @property
+    def n_recent(self) -> int:
+        """How many of the last tokens of each sequence the memory keeps: of families that read them, which say so."""
+        return 0
+
     def block(self, il: int) -> int:
         """The block of a file that has the weights of layer `il`."""
         return self.first_block + il % (self.n_layer // self.n_loops)
@@ -370,8 +346,6 @@ class HParams:
             return "their embeddings are in K and V (learned positions)"
         if self.k_norm_last:
             return "K was normed after it was roped, and does not turn further"
-        if self.token_blocks:
-            return "blocks of tokens begin at multiples of their size"
         return "each has four of them" if self.n_pos_per_embd > 1 else ""
 
     def is_swa(self, il: int) -> bool:

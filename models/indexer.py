@@ -12,20 +12,36 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pyggml import ops as gg
+from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
-from .blocks import Build, build_inp_chosen_blocks, build_inp_kq_mask, build_norm, cells_of_k, rope, rotate, store_k
+from .block_keys import TokenBlocks
+from .blocks import Build, Memory, build_inp_kq_mask, build_norm, cells_of_k, rope, rotate, store_k
 from .hparams import MAX_INT, HParams, LayerShape, RopeShape, RopeType
+from .memory.kv_cells import Ints
 from .metadata import Reader
+from .ubatch import UBatch
 
 _TYPES = "{arch}.attention.indexer.types"
 _CHOSEN = "kq_mask_chosen"
 INDEX_EPS = 1e-6  # of the norm of keys, which is not in files
+
+
+class ChosenBlocks(NamedTuple):
+    """Blocks of `size` consecutive tokens that an indexer chooses as a whole, the first at a multiple of that. Each
+    token sees its own block, and so many before that they are n_own, in any case; with `tail` (n_own is 1) its own only
+    while that has more tokens to come."""
+
+    size: int
+    n_own: int = 1
+    tail: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +50,8 @@ class Indexer(HParams):
     or blocks of them, that it chooses. indexers: of each layer, 1 where it has one of its own; a layer without attends
     to what the last one before it chose (empty: all layers have). index_rope_first: elements of a head before those
     that are roped; index_rope_type: how, None: as those of attention. f_index_norm_eps: of the norm of its keys; 0:
-    that of the model's others.
+    that of the model's others. token_blocks: of consecutive tokens with one key each, the sizes that the layers have.
+    chosen_blocks: the blocks that are chosen as a whole; empty: tokens are chosen one by one.
 
     Layer index_layer(il) of the cache has the keys of the indexer of layer il."""
 
@@ -45,6 +62,8 @@ class Indexer(HParams):
     index_rope_first: int = 0
     index_rope_type: RopeType | None = None
     f_index_norm_eps: float = 0.0
+    token_blocks: tuple[TokenBlocks, ...] = ()
+    chosen_blocks: tuple[ChosenBlocks, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +75,12 @@ class Indexer(HParams):
             r = self.rope(il)
             if r is not None and not 0 <= r.first <= self.n_indexer_embd - r.n_rot:
                 raise ModelError(f"heads of {self.n_indexer_embd} of the indexer have no {r.n_rot} elements to rope")
+
+    @property
+    def fixed_positions(self) -> str:
+        if self.token_blocks:
+            return "blocks of tokens begin at multiples of their size"
+        return super().fixed_positions
 
     def has_indexer(self, il: int) -> bool:
         """Whether layer `il` has an indexer of its own."""
@@ -170,6 +195,36 @@ def chosen_before(b: Build, il: int) -> Tensor:
     if _CHOSEN not in b.masks:
         raise ModelError(f"layer {il} has no indexer, and none before it has")
     return b.masks[_CHOSEN]
+
+
+def build_inp_chosen_blocks(b: Build, t: ChosenBlocks) -> tuple[Tensor, ...]:
+    """The blocks of the first n_kv cells, ne [n_kv], and those that each token sees in any case, ne
+    [n_own, n_tokens]."""
+    leafs = {
+        f"inp_cell_blocks_{t.size}": (DType.I32, (b.n_kv[0],)),
+        f"inp_own_blocks_{t.size}": (DType.I32, (t.n_own, b.n_tokens)),
+    }
+
+    def fill(u: UBatch, memory: Memory) -> tuple[Ints, Ints]:
+        return chosen_block_inputs(t, u.pos, memory.caches[0].seen_pos(u.pos))
+
+    return b.input_group(leafs, fill)
+
+
+def chosen_block_inputs(t: ChosenBlocks, pos: Ints, cells: Ints) -> tuple[Ints, Ints]:
+    """int32 [n_kv]: the numbers, below n_kv, of the blocks that cells at positions `cells`, int32 [n_kv], belong to (0
+    for those that are empty); int32 [n_tokens, n_own]: of those that tokens at `pos` see in any case (negative:
+    none)."""
+    of: Ints = np.maximum(cells, 0) // t.size
+    own: Ints = pos[:, None] // t.size - np.arange(t.n_own, dtype=np.int32)
+    if of.max() >= len(of):  # positions that go far beyond the cells: their blocks are counted
+        known = np.unique(of)
+        of = np.searchsorted(known, of).astype(np.int32)
+        at = np.minimum(np.searchsorted(known, own), len(known) - 1)
+        own = np.where(known[at] == own, at, -1).astype(np.int32)
+    if t.tail:
+        own = np.where((pos[:, None] + 1) % t.size == 0, np.int32(-1), own)
+    return of, own
 
 
 def build_chosen_blocks(b: Build, hp: Indexer, score: Tensor, end: Tensor, il: int) -> Tensor:

@@ -17,7 +17,7 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import KV, Build, build_experts, build_inp_attn_scale, build_router, build_shared_expert
 from .decoder import Decoder
-from .hparams import HParams, Router
+from .hparams import AttnTemperature, HParams, Router
 from .metadata import Reader, read_hparams, read_window
 
 _CHUNK = 8192
@@ -32,9 +32,10 @@ class Llama4(Decoder):
         """What attention of layer `il` takes."""
         hp, kv = b.hparams, super().kv(b, cur, pos, factors, il)
         if hp.rope(il) is None:
-            if not hp.f_attn_temp_scale:
+            if hp.attn_temperature is None:
                 return kv
-            return replace(kv, q_cur=b.cb(gg.mul(kv.q_cur, build_inp_attn_scale(b)), "Qcur_attn_temp_scaled", il))
+            scale = build_inp_attn_scale(b, hp.attn_temperature)
+            return replace(kv, q_cur=b.cb(gg.mul(kv.q_cur, scale), "Qcur_attn_temp_scaled", il))
         if hp.n_expert == _NO_QK_NORM:
             return kv
         assert kv.k_cur is not None, il
@@ -57,7 +58,7 @@ def _read(r: Reader) -> HParams:
     own: dict[str, Any] = {}
     if chunked:
         own = {**read_window(r, 4, _CHUNK), "n_swa": r.integer(_CHUNK_KEY, _CHUNK), "swa_type": "chunked"}
-        own |= {"f_attn_temp_scale": 0.1, "n_attn_temp_floor_scale": _CHUNK, "f_attn_temp_offset": 1.0}
+        own["attn_temperature"] = AttnTemperature(0.1, _CHUNK, 1.0)
     step = 4 if chunked else n_layer  # of layers without rope
     return read_hparams(
         HParams,

@@ -11,7 +11,18 @@ import numpy as np
 from pyggml.errors import ModelError
 from pyggml.gguf_io.constants import Keys
 
-from .hparams import MAX_INT, ROPE_SCALING, Gating, Head, HParams, NormKind, PerLayer, Pooling, Router
+from .hparams import (
+    MAX_INT,
+    ROPE_SCALING,
+    AttnTemperature,
+    Gating,
+    Head,
+    HParams,
+    NormKind,
+    PerLayer,
+    Pooling,
+    Router,
+)
 
 H = TypeVar("H", bound=HParams)
 T = TypeVar("T")
@@ -205,6 +216,12 @@ def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any)
         return cls(**{**_common(r, own, norm), **own})
     except ModelError as e:
         raise ModelError(f"{e} (the keys {r.arch}.*)") from None
+
+
+def read_attn_temperature(r: Reader, floor_scale: int) -> AttnTemperature | None:
+    """How Q is scaled by its position, in steps of `floor_scale` positions; None when the file does not ask for it."""
+    scale = r.number(Keys.Attention.TEMPERATURE_SCALE, 0.0)
+    return AttnTemperature(scale, floor_scale) if scale else None
 
 
 def read_router(r: Reader, default: Router | None = None) -> Router:

@@ -9,7 +9,14 @@ from pyggml.gguf_io.constants import Keys
 
 from .decoder import Decoder, decoder
 from .hparams import Gating, HParams, PerLayer, Router
-from .metadata import Reader, read_hparams, read_rope_sections, read_router, read_swa_pattern
+from .metadata import (
+    Reader,
+    read_attn_temperature,
+    read_hparams,
+    read_rope_sections,
+    read_router,
+    read_swa_pattern,
+)
 
 
 def _router(*, gating: Gating = "softmax", norm: bool = True) -> Callable[[Reader], Router]:
@@ -119,8 +126,9 @@ ARCHITECTURES = (
     # and YaRN scales what is roped by less.
     decoder(
         "mistral3",
-        f_attn_temp_scale=lambda r: r.number(Keys.Attention.TEMPERATURE_SCALE, 0.0),
-        n_attn_temp_floor_scale=lambda r: r.integer(Keys.Rope.SCALING_ORIG_CTX_LEN, r.integer(Keys.LLM.CONTEXT_LENGTH)),
+        attn_temperature=lambda r: read_attn_temperature(
+            r, r.integer(Keys.Rope.SCALING_ORIG_CTX_LEN, r.integer(Keys.LLM.CONTEXT_LENGTH))
+        ),
         rope_attn_factor=_mistral3_attn_factor,
     ),
     # OLMoE (arXiv:2409.02060): Q and K normed over all heads; the weights of experts are not normalised.

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml import ops as gg
+from pyggml.dtypes import DType
 from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .block_keys import build_block_keys
-from .blocks import Build, build_inp_kq_mask, build_inp_ngrams, build_inp_pos, build_norm
-from .blocks.states import as_f32, by_sequence, read_state, store_state
-from .hparams import MAX_INT, ChosenBlocks, HParams, NGrams, StateShape, TokenBlocks
+from .block_keys import TokenBlocks, build_block_keys
+from .blocks import Build, Memory, build_inp_kq_mask, build_inp_pos, build_norm
+from .blocks.states import as_f32, by_sequence, read_state, slot_of_states, store_state
+from .hparams import MAX_INT, HParams, StateShape
 from .hyper import HyperHParams, Mix, Put, build_hyper, read_streams
 from .indexer import (
+    ChosenBlocks,
     Indexer,
     build_chosen_blocks,
     index_projections,
@@ -36,8 +39,10 @@ from .indexer import (
     store_index_as_is,
 )
 from .mamba import read_ssm
+from .memory.kv_cells import Ints
 from .metadata import Reader, read_hparams, read_recurrent, read_rope_sections
 from .qwen3next import Qwen3Next, QwenHParams
+from .ubatch import UBatch
 
 _RANK, _RATIOS = "{arch}.hyper_connection.low_rank", "{arch}.attention.compress_ratios"
 _LAYERS, _SIZE, _HEADS, _KERNEL, _MULTIPLIERS, _OFFSETS, _ROWS, _EOS, _IMAGE = (
@@ -52,12 +57,36 @@ _MAX_VOCAB = 1 << 24  # states hold tokens as floats
 _MIN_SCORE = 1e-6  # of which the root is taken
 
 
+class NGrams(NamedTuple):
+    """How each token and those before it choose rows of a table.
+
+    size         tokens of the longest n-gram; there are those of 2 .. size tokens, `each` rows for every one
+    multipliers  of the token, of the one before it ...: their products, xor'ed, are the number of an n-gram
+    first, rows  of each row chosen: the part of the table that it is in, and the rows of that part
+    end          the token that ends a text: nothing before it counts
+    stand_in     the token in the place of embeddings that are given
+    """
+
+    size: int
+    each: int
+    multipliers: tuple[int, ...]
+    first: tuple[int, ...]
+    rows: tuple[int, ...]
+    end: int
+    stand_in: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
-    """n_hc_rank: of the products that gate streams. ngram_layer: the layer before which n-grams are looked up; -1:
-    none. n_ngram_embd: elements of a row of their table; d_ngram_conv: of the convolution of what they give."""
+    """n_hc_rank     of the products that gate streams
+    ngrams        how n-grams are looked up; None: they are not
+    ngram_layer   the layer before which they are looked up; -1: none
+    n_ngram_embd  elements of a row of their table
+    d_ngram_conv  tokens that the convolution of what they give reads
+    """
 
     n_hc_rank: int
+    ngrams: NGrams | None = None
     ngram_layer: int
     n_ngram_embd: int
     d_ngram_conv: int
@@ -66,6 +95,10 @@ class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
     def n_ngram_before(self) -> int:
         """Tokens before its own that the convolution reads: its steps are as long as an n-gram."""
         return (self.d_ngram_conv - 1) * self.ngrams.size if self.ngrams is not None else 0
+
+    @property
+    def n_recent(self) -> int:
+        return self.ngrams.size - 1 if self.ngrams is not None else 0
 
     def has_indexer(self, il: int) -> bool:
         return bool(self.token_blocks) and super().has_indexer(il)
@@ -158,7 +191,7 @@ def _ngrams(b: Build, hp: Qwen4HParams, x: Tensor, il: int) -> Tensor:
     n_rows = (b.weights.ne(name) or (0, 0))[1]  # the table may end with rows that nothing chooses
     n_rows = max(n_rows, *(i + rows for i, rows in zip(hp.ngrams.first, hp.ngrams.rows, strict=True)))
     table = b.weight("per_layer_token_embd", (hp.n_ngram_embd, n_rows))
-    embd = gg.reshape_2d(gg.get_rows(table, build_inp_ngrams(b)), hp.n_ngram_embd * each, n_tokens)
+    embd = gg.reshape_2d(gg.get_rows(table, _inp_ngram_rows(b, hp.ngrams)), hp.n_ngram_embd * each, n_tokens)
     b.cb(embd, "ple_embd")
 
     key = gg.reshape_3d(b.linear("ple_key", embd, n * n_embd, "ple_key", il), n_embd, n, n_tokens)
@@ -173,6 +206,43 @@ def _ngrams(b: Build, hp: Qwen4HParams, x: Tensor, il: int) -> Tensor:
     out = gg.silu(_conv(b, hp, normed, hp.ngrams.size, il))
     out = b.cb(gg.reshape_3d(out, n_embd, n, n_tokens), "ple_conv_out", il)
     return b.cb(gg.add(x, gg.add(gated, out)), "ple_out", il)
+
+
+def _inp_ngram_rows(b: Build, g: NGrams) -> Tensor:
+    """The rows of the table that the tokens choose, one token after the other: I32 ne [rows of each * n_tokens].
+    Filling it remembers the last tokens of each sequence, for the next ones."""
+
+    def fill(u: UBatch, memory: Memory) -> Ints:
+        slot = slot_of_states(u)
+        assert memory.states is not None and memory.states.recent is not None, memory
+        recent = memory.states.recent.numpy()  # [cells, g.size - 1]: each token plus 1, 0: none
+        tokens = (np.full(u.n_tokens, g.stand_in, np.int32) if u.token is None else u.token).reshape(u.n_seqs, -1)
+        before = recent[slot.read].astype(np.int32) - 1
+        recent[slot.write] = np.concatenate((before, tokens), axis=1)[:, 1 - g.size :] + 1
+        return ngram_rows(g, before, tokens)
+
+    return b.input("inp_ngram_rows", DType.I32, (len(g.rows) * b.n_tokens,), fill, of_tokens=True)
+
+
+def ngram_rows(g: NGrams, before: Ints, tokens: Ints) -> Ints:
+    """int32 [n_seqs, n, rows of each]: the rows that the `tokens`, int32 [n_seqs, n], of each sequence choose after
+    those `before`, int32 [n_seqs, g.size - 1] (negative: none).
+
+    An n-gram's number is the xor of its tokens times their multipliers (modulo 2^64); its row that number modulo the
+    rows of a part of the table. What is missing, and all before the end of a text, counts as that end.
+    """
+    n, known = tokens.shape[1], np.concatenate((before, tokens), axis=1).astype(np.int64)
+    of, cut = np.empty(tokens.shape, np.uint64), np.zeros(tokens.shape, np.bool_)
+    rows: list[npt.NDArray[np.uint64]] = []
+    for back in range(g.size):
+        token = known[:, g.size - 1 - back : g.size - 1 - back + n]
+        if back:
+            cut |= (token < 0) | (token == g.end)
+        part = np.where(cut, g.end, token).astype(np.uint64) * np.uint64(g.multipliers[back])
+        of = of ^ part if back else part
+        for i in range(max(back - 1, 0) * g.each, back * g.each):
+            rows.append(of % np.uint64(g.rows[i]) + np.uint64(g.first[i]))
+    return np.stack(rows, axis=-1).astype(np.int32)
 
 
 def _conv(b: Build, hp: Qwen4HParams, cur: Tensor, step: int, il: int) -> Tensor:

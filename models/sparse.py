@@ -15,14 +15,16 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import KV, MLA, Build, build_inp_chosen_blocks, build_mla, build_norm
+from .blocks import KV, MLA, Build, build_mla, build_norm
 from .decoder import Decoder
 from .deepseek2 import DeepSeek2HParams, build_deepseek2, read_deepseek2
-from .hparams import ChosenBlocks, HParams, Router
+from .hparams import HParams, Router
 from .indexer import (
     INDEX_EPS,
+    ChosenBlocks,
     Indexer,
     build_chosen_mask,
+    build_inp_chosen_blocks,
     index_keys,
     index_projections,
     index_rope,

@@ -8,7 +8,7 @@ from pyggml.errors import ModelError
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
-from .blocks import Build
+from .blocks import Build, Input, InputGroup, given_embd
 
 
 def begin_at(b: Build) -> None:
@@ -24,14 +24,14 @@ def begin_at(b: Build) -> None:
     b.graph = Graph()
     for node in full[full.index(hidden) + 1 :]:
         b.graph.build_forward_expand(node)
-    before = set(_earlier(b))
-    for name in ("inp_tokens", "inp_ngram_rows"):
-        before.update((b.inputs.pop(name),) if name in b.inputs else ())
+    of_tokens = [name for name, i in b.inputs.items() if i.of_tokens]
+    before = {*_earlier(b), *(b.inputs.pop(name).tensor for name in of_tokens)}
     for t in b.graph.leafs:
         if t in before:
             what = "the tokens" if t.name.startswith("inp_") else t.name
             raise ModelError(f"layers from {b.first} on read {what} too: this model has no stage that begins there")
-    b.inputs["inp_embd"], b.embd = hidden.set_input(), True
+    b.inputs["inp_embd"] = Input(hidden.set_input(), InputGroup.of_one("inp_embd", given_embd))
+    b.embd = True
 
 
 def _earlier(b: Build) -> Iterator[Tensor]:

@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pyggml import ops as gg
+from pyggml.dtypes import DType
 from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
@@ -23,6 +26,7 @@ from .architecture import Architecture
 from .blocks import (
     KV,
     Build,
+    Memory,
     build_attn,
     build_cross_kv,
     build_inp_embd,
@@ -30,17 +34,27 @@ from .blocks import (
     build_inp_out_ids,
     build_lm_head,
     build_norm,
-    build_rel_bias,
     build_result_embd,
 )
 from .hparams import MAX_LAYERS, HParams
+from .memory.kv_cells import Ints
 from .metadata import Reader, read_hparams
+from .ubatch import UBatch
 
 _MAX_DISTANCE = "{arch}.attention.relative_buckets_max_distance"  # our own: llama.cpp takes 128, as all T5 have it
 
 
 @dataclass(frozen=True, kw_only=True)
-class T5HParams(HParams):
+class RelativeHParams(HParams):
+    """n_rel_attn_bkts: how many buckets of distances there are, see `relative_buckets`. n_rel_attn_max_distance: this
+    distance and all larger ones share the last bucket."""
+
+    n_rel_attn_bkts: int
+    n_rel_attn_max_distance: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5HParams(RelativeHParams):
     """Layers of the encoder; `n_layer` are the decoder's."""
 
     n_layer_enc: int
@@ -60,7 +74,7 @@ def _buckets(r: Reader) -> dict[str, int]:
 
 
 def _read_encoder(r: Reader) -> HParams:
-    return read_hparams(HParams, r, causal_attn=False, rope_layers=0, f_attention_scale=1.0, **_buckets(r))
+    return read_hparams(RelativeHParams, r, causal_attn=False, rope_layers=0, f_attention_scale=1.0, **_buckets(r))
 
 
 def _read(r: Reader) -> HParams:
@@ -106,6 +120,7 @@ def build_t5_encode(b: Build) -> Graph:
 def build_t5(b: Build) -> Graph:
     """The graph of the decoder's tokens; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
+    assert isinstance(hp, T5HParams)
     with b.ctx:
         inpL = build_inp_embd(b)
         for il in range(hp.n_layer):
@@ -151,9 +166,52 @@ def _self_attn(b: Build, side: str, cur: Tensor, il: int) -> Tensor:
     )
     Qcur = gg.reshape_3d(Qcur, n.n_embd_head_k, n.n_head, b.n_tokens)
     Kcur = gg.reshape_3d(Kcur, n.n_embd_head_k, n.n_head_kv, b.n_tokens)
-    bias = build_rel_bias(b, f"{side}.attn_rel_b", il)
+    bias = _rel_bias(b, f"{side}.attn_rel_b", il)
     cur = build_attn(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il, bias=bias))
     return b.linear(f"{side}.attn_o", cur, b.hparams.n_embd, "kqv_out", il)
+
+
+def _rel_bias(b: Build, role: str, il: int) -> Tensor:
+    """What is added to the scores of layer `il` by the distances of tokens: ne [n_kv, n_tokens, n_head], of the layer's
+    own weight of that role, ne [n_head, n_rel_attn_bkts], or the first layer's."""
+    hp = b.hparams
+    assert isinstance(hp, RelativeHParams), hp
+    ne = (hp.layer(il).n_head, hp.n_rel_attn_bkts)
+    own = b.optional(role, ne, il) if il else b.weight(role, ne, 0)
+    name = f"pos_bias-{il if own is not None else 0}"
+    if name not in b.masks:
+        n_kv = b.use(il).n_kv
+
+        def fill(u: UBatch, memory: Memory) -> Ints:
+            cells = memory.caches[0]
+            return relative_buckets(hp, cells.seen_pos(u.pos), u.pos, cells.causal)
+
+        bucket = b.input("inp_pos_bucket", DType.I32, (n_kv * b.n_tokens,), fill)
+        rows = gg.get_rows(b.weight(role, ne, 0) if own is None else own, bucket)
+        bias = gg.permute(gg.reshape_3d(rows, ne[0], n_kv, b.n_tokens), 2, 0, 1, 3)
+        b.masks[name] = b.cb(gg.dup(bias), name)  # not cont, which notes its ne: one graph could not serve several n_kv
+    return b.masks[name]
+
+
+def relative_buckets(hp: RelativeHParams, cells: Ints, pos: Ints, causal: bool) -> Ints:
+    """int32 [n_tokens, n_kv]: the bucket of the distance of each of the `cells`, int32 [n_kv] positions, to each of the
+    tokens at `pos` (T5's `_relative_position_bucket`; arXiv 1910.10683).
+
+    Where tokens see those after them (not `causal`) these have the second half of the buckets. The first half of the
+    rest holds one distance each, the other ever larger ranges, by the logarithm, up to `n_rel_attn_max_distance`.
+    """
+    distance, n = cells[None, :].astype(np.int64) - pos[:, None], hp.n_rel_attn_bkts
+    bucket = np.zeros_like(distance)
+    if causal:
+        distance = np.maximum(-distance, 0)
+    else:
+        n //= 2
+        bucket += n * (distance > 0)
+        distance = np.abs(distance)
+    exact = n // 2
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+    far = exact + (ratio / np.float32(np.log(hp.n_rel_attn_max_distance / exact)) * (n - exact)).astype(np.int64)
+    return (bucket + np.where(distance < exact, distance, np.minimum(far, n - 1))).astype(np.int32)
 
 
 def _ffn(b: Build, side: str, cur: Tensor, il: int) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
@@ -19,15 +22,50 @@ from ..memory.kv_iswa import KVCacheISWA
 from ..memory.recurrent import RecurrentCells
 from ..names import tensor_name
 from ..twins import BuiltLayer, Twin, renamed
+from ..ubatch import UBatch
 from ..weights import TensorSpec, Weights
 from .adapt import NO_ADAPTERS, Adapters
 
 KVMemory = KVCache | KVCacheISWA | HybridMemory | RecurrentCells | CrossMemory
+Values = npt.NDArray[np.int32] | npt.NDArray[np.float32]
+Memory = KVMemory | EncoderMemory
+Fill = Callable[[UBatch, Memory], Sequence[Values]]  # of a group of inputs
+FillOne = Callable[[UBatch, Memory], Values]
 
 
 def mask_name(kv: KVCache) -> str:
     """The name of the mask of a cache."""
     return "KQ_mask_cross" if kv.cross else "KQ_mask_swa" if kv.n_swa else "KQ_mask"
+
+
+class Input(NamedTuple):
+    """A leaf of a graph that gets new values before each run.
+
+    group     inputs are filled in groups: all that were asked for together have the same one
+    of_tokens its values follow from token ids, which a stage after the first does not have
+    """
+
+    tensor: Tensor
+    group: InputGroup
+    of_tokens: bool = False
+
+
+class InputGroup(NamedTuple):
+    """The names of inputs, and the function that gives the values of each; None: whoever runs the graph sets them."""
+
+    names: tuple[str, ...]
+    fill: Fill | None
+
+    @classmethod
+    def of_one(cls, name: str, fill: FillOne | None) -> InputGroup:
+        """A group of one input."""
+        if fill is None:
+            return cls((name,), None)
+
+        def of_group(u: UBatch, memory: Memory) -> tuple[Values]:
+            return (fill(u, memory),)
+
+        return cls((name,), of_group)
 
 
 class CacheUse(NamedTuple):
@@ -79,7 +117,7 @@ class Build:
         self,
         hparams: HParams,
         weights: Weights,
-        kv: KVMemory | EncoderMemory,
+        kv: Memory,
         n_tokens: int,
         n_outputs: int,
         n_kv: tuple[int, ...],
@@ -112,7 +150,7 @@ class Build:
         )
         self.ctx = Context()
         self.graph = Graph()
-        self.inputs: dict[str, Tensor] = {}
+        self.inputs: dict[str, Input] = {}
         self._named: dict[str, Tensor] = {}
         self.built: list[BuiltLayer] = []
         self.twins: Mapping[int, Twin] = {}
@@ -171,11 +209,31 @@ class Build:
             raise ModelError(f"the graph of this architecture has no {name} to be cut at")
         return self._named[name]
 
-    def input(self, name: str, dtype: DType, *ne: int) -> Tensor:
-        """The input leaf of that name."""
+    def input(
+        self, name: str, dtype: DType, ne: tuple[int, ...], fill: FillOne | None, *, of_tokens: bool = False
+    ) -> Tensor:
+        """The input leaf of that name. Before each run `fill(ubatch, memory)` gives its values: an array in NumPy order
+        of at most as many elements as the leaf has (the rest keeps what it had, and nothing may depend on it). The
+        ubatch is in its cells by then. `fill` None: whoever runs the graph sets the values. `of_tokens`: the values
+        follow from token ids."""
+        return self._input(name, dtype, ne, InputGroup.of_one(name, fill), of_tokens)
+
+    def input_group(self, leafs: Mapping[str, tuple[DType, tuple[int, ...]]], fill: Fill) -> tuple[Tensor, ...]:
+        """Several inputs, {name: (type, ne)}, that one function fills: it gives an array for each, see `input`."""
+        group = InputGroup(tuple(leafs), fill)
+        return tuple(self._input(name, dtype, ne, group) for name, (dtype, ne) in leafs.items())
+
+    def _input(
+        self, name: str, dtype: DType, ne: tuple[int, ...], group: InputGroup, of_tokens: bool = False
+    ) -> Tensor:
         if name not in self.inputs:
-            self.inputs[name] = self.ctx.new_tensor(dtype, ne, name).set_input()
-        return self.inputs[name]
+            self.inputs[name] = Input(self.ctx.new_tensor(dtype, ne, name).set_input(), group, of_tokens)
+        return self.inputs[name].tensor
+
+    @property
+    def input_groups(self) -> list[InputGroup]:
+        """The groups of all inputs, in the order in which they were asked for."""
+        return list(dict.fromkeys(i.group for i in self.inputs.values()))
 
     # -- weights: asking for one declares it ----------------------------------------------------------------------
 

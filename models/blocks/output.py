@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 from ..names import tensor_name
 from .build import Build
 from .ffn import ACTIVATIONS
-from .inputs import build_inp_out_ids, token_embd
+from .inputs import build_inp_logit_ids, build_inp_out_ids, token_embd
 from .norm import build_norm
 
 
@@ -26,7 +26,7 @@ def build_lm_head(b: Build, cur: Tensor, *, bias: bool = True, hidden: Tensor | 
     if b.n_logits:
         b.hidden = (cur if hidden is None else hidden).set_output()
         b.graph.build_forward_expand(b.hidden)
-        cur = gg.get_rows(cur, b.input("inp_logit_ids", DType.I32, b.n_logits))
+        cur = gg.get_rows(cur, build_inp_logit_ids(b))
     _head_weights(b)  # a model of logits may have them, too
     n_vocab = b.hparams.n_vocab
     output = b.optional("output", (cur.ne[0], n_vocab))
@@ -88,7 +88,7 @@ def build_head(b: Build, rank: bool) -> Graph:
     makes nothing of them."""
     with b.ctx:
         h, rule = _head_weights(b), b.hparams.head
-        inp = cur = b.input("inp_pooled", DType.F32, b.hparams.n_embd, b.n_tokens)
+        inp = cur = b.input("inp_pooled", DType.F32, (b.hparams.n_embd, b.n_tokens), None)
         if rank:
             if h.cls[0] is not None:
                 cur = b.cb(ACTIVATIONS[rule.act](_linear(cur, h.cls)), f"cls_{rule.act}")

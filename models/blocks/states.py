@@ -6,12 +6,20 @@ from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
 
+from ..memory.recurrent import StateSlot
+from ..ubatch import UBatch
 from .build import Build
 
 
 def build_inp_s_read(b: Build) -> Tensor:
     """The cells of the states that the sequences go on from: I32 ne [n_seqs]."""
-    return b.input("inp_s_read", DType.I32, b.n_seqs)
+    return b.input("inp_s_read", DType.I32, (b.n_seqs,), lambda u, memory: slot_of_states(u).read)
+
+
+def slot_of_states(u: UBatch) -> StateSlot:
+    """The cells of the states of a ubatch's sequences, which the memory must have."""
+    assert u.states is not None, u
+    return u.states
 
 
 def read_state(b: Build, cells: Tensor, name: str, il: int) -> Tensor:
@@ -24,7 +32,7 @@ def store_state(b: Build, cells: Tensor, states: Tensor, name: str, il: int) -> 
     if not states.is_contiguous:
         states = gg.cont(states)
     rows = gg.reshape_2d(states, cells.ne[0], b.n_seqs)
-    ids = b.input("inp_s_write", DType.I32, b.n_seqs)
+    ids = b.input("inp_s_write", DType.I32, (b.n_seqs,), lambda u, memory: slot_of_states(u).write)
     b.graph.build_forward_expand(b.cb(gg.set_rows(cells, rows, ids), name, il))
 
 

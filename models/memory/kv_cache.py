@@ -16,7 +16,7 @@ from pyggml.tensor import Context, Tensor, allocate_tensors
 
 from ..hparams import HParams, SwaType
 from . import kv_view
-from .kv_cells import KVCells
+from .kv_cells import Ints, KVCells
 
 PADDING, PADDING_FLASH_ATTN = 32, 256
 _CELL = 8  # bytes of a cell's position and delta; one more for each sequence
@@ -121,6 +121,11 @@ class KVCache(KVCells):
     def rotation_v(self, n_embd_head: int) -> Tensor | None:
         """The same for V (and for what attention makes of it, to take it back)."""
         return self._rotations.get(_power_of_2(n_embd_head)) if self.type_v in ROTATED_TYPES else None
+
+    def seen_pos(self, pos: Ints) -> Ints:
+        """int32 [n_kv]: the positions of the cells that attention of a ubatch at `pos` looks at (-1: an empty one); of
+        a transient cache the tokens themselves."""
+        return pos if self.transient else self.pos[: self.n_kv()]
 
     @property
     def v_limit(self) -> float:

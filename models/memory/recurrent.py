@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from pyggml.tensor import Context, Tensor, allocate_tensors
 
 from ..hparams import HParams
 from .kv_cells import INT32_MAX, LAST_POS, Cell, Ints, at_once, checked_seq, is_negative
+
+if TYPE_CHECKING:
+    from .kv_cache import KVCache
 
 Array = npt.NDArray[np.float32]
 NOTHING = 0  # the cell that is never written: the state (all 0) of sequences that have not begun
@@ -44,7 +47,7 @@ class RecurrentCells:
 
     r_l, s_l  of each layer that has them, F32 ne [floats of a state, n_cells]: what a convolution or a token shift
               needs of the last tokens, and the state proper (`HParams.state`); p_l: of a second convolution
-    recent    of models with n-grams (`HParams.ngrams`), F32 ne [tokens, n_cells]: the last tokens before a state
+    recent    of models that read them (`HParams.n_recent`), F32 ne [tokens, n_cells]: the last tokens before a state
               stands, each plus 1, 0 where there is none
     tail      int32 [n_seq_max]: the cell with the state of a sequence, NOTHING where it is empty
     pos_max   int32 [n_seq_max]: the position of the last token in that state, -1 where it is empty
@@ -54,7 +57,7 @@ class RecurrentCells:
     Operations are done as a whole or, where they raise or a signal comes, not at all.
     """
 
-    caches: tuple[()] = ()
+    caches: tuple[KVCache, ...] = ()
     used = 0
     tail: Ints
     pos_max: Ints
@@ -68,7 +71,7 @@ class RecurrentCells:
         self.lock = Lock()
         shapes = {il: hp.state(il) for il in range(hp.n_layer)}
         self._held = [il for il in shapes if held is None or il in held]
-        n_recent = hp.ngrams.size - 1 if hp.ngrams is not None else 0
+        n_recent = hp.n_recent
         floats = sum(sum(shapes[il]) for il in self._held) + n_recent
         check_memory(4 * floats * self.n_cells, f"the states of {n_seq_max} sequences")
         ctx = Context()

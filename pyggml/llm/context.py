@@ -322,7 +322,9 @@ class LlamaContext(Closeable):
     def warmup(self) -> None:
         """Compute one token and forget it: weights are read into memory, threads are started. Counters, cache and
         logits stay as they are. Does nothing where the cache has no room."""
-        u = next(ubatches_of_tokens(np.zeros(1, np.int32), 0, 1))
+        u, hp = next(ubatches_of_tokens(np.zeros(1, np.int32), 0, 1)), self.model.hparams
+        if self.model.first_layer or hp.is_head:  # which read hidden states
+            u.embd = np.zeros((1, hp.n_embd), np.float32)
         try:
             self._run(u, self._take(u, self._steps))
         except KVCacheFull:
@@ -411,7 +413,8 @@ class LlamaContext(Closeable):
         states = self.memory.states
         if states is not None:
             taken = [slots.states for slots in self._taken if slots.states is not None]
-            slots = slots._replace(states=states.slot(u.seq_id, u.last_pos, taken))
+            u.states = states.slot(u.seq_id, u.last_pos, taken)
+            slots = slots._replace(states=u.states)
         self._taken.append(slots)
         for cache, slot in zip(steps.caches, slots.caches, strict=True):
             if slot is not None:
@@ -437,7 +440,7 @@ class LlamaContext(Closeable):
         n_outputs, n_seqs = len(u.outputs) or 1, 1 if slots.states is None else u.n_seqs
         size = StepSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
         step = steps.get(size)
-        step.fill(u, slots.states, self.model.hparams, steps.cells)
+        step.fill(u, steps.memory)
         for mask, head, slot, n in zip(steps.masks, step.heads, slots.caches, n_kv, strict=True):
             if mask is not None:
                 mask.write(u.pos, u.seq, slot, n, u.sets is not None)

@@ -110,7 +110,7 @@ class Graphs:
         if not graph.nodes:
             return pooled
         schedule = self._scheduler.alloc(graph)
-        b.inputs["inp_pooled"].numpy()[:] = pooled
+        b.inputs["inp_pooled"].tensor.numpy()[:] = pooled
         schedule.run()
         return np.array(graph.nodes[-1].numpy(), np.float32)
 

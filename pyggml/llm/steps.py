@@ -9,35 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from pyggml.dtypes import DType
-from pyggml.errors import BatchError
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
-from pyggml.models.blocks import (
-    MASK_PADDING,
-    NO_ADAPTERS,
-    Adapters,
-    Build,
-    KVMemory,
-    attn_temp_scale,
-    block_input_sizes,
-    block_inputs,
-    chosen_block_inputs,
-    chosen_block_sizes,
-    mask_name,
-    ngram_rows,
-    relative_buckets,
-)
-from pyggml.models.hparams import ChosenBlocks, HParams, TokenBlocks
+from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, Memory, mask_name
+from pyggml.models.blocks.build import Fill, Values
+from pyggml.models.hparams import HParams
 from pyggml.models.memory.cross import EncoderMemory
 from pyggml.models.memory.kv_cache import KVCache
-from pyggml.models.memory.kv_cells import Floats, Ints, Slot
+from pyggml.models.memory.kv_cells import Floats, Slot
 from pyggml.models.memory.kv_mask import KVMask
-from pyggml.models.memory.recurrent import NOTHING, StateSlot
+from pyggml.models.memory.recurrent import StateSlot
 from pyggml.sched import Schedule, Scheduler
-from pyggml.tensor import Context, Var, allocate_tensors
+from pyggml.tensor import Context, Tensor, Var, allocate_tensors
 
 from .ubatch import UBatch
 
@@ -65,72 +49,27 @@ _Key = tuple[StepSize, bool, Patterns]  # True: for all n_kv; what is watched
 
 @dataclass(slots=True)
 class Step:
-    """A graph ready to run, with views of its inputs and its result. `n_kv`: of the caches where it varies. `pos`
-    has a row for each position of a token, `result` (logits or embeddings) one for each token that is wanted, `hidden`
-    one for each token. `s_read`, `s_write`: the cells of states. `ngrams` has a row for each token; `recent` the last
-    tokens of every cell. `blocks`, `chosen`: see `block_inputs`, `chosen_block_inputs`."""
+    """A graph ready to run.
+
+    heads   where the slot of the ubatch begins in each cache, bound before each run
+    n_kv    the n_kv of the caches for which it varies, bound before each run
+    fills   for each group of inputs the function that fills it, and flat views of its inputs
+    result  logits or embeddings, a row for each token of which they are wanted
+    hidden  a row for each token, in a graph of hidden states
+    """
 
     schedule: Schedule
     heads: tuple[Var, ...]
     n_kv: tuple[Var, ...]
-    token: Ints | None
-    embd: Floats | None
-    pos: Ints | None
-    s_read: Ints | None
-    s_write: Ints | None
-    attn_scale: Floats | None
-    pos_bucket: Ints | None
-    ngrams: Ints | None
-    recent: Floats | None
-    blocks: list[tuple[TokenBlocks, tuple[Ints | Floats, ...]]]
-    chosen: list[tuple[ChosenBlocks, tuple[Ints, ...]]]
-    out_ids: Ints
-    logit_ids: Ints | None
+    fills: list[tuple[Fill, tuple[Values, ...]]]
     result: Floats
     hidden: Floats | None
 
-    def fill(self, u: UBatch, states: StateSlot | None, hp: HParams, cells: KVCache | None) -> None:
-        """Set the inputs that say what the tokens of a ubatch are, where they stand, and which are wanted; and how far
-        they are from the `cells` of the first cache."""
-        if self.token is not None and u.token is not None:
-            self.token[:] = u.token
-        if self.embd is not None and u.embd is not None:
-            self.embd[:] = u.embd
-        if self.pos is not None:
-            self.pos[:3] = u.pos
-            if len(self.pos) > 3:
-                self.pos[3] = 0
-        if states is not None and self.s_read is not None and self.s_write is not None:
-            self.s_read[:], self.s_write[:] = states.read, states.write
-        if self.attn_scale is not None:
-            self.attn_scale[:] = attn_temp_scale(hp, u.pos)
-        if self.pos_bucket is not None and cells is not None:
-            seen = u.pos if cells.transient else cells.pos[: cells.n_kv()]
-            self.pos_bucket[: u.n_tokens * len(seen)] = relative_buckets(hp, seen, u.pos, cells.causal).reshape(-1)
-        if self.ngrams is not None and hp.ngrams is not None and self.recent is not None and states is not None:
-            token = np.full(u.n_tokens, hp.ngrams.stand_in, np.int32) if u.token is None else u.token
-            tokens, before = token.reshape(u.n_seqs, -1), self.recent[states.read].astype(np.int32) - 1
-            self.ngrams[:] = ngram_rows(hp.ngrams, before, tokens).reshape(self.ngrams.shape)
-            n = before.shape[1]
-            self.recent[states.write] = np.concatenate((before, tokens), axis=1)[:, -n:] + 1
-        if self.blocks or self.chosen:
-            self._fill_blocks(u, states, u.pos if cells is None else cells.pos[: cells.n_kv()])
-        wanted = u.outputs if len(u.outputs) else 0
-        if self.logit_ids is None:
-            self.out_ids[:] = wanted
-        else:
-            self.out_ids[:], self.logit_ids[:] = np.arange(u.n_tokens), wanted
-
-    def _fill_blocks(self, u: UBatch, states: StateSlot | None, known: Ints) -> None:
-        pos = u.pos.reshape(u.n_seqs, -1)
-        if self.blocks and states is not None and pos[states.read == NOTHING, 0].any():
-            raise BatchError("a sequence must begin at position 0: this model counts blocks of tokens from there")
-        for t, inputs in self.blocks:
-            for to, value in zip(inputs, block_inputs(t, pos, known), strict=True):
-                to[: value.size] = value.ravel()  # of cells the graph may have more
-        for t, inputs in self.chosen:
-            for to, value in zip(inputs, chosen_block_inputs(t, u.pos, known), strict=True):
-                to[: value.size] = value.ravel()
+    def fill(self, u: UBatch, memory: Memory) -> None:
+        """Set the inputs for a ubatch that is in its cells."""
+        for fill, inputs in self.fills:
+            for to, values in zip(inputs, fill(u, memory), strict=True):
+                to[: values.size] = values.reshape(-1)  # the graph may have room for more cells
 
 
 @contextmanager
@@ -157,13 +96,13 @@ class Steps:
     def __init__(
         self,
         hp: HParams,
-        memory: KVMemory | EncoderMemory,
+        memory: Memory,
         n_ubatch: int,
         scheduler: Scheduler,
         build: Callable[[StepSize], Build],
     ) -> None:
-        self.caches, self._encodes = memory.caches, isinstance(memory, EncoderMemory)
-        self._scheduler, self._build, self.cells = scheduler, build, next(iter(memory.caches), None)
+        self.memory, self.caches, self._encodes = memory, memory.caches, isinstance(memory, EncoderMemory)
+        self._scheduler, self._build = scheduler, build
         self._steps: OrderedDict[_Key, Step] = OrderedDict()
         self._seen: set[StepSize] = set()  # with n_kv = 0
         self._last: tuple[StepSize, Patterns, Step] | None = None  # what `get` gave
@@ -171,32 +110,11 @@ class Steps:
         self._n_vary = 0 if transient else len(self.caches)  # the first so many caches vary
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
-        self._inputs = {
-            "inp_tokens": ctx.new_tensor(DType.I32, (n_ubatch,)),
-            "inp_embd": ctx.new_tensor(DType.F32, (hp.n_embd * n_ubatch,)),
-            "inp_pos": ctx.new_tensor(DType.I32, (n_ubatch * hp.n_pos_per_embd,)),
-            "inp_out_ids": ctx.new_tensor(DType.I32, (n_ubatch,)),
-            "inp_logit_ids": ctx.new_tensor(DType.I32, (n_ubatch,)),
-        }
-        if memory.states is not None:
-            for name in ("inp_s_read", "inp_s_write"):
-                self._inputs[name] = ctx.new_tensor(DType.I32, (memory.n_seq_max,))
-        if hp.f_attn_temp_scale:
-            self._inputs["inp_attn_scale"] = ctx.new_tensor(DType.F32, (n_ubatch,))
-        if hp.n_rel_attn_bkts:
-            self._inputs["inp_pos_bucket"] = ctx.new_tensor(DType.I32, (memory.size * n_ubatch,))
-        if hp.ngrams is not None:
-            self._inputs["inp_ngram_rows"] = ctx.new_tensor(DType.I32, (len(hp.ngrams.rows) * n_ubatch,))
-        for t in hp.token_blocks:
-            more = memory.n_seq_max * t.n_read  # each sequence may end one block more
-            for name, (dtype, n) in block_input_sizes(t, n_ubatch, 1, memory.size).items():
-                self._inputs[name] = ctx.new_tensor(dtype, (n + more,))
-        for t in hp.chosen_blocks:
-            for name, (dtype, n) in chosen_block_sizes(t, n_ubatch, memory.size).items():
-                self._inputs[name] = ctx.new_tensor(dtype, (n,))
+        self._inputs: dict[str, Tensor] = {}
         masks = {c: ctx.new_tensor(DType.F32, (c.size, rows)) for c in self.caches if not (c.cross and self._encodes)}
+        self._buft = next(iter(scheduler.backends.values())).buft
+        allocate_tensors(masks.values(), self._buft)
         self._inputs |= {mask_name(c): t for c, t in masks.items()}
-        allocate_tensors(self._inputs.values(), next(iter(scheduler.backends.values())).buft)
         alibi = hp.f_max_alibi_bias > 0
         made = {c: KVMask(c, t.numpy(), c.causal, c.n_swa, alibi, c.swa_type) for c, t in masks.items()}
         self.masks = tuple(made.get(c) for c in self.caches)
@@ -266,9 +184,20 @@ class Steps:
     def _attached(self, size: StepSize) -> Build:
         """The graph, its inputs in the memory that all graphs share."""
         b = self._build(size)
-        for name, t in b.inputs.items():
-            t.buffer, t.offset = self._inputs[name].buffer, self._inputs[name].offset
+        for name, i in b.inputs.items():
+            shared = self._shared(name, i.tensor)
+            i.tensor.buffer, i.tensor.offset = shared.buffer, shared.offset
         return b
+
+    def _shared(self, name: str, t: Tensor) -> Tensor:
+        """The memory of the input of that name, large enough for `t`. When it has to grow, steps that were made before
+        keep what they have."""
+        shared = self._inputs.get(name)
+        if shared is None or shared.nbytes < t.nbytes:
+            n = 1 << (t.n_elements - 1).bit_length()  # so that it grows a few times only
+            shared = self._inputs[name] = Context().new_tensor(t.dtype, (n,), name)
+            allocate_tensors([shared], self._buft)
+        return shared
 
 
 class Slots(NamedTuple):
@@ -281,33 +210,14 @@ class Slots(NamedTuple):
 
 
 def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:
-    values = {name: t.numpy() for name, t in b.inputs.items() if name.startswith("inp_")}
-    recent = None if b.kv.states is None else b.kv.states.recent
+    def views(names: tuple[str, ...]) -> tuple[Values, ...]:
+        return tuple(b.inputs[name].tensor.numpy().reshape(-1) for name in names)
+
     return Step(
         schedule=schedule,
         heads=tuple(u.head for u in b.uses),
         n_kv=n_kv,
-        token=values.get("inp_tokens"),
-        embd=values["inp_embd"].reshape(b.n_tokens, -1) if "inp_embd" in values else None,
-        pos=values["inp_pos"].reshape(-1, b.n_tokens) if "inp_pos" in values else None,
-        s_read=values.get("inp_s_read"),
-        s_write=values.get("inp_s_write"),
-        attn_scale=values["inp_attn_scale"].reshape(-1) if "inp_attn_scale" in values else None,
-        pos_bucket=values.get("inp_pos_bucket"),
-        ngrams=values.get("inp_ngram_rows"),
-        recent=None if recent is None else recent.numpy(),
-        blocks=[
-            (t, tuple(values[name].ravel() for name in block_input_sizes(t, 1, 1, 1)))
-            for t in b.hparams.token_blocks
-            if f"inp_block_end_{t.size}" in values
-        ],
-        chosen=[
-            (t, tuple(values[name].ravel() for name in chosen_block_sizes(t, 1, 1)))
-            for t in b.hparams.chosen_blocks
-            if f"inp_cell_blocks_{t.size}" in values
-        ],
-        out_ids=values["inp_out_ids"],
-        logit_ids=values.get("inp_logit_ids"),
+        fills=[(group.fill, views(group.names)) for group in b.input_groups if group.fill is not None],
         result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),
         hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
     )

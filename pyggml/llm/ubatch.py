@@ -1,4 +1,4 @@
-"""From a batch to what runs at a time: `SBatch` sorts and splits a batch, `UBatch` is one part.
+"""From a batch to what runs at a time: `SBatch` sorts and splits a batch into parts, each a `UBatch`.
 
 The splits are llama.cpp's: simple (attention models: any tokens in order), equal (recurrent models: as many tokens of
 each of several sequences), by sequence (tokens of one sequence).
@@ -12,56 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.errors import BatchError
-from pyggml.models.memory.kv_cells import Floats, Ints, SeqSets
+from pyggml.models.memory.kv_cells import Floats, Ints
+from pyggml.models.ubatch import UBatch
 
 from .batch import Batch, Sequences, check_positions
 
 _NONE = np.empty(0, np.int32)
 FIRST = np.zeros(1, np.int32)  # the index, and the sequence, of the one token of most decodes
 FIRST.flags.writeable = False
-
-
-@dataclass(slots=True)
-class UBatch:
-    """Tokens that are computed together.
-
-    equal_seqs    True where `n_seqs` sequences have `n_seq_tokens` tokens each, one after the other; else every token
-                  counts as a sequence of its own: n_seqs is n_tokens, n_seq_tokens 1
-    token, embd   int32 [n_tokens], or float32 [n_tokens, n_embd]: the one that the batch has, or both, see `Batch`
-    pos           int32 [n_tokens]
-    seq           int32 [n_tokens]: the (first) sequence of each token
-    sets          all sequences of each token; None where each has one
-    outputs       the indices of the tokens whose logits are wanted, ascending
-    ids           int32 [n_tokens]: the index of each token in the batch
-    """
-
-    equal_seqs: bool
-    n_tokens: int
-    n_seq_tokens: int
-    n_seqs: int
-    token: Ints | None
-    embd: Floats | None
-    pos: Ints
-    seq: Ints
-    sets: SeqSets | None
-    outputs: Ints
-    ids: Ints
-
-    @property
-    def seq_id(self) -> list[tuple[int, ...]]:
-        """The sequences of each of the `n_seqs` (of each token in a simple split)."""
-        sets = [(s,) for s in self.seq.tolist()] if self.sets is None else self.sets
-        return [tuple(s) for s in sets[:: self.n_seq_tokens]]
-
-    @property
-    def n_seq_id(self) -> list[int]:
-        """How many sequences each of `seq_id` names."""
-        return [len(ids) for ids in self.seq_id]
-
-    @property
-    def last_pos(self) -> Ints:
-        """int32 [n_seqs]: the last position of each sequence."""
-        return self.pos[self.n_seq_tokens - 1 :: self.n_seq_tokens]
 
 
 @dataclass(slots=True)

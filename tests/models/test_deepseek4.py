@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyggml.models.blocks import block_inputs
-from pyggml.models.hparams import TokenBlocks
+from pyggml.models.block_keys import TokenBlocks, block_inputs
 from pyggml.models.memory.kv_cells import Floats, Ints
 
 from pyggml.dtypes import DType

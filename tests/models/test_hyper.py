@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from pyggml.models import get_architecture
-from pyggml.models.blocks import Build, ngram_rows
-from pyggml.models.hparams import NGrams
+from pyggml.models.blocks import Build
 from pyggml.models.hyper import Put, put_back, sinkhorn, weighted_streams
 from pyggml.models.kimi_k3 import mixed, situ
 from pyggml.models.metadata import Reader
+from pyggml.models.qwen4exp import NGrams, ngram_rows
 from pyggml.models.weights import Weights
 
 import pyggml as gg

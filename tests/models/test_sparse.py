@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyggml.models.blocks import chosen_block_inputs
-from pyggml.models.hparams import ChosenBlocks
-from pyggml.models.indexer import Indexer
+from pyggml.models.indexer import ChosenBlocks, Indexer, chosen_block_inputs
 from pyggml.models.memory.kv_cells import Floats
 
 from pyggml.dtypes import DType

@@ -83,7 +83,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     path = tmp_path_factory.mktemp(name) / "m.gguf"
     model = load_model(_heads(path) if name == "heads" else write_random(path, arch, kv), repack=False)
     if name == "chunks":
-        hp = replace(model.hparams, n_swa=8, n_attn_temp_floor_scale=8)
+        assert model.hparams.attn_temperature is not None
+        temperature = model.hparams.attn_temperature._replace(floor_scale=8)
+        hp = replace(model.hparams, n_swa=8, attn_temperature=temperature)
         model.__dict__["hparams"] = hp
     return model
 
@@ -160,7 +162,7 @@ def test_sequences_holes_and_states(model: Model, tmp_path: Path) -> None:
 
 def test_moved(model: Model) -> None:
     """Only how far tokens are apart matters, where Q is not scaled by its position."""
-    if model.hparams.f_attn_temp_scale:
+    if model.hparams.attn_temperature:
         pytest.skip("Q is scaled by its position")
     ctx = new(model)
     expected = logits(new(model), IDS)[SPLIT:]

@@ -1,0 +1,53 @@
+"""The tokens that a graph computes at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .memory.kv_cells import Floats, Ints, SeqSets
+from .memory.recurrent import StateSlot
+
+
+@dataclass(slots=True)
+class UBatch:
+    """Tokens that are computed together.
+
+    equal_seqs    True where `n_seqs` sequences have `n_seq_tokens` tokens each, one after the other; else every token
+                  counts as a sequence of its own: n_seqs is n_tokens, n_seq_tokens 1
+    token, embd   int32 [n_tokens], or float32 [n_tokens, n_embd]: the one that the batch has, or both, see `Batch`
+    pos           int32 [n_tokens]
+    seq           int32 [n_tokens]: the (first) sequence of each token
+    sets          all sequences of each token; None where each has one
+    outputs       the indices of the tokens whose logits are wanted, ascending
+    ids           int32 [n_tokens]: the index of each token in the batch
+    states        the cells of a recurrent memory that the sequences read and write; None without such a memory
+    """
+
+    equal_seqs: bool
+    n_tokens: int
+    n_seq_tokens: int
+    n_seqs: int
+    token: Ints | None
+    embd: Floats | None
+    pos: Ints
+    seq: Ints
+    sets: SeqSets | None
+    outputs: Ints
+    ids: Ints
+    states: StateSlot | None = None
+
+    @property
+    def seq_id(self) -> list[tuple[int, ...]]:
+        """The sequences of each of the `n_seqs` (of each token in a simple split)."""
+        sets = [(s,) for s in self.seq.tolist()] if self.sets is None else self.sets
+        return [tuple(s) for s in sets[:: self.n_seq_tokens]]
+
+    @property
+    def n_seq_id(self) -> list[int]:
+        """How many sequences each of `seq_id` names."""
+        return [len(ids) for ids in self.seq_id]
+
+    @property
+    def last_pos(self) -> Ints:
+        """int32 [n_seqs]: the last position of each sequence."""
+        return self.pos[self.n_seq_tokens - 1 :: self.n_seq_tokens]
