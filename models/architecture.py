@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from pyggml.errors import GGMLError, ModelError
 from pyggml.graph import Graph
 
-from .blocks import Build, KVMemory
+from .blocks import Build
 from .hparams import MAX_LAYERS, HParams
-from .memory.cross import CrossMemory
-from .memory.hybrid import HybridMemory
+from .memory.encoded_text import EncodedText
 from .memory.kv_cache import CacheOptions, KVCache
-from .memory.kv_iswa import KVCacheISWA
+from .memory.memory import Memory, Store
 from .memory.recurrent import RecurrentCells
+from .memory.window import WindowCache
 from .metadata import Reader, read_hparams
 from .stage import begin_at
 from .weights import Weights
@@ -94,9 +94,9 @@ class Architecture:
         first, end = (0, None) if stage is None else (stage.start, stage.stop if stage.stop < hp.n_layer else None)
         memory = self.new_memory(hp, 1, n_batch=1)
         try:
-            if self.encode is not None and isinstance(memory, CrossMemory):
-                encoding = memory.encoding
-                self.encode(Build(hp, weights, encoding, 1, 1, tuple(c.size for c in encoding.caches)))
+            if self.encode is not None and memory.encoding is not None:
+                encoded = tuple(c.size for c in memory.encoding.caches)
+                self.encode(Build(hp, weights, memory.encoding, 1, 1, encoded))
             sizes, ends = tuple(c.size for c in memory.caches), end is not None
             b = Build(hp, weights, memory, 1, 1, sizes, embeddings=ends, layer=end, first=first)
             self.build_stage(b)
@@ -113,20 +113,24 @@ class Architecture:
         *,
         n_batch: int = 512,
         **options: Unpack[CacheOptions],
-    ) -> KVMemory:
+    ) -> Memory:
         """The memory of a context of `size` cells, without its buffers. Raises ModelError for types that it cannot
         store."""
         if hp.is_head:  # attends, and goes back: its cache keeps what is behind a window
-            return KVCache(hp, size, n_swa=hp.n_swa if hp.is_swa(0) else 0, **options)
+            return Memory(KVCache(hp, size, n_swa=hp.n_swa if hp.is_swa(0) else 0, **options))
+        n_seq_max, held = options.get("n_seq_max", 1), options.get("held")
         if self.memory == "recurrent":
-            return RecurrentCells(hp, size, options.get("n_seq_max", 1), options.get("held"))
+            return Memory(RecurrentCells(hp, size, n_seq_max, held))
         if self.memory == "cross":
-            return CrossMemory(hp, size, n_batch=n_batch, **options)
-        transient = self.memory == "none"
+            decoder = KVCache(hp, size, **options)
+            text = EncodedText(hp, decoder, **options)
+            encoder = KVCache(hp, min(decoder.size, n_batch), transient=True, **options)
+            return Memory(decoder, text, encoding=Memory(encoder, text))
+        full = [il for il in hp.cache_layers if not hp.is_swa(il)] if hp.n_swa else None
+        base = KVCache(hp, size, layers=full, transient=self.memory == "none", **options)
+        stores: list[Store] = [base]
         if hp.n_swa:
-            attn = KVCacheISWA(hp, size, n_batch=n_batch, transient=transient, **options)
-        else:
-            attn = KVCache(hp, size, transient=transient, **options)
-        if self.memory != "hybrid":
-            return attn
-        return HybridMemory(attn, RecurrentCells(hp, attn.size, attn.n_seq_max, options.get("held")))
+            stores.append(WindowCache(hp, base, n_batch, layers=list(filter(hp.is_swa, hp.cache_layers)), **options))
+        if self.memory == "hybrid":
+            stores.append(RecurrentCells(hp, base.size, n_seq_max, held))
+        return Memory(*stores)

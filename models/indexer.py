@@ -23,9 +23,10 @@ from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .block_keys import TokenBlocks
-from .blocks import Build, Memory, build_inp_kq_mask, build_norm, cells_of_k, rope, rotate, store_k
+from .blocks import Build, build_inp_kq_mask, build_norm, cells_of_k, rope, rotate, store_k
 from .hparams import MAX_INT, HParams, LayerShape, RopeShape, RopeType
 from .memory.kv_cells import Ints
+from .memory.memory import Memory
 from .metadata import Reader
 from .ubatch import UBatch
 

@@ -23,7 +23,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .block_keys import TokenBlocks, build_block_keys
-from .blocks import Build, Memory, build_inp_kq_mask, build_inp_pos, build_norm
+from .blocks import Build, build_inp_kq_mask, build_inp_pos, build_norm
 from .blocks.states import as_f32, by_sequence, read_state, slot_of_states, store_state
 from .hparams import MAX_INT, HParams, StateShape
 from .hyper import HyperHParams, Mix, Put, build_hyper, read_streams
@@ -40,6 +40,7 @@ from .indexer import (
 )
 from .mamba import read_ssm
 from .memory.kv_cells import Ints
+from .memory.memory import Memory
 from .metadata import Reader, read_hparams, read_recurrent, read_rope_sections
 from .qwen3next import Qwen3Next, QwenHParams
 from .ubatch import UBatch

@@ -26,7 +26,6 @@ from .architecture import Architecture
 from .blocks import (
     KV,
     Build,
-    Memory,
     build_attn,
     build_cross_kv,
     build_inp_embd,
@@ -38,6 +37,7 @@ from .blocks import (
 )
 from .hparams import MAX_LAYERS, HParams
 from .memory.kv_cells import Ints
+from .memory.memory import Memory
 from .metadata import Reader, read_hparams
 from .ubatch import UBatch
 

@@ -53,6 +53,6 @@ def nmse(a: Array, b: Array) -> float:
 
 def take(cells: KVCells, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> Slot:
     """The slot that tokens were put into."""
-    slot = cells.slot(len(pos))
-    cells.take(slot, pos, seq, sets)
+    slot = cells.slot_of(len(pos))
+    cells.hold(slot, pos, seq, sets)
     return slot

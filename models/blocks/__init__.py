@@ -14,7 +14,7 @@ from .attention import (
     split_qkv,
     store_k,
 )
-from .build import Build, CacheUse, Input, InputGroup, KVMemory, Memory, mask_name
+from .build import Build, CacheUse, Input, InputGroup, mask_name
 from .ffn import Activation, Glu, build_ffn, limited
 from .inputs import (
     MASK_PADDING,
@@ -48,8 +48,6 @@ __all__ = [
     "Glu",
     "Input",
     "InputGroup",
-    "KVMemory",
-    "Memory",
     "LowRank",
     "build_attn",
     "build_attn_gate",

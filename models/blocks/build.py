@@ -15,10 +15,8 @@ from pyggml.graph import Graph
 from pyggml.tensor import Context, Tensor, Var
 
 from ..hparams import HParams
-from ..memory.cross import CrossMemory, EncoderMemory
-from ..memory.hybrid import HybridMemory
 from ..memory.kv_cache import KVCache
-from ..memory.kv_iswa import KVCacheISWA
+from ..memory.memory import Memory
 from ..memory.recurrent import RecurrentCells
 from ..names import tensor_name
 from ..twins import BuiltLayer, Twin, renamed
@@ -26,9 +24,7 @@ from ..ubatch import UBatch
 from ..weights import TensorSpec, Weights
 from .adapt import NO_ADAPTERS, Adapters
 
-KVMemory = KVCache | KVCacheISWA | HybridMemory | RecurrentCells | CrossMemory
 Values = npt.NDArray[np.int32] | npt.NDArray[np.float32]
-Memory = KVMemory | EncoderMemory
 Fill = Callable[[UBatch, Memory], Sequence[Values]]  # of a group of inputs
 FillOne = Callable[[UBatch, Memory], Values]
 

@@ -13,8 +13,9 @@ from pyggml.tensor import Tensor
 
 from ..hparams import AttnTemperature
 from ..memory.kv_cells import Floats, Ints
+from ..memory.memory import Memory
 from ..ubatch import UBatch
-from .build import Build, Memory
+from .build import Build
 from .norm import build_norm
 
 MASK_PADDING = 32  # rows of the mask are padded to a multiple

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from itertools import compress
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,10 @@ from pyggml.tensor import Context, Tensor, allocate_tensors
 
 from ..hparams import HParams, SwaType
 from . import kv_view
-from .kv_cells import Ints, KVCells
+from .kv_cells import Ints, KVCells, Slot
+
+if TYPE_CHECKING:
+    from ..ubatch import UBatch
 
 PADDING, PADDING_FLASH_ATTN = 32, 256
 _CELL = 8  # bytes of a cell's position and delta; one more for each sequence
@@ -54,7 +57,7 @@ class KVCache(KVCells):
     V, of an indexer, come last); `index` says which `i` a layer reads, also one that shares those of another
     (`hp.kv_layer`). V is stored transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`.
     Where V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
-    it starts; `n_rewind`: see `KVCacheISWA`. A `transient` one has the cells of one batch and stores nothing: its
+    it starts; `n_rewind`: see `WindowCache`. A `transient` one has the cells of one batch and stores nothing: its
     tokens see each other, the next ones do not. A `cross` one holds what an encoder gave: the encoder fills it, and the
     decoder's tokens see all that is of their sequences. `causal`: tokens do not see those after them. In types of
     ROTATED_TYPES K and V of each head are stored rotated, see `rotation_k`. K and V of layers that are not `held` get
@@ -134,14 +137,13 @@ class KVCache(KVCells):
         bits = {DType.F32: 0x7F7FFFFF, DType.BF16: 0x7F7F0000}.get(self.type_v, 0x477FE000)
         return float(np.uint32(bits).view(np.float32))
 
-    @property
-    def caches(self) -> tuple[KVCache, ...]:
-        """The caches with tensors that this memory consists of: itself (an interleaved one has two)."""
-        return (self,)
+    def slot(self, u: UBatch, taken: Sequence[Slot]) -> Slot:
+        """Where `take` may put a ubatch. Raises KVCacheFull."""
+        return self.slot_of(u.n_tokens)
 
-    @property
-    def states(self) -> None:
-        """It has none (a hybrid memory has)."""
+    def take(self, slot: Slot, u: UBatch) -> None:
+        """Put a ubatch into a slot, see `hold`."""
+        self.hold(slot, u.pos, u.seq, u.sets)
 
     def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Whether `seq_rm` removes that: always."""

@@ -106,10 +106,10 @@ class KVCells:
     used    cells that are not empty
     end     one past the last cell that is not empty
     fixed   why tokens cannot be given other positions, for seq_add and seq_div to say; empty where they can
-    version rises by one with every change of the cells (`take` is one change)
+    version rises by one with every change of the cells (`hold` is one change)
     lock    held by operations on sequences and, as it is the context's, by everything that a context does
 
-    Operations are done as a whole or, where they raise or a signal comes, not at all; `take` alone changes the cells
+    Operations are done as a whole or, where they raise or a signal comes, not at all; `hold` alone changes the cells
     bit by bit, for speed, and is taken back with `undo`.
     """
 
@@ -180,11 +180,11 @@ class KVCells:
         text = f"{n} cells are needed; {free} of the {self.size} cells of the KV cache are free{where}"
         return KVCacheFull(text, n, free)
 
-    def slot(self, n: int) -> Slot:
-        """Where `take` may put `n` tokens. Raises KVCacheFull."""
+    def slot_of(self, n: int) -> Slot:
+        """Where `hold` may put `n` tokens. Raises KVCacheFull."""
         return Slot(self.find_slot(n), n, self.head)
 
-    def take(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> None:
+    def hold(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> None:
         """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i].
 
         The head moves behind the slot. Where a signal breaks this off, `undo` puts all right that was done.

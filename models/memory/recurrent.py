@@ -25,7 +25,7 @@ from ..hparams import HParams
 from .kv_cells import INT32_MAX, LAST_POS, Cell, Ints, at_once, checked_seq, is_negative
 
 if TYPE_CHECKING:
-    from .kv_cache import KVCache
+    from ..ubatch import UBatch
 
 Array = npt.NDArray[np.float32]
 NOTHING = 0  # the cell that is never written: the state (all 0) of sequences that have not begun
@@ -57,7 +57,6 @@ class RecurrentCells:
     Operations are done as a whole or, where they raise or a signal comes, not at all.
     """
 
-    caches: tuple[KVCache, ...] = ()
     used = 0
     tail: Ints
     pos_max: Ints
@@ -84,11 +83,6 @@ class RecurrentCells:
                     tensors[il] = ctx.new_tensor(DType.F32, (floats, self.n_cells), f"cache_{name}_l{il}")
         self.recent = ctx.new_tensor(DType.F32, (n_recent, self.n_cells), "cache_tokens") if n_recent else None
         self.clear()
-
-    @property
-    def states(self) -> RecurrentCells:
-        """Itself (a hybrid memory has one beside its caches)."""
-        return self
 
     @locked
     def clear(self) -> None:
@@ -131,17 +125,18 @@ class RecurrentCells:
 
     # -- slots ----------------------------------------------------------------------------------------------------
 
-    def slot(self, seq_id: Sequence[tuple[int, ...]], pos: Ints, taken: Sequence[StateSlot] = ()) -> StateSlot:
-        """Cells for a ubatch of equal sequences: `seq_id` are those of each (which share its tokens, and the state
-        after them), pos [n_seqs] their last positions. `taken`: the slots that the same decode had before.
+    def slot(self, u: UBatch, taken: Sequence[StateSlot]) -> StateSlot:
+        """Cells for a ubatch of equal sequences (several may share tokens, and the state after them). `taken`: the
+        slots that the same decode has already.
 
         Raises BatchError where tokens are shared by sequences whose states differ.
         """
         before, now = self._arrays(), self._arrays()
         tail, kept = now["tail"], now["kept"]
         fresh = {int(c) for slot in taken for c in slot.write}
-        read, write = (np.empty(len(seq_id), np.int32) for _ in range(2))
-        for i, ids in enumerate(seq_id):
+        read, write = (np.empty(u.n_seqs, np.int32) for _ in range(2))
+        pos = u.last_pos
+        for i, ids in enumerate(u.seq_id):
             members = list(ids)
             read[i] = cell = tail[members[0]]
             if (tail[members] != cell).any():
@@ -155,8 +150,9 @@ class RecurrentCells:
             now["pos_max"][members] = pos[i]
         return StateSlot(read, write, before, now)
 
-    def take(self, slot: StateSlot) -> None:
-        """What is computed in the slot is the state of its sequences."""
+    def take(self, slot: StateSlot, u: UBatch) -> None:
+        """What is computed in the slot, of which the ubatch knows then, is the state of its sequences."""
+        u.states = slot
         vars(self).update(slot.after)
 
     def undo(self, slots: Sequence[StateSlot]) -> None:

@@ -109,7 +109,7 @@ class StagedMemory:
     def __init__(self, model: LoadedModel, n_ctx: int, options: ContextOptions) -> None:
         self.n_seq_max = options.get("n_seq_max", 1)
         like = model.architecture.new_memory(model.hparams, n_ctx, n_seq_max=self.n_seq_max, held=())
-        self.caches, self.states = like.caches, like.states
+        self.keeps_all = like.keeps_all
         self.edits: list[Edit] = []
 
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> None:

@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import BatchError, whole
-from pyggml.models.blocks import KVMemory
 from pyggml.models.hparams import HParams
-from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.kv_cells import INT32_MAX, LAST_POS, Floats, Ints
 
 
@@ -150,12 +148,6 @@ def check_size(n: int, n_batch: int, n_ubatch: int, together: bool) -> None:
         raise BatchError(f"{n} tokens in one batch, where n_batch is {n_batch}")
     if n > n_ubatch and together:
         raise BatchError(f"{n} tokens that all see each other, but only n_ubatch = {n_ubatch} run together")
-
-
-def check_encoded(memory: KVMemory, seq: Ints, sets: Sequence[tuple[int, ...]] | None) -> None:
-    """Raises BatchError where a decoder's tokens have no encoded text, see `CrossMemory.require`."""
-    if isinstance(memory, CrossMemory):
-        memory.require(seq, sets)
 
 
 def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, hp: HParams, first: int = 0) -> None:

@@ -17,16 +17,15 @@ from pyggml.dtypes import DType
 from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, whole
 from pyggml.graph import Graph
 from pyggml.lock import locked
-from pyggml.models.blocks import KVMemory
 from pyggml.models.hparams import Pooling
-from pyggml.models.memory.cross import CrossMemory
 from pyggml.models.memory.kv_cache import CacheOptions
 from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints
+from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
 
 from .adapters.active import ActiveAdapters, Scaled
 from .adapters.control import Directions
-from .batch import Batch, check_encoded, check_size, check_values, token_ids
+from .batch import Batch, check_size, check_values, token_ids
 from .closeable import Closeable
 from .figures.perf import Perf
 from .figures.report import log_context
@@ -37,7 +36,7 @@ from .loaded import LoadedModel
 from .options import check_types
 from .pooling import Members, checked_output, members, pool
 from .state import save_load as state
-from .steps import Slots, Step, Steps, StepSize
+from .steps import Step, Steps, StepSize
 from .ubatch import FIRST, SBatch, UBatch, gathered, of_all, texts_of, ubatches_of_tokens
 
 
@@ -113,7 +112,7 @@ class LlamaContext(Closeable):
         self._threads = n_threads, n_threads_batch or n_threads  # of a step of one token, and of more
         self.scheduler.watches = model.watches
         cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
-        self.memory: KVMemory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
+        self.memory: Memory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
         self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
         buft = next(iter(self.scheduler.backends.values())).buft
@@ -122,11 +121,11 @@ class LlamaContext(Closeable):
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
         self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
         self._encoder: Steps | None = None
-        if isinstance(self.memory, CrossMemory):
+        if self.memory.encoding is not None:
             if self._output.layer is not None:
                 raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
             self._encoder = Steps(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
-        self._taken: list[Slots] = []  # by a decode that is not finished
+        self._taken: list[tuple[Memory, Slots]] = []  # by a decode that is not finished
         self.outputs: Ints = np.empty(0, np.int32)
         self.logits: Floats = np.empty((0, hp.n_vocab), np.float32)
         self.embeddings: Floats = np.empty((0, hp.n_embd), np.float32)
@@ -172,7 +171,7 @@ class LlamaContext(Closeable):
         if not self.model.architecture.logits:
             self.decode(batch)
             return
-        if self._encoder is None or not isinstance(self.memory, CrossMemory):
+        if self._encoder is None:
             raise ModelError(f"{self.model.arch} has no encoder: `decode` takes all of the text")
         start = time.perf_counter()
         self.scheduler.check_turn()
@@ -201,9 +200,9 @@ class LlamaContext(Closeable):
             batch.logits = [True] * len(batch)
         of: Members | None = None
         if isinstance(batch, Batch):
-            whole = SBatch(batch, simple_split=self.memory.states is None)
+            whole = SBatch(batch, simple_split=not self.memory.equal_seqs)
             whole.check(self.memory)
-            check_encoded(self.memory, whole.first, whole.sets)
+            self.memory.check_encoded(whole.first, whole.sets)
             if self.pooling != "none":
                 of = members(whole, self.model.hparams.head.pooling if self.pooling == "rank" else self.pooling)
                 whole.output[:] = np.isin(np.arange(whole.n_tokens), np.concatenate(list(of.values())))
@@ -213,7 +212,7 @@ class LlamaContext(Closeable):
         else:
             tokens = token_ids(batch)
             n, first = len(tokens), self.memory.pos_max.item(0) + 1
-            check_encoded(self.memory, FIRST, None)
+            self.memory.check_encoded(FIRST, None)
             self._check(n, tokens, None)
             if first + n - 1 > LAST_POS:
                 raise BatchError(f"{n} tokens from position {first} on reach beyond position {LAST_POS}")
@@ -326,7 +325,7 @@ class LlamaContext(Closeable):
         if self.model.first_layer or hp.is_head:  # which read hidden states
             u.embd = np.zeros((1, hp.n_embd), np.float32)
         try:
-            self._run(u, self._take(u, self._steps))
+            self._run(u, self._take(u, self.memory), self._steps)
         except KVCacheFull:
             pass
         finally:
@@ -372,13 +371,13 @@ class LlamaContext(Closeable):
         try:
             self._evaluate(parts, of, steps)
         except KVCacheFull:
-            self.memory.settle()
-            self.memory.defrag()
+            steps.memory.settle()
+            steps.memory.defrag()
             self.update()
             self._evaluate(parts, of, steps)
         finally:
             self._perf.n_queued = 0
-        self.memory.settle()
+        steps.memory.settle()
         if self.defrag_thold > 0:
             for cache in self.memory.caches:
                 cache.wants_defrag |= cache.fragmentation() > self.defrag_thold
@@ -390,7 +389,7 @@ class LlamaContext(Closeable):
         hidden: list[Floats] = []
         try:
             for u in parts:
-                step = self._run(u, self._take(u, steps))
+                step = self._run(u, self._take(u, steps.memory), steps)
                 if len(u.outputs):
                     rows.append(np.array(step.result))
                 if step.hidden is not None:
@@ -407,41 +406,29 @@ class LlamaContext(Closeable):
             self._undo()
             raise
 
-    def _take(self, u: UBatch, steps: Steps) -> Slots:
-        """Slots for a ubatch in every cache and of the states. All are noted before anything changes."""
-        slots = Slots(steps, [c.slot(u.n_tokens) if steps.fills(c) else None for c in steps.caches])
-        states = self.memory.states
-        if states is not None:
-            taken = [slots.states for slots in self._taken if slots.states is not None]
-            u.states = states.slot(u.seq_id, u.last_pos, taken)
-            slots = slots._replace(states=u.states)
-        self._taken.append(slots)
-        for cache, slot in zip(steps.caches, slots.caches, strict=True):
-            if slot is not None:
-                cache.take(slot, u.pos, u.seq, u.sets)
-        if states is not None and slots.states is not None:
-            states.take(slots.states)
+    def _take(self, u: UBatch, memory: Memory) -> Slots:
+        """Put a ubatch into the memory. Its slots are noted before anything changes."""
+        slots = memory.slot(u, [slots for _, slots in self._taken])
+        self._taken.append((memory, slots))
+        memory.take(slots, u)
         return slots
 
     def _undo(self) -> None:
         """Take back the slots of a decode that is not finished."""
         if self._taken:
             with uninterrupted():
-                for i, cache in enumerate(self._taken[0].steps.caches):
-                    cache.undo([slot for slots in self._taken if (slot := slots.caches[i]) is not None])
-                if self.memory.states is not None:
-                    self.memory.states.undo([slots.states for slots in self._taken if slots.states is not None])
+                self._taken[0][0].undo([slots for _, slots in self._taken])
                 self._taken = []
 
-    def _run(self, u: UBatch, slots: Slots) -> Step:
+    def _run(self, u: UBatch, slots: Slots, steps: Steps) -> Step:
         """Compute a ubatch in its slots; what comes out is in memory that the next run uses again."""
-        steps, hidden = slots.steps, self._graphs.hidden
         n_kv = tuple([c.n_kv() for c in steps.caches])
-        n_outputs, n_seqs = len(u.outputs) or 1, 1 if slots.states is None else u.n_seqs
+        n_outputs, n_seqs = len(u.outputs) or 1, u.n_seqs if steps.memory.equal_seqs else 1
+        hidden = self._graphs.hidden
         size = StepSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
         step = steps.get(size)
         step.fill(u, steps.memory)
-        for mask, head, slot, n in zip(steps.masks, step.heads, slots.caches, n_kv, strict=True):
+        for mask, head, slot, n in zip(steps.masks, step.heads, slots, n_kv, strict=False):
             if mask is not None:
                 mask.write(u.pos, u.seq, slot, n, u.sets is not None)
             if slot is not None:

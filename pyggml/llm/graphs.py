@@ -10,12 +10,12 @@ import numpy as np
 
 from pyggml.errors import OneSite
 from pyggml.graph import Graph
-from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, KVMemory, build_head
-from pyggml.models.memory.cross import CrossMemory
+from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, build_head
 from pyggml.models.memory.k_shift import build_k_shift
 from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_cells import Floats, Ints
 from pyggml.models.memory.kv_defrag import build_defrag
+from pyggml.models.memory.memory import Memory
 from pyggml.models.twins import Twin, find_twins
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
@@ -28,7 +28,7 @@ from .steps import StepSize
 class Graphs:
     """Builds the graphs of a context, and runs those that are no steps. `hidden`: steps also give hidden states."""
 
-    def __init__(self, model: LoadedModel, memory: KVMemory, output: Output, scheduler: Scheduler) -> None:
+    def __init__(self, model: LoadedModel, memory: Memory, output: Output, scheduler: Scheduler) -> None:
         self._model, self._memory, self._output, self._scheduler = model, memory, output, scheduler
         self.hidden = False
         self._twins: WeakKeyDictionary[Adapters, dict[tuple[bool, int, bool], Mapping[int, Twin]]] = WeakKeyDictionary()
@@ -64,12 +64,12 @@ class Graphs:
 
     def encode(self, size: StepSize) -> Build:
         """The graph of a ubatch of that size, of an encoder-decoder's encoder."""
-        encode, memory = self._model.architecture.encode, self._memory
-        assert encode is not None and isinstance(memory, CrossMemory), memory
+        encode, memory = self._model.architecture.encode, self._memory.encoding
+        assert encode is not None and memory is not None, self._memory
         b = Build(
             self._model.hparams,
             self._model.weights,
-            memory.encoding,
+            memory,
             size.n_tokens,
             size.n_outputs,
             size.n_kv,
@@ -84,7 +84,7 @@ class Graphs:
     def largest(self, n_tokens: int, n_outputs: int, adapters: Adapters = NO_ADAPTERS) -> Build:
         """Of a graph of so many tokens: over whole caches, of as many sequences as there can be."""
         memory = self._memory
-        n_seqs = 1 if memory.states is None else gcd(n_tokens, memory.n_seq_max)
+        n_seqs = gcd(n_tokens, memory.n_seq_max) if memory.equal_seqs else 1
         n_kv = tuple(c.size for c in memory.caches)
         return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs, self.hidden))
 
@@ -98,7 +98,7 @@ class Graphs:
     def reserve(self, n_tokens: int, adapters: Adapters) -> None:
         """Make room for the largest graph with these adapters."""
         self._scheduler.reserve(self.largest(n_tokens, n_tokens, adapters).graph)
-        if isinstance(self._memory, CrossMemory):
+        if self._memory.encoding is not None:
             n_kv = tuple(c.size for c in self._memory.encoding.caches)
             self._scheduler.reserve(self.encode(StepSize(n_tokens, n_tokens, False, n_kv, adapters)).graph)
 

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from pyggml.buffers.buffer import IN_FILE, Buffer
 from pyggml.errors import ModelError
-from pyggml.models.blocks import KVMemory
+from pyggml.models.memory.memory import Memory
 from pyggml.stream.layout import memory_size
 
 from .closeable import Closeable
@@ -15,7 +15,7 @@ from .closeable import Closeable
 _in_files: WeakSet[Closeable] = WeakSet()
 
 
-def allocate_cache(ctx: Closeable, memory: KVMemory, buft: str, kv_ram: int | str | None) -> None:
+def allocate_cache(ctx: Closeable, memory: Memory, buft: str, kv_ram: int | str | None) -> None:
     """Give the cache of `ctx` its memory: of the buffer type `buft`, or, where it needs more than `kv_ram`, in a file.
     Raises ModelError for a bad `kv_ram`, and where the cache is a device's; AllocError where there is no room."""
     if kv_ram is None or memory.nbytes <= memory_size(kv_ram, "kv_ram"):

@@ -12,14 +12,12 @@ from typing import NamedTuple
 from pyggml.dtypes import DType
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
-from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, Memory, mask_name
+from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, mask_name
 from pyggml.models.blocks.build import Fill, Values
 from pyggml.models.hparams import HParams
-from pyggml.models.memory.cross import EncoderMemory
-from pyggml.models.memory.kv_cache import KVCache
-from pyggml.models.memory.kv_cells import Floats, Slot
+from pyggml.models.memory.kv_cells import Floats
 from pyggml.models.memory.kv_mask import KVMask
-from pyggml.models.memory.recurrent import StateSlot
+from pyggml.models.memory.memory import Memory
 from pyggml.sched import Schedule, Scheduler
 from pyggml.tensor import Context, Tensor, Var, allocate_tensors
 
@@ -101,7 +99,7 @@ class Steps:
         scheduler: Scheduler,
         build: Callable[[StepSize], Build],
     ) -> None:
-        self.memory, self.caches, self._encodes = memory, memory.caches, isinstance(memory, EncoderMemory)
+        self.memory, self.caches = memory, memory.caches
         self._scheduler, self._build = scheduler, build
         self._steps: OrderedDict[_Key, Step] = OrderedDict()
         self._seen: set[StepSize] = set()  # with n_kv = 0
@@ -111,17 +109,13 @@ class Steps:
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
         self._inputs: dict[str, Tensor] = {}
-        masks = {c: ctx.new_tensor(DType.F32, (c.size, rows)) for c in self.caches if not (c.cross and self._encodes)}
+        masks = {c: ctx.new_tensor(DType.F32, (c.size, rows)) for c in self.caches if not (c.cross and memory.fills(c))}
         self._buft = next(iter(scheduler.backends.values())).buft
         allocate_tensors(masks.values(), self._buft)
         self._inputs |= {mask_name(c): t for c, t in masks.items()}
         alibi = hp.f_max_alibi_bias > 0
         made = {c: KVMask(c, t.numpy(), c.causal, c.n_swa, alibi, c.swa_type) for c, t in masks.items()}
         self.masks = tuple(made.get(c) for c in self.caches)
-
-    def fills(self, c: KVCache) -> bool:
-        """Whether its graphs store to a cache, rather than only look at it."""
-        return self._encodes or not c.cross
 
     def get(self, size: StepSize) -> Step:
         """The step for a ubatch of that size."""
@@ -198,15 +192,6 @@ class Steps:
             shared = self._inputs[name] = Context().new_tensor(t.dtype, (n,), name)
             allocate_tensors([shared], self._buft)
         return shared
-
-
-class Slots(NamedTuple):
-    """Where a ubatch is put: in each cache of its steps (None: they only look at it), and of the states where the
-    memory has them."""
-
-    steps: Steps
-    caches: list[Slot | None]
-    states: StateSlot | None = None
 
 
 def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:

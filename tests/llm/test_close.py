@@ -176,7 +176,7 @@ def resident():
 def use(close):
     model = gg.load_model(use_mmap=False)
     ctx = model.new_context(n_ctx=16384, n_threads=2)
-    ctx.memory.k_l[0].buffer.memory[:] = 1
+    ctx.memory.caches[0].k_l[0].buffer.memory[:] = 1
     for i in range(4):
         ctx.decode([5, 6])
     high = resident()

@@ -145,10 +145,10 @@ def test_shifted_positions_give_the_same_logits(tiny: Path, scaling: str, type_k
     for c in (ctx, moved):
         c.decode(IDS)
     moved.memory.seq_add(0, 0, -1, 7)
-    assert moved.memory.has_shift
+    assert moved.memory.caches[0].has_shift
     for c in (ctx, moved):
         c.decode([50, 51])
-    assert not moved.memory.has_shift and moved.memory.seq_pos_max(0) == len(IDS) + 8
+    assert not moved.memory.caches[0].has_shift and moved.memory.seq_pos_max(0) == len(IDS) + 8
     assert nmse(moved.logits, ctx.logits) < (1e-11 if type_k is DType.F32 else 1e-6)
 
 
@@ -220,7 +220,7 @@ def test_build_graph_is_the_one_that_would_run(model: Model) -> None:
 
 
 def state(ctx: LlamaContext) -> tuple[object, ...]:
-    m = ctx.memory
+    m = ctx.memory.caches[0]
     return m.pos.tolist(), m.seq.tolist(), m.head, m.used, m.end, m.seq_pos_max(0)
 
 
@@ -246,9 +246,9 @@ def test_fragmented_cache_is_defragmented_where_the_room_is_needed(model: Model)
     ctx.memory.seq_rm(1)
     ctx.memory.seq_rm(0, 14)
     with pytest.raises(KVCacheFull, match=r"12 cells are needed; 18 .* but not side by side"):
-        ctx.memory.find_slot(12)
+        ctx.memory.caches[0].find_slot(12)
     ctx.decode([7] * 12)
-    assert ctx.memory.used == ctx.memory.end == 26
+    assert ctx.memory.used == ctx.memory.caches[0].end == 26
     expected.decode([5] * 14 + [7] * 12)
     assert nmse(ctx.logits, expected.logits) < ROUNDING
 

@@ -6,6 +6,7 @@ import pytest
 from pyggml.models import Build, get_architecture, graph_of_hparams
 from pyggml.models.hparams import HParams
 from pyggml.models.memory.kv_cache import KVCache
+from pyggml.models.memory.memory import Memory
 from pyggml.models.weights import ShapeOnlyWeights
 
 from pyggml.dtypes import DType
@@ -112,7 +113,7 @@ def test_experts() -> None:
 
 def _build(hp: HParams, *optional: str) -> Build:
     """The graph of a model that has, of the tensors that it may lack, the `optional` ones."""
-    b = Build(hp, ShapeOnlyWeights(optional), KVCache(hp, 64), 3, 1, (32,))
+    b = Build(hp, ShapeOnlyWeights(optional), Memory(KVCache(hp, 64)), 3, 1, (32,))
     get_architecture("llama").build(b)
     return b
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from pyggml.backends.cpu.repack import copy_of
-from pyggml.models.blocks import KVMemory
+from pyggml.models.memory.memory import Memory
 from pyggml.sched import Scheduler
 
 from ..loaded import LoadedModel
@@ -31,7 +31,7 @@ def log_model(model: LoadedModel) -> None:
             _log.info("%s", line)
 
 
-def log_context(memory: KVMemory, scheduler: Scheduler, n_threads: int, n_batch: int, n_ubatch: int) -> None:
+def log_context(memory: Memory, scheduler: Scheduler, n_threads: int, n_batch: int, n_ubatch: int) -> None:
     """Log the sizes of a context that is made (INFO)."""
     if _log.isEnabledFor(logging.INFO):
         for line in _context_lines(memory, scheduler, n_threads, n_batch, n_ubatch):
@@ -69,9 +69,7 @@ def _model_lines(model: LoadedModel) -> Iterator[str]:
     yield f"load_tensors: CPU repacked weights    = {sum(copies) / _MIB:8.2f} MiB ({len(copies)} tensors)"
 
 
-def _context_lines(
-    memory: KVMemory, scheduler: Scheduler, n_threads: int, n_batch: int, n_ubatch: int
-) -> Iterator[str]:
+def _context_lines(memory: Memory, scheduler: Scheduler, n_threads: int, n_batch: int, n_ubatch: int) -> Iterator[str]:
     """Of a context that is made: its sizes, its caches, and what its largest graph takes."""
     yield f"llama_context: n_ctx    = {memory.size}"
     yield f"llama_context: n_batch  = {n_batch}, n_ubatch = {n_ubatch}, n_threads = {n_threads}"

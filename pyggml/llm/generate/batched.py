@@ -225,7 +225,7 @@ def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: Waiting) -> None:
         index, g = first
         prompt = tuple(g.prompt)
         source, n = slot, 0
-        if len(ctx.memory.caches) == 1 and ctx.memory.states is None:  # else beginnings are not there any more
+        if ctx.memory.keeps_all:  # else beginnings are not there any more
             shared = {s.seq: common_prefix(prompt[:-1], s.text) for s in slots}
             source = max(slots, key=lambda s: min(shared[s.seq], s.n_done))
             n = min(shared[source.seq], source.n_done)

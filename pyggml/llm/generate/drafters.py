@@ -77,7 +77,7 @@ class ModelDrafter:
     def __init__(self, ctx: LlamaContext, params: SamplingParams, n_min: int = 0, p_min: float = 0.0) -> None:
         if ctx.model.architecture.encode is not None:
             raise ModelError(f"{ctx.model.arch} is an encoder-decoder, which cannot draft: it goes on with no text")
-        if ctx.memory.states is not None:
+        if ctx.memory.equal_seqs:
             raise ModelError("a model with recurrent layers cannot draft: its state goes back by one decode only")
         self.ctx, self._n_min, self._p_min = ctx, n_min, p_min
         self._guesser = _Guesser(params, ctx.model.vocab)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pyggml.errors import ModelError
-from pyggml.models.blocks import KVMemory
+from pyggml.models.memory.memory import Memory
 
 from ..state.save_load import load_state, save_state
 from ..state.state_file import Path
@@ -69,7 +69,7 @@ def save_session(ctx: LlamaContext, path: Path, tokens: Sequence[int]) -> None:
     save_state(ctx, path, tokens[: ctx.memory.seq_pos_max(0) + 1])
 
 
-def _holds(memory: KVMemory, n: int) -> bool:
+def _holds(memory: Memory, n: int) -> bool:
     """Whether there is one sequence, with positions 0 .. n - 1."""
     if not memory.caches:
         return [cell.pos for cell in memory.cells] == [n - 1] * (n > 0)

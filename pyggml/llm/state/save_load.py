@@ -45,10 +45,11 @@ import numpy as np
 from pyggml.dtypes import DType
 from pyggml.errors import KVCacheFull, StateError, whole
 from pyggml.lock import Lock, locked
-from pyggml.models.blocks import KVMemory, rope_factors
+from pyggml.models.blocks import rope_factors
 from pyggml.models.memory.kv_cache import ROTATED_TYPES, KVCache
 from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints
 from pyggml.models.memory.kv_rows import Array, kv_rows
+from pyggml.models.memory.memory import Memory
 
 from ..interrupt import uninterrupted
 from ..loaded import LoadedModel
@@ -67,7 +68,7 @@ class Stateful(Protocol):
     @property
     def model(self) -> LoadedModel: ...
     @property
-    def memory(self) -> KVMemory: ...
+    def memory(self) -> Memory: ...
 
 
 # -- the whole context ------------------------------------------------------------------------------------------------

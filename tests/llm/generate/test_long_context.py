@@ -63,7 +63,7 @@ def test_self_extend(model: Model, n: int, w: int) -> None:
         windows = i // w
         pos = [p // n if p < windows * w else p - windows * (w - w // n) for p in range(i + 1)]
         ctx.decode([token])
-        assert ctx.memory.pos[: i + 1].tolist() == pos
+        assert ctx.memory.caches[0].pos[: i + 1].tolist() == pos
         assert nmse(ctx.logits[0], plain.logits(np.array(text[: i + 1]), np.array(pos))[-1]) < 1e-11
     for part in other.parts(text):
         whole.decode(part)

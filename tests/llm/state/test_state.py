@@ -63,8 +63,8 @@ def test_a_loaded_context_goes_on_as_the_saved_one(model: Model, tmp_path: Path)
     assert os.listdir(tmp_path) == ["s"]
     other.decode([9, 9])
     assert other.load_state(tmp_path / "s") == [1, 2, 3]
-    assert other.memory.cells == ctx.memory.cells and other.memory.head == ctx.memory.head
-    assert other.memory.has_shift
+    assert other.memory.cells == ctx.memory.cells and other.memory.caches[0].head == ctx.memory.caches[0].head
+    assert other.memory.caches[0].has_shift
     assert (other.logits == logits).all() and (other.logits_ith(1) == logits[1]).all()
     assert state_bytes(other, [1, 2, 3]) == (tmp_path / "s").read_bytes()
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_cells_move_together_where_the_cache_is_smaller(model: Model) -> None:
     ctx.memory.seq_add(0, 76, -1, -72)
     other = new(model, n_ctx=32)
     load_state_bytes(other, state_bytes(ctx))
-    assert other.memory.pos[:9].tolist() == [*range(8), -1] and other.memory.head == 0
+    assert other.memory.caches[0].pos[:9].tolist() == [*range(8), -1] and other.memory.caches[0].head == 0
     assert np.abs(continued(other, (0,)) - continued(ctx, (0,))).max() < 2e-2
 
 
@@ -111,7 +111,7 @@ def test_a_sequence_joins_others(model: Model, tmp_path: Path) -> None:
     other.decode([9, 8, 7])
     other.memory.seq_rm(0, 0, 1)
     assert other.load_seq(tmp_path / "s") == 1
-    assert other.memory.pos[:9].tolist() == [0, 1, 2, 1, 5, 6, 7, 5, -1]  # the hole first
+    assert other.memory.caches[0].pos[:9].tolist() == [0, 1, 2, 1, 5, 6, 7, 5, -1]  # the hole first
     assert load_seq_bytes(other, seq_bytes(ctx, 0)) == 2
     with pytest.raises(StateError, match="all 3 sequences are in use"):
         other.load_seq(tmp_path / "s")

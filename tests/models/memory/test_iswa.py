@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pyggml.models import graph_of_hparams
-from pyggml.models.memory.kv_iswa import KVCacheISWA
+from pyggml.models.memory.kv_cache import KVCache
 
 from pyggml.dtypes import DType
 from pyggml.llm.batch import Batch
@@ -46,16 +46,18 @@ def all_logits(ctx: LlamaContext, ids: list[int] = IDS, seq: int = 0) -> np.ndar
     return ctx.logits
 
 
-def memory(ctx: LlamaContext) -> KVCacheISWA:
-    assert isinstance(ctx.memory, KVCacheISWA)
-    return ctx.memory
+def caches(ctx: LlamaContext) -> tuple[KVCache, KVCache]:
+    """That of the layers that see everything, and that of those with a window."""
+    base, swa = ctx.memory.caches
+    return base, swa
 
 
 def test_layers(path: Path) -> None:
-    kv = memory(new(windowed(path, 8, 3), n_batch=32))
-    assert (kv.base.layers, kv.swa.layers) == ((2,), (0, 1, 3))
-    assert (kv.base.size, kv.swa.size) == (128, 64)  # 8 + 32, padded
-    assert kv.nbytes == kv.base.nbytes + kv.swa.nbytes
+    ctx = new(windowed(path, 8, 3), n_batch=32)
+    base, swa = caches(ctx)
+    assert (base.layers, swa.layers) == ((2,), (0, 1, 3))
+    assert (base.size, swa.size) == (128, 64)  # 8 + 32, padded
+    assert ctx.memory.nbytes == base.nbytes + swa.nbytes
     g = new(windowed(path, 8, 3), n_batch=32).build_graph(5)
     names = {t.name: t.ne for t in g.leafs}
     assert names["KQ_mask"][0] == names["KQ_mask_swa"][0] == 32
@@ -85,9 +87,9 @@ def test_cells_outside_the_window_are_dropped_and_not_missed(path: Path, flash_a
     rows = [all_logits(ctx, IDS[:16]), all_logits(ctx, IDS[16:32])]
     rows += [all_logits(ctx, IDS[i : i + 1]) for i in range(32, 60)]
     assert nmse(np.concatenate(rows), expected) < 1e-11
-    kv = memory(ctx)
-    assert kv.base.used == 60 and kv.swa.used == 8  # what the next token sees besides itself
-    assert (kv.seq_pos_min(0), kv.seq_pos_max(0)) == (52, 59)
+    base, swa = caches(ctx)
+    assert base.used == 60 and swa.used == 8  # what the next token sees besides itself
+    assert (ctx.memory.seq_pos_min(0), ctx.memory.seq_pos_max(0)) == (52, 59)
 
 
 def test_one_graph_for_all_sizes_of_both_caches(path: Path) -> None:
@@ -133,7 +135,7 @@ def test_operations_go_to_both(path: Path) -> None:
     assert "window of 20" in str(ctx.memory) and str(ctx.memory).count("KV size") == 2
     assert ctx.memory._repr_html_().count("<svg") == 2
     ctx.memory.clear()
-    assert memory(ctx).used == memory(ctx).swa.used == 0
+    assert [c.used for c in caches(ctx)] == [0, 0]
 
 
 def test_removing_back_to_where_the_window_was_dropped_is_refused(path: Path) -> None:

@@ -125,13 +125,14 @@ def test_shift_and_divide_as_if_decoded_there(model: Model) -> None:
     ctx.memory.seq_div(0, 0, 12, 3)
     ctx.memory.seq_add(0, 12, -1, -8)
     pos = [p // 3 if p < 12 else p - 8 for p in range(len(IDS))]
-    assert ctx.memory.pos[: len(IDS)].tolist() == pos
+    assert ctx.memory.caches[0].pos[: len(IDS)].tolist() == pos
     ctx.update()
     n = model.hparams.layer(0).n_embd_k_gqa
     for i, t in enumerate(IDS):
         fresh = new(model)
         fresh.decode(Batch.one(t, pos[i]))
-        assert nmse(ctx.memory.k_l[0].numpy()[i * n : (i + 1) * n], fresh.memory.k_l[0].numpy()[:n]) < 1e-11
+        k, expected = (c.memory.caches[0].k_l[0].numpy() for c in (ctx, fresh))
+        assert nmse(k[i * n : (i + 1) * n], expected[:n]) < 1e-11
 
 
 # -- defragmentation -------------------------------------------------------------------------------------------------
@@ -149,13 +150,13 @@ def test_defrag_moves_k_and_v_as_they_are(model: Model, dtype: DType, flash_attn
         c.decode(batch)
         c.memory.seq_rm(1)
     ctx.memory.defrag()
-    assert ctx.memory.wants_defrag and ctx.memory.end == 19
+    assert ctx.memory.caches[0].wants_defrag and ctx.memory.caches[0].end == 19
     ctx.update()
-    m = ctx.memory
+    m = ctx.memory.caches[0]
     assert (m.used, m.end, m.head, m.wants_defrag) == (13, 13, 13, False)
-    order = expected.memory.order()
+    order = expected.memory.caches[0].order()
     assert m.cells[:13] == [expected.memory.cells[i] for i in order]
-    for moved, rows in zip(kv_rows(m), kv_rows(expected.memory), strict=True):
+    for moved, rows in zip(kv_rows(m), kv_rows(expected.memory.caches[0]), strict=True):
         assert (moved[:13] == rows[order]).all()
     for c in (ctx, expected):
         batch = Batch()
@@ -171,15 +172,15 @@ def test_defrag_by_threshold(model: Model) -> None:
     for i in range(160):
         batch.add(5, i // 2, i % 2)
     ctx.decode(batch)
-    assert not ctx.memory.wants_defrag
+    assert not ctx.memory.caches[0].wants_defrag
     ctx.memory.seq_rm(1)  # 80 + padding of 160 cells are used: 0.3 are holes
     ctx.decode([7])
-    assert not ctx.memory.wants_defrag
+    assert not ctx.memory.caches[0].wants_defrag
     ctx.memory.seq_rm(0, 20, 70)
     ctx.decode([7])  # 32 + padding: 0.6
-    assert ctx.memory.wants_defrag and ctx.memory.end > 150
+    assert ctx.memory.caches[0].wants_defrag and ctx.memory.caches[0].end > 150
     ctx.decode([8])
-    assert not ctx.memory.wants_defrag and ctx.memory.end == ctx.memory.used == 33
+    assert not ctx.memory.caches[0].wants_defrag and ctx.memory.caches[0].end == ctx.memory.used == 33
 
 
 def test_defrag_of_nothing(model: Model) -> None:
@@ -188,7 +189,7 @@ def test_defrag_of_nothing(model: Model) -> None:
     ctx.decode(IDS)
     ctx.memory.defrag()
     ctx.decode([5])
-    assert ctx.memory.used == ctx.memory.end == len(IDS) + 1
+    assert ctx.memory.used == ctx.memory.caches[0].end == len(IDS) + 1
 
 
 # -- several sequences -----------------------------------------------------------------------------------------------

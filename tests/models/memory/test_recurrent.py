@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from pyggml.models import get_architecture
 from pyggml.models.blocks.ssm import SSM
 from pyggml.models.mamba import MambaHParams
-from pyggml.models.memory.hybrid import HybridMemory
 from pyggml.models.memory.recurrent import NOTHING, RecurrentCells, StateSlot
 
 from pyggml.errors import BatchError, GGMLError
 from pyggml.llm.batch import Batch
-from pyggml.llm.ubatch import SBatch
+from pyggml.llm.ubatch import SBatch, ubatches_of_tokens
 
 N_SEQ = 4
 MOD = 1_000_003
@@ -46,9 +45,9 @@ def run(cells: RecurrentCells, state: np.ndarray, batch: Batch) -> list[StateSlo
     while s.n_tokens:
         u = s.split_equal(6)
         assert u.token is not None
-        slot = cells.slot(u.seq_id, u.last_pos, slots)
+        slot = cells.slot(u, slots)
         slots.append(slot)
-        cells.take(slot)
+        cells.take(slot, u)
         assert NOTHING not in slot.write
         assert len(set(slot.write.tolist())) == u.n_seqs
         x = state[slot.read]
@@ -185,13 +184,12 @@ def test_sizes() -> None:
 
 def test_a_hybrid_changes_both_or_none() -> None:
     memory = get_architecture("jamba").new_memory(hparams((0, 2)), 64, n_seq_max=2)
-    assert isinstance(memory, HybridMemory)
+    assert memory.states is not None
     assert memory.caches[0].layers == (1,)
     assert list(memory.states.s_l) == [0]
     for n in (3, 2):
-        pos = np.arange(n, dtype=np.int32) + memory.seq_pos_max(0) + 1
-        memory.caches[0].take(memory.caches[0].slot(n), pos, np.zeros(n, np.int32))
-        memory.states.take(memory.states.slot([(0,)], pos[-1:]))
+        (u,) = ubatches_of_tokens(np.zeros(n, np.int32), memory.seq_pos_max(0) + 1, n)
+        memory.take(memory.slot(u, []), u)
     before = str(memory)
     assert not memory.seq_rm(0, 4)
     with pytest.raises(GGMLError, match="have no state"):

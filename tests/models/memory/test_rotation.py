@@ -61,11 +61,14 @@ def test_outliers_cost_less(model: Model, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_matrix_is_its_own_inverse(model: Model) -> None:
-    memory: Any = model.new_context(32, type_k=gg.Q5_0, type_v=gg.F16, flash_attn=True, n_threads=1).memory
-    h = memory.rotation_k(0).numpy()
+    (memory,) = model.new_context(32, type_k=gg.Q5_0, type_v=gg.F16, flash_attn=True, n_threads=1).memory.caches
+    rotation = memory.rotation_k(0)
+    assert rotation is not None
+    h = rotation.numpy()
     assert np.allclose(h @ h, np.eye(64), atol=1e-6) and (h == h.T).all()
     assert memory.rotation_v(64) is None
-    assert model.new_context(32, type_k=gg.Q8_0, n_threads=1).memory.rotation_k(0) is None  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    (memory,) = model.new_context(32, type_k=gg.Q8_0, n_threads=1).memory.caches
+    assert memory.rotation_k(0) is None
 
 
 def test_states_say_that_they_are_rotated(model: Model, tmp_path: Path) -> None:

@@ -1,0 +1,294 @@
+"""What a model remembers of its sequences: one `Memory` over stores, each of which keeps one kind of thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pyggml.errors import KVCacheFull, whole
+from pyggml.lock import Lock, locked
+
+from .encoded_text import EncodedText
+from .kv_cache import KVCache
+from .kv_cells import Cell, Ints, SeqSets, change
+from .recurrent import RecurrentCells
+
+if TYPE_CHECKING:
+    from ..ubatch import UBatch
+
+S = TypeVar("S", bound="Store")
+
+
+class Store(Protocol):
+    """One kind of thing that a memory keeps of sequences: cells with K and V, a window of them, states, encoded text.
+
+    size, used, pos_max, lock   see `Memory`
+    """
+
+    size: int
+    n_seq_max: int
+    pos_max: Ints
+    lock: Lock
+
+    @property
+    def used(self) -> int: ...
+    @property
+    def cells(self) -> list[Cell]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+    def copied(self: S) -> S:
+        """The same, with arrays of its own."""
+        ...
+
+    def allocate(self, buft: str) -> None:
+        """Give the tensors their memory, zeroed."""
+        ...
+
+    def full(self, n: int) -> KVCacheFull:
+        """The error to raise when `n` tokens do not fit."""
+        ...
+
+    def slot(self, u: UBatch, taken: Sequence[Any]) -> Any:
+        """Where the tokens of a ubatch can go; `taken`: the slots that the same decode has already. Changes nothing.
+        Raises KVCacheFull."""
+        ...
+
+    def take(self, slot: Any, u: UBatch) -> None:
+        """Put the tokens of a ubatch into a slot."""
+        ...
+
+    def undo(self, slots: Sequence[Any]) -> None:
+        """Take back slots, in the order they were taken: all is as it was before the first of them."""
+        ...
+
+    def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
+        """Whether the store can do without these positions of a sequence (seq_id < 0: of all)."""
+        ...
+
+    def settle(self) -> None:
+        """Drop what no later token can see, after a batch was decoded."""
+        ...
+
+    def defrag(self) -> None:
+        """Close holes between cells before the next step."""
+        ...
+
+    def clear(self) -> None: ...
+    def seq_pos_max(self, seq_id: int) -> int: ...
+    def seq_pos_min(self, seq_id: int) -> int: ...
+    def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool: ...
+    def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None: ...
+    def seq_keep(self, seq_id: int) -> None: ...
+    def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None: ...
+    def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None: ...
+    def _repr_html_(self) -> str: ...
+
+
+class Memory:
+    """What a model remembers. Printed, it shows what every cell holds.
+
+    stores    what it consists of. The first one counts: `size`, `used`, `cells` and `pos_max` are its own
+    caches    the stores that have cells with K and V
+    states    the store of recurrent layers, or None
+    encoding  of an encoder-decoder the memory of the encoder's graphs, which fill the last store of this one
+    lock      held by operations on sequences and, as it is the context's, by everything that a context does
+
+    Operations on sequences go to all stores, or to none when one of them raises or a signal comes.
+    """
+
+    def __init__(self, *stores: Store, encoding: Memory | None = None) -> None:
+        self.stores, self.encoding = stores, encoding
+        self.caches = tuple(s for s in stores if isinstance(s, KVCache))
+        self.states = next((s for s in stores if isinstance(s, RecurrentCells)), None)
+        self._first = stores[0]
+        self._encoded = tuple(s for s in stores if isinstance(s, EncodedText)) if encoding is not None else ()
+        self.lock = self._first.lock
+        for store in (*stores, *(encoding.stores if encoding is not None else ())):
+            store.lock = self.lock
+
+    @property
+    def size(self) -> int:
+        """Cells: the positions that a context has room for."""
+        return self._first.size
+
+    @property
+    def used(self) -> int:
+        """Cells that are not empty."""
+        return self._first.used
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells as they are now, to look at."""
+        return self._first.cells
+
+    @property
+    def n_seq_max(self) -> int:
+        """How many sequences there may be."""
+        return self._first.n_seq_max
+
+    @property
+    def pos_max(self) -> Ints:
+        """int32 [n_seq_max]: the largest position of each sequence, -1 for an empty one."""
+        return self._first.pos_max
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(s.nbytes for s in self.stores)
+
+    @property
+    def equal_seqs(self) -> bool:
+        """Whether the sequences of a ubatch must have equally many tokens: states are read and written once for each
+        sequence."""
+        return self.states is not None
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every position of a sequence stays until it is removed, so that a sequence can be cut, or shared, at
+        any position. A window drops positions, and a state stands for its last position only."""
+        return len(self.stores) == len(self.caches) == 1
+
+    def allocate(self, buft: str) -> None:
+        """Give all tensors their memory, zeroed."""
+        for store in self.stores:
+            store.allocate(buft)
+
+    # -- slots ----------------------------------------------------------------------------------------------------
+
+    def full(self, n: int) -> KVCacheFull:
+        """The error to raise when `n` tokens do not fit."""
+        return self._first.full(n)
+
+    def fills(self, store: Store) -> bool:
+        """Whether graphs store into `store`, rather than only look at what an encoder stored there."""
+        return store not in self._encoded
+
+    def slot(self, u: UBatch, taken: Sequence[Slots]) -> Slots:
+        """A slot in each store, None for one that graphs only look at. Changes nothing. Raises KVCacheFull."""
+        return tuple(
+            s.slot(u, [slots[i] for slots in taken]) if self.fills(s) else None for i, s in enumerate(self.stores)
+        )
+
+    def take(self, slots: Slots, u: UBatch) -> None:
+        """Put the tokens of a ubatch into their slots."""
+        for store, slot in zip(self.stores, slots, strict=True):
+            if slot is not None:
+                store.take(slot, u)
+
+    def undo(self, taken: Sequence[Slots]) -> None:
+        """Take back slots, in the order they were taken."""
+        for i, store in enumerate(self.stores):
+            if taken and taken[0][i] is not None:
+                store.undo([slots[i] for slots in taken])
+
+    def settle(self) -> None:
+        """Drop what no later token can see (after a batch was decoded)."""
+        for store in self.stores:
+            store.settle()
+
+    def defrag(self) -> None:
+        """Close the holes between cells before the next step."""
+        for store in self.stores:
+            store.defrag()
+
+    # -- operations on sequences ----------------------------------------------------------------------------------
+
+    @locked
+    def clear(self) -> None:
+        """Empty all sequences."""
+        change(self.stores, lambda s: s.clear())
+
+    def seq_pos_max(self, seq_id: int) -> int:
+        """The largest position of a sequence, -1 for an empty one."""
+        return self._first.seq_pos_max(seq_id)
+
+    def seq_pos_min(self, seq_id: int) -> int:
+        """The smallest position of a sequence that all stores still have, -1 for an empty one."""
+        return max(s.seq_pos_min(seq_id) for s in self.stores)
+
+    def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
+        """Whether `seq_rm` removes that."""
+        return all(s.can_remove(seq_id, p0, p1) for s in self.stores)
+
+    @locked
+    def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
+        """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). False, with
+        nothing changed, when the sequence could not go on from there: a window has dropped what the next token sees, or
+        a state from before was not kept."""
+        first, end = whole("p0", p0), whole("p1", p1)
+        if not self.can_remove(seq_id, first, end):
+            return False
+        return all(change(self.stores, lambda s: s.seq_rm(seq_id, first, end)))
+
+    @locked
+    def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
+        """Let what sequence `src` has in a range of positions belong to `dst` too; no data moves. With states `dst`
+        loses what it had, for it goes on from the state of `src`. Raises GGMLError for positions without a state,
+        BatchError when `dst` has tokens that have seen another encoded text."""
+
+        def copy(store: Store) -> None:
+            if self.states is not None and src != dst:
+                store.seq_rm(dst)
+            store.seq_cp(src, dst, p0, p1)
+
+        change(self.stores, copy)
+
+    @locked
+    def seq_keep(self, seq_id: int) -> None:
+        """Remove all sequences but one."""
+        change(self.stores, lambda s: s.seq_keep(seq_id))
+
+    @locked
+    def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add `delta` to the positions p0 <= p < p1 of a sequence, see `KVCells.seq_add`."""
+        self._move(lambda s: s.seq_add(seq_id, p0, p1, delta))
+
+    @locked
+    def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions p0 <= p < p1 of a sequence by `d`, see `KVCells.seq_div`."""
+        self._move(lambda s: s.seq_div(seq_id, p0, p1, d))
+
+    def _move(self, op: Callable[[Store], None]) -> None:
+        """Move positions in the stores by `op`. States beside cells follow the cells: sequences that share cells move
+        too."""
+        moved: list[Ints] = []
+
+        def move(store: Store) -> None:
+            if moved and isinstance(store, RecurrentCells):
+                store.place(moved[0])
+            else:
+                op(store)
+                moved.append(store.pos_max)
+
+        change(self.stores, move)
+
+    # -- encoded text ---------------------------------------------------------------------------------------------
+
+    @locked
+    def begin(self, seqs: Sequence[int], n: int) -> None:
+        """Empty sequences, for the encoder to store texts of `n` tokens of them. Raises KVCacheFull, with nothing
+        changed, when these will not fit."""
+
+        def empty(store: Store) -> None:
+            for s in seqs:
+                store.seq_rm(s)
+            if isinstance(store, EncodedText):
+                store.require_room(n)
+
+        change(self.stores, empty)
+
+    def check_encoded(self, seq: Ints, sets: SeqSets | None) -> None:
+        """Raises BatchError for tokens of sequences `seq`, or of all of `sets`, that have no encoded text to see, or
+        several of them, when the model reads one."""
+        for text in self._encoded:
+            text.require(seq, sets)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.stores))
+
+    def _repr_html_(self) -> str:
+        return "".join(s._repr_html_() for s in self.stores)  # pyright: ignore[reportPrivateUsage]
+
+
+Slots = tuple[Any, ...]  # of a ubatch in each store
