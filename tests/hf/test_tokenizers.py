@@ -11,6 +11,7 @@ import pytest
 
 from pyggml.errors import ModelError
 from pyggml.hf.config import Config
+from pyggml.hf.parts import Part
 from pyggml.hf.pretokenizers import name_of
 from pyggml.hf.sentencepiece import parse
 from pyggml.hf.tokenizer import read_tokenizer
@@ -92,7 +93,7 @@ def test_spellings_of_a_pre_tokenizer() -> None:
     def name(pattern: str, ignore_merges: bool = False) -> str | None:
         steps = [{"type": "Split", "pattern": {"Regex": pattern}}, {"type": "ByteLevel", "use_regex": False}]
         pre = {"type": "Sequence", "pretokenizers": steps}
-        return name_of({"pre_tokenizer": pre, "model": {"ignore_merges": ignore_merges}})
+        return name_of(Part({"pre_tokenizer": pre, "model": {"ignore_merges": ignore_merges}}, ""))
 
     tail = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     qwen = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{tail}"
