@@ -1,8 +1,8 @@
 """A GGUF's vocabulary as the files of a folder, for the libraries `tokenizers`, `transformers` and `sentencepiece`:
 tokenizer.json for every kind, tokenizer.model for SentencePiece's besides, and what tokens are for.
 
-tokenizer.json says in steps of the `tokenizers` library what the vocabulary does (`llm/vocab/`), so that the ids are the
-same. What those steps cannot say is refused by name.
+tokenizer.json says in steps of the `tokenizers` library what the vocabulary does (`llm/vocab/`), so that the ids are
+the same. What those steps cannot say is refused by name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyggml.backends.cpu.vocab.texts import Texts
+from pyggml.backends.cpu.vocab.texts import Ints, Texts
 from pyggml.errors import ModelError
 from pyggml.llm.vocab import TokenType, Vocab
+from pyggml.llm.vocab.kinds.bpe import SPELLING
 
+from .parts import HALF
 from .pretokenizers import steps_of
 from .sentencepiece import BPE, UNIGRAM, SentencePiece, build
 from .tokenizer import KEY, ROLES, SPACE
@@ -29,6 +31,7 @@ _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 _ADDED = (*_SPECIAL, TokenType.USER_DEFINED)
 _BY_SCORE = (TokenType.NORMAL, TokenType.UNUSED, TokenType.USER_DEFINED)  # what text may become in a Unigram model
 _NEVER = -1000.0  # the score of other tokens there
+_APART = "\ufdd0"  # is no character, and in no map
 _MAX_WORD = 100  # characters; a longer word is unknown, as to BERT
 Keys = dict[str, Any]
 
@@ -38,13 +41,12 @@ def tokenizer_files(kv: Mapping[str, Any], folder: Path) -> dict[str, Keys]:
     if kv.get(f"{KEY}model", "none") in ("none", "no_vocab"):
         return {}
     v = _Vocabulary(kv)
-    make = {"llama": _spm, "t5": _unigram, "gpt2": _byte_level, "gemma4": _gemma4, "bert": _word_piece}.get(
-        v.vocab.kind
-    )
+    kind = v.vocab.kind
+    make = {"llama": _spm, "t5": _unigram, "gpt2": _byte_level, "gemma4": _gemma4, "bert": _word_piece}.get(kind)
     if make is None:
-        raise ModelError(f"a vocabulary of the kind {v.vocab.kind!r} has no form that the tokenizers library reads")
+        raise ModelError(f"a vocabulary of the kind {kind!r} has no form that the tokenizers library reads")
     tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": v.added(), **make(v)}
-    if v.vocab.kind in ("llama", "t5"):
+    if kind == "llama" or (kind == "t5" and not _prefix_once(kv)):  # which SentencePiece cannot say
         (folder / "tokenizer.model").write_bytes(build(_sentencepiece(v)))
     roles = v.roles()
     return {
@@ -61,6 +63,9 @@ class _Vocabulary:
         self.kv, self.vocab = kv, Vocab.from_gguf(kv)
         ids = range(self.vocab.n_tokens)
         self.texts = [self.vocab.text(i) for i in ids]
+        half = next((i for i in ids if HALF.search(self.texts[i])), None)
+        if half is not None:
+            raise ModelError(f"token {half}, {self.texts[half]!r:.60}, is no UTF-8: no file of a folder can say it")
         self.types = [self.vocab.type_of(i) for i in ids]
         scores: Any = kv.get(f"{KEY}scores")
         self.scores: list[float] = [0.0] * len(ids) if scores is None else np.asarray(scores, np.float64).tolist()
@@ -104,7 +109,8 @@ class _Vocabulary:
         }
 
     def roles(self) -> Keys:
-        """The texts of tokens that the file names for a role, and of those that frame a text."""
+        """The texts of tokens that the file names for a role, and of those that frame a text. A normal token gets no
+        role: libraries would take it for a special one wherever it occurs."""
         vocab = self.vocab
         framing = {"bos": vocab.bos if vocab.add_bos else None, "eos": vocab.eos if vocab.add_eos else None}
         if vocab.kind == "bert":
@@ -112,7 +118,8 @@ class _Vocabulary:
         found: Keys = {}
         for role, name in ROLES.items():
             i = self.kv.get(f"{KEY}{name}_token_id")
-            i = i if isinstance(i, int) and 0 <= i < len(self.texts) else framing.get(role)
+            named = isinstance(i, int) and 0 <= i < len(self.texts) and self.types[i] in _ADDED
+            i = i if named else framing.get(role)
             if i is not None:
                 found[f"{role}_token"] = self.texts[i]
         return found
@@ -150,17 +157,13 @@ _FUSE: Keys = {"type": "Fuse"}
 _OF_BYTES = [_replace(SPACE, " "), {"type": "ByteFallback"}, _FUSE]  # of tokens that spell spaces U+2581, bytes <0x00>
 
 
-def _decoder(v: _Vocabulary, parts: list[Keys], strip: bool = False) -> Keys:
-    """The `decoder` that ends as `Vocab.detokenize` does; `strip` drops the space before the first word."""
-    if strip:
+def _decoder(v: _Vocabulary, parts: list[Keys]) -> Keys:
+    """The `decoder` that ends as `Vocab.detokenize` does."""
+    if v.vocab.add_space_prefix:
         parts = [*parts, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     if v.vocab.clean_spaces:
-        parts = [
-            *parts,
-            _replace(" (?=[?!.,])", "", "Regex"),
-            _replace(" ' ", "'"),
-            _replace(_CONTRACTION, "", "Regex"),
-        ]
+        contraction = _replace(" (?='(?:[sm]|re|ve))", "", "Regex")
+        parts = [*parts, _replace(" (?=[?!.,])", "", "Regex"), _replace(" ' ", "'"), contraction]
     return _sequence("decoders", parts)
 
 
@@ -184,7 +187,8 @@ def _spm(v: _Vocabulary) -> Keys:
     """Scores as merges: every two texts that make a token, the best token first."""
     prefix = v.vocab.add_space_prefix
     put: list[Keys] = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
-    left, right, merged = Texts(v.texts).pairs()  # in ids; negative for what is no token
+    left, right, merged = Texts(v.texts).pairs()  # in ids; negative for a character that is no token
+    _refuse_merges_of_characters(v, left, right, merged)
     order = np.lexsort((merged, -np.asarray(v.scores)[merged]))
     order = order[(left[order] >= 0) & (right[order] >= 0)]
     pairs = cast("list[tuple[int, int]]", zip(left[order].tolist(), right[order].tolist(), strict=True))
@@ -193,9 +197,26 @@ def _spm(v: _Vocabulary) -> Keys:
         "normalizer": _sequence("normalizers", [*put, _replace(" ", SPACE)]),
         "pre_tokenizer": None,
         "post_processor": v.frame(),
-        "decoder": _decoder(v, _OF_BYTES, strip=prefix),
+        "decoder": _decoder(v, _OF_BYTES),
         "model": _bpe_model(v, merges, False, True),
     }
+
+
+def _refuse_merges_of_characters(v: _Vocabulary, left: Ints, right: Ints, merged: Ints) -> None:
+    """Raise ModelError where a text may become a token by way of a character that is none: merges cannot say that."""
+    if min(left.min(initial=0), right.min(initial=0)) >= 0:
+        return
+    made = {i for i, text in enumerate(v.texts) if len(text) == 1}
+    pairs = cast("list[tuple[int, int, int]]", zip(left.tolist(), right.tolist(), merged.tolist(), strict=True))
+    for a, b, token in sorted(pairs, key=lambda pair: len(v.texts[pair[2]])):
+        if (a < 0 or a in made) and (b < 0 or b in made):
+            made.add(token)
+            if min(a, b) < 0:
+                char = chr(-1 - min(a, b))
+                raise ModelError(
+                    f"the token {v.texts[token]!r:.60} is made of {char!r}, which is no token: "
+                    "the tokenizers library has no form for that"
+                )
 
 
 def _merges(v: _Vocabulary) -> list[tuple[str, str]]:
@@ -217,9 +238,20 @@ def _byte_level(v: _Vocabulary) -> Keys:
         "normalizer": None,
         "pre_tokenizer": pre,
         "post_processor": v.frame(),
-        "decoder": _decoder(v, [_BYTE_LEVEL]),
+        "decoder": _decoder(v, [*_spelled(v), _BYTE_LEVEL]),
         "model": _bpe_model(v, _merges(v), ignore_merges, False),
     }
+
+
+def _spelled(v: _Vocabulary) -> list[Keys]:
+    """What spells bytes in added tokens whose text is read as if it were bytes already."""
+    known = set(SPELLING.values())
+    texts = [text for text, kind in zip(v.texts, v.types, strict=True) if kind in _ADDED and not text.isascii()]
+    return [
+        _replace(rf"\A{re.escape(text)}\z", text.encode().decode("latin-1").translate(SPELLING), "Regex")
+        for text in texts
+        if known.issuperset(text)
+    ]
 
 
 def _gemma4(v: _Vocabulary) -> Keys:
@@ -284,23 +316,25 @@ def _first_of_decomposed() -> list[Keys]:
 
 
 def _unigram(v: _Vocabulary) -> Keys:
-    charsmap, merge, prefix = _charsmap(v), _merges_spaces(v), v.vocab.add_space_prefix
-    once = bool(v.kv.get(f"{KEY}space_prefix_once", False))
+    charsmap, merge = _charsmap(v), _merges_spaces(v)
+    prefix, once = v.vocab.add_space_prefix, _prefix_once(v.kv)
     scores = [s if kind in _BY_SCORE else _NEVER for s, kind in zip(v.scores, v.types, strict=True)]
     normalizers: list[Keys] = []
     if charsmap:
-        normalizers.append({"type": "Precompiled", "precompiled_charsmap": b64encode(charsmap).decode()})
+        precompiled = {"type": "Precompiled", "precompiled_charsmap": b64encode(charsmap).decode()}
+        normalizers += [_replace(_before_marks(), _APART, "Regex"), precompiled, _replace(_APART, "")]
     if merge:
         normalizers += [_replace(" {2,}", " ", "Regex"), _replace("^ | $", "", "Regex")]
-    if merge or (prefix and not once):
         normalizers.append({"type": "Prepend", "prepend": SPACE})
+    elif prefix and not once:  # a text of nothing but spaces gets none
+        normalizers.append(_replace(r"\A(?= *+[^ ])", SPACE, "Regex"))
     normalizers.append(_replace(" ", SPACE))
     meta = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False}
     return {
         "normalizer": _sequence("normalizers", normalizers),
         "pre_tokenizer": meta if prefix and once and not merge else None,
         "post_processor": v.frame(),
-        "decoder": _decoder(v, [_replace(SPACE, " "), _FUSE], strip=prefix),
+        "decoder": _decoder(v, [_replace(SPACE, " "), _FUSE]),
         "model": {
             "type": "Unigram",
             "unk_id": v.vocab.unk,
@@ -310,6 +344,14 @@ def _unigram(v: _Vocabulary) -> Keys:
     }
 
 
+@cache
+def _before_marks() -> str:
+    """The places between characters that maps change and marks. The library looks both up as one and loses the marks,
+    so that something has to stand there."""
+    changed = [c for c in map(chr, range(0x110000)) if unicodedata.decomposition(c).startswith("<")]
+    return rf"(?<=[{''.join(changed)}])(?=\p{{M}})"
+
+
 def _charsmap(v: _Vocabulary) -> bytes:
     charsmap: Any = v.kv.get(f"{KEY}precompiled_charsmap")
     return b"" if charsmap is None else np.asarray(charsmap).tobytes()
@@ -317,6 +359,10 @@ def _charsmap(v: _Vocabulary) -> bytes:
 
 def _merges_spaces(v: _Vocabulary) -> bool:
     return bool(v.kv.get(f"{KEY}remove_extra_whitespaces", False))
+
+
+def _prefix_once(kv: Mapping[str, Any]) -> bool:
+    return bool(kv.get(f"{KEY}space_prefix_once", False))
 
 
 def _sentencepiece(v: _Vocabulary) -> SentencePiece:

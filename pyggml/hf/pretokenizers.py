@@ -90,13 +90,13 @@ _BY_NUMBER: Mapping[Rule, str] = {
 
 def name_of(tokenizer: Part) -> str | None:
     """The name of the pre-tokenizer of a tokenizer.json; None where none cuts text so. Of those that `steps_of` writes
-    alike it is the one that drops spaces before punctuation where the decoder does."""
+    alike it is one that drops spaces before punctuation where the decoder does, and one of the names above."""
     steps = tuple(_steps(tokenizer))
     ignore_merges = tokenizer.part("model").flag("ignore_merges")
     alike = [name for name in _written().get(steps, ()) if PRE[name].ignore_merges == ignore_merges]
     if alike:
         clean_spaces = any(step.text("type") == "Replace" for step in tokenizer.steps("decoder", "decoders"))
-        return next((name for name in alike if PRE[name].clean_spaces == clean_spaces), alike[0])
+        return min(alike, key=lambda name: (PRE[name].clean_spaces != clean_spaces, name not in _NAMES.values()))
     name = _NAMES.get(steps)
     if name is None:
         starts = (n for (first, second), n in _STARTS.items() if steps[:1] == (first,) and steps[1].startswith(second))
