@@ -96,8 +96,8 @@ def read_tokenizer(folder: Path, config: Config) -> Keys:
     if sp is None and not tokenizer.values:
         return {f"{KEY}model": "none", **kinds}
     n_vocab = config.get("vocab_size", default=0)
-    vocabulary = _Vocabulary(n_vocab if isinstance(n_vocab, int) else 0)
     try:
+        vocabulary = _Vocabulary(n_vocab if isinstance(n_vocab, int) else 0)
         if sp is not None and (sp.name == "tokenizer.model" or not tokenizer.values):
             keys = _of_sentencepiece(vocabulary, sp, tokenizer, about)
         else:
