@@ -89,6 +89,8 @@ def _compare(file: GGUFFile, folder: HFFolder) -> None:
         if not key.startswith(_OWN) and not _same(folder.kv.get(key), value):
             raise ModelError(f"{key} would be {folder.kv.get(key)!r:.60} instead of {value!r:.60}")
     for key, value in folder.kv.items():
+        if key.endswith(".vocab_size") and value == folder.tensors["token_embd.weight"].ne[1]:
+            continue  # says no more than the tensor
         if not key.startswith(_OWN) and key not in file.kv:
             raise ModelError(f"{key} would be {value!r:.60}, which the file does not say")
     for name in sorted(set(file.tensors) ^ set(folder.tensors)):
@@ -137,9 +139,11 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
     config |= windows
     n_heads = keys.get("nextn_predict_layers", 0)
     config |= {family.heads.says: n_heads} if family.heads is not None and n_heads else {}
+    n_vocab = file.tensors["token_embd.weight"].ne[1]
+    config.setdefault("vocab_size", n_vocab)
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(found, int):
+        if isinstance(found, int) and found < n_vocab:  # files write 2**32 - 1 for "none"
             config[f"{role}_token_id"] = found
     return config
 

@@ -106,6 +106,13 @@ def test_no_way_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".gguf")] == []
 
 
+def test_what_only_a_tensor_says_is_in_the_config(tmp_path: Path) -> None:
+    """Classes take a default for a vocabulary whose size is not said, and refuse ids outside it."""
+    export_folder(shared_dir() / "models" / "stories260K.gguf", tmp_path / "back")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["vocab_size"], config["bos_token_id"], config["pad_token_id"]) == (512, 1, None)
+
+
 def _changed(name: str, folder: Path, old: bytes, new: bytes) -> Path:
     """The file of a folder with other bytes in its place."""
     path = _written(name, folder)
