@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -86,9 +86,10 @@ class _Vocabulary:
             if kind in _ADDED
         ]
 
-    def ids(self) -> dict[str, int]:
-        """The tokens in use, by their texts."""
-        return {text: i for i, text in enumerate(self.texts) if self.types[i] != TokenType.UNUSED}
+    def ids(self, needed: Container[str] = ()) -> dict[str, int]:
+        """The tokens in use, and those that are `needed`, by their texts."""
+        ids = enumerate(self.texts)
+        return {text: i for i, text in ids if self.types[i] != TokenType.UNUSED or text in needed}
 
     def frame(self) -> Keys:
         """The `post_processor` that puts tokens before a text and after it."""
@@ -178,7 +179,7 @@ def _bpe_model(v: _Vocabulary, merges: list[tuple[str, str]], ignore_merges: boo
         "fuse_unk": as_bytes,
         "byte_fallback": as_bytes,
         "ignore_merges": ignore_merges,
-        "vocab": v.ids(),
+        "vocab": v.ids({text for left, right in merges for text in (left, right, left + right)}),
         "merges": merges,
     }
 
@@ -221,7 +222,7 @@ def _refuse_merges_of_characters(v: _Vocabulary, left: Ints, right: Ints, merged
 
 def _merges(v: _Vocabulary) -> list[tuple[str, str]]:
     """The file's merges, each once. Raises ModelError where one is of texts that are no tokens."""
-    known, merges = v.ids(), dict[tuple[str, str], None]()
+    known, merges = set(v.texts), dict[tuple[str, str], None]()
     for merge in cast("list[str]", v.kv.get(f"{KEY}merges", [])):
         cut = merge.find(" ", 1)
         left, right = merge[:cut], merge[cut + 1 :]
@@ -318,7 +319,9 @@ def _first_of_decomposed() -> list[Keys]:
 def _unigram(v: _Vocabulary) -> Keys:
     charsmap, merge = _charsmap(v), _merges_spaces(v)
     prefix, once = v.vocab.add_space_prefix, _prefix_once(v.kv)
+    # The library rates an unknown character by the worst token of all, the vocabulary by the worst normal one.
     scores = [s if kind in _BY_SCORE else _NEVER for s, kind in zip(v.scores, v.types, strict=True)]
+    scores = [max(s, _NEVER) if kind == TokenType.UNUSED else s for s, kind in zip(scores, v.types, strict=True)]
     normalizers: list[Keys] = []
     if charsmap:
         precompiled = {"type": "Precompiled", "precompiled_charsmap": b64encode(charsmap).decode()}

@@ -99,6 +99,17 @@ def test_the_libraries_read_the_same(name: str, tmp_path: Path) -> None:
         assert plain and [sp.decode(ids) for ids, _ in plain] == [text for _, text in plain]
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_text_becomes_an_unused_token_all_the_same(name: str, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    kv, cases, _ = _of_folder(name)
+    tokens, types = kv[f"{KEY}tokens"], kv[f"{KEY}token_type"]
+    types[next(i for *_, ids in cases for i in ids if types[i] == TokenType.NORMAL and len(tokens[i]) > 2)] = 5
+    _write(kv, tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert all(tokenizer.encode(text, add_special_tokens=add).ids == ids for text, add, _, ids in cases)
+
+
 def test_every_pre_tokenizer_cuts_texts_the_same() -> None:
     pre_tokenizers = pytest.importorskip("tokenizers").pre_tokenizers
     regex = pytest.importorskip("tokenizers").Regex
