@@ -68,7 +68,9 @@ class _Vocabulary:
             raise ModelError(f"token {half}, {self.texts[half]!r:.60}, is no UTF-8: no file of a folder can say it")
         self.types = [self.vocab.type_of(i) for i in ids]
         scores: Any = kv.get(f"{KEY}scores")
-        self.scores: list[float] = [0.0] * len(ids) if scores is None else np.asarray(scores, np.float64).tolist()
+        self.scores: list[float] = (
+            [0.0] * len(ids) if scores is None else np.asarray(scores, np.float64)[: len(ids)].tolist()
+        )
 
     def added(self) -> list[Keys]:
         """The tokens that are cut out of a text before anything else is done to it."""
