@@ -9,3 +9,6 @@ from __future__ import annotations
 
 # Files beside the weights
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
+TOKENIZER_TOKENS = 1 << 21  # of a folder's tokenizer: ids are below it (the largest known has 0.9 million)
+SENTENCEPIECE_BYTES = 1 << 24  # of a tokenizer.model (the largest known has 5 MB)
+CHAT_TEMPLATE_BYTES = 1 << 22  # of a chat_template.jinja (the largest known has 20 kB)

@@ -40,6 +40,8 @@ Progress = Callable[[int, int], None]
 _DTYPES = {DType.F32: ("F32", 4), DType.F16: ("F16", 2), DType.BF16: ("BF16", 2)}
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of the config's numbers
 _STILL = 1e29  # frequency factors from which on nothing turns
+# What a damaged file makes Python or NumPy raise: there are too many ways to be damaged for a check of each.
+_DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError)
 _OWN = ("general.", "tokenizer.", "split.")
 
 
@@ -62,12 +64,15 @@ def export_folder(
         temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
         try:
             temporary.mkdir(parents=True)
-            _write(file, family, temporary, progress)
+            with np.errstate(over="raise", invalid="raise"):
+                _write(file, family, temporary, progress)
             _compare(file, open_hf_folder(temporary))
             os.rename(temporary, target)
             return
         except ModelError as e:
             reasons.append(f"as {family.types[0]}: {str(e).replace(str(temporary), str(target))}")
+        except _DAMAGED as e:
+            reasons.append(f"as {family.types[0]}: the file holds what its model cannot have ({type(e).__name__}: {e})")
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     raise ModelError(f"{file.path}: no way back. {'; '.join(reasons)}")
@@ -75,12 +80,17 @@ def export_folder(
 
 def _compare(file: GGUFFile, folder: HFFolder) -> None:
     """Raise ModelError where the folder is another model than the file."""
+    was, found = (of.kv.get("tokenizer.ggml.model", "none") for of in (file, folder))
+    if found != was and was != "no_vocab":
+        raise ModelError(f"the tokenizer would be of the kind {found!r} instead of {was!r}")
     for key, value in file.kv.items():
         if key.endswith(".nextn_predict_layers") and not value:
             continue  # says no more than a file without it
         if not key.startswith(_OWN) and not _same(folder.kv.get(key), value):
             raise ModelError(f"{key} would be {folder.kv.get(key)!r:.60} instead of {value!r:.60}")
     for key, value in folder.kv.items():
+        if key.endswith(".vocab_size") and value == folder.tensors["token_embd.weight"].ne[1]:
+            continue  # says no more than the tensor
         if not key.startswith(_OWN) and key not in file.kv:
             raise ModelError(f"{key} would be {value!r:.60}, which the file does not say")
     for name in sorted(set(file.tensors) ^ set(folder.tensors)):
@@ -129,9 +139,11 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
     config |= windows
     n_heads = keys.get("nextn_predict_layers", 0)
     config |= {family.heads.says: n_heads} if family.heads is not None and n_heads else {}
+    n_vocab = file.tensors["token_embd.weight"].ne[1]
+    config.setdefault("vocab_size", n_vocab)
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         found = file.kv.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(found, int):
+        if isinstance(found, int) and found < n_vocab:  # files write 2**32 - 1 for "none"
             config[f"{role}_token_id"] = found
     return config
 
@@ -343,7 +355,13 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
     files |= pooling_files(file.kv.get(f"{family.arch}.pooling_type"))
     for path, content in files.items():
         (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        try:
+            (folder / path).write_text(text, encoding="utf-8")
+        except UnicodeEncodeError as e:
+            raise ModelError(
+                f"{path} would hold text that is no UTF-8: {text[max(e.start - 30, 0) : e.end]!r}"
+            ) from None
 
 
 def _numbers(file: GGUFFile, family: Family) -> Iterator[tuple[_Written, tuple[int, ...]]]:

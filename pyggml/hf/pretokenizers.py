@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from pyggml.errors import ModelError
+from pyggml.llm.vocab.kinds.pre import PRE, find_pre
+from pyggml.llm.vocab.kinds.split import Rule, ascii_thousands, thousands
+
+from .parts import Part
+
+_KEY = "pre_tokenizer"
 
 _IN_WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -72,60 +79,84 @@ _SPELLINGS = (  # as it may be spelled -> as above
     ("++", "+"),
 )
 
+_ESCAPED = re.compile(r"\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
+# What numbers are cut by where it is no pattern. A group of three digits begins where as many follow as make groups.
+_GROUPS, _ASCII_GROUP = r"(?=(?:\p{N}{3})*+(?!\p{N}))", r"[0-9]{3}(?=(?:[0-9]{3})*+(?![0-9]))"
+_BY_NUMBER: Mapping[Rule, str] = {
+    thousands: rf"\P{{N}}*+\p{{N}}{{1,3}}{_GROUPS}",
+    ascii_thousands: rf"{_ASCII_GROUP}(?:(?!{_ASCII_GROUP})[\s\S])*+",
+}
 
-def name_of(tokenizer: Mapping[str, Any]) -> str | None:
-    """The name of the pre-tokenizer of a tokenizer.json; None where none cuts text so."""
-    steps = tuple(_steps(tokenizer.get("pre_tokenizer") or {}))
+
+def name_of(tokenizer: Part) -> str | None:
+    """The name of the pre-tokenizer of a tokenizer.json; None where none cuts text so. Of those that `steps_of` writes
+    alike it is one that drops spaces before punctuation where the decoder does, and one of the names above."""
+    steps = tuple(_steps(tokenizer))
+    ignore_merges = tokenizer.part("model").flag("ignore_merges")
+    alike = [name for name in _written().get(steps, ()) if PRE[name].ignore_merges == ignore_merges]
+    if alike:
+        clean_spaces = any(step.text("type") == "Replace" for step in tokenizer.steps("decoder", "decoders"))
+        return min(alike, key=lambda name: (PRE[name].clean_spaces != clean_spaces, name not in _NAMES.values()))
     name = _NAMES.get(steps)
     if name is None:
         starts = (n for (first, second), n in _STARTS.items() if steps[:1] == (first,) and steps[1].startswith(second))
         name = next(starts, None) if len(steps) > 1 else None
-    if steps == _LLAMA3 and not tokenizer["model"].get("ignore_merges"):
+    if steps == _LLAMA3 and not ignore_merges:
         return "smaug-bpe"  # which is the same, but that a word which is a token may be cut
     return name
 
 
 def steps_of(name: str) -> tuple[dict[str, Any], bool]:
-    """The `pre_tokenizer` of a tokenizer.json that has this name, and whether it ignores merges. Raises ModelError for
-    a name of which the expressions are not known."""
-    steps = next((steps for steps, known in _NAMES.items() if known == name), _LLAMA3 if name == "smaug-bpe" else None)
-    if steps is None:
-        raise ModelError(f"how the pre-tokenizer {name!r} cuts text is not known here")
-    parts: list[dict[str, Any]] = []
-    for step in steps:
-        if step == _GPT2:
-            parts.append({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True})
-        elif step == _PUNCTUATION:
-            parts.append({"type": "Punctuation", "behavior": "Contiguous"})
-        else:
-            parts.append({"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False})
-    if _GPT2 not in steps:
-        parts.append({"type": "ByteLevel", "add_prefix_space": False, "use_regex": False})
-    return {"type": "Sequence", "pretokenizers": parts}, name == "llama-bpe"
+    """The `pre_tokenizer` of a tokenizer.json that cuts text as this name does, and whether it ignores merges. Raises
+    ModelError for a name that is not known, and for one whose tokens do not spell bytes."""
+    pre = find_pre(name)
+    if not pre.byte_level:
+        raise ModelError(f"the pre-tokenizer {name!r} has tokens of characters: no tokenizer.json of them is written")
+    patterns = [_oniguruma(_BY_NUMBER[rule] if callable(rule) else rule) for rule in pre.rules]
+    parts: list[dict[str, Any]] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in patterns
+    ]
+    parts.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
+    return {"type": "Sequence", "pretokenizers": parts}, pre.ignore_merges
 
 
-def expressions_of(tokenizer: Mapping[str, Any]) -> list[str]:
+def _oniguruma(pattern: str) -> str:
+    """A pattern of the package `regex` as the tokenizers library reads it."""
+    pattern = _ESCAPED.sub(lambda found: chr(int(found[1] or found[2], 16)), pattern)
+    return pattern.replace("--[", "&&[^").replace(r"\Z", r"\z")
+
+
+@cache
+def _written() -> dict[tuple[str, ...], list[str]]:
+    """The names by the steps that `steps_of` writes for them."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, pre in PRE.items():
+        if pre.byte_level:
+            found.setdefault(tuple(_steps(Part({_KEY: steps_of(name)[0]}, name))), []).append(name)
+    return found
+
+
+def expressions_of(tokenizer: Part) -> list[str]:
     """What a tokenizer.json cuts text with, for an error."""
-    return list(_steps(tokenizer.get("pre_tokenizer") or {}))
+    return list(_steps(tokenizer))
 
 
-def _steps(pre: Mapping[str, Any]) -> Iterator[str]:
-    kind = pre.get("type")
-    if kind == "Sequence":
-        for part in pre["pretokenizers"]:
-            yield from _steps(part)
-    elif kind == "ByteLevel":
-        if pre.get("use_regex", True):
-            yield _GPT2
-    elif kind == "Digits":
-        yield _DIGIT if pre.get("individual_digits") else r"\p{N}+"
-    elif kind == "Punctuation":
-        yield _PUNCTUATION
-    elif kind == "Split":
-        pattern = pre["pattern"]
-        text = str(pattern.get("Regex") or re.escape(pattern.get("String", "")))
-        for spelling, canonical in _SPELLINGS:
-            text = text.replace(spelling, canonical)
-        yield text
-    elif kind is not None:
-        yield f"({kind})"
+def _steps(tokenizer: Part) -> Iterator[str]:
+    for step in tokenizer.steps(_KEY, "pretokenizers"):
+        kind = step.text("type")
+        if kind == "ByteLevel":
+            if step.flag("use_regex", True):
+                yield _GPT2
+        elif kind == "Digits":
+            yield _DIGIT if step.flag("individual_digits") else r"\p{N}+"
+        elif kind == "Punctuation":
+            yield _PUNCTUATION
+        elif kind == "Split":
+            pattern = step.part("pattern")
+            text = pattern.text("Regex") or re.escape(pattern.text("String") or "")
+            for spelling, canonical in _SPELLINGS:
+                text = text.replace(spelling, canonical)
+            yield text
+        elif kind is not None:
+            yield f"({kind})"

@@ -6,22 +6,28 @@ tokens and the chat template are tokenizer_config.json's, then generation_config
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from pyggml import limits
 from pyggml.errors import ModelError
+from pyggml.small_file import read_small
 
-from .config import Config, read_json
+from .config import Config
+from .parts import HALF, Part
 from .pretokenizers import expressions_of, name_of
 from .sentencepiece import UNIGRAM, parse, parse_charsmap
 
 KEY = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
+_BYTE_TEXT = re.compile("<0x.{2}>", re.DOTALL)
 _SENTENCEPIECE = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 ROLES = {  # in configs -> in the GGUF
     "bos": "bos",
@@ -32,8 +38,8 @@ ROLES = {  # in configs -> in the GGUF
     "cls": "cls",
     "mask": "mask",
 }
-_MAX_VOCAB = 1 << 24
 _NO_SCORE = -1000.0  # of a token that no merge makes
+_MAX_SCORE = 3.4e38
 Keys = dict[str, Any]
 
 
@@ -41,14 +47,17 @@ class _Vocabulary:
     """Tokens by id; what has none is padding."""
 
     def __init__(self, n_vocab: int) -> None:
-        if not 0 <= n_vocab <= _MAX_VOCAB:
-            raise ModelError(f"vocab_size = {n_vocab}: up to {_MAX_VOCAB} are supported")
+        if not 0 <= n_vocab <= limits.TOKENIZER_TOKENS:
+            raise ModelError(f"vocab_size = {n_vocab}: up to {limits.TOKENIZER_TOKENS} are supported")
         self.texts = [f"[PAD{i}]" for i in range(n_vocab)]
         self.types = [UNUSED] * n_vocab
         self.scores = [-10000.0] * n_vocab
 
     def put(self, i: int, text: str, kind: int, score: float = 0.0) -> None:
-        """Token `i`; the list grows where a tokenizer has more than the model."""
+        """Token `i`; the list grows where a tokenizer has more than the model. Raises ModelError for an id that no
+        vocabulary has."""
+        if not 0 <= i < limits.TOKENIZER_TOKENS:
+            raise ModelError(f"the token {text!r:.60} has the id {i}: 0 to {limits.TOKENIZER_TOKENS - 1} are supported")
         for lacking in range(len(self.texts), i + 1):
             self.texts.append(f"[PAD{lacking}]")
             self.types.append(UNUSED)
@@ -63,28 +72,40 @@ class _Vocabulary:
         return {**found, "token_type": np.asarray(self.types, np.int32)}
 
 
+@dataclass(frozen=True)
+class _Added:
+    """A token besides the model's."""
+
+    id: int
+    text: str
+    special: bool
+
+    @property
+    def kind(self) -> int:
+        return CONTROL if self.special else USER_DEFINED
+
+
 def read_tokenizer(folder: Path, config: Config) -> Keys:
-    """The keys; `tokenizer.ggml.model` is none where a folder has no tokenizer. Raises ModelError for one of a kind, or
-    with a pre-tokenizer, that is not known."""
+    """The keys; `tokenizer.ggml.model` is none where a folder has no tokenizer. Raises ModelError for one that is
+    damaged, of a kind or with a pre-tokenizer that is not known, or with more tokens than any has."""
     n_types = config.get("type_vocab_size", default=None)
     kinds: Keys = {} if n_types is None else {f"{KEY}token_type_count": n_types}  # of texts, not of tokens
-    about = read_json(folder / "tokenizer_config.json")
-    tokenizer = read_json(folder / "tokenizer.json")
+    about = Part.of_file(folder / "tokenizer_config.json")
+    tokenizer = Part.of_file(folder / "tokenizer.json")
+    sp = next((folder / name for name in _SENTENCEPIECE if (folder / name).exists()), None)
+    if sp is None and not tokenizer.values:
+        return {f"{KEY}model": "none", **kinds}
     n_vocab = config.get("vocab_size", default=0)
-    vocabulary = _Vocabulary(n_vocab if isinstance(n_vocab, int) else 0)
-    sp = next((folder / name for name in _SENTENCEPIECE if (folder / name).is_file()), None)
     try:
-        if sp is not None and sp.name == "tokenizer.model":
-            keys = _of_sentencepiece(vocabulary, sp, tokenizer, about)
-        elif tokenizer:
-            keys = _of_json(vocabulary, tokenizer, config, folder)
-        elif sp is not None:
+        vocabulary = _Vocabulary(n_vocab if isinstance(n_vocab, int) else 0)
+        if sp is not None and (sp.name == "tokenizer.model" or not tokenizer.values):
             keys = _of_sentencepiece(vocabulary, sp, tokenizer, about)
         else:
-            return {f"{KEY}model": "none", **kinds}
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise ModelError(f"{folder}: its tokenizer is damaged: {e!r}") from None
-    keys |= _roles(vocabulary, about, tokenizer, folder, config)
+            keys = _of_json(vocabulary, tokenizer, config)
+        keys |= _roles(vocabulary, about, tokenizer, folder, config)
+    except ModelError as e:
+        where = str(folder)
+        raise e if where in str(e) else ModelError(f"{where}: {e}") from None
     found = {f"{KEY}{key}": value for key, value in keys.items()}
     return found | kinds | _chat_templates(folder, about)
 
@@ -92,13 +113,13 @@ def read_tokenizer(folder: Path, config: Config) -> Keys:
 # -- kinds -------------------------------------------------------------------------------------------------------------
 
 
-def _of_sentencepiece(v: _Vocabulary, path: Path, tokenizer: Keys, about: Keys) -> Keys:
-    model = parse(path.read_bytes(), str(path))
+def _of_sentencepiece(v: _Vocabulary, path: Path, tokenizer: Part, about: Part) -> Keys:
+    model = parse(read_small(path, limits.SENTENCEPIECE_BYTES, ModelError), str(path))
     for i, (text, score, kind) in enumerate(model.pieces):
         v.put(i, text, kind, score)
-    for a in _added(tokenizer, about):
-        if a["id"] >= len(model.pieces) or v.types[a["id"]] not in (CONTROL, UNKNOWN, BYTE):
-            v.put(a["id"], a["content"], _added_type(a), _NO_SCORE)
+    for a in _added(tokenizer) or _added_of_config(about):
+        if not 0 <= a.id < len(model.pieces) or v.types[a.id] not in (CONTROL, UNKNOWN, BYTE):
+            v.put(a.id, a.text, a.kind, _NO_SCORE)
     keys = v.keys("t5" if model.model_type == UNIGRAM else "llama", "default", scores=True)
     keys["add_space_prefix"] = model.add_dummy_prefix
     if model.model_type == UNIGRAM:
@@ -108,68 +129,131 @@ def _of_sentencepiece(v: _Vocabulary, path: Path, tokenizer: Keys, about: Keys) 
     return keys
 
 
-def _of_json(v: _Vocabulary, tokenizer: Keys, config: Config, folder: Path) -> Keys:
-    model: Keys = tokenizer["model"]
-    kind = model.get("type") or ("BPE" if "merges" in model else "?")
-    make = {"BPE": _bpe, "WordPiece": _word_piece, "Unigram": _unigram}.get(kind)
-    if make is None:
-        raise ModelError(f"{folder / 'tokenizer.json'}: a tokenizer of the kind {kind} is not supported")
-    if kind == "BPE" and not model.get("byte_fallback") and name_of(tokenizer) is None:
+def _of_json(v: _Vocabulary, tokenizer: Part, config: Config) -> Keys:
+    model = tokenizer.part("model")
+    kind = model.text("type") or ("BPE" if "merges" in model.values else "?")
+    if kind == "BPE":
+        return _bpe(v, tokenizer, model, config)
+    if kind == "WordPiece":
+        return _word_piece(v, tokenizer, model)
+    if kind == "Unigram":
+        return _unigram(v, tokenizer, model)
+    raise ModelError(f"{tokenizer.where}a tokenizer of the kind {kind} is not supported")
+
+
+def _ids(model: Part) -> dict[str, int]:
+    """The `vocab` of a model that has one by text. Raises ModelError where two texts have one id."""
+    vocab = model.part("vocab")
+    for text, i in vocab.values.items():
+        if type(i) is not int:
+            vocab.fail(text, "must be a whole number")
+    by_id = {i: text for text, i in vocab.values.items()}
+    if len(by_id) < len(vocab.values):
+        text, i = next((text, i) for text, i in vocab.values.items() if by_id[i] != text)
+        raise ModelError(f"{model.where}vocab: {text!r:.60} and {by_id[i]!r:.60} have the same id {i}")
+    if HALF.search("".join(vocab.values)):
+        raise ModelError(f"{model.where}vocab has a token that is no text of whole characters")
+    return dict(vocab.values)
+
+
+def _merges(model: Part) -> list[tuple[str, str]]:
+    """The merges, as two texts each or as one with a space between them."""
+    found: list[tuple[str, str]] = []
+    for i, merge in enumerate(model.array("merges")):
+        parts: Any = merge.split(" ", 1) if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or list(map(type, cast("list[Any]", parts))) != [str, str]:
+            raise ModelError(f"{model.where}merges[{i}] must be two texts, not {merge!r:.60}")
+        left, right = cast("list[str]", parts)
+        found.append((left, right))
+    return found
+
+
+def _joined(model: Part, merges: list[tuple[str, str]]) -> list[str]:
+    """As the GGUF has them. Raises ModelError for a merge of which it could not tell where its first text ends."""
+    found = [f"{left} {right}" for left, right in merges]
+    for (left, right), merge in zip(merges, found, strict=True):
+        if not right or merge.find(" ", 1) != len(left) or HALF.search(merge):
+            raise ModelError(f"{model.where}merges: {left!r:.60} and {right!r:.60} cannot be merged")
+    return found
+
+
+def _bpe(v: _Vocabulary, tokenizer: Part, model: Part, config: Config) -> Keys:
+    as_bytes = model.flag("byte_fallback")
+    pre = None if as_bytes else name_of(tokenizer)
+    if pre is None and not as_bytes:
         text = " then ".join(expressions_of(tokenizer)) or "nothing"
-        raise ModelError(f"{folder / 'tokenizer.json'}: no pre-tokenizer is known that cuts text with {text:.300}")
-    return make(v, tokenizer, model, config)
-
-
-def _bpe(v: _Vocabulary, tokenizer: Keys, model: Keys, config: Config) -> Keys:
-    merges = [m.split(" ", 1) if isinstance(m, str) else m for m in cast("list[Any]", model["merges"])]
-    as_bytes = bool(model.get("byte_fallback"))
+        raise ModelError(f"{tokenizer.where}no pre-tokenizer is known that cuts text with {text:.300}")
+    merges, unk = _merges(model), model.text("unk_token")
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
         ranks.setdefault(left + right, rank)
-    for text, i in model["vocab"].items():
-        v.put(i, text, _type(text, model) if as_bytes else NORMAL, -float(ranks[text]) if text in ranks else _NO_SCORE)
+    for text, i in _ids(model).items():
+        v.put(i, text, _type(text, unk) if as_bytes else NORMAL, -float(ranks[text]) if text in ranks else _NO_SCORE)
     _put_added(v, tokenizer)
-    joined = [f"{left} {right}" for left, right in merges]
-    if not as_bytes:
-        return {**v.keys("gpt2", str(name_of(tokenizer)), scores=False), "merges": joined}
+    if pre is not None:
+        return {**v.keys("gpt2", pre, scores=False), "merges": _joined(model, merges)}
     if config.model_type.startswith("gemma4"):
-        return {**v.keys("gemma4", "gemma4", scores=True), "merges": joined}
+        return {**v.keys("gemma4", "gemma4", scores=True), "merges": _joined(model, merges)}
     return {**v.keys("llama", "default", scores=True), "add_space_prefix": _puts_space_first(tokenizer)}
 
 
-def _word_piece(v: _Vocabulary, tokenizer: Keys, model: Keys, config: Config) -> Keys:
-    prefix = model.get("continuing_subword_prefix", "##")
+def _word_piece(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
+    prefix = model.text("continuing_subword_prefix")
+    prefix = "##" if prefix is None else prefix
     _put_added(v, tokenizer)
-    special = {a["content"] for a in tokenizer.get("added_tokens", ())}
-    for text, i in model["vocab"].items():
+    special = {a.text for a in _added(tokenizer)}
+    for text, i in _ids(model).items():
         if text not in special:  # words begin with a space, the rest of words with nothing
             v.put(i, text.removeprefix(prefix) if text.startswith(prefix) else SPACE + text, NORMAL)
     return v.keys("bert", "default", scores=False)
 
 
-def _unigram(v: _Vocabulary, tokenizer: Keys, model: Keys, config: Config) -> Keys:
-    for i, (text, score) in enumerate(cast("list[tuple[str, float]]", model["vocab"])):
-        v.put(i, text, UNKNOWN if i == model.get("unk_id") else _type(text, model), score)
-    for a in tokenizer.get("added_tokens", ()):
-        added = int(a["id"])
-        if v.types[added] != UNKNOWN:
-            v.put(added, a["content"], _added_type(a), v.scores[added])
-    normalizers = _flat(tokenizer.get("normalizer"), "normalizers")
-    merges_spaces = any(n.get("type") == "Replace" and n.get("content") in (" ", SPACE) for n in normalizers)
-    cuts = _flat(tokenizer.get("pre_tokenizer"), "pretokenizers")
-    keys = {
+def _unigram(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
+    unk_id, unk = model.number("unk_id"), model.text("unk_token")
+    for i, pair in enumerate(model.array("vocab")):
+        text, score = _scored(model, i, pair)
+        v.put(i, text, UNKNOWN if i == unk_id else _type(text, unk), score)
+    for a in _added(tokenizer):
+        known = 0 <= a.id < len(v.types)
+        if not known or v.types[a.id] != UNKNOWN:
+            v.put(a.id, a.text, a.kind, v.scores[a.id] if known else _NO_SCORE)
+    merges_spaces = cuts_at_spaces = False
+    keys: Keys = {}
+    for n in tokenizer.steps("normalizer", "normalizers"):
+        kind, charsmap = n.text("type"), n.text("precompiled_charsmap")
+        if kind == "Replace" and n.text("content") in (" ", SPACE) and n.part("pattern").text("String") != " ":
+            merges_spaces = True
+        if charsmap:
+            keys["precompiled_charsmap"] = np.frombuffer(_decoded(n, charsmap), np.uint8)
+        elif kind == "NFKC":
+            keys["precompiled_charsmap"] = np.frombuffer(_nfkc(), np.uint8)
+    for p in tokenizer.steps("pre_tokenizer", "pretokenizers"):
+        cuts_at_spaces |= p.text("type") == "WhitespaceSplit"
+    keys |= {
         **v.keys("t5", "default", scores=True),
         "add_space_prefix": _puts_space_first(tokenizer),
-        "remove_extra_whitespaces": merges_spaces or any(p.get("type") == "WhitespaceSplit" for p in cuts),
+        "remove_extra_whitespaces": merges_spaces or cuts_at_spaces,
     }
     if not keys["remove_extra_whitespaces"]:
         keys["space_prefix_once"] = True  # read by llm/vocab/kinds/ugm.py
-    for n in normalizers:
-        if n.get("precompiled_charsmap"):
-            keys["precompiled_charsmap"] = np.frombuffer(b64decode(n["precompiled_charsmap"]), np.uint8)
-        elif n.get("type") == "NFKC":
-            keys["precompiled_charsmap"] = np.frombuffer(_nfkc(), np.uint8)
     return keys
+
+
+def _scored(model: Part, i: int, pair: Any) -> tuple[str, float]:
+    """A token of a Unigram model and its score."""
+    if isinstance(pair, list) and len(cast("list[Any]", pair)) == 2:
+        text, score = cast("list[Any]", pair)
+        numeric = type(score) in (int, float) and abs(score) <= _MAX_SCORE
+        if isinstance(text, str) and numeric and not HALF.search(text):
+            return text, float(score)
+    raise ModelError(f"{model.where}vocab[{i}] must be a text and a number that F32 has, not {pair!r:.60}")
+
+
+def _decoded(part: Part, charsmap: str) -> bytes:
+    try:
+        return b64decode(charsmap)
+    except ValueError:
+        part.fail("precompiled_charsmap", "must be Base64")
 
 
 def _nfkc() -> bytes:
@@ -182,102 +266,137 @@ def _nfkc() -> bytes:
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def _type(text: str, model: Keys) -> int:
-    if text == model.get("unk_token"):
+def _type(text: str, unk: str | None) -> int:
+    if text == unk:
         return UNKNOWN
-    return BYTE if len(text) == 6 and text.startswith("<0x") and text.endswith(">") else NORMAL
+    return BYTE if _BYTE_TEXT.fullmatch(text) else NORMAL
 
 
-def _added(tokenizer: Keys, about: Keys) -> list[Keys]:
-    """Tokens besides the model's, of tokenizer.json, else of tokenizer_config.json."""
-    of_config = cast("Mapping[str, Keys]", about.get("added_tokens_decoder") or {})
-    return tokenizer.get("added_tokens") or [{**a, "id": int(i)} for i, a in of_config.items()]
+def _added(tokenizer: Part) -> list[_Added]:
+    """The tokens besides the model's. Raises ModelError where two have one id."""
+    found: dict[int, _Added] = {}
+    for part in tokenizer.parts("added_tokens"):
+        i = part.number("id")
+        if i is None:
+            part.fail("id", "must be a whole number")
+        _add(found, part, i)
+    return list(found.values())
 
 
-def _added_type(a: Keys) -> int:
-    return CONTROL if a.get("special") else USER_DEFINED
+def _added_of_config(about: Part) -> list[_Added]:
+    """Those of tokenizer_config.json, where tokenizer.json has none."""
+    found: dict[int, _Added] = {}
+    of_config = about.part("added_tokens_decoder")
+    for i in of_config.values:
+        if re.fullmatch("[0-9]{1,12}", i) is None:
+            of_config.fail(i, "has no token id for its name: it")
+        _add(found, of_config.part(i), int(i))
+    return list(found.values())
 
 
-def _put_added(v: _Vocabulary, tokenizer: Keys) -> None:
-    for a in tokenizer.get("added_tokens", ()):
-        i = int(a["id"])
-        known = i < len(v.types) and v.types[i] == UNKNOWN
-        v.put(i, a["content"], UNKNOWN if known else _added_type(a))
+def _add(found: dict[int, _Added], part: Part, i: int) -> None:
+    text = part.text("content")
+    if text is None:
+        part.fail("content", "must be a string")
+    if i in found and found[i].text != text:
+        raise ModelError(f"{part.where}content: {text!r:.60} and {found[i].text!r:.60} have the same id {i}")
+    found[i] = _Added(i, text, part.flag("special"))
 
 
-def _flat(part: Any, name: str) -> list[Keys]:
-    if not part:
-        return []
-    return part[name] if part.get("type") == "Sequence" else [part]
+def _put_added(v: _Vocabulary, tokenizer: Part) -> None:
+    for a in _added(tokenizer):
+        known = 0 <= a.id < len(v.types) and v.types[a.id] == UNKNOWN
+        v.put(a.id, a.text, UNKNOWN if known else a.kind)
 
 
-def _puts_space_first(tokenizer: Keys) -> bool:
-    parts = _flat(tokenizer.get("normalizer"), "normalizers") + _flat(tokenizer.get("pre_tokenizer"), "pretokenizers")
-    meta = [p for p in parts if p.get("type") == "Metaspace"]
-    by_meta = any(p.get("prepend_scheme", "always") != "never" and p.get("add_prefix_space", True) for p in meta)
-    return by_meta or any(p.get("type") == "Prepend" for p in parts)
+def _puts_space_first(tokenizer: Part) -> bool:
+    before = tokenizer.steps("normalizer", "normalizers")
+    for p in chain(before, tokenizer.steps("pre_tokenizer", "pretokenizers")):
+        kind = p.text("type")
+        if kind == "Metaspace" and p.text("prepend_scheme") != "never" and p.flag("add_prefix_space", True):
+            return True
+        if kind == "Prepend":
+            return True
+    return False
 
 
 # -- roles -------------------------------------------------------------------------------------------------------------
 
 
-def _roles(v: _Vocabulary, about: Keys, tokenizer: Keys, folder: Path, config: Config) -> Keys:
+def _roles(v: _Vocabulary, about: Part, tokenizer: Part, folder: Path, config: Config) -> Keys:
     ids = {text: i for i, text in enumerate(v.texts)}
-    generation = read_json(folder / "generation_config.json")
+    generation = Part.of_file(folder / "generation_config.json")
     keys: Keys = {}
     for role, name in ROLES.items():
-        token: Any = about.get(f"{role}_token")
-        text = cast("Keys", token).get("content") if isinstance(token, dict) else token
-        found: Any = ids.get(cast("str", text)) if text is not None else None
-        for values in (generation, config.values):
+        key = f"{role}_token"
+        text = about.part(key).text("content") if isinstance(about.values.get(key), dict) else about.text(key)
+        found: Any = None if text is None else ids.get(text)
+        for values in (generation.values, config.values):
             if found is None:
                 said: Any = values.get(f"{role}_token_id")
                 found = cast("list[Any]", said)[0] if isinstance(said, list) and said else cast("Any", said)
         if type(found) is int and 0 <= found < len(v.texts):
             keys[f"{name}_token_id"] = found
-    model: Keys = tokenizer.get("model") or {}
-    unknown = ids.get(model.get("unk_token") or "", model.get("unk_id"))
-    if type(unknown) is int:
+    model = tokenizer.part("model")
+    unknown = ids.get(model.text("unk_token") or "", model.number("unk_id"))
+    if unknown is not None and 0 <= unknown < len(v.texts):
         keys.setdefault("unknown_token_id", unknown)
     first, last = _frame(tokenizer)
-    if model.get("type") == "WordPiece" and first is not None and last is not None:
+    if model.text("type") == "WordPiece" and first is not None and last is not None:
         keys = {"cls_token_id": first, "seperator_token_id": last, **keys}
     for flag, role, framed in (("add_bos_token", "bos", first), ("add_eos_token", "eos", last)):
-        wanted = about.get(flag)
-        if isinstance(wanted, bool):
-            keys[flag] = wanted
+        if about.values.get(flag) is not None:
+            keys[flag] = about.flag(flag)
         elif framed is not None:
             keys[flag] = framed in [keys.get(f"{name}_token_id") for name in (role, "cls", "seperator")]
     return keys
 
 
-def _frame(tokenizer: Keys) -> tuple[int | None, int | None]:
+def _frame(tokenizer: Part) -> tuple[int | None, int | None]:
     """The tokens that the post-processor puts before a text and after it."""
-    for p in _flat(tokenizer.get("post_processor"), "processors"):
-        if p.get("type") != "TemplateProcessing":
-            continue
-        single = cast("Sequence[Keys]", p["single"])
-
-        def token(part: Keys, of: Keys = p) -> int | None:
-            special = part.get("SpecialToken")
-            return None if special is None else int(of["special_tokens"][special["id"]]["ids"][0])
-
-        return token(single[0]), token(single[-1])
+    for p in tokenizer.steps("post_processor", "processors"):
+        if p.text("type") == "TemplateProcessing":
+            single = p.parts("single")
+            return (_framing(p, single[0]), _framing(p, single[-1])) if single else (None, None)
     return None, None
 
 
-def _chat_templates(folder: Path, about: Keys) -> Keys:
+def _framing(post_processor: Part, part: Part) -> int | None:
+    """The token of a part of a template; None where it is the text."""
+    name = part.part("SpecialToken").text("id")
+    if name is None:
+        return None
+    special = post_processor.part("special_tokens").part(name)
+    ids = special.array("ids")
+    if not ids or type(ids[0]) is not int:
+        special.fail("ids", "must be an array of token ids")
+    return ids[0]
+
+
+def _chat_templates(folder: Path, about: Part) -> Keys:
     """One template, and those with a name besides."""
-    template: Any = about.get("chat_template")
+    key = "chat_template"
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        template = path.read_text(encoding="utf-8")
-    elif template is None:
-        template = read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, str):
-        return {"tokenizer.chat_template": template}
-    named = {t["name"]: t["template"] for t in cast("list[Keys]", template or [])}
-    found: Keys = {"tokenizer.chat_template": named.pop("default")} if "default" in named else {}
+    if path.exists():
+        return {f"tokenizer.{key}": _template(path)}
+    source = about if about.values.get(key) is not None else Part.of_file(folder / "chat_template.json")
+    if not isinstance(source.values.get(key), list):
+        template = source.text(key)
+        return {} if template is None else {f"tokenizer.{key}": template}
+    named: dict[str, str] = {}
+    for part in source.parts(key):
+        name, template = part.text("name"), part.text("template")
+        if name is None or template is None:
+            part.fail("name" if name is None else "template", "must be a string")
+        named[name] = template
+    found: Keys = {f"tokenizer.{key}": named.pop("default")} if "default" in named else {}
     if named:
-        found["tokenizer.chat_templates"] = sorted(named)
-    return found | {f"tokenizer.chat_template.{name}": text for name, text in named.items()}
+        found[f"tokenizer.{key}s"] = sorted(named)
+    return found | {f"tokenizer.{key}.{name}": text for name, text in named.items()}
+
+
+def _template(path: Path) -> str:
+    try:
+        return read_small(path, limits.CHAT_TEMPLATE_BYTES, ModelError).decode()
+    except ValueError:
+        raise ModelError(f"{path}: is no UTF-8") from None

@@ -106,6 +106,33 @@ def test_no_way_back(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".gguf")] == []
 
 
+def test_what_only_a_tensor_says_is_in_the_config(tmp_path: Path) -> None:
+    """Classes take a default for a vocabulary whose size is not said, and refuse ids outside it."""
+    export_folder(shared_dir() / "models" / "stories260K.gguf", tmp_path / "back")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert (config["vocab_size"], config["bos_token_id"], config["pad_token_id"]) == (512, 1, None)
+
+
+def _changed(name: str, folder: Path, old: bytes, new: bytes) -> Path:
+    """The file of a folder with other bytes in its place."""
+    path = _written(name, folder)
+    data = path.read_bytes()
+    assert data.count(old) == 1 and len(old) == len(new)
+    path.write_bytes(data.replace(old, new))
+    return path
+
+
+def test_damaged_files_have_no_way_back(tmp_path: Path) -> None:
+    head_count = b"attention.head_count" + (4).to_bytes(4, "little")
+    path = _changed("llama", tmp_path, head_count + (4).to_bytes(4, "little"), head_count + (77).to_bytes(4, "little"))
+    with pytest.raises(ModelError, match="as llama: the file holds what its model cannot have"):
+        export_folder(path, tmp_path / "back")
+    path = _changed("gpt2", tmp_path, b"<|im_start|>' + m", b"<|im_\xfftart|>' + m")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json would hold text that is no UTF-8: .*im_"):
+        export_folder(path, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
 def _written(name: str, folder: Path) -> Path:
     write_quantized(plan_quantization(FOLDERS / name, None), folder / f"{name}.gguf")
     return folder / f"{name}.gguf"

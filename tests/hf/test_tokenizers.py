@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import struct
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyggml import limits
 from pyggml.errors import ModelError
 from pyggml.hf.config import Config
-from pyggml.hf.pretokenizers import name_of
+from pyggml.hf.parts import Part
+from pyggml.hf.pretokenizers import expressions_of, name_of
 from pyggml.hf.sentencepiece import parse
 from pyggml.hf.tokenizer import read_tokenizer
 from pyggml.llm.model import load_model
@@ -92,7 +99,7 @@ def test_spellings_of_a_pre_tokenizer() -> None:
     def name(pattern: str, ignore_merges: bool = False) -> str | None:
         steps = [{"type": "Split", "pattern": {"Regex": pattern}}, {"type": "ByteLevel", "use_regex": False}]
         pre = {"type": "Sequence", "pretokenizers": steps}
-        return name_of({"pre_tokenizer": pre, "model": {"ignore_merges": ignore_merges}})
+        return name_of(Part({"pre_tokenizer": pre, "model": {"ignore_merges": ignore_merges}}, ""))
 
     tail = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     qwen = rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{tail}"
@@ -101,3 +108,129 @@ def test_spellings_of_a_pre_tokenizer() -> None:
     llama = qwen.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
     assert (name(llama), name(llama, ignore_merges=True)) == ("smaug-bpe", "llama-bpe")
     assert name("a|b") is None
+
+
+def _damaged(folder: Path, name: str, path: str, change: Any) -> str:
+    """What is said of the folder `name` when the value at `path` of one of its files is another."""
+    shutil.copytree(FOLDERS / name, folder / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    file, *keys = path.split("/")
+    values = json.loads((folder / "m" / file).read_text()) if (folder / "m" / file).is_file() else {}
+    inside = values
+    for key in keys[:-1]:
+        inside = inside[int(key) if isinstance(inside, list) else key]
+    inside[int(keys[-1]) if isinstance(inside, list) else keys[-1]] = change
+    (folder / "m" / file).write_text(json.dumps(values))
+    with pytest.raises(ModelError) as e:
+        _vocab(folder / "m")
+    assert str(folder / "m") in str(e.value)
+    return str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "change", "message"),
+    [
+        ("gpt2", "tokenizer.json/model/vocab/!", 10**12, r"the token '!' has the id 1000000000000: 0 to 2097151"),
+        ("gpt2", "tokenizer.json/model/vocab/!", -1, "the token '!' has the id -1: 0 to"),
+        ("gpt2", "tokenizer.json/model/vocab/!", 300, "model.vocab: '!' and .* have the same id 300"),
+        ("gpt2", "tokenizer.json/model/vocab/!", None, "model.vocab.! must be a whole number, not None"),
+        ("gpt2", "tokenizer.json/model/vocab/\ud800", 3000, "has a token that is no text of whole characters"),
+        ("gpt2", "tokenizer.json/added_tokens/0/id", 5 * 10**8, "has the id 500000000: 0 to"),
+        ("gpt2", "tokenizer.json/added_tokens/0/id", -1, "has the id -1: 0 to"),
+        ("gpt2", "tokenizer.json/added_tokens/0/id", "7", r"added_tokens\[0\].id must be a whole number, not '7'"),
+        ("gpt2", "tokenizer.json/added_tokens/0/content", None, r"added_tokens\[0\].content must be a string"),
+        ("llama", "tokenizer.json/added_tokens/1/id", 0, "have the same id 0"),
+        ("gpt2", "tokenizer.json/model/merges/0", ["a"], r"model.merges\[0\] must be two texts, not \['a'\]"),
+        ("gpt2", "tokenizer.json/model/merges/0", ["a b", "c"], "'a b' and 'c' cannot be merged"),
+        ("gpt2", "tokenizer.json/model/vocab", [], r"model.vocab must be an object, not \[\]"),
+        ("gpt2", "tokenizer.json/model", 3, "model must be an object, not 3"),
+        ("gpt2", "tokenizer.json/model/type", "Trie", "a tokenizer of the kind Trie is not supported"),
+        ("gpt2", "tokenizer.json/pre_tokenizer", "x", "pre_tokenizer must be an object, not 'x'"),
+        ("xlm-roberta", "tokenizer.json/model/vocab/5", ["a"], r"model.vocab\[5\] must be a text and a number"),
+        (
+            "xlm-roberta",
+            "tokenizer.json/model/vocab/5",
+            ["a", 10**400],
+            r"model.vocab\[5\] must be a text and a number",
+        ),
+        ("xlm-roberta", "tokenizer.json/post_processor/special_tokens", {}, r"special_tokens.<s>.ids must be an array"),
+        ("gpt2", "tokenizer_config.json/bos_token", 7, "tokenizer_config.json: bos_token must be a string, not 7"),
+        (
+            "gpt2",
+            "tokenizer_config.json/chat_template",
+            [{"name": "a"}],
+            r"chat_template\[0\].template must be a string",
+        ),
+        ("gpt2", "config.json/vocab_size", 2**24, "vocab_size = 16777216: up to 2097152"),
+    ],
+)
+def test_a_damaged_value_is_named(tmp_path: Path, name: str, path: str, change: Any, message: str) -> None:
+    if not FOLDERS.is_dir():
+        pytest.skip(f"no golden data in {FOLDERS}")
+    assert re.search(message, _damaged(tmp_path, name, path, change))
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_nesting(tmp_path: Path, file: str) -> None:
+    """JSON nested too deeply is refused; sequences of sequences are read however deep they are."""
+    if not FOLDERS.is_dir():
+        pytest.skip(f"no golden data in {FOLDERS}")
+    shutil.copytree(FOLDERS / "gpt2", tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "m" / file).write_text('{"a":' * 10**6)
+    with pytest.raises(ModelError, match=rf"{file}: its JSON is nested too deeply"):
+        _vocab(tmp_path / "m")
+    step: Any = {"type": "Split", "pattern": {"Regex": "a|b"}}
+    for _ in range(3000):
+        step = {"type": "Sequence", "pretokenizers": [step]}
+    assert expressions_of(Part({"pre_tokenizer": step}, "")) == ["a|b"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    shutil.copy(_sentencepiece(tmp_path), tmp_path / "tokenizer.model")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ModelError, match=rf"{name}: is no regular file"):
+        _vocab(tmp_path)
+
+
+def test_a_template_is_text(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    shutil.copy(_sentencepiece(tmp_path), tmp_path / "tokenizer.model")
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: is no UTF-8"):
+        _vocab(tmp_path)
+
+
+def _sentencepiece(folder: Path) -> Path:
+    (folder / "some.model").write_bytes(_piece("<unk>", 0.0, 2) + _piece("a", -1.0, 1) + b"\x12\x02\x18\x02")
+    return folder / "some.model"
+
+
+def test_a_sentencepiece_model_is_read_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of endless bytes were shifted as a whole for each of them."""
+
+    def seconds(n: int) -> float:
+        begin = time.perf_counter()
+        for data in (b"\xff" * n, b"\x08" + b"\x80" * n, b"\x0a\x00" * (n // 2)):
+            with suppress(ModelError):
+                parse(data, "m")
+        return time.perf_counter() - begin
+
+    assert seconds(200_000) < 40 * max(seconds(20_000), 0.01)
+    monkeypatch.setattr(limits, "TOKENIZER_TOKENS", 10)
+    with pytest.raises(ModelError, match="m: has more than 10 pieces"):
+        parse(_piece("a", 0.0, 1) * 11, "m")
+
+
+def test_templates_with_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    shutil.copy(_sentencepiece(tmp_path), tmp_path / "tokenizer.model")
+    named = [{"name": "default", "template": "d"}, {"name": "tool", "template": "t"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    kv = read_tokenizer(tmp_path, Config.of_folder(tmp_path))
+    assert {k: v for k, v in kv.items() if "chat" in k} == {
+        "tokenizer.chat_template": "d",
+        "tokenizer.chat_templates": ["tool"],
+        "tokenizer.chat_template.tool": "t",
+    }

@@ -29,6 +29,8 @@ class Vocab:
     Ids of roles are None where there is none: `bos eos eot eom unk nl sep pad mask cls fim_pre fim_suf fim_mid fim_pad
     fim_rep fim_sep`. `add_bos add_eos add_sep add_space_prefix clean_spaces` are as in llama.cpp; kind is
     `tokenizer.ggml.model`; `suppressed` has the ids that are never to be sampled (`tokenizer.ggml.suppress_tokens`).
+    `before` and `after` are the tokens that `add_special` puts around a text; `lstrip` and `rstrip` those that swallow
+    white space before or behind them.
     """
 
     def __init__(self, model: str, kind: Kind, tokens: Tokens, kv: Mapping[str, object]) -> None:
@@ -53,11 +55,12 @@ class Vocab:
         self.add_sep = flag(kv, "add_sep_token", kind.add_sep) and self.sep is not None
         self.add_space_prefix, self.clean_spaces = kind.add_space_prefix, kind.clean_spaces
         self.suppressed = suppressed(kv, n)
-        self._before, self._after = self._frame(kind)
+        self.before, self.after = self._frame(kind)
         self._pieces: list[bytes | None] = [None] * n
         for token in tokens.of_type(TokenType.BYTE):
             self.token_to_piece(token)  # raises where one spells no byte
-        self._special = self._find_special(kv)
+        self.lstrip, self.rstrip = self._find_strips(kv)
+        self._special = self._find_special()
 
     @staticmethod
     def from_gguf(kv: Mapping[str, object]) -> Vocab:
@@ -88,6 +91,10 @@ class Vocab:
         """The token as the vocabulary spells it: U+2581 or U+0120 for spaces, bytes that are no UTF-8 as surrogates."""
         return self._tokens.texts[self._checked(token)]
 
+    def type_of(self, token: int) -> TokenType:
+        """Its type: that of the file, but for tokens that are known by their texts."""
+        return TokenType(self._tokens.types[self._checked(token)])
+
     def is_control(self, token: int) -> bool:
         return self._tokens.types[self._checked(token)] == TokenType.CONTROL
 
@@ -112,7 +119,7 @@ class Vocab:
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         else:
             raise ModelError(f"text cannot be {text!r:.60}")
-        out = self._before.copy() if add_special else []
+        out = self.before.copy() if add_special else []
         prefix = " " if self.add_space_prefix and isinstance(self._tokenizer, SPM) else ""
         after_special = not continued
         for part in self._special.split(text, parse_special):
@@ -121,7 +128,7 @@ class Vocab:
             else:
                 out += self._tokenizer.encode(prefix + part if after_special else part)
             after_special = isinstance(part, int)
-        return out + self._after if add_special else out
+        return out + self.after if add_special else out
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """The bytes that a token stands for, perhaps part of a UTF-8 character. Control and unknown tokens are empty
@@ -166,14 +173,14 @@ class Vocab:
             raise ModelError(f"the vocabulary has no token for {', '.join(missing)}: the model cannot fill in text")
         pre, suf, mid = (token for token in roles.values() if token is not None)
         before, behind = (self.tokenize(text, add_special=False) for text in (prefix, suffix))
-        return [*self._before, pre, *before, suf, *behind, mid]
+        return [*self.before, pre, *before, suf, *behind, mid]
 
     def pair(self, first: str, second: str) -> list[int]:
         """Ids of two texts as a reranker reads them: each ends as the vocabulary has it, with sep between them where it
         asks for that."""
-        middle = [self.sep] if self.add_sep and self.sep is not None and self._after != [self.sep] else []
+        middle = [self.sep] if self.add_sep and self.sep is not None and self.after != [self.sep] else []
         head, tail = (self.tokenize(text, add_special=False) for text in (first, second))
-        return [*self._before, *head, *self._after, *middle, *tail, *self._after]
+        return [*self.before, *head, *self.after, *middle, *tail, *self.after]
 
     def _checked(self, token: int) -> int:
         i = whole("a token", token, error=ModelError)
@@ -199,10 +206,14 @@ class Vocab:
             return self._tokenizer.piece(token)
         return b"" if kind in (TokenType.UNUSED, TokenType.UNDEFINED) else utf8(self._tokens.texts[token])
 
-    def _find_special(self, kv: Mapping[str, object]) -> SpecialTokens:
-        texts, ids = self._tokens.texts, self._tokens.ids
+    def _find_special(self) -> SpecialTokens:
+        texts = self._tokens.texts
         always = [(texts[i], i) for i in self._tokens.of_type(TokenType.USER_DEFINED)]
         parsed = [(texts[i], i) for i in self._tokens.of_type(*_HIDDEN)]
+        return SpecialTokens(always, parsed, self.lstrip, self.rstrip)
+
+    def _find_strips(self, kv: Mapping[str, object]) -> tuple[set[int], set[int]]:
+        ids = self._tokens.ids
         # What white space a token swallows is no part of a file: llama.cpp goes by names.
         name, arch, pre = (str(kv.get(key, "")) for key in ("general.name", "general.architecture", f"{KEY}pre"))
         lstrip, rstrip = set[int](), set[int]()
@@ -210,11 +221,12 @@ class Vocab:
         if any(n in pre for n in names) or arch in ("nomic-bert-moe", "jina-bert-v3"):
             lstrip = {ids[text] for text in ("<mask>",) if text in ids}
         elif any(n in name.lower() for n in ("phi-3", "phi3")):
-            swallow = {i for _, i in (*always, *parsed)} | {ids[text] for text in ("</s>",) if text in ids}
+            swallow = set(self._tokens.of_type(TokenType.USER_DEFINED, *_HIDDEN))
+            swallow |= {ids[text] for text in ("</s>",) if text in ids}
             rstrip = swallow - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
         elif "modern-bert" in name.lower():
             lstrip = {ids[text] for text in ("[MASK]",) if text in ids}
-        return SpecialTokens(always, parsed, lstrip, rstrip)
+        return lstrip, rstrip
 
 
 class NoVocab(Vocab):

@@ -23,8 +23,8 @@ from .words import WordCache, by_word
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [b for b in range(256) if b not in set(_PRINTABLE)]
 # How GPT-2 spells bytes: the printable characters of Latin-1 as they are, the others from U+0100 on.
-_SPELLING = dict(zip([*_PRINTABLE, *_OTHERS], [*map(chr, _PRINTABLE), *map(chr, range(256, 512))], strict=False))
-_BYTES = {char: bytes([b]) for b, char in _SPELLING.items()}
+SPELLING = dict(zip([*_PRINTABLE, *_OTHERS], [*map(chr, _PRINTABLE), *map(chr, range(256, 512))], strict=False))
+_BYTES = {char: bytes([b]) for b, char in SPELLING.items()}
 
 
 class BPE:
@@ -75,7 +75,7 @@ class BPE:
             for array, text in zip(pairs, (left, right, left + right), strict=True):
                 array[i] = symbol(text)
         if self._pre.byte_level:
-            units = np.array([symbol(_SPELLING[b]) for b in range(256)], np.int32)
+            units = np.array([symbol(SPELLING[b]) for b in range(256)], np.int32)
         else:
             units = symbols_of_chars(ids | extra)
         ascii_ids = [ids.get(chr(b)) if b < 128 else None for b in range(256)]
@@ -96,7 +96,7 @@ class BPE:
 
     def _spelled(self, word: str) -> str:
         """A word as the vocabulary spells it."""
-        return utf8(word).decode("latin-1").translate(_SPELLING) if self._pre.byte_level else word
+        return utf8(word).decode("latin-1").translate(SPELLING) if self._pre.byte_level else word
 
 
 class Whitespace(BPE):
