@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyggml.errors import BatchError, KVCacheFull, whole
-from pyggml.lock import locked
+from pyggml.lock import changing
 
 from ..hparams import HParams
 from .kv_cache import CacheOptions, KVCache
@@ -110,7 +110,7 @@ class CrossMemory:
 
     # -- the encoded text -----------------------------------------------------------------------------------------
 
-    @locked
+    @changing
     def begin(self, seqs: Sequence[int], n: int) -> None:
         """Empty sequences, for the encoder to fill with `n` cells. Raises KVCacheFull, with nothing changed, where
         these will not fit."""
@@ -139,7 +139,7 @@ class CrossMemory:
 
     # -- operations on sequences ----------------------------------------------------------------------------------
 
-    @locked
+    @changing
     def clear(self) -> None:
         """Empty all sequences."""
         change(self.caches, KVCache.clear)
@@ -152,14 +152,14 @@ class CrossMemory:
         """The smallest position of a sequence, -1 where the decoder has none of it."""
         return self.decoder.seq_pos_min(seq_id)
 
-    @locked
+    @changing
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove positions, see `KVCells.seq_rm`; with all of them (p0 <= 0, p1 < 0) the encoded text."""
         first, end = whole("p0", p0), whole("p1", p1)
         caches = self.caches if first <= 0 and end < 0 else (self.decoder,)
         return all(change(caches, lambda kv: kv.seq_rm(seq_id, first, end)))
 
-    @locked
+    @changing
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Share cells with another sequence, see `KVCells.seq_cp`, and the encoded text, in the place of its own.
         Raises BatchError where that would leave it tokens that have seen another text."""
@@ -176,17 +176,17 @@ class CrossMemory:
             raise BatchError(f"sequence {dst} has tokens that have seen another encoded text: remove it first")
         change(self.caches, copy)
 
-    @locked
+    @changing
     def seq_keep(self, seq_id: int) -> None:
         """Remove all sequences but one."""
         change(self.caches, lambda kv: kv.seq_keep(seq_id))
 
-    @locked
+    @changing
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Move positions of the decoder's, see `KVCells.seq_add`."""
         self.decoder.seq_add(seq_id, p0, p1, delta)
 
-    @locked
+    @changing
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide positions of the decoder's, see `KVCells.seq_div`."""
         self.decoder.seq_div(seq_id, p0, p1, d)

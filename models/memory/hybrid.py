@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyggml.errors import KVCacheFull, whole
-from pyggml.lock import locked
+from pyggml.lock import changing
 
 from .kv_cache import KVCache
 from .kv_cells import Cell, Ints, change
@@ -76,7 +76,7 @@ class HybridMemory:
 
     # -- operations on sequences ----------------------------------------------------------------------------------
 
-    @locked
+    @changing
     def clear(self) -> None:
         """Empty all sequences."""
         change((*self.caches, self.states), lambda m: m.clear())
@@ -89,7 +89,7 @@ class HybridMemory:
         """As seq_pos_max: a state stands for its last position only."""
         return self.states.seq_pos_min(seq_id)
 
-    @locked
+    @changing
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove positions, see `KVCells.seq_rm`. False, with nothing changed, where either cannot: see
         `RecurrentCells.can_remove`, `KVCacheISWA.can_remove`."""
@@ -98,7 +98,7 @@ class HybridMemory:
             return False
         return all(change((*self.caches, self.states), lambda m: m.seq_rm(seq_id, first, end)))
 
-    @locked
+    @changing
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let sequence `dst` go on from what `src` has, instead of what it had itself, see `RecurrentCells.seq_cp`."""
 
@@ -109,17 +109,17 @@ class HybridMemory:
 
         change((*self.caches, self.states), copy)
 
-    @locked
+    @changing
     def seq_keep(self, seq_id: int) -> None:
         """Remove all sequences but one."""
         change((*self.caches, self.states), lambda m: m.seq_keep(seq_id))
 
-    @locked
+    @changing
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Move positions, see `KVCells.seq_add`."""
         self._move(lambda kv: kv.seq_add(seq_id, p0, p1, delta))
 
-    @locked
+    @changing
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide positions, see `KVCells.seq_div`."""
         self._move(lambda kv: kv.seq_div(seq_id, p0, p1, d))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyggml.errors import KVCacheFull, whole
-from pyggml.lock import locked
+from pyggml.lock import changing
 
 from ..hparams import HParams
 from .kv_cache import CacheOptions, KVCache
@@ -105,7 +105,7 @@ class KVCacheISWA:
 
     # -- operations on sequences ----------------------------------------------------------------------------------
 
-    @locked
+    @changing
     def clear(self) -> None:
         """Empty all cells."""
         change(self.caches, KVCache.clear)
@@ -118,7 +118,7 @@ class KVCacheISWA:
         """The smallest position of which all layers still have K and V, -1 where the sequence has no cells."""
         return self.swa.seq_pos_min(seq_id)
 
-    @locked
+    @changing
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove positions, see `KVCells.seq_rm`. False, with nothing changed, where the window before what remains
         was dropped already: the sequence could not be continued from there."""
@@ -143,22 +143,22 @@ class KVCacheISWA:
         needed = remain[remain >= self._first_visible(int(remain.max()) + 1)]
         return bool(np.isin(needed, self.swa.pos[self.swa.seq[seq_id]]).all())
 
-    @locked
+    @changing
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Share cells with another sequence, see `KVCells.seq_cp`."""
         change(self.caches, lambda kv: kv.seq_cp(src, dst, p0, p1))
 
-    @locked
+    @changing
     def seq_keep(self, seq_id: int) -> None:
         """Remove all sequences but one."""
         change(self.caches, lambda kv: kv.seq_keep(seq_id))
 
-    @locked
+    @changing
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Move positions, see `KVCells.seq_add`."""
         change(self.caches, lambda kv: kv.seq_add(seq_id, p0, p1, delta))
 
-    @locked
+    @changing
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide positions, see `KVCells.seq_div`."""
         change(self.caches, lambda kv: kv.seq_div(seq_id, p0, p1, d))
