@@ -9,3 +9,8 @@ from __future__ import annotations
 
 # Files beside the weights
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
+TEXT_FILE_BYTES = 1 << 24  # of a chat template or a grammar in a file
+PATTERN_CHARS = 1 << 16  # of a pattern of a PEFT adapter
+PATTERN_SECONDS = 5  # for matching all `rank_pattern` and `alpha_pattern` of a PEFT adapter: each takes microseconds
+TRACE_BYTES = 1 << 30  # that a trace (.npz) may unpack to, however small its file is ...
+TRACE_RATIO = 16  # ... and how many times the size of the file: numbers rarely shrink to half when packed

@@ -91,7 +91,10 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     """
     folder = Path(os.fspath(path))
     config = Config.of_folder(folder)
-    family = find_family(config)
+    try:
+        family = find_family(config)
+    except (TypeError, ValueError, AttributeError, LookupError):
+        config.damaged()
     kv: dict[str, Any] = {"general.architecture": family.arch, "general.type": "model"}
     name = config.get("_name_or_path", "name_or_path", default=None)
     kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
@@ -104,8 +107,8 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
         n_layer = max(n_layer, config.integer("num_decoder_layers", default=0))
         sizes = sizes_of(family.arch, kv)
         scaled, untied = family.scaled(config), family.untied(config)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
-        config.fail(f"a value is missing or no such: {e!r}")
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
+        config.damaged()
     kv |= read_tokenizer(folder, config)
     if vocab_only:
         return HFFolder(str(folder), family, kv, {})
