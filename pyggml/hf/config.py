@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -12,6 +13,11 @@ from pyggml.models.hparams import MAX_LAYERS
 
 _NO_DEFAULT = object()
 _INTEGER = 1 << 63
+_ROPE_NUMBERS = {
+    *("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "low_freq_factor"),
+    *("high_freq_factor", "extrapolation_factor", "beta_fast", "beta_slow", "attention_factor", "attn_factor"),
+    *("mscale", "mscale_all_dim"),
+}
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -118,7 +124,15 @@ class Config:
             if name not in rope and self.values.get(name) is not None:
                 rope[name] = self.values[name]
         rope.setdefault("rope_type", rope.get("type", "default"))
+        self._check_rope(rope)
         return rope
+
+    def _check_rope(self, rope: Mapping[str, Any]) -> None:
+        """Raise ModelError for what is no number where a rope has one."""
+        for name in _ROPE_NUMBERS & rope.keys():
+            value = rope[name]
+            if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+                self.fail(f"{name} of the rope must be a finite number, not {value!r:.60}")
 
     @property
     def n_layer(self) -> int:

@@ -89,7 +89,7 @@ def test_an_unknown_pre_tokenizer(tmp_path: Path) -> None:
         ({"num_hidden_layers": 10**7}, "10000000 layers: 1 to 512"),
         ({"vocab_size": 2**70}, "vocab_size is an integer of 71 bits"),
         ({"rope_theta": 10**400}, "rope_theta is an integer of 1329 bits"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": [2], "attention_factor": 1}}, "rope_scaling cannot be"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": [2], "attention_factor": 1}}, "factor of the rope must be a"),
         ({"rope_scaling": [1]}, "rope_scaling cannot be"),
         ({"architectures": -1}, "architectures cannot be -1"),
     ],
