@@ -281,16 +281,22 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
 
 
 def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
-    """What the checkpoint has for what the GGUF has; without `values` only its shape counts."""
+    """What the checkpoint has for what the GGUF has; without `values` only its shape counts. Raises ModelError where
+    shapes or values are not those of the model."""
     parts: list[Array] = []
-    for t, a in zip(w.sources, arrays, strict=True):
-        for step in reversed(family.moves_of(t.name)):
-            if not isinstance(step, Value):
-                a = step.back(a, sizes)
-            elif values:
-                a = step.back(a)
-        parts.append(a)
-    return parts[0] if w.split is None else w.split.back(parts, sizes)
+    try:
+        with np.errstate(over="raise", invalid="raise", divide="ignore"):
+            for t, a in zip(w.sources, arrays, strict=True):
+                for step in reversed(family.moves_of(t.name)):
+                    if not isinstance(step, Value):
+                        a = step.back(a, sizes)
+                    elif values:
+                        a = step.back(a)
+                parts.append(a)
+            return parts[0] if w.split is None else w.split.back(parts, sizes)
+    except (ValueError, IndexError, ArithmeticError) as e:
+        found = ", ".join(f"{t.name} of ne {list(t.ne)}" for t in w.sources)
+        raise ModelError(f"{found} cannot become {w.name}: {e}") from None
 
 
 def _shape(w: _Written, family: Family, sizes: Sizes) -> tuple[int, ...]:
@@ -343,7 +349,11 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
     files |= pooling_files(file.kv.get(f"{family.arch}.pooling_type"))
     for path, content in files.items():
         (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+        try:
+            (folder / path).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+        except UnicodeEncodeError as e:
+            at = e.object[max(e.start - 20, 0) : e.end]
+            raise ModelError(f"{path} would have {at!r}: text that is no UTF-8, which no JSON can say") from None
 
 
 def _numbers(file: GGUFFile, family: Family) -> Iterator[tuple[_Written, tuple[int, ...]]]:

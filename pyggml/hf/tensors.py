@@ -59,6 +59,8 @@ class Part:
                 a = self.split.there(a, self.sizes)[self.pick]
             for step in self.steps:
                 a = step.there(as_f32(a)) if isinstance(step, Value) else step.there(a, self.sizes)
+        except FloatingPointError as e:
+            raise ModelError(f"{self.source.file.path}: the tensor {self.source.name} has a value of no use: {e}") from None
         except (ValueError, IndexError, ZeroDivisionError) as e:
             raise misshapen(self.source, str(e)) from None
         return a
