@@ -9,6 +9,7 @@ from __future__ import annotations
 
 # Files beside the weights
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
+HEAD_DIM = 1 << 16  # elements of a head of attention, as a config has it (the largest known has 576)
 TEXT_FILE_BYTES = 1 << 24  # of a chat template or a grammar in a file
 PATTERN_CHARS = 1 << 16  # of a pattern of a PEFT adapter
 PATTERN_SECONDS = 5  # for matching all `rank_pattern` and `alpha_pattern` of a PEFT adapter: each takes microseconds

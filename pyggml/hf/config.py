@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from pyggml import small_file
+from pyggml import limits, small_file
 from pyggml.errors import ModelError
 from pyggml.models.hparams import MAX_LAYERS
 
@@ -140,9 +140,16 @@ class Config:
         kinds: Any = self.get("layers_block_type", default=None)
         if isinstance(kinds, list) and self.get(*_N_LAYER, default=None) is None:
             return len(cast("list[object]", kinds))
-        n = self.integer(*_N_LAYER)
-        if not 0 < n <= MAX_LAYERS:
-            self.fail(f"{n} layers: 1 to {MAX_LAYERS} are supported")
+        return self._checked_layers(self.integer(*_N_LAYER), 1)
+
+    @property
+    def n_layer_decoder(self) -> int:
+        """How many layers the decoder of an encoder-decoder has; 0 where the config does not say."""
+        return self._checked_layers(self.integer("num_decoder_layers", default=0), 0)
+
+    def _checked_layers(self, n: int, least: int) -> int:
+        if not least <= n <= MAX_LAYERS:
+            self.fail(f"{n} layers: {least} to {MAX_LAYERS} are supported")
         return n
 
     @property
@@ -158,4 +165,7 @@ class Config:
     @property
     def head(self) -> int:
         """Elements of a head."""
-        return self.integer("head_dim", "attention_head_dim", default=0) or self.n_embd // self.n_head
+        n = self.integer("head_dim", "attention_head_dim", default=0) or self.n_embd // self.n_head
+        if n > limits.HEAD_DIM:
+            self.fail(f"head_dim = {n}: up to {limits.HEAD_DIM} are supported")
+        return n

@@ -104,7 +104,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     try:
         kv |= read_metadata(family, config)
         made = {**rope_tensors(config), **family.made(config)}
-        n_layer = max(n_layer, config.integer("num_decoder_layers", default=0))
+        n_layer = max(n_layer, config.n_layer_decoder)
         sizes = sizes_of(family.arch, kv)
         scaled, untied = family.scaled(config), family.untied(config)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
@@ -116,6 +116,9 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv |= numbers
     makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
     tensors = makers.make(_wanted(config, stored, untied), made)
+    embd, n_vocab = tensors.get("token_embd.weight"), sizes.ints("vocab_size")
+    if family.padded and (embd is None or embd.ne[1] != n_vocab):  # else the padding could be of any size
+        config.fail(f"vocab_size = {n_vocab}: the embeddings have {0 if embd is None else embd.ne[1]} rows")
     return HFFolder(str(folder), family, kv, tensors)
 
 
