@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _MANIFEST = "manifest.json"
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_HEADERS: dict[tuple[int, int], Callable[[io.BytesIO], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 _SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # have n_kv numbers in a row
 
 
@@ -162,8 +165,8 @@ def _read_array(name: str, data: bytes) -> Array:
     n = math.prod(shape)
     if n * dtype.itemsize != len(data) - f.tell() or min(shape, default=0) < 0:
         raise GGUFError(f"{name:.80} of shape {shape} has {len(data) - f.tell()} bytes")
-    x = np.frombuffer(data, dtype, n, f.tell())
-    return x.reshape(shape, order="F" if fortran else "C").copy()
+    x: Array = np.array(np.frombuffer(data, dtype, n, f.tell()))
+    return cast("Array", x.reshape(shape[::-1]).T if fortran else x.reshape(shape))
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------
