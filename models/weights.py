@@ -69,6 +69,23 @@ class Weights(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
 
+class CheckedWeights(Weights):
+    """Weights that note what is wrong with a tensor and go on, to find all that is: `faults` says it by name."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.faults: dict[str, str] = {}
+        self._made = ShapeOnlyWeights()
+
+    def ask(self, spec: TensorSpec) -> Tensor | None:
+        """The tensor, or one as it should be, or None for an optional one that is absent."""
+        try:
+            return super().ask(spec)
+        except ModelError as e:
+            self.faults.setdefault(spec.name, str(e))
+            return self._made.ask(spec._replace(optional=False))
+
+
 class ShapeOnlyWeights(Weights):
     """Weights without memory, made as they are asked for, to look at a graph without a file.
 

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
-from .errors import BackendError
+from .errors import BackendError, GraphError
 
 
 class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
@@ -17,7 +17,11 @@ class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
 
     Raises BackendError in a forked child where another thread of the parent held it: its work will never be done.
     Entering and leaving are the C code of RLock: Ctrl-C comes before or after them, and never leaves it locked.
+
+    telling  the node whose values a run, of the thread that holds the lock, shows to taps and edits; else empty
     """
+
+    telling = ""
 
     def __init__(self) -> None:
         _locks.add(self)
@@ -60,6 +64,23 @@ def locked(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P]
     @wraps(f)
     def whole(self: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with self.lock:
+            return f(self, *args, **kwargs)
+
+    return whole
+
+
+def changing(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """As `locked`, for what changes (or saves) the state that a run works on: raises GraphError where a tap or an edit
+    calls it in the middle of that run."""
+
+    @wraps(f)
+    def whole(self: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with self.lock:
+            if self.lock.telling:
+                raise GraphError(
+                    f"what a tap or an edit of {self.lock.telling} looks into is not finished: it can be read now, "
+                    "not changed, run or saved; use another context for that"
+                )
             return f(self, *args, **kwargs)
 
     return whole

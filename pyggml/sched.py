@@ -14,7 +14,7 @@ from .buffers.buffer import Buffer, Stage
 from .errors import BackendError, GraphError
 from .graph import Graph
 from .inspect.watch import Patterns, Watches
-from .lock import Lock, locked
+from .lock import Lock, changing, locked
 from .opdef import OPS
 from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor, Var
 
@@ -78,12 +78,6 @@ class Part(NamedTuple):
                 stage.release()
 
 
-class Turn:
-    """Shared by the schedules of a scheduler: whether one of them is telling its watchers."""
-
-    telling = False
-
-
 @dataclass
 class Split:
     """Consecutive nodes of one backend, and the sources that are copied to it before they run."""
@@ -103,15 +97,13 @@ class Split:
 
 @dataclass
 class Schedule:
-    """A graph made ready: its splits, memory plan and compiled programs. `watches`, `turn` and `lock` are the
-    scheduler's."""
+    """A graph made ready: its splits, memory plan and compiled programs. `watches` and `lock` are the scheduler's."""
 
     splits: list[Split]
     plan: alloc.Plan
     buffers: dict[str, Buffer]
     key: Key
     watches: Watches = field(default_factory=Watches)
-    turn: Turn = field(default_factory=Turn)
     lock: Lock = field(default_factory=Lock)
 
     @property
@@ -141,12 +133,12 @@ class Schedule:
                     self._tell(part.cut.watched)
 
     def _tell(self, watched: Sequence[tuple[Tensor, bool]]) -> None:
-        self.turn.telling = True
         try:
             for t, last in watched:
+                self.lock.telling = t.name or t.op
                 self.watches.tell(t, last)
         finally:
-            self.turn.telling = False
+            self.lock.telling = ""
 
 
 class Scheduler:
@@ -168,7 +160,6 @@ class Scheduler:
         self.backends: dict[str, Backend] = {b.name: b for b in made}
         self.lock = Lock()
         self.watches = Watches()
-        self._turn = Turn()
         self._last: ref[Schedule] | None = None
         self._pins: WeakKeyDictionary[Tensor, str] = WeakKeyDictionary()
         self._buffers: dict[str, Buffer] = {}
@@ -180,7 +171,7 @@ class Scheduler:
 
     # -- what users call ------------------------------------------------------------------------------------------
 
-    @locked
+    @changing
     def set_tensor_backend(self, t: Tensor, backend: str | None) -> None:
         """Pin a node to a backend for the graphs planned from now on; None takes the pin off again.
 
@@ -200,11 +191,6 @@ class Scheduler:
             self._pins[t] = backend
         self._ready.clear()
 
-    def check_turn(self) -> None:
-        """Raise GraphError while a graph of this scheduler is telling its watchers: its values are in use."""
-        if self._turn.telling:
-            raise GraphError("a tap or an edit cannot run, or decode with, what it looks into: use another context")
-
     @property
     def last(self) -> Schedule | None:
         """That of the graph that was planned or run last, while it lives."""
@@ -222,12 +208,11 @@ class Scheduler:
         _, plan = self.plan(graph)
         self._grow(plan)
 
-    @locked
+    @changing
     def alloc(self, graph: Graph) -> Schedule:
         """Plan `graph` (once, and again where it has changed): its tensors get memory, its nodes are compiled. Inputs
         can then be set. Raises BackendError where a node writes into read-only memory (the weights of a model)."""
         check_graph("alloc", graph)
-        self.check_turn()
         ready = self._ready.get(graph)
         moved = ready is not None and any(b is not self._buffers.get(n) for n, b in ready.buffers.items())
         if ready is None or moved or ready.key != _key(graph, self.watches):
@@ -407,7 +392,7 @@ class Scheduler:
         splits, plan = self.plan(graph, watched.keys())
         self._grow(plan)
         buffers = {pool: self._buffers[pool] for pool in plan.sizes}
-        schedule = Schedule(splits, plan, buffers, _key(graph, self.watches), self.watches, self._turn, self.lock)
+        schedule = Schedule(splits, plan, buffers, _key(graph, self.watches), self.watches, self.lock)
         schedule.place()
         for split in splits:
             copies, backend = split.inputs, self.backends[split.backend]

@@ -1,4 +1,4 @@
-"""Reading a file that should be small: configs, tokenizers, templates."""
+"""Reading files that strangers made: regular ones only, and of those that should be small no more than a limit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,25 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from . import limits
 from .errors import GGMLError
+
+
+def open_regular(path: str | Path, error: type[GGMLError]) -> IO[bytes]:
+    """The regular file `path`, open for reading. Raises `error` when it is not a regular file (a FIFO would block, a
+    device may never end), OSError when it cannot be opened."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        f = os.fdopen(file, "rb")
+    except OSError as e:  # a directory
+        os.close(file)
+        raise OSError(e.errno, e.strerror, str(path)) from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        f.close()
+        raise error(f"{path}: is no regular file")
+    return f
 
 
 def read_small(path: Path, limit: int, error: type[GGMLError]) -> bytes:
@@ -19,10 +34,7 @@ def read_small(path: Path, limit: int, error: type[GGMLError]) -> bytes:
     a device may never end), is larger than `limit`, or cannot be read.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(file, "rb") as f:
-            if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
-                raise error(f"{path}: is no regular file")
+        with open_regular(path, error) as f:
             data = f.read(limit + 1)
     except FileNotFoundError:
         raise
@@ -31,6 +43,14 @@ def read_small(path: Path, limit: int, error: type[GGMLError]) -> bytes:
     if len(data) > limit:
         raise error(f"{path}: is larger than {limit} bytes")
     return data
+
+
+def read_text(path: str | Path, limit: int, error: type[GGMLError]) -> str:
+    """The text of the file `path`, UTF-8. Raises as `read_small`, and `error` for bytes that are no UTF-8."""
+    try:
+        return read_small(Path(path), limit, error).decode()
+    except UnicodeDecodeError:
+        raise error(f"{path}: is no UTF-8 text") from None
 
 
 def parse_json(what: str, data: str | bytes, error: type[GGMLError]) -> Any:

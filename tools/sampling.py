@@ -9,7 +9,10 @@ from typing import Annotated, Any, Optional, cast, get_type_hints
 
 import click
 
+from pyggml import limits
+from pyggml.errors import SamplerError
 from pyggml.llm.samplers.params import SamplingOptions, SamplingParams
+from pyggml.small_file import read_text
 
 from .command import Group, Option
 from .options import usage
@@ -85,7 +88,7 @@ def _taken(values: dict[str, Any]) -> SamplingOptions:
     for name in _FILES:
         path = values.pop(f"{name}_file")
         if path is not None:
-            sampling[name] = path.read_text(encoding="utf-8")
+            sampling[name] = read_text(path, limits.TEXT_FILE_BYTES, SamplerError)
     with usage():
         SamplingParams(**sampling)  # before a model is loaded: are they in range?
     return cast(SamplingOptions, sampling)

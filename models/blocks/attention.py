@@ -13,7 +13,8 @@ from pyggml.tensor import Tensor
 from ..hparams import LayerShape
 from .build import Build, CacheUse
 
-_SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # flash attention has no such nodes
+# Nodes that flash attention does not have, or not in this layout
+_SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext", "v", "kqv")
 
 
 def build_qkv(b: Build, cur: Tensor, il: int, *, bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,10 +194,10 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
         v = k if a.beside else b.cb(_rows_of_v(use, n, a), "v", il)
         cur = gg.flash_attn_ext(q, k, v, mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
-        b.cb(cur, "kqv", il)  # [n_embd_head_v, n_head, n_tokens]
         if a.v_mla is None:
-            return b.cb(gg.reshape_2d(cur, n.n_embd_out, b.n_tokens), "kqv_merged", il)
-        kqv = gg.permute(cur, 0, 2, 1, 3)
+            cur = b.cb(cur, "kqv_merged", il)  # [n_embd_head_v, n_head, n_tokens]
+            return b.cb(gg.reshape_2d(cur, n.n_embd_out, b.n_tokens), "kqv_merged_cont", il)
+        kqv = b.cb(gg.permute(cur, 0, 2, 1, 3), "kqv", il)
     else:
         kq = b.cb(gg.mul_mat(k, q), "kq", il)  # [n_kv, n_tokens, n_head]
         if a.bias is not None:
@@ -224,7 +225,7 @@ def _kqv_of_groups(b: Build, a: KV, use: CacheUse) -> Tensor:
     mask = gg.reshape_4d(a.kq_mask, a.kq_mask.ne[0], n_tokens, 1, groups)
     if use.kv.flash_attn and not any(b.asked(f"{name}-{il}") for name in _SCORES):
         v = b.cb(gg.permute(_rows_of_v(use, n, a), 0, 1, 3, 2), "v", il)
-        cur = b.cb(gg.flash_attn_ext(q, k, v, mask, scale), "kqv", il)  # [.., n_head / groups, n_tokens, groups]
+        cur = gg.flash_attn_ext(q, k, v, mask, scale)  # [.., n_head / groups, n_tokens, groups]
         cur = gg.permute(cur, 0, 1, 3, 2)
     else:
         kq = gg.soft_max_ext(b.cb(gg.mul_mat(k, q), "kq", il), mask, scale)

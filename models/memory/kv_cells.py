@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import GGMLError, KVCacheFull, whole
-from pyggml.lock import Lock, locked
+from pyggml.lock import Lock, changing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class KVCells:
         self.version, self.lock = 0, Lock()
         self.clear()
 
-    @locked
+    @changing
     def clear(self) -> None:
         """Empty all cells."""
         vars(self).update(
@@ -246,7 +246,7 @@ class KVCells:
         pos = self.pos[self.seq[self._checked(seq_id)]]
         return int(pos.min()) if len(pos) else -1
 
-    @locked
+    @changing
     @at_once
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). Returns True."""
@@ -260,7 +260,7 @@ class KVCells:
             self.head = min(self.head, int(empty[0]))
         return True
 
-    @locked
+    @changing
     def forget(self, first: Ints) -> None:
         """Remove from each sequence the positions before its own of `first`, int32 [n_seq_max]: what `seq_rm` of each
         would, in one pass over the cells, and nothing that a signal could break off."""
@@ -292,7 +292,7 @@ class KVCells:
         ]
         deque[Any](map(setitem, *zip(*changes, strict=True)), 0)  # one call, as in `change`
 
-    @locked
+    @changing
     @at_once
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let the cells of sequence `src` in a range of positions belong to `dst` too; no data moves."""
@@ -301,7 +301,7 @@ class KVCells:
         self._settle()
         self.head = 0
 
-    @locked
+    @changing
     @at_once
     def seq_keep(self, seq_id: int) -> None:
         """Remove all sequences but one."""
@@ -315,7 +315,7 @@ class KVCells:
         if len(empty):
             self.head = min(self.head, int(empty[0]))
 
-    @locked
+    @changing
     @at_once
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add `delta` to the positions of a sequence in p0 <= p < p1; cells that would get a negative one are freed.
@@ -329,7 +329,7 @@ class KVCells:
         freed = self._move(where, self.pos[where].astype(np.int64) + delta)
         self.head = int(freed[0]) if len(freed) else 0
 
-    @locked
+    @changing
     @at_once
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions of a sequence in p0 <= p < p1 by `d` (whole numbers, as self-extend does)."""

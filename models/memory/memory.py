@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pyggml.errors import KVCacheFull, whole
-from pyggml.lock import Lock, locked
+from pyggml.lock import Lock, changing
 
 from .encoded_text import EncodedText
 from .kv_cache import KVCache
@@ -194,7 +194,7 @@ class Memory:
 
     # -- operations on sequences ----------------------------------------------------------------------------------
 
-    @locked
+    @changing
     def clear(self) -> None:
         """Empty all sequences."""
         change(self.stores, lambda s: s.clear())
@@ -211,7 +211,7 @@ class Memory:
         """Whether `seq_rm` removes that."""
         return all(s.can_remove(seq_id, p0, p1) for s in self.stores)
 
-    @locked
+    @changing
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). False, with
         nothing changed, when the sequence could not go on from there: a window has dropped what the next token sees, or
@@ -221,7 +221,7 @@ class Memory:
             return False
         return all(change(self.stores, lambda s: s.seq_rm(seq_id, first, end)))
 
-    @locked
+    @changing
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let what sequence `src` has in a range of positions belong to `dst` too; no data moves. With states `dst`
         loses what it had, for it goes on from the state of `src`. Raises GGMLError for positions without a state,
@@ -234,17 +234,17 @@ class Memory:
 
         change(self.stores, copy)
 
-    @locked
+    @changing
     def seq_keep(self, seq_id: int) -> None:
         """Remove all sequences but one."""
         change(self.stores, lambda s: s.seq_keep(seq_id))
 
-    @locked
+    @changing
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add `delta` to the positions p0 <= p < p1 of a sequence, see `KVCells.seq_add`."""
         self._move(lambda s: s.seq_add(seq_id, p0, p1, delta))
 
-    @locked
+    @changing
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions p0 <= p < p1 of a sequence by `d`, see `KVCells.seq_div`."""
         self._move(lambda s: s.seq_div(seq_id, p0, p1, d))
@@ -265,7 +265,7 @@ class Memory:
 
     # -- encoded text ---------------------------------------------------------------------------------------------
 
-    @locked
+    @changing
     def begin(self, seqs: Sequence[int], n: int) -> None:
         """Empty sequences, for the encoder to store texts of `n` tokens of them. Raises KVCacheFull, with nothing
         changed, when these will not fit."""

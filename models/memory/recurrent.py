@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pyggml.buffers.buffer import check_memory
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, GGMLError, KVCacheFull, whole
-from pyggml.lock import Lock, locked
+from pyggml.lock import Lock, changing
 from pyggml.tensor import Context, Tensor, allocate_tensors
 
 from ..hparams import HParams
@@ -84,7 +84,7 @@ class RecurrentCells:
         self.recent = ctx.new_tensor(DType.F32, (n_recent, self.n_cells), "cache_tokens") if n_recent else None
         self.clear()
 
-    @locked
+    @changing
     def clear(self) -> None:
         """Empty all sequences."""
         vars(self).update(self._filled())
@@ -198,7 +198,7 @@ class RecurrentCells:
             for s in ids
         )
 
-    @locked
+    @changing
     @at_once
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). False, with
@@ -214,7 +214,7 @@ class RecurrentCells:
                     self.tail[s], self.pos_max[s] = self.kept[s], self.kept_pos[s]
         return True
 
-    @locked
+    @changing
     @at_once
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let sequence `dst` go on from the state of `src` too, or from the kept one; no data moves.
@@ -232,7 +232,7 @@ class RecurrentCells:
         self._leave(dst)
         self.tail[dst], self.pos_max[dst] = known[last], last
 
-    @locked
+    @changing
     @at_once
     def seq_keep(self, seq_id: int) -> None:
         """Remove all sequences but one."""
@@ -241,7 +241,7 @@ class RecurrentCells:
             if s != keep:
                 self._leave(s)
 
-    @locked
+    @changing
     @at_once
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add `delta` to the positions p0 <= p < p1 of a sequence: to that of its state, where it is one of them. A
@@ -249,7 +249,7 @@ class RecurrentCells:
         delta = whole("seq_add: delta", delta, -INT32_MAX, INT32_MAX)
         self._move(seq_id, p0, p1, lambda pos: pos + delta)
 
-    @locked
+    @changing
     @at_once
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions p0 <= p < p1 of a sequence by `d` (whole numbers), see `seq_add`."""

@@ -27,6 +27,7 @@ from pyggml.backends.cpu.vocab.strings import read_strings, walk_strings
 from pyggml.buffers.buffer import MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, path_name
+from pyggml.small_file import open_regular
 
 Bytes = npt.NDArray[np.uint8]
 KVValue = int | float | bool | str | list[str] | npt.NDArray[Any]
@@ -132,7 +133,7 @@ def open_gguf(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
     """
     name = path_name(path, GGUFError)
     try:
-        with open(name, "rb") as f:
+        with open_regular(name, GGUFError) as f:
             size = os.fstat(f.fileno()).st_size
             if size < _HEADER_SIZE:
                 raise GGUFError(f"{name}: {size} bytes are too few for a GGUF header of {_HEADER_SIZE}")

@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from pyggml import limits, small_file
 from pyggml.errors import ModelError
 from pyggml.models.hparams import MAX_LAYERS
 
 _NO_DEFAULT = object()
+_INTEGER = 1 << 63
+_ROPE_NUMBERS = {
+    *("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "low_freq_factor"),
+    *("high_freq_factor", "extrapolation_factor", "beta_fast", "beta_slow", "attention_factor", "attn_factor"),
+    *("mscale", "mscale_all_dim"),
+}
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """An object in a file; empty where there is no file. Raises ModelError for what is no JSON object."""
     try:
-        found = json.loads(path.read_bytes())
+        found = small_file.read_json(path, ModelError)
     except FileNotFoundError:
         return {}
-    except OSError as e:
-        raise ModelError(f"{path}: cannot be read: {e.strerror}") from None
-    except ValueError:
-        raise ModelError(f"{path}: is no JSON") from None
     if not isinstance(found, dict):
         raise ModelError(f"{path}: holds no JSON object")
     return cast("dict[str, Any]", found)
 
 
+def _check_integers(path: Path, values: Mapping[str, Any]) -> None:
+    """Raises ModelError for an integer beyond 64 bits, which no key can have, and nothing can compute with."""
+    todo: list[tuple[str, Any]] = list(values.items())
+    while todo:
+        key, value = todo.pop()
+        if isinstance(value, dict):
+            todo += [(f"{key}.{name}", v) for name, v in cast("dict[str, Any]", value).items()]
+        elif isinstance(value, list):
+            todo += [(key, v) for v in cast("list[Any]", value)]
+        elif isinstance(value, int) and not -_INTEGER <= value < _INTEGER:
+            raise ModelError(f"{path}: {key} is an integer of {value.bit_length()} bits: up to 64 are supported")
+
+
 class Config:
     """What config.json says. Where the text model is one part of several, its part (`text_config`) comes first.
 
+    last      the name that was asked for last
     n_heads   how many layers that draft the checkpoint has behind the `n_layer` of the model. Its tensors tell: configs
               say how many were trained, also where a copy has none
     """
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
-        self.path, self.n_heads = path, 0
+        self.path, self.n_heads, self.last = path, 0, ""
         text = values.get("text_config")
         self.values: dict[str, Any] = {**values, **text} if isinstance(text, dict) else dict(values)
 
@@ -48,6 +65,7 @@ class Config:
         values = read_json(path)
         if not values:
             raise ModelError(f"{folder}: has no config.json: neither a GGUF file nor a Hugging Face folder")
+        _check_integers(path, values)
         return cls(str(path), values)
 
     def fail(self, text: str) -> NoReturn:
@@ -57,6 +75,7 @@ class Config:
     def get(self, *names: str, default: Any = _NO_DEFAULT) -> Any:
         """The first value that is there and not null, of names which may be paths (`attn_config.clip_qkv`). Raises
         ModelError where there is none, nor a default."""
+        self.last = names[0]
         for name in names:
             value: Any = self.values
             for part in name.split("."):
@@ -81,6 +100,10 @@ class Config:
             self.fail(f"{names[0]} must be a number, not {value!r:.60}")
         return float(value)
 
+    def damaged(self) -> NoReturn:
+        """Raise the ModelError about the value that was asked for last, which something else took amiss."""
+        self.fail(f"{self.last} cannot be {self.get(self.last, default=None)!r:.60}")
+
     @property
     def model_type(self) -> str:
         """Which family it is of."""
@@ -93,6 +116,7 @@ class Config:
     def rope(self) -> dict[str, Any]:
         """The rope of most layers: `rope_parameters`, or what configs had before (`rope_theta`, `rope_scaling`,
         `partial_rotary_factor`)."""
+        self.last = "rope_scaling" if self.values.get("rope_scaling") else "rope_parameters"
         own: dict[str, Any] = self.values.get("rope_parameters") or {}
         rope: dict[str, Any] = {**own, **(own.get("full_attention") or {})}
         rope.update(self.values.get("rope_scaling") or {})
@@ -100,7 +124,15 @@ class Config:
             if name not in rope and self.values.get(name) is not None:
                 rope[name] = self.values[name]
         rope.setdefault("rope_type", rope.get("type", "default"))
+        self._check_rope(rope)
         return rope
+
+    def _check_rope(self, rope: Mapping[str, Any]) -> None:
+        """Raise ModelError for what is no number where a rope has one."""
+        for name in _ROPE_NUMBERS & rope.keys():
+            value = rope[name]
+            if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+                self.fail(f"{name} of the rope must be a finite number, not {value!r:.60}")
 
     @property
     def n_layer(self) -> int:
@@ -108,9 +140,16 @@ class Config:
         kinds: Any = self.get("layers_block_type", default=None)
         if isinstance(kinds, list) and self.get(*_N_LAYER, default=None) is None:
             return len(cast("list[object]", kinds))
-        n = self.integer(*_N_LAYER)
-        if not 0 < n <= MAX_LAYERS:
-            self.fail(f"{n} layers: 1 to {MAX_LAYERS} are supported")
+        return self._checked_layers(self.integer(*_N_LAYER), 1)
+
+    @property
+    def n_layer_decoder(self) -> int:
+        """How many layers the decoder of an encoder-decoder has; 0 where the config does not say."""
+        return self._checked_layers(self.integer("num_decoder_layers", default=0), 0)
+
+    def _checked_layers(self, n: int, least: int) -> int:
+        if not least <= n <= MAX_LAYERS:
+            self.fail(f"{n} layers: {least} to {MAX_LAYERS} are supported")
         return n
 
     @property
@@ -126,4 +165,7 @@ class Config:
     @property
     def head(self) -> int:
         """Elements of a head."""
-        return self.integer("head_dim", "attention_head_dim", default=0) or self.n_embd // self.n_head
+        n = self.integer("head_dim", "attention_head_dim", default=0) or self.n_embd // self.n_head
+        if n > limits.HEAD_DIM:
+            self.fail(f"head_dim = {n}: up to {limits.HEAD_DIM} are supported")
+        return n

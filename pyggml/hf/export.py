@@ -293,16 +293,22 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
 
 
 def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
-    """What the checkpoint has for what the GGUF has; without `values` only its shape counts."""
+    """What the checkpoint has for what the GGUF has; without `values` only its shape counts. Raises ModelError where
+    shapes or values are not those of the model."""
     parts: list[Array] = []
-    for t, a in zip(w.sources, arrays, strict=True):
-        for step in reversed(family.moves_of(t.name)):
-            if not isinstance(step, Value):
-                a = step.back(a, sizes)
-            elif values:
-                a = step.back(a)
-        parts.append(a)
-    return parts[0] if w.split is None else w.split.back(parts, sizes)
+    try:
+        with np.errstate(over="raise", invalid="raise", divide="ignore"):
+            for t, a in zip(w.sources, arrays, strict=True):
+                for step in reversed(family.moves_of(t.name)):
+                    if not isinstance(step, Value):
+                        a = step.back(a, sizes)
+                    elif values:
+                        a = step.back(a)
+                parts.append(a)
+            return parts[0] if w.split is None else w.split.back(parts, sizes)
+    except (ValueError, IndexError, ArithmeticError) as e:
+        found = ", ".join(f"{t.name} of ne {list(t.ne)}" for t in w.sources)
+        raise ModelError(f"{found} cannot become {w.name}: {e}") from None
 
 
 def _shape(w: _Written, family: Family, sizes: Sizes) -> tuple[int, ...]:

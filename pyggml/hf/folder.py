@@ -91,7 +91,10 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     """
     folder = Path(os.fspath(path))
     config = Config.of_folder(folder)
-    family = find_family(config)
+    try:
+        family = find_family(config)
+    except (TypeError, ValueError, AttributeError, LookupError):
+        config.damaged()
     kv: dict[str, Any] = {"general.architecture": family.arch, "general.type": "model"}
     name = config.get("_name_or_path", "name_or_path", default=None)
     kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
@@ -101,11 +104,11 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     try:
         kv |= read_metadata(family, config)
         made = {**rope_tensors(config), **family.made(config)}
-        n_layer = max(n_layer, config.integer("num_decoder_layers", default=0))
+        n_layer = max(n_layer, config.n_layer_decoder)
         sizes = sizes_of(family.arch, kv)
         scaled, untied = family.scaled(config), family.untied(config)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as e:
-        config.fail(f"a value is missing or no such: {e!r}")
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
+        config.damaged()
     kv |= read_tokenizer(folder, config)
     if vocab_only:
         return HFFolder(str(folder), family, kv, {})
@@ -113,6 +116,9 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv |= numbers
     makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
     tensors = makers.make(_wanted(config, stored, untied), made)
+    embd, n_vocab = tensors.get("token_embd.weight"), sizes.ints("vocab_size")
+    if family.padded and (embd is None or embd.ne[1] != n_vocab):  # else the padding could be of any size
+        config.fail(f"vocab_size = {n_vocab}: the embeddings have {0 if embd is None else embd.ne[1]} rows")
     return HFFolder(str(folder), family, kv, tensors)
 
 

@@ -161,6 +161,8 @@ def rope_tensors(c: Config) -> dict[str, Array]:
     factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     original = float(rope["original_max_position_embeddings"])
     n_rot = int(c.head * float(rope.get("partial_rotary_factor", 1.0)))
+    if n_rot > c.head:
+        c.fail(f"partial_rotary_factor = {rope['partial_rotary_factor']}: at most all of a head turns")
     wavelength = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, n_rot, 2) / n_rot)
     smooth = (original / wavelength - low) / (high - low)
     between = 1 / ((1 - smooth) / factor + smooth)

@@ -6,11 +6,9 @@ mapped; a tensor is a view of it. The `safetensors` package has no bfloat16 for 
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -20,9 +18,12 @@ import numpy.typing as npt
 
 from pyggml.buffers.buffer import MappedFile
 from pyggml.errors import ModelError
+from pyggml.small_file import open_regular, parse_json, read_json
 
 Array = npt.NDArray[Any]
 _MAX_HEADER = 100_000_000  # as the format has it
+_MAX_DIMS = 32  # NumPy's
+_MAX_SIZE = 1 << 63
 _STORED = {  # dtype of the format -> in which NumPy type its values lie
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -82,13 +83,14 @@ def open_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
 
 
 def _sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
-    try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-    except (ValueError, KeyError, TypeError):
-        raise ModelError(f"{index}: has no weight_map") from None
+    about = read_json(index, ModelError)
+    weight_map = cast("dict[str, Any]", about).get("weight_map") if isinstance(about, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(n, str) for n in weight_map.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        raise ModelError(f"{index}: has no weight_map with the name of a file for each tensor")
+    weight_map = cast("dict[str, str]", weight_map)
     found: dict[str, StoredTensor] = {}
-    for name in dict.fromkeys(cast("Mapping[str, str]", weight_map).values()):
-        if Path(name).name != name:
+    for name in dict.fromkeys(weight_map.values()):
+        if Path(name).name != name or "\0" in name:
             raise ModelError(f"{index}: the shard {name!r} is not in the folder")
         found.update(open_file(folder / name))
     missing = next((n for n in weight_map if n not in found), None)
@@ -104,32 +106,40 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
         raise ModelError(f"{path}: {why}")
 
     try:
-        with open(path, "rb") as f:
+        with open_regular(path, ModelError) as f:
             size = os.fstat(f.fileno()).st_size
             n = int.from_bytes(f.read(8), "little")
             if size < 8 or n > min(size - 8, _MAX_HEADER):
                 fail("no safetensors file: its header is longer than itself")
-            header = json.loads(f.read(n))
+            header = parse_json(f"{path}: the header", f.read(n), ModelError)
             mapped = MappedFile(str(path), f.fileno())
     except OSError as e:
         fail(f"cannot be read: {e.strerror}")
-    except ValueError:
-        fail("no safetensors file: its header is no JSON")
     if not isinstance(header, dict):
         fail("no safetensors file: its header is no object")
     found: dict[str, StoredTensor] = {}
     for name, about in cast("dict[str, Any]", header).items():
         if name == "__metadata__":
             continue
-        try:
-            dtype, shape = str(about["dtype"]), tuple(map(int, about["shape"]))
-            start, end = map(int, about["data_offsets"])
-        except (KeyError, TypeError, ValueError):
-            fail(f"the header's entry of {name} is damaged")
+        entry = cast("dict[str, Any]", about if isinstance(about, dict) else {})
+        dtype, shape, offsets = entry.get("dtype"), _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
+        if not isinstance(dtype, str) or shape is None or offsets is None or len(offsets) != 2:
+            fail(f"the header's entry of {name:.80} is damaged: {about!r:.120}")
         if dtype not in _STORED:
-            fail(f"the tensor {name} has the dtype {dtype}; known are {', '.join(_STORED)}")
+            fail(f"the tensor {name:.80} has the dtype {dtype:.20}; known are {', '.join(_STORED)}")
+        start, end = offsets
         t = StoredTensor(name, dtype, shape, 8 + n + start, mapped)
-        if min(shape, default=1) < 0 or not 0 <= start <= end or end - start != t.nbytes or 8 + n + end > size:
-            fail(f"the tensor {name} of shape {list(shape)} is not where the header says")
+        if not start <= end or end - start != t.nbytes or 8 + n + end > size:
+            fail(f"the tensor {name:.80} of shape {list(shape)} is not where the header says")
         found[name] = t
     return found
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    """A list of as many sizes, or offsets, as an array can have dims; None where it is none."""
+    if not isinstance(value, list):
+        return None
+    sizes = cast("list[Any]", value)
+    if len(sizes) > _MAX_DIMS or not all(type(n) is int and 0 <= n < _MAX_SIZE for n in sizes):
+        return None
+    return tuple(sizes)

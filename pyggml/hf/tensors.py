@@ -59,6 +59,10 @@ class Part:
                 a = self.split.there(a, self.sizes)[self.pick]
             for step in self.steps:
                 a = step.there(as_f32(a)) if isinstance(step, Value) else step.there(a, self.sizes)
+        except FloatingPointError as e:
+            raise ModelError(
+                f"{self.source.file.path}: the tensor {self.source.name} has a value of no use: {e}"
+            ) from None
         except (ValueError, IndexError, ZeroDivisionError) as e:
             raise misshapen(self.source, str(e)) from None
         return a
@@ -77,6 +81,8 @@ class Part:
                 shape = shape if isinstance(step, Value) else step.shape(shape, self.sizes)
         except (ValueError, IndexError, ZeroDivisionError) as e:
             raise misshapen(self.source, str(e)) from None
+        if min(shape, default=1) < 1:
+            raise misshapen(self.source, f"it would have the shape {list(shape)}")
         return shape
 
 

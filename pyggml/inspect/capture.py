@@ -18,6 +18,7 @@ from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.llm.batch import token_ids
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
+from pyggml.small_file import read_json
 
 from .trace import no_such_node, one_ubatch, with_all_logits
 
@@ -99,7 +100,7 @@ def _done(root: Path, about: dict[str, Any]) -> tuple[int, list[str]]:
     if not path.exists():
         return 0, []
     try:
-        there = dict(json.loads(path.read_text()))
+        there = dict(read_json(path, ModelError))
         done, names = int(there.pop("done")), [str(name) for name in there.pop("nodes")]
     except (ValueError, TypeError, KeyError) as e:
         raise ModelError(f"{path} is not that of a capture: {type(e).__name__} {e}") from None

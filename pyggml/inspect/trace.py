@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from pyggml import limits
 from pyggml.codec import Array
-from pyggml.errors import GGUFError, GraphError, ModelError
+from pyggml.errors import GGMLError, GGUFError, GraphError, ModelError, path_name
 from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.llm.batch import Batch, token_ids
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
+from pyggml.small_file import open_regular, parse_json
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _MANIFEST = "manifest.json"
+_HEADERS: dict[tuple[int, int], Callable[[io.BytesIO], tuple[tuple[int, ...], bool, np.dtype[Any]]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 _SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # have n_kv numbers in a row
 
 
@@ -107,22 +114,59 @@ def save_trace(t: Trace, path: str | os.PathLike[str]) -> None:
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
     """Read what `save_trace` wrote, or any .npz whose arrays have the names of nodes (hidden states of another
-    library, say). Raises GGUFError for a file that is none, OSError."""
+    library, say). Raises GGUFError for a file that is none, or unpacks to more than `limits.TRACE_BYTES` and
+    `TRACE_RATIO` allow; OSError."""
+    name = path_name(path, GGUFError)
+    with open_regular(name, GGUFError) as file:
+        most = max(limits.TRACE_BYTES, limits.TRACE_RATIO * os.fstat(file.fileno()).st_size)
+        try:
+            with zipfile.ZipFile(file) as z:
+                size = sum(entry.file_size for entry in z.infolist())
+                if size > most:
+                    raise GGUFError(f"it unpacks to {size} bytes: up to {most} are read (pyggml.limits.TRACE_BYTES)")
+                return _read_entries(z)
+        except GGMLError as e:
+            raise GGUFError(f"{name} is no trace: {e}") from None
+        except Exception as e:  # each of the libraries for zip files, packing and arrays has its own
+            raise GGUFError(f"{name} is no trace: it is damaged ({type(e).__name__}: {e})") from None
+
+
+def _read_entries(z: zipfile.ZipFile) -> Trace:
     t = Trace()
-    try:
-        with zipfile.ZipFile(path) as z:
-            names = [n.removesuffix(".npy") for n in z.namelist() if n.endswith(".npy")]
-            if _MANIFEST in z.namelist():
-                t.about = dict(json.loads(z.read(_MANIFEST)))
-                names = [str(name) for name in t.about.pop("nodes")]
-            for name in names:
-                t.arrays[name] = np.lib.format.read_array(io.BytesIO(z.read(f"{name}.npy")), allow_pickle=False)
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, MemoryError) as e:
-        raise GGUFError(f"{os.fspath(path)} is no trace: {type(e).__name__} {e}") from None
-    for name, x in t.arrays.items():
-        if x.dtype.kind not in "fiu":
-            raise GGUFError(f"{os.fspath(path)} is no trace: {name} is of type {x.dtype}")
+    entries = set(z.namelist())
+    names = [n.removesuffix(".npy") for n in z.namelist() if n.endswith(".npy")]
+    if _MANIFEST in entries:
+        about = parse_json(_MANIFEST, z.read(_MANIFEST), GGUFError)
+        t.about = cast("dict[str, Any]", about) if isinstance(about, dict) else {}
+        nodes, tokens = t.about.pop("nodes", None), t.about.get("tokens", [])
+        if not _is_list_of(str, nodes):
+            raise GGUFError(f"{_MANIFEST} has no list of nodes")
+        if not _is_list_of(int, tokens):
+            raise GGUFError(f"the tokens of {_MANIFEST} are no list of token ids")
+        names = cast("list[str]", nodes)
+    for name in dict.fromkeys(names):
+        if f"{name}.npy" not in entries:
+            raise GGUFError(f"the array of {name:.80} is missing")
+        t.arrays[name] = _read_array(name, z.read(f"{name}.npy"))
     return t
+
+
+def _is_list_of(kind: type, value: object) -> bool:
+    return isinstance(value, list) and all(type(x) is kind for x in cast("list[object]", value))
+
+
+def _read_array(name: str, data: bytes) -> Array:
+    """An array of real numbers in NumPy's format, of which nothing is believed that `data` does not have."""
+    f = io.BytesIO(data)
+    read = _HEADERS[np.lib.format.read_magic(f)]
+    shape, fortran, dtype = read(f)
+    if dtype.kind not in "fiu":
+        raise GGUFError(f"{name:.80} is of type {dtype}")
+    n = math.prod(shape)
+    if n * dtype.itemsize != len(data) - f.tell() or min(shape, default=0) < 0:
+        raise GGUFError(f"{name:.80} of shape {shape} has {len(data) - f.tell()} bytes")
+    x: Array = np.array(np.frombuffer(data, dtype, n, f.tell()))
+    return cast("Array", x.reshape(shape[::-1]).T if fortran else x.reshape(shape))
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from .. import limits
+from ..errors import SamplerError
 from ..llm.samplers.grammar import known_schema
+from ..small_file import read_text
 
 
 class LogitsProcessorList(list[Callable[..., Any]]):
@@ -41,7 +43,7 @@ class LlamaGrammar:
     @classmethod
     def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
         """From a file."""
-        return cls(_grammar=Path(file).read_text(encoding="utf-8"))
+        return cls(_grammar=read_text(os.fspath(file), limits.TEXT_FILE_BYTES, SamplerError))
 
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:

@@ -16,7 +16,7 @@ from pyggml.backends.cpu import CpuBackend
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, whole
 from pyggml.graph import Graph
-from pyggml.lock import locked
+from pyggml.lock import changing, locked
 from pyggml.models.hparams import Pooling
 from pyggml.models.memory.kv_cache import CacheOptions
 from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints
@@ -157,7 +157,7 @@ class LlamaContext(Closeable):
 
     # -- decoding -------------------------------------------------------------------------------------------------
 
-    @locked
+    @changing
     def encode(self, batch: Batch | Sequence[int]) -> None:
         """Run the encoder of an encoder-decoder on the texts that the next decodes see; a sequence of token ids is that
         of sequence 0. The sequences of the batch begin anew: what they had encoded and decoded is forgotten. Each has
@@ -174,7 +174,6 @@ class LlamaContext(Closeable):
         if self._encoder is None:
             raise ModelError(f"{self.model.arch} has no encoder: `decode` takes all of the text")
         start = time.perf_counter()
-        self.scheduler.check_turn()
         self._undo()
         texts = texts_of(batch, self.memory.n_seq_max)
         of = None if self.pooling == "none" else members(texts, self.pooling)
@@ -184,7 +183,7 @@ class LlamaContext(Closeable):
         self._evaluated(list(texts.parts(self.n_ubatch)), n, of, self._encoder)
         self._perf.decoded(start, n)
 
-    @locked
+    @changing
     def decode(self, batch: Batch | Sequence[int]) -> None:
         """Evaluate a batch; a sequence of token ids is appended to sequence 0, with logits of the last (or
         embeddings of all).
@@ -193,7 +192,6 @@ class LlamaContext(Closeable):
         set, or nothing changed. Raises BatchError for a batch that cannot be taken, KVCacheFull where it does not fit.
         """
         start = time.perf_counter()
-        self.scheduler.check_turn()
         self._undo()  # of a decode that two signals broke off
         if self._output.embeddings and not isinstance(batch, Batch):
             batch = Batch.prompt(batch, self.memory.seq_pos_max(0) + 1)
@@ -244,7 +242,7 @@ class LlamaContext(Closeable):
         """The LoRA adapters of the next decode, and their scales."""
         return self._adapters.loras
 
-    @locked
+    @changing
     def set_loras(self, loras: Iterable[Scaled]) -> None:
         """Run the next decodes with these adapters of `Model.load_lora`, each with its scale; `[]` takes all off. Other
         scales cost nothing; other adapters are worked into the graphs once. What the cache holds stays as it is.
@@ -254,7 +252,7 @@ class LlamaContext(Closeable):
         with uninterrupted():
             self._adapters.set_loras(loras)
 
-    @locked
+    @changing
     def set_control_vector(
         self, vector: Directions | None, scale: float = 1.0, il_start: int = 1, il_end: int | None = None
     ) -> None:
@@ -268,7 +266,7 @@ class LlamaContext(Closeable):
         with uninterrupted():
             self._adapters.set_control(vector, scale, il_start, il_end)
 
-    @locked
+    @changing
     def keep_hidden(self) -> None:
         """Have `hidden` after each decode from the next one on. Raises ModelError in a context of embeddings."""
         if self._output.embeddings:
@@ -304,7 +302,7 @@ class LlamaContext(Closeable):
         """Add a saved sequence to the cache, by default under a free id; returns the id, see `state.load_seq`."""
         return state.load_seq(self, path, seq)
 
-    @locked
+    @changing
     def update(self) -> None:
         """Bring K and V up to the cells, as every decode does first: K is roped to the positions that seq_add and
         seq_div gave its cells, and holes are closed where `memory.defrag()` or `defrag_thold` asked for it. Ctrl-C
@@ -317,7 +315,7 @@ class LlamaContext(Closeable):
                 with uninterrupted():
                     self._graphs.defrag(cache)
 
-    @locked
+    @changing
     def warmup(self) -> None:
         """Compute one token and forget it: weights are read into memory, threads are started. Counters, cache and
         logits stay as they are. Does nothing where the cache has no room."""

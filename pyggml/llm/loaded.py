@@ -117,12 +117,13 @@ class LoadedModel(Closeable):
 
     def edit(self, pattern: str, change: Change) -> Edit:
         """Change nodes whose names match before anything reads them, while a `with` block lasts: `change(array)`
-        writes into the array, or returns another of its shape.
+        writes into the array, or returns another of its shape. See `Edit`.
 
             with model.edit("l_out-5", lambda x: x + 4 * direction):
                 print("".join(model.generate("I think that", 32)))
 
-        Raises GraphError for what is no name; in the decode ShapeError for a result of another shape.
+        Raises GraphError for what is no name; in the decode ShapeError for a result of another shape, GraphError
+        where `change` raises.
         """
         return Edit(self.watches, (pattern,), change)
 

@@ -68,7 +68,7 @@ def test_falcon_h1(tmp_path: Path) -> None:
     for changes, text in (
         ({"attention_bias": True}, "attention_bias: Falcon-H1's attention has no biases"),
         ({"mamba_rms_norm": True}, "mamba_norm_before_gate: Falcon-H1's norm comes behind the gate"),
-        ({"ssm_multipliers": [0.5] * 4}, "a value is missing or no such"),
+        ({"ssm_multipliers": [0.5] * 4}, r"ssm_multipliers cannot be \[0.5, 0.5, 0.5, 0.5\]"),
     ):
         write_checkpoint(tmp_path, config | changes, tensors)
         with pytest.raises(ModelError, match=text):
@@ -87,13 +87,33 @@ def test_an_unknown_pre_tokenizer(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"num_hidden_layers": 10**7}, "10000000 layers: 1 to 512"),
-        ({"vocab_size": 2**70}, "vocab_size = 1180591620717411303424"),
-        ({"architectures": -1}, "holds what its model cannot have"),
+        ({"vocab_size": 2**70}, "vocab_size is an integer of 71 bits"),
+        ({"head_dim": 2**31}, "head_dim = 2147483648: up to 65536 are supported"),
+        ({"rope_theta": 10**400}, "rope_theta is an integer of 1329 bits"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": [2], "attention_factor": 1}}, "factor of the rope must be a"),
+        ({"rope_scaling": [1]}, "rope_scaling cannot be"),
+        ({"architectures": -1}, "architectures cannot be -1"),
     ],
 )
 def test_numbers_that_no_model_has(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     config, tensors = _parts("llama")
     write_checkpoint(tmp_path, config | change, tensors)
     shutil.copy(GOLDEN / "llama" / "tokenizer.json", tmp_path)
+    with pytest.raises(ModelError, match=message):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("t5", {"num_decoder_layers": 2**31 - 1}, "2147483647 layers: 0 to 512"),
+        ("gemma3n", {"vocab_size": 2**20}, "vocab_size = 1048576: the embeddings have 512 rows"),
+        ("deepseek-v32", {"v_head_dim": 2**31 - 1}, r"kv_b_proj\.weight of shape .* is not as the config says"),
+    ],
+)
+def test_sizes_that_the_tensors_do_not_have(tmp_path: Path, name: str, change: dict[str, Any], message: str) -> None:
+    """They are refused before anything is made of them."""
+    config, tensors = _parts(name)
+    write_checkpoint(tmp_path, config | change, tensors)
     with pytest.raises(ModelError, match=message):
         load_model(tmp_path)

@@ -136,3 +136,23 @@ def test_damaged_files_have_no_way_back(tmp_path: Path) -> None:
 def _written(name: str, folder: Path) -> Path:
     write_quantized(plan_quantization(FOLDERS / name, None), folder / f"{name}.gguf")
     return folder / f"{name}.gguf"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            b"llama.attention.head_count\x04\0\0\0\x04",
+            b"llama.attention.head_count\x04\0\0\0\xff",
+            "cannot become model.layers.0",
+        ),
+        (b"<s>", b"<\xa6>", "no UTF-8"),
+    ],
+)
+def test_a_file_that_no_folder_can_say(tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
+    data = _written("llama", tmp_path).read_bytes()
+    assert old in data
+    (tmp_path / "x.gguf").write_bytes(data.replace(old, new))
+    with pytest.raises(ModelError, match=message):
+        export_folder(tmp_path / "x.gguf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

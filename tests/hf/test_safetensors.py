@@ -52,12 +52,32 @@ def test_damaged_files(tmp_path: Path) -> None:
         (good.replace(b"[2,3]", b"[2,4]"), "not where the header says"),
         (good.replace(b"[2,3]", b"[[],"), "no JSON"),
         (good.replace(b'"shape"', b'"shapE"'), "entry of a is damaged"),
+        (_with_shape(b"[1e999,1]"), "entry of a is damaged"),
+        (_with_shape(b"[2.0,3]"), "entry of a is damaged"),
+        (_with_shape(b"[true,3]"), "entry of a is damaged"),
+        (_with_shape(b"[-2,3]"), "entry of a is damaged"),
+        (_with_shape(b"[" + b",".join([b"1" + b"0" * 4000] * 1000) + b"]"), "entry of a is damaged"),
+        (_with_shape(b"[" + b"1," * 40 + b"6]"), "entry of a is damaged"),
+        (_with_shape(b"[" * 10**5), "header: its JSON is nested too deeply"),
     ):
         path.write_bytes(data)
         with pytest.raises(ModelError, match=text):
             open_folder(tmp_path)
     path.unlink()
     with pytest.raises(ModelError, match=r"0 \*\.safetensors"):
+        open_folder(tmp_path)
+
+
+def _with_shape(shape: bytes) -> bytes:
+    """A file of one tensor of 24 bytes, of that shape."""
+    header = b'{"a":{"dtype":"F32","shape":' + shape + b',"data_offsets":[0,24]}}'
+    return len(header).to_bytes(8, "little") + header + bytes(24)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], 3, {"a": None}, {"a": ["x"]}, {"a": "x\0"}, {"a": ".."}])
+def test_an_index_that_is_none(tmp_path: Path, weight_map: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelError, match=r"weight_map|not in the folder|Is a directory"):
         open_folder(tmp_path)
 
 

@@ -122,7 +122,7 @@ def test_what_differs_is_coloured(model: Model) -> None:
     plain, flash = (model.new_context(64, flash_attn=on).build_graph(3) for on in (False, True))
     boxes = parsed(gg.dump_dot(flash, against=plain))["boxes"].values()
     by = {b["label"].split("\\n")[0]: b["fillcolor"] for b in boxes}
-    assert by["kqv-0"] == by["kqv_out-0"] == "#ffc966"  # another op, and one that reads another one
+    assert by["kqv_merged-0"] == by["kqv_merged_cont-0"] == "#ffc966"  # other ops
     assert by["kq-1"] == by["kq_soft_max_ext-1"] == "#f4a6a6" and by["KQ_mask (copy)"] == "#8fd694"
     assert by["attn_norm-0"] == "#f5f5f5" and by["KQ_mask"] == "#ffc966"
     assert set(by) >= {t.name for t in (*plain.nodes, *plain.leafs) if not t.name.startswith("node_")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_looking_changes_nothing(model: Model, data: st.DataObject) -> None:
         got = logits(model, **options)
     assert {*t} <= {*chosen} and (options["flash_attn"] or {*t} == {*chosen})
     assert all(len(arrays) == (3 if options["n_ubatch"] == 3 else 1) for arrays in t.values())
-    if any("k" in name.split("-")[0] for name in chosen):
+    if any("k" in (what := name.split("-")[0]) or what == "v" for name in chosen):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
     else:
         assert np.array_equal(got, want)
@@ -113,7 +114,10 @@ def test_an_edit_that_fails_leaves_the_cache_as_it_was(model: Model) -> None:
     def fail(x: Any) -> None:
         raise ZeroDivisionError("mine")
 
-    with pytest.raises(ZeroDivisionError, match="mine"), model.edit("l_out-1", fail):
+    with (
+        pytest.raises(GraphError, match=r"the edit of l_out-1: F32.*: ZeroDivisionError: mine"),
+        model.edit("l_out-1", fail),
+    ):
         ctx.decode([5])
     assert ctx.memory.seq_pos_max(0) == len(IDS) - 1
     ctx.decode([5])
@@ -126,6 +130,57 @@ def test_callback_sees_the_memory(model: Model) -> None:
         logits(model)
     assert [name for name, _ in seen] == ["l_out-0", "l_out-1"]
     assert not any(x.flags.writeable for _, x in seen)
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_arrays_are_contiguous_and_of_one_shape(model: Model, flash_attn: bool) -> None:
+    """Whatever computes attention, and however a node lies in memory."""
+    seen: dict[str, tuple[Any, bool]] = {}
+
+    def see(name: str, x: Any) -> None:
+        seen[name] = x.shape, x.flags.c_contiguous
+
+    for name in names_of(model):  # one after the other: "*" would have no layer attend with flash attention
+        with model.tap(name, callback=see):
+            logits(model, flash_attn=flash_attn)
+    assert all(contiguous for _, contiguous in seen.values())
+    n = len(IDS)
+    assert seen["kqv_merged-0"][0] == (n, 4, 8) and seen["kqv_merged_cont-0"][0] == (n, 32)
+    assert seen["kqv-0"][0] == (4, n, 8) and seen["v-0"][0][:2] == (2, 8)
+
+
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_what_is_written_through_a_view_is_kept(model: Model, flash_attn: bool) -> None:
+    """Of every node; flash attention has V as it is."""
+    plain = logits(model, flash_attn=flash_attn)
+
+    def zero(x: Any) -> None:
+        x.reshape(-1)[:] = 0
+
+    for name in names_of(model):
+        if "cache" not in name:
+            with model.edit(name, zero) as e:
+                got = logits(model, flash_attn=flash_attn)
+            assert np.array_equal(got, plain) == (e.n == 0) and (e.n or "transposed" in name or name[:5] == "node_"), (
+                name
+            )
+
+
+def test_an_edit_that_changes_nothing_warns_once(model: Model) -> None:
+    ctx = model.new_context(n_ctx=64)
+    warned = pytest.warns(RuntimeWarning, match=r"the edit of kqv_merged-0: .* changed nothing and returned None")
+    with warned as found, model.edit("kqv_merged-0", lambda x: None):
+        ctx.decode(IDS)
+        ctx.decode([5])
+    assert [w.filename for w in found] == [__file__]
+    with model.edit("kqv_merged-0", lambda x: x):
+        ctx.decode([5])
+
+
+def test_an_error_in_a_callback_names_the_node(model: Model) -> None:
+    error = pytest.raises(GraphError, match=r"the tap of l_out-1: F32.*KeyError: 'x'")
+    with error, model.tap("l_out-1", callback=lambda name, x: {}["x"]):
+        logits(model)
 
 
 def test_generation_is_steered(model: Model) -> None:
@@ -210,6 +265,7 @@ def test_a_callback_cannot_run_what_it_looks_into(model: Model) -> None:
         pytest.raises(GraphError, match="another context"),
     ):
         ctx.decode(IDS)
+    assert ctx.memory.used == 0
     seen: list[Any] = []
 
     def other(name: str, x: Any) -> None:
@@ -220,6 +276,57 @@ def test_a_callback_cannot_run_what_it_looks_into(model: Model) -> None:
     with model.tap("l_out-1", callback=other):
         got = logits(model)
     assert np.array_equal(seen[0], got) and np.array_equal(got, logits(model))
+
+
+CHANGES: dict[str, Callable[[Any, Path], object]] = {
+    "clear": lambda ctx, path: ctx.memory.clear(),
+    "seq_rm": lambda ctx, path: ctx.memory.seq_rm(0),
+    "seq_cp": lambda ctx, path: ctx.memory.seq_cp(0, 1),
+    "seq_keep": lambda ctx, path: ctx.memory.seq_keep(1),
+    "seq_add": lambda ctx, path: ctx.memory.seq_add(0, 0, -1, 3),
+    "seq_div": lambda ctx, path: ctx.memory.seq_div(0, 0, -1, 2),
+    "decode": lambda ctx, path: ctx.decode([5]),
+    "encode": lambda ctx, path: ctx.encode([5]),
+    "warmup": lambda ctx, path: ctx.warmup(),
+    "update": lambda ctx, path: ctx.update(),
+    "keep_hidden": lambda ctx, path: ctx.keep_hidden(),
+    "set_loras": lambda ctx, path: ctx.set_loras([]),
+    "set_control_vector": lambda ctx, path: ctx.set_control_vector(None),
+    "save_state": lambda ctx, path: ctx.save_state(path / "new"),
+    "load_state": lambda ctx, path: ctx.load_state(path / "state"),
+    "load_seq": lambda ctx, path: ctx.load_seq(path / "seq"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_callback_cannot_change_what_it_looks_into(model: Model, tmp_path: Path, what: str) -> None:
+    ctx = model.new_context(n_ctx=64, n_seq_max=2)
+    ctx.decode([5, 6])
+    ctx.save_state(tmp_path / "state")
+    ctx.save_seq(tmp_path / "seq", 0)
+    with (
+        model.tap("l_out-1", callback=lambda name, x: CHANGES[what](ctx, tmp_path)),
+        pytest.raises(GraphError, match=r"tap or an edit of l_out-1 looks into is not finished.*another context"),
+    ):
+        ctx.decode([7])
+    ctx.decode([7])
+    other = model.new_context(n_ctx=64, n_seq_max=2)
+    other.decode([5, 6])
+    other.decode([7])
+    assert np.array_equal(ctx.logits, other.logits)
+
+
+def test_a_callback_can_read_what_it_looks_into(model: Model) -> None:
+    ctx = model.new_context(n_ctx=64)
+    ctx.decode(IDS)
+    seen: list[Any] = []
+
+    def read(name: str, x: Any) -> None:
+        seen.append((ctx.memory.seq_pos_max(0), ctx.logits_ith(-1).shape, ctx.n_ctx, ctx.build_graph(1).n_nodes > 0))
+
+    with model.tap("l_out-1", callback=read):
+        ctx.decode([5])
+    assert seen == [(len(IDS), (model.hparams.n_vocab,), 64, True)]
 
 
 def test_taps_of_the_same_names_share_their_graphs(model: Model) -> None:

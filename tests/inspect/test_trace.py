@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from pyggml.tools.cli import app
 
 import pyggml as gg
+from pyggml import limits
 from pyggml.errors import BatchError, GGUFError, GraphError, ModelError
 from pyggml.inspect.capture import capture
 from pyggml.inspect.trace import Trace, diff, load_trace, save_trace, trace
@@ -189,3 +191,65 @@ def test_what_cannot_be_compared(model: Model, tmp_path: Path) -> None:
         z.writestr("manifest.json", '{"nodes": 3}')
     with pytest.raises(GGUFError, match="no trace"):
         load_trace(tmp_path / "t.npz")
+
+
+def _npz(path: Path, entries: dict[str, bytes], packing: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", packing) as z:
+        for name, data in entries.items():
+            z.writestr(name, data)
+    return path
+
+
+def _npy(header: str, data: bytes = bytes(16), version: int = 1) -> bytes:
+    text = header.encode().ljust(118 - len(header) % 2) + b"\n"
+    size = len(text).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text + data
+
+
+GOOD = _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4,)}")
+BAD: dict[str, dict[str, bytes]] = {
+    "descr": {"a.npy": _npy("{'descr': '|O', 'fortran_order': False, 'shape': (2,)}")},
+    "text": {"a.npy": _npy("{'descr': '<U4', 'fortran_order': False, 'shape': (1,)}")},
+    "huge": {"a.npy": _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}")},
+    "overflow": {"a.npy": _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4, " + "9" * 40 + ")}")},
+    "negative": {"a.npy": _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -2)}")},
+    "header": {"a.npy": _npy("{'descr': '<f4', 'fortran_order'")},
+    "token": {"a.npy": _npy("'''")},
+    "deep": {"a.npy": _npy("(" * 9000, version=2)},
+    "magic": {"a.npy": b"NUMPY" * 40},
+    "version": {"a.npy": GOOD.replace(b"Y\x01\x00", b"Y\x09\x00")},
+    "empty": {"a.npy": b""},
+    "manifest": {"manifest.json": b"[" * 10**5, "a.npy": GOOD},
+    "no object": {"manifest.json": b"3", "a.npy": GOOD},
+    "nodes": {"manifest.json": b'{"nodes": [["a"]]}', "a.npy": GOOD},
+    "missing": {"manifest.json": b'{"nodes": ["b"]}', "a.npy": GOOD},
+    "tokens": {"manifest.json": b'{"nodes": ["a"], "tokens": {"x": 1}}', "a.npy": GOOD},
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_file_that_is_no_trace(tmp_path: Path, what: str) -> None:
+    with pytest.raises(GGUFError, match=r"t\.npz is no trace: "):
+        load_trace(_npz(tmp_path / "t.npz", BAD[what]))
+
+
+def test_a_damaged_trace(tmp_path: Path) -> None:
+    """Of a packed file, each byte changed in some way."""
+    data = _npz(tmp_path / "good.npz", {"a.npy": GOOD, "b.npy": GOOD}, zipfile.ZIP_DEFLATED).read_bytes()
+    path = tmp_path / "t.npz"
+    for i in range(len(data)):
+        for bits in (0x01, 0x88):
+            path.write_bytes(data[:i] + bytes([data[i] ^ bits]) + data[i + 1 :])
+            with suppress(GGUFError):
+                assert all(x.dtype.kind in "fiu" for x in load_trace(path).arrays.values())
+
+
+def test_a_small_trace_that_unpacks_to_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.zeros(1 << 20, np.float32)
+    np.savez_compressed(tmp_path / "t.npz", **{f"n-{i}": x for i in range(4)})
+    assert len(load_trace(tmp_path / "t.npz").arrays) == 4
+    monkeypatch.setattr(limits, "TRACE_BYTES", 1 << 23)
+    with pytest.raises(GGUFError, match=r"unpacks to 16777\d+ bytes: up to 8388608 are read"):
+        load_trace(tmp_path / "t.npz")
+    np.savez(tmp_path / "t.npz", x=x, y=x, z=x)  # as large as its file
+    assert len(load_trace(tmp_path / "t.npz").arrays) == 3

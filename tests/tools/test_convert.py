@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pyggml.tools.cli import main
 
 from pyggml.gguf_io.read import open_gguf
+from pyggml.hf.safetensors import open_folder
 from pyggml.llm.model import load_model
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+
+from ..hf.checkpoint import write_checkpoint
 
 
 def _run(*args: object) -> int:
@@ -45,6 +50,26 @@ def test_in_parts(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert list(model.tensors) == list(whole.tensors)
     assert all(model.tensors[n].tobytes() == t.tobytes() for n, t in whole.tensors.items())
     assert _run("convert", source, tmp_path / "m.gguf", "--split-size", "1") == 2
+
+
+def test_a_folder_without_its_tensors(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is missing or misshapen is said by name, all of it, and nothing is written."""
+    source, folder, out = shared / "golden" / "hf" / "qwen3", tmp_path / "m", tmp_path / "m.gguf"
+    tensors = {name: np.array(t.stored()) for name, t in open_folder(source).items()}
+    layer = "model.layers.1"
+    del tensors[f"{layer}.mlp.up_proj.weight"], tensors[f"{layer}.input_layernorm.weight"]
+    tensors[f"{layer}.mlp.down_proj.weight"] = tensors[f"{layer}.mlp.down_proj.weight"][:, :-8]
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, folder)
+    write_checkpoint(folder, json.loads((source / "config.json").read_text()), tensors)
+    for more in ((), ("--type", "q4_0"), ("--split-size", "1M")):
+        assert _run("convert", folder, out, *more) == 1
+        error = capsys.readouterr().err
+        assert "no tensor blk.1.ffn_up.weight" in error and "no tensor blk.1.attn_norm.weight" in error
+        assert "blk.1.ffn_down.weight has ne" in error
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert _run("convert", folder, out, "--vocab-only") == 0
 
 
 def test_errors(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

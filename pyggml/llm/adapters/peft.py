@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from pyggml import limits
 from pyggml.codec import Array
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
@@ -66,7 +68,7 @@ def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
     if not config:
         raise ModelError(f"{folder}: has no {CONFIG}: neither a GGUF file nor a PEFT folder")
     _check_config(folder, config)
-    halves = _halves(folder, config)
+    halves = _halves(folder, config, _Patterns(str(folder / CONFIG), config))
     family = families_of_arch(model.arch)[0]
     n_layer = max(int(model.kv.get(f"{model.arch}.{part}block_count", 0)) for part in ("", "decoder_"))
     names = Tensors(family, n_layer, sizes_of(model.arch, model.kv))
@@ -113,7 +115,7 @@ def _positive(value: object) -> bool:
     return type(value) in (int, float) and 0 < cast("float", value) <= _MAX_NUMBER
 
 
-def _halves(folder: Path, config: Mapping[str, Any]) -> list[_Half]:
+def _halves(folder: Path, config: Mapping[str, Any], patterns: _Patterns) -> list[_Half]:
     stored: dict[tuple[str, bool], dict[str, StoredTensor]] = {}
     for name, t in open_file(folder / WEIGHTS).items():
         found = _HALF.match(name)
@@ -131,7 +133,7 @@ def _halves(folder: Path, config: Mapping[str, Any]) -> list[_Half]:
     for (module, embedding), of in stored.items():
         if len(of) < 2:
             raise ModelError(f"{folder / WEIGHTS}: {next(iter(of.values())).name} has no other half")
-        rank, alpha = _by_pattern(config, "rank", "r", module), _by_pattern(config, "alpha", "lora_alpha", module)
+        rank, alpha = patterns.value("rank", "r", module), patterns.value("alpha", "lora_alpha", module)
         half = _Half(
             module, of["A"], of["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), embedding
         )
@@ -143,17 +145,41 @@ def _halves(folder: Path, config: Mapping[str, Any]) -> list[_Half]:
     return halves
 
 
-def _by_pattern(config: Mapping[str, Any], what: str, default: str, module: str) -> float:
-    """The value of the first pattern that the end of a module's name matches, as in PEFT."""
-    for pattern, value in cast("dict[str, Any]", config.get(f"{what}_pattern") or {}).items():
-        try:
-            if re.match(rf"(.*\.)?({pattern})$", module):
+class _Patterns:
+    """`rank_pattern` and `alpha_pattern` of a config: regular expressions of modules -> values. They may ask for more
+    steps than anyone can wait for, so all matching ends after `limits.PATTERN_SECONDS`."""
+
+    def __init__(self, path: str, config: Mapping[str, Any]) -> None:
+        self._path, self._config, self._left = path, config, float(limits.PATTERN_SECONDS)
+
+    def value(self, what: str, default: str, module: str) -> float:
+        """The value of the first pattern that the end of a module's name matches, as in PEFT. Raises ModelError."""
+        for pattern, value in cast("dict[str, Any]", self._config.get(f"{what}_pattern") or {}).items():
+            if self._matches(f"{what}_pattern", pattern, module):
                 if not _positive(value):
-                    raise ValueError
+                    raise ModelError(f"{self._path}: {what}_pattern: {pattern!r:.60}: {value!r:.40} is no such number")
                 return float(value)
-        except (re.error, TypeError, ValueError):
-            raise ModelError(f"{what}_pattern: {pattern!r:.60}: {value!r:.40} is no pattern and number") from None
-    return float(config[default])
+        return float(self._config[default])
+
+    def _matches(self, key: str, pattern: str, module: str) -> bool:
+        import regex  # takes a while to import
+
+        start = time.monotonic()
+        try:
+            if len(pattern) > limits.PATTERN_CHARS:
+                raise regex.error(f"it has over {limits.PATTERN_CHARS} characters")
+            if self._left <= 0:
+                raise TimeoutError
+            return regex.match(rf"(.*\.)?({pattern})$", module, timeout=self._left) is not None
+        except TimeoutError:
+            raise ModelError(
+                f"{self._path}: {key}: matching {pattern!r:.60} takes over {limits.PATTERN_SECONDS} seconds: "
+                "simplify it (pyggml.limits.PATTERN_SECONDS)"
+            ) from None
+        except (regex.error, RecursionError, OverflowError) as e:
+            raise ModelError(f"{self._path}: {key}: {pattern!r:.60} is no regular expression: {e}") from None
+        finally:
+            self._left -= time.monotonic() - start
 
 
 def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[tuple[str, tuple[Array, Array, float]]]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pyggml.errors import GGUFError
 from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.models.memory.kv_cells import Floats
+from pyggml.small_file import open_regular
 
 from .chunks import Chunks, Tokens
 
@@ -63,7 +64,7 @@ class LogitsFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         name = os.fspath(path)
         try:
-            with open(name, "rb") as f:
+            with open_regular(name, GGUFError) as f:
                 head = f.read(_HEADER.size)
                 size = os.fstat(f.fileno()).st_size
         except OSError as e:

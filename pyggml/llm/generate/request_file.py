@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import IO, Any
 
 from pyggml.errors import BatchError, path_name
+from pyggml.small_file import open_regular
 
 from .requests import Result
 
@@ -30,7 +31,7 @@ class RequestFile:
     """
 
     def __init__(self, requests: str | os.PathLike[str], results: str | os.PathLike[str]) -> None:
-        with open(path_name(requests, BatchError), "rb") as f:
+        with open_regular(path_name(requests, BatchError), BatchError) as f:
             self._lines = [line for line in f.read().splitlines() if line.strip()]
         self.path = path_name(results, BatchError)
         self._out = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (this is a context manager)

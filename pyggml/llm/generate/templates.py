@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from pyggml import limits
 from pyggml.errors import ModelError
+from pyggml.small_file import read_text
 
 from ..vocab import Vocab
 
@@ -95,8 +97,7 @@ def find_template(name: str | None, kv: Mapping[str, Any]) -> ChatTemplate:
         return ChatTemplate(name, TEMPLATES[name].source, TEMPLATES[name].stop)
     if "{{" in name or "{%" in name:
         return ChatTemplate("that was given", name)
-    try:
-        return ChatTemplate(name, Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not os.path.exists(name):
         known = ", ".join(TEMPLATES)
-        raise ModelError(f"unknown chat template {name!r}: there is no such file, and known are: {known}") from None
+        raise ModelError(f"unknown chat template {name!r}: there is no such file, and known are: {known}")
+    return ChatTemplate(name, read_text(name, limits.TEXT_FILE_BYTES, ModelError))

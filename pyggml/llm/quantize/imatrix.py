@@ -15,6 +15,7 @@ from pyggml.errors import GGUFError, ShapeError
 from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.gguf_io.read import GGUFFile, open_gguf
 from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record
+from pyggml.small_file import open_regular
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
@@ -94,7 +95,7 @@ def load_sums(path: str | os.PathLike[str], chunk_size: int = 512) -> ImatrixSum
     `load_imatrix`."""
     name = os.fspath(path)
     try:
-        with open(name, "rb") as f:
+        with open_regular(name, GGUFError) as f:
             start = f.read(4)
             data = b"" if start == b"GGUF" else start + f.read()
     except OSError as e:

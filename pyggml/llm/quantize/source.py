@@ -9,10 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from pyggml.dtypes import DType
+from pyggml.errors import ModelError
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import PartReader, open_model, refuse_own_output
-from pyggml.hf.folder import is_folder, open_hf_folder
+from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
+from pyggml.models import get_architecture
+from pyggml.models.weights import CheckedWeights
+from pyggml.tensor import Context
 
+_SHOWN = 20  # faults of a folder
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -83,5 +88,22 @@ class GGUFSource:
 
 
 def open_source(path: str | os.PathLike[str], vocab_only: bool = False) -> Source:
-    """A GGUF file (of several parts the first), or a Hugging Face folder. Raises GGUFError, ModelError."""
-    return open_hf_folder(path, vocab_only) if is_folder(path) else GGUFSource(open_model(path))
+    """A GGUF file (of several parts the first), or a Hugging Face folder. Raises GGUFError; ModelError, also where the
+    tensors of a folder are not those of its model."""
+    if not is_folder(path):
+        return GGUFSource(open_model(path))
+    folder = open_hf_folder(path, vocab_only)
+    if not vocab_only:
+        _check_tensors(folder)
+    return folder
+
+
+def _check_tensors(folder: HFFolder) -> None:
+    """Raises ModelError naming the tensors that are missing or have other shapes than the model asks for."""
+    architecture, ctx = get_architecture(folder.family.arch), Context()
+    weights = CheckedWeights({name: ctx.new_tensor(t.dtype, t.ne, name) for name, t in folder.tensors.items()})
+    architecture.declare(architecture.hparams(folder.family.arch, folder.kv), weights)
+    faults = list(weights.faults.values())
+    if faults:
+        more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+        raise ModelError(f"{folder.path}: {'; '.join(faults[:_SHOWN])}{more}")

@@ -44,7 +44,7 @@ import numpy as np
 
 from pyggml.dtypes import DType
 from pyggml.errors import KVCacheFull, StateError, whole
-from pyggml.lock import Lock, locked
+from pyggml.lock import Lock, changing
 from pyggml.models.blocks import rope_factors
 from pyggml.models.memory.kv_cache import ROTATED_TYPES, KVCache
 from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints
@@ -97,7 +97,7 @@ def state_bytes(ctx: Stateful, tokens: Sequence[int] = ()) -> bytes:
     return b"".join(_pack(ctx, None, tokens))
 
 
-@locked
+@changing
 def load_state_bytes(ctx: Stateful, data: bytes) -> list[int]:
     """Load what `state_bytes` returned, as `load_state` does."""
     state = _unpack(ctx, data, "context")
@@ -146,7 +146,7 @@ def seq_bytes(ctx: Stateful, seq: int) -> bytes:
     return b"".join(_pack(ctx, seq, ()))
 
 
-@locked
+@changing
 def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
     """Load what `seq_bytes` returned, as `load_seq` does."""
     state, memory = _unpack(ctx, data, "sequence"), ctx.memory
@@ -229,7 +229,7 @@ def _stored(dtype: DType) -> str:
     return f"{dtype.name} rotated" if dtype in ROTATED_TYPES else dtype.name
 
 
-@locked
+@changing
 def _pack(ctx: Stateful, seq: int | None, tokens: Sequence[int]) -> list[bytes | memoryview]:
     arrays: list[Array] = [np.array([whole("a token", t, 0, LAST_POS, StateError) for t in tokens], np.int32)]
     caches: list[dict[str, int]] = []

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from pyggml.errors import StateError, path_name
 from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.small_file import open_regular
 
 MAGIC, VERSION = b"PGSTATE\0", 1
 _FIXED = struct.Struct("<8sIIQ")
@@ -127,7 +128,7 @@ def read(path: Path) -> bytes:
     """The bytes of a file. Raises StateError where it cannot be read."""
     path = path_name(path, StateError)
     try:
-        with open(path, "rb") as f:
+        with open_regular(path, StateError) as f:
             return f.read()
     except OSError as e:
         raise StateError(f"cannot read {path}: {e.strerror}") from None

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from pyggml.tools.convert_lora import convert_lora
 
+from pyggml import limits
 from pyggml.errors import ModelError
 from pyggml.hf.safetensors import open_folder
 from pyggml.hf.tensors import as_f32
@@ -144,7 +145,7 @@ def test_experts_one_by_one(shared: Path, tmp_path: Path) -> None:
         ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
         ({"r": 0}, {}, "r must be a positive number"),
         ({"lora_alpha": "8"}, {}, "lora_alpha must be a positive number"),
-        ({"rank_pattern": {"(": 3}}, {}, "is no pattern"),
+        ({"rank_pattern": {"(": 3}}, {}, "is no regular expression"),
         ({"alpha_pattern": [1]}, {}, "alpha_pattern must be an object"),
         ({"r": 5}, {}, "is not of rank 5"),
         ({}, {"lm_head.weight": (4, 4)}, "lm_head.weight is no A or B"),
@@ -160,6 +161,15 @@ def test_what_is_refused(
     made |= {name: np.ones(shape, np.float32) for name, shape in tensors.items()}
     with pytest.raises(ModelError, match=text):
         llama.load_lora(write_peft(tmp_path / "a", made, **config))
+
+
+def test_a_pattern_that_takes_for_ever(llama: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matching is bounded in time, that of all patterns together."""
+    monkeypatch.setattr(limits, "PATTERN_SECONDS", 0.1)
+    made = ones("model.layers.0.mlp.up_proj", llama.hparams.layer(0).n_ff, llama.hparams.n_embd, 4)
+    folder = write_peft(tmp_path / "a", made, rank_pattern={"(?:.|..|.{3}|.{4}|.{5})+[!?]": 3})
+    with pytest.raises(ModelError, match=r"adapter_config\.json: rank_pattern: matching .* takes over 0\.1 seconds"):
+        llama.load_lora(folder)
 
 
 def test_folders_that_are_none(llama: Model, tmp_path: Path) -> None:
