@@ -31,8 +31,8 @@ class RequestFile:
     A result has `of`, the begin of the SHA-256 of its request's line, and `by`, the `record` of what answered it: a
     JSON object that names the model and the options, as {"model": "3f..", "options": {"temp": 0}}. Results of another
     record, or of a request that has changed since, are refused: answers of two models never mix in a file. With
-    `retry` the requests whose result is an error are answered anew, mended or not. Their new results stand at the end of the file
-    until the run ends; then the file is put in order again.
+    `retry` the requests whose result is an error are answered anew, mended or not. Their new results stand at the end
+    of the file until the run ends; then the file is put in order again.
 
     What a kill left unfinished in the last line is taken away. Raises BatchError when the file holds something else
     than results of these requests with this record, and when another process writes it; OSError when a file cannot be
@@ -115,9 +115,13 @@ class RequestFile:
         if not os.path.samestat(os.fstat(out.fileno()), os.stat(self.path)):  # put in order since it was opened
             raise BatchError(f"{self.path}: another process has written it just now: try again")
         lines, rest = self._read(out)
+        all_results = [_loaded(line) for line in lines]
+        latest = {result.get("index", -1): result for result in all_results}
         found: dict[int, bool] = {}
-        for no, line in enumerate(lines, 1):
-            result = self._checked(no, line, len(lines), retry)
+        for no, result in enumerate(all_results, 1):
+            is_last = latest[result.get("index", -1)] is result
+            if not ((retry or not is_last) and "error" in result and 0 <= result["index"] < self.n_requests):
+                self._check(no, result, len(lines))  # the request of an error that is tried again may be mended since
             found[result["index"]] = "error" in result
         if not (rest.startswith(_BEGIN) or _BEGIN.startswith(rest)):
             self._refuse("it ends in a text that is no result")
@@ -130,24 +134,15 @@ class RequestFile:
         *lines, rest = out.read().split(b"\n")
         return lines, rest
 
-    def _checked(self, no: int, line: bytes, n_lines: int, retry: bool) -> Result:
-        """The result in line `no`. Raises BatchError when it is none of these requests, or of another record; but of an
-        error that is tried again, the request may have been mended since, and the options changed."""
-        try:
-            result: Result = json.loads(line)
-            index = result["index"]
-            fits = type(index) is int and index >= 0 and result["of"] == _digest(self._lines[index])
-            if retry and "error" in result and type(index) is int and 0 <= index < self.n_requests:
-                return result
-        except (ValueError, TypeError, LookupError, RecursionError):
-            result, fits = {}, False
-        if not fits and n_lines > self.n_requests:
-            self._refuse(f"it holds {n_lines} results of {self.n_requests} requests")
-        if not fits:
+    def _check(self, no: int, result: Result, n_lines: int) -> None:
+        """Raises BatchError when a line has no result of these requests, or one of another record."""
+        index: int = result.get("index", -1)
+        if not 0 <= index < self.n_requests or result["of"] != _digest(self._lines[index]):
+            if n_lines > self.n_requests:
+                self._refuse(f"it holds {n_lines} results of {self.n_requests} requests")
             self._refuse(f"line {no} is no result of request {no} (or that was changed since)")
         if self._record and result.get("by") != self._record["by"]:
             self._refuse(f"line {no} was answered otherwise: {_difference(result.get('by'), self._record['by'])}")
-        return result
 
     def _refuse(self, why: str) -> NoReturn:
         raise BatchError(f"{self.path}: {why}: name another file for the results, or remove this one")
@@ -160,6 +155,15 @@ class RequestFile:
             return
         with AtomicFile(self.path) as file:
             file.file.writelines(latest[i] + b"\n" for i in sorted(latest))
+
+
+def _loaded(line: bytes) -> Result:
+    """The result that a line has; empty when it has none."""
+    try:
+        result = json.loads(line)
+        return result if type(result["index"]) is int and type(result["of"]) is str else {}
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return {}
 
 
 def _difference(was: Any, now: Mapping[str, Any]) -> str:
