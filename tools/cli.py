@@ -10,7 +10,7 @@ import click
 
 from pyggml.errors import GGMLError
 
-from .command import verb
+from .command import WholeOptions, verb
 from .exits import INTERRUPTED
 
 _COLLECT_AFTER = 50_000  # more objects; a model and its graphs are fewer, and stay
@@ -39,7 +39,7 @@ VERBS = {  # name: module and function
 }
 
 
-class _App(click.Group):
+class _App(WholeOptions, click.Group):
     """All verbs; the module of one is imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
