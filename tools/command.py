@@ -102,8 +102,9 @@ def _refuse(ctx: click.Context, option: str, known: Iterable[str]) -> NoReturn:
     if option in INSTEAD:
         raise click.UsageError(f"{option} is an option of llama.cpp. Here {INSTEAD[option]}", ctx)
     app = ctx.find_root().command
-    names = app.list_commands(ctx) if isinstance(app, click.Group) else []
-    verbs = [name for name in names if option in _flags(ctx, app.get_command(ctx, name))]
+    verbs: list[str] = []
+    if isinstance(app, click.Group):
+        verbs = [name for name in app.list_commands(ctx) if option in _flags(ctx, app.get_command(ctx, name))]
     if verbs:
         raise click.UsageError(f"No such option {option!r}; it is one of: pyggml {', '.join(verbs)}", ctx)
     raise click.NoSuchOption(option, possibilities=get_close_matches(option, known), ctx=ctx)

@@ -293,4 +293,4 @@ def test_an_option_is_one_word(line: str, says: str, capsys: pytest.CaptureFixtu
 def test_numbers_may_follow_a_letter(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ("generate", "-m", tiny, "-p", "-h", "-t1", "--temp=0", "-l", "123+100")
     assert run(capsys, *args, "-n3").out == "-hxxx\n"
-    assert len(run(capsys, *args, "-n-1", "-c=32").out) > 20
+    assert len(run(capsys, *args, "-n-1", "-c32", "-ctk=f32").out) > 20

@@ -12,6 +12,7 @@ from pyggml.models.memory.kv_cells import Floats
 from ..context import LlamaContext
 from ..embed import embed
 from ..loaded import LoadedModel
+from ..options import SHORTER
 from ..samplers import NamedOptions, SamplerChain, SamplingParams, our_names, sampling_params
 from .batched import Waiting, in_slots
 from .generation import N_PREDICT, Generation, ids_of, n_predict_of, sizes_to_encode
@@ -271,9 +272,9 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> 
         raise BatchError("the prompt is empty")
     if (high := max(prompt)) >= model.hparams.n_vocab:
         raise BatchError(f"token {high} is none of the {model.hparams.n_vocab} of the vocabulary")
-    n_ctx = model.hparams.n_ctx_train
+    n_ctx = model.hparams.n_ctx_scaled
     if len(prompt) >= n_ctx:
-        raise BatchError(f"the prompt has {len(prompt)} tokens; the model was trained for {n_ctx}")
+        raise BatchError(f"the prompt has {len(prompt)} tokens; the model was trained for {n_ctx}: {SHORTER}")
     source, prompt = ([], prompt) if start is None else (prompt, [start])
     room = n_ctx - len(prompt)
     n_predict = whole("n_predict", given.get("n_predict", defaults.n_predict), error=BatchError)
