@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from pyggml.errors import ModelError
@@ -19,7 +18,7 @@ from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
 from pyggml.llm.model import default_model_path, load_model
 
 from .options import Json, ModelPath
-from .plain import plain
+from .plain import for_rich
 
 SHOWN_ITEMS = 8  # of an array
 
@@ -92,18 +91,13 @@ def info(model: ModelPath = None, as_json: Json = False) -> None:
     console.print(f"{kind}, {size}, {about['n_params']:,} parameters, tensors: {types}")
     table = Table("key", "value", title="metadata")
     for key, value in f.kv.items():
-        table.add_row(_shown(key), _shown(short(value)))
+        table.add_row(for_rich(key), for_rich(short(value)))
     console.print(table)
     table = Table("tensor", "type", "ne", "bytes", title="tensors")
     for t in f.tensors.values():
-        table.add_row(_shown(t.name), t.dtype.name, escape(str(list(t.ne))), f"{t.nbytes:,}")
+        table.add_row(for_rich(t.name), t.dtype.name, for_rich(str(list(t.ne))), f"{t.nbytes:,}")
     console.print(table)
     if about["problem"] is not None:
-        console.print(_shown(f"It cannot run: {about['problem']}"))
+        console.print(for_rich(f"It cannot run: {about['problem']}"))
     elif about["unused"]:
-        console.print(_shown(f"Nothing asks for the tensors {', '.join(about['unused'])}"))
-
-
-def _shown(text: str) -> str:
-    """A text of the file as rich prints it: nothing in it is a command, neither of the terminal nor of rich."""
-    return escape(plain(text))
+        console.print(for_rich(f"Nothing asks for the tensors {', '.join(about['unused'])}"))

@@ -17,3 +17,10 @@ def plain(text: str) -> str:
 def for_terminal(text: str) -> str:
     """A text that a model made, as stdout may have it: `plain` at a terminal, and as it is in a file or a pipe."""
     return plain(text) if sys.stdout.isatty() else text
+
+
+def for_rich(text: str) -> str:
+    """A text of a file, as rich prints it: nothing in it is a command, neither of the terminal nor of rich."""
+    from rich.markup import escape
+
+    return escape(plain(text))

@@ -98,3 +98,12 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def sync_tree(folder: str | os.PathLike[str]) -> None:
+    """Have all files of a folder on disk, and their names. Raises OSError where the disk fails."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(root, name), "rb") as f:
+                os.fsync(f.fileno())
+        sync_folder(root)

@@ -41,9 +41,7 @@ _warned: dict[Any, Any] = {}  # what was said where: the registry of `warnings`
 
 def warn_beyond(hp: HParams) -> None:
     """Warn, at the user's line, of a text that is longer than the model can be expected to understand."""
-    said = (
-        f"a text has more than the {hp.n_ctx_scaled} tokens that the model was trained for, and gets worse from there"
-    )
+    said = f"a text has more than the {hp.n_ctx_scaled} tokens that the model was trained for, and is worse from there"
     warn_explicit(f"{said}: {SHORTER}", UserWarning, *user_site(), registry=_warned)
 
 
