@@ -36,9 +36,9 @@ def test_a_file_does_not_command_the_terminal(
     for args, code in (
         (("info", "-m", bad), 0),
         (("info", "-m", write_model(arch=EVIL)), 0),
-        (("generate", "-m", bad, "-p", "a", "-n", 1, "-t", 1, "-v"), 0),
+        (("generate", "-m", bad, "-p", "a", "-n", 1, "-t", 1, "-l", "123+100", "-v"), 0),
         (("generate", "-m", bad, "--override-kv", f"x.{EVIL}=int:5", "-p", "a"), 1),
-        (("generate", "-m", f"none{EVIL}"), 1),
+        (("generate", "-m", f"none{EVIL}", "-p", "a"), 1),
         (("quantize", bad, bad.with_name("q.gguf"), "Q8_0", "--dry-run"), 0),
     ):
         shown = said(capsys, *args, code=code)
