@@ -34,7 +34,7 @@ from .graphs import Graphs
 from .interrupt import uninterrupted
 from .kv_place import allocate_cache
 from .loaded import LoadedModel
-from .options import check_types, warn_beyond
+from .options import SHORTER, check_types, warn_beyond
 from .pooling import Members, checked_output, members, pool
 from .state import save_load as state
 from .steps import Slots, Step, Steps, StepSize
@@ -127,7 +127,7 @@ class LlamaContext(Closeable):
             if self._output.layer is not None:
                 raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
             self._encoder = Steps(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
-        self._is_beyond = not self.memory.caches or self.memory.size <= hp.n_ctx_scaled  # or warned of
+        self._may_exceed = bool(self.memory.caches) and self.memory.size > hp.n_ctx_scaled  # and nobody was warned
         self._taken: list[Slots] = []  # by a decode that is not finished
         self.outputs: Ints = np.empty(0, np.int32)
         self.logits: Floats = np.empty((0, hp.n_vocab), np.float32)
@@ -367,9 +367,12 @@ class LlamaContext(Closeable):
 
     def _evaluated(self, parts: Sequence[UBatch], n: int, of: Members | None, steps: Steps) -> None:
         """Compute the parts, `n` tokens, in caches that are up to date; defragments where they fit but not in a row."""
-        if not self._is_beyond and any(u.pos.max() >= self.model.hparams.n_ctx_scaled for u in parts):
-            warn_beyond(self.model.hparams)
-            self._is_beyond = True
+        hp = self.model.hparams
+        if self._may_exceed and any(u.pos.max() >= hp.n_ctx_scaled for u in parts):
+            if hp.learned_positions:
+                raise BatchError(f"the model has learned {hp.n_ctx_train} positions, and knows no others: {SHORTER}")
+            warn_beyond(hp)
+            self._may_exceed = False
         self.update()
         self._perf.n_queued = n
         try:

@@ -11,7 +11,7 @@ import pytest
 from pyggml.tools.cli import main
 
 import pyggml as gg
-from pyggml.errors import ModelError
+from pyggml.errors import BatchError, ModelError
 from pyggml.llm.model import Model, load_model
 
 from ..tiny_model import WriteModel
@@ -94,6 +94,14 @@ def test_a_rope_that_was_scaled_goes_further(tiny: Path, write_model: WriteModel
         ctx.decode([5] * n)
         with pytest.warns(UserWarning, match=f"more than the {n} tokens"):
             ctx.decode([5])
+
+
+def test_positions_that_were_learned_have_an_end(shared: Path) -> None:
+    ctx = load_model(shared / "golden" / "hf" / "gpt2").new_context(512)
+    ctx.decode([5] * 256)
+    with pytest.raises(BatchError, match="has learned 256 positions, and knows no others: give a shorter prompt"):
+        ctx.decode([5])
+    assert ctx.memory.seq_pos_max(0) == 255
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat"])
