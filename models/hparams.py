@@ -340,6 +340,11 @@ class HParams:
         return 4 if self.rope_type in ("mrope", "imrope") else 1
 
     @property
+    def n_ctx_scaled(self) -> int:
+        """Tokens that a text may have: as many as the model was trained with, more where its rope is scaled further."""
+        return max(self.n_ctx_train, int(self.n_ctx_orig_yarn / min(self.rope_freq_scale, 1.0)))
+
+    @property
     def fixed_positions(self) -> str:
         """Why tokens in a cache cannot be given other positions; empty where they can."""
         if self.learned_positions:

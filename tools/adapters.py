@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import click
@@ -25,6 +27,16 @@ class AdapterOptions:
     vectors: Sequence[Named]
     il_start: int
     il_end: int | None
+
+    def digest(self) -> dict[str, Any]:
+        """What tells them from other adapters, and from none: the SHA-256 of each with its scale, and the layers."""
+        about: dict[str, Any] = {}
+        for name, given in (("lora", self.loras), ("control_vector", self.vectors)):
+            if given:
+                about[name] = [[_digest(Path(path)), scale] for path, scale in given]
+        if self.vectors:
+            about["control_vector_layer_range"] = [self.il_start, self.il_end]
+        return about
 
     def apply(self, model: Model) -> None:
         """Have all contexts that are made from now on run with them. Raises what loading them does."""
@@ -68,6 +80,17 @@ def _taken(given: dict[str, Any]) -> AdapterOptions:
     plain = ((path, 1.0) for path in given["control_vector"] or ())
     first, last = given["control_vector_layer_range"] or (1, None)
     return AdapterOptions(loras, [*plain, *map(_scaled, given["control_vector_scaled"] or ())], first, last)
+
+
+def _digest(path: Path) -> str:
+    """Of a file, or of all files of a folder."""
+    h = sha256()
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.is_file():
+            with open(file, "rb") as f:
+                while part := f.read(1 << 20):
+                    h.update(part)
+    return h.hexdigest()[:16]
 
 
 def _scaled(text: str) -> Named:

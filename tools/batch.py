@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -13,8 +14,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pyggml.dtypes import DType
 from pyggml.llm.generate.request_file import Answers, RequestFile
 from pyggml.llm.generate.requests import batch as gg_batch
+from pyggml.llm.model import model_digest
+from pyggml.llm.options import ContextOptions
+from pyggml.llm.samplers.params import SamplingOptions, SamplingParams
 from pyggml.stream.layout import memory_size
 
 from .adapters import Adapters
@@ -23,6 +28,7 @@ from .options import Json, Stop
 from .running import Run
 from .sampling import Sampling
 
+_SHOWN = 80  # characters of a value that a record has as it is
 _RAY = "On a cluster (pip install pyggml[ray])"
 
 
@@ -63,39 +69,47 @@ def batch(
         Optional[int],
         Option("--stages", help="... or so many that share the layers of one model.", min=1, panel=_RAY),
     ] = None,
+    retry_errors: Annotated[
+        bool, Option("--retry-errors", help="Answer those requests again whose result is an error.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
     "stop" and sampling parameters (as "temp", "json_schema") where it likes; or embed the text of {"input": "..."}.
     Results are written in order as they come; run again after a kill, it goes on where it was. A bad line has an
-    "error" for its result."""
+    "error" for its result. Results that another model gave, or other options, are refused: name another file."""
     if ray is None and (workers is not None or stages is not None):
         raise click.BadParameter("--workers and --stages are of --ray")
     if ray is not None and kv_ram is not None:
         raise click.BadParameter("--kv-ram is of a batch without --ray")
     if workers is not None and stages is not None:
         raise click.BadParameter("give --workers, which have whole models, or --stages of one")
-    options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, **sampling}
+    context, overrides = run.context(), run.kv_overrides()
+    record = {
+        "model": model_digest(run.model, overrides),
+        "options": {**_asked(sampling, n_predict, stop, context), **adapters.digest()},
+    }
+    options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, "context": context, **sampling}
 
     @contextmanager
     def answers() -> Generator[Answers]:
         if ray is None:
-            context = run.context()
             m = run.load()
             adapters.apply(m)
-            yield lambda todo: gg_batch(m, todo, n_predict, kv_ram=kv_ram, context=context, **options)
+            yield lambda todo: gg_batch(m, todo, n_predict, kv_ram=kv_ram, **options)
             return
         from pyggml.cluster.on_ray import RayActors
         from pyggml.cluster.run import batch_on
 
         with RayActors(ray) as actors:
             options.update({"workers": workers, "stages": stages, "ram": run.ram, "prepare": adapters.apply})
-            options.update({"n_threads": run.threads, "flash_attn": run.flash_attn})
+            options.update({"n_threads": run.threads, "flash_attn": run.flash_attn, "kv_overrides": overrides})
+            del context["n_threads"], context["n_threads_batch"]  # each node has as many as it has CPUs
             yield lambda todo: batch_on(actors, run.model, todo, n_predict, **options)
 
-    n_errors, n_tokens = 0, 0
+    n_tokens = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with RequestFile(requests, results) as file:
+    with RequestFile(requests, results, record, retry_errors) as file:
         had = file.n_done
         if had < file.n_requests:
             with (
@@ -104,14 +118,39 @@ def batch(
             ):
                 task = progress.add_task("batch", total=file.n_requests, completed=had)
                 for result in file.run(answer):
-                    n_errors += "error" in result
                     n_tokens += result.get("n_predicted", 0)
                     elapsed = progress.tasks[0].elapsed or 0.0
                     rate = f"{n_tokens / elapsed:.1f} tokens/s" if elapsed else "batch"
                     progress.update(task, description=rate, completed=file.n_done)
-    about = {"requests": file.n_requests, "resumed_at": had, "errors": n_errors, "n_predicted": n_tokens}
+    about = {"requests": file.n_requests, "resumed_at": had, "errors": file.n_errors, "n_predicted": n_tokens}
     if as_json:
         print(json.dumps(about))
         return
     before = f" ({had} were there)" if had else ""
-    print(f"{file.n_done} results{before}, {n_errors} errors, {n_tokens} tokens -> {results}", file=sys.stderr)
+    again = " (--retry-errors answers them again)" if file.n_errors else ""
+    about_all = f"{file.n_done} results{before}, {file.n_errors} errors{again}, {n_tokens} tokens"
+    print(f"{about_all} -> {results}", file=sys.stderr)
+
+
+def _asked(
+    sampling: SamplingOptions, n_predict: int, stop: Sequence[str] | None, context: ContextOptions
+) -> dict[str, Any]:
+    """What results depend on besides their requests and the model, for the record of each: the options that are not
+    their defaults, and always how many tokens at most. Long texts, as of grammars, by their SHA-256."""
+    plain: dict[str, Any] = vars(SamplingParams())
+    asked: dict[str, Any] = {"n_predict": n_predict}
+    params = SamplingParams(**sampling)
+    given: dict[str, Any] = {**vars(params), "samplers": params.order}
+    for name, value in given.items():
+        if value != plain[name]:
+            asked[name] = {str(k): str(v) for k, v in value.items()} if name == "logit_bias" else value
+    if stop:
+        asked["stop"] = list(stop)
+    for name in ("type_k", "type_v"):
+        if (dtype := context.get(name, DType.F16)) is not DType.F16:
+            asked[name] = dtype.name
+    return {name: value if len(text := repr(value)) <= _SHOWN else _digest(text) for name, value in asked.items()}
+
+
+def _digest(text: str) -> str:
+    return f"sha256:{sha256(text.encode()).hexdigest()[:16]}"

@@ -23,6 +23,7 @@ from . import summary
 from .adapters import Adapters
 from .command import Option
 from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, usage
+from .plain import for_terminal, plain
 from .prompt_text import unescape
 from .running import Run
 from .sampling import Sampling
@@ -144,7 +145,7 @@ class _Console:
 
     def _fail(self, text: str, error: Exception | None = None) -> None:
         self.failed = True
-        print(f"pyggml: {text}", file=sys.stderr)
+        print(f"pyggml: {plain(text)}", file=sys.stderr)
         if self.as_json:
             print(json.dumps(_error(error or GGMLError(text))), flush=True)
 
@@ -176,7 +177,7 @@ class _Console:
 
     def _show(self, text: str) -> None:
         if not self.as_json:
-            sys.stdout.write(text)
+            sys.stdout.write(for_terminal(text))
             sys.stdout.flush()
 
 

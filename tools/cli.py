@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 from importlib import import_module
 
 import click
 
 from pyggml.errors import GGMLError
 
-from .command import verb
+from .command import WholeOptions, verb
 from .exits import INTERRUPTED
+from .plain import plain
 
 _COLLECT_AFTER = 50_000  # more objects; a model and its graphs are fewer, and stay
 
@@ -39,7 +41,7 @@ VERBS = {  # name: module and function
 }
 
 
-class _App(click.Group):
+class _App(WholeOptions, click.Group):
     """All verbs; the module of one is imported when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -80,6 +82,7 @@ app = _App(
 def main(args: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed (one line on stderr; a traceback with --debug), 2 usage, 130 Ctrl-C."""
     if args is None:  # a process of its own: a tenth of a short run went into looking for garbage in what was imported
+        warnings.showwarning = _show_warning
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
     argv = list(sys.argv[1:] if args is None else args)
@@ -101,6 +104,10 @@ def main(args: list[str] | None = None) -> None:
         _fail("pyggml", str(e), 1)
 
 
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"pyggml: warning: {plain(str(message))}", file=sys.stderr)
+
+
 def _fail(at: str, text: str, code: int) -> None:
-    print(f"{at}: {' '.join(text.split())}", file=sys.stderr)
+    print(f"{at}: {' '.join(plain(text).split())}", file=sys.stderr)
     sys.exit(code)

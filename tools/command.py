@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -17,6 +19,7 @@ from pyggml.errors import GGMLError
 
 T = TypeVar("T")
 _PANEL = "Options"
+_NUMBER = re.compile(r"[-+]?[0-9.][0-9.e+-]*")
 
 
 class Option:
@@ -66,8 +69,54 @@ class Group(Generic[T]):
         return Group({name: hints[name] for name in names}, defaults, lambda values: record(**values))
 
 
-class Verb(click.Command):
-    """A click command whose help shows options by panel."""
+class WholeOptions(click.Command):
+    """A click command that takes an option as one word: `-hf` is no `-h -f`. One that it does not have is refused with
+    what to do instead, when it is llama.cpp's, or with the verbs that have it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, of options that are there."""
+        nargs = {
+            flag: 0 if p.is_flag else p.nargs
+            for p in self.get_params(ctx)
+            if isinstance(p, click.Option)
+            for flag in (*p.opts, *p.secondary_opts)
+        }
+        words = iter(args)
+        for word in words:
+            if word == "--" or (word[:1] != "-" and isinstance(self, click.Group)):
+                break
+            if len(word) < 2 or word[0] != "-":
+                continue
+            name, equals, _ = word.partition("=")
+            if name in nargs:
+                for _ in range(nargs[name] - len(equals)):
+                    next(words, None)
+            elif not (nargs.get(word[:2]) == 1 and _NUMBER.fullmatch(word[2:])):  # -n5
+                _refuse(ctx, name, nargs)
+        return super().parse_args(ctx, args)
+
+
+def _refuse(ctx: click.Context, option: str, known: Iterable[str]) -> NoReturn:
+    from .llama_options import INSTEAD
+
+    if option in INSTEAD:
+        raise click.UsageError(f"{option} is an option of llama.cpp. Here {INSTEAD[option]}", ctx)
+    app = ctx.find_root().command
+    verbs: list[str] = []
+    if isinstance(app, click.Group):
+        verbs = [name for name in app.list_commands(ctx) if option in _flags(ctx, app.get_command(ctx, name))]
+    if verbs:
+        raise click.UsageError(f"No such option {option!r}; it is one of: pyggml {', '.join(verbs)}", ctx)
+    raise click.NoSuchOption(option, possibilities=get_close_matches(option, known), ctx=ctx)
+
+
+def _flags(ctx: click.Context, command: click.Command | None) -> set[str]:
+    params = [] if command is None else command.get_params(ctx)
+    return {flag for p in params for flag in (*p.opts, *p.secondary_opts)}
+
+
+class Verb(WholeOptions):
+    """A verb, whose help shows options by panel."""
 
     panels: Mapping[str, str]  # of options, by name
 

@@ -45,6 +45,7 @@ from .options import (
     TraceSampling,
     usage,
 )
+from .plain import for_terminal
 from .prompt_text import read_prompt, unescape
 from .running import Run
 from .sampling import Sampling
@@ -139,7 +140,7 @@ def generate(
     def emit(piece: str) -> None:
         made.append(piece)
         if not as_json:
-            sys.stdout.write(piece)
+            sys.stdout.write(for_terminal(piece))
             sys.stdout.flush()
 
     reason = "interrupted"

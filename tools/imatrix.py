@@ -19,6 +19,7 @@ from .bars import bar
 from .command import Option
 from .exits import INTERRUPTED
 from .outputs import not_the_model
+from .plain import plain
 from .prompt_text import read_bytes
 from .running import Run
 
@@ -62,7 +63,7 @@ def imatrix(
     if show_statistics:
         if not in_files:
             raise click.BadParameter("--show-statistics needs --in-file")
-        print(statistics(sums))
+        print(plain(statistics(sums)))
         return
     if chunks == 0:
         raise click.BadParameter("--chunks 0 would measure nothing; -1 takes all")
@@ -109,7 +110,7 @@ def imatrix(
         if estimate:
             print(f"Final estimate: {estimate}")
     for name, share in sums.partial().items():
-        print(f"warning: {name} has partial data ({share:.2%})", file=sys.stderr)
+        print(f"warning: {plain(name)} has partial data ({share:.2%})", file=sys.stderr)
     save(output)
     print(f"{output}: {len(sums.sums)} tensors, {sums.n_chunks} chunks")
     if done:

@@ -18,6 +18,7 @@ from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
 from pyggml.llm.model import default_model_path, load_model
 
 from .options import Json, ModelPath
+from .plain import for_rich
 
 SHOWN_ITEMS = 8  # of an array
 
@@ -90,13 +91,13 @@ def info(model: ModelPath = None, as_json: Json = False) -> None:
     console.print(f"{kind}, {size}, {about['n_params']:,} parameters, tensors: {types}")
     table = Table("key", "value", title="metadata")
     for key, value in f.kv.items():
-        table.add_row(key, short(value))
+        table.add_row(for_rich(key), for_rich(short(value)))
     console.print(table)
     table = Table("tensor", "type", "ne", "bytes", title="tensors")
     for t in f.tensors.values():
-        table.add_row(t.name, t.dtype.name, str(list(t.ne)), f"{t.nbytes:,}")
+        table.add_row(for_rich(t.name), t.dtype.name, for_rich(str(list(t.ne))), f"{t.nbytes:,}")
     console.print(table)
     if about["problem"] is not None:
-        console.print(f"It cannot run: {about['problem']}", markup=False)
+        console.print(for_rich(f"It cannot run: {about['problem']}"))
     elif about["unused"]:
-        console.print(f"Nothing asks for the tensors {', '.join(about['unused'])}", markup=False)
+        console.print(for_rich(f"Nothing asks for the tensors {', '.join(about['unused'])}"))

@@ -7,6 +7,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from .plain import plain
+
+
+class _Plain(logging.Formatter):
+    """Without control characters that metadata may have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
 
 class _File(logging.FileHandler):
     """A file that is given up, in a line on stderr, where it cannot be written any more (a full disk)."""
@@ -34,6 +43,6 @@ def start_logging(verbose: bool, file: Path | None) -> None:
     for handler, level in handlers:
         handler.set_name(__name__)
         handler.setLevel(level)
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(_Plain("%(message)s"))
         log.addHandler(handler)
     log.setLevel(min(level for _, level in handlers))

@@ -21,6 +21,7 @@ from pyggml.tensor import rank_of
 from .bars import bar
 from .command import Argument, Option
 from .options import Json, Threads
+from .plain import for_rich
 
 TABLE_WIDTH = 110  # figures are not cut where the terminal is narrower, or none
 _COPY = "COPY"
@@ -57,7 +58,9 @@ def table_of(plan: Plan) -> Table:
         e = t.error
         errors = ["", "", ""] if e is None else [f"{e.rmse:.3e}", f"{e.nmse:.3e}", f"{e.max_error:.3e}"]
         ne = "x".join(map(str, t.source.ne[: rank_of(t.source.ne)]))
-        table.add_row(t.source.name, ne, t.source.dtype.name, t.dtype.name, f"{t.bits_per_weight:.2f}", *errors)
+        table.add_row(
+            for_rich(t.source.name), ne, t.source.dtype.name, t.dtype.name, f"{t.bits_per_weight:.2f}", *errors
+        )
     return table
 
 

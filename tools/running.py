@@ -107,7 +107,7 @@ class RunOptions:
         """The model; a bar shows how far it is where that takes long."""
         not_the_model(self.model, self.log_file)
         start_logging(self.verbose, self.log_file)
-        overrides = self._rope() | dict(map(_override, _split(self.override_kv or ())))
+        overrides = self.kv_overrides()
         with bar("loading") as show:
             return load_model(
                 self.model,
@@ -132,6 +132,10 @@ class RunOptions:
         if self.batch_size is not None:
             options["n_batch"] = self.batch_size
         return options
+
+    def kv_overrides(self) -> dict[str, Override]:
+        """Metadata that is replaced."""
+        return self._rope() | dict(map(_override, _split(self.override_kv or ())))
 
     def _rope(self) -> dict[str, Override]:
         scale = self.rope_scale

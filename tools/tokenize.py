@@ -28,22 +28,31 @@ def tokenize(
     parse_special: Annotated[bool, Option("--parse-special", help="Read the names of control tokens.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the token ids of a text with their pieces; bytes that are no UTF-8 as \\xNN. On a terminal the text comes
-    first, each token in a colour."""
+    """Show the token ids of a text with their pieces. A piece of bytes that are no text is b'\\xNN', in JSON a list of
+    numbers. On a terminal the text comes first, each token in a colour."""
     if text is not None and prompt is not None:
         raise click.BadParameter("the text and -p cannot both be given")
     vocab = load_model(model, vocab_only=True).vocab
     ids = vocab.tokenize(read_prompt(prompt if text is None else text, file), add_special, parse_special)
-    pieces = [vocab.token_to_piece(i, special=True).decode("utf-8", "backslashreplace") for i in ids]
+    pieces = [_piece(vocab.token_to_piece(i, special=True)) for i in ids]
     if as_json:
-        print(json.dumps({"ids": ids, "pieces": pieces}))
+        print(json.dumps({"ids": ids, "pieces": [list(p) if isinstance(p, bytes) else p for p in pieces]}))
         return
     console = Console()
     if console.is_terminal:
         coloured = Text()
         for i, piece in enumerate(pieces):
-            visible = "".join([c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in piece])
+            text = piece.decode("utf-8", "backslashreplace") if isinstance(piece, bytes) else piece
+            visible = "".join([c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text])
             coloured.append(visible, _COLOURS[i % len(_COLOURS)])
         console.print(coloured)
     for i, piece in zip(ids, pieces, strict=True):
         print(f"{i:6d} -> {piece!r}")
+
+
+def _piece(stored: bytes) -> str | bytes:
+    """The text of a token; its bytes where they are a part of a character only."""
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return stored

@@ -24,6 +24,7 @@ from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from .command import Argument, Option
 from .options import FlashAttn, Json, ModelPath, Ram, Threads, usage
 from .outputs import not_the_model
+from .plain import for_rich
 from .running import cache_type
 
 Nodes = Annotated[
@@ -120,14 +121,16 @@ def _show(d: traces.Diff) -> None:
     first, console = d.first, Console()
     for names, side in ((d.only_a, "A"), (d.only_b, "B")):
         if names:
-            console.print(f"only {side} has {len(names)} nodes: {', '.join(names[:5])}{' ..' * (len(names) > 5)}")
+            console.print(
+                f"only {side} has {len(names)} nodes: {for_rich(', '.join(names[:5]))}{' ..' * (len(names) > 5)}"
+            )
     table = Table("node", "NMSE", "largest difference", box=None)
     last = [n for n in d.nodes if n.name in ("result_norm", "result_output")]
     for n in (*d.layers(), *last):
-        table.add_row(n.name, f"{n.nmse:.3g}", n.note or f"{n.max_abs:.3g}")
+        table.add_row(for_rich(n.name), f"{n.nmse:.3g}", n.note or f"{n.max_abs:.3g}")
     console.print(table)
     if first is None:
         console.print(f"equal: {len(d.nodes)} nodes within an NMSE of {d.tolerance:g}")
     else:
         how = first.note or f"NMSE {first.nmse:.3g}, largest difference {first.max_abs:.3g}"
-        console.print(f"first beyond {d.tolerance:g}: [bold]{first.name}[/bold] ({how})")
+        console.print(f"first beyond {d.tolerance:g}: [bold]{for_rich(first.name)}[/bold] ({how})")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pyggml.errors import GGMLError
+from pyggml.gguf_io.read import Override
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.requests import Result, batch
@@ -67,10 +68,11 @@ class Source(NamedTuple):
     path: str
     ram: str | None = None
     prepare: Prepare | None = None
+    kv_overrides: Mapping[str, Override] | None = None
 
     def load(self, layers: tuple[int, int] | None = None) -> Model:
         """Load it, or a stage. Raises as `load_model`."""
-        model = load_model(self.path, ram=self.ram, layers=layers)
+        model = load_model(self.path, ram=self.ram, layers=layers, kv_overrides=self.kv_overrides)
         if self.prepare is not None:
             self.prepare(model)
         return model

@@ -124,9 +124,8 @@ class StagedMemory:
 class StagedContext:
     """What generations use of a context, of a model in stages."""
 
-    n_batch = 2048
-
     def __init__(self, chain: Chain, key: int, epoch: int, n_ctx: int, options: ContextOptions) -> None:
+        self.n_batch = options.get("n_batch", 2048)
         self.model, self.memory = chain.model, StagedMemory(chain.model, n_ctx, options)
         self._chain, self._key, self._epoch = chain, key, epoch
         self.logits: Floats = np.empty((0, chain.model.hparams.n_vocab), np.float32)

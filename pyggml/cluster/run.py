@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import BatchError, ModelError, path_name, whole
+from pyggml.gguf_io.read import Override
 from pyggml.llm.generate.requests import Result
 from pyggml.llm.model import default_model_path, load_model, tensor_sizes
 
@@ -36,6 +37,7 @@ def batch_on(
     stages: int | None = None,
     ram: str | None = None,
     prepare: Prepare | None = None,
+    kv_overrides: Mapping[str, Override] | None = None,
     **options: Unpack[BatchOptions],
 ) -> Iterator[Result]:
     """`gg.batch` on a cluster: the same results, in the same order.
@@ -45,7 +47,8 @@ def batch_on(
     `n_parallel` prompts under way. With `stages` there is one model, its layers spread over so many processes by the
     threads that they have; the prompts under way, `n_parallel` in all, are in one group more than there are stages, so
     that each has something to do. `ram`: what each process may take for weights. `prepare(model)` is called in each
-    when it is loaded. A process that dies is replaced, and what it was at is done again.
+    when it is loaded; `kv_overrides` replaces metadata. A process that dies is replaced, and what it was at is done
+    again.
 
     Raises as `gg.batch` and `load_model`; ModelError for a model that cannot be split, or that the nodes cannot hold;
     BatchError where three processes in a row die at the same prompt, and where none can be started any more.
@@ -55,7 +58,7 @@ def batch_on(
     if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     path = default_model_path() if model is None else Path(path_name(model, ModelError)).resolve()
-    source = Source(str(path), ram, prepare)
+    source = Source(str(path), ram, prepare, kv_overrides)
     options = options.copy()
     n_parallel = whole("n_parallel", options.get("n_parallel", 32), 1, error=BatchError)
     todo = list(requests)
@@ -88,7 +91,7 @@ def _chain(actors: Actors, source: Source, n: int, n_threads: int | None) -> Cha
     """The model in `n` stages."""
     whole("stages", n, 1, error=ModelError)
     seats = take_seats(actors.nodes(), n)
-    driver = load_model(source.path, vocab_only=True)
+    driver = load_model(source.path, vocab_only=True, kv_overrides=source.kv_overrides)
     hp, sizes = driver.hparams, tensor_sizes(source.path)
     blocks: dict[int, int] = {}
     for name, size in sizes.items():

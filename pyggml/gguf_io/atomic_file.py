@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -18,7 +19,8 @@ class AtomicFile:
     `commit()` is called, and never otherwise.
 
     Until then it has no name where the file system can do that (a killed process leaves nothing at all), else one that
-    begins with a dot and ends with `.tmp`. A link stays one: the file that it leads to is replaced.
+    begins with a dot and ends with `.tmp`. A link stays one: the file that it leads to is replaced. The new file
+    has the permissions of the one it replaces.
 
     Raises OSError where `path` is a device, a pipe or a folder, which must not be replaced by a file, and where the
     file cannot be written.
@@ -43,6 +45,8 @@ class AtomicFile:
                 raise OSError(e.errno, e.strerror, os.fspath(path)) from None
             self._named = True
         self.file = os.fdopen(fd, "wb")
+        with suppress(FileNotFoundError):  # a new file has what the umask leaves
+            os.fchmod(fd, stat.S_IMODE(os.stat(self.path).st_mode) & 0o777)
 
     def commit(self) -> None:
         """Give the file its name, replacing what is there."""
@@ -53,6 +57,7 @@ class AtomicFile:
             self._named = True
         os.replace(self._temporary, self.path)
         self._named = False
+        sync_folder(os.path.dirname(self.path))
 
     def discard(self) -> None:
         """Close the file; what was not committed is forgotten."""
@@ -77,3 +82,28 @@ class AtomicFile:
         if self._fds is not None:
             os.close(self._fds)
             self._fds = None
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Have the names in a folder on disk, where its permissions and the file system allow that. Raises OSError where
+    the disk fails."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a folder that may be written to and not read
+        return
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that does not sync folders
+            raise
+    finally:
+        os.close(fd)
+
+
+def sync_tree(folder: str | os.PathLike[str]) -> None:
+    """Have all files of a folder on disk, and their names. Raises OSError where the disk fails."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(root, name), "rb") as f:
+                os.fsync(f.fileno())
+        sync_folder(root)

@@ -107,6 +107,11 @@ class GGUFFile:
         """All files of the model, this one first."""
         return (self, *self.others)
 
+    @property
+    def contents(self) -> list[Bytes]:
+        """The bytes of each of its files."""
+        return [part.data for part in self.parts]
+
     def tensor_bytes(self, name: str) -> Bytes:
         """The stored bytes of a tensor: uint8 [nbytes], read-only, no copy (of repacked ones a new array). Raises
         GGUFError for an unknown name, and where the file has become shorter (see `MappedFile`)."""

@@ -209,9 +209,11 @@ def split_model(
 ) -> list[str]:
     """Write a model (in one file, or in several already) in parts, see `split_tensors`; returns their names.
 
-    One pass with constant memory; either all parts appear or none. Raises GGUFError for a bad file, where a part would
-    replace one that is read, or cannot be written.
+    One pass with constant memory; either all parts appear or none. Raises GGUFError for a bad file, for a prefix that
+    has no name, and when a part would replace one that is read, or cannot be written.
     """
+    if not os.path.basename(prefix):
+        raise GGUFError(f"{prefix!r} names no file: the parts are called NAME-00001-of-00003.gguf")
     file = _open_parts(path)
     infos = [(t.name, t.dtype, t.ne[: rank_of(t.ne)]) for t in file.tensors.values()]
     parts = split_tensors(infos, file.alignment, max_size, max_tensors)

@@ -23,6 +23,7 @@ from pyggml.backends.quantize import dequantize
 from pyggml.codec import bf16_to_f32, f32_to_bf16
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
+from pyggml.gguf_io.atomic_file import sync_folder, sync_tree
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import PartReader, open_model
 
@@ -67,7 +68,9 @@ def export_folder(
             with np.errstate(over="raise", invalid="raise"):
                 _write(file, family, temporary, progress)
             _compare(file, open_hf_folder(temporary))
+            sync_tree(temporary)
             os.rename(temporary, target)
+            sync_folder(target.parent)
             return
         except ModelError as e:
             reasons.append(f"as {family.types[0]}: {str(e).replace(str(temporary), str(target))}")

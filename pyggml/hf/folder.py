@@ -45,8 +45,13 @@ class HFFolder:
     @property
     def file_sizes(self) -> list[int]:
         """Bytes of each of the files that its tensors are in."""
+        return [len(data) for data in self.contents]
+
+    @property
+    def contents(self) -> list[Bytes]:
+        """What each of these files holds."""
         files = {p.source.file.path: p.source.file for t in self.tensors.values() for p in t.parts}
-        return [len(file.data) for file in files.values()]
+        return [file.data for file in files.values()]
 
     def records(self, without: Container[str]) -> list[bytes]:
         """The metadata as a GGUF file has it, but the keys `without`."""

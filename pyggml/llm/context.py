@@ -33,7 +33,7 @@ from .graphs import Graphs
 from .interrupt import uninterrupted
 from .kv_place import allocate_cache
 from .loaded import LoadedModel
-from .options import check_types
+from .options import SHORTER, check_types, warn_beyond
 from .pooling import Members, checked_output, members, pool
 from .state import save_load as state
 from .steps import Step, Steps, StepSize
@@ -92,6 +92,7 @@ class LlamaContext(Closeable):
         tokens of a sequence in one decode are pooled together, by default as the file says. `layer`: what that layer
         gives instead of the last norm, 0 for the embeddings that go into the first; negative counts from the end, so
         that -2 is the layer before the last (as in `hidden_states` of the transformers library).
+        A text that grows beyond what the model was trained for gets worse: the decode that does it warns of that, once.
         Raises ModelError for sizes and types that do not fit the model, BackendError for an unknown backend.
         """
         if model.vocab_only:
@@ -125,6 +126,7 @@ class LlamaContext(Closeable):
             if self._output.layer is not None:
                 raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
             self._encoder = Steps(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
+        self._may_exceed = bool(self.memory.caches) and self.memory.size > hp.n_ctx_scaled  # and nobody was warned
         self._taken: list[tuple[Memory, Slots]] = []  # by a decode that is not finished
         self.outputs: Ints = np.empty(0, np.int32)
         self.logits: Floats = np.empty((0, hp.n_vocab), np.float32)
@@ -364,6 +366,12 @@ class LlamaContext(Closeable):
 
     def _evaluated(self, parts: Sequence[UBatch], n: int, of: Members | None, steps: Steps) -> None:
         """Compute the parts, `n` tokens, in caches that are up to date; defragments where they fit but not in a row."""
+        hp = self.model.hparams
+        if self._may_exceed and any(u.pos.max() >= hp.n_ctx_scaled for u in parts):
+            if hp.learned_positions:
+                raise BatchError(f"the model has learned {hp.n_ctx_train} positions, and knows no others: {SHORTER}")
+            warn_beyond(hp)
+            self._may_exceed = False
         self.update()
         self._perf.n_queued = n
         try:

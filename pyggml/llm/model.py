@@ -7,15 +7,18 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pyggml.backends.cpu.repack import copy_of, repack_in_passing
 from pyggml.backends.cpu.repack import repack as repack_weights
 from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
-from pyggml.gguf_io.split import open_model
+from pyggml.gguf_io.split import SPLIT_KEYS, open_model
 from pyggml.models import get_architecture
 from pyggml.models.memory.kv_cells import Floats
 from pyggml.tensor import Tensor
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from .openai.types import ChatCompletion, ChatCompletionChunk, Completion
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
+_N_SAMPLES, _SAMPLE = 256, 64  # of a file that is told from others: how many, and bytes of each
 Progress = Callable[[float], bool]
 _log = logging.getLogger("pyggml")
 
@@ -347,6 +351,25 @@ def _budget(ram: int | str) -> int:
 def tensor_sizes(path: str | os.PathLike[str]) -> dict[str, int]:
     """Bytes of each tensor of a model, which are not read. Raises GGUFError for a bad file."""
     return {name: t.nbytes for name, t in _bound(_opened(path, True, False), True, False, False).items()}
+
+
+def model_digest(path: str | os.PathLike[str] | None = None, kv_overrides: Mapping[str, Override] | None = None) -> str:
+    """A hash that tells models apart, 16 hexadecimal digits: of the metadata, the names, types and shapes of tensors,
+    the sizes of the files, and some of their bytes. The model's path and name do not count. Raises GGUFError for a bad
+    file, ModelError for a bad folder."""
+    file = _opened(default_model_path() if path is None else path, True, False)
+    h = sha256()
+    for key, value in sorted(with_overrides(file.kv, kv_overrides).items()):
+        if key != "general.name" and key not in SPLIT_KEYS:
+            h.update(key.encode("utf-8", "surrogateescape"))
+            h.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
+    for name, t in file.tensors.items():
+        h.update(repr((name, t.dtype.name, t.ne)).encode())
+    for data in file.contents:
+        h.update(repr(data.size).encode())
+        for at in range(0, data.size, max(data.size // _N_SAMPLES, _SAMPLE)):
+            h.update(data[at : at + _SAMPLE].tobytes())
+    return h.hexdigest()[:16]
 
 
 def _opened(path: str | os.PathLike[str], use_mmap: bool, vocab_only: bool) -> GGUFFile | HFFolder:

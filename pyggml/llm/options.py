@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, TypedDict
+from warnings import warn_explicit
 
 from pyggml.dtypes import DType
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, user_site
+from pyggml.models.hparams import HParams
+from pyggml.models.memory.kv_cache import CACHE_TYPES
 
 
 class ContextOptions(TypedDict, total=False):
@@ -29,8 +32,29 @@ class ContextOptions(TypedDict, total=False):
     kv_ram: int | str | None
 
 
+SHORTER = (
+    "give a shorter prompt or a smaller n_predict, let old text go (--context-shift), or scale the rope, if it has one "
+    "(--rope-scaling yarn --rope-scale 2; kv_overrides in Python)"
+)  # what to do about texts that are too long
+_warned: dict[Any, Any] = {}  # what was said where: the registry of `warnings`
+
+
+def warn_beyond(hp: HParams) -> None:
+    """Warn, at the user's line, of a text that is longer than the model can be expected to understand."""
+    said = f"a text has more than the {hp.n_ctx_scaled} tokens that the model was trained for, and is worse from there"
+    warn_explicit(f"{said}: {SHORTER}", UserWarning, *user_site(), registry=_warned)
+
+
 def check_types(**given: Any) -> None:
     """Raises ModelError for arguments of `LlamaContext` that are of another type."""
+    stored = f"one of {', '.join(f'gg.{t.name}' for t in CACHE_TYPES)}"
+    rules = {
+        "type_k": stored,
+        "type_v": stored,
+        "n_threads": "a whole number, or None for all CPUs",
+        "backend": "'cpu', 'ref', or a list of them",
+        "defrag_thold": "a number",
+    }
     fits = {
         "type_k": isinstance(given["type_k"], DType),
         "type_v": isinstance(given["type_v"], DType),
@@ -40,4 +64,4 @@ def check_types(**given: Any) -> None:
     }
     for name, value in given.items():
         if not fits[name]:
-            raise ModelError(f"{name} cannot be {value!r:.60}")
+            raise ModelError(f"{name} must be {rules[name]}, not {value!r:.60}")

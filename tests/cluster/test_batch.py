@@ -18,6 +18,7 @@ from pyggml.cluster.seats import Node, Seat, spread, take_seats
 from pyggml.errors import BatchError, GGMLError, GGUFError, ModelError
 from pyggml.llm.generate.request_file import RequestFile
 from pyggml.llm.model import load_model
+from pyggml.llm.options import ContextOptions
 
 from .fakes import FakeActor, FakeActors
 
@@ -120,6 +121,17 @@ def test_resumed(want: list[Any], kind: dict[str, Any], tmp_path: Path) -> None:
         list(file.run(lambda todo: batch_on(FakeActors(), None, todo, n_parallel=4, temp=0.0, **kind)))
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [{k: v for k, v in r.items() if k != "of"} for r in found] == want
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_metadata_and_contexts_are_those_of_one_process(want: list[Any], kind: dict[str, Any]) -> None:
+    """What replaces metadata, and how contexts are made, is the same for all: else the record of a result would lie."""
+    over: dict[str, Any] = {"llama.rope.freq_base": 50.0}
+    context: ContextOptions = {"type_k": gg.F32, "n_batch": 8, "n_ubatch": 4}
+    alone = list(gg.batch(load_model(kv_overrides=over), REQUESTS, temp=0.0, n_threads=1, context=context))
+    assert alone != want
+    options: dict[str, Any] = {"n_parallel": 4, "temp": 0.0, "context": context, "kv_overrides": over}
+    assert list(batch_on(FakeActors(), None, REQUESTS, **options, **kind)) == alone
 
 
 def test_errors(tmp_path: Path) -> None:

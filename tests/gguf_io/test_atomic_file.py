@@ -29,6 +29,45 @@ def test_a_file_is_replaced_and_a_link_is_followed(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "target"]
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_file_keeps_its_permissions(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while it is written, and where files without a name cannot be."""
+    if named:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    path = tmp_path / "cache"
+    for mode in (0o600, 0o666, 0o640):
+        path.write_bytes(b"old")
+        path.chmod(mode)
+        with AtomicFile(path) as file:
+            assert os.fstat(file.file.fileno()).st_mode & 0o777 == mode
+            file.file.write(b"new")
+        assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == mode
+    umask = os.umask(0o027)
+    try:
+        write(tmp_path / "first")
+        assert (tmp_path / "first").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(umask)
+
+
+def test_the_name_is_on_disk_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def seen(fd: int) -> None:
+        done.append("folder" if os.path.isdir(f"/proc/self/fd/{fd}") else "file")
+        fsync(fd)
+
+    def named(*args: str) -> None:
+        done.append("name")
+        replace(*args)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    monkeypatch.setattr(os, "replace", named)
+    write(tmp_path / "file")
+    assert done == ["file", "name", "folder"]
+
+
 def test_pipes_and_folders_are_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

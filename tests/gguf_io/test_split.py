@@ -154,3 +154,12 @@ def test_no_part_is_written_over(parts: list[Path], tmp_path: Path) -> None:
         with pytest.raises(GGUFError, match="the output is the input"):
             write()
     assert [p.read_bytes() for p in parts] == before
+
+
+@pytest.mark.parametrize("prefix", ["", "folder/"])
+def test_parts_have_a_name(prefix: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(GGUFError, match="names no file"):
+        split_model(tiny, prefix)
+    assert not [*tmp_path.rglob("*.gguf")]

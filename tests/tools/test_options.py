@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyggml.tools.cli import VERBS as ALL_VERBS
 from pyggml.tools.cli import app, main
+from pyggml.tools.llama_options import INSTEAD
 from pyggml.tools.prompt_text import unescape
 
 from ..tiny_model import WriteModel
@@ -248,3 +249,48 @@ def test_logging_is_silent_unless_asked_for(
     log = tmp_path / "log.txt"
     assert "print_info" not in run(capsys, *args, "--log-file", log).err and "print_info" in log.read_text()
     assert "print_info" not in run(capsys, *args).err  # the next command does not inherit it
+
+
+def test_each_option_of_llama_cpp_is_ours_or_says_what_to_do_instead() -> None:
+    """All names of common/arg.cpp."""
+    theirs = (Path(__file__).parent / "llama_cpp_options.txt").read_text().split()
+    ours = set().union(*map(flags, ALL_VERBS)) | {"--version", "-h", "--help"}
+    assert len(theirs) > 500 and not set(theirs) - ours - INSTEAD.keys()
+    assert not INSTEAD.keys() - set(theirs)
+    assert not INSTEAD.keys() & (flags("generate") | flags("chat"))
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "batch", "tokenize", ""])
+def test_options_of_llama_cpp_are_refused_by_name(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, text in INSTEAD.items():
+        if verb and option in flags(verb):
+            continue
+        got = run(capsys, *[verb] * bool(verb), option, "99", code=2)
+        assert (
+            got.out == ""
+            and got.err == f"{f'pyggml {verb}'.strip()}: {option} is an option of llama.cpp. Here {text}\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("generate -hf repo", "-hf is an option of llama.cpp"),
+        ("generate -p -hf -ngl=99 -n 1", "-ngl is an option of llama.cpp"),
+        ("-hf repo", "-hf is an option of llama.cpp"),
+        ("-m model.gguf -p Hello", "'-m'; it is one of: pyggml generate, chat"),
+        ("chat -p Hello", "'-p'; it is one of: pyggml generate, tokenize"),
+        ("generate -vh", "No such option"),
+        ("generate -pHello", "No such option"),
+        ("generate -tbb 4", "No such option"),
+    ],
+)
+def test_an_option_is_one_word(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    got = run(capsys, *line.split(), code=2)
+    assert got.out == "" and got.err.count("\n") == 1 and says in got.err
+
+
+def test_numbers_may_follow_a_letter(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("generate", "-m", tiny, "-p", "-h", "-t1", "--temp=0", "-l", "123+100")
+    assert run(capsys, *args, "-n3").out == "-hxxx\n"
+    assert len(run(capsys, *args, "-n-1", "-c32", "-ctk=f32").out) > 20

@@ -4,7 +4,7 @@ and the prompts of those that join as others end."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,9 +12,18 @@ from pyggml.errors import BatchError, SamplerError, whole
 
 from ..batch import Batch
 from ..context import LlamaContext
-from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, sampling_params
+from ..samplers import LogitsProcessor, NamedOptions, SamplerChain, SamplingOptions, our_names, sampling_params
 from .drafters import common_prefix
-from .generation import Generation, StoppingCriteria, Token, functions, sizes_to_encode, source_and_prompt
+from .generation import (
+    N_PREDICT,
+    Generation,
+    StoppingCriteria,
+    Token,
+    functions,
+    n_predict_of,
+    sizes_to_encode,
+    source_and_prompt,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,11 +31,13 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
     from ..options import ContextOptions
 
+Failed = Callable[[int, Exception], None]  # the index of a generation, and what ended it
 _WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this many tokens more than it can now
 
 
-class BatchOptions(SamplingOptions, total=False):
-    """Keyword arguments of `Model.generate_batch` and `stream_batch`: the fields of `SamplingParams`, and these."""
+class BatchOptions(NamedOptions, total=False):
+    """Keyword arguments of `Model.generate_batch` and `stream_batch`: the fields of `SamplingParams`, their names in
+    `OTHER_NAMES`, and these."""
 
     stop: str | Sequence[str]
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
@@ -57,7 +68,7 @@ class _Slot:
 def stream_batch(
     model: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
-    n_predict: int = 128,
+    n_predict: int = N_PREDICT,
     n_probs: int | None = None,
     *,
     stop: str | Sequence[str] = (),
@@ -68,7 +79,7 @@ def stream_batch(
     n_threads: int | None = None,
     flash_attn: bool = False,
     context: ContextOptions | None = None,
-    **sampling: Unpack[SamplingOptions],
+    **options: Unpack[NamedOptions],
 ) -> Iterator[tuple[int, Token]]:
     """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time. Yields (index of the prompt, token).
 
@@ -81,6 +92,7 @@ def stream_batch(
     is evaluated together rounds otherwise in the F16 of the cache.
     Raises BatchError for an empty prompt or a bad `n_parallel`, and what `Model.stream` raises.
     """
+    n_predict, sampling = n_predict_of(n_predict, options)
     n_predict = whole("n_predict", n_predict, error=BatchError)
     if whole("n_parallel", n_parallel, error=BatchError) < 1:
         raise BatchError(f"n_parallel must be at least 1, not {n_parallel}")
@@ -106,13 +118,13 @@ def stream_batch(
         for tokens, n in zip(ids, limits, strict=True)
     ]
     longest = max(len(source) for source, _ in texts)
-    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+    own_context: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
     if longest:
-        options.update(sizes_to_encode(longest))
-    options.update(context or {})
-    options["n_seq_max"] = n_seq
+        own_context.update(sizes_to_encode(longest))
+    own_context.update(context or {})
+    own_context["n_seq_max"] = n_seq
     n_cells = sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:])
-    ctx = LlamaContext(model, n_cells, **options)
+    ctx = LlamaContext(model, n_cells, **own_context)
     waiting: deque[tuple[int, Generation]] = deque()
     for i, (source, tokens) in enumerate(texts):
         chains[i].prime(tokens)
@@ -148,7 +160,7 @@ def _own(each: Sequence[SamplingOptions | Mapping[str, Any]] | None, n: int) -> 
     given = cast("Sequence[object]", each if isinstance(each, Sequence) and not isinstance(each, str) else ())  # pyright: ignore[reportUnnecessaryIsInstance]
     if len(given) != n or not all(isinstance(o, Mapping) for o in given):
         raise BatchError(f"each must be a list of {n} dicts, one for each prompt")
-    return [dict(o) for o in each]
+    return [our_names(o) for o in each]
 
 
 def _later(sampling: SamplingOptions, i: int) -> SamplingOptions:
@@ -168,7 +180,10 @@ def _chain(
 
 
 def generate_batch(
-    model: LoadedModel, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
+    model: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    n_predict: int = N_PREDICT,
+    **options: Unpack[BatchOptions],
 ) -> list[str]:
     """The texts that follow the prompts, see `stream_batch`."""
     tokens = stream_batch(model, prompts, n_predict, **options)
@@ -178,9 +193,12 @@ def generate_batch(
     return texts
 
 
-def in_slots(ctx: LlamaContext, waiting: Waiting, n_ctx: Sequence[int]) -> Iterator[tuple[int, Token]]:
+def in_slots(
+    ctx: LlamaContext, waiting: Waiting, n_ctx: Sequence[int], failed: Failed | None = None
+) -> Iterator[tuple[int, Token]]:
     """Run generations of `ctx` in as many sequences as it has, and close it. `n_ctx`: cells that each may take, by
-    index. Yields (index, token)."""
+    index. Yields (index, token). A generation that cannot choose a token ends; `failed` is told why, and without it
+    the error is raised."""
     slots = [_Slot(seq) for seq in range(ctx.memory.n_seq_max)]
     with ctx:
         while True:
@@ -191,7 +209,14 @@ def in_slots(ctx: LlamaContext, waiting: Waiting, n_ctx: Sequence[int]) -> Itera
             for slot, row in _decode(ctx, active):
                 g = slot.generation
                 assert g is not None
-                token = g.choose(ctx.logits[row], slot.n_done < n_ctx[slot.index])
+                try:
+                    token = g.choose(ctx.logits[row], slot.n_done < n_ctx[slot.index])
+                except Exception as e:
+                    if failed is None:
+                        raise
+                    slot.generation = None
+                    failed(slot.index, e)
+                    continue
                 if token.finish_reason is None:
                     slot.text += (token.id,)
                 else:

@@ -18,7 +18,17 @@ from pyggml.models.memory.kv_cells import INT32_MAX, Floats
 from ..batch import Batch
 from ..context import LlamaContext
 from ..options import ContextOptions
-from ..samplers import LogitsProcessor, SamplerChain, SamplingOptions, StepTrace, guided, log_softmax, sampling_params
+from ..samplers import (
+    LogitsProcessor,
+    NamedOptions,
+    SamplerChain,
+    SamplingOptions,
+    StepTrace,
+    guided,
+    log_softmax,
+    our_names,
+    sampling_params,
+)
 from .long_context import LongContext
 from .text import TextStream
 
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
 
 FinishReason = Literal["eog", "stop", "length"]
 StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
+N_PREDICT = 128  # tokens that are generated where nothing else is said
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,7 +101,7 @@ class Generation:
     ctx: LlamaContext
     prompt: Sequence[int]
     chain: SamplerChain
-    n_predict: int = 128
+    n_predict: int = N_PREDICT
     stop: Sequence[str] = ()
     n_probs: int | None = None  # None: no log-probabilities at all
     guidance: Guidance | None = None
@@ -238,8 +249,9 @@ class Generation:
         return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
 
 
-class GenerateOptions(SamplingOptions, total=False):
-    """Keyword arguments of `Model.generate` and its kin: the fields of `SamplingParams`, and these."""
+class GenerateOptions(NamedOptions, total=False):
+    """Keyword arguments of `Model.generate` and its kin: the fields of `SamplingParams`, their names in `OTHER_NAMES`,
+    and these."""
 
     stop: str | Sequence[str]
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
@@ -256,7 +268,7 @@ class GenerateOptions(SamplingOptions, total=False):
 def new_generation(
     model: LoadedModel,
     prompt: str | Sequence[int],
-    n_predict: int = 128,
+    n_predict: int = N_PREDICT,
     n_probs: int | None = None,
     *,
     stop: str | Sequence[str] = (),
@@ -269,10 +281,11 @@ def new_generation(
     negative_prompt: str | Sequence[int] = "",
     context: ContextOptions | None = None,
     special: bool = False,
-    **sampling: Unpack[SamplingOptions],
+    **sampling: Unpack[NamedOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
-    chain = SamplerChain(sampling_params(sampling), model.vocab, functions("logits_processor", logits_processor))
+    n_predict, chosen = n_predict_of(n_predict, sampling)
+    chain = SamplerChain(sampling_params(chosen), model.vocab, functions("logits_processor", logits_processor))
     stopping = functions("stopping_criteria", stopping_criteria)
     source, ids = source_and_prompt(model, prompt)
     n_predict = whole("n_predict", n_predict, error=BatchError)
@@ -297,6 +310,17 @@ def new_generation(
     return Generation(
         ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special, source=source, stopping=stopping
     )
+
+
+def n_predict_of(n_predict: int, options: NamedOptions) -> tuple[int, SamplingOptions]:
+    """How many tokens to predict, and the other options by our names: `max_tokens` among them goes before the default.
+    Raises TypeError for both, and for another option that is given under two names."""
+    ours = our_names(options)
+    if "n_predict" in ours:
+        if n_predict != N_PREDICT:
+            raise TypeError("max_tokens is another name of n_predict: give one of the two")
+        n_predict = ours.pop("n_predict")
+    return n_predict, cast(SamplingOptions, ours)
 
 
 def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:

@@ -12,9 +12,10 @@ from pyggml.models.memory.kv_cells import Floats
 from ..context import LlamaContext
 from ..embed import embed
 from ..loaded import LoadedModel
-from ..samplers import SamplerChain, SamplingOptions, SamplingParams, sampling_params
+from ..options import SHORTER
+from ..samplers import NamedOptions, SamplerChain, SamplingParams, our_names, sampling_params
 from .batched import Waiting, in_slots
-from .generation import Generation, ids_of, sizes_to_encode
+from .generation import N_PREDICT, Generation, ids_of, n_predict_of, sizes_to_encode
 from .templates import find_template
 from .text import stop_strings
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
 _TEXTS = 128  # that are embedded at a time
-_FIELDS = {"id", "input", "prompt", "messages", "n_predict", "stop", *_SAMPLING}
+_FIELDS = {"id", "input", "prompt", "messages", "n_predict", "stop", *_SAMPLING}  # or `OTHER_NAMES` of them
 Result = dict[str, Any]
 NewContext = Callable[[int, "ContextOptions"], LlamaContext]  # of so many cells
 Embed = Callable[[Sequence[Sequence[int]]], Floats]
@@ -69,7 +70,7 @@ class _Request:
 def batch(
     model: LoadedModel,
     requests: Iterable[Any],
-    n_predict: int = 128,
+    n_predict: int = N_PREDICT,
     *,
     stop: str | Sequence[str] = (),
     n_parallel: int = 32,
@@ -77,7 +78,7 @@ def batch(
     flash_attn: bool = False,
     context: ContextOptions | None = None,
     kv_ram: int | str | None = None,
-    **sampling: Unpack[SamplingOptions],
+    **sampling: Unpack[NamedOptions],
 ) -> Iterator[Result]:
     """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
     their order, as soon as those before it are done.
@@ -91,8 +92,8 @@ def batch(
     digits of embeddings (see `stream_batch`). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
-    or `error`, what is wrong with that request (so has one that is a GGMLError itself). Raises BatchError for a bad
-    `n_parallel`, SamplerError for bad sampling parameters.
+    or `error`, what is wrong with that request (so has one that is a GGMLError itself), whatever it is: the others go
+    on. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling parameters.
     """
 
     def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
@@ -111,18 +112,19 @@ def answer(
     model: LoadedModel,
     requests: Iterable[Any],
     new_context: NewContext,
-    n_predict: int = 128,
+    n_predict: int = N_PREDICT,
     vectors: Embed | None = None,
     *,
     stop: str | Sequence[str] = (),
     n_parallel: int = 32,
-    **sampling: Unpack[SamplingOptions],
+    **sampling: Unpack[NamedOptions],
 ) -> Iterator[Result]:
     """As `batch`, in contexts from elsewhere; of the model its vocabulary is enough. Nothing is embedded without
     `vectors`."""
     _ = model.hparams  # refuses what was closed
     whole("n_parallel", n_parallel, 1, error=BatchError)
-    defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, sampling_params(sampling))
+    n_predict, chosen = n_predict_of(n_predict, sampling)
+    defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, sampling_params(chosen))
     if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     results: list[Result] = []
@@ -139,10 +141,8 @@ def answer(
                 texts.append(_text(model, index, cast("Mapping[str, Any]", request)))
             else:
                 todo.append(_read(model, index, request, defaults))
-        except GGMLError as e:
-            result["error"] = str(e)
-        except RecursionError:
-            result["error"] = "nested too deep"
+        except Exception as e:
+            result["error"] = _reason(e)
         results.append(result)
     embedded = iter(()) if vectors is None else _embedded(texts, results, vectors)
     return _in_order(results, _answers(todo, results, n_parallel, new_context), embedded, {t.index for t in texts})
@@ -167,15 +167,21 @@ def _answers(
         for request in todo:
             try:
                 g = request.start(ctx)
-            except GGMLError as e:  # a grammar that is none
-                results[request.index]["error"] = str(e)
+            except Exception as e:  # a grammar that is none
+                failed(request.index, e)
                 continue
             running[request.index] = g
             yield request.index, g
 
+    def failed(index: int, e: Exception) -> None:
+        running.pop(index, None)
+        texts.pop(index, None)
+        results[index]["error"] = _reason(e)
+
     running: dict[int, Generation] = {}
     texts: dict[int, list[str]] = {}
-    for index, token in in_slots(ctx, Waiting(generations()), [n_cells.get(i, 0) for i in range(len(results))]):
+    cells = [n_cells.get(i, 0) for i in range(len(results))]
+    for index, token in in_slots(ctx, Waiting(generations()), cells, failed):
         texts.setdefault(index, []).append(token.text)
         if token.finish_reason is not None:
             g = running.pop(index)
@@ -189,8 +195,12 @@ def _embedded(texts: Sequence[_Text], results: list[Result], vectors: Embed) -> 
     """Fill in the results of texts that are embedded; yields now and then."""
     for i in range(0, len(texts), _TEXTS):
         part = texts[i : i + _TEXTS]
-        for t, row in zip(part, vectors([t.ids for t in part]), strict=True):
-            results[t.index] |= {"embedding": row.tolist(), "n_prompt": len(t.ids)}
+        try:
+            for t, row in zip(part, vectors([t.ids for t in part]), strict=True):
+                results[t.index] |= {"embedding": row.tolist(), "n_prompt": len(t.ids)}
+        except GGMLError as e:  # a model that embeds nothing
+            for t in part:
+                results[t.index]["error"] = _reason(e)
         yield
 
 
@@ -217,13 +227,30 @@ def _text(model: LoadedModel, index: int, request: Mapping[str, Any]) -> _Text:
     return _Text(index, ids)
 
 
+def _reason(e: Exception) -> str:
+    """What is wrong with a request, by what it raised. Whatever a request can make happen ends that request alone, and
+    so must what nobody thought of."""
+    match e:
+        case GGMLError():
+            return str(e)
+        case RecursionError():
+            return "nested too deep"
+        case MemoryError():
+            return "there is not enough memory for this request"
+        case _:
+            return f"{type(e).__name__}: {e}"
+
+
 def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> _Request:
     """Raises BatchError, SamplerError or ModelError for what is no request."""
     if isinstance(request, GGMLError):
         raise request
     if not isinstance(request, Mapping):
         request = {"prompt": request}
-    given = cast("Mapping[str, Any]", request)
+    try:
+        given = our_names(cast("Mapping[str, Any]", request))
+    except TypeError as e:
+        raise BatchError(str(e)) from None
     unknown = [key for key in given if key not in _FIELDS]
     if unknown:
         raise BatchError(f"a request has no field {unknown[0]!r:.60}; it may have {', '.join(sorted(_FIELDS))}")
@@ -245,9 +272,9 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> 
         raise BatchError("the prompt is empty")
     if (high := max(prompt)) >= model.hparams.n_vocab:
         raise BatchError(f"token {high} is none of the {model.hparams.n_vocab} of the vocabulary")
-    n_ctx = model.hparams.n_ctx_train
+    n_ctx = model.hparams.n_ctx_scaled
     if len(prompt) >= n_ctx:
-        raise BatchError(f"the prompt has {len(prompt)} tokens; the model was trained for {n_ctx}")
+        raise BatchError(f"the prompt has {len(prompt)} tokens; the model was trained for {n_ctx}: {SHORTER}")
     source, prompt = ([], prompt) if start is None else (prompt, [start])
     room = n_ctx - len(prompt)
     n_predict = whole("n_predict", given.get("n_predict", defaults.n_predict), error=BatchError)

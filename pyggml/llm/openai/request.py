@@ -12,13 +12,11 @@ from pyggml.errors import BatchError, ModelError, SamplerError, whole
 from ..generate.generation import Generation, StoppingCriteria, Token, new_generation
 from ..loaded import LoadedModel
 from ..samplers import LogitsProcessor
+from ..samplers.params import OTHER_NAMES
 from .types import FinishReason, Usage
 
 if TYPE_CHECKING:
     pass
-
-# Names of OpenAI and llama-cpp-python, and ours.
-_NAMES = {"temperature": "temp", "typical_p": "typ_p", "mirostat_mode": "mirostat"}
 
 
 class SamplingRequest(TypedDict, total=False):
@@ -65,7 +63,7 @@ def started(
     options = dict(request)
     for ignored in ("tfs_z", "model", "user"):
         options.pop(ignored, None)
-    options = {_NAMES.get(k, k): v for k, v in options.items() if v is not None}
+    options = {OTHER_NAMES.get(k, k): v for k, v in options.items() if v is not None}
     if (n := options.pop("n", 1)) != 1:
         raise SamplerError(f"n: a request has one answer, not {n!r:.60}")
     max_tokens = options.pop("max_completion_tokens", max_tokens)

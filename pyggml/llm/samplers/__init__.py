@@ -3,15 +3,17 @@
 from .base import LogitsProcessor
 from .chain import SamplerChain
 from .guidance import guided, log_softmax
-from .params import SamplingOptions, SamplingParams, sampling_params
+from .params import NamedOptions, SamplingOptions, SamplingParams, our_names, sampling_params
 from .trace import SamplerTrace, StepTrace
 
 __all__ = [
     "LogitsProcessor",
+    "NamedOptions",
     "SamplerChain",
     "SamplerTrace",
     "SamplingOptions",
     "SamplingParams",
+    "our_names",
     "sampling_params",
     "StepTrace",
     "guided",

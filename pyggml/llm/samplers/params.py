@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from math import isnan
+from math import inf, isnan
 from numbers import Integral, Real
 from typing import Any, TypedDict, cast
 
@@ -15,8 +16,15 @@ from pyggml.errors import SamplerError
 
 _HUGE = float(np.finfo(np.float32).max)  # samplers compute with f32
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+_TOKEN = re.compile("[0-9]{1,10}")
 NAMES = frozenset((*ORDER, "infill"))
 _ALIASES = {"temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "nucleus": "top_p"}  # also with - for _
+OTHER_NAMES = {  # of options, as OpenAI and llama-cpp-python call them: ours
+    "temperature": "temp",
+    "typical_p": "typ_p",
+    "mirostat_mode": "mirostat",
+    "max_tokens": "n_predict",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,8 @@ class SamplingParams:
     mirostat             1 or 2: Mirostat instead of all samplers but penalties, dry and temperature; 0: off
     mirostat_tau         the surprise to aim at, in bits
     mirostat_eta         how fast it adapts
-    logit_bias           token -> what is added to its logit (-inf: never)
+    logit_bias           token -> what is added to its logit (-inf, or False: never); a token may be text, "15", as in
+                         JSON
     ignore_eos           never end generation
     grammar              GBNF (or llguidance's Lark) that the text must follow
     json_schema          JSON schema (as text or object) that the text must follow
@@ -89,6 +98,8 @@ class SamplingParams:
             _check_type(f.name, str(f.type), value)
             if isinstance(value, np.generic):
                 object.__setattr__(self, f.name, value.item())
+        biases = {int(token): -inf if bias is False else bias for token, bias in self.logit_bias.items()}
+        object.__setattr__(self, "logit_bias", biases)
         zero_to_one = ("top_p", "min_p", "typ_p", "xtc_probability", "xtc_threshold")
         for name in zero_to_one:
             self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
@@ -116,6 +127,15 @@ class SamplingParams:
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise SamplerError(f"{name} must be {rule}, not {getattr(self, name)}")
+
+
+def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by our names. Raises TypeError for one that is given under two names."""
+    ours = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
+    if len(ours) < len(options):
+        twice = next(name for name in options if OTHER_NAMES.get(name) in options)
+        raise TypeError(f"{twice} is another name of {OTHER_NAMES[twice]}: give one of the two")
+    return ours
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
@@ -158,8 +178,15 @@ def _check_type(name: str, kind: str, value: Any) -> None:
 def _is_bias(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
-    items = cast("Mapping[Any, Any]", value).items()
-    return all(isinstance(i, Integral) and isinstance(x, Real) and not isnan(cast(Any, x)) for i, x in items)
+    return all(_is_token(i) and _is_number(x) for i, x in cast("Mapping[object, object]", value).items())
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, Integral) or (isinstance(value, str) and _TOKEN.fullmatch(value) is not None)
+
+
+def _is_number(value: object) -> bool:
+    return value is False or (isinstance(value, Real) and value is not True and not isnan(cast(Any, value)))
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -194,3 +221,12 @@ class SamplingOptions(TypedDict, total=False):
     grammar: str | None
     json_schema: str | Mapping[str, Any] | None
     samplers: str | Sequence[str]
+
+
+class NamedOptions(SamplingOptions, total=False):
+    """... and by the names of `OTHER_NAMES`."""
+
+    temperature: float
+    typical_p: float
+    mirostat_mode: int
+    max_tokens: int

@@ -16,7 +16,10 @@ from pyggml.tools.cli import main
 import pyggml as gg
 from pyggml.errors import BatchError, ModelError, SamplerError
 from pyggml.llm.generate.request_file import RequestFile
-from pyggml.llm.model import Model, load_model
+from pyggml.llm.model import Model, load_model, model_digest
+from pyggml.llm.samplers import SamplerChain, SamplingParams
+
+from ...tiny_model import WriteModel
 
 TEXTS = ["Once upon a time", "The wolf said", "There was once a king", "The cat", "In a forest"]
 
@@ -116,7 +119,7 @@ def test_files(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     requests = write(tmp_path / "i.jsonl", [{"prompt": TEXTS[0], "id": 5}, "", "{no", *({"prompt": t} for t in TEXTS)])
     out = tmp_path / "o.jsonl"
     args = ["batch", "-i", str(requests), "-o", str(out), "-n", "4", "--temp", "0", "--ram", "1GiB", "--json"]
-    for had, errors in ((0, 1), (7, 0)):
+    for had, errors in ((0, 1), (7, 1)):
         with pytest.raises(SystemExit) as e:
             main(args)
         assert e.value.code == 0
@@ -171,7 +174,7 @@ def test_killed_and_run_again(tmp_path: Path) -> None:
     before = out.read_bytes()
     before = before[: before.rfind(b"\n") + 1]
     assert before.count(b"\n") >= 3
-    subprocess.run([*args[:-4], "-n", "3"], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([*args[:-2], "-np", "8"], check=True, stderr=subprocess.DEVNULL)
     assert out.read_bytes().startswith(before)
     assert [(r["index"], r["id"]) for r in read(out)] == [(i, i) for i in range(60)]
 
@@ -209,4 +212,166 @@ def test_killed_while_weights_are_streamed(tmp_path: Path) -> None:
     process.wait()
     assert out.read_bytes().count(b"\n") >= 3
     subprocess.run(args, check=True, stderr=subprocess.DEVNULL)
-    assert out.read_bytes() == want.read_bytes()
+    assert [{k: v for k, v in r.items() if k != "by"} for r in read(out)] == read(want)
+
+
+def batch(capsys: pytest.CaptureFixture[str], *args: object, code: int = 0) -> Any:
+    """What `pyggml batch` says: its JSON, or the error."""
+    with pytest.raises(SystemExit) as e:
+        main(["batch", "-t", "1", "--json", *map(str, args)])
+    said = capsys.readouterr()
+    assert e.value.code == code, said.err
+    return said.err if code else json.loads(said.out)
+
+
+def test_results_of_another_model_or_other_options_are_refused(
+    tiny: Path, write_model: WriteModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests, out = write(tmp_path / "i.jsonl", ["a", "b"]), tmp_path / "o.jsonl"
+    requests.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    args = ("-i", requests, "-o", out, "-n", 2, "--temp", 0)
+    assert batch(capsys, *args, "-m", tiny)["n_predicted"] == 4
+    before = out.read_bytes()
+    by = read(out)[0]["by"]
+    assert by == {"model": model_digest(tiny), "options": {"n_predict": 2, "temp": 0.0}}
+    other = write_model(kv={"llama.rope.freq_base": 500.0})
+    for more, says in (
+        (("-m", other), "by another model"),
+        (("-m", tiny, "--override-kv", "llama.rope.freq_base=float:500"), "by another model"),
+        (("-m", tiny, "-n", 3), "with n_predict 2, which is 3 now"),
+        (("-m", tiny, "-r", "x"), "with stop its default, which is ['x'] now"),
+        (("-m", tiny, "--samplers", "top_k"), "with samplers its default"),
+        (("-m", tiny, "-ctk", "f32"), "with type_k its default"),
+        (("-m", tiny, "-l", "12-1"), "with logit_bias its default"),
+    ):
+        assert f"line 1 was answered otherwise: {says}" in batch(capsys, *args, *more, code=1)
+        assert out.read_bytes() == before
+    requests.write_text('{"prompt": "a"}\n{"prompt": "c"}\n')
+    assert "line 2 is no result of request 2" in batch(capsys, *args, "-m", tiny, code=1)
+    assert out.read_bytes() == before
+    for same in (("-np", 1), ("--no-mmap",), ("-fa",)):  # what no answer depends on
+        requests.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+        assert batch(capsys, *args, "-m", tiny, *same)["resumed_at"] == 2
+
+
+def test_a_model_is_told_from_another_by_what_it_holds(write_model: WriteModel, tmp_path: Path) -> None:
+    one = write_model()
+    first = model_digest(one)
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(one.read_bytes())
+    assert model_digest(copy) == first
+    data = bytearray(one.read_bytes())
+    data[len(data) * 3 // 4 :] = bytes(len(data) - len(data) * 3 // 4)  # other weights, and the same metadata
+    copy.write_bytes(data)
+    assert model_digest(copy) != first != model_digest(one, {"llama.rope.freq_base": 5.0})
+
+
+def test_errors_are_counted_and_tried_again(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line that was mended, one that was not, and a kill while they are tried again."""
+    bad = ['{"promt": "a"}', '{"prompt": "b", "temp": -1}']
+    requests, out = tmp_path / "i.jsonl", tmp_path / "o.jsonl"
+    args = ("-m", tiny, "-i", requests, "-o", out, "-n", 2, "--temp", 0)
+    requests.write_text("\n".join(['{"prompt": "x"}', *bad, '{"prompt": "y"}', ""]))
+    assert batch(capsys, *args)["errors"] == 2
+    first = out.read_bytes().splitlines()
+    assert batch(capsys, *args)["errors"] == 2 and out.read_bytes().splitlines() == first
+    requests.write_text("\n".join(['{"prompt": "x"}', '{"prompt": "a"}', bad[1], '{"prompt": "y"}', ""]))
+    assert "line 2 is no result" in batch(capsys, *args, code=1)
+    record = read(out)[0]["by"]
+    with RequestFile(requests, out, record, retry=True) as file:
+        assert file.n_done == 2
+        results = file.run(lambda todo: gg.batch(load_model(tiny), todo, 2, temp=0.0))
+        assert next(results)["n_predicted"] == 2
+        results.close()  # as a kill: the second try stands at the end
+    assert [r["index"] for r in read(out)] == [0, 1, 2, 3, 1]
+    assert batch(capsys, *args) == {"requests": 4, "resumed_at": 4, "errors": 1, "n_predicted": 0}
+    assert [r["index"] for r in read(out)] == [0, 1, 2, 3] and "error" in read(out)[2]
+    out.chmod(0o600)
+    assert batch(capsys, *args, "--retry-errors")["errors"] == 1
+    assert [r.get("n_predicted") for r in read(out)] == [2, 2, None, 2] and out.stat().st_mode & 0o777 == 0o600
+    lines = out.read_bytes().splitlines()
+    assert (lines[0], lines[3]) == (first[0], first[3])
+
+
+@pytest.mark.parametrize("text", ["notes", "a\nb", '{"promt": 5}', '{"index": 0}\nnotes', "\0" * 20])
+def test_a_file_that_is_none_of_results_stays(text: str, tmp_path: Path) -> None:
+    requests, out = write(tmp_path / "i.jsonl", ['{"prompt": "a"}'] * 3), tmp_path / "notes.txt"
+    out.write_text(text)
+    with pytest.raises(BatchError, match="name another file"):
+        RequestFile(requests, out)
+    assert out.read_text() == text
+
+
+class _Fails(dict[str, Any]):
+    """A request that cannot be read, in a way that nobody thought of."""
+
+    def __init__(self, e: Exception) -> None:
+        super().__init__(prompt="a")
+        self._e = e
+
+    def items(self) -> Any:
+        raise self._e
+
+
+def test_a_line_that_is_bad_in_any_way_ends_itself_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(tiny)
+    chosen = SamplerChain.sample
+
+    def sample(self: SamplerChain, logits: Any) -> int:
+        if self.params.seed == 13:
+            raise SamplerError("no token is left")
+        if self.params.seed == 14:
+            raise MemoryError
+        return chosen(self, logits)
+
+    monkeypatch.setattr(SamplerChain, "sample", sample)
+    bad: list[tuple[Any, str]] = [
+        ({"prompt": "a", "seed": 13}, "no token is left"),
+        ({"prompt": "a", "seed": 14}, "not enough memory"),
+        ({"prompt": "a\ud800"}, ""),
+        (_Fails(ZeroDivisionError("why")), "ZeroDivisionError: why"),
+        (_Fails(MemoryError()), "not enough memory"),
+        ({"prompt": "a", "temp": 1, "temperature": 1}, "another name of temp"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"5": True}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+    ]
+    for n_parallel in (1, 2, 50):
+        results = list(gg.batch(model, ["x", *(r for b, _ in bad for r in (b, "The"))], 2, n_parallel=n_parallel))
+        assert results[0]["n_predicted"] == 2
+        for (request, says), r, good in zip(bad, results[1::2], results[2::2], strict=True):
+            assert says in r["error"] if says else "error" in r or "text" in r, request
+            assert "text" not in good or good["n_predicted"] == 2
+
+
+def test_options_as_json_and_others_name_them(tiny: Path) -> None:
+    model = load_model(tiny)
+    requests = [
+        {"prompt": "a", "n_predict": 3, "temp": 0, "logit_bias": {"123": 100}},
+        {"prompt": "a", "max_tokens": 3, "temperature": 0, "logit_bias": {123: 100}},
+        {"prompt": "a", "max_tokens": 3, "temperature": 0, "logit_bias": {"123": 100, "7": False}},
+    ]
+    assert [r["text"] for r in gg.batch(model, requests)] == ["xxx"] * 3
+    assert SamplingParams(logit_bias={"7": False}).logit_bias == {7: float("-inf")}  # pyright: ignore
+
+
+def test_results_are_json(model: Model, tmp_path: Path) -> None:
+    """Numbers that JSON does not have are an error of their line, in requests and in results."""
+    lines = ['{"prompt": "a", "id": NaN}', '{"prompt": "a", "id": [-Infinity]}', '{"prompt": "a", "temp": 1e999}']
+    requests = write(tmp_path / "i.jsonl", [*lines, '{"prompt": "a"}', '{"prompt": "b", "id": 1e300}'])
+    out = tmp_path / "o.jsonl"
+
+    def answers(todo: list[Any]) -> Any:
+        for result in gg.batch(model, todo, 1):
+            yield {**result, "embedding": [float("nan")]} if result["index"] == 3 else result
+
+    with RequestFile(requests, out) as file:
+        list(file.run(answers))
+        assert file.n_errors == 4
+
+    def refuse(text: str) -> Any:
+        raise AssertionError(text)
+
+    results = [json.loads(line, parse_constant=refuse) for line in out.read_text().splitlines()]
+    assert ["no finite number" in r.get("error", "") for r in results] == [True] * 3 + [False] * 2
+    assert "not finite" in results[3]["error"] and results[4]["id"] == 1e300
