@@ -19,6 +19,7 @@ from jinja2 import Template, nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.runtime import Context, missing, new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
+from jinja2.tests import test_divisibleby
 from jinja2.utils import Namespace
 from markupsafe import Markup
 
@@ -120,7 +121,8 @@ class _Code(CodeGenerator):
         self.write(")")
 
     def _operand(self, word: str, node: nodes.Expr, frame: Frame) -> None:
-        if not word or isinstance(node, _SCALARS) or (word == "searched" and isinstance(node, (nodes.List, nodes.Tuple))):
+        literal = (*_SCALARS, nodes.List, nodes.Tuple) if word == "searched" else _SCALARS
+        if not word or isinstance(node, literal):
             self.visit(node, frame)
         else:
             self.write(f"environment.{word}(")
@@ -279,7 +281,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Count what has to be looked at when a value is written, compared or hashed."""
         if isinstance(value, (str, bytes)):
             if len(value) > 256:
-                self.step(len(value) >> 8)
+                self.step(len(value) >> 6)
         elif isinstance(value, _CONTAINERS) and type(value) not in _GIVEN:
             self._weight(value)
         return value
@@ -320,7 +322,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self._check_percent(left, right)
         return self.made(self.binop_table[operator](left, right))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, B902
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Count what a call gives; methods of strings, lists and numbers are asked beforehand."""
         self = __self
         if isinstance(__obj, _METHOD_TYPES):
@@ -374,14 +376,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             for item in walks[-1]:
                 n_nodes += 1
                 kind = type(item)
-                if kind is str:
-                    n_chars += len(item)
-                elif kind not in _SIMPLE and isinstance(item, (str, bytes)):
+                if kind is str or (kind not in _SIMPLE and isinstance(item, (str, bytes))):
                     n_chars += len(item)
                 elif kind not in _SIMPLE and isinstance(item, _CONTAINERS):
                     known = self._sizes.get(id(item)) if kind in _GIVEN else None
                     if known is not None:
-                        n_nodes, n_chars, depth = n_nodes + known[0], n_chars + known[1], max(depth, known[2] + len(walks))
+                        n_nodes, n_chars, depth = (
+                            n_nodes + known[0],
+                            n_chars + known[1],
+                            max(depth, known[2] + len(walks)),
+                        )
                         continue
                     if counting:
                         self.step(32 + (0 if isinstance(item, Namespace) else len(item)))
@@ -391,7 +395,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             else:
                 walks.pop()
         if counting:
-            self.step(n_chars >> 8)
+            self.step(n_chars >> 6)
         if type(value) in _GIVEN:
             self._sizes[id(value)] = n_nodes, n_chars, depth
         return n_nodes, n_chars, depth
@@ -407,7 +411,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return value
         if isinstance(value, (str, bytes)):
             if len(value) > 256:
-                self.step(len(value) >> 8)
+                self.step(len(value) >> 6)
         elif isinstance(value, _CONTAINERS):
             if type(value) not in _GIVEN:
                 self._weight(value)
@@ -436,14 +440,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         thread = self._thread
 
         @wraps(f)
-        def tested(value: Any, other: Any) -> Any:
-            if type(value) is str and type(other) is str:
-                return f(value, other)
+        def tested(value: Any, *others: Any) -> Any:
+            if type(value) is str and f is not test_divisibleby and all(type(x) is str for x in others):
+                return f(value, *others)
             run = cast(BoundedEnvironment, thread.running)
-            value, other = run._whole(value), run._whole(other)
-            if isinstance(value, (str, bytes)) and f.__name__ == "test_divisibleby":  # by `value % other`
-                run._check_percent(value, other)
-            return f(value, other)
+            value, others = run._whole(value), tuple(map(run._whole, others))
+            if isinstance(value, (str, bytes)) and f is test_divisibleby:  # by `value % other`
+                run._check_percent(value, others[0] if others else ())
+            return f(value, *others)
 
         return tested
 
@@ -575,7 +579,11 @@ _FILTERS: dict[str, Callable[..., None]] = {
 }
 # Filters that do not look into the values of a list, or only as far as they are asked to.
 _SHALLOW = frozenset(
-    "attr batch count d default first items last length list map random reject rejectattr reverse select selectattr slice".split()
+    ["attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject"]
+    + ["rejectattr", "reverse", "select", "selectattr", "slice"]
 )
-# Tests that compare.
-_COMPARING = frozenset("eq equalto == ne != lt lessthan < le <= gt greaterthan > ge >= in divisibleby".split())
+# Tests that look into their operands.
+_COMPARING = frozenset(
+    ["eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=", "in"]
+    + ["divisibleby", "lower", "upper"]
+)

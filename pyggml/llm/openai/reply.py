@@ -62,7 +62,7 @@ def read_functionary(text: str, done: bool, names: frozenset[str]) -> Reply:
 
     def call(body: str) -> list[Call]:
         name, _, arguments = body.partition(">")
-        return [Call(name.strip(), arguments.strip())] if _is_json(arguments) else []
+        return [Call(name.strip(), arguments.strip())] if is_json(arguments) else []
 
     return _blocks(text, done, "<function=", "</function>", call)
 
@@ -78,7 +78,7 @@ def read_functionary_v32(text: str, done: bool, names: frozenset[str]) -> Reply:
             reply.content += body
         elif newline and (done or not last):
             arguments = body.strip()
-            reply.calls.append(Call(name.strip(), arguments if _is_json(arguments) else json.dumps({"code": body})))
+            reply.calls.append(Call(name.strip(), arguments if is_json(arguments) else json.dumps({"code": body})))
         elif done:
             reply.content += part
     return reply
@@ -116,7 +116,7 @@ def read_mistral(text: str, done: bool, names: frozenset[str]) -> Reply:
             head, brace, rest = part.partition("{")
             arguments = brace + rest
         name, _, id = head.partition("[CALL_ID]")
-        if _is_json(arguments):
+        if is_json(arguments):
             reply.calls.append(Call(name.strip(), arguments.strip(), id.strip()))
         elif done:
             reply.content += tag + part
@@ -132,7 +132,7 @@ def read_deepseek(text: str, done: bool, names: frozenset[str]) -> Reply:
         if head.strip() == "function":
             head, _, rest = rest.partition("\n")
             rest = rest.strip().removeprefix("```json").removesuffix("```")
-        return [Call(head.strip(), rest.strip())] if _is_json(rest) else []
+        return [Call(head.strip(), rest.strip())] if is_json(rest) else []
 
     reply = _blocks(text, done, begin, end, call)
     for marker in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"):
@@ -272,7 +272,8 @@ def _value(text: str) -> Any:
     return text if isinstance(value, str) else value
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Whether a text is a JSON object."""
     try:
         return isinstance(json.loads(text, strict=False), dict)
     except (ValueError, RecursionError):
