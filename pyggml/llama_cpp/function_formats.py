@@ -15,7 +15,7 @@ from ..llm.generate.templates import ChatTemplate, find_template
 from ..llm.loaded import LoadedModel
 from ..llm.openai.dialect import Dialect
 from ..llm.openai.formats import Format
-from ..llm.openai.reply import Call, Reply, is_json
+from ..llm.openai.reply import Call, Reply, json_object
 from ..llm.vocab import Vocab
 
 Messages = Sequence[Mapping[str, Any]]
@@ -68,10 +68,11 @@ def _read_calls(start: str, text: str, begin: str) -> Reply:
     """`functions.NAME:`, a new line, and JSON, and so on; the whole as text when one of the calls is none."""
     calls: list[Call] = []
     for part in start.removeprefix(begin).split(f"\n{begin}"):
-        name, _, arguments = part.partition(":\n")
-        if not is_json(arguments):
+        name, _, body = part.partition(":\n")
+        arguments = json_object(body)
+        if arguments is None:
             return Reply(text)
-        calls.append(Call(name.strip(), arguments.strip()))
+        calls.append(Call(name.strip(), arguments))
     return Reply(calls=calls)
 
 
@@ -195,7 +196,8 @@ def _read_functionary(text: str, done: bool, names: frozenset[str]) -> Reply:
     name = head.strip().removeprefix("to=functions.").removesuffix(":")
     if not done:
         return Reply()
-    return Reply(calls=[Call(name, body.strip())]) if is_json(body) else Reply(text)
+    arguments = json_object(body)
+    return Reply(text) if arguments is None else Reply(calls=[Call(name, arguments)])
 
 
 _FUNCTIONARY_FORM = Format(
@@ -252,27 +254,29 @@ def _read_v1(text: str, done: bool, names: frozenset[str]) -> Reply:
     content, begin, body = text.partition(_BEGIN)
     if not begin or not names:
         return Reply(text)
-    name, _, arguments = body.partition(_END)[0].partition(":\n")
+    name, _, body = body.partition(_END)[0].partition(":\n")
     if not done:
         return Reply(content)
-    return Reply(content, calls=[Call(name.strip(), arguments.strip())]) if is_json(arguments) else Reply(text)
+    arguments = json_object(body)
+    return Reply(text) if arguments is None else Reply(content, calls=[Call(name.strip(), arguments)])
 
 
 def _read_v2(text: str, done: bool, names: frozenset[str]) -> Reply:
     """A recipient, `<|content|>` and a text or arguments; further ones begin with `<|from|>`."""
-    reply = Reply()
+    content: list[str] = []
+    calls: list[Call] = []
     parts = text.split(_FROM)
     for i, part in enumerate(parts):
         head, found, body = part.rpartition(_CONTENT) if i or names else ("all", "", part)
         recipient = head.partition(_RECIPIENT)[2] if i else head
         closed = done or i < len(parts) - 1
         if recipient.strip() == "all" and (found or not i):
-            reply.content += body.rstrip("\n") if i < len(parts) - 1 else body
-        elif found and is_json(body) and closed:
-            reply.calls.append(Call(recipient.strip(), body.strip()))
+            content.append(body.rstrip("\n") if i < len(parts) - 1 else body)
+        elif found and closed and (arguments := json_object(body)) is not None:
+            calls.append(Call(recipient.strip(), arguments))
         elif closed:
-            reply.content += part
-    return reply
+            content.append(part)
+    return Reply("".join(content), calls=calls)
 
 
 _V1_FORM = Format("functionary-v1", _read_v1, lambda name, schema: (f"{_BEGIN}{name}:\n", schema, _END), (_BEGIN, _END))
