@@ -441,7 +441,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         @wraps(f)
         def tested(value: Any, *others: Any) -> Any:
-            if type(value) is str and f is not test_divisibleby and all(type(x) is str for x in others):
+            if f is not test_divisibleby and all(type(x) is str and len(x) <= 256 for x in (value, *others)):
                 return f(value, *others)
             run = cast(BoundedEnvironment, thread.running)
             value, others = run._whole(value), tuple(map(run._whole, others))
