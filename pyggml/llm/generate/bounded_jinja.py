@@ -17,10 +17,10 @@ from typing import Any, cast
 
 from jinja2 import Template, nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
-from jinja2.runtime import Context, missing, new_context
+from jinja2.runtime import Context, new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.tests import test_divisibleby
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, missing
 from markupsafe import Markup
 
 from pyggml import limits
@@ -28,7 +28,10 @@ from pyggml import limits
 _ITEM = 64  # bytes that an item of a list counts for, with the object that it may hold
 _SMALL = 64  # a text up to here is not counted by itself: it is among what a run of the body costs
 _OFTEN = 1 << 16  # steps and bytes between two looks at the clock
-_CONTAINERS = (list, tuple, dict, set, Namespace, type({}.values()), type({}.items()), type({}.keys()))
+_NOTHING: dict[str, Any] = {}
+_CONTAINERS: tuple[type[Any], ...] = cast(
+    Any, (list, tuple, dict, set, Namespace, type(_NOTHING.keys()), type(_NOTHING.values()), type(_NOTHING.items()))
+)
 _SIMPLE = frozenset((bool, int, float, type(None)))
 _METHOD_TYPES = (BuiltinMethodType, MethodType, type)
 _OF_DICTS = frozenset(dir(dict))
@@ -185,7 +188,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         options: Any = {"extensions": extensions, "optimized": False}
         super().__init__(trim_blocks=True, lstrip_blocks=True, **options)
         self._thread = threading.local()
-        self.finalize = lambda value: self._thread.running.shown(value)  # of constants, as a template is compiled
+        self.finalize = self._shown  # of constants, as a template is compiled
         del cast("dict[str, Any]", self.globals)["lipsum"]
         self.filters = {name: self._bounded(name, f) for name, f in {**self.filters, **filters}.items()}
         self.tests.update({name: self._weighing(self.tests[name]) for name in _COMPARING})
@@ -208,7 +211,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             template = compiled(source)
             context = new_context(run, template.name, template.blocks, values, False, template.globals)
             for block in context.blocks.values():
-                block[:] = [partial(f, environment=run) for f in block]
+                block[:] = [partial(cast(Any, f), environment=run) for f in block]
             return "".join(cast(Any, template.root_render_func)(context, missing, run))
         finally:
             del self._thread.running
@@ -234,6 +237,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if monotonic() > self._end:
             raise TooMuch(f"it takes longer than {limits.TEMPLATE_SECONDS} seconds (limits.TEMPLATE_SECONDS)")
         self._next_steps, self._next_bytes = self.steps - _OFTEN, self.bytes - _OFTEN
+
+    def _shown(self, value: Any) -> Any:
+        return self.running.shown(value)
 
     # -- what templates call ----------------------------------------------------------------------------------------
 
@@ -288,7 +294,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def searched(self, value: Any) -> Any:
         """Count what has to be looked at when something is sought in a value."""
-        return value if isinstance(value, dict) else self.weighed(value)
+        return cast(Any, value) if isinstance(value, dict) else self.weighed(value)
 
     def joined(self, parts: Sequence[Any], context: Context) -> str:
         """`a ~ b ~ c`."""
@@ -315,7 +321,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self._count_bits(operator, left, right)
             return self.binop_table[operator](left, right)
         if operator == "*":
-            for one, n in ((left, right), (right, left)):
+            for one, n in cast("tuple[tuple[Any, Any], ...]", ((left, right), (right, left))):
                 if isinstance(n, int) and hasattr(one, "__len__"):
                     self.fits((4 if isinstance(one, (str, bytes)) else _ITEM) * len(one) * max(n, 0))
         elif operator == "%" and isinstance(left, (str, bytes)):
@@ -330,7 +336,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             named = {k: v for k, v in kwargs.items() if k[0] != "_"} if kwargs else kwargs  # others are Jinja's own
             check = _METHODS.get(getattr(__obj, "__name__", ""))
             if check is not None:
-                check(self, getattr(__obj, "__self__", None), *args, **named)
+                getattr(self, check)(getattr(__obj, "__self__", None), *args, **named)
             if type(__obj) is BuiltinMethodType:
                 return self.made(__obj(*args, **named))
         return self.made(super().call(__context, __obj, *args, **kwargs))
@@ -375,7 +381,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         while walks:
             for item in walks[-1]:
                 n_nodes += 1
-                kind = type(item)
+                kind = cast("type[Any]", type(item))
                 if kind is str or (kind not in _SIMPLE and isinstance(item, (str, bytes))):
                     n_chars += len(item)
                 elif kind not in _SIMPLE and isinstance(item, _CONTAINERS):
@@ -431,7 +437,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 if kwargs:
                     kwargs = {k: run._whole(v) for k, v in kwargs.items()}
             if check is not None:
-                check(run, *args[n_first:], **kwargs)
+                getattr(run, check)(*args[n_first:], **kwargs)
             return run.made(f(*args, **kwargs))
 
         return filtered
@@ -462,7 +468,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         text = form.decode("latin-1") if isinstance(form, bytes) else form
         n_nodes, n_chars, _ = self._weight(given)
         n = 4 * (n_nodes + n_chars) * (text.count("%") if isinstance(given, dict) else 1)
-        numbers = [x for x in (given if isinstance(given, tuple) else (given,)) if isinstance(x, int)]
+        several = cast("tuple[Any, ...]", given if isinstance(given, tuple) else (given,))
+        numbers = [x for x in several if isinstance(x, int)]
         stars = text.count("*") * max(map(abs, numbers), default=0)
         self.fits(4 * (len(text) + _widths(text) + stars + n))
 
@@ -490,7 +497,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._check_join(d, items)
 
     def _check_translate(self, text: Any, table: Any = (), *_: Any) -> None:
-        values = cast("list[Any]", list(table.values()) if isinstance(table, dict) else [])
+        values = list(cast("dict[Any, Any]", table).values()) if isinstance(table, dict) else []
         self.fits(4 * _len(text) * max(map(_len, values), default=1))
 
     def _check_split(self, text: Any, sep: Any = None, *_: Any, **__: Any) -> None:
@@ -548,42 +555,41 @@ def _widths(form: str) -> int:
     return sum(int(digits) if len(digits) < 18 else 1 << 60 for digits in re.findall("[0-9]+", form))
 
 
-_E = BoundedEnvironment
 # By names of methods. Those of others make no more than their operands.
-_METHODS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _E._check_width),
-    "expandtabs": _E._check_tabs,
-    "replace": _E._check_replace,
-    "join": _E._check_join,
-    "translate": _E._check_translate,
-    **dict.fromkeys(("split", "rsplit"), _E._check_split),
-    "splitlines": _E._check_lines,
-    "to_bytes": _E._check_length,
-    **dict.fromkeys(("count", "index"), _E.weighed),
-    "striptags": _E._check_slow,
+_METHODS: dict[str, str] = {
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), "_check_width"),
+    "expandtabs": "_check_tabs",
+    "replace": "_check_replace",
+    "join": "_check_join",
+    "translate": "_check_translate",
+    **dict.fromkeys(("split", "rsplit"), "_check_split"),
+    "splitlines": "_check_lines",
+    "to_bytes": "_check_length",
+    **dict.fromkeys(("count", "index"), "weighed"),
+    "striptags": "_check_slow",
 }
 # By names of filters. All others make no more than a few times their operands.
-_FILTERS: dict[str, Callable[..., None]] = {
-    "batch": _E._check_batch,
-    "center": _E._check_width,
-    **dict.fromkeys(("e", "escape", "forceescape", "urlencode", "xmlattr"), _E._check_escape),
-    "format": _E._check_format,
-    "indent": _E._check_indent,
-    "join": _E._check_joined,
-    "list": _E._check_list,
-    **dict.fromkeys(("pprint", "striptags", "urlize"), _E._check_slow),
-    "replace": _E._check_replace,
-    "round": _E._check_round,
-    "sum": _E._check_sum,
-    "wordwrap": _E._check_wordwrap,
+_FILTERS: dict[str, str] = {
+    "batch": "_check_batch",
+    "center": "_check_width",
+    **dict.fromkeys(("e", "escape", "forceescape", "urlencode", "xmlattr"), "_check_escape"),
+    "format": "_check_format",
+    "indent": "_check_indent",
+    "join": "_check_joined",
+    "list": "_check_list",
+    **dict.fromkeys(("pprint", "striptags", "urlize"), "_check_slow"),
+    "replace": "_check_replace",
+    "round": "_check_round",
+    "sum": "_check_sum",
+    "wordwrap": "_check_wordwrap",
 }
 # Filters that do not look into the values of a list, or only as far as they are asked to.
 _SHALLOW = frozenset(
-    ["attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject"]
-    + ["rejectattr", "reverse", "select", "selectattr", "slice"]
-)
+    ("attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject",
+     "rejectattr", "reverse", "select", "selectattr", "slice")
+)  # fmt: skip
 # Tests that look into their operands.
 _COMPARING = frozenset(
-    ["eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=", "in"]
-    + ["divisibleby", "lower", "upper"]
-)
+    ("eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=", "in",
+     "divisibleby", "lower", "upper")
+)  # fmt: skip

@@ -81,7 +81,8 @@ def render(name: str, source: str, values: dict[str, Any]) -> str:
     except Exception as e:
         line = getattr(e, "lineno", None)
         where = f" (line {line} of the template)" if isinstance(line, int) else ""
-        why = str(e)[:1000] or {MemoryError: "not enough memory"}.get(type(e), type(e).__name__)
+        nothing_said = "not enough memory" if isinstance(e, MemoryError) else type(e).__name__
+        why = str(e)[:1000] or nothing_said
         raise ModelError(f"the chat template {name:.100}: {why}{where}") from None
 
 
@@ -96,7 +97,7 @@ def plain(what: str, value: Any) -> Any:
 
 def _plain(value: Any, *where: Any) -> Any:
     """See `plain`. `where`: its name, and keys and indices that lead to `value`."""
-    kind = type(value)
+    kind = cast("type[Any]", type(value))
     if kind in _PLAIN:
         return value
     if isinstance(value, dict if kind is dict else Mapping):

@@ -113,7 +113,7 @@ def read_mistral(text: str, done: bool, names: frozenset[str]) -> Reply:
         calls = _calls(body) if done or body.rstrip().endswith("]") else []
         return Reply(content if calls or not done else text, calls=calls)
     said: list[str] = [content]
-    calls = []
+    calls: list[Call] = []
     for part in body.split("[TOOL_CALLS]"):
         head, found, given = part.partition("[ARGS]")
         if not found:

@@ -124,7 +124,9 @@ class _Echoed(Generation):
             batch.logits = [True] * len(batch)
             self.ctx.decode(batch)
             following = self.prompt[at + i + 1 : at + i + 1 + len(batch)]
-            self.tokens += [self._record("", token, row) for token, row in zip(following, self.ctx.logits, strict=False)]
+            self.tokens += [
+                self._record("", token, row) for token, row in zip(following, self.ctx.logits, strict=False)
+            ]
 
 
 def _of_prompt(model: LoadedModel, tokens: Sequence[Token], text: str) -> CompletionLogprobs:
