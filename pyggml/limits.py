@@ -12,7 +12,7 @@ JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index o
 
 # Chat templates. Besides, a template may use TEMPLATE_PER_BYTE steps and bytes for each byte of its variables
 TEMPLATE_SOURCE = 1 << 18  # characters of a template (the largest known has 30,000)
-TEMPLATE_STEPS = 1 << 25  # nodes of the template that are run, and values that are written or compared
-TEMPLATE_BYTES = 1 << 27  # bytes of all texts and lists that it makes, its output among them
+TEMPLATE_STEPS = 1 << 24  # nodes of the template that are run, and values that are written or compared
+TEMPLATE_BYTES = 1 << 26  # bytes of all texts and lists that it makes, its output among them
 TEMPLATE_PER_BYTE = 64
 TEMPLATE_SECONDS = 60.0  # of one rendering

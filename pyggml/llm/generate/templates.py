@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from pyggml import limits
 from pyggml.errors import ModelError
+from pyggml.small_file import read_small
 
 from ..vocab import Vocab
 
@@ -96,7 +98,8 @@ def find_template(name: str | None, kv: Mapping[str, Any]) -> ChatTemplate:
     if "{{" in name or "{%" in name:
         return ChatTemplate("that was given", name)
     try:
-        return ChatTemplate(name, Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data = read_small(Path(name), 4 * limits.TEMPLATE_SOURCE, ModelError)
+        return ChatTemplate(name, data.decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         known = ", ".join(TEMPLATES)
         raise ModelError(f"unknown chat template {name!r}: there is no such file, and known are: {known}") from None

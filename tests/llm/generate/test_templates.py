@@ -192,3 +192,14 @@ def test_blocks_macros_and_formats_work(vocab: Vocab) -> None:
     )
     want = "user user <ab> 1-   x-'d' 2 007 y True True p bc ['a', 'b']"
     assert ChatTemplate("of a test", source).render(USER, vocab) == want
+
+
+def test_a_template_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ 1 }}\n", encoding="utf-8")
+    assert find_template(str(tmp_path / "t.jinja"), {}).source == "{{ 1 }}\n"
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="is no regular file"):
+        find_template(str(tmp_path / "zero"), {})
+    for name in ("nope", "a\0b", "x" * 5000):
+        with pytest.raises(ModelError, match=r"unknown chat template .*there is no such file|cannot be read"):
+            find_template(name, {})

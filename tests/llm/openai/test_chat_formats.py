@@ -158,3 +158,5 @@ def test_a_call_can_be_forced(path: Path, name: str) -> None:
     assert call["function"] == {"name": "weather", "arguments": call["function"]["arguments"]}
     assert json.loads(call["function"]["arguments"])["city"] in ("Bern", "Genf")
     assert llm.create_chat_completion(HISTORIES["all"], max_tokens=2, tools=[TOOL])["choices"]
+    with pytest.raises(ModelError, match="chat_template_kwargs must be a dict"):
+        llm.create_chat_completion(HISTORIES["all"], chat_template_kwargs="x")
