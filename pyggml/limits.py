@@ -11,7 +11,7 @@ from __future__ import annotations
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
 
 # Chat templates. Besides, a template may use TEMPLATE_PER_BYTE steps and bytes for each byte of its variables
-TEMPLATE_SOURCE = 1 << 18  # characters of a template (the largest known has 30,000)
+TEMPLATE_SOURCE = 1 << 17  # characters of a template (the largest known has 30,000)
 TEMPLATE_STEPS = 1 << 24  # nodes of the template that are run, and values that are written or compared
 TEMPLATE_BYTES = 1 << 26  # bytes of all texts and lists that it makes, its output among them
 TEMPLATE_PER_BYTE = 64

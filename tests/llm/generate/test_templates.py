@@ -147,7 +147,7 @@ def test_a_template_goes_no_further_than_the_limits(vocab: Vocab, monkeypatch: p
 
 
 def test_the_limits_of_length_and_time(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match=r"more than 262144 characters \(limits\.TEMPLATE_SOURCE\)"):
+    with pytest.raises(ModelError, match=r"more than 131072 characters \(limits\.TEMPLATE_SOURCE\)"):
         ChatTemplate("of a test", " " * (limits.TEMPLATE_SOURCE + 1)).render(USER, vocab)
     monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 0.05)
     with pytest.raises(ModelError, match=r"longer than 0\.05 seconds \(limits\.TEMPLATE_SECONDS\)"):
