@@ -11,10 +11,16 @@ from __future__ import annotations
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
 TOKENIZER_TOKENS = 1 << 21  # of a folder's tokenizer: ids are below it (the largest known has 0.9 million)
 SENTENCEPIECE_BYTES = 1 << 24  # of a tokenizer.model (the largest known has 5 MB)
-CHAT_TEMPLATE_BYTES = 1 << 22  # of a chat_template.jinja (the largest known has 20 kB)
 HEAD_DIM = 1 << 16  # elements of a head of attention, as a config has it (the largest known has 576)
 TEXT_FILE_BYTES = 1 << 24  # of a chat template or a grammar in a file
 PATTERN_CHARS = 1 << 16  # of a pattern of a PEFT adapter
 PATTERN_SECONDS = 5  # for matching all `rank_pattern` and `alpha_pattern` of a PEFT adapter: each takes microseconds
 TRACE_BYTES = 1 << 30  # that a trace (.npz) may unpack to, however small its file is ...
 TRACE_RATIO = 16  # ... and how many times the size of the file: numbers rarely shrink to half when packed
+
+# Chat templates. Besides, a template may use TEMPLATE_PER_BYTE steps and bytes for each byte of its variables
+TEMPLATE_SOURCE = 1 << 17  # characters of a template (the largest known has 30,000)
+TEMPLATE_STEPS = 1 << 24  # nodes of the template that are run, and values that are written or compared
+TEMPLATE_BYTES = 1 << 26  # bytes of all texts and lists that it makes, its output among them
+TEMPLATE_PER_BYTE = 64
+TEMPLATE_SECONDS = 60.0  # of one rendering

@@ -397,6 +397,6 @@ def _chat_templates(folder: Path, about: Part) -> Keys:
 
 def _template(path: Path) -> str:
     try:
-        return read_small(path, limits.CHAT_TEMPLATE_BYTES, ModelError).decode()
+        return read_small(path, limits.TEXT_FILE_BYTES, ModelError).decode()
     except ValueError:
         raise ModelError(f"{path}: is no UTF-8") from None

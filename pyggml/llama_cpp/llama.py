@@ -8,11 +8,13 @@ from typing import Any, cast
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import BatchError, ModelError
+from ..errors import BatchError, ModelError, whole
 from ..llm.context import LlamaContext
 from ..llm.model import Model, load_model
 from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
 from ..llm.samplers import SamplerChain, SamplingParams
+from .chat_formats import find_chat_format
+from .function_formats import FUNCTION_FORMATS
 
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF  # another each time
 LLAMA_POOLING_TYPE_UNSPECIFIED = -1
@@ -35,7 +37,6 @@ _IGNORED = frozenset(
         "swa_full",
         "logits_all",
         "n_threads_batch",
-        "last_n_tokens_size",
         "rpc_servers",
         "kv_unified",
         "spm_infill",
@@ -65,6 +66,7 @@ class Llama:
         embedding: bool = False,
         pooling_type: int = LLAMA_POOLING_TYPE_UNSPECIFIED,
         flash_attn: bool = False,
+        last_n_tokens_size: int = 64,
         lora_path: str | None = None,
         lora_scale: float = 1.0,
         chat_format: str | None = None,
@@ -77,10 +79,22 @@ class Llama:
         unknown = sorted(set(ignored) - _IGNORED)
         if unknown:
             raise TypeError(f"Llama() does not know the argument {unknown[0]!r}")
-        if chat_handler is not None or draft_model is not None:
-            raise ModelError("chat_handler and draft_model are not supported")
-        self.model_path, self.chat_format, self.verbose = model_path, chat_format, bool(ignored.get("verbose", True))
+        if chat_handler is not None:
+            raise ModelError(
+                "chat_handler is not supported: handlers of llama-cpp-python read images, and models see text alone "
+                "here. For another form of chats give chat_format: a name, Jinja, or the path of a file with Jinja"
+            )
+        if draft_model is not None:
+            raise ModelError("draft_model is not supported; see pyggml.llm.generate.speculative")
+        if pooling_type not in _POOLING:
+            raise ModelError(f"pooling_type must be one of {', '.join(map(str, _POOLING))}, not {pooling_type!r:.60}")
+        for name, given in (("type_k", type_k), ("type_v", type_v)):
+            if given is not None and given not in _TYPES:
+                raise ModelError(f"{name} must be one of {', '.join(map(str, _TYPES))}, not {given!r:.60}")
+        self.model_path, self.verbose = model_path, bool(ignored.get("verbose", True))
+        self.last_n_tokens_size = whole("last_n_tokens_size", last_n_tokens_size, -1, error=ModelError)
         self.model: Model = load_model(model_path, use_mmap, use_mlock, vocab_only, kv_overrides=kv_overrides)
+        self.chat_format, self._template = find_chat_format(chat_format, self.model)
         self.metadata = {k: str(v) for k, v in self.model.kv.items() if not isinstance(v, (list, np.ndarray))}
         self._n_ctx = n_ctx if vocab_only or n_ctx else self.model.hparams.n_ctx_train
         self._seed, self._embedding, self._flash_attn = seed, embedding, flash_attn
@@ -107,14 +121,22 @@ class Llama:
         """See `Model.create_chat_completion`."""
         names = ("functions", "function_call", "tools", "tool_choice")
         options = self._options({**dict(zip(names, args, strict=False)), **request})
-        options.setdefault("chat_template", _template(self.chat_format))
+        if self.chat_format in FUNCTION_FORMATS and "chat_template" not in options:
+            choice = options.get("tool_choice") or options.get("function_call")
+            if choice is None and self.chat_format == "chatml-function-calling":
+                options["tool_choice"] = "none"  # this format offers tools to those alone who ask for a choice
+            of_format = {"tool_choice": choice, "functions": options.get("tools") is None}
+            given = options.get("chat_template_kwargs") or {}
+            options["chat_template_kwargs"] = {**of_format, **given} if isinstance(given, Mapping) else given
+        options.setdefault("chat_template", self._template)
         return self.model.create_chat_completion(messages, **options)
 
     def _options(self, request: dict[str, Any]) -> dict[str, Any]:
         request["name"] = request.pop("model", None) or self.model_path
         if request.get("seed") is None and self._seed != LLAMA_DEFAULT_SEED:
             request["seed"] = self._seed
-        return {"n_ctx": self._n_ctx, "n_threads": self._n_threads, "flash_attn": self._flash_attn, **request}
+        own: dict[str, Any] = {"n_ctx": self._n_ctx, "n_threads": self._n_threads, "flash_attn": self._flash_attn}
+        return {**own, "repeat_last_n": self.last_n_tokens_size, **request}
 
     # -- embeddings -------------------------------------------------------------------------------------------------
 
@@ -229,6 +251,7 @@ class Llama:
         stopping: Any = options.pop("stopping_criteria", ())
         grammar = options.get("grammar")
         options["grammar"] = getattr(grammar, "_grammar", grammar)
+        options.setdefault("repeat_last_n", self.last_n_tokens_size)
         if self._seed != LLAMA_DEFAULT_SEED:
             options.setdefault("seed", self._seed)
         chain = SamplerChain(SamplingParams(**options), self.model.vocab, _several(processors))
@@ -265,7 +288,7 @@ class Llama:
         self._seed = seed
 
     def set_cache(self, cache: object) -> None:
-        """Nothing: there is no cache of prompts to set."""
+        """Without effect: completions keep nothing of earlier ones."""
 
     def close(self) -> None:
         """Close the model."""
@@ -276,8 +299,3 @@ def _several(functions: Any) -> Sequence[Callable[..., Any]]:
     if isinstance(functions, (list, tuple)):
         return cast("Sequence[Callable[..., Any]]", functions)
     return (functions,)
-
-
-def _template(chat_format: str | None) -> str | None:
-    """llama-cpp-python's name of a template, in ours."""
-    return {"llama-2": "llama2", "chat_template.default": None}.get(chat_format, chat_format) if chat_format else None

@@ -13,9 +13,10 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pyggml.errors import ModelError
+
+from .bounded_jinja import BoundedEnvironment, GivenDict, GivenList
 
 
 class _Generation(Extension):
@@ -30,67 +31,96 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)  # what is set inside is not known outside
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _Environment(BoundedEnvironment):
     def __init__(self) -> None:
-        extensions = ("jinja2.ext.loopcontrols", _Generation)
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-        self.filters["tojson"] = _tojson
+        super().__init__({"tojson": self._tojson}, ("jinja2.ext.loopcontrols", _Generation))
         names = cast("dict[str, Any]", self.globals)
-        names["raise_exception"], names["strftime_now"] = _refuse, _now
+        names["raise_exception"], names["strftime_now"] = self._refuse, self._now
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """JSON as it is meant to be read by a model: nothing escaped for HTML, keys in their order."""
+        if indent is None and separators is None:
+            return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+        run, parts = self.running, list[str]()
+        run.fits(_DEEPEST * (indent if isinstance(indent, int) else len(indent or "")))
+        options: Any = {"indent": indent, "separators": separators}
+        for part in json.JSONEncoder(ensure_ascii=ensure_ascii, sort_keys=sort_keys, **options).iterencode(value):
+            run.step(1, len(part))
+            parts.append(part)
+        return "".join(parts)
+
+    def _refuse(self, message: Any) -> NoReturn:
+        raise jinja2.TemplateError(str(self.running.weighed(message)))
+
+    def _now(self, form: str) -> str:
+        self.running.fits(256 * len(form))  # what a letter of it may become
+        return datetime.now().astimezone().strftime(form)
+
+
+_DEEPEST = 1000  # how deep JSON may be nested, by Python's limit of recursion
+_ENVIRONMENT = _Environment()
 
 
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> jinja2.Template:
-    return _Environment().from_string(source)
+    return _ENVIRONMENT.from_string(source)
 
 
-def render(name: str, source: str, values: Mapping[str, Any]) -> str:
+def render(name: str, source: str, values: dict[str, Any]) -> str:
     """The text that a template makes of `values`, which are plain (see `plain`). Raises ModelError where it cannot be
-    read, fails, or refuses: whatever goes wrong inside is the template's."""
+    read, fails, refuses, or goes beyond a limit: whatever goes wrong inside is the template's."""
     try:
-        return _compiled(source).render(values)
+        return _ENVIRONMENT.render_bounded(source, values, _compiled)
     except Exception as e:
         line = getattr(e, "lineno", None)
         where = f" (line {line} of the template)" if isinstance(line, int) else ""
-        raise ModelError(f"the chat template {name}: {e or type(e).__name__}{where}") from None
+        nothing_said = "not enough memory" if isinstance(e, MemoryError) else type(e).__name__
+        why = str(e)[:1000] or nothing_said
+        raise ModelError(f"the chat template {name:.100}: {why}{where}") from None
 
 
 def plain(what: str, value: Any) -> Any:
     """A copy of `value` that is made of dicts, lists, strings, numbers, bools and None alone: a template gets no object
     with methods of its own. Objects with `model_dump` (pydantic's) are dumped. Raises ModelError for others."""
-    if value is None or isinstance(value, bool):
+    try:
+        return _plain(value, what)
+    except RecursionError:
+        raise ModelError(f"{what}: is nested too deeply") from None
+
+
+def _plain(value: Any, *where: Any) -> Any:
+    """See `plain`. `where`: its name, and keys and indices that lead to `value`."""
+    kind = cast("type[Any]", type(value))
+    if kind in _PLAIN:
         return value
+    if isinstance(value, dict if kind is dict else Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return GivenDict(
+            {
+                k if type(k) is str else _plain(k, *where, k): v if type(v) in _PLAIN else _plain(v, *where, k)
+                for k, v in items
+            }
+        )
     if isinstance(value, str):
         return str.__str__(value)
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
+        return GivenList([_plain(v, *where, i) for i, v in enumerate(cast("Sequence[Any]", value))])
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(cast(Any, value))
-    if isinstance(value, Mapping):
-        items = cast("Mapping[Any, Any]", value).items()
-        return {plain(f"a key of {what}", k): plain(f"{what}[{k!r:.40}]", v) for k, v in items}
-    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray, memoryview)):
-        return [plain(f"{what}[{i}]", v) for i, v in enumerate(cast("Sequence[Any]", value))]
     other = cast(Any, value)
     if hasattr(other, "model_dump") and not isinstance(other, type):
-        return plain(what, other.model_dump())
-    raise ModelError(f"{what} must be made of what JSON has, not of {type(other).__name__}")
+        return _plain(other.model_dump(), *where)
+    name = where[0] + "".join(f"[{k!r:.40}]" for k in where[1:])
+    raise ModelError(f"{name} must be made of what JSON has, not of {type(other).__name__}")
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is meant to be read by a model: nothing escaped for HTML, keys in their order."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
+_PLAIN = frozenset((str, bool, int, float, type(None)))

@@ -60,7 +60,7 @@ class ChatTemplate:
         source = self.source if not tools or self.tool_use is None else self.tool_use
         values = {
             **_special_tokens(vocab),
-            "messages": [_with_reasoning(m) for m in plain("messages", messages)],
+            "messages": plain("messages", [_with_reasoning(m) for m in messages]),
             "tools": plain("tools", tools),
             "documents": plain("documents", documents),
             "add_generation_prompt": add_generation_prompt,
@@ -76,7 +76,7 @@ def _special_tokens(vocab: Vocab) -> dict[str, str]:
     return {"bos_token": "", "eos_token": ""} | texts
 
 
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message whose reasoning, by whichever name it came, has those that templates read."""
     found = next((message[k] for k in _REASONING if message.get(k) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}

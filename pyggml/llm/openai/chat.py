@@ -14,6 +14,7 @@ from ..generate.templates import ChatTemplate, find_template
 from ..generate.text import TextStream, stop_strings
 from ..loaded import LoadedModel
 from ..vocab import Vocab
+from .dialect import Dialect
 from .formats import Format, find_format, forced_calls
 from .messages import prompt_of
 from .reply import Reply
@@ -72,7 +73,8 @@ def create_chat_completion(
     offered = [] if choice == "none" else list(tools or ())
     schemas = tools_of(offered)
     template = chat_template if isinstance(chat_template, ChatTemplate) else find_template(chat_template, model.kv)
-    form = find_format(template.source if template.tool_use is None or not offered else template.tool_use)
+    source = template.source if template.tool_use is None or not offered else template.tool_use
+    form = template.form if isinstance(template, Dialect) else find_format(source)
     prompt = prompt_of(template, model.vocab, messages, offered, chat_template_kwargs or {})
     answer = _Answer(model, form, frozenset(schemas), form.opens_reasoning(prompt), name or model.path)
     answer.with_function_call = functions is not None

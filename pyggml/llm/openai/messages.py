@@ -10,6 +10,7 @@ from pyggml.errors import ModelError
 
 from ..generate.templates import ChatTemplate
 from ..vocab import Vocab
+from .dialect import Dialect
 
 _NEEDLE = "needle7"
 _ROLES = {"developer": "system", "function": "tool"}
@@ -32,7 +33,7 @@ def prompt_of(
     objects = calls and _takes_objects(template, vocab)
     plain = [_message(m, i, objects) for i, m in enumerate(messages)]
     text = template.render(plain, vocab, tools=tools or None, **variables)
-    if tools and text == template.render(plain, vocab, **variables):
+    if tools and not isinstance(template, Dialect) and text == template.render(plain, vocab, **variables):
         first = plain[0]["content"] if plain and plain[0]["role"] == "system" else ""
         told = {"role": "system", "content": f"{first}\n\n{_described(tools)}".lstrip()}
         rest = plain[1:] if first else plain
@@ -95,7 +96,7 @@ def _takes_objects(template: ChatTemplate, vocab: Vocab) -> bool:
         text = template.render(messages, vocab, tools=[{"type": "function", "function": {"name": "f"}}])
     except ModelError:
         return False
-    return f"'{_NEEDLE}'" not in text
+    return not any(f"{quote}{_NEEDLE}{quote}" in text for quote in ("'", "&#39;"))  # Python's spelling, or that in HTML
 
 
 def _described(tools: Sequence[Mapping[str, Any]]) -> str:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
+from warnings import catch_warnings, simplefilter
 
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -61,27 +62,29 @@ def read_functionary(text: str, done: bool, names: frozenset[str]) -> Reply:
     """Functionary 3.1: `<function=NAME>{...}</function>`."""
 
     def call(body: str) -> list[Call]:
-        name, _, arguments = body.partition(">")
-        return [Call(name.strip(), arguments.strip())] if _is_json(arguments) else []
+        name, _, text = body.partition(">")
+        arguments = json_object(text)
+        return [] if arguments is None else [Call(name.strip(), arguments)]
 
     return _blocks(text, done, "<function=", "</function>", call)
 
 
 def read_functionary_v32(text: str, done: bool, names: frozenset[str]) -> Reply:
     """Functionary 3.2: `all` or a name, a new line, then text or arguments; parts begin with `>>>`."""
-    reply = Reply()
-    parts = re.split(">>>", text.removeprefix(">>>"))
+    content: list[str] = []
+    calls: list[Call] = []
+    parts = text.removeprefix(">>>").split(">>>")
     for i, part in enumerate(parts):
         name, newline, body = part.partition("\n")
         last = i == len(parts) - 1
         if name.strip() == "all":
-            reply.content += body
+            content.append(body)
         elif newline and (done or not last):
-            arguments = body.strip()
-            reply.calls.append(Call(name.strip(), arguments if _is_json(arguments) else json.dumps({"code": body})))
+            arguments = json_object(body)
+            calls.append(Call(name.strip(), json.dumps({"code": body}) if arguments is None else arguments))
         elif done:
-            reply.content += part
-    return reply
+            content.append(part)
+    return Reply("".join(content), calls=calls)
 
 
 def read_llama3(text: str, done: bool, names: frozenset[str]) -> Reply:
@@ -96,7 +99,7 @@ def read_llama3(text: str, done: bool, names: frozenset[str]) -> Reply:
     builtin = re.fullmatch(r"\s*([A-Za-z_]\w*)\.call\((.*)\)\s*", body, re.DOTALL)
     arguments = _keywords(builtin.group(2)) if builtin else None
     if builtin and arguments is not None:
-        return Reply(content, calls=[Call(builtin.group(1), json.dumps(arguments, ensure_ascii=False))])
+        return Reply(content, calls=[Call(builtin.group(1), arguments)])
     code = "code_interpreter" if "code_interpreter" in names else "python"
     return Reply(content, calls=[Call(code, json.dumps({"code": body}, ensure_ascii=False))])
 
@@ -109,18 +112,20 @@ def read_mistral(text: str, done: bool, names: frozenset[str]) -> Reply:
     if body.lstrip().startswith("["):
         calls = _calls(body) if done or body.rstrip().endswith("]") else []
         return Reply(content if calls or not done else text, calls=calls)
-    reply = Reply(content)
+    said: list[str] = [content]
+    calls: list[Call] = []
     for part in body.split("[TOOL_CALLS]"):
-        head, found, arguments = part.partition("[ARGS]")
+        head, found, given = part.partition("[ARGS]")
         if not found:
             head, brace, rest = part.partition("{")
-            arguments = brace + rest
+            given = brace + rest
         name, _, id = head.partition("[CALL_ID]")
-        if _is_json(arguments):
-            reply.calls.append(Call(name.strip(), arguments.strip(), id.strip()))
+        arguments = json_object(given)
+        if arguments is not None:
+            calls.append(Call(name.strip(), arguments, id.strip()))
         elif done:
-            reply.content += tag + part
-    return reply
+            said.append(tag + part)
+    return Reply("".join(said), calls=calls)
 
 
 def read_deepseek(text: str, done: bool, names: frozenset[str]) -> Reply:
@@ -132,7 +137,8 @@ def read_deepseek(text: str, done: bool, names: frozenset[str]) -> Reply:
         if head.strip() == "function":
             head, _, rest = rest.partition("\n")
             rest = rest.strip().removeprefix("```json").removesuffix("```")
-        return [Call(head.strip(), rest.strip())] if _is_json(rest) else []
+        arguments = json_object(rest)
+        return [] if arguments is None else [Call(head.strip(), arguments)]
 
     reply = _blocks(text, done, begin, end, call)
     for marker in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"):
@@ -156,47 +162,48 @@ def read_command_r(text: str, done: bool, names: frozenset[str]) -> Reply:
 
 def read_harmony(text: str, done: bool, names: frozenset[str]) -> Reply:
     """gpt-oss: messages of channels: `analysis` is reasoning, `commentary to=functions.NAME` a call, the rest text."""
-    reply = Reply()
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[Call] = []
     parts = re.split(r"<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>", text)
     for i, part in enumerate(parts):
         head, found, body = part.partition("<|message|>")
         closed = done or i < len(parts) - 1
         if not found:
             if done and "<|channel|>" not in part and part.strip() not in ("", "assistant"):
-                reply.content += part
+                content.append(part)
             continue
         channel, to = re.search(r"<\|channel\|>\s*(\w+)", head), re.search(r"to=(\S+?)(?=<\||\s|$)", head)
         if to is not None and to.group(1) != "assistant":
             if closed:
-                reply.calls.append(Call(to.group(1).removeprefix("functions."), body.strip()))
+                calls.append(Call(to.group(1).removeprefix("functions."), json_object(body) or body.strip()))
         elif channel is not None and channel.group(1) == "analysis":
-            reply.reasoning += ("\n" if reply.reasoning else "") + body
+            if reasoning or body:
+                reasoning.append(body)
         else:
-            reply.content += body
-    return reply
+            content.append(body)
+    return Reply("".join(content), "\n".join(reasoning), calls)
 
 
 def _blocks(text: str, done: bool, begin: str, end: str, read: Callable[[str], list[Call]]) -> Reply:
     """Text, and calls between `begin` and `end`. A block that is no call stays text; so does one that was broken off,
     unless its call is whole."""
-    reply, rest = Reply(), text
-    while True:
-        before, found, rest = rest.partition(begin)
+    content: list[str] = []
+    calls: list[Call] = []
+    at = 0
+    while (first := text.find(begin, at)) >= 0:
+        content.append(text[at:first])
+        last = text.find(end, first + len(begin))
+        if last < 0 and not done:
+            at = len(text)
+            break
+        at = len(text) if last < 0 else last + len(end)
+        found = read(text[first + len(begin) : last if last >= 0 else None])
+        calls += found
         if not found:
-            reply.content += before
-            break
-        reply.content += before
-        body, closed, behind = rest.partition(end)
-        if not closed and not done:
-            break
-        calls = read(body)
-        reply.calls += calls
-        if not calls:
-            reply.content += begin + body + closed
-        rest = behind
-        if not closed:
-            break
-    return reply
+            content.append(text[first:at])
+    content.append(text[at:])
+    return Reply("".join(content), calls=calls)
 
 
 def shown(text: str, markers: tuple[str, ...], done: bool) -> str:
@@ -231,9 +238,12 @@ def _values(text: str) -> Iterator[Any]:
 def _calls(text: str) -> list[Call]:
     """The calls in JSON; none where it is no JSON, or anything else is in it."""
     try:
-        values = list(_values(text))
+        return _of_values(_values(text))
     except (ValueError, RecursionError):
         return []
+
+
+def _of_values(values: Iterator[Any]) -> list[Call]:
     calls: list[Call] = []
     for value in values:
         for item in cast("list[Any]", value if isinstance(value, list) else [value]):
@@ -248,19 +258,36 @@ def _calls(text: str) -> list[Call]:
                 return []
             none: dict[str, Any] = {}
             given: Any = next((call[k] for k in ("arguments", "parameters", "args") if k in call), none)
-            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            arguments = given if isinstance(given, str) else _json(given)
             calls.append(Call(name, arguments, str(call.get("id", call.get("tool_call_id", "")))))
     return calls
 
 
 def _tagged(body: str) -> list[Call]:
     """`<function=NAME><parameter=X>value</parameter></function>`."""
-    found = re.search(r"<function=([^>]+)>(.*?)(?:</function>|$)", body, re.DOTALL)
-    if found is None:
+    name, at = _tag(body, "<function=", 0)
+    if not name:
         return []
-    pairs = re.findall(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", found.group(2), re.DOTALL)
-    arguments = {name.strip(): _value(value) for name, value in pairs}
-    return [Call(found.group(1).strip(), json.dumps(arguments, ensure_ascii=False))]
+    end = body.find("</function>", at)
+    inside = body[at : end if end >= 0 else None]
+    arguments: dict[str, Any] = {}
+    name_of, at = _tag(inside, "<parameter=", 0)
+    while name_of and (end := inside.find("</parameter>", at)) >= 0:
+        arguments[name_of.strip()] = _value(inside[at:end].removeprefix("\n").removesuffix("\n"))
+        name_of, at = _tag(inside, "<parameter=", end)
+    try:
+        return [Call(name.strip(), _json(arguments))]
+    except (ValueError, RecursionError):
+        return []
+
+
+def _tag(text: str, begin: str, at: int) -> tuple[str, int]:
+    """What stands between `begin` and the next `>`, from `at` on, and the index behind that; "" when there is none."""
+    while (first := text.find(begin, at)) >= 0 and (last := text.find(">", first)) >= 0:
+        if name := text[first + len(begin) : last]:
+            return name, last + 1
+        at = last
+    return "", len(text)
 
 
 def _value(text: str) -> Any:
@@ -272,18 +299,35 @@ def _value(text: str) -> Any:
     return text if isinstance(value, str) else value
 
 
-def _is_json(text: str) -> bool:
+def json_object(text: str) -> str | None:
+    """A text that is a JSON object, as JSON that every reader takes; None when it is something else."""
     try:
-        return isinstance(json.loads(text, strict=False), dict)
+        value = json.loads(text, strict=False)
+        if not isinstance(value, dict):
+            return None
+        written = _json(value)
     except (ValueError, RecursionError):
-        return False
-
-
-def _keywords(text: str) -> dict[str, Any] | None:
-    """The keyword arguments of a call in Python's notation."""
-    try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        return {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
         return None
+    try:
+        json.loads(text)
+    except ValueError:  # control characters within strings
+        return written
+    return text.strip()
+
+
+def _keywords(text: str) -> str | None:
+    """The keyword arguments of a call in Python's notation, as JSON; None when JSON has no such values."""
+    try:
+        with catch_warnings():
+            simplefilter("ignore")  # of escapes that Python does not know
+            call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
+            return None
+        return _json({k.arg: ast.literal_eval(k.value) for k in call.keywords})
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _json(value: Any) -> str:
+    """A value as JSON. Raises ValueError for NaN and infinity, TypeError for what JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import SamplerError, whole
 
+from ..batch import Batch
 from ..generate.generation import Generation, Token, until_end
 from ..loaded import LoadedModel
 from .request import SamplingRequest, finish, new_id, now, piece, started, usage
@@ -35,6 +37,8 @@ def create_completion(
     text = prompt if isinstance(prompt, str) else model.detokenize(prompt)
     ids = prompt if suffix is None else model.vocab.infill_ids(text, suffix)
     g = started(model, ids, max_tokens, logprobs, request)
+    if echo and logprobs is not None and not g.source:
+        g = _Echoed(**{f.name: getattr(g, f.name) for f in fields(g) if f.init})
     parts = _parts(model, g, logprobs, name or model.path, text, echo, suffix if echo else None)
     if stream:
         return parts
@@ -48,12 +52,16 @@ def _parts(
     settles it. Offsets are those in the prompt and what follows, with or without `echo`."""
     id, created, offset = new_id("cmpl"), now(), len(before)
     text = before if echo else ""
+    echoed: CompletionLogprobs | None = None
     for token in until_end(g):
+        if isinstance(g, _Echoed) and g.tokens:
+            echoed, g.tokens = _of_prompt(model, g.tokens, before), []
         text += token.text
-        shown = None
+        shown, echoed = echoed, None
         if logprobs is not None and token.finish_reason != "eog" and token.id >= 0:
-            shown = _logprobs(model, token, offset)
-            offset += len(shown["tokens"][0])
+            own = _logprobs(model, token, offset)
+            offset += len(own["tokens"][0])
+            shown = own if shown is None else _together([shown, own])
         reason = finish(token)
         if reason is not None and after is not None:
             text += after
@@ -79,18 +87,62 @@ def _joined(parts: Sequence[Completion], g: Generation) -> Completion:
     shown = [c["logprobs"] for c in choices if c["logprobs"] is not None]
     whole: CompletionLogprobs | None = None
     if shown or g.n_probs is not None:
-        whole = {
-            "text_offset": [x for s in shown for x in s["text_offset"]],
-            "token_logprobs": [x for s in shown for x in s["token_logprobs"]],
-            "tokens": [x for s in shown for x in s["tokens"]],
-            "top_logprobs": [x for s in shown for x in s["top_logprobs"]],
-        }
+        whole = _together(shown)
     answer = Completion(**parts[-1])
     text = "".join(c["text"] for c in choices)
     reason = choices[-1]["finish_reason"]
     answer["choices"] = [{"text": text, "index": 0, "logprobs": whole, "finish_reason": reason}]
     answer["usage"] = usage(g)
     return answer
+
+
+def _together(shown: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    return {
+        "text_offset": [x for s in shown for x in s["text_offset"]],
+        "token_logprobs": [x for s in shown for x in s["token_logprobs"]],
+        "tokens": [x for s in shown for x in s["tokens"]],
+        "top_logprobs": [x for s in shown for x in s["top_logprobs"]],
+    }
+
+
+_ROWS = 64  # tokens of a prompt whose logits are held at once
+
+
+class _Echoed(Generation):
+    """A generation that knows how likely the tokens of its prompt were, in `tokens`: those behind the first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tokens: list[Token] = []
+
+    def _decode(self, tokens: Sequence[int], at: int) -> None:
+        """Evaluate a part of the prompt with the logits of all its tokens."""
+        if at == 0:
+            self.tokens.append(Token("", self.prompt[0]))
+        for i in range(0, len(tokens), _ROWS):
+            batch = Batch.prompt(tokens[i : i + _ROWS], at + i)
+            batch.logits = [True] * len(batch)
+            self.ctx.decode(batch)
+            following = self.prompt[at + i + 1 : at + i + 1 + len(batch)]
+            self.tokens += [
+                self._record("", token, row) for token, row in zip(following, self.ctx.logits, strict=False)
+            ]
+
+
+def _of_prompt(model: LoadedModel, tokens: Sequence[Token], text: str) -> CompletionLogprobs:
+    """The log-probabilities of a prompt, as llama-cpp-python gives them: without the token that begins texts, and none
+    for the first of the others."""
+    tokens = tokens[tokens[0].id == model.vocab.bos :]
+    shown = [_logprobs(model, t, 0) for t in tokens]
+    if not shown:
+        return _together([])
+    added = shown[0]["tokens"][0].startswith(" ") and not text.startswith(" ")  # by the vocabulary
+    at = -int(added)
+    for entry in shown:
+        entry["text_offset"] = [max(at, 0)]
+        at += len(entry["tokens"][0])
+    shown[0]["token_logprobs"], shown[0]["top_logprobs"] = [None], [None]
+    return _together(shown)
 
 
 def _logprobs(model: LoadedModel, token: Token, offset: int) -> CompletionLogprobs:

@@ -1,5 +1,6 @@
 """Chat templates: rendered as the transformers library does (by make_templates.py); what goes wrong."""
 
+# ruff: noqa: E501  (templates are shown as they are)
 from __future__ import annotations
 
 import json
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pyggml import limits
 from pyggml.errors import ModelError
 from pyggml.llm.generate.templates import ChatTemplate, find_template
 from pyggml.llm.model import load_model
@@ -95,3 +97,109 @@ def test_the_template_for_tools(vocab: Vocab) -> None:
     template = find_template(None, kv)
     assert template.render(USER, vocab) == template.render(USER, vocab, tools=[]) == "plain"
     assert template.render(USER, vocab, tools=[{"<a>": 1}]) == 'with [{"<a>": 1}]'
+
+
+GROWN = "{% set s = namespace(x='abcdefgh') %}{% for i in range(17) %}{% set s.x = s.x + s.x %}{% endfor %}"  # 1 MB
+NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = (n.l, n.l) %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for a in [1, 2] recursive %}{% if loop.depth0 < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+        "{% block a %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endblock %}",
+        "{{ 10 ** (10 ** 8) }}", "{{ 5 | round(-10 ** 9) }}", "{{ (1).to_bytes(length=10 ** 9, byteorder='big') }}",
+        "{% set n = namespace(x=3) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x | replace('a', 'aa') %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
+        "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x=['a']) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% macro d(x) %}{{ x }}{{ x }}{% endmacro %}{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+        "{% set n.x = d(n.x) %}{% endfor %}",
+        "{% autoescape true %}{% set n = namespace(x='<') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+        "{% endautoescape %}",
+        "{{ 'x' * 10 ** 10 }}", "{{ [1] * 10 ** 9 }}", "{{ 'x' | slice(10 ** 8) | list }}", "{{ 'x' | batch(10 ** 9, 'y') | list }}",
+        "{{ '{:>999999999}'.format('x') }}", "{{ '{:>{w}}'.format('x', w=10 ** 9) }}", "{{ ('{:>999999999}' | safe).format(1) }}",
+        "{{ '{x:>999999999}'.format_map({'x': 1}) }}", "{{ ('{:>999999999}' | attr('format'))('x') }}",
+        "{{ '%999999999d' % 5 }}", "{{ '%*d' % (10 ** 9, 5) }}", "{{ '%999999999s' | format('x') }}", "{{ '%999999999d'.encode() % 5 }}",
+        "{{ '%999999999d' is divisibleby(5) }}", "{{ ['%999999999d'] | select('divisibleby', 5) | list }}",
+        "{{ 'x' | center(10 ** 9) }}", "{{ 'x'.ljust(10 ** 9) }}", "{{ 'x'.zfill(10 ** 9) }}", "{{ '\t\t'.expandtabs(tabsize=10 ** 9) }}",
+        "{{ 'a\nb' | indent(10 ** 9) }}", "{{ [[1]] | tojson(indent=10 ** 9) }}", "{{ ('<a>' * 3000000) | striptags }}",
+        "{{ ('(((' * 1000000) | urlize }}", "{{ strftime_now('%c' * 10000000) }}",
+        GROWN + "{{ range(99999) | join(s.x) }}", GROWN + "{{ s.x.join(['a'] * 10000) }}", GROWN + "{{ ('a ' * 9999) | wordwrap(1, wrapstring=s.x) }}",
+        GROWN + "{{ ('a' * 100000).translate({97: s.x}) }}", GROWN + "{{ '%(a)s' * 1000 % {'a': s.x} }}",
+        GROWN + "{{ [" + "s.x[1:], " * 300 + "] | length }}", GROWN + "{% for i in range(999) %}{{ s.x }}{% endfor %}",
+        GROWN + "{% for i in range(99999) if 'zz' in s.x %}{% endfor %}", GROWN + "{{ range(99999) | map('string') | select('in', s.x) | list }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}" + "y" * 5000 + "{% endfor %}{% endfor %}",
+        NESTED + "{{ n.l }}", NESTED + "{{ n.l | tojson }}", NESTED + "{{ n.l ~ '' }}", NESTED + "{{ {n.l: 1} }}", NESTED + "{{ n.l in {} }}",
+        NESTED + "{{ {}.get(n.l) }}", NESTED + "{{ {}[n.l].x }}", NESTED + "{{ [n.l] | unique | list }}", NESTED + "{{ n.l is lower }}",
+        NESTED + "{{ raise_exception(n.l) }}", NESTED + "{{ '{!r}'.format(n.l) }}", NESTED + "{{ '%s' % (n.l,) }}",
+        NESTED + NESTED.replace("n.", "m.").replace("n =", "m =") + "{{ n.l == m.l }}",
+    ],
+)  # fmt: skip
+def test_a_template_goes_no_further_than_the_limits(vocab: Vocab, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(limits, "TEMPLATE_STEPS", 1 << 17)
+    monkeypatch.setattr(limits, "TEMPLATE_BYTES", 1 << 24)
+    with pytest.raises(ModelError, match=r"\(limits\.TEMPLATE_(STEPS|BYTES)\)"):
+        ChatTemplate("of a test", source).render(USER, vocab)
+
+
+def test_the_limits_of_length_and_time(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match=r"more than 131072 characters \(limits\.TEMPLATE_SOURCE\)"):
+        ChatTemplate("of a test", " " * (limits.TEMPLATE_SOURCE + 1)).render(USER, vocab)
+    monkeypatch.setattr(limits, "TEMPLATE_SECONDS", 0.05)
+    with pytest.raises(ModelError, match=r"longer than 0\.05 seconds \(limits\.TEMPLATE_SECONDS\)"):
+        ChatTemplate("of a test", "{% for i in range(9999) %}" * 2 + "{% endfor %}" * 2).render(USER, vocab)
+
+
+def test_what_a_template_may_use_grows_with_the_messages(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TEMPLATE_STEPS", 100)
+    monkeypatch.setattr(limits, "TEMPLATE_BYTES", 100)
+    source = "{% for m in messages %}{% for k in messages %}{{ m.content }}{% endfor %}{% endfor %}"
+    talk = [{"role": "user", "content": "x" * 2000}] * 30
+    assert ChatTemplate("of a test", source).render(talk, vocab) == "x" * 2000 * 900
+
+
+def test_errors_have_a_reason_that_is_not_too_long(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyggml.llm.generate import jinja
+
+    def empty(*_: Any) -> Any:
+        raise MemoryError
+
+    with pytest.raises(ModelError) as e:
+        ChatTemplate("of a test", "{{ raise_exception('x' * 100000) }}").render(USER, vocab)
+    assert len(str(e.value)) < 1100
+    with pytest.raises(ModelError, match="of a test: TemplateError"):
+        ChatTemplate("of a test", "{{ raise_exception('') }}").render(USER, vocab)
+    monkeypatch.setattr(jinja, "_compiled", empty)
+    with pytest.raises(ModelError, match="of a test: not enough memory"):
+        ChatTemplate("of a test", "x").render(USER, vocab)
+    deep: Any = "x"
+    for _ in range(100000):
+        deep = [deep]
+    with pytest.raises(ModelError, match="messages: is nested too deeply"):
+        ChatTemplate("of a test", "x").render([{"role": "user", "content": deep}], vocab)
+
+
+def test_blocks_macros_and_formats_work(vocab: Vocab) -> None:
+    source = (
+        "{% block a %}{% for m in messages %}{{ m.role }}{% endfor %}{% endblock %} {{ self.a() }} "
+        "{% macro f(x) %}<{{ x }}{{ caller() if caller else '' }}>{% endmacro %}{% call f('a') %}b{% endcall %} "
+        "{{ '{0}-{a:>4}-{b[c]!r}'.format(1, a='x', b={'c': 'd'}) }} {{ '{a}'.format_map({'a': 2}) }} {{ '%03d %s' % (7, 'y') }} "
+        "{{ 'x' is in ['x'] }} {{ 4 is divisibleby 2 }} {{ (cycler('p', 'q')).next() }} {{ 'abc'[1:] }} {{ 'a,b'.split(',') }}"
+    )
+    want = "user user <ab> 1-   x-'d' 2 007 y True True p bc ['a', 'b']"
+    assert ChatTemplate("of a test", source).render(USER, vocab) == want
+
+
+def test_a_template_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ 1 }}\n", encoding="utf-8")
+    assert find_template(str(tmp_path / "t.jinja"), {}).source == "{{ 1 }}\n"
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="is no regular file"):
+        find_template(str(tmp_path / "zero"), {})
+    for name in ("nope", "a\0b", "x" * 5000):
+        with pytest.raises(ModelError, match=r"unknown chat template .*there is no such file|cannot be read"):
+            find_template(name, {})

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pyggml as gg
@@ -85,14 +86,42 @@ def test_completion(model: Model) -> None:
     choice = answer["choices"][0]
     assert choice["text"].startswith("ab") and choice["finish_reason"] == "length" and choice["index"] == 0
     shown = choice["logprobs"]
-    assert len(shown["tokens"]) == len(shown["token_logprobs"]) == len(shown["text_offset"]) == 12
-    assert all(len(t) <= 3 and max(t.values()) <= 0 for t in shown["top_logprobs"])
+    assert len(shown["tokens"]) == len(shown["token_logprobs"]) == len(shown["text_offset"]) == 12 + 5
+    assert shown["token_logprobs"][0] is None and shown["top_logprobs"][0] is None  # as OpenAI's API has it
+    assert all(len(t) <= 3 and max(t.values()) <= 0 for t in shown["top_logprobs"][1:])
     parts: Any = list(model.create_completion("ab", stream=True, echo=True, **options))
     assert "".join(p["choices"][0]["text"] for p in parts) == choice["text"]
+    streamed: Any = list(model.create_completion("ab", stream=True, echo=True, logprobs=2, **options))
+    entries = [p["choices"][0]["logprobs"] for p in streamed]
+    assert [t for entry in entries if entry is not None for t in entry["tokens"]] == shown["tokens"]
     silent: Any = model.create_completion("ab", logprobs=2, **options)
-    assert silent["choices"][0]["logprobs"]["text_offset"] == shown["text_offset"] and shown["text_offset"][0] == 2
+    assert {k: v[5:] for k, v in shown.items()} == silent["choices"][0]["logprobs"]
+    assert shown["text_offset"][5] == 2
     assert [p["choices"][0]["finish_reason"] for p in parts][-1] == "length" and "usage" not in parts[0]
     assert model.create_completion("ab", **options)["choices"][0]["logprobs"] is None  # pyright: ignore[reportCallIssue, reportArgumentType, reportIndexIssue, reportGeneralTypeIssues]
+
+
+def test_logprobs_of_a_prompt_that_is_echoed(model: Model) -> None:
+    options: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "n_threads": 1, "logprobs": 1, "echo": True}
+    text = "The quick brown fox jumps over the lazy dog, and over the fence behind which it sleeps."
+    answer: Any = model.create_completion(text, **options)
+    shown, ids = answer["choices"][0]["logprobs"], model.tokenize(text)
+    assert len(ids) > 64  # more than are evaluated at once
+    with model.new_context(len(ids), n_threads=1) as ctx:
+        for i in range(1, len(ids) - 1):
+            ctx.decode(ids[: i + 1] if i == 1 else ids[i : i + 1])
+            logits = ctx.logits[-1].astype(np.float64)
+            want = logits[ids[i + 1]] - np.log(np.exp(logits).sum())
+            assert abs(shown["token_logprobs"][i] - want) < 1e-4
+            assert abs(max(shown["top_logprobs"][i].values()) - logits.max() + np.log(np.exp(logits).sum())) < 1e-4
+
+
+def test_offsets_of_a_prompt_that_is_echoed() -> None:
+    model, text = load_model(), "Once upon a time there was a little girl."
+    answer: Any = model.create_completion(text, max_tokens=1, logprobs=0, echo=True, n_threads=1)
+    shown, n = answer["choices"][0]["logprobs"], len(model.tokenize(text)) - 1
+    places = list(zip(shown["text_offset"], shown["tokens"], strict=True))
+    assert all(text[at:].startswith(t if at else t.lstrip()) for at, t in places[:n]) and places[n][0] == len(text)
 
 
 def test_objects_have_the_listed_members_alone() -> None:

@@ -24,7 +24,7 @@ from llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteria
 llm = Llama(model_path=MODEL, n_ctx=512, n_gpu_layers=-1, seed=7, verbose=False)
 out = llm("Q: Name the planets. A:", max_tokens=16, stop=["Q:"], echo=True, temperature=0.7, logprobs=3)
 text, tokens = out["choices"][0]["text"], out["choices"][0]["logprobs"]["tokens"]
-assert text.startswith("Q: Name") and len(tokens) == out["usage"]["completion_tokens"]
+assert text.startswith("Q: Name") and len(tokens) == out["usage"]["total_tokens"] - 1
 streamed = "".join(c["choices"][0]["text"] for c in llm.create_completion("Once", max_tokens=8, temperature=0, stream=True))
 assert streamed == llm.create_completion("Once", max_tokens=8, temperature=0)["choices"][0]["text"]
 grammar = LlamaGrammar.from_string('root ::= "yes" | "no"', verbose=False)
@@ -135,12 +135,30 @@ def test_what_is_refused(path: str) -> None:
             bad()
 
 
+def test_the_penalties_look_back_as_far_as_the_object_says(path: str) -> None:
+    options: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "repeat_penalty": 5.0}
+    texts = {
+        n: Llama(path, last_n_tokens_size=n, n_threads=1)("ab", **options)["choices"][0]["text"] for n in (0, 1, 64)
+    }
+    plain = Llama(path, n_threads=1)
+    assert len(set(texts.values())) == 3 and texts[64] == plain("ab", **options)["choices"][0]["text"]
+    assert texts[1] == plain("ab", repeat_last_n=1, **options)["choices"][0]["text"]
+    ids, tokens = plain.tokenize(b"ab"), {}
+    for n in (0, 64):
+        stream = Llama(path, last_n_tokens_size=n, n_threads=1).generate(ids, temp=0.0, repeat_penalty=5.0)
+        tokens[n] = [next(stream) for _ in range(20)]
+    assert tokens[0] != tokens[64]
+    with pytest.raises(ModelError, match="last_n_tokens_size must be"):
+        Llama(path, last_n_tokens_size=-2)
+
+
 def test_the_page_lists_what_is_there() -> None:
     text = (ROOT / "docs" / "llama_cpp.md").read_text(encoding="utf-8")
     same = text.partition("## The same")[2].partition("##")[0]
     listed = set(re.findall(r"`Llama\.(\w+)`", same))
     public = {n for n, v in inspect.getmembers(Llama) if not n.startswith("_")} | {"metadata", "model", "model_path"}
-    assert listed == public
+    other = set(re.findall(r"`Llama\.(\w+)`", text.partition("## Not the same")[2]))
+    assert listed | (other & public) == public and listed <= public and "set_cache" not in listed
     known: Any = inspect.signature(Llama).parameters
     for argument in re.findall(r"`(\w+)=`", same):
         assert argument in known, argument

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -116,3 +117,50 @@ def test_nonsense_is_text(form: Format) -> None:
 )
 def test_formats_are_found_by_the_template(source: str, name: str) -> None:
     assert find_format(source).name == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'x.call(a=b"z")', "x.call(a={1, 2})", "x.call(a=1j)", "x.call(a=...)", "x.call(a={(1, 2): 3})", "x.call(a=1e999)",
+        "x.call(**{})", "x.call(1)", '{"name": "x", "parameters": {"a": NaN}}', '{"name": "x", "parameters": [1e999]}',
+    ],
+)  # fmt: skip
+def test_a_call_with_what_json_does_not_have_is_code(text: str) -> None:
+    (call,) = LLAMA3.parse(f"<|python_tag|>{text}", True, NAMES).calls
+    assert (call.name, json.loads(call.arguments)) == ("python", {"code": text})
+
+
+def test_escapes_that_python_does_not_know_are_no_warning() -> None:
+    (call,) = LLAMA3.parse(r"<|python_tag|>x.call(a='\d')", True, NAMES).calls
+    assert json.loads(call.arguments) == {"a": r"\d"}
+
+
+def test_arguments_are_json_that_every_reader_takes() -> None:
+    (call,) = FUNCTIONARY.parse('<function=add>{"a": "x\ny"}</function>', True, NAMES).calls
+    assert json.loads(call.arguments) == {"a": "x\ny"}
+    assert not FUNCTIONARY.parse('<function=add>{"a": NaN}</function>', True, NAMES).calls
+    deep = '{"name": "add", "arguments": ' + "[" * 900 + "]" * 900 + "}"
+    HERMES.parse(f"<tool_call>{deep}</tool_call>", True, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("form", "begin", "part"),
+    [
+        (HERMES, "<tool_call><function=f>", "<parameter=a>"),
+        (HERMES, "<tool_call>", "<function="),
+        (HERMES, "", "<tool_call>{}</tool_call>"),
+        (MISTRAL_ARGS, "", "[TOOL_CALLS]a"),
+        (FUNCTIONARY_V32, "", ">>>all\nx"),
+        (HARMONY, "", "<|end|><|message|>x"),
+    ],
+    ids=lambda x: x.name if isinstance(x, Format) else "",
+)
+def test_reading_takes_time_in_proportion_to_the_reply(form: Format, begin: str, part: str) -> None:
+    def seconds(n: int) -> float:
+        text = begin + part * n
+        start = perf_counter()
+        form.parse(text, True, NAMES)
+        return perf_counter() - start
+
+    assert seconds(20000) < 40 * max(min(seconds(2000), seconds(2000)), 0.02)
