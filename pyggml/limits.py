@@ -9,3 +9,6 @@ from __future__ import annotations
 
 # Files beside the weights
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
+
+# Vocabularies
+TOKEN_CHARS = 1 << 12  # of one token; tokens are looked for at each place of a text (the longest known has 512)

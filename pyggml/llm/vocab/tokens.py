@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -9,10 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from pyggml import limits
 from pyggml.errors import ModelError
 
 KEY = "tokenizer.ggml."
 SPACE = "\u2581"  # how most vocabularies spell a space
+NO_UTF8 = re.compile("([\udc80-\udcff])")  # the surrogates that stand for bytes that are not UTF-8
+
+_F32_MAX = float(np.finfo(np.float32).max)
 
 
 class TokenType(IntEnum):
@@ -45,6 +50,11 @@ class Tokens:
         if "" in texts or "\0" in "".join(texts):  # llama.cpp reads a token up to its first NUL
             texts = [text.partition("\0")[0] or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
         n = len(texts)
+        if max(map(len, texts), default=0) > limits.TOKEN_CHARS:
+            longest = max(texts, key=len)
+            raise ModelError(
+                f"{KEY}tokens: the token {longest[:40]!r}... has {len(longest)} characters (limits.TOKEN_CHARS = {limits.TOKEN_CHARS})"
+            )
         ids = dict(zip(texts, range(n), strict=True))
         if len(ids) != n:
             twice = next(text for i, text in enumerate(texts) if ids[text] != i)
@@ -93,6 +103,8 @@ def numbers(kv: Mapping[str, object], name: str, n: int, default: float) -> list
         raise ModelError(f"{KEY}{name} is not an array of {n} numbers, one for each token")
     if np.isnan(array).any():
         raise ModelError(f"{KEY}{name} has a NaN")
+    if (np.isfinite(array) & (np.abs(array.astype(np.float64)) > _F32_MAX)).any():
+        raise ModelError(f"{KEY}{name} has a number beyond the range of F32")
     return cast("list[float]", array[:n].tolist())
 
 

@@ -1,0 +1,35 @@
+// Hashes that depend on a seed.
+#pragma once
+#include "vocab/vocab.h"
+
+static inline uint64_t seeded_hash(const pg_seed *seed, uint64_t key) {
+  uint64_t hash = (key ^ seed->flip) * seed->factors[0];
+  hash = (hash ^ hash >> 32) * seed->factors[1];
+  return hash ^ hash >> 32;
+}
+
+// A text's hash is a polynomial of its bytes at `base`, modulo the prime 2^61 - 1: two texts of n bytes have the same
+// one for n bases at most. The hash of what stands before or behind a byte follows from that of the whole.
+static const uint64_t TEXT_PRIME = (1ull << 61) - 1;
+
+static inline uint64_t text_times(uint64_t a, uint64_t b) {
+  const unsigned __int128 product = (unsigned __int128)a * b;
+  const uint64_t sum = (uint64_t)(product & TEXT_PRIME) + (uint64_t)(product >> 61);
+  return sum >= TEXT_PRIME ? sum - TEXT_PRIME : sum;
+}
+
+// The hash of a text and a byte; that of no bytes is 0.
+static inline uint64_t text_hash(const pg_seed *seed, uint64_t hash, uint8_t byte) {
+  return text_times(hash + byte + 1, seed->base);
+}
+
+static inline uint64_t text_hash_of(const pg_seed *seed, uint64_t hash, const uint8_t *text, int64_t n) {
+  for (int64_t i = 0; i < n; i++) hash = text_hash(seed, hash, text[i]);
+  return hash;
+}
+
+// The hash of n bytes without the first, from theirs; `power` is base^n.
+static inline uint64_t text_hash_behind(uint64_t hash, uint8_t first, uint64_t power) {
+  const uint64_t gone = text_times((uint64_t)first + 1, power);
+  return hash >= gone ? hash - gone : hash + TEXT_PRIME - gone;
+}
