@@ -11,4 +11,5 @@ from __future__ import annotations
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
 
 # Vocabularies
-TOKEN_CHARS = 1 << 12  # of one token; tokens are looked for at each place of a text (the longest known has 512)
+TOKEN_BYTES = 1 << 12  # of one special token, or of any that is looked for at each place (the longest known has 128)
+CHARSMAP_BYTES = 1 << 8  # that a rule of a character map replaces or puts in (the longest known puts in 33)

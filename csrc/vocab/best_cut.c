@@ -29,7 +29,7 @@ int64_t pg_best_cut(const pg_trie *t, const double *scores, const uint8_t *words
       int known = 0;
       int64_t end = at;
       for (int32_t node = 0; end < n && (node = trie_step(t, node, word[end]));) {
-        const int32_t token = t->texts[node];
+        const int32_t token = trie_text(t, node);
         end++;
         if (token < 0) continue;
         known |= end == next;

@@ -12,11 +12,13 @@ static inline uint64_t seeded_hash(const pg_seed *seed, uint64_t key) {
 // one for n bases at most. The hash of what stands before or behind a byte follows from that of the whole.
 static const uint64_t TEXT_PRIME = (1ull << 61) - 1;
 
-static inline uint64_t text_times(uint64_t a, uint64_t b) {
-  const unsigned __int128 product = (unsigned __int128)a * b;
-  const uint64_t sum = (uint64_t)(product & TEXT_PRIME) + (uint64_t)(product >> 61);
+static inline uint64_t text_modulo(unsigned __int128 a) { // a < 2^123
+  uint64_t sum = (uint64_t)(a & TEXT_PRIME) + (uint64_t)(a >> 61);
+  sum = (sum & TEXT_PRIME) + (sum >> 61);
   return sum >= TEXT_PRIME ? sum - TEXT_PRIME : sum;
 }
+
+static inline uint64_t text_times(uint64_t a, uint64_t b) { return text_modulo((unsigned __int128)a * b); }
 
 // The hash of a text and a byte; that of no bytes is 0.
 static inline uint64_t text_hash(const pg_seed *seed, uint64_t hash, uint8_t byte) {
@@ -24,6 +26,11 @@ static inline uint64_t text_hash(const pg_seed *seed, uint64_t hash, uint8_t byt
 }
 
 static inline uint64_t text_hash_of(const pg_seed *seed, uint64_t hash, const uint8_t *text, int64_t n) {
+  for (; n >= 4; text += 4, n -= 4) { // four bytes at once: their products do not wait for each other
+    unsigned __int128 sum = (unsigned __int128)(hash + text[0] + 1) * seed->powers[3];
+    for (int i = 1; i < 4; i++) sum += (unsigned __int128)(text[i] + 1u) * seed->powers[3 - i];
+    hash = text_modulo(sum);
+  }
   for (int64_t i = 0; i < n; i++) hash = text_hash(seed, hash, text[i]);
   return hash;
 }

@@ -10,7 +10,7 @@ static int32_t longest_text(const pg_trie *t, const uint8_t *text, int64_t n, in
   int64_t end = 0;
   while (end < n && (node = trie_step(t, node, text[end]))) {
     end++;
-    if (t->texts[node] >= 0) longest = t->texts[node], *length = end;
+    if (trie_text(t, node) >= 0) longest = trie_text(t, node), *length = end;
   }
   *steps = end + 1;
   return longest;

@@ -15,11 +15,13 @@ typedef struct {
   text_watch watch;
 } cutter;
 
-// The longest text that begins at `at` and lies in what is not taken, -1 where there is none.
-static int32_t text_here(cutter *c, int64_t at) {
+// The longest text that begins at `at` and lies in what is not taken, -1 where there is none; or `any` such text.
+static int32_t text_here(cutter *c, int64_t at, int any) {
   int32_t found = -1, node = 0;
-  for (; at < c->n && !(c->marks && c->marks[at]) && (node = trie_step(c->t, node, c->bytes[at])); at++) {
-    const int32_t text = c->t->texts[node];
+  for (;
+       at < c->n && !(any && found >= 0) && !(c->marks && c->marks[at]) && (node = trie_step(c->t, node, c->bytes[at]));
+       at++) {
+    const int32_t text = trie_text(c->t, node);
     if (text >= 0 && c->how[text] & PG_CUT) found = text;
     c->watch.steps++;
   }
@@ -33,7 +35,7 @@ int64_t pg_special_begin(const pg_trie *t, const uint8_t *how, const uint8_t *by
   for (int64_t at = 0; at < n; at++) {
     if (watch_stops(&c.watch, 1)) return watch_end(&c.watch, PG_STOPPED);
     if (!t->begins[bytes[at]]) continue;
-    const int32_t text = text_here(&c, at);
+    const int32_t text = text_here(&c, at, !heap);
     if (text < 0) continue;
     if (heap) {
       heap_push(heap, &n_heap, (uint64_t)text << 32 | (uint64_t)at);
@@ -76,7 +78,7 @@ int64_t pg_special_cut(const pg_trie *t, const uint8_t *how, const int32_t *leng
       for (int64_t i = 1; i < length; i++) marks[at + i] = INSIDE;
       places[n_places++] = at;
     } else if (!marks[at]) {
-      const int32_t next = text_here(&c, at);
+      const int32_t next = text_here(&c, at, 0);
       if (next >= 0) heap_push(heap, &n_heap, (uint64_t)next << 32 | (uint64_t)at);
     }
     if (!n_heap || (int32_t)(heap[0] >> 32) != text) {

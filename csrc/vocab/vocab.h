@@ -7,9 +7,10 @@
 enum { PG_STOPPED = -1 };
 
 // What the hashes of tables depend on. Nobody outside the process knows it, so that no vocabulary can be made to fill
-// one chain of a table. 0 < base < 2^61 - 1; base * inverse = 1 modulo 2^61 - 1; the factors are odd.
+// one chain of a table. 0 < base < 2^61 - 1; base * inverse = 1 and powers[i] = base^(i + 1) modulo 2^61 - 1;
+// the factors are odd.
 typedef struct {
-  uint64_t base, inverse, flip, factors[2];
+  uint64_t base, inverse, powers[4], flip, factors[2];
 } pg_seed;
 
 // Strings as GGUF has them, a length of 8 bytes before each: walks up to n of them from data + *at on, and returns how
@@ -28,18 +29,22 @@ typedef struct {
 } pg_texts;
 void pg_texts_index(const pg_texts *t, int64_t n);
 
-// Numbered texts, to be found from their beginnings (vocab/trie.h). Node 0 is the beginning of all of them; texts[node]
-// is the number of the text that ends there, or -1. n_slots is a power of two below 2^31; slots are 0 and texts are -1
-// before pg_trie_index, which takes texts as they are packed in pg_texts, and of equal ones the first. It returns 0
-// where `texts` has too little room, which is for n_slots / 2 nodes; the trie is then of no use.
+// Numbered texts, to be found from their beginnings (vocab/trie.h). Each beginning is a node, the empty one node 0. A
+// node has the number of the text that ends there + 1, or 0, and the byte + 1 that leads to the node behind it in
+// `nodes`, or 0. All other ways from a node to the next are in `slots`, at most one for each text: n_slots is a power
+// of two, more than there are texts. `nodes` has one more than texts have bytes, below 2^28; both are 0 before
+// pg_trie_index, which takes texts as they are packed in pg_texts, and of equal ones the first.
+typedef struct {
+  int32_t text, next;
+} pg_node;
 typedef struct {
   uint64_t *slots;
-  int32_t *texts;
+  pg_node *nodes;
   int64_t n_slots;
   pg_seed seed;
   uint8_t begins[256]; // whether a text begins with this byte
 } pg_trie;
-int pg_trie_index(pg_trie *t, const uint8_t *bytes, const int64_t *ends, int64_t n);
+void pg_trie_index(pg_trie *t, const uint8_t *bytes, const int64_t *ends, int64_t n);
 
 // Byte-pair merging (vocab/bpe.c). Pair i of symbols, left[i] and right[i], becomes merged[i]; its rank is ranks[i], or
 // i where `ranks` is NULL. `slots` finds a pair: a power of two of them, more than there are pairs, -1 each before

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyggml import limits
 from pyggml.errors import ModelError
 
 KEY = "tokenizer.ggml."
@@ -50,11 +49,6 @@ class Tokens:
         if "" in texts or "\0" in "".join(texts):  # llama.cpp reads a token up to its first NUL
             texts = [text.partition("\0")[0] or f"[EMPTY_{i}]" for i, text in enumerate(texts)]
         n = len(texts)
-        if max(map(len, texts), default=0) > limits.TOKEN_CHARS:
-            longest = max(texts, key=len)
-            raise ModelError(
-                f"{KEY}tokens: the token {longest[:40]!r}... has {len(longest)} characters (limits.TOKEN_CHARS = {limits.TOKEN_CHARS})"
-            )
         ids = dict(zip(texts, range(n), strict=True))
         if len(ids) != n:
             twice = next(text for i, text in enumerate(texts) if ids[text] != i)

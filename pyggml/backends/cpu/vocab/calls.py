@@ -23,8 +23,10 @@ def _random(bits: int) -> int:
 
 def _new_seed() -> dict[str, Any]:
     base = 256 + _random(128) % (_PRIME - 256)
+    powers = [pow(base, i, _PRIME) for i in range(1, 5)]
     factors = [_random(64) | 1, _random(64) | 1]
-    return {"base": base, "inverse": pow(base, -1, _PRIME), "flip": _random(64), "factors": factors}
+    inverse = pow(base, -1, _PRIME)
+    return {"base": base, "inverse": inverse, "powers": powers, "flip": _random(64), "factors": factors}
 
 
 SEED = _new_seed()  # pg_seed

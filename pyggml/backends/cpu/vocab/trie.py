@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pyggml import limits
 from pyggml.errors import GGMLError
 
 from ..._pggml import ffi, lib
@@ -17,27 +18,26 @@ Ends = np.ndarray[Any, np.dtype[np.int64]]
 Doubles = np.ndarray[Any, np.dtype[np.float64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_MOST_SLOTS = 1 << 29  # for as many nodes as a slot can name
+_MOST_NODES = 1 << 28  # csrc/vocab/trie.h
 
 
 class Trie:
     """Texts and their numbers, from 0; of equal texts the first counts. Any thread may ask."""
 
     def __init__(self, texts: Sequence[str]) -> None:
+        """Raises GGMLError for a text that is too long: how far texts are looked for, at each place, depends on it."""
         data, ends = pack(texts)
+        longest = int(np.diff(ends, prepend=-1).max(initial=1)) - 1
+        if longest > limits.TOKEN_BYTES:
+            raise GGMLError(f"a token has {longest} bytes, more than limits.TOKEN_BYTES = {limits.TOKEN_BYTES}")
+        if len(data) >= _MOST_NODES:
+            raise GGMLError(f"tokens of {len(data)} bytes in all are too many")
         self._n = len(texts)
-        n_slots = min(4 << (len(data) // 4).bit_length(), _MOST_SLOTS)  # most vocabularies have a node for three bytes
-        while True:
-            self._arrays = (np.zeros(n_slots, np.uint64), np.full(n_slots // 2, -1, np.int32))
-            self.handle = ffi.new("pg_trie *", {"n_slots": n_slots, "seed": SEED})
-            self.handle.slots = ffi.from_buffer("uint64_t[]", self._arrays[0])
-            self.handle.texts = ffi.from_buffer("int32_t[]", self._arrays[1])
-            packed = ffi.from_buffer("uint8_t[]", data), ffi.from_buffer("int64_t[]", ends)
-            if lib.pg_trie_index(self.handle, *packed, self._n):
-                return
-            if n_slots == _MOST_SLOTS:
-                raise GGMLError(f"texts of {len(data)} bytes are too many for one table")
-            n_slots *= 2
+        self._arrays = (np.zeros(2 << len(texts).bit_length(), np.uint64), np.zeros((len(data) + 1, 2), np.int32))
+        self.handle = ffi.new("pg_trie *", {"n_slots": len(self._arrays[0]), "seed": SEED})
+        self.handle.slots = ffi.from_buffer("uint64_t[]", self._arrays[0])
+        self.handle.nodes = ffi.from_buffer("pg_node[]", self._arrays[1])
+        lib.pg_trie_index(self.handle, ffi.from_buffer("uint8_t[]", data), ffi.from_buffer("int64_t[]", ends), self._n)
 
     def longest_match(self, codes: Ints, n_words: int, prefix: bytes, unk: int | None) -> tuple[Ints, Ends]:
         """Numbers of the longest texts from the left, and where each word ends among them. `codes` are characters: 0 is

@@ -45,7 +45,7 @@ class PLaMo2:
         valid = [not NO_UTF8.search(text) for text in self._tokens.texts]  # the others can match no text
         used = valid & np.isfinite(scores) & (scores > _INVALID) & (np.array(self._tokens.types) != TokenType.BYTE)
         ids: Ints = np.append(np.flatnonzero(used), -1).astype(np.int32)
-        texts = [self._tokens.texts[i] for i in ids[:-1].tolist()]
+        texts = [self._tokens.texts[int(i)] for i in ids[:-1]]
         return Trie([text[::-1] for text in texts]), scores[used], ids, np.array([*map(len, texts), 1], np.int32)
 
     def encode(self, text: str) -> list[int]:

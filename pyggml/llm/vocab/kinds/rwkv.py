@@ -42,7 +42,7 @@ class RWKV:
         trie, ids = self._table
         data = utf8(text)
         cut = trie.longest_cut(data)
-        found = ids[cut].tolist()
+        found: list[int] = ids[cut].tolist()
         if self._unk is None and -1 in found:
             at = sum(len(self._pieces[token]) for token in found[: found.index(-1)])
             raise ModelError(f"the vocabulary has no token for byte 0x{data[at]:02X} and no unknown token")

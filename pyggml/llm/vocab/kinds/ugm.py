@@ -18,6 +18,7 @@ from pyggml.errors import ModelError
 
 from ..tokens import KEY, NO_UTF8, SPACE, Tokens, TokenType, flag, utf8
 from . import proto
+from .charsmap import check_charsmap
 from .words import WordCache, by_word
 
 if TYPE_CHECKING:
@@ -66,9 +67,11 @@ class UGM:
 
         if self._charsmap is None:
             return None
+        charsmap = self._charsmap.tobytes()
+        check_charsmap(charsmap)
         try:
             return SentencePieceNormalizer(
-                model_proto=proto.normalizer(self._charsmap.tobytes()),
+                model_proto=proto.normalizer(charsmap),
                 add_dummy_prefix=False,
                 escape_whitespaces=False,
                 remove_extra_whitespaces=False,
