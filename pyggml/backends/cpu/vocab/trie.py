@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import limits
-from pyggml.errors import GGMLError
+from pyggml.errors import ModelError
 
 from ..._pggml import ffi, lib
 from .calls import SEED, interruptible, pack
@@ -25,13 +25,13 @@ class Trie:
     """Texts and their numbers, from 0; of equal texts the first counts. Any thread may ask."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Raises GGMLError for a text that is too long: how far texts are looked for, at each place, depends on it."""
+        """Raises ModelError for a text that is too long: how far texts are looked for, at each place, depends on it."""
         data, ends = pack(texts)
         longest = int(np.diff(ends, prepend=-1).max(initial=1)) - 1
         if longest > limits.TOKEN_BYTES:
-            raise GGMLError(f"a token has {longest} bytes, more than limits.TOKEN_BYTES = {limits.TOKEN_BYTES}")
+            raise ModelError(f"a token has {longest} bytes, more than limits.TOKEN_BYTES = {limits.TOKEN_BYTES}")
         if len(data) >= _MOST_NODES:
-            raise GGMLError(f"tokens of {len(data)} bytes in all are too many")
+            raise ModelError(f"tokens of {len(data)} bytes in all are too many")
         self._n = len(texts)
         self._arrays = (np.zeros(2 << len(texts).bit_length(), np.uint64), np.zeros((len(data) + 1, 2), np.int32))
         self.handle = ffi.new("pg_trie *", {"n_slots": len(self._arrays[0]), "seed": SEED})
