@@ -25,13 +25,15 @@ static inline uint64_t text_hash(const pg_seed *seed, uint64_t hash, uint8_t byt
   return text_times(hash + byte + 1, seed->base);
 }
 
+// Up to four bytes at once: their products do not wait for each other.
 static inline uint64_t text_hash_of(const pg_seed *seed, uint64_t hash, const uint8_t *text, int64_t n) {
-  for (; n >= 4; text += 4, n -= 4) { // four bytes at once: their products do not wait for each other
-    unsigned __int128 sum = (unsigned __int128)(hash + text[0] + 1) * seed->powers[3];
-    for (int i = 1; i < 4; i++) sum += (unsigned __int128)(text[i] + 1u) * seed->powers[3 - i];
+  for (int64_t i = 0; i < n; i += 4) {
+    const uint64_t *power = seed->powers + (n - i < 4 ? n - i : 4);
+    unsigned __int128 sum = (unsigned __int128)hash * power[-1];
+    for (const uint8_t *end = text + (n - i < 4 ? n - i : 4); text < end; text++)
+      sum += (unsigned __int128)(*text + 1u) * *--power;
     hash = text_modulo(sum);
   }
-  for (int64_t i = 0; i < n; i++) hash = text_hash(seed, hash, text[i]);
   return hash;
 }
 

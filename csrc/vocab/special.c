@@ -34,7 +34,7 @@ int64_t pg_special_begin(const pg_trie *t, const uint8_t *how, const uint8_t *by
   int64_t n_heap = 0;
   for (int64_t at = 0; at < n; at++) {
     if (watch_stops(&c.watch, 1)) return watch_end(&c.watch, PG_STOPPED);
-    if (!t->begins[bytes[at]]) continue;
+    if (!t->first[bytes[at]]) continue;
     const int32_t text = text_here(&c, at, !heap);
     if (text < 0) continue;
     if (heap) {

@@ -11,7 +11,7 @@ static inline const uint8_t *text_of(const pg_texts *t, int32_t i, int64_t *n) {
 }
 
 static inline uint64_t text_slot(const pg_texts *t, uint64_t hash) {
-  return seeded_hash(&t->seed, hash) & (uint64_t)(t->n_slots - 1);
+  return (hash ^ hash >> 32) & (uint64_t)(t->n_slots - 1);
 }
 
 // What a slot holds: the upper half of the hash, and the text's number + 1.

@@ -14,6 +14,7 @@ static inline uint64_t *trie_slot(const pg_trie *t, int32_t node, uint8_t byte) 
 
 // The node behind `node` and this byte, 0 where no text goes on so.
 static inline int32_t trie_step(const pg_trie *t, int32_t node, uint8_t byte) {
+  if (!node) return t->first[byte];
   if (t->nodes[node].next == byte + 1) return node + 1;
   return (int32_t)(*trie_slot(t, node, byte) & ((1 << TRIE_NODE_BITS) - 1));
 }

@@ -42,7 +42,7 @@ typedef struct {
   pg_node *nodes;
   int64_t n_slots;
   pg_seed seed;
-  uint8_t begins[256]; // whether a text begins with this byte
+  int32_t first[256]; // the node behind node 0 and this byte, or 0
 } pg_trie;
 void pg_trie_index(pg_trie *t, const uint8_t *bytes, const int64_t *ends, int64_t n);
 

@@ -13,6 +13,8 @@ from .tokens import utf8
 if TYPE_CHECKING:
     from pyggml.backends.cpu.vocab.trie import LongestFirst
 
+_FEW = 16  # so many characters that tokens begin with are looked for, to be done where a text has none of them
+
 
 class SpecialTokens:
     """Tokens that are found by their text before anything else is done to it."""
@@ -29,12 +31,15 @@ class SpecialTokens:
         self._texts = [text for _, text, _, _ in tokens]
         self._ids = [token for _, _, token, _ in tokens]
         self._is_always = [is_always for _, _, _, is_always in tokens]
+        self._firsts = {text[0] for text in self._texts}
         self._lstrip, self._rstrip = lstrip, rstrip
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
         """The text in parts, none empty: pieces of it, and ids of tokens."""
-        if not self._ids or not text:
-            return [text] if text else []
+        if not text:
+            return []
+        if len(self._firsts) < _FEW and not any(first in text for first in self._firsts):
+            return [text]
         cutter, hows = self._cutter
         data = utf8(text)
         parts = cutter.cut(data, hows[parse_special])
