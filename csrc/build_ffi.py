@@ -1,4 +1,4 @@
-"""Writes the C source of the extension module: pg.h as cffi (API mode) sees it. Called by CMake."""
+"""Writes the C source of the extension module: its two headers as cffi (API mode) sees them. Called by CMake."""
 
 import re
 import sys
@@ -7,21 +7,24 @@ from pathlib import Path
 import cffi
 from digest import digest
 
-HEADER = (Path(__file__).parent / "pg.h").read_text()
+HEADERS = ("pg.h", "vocab/vocab.h")
 
 
 def declarations(header: str) -> str:
-    """pg.h without what cffi's parser does not know: directives and comments."""
+    """A header without what cffi's parser does not know: directives and comments."""
     text = re.sub(r"//[^\n]*", "", header)
     return re.sub(r"^\s*#.*$", "", text, flags=re.M)
 
 
 def main(out: str) -> None:
     ffi = cffi.FFI()
-    ffi.cdef(declarations(HEADER))
+    for header in HEADERS:
+        ffi.cdef(declarations((Path(__file__).parent / header).read_text()))
     ffi.cdef('extern "Python" int pg_host_call(const pg_task *t, int ith, int nth);')  # backends/cpu/host.py
     ffi.cdef("extern const char *const pg_sources;")  # backends/cpu/stale.py
-    ffi.set_source("pyggml.backends._pggml", f'#include "pg.h"\nstatic const char *const pg_sources = "{digest()}";')
+    includes = "".join(f'#include "{header}"\n' for header in HEADERS)
+    source = f'{includes}static const char *const pg_sources = "{digest()}";'
+    ffi.set_source("pyggml.backends._pggml", source)
     ffi.emit_c_code(out)
 
 

@@ -1,4 +1,5 @@
-// The one header of the C library: tensors, tasks, kernels, plans, the thread pool.
+// The header of the C library: tensors, tasks, kernels, plans, the thread pool. What vocabularies need is in
+// vocab/vocab.h.
 // Nothing in this library aborts, exits or prints: every function that can fail returns a status.
 #pragma once
 #include <stddef.h>
@@ -188,62 +189,6 @@ int pg_r16_unpack(int64_t type, const void *packed, int64_t k, int64_t m, void *
 int pg_top_k(const float *logits, int64_t n, int64_t k, float temp, uint64_t *keys, int64_t n_keys, int64_t *ids,
              float *exponents);
 int64_t pg_draw(const float *weights, int64_t k, double top_p, double min_p, double u);
-
-// Strings as GGUF has them, a length of 8 bytes before each: walks up to n of them from data + *at on, and returns how
-// many lie within `size` bytes; *at is then where the next would begin. `packed`, unless it is NULL, gets their bytes,
-// a NUL behind each.
-int64_t pg_gguf_strings(const uint8_t *data, int64_t size, int64_t *at, int64_t n, uint8_t *packed);
-
-// Numbered texts, to be found by their bytes (vocab/texts.h): text i ends at bytes + ends[i], where a NUL stands, and
-// the next begins behind that. n_slots is a power of two, more than there are texts; slots are 0 before pg_texts_index.
-// Bits of what texts begin with are kept, too, where n_bits, a power of two, is not 0: what reads a text from the left
-// needs them.
-typedef struct {
-  const uint8_t *bytes;
-  const int64_t *ends;
-  uint64_t *slots, *bits;
-  int64_t n_slots, n_bits;
-} pg_texts;
-void pg_texts_index(const pg_texts *t, int64_t n);
-
-// Byte-pair merging (vocab/bpe.c). Pair i of symbols, left[i] and right[i], becomes merged[i]; its rank is ranks[i], or
-// i where `ranks` is NULL. `slots` finds a pair: a power of two of them, more than there are pairs, -1 each before
-// pg_bpe_index, which takes the first of equal pairs. pg_bpe_merge merges words of symbols, word i up to ends[i], less
-// than 2^31 each; what comes out is put at the front of `symbols`, where each word ends now into `ends`, and its number
-// returned. Scratch memory: links for the longest word, and three times as many heap entries.
-typedef struct {
-  const int32_t *left, *right, *merged, *ranks;
-  int32_t *slots;
-  int64_t n_slots;
-} pg_bpe;
-typedef struct {
-  int32_t prev, next, pair, alive;
-} pg_bpe_link;
-void pg_bpe_index(const pg_bpe *b, int64_t n);
-int64_t pg_bpe_merge(const pg_bpe *b, int32_t *symbols, int64_t *ends, int64_t n_words, pg_bpe_link *links,
-                     uint64_t *heap);
-
-// Pairs of symbols (vocab/pairs.c). Of n merges, "left right" each, packed as texts are: the texts of both sides and of
-// their union, -1 where there is none. Of n texts: all pairs of texts or single characters that make one, which are
-// returned by their number, at most one for each byte; a character that is no text is -1 - its code point.
-void pg_pairs_of_merges(const pg_texts *t, const uint8_t *merges, const int64_t *ends, int64_t n, int32_t *left,
-                        int32_t *right, int32_t *merged);
-int64_t pg_pairs_of_texts(const pg_texts *t, int64_t n, int32_t *left, int32_t *right, int32_t *merged);
-
-// Words into texts (vocab/longest.c, vocab/best_cut.c); the number of ids is returned, and `ends` says where those of
-// each word end. By the longest match from the left: `codes` are characters, of which 0 counts for nothing, a negative
-// one is a part of its own, and 10 ends a word. Each part is read with `prefix` before it, and is `unk` (none: -1)
-// where texts do not cover it. `part` has room for all bytes; there are never more ids than those, and a prefix for
-// each code. By the highest sum of scores: words end at `ends` before, too. A character without a text is `unk` and
-// scores `unknown`. `best` and `step` have an entry more than the longest word has bytes; there are never more ids than
-// bytes.
-int64_t pg_longest_match(const pg_texts *t, const int32_t *codes, int64_t n_codes, const char *prefix, int32_t unk,
-                         uint8_t *part, int32_t *ids, int64_t *ends);
-typedef struct {
-  int32_t token, from;
-} pg_step;
-int64_t pg_best_cut(const pg_texts *t, const double *scores, const uint8_t *words, int64_t *ends, int64_t n_words,
-                    double unknown, int32_t unk, double *best, pg_step *step, int32_t *ids);
 
 // What one thread can do at most (exec/peak.c): reads n bytes at p (a multiple of 4 KiB, 64-byte aligned), or makes n
 // steps of multiplications of a kind. The result is bytes or operations done; 0 where no level up to this one has such

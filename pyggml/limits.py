@@ -24,3 +24,7 @@ TEMPLATE_STEPS = 1 << 24  # nodes of the template that are run, and values that 
 TEMPLATE_BYTES = 1 << 26  # bytes of all texts and lists that it makes, its output among them
 TEMPLATE_PER_BYTE = 64
 TEMPLATE_SECONDS = 60.0  # of one rendering
+
+# Vocabularies
+TOKEN_BYTES = 1 << 12  # of one special token, or of any that is looked for at each place (the longest known has 128)
+CHARSMAP_BYTES = 1 << 8  # that a rule of a character map replaces or puts in (the longest known puts in 33)

@@ -1,14 +1,16 @@
 // Byte-pair merging: in a word the adjacent pair of the lowest rank becomes one symbol, the leftmost of equals, until
 // no pair has a rank. A heap of (rank, place) makes it n log n; entries that a later merge made stale are skipped.
-#include "pg.h"
+#include "vocab/hash.h"
+#include "vocab/heap.h"
+#include "vocab/watch.h"
 
-static uint64_t slot_of(int32_t left, int32_t right, int64_t n_slots) {
-  const uint64_t key = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9e3779b97f4a7c15u;
-  return (key ^ key >> 32) & (uint64_t)(n_slots - 1);
+static uint64_t slot_of(const pg_bpe *b, int32_t left, int32_t right) {
+  const uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+  return seeded_hash(&b->seed, key) & (uint64_t)(b->n_slots - 1);
 }
 
 static int32_t find(const pg_bpe *b, int32_t left, int32_t right) {
-  for (uint64_t s = slot_of(left, right, b->n_slots);; s = (s + 1) & (uint64_t)(b->n_slots - 1)) {
+  for (uint64_t s = slot_of(b, left, right);; s = (s + 1) & (uint64_t)(b->n_slots - 1)) {
     const int32_t i = b->slots[s];
     if (i < 0 || (b->left[i] == left && b->right[i] == right)) return i;
   }
@@ -18,30 +20,11 @@ static int32_t rank_of(const pg_bpe *b, int32_t pair) { return b->ranks ? b->ran
 
 void pg_bpe_index(const pg_bpe *b, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
-    uint64_t s = slot_of(b->left[i], b->right[i], b->n_slots);
+    uint64_t s = slot_of(b, b->left[i], b->right[i]);
     while (b->slots[s] >= 0 && !(b->left[b->slots[s]] == b->left[i] && b->right[b->slots[s]] == b->right[i]))
       s = (s + 1) & (uint64_t)(b->n_slots - 1);
     if (b->slots[s] < 0) b->slots[s] = (int32_t)i;
   }
-}
-
-static void push(uint64_t *heap, int64_t *n, uint64_t key) {
-  int64_t i = (*n)++;
-  for (; i > 0 && heap[(i - 1) / 2] > key; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-  heap[i] = key;
-}
-
-static uint64_t pop(uint64_t *heap, int64_t *n) {
-  const uint64_t least = heap[0], key = heap[--*n];
-  int64_t i = 0;
-  for (int64_t child = 1; child < *n; child = 2 * i + 1) {
-    child += child + 1 < *n && heap[child + 1] < heap[child];
-    if (heap[child] >= key) break;
-    heap[i] = heap[child];
-    i = child;
-  }
-  heap[i] = key;
-  return least;
 }
 
 typedef struct {
@@ -56,17 +39,19 @@ typedef struct {
 static void offer(word *w, int32_t i) {
   const int32_t next = w->links[i].next, pair = next < 0 ? -1 : find(w->b, w->symbols[i], w->symbols[next]);
   w->links[i].pair = pair;
-  if (pair >= 0) push(w->heap, &w->n_heap, (uint64_t)rank_of(w->b, pair) << 32 | (uint32_t)i);
+  if (pair >= 0) heap_push(w->heap, &w->n_heap, (uint64_t)rank_of(w->b, pair) << 32 | (uint32_t)i);
 }
 
-static void merge_word(word *w, int32_t n) {
+// Returns whether SIGINT came.
+static int merge_word(word *w, int32_t n, text_watch *watch) {
   pg_bpe_link *links = w->links;
   for (int32_t i = 0; i < n; i++) {
     links[i] = (pg_bpe_link){.prev = i - 1, .next = i + 1 < n ? i + 1 : -1, .pair = -1, .alive = 1};
   }
   for (int32_t i = 0; i < n; i++) offer(w, i);
   while (w->n_heap) {
-    const uint64_t best = pop(w->heap, &w->n_heap);
+    if (watch_stops(watch, 16)) return 1; // a merge costs more than a step elsewhere
+    const uint64_t best = heap_pop(w->heap, &w->n_heap);
     const int32_t i = (int32_t)(uint32_t)best, pair = links[i].pair;
     if (!links[i].alive || pair < 0 || rank_of(w->b, pair) != (int32_t)(best >> 32)) continue;
     const int32_t gone = links[i].next, next = links[gone].next;
@@ -77,20 +62,22 @@ static void merge_word(word *w, int32_t n) {
     if (links[i].prev >= 0) offer(w, links[i].prev);
     offer(w, i);
   }
+  return 0;
 }
 
 int64_t pg_bpe_merge(const pg_bpe *b, int32_t *symbols, int64_t *ends, int64_t n_words, pg_bpe_link *links,
-                     uint64_t *heap) {
+                     uint64_t *heap, int watch) {
+  text_watch at_work = watch_begin(watch);
   int64_t n_out = 0, first = 0;
   for (int64_t i = 0; i < n_words; i++) {
     word w = {.b = b, .symbols = symbols + first, .links = links, .heap = heap, .n_heap = 0};
     const int32_t n = (int32_t)(ends[i] - first);
-    merge_word(&w, n);
+    if (merge_word(&w, n, &at_work)) return watch_end(&at_work, PG_STOPPED);
     for (int32_t j = 0; j < n; j++) {
       if (links[j].alive) symbols[n_out++] = w.symbols[j];
     }
     first = ends[i];
     ends[i] = n_out;
   }
-  return n_out;
+  return watch_end(&at_work, n_out);
 }

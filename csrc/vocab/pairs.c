@@ -1,10 +1,6 @@
 // Which pairs of symbols merge: as a list of merges says, or as texts say that have scores.
 #include "vocab/texts.h"
-
-static uint64_t hash_of(uint64_t hash, const uint8_t *text, int64_t n) {
-  for (int64_t i = 0; i < n; i++) hash = text_hash(hash, text[i]);
-  return hash;
-}
+#include "vocab/utf8.h"
 
 void pg_pairs_of_merges(const pg_texts *t, const uint8_t *merges, const int64_t *ends, int64_t n, int32_t *left,
                         int32_t *right, int32_t *merged) {
@@ -17,10 +13,10 @@ void pg_pairs_of_merges(const pg_texts *t, const uint8_t *merges, const int64_t 
     if (!space) continue;
     const uint8_t *b = space + 1;
     const int64_t n_a = space - a, n_b = length - n_a - 1;
-    const uint64_t hash = hash_of(TEXT_HASH, a, n_a);
+    const uint64_t hash = text_hash_of(&t->seed, 0, a, n_a);
     left[i] = text_at(t, hash, a, n_a);
-    right[i] = text_at(t, hash_of(TEXT_HASH, b, n_b), b, n_b);
-    merged[i] = text_of_two(t, hash_of(hash, b, n_b), a, n_a, b, n_b);
+    right[i] = text_at(t, text_hash_of(&t->seed, 0, b, n_b), b, n_b);
+    merged[i] = text_of_two(t, text_hash_of(&t->seed, hash, b, n_b), a, n_a, b, n_b);
   }
 }
 
@@ -31,18 +27,13 @@ static int32_t code_point(const uint8_t *text, int64_t n) {
   return c;
 }
 
-static int64_t length_of_first(const uint8_t *text, int64_t n) {
-  int64_t length = 1;
-  while (length < n && !is_start(text[length])) length++;
-  return length;
-}
-
 // Is there a symbol for these bytes, and which.
 static int symbol_of(const pg_texts *t, uint64_t hash, const uint8_t *text, int64_t n, int32_t *symbol) {
   *symbol = text_at(t, hash, text, n);
   if (*symbol >= 0) return 1;
-  *symbol = -1 - code_point(text, n < 4 ? n : 4);
-  return length_of_first(text, n) == n;
+  const int64_t first = utf8_length(text, n);
+  *symbol = -1 - code_point(text, first);
+  return first == n;
 }
 
 int64_t pg_pairs_of_texts(const pg_texts *t, int64_t n, int32_t *left, int32_t *right, int32_t *merged) {
@@ -50,15 +41,17 @@ int64_t pg_pairs_of_texts(const pg_texts *t, int64_t n, int32_t *left, int32_t *
   for (int32_t i = 0; i < n; i++) {
     int64_t length, cut = 0;
     const uint8_t *text = text_of(t, i, &length);
-    uint64_t hash = TEXT_HASH;
+    uint64_t power = 1, before = 0; // base to the number of bytes that follow; the hashes of both sides
+    for (int64_t j = 0; j < length; j++) power = text_times(power, t->seed.base);
+    uint64_t behind = text_hash_of(&t->seed, 0, text, length);
     while (cut < length) {
-      const int64_t n_char = length_of_first(text + cut, length - cut);
-      hash = hash_of(hash, text + cut, n_char);
-      cut += n_char;
-      const uint8_t *rest = text + cut;
-      if (cut == length || !symbol_of(t, hash, text, cut, &left[n_pairs])) continue;
-      if (!symbol_of(t, hash_of(TEXT_HASH, rest, length - cut), rest, length - cut, &right[n_pairs])) continue;
-      merged[n_pairs++] = i;
+      for (const int64_t end = cut + utf8_length(text + cut, length - cut); cut < end; cut++) {
+        before = text_hash(&t->seed, before, text[cut]);
+        behind = text_hash_behind(behind, text[cut], power);
+        power = text_times(power, t->seed.inverse);
+      }
+      if (cut == length || !symbol_of(t, before, text, cut, &left[n_pairs])) continue;
+      if (symbol_of(t, behind, text + cut, length - cut, &right[n_pairs])) merged[n_pairs++] = i;
     }
   }
   return n_pairs;

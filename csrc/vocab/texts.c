@@ -21,14 +21,10 @@ void pg_texts_index(const pg_texts *t, int64_t n) {
   for (int32_t i = 0; i < n; i++) {
     int64_t length;
     const uint8_t *text = text_of(t, i, &length);
-    uint64_t hash = TEXT_HASH;
-    for (int64_t j = 0; j < length; j++) {
-      hash = text_hash(hash, text[j]);
-      if (t->n_bits) t->bits[text_bit(t, hash) / 64] |= 1ull << text_bit(t, hash) % 64;
-    }
+    const uint64_t hash = text_hash_of(&t->seed, 0, text, length);
     if (text_at(t, hash, text, length) >= 0) continue; // the first of equals
     uint64_t s = text_slot(t, hash);
-    while (t->slots[s]) s = (s + 1) & (t->n_slots - 1);
+    while (t->slots[s]) s = (s + 1) & (uint64_t)(t->n_slots - 1);
     t->slots[s] = text_entry(hash, i);
   }
 }

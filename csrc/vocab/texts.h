@@ -1,13 +1,8 @@
-// Finding texts by their bytes. A hash takes byte after byte, so that what begins at a place is looked up at each of
-// its lengths in one pass; `bits` say when no text goes on.
+// Finding texts by their bytes.
 #pragma once
 #include <string.h>
 
-#include "pg.h"
-
-static const uint64_t TEXT_HASH = 0xcbf29ce484222325u; // of no bytes (FNV-1a)
-
-static inline uint64_t text_hash(uint64_t hash, uint8_t byte) { return (hash ^ byte) * 0x100000001b3u; }
+#include "vocab/hash.h"
 
 static inline const uint8_t *text_of(const pg_texts *t, int32_t i, int64_t *n) {
   const int64_t start = i ? t->ends[i - 1] + 1 : 0;
@@ -15,7 +10,9 @@ static inline const uint8_t *text_of(const pg_texts *t, int32_t i, int64_t *n) {
   return t->bytes + start;
 }
 
-static inline uint64_t text_slot(const pg_texts *t, uint64_t hash) { return (hash ^ hash >> 32) & (t->n_slots - 1); }
+static inline uint64_t text_slot(const pg_texts *t, uint64_t hash) {
+  return (hash ^ hash >> 32) & (uint64_t)(t->n_slots - 1);
+}
 
 // What a slot holds: the upper half of the hash, and the text's number + 1.
 static inline uint64_t text_entry(uint64_t hash, int32_t i) { return (hash & ~0xffffffffull) | ((uint64_t)i + 1); }
@@ -23,7 +20,7 @@ static inline uint64_t text_entry(uint64_t hash, int32_t i) { return (hash & ~0x
 // The text of bytes a[0 .. n_a] b[0 .. n_b] with this hash, -1 where there is none.
 static inline int32_t text_of_two(const pg_texts *t, uint64_t hash, const uint8_t *a, int64_t n_a, const uint8_t *b,
                                   int64_t n_b) {
-  for (uint64_t s = text_slot(t, hash); t->slots[s]; s = (s + 1) & (t->n_slots - 1)) {
+  for (uint64_t s = text_slot(t, hash); t->slots[s]; s = (s + 1) & (uint64_t)(t->n_slots - 1)) {
     if ((t->slots[s] ^ hash) >> 32) continue;
     int64_t n;
     const int32_t i = (int32_t)(uint32_t)t->slots[s] - 1;
@@ -36,14 +33,3 @@ static inline int32_t text_of_two(const pg_texts *t, uint64_t hash, const uint8_
 static inline int32_t text_at(const pg_texts *t, uint64_t hash, const uint8_t *text, int64_t n) {
   return text_of_two(t, hash, text, n, text, 0);
 }
-
-static inline uint64_t text_bit(const pg_texts *t, uint64_t hash) { return (hash ^ hash >> 32) & (t->n_bits - 1); }
-
-// May a text begin with bytes of this hash? Where not, the answer is certain.
-static inline int text_goes_on(const pg_texts *t, uint64_t hash) {
-  const uint64_t bit = text_bit(t, hash);
-  return t->bits[bit / 64] >> bit % 64 & 1;
-}
-
-// Does a character begin with this byte, as far as one can tell.
-static inline int is_start(uint8_t byte) { return (byte & 0xC0) != 0x80; }

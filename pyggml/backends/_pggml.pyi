@@ -1,4 +1,4 @@
-# The compiled extension (cffi API mode); pg.h documents it.
+# The compiled extension (cffi API mode); pg.h and vocab/vocab.h document it.
 from typing import Any
 
 ffi: Any

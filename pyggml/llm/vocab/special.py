@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from itertools import groupby
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from .tokens import utf8
 
-_ASCII_SPACE = " \t\n\v\f\r"
-_FEW = 64  # so many texts that begin alike are each looked for; of more, those that occur are found by their lengths
+if TYPE_CHECKING:
+    from pyggml.backends.cpu.vocab.trie import LongestFirst
+
+_FEW = 16  # so many characters that tokens begin with are looked for, to be done where a text has none of them
 
 
 class SpecialTokens:
@@ -19,62 +24,36 @@ class SpecialTokens:
     ) -> None:
         """`always` are found everywhere, `parsed` only where special tokens are to be read. Tokens of `lstrip` and
         `rstrip` swallow white space before or behind them."""
-        always = list(always)
-        self._always = _Finder(always)
-        self._all = _Finder([*always, *parsed])
+        tokens = [(-len(utf8(text)), text, token, True) for text, token in always]
+        tokens += [(-len(utf8(text)), text, token, False) for text, token in parsed]
+        tokens.sort(key=lambda t: t[0])
+        self._lengths = [-n for n, _, _, _ in tokens]
+        self._texts = [text for _, text, _, _ in tokens]
+        self._ids = [token for _, _, token, _ in tokens]
+        self._is_always = [is_always for _, _, _, is_always in tokens]
+        self._firsts = {text[0] for text in self._texts}
         self._lstrip, self._rstrip = lstrip, rstrip
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
         """The text in parts, none empty: pieces of it, and ids of tokens."""
-        parts: list[str | int] = [text] if text else []
-        for needle, token in (self._all if parse_special else self._always).find(text):
-            cut: list[str | int] = []
-            for part in parts:
-                if isinstance(part, int) or needle not in part:
-                    cut.append(part)
-                else:
-                    cut += self._cut(part.split(needle), token)
-            parts = cut
-        return parts
+        if not text:
+            return []
+        if len(self._firsts) < _FEW and not any(first in text for first in self._firsts):
+            return [text]
+        cutter, hows = self._cutter
+        data = utf8(text)
+        parts = cutter.cut(data, hows[parse_special])
+        if len(parts) == 1 and parts[0] == (0, len(data), -1):
+            return [text]
+        return [data[a:b].decode("utf-8", "surrogateescape") if i < 0 else self._ids[i] for a, b, i in parts]
 
-    def _cut(self, pieces: list[str], token: int) -> list[str | int]:
-        cut: list[str | int] = []
-        for i, piece in enumerate(pieces):
-            if i:
-                cut.append(token)
-                piece = piece.lstrip(_ASCII_SPACE) if token in self._rstrip else piece
-            if i + 1 < len(pieces) and token in self._lstrip:
-                piece = piece.rstrip(_ASCII_SPACE)
-            if piece:
-                cut.append(piece)
-        return cut
+    @cached_property
+    def _cutter(self) -> tuple[LongestFirst, list[np.ndarray]]:
+        """What finds the tokens, and what each does, without and with those that are parsed."""
+        from pyggml.backends.cpu.vocab.trie import LongestFirst
 
-
-class _Finder:
-    """Which of many texts occur in another."""
-
-    def __init__(self, tokens: Collection[tuple[str, int]]) -> None:
-        by_length = sorted(tokens, key=lambda t: -len(utf8(t[0])))  # in bytes
-        self._order = {text: (i, token) for i, (text, token) in enumerate(by_length)}
-        groups = groupby(sorted(self._order), key=lambda text: text[0])
-        self._groups = {first: list(texts) for first, texts in groups}
-
-    def find(self, text: str) -> list[tuple[str, int]]:
-        """Those that occur, with their tokens, the longest first."""
-        found: list[tuple[int, int, str]] = []
-        for first, needles in self._groups.items():
-            if first in text:
-                found += [(*self._order[needle], needle) for needle in _occurring(text, first, needles)]
-        return [(needle, token) for _, token, needle in sorted(found)]
-
-
-def _occurring(text: str, first: str, needles: list[str]) -> Iterable[str]:
-    if len(needles) <= _FEW:
-        return [needle for needle in needles if needle in text]
-    known, found = set(needles), set[str]()
-    lengths = sorted({len(needle) for needle in needles})
-    at = text.find(first)
-    while at >= 0:
-        found.update(known.intersection([text[at : at + n] for n in lengths]))
-        at = text.find(first, at + 1)
-    return found
+        strips = [
+            LongestFirst.LSTRIP * (i in self._lstrip) + LongestFirst.RSTRIP * (i in self._rstrip) for i in self._ids
+        ]
+        every = np.array(strips, np.uint8) | LongestFirst.CUT
+        return LongestFirst(self._texts, self._lengths), [every * np.array(self._is_always, np.uint8), every]

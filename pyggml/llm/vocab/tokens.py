@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,6 +14,9 @@ from pyggml.errors import ModelError
 
 KEY = "tokenizer.ggml."
 SPACE = "\u2581"  # how most vocabularies spell a space
+NO_UTF8 = re.compile("([\udc80-\udcff])")  # the surrogates that stand for bytes that are not UTF-8
+
+_F32_MAX = float(np.finfo(np.float32).max)
 
 
 class TokenType(IntEnum):
@@ -93,6 +97,8 @@ def numbers(kv: Mapping[str, object], name: str, n: int, default: float) -> list
         raise ModelError(f"{KEY}{name} is not an array of {n} numbers, one for each token")
     if np.isnan(array).any():
         raise ModelError(f"{KEY}{name} has a NaN")
+    if (np.isfinite(array) & (np.abs(array.astype(np.float64)) > _F32_MAX)).any():
+        raise ModelError(f"{KEY}{name} has a number beyond the range of F32")
     return cast("list[float]", array[:n].tolist())
 
 

@@ -234,9 +234,26 @@ class NoVocab(Vocab):
 
     def __init__(self, n_tokens: int) -> None:
         none: dict[str, object] = {f"{KEY}add_bos_token": False, f"{KEY}add_eos_token": False}
-        tokens = Tokens([""] * n_tokens, [0.0] * n_tokens, [TokenType.UNDEFINED] * n_tokens, {})
-        super().__init__("rwkv", Kind(Roles(), frame="none"), tokens, none)
-        self.kind = "none"
+        super().__init__("rwkv", Kind(Roles(), frame="none"), Tokens([], [], [], {}), none)
+        self.kind, self._n = "none", max(n_tokens, 0)
+
+    @property
+    def n_tokens(self) -> int:
+        return self._n
+
+    def text(self, token: int) -> str:
+        self._checked(token)
+        return ""
+
+    def is_control(self, token: int) -> bool:
+        return bool(self.text(token))
+
+    def is_byte(self, token: int) -> bool:
+        return bool(self.text(token))
+
+    def token_to_piece(self, token: int, special: bool = False) -> bytes:
+        self._checked(token)
+        return b""
 
     def tokenize(
         self, text: str | bytes, add_special: bool = True, parse_special: bool = False, continued: bool = False

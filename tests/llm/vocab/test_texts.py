@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyggml.backends.cpu.vocab.merges import Merges
 from pyggml.backends.cpu.vocab.strings import read_strings, walk_strings
 from pyggml.backends.cpu.vocab.texts import Texts
+from pyggml.backends.cpu.vocab.trie import Trie
 from pyggml.llm.vocab.kinds import split
 from pyggml.llm.vocab.kinds.pre import PRE
 
@@ -83,7 +84,7 @@ def test_longest_match(vocabulary: list[str], to_read: list[str]) -> None:
             out += found if part else []
         expected.append(out)
     codes = np.array([table.get(c, ord(c)) for word in to_read for c in word + "\n"], np.int32)
-    longest = Texts(vocabulary, beginnings=True).longest_match(codes, len(to_read), b"a", 99)
+    longest = Trie(vocabulary).longest_match(codes, len(to_read), b"a", 99)
     assert by_word(*longest) == expected
 
 
@@ -102,7 +103,7 @@ def test_best_cut(vocabulary: list[str], to_read: list[str], rng: random.Random)
         return sums[-1]
 
     encoded = [word.encode() for word in to_read]
-    cut = Texts(vocabulary, beginnings=True).best_cut(encoded, scores, -20.0)
+    cut = Trie(vocabulary).best_cut(encoded, scores, -20.0)
     for word, ids in zip(to_read, by_word(*cut), strict=True):
         assert sum([*scores, -20.0][i] for i in ids) == best(word)
         pattern = "".join([*map(regex.escape, vocabulary), "."][i] for i in ids)

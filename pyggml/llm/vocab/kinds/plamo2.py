@@ -3,14 +3,24 @@ has it: scores are rounded to 1e-4, and a character without a token costs 1000 a
 
 from __future__ import annotations
 
-import math
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pyggml.errors import ModelError
 
-from ..tokens import KEY, Tokens, TokenType, utf8
+from ..tokens import KEY, NO_UTF8, Tokens, TokenType, utf8
 
-_UNKNOWN = 10_000_000  # what a character without a token costs, in 1e-4
-_INVALID = -20_000_000  # tokens with no more than this are not used
+if TYPE_CHECKING:
+    from pyggml.backends.cpu.vocab.trie import Trie
+
+    Ints = np.ndarray[Any, np.dtype[np.int32]]
+    Doubles = np.ndarray[Any, np.dtype[np.float64]]
+
+_UNKNOWN = -10_000_000.0  # the score of a character without a token, in 1e-4
+_INVALID = -20_000_000.0  # tokens with no more than this are not used
 
 
 class PLaMo2:
@@ -18,43 +28,48 @@ class PLaMo2:
 
     def __init__(self, tokens: Tokens) -> None:
         """Raises ModelError where a byte has no token."""
-        self._texts, self._byte_ids = tokens.texts, list[int]()
+        self._tokens, self._byte_ids = tokens, list[int]()
         for byte, token in enumerate(tokens.byte_ids()):
             if token is None or tokens.types[token] != TokenType.BYTE:
                 raise ModelError(f"{KEY}tokens: there is no token for byte 0x{byte:02X}")
             self._byte_ids.append(token)
-        self._costs: dict[str, tuple[int, int]] = {}
-        self._longest: dict[str, int] = {}  # token by first character
-        for i, (text, score) in enumerate(zip(tokens.texts, tokens.scores, strict=True)):
-            if tokens.types[i] == TokenType.BYTE or not math.isfinite(score):
-                continue
-            cost = -int(math.copysign(math.floor(abs(score * 1e4) + 0.5), score))
-            if -cost > _INVALID:
-                self._costs[text] = (i, cost)
-                self._longest[text[0]] = max(len(text), self._longest.get(text[0], 1))
+
+    @cached_property
+    def _table(self) -> tuple[Trie, Doubles, Ints, Ints]:
+        """The tokens in use, spelled backwards, their scores, ids and lengths, those of an unknown character the
+        last."""
+        from pyggml.backends.cpu.vocab.trie import Trie
+
+        scores = np.array(self._tokens.scores, np.float64)
+        scores = np.copysign(np.floor(np.abs(scores * 1e4) + 0.5), scores)
+        valid = [not NO_UTF8.search(text) for text in self._tokens.texts]  # the others can match no text
+        used = valid & np.isfinite(scores) & (scores > _INVALID) & (np.array(self._tokens.types) != TokenType.BYTE)
+        ids: Ints = np.append(np.flatnonzero(used), -1).astype(np.int32)
+        texts = [self._tokens.texts[int(i)] for i in ids[:-1]]
+        return Trie([text[::-1] for text in texts]), scores[used], ids, np.array([*map(len, texts), 1], np.int32)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; a byte order mark at its start is dropped."""
-        text = text.removeprefix("\ufeff")
-        n, costs, longest = len(text), self._costs, self._longest
-        best = [0] * (n + 1)  # cost of what begins at each place
-        step: list[tuple[int, int]] = [(-1, 0)] * n  # its first token, and where that ends
-        for at in range(n - 1, -1, -1):
-            least, first = 1 << 60, (-1, at + 1)
-            for end in range(min(n, at + longest.get(text[at], 0)), at, -1):
-                token = costs.get(text[at:end])
-                if token is not None and best[end] + token[1] < least:
-                    least, first = best[end] + token[1], (token[0], end)
-            if best[at + 1] + _UNKNOWN < least:
-                least, first = best[at + 1] + _UNKNOWN, (-1, at + 1)
-            best[at], step[at] = least, first
-        out, at = list[int](), 0
-        while at < n:
-            token, end = step[at]
-            out += [token] if token >= 0 else [self._byte_ids[b] for b in utf8(text[at])]
-            at = end
-        return out
+        parts = NO_UTF8.split(text.removeprefix("\ufeff"))
+        if len(parts) == 1:
+            return self._cut(parts[0])
+        bytes_of = (
+            [self._byte_ids[b] for b in utf8(part)] if NO_UTF8.match(part) else self._cut(part) for part in parts
+        )
+        return list(chain.from_iterable(bytes_of))
+
+    def _cut(self, text: str) -> list[int]:
+        trie, scores, ids, lengths = self._table
+        cut = trie.best_cut([utf8(text[::-1])], scores, _UNKNOWN, always=True)[0][::-1]
+        out: list[int] = ids[cut].tolist()
+        if -1 not in out:
+            return out
+        starts = (np.cumsum(lengths[cut]) - lengths[cut]).tolist()
+        tokens = zip(out, starts, strict=True)
+        return list(
+            chain.from_iterable([i] if i >= 0 else [self._byte_ids[b] for b in utf8(text[at])] for i, at in tokens)
+        )
 
     def piece(self, token: int) -> bytes:
         """The bytes of a normal token."""
-        return utf8(self._texts[token])
+        return utf8(self._tokens.texts[token])

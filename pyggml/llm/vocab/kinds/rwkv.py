@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pyggml.errors import ModelError
 
 from ..tokens import Tokens, utf8
+
+if TYPE_CHECKING:
+    from pyggml.backends.cpu.vocab.trie import Trie
+
+    Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 _ESCAPE = re.compile(rb"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 _NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
@@ -18,27 +27,26 @@ class RWKV:
     def __init__(self, tokens: Tokens, unk: int | None) -> None:
         self._unk = unk
         self._pieces = [_unescape(text) for text in tokens.texts]
-        self._ids = {piece: i for i, piece in enumerate(self._pieces)}
-        lengths: dict[bytes, set[int]] = {}  # of tokens that begin with these two bytes (or are this one)
-        for piece in self._pieces:
-            lengths.setdefault(piece[:2], set()).add(len(piece))
-        self._lengths = {start: sorted(ns, reverse=True) for start, ns in lengths.items()}
+
+    @cached_property
+    def _table(self) -> tuple[Trie, Ints]:
+        """The bytes of tokens, and their ids, that of an unknown one the last."""
+        from pyggml.backends.cpu.vocab.trie import Trie
+
+        ids = {piece: i for i, piece in enumerate(self._pieces)}
+        texts = [piece.decode("utf-8", "surrogateescape") for piece in ids]
+        return Trie(texts), np.array([*ids.values(), -1 if self._unk is None else self._unk], np.int32)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Raises ModelError where a byte has no token, and there is no unknown token."""
-        data, at, out = utf8(text), 0, list[int]()
-        while at < len(data):
-            for n in self._lengths.get(data[at : at + 2], ()):
-                token = self._ids.get(data[at : at + n])
-                if token is not None:
-                    break
-            else:
-                n, token = 1, self._ids.get(data[at : at + 1], self._unk)
-            if token is None:
-                raise ModelError(f"the vocabulary has no token for byte 0x{data[at]:02X} and no unknown token")
-            out.append(token)
-            at += n
-        return out
+        trie, ids = self._table
+        data = utf8(text)
+        cut = trie.longest_cut(data)
+        found: list[int] = ids[cut].tolist()
+        if self._unk is None and -1 in found:
+            at = sum(len(self._pieces[token]) for token in found[: found.index(-1)])
+            raise ModelError(f"the vocabulary has no token for byte 0x{data[at]:02X} and no unknown token")
+        return found
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token."""

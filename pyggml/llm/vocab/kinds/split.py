@@ -1,7 +1,7 @@
 """Texts into the words that byte-pair merging stays within: one rule after the other, each on what the last one left.
 
 Rules are patterns of the package `regex`, whose classes are Unicode's. None may go back over a text again and again: a
-run of any one character takes time in proportion to its length (tests/llm/vocab/test_pre.py).
+run of any one character takes time in proportion to its length (tests/llm/vocab/test_kinds.py).
 """
 
 from __future__ import annotations

@@ -16,12 +16,11 @@ import numpy as np
 
 from pyggml.errors import ModelError
 
-from ..tokens import SPACE, Tokens, utf8
+from ..tokens import NO_UTF8, SPACE, Tokens, utf8
 from .merger import Merger, symbols_of_chars
 from .words import WordCache, by_word
 
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
-_NO_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 class SPM:
@@ -54,7 +53,7 @@ class SPM:
         from pyggml.backends.cpu.vocab.texts import Texts
 
         # What is not UTF-8 in the file can match no text.
-        texts = ["" if not text.isascii() and _NO_UTF8.search(text) else text for text in self._tokens.texts]
+        texts = ["" if not text.isascii() and NO_UTF8.search(text) else text for text in self._tokens.texts]
         left, right, merged = Texts(texts).pairs()
         scores = np.asarray(self._tokens.scores)[merged]
         ranks = np.unique(-scores, return_inverse=True)[1].astype(np.int32)

@@ -16,14 +16,15 @@ import numpy as np
 
 from pyggml.errors import ModelError
 
-from ..tokens import KEY, SPACE, Tokens, TokenType, flag, utf8
+from ..tokens import KEY, NO_UTF8, SPACE, Tokens, TokenType, flag, utf8
 from . import proto
+from .charsmap import check_charsmap
 from .words import WordCache, by_word
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceNormalizer
 
-    from pyggml.backends.cpu.vocab.texts import Texts
+    from pyggml.backends.cpu.vocab.trie import Trie
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Doubles = np.ndarray[Any, np.dtype[np.float64]]
@@ -66,9 +67,11 @@ class UGM:
 
         if self._charsmap is None:
             return None
+        charsmap = self._charsmap.tobytes()
+        check_charsmap(charsmap)
         try:
             return SentencePieceNormalizer(
-                model_proto=proto.normalizer(self._charsmap.tobytes()),
+                model_proto=proto.normalizer(charsmap),
                 add_dummy_prefix=False,
                 escape_whitespaces=False,
                 remove_extra_whitespaces=False,
@@ -83,19 +86,20 @@ class UGM:
         return any(SPACE in texts[i].lstrip(SPACE) for i in self._used if SPACE in texts[i][1:])
 
     @cached_property
-    def _table(self) -> tuple[Texts, Doubles, float, Ints]:
+    def _table(self) -> tuple[Trie, Doubles, float, Ints]:
         """The tokens in use, their scores, that of an unknown character, and ids, that of an unknown one the last."""
-        from pyggml.backends.cpu.vocab.texts import Texts
+        from pyggml.backends.cpu.vocab.trie import Trie
 
-        scores = np.array(self._tokens.scores)
+        scores = np.array(self._tokens.scores, np.float64)
         worst = scores[self._normal].min(initial=3.4e38)
         scores[self._user_defined] = 0.0
         ids = np.array([*self._used, -1 if self._unk is None else self._unk], np.int32)
-        texts = Texts([self._tokens.texts[i] for i in self._used], beginnings=True)
-        return texts, scores[self._used], float(np.float32(worst - _PENALTY)), ids
+        trie = Trie([self._tokens.texts[i] for i in self._used])
+        return trie, scores[self._used], float(np.float32(worst - _PENALTY)), ids
 
     def _words(self, text: str) -> list[str]:
-        """The normalised text in parts that no token crosses."""
+        """The normalised text in parts that no token crosses. A byte that is not UTF-8 is U+FFFD."""
+        text = NO_UTF8.sub("\ufffd", text)
         if self._normalizer is not None:
             text = self._normalizer.normalize(text)
         if self._merge:
@@ -108,8 +112,8 @@ class UGM:
         return [text] if self._crossing and text else _WORDS.findall(text)
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        texts, scores, unknown, ids = self._table
-        cut, ends = texts.best_cut(list(map(utf8, words)), scores, unknown)
+        trie, scores, unknown, ids = self._table
+        cut, ends = trie.best_cut(list(map(utf8, words)), scores, unknown)
         found = ids[cut]
         if self._unk is None and (found < 0).any():
             word = words[int(np.searchsorted(ends, np.argmin(found), "right"))]

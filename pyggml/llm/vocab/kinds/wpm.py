@@ -20,7 +20,7 @@ from .words import WordCache, by_word
 if TYPE_CHECKING:
     import re
 
-    from pyggml.backends.cpu.vocab.texts import Texts
+    from pyggml.backends.cpu.vocab.trie import Trie
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Codes = np.ndarray[Any, np.dtype[np.uint32]]
@@ -54,15 +54,15 @@ class WPM:
         return utf8(self._tokens.texts[token].replace(SPACE, " "))
 
     @cached_property
-    def _texts(self) -> Texts:
-        from pyggml.backends.cpu.vocab.texts import Texts
+    def _trie(self) -> Trie:
+        from pyggml.backends.cpu.vocab.trie import Trie
 
-        return Texts(self._tokens.texts, beginnings=True)
+        return Trie(self._tokens.texts)
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
         text = "\n".join([*words, ""]).encode("utf-32-le", "surrogatepass")
         codes = self._normalize(np.frombuffer(text, np.uint32))
-        return by_word(*self._texts.longest_match(codes, len(words), utf8(SPACE), self._unk))
+        return by_word(*self._trie.longest_match(codes, len(words), utf8(SPACE), self._unk))
 
     def _normalize(self, codes: Codes) -> Ints:
         """What becomes of characters: 0 where one is dropped, negative where one is a word of its own."""

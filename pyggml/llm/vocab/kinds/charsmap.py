@@ -1,0 +1,44 @@
+"""sentencepiece's compiled character maps: what sentencepiece itself takes from one without asking what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pyggml import limits
+from pyggml.errors import ModelError
+
+from ..tokens import KEY
+
+
+def check_charsmap(charsmap: bytes) -> None:
+    """Raise ModelError for a map whose rules replace, or are replaced by, more than `limits.CHARSMAP_BYTES`.
+
+    A map is the size of a trie (4 bytes), the trie (a double array, of units of 4 bytes), and the texts that rules put
+    in, each with a NUL behind it. A trie may also go in a circle, so that a rule never ends. What is no map at all is
+    sentencepiece's to refuse.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    trie, texts = charsmap[4 : 4 + size], charsmap[4 + size :]
+    if len(trie) < size or size < 4 or size % 4:
+        return
+    longest = max(map(len, texts.split(b"\0")))
+    if longest > limits.CHARSMAP_BYTES or _is_deeper(np.frombuffer(trie, "<u4"), limits.CHARSMAP_BYTES):
+        raise ModelError(
+            f"{KEY}precompiled_charsmap: a rule is longer than limits.CHARSMAP_BYTES = {limits.CHARSMAP_BYTES}"
+        )
+
+
+def _is_deeper(units: np.ndarray, depth: int) -> bool:
+    """Whether more than `depth` bytes lead from one unit of a double array to the next, from its root."""
+    places, labels = np.arange(len(units)), (units & 0xFF).astype(np.int64)
+    bases = places ^ (units.astype(np.int64) >> 10 << ((units & 0x200) >> 6))
+    before = np.where(units >> 31, -1, places ^ labels)  # the base from which a unit is reached; values are not
+    reached = np.zeros(int(before.max(initial=0)) + 1, np.bool_)
+    here = np.zeros(1, np.int64)
+    for _ in range(depth + 1):
+        reached[:] = False
+        reached[bases[here][bases[here] < len(reached)]] = True
+        here = np.flatnonzero((before >= 0) & reached[before])
+        if not len(here):
+            return False
+    return True
