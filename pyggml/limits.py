@@ -9,3 +9,7 @@ from __future__ import annotations
 
 # Files beside the weights
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
+
+# Grammars and JSON schemas
+SCHEMA_PARTS = 200_000  # schemas inside one, with the copies that are made of definitions which are merged with others
+SCHEMA_REMAINDERS = 1 << 18  # of all its `multipleOf` (without zeros at the end): the engine has a state for each

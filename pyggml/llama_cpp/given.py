@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -46,4 +45,4 @@ class LlamaGrammar:
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
         """Of what a JSON schema allows."""
-        return cls(_grammar=f"start: json\njson: %json {json.dumps(known_schema(json_schema))}\n")
+        return cls(_grammar=f"start: json\njson: %json {known_schema(json_schema)}\n")

@@ -54,7 +54,7 @@ class Grammar(Sampler):
             if json_schema is None:
                 source = LLMatcher.grammar_from_lark(_lark(grammar or "", vocab))
             else:
-                source = LLMatcher.grammar_from_json_schema(json.dumps(known_schema(json_schema)))
+                source = LLMatcher.grammar_from_json_schema(known_schema(json_schema))
         except ValueError as e:
             raise SamplerError(f"{what} cannot be read: {e}") from None
         self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
@@ -103,9 +103,9 @@ def _lark(grammar: str, vocab: Vocab) -> str:
     return lark(parse_gbnf(grammar, lambda text: vocab.tokenize(text, False, True, continued=True), vocab.n_tokens))
 
 
-def known_schema(schema: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with the keywords that llguidance knows, and how it is to read it. Warns of demands that are left out;
-    raises SamplerError for what is no schema."""
+def known_schema(schema: Any) -> str:
+    """A JSON schema as a text with the keywords that llguidance knows, and how it is to read it. Warns of demands that
+    are left out; raises SamplerError for what is no schema, or asks for too much."""
     from llguidance import LLMatcher
 
     def has_pattern(pattern: str) -> bool:
@@ -115,7 +115,10 @@ def known_schema(schema: str | Mapping[str, Any]) -> dict[str, Any]:
     known, left_out = enforceable(schema, has_pattern)
     if left_out:
         _warn(left_out)
-    return {**known, "x-guidance": {"whitespace_pattern": _JSON_SPACE, "lenient": True}}
+    try:
+        return json.dumps({**known, "x-guidance": {"whitespace_pattern": _JSON_SPACE, "lenient": True}})
+    except RecursionError:
+        raise SamplerError("the JSON schema is nested too deep") from None
 
 
 def _warn(left_out: Sequence[str]) -> None:

@@ -22,7 +22,6 @@ from pyggml.llm.openai.formats import (
     PLAIN,
     Format,
 )
-from pyggml.llm.openai.request import closed
 
 from ...tiny_model import write_gguf
 
@@ -93,24 +92,6 @@ def test_completion(model: Model) -> None:
     assert silent["choices"][0]["logprobs"]["text_offset"] == shown["text_offset"] and shown["text_offset"][0] == 2
     assert [p["choices"][0]["finish_reason"] for p in parts][-1] == "length" and "usage" not in parts[0]
     assert model.create_completion("ab", **options)["choices"][0]["logprobs"] is None  # pyright: ignore[reportCallIssue, reportArgumentType, reportIndexIssue, reportGeneralTypeIssues]
-
-
-def test_objects_have_the_listed_members_alone() -> None:
-    inner = {"properties": {"b": {}}}
-    assert closed({"properties": {"a": inner}, "required": ["a"]}) == {
-        "properties": {"a": {**inner, "additionalProperties": False}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    for schema in (
-        True,
-        {"type": "object"},
-        {**inner, "required": ["c"]},
-        {**inner, "required": 3},
-        {**inner, "allOf": [{}]},
-    ):
-        assert closed(schema) == schema
-    assert closed({**inner, "additionalProperties": True})["additionalProperties"] is True
 
 
 def test_names_of_newer_clients(model: Model) -> None:
