@@ -11,5 +11,6 @@ from __future__ import annotations
 JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
 
 # Grammars and JSON schemas
+GRAMMAR_STEPS = 4_000_000  # of the analysis of a GBNF grammar, most of them pairs of characters that are compared
 SCHEMA_PARTS = 200_000  # schemas inside one, with the copies that are made of definitions which are merged with others
 SCHEMA_REMAINDERS = 1 << 18  # of all its `multipleOf` (without zeros at the end): the engine has a state for each
