@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..llm.samplers.grammar import known_schema
+from ..llm.samplers.grammar import lark_of_schema
 
 
 class LogitsProcessorList(list[Callable[..., Any]]):
@@ -45,4 +45,4 @@ class LlamaGrammar:
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
         """Of what a JSON schema allows."""
-        return cls(_grammar=f"start: json\njson: %json {known_schema(json_schema)}\n")
+        return cls(_grammar=lark_of_schema(json_schema))

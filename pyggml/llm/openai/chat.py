@@ -158,7 +158,7 @@ class _Answer:
 
     def constraint(self, forced: Mapping[str, Schema], schema: Schema | None) -> dict[str, Any]:
         """The options that make the reply a call, or follow a schema. Reasoning that has begun is ended first."""
-        from ..samplers.grammar import known_schema  # takes longer to import than all else
+        from ..samplers.grammar import known_schema, lark_of_schema  # takes longer to import than all else
 
         if forced:
             grammar = forced_calls(self.form, forced, self.model.vocab, known_schema)
@@ -167,7 +167,7 @@ class _Answer:
         elif not self.thinking:
             return {"json_schema": schema}
         else:
-            grammar = f"start: json\njson: %json {known_schema(schema)}\n"
+            grammar = lark_of_schema(schema)
         if self.thinking:
             self.thinking = False
             end = json.dumps(self.form.reasoning[1] + "\n\n")

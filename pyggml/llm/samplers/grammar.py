@@ -29,6 +29,8 @@ _LARK, _GBNF = (
     re.compile(r"^(%llguidance\b|\s*start\s*:(?!:))", re.MULTILINE),
     re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE),
 )
+_OPTIONS = re.compile(r"^%llguidance\b", re.MULTILINE)
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'  # it would look for all of the text that can only go on in one way
 _tokenizers: WeakKeyDictionary[Vocab, LLTokenizer] = WeakKeyDictionary()
 
 
@@ -51,10 +53,8 @@ class Grammar(Sampler):
             raise SamplerError("the vocabulary has no token that ends generation, which a grammar needs")
         what = "the grammar" if json_schema is None else "the JSON schema"
         try:
-            if json_schema is None:
-                source = LLMatcher.grammar_from_lark(_lark(grammar or "", vocab))
-            else:
-                source = LLMatcher.grammar_from_json_schema(known_schema(json_schema))
+            text = _lark(grammar or "", vocab) if json_schema is None else lark_of_schema(json_schema)
+            source = LLMatcher.grammar_from_lark(text if _OPTIONS.search(text) else _NO_FORCING + text)
         except ValueError as e:
             raise SamplerError(f"{what} cannot be read: {e}") from None
         self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
@@ -101,6 +101,11 @@ def _lark(grammar: str, vocab: Vocab) -> str:
     if _LARK.search(grammar) and not _GBNF.search(grammar):
         return grammar
     return lark(parse_gbnf(grammar, lambda text: vocab.tokenize(text, False, True, continued=True), vocab.n_tokens))
+
+
+def lark_of_schema(schema: Any) -> str:
+    """A grammar, in llguidance's Lark, of the texts that a JSON schema allows. See `known_schema`."""
+    return f"start: json\njson: %json {known_schema(schema)}\n"
 
 
 def known_schema(schema: Any) -> str:
