@@ -12,5 +12,7 @@ JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index o
 
 # Grammars and JSON schemas
 GRAMMAR_STEPS = 4_000_000  # of the analysis of a GBNF grammar, most of them pairs of characters that are compared
+GRAMMAR_ITEMS = 200_000  # states of the parser in one step of a text; 5,000 members that may all be missing need 20,000
 SCHEMA_PARTS = 200_000  # schemas inside one, with the copies that are made of definitions which are merged with others
 SCHEMA_REMAINDERS = 1 << 18  # of all its `multipleOf` (without zeros at the end): the engine has a state for each
+SCHEMA_SECONDS = 5  # that the engine may look at the patterns of one schema

@@ -104,7 +104,10 @@ class _Lexemes:
     def _take_apart(self) -> bool:
         """Take apart what is unsafe; False where nothing is."""
         leaves, starts, nexts = self._places()
-        allowed = [starts, *nexts]
+        alike: dict[frozenset[int], int] = {}  # sets of places that may follow a leaf
+        followers = [alike.setdefault(frozenset(following), len(alike)) for following in nexts]
+        after = list(alike)
+        met: set[tuple[int, int]] = set()
         together: set[tuple[int, int]] = set()
         todo: list[tuple[int, int]] = []
         seen: set[frozenset[int]] = set()
@@ -124,9 +127,11 @@ class _Lexemes:
             pair = (leaves[x], leaves[y])
             if x != y and pair not in shared:
                 shared[pair] = shared[pair[1], pair[0]] = self._shared(*pair)
-            if x == y or shared[pair]:
-                self._effort.spend(len(allowed[x + 1]) + len(allowed[y + 1]))
-                meet(frozenset(allowed[x + 1] | allowed[y + 1]))
+            both = (followers[x], followers[y])
+            if both not in met and (x == y or shared[pair]):
+                met.add(both)
+                self._effort.spend(len(after[both[0]]) + len(after[both[1]]))
+                meet(after[both[0]] | after[both[1]])
         unsafe: set[Node] = set()
         verdicts: dict[tuple[Node, Node, Ranges], bool] = {}
         thens = [

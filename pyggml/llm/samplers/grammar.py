@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 
+from pyggml import limits
 from pyggml.errors import SamplerError
 from pyggml.llm.grammars.gbnf import parse_gbnf
 from pyggml.llm.grammars.lark import lark
@@ -44,7 +46,7 @@ class Grammar(Sampler):
 
     def __init__(self, vocab: Vocab, grammar: str | None, json_schema: str | Mapping[str, Any] | None) -> None:
         try:
-            from llguidance import LLMatcher
+            from llguidance import LLMatcher, LLParserLimits
             from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
         except ImportError:
             raise SamplerError("a grammar needs the package llguidance: pip install llguidance") from None
@@ -57,7 +59,9 @@ class Grammar(Sampler):
             source = LLMatcher.grammar_from_lark(text if _OPTIONS.search(text) else _NO_FORCING + text)
         except ValueError as e:
             raise SamplerError(f"{what} cannot be read: {e}") from None
-        self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
+        items = limits.GRAMMAR_ITEMS
+        bounds = LLParserLimits(max_items_in_row=items // 4, step_max_items=items)
+        self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0, limits=bounds)
         self._check(f"{what} cannot be read")
         warned = self._matcher.get_grammar_warnings()
         if warned:
@@ -111,11 +115,27 @@ def lark_of_schema(schema: Any) -> str:
 def known_schema(schema: Any) -> str:
     """A JSON schema as a text with the keywords that llguidance knows, and how it is to read it. Warns of demands that
     are left out; raises SamplerError for what is no schema, or asks for too much."""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
+    single_bytes = LLTokenizer("byte")
+    begun = time.thread_time()
+
+    @cache
     def has_pattern(pattern: str) -> bool:
-        text = json.dumps({"type": "string", "pattern": pattern})
-        return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
+        if time.thread_time() - begun > limits.SCHEMA_SECONDS:
+            raise SamplerError(
+                f"the JSON schema's patterns take longer than limits.SCHEMA_SECONDS ({limits.SCHEMA_SECONDS} s)"
+            )
+        source = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+        matcher = LLMatcher(single_bytes, source, log_level=0)
+        if matcher.is_error():
+            return False
+        matcher.consume_token(ord('"'))
+        for _ in range(2):  # one that is too large shows at the second character
+            following = int.from_bytes(matcher.compute_bitmask(), "little")
+            matcher.consume_token((following & -following).bit_length() - 1)
+            _check(matcher, f"the JSON schema's pattern {pattern!r:.60} cannot be matched")
+        return True
 
     known, left_out = enforceable(schema, has_pattern)
     if left_out:
