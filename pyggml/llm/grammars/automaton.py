@@ -71,7 +71,7 @@ def automaton(node: Node, rules: Rules, sizes: Sizes, effort: Effort) -> Automat
     def build(node: Node) -> tuple[set[int], set[int], bool]:
         match node:
             case Chars(chars):
-                effort.spend(1)
+                effort.spend(len(chars))
                 a.chars.append(chars)
                 a.follow.append(set())
                 only = {len(a.chars) - 1}
