@@ -228,7 +228,8 @@ class _Rewriter:
 
     def _is_merged(self, s: Schema, place: _Place) -> bool:
         """Whether definitions are merged with other schemas here."""
-        return not _is_reference(s, place) and (self._around(s) or self._lists.members(s)).has_refs
+        members = self._around(s) or self._lists.members(s)
+        return not _is_reference(s, place) and members.has_refs and not members.is_open
 
     def _copy(self, ref: Any, place: _Place) -> Any:
         """A reference to the same definition as it is in such a place."""
