@@ -28,3 +28,10 @@ TEMPLATE_SECONDS = 60.0  # of one rendering
 # Vocabularies
 TOKEN_BYTES = 1 << 12  # of one special token, or of any that is looked for at each place (the longest known has 128)
 CHARSMAP_BYTES = 1 << 8  # that a rule of a character map replaces or puts in (the longest known puts in 33)
+
+# Grammars and JSON schemas
+GRAMMAR_STEPS = 4_000_000  # of the analysis of a GBNF grammar, most of them pairs of characters that are compared
+GRAMMAR_ITEMS = 200_000  # states of the parser in one step of a text; 5,000 members that may all be missing need 20,000
+SCHEMA_PARTS = 200_000  # schemas inside one, with the copies that are made of definitions which are merged with others
+SCHEMA_REMAINDERS = 1 << 18  # of all its `multipleOf` (without zeros at the end): the engine has a state for each
+SCHEMA_SECONDS = 5  # that the engine may look at the patterns of one schema

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 from .. import limits
 from ..errors import SamplerError
-from ..llm.samplers.grammar import known_schema
+from ..llm.samplers.grammar import lark_of_schema
 from ..small_file import read_text
 
 
@@ -48,4 +47,4 @@ class LlamaGrammar:
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
         """Of what a JSON schema allows."""
-        return cls(_grammar=f"start: json\njson: %json {json.dumps(known_schema(json_schema))}\n")
+        return cls(_grammar=lark_of_schema(json_schema))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
+from .effort import Effort
 from .nodes import Alt, Chars, Node, Ranges, Ref, Rep, Rules, Seq, overlap, ranges
 
 LARGEST = 4000  # positions; what has more is too large for one lexeme
@@ -27,35 +28,50 @@ class Automaton:
         """The characters that may stand behind the first one."""
         return ranges(r for p in set[int]().union(*self.follow) for r in self.chars[p])
 
-
-def size(node: Node, rules: Rules, unrolled: bool) -> int:
-    """Positions of a node that names no recursive rule; more than LARGEST are not counted."""
-    match node:
-        case Chars():
-            return 1
-        case Ref(name):
-            return size(rules[name], rules, unrolled)
-        case Rep(item, low, high):
-            return min(size(item, rules, unrolled) * (max(low, high or 1, 1) if unrolled else 1), LARGEST + 1)
-        case Seq(items) | Alt(items):
-            n = 0
-            for item in items:
-                n += size(item, rules, unrolled)
-                if n > LARGEST:
-                    break
-            return n
-        case _:
-            return 0
+    @cached_property
+    def widest(self) -> int:
+        """The most ranges that a position matches."""
+        return max(map(len, self.chars), default=1)
 
 
-def automaton(node: Node, rules: Rules) -> Automaton:
-    """The automaton of a node that names no recursive rule and has no token."""
+class Sizes:
+    """Positions of nodes that name no recursive rule; more than LARGEST are not counted."""
+
+    def __init__(self, rules: Rules, unrolled: bool) -> None:
+        self._rules, self._unrolled = rules, unrolled
+        self._of_rules: dict[str, int] = {}
+
+    def size(self, node: Node) -> int:
+        """Of a node."""
+        match node:
+            case Chars():
+                return 1
+            case Ref(name):
+                if name not in self._of_rules:
+                    self._of_rules[name] = self.size(self._rules[name])
+                return self._of_rules[name]
+            case Rep(item, low, high):
+                return min(self.size(item) * (max(low, high or 1, 1) if self._unrolled else 1), LARGEST + 1)
+            case Seq(items) | Alt(items):
+                n = 0
+                for item in items:
+                    n += self.size(item)
+                    if n > LARGEST:
+                        break
+                return n
+            case _:
+                return 0
+
+
+def automaton(node: Node, rules: Rules, sizes: Sizes, effort: Effort) -> Automaton:
+    """The automaton of a node that names no recursive rule and has no token. `sizes`: of unrolled nodes."""
     a = Automaton()
-    unroll = size(node, rules, True) <= _EXACT
+    unroll = sizes.size(node) <= _EXACT
 
     def build(node: Node) -> tuple[set[int], set[int], bool]:
         match node:
             case Chars(chars):
+                effort.spend(len(chars))
                 a.chars.append(chars)
                 a.follow.append(set())
                 only = {len(a.chars) - 1}
@@ -88,6 +104,7 @@ def automaton(node: Node, rules: Rules) -> Automaton:
                 raise AssertionError("a token is no part of a lexeme")
 
     def join(last: set[int], first: set[int]) -> None:
+        effort.spend(len(last) * (1 + len(first) // 4))
         for p in last:
             a.follow[p] |= first
 
@@ -95,6 +112,7 @@ def automaton(node: Node, rules: Rules) -> Automaton:
         first, last, empty = set[int](), set[int](), True
         for part in parts:
             join(last, part[0])
+            effort.spend((len(first) + len(last)) // 4)
             first = first | part[0] if empty else first
             last = last | part[1] if part[2] else part[1]
             empty = empty and part[2]
@@ -104,24 +122,28 @@ def automaton(node: Node, rules: Rules) -> Automaton:
     return a
 
 
-def shared_word(a: Automaton, b: Automaton) -> bool:
+def shared_word(a: Automaton, b: Automaton, effort: Effort) -> bool:
     """Whether there may be a text that both match."""
-    return any(p in a.last and q in b.last for p, q in _pairs(a, b))
+    return any(p in a.last and q in b.last for p, q in _pairs(a, b, effort))
 
 
-def goes_on(a: Automaton, b: Automaton, then: Ranges) -> bool:
+def goes_on(a: Automaton, b: Automaton, then: Ranges, effort: Effort) -> bool:
     """Whether there may be a text of `a` and a character of `then` behind it with which a text of `b` begins."""
+    effort.spend(1 + len(b.later) + len(then))
     if not overlap(b.later, then):  # as of most
         return False
-    return any(p in a.last and any(overlap(b.chars[r], then) for r in b.follow[q]) for p, q in _pairs(a, b))
+    return any(p in a.last and any(overlap(b.chars[r], then) for r in b.follow[q]) for p, q in _pairs(a, b, effort))
 
 
-def _pairs(a: Automaton, b: Automaton) -> set[tuple[int, int]]:
+def _pairs(a: Automaton, b: Automaton, effort: Effort) -> set[tuple[int, int]]:
     """Where both may be behind the same text."""
+    widest = a.widest + b.widest
+    effort.spend(len(a.first) * len(b.first) * widest)
     todo = [(p, q) for p in a.first for q in b.first if overlap(a.chars[p], b.chars[q])]
     seen = set(todo)
     while todo:
         p, q = todo.pop()
+        effort.spend(1 + len(a.follow[p]) * len(b.follow[q]) * widest)
         for r in a.follow[p]:
             for s in b.follow[q]:
                 if (r, s) not in seen and overlap(a.chars[r], b.chars[s]):

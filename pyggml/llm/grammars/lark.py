@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from pyggml.errors import SamplerError
 
-from .automaton import LARGEST, Automaton, automaton, goes_on, shared_word, size
+from .automaton import LARGEST, Automaton, Sizes, automaton, goes_on, shared_word
+from .effort import Effort
 from .nodes import (
     Alt,
     Chars,
@@ -27,12 +28,14 @@ from .rewrite import holding, nullable, simplified
 
 
 def lark(rules: Rules) -> str:
-    """A grammar for llguidance that matches the texts that `root` does. Raises SamplerError where it matches none."""
+    """A grammar for llguidance that matches the texts that `root` does. Raises SamplerError where it matches none, or
+    makes too much work."""
     try:
-        rules = simplified(rules)
+        effort = Effort()
+        rules = simplified(rules, effort)
         if is_never(rules["root"]):
             raise SamplerError("the grammar matches no text: it has rules without an end, or empty sets")
-        return _Lexemes(rules).lark()
+        return _Lexemes(rules, effort).lark()
     except RecursionError:
         raise SamplerError("the grammar is nested too deep") from None
 
@@ -41,12 +44,14 @@ class _Lexemes:
     """Which parts of a grammar are lexemes. At first these are the largest regular ones; those that could swallow what
     belongs to another are taken apart, in the end to single characters."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.regular = holding(rules, _is_regular)
-        self.empty = holding(rules, nullable)
+    def __init__(self, rules: Rules, effort: Effort) -> None:
+        self.rules, self._effort = rules, effort
+        self.regular = holding(rules, _is_regular, effort)
+        self.empty = holding(rules, nullable, effort)
         self.apart: set[Node] = set()  # nodes that are no lexeme
+        self._sizes, self._unrolled = Sizes(rules, False), Sizes(rules, True)
         self._automata: dict[Node, Automaton] = {}
+        self._expressions: dict[str, str] = {}  # of rules
         self._regular: dict[Node, bool] = {}
         while self._take_apart():
             pass
@@ -56,7 +61,7 @@ class _Lexemes:
         if node in self.apart or isinstance(node, TokenLeaf):
             return False
         if node not in self._regular:
-            small = _is_regular(node, self.regular) and size(node, self.rules, False) <= LARGEST
+            small = _is_regular(node, self.regular) and self._sizes.size(node) <= LARGEST
             self._regular[node] = small and bool(self._automaton(node).first)
         return self._regular[node]
 
@@ -70,7 +75,7 @@ class _Lexemes:
         def show(node: Node) -> str:
             if self.is_lexeme(node):
                 empty = nullable(node, self.empty)
-                expression = f"/{regex(node, self.rules)}/" + (" & /(?s:.)+/" if empty else "")
+                expression = f"/{self._regex(node)}/" + (" & /(?s:.)+/" if empty else "")
                 name = terminals.setdefault(expression, f"L{len(terminals)}")
                 return name + ("?" if empty else "")
             match node:
@@ -99,13 +104,17 @@ class _Lexemes:
     def _take_apart(self) -> bool:
         """Take apart what is unsafe; False where nothing is."""
         leaves, starts, nexts = self._places()
-        allowed = [starts, *nexts]
+        alike: dict[frozenset[int], int] = {}  # sets of places that may follow a leaf
+        followers = [alike.setdefault(frozenset(following), len(alike)) for following in nexts]
+        after = list(alike)
+        met: set[tuple[int, int]] = set()
         together: set[tuple[int, int]] = set()
         todo: list[tuple[int, int]] = []
         seen: set[frozenset[int]] = set()
 
         def meet(places: frozenset[int]) -> None:
             if places not in seen and len(together) < len(leaves) ** 2:
+                self._effort.spend(len(places) ** 2)
                 seen.add(places)
                 new = {(x, y) for x in places for y in places} - together
                 together.update(new)
@@ -118,8 +127,11 @@ class _Lexemes:
             pair = (leaves[x], leaves[y])
             if x != y and pair not in shared:
                 shared[pair] = shared[pair[1], pair[0]] = self._shared(*pair)
-            if x == y or shared[pair]:
-                meet(frozenset(allowed[x + 1] | allowed[y + 1]))
+            both = (followers[x], followers[y])
+            if both not in met and (x == y or shared[pair]):
+                met.add(both)
+                self._effort.spend(len(after[both[0]]) + len(after[both[1]]))
+                meet(after[both[0]] | after[both[1]])
         unsafe: set[Node] = set()
         verdicts: dict[tuple[Node, Node, Ranges], bool] = {}
         thens = [
@@ -133,7 +145,7 @@ class _Lexemes:
             then = thens[x]
             key = (a, b, then)
             if key not in verdicts:
-                verdicts[key] = goes_on(self._automaton(a), self._automaton(b), then)
+                verdicts[key] = goes_on(self._automaton(a), self._automaton(b), then, self._effort)
             if verdicts[key]:
                 unsafe.add(b)
         self.apart |= unsafe
@@ -200,19 +212,20 @@ class _Lexemes:
                     if t not in seen:
                         seen.add(t)
                         todo.append(t)
+            self._effort.spend(len(seen))
             return {leaf for t in seen for leaf in ready.get(t, ())}
 
         return leaves, reached(start), [reached(end) for end in ends]
 
     def _automaton(self, node: Node) -> Automaton:
         if node not in self._automata:
-            self._automata[node] = automaton(node, self.rules)
+            self._automata[node] = automaton(node, self.rules, self._unrolled, self._effort)
         return self._automata[node]
 
     def _shared(self, a: Node, b: Node) -> bool:
         if isinstance(a, TokenLeaf) or isinstance(b, TokenLeaf):
             return True  # a token has a text, too
-        return shared_word(self._automaton(a), self._automaton(b))
+        return shared_word(self._automaton(a), self._automaton(b), self._effort)
 
     def _first(self, node: Node) -> Sequence[tuple[int, int]]:
         if isinstance(node, TokenLeaf):
@@ -220,33 +233,35 @@ class _Lexemes:
         a = self._automaton(node)
         return [r for p in a.first for r in a.chars[p]]
 
+    def _regex(self, node: Node) -> str:
+        """A regular expression in the notation of Rust's regex, for a node without recursion and tokens."""
+        match node:
+            case Chars(chars):
+                one = len(chars) == 1 and chars[0][0] == chars[0][1]
+                if one and (letter := chr(chars[0][0])).isascii() and letter.isalnum():
+                    return letter
+                return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in chars) + "]"
+            case Seq(items):
+                return "".join(map(self._regex, items))
+            case Alt(items):
+                return "(?:" + "|".join(map(self._regex, items)) + ")"
+            case Rep(item, low, high):
+                inner = self._regex(item)
+                return (inner if isinstance(item, (Chars, Alt)) else f"(?:{inner})") + _times(low, high)
+            case Ref(name):
+                if name not in self._expressions:
+                    self._expressions[name] = "(?:" + self._regex(self.rules[name]) + ")"
+                self._effort.spend(len(self._expressions[name]) // 8)
+                return self._expressions[name]
+            case _:
+                raise AssertionError("a token is no part of a lexeme")
+
 
 def _is_regular(node: Node, names: set[str]) -> bool:
     """Whether a node has no token and names rules alone that are regular: that do not come back to themselves."""
     if isinstance(node, Ref):
         return node.name in names
     return not isinstance(node, TokenLeaf) and all(_is_regular(c, names) for c in children(node))
-
-
-def regex(node: Node, rules: Rules) -> str:
-    """A regular expression in the notation of Rust's regex, for a node without recursion and tokens."""
-    match node:
-        case Chars(chars):
-            one = len(chars) == 1 and chars[0][0] == chars[0][1]
-            if one and (letter := chr(chars[0][0])).isascii() and letter.isalnum():
-                return letter
-            return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in chars) + "]"
-        case Seq(items):
-            return "".join(regex(item, rules) for item in items)
-        case Alt(items):
-            return "(?:" + "|".join(regex(item, rules) for item in items) + ")"
-        case Rep(item, low, high):
-            inner = regex(item, rules)
-            return (inner if isinstance(item, (Chars, Alt)) else f"(?:{inner})") + _times(low, high)
-        case Ref(name):
-            return "(?:" + regex(rules[name], rules) + ")"
-        case _:
-            raise AssertionError("a token is no part of a lexeme")
 
 
 def _char(code: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 Schema = dict[str, Any]
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_ABOUT = {"title", "description", "default", "examples", "$comment"}  # say nothing about values
+ABOUT = {"title", "description", "default", "examples", "$comment"}  # say nothing about values
 
 
 def types_of(s: Mapping[str, Any]) -> list[str]:
@@ -33,7 +33,7 @@ def negated(s: Any, within: Mapping[str, Any]) -> Any:
     if not isinstance(s, Mapping):
         return None
     s = cast(Schema, s)
-    keys = set(s) - _ABOUT
+    keys = set(s) - ABOUT
     if not keys:
         return False
     if keys == {"type"}:

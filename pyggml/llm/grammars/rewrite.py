@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .nodes import Alt, Node, Ref, Rep, Rules, Seq, alt, children, is_never, rep, seq
+from .effort import Effort
+from .nodes import Alt, Chars, Node, Ranges, Ref, Rep, Rules, Seq, alt, children, is_never, ranges, rep, seq
 
 
-def simplified(rules: Rules) -> Rules:
+def simplified(rules: Rules, effort: Effort) -> Rules:
     """The rules that `root` needs. Where it matches nothing, `Alt()` is all that is left of it."""
-    productive = _productive(rules)
+    productive = _productive(rules, effort)
     rules = {name: _without(node, productive) for name, node in rules.items()}
     rules = {name: _unrolled(name, node) for name, node in rules.items()}
     needed, todo = {"root"}, ["root"]
@@ -17,7 +18,7 @@ def simplified(rules: Rules) -> Rules:
         for name in references(rules[todo.pop()]) - needed:
             needed.add(name)
             todo.append(name)
-    return {name: node for name, node in rules.items() if name in needed}
+    return {name: _factored(node) for name, node in rules.items() if name in needed}
 
 
 def references(node: Node) -> set[str]:
@@ -27,13 +28,14 @@ def references(node: Node) -> set[str]:
     return set[str]().union(*map(references, children(node)))
 
 
-def holding(rules: Rules, holds: Callable[[Node, set[str]], bool]) -> set[str]:
+def holding(rules: Rules, holds: Callable[[Node, set[str]], bool], effort: Effort) -> set[str]:
     """The least set of rules for whose nodes `holds(node, set)` is true."""
     found: set[str] = set()
     names, n = list(rules), -1
     while n < len(found):
         n = len(found)
         names = [name for name in reversed(names) if name not in found]  # most rules stand before those they name
+        effort.spend(len(names))
         for name in names:
             if holds(rules[name], found):
                 found.add(name)
@@ -60,8 +62,8 @@ def nullable(node: Node, names: set[str]) -> bool:
     return _matches(node, names, lambda _: False)
 
 
-def _productive(rules: Rules) -> set[str]:
-    return holding(rules, lambda node, names: _matches(node, names, lambda leaf: not is_never(leaf)))
+def _productive(rules: Rules, effort: Effort) -> set[str]:
+    return holding(rules, lambda node, names: _matches(node, names, lambda leaf: not is_never(leaf)), effort)
 
 
 def _without(node: Node, productive: set[str]) -> Node:
@@ -76,6 +78,53 @@ def _without(node: Node, productive: set[str]) -> Node:
             return Alt()
         case _:
             return node
+
+
+def _factored(node: Node) -> Node:
+    """The same texts, with beginnings that alternatives share said once: of many words no two are at the same place."""
+    match node:
+        case Seq(items):
+            return seq([_factored(item) for item in items])
+        case Alt(items):
+            parts = [_factored(item) for item in items]
+            return _tree([part.items if isinstance(part, Seq) else (part,) for part in parts], 0)
+        case Rep(item, low, high):
+            return rep(_factored(item), low, high)
+        case _:
+            return node
+
+
+def _tree(words: list[tuple[Node, ...]], start: int) -> Node:
+    """Alternatives, each from its part `start` on, by their first characters."""
+    by_first: dict[Ranges, list[tuple[Node, ...]]] = {}
+    others: list[Node] = []
+    ends: list[tuple[int, int]] = []  # characters that are a whole alternative
+    for word in words:
+        first = word[start] if start < len(word) else None
+        if not isinstance(first, Chars):
+            others.append(seq(word[start:]))
+        elif len(word) == start + 1:
+            ends += first.ranges
+        else:
+            by_first.setdefault(first.ranges, []).append(word)
+    if ends:
+        others.append(Chars(ranges(ends)))
+    for same in by_first.values():
+        end = start + 1
+        while len(same) > 1 and _go_on_alike(same, end):
+            end += 1
+        others.append(seq(same[0][start:]) if len(same) == 1 else seq([*same[0][start:end], _tree(same, end)]))
+    return alt(others)
+
+
+def _go_on_alike(words: list[tuple[Node, ...]], at: int) -> bool:
+    """Whether all have the same characters in one place."""
+    parts = [word[at] if at < len(word) else None for word in words]
+    return (
+        all(isinstance(part, Chars) and part.ranges == parts[0].ranges for part in parts)
+        if isinstance(parts[0], Chars)
+        else False
+    )
 
 
 def _unrolled(name: str, node: Node) -> Node:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from itertools import permutations
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import count, permutations
+from math import isfinite, lcm
 from typing import Any, cast
 
+from pyggml import limits
 from pyggml.errors import SamplerError
 
-from .negate import Schema, negated, of_types, types_of
+from .members import ALTERNATIVES, Lists, Members, Schema
+from .negate import ABOUT, negated, of_types, types_of
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_ONE = ("items", "additionalItems", "additionalProperties", "contains", "then", "else")
+_ONE = ("items", "additionalItems", "additionalProperties", "contains")
 _OTHERS = ("propertyNames", "unevaluatedProperties", "unevaluatedItems")
+_MERGED = ("then", "else")
+_DEPENDENT = ("dependentSchemas", "dependencies")
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "not", "dependentSchemas")
+_SILENT = ABOUT | {"$defs", "definitions", "discriminator", "deprecated", "readOnly", "writeOnly"}
 _WITHIN_FIRST = 8  # `contains` looks for its element among so many
 _ORDERS = 5  # of up to so many distinct values all orders are listed
 
@@ -23,22 +31,21 @@ _ORDERS = 5  # of up to so many distinct values all orders are listed
 def enforceable(schema: Any, has_pattern: Callable[[str], bool]) -> tuple[Schema, list[str]]:
     """The schema in keywords that llguidance knows, and what it no longer demands: `uniqueItems at /tags`.
 
-    `has_pattern` says whether the engine can match a regular expression. Raises SamplerError for what is no schema, or
-    allows nothing.
+    An object has the members that its schema lists, and no others unless `additionalProperties` (or a keyword like it)
+    says so, as in llama.cpp. `has_pattern` says whether the engine can match a regular expression. Raises SamplerError
+    for what is no schema, allows nothing, or asks for too much.
     """
     try:
-        schema = json.loads(schema if isinstance(schema, str) else json.dumps(schema))
-    except (TypeError, ValueError) as e:
-        raise SamplerError(f"the JSON schema is no JSON: {e}") from None
-    if schema is True:
-        return {}, []
-    if schema is False:
-        raise SamplerError("the JSON schema is false: it allows nothing")
-    if not isinstance(schema, Mapping):
-        raise SamplerError(f"a JSON schema is an object, true or false, not {schema!r:.60}")
-    rewriter = _Rewriter(has_pattern)
-    try:
-        out = rewriter.schema(cast(Schema, schema), "")
+        schema = _read(schema)
+        if schema is True:
+            return {}, []
+        if schema is False:
+            raise SamplerError("the JSON schema is false: it allows nothing")
+        if not isinstance(schema, Mapping):
+            raise SamplerError(f"a JSON schema is an object, true or false, not {schema!r:.60}")
+        _check_multiples(schema)
+        rewriter = _Rewriter(cast(Schema, schema), has_pattern)
+        out = rewriter.document()
     except RecursionError:
         raise SamplerError("the JSON schema is nested too deep") from None
     except (TypeError, AttributeError, KeyError) as e:  # of a keyword's value
@@ -48,46 +55,204 @@ def enforceable(schema: Any, has_pattern: Callable[[str], bool]) -> tuple[Schema
     return ({} if out is True else out), rewriter.left_out
 
 
-class _Rewriter:
-    def __init__(self, has_pattern: Callable[[str], bool]) -> None:
-        self.left_out: list[str] = []
-        self._has_pattern = has_pattern
+def _read(schema: Any) -> Any:
+    """The JSON that a text or Python's objects say."""
 
-    def schema(self, s: Any, at: str) -> Any:
+    def finite(text: str) -> float:
+        if not isfinite(value := float(text)):
+            raise ValueError(f"{text:.20} is no number of JSON, or too large")
+        return value
+
+    def whole(text: str) -> int:
+        finite(text)
+        return int(text)
+
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        return json.loads(text, parse_float=finite, parse_int=whole, parse_constant=finite)
+    except (TypeError, ValueError) as e:
+        raise SamplerError(f"the JSON schema is no JSON: {e}") from None
+
+
+def _check_multiples(schema: Any) -> None:
+    """Refuse divisors for which the engine would build too much: a state for each remainder."""
+    found: set[int] = set()
+    may_meet, todo = False, [schema]
+    while todo:
+        s = todo.pop()
+        if isinstance(s, Mapping):
+            s = cast(Schema, s)
+            with_others = any(key in s for key in _IN_PLACE) and len(s.keys() - _SILENT) > 1
+            may_meet = may_meet or with_others or "allOf" in s
+            divisor = s.get("multipleOf")
+            if isinstance(divisor, (int, float)):
+                digits = Decimal(repr(divisor)).normalize().as_tuple().digits  # zeros at the end cost nothing
+                found.add(int("".join(map(str, digits))) or 1)
+            todo += s.values()
+        elif isinstance(s, list):
+            todo += cast("list[Any]", s)
+    n = lcm(*found) if may_meet else sum(found)
+    if n > limits.SCHEMA_REMAINDERS:
+        raise SamplerError(
+            f"the JSON schema's multipleOf needs {float(min(n, 10**30)):.6g} remainders; limits.SCHEMA_REMAINDERS is"
+            f" {limits.SCHEMA_REMAINDERS}"
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a schema stands.
+
+    inherited  members listed around it, of which it is an alternative
+    shared     what more than one of the schemas in this place describe, see `Members.counts`
+    closes     whether objects are closed here; where schemas are merged, the one around them closes
+    is_deep    whether objects inside are left open, too: they are merged with others
+    """
+
+    inherited: tuple[str, ...] = ()
+    shared: frozenset[tuple[str, str]] = frozenset()
+    closes: bool = True
+    is_deep: bool = False
+
+
+_OWN = _Place()
+_OPEN = _Place(closes=False, is_deep=True)
+
+
+def _is_reference(s: Schema, place: _Place) -> bool:
+    """Whether a schema is nothing but a definition's, which closes its objects."""
+    return place.closes and not place.inherited and s.keys() - _SILENT == {"$ref"}
+
+
+class _Rewriter:
+    def __init__(self, document: Schema, has_pattern: Callable[[str], bool]) -> None:
+        self.left_out: list[str] = []
+        self._document, self._has_pattern = document, has_pattern
+        self._lists = Lists(document)
+        self._parts: Schema = {}  # schemas of ours that are named more than once
+        self._copies: dict[tuple[str, _Place], str] = {}  # of definitions, as they are in such a place
+        self._merged: dict[tuple[int, _Place], tuple[str, Any]] = {}
+        known, prefix = document.get("$defs", {}), "part"
+        while any(name.startswith(prefix) for name in known):
+            prefix += "_"
+        self._new_names = (f"{prefix}{i}" for i in count())
+        self._n = 0  # schemas so far
+
+    def document(self) -> Any:
+        """All of it."""
+        out = self.schema(self._document, "")
+        if not self._parts or out is False:
+            return out
+        return {**out, "$defs": {**out.get("$defs", {}), **self._parts}}
+
+    def schema(self, s: Any, at: str, place: _Place = _OWN) -> Any:
         """What is left of a schema (or of what stands in its place) once keywords that are not known are said in
         others; those in it first, but not what is denied: there, to demand less would allow less."""
         if not isinstance(s, Mapping):
-            return s
-        out = dict(cast(Schema, s))
+            return self._schema({}, at, place) if s is True and place.closes and place.inherited else s
+        s = cast(Schema, s)
+        if s.keys() - ABOUT == {"allOf"} and isinstance(s["allOf"], list) and len(s["allOf"]) == 1:
+            return self.schema(s["allOf"][0], f"{at}/allOf/0", place)
+        if not place.closes or s is self._document or not self._is_merged(s, place):
+            return self._schema(s, at, place)
+        if (id(s), place) not in self._merged:  # a part of its own, to which the definitions inside may come back
+            name = next(self._new_names)
+            self._merged[id(s), place] = name, s
+            self._parts[name] = self._schema(s, at, place)
+        return {"$ref": f"#/$defs/{self._merged[id(s), place][0]}"}
+
+    def _schema(self, s: Schema, at: str, place: _Place) -> Any:
+        self._n += 1
+        if self._n > limits.SCHEMA_PARTS:
+            raise SamplerError(f"the JSON schema has more parts than limits.SCHEMA_PARTS ({limits.SCHEMA_PARTS})")
+        out = dict(s)
+        members = self._lists.members(s) if place.closes else Members()
+        shared = place.shared | {what for what, n in members.counts.items() if n > 1}
+        merged = _OPEN if place.is_deep else _Place(shared=shared, closes=False)
+        around = self._around(s) if place.closes else None
+        closes = around is None and place.closes and members.can_be_closed(place.inherited)
+        if _is_reference(s, place):
+            closes = False  # its definition does
+        elif "$ref" in s:
+            out["$ref"] = self._copy(s["$ref"], merged)
+        alternative = (
+            merged if around is None else replace(merged, inherited=(*place.inherited, *around.names), closes=True)
+        )
+
+        def inside(key: str, name: str = "") -> _Place:
+            return _OPEN if place.is_deep or (key, name) in shared else _OWN
+
         for key in _MAPS:
             if isinstance(out.get(key), Mapping):
-                out[key] = {k: self.schema(v, f"{at}/{key}/{k}") for k, v in out[key].items()}
+                out[key] = {k: self.schema(v, f"{at}/{key}/{k}", inside(key, k)) for k, v in out[key].items()}
         for key in (*_LISTS, "items"):
             if isinstance(out.get(key), list):
-                out[key] = [self.schema(v, f"{at}/{key}/{i}") for i, v in enumerate(out[key])]
+                where = merged if key == "allOf" else alternative if key in ALTERNATIVES else inside(key)
+                out[key] = [self.schema(v, f"{at}/{key}/{i}", where) for i, v in enumerate(out[key])]
         for key in (*_ONE, *_OTHERS):
             if isinstance(out.get(key), Mapping):
-                out[key] = self.schema(out[key], f"{at}/{key}")
+                out[key] = self.schema(out[key], f"{at}/{key}", inside(key))
+        for key in _MERGED:
+            if isinstance(out.get(key), Mapping):
+                out[key] = self.schema(out[key], f"{at}/{key}", merged)
+        for key in _DEPENDENT:
+            if isinstance(out.get(key), Mapping):
+                out[key] = {k: self.schema(v, f"{at}/{key}/{k}", merged) for k, v in out[key].items()}
         more: list[Any] = []  # what must hold besides
         self._unevaluated(out, at)
         self._names(out, at)
         self._dependent(out, more)
         self._contains(out, more, at)
         self._unique(out, more, at)
-        self._pattern(out, at)
-        self._condition(out, more, at)
-        self._negation(out, more, at)
+        closes = self._pattern(out, at) and closes
+        self._condition(out, more, at, merged)
+        self._negation(out, more, at, merged)
         if any(m is False for m in more):
             return False
         more = [m for m in more if m is not True and m != {}]
         if more:
             out["allOf"] = [*out.get("allOf", ()), *more]
+        if closes:
+            names = (*place.inherited, *members.names)
+            out["properties"] = dict.fromkeys(names, True) | out.get("properties", {})
+            out["additionalProperties"] = False
         return out
+
+    def _around(self, s: Schema) -> Members | None:
+        """The members that all alternatives of a schema have, where each of them closes its objects itself."""
+        given = [key for key in ALTERNATIVES if isinstance(s.get(key), list)]
+        if len(given) != 1:
+            return None
+        around = self._lists.members({key: value for key, value in s.items() if key not in ALTERNATIVES})
+        return None if around.is_open else around
+
+    def _is_merged(self, s: Schema, place: _Place) -> bool:
+        """Whether definitions are merged with other schemas here."""
+        members = self._around(s) or self._lists.members(s)
+        return not _is_reference(s, place) and members.has_refs and not members.is_open
+
+    def _copy(self, ref: Any, place: _Place) -> Any:
+        """A reference to the same definition as it is in such a place."""
+        target = self._lists.target(ref)
+        if not isinstance(target, Mapping):
+            return ref
+        if (ref, place) not in self._copies:
+            name = self._copies[ref, place] = next(self._new_names)
+            self._parts[name] = self.schema(target, ref[1:], place)
+        return f"#/$defs/{self._copies[ref, place]}"
+
+    def _part(self, s: Any) -> Any:
+        """A reference to a schema of ours, for more than one place."""
+        if not isinstance(s, Mapping) or not any(isinstance(v, (Mapping, list)) for v in cast(Schema, s).values()):
+            return cast(Any, s)
+        name = next(self._new_names)
+        self._parts[name] = s
+        return {"$ref": f"#/$defs/{name}"}
 
     def _loosen(self, keyword: str, at: str) -> None:
         self.left_out.append(f"{keyword} at {at or '/'}")
 
-    def _negation(self, out: Schema, more: list[Any], at: str) -> None:
+    def _negation(self, out: Schema, more: list[Any], at: str, place: _Place) -> None:
         if "not" not in out:
             return
         wrong = out.pop("not")
@@ -100,9 +265,9 @@ class _Rewriter:
         if right is None:
             self._loosen("not", at)
         else:
-            more.append(self.schema(right, at))
+            more.append(self.schema(right, at, place))
 
-    def _condition(self, out: Schema, more: list[Any], at: str) -> None:
+    def _condition(self, out: Schema, more: list[Any], at: str, place: _Place) -> None:
         """`if a then b else c`: a and b, or c and not a."""
         condition, then, other = (out.pop(key, True) for key in ("if", "then", "else"))
         if condition is True or (then is True and other is True):
@@ -112,7 +277,8 @@ class _Rewriter:
         if not_so is None:
             self._loosen("the 'not' of if", at)
             not_so = True
-        choices = [_both(self.schema(condition, f"{at}/if"), then), _both(self.schema(not_so, at), other)]
+        so = self.schema(condition, f"{at}/if", place)
+        choices = [_both(so, then), _both(self.schema(not_so, at, place), other)]
         choices = [c for c in choices if c is not False]
         more.append({"anyOf": choices} if choices else False)
 
@@ -137,7 +303,7 @@ class _Rewriter:
         if names is False:
             out["additionalProperties"] = False
         elif values is not None and not out.get("patternProperties"):
-            known = out.get("properties", {})
+            known, rest = out.get("properties", {}), self._part(rest)
             out["properties"] = {name: known.get(name, rest) for name in values if isinstance(name, str)}
             out["additionalProperties"] = False
         elif not out.get("properties") and not out.get("patternProperties") and (pattern := _pattern_of(names)):
@@ -171,6 +337,7 @@ class _Rewriter:
             self._loosen("minContains", at)
         if high is not None:
             self._loosen("maxContains", at)
+        wanted = self._part(wanted)
         n = min(_WITHIN_FIRST, _whole(out.get("maxItems"), _WITHIN_FIRST))
         arrays = [{"type": "array", "prefixItems": [*[True] * i, wanted], "minItems": i + 1} for i in range(n)]
         others = [t for t in types_of(out) if t != "array"]
@@ -196,16 +363,19 @@ class _Rewriter:
             for key in ("items", "minItems", "maxItems"):
                 out.pop(key, None)
 
-    def _pattern(self, out: Schema, at: str) -> None:
+    def _pattern(self, out: Schema, at: str) -> bool:
+        """Leave out patterns that the engine does not match; False where they say which members an object may have."""
         pattern = out.get("pattern")
         if isinstance(pattern, str) and not self._has_pattern(pattern):
             del out["pattern"]
             self._loosen(f"pattern {pattern!r:.60}", at)
-        for pattern in [p for p in out.get("patternProperties", ()) if not self._has_pattern(p)]:
+        unknown = [p for p in out.get("patternProperties", ()) if not self._has_pattern(p)]
+        for pattern in unknown:
             del out["patternProperties"][pattern]
             if out.get("additionalProperties") is not None:  # it would hold for these properties, too
                 out["additionalProperties"] = True
             self._loosen(f"patternProperties {pattern!r:.60}", at)
+        return not unknown
 
 
 def _both(a: Any, b: Any) -> Any:

@@ -18,7 +18,7 @@ from .dialect import Dialect
 from .formats import Format, find_format, forced_calls
 from .messages import prompt_of
 from .reply import Reply
-from .request import SamplingRequest, closed, finish, new_id, now, piece, started, tools_of, usage
+from .request import SamplingRequest, finish, new_id, now, piece, started, tools_of, usage
 from .types import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -125,12 +125,12 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Schema | None:
         case "text":
             return None
         case "json_object":
-            return closed(response_format.get("schema") or {"type": "object"})
+            return response_format.get("schema") or {"type": "object"}
         case "json_schema":
             told: Any = response_format.get("json_schema", response_format)
             schema = cast(Any, told.get("schema") if isinstance(told, Mapping) else None)
             if isinstance(schema, (Mapping, bool)):
-                return closed(schema)
+                return cast("Schema", schema)
             raise ModelError("response_format: a json_schema with a schema is missing")
         case kind:
             raise ModelError(f"response_format: the type must be text, json_object or json_schema, not {kind!r:.60}")
@@ -160,16 +160,16 @@ class _Answer:
 
     def constraint(self, forced: Mapping[str, Schema], schema: Schema | None) -> dict[str, Any]:
         """The options that make the reply a call, or follow a schema. Reasoning that has begun is ended first."""
-        from ..samplers.grammar import known_schema  # takes longer to import than all else
+        from ..samplers.grammar import known_schema, lark_of_schema  # takes longer to import than all else
 
         if forced:
             grammar = forced_calls(self.form, forced, self.model.vocab, known_schema)
         elif schema is None:
             return {}
         elif not self.thinking:
-            return {"json_schema": json.dumps(schema)}
+            return {"json_schema": schema}
         else:
-            grammar = "start: json\njson: %json " + json.dumps(known_schema(schema)) + "\n"
+            grammar = lark_of_schema(schema)
         if self.thinking:
             self.thinking = False
             end = json.dumps(self.form.reasoning[1] + "\n\n")

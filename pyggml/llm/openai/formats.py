@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..grammars.members import rebased
 from ..vocab import Vocab
 from . import reply
 from .reply import Reader, Reply
@@ -53,7 +54,8 @@ def _named(first: str, key: str, last: str, **more: Any) -> Forced:
     """JSON with the name, and the arguments as `key`."""
 
     def force(name: str, schema: Schema) -> Sequence[str | Schema]:
-        properties: dict[str, Any] = {**more, "name": {"const": name}, key: schema}
+        inner = rebased(schema, f"/properties/{key}")
+        properties: dict[str, Any] = {**more, "name": {"const": name}, key: inner}
         return first, _object(properties), last
 
     return force
@@ -61,7 +63,8 @@ def _named(first: str, key: str, last: str, **more: Any) -> Forced:
 
 def _listed(first: str, name_key: str, key: str, last: str, **more: Any) -> Forced:
     def force(name: str, schema: Schema) -> Sequence[str | Schema]:
-        item = _object({**more, name_key: {"const": name}, key: schema})
+        inner = rebased(schema, f"/items/properties/{key}")
+        item = _object({**more, name_key: {"const": name}, key: inner})
         return first, {"type": "array", "items": item, "minItems": 1, "maxItems": 1}, last
 
     return force
@@ -161,13 +164,13 @@ def find_format(source: str) -> Format:
     return next((f for sign, f in _SIGNS if sign in source), PLAIN)
 
 
-def forced_calls(form: Format, tools: Mapping[str, Schema], vocab: Vocab, compiled: Callable[[Schema], Schema]) -> str:
+def forced_calls(form: Format, tools: Mapping[str, Schema], vocab: Vocab, compiled: Callable[[Schema], str]) -> str:
     """A grammar (llguidance's Lark) of one call of any of the tools. `compiled`: what the engine takes of a schema."""
     names = [f"call{i}" for i in range(len(tools))]
     lines = ["start: " + " | ".join(names)]
     for rule, (name, schema) in zip(names, tools.items(), strict=True):
         parts = (
-            _spelled(part, form, vocab) if isinstance(part, str) else "%json " + json.dumps(compiled(part))
+            _spelled(part, form, vocab) if isinstance(part, str) else "%json " + compiled(part)
             for part in form.force(name, schema)
         )
         lines.append(f"{rule}: " + " ".join(p for p in parts if p))

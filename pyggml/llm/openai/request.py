@@ -127,24 +127,5 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str
         if not isinstance(function, Mapping) or not isinstance(cast("Mapping[str, Any]", function).get("name"), str):
             raise ModelError(f"tools[{i}] must be a dict with type 'function' and a function with a name")
         known = cast("Mapping[str, Any]", function)
-        found[known["name"]] = closed(known.get("parameters") or {"type": "object", "properties": {}})
+        found[known["name"]] = known.get("parameters") or {"type": "object", "properties": {}}
     return found
-
-
-# Beside them members that are not listed may be described elsewhere.
-_OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties"} | {
-    "allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "dependentRequired",
-}  # fmt: skip
-
-
-def closed(schema: Any) -> Any:
-    """The schema of an object that has its listed members alone, and so have those within it, as llama.cpp reads them:
-    what follows it follows the schema, and a model does not invent arguments. Others stay as they are."""
-    given = cast("Mapping[str, Any]", schema if isinstance(schema, Mapping) else {})
-    members, required = given.get("properties"), given.get("required", ())
-    if not isinstance(members, Mapping) or not isinstance(required, Sequence) or _OPEN & given.keys():
-        return cast("Any", schema)
-    members, required = cast("Mapping[str, Any]", members), cast("Sequence[Any]", required)
-    if not all(k in members for k in required):
-        return cast("Any", schema)
-    return {**given, "properties": {k: closed(v) for k, v in members.items()}, "additionalProperties": False}

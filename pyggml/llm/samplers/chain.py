@@ -18,7 +18,7 @@ from .infill import Infill
 from .mirostat import Mirostat
 from .params import SamplingParams
 from .penalties import LogitBias, Penalties
-from .temperature import DynamicTemperature, Greedy, Temperature
+from .temperature import COLDEST, DynamicTemperature, Greedy, Temperature
 from .trace import StepTrace, Tracer
 from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
 
@@ -119,7 +119,7 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
         from .grammar import Grammar  # takes longer to import than all else of a chain
 
         chain.append(Grammar(vocab, p.grammar, p.json_schema))
-    greedy = p.temp <= 0 and p.dynatemp_range <= 0
+    greedy = p.temp < COLDEST and p.dynatemp_range <= 0
     order = ("penalties", "dry", "temperature") if p.mirostat else p.order
     for name in order:
         s = _sampler(name, p, vocab, rng)
@@ -173,4 +173,4 @@ def _sampler(name: str, p: SamplingParams, vocab: Vocab, rng: np.random.Generato
         case _:
             if p.dynatemp_range > 0:
                 return DynamicTemperature(p.temp, p.dynatemp_range, p.dynatemp_exponent)
-            return Temperature(p.temp) if p.temp > 0 and p.temp != 1 else None
+            return Temperature(p.temp) if p.temp >= COLDEST and p.temp != 1 else None

@@ -31,7 +31,8 @@ class Dry(Sampler):
         self.multiplier, self.base, self.allowed_length = multiplier, base, allowed_length
         self._last_n, self._breakers = last_n, breakers
         # No more than this in the exponent, so that the penalty stays a number.
-        self._max = math.log(_MAX_PENALTY / multiplier) / math.log(base) if base > 1 else math.inf
+        most = min(_MAX_PENALTY / multiplier, 1e300)
+        self._max = math.log(most) / math.log(base) if base > 1 else math.inf
         self.reset()
 
     def reset(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 
+from pyggml import limits
 from pyggml.errors import SamplerError
 from pyggml.llm.grammars.gbnf import parse_gbnf
 from pyggml.llm.grammars.lark import lark
@@ -29,6 +31,8 @@ _LARK, _GBNF = (
     re.compile(r"^(%llguidance\b|\s*start\s*:(?!:))", re.MULTILINE),
     re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE),
 )
+_OPTIONS = re.compile(r"^%llguidance\b", re.MULTILINE)
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'  # it would look for all of the text that can only go on in one way
 _tokenizers: WeakKeyDictionary[Vocab, LLTokenizer] = WeakKeyDictionary()
 
 
@@ -42,7 +46,7 @@ class Grammar(Sampler):
 
     def __init__(self, vocab: Vocab, grammar: str | None, json_schema: str | Mapping[str, Any] | None) -> None:
         try:
-            from llguidance import LLMatcher
+            from llguidance import LLMatcher, LLParserLimits
             from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
         except ImportError:
             raise SamplerError("a grammar needs the package llguidance: pip install llguidance") from None
@@ -51,13 +55,13 @@ class Grammar(Sampler):
             raise SamplerError("the vocabulary has no token that ends generation, which a grammar needs")
         what = "the grammar" if json_schema is None else "the JSON schema"
         try:
-            if json_schema is None:
-                source = LLMatcher.grammar_from_lark(_lark(grammar or "", vocab))
-            else:
-                source = LLMatcher.grammar_from_json_schema(json.dumps(known_schema(json_schema)))
+            text = _lark(grammar or "", vocab) if json_schema is None else lark_of_schema(json_schema)
+            source = LLMatcher.grammar_from_lark(text if _OPTIONS.search(text) else _NO_FORCING + text)
         except ValueError as e:
             raise SamplerError(f"{what} cannot be read: {e}") from None
-        self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0)
+        items = limits.GRAMMAR_ITEMS
+        bounds = LLParserLimits(max_items_in_row=items // 4, step_max_items=items)
+        self._matcher: LLMatcher = LLMatcher(_tokenizer(vocab, self._ends.tolist()), source, log_level=0, limits=bounds)
         self._check(f"{what} cannot be read")
         warned = self._matcher.get_grammar_warnings()
         if warned:
@@ -103,19 +107,43 @@ def _lark(grammar: str, vocab: Vocab) -> str:
     return lark(parse_gbnf(grammar, lambda text: vocab.tokenize(text, False, True, continued=True), vocab.n_tokens))
 
 
-def known_schema(schema: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A schema with the keywords that llguidance knows, and how it is to read it. Warns of demands that are left out;
-    raises SamplerError for what is no schema."""
-    from llguidance import LLMatcher
+def lark_of_schema(schema: Any) -> str:
+    """A grammar, in llguidance's Lark, of the texts that a JSON schema allows. See `known_schema`."""
+    return f"start: json\njson: %json {known_schema(schema)}\n"
 
+
+def known_schema(schema: Any) -> str:
+    """A JSON schema as a text with the keywords that llguidance knows, and how it is to read it. Warns of demands that
+    are left out; raises SamplerError for what is no schema, or asks for too much."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    single_bytes = LLTokenizer("byte")
+    begun = time.thread_time()
+
+    @cache
     def has_pattern(pattern: str) -> bool:
-        text = json.dumps({"type": "string", "pattern": pattern})
-        return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))
+        if time.thread_time() - begun > limits.SCHEMA_SECONDS:
+            raise SamplerError(
+                f"the JSON schema's patterns take longer than limits.SCHEMA_SECONDS ({limits.SCHEMA_SECONDS} s)"
+            )
+        source = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+        matcher = LLMatcher(single_bytes, source, log_level=0)
+        if matcher.is_error():
+            return False
+        matcher.consume_token(ord('"'))
+        for _ in range(2):  # one that is too large shows at the second character
+            following = int.from_bytes(matcher.compute_bitmask(), "little")
+            matcher.consume_token((following & -following).bit_length() - 1)
+            _check(matcher, f"the JSON schema's pattern {pattern!r:.60} cannot be matched")
+        return True
 
     known, left_out = enforceable(schema, has_pattern)
     if left_out:
         _warn(left_out)
-    return {**known, "x-guidance": {"whitespace_pattern": _JSON_SPACE, "lenient": True}}
+    try:
+        return json.dumps({**known, "x-guidance": {"whitespace_pattern": _JSON_SPACE, "lenient": True}})
+    except RecursionError:
+        raise SamplerError("the JSON schema is nested too deep") from None
 
 
 def _warn(left_out: Sequence[str]) -> None:

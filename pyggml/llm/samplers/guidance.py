@@ -14,7 +14,10 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def guided(logits: Floats, negative: Floats, scale: float) -> Floats:
-    """scale * (l - g) + g of the log-probabilities l of the prompt and g of the negative prompt."""
+    """scale * (l - g) + g of the log-probabilities l of the prompt and g of the negative prompt. What the prompt rules
+    out (-inf) stays so."""
     l, g = log_softmax(logits), log_softmax(negative)  # noqa: E741
     weights = np.array([scale, 1 - scale], np.float32)
-    return weights[0] * l + weights[1] * g
+    with np.errstate(invalid="ignore"):
+        mixed = weights[0] * l + weights[1] * g
+    return np.where(l == -np.inf, l, mixed)

@@ -10,6 +10,7 @@ import numpy as np
 from .base import Sampler
 from .candidates import Candidates
 
+_MOST = 500.0  # bits: 2 ** mu is a number, and no token surprises as much
 _M = 100  # tokens from which version 1 estimates the exponent of Zipf's law
 
 
@@ -23,7 +24,7 @@ class Mirostat(Sampler):
         self.reset()
 
     def reset(self) -> None:
-        self.mu = 2 * self.tau
+        self.mu = min(2 * self.tau, _MOST)
         self._last: Candidates | None = None
 
     def apply(self, c: Candidates) -> None:
@@ -42,7 +43,7 @@ class Mirostat(Sampler):
         rows, _ = c.find(np.array([token], np.int64))
         if len(rows):
             surprise = -math.log2(max(float(c.probs()[rows[0]]), 1e-300))
-            self.mu -= self.eta * (surprise - self.tau)
+            self.mu = min(max(self.mu - self.eta * (surprise - self.tau), -_MOST), _MOST)
 
     def _k(self, c: Candidates) -> int:
         """How many tokens give the surprise `mu`, if probabilities follow Zipf's law with the exponent of the first."""

@@ -103,11 +103,14 @@ class SamplingParams:
         zero_to_one = ("top_p", "min_p", "typ_p", "xtc_probability", "xtc_threshold")
         for name in zero_to_one:
             self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        for name in ("temp", "dynatemp_range", "top_k", "dry_multiplier", "mirostat_tau", "mirostat_eta"):
+        not_negative = ("temp", "dynatemp_range", "dynatemp_exponent", "top_k", "dry_multiplier")
+        for name in (*not_negative, "mirostat_tau", "mirostat_eta"):
             self._check(name, getattr(self, name) >= 0, "0 or more")
         for name in ("repeat_last_n", "dry_penalty_last_n"):
             self._check(name, getattr(self, name) >= -1, "-1 or more")
-        self._check("repeat_penalty", self.repeat_penalty > 0, "above 0")
+        self._check("repeat_penalty", 1e-6 <= self.repeat_penalty <= 1e6, "from 1e-6 to 1e6")  # logits stay finite
+        for name in ("frequency_penalty", "presence_penalty", "dry_multiplier"):
+            self._check(name, abs(getattr(self, name)) <= 1e9, "from -1e9 to 1e9")
         self._check("dry_base", self.dry_base >= 1, "1 or more")
         self._check("dry_allowed_length", self.dry_allowed_length >= 1, "1 or more")
         self._check("mirostat", self.mirostat in (0, 1, 2), "0, 1 or 2")

@@ -10,15 +10,17 @@ import numpy as np
 from .base import Sampler
 from .candidates import Candidates
 
+_MOST = 1e15  # with it, logits stay finite at the coldest temperature
+
 
 class LogitBias(Sampler):
-    """A number added to the logits of some tokens; -inf forbids one."""
+    """A number added to the logits of some tokens; -inf forbids one. Larger ones than 1e15 are as good as that."""
 
     name = "logit_bias"
 
     def __init__(self, bias: Mapping[int, float]) -> None:
         self._ids = np.array(list(bias), np.int64)
-        self._bias = np.array(list(bias.values()), np.float32)
+        self._bias = np.array([x if x == -np.inf else min(max(x, -_MOST), _MOST) for x in bias.values()], np.float32)
 
     def apply(self, c: Candidates) -> None:
         rows, places = c.find(self._ids)

@@ -7,6 +7,9 @@ import numpy as np
 from .base import Sampler
 from .candidates import Candidates
 
+COLDEST = 1e-20  # below it two logits differ by more than any number can say: the likeliest token is certain
+_HOTTEST = float(np.finfo(np.float32).max)
+
 
 class Temperature(Sampler):
     """Logits divided by `temp`."""
@@ -18,7 +21,8 @@ class Temperature(Sampler):
         self._temp = np.array(temp, np.float32)
 
     def apply(self, c: Candidates) -> None:
-        c.replace(np.divide(c.logits, self._temp), True)
+        with np.errstate(over="ignore"):  # what is penalised beyond all numbers becomes -inf
+            c.replace(np.divide(c.logits, self._temp), True)
 
     def __str__(self) -> str:
         return f"{self.name}({self.temp:g})"
@@ -30,18 +34,19 @@ class DynamicTemperature(Sampler):
     name = "temperature"
 
     def __init__(self, temp: float, spread: float, exponent: float) -> None:
-        self.low, self.high, self.exponent = max(0.0, temp - spread), temp + spread, exponent
+        self.low, self.high, self.exponent = max(0.0, temp - spread), min(temp + spread, _HOTTEST), exponent
 
     def apply(self, c: Candidates) -> None:
         if len(c) < 2:
             return
         p = c.probs()
         entropy = -float(np.dot(p, np.log(p, out=np.zeros_like(p), where=p > 0)))
-        temp = self.low + (self.high - self.low) * max(0.0, entropy / np.log(len(c))) ** self.exponent
+        temp = self.low + (self.high - self.low) * min(max(0.0, entropy / np.log(len(c))), 1.0) ** self.exponent
         if temp < 1e-6:  # no entropy, and `low` is 0: what remains is the best
             c.keep_top(1)
         else:
-            c.replace(np.divide(c.logits, np.float32(temp), dtype=np.float32), True)
+            with np.errstate(over="ignore"):  # what is penalised beyond all numbers becomes -inf
+                c.replace(np.divide(c.logits, np.float32(temp), dtype=np.float32), True)
 
     def __str__(self) -> str:
         return f"{self.name}({self.low:g}..{self.high:g}, {self.exponent:g})"

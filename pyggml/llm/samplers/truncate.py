@@ -113,7 +113,8 @@ class Xtc(Sampler):
         if len(c) < 2 or self._rng.random() >= self.probability:
             return
         c.sort()
-        n_top = int(np.count_nonzero(c.probs() >= self.threshold))
+        p = c.probs()
+        n_top = int(np.count_nonzero((p >= self.threshold) & (p > 0)))
         if n_top > 1:
             c.keep(slice(n_top - 1, None))
 

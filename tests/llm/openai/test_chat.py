@@ -23,7 +23,6 @@ from pyggml.llm.openai.formats import (
     PLAIN,
     Format,
 )
-from pyggml.llm.openai.request import closed
 
 from ...tiny_model import write_gguf
 
@@ -122,24 +121,6 @@ def test_offsets_of_a_prompt_that_is_echoed() -> None:
     shown, n = answer["choices"][0]["logprobs"], len(model.tokenize(text)) - 1
     places = list(zip(shown["text_offset"], shown["tokens"], strict=True))
     assert all(text[at:].startswith(t if at else t.lstrip()) for at, t in places[:n]) and places[n][0] == len(text)
-
-
-def test_objects_have_the_listed_members_alone() -> None:
-    inner = {"properties": {"b": {}}}
-    assert closed({"properties": {"a": inner}, "required": ["a"]}) == {
-        "properties": {"a": {**inner, "additionalProperties": False}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    for schema in (
-        True,
-        {"type": "object"},
-        {**inner, "required": ["c"]},
-        {**inner, "required": 3},
-        {**inner, "allOf": [{}]},
-    ):
-        assert closed(schema) == schema
-    assert closed({**inner, "additionalProperties": True})["additionalProperties"] is True
 
 
 def test_names_of_newer_clients(model: Model) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -336,3 +337,35 @@ def test_guidance() -> None:
     la, lb = np.log(softmax(a)), np.log(softmax(b))
     assert np.allclose(guided(a, b, 1.7), 1.7 * (la - lb) + lb, atol=1e-5)
     assert np.allclose(guided(a, b, 1.0), la, atol=1e-5)
+
+
+def test_extreme_parameters_draw_a_token_or_are_refused(vocab: Vocab) -> None:
+    floats = (0.0, 5e-324, 1e-45, 1e-38, 1e-6, 1.0, 1e6, 1e30, 3.4e38)
+    extreme: list[dict[str, Any]] = [
+        {name: x}
+        for name in ("temp", "dynatemp_range", "top_n_sigma", "repeat_penalty", "frequency_penalty", "presence_penalty")
+        for x in (*floats, *(-x for x in floats))
+    ]
+    extreme += [{"mirostat": v, "mirostat_tau": x, "mirostat_eta": y} for v in (1, 2) for x in floats for y in floats]
+    extreme += [{"dry_multiplier": x, "dry_base": y} for x in floats for y in (1.0, 1 + 1e-15, 2.0, 3e38)]
+    extreme += [{"dynatemp_range": 0.5, "dynatemp_exponent": x} for x in (*floats, -1.0)]
+    extreme += [{"xtc_probability": 1.0, "xtc_threshold": x} for x in (0.0, 1e-45, 0.5)]
+    extreme += [{name: x} for name in ("top_p", "min_p", "typ_p") for x in (5e-324, 1e-45, 1.0)]
+    extreme += [{"logit_bias": {5: x}, "temp": t} for x in (1e300, -1e300, -math.inf, math.inf) for t in (1e-45, 2.0)]
+    logits = np.random.default_rng(1).standard_normal((4, 259)).astype(np.float32) * 100
+    logits[:, 100:200] = -np.inf
+    drawn = 0
+    for options in extreme:
+        try:
+            chain = SamplerChain(SamplingParams(seed=1, **options), vocab)
+        except SamplerError as e:
+            assert "must be" in str(e)
+            continue
+        chain.prime([1, 2, 3] * 4)
+        for row in logits:
+            token = chain.sample(row)
+            assert np.isfinite(row[token])
+            chain.accept(token)
+            drawn += 1
+    assert drawn > 600
+    assert SamplerChain(SamplingParams(temp=1e-30), vocab).sample(logits[0]) == logits[0].argmax()

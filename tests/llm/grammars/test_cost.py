@@ -1,0 +1,138 @@
+"""What a small grammar or schema may ask for: work that grows with its text, or a refusal that names a limit."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyggml import limits
+from pyggml.errors import SamplerError
+from pyggml.llm.grammars.gbnf import parse_gbnf
+from pyggml.llm.grammars.lark import lark
+from pyggml.llm.grammars.schema import enforceable
+from pyggml.llm.model import load_model
+from pyggml.llm.samplers.grammar import Grammar
+from pyggml.llm.vocab import Vocab
+
+from .test_gbnf import takes
+from .test_schema import accepts
+
+
+@pytest.fixture(scope="module")
+def vocab(tiny: Path) -> Vocab:
+    return load_model(tiny, vocab_only=True).vocab
+
+
+def ids(text: str) -> list[int]:
+    return [b + 3 for b in text.encode()]
+
+
+def nested(wrap: Callable[[Any], Any], depth: int, inner: Any) -> Any:
+    for _ in range(depth):
+        inner = wrap(inner)
+    return inner
+
+
+def words(n: int) -> str:
+    return "root ::= " + " | ".join(f'"w{i * 7919 % 100003}"' for i in range(n))
+
+
+def test_words_cost_what_they_are_long(vocab: Vocab) -> None:
+    def seconds(n: int) -> float:
+        begun = time.process_time()
+        lark(parse_gbnf(words(n), lambda _: [], 0))
+        return time.process_time() - begun
+
+    assert seconds(2000) < 40 * max(seconds(200), 0.01)
+    g = Grammar(vocab, words(2000), None)
+    assert [takes(g, ids(text)) for text in ("w0", "w7919", "w791", "w7919x")] == [True, True, False, False]
+
+
+def test_rules_that_double(vocab: Vocab) -> None:
+    rules = [f"a{i} ::= a{i - 1} a{i - 1}" for i in range(1, 41)]
+    g = Grammar(vocab, "\n".join(["root ::= a40", 'a0 ::= "a" | "b"', *rules]), None)
+    matcher = g._matcher  # pyright: ignore[reportPrivateUsage]
+    assert matcher.try_consume_tokens(ids("ab" * 100)) == 200 and not matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "root ::= (" + " ".join(f"[a-{c}]?" for c in "bcdefghij" * 400) + ")*",  # each may follow each
+        "root ::= " + " | ".join(f"r{i}" for i in range(3000)) + "".join(f'\nr{i} ::= "x" root?' for i in range(3000)),
+        "root ::= " + "a11 " * 9 + "\na0 ::= [" + "".join(chr(0x400 + 2 * i) for i in range(9000)) + "]"
+        + "".join(f"\na{i} ::= a{i - 1} a{i - 1}" for i in range(1, 12)),
+    ],
+    ids=["follow", "pairs", "text"],
+)  # fmt: skip
+def test_too_much_work_is_refused(vocab: Vocab, grammar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GRAMMAR_STEPS", 100_000)
+    with pytest.raises(SamplerError, match=r"the grammar is too large: .*GRAMMAR_STEPS"):
+        Grammar(vocab, grammar, None)
+
+
+def test_nested_demands_are_said_once(vocab: Vocab) -> None:
+    holds_one = nested(lambda s: {"type": "array", "contains": s}, 10, {"const": 1})
+    depth_10 = nested(lambda x: [x], 10, 1)
+    assert accepts(vocab, holds_one, [depth_10, [0, depth_10[0]], depth_10[0]])[0] == [True, True, False]
+    names = {"enum": list("abcdefgh")}
+    named = nested(lambda s: {"type": "object", "propertyNames": names, "additionalProperties": s}, 10, {"const": 1})
+    objects = nested(lambda x: {"h": x}, 10, 1)
+    assert accepts(vocab, named, [objects, {"i": objects["h"]}])[0] == [True, False]
+    for wrap in (lambda s: {"contains": s}, lambda s: {"propertyNames": names, "additionalProperties": s}):
+        few, many = (len(json.dumps(enforceable(nested(wrap, n, {"const": 1}), lambda _: True)[0])) for n in (4, 40))
+        assert many < 12 * few
+
+
+def test_remainders(vocab: Vocab) -> None:
+    assert accepts(vocab, {"type": "integer", "multipleOf": 86400}, [172800, 172801])[0] == [True, False]
+    assert accepts(vocab, {"type": "integer", "multipleOf": 7 * 10**5}, [14 * 10**5])[0] == [True]
+    together = {"type": "integer", "allOf": [{"multipleOf": 1009}, {"multipleOf": 1013}]}
+    apart = {"properties": {f"p{i}": {"multipleOf": 100003 + i} for i in range(9)}}
+    for schema in ({"type": "integer", "multipleOf": 1000003}, together, apart):
+        with pytest.raises(SamplerError, match="SCHEMA_REMAINDERS"):
+            Grammar(vocab, None, schema)
+
+
+def test_patterns(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SamplerError, match=r"pattern '\^\(a\{1000\}\)\{1000\}\$' cannot be matched: lexer error"):
+        Grammar(vocab, None, {"type": "string", "pattern": "^(a{1000}){1000}$"})
+    monkeypatch.setattr(limits, "SCHEMA_SECONDS", -1)
+    with pytest.raises(SamplerError, match="SCHEMA_SECONDS"):
+        Grammar(vocab, None, {"type": "string", "pattern": "^a$"})
+
+
+def test_many_members(vocab: Vocab) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
+    assert accepts(vocab, schema, [{"p1": 1, "p799": 2}, {"q": 1}])[0] == [True, False]
+
+
+def test_parts(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SCHEMA_PARTS", 5)
+    with pytest.raises(SamplerError, match="SCHEMA_PARTS"):
+        Grammar(vocab, None, {"anyOf": [{"const": i} for i in range(5)]})
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ('{"items":' * 100_000 + "{}" + "}" * 100_000, "the JSON schema is nested too deep"),
+        ('{"items":' * 400 + "{}" + "}" * 400, "nested too deep|recursion limit"),
+        ('{"minimum": NaN}', "is no JSON: NaN is no number"),
+        ('{"const": -Infinity}', "is no JSON: -Infinity is no number"),
+        ('{"maximum": 1e999}', "is no JSON: 1e999 is no number of JSON, or too large"),
+        ('{"minLength": 1' + "0" * 400 + "}", "is no JSON: 1000.* or too large"),
+        ({"const": float("inf")}, "is no JSON: Infinity is no number"),
+        ({"const": object()}, "is no JSON"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "cannot"),
+        ({"allOf": [{"$ref": "#"}], "properties": {}}, "cannot"),
+    ],
+)
+def test_what_is_no_schema_is_named(vocab: Vocab, schema: Any, message: str) -> None:
+    with pytest.raises(SamplerError, match=message):
+        Grammar(vocab, None, schema)
