@@ -50,19 +50,24 @@ def _ref_flash_attn_ext(
     out = np.zeros((n_batch, n_tokens, n_head, v.shape[3]))
     for i in range(n_batch * n_head):
         b, h = divmod(i, n_head)
-        seen = (bias[b, h] != -np.inf).any(axis=0)  # keys that are hidden from all tokens do not take part
-        if not seen.any():
-            continue
-        s = q[b, h] @ k[b, h // group, seen].T * scale
+        s = q[b, h] @ k[b, h // group].T * scale
         if logit_softcap:
             s = logit_softcap * np.tanh(s / logit_softcap)
-        s = np.where(bias[b, h][:, seen] == -np.inf, -np.inf, s + bias[b, h][:, seen])
+        seen = bias[b, h] != -np.inf
+        s = np.where(seen, s + bias[b, h], -np.inf)
         top = np.maximum(s.max(axis=1, keepdims=True), sink[h])
         top = np.where(top == -np.inf, 0.0, top)
         e = np.exp(s - top)
         total = e.sum(axis=1, keepdims=True) + np.exp(sink[h] - top)
-        out[b, :, h] = e @ v[b, h // group, seen] / np.where(total == 0, 1.0, total)
+        out[b, :, h] = np.where(total == 0, 0.0, _mixed(e, seen, v[b, h // group]) / total)
     return out
+
+
+def _mixed(e: Array, seen: Array, v: Array) -> Array:
+    """Weights [token, key] times v [key, dv]; of no key that a token does not see."""
+    if np.isfinite(v).all():
+        return e @ v
+    return np.stack([(e[t, seen[t], None] * v[seen[t]]).sum(axis=0) for t in range(len(e))])
 
 
 def _cost(t: Tensor) -> Cost:
@@ -106,9 +111,8 @@ def flash_attn_ext(
     sinks: None, or F32, ne [n_head], as in `soft_max_ext` (ggml_flash_attn_ext_add_sinks).
 
     Result: F32, ne [dv, n_head, n_tokens, n_batch] (heads before tokens, as in ggml); sums are accumulated in f32.
-    A token from which every key is hidden gets zeros. A key that is hidden from a token has weight 0 for it, whatever
-    k holds (NaN too); v must be finite there, unless the key is hidden from all tokens in that op: then it is not
-    looked at, and unused cells of a cache may hold anything.
+    A key that the mask hides from a token takes no part for it, whatever k and v hold there (NaN too): unused cells of a
+    cache may hold anything. A token that sees no key gets zeros. Other scores of NaN or +inf make their row NaN.
     Raises ShapeError, DTypeError. Source: arXiv 2205.14135 (blocks, running maximum and sum).
     """
     params = {"scale": scale, "max_bias": max_bias, "logit_softcap": logit_softcap}

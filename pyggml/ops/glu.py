@@ -1,6 +1,7 @@
 """Gated linear units: one half through an activation, times the other half. Source: ggml_glu; Shazeer 2020.
 
-F32, F16 or BF16, any layout; the result has the type of the sources.
+F32, F16 or BF16, any layout; the result has the type of the sources. The activation is rounded to F32 before it meets the
+other half: where it is 0 then, an infinity there gives NaN.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _times(activation: OpDef) -> Callable[..., Array]:
 
     def ref(a: Array, b: Array | None, swapped: bool) -> Array:
         gate, value = _gate_and_value(a, b, swapped)
-        return activation.ref(gate) * value
+        return np.float32(activation.ref(gate)).astype(np.float64) * value
 
     return ref
 
@@ -80,12 +81,12 @@ def _times(activation: OpDef) -> Callable[..., Array]:
 def _swiglu_oai_ref(a: Array, b: Array | None, swapped: bool, alpha: float, limit: float) -> Array:
     gate, value = _gate_and_value(a, b, swapped)
     x = np.minimum(gate, limit)
-    return x / (1 + np.exp(-alpha * x)) * (np.clip(value, -limit, limit) + 1)
+    return np.float32(x / (1 + np.exp(-alpha * x))) * (np.clip(value, -limit, limit) + 1)
 
 
 def _swiglu_clamp_ref(a: Array, b: Array | None, swapped: bool, limit: float) -> Array:
     gate, value = _gate_and_value(a, b, swapped)
-    return SILU.ref(np.minimum(gate, limit)) * np.clip(value, -limit, limit)
+    return np.float32(SILU.ref(np.minimum(gate, limit))) * np.clip(value, -limit, limit)
 
 
 REGLU = _define("reglu", _times(RELU), "relu(a) * b", 2)

@@ -99,7 +99,7 @@ def _hardsigmoid(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))  # 1 + tanh would be 0 from -6 on
 
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
