@@ -30,8 +30,8 @@ static inline pg_idx pg_unravel(const pg_tensor *t, int64_t r) {
   return (pg_idx){i1, q % t->ne[2], q / t->ne[2]};
 }
 
-// Sizes of scratch memory, none of which is negative. INT64_MAX stands for all that int64 cannot count: no memory is that
-// large, and whoever asks for it is refused.
+// Sizes of scratch memory, none of which is negative. INT64_MAX stands for all that int64 cannot count: no memory is
+// that large, and whoever asks for it is refused.
 static inline int64_t pg_times(int64_t a, int64_t b) {
   int64_t c;
   return __builtin_mul_overflow(a, b, &c) ? INT64_MAX : c;

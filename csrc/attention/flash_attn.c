@@ -145,8 +145,8 @@ static void value_of(const lone *l, int64_t key) {
   }
 }
 
-// A result with NaN or infinities, once more: sums over tiles have them from keys that others in the tile see, too, from
-// weights that f32 rounds to 0, and from products that it cannot hold.
+// A result with NaN or infinities, once more: sums over tiles have them from keys that others in the tile see, too,
+// from weights that f32 rounds to 0, and from products that it cannot hold.
 static void row_again(const lone *l, float sink, float *y) {
   const attention *a = l->a;
   double top = sink, s = 0;

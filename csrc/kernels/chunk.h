@@ -163,8 +163,8 @@ PG_INLINE void pg_chunk_move(float *tiles, float *s, int64_t n, int64_t n_rows, 
   }
 }
 
-// As pg_scan_run, for what pg_chunk_fits. A head whose results or state are not all finite goes through the tokens again,
-// one after the other: what they say of each other here, in sums of their own, is NaN in other places.
+// As pg_scan_run, for what pg_chunk_fits. A head whose results or state are not all finite goes through the tokens
+// again, one after the other: what they say of each other here, in sums of their own, is NaN in other places.
 PG_INLINE void pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step,
                             int64_t step_floats, pg_chunk_fill fill, pg_chunk_kind kind) {
   const int64_t n = x->n, n_rows = x->n_rows, head = n_rows * n, row = x->n_head * n_rows;

@@ -111,7 +111,8 @@ static void put_phase(const conv *c, float *py, const float *y, int64_t q0, int6
   for (int64_t j = 0; j < n; j++) py[(q0 + j) * c->sw + pw] = y[j];
 }
 
-// The taps of a phase along the height that meet a row of the image, and all of it along the width, in the order of `at`.
+// The taps of a phase along the height that meet a row of the image, and all of it along the width, in the order of
+// `at`.
 typedef struct taps {
   int64_t n_h, n_w, n; // n: with channels
   const int32_t *at;
@@ -129,8 +130,8 @@ static taps taps_at(const conv *c, int64_t yh, int64_t pw) {
   return s;
 }
 
-// Near the ends of a row some taps meet no element, but the zeros beside it: 0 times a weight that is no finite number is
-// NaN. Elements of OUTS rows y, from q0 on, that came out so are summed again, of the taps that meet one.
+// Near the ends of a row some taps meet no element, but the zeros beside it: 0 times a weight that is no finite number
+// is NaN. Elements of OUTS rows y, from q0 on, that came out so are summed again, of the taps that meet one.
 static void mend_ends(const conv *c, const taps *s, const float *weight, float *y, int64_t q0, int64_t n) {
   if (q0 >= s->n_w - 1 && q0 + n <= c->w) return;
   for (int64_t j = 0; j < n; j++) {

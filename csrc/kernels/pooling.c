@@ -6,7 +6,9 @@ typedef struct pool {
   int64_t k0, k1, s0, s1, p0, p1;
 } pool;
 
-int64_t PG_FN(pool_work)(const pg_task *t, int nth) { return pg_times(t->src[0].ne[0], 2 * (int64_t)sizeof(float) * nth); }
+int64_t PG_FN(pool_work)(const pg_task *t, int nth) {
+  return pg_times(t->src[0].ne[0], 2 * (int64_t)sizeof(float) * nth);
+}
 
 static inline float larger(float a, float b) { return b > a || b != b ? b : a; } // NaN stays
 

@@ -23,17 +23,17 @@ enum { NORM = 0, NEOX = 2, MROPE = 8, VISION = 24, IMROPE = 40, POSITIONS = 4 };
 static const double FAR = 0x1p31; // angles beyond are not taken apart here: positions alone reach that far
 
 typedef struct table {
-  int64_t n;     // dimensions that are rotated
-  int mode;      // NORM: pairs are (2i, 2i + 1), else (i, i + n/2)
-  double sign;   // of the sine: -1 rotates back
-  double scale;  // of sine and cosine
+  int64_t n;      // dimensions that are rotated
+  int mode;       // NORM: pairs are (2i, 2i + 1), else (i, i + n/2)
+  double sign;    // of the sine: -1 rotates back
+  double scale;   // of sine and cosine
   double fastest; // of freq, without its sign
-  double *freq;  // [n/2] angle per position
-  double *angle; // [n/2]
-  float *cs;     // [n] norm: the cosine of each pair twice; else n/2 cosines
-  float *sn;     // [n] norm: the sine of each pair twice, first negated; else n/2 sines
-  float *row;    // [ne0] a row that is not dense f32
-  uint8_t *axis; // [n/2] which of its token's positions a pair turns by
+  double *freq;   // [n/2] angle per position
+  double *angle;  // [n/2]
+  float *cs;      // [n] norm: the cosine of each pair twice; else n/2 cosines
+  float *sn;      // [n] norm: the sine of each pair twice, first negated; else n/2 sines
+  float *row;     // [ne0] a row that is not dense f32
+  uint8_t *axis;  // [n/2] which of its token's positions a pair turns by
 } table;
 
 static int64_t n_rotated(const pg_task *t) { return (int64_t)t->param[N_DIMS] * (t->param[MODE] == VISION ? 2 : 1); }

@@ -103,8 +103,8 @@ PG_INLINE void pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x,
   vf_stream_end();
 }
 
-// What a token does to a state: with along = a . s of before, row i becomes s * w + k * u[i], where u is v, or in the form
-// VALUE c * (v - along); in the form BESIDE, b * along is added to it. Then it is read: y[i] = r . s.
+// What a token does to a state: with along = a . s of before, row i becomes s * w + k * u[i], where u is v, or in the
+// form VALUE c * (v - along); in the form BESIDE, b * along is added to it. Then it is read: y[i] = r . s.
 typedef enum pg_turn_form { PG_TURN_PLAIN, PG_TURN_VALUE, PG_TURN_BESIDE } pg_turn_form;
 
 typedef struct pg_turn {
