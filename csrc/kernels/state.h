@@ -129,7 +129,7 @@ PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_tu
   const int64_t whole = n / VF_N * VF_N;
   const int beside = form == PG_TURN_BESIDE;
   const float *from = c->from + at + i * n;
-  float *s = c->s + at + i * n, along[4] = {0}, u[4], sum[4];
+  float *s = c->s + at + i * n, along[4] = {0}, sum[4];
   vf acc[4], va[4], vv[4];
   if (form != PG_TURN_PLAIN) {
     for (int r = 0; r < R; r++) acc[r] = vf_zero();
@@ -141,8 +141,10 @@ PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_tu
     for (int64_t l = whole; l < n; l++)
       for (int r = 0; r < R; r++) along[r] += from[r * n + l] * x->a[l];
   }
-  for (int r = 0; r < R; r++) u[r] = form == PG_TURN_VALUE ? x->c * (x->v[i + r] - along[r]) : x->v[i + r];
-  for (int r = 0; r < R; r++) acc[r] = vf_zero(), va[r] = vf_set1(along[r]), vv[r] = vf_set1(u[r]);
+  for (int r = 0; r < R; r++) {
+    acc[r] = vf_zero(), va[r] = vf_set1(along[r]), vv[r] = vf_set1(x->v[i + r]);
+    if (form == PG_TURN_VALUE) vv[r] = vf_set1(x->c) * (vv[r] - va[r]);
+  }
   for (int64_t l = 0; l < whole; l += VF_N) {
     const vf w = vf_load(x->w + l), k = vf_load(x->k + l), b = beside ? vf_load(x->b + l) : vf_zero();
     const vf read = vf_load(x->r + l);
@@ -161,7 +163,7 @@ PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_tu
   for (int64_t l = whole; l < n; l++)
     for (int r = 0; r < R; r++) {
       float *z = s + r * n + l;
-      *z = from[r * n + l] * x->w[l] + x->k[l] * u[r] + (beside ? x->b[l] * along[r] : 0);
+      *z = from[r * n + l] * x->w[l] + x->k[l] * vv[r][0] + (beside ? x->b[l] * along[r] : 0);
       sum[r] += *z * x->r[l];
     }
   for (int r = 0; r < R; r++) y[i + r] = sum[r];
