@@ -91,6 +91,7 @@ def _define(name: str, f: Callable[[Array], Array], label: str, costly: bool = T
 
 
 def sigmoid_of(x: Array) -> Array:
+    """1 / (1 + e^-x): what silu multiplies x with."""
     return 1 / (1 + np.exp(-x))
 
 
@@ -104,10 +105,12 @@ def gelu_factor(x: Array) -> Array:
 
 
 def gelu_quick_factor(x: Array) -> Array:
+    """What gelu_quick multiplies x with."""
     return sigmoid_of(1.702 * x)
 
 
 def gelu_erf_factor(x: Array) -> Array:
+    """What gelu_erf multiplies x with: the normal distribution's integral from -inf to x."""
     return 0.5 * _erfc(-x / math.sqrt(2))
 
 
