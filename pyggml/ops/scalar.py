@@ -43,6 +43,7 @@ SCALE = OpDef(
     name="scale",
     srcs=("a",),
     params=("s", "b"),
+    infinite=("s", "b"),
     shape=same_shape,
     dtypes=_DTYPES,
     ref=_scale_ref,
