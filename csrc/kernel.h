@@ -30,12 +30,35 @@ static inline pg_idx pg_unravel(const pg_tensor *t, int64_t r) {
   return (pg_idx){i1, q % t->ne[2], q / t->ne[2]};
 }
 
+// Sizes of scratch memory, none of which is negative. INT64_MAX stands for all that int64 cannot count: no memory is
+// that large, and whoever asks for it is refused.
+static inline int64_t pg_times(int64_t a, int64_t b) {
+  int64_t c;
+  return __builtin_mul_overflow(a, b, &c) ? INT64_MAX : c;
+}
+
+static inline int64_t pg_plus(int64_t a, int64_t b) {
+  int64_t c;
+  return __builtin_add_overflow(a, b, &c) ? INT64_MAX : c;
+}
+
 // Thread ith's share [first, last) of n things.
 typedef struct pg_range {
   int64_t first, last;
 } pg_range;
 
 static inline pg_range pg_share(int64_t n, int ith, int nth) { return (pg_range){n * ith / nth, n * (ith + 1) / nth}; }
+
+// 1 where there is neither NaN nor an infinity among n floats.
+static inline int pg_all_finite(const float *x, int64_t n) {
+  int32_t most = 0; // an infinity is more than any number, in bits, too, and NaN is more than that
+  for (int64_t i = 0; i < n; i++) {
+    int32_t bits;
+    memcpy(&bits, x + i, sizeof bits);
+    most = PG_MAX(most, bits & INT32_MAX);
+  }
+  return most < 0x7f800000;
+}
 
 // Scalar conversions, exact where the target has the digits, else round to nearest even.
 static inline float pg_f16_to_f32(uint16_t h) {

@@ -17,6 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # Encodes rows of the types that the gguf package reads but does not write; pyggml.backends.quantize installs itself.
 quantize_rows: Callable[[Array, DType], Bytes] | None = None
+_F16_FIRST = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.IQ4_NL)
 
 
 def check_rows(dtype: DType, n: int) -> int:
@@ -40,10 +41,13 @@ def as_array(what: str, values: Any) -> Array:
 
 def unfit(values: Array, dtype: DType) -> str | None:
     """What of `values` `dtype` has no number for, or None: what is no real number; for an integer type fractions, NaN
-    and what is out of its range. Floats and block types round."""
+    and what is out of its range; for a block type NaN and infinities. Floats and block types round."""
     if values.dtype.kind not in "biuf":
         return f"values of type {values.dtype}"
     to = dtype.np_dtype
+    if dtype.is_quantized:
+        finite = np.isfinite(values)
+        return None if finite.all() else str(values[~finite][0])
     if to is None or to.kind != "i" or np.can_cast(values.dtype, to):
         return None
     info = np.iinfo(to)
@@ -69,7 +73,8 @@ def f32_to_bf16(x: Array) -> Array:
 
 
 def encode(array: Array, dtype: DType) -> Bytes:
-    """The bytes that store `array` (its last axis is a row) as `dtype`.
+    """The bytes that store `array` (its last axis is a row) as `dtype`. A block with NaN or infinities becomes NaN as a
+    whole, in the types that begin with a scale in F16.
 
     Raises ShapeError where a row is not a whole number of blocks, DTypeError where the type cannot be written.
     """
@@ -84,6 +89,11 @@ def encode(array: Array, dtype: DType) -> Bytes:
     from gguf import GGMLQuantizationType, quants  # slow to import, seldom needed
 
     rows = np.ascontiguousarray(array, np.float32).reshape(-1, n)
+    odd = ~np.isfinite(rows).reshape(-1, dtype.block_size).all(axis=1)
+    if odd.any() and dtype in _F16_FIRST:
+        stored = encode(np.where(np.repeat(odd, dtype.block_size).reshape(rows.shape), 0, rows), dtype)
+        stored.reshape(-1, dtype.type_size)[odd, :2] = np.array([np.nan], np.float16).view(np.uint8)
+        return stored
     try:
         with np.errstate(over="ignore"):  # scales of F16
             return quants.quantize(rows, GGMLQuantizationType(dtype.gguf_id)).reshape(-1)

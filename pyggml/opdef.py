@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import isinf
+from math import isfinite, isinf
 from numbers import Integral, Real
 from struct import Struct
 from typing import Any
@@ -56,7 +56,8 @@ class OpDef:
     name      ggml's name
     srcs      the roles of its source tensors, in order; a trailing "?" marks one that may be None
     params    the names of its parameters, in ggml's order (numbers, as `record` makes them of what the user gives:
-              integers are exact, others rounded to F32 as in ggml; the C kernel gets them as doubles in this order)
+              integers are exact, others rounded to F32 as in ggml; the C kernel gets them as doubles in this order);
+              finite ones, but for those that `infinite` names
     shape     (sources, parameters) -> ne of the result, checking with `rule`; for ops of this package from the types,
               ne, nb and ranks of the sources alone, so that one answer serves all layers
     dtypes    source types -> result type
@@ -70,6 +71,7 @@ class OpDef:
     label     how a graph drawing shows it
     writes    index of the source that the result is a view of (cpy, set_rows), None for the rest
     enums     the parameters that are members of an enumeration; the user gives them by number or by name, in any case
+    infinite  the parameters that may be infinite or NaN; `shape` refuses what means nothing
     host      computes a node in Python, on any backend of the host: (node, its sources, ith, nth), task ith of nth.
               It needs no kernel then, and its parameters are what they are
     ranks     indices of sources: the result has at least as many dimensions, of one element where its ne says so
@@ -88,6 +90,7 @@ class OpDef:
     writes: int | None = None
     enums: Mapping[str, type[IntEnum]] = field(default_factory=dict[str, type[IntEnum]])
     ranks: tuple[int, ...] = (0,)
+    infinite: tuple[str, ...] = ()
     host: Callable[[Tensor, Srcs, int, int], None] | None = None
     known: dict[Any, Layout] | None = field(init=False, repr=False, compare=False)  # see `_layout`; None: not kept
 
@@ -170,7 +173,8 @@ def _member(kind: type[IntEnum], x: object) -> int | None:
 
 
 def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
-    """`params` as Python's numbers. Raises DTypeError for what is none, ShapeError for no member of an enumeration."""
+    """`params` as Python's numbers. Raises DTypeError for what is none, ShapeError for no member of an enumeration, NaN
+    and infinities."""
     out: dict[str, bool | int | float] = {}
     for name, x in params.items():
         kind = op.enums.get(name)
@@ -181,6 +185,8 @@ def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
         if n is None:
             members = ", ".join(f"{int(m)} ({m.name.lower()})" for m in kind or ())
             raise fail(op, srcs, ShapeError, f"{name} must be one of {members}, not {x!r:.40}")
+        if not isfinite(n) and name not in op.infinite:
+            raise fail(op, srcs, ShapeError, f"{name} must be a finite number, not {n}")
         out[name] = n
     return out
 

@@ -277,7 +277,8 @@ class Tensor(Operand):
         """Copy values (NumPy order, shape `self.shape`) in, converting to the tensor's type; gives a leaf its memory.
 
         Raises ShapeError for another shape, GraphError for a node (its op computes it), DTypeError for values that are
-        no real numbers, and those that an integer type does not have: fractions, NaN, what is out of its range.
+        no real numbers, and those that the type does not have: of an integer type fractions, NaN, what is out of its
+        range, of a block type NaN and infinities.
         """
         values = codec.as_array("set", array)
         if values.shape != self.shape and full_ne(values.shape[::-1] or (1,)) != self.ne:

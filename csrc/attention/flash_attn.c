@@ -83,7 +83,7 @@ static state state_at(const attention *a, char *work, int64_t i) {
 static int64_t n_states(const attention *a, int nth) { return a->n_splits > 1 ? a->n_units * a->n_splits : nth; }
 
 static int64_t work(const attention *a, int nth) {
-  return 4 * (n_states(a, nth) * state_floats(a) + nth * scratch_floats(a));
+  return pg_times(4, pg_plus(pg_times(n_states(a, nth), state_floats(a)), pg_times(nth, scratch_floats(a))));
 }
 
 static tile tile_at(const attention *a, int64_t unit) {
@@ -111,8 +111,63 @@ static float sink_of(const attention *a, const tile *x, int r) {
   return a->sinks->data ? *(const float *)(a->sinks->data + tile_head(a, x, r) * a->sinks->nb[0]) : -INFINITY;
 }
 
+// One row of a tile by itself, key after key, in double.
+typedef struct lone {
+  const attention *a;
+  const tile *x;
+  int r;
+  float *row; // of k or v, as f32
+} lone;
+
+// The score of a key; 0 where the mask hides it.
+static int score_of(const lone *l, int64_t key, double *score) {
+  const attention *a = l->a;
+  float m = 0;
+  if (a->m->data) pg_get_f32(&m, a->m, l->x->mask[l->r], key, 1);
+  if (m == -INFINITY) return 0;
+  const float *q = tile_query(a, l->x, l->r);
+  double sum = 0;
+  PG_FN(to_f32)(a->k->type)(tile_kv(a->k, l->x) + key * a->k->nb[1], l->row, a->d);
+  for (int64_t c = 0; c < a->d; c++) sum += (double)q[c] * l->row[c];
+  sum *= a->scale;
+  if (a->cap > 0) sum = a->cap * tanh(sum);
+  *score = a->m->data ? sum + (double)l->x->slope[l->r] * m : sum;
+  return 1;
+}
+
+static void value_of(const lone *l, int64_t key) {
+  const pg_tensor *v = l->a->v;
+  const char *head = tile_kv(v, l->x);
+  if (!l->a->transposed) {
+    PG_FN(to_f32)(v->type)(head + key * v->nb[1], l->row, l->a->dv);
+  } else {
+    for (int64_t c = 0; c < l->a->dv; c++) pg_get_f32(l->row + c, v, head + c * v->nb[1], key, 1);
+  }
+}
+
+// A result with NaN or infinities, once more: sums over tiles have them from keys that others in the tile see, too,
+// from weights that f32 rounds to 0, and from products that it cannot hold.
+static void row_again(const lone *l, float sink, float *y) {
+  const attention *a = l->a;
+  double top = sink, s = 0;
+  for (int64_t key = 0; key < a->n_kv && top < INFINITY; key++)
+    if (score_of(l, key, &s) && !(s <= top)) top = s; // NaN, too
+  const int is_sum = isfinite(top) != 0;
+  for (int64_t c = 0; c < a->dv; c++) y[c] = is_sum ? 0 : top == -INFINITY ? a->none : NAN;
+  if (!is_sum) return;
+  double total = sink == -INFINITY ? 0 : exp(sink - top);
+  for (int64_t key = 0; key < a->n_kv; key++)
+    if (score_of(l, key, &s)) total += exp(s - top);
+  for (int64_t key = 0; key < a->n_kv; key++)
+    if (score_of(l, key, &s)) {
+      const double weight = exp(s - top) / total;
+      value_of(l, key);
+      for (int64_t c = 0; c < a->dv; c++) y[c] = (float)(y[c] + weight * l->row[c]);
+    }
+}
+
 // Joins the states of the parts of the keys and the sink, and writes the tile's rows.
-static void finish(const attention *a, const tile *x, const state *st, int64_t n) {
+static void finish(const attention *a, const tile *x, const state *st, int64_t n, const scratch *w) {
   const int64_t row_step = a->tile == FEW ? a->dvp : 1, step = a->tile == FEW ? 1 : a->tile;
   for (int r = 0; r < x->n; r++) {
     float *y = (float *)pg_row_at(&a->y, tile_token(a, x, r), tile_head(a, x, r), x->batch);
@@ -124,10 +179,11 @@ static void finish(const attention *a, const tile *x, const state *st, int64_t n
       const float weight = st[i].sum[r] == 0 ? 0 : expf(st[i].top[r] - top);
       const float *out = st[i].out + r * row_step;
       total += weight * st[i].sum[r];
-      for (int64_t c = 0; c < a->dv; c++) y[c] = (i ? y[c] : 0) + (weight == 0 ? 0 : weight * out[c * step]);
+      for (int64_t c = 0; c < a->dv; c++) y[c] = (i ? y[c] : 0) + weight * out[c * step];
     }
-    const float factor = total == 0 ? a->none : 1 / total;
-    for (int64_t c = 0; c < a->dv; c++) y[c] *= factor;
+    const float factor = 1 / total;
+    for (int64_t c = 0; c < a->dv; c++) y[c] = total == 0 ? a->none : y[c] * factor;
+    if (total != 0 && !pg_all_finite(y, a->dv)) row_again(&(lone){a, x, r, w->kv}, sink, y);
   }
 }
 
@@ -143,7 +199,7 @@ static int run(const attention *a, const pg_task *t, int ith, int nth, pg_attend
     for (int64_t u; (u = pg_next(t)) < a->n_units;) {
       const tile x = tile_at(a, a->n_units - 1 - u); // late tokens first: under a causal mask they see the most keys
       attend(a, &x, &w, &st, 0, a->n_kv, many);
-      finish(a, &x, &st, 1);
+      finish(a, &x, &st, 1, &w);
     }
     return PG_OK;
   }
@@ -159,7 +215,7 @@ static int run(const attention *a, const pg_task *t, int ith, int nth, pg_attend
     state st[PARTS];
     const tile x = tile_at(a, u);
     for (int64_t i = 0; i < a->n_splits; i++) st[i] = state_at(a, t->work, u * a->n_splits + i);
-    finish(a, &x, st, a->n_splits);
+    finish(a, &x, st, a->n_splits, &w);
   }
   return PG_OK;
 }

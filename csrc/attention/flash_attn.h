@@ -82,7 +82,10 @@ static inline block tile_block(const attention *a, const tile *t, int64_t first,
   b.run = b.n && b.keys[b.n - 1] - b.keys[0] == b.n - 1;
   for (int r = 0; b.biased && r < t->n; r++) {
     const float *raw = w->raw + t->own[r] * KEYS;
-    for (int i = 0; i < b.n; i++) w->bias[r * row_step + i * key_step] = t->slope[r] * raw[b.keys[i]];
+    for (int i = 0; i < b.n; i++) {
+      const float m = raw[b.keys[i]];
+      w->bias[r * row_step + i * key_step] = m == -INFINITY ? m : t->slope[r] * m; // of a slope of 0, too
+    }
   }
   return b;
 }

@@ -1,6 +1,7 @@
 // Every storage type as rows of f32 and back: what get_rows, cpy, mul_mat and quantize build on.
 #pragma once
 #include "kernel.h"
+#include "simd/units.h"
 
 // n elements, a whole number of blocks, between a dense row of the type and dense f32. Rows need no alignment.
 // weights: how much the error of each of the n elements counts (> 0), or NULL: all the same.
@@ -12,3 +13,13 @@ typedef void (*pg_from_f32_weighted)(const float *src, const float *weights, voi
 pg_to_f32 PG_FN(to_f32)(int64_t type);
 pg_from_f32 PG_FN(from_f32)(int64_t type);
 pg_from_f32_weighted PG_FN(from_f32_weighted)(int64_t type);
+
+// n floats x as blocks of t, one of the types that ops write: their blocks begin with a scale in F16. A block with NaN
+// or infinities becomes NaN as a whole.
+static inline void pg_encode(pg_from_f32 encode, const pg_tensor *t, const float *x, char *row, int64_t n) {
+  encode(x, row, n);
+  if (pg_all_finite(x, n)) return;
+  const int64_t block = pg_block_size(t->type), size = pg_unit_size(t);
+  for (int64_t i = 0; i < n / block; i++)
+    if (!pg_all_finite(x + i * block, block)) memcpy(row + i * size, &(uint16_t){0x7e00}, sizeof(uint16_t));
+}

@@ -35,9 +35,10 @@ typedef struct pg_chunk_work {
 
 static int64_t pg_chunk_rows(int64_t n_rows) { return (n_rows + VF_N - 1) / VF_N * VF_N; }
 
-// Bytes of work for a thread: the fixed part, values of a chunk, and the state, tiles of [n][VF_N].
-static int64_t pg_chunk_bytes(int64_t n, int64_t n_rows) {
-  return (int64_t)sizeof(pg_chunk_work) + pg_chunk_rows(n_rows) * (PG_CHUNK + n) * (int64_t)sizeof(float);
+// Bytes of work for a thread: the fixed part, values of a chunk, the state, tiles of [n][VF_N], and what a step needs.
+static int64_t pg_chunk_bytes(int64_t n, int64_t n_rows, int64_t step_floats) {
+  const int64_t floats = pg_plus(pg_times(pg_chunk_rows(n_rows), PG_CHUNK + n), step_floats);
+  return pg_plus(sizeof(pg_chunk_work), pg_times(floats, sizeof(float)));
 }
 
 // Rows of x as they are, or padded.
@@ -162,12 +163,13 @@ PG_INLINE void pg_chunk_move(float *tiles, float *s, int64_t n, int64_t n_rows, 
   }
 }
 
-// As pg_scan_run, for what pg_chunk_fits.
-PG_INLINE void pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_chunk_fill fill,
-                            pg_chunk_kind kind) {
+// As pg_scan_run, for what pg_chunk_fits. A head whose results or state are not all finite goes through the tokens
+// again, one after the other: what they say of each other here, in sums of their own, is NaN in other places.
+PG_INLINE void pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step,
+                            int64_t step_floats, pg_chunk_fill fill, pg_chunk_kind kind) {
   const int64_t n = x->n, n_rows = x->n_rows, head = n_rows * n, row = x->n_head * n_rows;
   const int64_t rows = pg_chunk_rows(n_rows), padded = (n + VF_N - 1) / VF_N * VF_N;
-  pg_chunk_work *m = (pg_chunk_work *)((char *)t->work + ith * pg_chunk_bytes(n, n_rows));
+  pg_chunk_work *m = (pg_chunk_work *)(t->work + ith * pg_chunk_bytes(n, n_rows, step_floats));
   float *values = (float *)(m + 1), *tiles = values + rows * PG_CHUNK;
   float *y = (float *)t->dst.data;
   memset(m->tokens, 0, sizeof m->tokens);
@@ -176,6 +178,7 @@ PG_INLINE void pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x
   const pg_range r = pg_share(x->n_head * x->n_seqs, ith, nth);
   for (int64_t i = r.first; i < r.last; i++) {
     pg_cell c = {.head = i % x->n_head, .n_heads = 1, .seq = i / x->n_head};
+    int finite = 1;
     pg_chunk_move(tiles, (float *)pg_scan_from(x, c.seq) + c.head * head, n, n_rows, kind.values_inside, 0);
     for (int64_t first = 0; first < x->n_tokens; first += PG_CHUNK) {
       const int64_t last = PG_MIN(first + PG_CHUNK, x->n_tokens);
@@ -197,11 +200,15 @@ PG_INLINE void pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x
       for (int64_t v = 0; v < rows; v += VF_N) {
         float part[PG_CHUNK * VF_N];
         pg_chunk_tile(m, tiles + v * n, n, v, part, kind.form);
+        finite &= pg_all_finite(part, PG_CHUNK * VF_N);
         const size_t size = (size_t)PG_MIN(VF_N, n_rows - v) * sizeof(float);
         for (int64_t k = first; k < last; k++)
           memcpy(y + (c.seq * x->n_tokens + k) * row + c.head * n_rows + v, part + (k - first) * VF_N, size);
       }
     }
-    pg_chunk_move(tiles, pg_scan_to(t, x, c.seq) + c.head * head, n, n_rows, kind.values_inside, 1);
+    if (finite && pg_all_finite(tiles, rows * n))
+      pg_chunk_move(tiles, pg_scan_to(t, x, c.seq) + c.head * head, n, n_rows, kind.values_inside, 1);
+    else
+      pg_scan_tokens(t, x, &c, step, tiles + rows * n);
   }
 }

@@ -13,14 +13,20 @@ typedef struct conv {
   int64_t nb_tap[4], nb_kernel, nb_kernel_group;   // of the kernel: along its three axes and channels; per output
   int64_t y_group, y_out, y_row, y_depth, y_batch; // byte strides of the result
   int64_t taps, blocks, row, outs;                 // floats per row laid out; `blocks` of `outs` kernels per group
-  float *weight;                                   // [groups][blocks][taps][outs]
-  int32_t *at;                                     // [taps]
-  float *x;                                        // [channels][depth][height][row], one per thread
+  int64_t
+      step; // taps of a row see it from so many floats on: the dilation, or STRIP where each tap has a row of its own
+  float *weight; // [groups][blocks][taps][outs]
+  int32_t *at;   // [taps]
+  float *x;      // [channels][depth][height][row], one per thread
 } conv;
 
-static int64_t x_size(const conv *c) { return c->w.channels * c->w.k[2] * c->w.k[1] * c->row; }
+static int64_t x_size(const conv *c) {
+  return pg_times(pg_times(c->w.channels, c->w.k[2]), pg_times(c->w.k[1], c->row));
+}
 
-static int64_t weight_size(const conv *c) { return c->groups * c->blocks * c->taps * c->outs; }
+static int64_t weight_size(const conv *c) {
+  return pg_times(pg_times(c->groups, c->blocks), pg_times(c->taps, c->outs));
+}
 
 // What the parts share, after `w` and n_out are known.
 static void complete(conv *c) {
@@ -28,7 +34,8 @@ static void complete(conv *c) {
   c->taps = w->channels * w->k[2] * w->k[1] * w->k[0];
   c->outs = c->n_out == 1 ? 1 : OUTS;
   c->blocks = (c->n_out + c->outs - 1) / c->outs;
-  c->row = w->s[0] == 1 ? STRIP + (w->k[0] - 1) * w->d[0] : w->k[0] * STRIP;
+  c->step = w->s[0] == 1 && w->d[0] < STRIP ? w->d[0] : STRIP;
+  c->row = STRIP + (w->k[0] - 1) * c->step;
 }
 
 static void use(conv *c, char *work, int ith) {
@@ -116,9 +123,8 @@ static void put_weights(const conv *c, const pg_tensor *a, int ith, int nth) {
 }
 
 static void put_offsets(const conv *c) {
-  const window *w = &c->w;
-  const int64_t step = w->s[0] == 1 ? w->d[0] : STRIP;
-  for (int64_t i = 0; i < c->taps; i++) c->at[i] = (int32_t)(i / w->k[0] * c->row + i % w->k[0] * step);
+  const int64_t n = c->w.k[0];
+  for (int64_t i = 0; i < c->taps; i++) c->at[i] = (int32_t)(i / n * c->row + i % n * c->step);
 }
 
 // All rows that n places of the window see, from place `ow` of row (oh, od) on.
@@ -130,7 +136,7 @@ static void put_rows(const conv *c, const pg_tensor *b, const char *image, int64
     for (int64_t kd = 0; kd < w->k[2]; kd++)
       for (int64_t kh = 0; kh < w->k[1]; kh++, x += c->row) {
         const char *row = pg_window_row(w, image + ic * w->nb_channel, oh, kh, od, kd);
-        if (w->s[0] == 1) {
+        if (c->step < STRIP) {
           pg_fill(x, pg_padded(n) + (w->k[0] - 1) * w->d[0], b, row, w->n[0], pg_window_at(w, 0, ow, 0), 1);
         } else {
           for (int64_t kw = 0; kw < w->k[0]; kw++)
@@ -166,7 +172,7 @@ static int convolve(const pg_task *t, int ith, int nth, const conv *c) {
 }
 
 static int64_t work_of(const conv *c, int nth) {
-  return (weight_size(c) + c->taps + nth * x_size(c)) * (int64_t)sizeof(float);
+  return pg_times(pg_plus(pg_plus(weight_size(c), c->taps), pg_times(nth, x_size(c))), sizeof(float));
 }
 
 #define OP(name)                                                                                                       \

@@ -196,7 +196,7 @@ static void to_blocks(const pg_tensor *dst, const pg_tensor *src, pg_from_f32 en
       const int64_t c = PG_MIN(STRIP, n - k);
       gather(x, src, ir * n + k, c);
       if (limit > 0) make_finite(x, c, limit);
-      encode(x, p, c);
+      pg_encode(encode, dst, x, p, c);
     }
   }
 }

@@ -50,7 +50,7 @@ int PG_FN(set_rows_any)(const pg_task *t, int ith, int nth) {
     const char *pb = pg_row_at(b, i.i1, i.i2, i.i3);
     if (b->nb[0] == 4) {
       if (encode)
-        encode((const float *)pb, py, n);
+        pg_encode(encode, y, (const float *)pb, py, n);
       else
         pg_put_f32(y, py, 0, (const float *)pb, n);
       continue;
@@ -60,7 +60,7 @@ int PG_FN(set_rows_any)(const pg_task *t, int ith, int nth) {
       const int64_t m = PG_MIN(STRIP, n - k);
       pg_get_f32(x, b, pb, k, m);
       if (encode)
-        encode(x, py + k / STRIP * strip_bytes, m);
+        pg_encode(encode, y, x, py + k / STRIP * strip_bytes, m);
       else
         pg_put_f32(y, py, k, x, m);
     }

@@ -4,7 +4,7 @@
 enum { PLACES = 16 }; // along a row, at a time: as many rows of the result stay in the L1 cache
 
 int64_t PG_FN(im2col_work)(const pg_task *t, int nth) {
-  return t->dst.type == PG_F32 ? 0 : PLACES * t->dst.ne[0] * (int64_t)sizeof(float) * nth;
+  return t->dst.type == PG_F32 ? 0 : pg_times(t->dst.ne[0], PLACES * (int64_t)sizeof(float) * nth);
 }
 
 // x[j * n] for m places j = what tap kw along the width sees of the row at `row` (NULL: zeros), from place `ow` on.

@@ -14,7 +14,7 @@ typedef struct table {
   float *weight;
 } table;
 
-static int64_t table_size(const table *a) { return a->n_out * (1 + 2 * a->max) * 4; }
+static int64_t table_size(const table *a) { return pg_times(a->n_out, (1 + 2 * a->max) * 4); }
 
 static table table_of(const pg_task *t, int axis) {
   table a = {.n_in = t->src[0].ne[axis], .n_out = t->dst.ne[axis], .mode = (int)t->param[4]};
@@ -94,7 +94,7 @@ static void put_table(table *a, int ith, int nth) {
 
 int64_t PG_FN(upscale_work)(const pg_task *t, int nth) {
   const table w = table_of(t, 0), h = table_of(t, 1);
-  return table_size(&w) + table_size(&h) + 2 * (w.n_in + 1) * (int64_t)sizeof(float) * nth;
+  return pg_plus(pg_plus(table_size(&w), table_size(&h)), pg_times(w.n_in + 1, 2 * (int64_t)sizeof(float) * nth));
 }
 
 // sum[0..n) = x * f, or that added

@@ -2,7 +2,7 @@
 #include "kernels/chunk.h"
 #include "simd/vmath.h"
 
-enum { VECTORS = 4, WIDTH = 4 }; // vectors of S floats that a step may need; registers of values at a time
+enum { VECTORS = 2, WIDTH = 4 }; // vectors of S floats that a step may need; registers of values at a time
 
 static int64_t scratch_floats(int64_t n) { return VECTORS * ((n + 15) / 16 * 16); }
 
@@ -23,7 +23,7 @@ PG_INLINE int run(const pg_task *t, int ith, int nth, const pg_tensor *values, c
   const int status = pg_scan_begin(t, &scan);
   if (status) return status;
   if (pg_chunk_fits(&scan))
-    pg_chunk_run(t, ith, nth, &scan, fill, kind);
+    pg_chunk_run(t, ith, nth, &scan, step, scratch_floats(n), fill, kind);
   else
     pg_scan_run(t, ith, nth, &scan, step, (float *)t->work + ith * scratch_floats(n));
   pg_scan_end(t, ith, nth, &scan);
@@ -145,7 +145,7 @@ static void wkv7(const pg_task *t, const pg_cell *cell, float *work) {
                         .v = row(&t->src[3], &c),
                         .a = row(&t->src[4], &c),
                         .b = row(&t->src[5], &c)};
-  pg_turn_rows(&c, 0, n, n, &turn, c.y, 1);
+  pg_turn_rows(&c, 0, n, n, &turn, c.y, PG_TURN_BESIDE);
 }
 
 static void wkv7_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x) {
@@ -180,15 +180,11 @@ static void delta_net(const pg_task *t, const pg_cell *c, float *work) {
   const int64_t n = t->src[2].ne[0], n_seqs = t->src[2].ne[3], step = scratch_floats(n) / VECTORS;
   const float *k = shared_row(&t->src[1], c, n_seqs), *v = row(&t->src[2], c), *g = row(&t->src[3], c);
   const float beta = *row(&t->src[4], c), scale = 1 / sqrtf((float)n);
-  float *w = work, *a = w + step, *b = a + step, *x = b + step;
+  float *w = work, *a = w + step;
   decay_of(w, g, t->src[3].ne[0], n);
-  for (int64_t i = 0; i < n; i++) {
-    a[i] = w[i] * k[i];
-    b[i] = -beta * k[i];
-    x[i] = beta * v[i];
-  }
-  const pg_turn turn = {.w = w, .k = k, .a = a, .b = b, .r = shared_row(&t->src[0], c, n_seqs), .v = x};
-  pg_turn_rows(c, 0, n, n, &turn, c->y, 1);
+  for (int64_t i = 0; i < n; i++) a[i] = w[i] * k[i];
+  const pg_turn turn = {.w = w, .k = k, .a = a, .r = shared_row(&t->src[0], c, n_seqs), .v = v, .c = beta};
+  pg_turn_rows(c, 0, n, n, &turn, c->y, PG_TURN_VALUE);
   for (int64_t i = 0; i < n; i++) c->y[i] *= scale;
 }
 
@@ -210,8 +206,8 @@ static void delta_net_token(const pg_task *t, const pg_cell *c, pg_chunk_token *
 // ---------------------------------------------------------------------------------------------------------------
 
 int64_t PG_FN(linear_attn_work)(const pg_task *t, int nth) {
-  const int64_t n = t->src[0].ne[0], one = scratch_floats(n) * (int64_t)sizeof(float);
-  return nth * (n <= PG_CHUNK_KEYS ? PG_MAX(one, pg_chunk_bytes(n, n)) : one);
+  const int64_t n = t->src[0].ne[0], floats = scratch_floats(n);
+  return pg_times(nth, n <= PG_CHUNK_KEYS ? pg_chunk_bytes(n, n, floats) : pg_times(floats, sizeof(float)));
 }
 
 int PG_FN(rwkv_wkv6_f32)(const pg_task *t, int ith, int nth) {

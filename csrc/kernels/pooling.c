@@ -6,7 +6,9 @@ typedef struct pool {
   int64_t k0, k1, s0, s1, p0, p1;
 } pool;
 
-int64_t PG_FN(pool_work)(const pg_task *t, int nth) { return 2 * t->src[0].ne[0] * (int64_t)sizeof(float) * nth; }
+int64_t PG_FN(pool_work)(const pg_task *t, int nth) {
+  return pg_times(t->src[0].ne[0], 2 * (int64_t)sizeof(float) * nth);
+}
 
 static inline float larger(float a, float b) { return b > a || b != b ? b : a; } // NaN stays
 
@@ -26,7 +28,7 @@ static float reduce(const pool *p, const float *x, int64_t n) {
   }
   double sum = 0;
   for (int64_t i = 0; i < n; i++) sum += (double)x[i];
-  return (float)(sum / (double)(p->clipped ? n : p->k0 * p->k1));
+  return (float)(sum / (p->clipped ? (double)n : (double)p->k0 * (double)p->k1));
 }
 
 // The shape rule sees to it that every window has an element of `a`.

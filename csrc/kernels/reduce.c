@@ -24,7 +24,7 @@ static double sum_strip(const pg_tensor *t, const char *row, int64_t k, int64_t 
 
 static int64_t strips_of(const pg_tensor *t) { return (t->ne[0] + STRIP - 1) / STRIP * pg_n_rows(t); }
 
-int64_t PG_FN(sum_work)(const pg_task *t, int nth) { return strips_of(&t->src[0]) * (int64_t)sizeof(double); }
+int64_t PG_FN(sum_work)(const pg_task *t, int nth) { return pg_times(strips_of(&t->src[0]), sizeof(double)); }
 
 int PG_FN(sum_any)(const pg_task *t, int ith, int nth) {
   const pg_tensor *a = &t->src[0];
@@ -170,7 +170,9 @@ static void first_keys(uint64_t *keys, uint64_t *tmp, const pg_tensor *a, const 
   }
 }
 
-int64_t PG_FN(sort_work)(const pg_task *t, int nth) { return 2 * t->src[0].ne[0] * (int64_t)sizeof(uint64_t) * nth; }
+int64_t PG_FN(sort_work)(const pg_task *t, int nth) {
+  return pg_times(t->src[0].ne[0], 2 * (int64_t)sizeof(uint64_t) * nth);
+}
 
 // Indices of the first dst->ne[0] elements of each row in order.
 static int sort_rows(const pg_task *t, int ith, int nth, int descending) {

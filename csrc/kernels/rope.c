@@ -20,17 +20,20 @@ enum {
 };
 enum { NORM = 0, NEOX = 2, MROPE = 8, VISION = 24, IMROPE = 40, POSITIONS = 4 }; // modes
 
+static const double FAR = 0x1p31; // angles beyond are not taken apart here: positions alone reach that far
+
 typedef struct table {
-  int64_t n;     // dimensions that are rotated
-  int mode;      // NORM: pairs are (2i, 2i + 1), else (i, i + n/2)
-  double sign;   // of the sine: -1 rotates back
-  double scale;  // of sine and cosine
-  double *freq;  // [n/2] angle per position
-  double *angle; // [n/2]
-  float *cs;     // [n] norm: the cosine of each pair twice; else n/2 cosines
-  float *sn;     // [n] norm: the sine of each pair twice, first negated; else n/2 sines
-  float *row;    // [ne0] a row that is not dense f32
-  uint8_t *axis; // [n/2] which of its token's positions a pair turns by
+  int64_t n;      // dimensions that are rotated
+  int mode;       // NORM: pairs are (2i, 2i + 1), else (i, i + n/2)
+  double sign;    // of the sine: -1 rotates back
+  double scale;   // of sine and cosine
+  double fastest; // of freq, without its sign
+  double *freq;   // [n/2] angle per position
+  double *angle;  // [n/2]
+  float *cs;      // [n] norm: the cosine of each pair twice; else n/2 cosines
+  float *sn;      // [n] norm: the sine of each pair twice, first negated; else n/2 sines
+  float *row;     // [ne0] a row that is not dense f32
+  uint8_t *axis;  // [n/2] which of its token's positions a pair turns by
 } table;
 
 static int64_t n_rotated(const pg_task *t) { return (int64_t)t->param[N_DIMS] * (t->param[MODE] == VISION ? 2 : 1); }
@@ -40,7 +43,7 @@ static int64_t slot_size(const pg_task *t) {
   return (n / 2 * (8 + 8 + 1) + n * 8 + t->dst.ne[0] * 4 + 63) / 64 * 64;
 }
 
-int64_t PG_FN(rope_work)(const pg_task *t, int nth) { return slot_size(t) * nth; }
+int64_t PG_FN(rope_work)(const pg_task *t, int nth) { return pg_times(slot_size(t), nth); }
 
 // The pair that turns n_rot times within n_ctx positions (YaRN, arXiv 2309.00071, section 3.2).
 static double corr_dim(double n_dims, double n_ctx, double n_rot, double base) {
@@ -75,10 +78,12 @@ static void frequencies(table *tb, const pg_task *t) {
     const double kept = ext * (1 - fmin(1, fmax(0, ((double)i - low) / fmax(0.001, high - low))));
     const double factor = c->data ? *(const float *)(c->data + i * c->nb[0]) : 1;
     tb->freq[i] = f / factor * (ext != 0 ? p[FREQ_SCALE] * (1 - kept) + kept : p[FREQ_SCALE]);
+    tb->fastest = fmax(tb->fastest, fabs(tb->freq[i]));
   }
 }
 
 // Sine and cosine in a form that compilers vectorise: k quarter turns are taken off in two parts, then Taylor series.
+// |x| <= FAR.
 PG_INLINE void sin_cos(double x, double *s, double *c) {
   const double magic = 0x1.8p52, shifted = x * 0.63661977236758134 + magic, k = shifted - magic;
   const double r = (x - k * 0x1.921fb544p0) - k * 0x1.0b4611a626331p-34, z = r * r;
@@ -96,7 +101,7 @@ PG_INLINE void sin_cos(double x, double *s, double *c) {
 static void fill_table(const table *tb, const pg_tensor *positions, int64_t token, int64_t n_tokens) {
   const double ms = tb->scale * tb->sign, mc = tb->scale;
   const int64_t half = tb->n / 2, nb = positions->nb[0];
-  int32_t at[POSITIONS];
+  int32_t at[POSITIONS] = {0};
   for (int k = 0; k < (tb->mode >= MROPE ? POSITIONS : 1); k++)
     at[k] = *(const int32_t *)(positions->data + (token + k * n_tokens) * nb);
   if (tb->mode >= MROPE) {
@@ -104,7 +109,12 @@ static void fill_table(const table *tb, const pg_tensor *positions, int64_t toke
   } else {
     for (int64_t i = 0; i < half; i++) tb->angle[i] = at[0] * tb->freq[i];
   }
-  double s, c;
+  double s, c, most = 0;
+  for (int k = 0; k < POSITIONS; k++) most = fmax(most, fabs((double)at[k]));
+  if (tb->fastest * most > FAR) { // libm takes whole turns off
+    for (int64_t i = 0; i < half; i++)
+      if (fabs(tb->angle[i]) > FAR) tb->angle[i] = atan2(sin(tb->angle[i]), cos(tb->angle[i]));
+  }
   if (tb->mode != NORM) {
     for (int64_t i = 0; i < half; i++) {
       sin_cos(tb->angle[i], &s, &c);

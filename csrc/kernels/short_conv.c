@@ -56,7 +56,7 @@ static pg_scan scan_of(const pg_task *t) {
 
 int64_t PG_FN(conv_state_work)(const pg_task *t, int nth) {
   const pg_scan s = scan_of(t);
-  return s.n_seqs * s.n_head * s.n * (int64_t)sizeof(float);
+  return pg_times(pg_times(s.n_seqs, s.n_head), s.n * (int64_t)sizeof(float));
 }
 
 // Channels from `first` on of a token: taps are rows, weights [n_c][BLOCK].

@@ -1,5 +1,6 @@
 // What softmax and attention share: ALiBi (arXiv 2108.12409: what each head multiplies its mask with), the exponential.
 #pragma once
+#include <float.h>
 #include <math.h>
 
 #include "simd/vmath.h"
@@ -13,8 +14,8 @@ static inline double pg_alibi_slope(double max_bias, int64_t h, int64_t n_head) 
   return exp2(-max_bias / 2 / (double)n_log2 * (double)(2 * (h - n_log2) + 1));
 }
 
-// A score where its bias, a mask, is above -inf; -inf, which hides a key, hides it whatever its score is.
-PG_INLINE vf vf_masked(vf score, vf bias) { return vf_if_lt(vf_set1(-INFINITY), bias, score, vf_set1(-INFINITY)); }
+// -inf where the bias, a mask, is -inf: that hides a key whatever its score is. A bias of NaN hides nothing.
+PG_INLINE vf vf_masked(vf score, vf bias) { return vf_if_lt(bias, vf_set1(-FLT_MAX), vf_set1(-INFINITY), score); }
 
 // e^x for x <= 0; exactly 0 below -87, where results would be subnormal and slow (masked scores are all there).
 PG_INLINE vf vf_exp_below(vf x) {

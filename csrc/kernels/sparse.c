@@ -6,7 +6,7 @@
 enum { KEYS = 2 * VF_N, HEADS = 4 }; // keys of a tile, heads at a time
 
 int64_t PG_FN(lightning_indexer_work)(const pg_task *t, int nth) {
-  return t->src[0].ne[0] * (KEYS + 1) * (int64_t)sizeof(float) * nth;
+  return pg_times(t->src[0].ne[0], (KEYS + 1) * (int64_t)sizeof(float) * nth);
 }
 
 // sum += w[h] * relu(q[h] . k) for n <= HEADS heads at q, `step` bytes apart. tile: KEYS keys, an element of each at a
@@ -68,7 +68,7 @@ int PG_FN(lightning_indexer_any)(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
-int64_t PG_FN(top_k_mask_work)(const pg_task *t, int nth) { return 2 * 4 * t->src[0].ne[0] * nth; }
+int64_t PG_FN(top_k_mask_work)(const pg_task *t, int nth) { return pg_times(t->src[0].ne[0], 2 * 4 * nth); }
 
 // The least of the k largest of n numbers, of which 0 stands for nothing. *ties: how many that are equal to it are
 // among them. UINT32_MAX with *ties = 0 where k is 0; 1 with *ties = n where they are no more than k.

@@ -14,8 +14,8 @@ static int64_t channel_floats(const pg_task *t) { return 2 * t->src[S].ne[0] * V
 int64_t PG_FN(ssm_scan_work)(const pg_task *t, int nth) {
   const int64_t n = t->src[S].ne[0], n_rows = t->src[S].ne[1];
   const int64_t floats = n_rows == 1 ? PG_MAX(scratch_floats(t), channel_floats(t)) : scratch_floats(t);
-  const int64_t one = floats * (int64_t)sizeof(float);
-  return nth * (n <= PG_CHUNK_KEYS && n_rows > 1 ? PG_MAX(one, pg_chunk_bytes(n, n_rows)) : one);
+  const int64_t chunk = n <= PG_CHUNK_KEYS && n_rows > 1 ? pg_chunk_bytes(n, n_rows, floats) : 0;
+  return pg_times(nth, PG_MAX(chunk, pg_times(floats, sizeof(float))));
 }
 
 static float softplus(float x) {
@@ -52,7 +52,7 @@ static void step(const pg_task *t, const pg_cell *c, float *work) {
                           .k = (const float *)pg_row_at(&t->src[B], head / per_group, c->token, c->seq),
                           .r = (const float *)pg_row_at(&t->src[C], head / per_group, c->token, c->seq),
                           .v = input};
-    pg_turn_rows(c, i * n_rows * n, n_rows, n, &turn, c->y + i * n_rows, 0);
+    pg_turn_rows(c, i * n_rows * n, n_rows, n, &turn, c->y + i * n_rows, PG_TURN_PLAIN);
   }
 }
 
@@ -129,7 +129,7 @@ int PG_FN(ssm_scan_f32)(const pg_task *t, int ith, int nth) {
   if (scan.n_rows == 1 && scan.n_slots == 1 && side_by_side)
     scan_channels(t, ith, nth, &scan);
   else if (scan.n_rows > 1 && pg_chunk_fits(&scan))
-    pg_chunk_run(t, ith, nth, &scan, token, kind);
+    pg_chunk_run(t, ith, nth, &scan, step, scratch_floats(t), token, kind);
   else
     pg_scan_run(t, ith, nth, &scan, step, (float *)t->work + ith * scratch_floats(t));
   pg_scan_end(t, ith, nth, &scan);

@@ -75,34 +75,42 @@ typedef struct pg_cell {
 
 typedef void (*pg_scan_step)(const pg_task *t, const pg_cell *c, float *work);
 
+// All tokens of the heads that `at` names.
+PG_INLINE void pg_scan_tokens(const pg_task *t, const pg_scan *x, const pg_cell *at, pg_scan_step step, float *work) {
+  const int64_t head = x->n_rows * x->n, slot = x->n_seqs * x->n_head * head, row = x->n_head * x->n_rows;
+  const size_t size = (size_t)(at->n_heads * head) * sizeof(float);
+  pg_cell c = *at;
+  c.s = pg_scan_to(t, x, c.seq) + c.head * head;
+  c.from = pg_scan_from(x, c.seq) + c.head * head;
+  c.once = x->direct && x->n_tokens == 1 && x->n % VF_N == 0 && (uintptr_t)c.s % sizeof(vf) == 0;
+  for (c.token = 0; c.token < x->n_tokens; c.token++, c.from = c.s) {
+    c.y = (float *)t->dst.data + (c.seq * x->n_tokens + c.token) * row + c.head * x->n_rows;
+    step(t, &c, work);
+    const int64_t ago = x->n_tokens - 1 - c.token;
+    if (ago > 0 && ago < x->n_slots) memcpy(c.s + ago * slot, c.s, size);
+  }
+  for (int64_t ago = x->n_tokens; ago < x->n_slots; ago++) memset(c.s + ago * slot, 0, size);
+}
+
 PG_INLINE void pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step, float *work) {
-  const int64_t head = x->n_rows * x->n, slot = x->n_seqs * x->n_head * head;
-  const int64_t blocks = (x->n_head + x->block - 1) / x->block, row = x->n_head * x->n_rows;
-  float *y = (float *)t->dst.data;
+  const int64_t blocks = (x->n_head + x->block - 1) / x->block;
   const pg_range r = pg_share(blocks * x->n_seqs, ith, nth);
   for (int64_t u = r.first; u < r.last; u++) {
     pg_cell c = {.head = u % blocks * x->block, .seq = u / blocks};
     c.n_heads = PG_MIN(x->block, x->n_head - c.head);
-    c.s = pg_scan_to(t, x, c.seq) + c.head * head;
-    c.from = pg_scan_from(x, c.seq) + c.head * head;
-    c.once = x->direct && x->n_tokens == 1 && x->n % VF_N == 0 && (uintptr_t)c.s % sizeof(vf) == 0;
-    const size_t size = (size_t)(c.n_heads * head) * sizeof(float);
-    for (; c.token < x->n_tokens; c.token++, c.from = c.s) {
-      c.y = y + (c.seq * x->n_tokens + c.token) * row + c.head * x->n_rows;
-      step(t, &c, work);
-      const int64_t ago = x->n_tokens - 1 - c.token;
-      if (ago > 0 && ago < x->n_slots) memcpy(c.s + ago * slot, c.s, size);
-    }
-    for (int64_t ago = x->n_tokens; ago < x->n_slots; ago++) memset(c.s + ago * slot, 0, size);
+    pg_scan_tokens(t, x, &c, step, work);
   }
   vf_stream_end();
 }
 
-// What a token does to a state: row i becomes s * w + k * v[i] + b * (a . s), the last term only with `delta` and with
-// the s of before. Then it is read: y[i] = r . s.
+// What a token does to a state: with along = a . s of before, row i becomes s * w + k * u[i], where u is v, or in the
+// form VALUE c * (v - along); in the form BESIDE, b * along is added to it. Then it is read: y[i] = r . s.
+typedef enum pg_turn_form { PG_TURN_PLAIN, PG_TURN_VALUE, PG_TURN_BESIDE } pg_turn_form;
+
 typedef struct pg_turn {
   const float *w, *k, *a, *b, *r; // [n]
   const float *v;                 // [n_rows]
+  float c;
 } pg_turn;
 
 PG_INLINE void pg_sums(float *to, const vf *acc, int R) {
@@ -117,12 +125,13 @@ enum { PG_TURN_AHEAD = 4096 }; // bytes of software prefetch
 
 // R rows, 1 or 4, from row i on. once: past the caches.
 PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_turn *x, int64_t i, float *y, int R,
-                            int delta, int once) {
+                            pg_turn_form form, int once) {
   const int64_t whole = n / VF_N * VF_N;
+  const int beside = form == PG_TURN_BESIDE;
   const float *from = c->from + at + i * n;
   float *s = c->s + at + i * n, along[4] = {0}, sum[4];
   vf acc[4], va[4], vv[4];
-  if (delta) {
+  if (form != PG_TURN_PLAIN) {
     for (int r = 0; r < R; r++) acc[r] = vf_zero();
     for (int64_t l = 0; l < whole; l += VF_N) {
       const vf a = vf_load(x->a + l);
@@ -132,14 +141,17 @@ PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_tu
     for (int64_t l = whole; l < n; l++)
       for (int r = 0; r < R; r++) along[r] += from[r * n + l] * x->a[l];
   }
-  for (int r = 0; r < R; r++) acc[r] = vf_zero(), va[r] = vf_set1(along[r]), vv[r] = vf_set1(x->v[i + r]);
+  for (int r = 0; r < R; r++) {
+    acc[r] = vf_zero(), va[r] = vf_set1(along[r]), vv[r] = vf_set1(x->v[i + r]);
+    if (form == PG_TURN_VALUE) vv[r] = vf_set1(x->c) * (vv[r] - va[r]);
+  }
   for (int64_t l = 0; l < whole; l += VF_N) {
-    const vf w = vf_load(x->w + l), k = vf_load(x->k + l), b = delta ? vf_load(x->b + l) : vf_zero();
+    const vf w = vf_load(x->w + l), k = vf_load(x->k + l), b = beside ? vf_load(x->b + l) : vf_zero();
     const vf read = vf_load(x->r + l);
     for (int r = 0; r < R; r++) {
       vf z = vf_fma(vf_load(from + r * n + l), w, k * vv[r]);
       if (once) __builtin_prefetch((const char *)(from + r * n + l) + PG_TURN_AHEAD);
-      if (delta) z = vf_fma(b, va[r], z);
+      if (beside) z = vf_fma(b, va[r], z);
       if (once)
         vf_stream(s + r * n + l, z);
       else
@@ -151,7 +163,7 @@ PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_tu
   for (int64_t l = whole; l < n; l++)
     for (int r = 0; r < R; r++) {
       float *z = s + r * n + l;
-      *z = from[r * n + l] * x->w[l] + x->k[l] * x->v[i + r] + (delta ? x->b[l] * along[r] : 0);
+      *z = from[r * n + l] * x->w[l] + x->k[l] * vv[r][0] + (beside ? x->b[l] * along[r] : 0);
       sum[r] += *z * x->r[l];
     }
   for (int r = 0; r < R; r++) y[i + r] = sum[r];
@@ -159,10 +171,10 @@ PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_tu
 
 // Rows of a head, whose state is `at` floats behind c's first one.
 PG_INLINE void pg_turn_rows(const pg_cell *c, int64_t at, int64_t n_rows, int64_t n, const pg_turn *x, float *y,
-                            int delta) {
+                            pg_turn_form form) {
   int64_t i = 0;
   if (c->once)
-    for (; i + 4 <= n_rows; i += 4) pg_turn_part(c, at, n, x, i, y, 4, delta, 1);
-  for (; i + 4 <= n_rows; i += 4) pg_turn_part(c, at, n, x, i, y, 4, delta, 0);
-  for (; i < n_rows; i++) pg_turn_part(c, at, n, x, i, y, 1, delta, 0);
+    for (; i + 4 <= n_rows; i += 4) pg_turn_part(c, at, n, x, i, y, 4, form, 1);
+  for (; i + 4 <= n_rows; i += 4) pg_turn_part(c, at, n, x, i, y, 4, form, 0);
+  for (; i < n_rows; i++) pg_turn_part(c, at, n, x, i, y, 1, form, 0);
 }

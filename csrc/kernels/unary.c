@@ -27,11 +27,12 @@ PG_INLINE vf sgn(vf x) {
   return vf_if_lt(vf_zero(), x, vf_set1(1.0f), vf_if_lt(x, vf_zero(), vf_set1(-1.0f), vf_zero()));
 }
 
-// p: alpha_p, alpha_n (both as the function multiplies with them), beta, eps. e^m - 1 - x = (e^m - 1 - m) + (m - x).
+// p: alpha_p, alpha_n (both as the function multiplies with them), beta, eps. e^m - 1 - x = (e^m - 1 - m) + (m - x), of
+// which the last is 0 where m is x, infinities included.
 PG_INLINE vf xielu(vf x, const float *p) {
   const vf m = vf_min(vf_set1(p[3]), x), line = x * vf_set1(p[2]);
   const vf above = vf_fma(x * vf_set1(p[0]), x, line);
-  const vf below = vf_fma(vf_expm1_rest(m) + (m - x), vf_set1(p[1]), line);
+  const vf below = vf_fma(vf_expm1_rest(m) + vf_if_lt(m, x, m - x, vf_zero()), vf_set1(p[1]), line);
   return vf_if_lt(vf_zero(), x, above, below);
 }
 

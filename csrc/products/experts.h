@@ -6,7 +6,7 @@
 // lines. Every thread sorts for itself: that is shorter than waiting for one that does.
 static inline int64_t pg_sorted_bytes(const pg_task *t) {
   const pg_tensor *as = &t->src[0], *ids = &t->src[2];
-  return ((ids->ne[0] * ids->ne[1] + as->ne[2]) * 4 + 63) / 64 * 64;
+  return pg_plus(pg_times(pg_plus(pg_times(ids->ne[0], ids->ne[1]), as->ne[2]), 4), 63) / 64 * 64;
 }
 
 static inline int32_t pg_expert_of(const pg_tensor *ids, int64_t c) {

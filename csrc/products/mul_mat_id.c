@@ -7,7 +7,9 @@
 enum { PARTS = 8 }; // per thread
 
 // Scratch per thread: the columns by expert, then what products need.
-int64_t PG_FN(mul_mat_id_work)(const pg_task *t, int nth) { return nth * (pg_sorted_bytes(t) + PG_FN(product_work)()); }
+int64_t PG_FN(mul_mat_id_work)(const pg_task *t, int nth) {
+  return pg_times(nth, pg_plus(pg_sorted_bytes(t), PG_FN(product_work)()));
+}
 
 int PG_FN(mul_mat_id_any)(const pg_task *t, int ith, int nth) {
   const pg_tensor *y = &t->dst, *as = &t->src[0], *b = &t->src[1], *ids = &t->src[2];

@@ -70,11 +70,13 @@ def quantize(array: Array, dtype: DType, imatrix: Array | None = None, n_threads
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ1_0, TQ2_0, MXFP4 and NVFP4 give the bytes of the reference quantisers; the other
     block types search for the codes of least squared error. `imatrix`, shape (row length,), says how much the squared
     error of each column counts (llama.cpp's importance matrix: the mean square of its activations); the types up to
-    Q5_1 then search, too, while Q8_0, TQ* and the FP4 types do not use it. Any finite numbers are valid; blocks with
-    NaN or infinities store unspecified values. The same bytes come out at every `PYGGML_ISA` and thread count.
+    Q5_1 then search, too, while Q8_0, TQ* and the FP4 types do not use it. Any finite numbers are valid. NaN and
+    infinities are for F32, F16 and BF16; block types have none. The same bytes come out at every `PYGGML_ISA` and
+    thread count.
 
     Raises ShapeError where a row is not a whole number of blocks or `imatrix` does not fit, DTypeError where `dtype`
-    is not a float or block type, BackendError for a bad `imatrix` or `n_threads`.
+    is not a float or block type, or has no number for NaN or an infinity, BackendError for a bad `imatrix` or
+    `n_threads`.
     """
     array = as_array("quantize", array)
     if array.dtype.kind not in "fiub":
@@ -82,6 +84,8 @@ def quantize(array: Array, dtype: DType, imatrix: Array | None = None, n_threads
     x = np.atleast_1d(np.ascontiguousarray(array, np.float32))
     n = x.shape[-1]
     row_bytes = check_rows(dtype, n)
+    if (why := codec.unfit(x, dtype)) is not None:
+        raise DTypeError(f"{dtype.name} has no number for {why}")
     out = np.zeros((*x.shape[:-1], row_bytes), np.uint8)
     weights = None if imatrix is None else _column_weights(imatrix, n)
     w = ffi.NULL if weights is None else _pointer("float *", weights)

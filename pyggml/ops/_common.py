@@ -9,6 +9,7 @@ from ..opdef import Params, Srcs, rule
 from ..tensor import Ne, Tensor
 
 F32, F16, BF16, I32, I64 = DType.F32, DType.F16, DType.BF16, DType.I32, DType.I64
+MAX_INT, MAX_F32 = 2**31 - 1, (2 - 2**-23) * 2.0**127
 
 
 def src(srcs: Srcs, i: int) -> Tensor:
@@ -51,6 +52,11 @@ def b_repeats_to_a(srcs: Srcs, params: Params) -> Ne:
 def is_whole(n: object, least: int) -> bool:
     """True for an integer (Python's or NumPy's) of at least `least`."""
     return isinstance(n, Integral) and int(n) >= least
+
+
+def is_int(n: object, least: int) -> bool:
+    """True for an integer from `least` to what ggml's int holds: sums and products of a few of them fit 63 bits."""
+    return is_whole(n, least) and n <= MAX_INT  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
 
 
 def is_number(x: object) -> bool:

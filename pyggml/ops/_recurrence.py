@@ -9,7 +9,7 @@ import numpy as np
 from ..codec import Array
 from ..opdef import Cost, Params, Srcs, rule
 from ..tensor import Tensor
-from ._common import is_whole, src
+from ._common import MAX_INT, is_int, src
 
 
 def check_rows(srcs: Srcs, roles: tuple[str, ...]) -> None:
@@ -27,7 +27,7 @@ def check_state(state: Tensor, role: str) -> None:
 
 def n_slots(params: Params) -> int:
     """How many of the latest states an op gives back."""
-    rule(is_whole(params["K"], 1), f"K must be a whole number from 1, not {params['K']}")
+    rule(is_int(params["K"], 1), f"K must be a whole number from 1 to {MAX_INT}, not {params['K']}")
     return int(params["K"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,9 +11,10 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import Cost, Params, rule
 from ..tensor import Tensor
-from ._common import BF16, F16, F32, is_whole, src
+from ._common import BF16, F16, F32, MAX_INT, is_int, src
 from .copy import stored_bytes
 
+MAX_TAPS = 2**24  # elements of a kernel for one output: scratch memory has 64 floats for each
 KERNEL_TYPES = (F32, F16, BF16)
 AXES = ("width", "height", "depth")
 
@@ -23,8 +25,8 @@ def places(b: Sequence[int], a: Sequence[int], params: Params) -> list[int]:
     out: list[int] = []
     for i, (n, k) in enumerate(zip(b, a, strict=True)):
         s, p, d = params[f"s{i}"], params[f"p{i}"], params[f"d{i}"]
-        rule(is_whole(s, 1) and is_whole(d, 1), f"s{i} and d{i} must be whole numbers from 1, not {s} and {d}")
-        rule(is_whole(p, 0), f"p{i} must be a whole number from 0, not {p}")
+        rule(is_int(s, 1) and is_int(d, 1), f"s{i} and d{i} must be whole numbers from 1 to {MAX_INT}, not {s} and {d}")
+        rule(is_int(p, 0), f"p{i} must be a whole number from 0 to {MAX_INT}, not {p}")
         room = n + 2 * p - d * (k - 1) - 1
         span = f"{d * (k - 1) + 1} elements of {AXES[i]}"
         rule(room >= 0, f"b is too small: {span} do not fit into {n} and 2 * {p} zeros")
@@ -32,25 +34,40 @@ def places(b: Sequence[int], a: Sequence[int], params: Params) -> list[int]:
     return out
 
 
-def windows(
-    x: Array, k: Sequence[int], s: Sequence[int], p: Sequence[tuple[int, int]], d: Sequence[int], fill: float = 0.0
-) -> Array:
-    """What the windows see: x [..., *planes] -> [..., *places, *k], all in NumPy order; `p`: elements of `fill` before
-    and after."""
-    lead = x.ndim - len(k)
-    x = np.pad(x, [(0, 0)] * lead + list(p), constant_values=fill)
-    span = [(n - 1) * step + 1 for n, step in zip(k, d, strict=True)]
-    v = np.lib.stride_tricks.sliding_window_view(x, span, axis=tuple(range(lead, x.ndim)))
-    return v[(..., *[slice(None, None, step) for step in (*s, *d)])]
+def check_taps(n: int) -> None:
+    """The rule of how many elements a kernel has for one output."""
+    rule(n <= MAX_TAPS, f"a must have at most {MAX_TAPS} elements for each output channel, not {n}")
+
+
+class Window(NamedTuple):
+    """A window along one axis: `places` of it, s elements apart from element `first` on, of k elements, d apart."""
+
+    places: int
+    s: int
+    first: int
+    k: int
+    d: int
+
+
+def windows(x: Array, along: Sequence[Window]) -> Array:
+    """What the windows see: x [..., *planes] -> [..., *places, *k], all in NumPy order; zeros outside of x."""
+    lead = x.ndim - len(along)
+    for axis, w in enumerate(along, lead):
+        at = w.first + np.arange(w.places)[:, None] * w.s + np.arange(w.k) * w.d
+        n = x.shape[axis]
+        inside = ((at >= 0) & (at < n)).reshape(*at.shape, *[1] * (x.ndim - 1 - axis))
+        x = np.moveaxis(np.where(inside, np.take(x, at.clip(0, n - 1), axis), 0.0), axis + 1, -1)
+    return x
 
 
 def image_windows(x: Array, k: Sequence[int], params: Params) -> Array:
     """`windows` by the parameters s0 .. d2 of an op, zeros around."""
-
-    def of(name: str) -> list[int]:
-        return [int(params[f"{name}{i}"]) for i in reversed(range(len(k)))]
-
-    return windows(x, k, of("s"), [(n, n) for n in of("p")], of("d"))
+    planes = x.shape[x.ndim - len(k) :]
+    out = places(planes[::-1], k[::-1], params)
+    along = [
+        Window(out[i], params[f"s{i}"], -params[f"p{i}"], k[-1 - i], params[f"d{i}"]) for i in reversed(range(len(k)))
+    ]
+    return windows(x, along)
 
 
 def convolve(seen: Array, a: Array) -> Array:

@@ -8,7 +8,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, src
+from ._common import BF16, F16, F32, MAX_F32, src
 from ._mask import MASKS, SINKS, biased, check_mask, check_sinks, sink_scores
 
 __all__ = [
@@ -27,7 +27,9 @@ def _shape(srcs: Srcs, params: Params) -> Ne:
     rule(k.ne[1:] == v.ne[1:], f"k and v must agree in n_kv, n_head_kv and batch: ne[1:] {k.ne[1:]} and {v.ne[1:]}")
     rule(q.ne[2] % k.ne[2] == 0, f"n_head_kv = {k.ne[2]} must divide n_head = {q.ne[2]}")
     rule(q.ne[3] == k.ne[3], f"q and k must have the same batch: {q.ne[3]} and {k.ne[3]}")
-    rule(params["logit_softcap"] >= 0, f"logit_softcap must not be negative ({params['logit_softcap']})")
+    scale, cap = params["scale"], params["logit_softcap"]
+    rule(cap >= 0, f"logit_softcap must not be negative ({cap})")
+    rule(not cap or abs(scale / cap) <= MAX_F32, f"scale / logit_softcap must be within F32: {scale} / {cap} is not")
     check_mask(srcs[3], (k.ne[1], *q.ne[1:]), params["max_bias"])
     check_sinks(srcs[4], q.ne[2])
     return (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
@@ -50,19 +52,24 @@ def _ref_flash_attn_ext(
     out = np.zeros((n_batch, n_tokens, n_head, v.shape[3]))
     for i in range(n_batch * n_head):
         b, h = divmod(i, n_head)
-        seen = (bias[b, h] != -np.inf).any(axis=0)  # keys that are hidden from all tokens do not take part
-        if not seen.any():
-            continue
-        s = q[b, h] @ k[b, h // group, seen].T * scale
+        s = q[b, h] @ k[b, h // group].T * scale
         if logit_softcap:
             s = logit_softcap * np.tanh(s / logit_softcap)
-        s = np.where(bias[b, h][:, seen] == -np.inf, -np.inf, s + bias[b, h][:, seen])
+        seen = bias[b, h] != -np.inf
+        s = np.where(seen, s + bias[b, h], -np.inf)
         top = np.maximum(s.max(axis=1, keepdims=True), sink[h])
         top = np.where(top == -np.inf, 0.0, top)
         e = np.exp(s - top)
         total = e.sum(axis=1, keepdims=True) + np.exp(sink[h] - top)
-        out[b, :, h] = e @ v[b, h // group, seen] / np.where(total == 0, 1.0, total)
+        out[b, :, h] = np.where(total == 0, 0.0, _mixed(e, seen, v[b, h // group]) / total)
     return out
+
+
+def _mixed(e: Array, seen: Array, v: Array) -> Array:
+    """Weights [token, key] times v [key, dv]; of no key that a token does not see."""
+    if np.isfinite(v).all():
+        return e @ v
+    return np.stack([(e[t, seen[t], None] * v[seen[t]]).sum(axis=0) for t in range(len(e))])
 
 
 def _cost(t: Tensor) -> Cost:
@@ -106,9 +113,8 @@ def flash_attn_ext(
     sinks: None, or F32, ne [n_head], as in `soft_max_ext` (ggml_flash_attn_ext_add_sinks).
 
     Result: F32, ne [dv, n_head, n_tokens, n_batch] (heads before tokens, as in ggml); sums are accumulated in f32.
-    A token from which every key is hidden gets zeros. A key that is hidden from a token has weight 0 for it, whatever
-    k holds (NaN too); v must be finite there, unless the key is hidden from all tokens in that op: then it is not
-    looked at, and unused cells of a cache may hold anything.
+    A key that the mask hides from a token takes no part for it, whatever k and v hold there (NaN too): unused cells of
+    a cache may hold anything. A token that sees no key gets zeros. Other scores of NaN or +inf make their row NaN.
     Raises ShapeError, DTypeError. Source: arXiv 2205.14135 (blocks, running maximum and sum).
     """
     params = {"scale": scale, "max_bias": max_bias, "logit_softcap": logit_softcap}

@@ -8,7 +8,7 @@ from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import is_whole, src
-from ._sliding import convolve, image_windows, kernel_rows, places, product_cost
+from ._sliding import check_taps, convolve, image_windows, kernel_rows, places, product_cost
 
 __all__ = [
     "conv_2d_direct",
@@ -23,6 +23,7 @@ _VOLUME = ("s0", "s1", "s2", "p0", "p1", "p2", "d0", "d1", "d2")
 def _2d_shape(srcs: Srcs, params: Params) -> Ne:
     a, b = src(srcs, 0), src(srcs, 1)
     rule(a.ne[2] == b.ne[2], f"a and b must have as many channels (ne[2]), not {a.ne[2]} and {b.ne[2]}")
+    check_taps(a.ne[0] * a.ne[1] * a.ne[2])
     w, h = places(b.ne[:2], a.ne[:2], params)
     return (w, h, a.ne[3], b.ne[3])
 
@@ -39,6 +40,7 @@ def _2d_cost(t: Tensor) -> Cost:
 def _dw_shape(srcs: Srcs, params: Params) -> Ne:
     a, b = src(srcs, 0), src(srcs, 1)
     rule(a.ne[2] == 1 and a.ne[3] == b.ne[2], f"a must be ne [KW, KH, 1, {b.ne[2]}], a kernel for each of b's channels")
+    check_taps(a.ne[0] * a.ne[1])
     w, h = places(b.ne[:2], a.ne[:2], params)
     return (w, h, b.ne[2], b.ne[3])
 
@@ -59,6 +61,7 @@ def _3d_shape(srcs: Srcs, params: Params) -> Ne:
     rule(ok, f"n_channels, n_batch, n_channels_out must be whole numbers from 1, not {n}, {batch}, {out}")
     rule(a.ne[3] == n * out, f"a's ne[3] must be n_channels * n_channels_out = {n * out}, not {a.ne[3]}")
     rule(b.ne[3] == n * batch, f"b's ne[3] must be n_channels * n_batch = {n * batch}, not {b.ne[3]}")
+    check_taps(a.ne[0] * a.ne[1] * a.ne[2] * n)
     w, h, d = places(b.ne[:3], a.ne[:3], params)
     return (w, h, d, int(out * batch))
 

@@ -7,8 +7,8 @@ import numpy as np
 from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import is_whole, src
-from ._sliding import kernel_rows, product_cost
+from ._common import MAX_INT, is_int, src
+from ._sliding import check_taps, kernel_rows, product_cost
 
 __all__ = [
     "conv_transpose_1d",
@@ -20,7 +20,8 @@ def _1d_shape(srcs: Srcs, params: Params) -> Ne:
     a, b, s = src(srcs, 0), src(srcs, 1), params["s0"]
     rule(a.ne[2] == b.ne[1], f"a's ne[2] {a.ne[2]} and b's ne[1] {b.ne[1]}, the channels, must be equal")
     rule(a.ne[3] == 1 and b.ne[3] == 1, "a and b have at most three dimensions")
-    rule(is_whole(s, 1), f"s0 must be a whole number from 1, not {s}")
+    rule(is_int(s, 1), f"s0 must be a whole number from 1 to {MAX_INT}, not {s}")
+    check_taps(a.ne[0] * a.ne[2])
     rule(params["p0"] == 0 and params["d0"] == 1, "p0 must be 0 and d0 must be 1, as in ggml")
     return (int((b.ne[0] - 1) * s + a.ne[0]), a.ne[1], b.ne[2], 1)
 
@@ -36,7 +37,8 @@ def _1d_ref(a: Array, b: Array, s0: int, p0: int, d0: int) -> Array:
 def _2d_shape(srcs: Srcs, params: Params) -> Ne:
     a, b, s = src(srcs, 0), src(srcs, 1), params["stride"]
     rule(a.ne[3] == b.ne[2], f"a's ne[3] {a.ne[3]} and b's ne[2] {b.ne[2]}, the channels, must be equal")
-    rule(is_whole(s, 1), f"stride must be a whole number from 1, not {s}")
+    rule(is_int(s, 1), f"stride must be a whole number from 1 to {MAX_INT}, not {s}")
+    check_taps(a.ne[0] * a.ne[1] * a.ne[3])
     return (int((b.ne[0] - 1) * s + a.ne[0]), int((b.ne[1] - 1) * s + a.ne[1]), a.ne[2], b.ne[3])
 
 
@@ -96,6 +98,7 @@ def conv_transpose_2d_p0(a: Tensor, b: Tensor, stride: int) -> Tensor:
     """Transposed convolution of images, as a U-Net goes up by (ggml_conv_transpose_2d_p0): no padding, one stride.
 
     a: kernel ne [KW, KH, OC, IC], F32, F16 or BF16; b: F32 ne [W, H, IC, N]; any layouts.
-    Result: F32, ne [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]. Raises ShapeError, DTypeError.
+    Result: F32, ne [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]. A weight of NaN
+    reaches what it meets an element of the image in, nothing beside that. Raises ShapeError, DTypeError.
     """
     return record(CONV_TRANSPOSE_2D_P0, (a, b), {"stride": stride})

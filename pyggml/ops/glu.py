@@ -1,6 +1,7 @@
 """Gated linear units: one half through an activation, times the other half. Source: ggml_glu; Shazeer 2020.
 
-F32, F16 or BF16, any layout; the result has the type of the sources.
+F32, F16 or BF16, any layout; the result has the type of the sources. The activation is rounded to F32 before it meets
+the other half, and so is its factor before that: where one is 0 then, an infinity in the other half gives NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..codec import Array
 from ..opdef import OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, src
-from .unary import GELU, GELU_ERF, GELU_QUICK, RELU, SILU
+from .unary import RELU, gelu_erf_factor, gelu_factor, gelu_quick_factor, sigmoid_of
 
 __all__ = [
     "geglu",
@@ -45,6 +46,11 @@ def _shape(srcs: Srcs, params: Params) -> Ne:
     return a.ne
 
 
+def _limited_shape(srcs: Srcs, params: Params) -> Ne:
+    rule(params["limit"] >= 0, f"limit must not be negative ({params['limit']})")
+    return _shape(srcs, params)
+
+
 def _gate_and_value(a: Array, b: Array | None, swapped: bool) -> tuple[Array, Array]:
     if b is not None:
         return a, b
@@ -57,7 +63,8 @@ def _define(name: str, ref: Callable[..., Array], label: str, flops: int, number
         name=name,
         srcs=("a", "b?"),
         params=("swapped", *numbers),
-        shape=_shape,
+        infinite=("limit",),
+        shape=_limited_shape if numbers else _shape,
         dtypes={row: t for t in (F32, F16, BF16) for row in ((t, None), (t, t))},
         ref=ref,
         kernel=name,
@@ -67,32 +74,42 @@ def _define(name: str, ref: Callable[..., Array], label: str, flops: int, number
     )
 
 
-def _times(activation: OpDef) -> Callable[..., Array]:
-    """The reference of a unit that is activation(gate) * value."""
+def _f32(x: Array) -> Array:
+    return x.astype(np.float32).astype(np.float64)
+
+
+def _times(factor: Callable[[Array], Array]) -> Callable[..., Array]:
+    """The reference of a unit that is gate * factor(gate) * value."""
 
     def ref(a: Array, b: Array | None, swapped: bool) -> Array:
         gate, value = _gate_and_value(a, b, swapped)
-        return activation.ref(gate) * value
+        return _f32(gate * _f32(factor(gate))) * value
 
     return ref
+
+
+def _reglu_ref(a: Array, b: Array | None, swapped: bool) -> Array:
+    gate, value = _gate_and_value(a, b, swapped)
+    return RELU.ref(gate) * value
 
 
 def _swiglu_oai_ref(a: Array, b: Array | None, swapped: bool, alpha: float, limit: float) -> Array:
     gate, value = _gate_and_value(a, b, swapped)
     x = np.minimum(gate, limit)
-    return x / (1 + np.exp(-alpha * x)) * (np.clip(value, -limit, limit) + 1)
+    return _f32(x * _f32(sigmoid_of(alpha * x))) * (np.clip(value, -limit, limit) + 1)
 
 
 def _swiglu_clamp_ref(a: Array, b: Array | None, swapped: bool, limit: float) -> Array:
     gate, value = _gate_and_value(a, b, swapped)
-    return SILU.ref(np.minimum(gate, limit)) * np.clip(value, -limit, limit)
+    x = np.minimum(gate, limit)
+    return _f32(x * _f32(sigmoid_of(x))) * np.clip(value, -limit, limit)
 
 
-REGLU = _define("reglu", _times(RELU), "relu(a) * b", 2)
-GEGLU = _define("geglu", _times(GELU), "gelu(a) * b", 20)
-GEGLU_ERF = _define("geglu_erf", _times(GELU_ERF), "gelu_erf(a) * b", 20)
-GEGLU_QUICK = _define("geglu_quick", _times(GELU_QUICK), "gelu_quick(a) * b", 20)
-SWIGLU = _define("swiglu", _times(SILU), "silu(a) * b", 20)
+REGLU = _define("reglu", _reglu_ref, "relu(a) * b", 2)
+GEGLU = _define("geglu", _times(gelu_factor), "gelu(a) * b", 20)
+GEGLU_ERF = _define("geglu_erf", _times(gelu_erf_factor), "gelu_erf(a) * b", 20)
+GEGLU_QUICK = _define("geglu_quick", _times(gelu_quick_factor), "gelu_quick(a) * b", 20)
+SWIGLU = _define("swiglu", _times(sigmoid_of), "silu(a) * b", 20)
 SWIGLU_OAI = _define("swiglu_oai", _swiglu_oai_ref, "swish(a) * (b + 1)", 20, ("alpha", "limit"))
 SWIGLU_CLAMP = _define("swiglu_clamp", _swiglu_clamp_ref, "silu(a) * b, clamped", 20, ("limit",))
 

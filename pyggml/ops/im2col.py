@@ -10,7 +10,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import is_whole, src, type_of
+from ._common import MAX_INT, is_int, is_whole, src, type_of
 from ._sliding import KERNEL_TYPES, image_windows, places
 from .copy import copy_cost
 
@@ -20,6 +20,7 @@ __all__ = [
     "im2col_3d",
 ]
 
+MAX_SIGNAL = 2**62  # elements that int64 counts
 _TYPES: dict[DTypeRow, DType] = {(a, b, y): y for a in KERNEL_TYPES for b in KERNEL_TYPES for y in KERNEL_TYPES}
 
 
@@ -60,9 +61,10 @@ def _im2col_3d_ref(a: Array, b: Array, IC: int, dst_type: int, **params: int) ->
 def _col2im_1d_shape(srcs: Srcs, params: Params) -> Ne:
     ne, s, oc, p = src(srcs, 0).ne, params["s0"], params["oc"], params["p0"]
     rule(ne[2] == 1 and ne[3] == 1, "a must be a matrix (ne[2] and ne[3] must be 1)")
-    rule(is_whole(s, 1), f"s0 must be a whole number from 1, not {s}")
+    rule(is_int(s, 1), f"s0 must be a whole number from 1 to {MAX_INT}, not {s}")
     rule(is_whole(oc, 1) and ne[0] % oc == 0, f"oc must be a whole number that divides a's ne[0] {ne[0]}, not {oc}")
     n = (ne[1] - 1) * s + ne[0] // oc
+    rule(n <= MAX_SIGNAL, f"the signal of {n} elements, before its ends are left out, is too long")
     rule(is_whole(p, 0) and 2 * p < n, f"p0 must be a whole number from 0 and leave something of {n} elements, not {p}")
     return (int(n - 2 * p), int(oc), 1, 1)
 

@@ -8,9 +8,9 @@ from enum import IntEnum
 import numpy as np
 
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record
+from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import F32, given_ne, is_whole, ne_of, src
+from ._common import F32, MAX_INT, given_ne, is_whole, ne_of, src
 from .copy import stored_bytes
 
 __all__ = [
@@ -54,7 +54,12 @@ _SHARPNESS = -0.75  # of bicubic weights, as ggml's and PyTorch's
 
 
 def _shape(srcs: Srcs, params: Params) -> Ne:
-    return given_ne(params)
+    ne = given_ne(params)
+    rule(
+        max(*ne, *src(srcs, 0).ne) <= MAX_INT,
+        f"no dimension of a or of the result may have more than {MAX_INT} elements",
+    )
+    return ne
 
 
 def _nearest(n_in: int, n_out: int, align: bool) -> tuple[Array, Array]:

@@ -82,9 +82,9 @@ def _wkv6_ref(k: Array, v: Array, r: Array, tf: Array, td: Array, state: Array) 
     s0, k, v, r, td = _by_sequence(state, k, v, r, td)
 
     def step(s: Array, t: int) -> tuple[Array, Array]:
-        kv = _outer(k[:, t], v[:, t])
-        y = np.einsum("nhi,nhij->nhj", r[:, t], tf[0, 0][..., None] * kv + s)
-        return y, td[:, t][..., None] * s + kv
+        own = (r[:, t] * tf[0, 0] * k[:, t]).sum(axis=-1, keepdims=True)
+        y = own * v[:, t] + np.einsum("nhi,nhij->nhj", r[:, t], s)
+        return y, td[:, t][..., None] * s + _outer(k[:, t], v[:, t])
 
     return run(step, s0, k.shape[1])
 
@@ -93,8 +93,9 @@ def _gla_ref(k: Array, v: Array, q: Array, g: Array, state: Array, scale: float)
     s0, k, v, q, g = _by_sequence(state, k, v, q, g)
 
     def step(s: Array, t: int) -> tuple[Array, Array]:
-        s = g[:, t][..., None] * s + _outer(k[:, t], v[:, t])
-        return np.einsum("nhi,nhij->nhj", q[:, t] * scale, s), s
+        own = (q[:, t] * k[:, t]).sum(axis=-1, keepdims=True) * scale
+        y = own * v[:, t] + np.einsum("nhi,nhij->nhj", q[:, t] * g[:, t] * scale, s)
+        return y, g[:, t][..., None] * s + _outer(k[:, t], v[:, t])
 
     return run(step, s0, k.shape[1])
 
@@ -122,7 +123,7 @@ GATED_LINEAR_ATTN = _define("gated_linear_attn", _GLA, ("scale",), _token_rows(_
 
 def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Tensor) -> Tensor:
     """The time mixing of RWKV-6 (ggml_rwkv_wkv6; arXiv 2404.05892). Per head and token, with s[key, value]:
-    y = r (tf * k v^T + s), s = td * s + k v^T; tf and td scale the rows of keys.
+    y = (r . tf k) v + r s, s = td * s + k v^T; tf and td scale the rows of keys.
 
     k, v, r, td (the decay, 0 to 1): F32, ne [S, n_head, n_tokens], the tokens of n_seqs sequences of equal length one
     after the other; tf (the bonus of the token itself): F32, ne [S, n_head]. Rows dense. state: F32, ne
@@ -135,7 +136,7 @@ def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Te
 
 def gated_linear_attn(k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float) -> Tensor:
     """Gated linear attention (ggml_gated_linear_attn; arXiv 2312.06635). Per head and token, with s[key, value]:
-    s = g * s + k v^T, y = scale * q s; g scales the rows of keys.
+    s' = g * s + k v^T, y = scale * q s', which is read as scale * ((q . k) v + q (g * s)); g scales the rows of keys.
 
     Shapes, result and errors as in `rwkv_wkv6`, g in the place of td, without tf. scale is rounded to f32.
     """

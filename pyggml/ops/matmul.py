@@ -8,7 +8,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, src
+from ._common import BF16, F16, F32, I32, MAX_INT, src
 
 __all__ = [
     "mul_mat",
@@ -106,6 +106,7 @@ def _mul_mat_id_shape(srcs: Srcs, params: Params) -> Ne:
     rule(a.ne[3] == 1 and b.ne[3] == 1, "as and b have at most three dimensions")
     rule(ids.ne[2] == 1 and ids.ne[3] == 1, "ids is a matrix: ne [n_used, n_tokens]")
     rule(ids.ne[1] == b.ne[2], f"one row of ids per token: ids has {ids.ne[1]}, b has {b.ne[2]} tokens")
+    rule(ids.n_elements <= MAX_INT, f"ids may have at most {MAX_INT} elements, not {ids.n_elements}")
     rule(ids.ne[0] % b.ne[1] == 0, f"b's ne[1] = {b.ne[1]} must divide the {ids.ne[0]} experts used per token")
     return (a.ne[1], ids.ne[0], b.ne[2], 1)
 

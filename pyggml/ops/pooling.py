@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
-from math import floor, inf
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy as np
 from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import F32, is_number, is_whole, src
-from ._sliding import KERNEL_TYPES, windows
+from ._common import F32, MAX_INT, is_int, is_number, src
+from ._sliding import KERNEL_TYPES
 from .copy import stored_bytes
 
 __all__ = [
@@ -31,7 +32,7 @@ class OpPool(IntEnum):
 
 def _place(n: int, k: Any, s: Any, p: Any, i: int) -> int:
     """The places of a window along dimension i: the size grows by 2 p, the first window starts at -floor(p)."""
-    rule(is_whole(k, 1) and is_whole(s, 1), f"k{i} and s{i} must be whole numbers from 1, not {k} and {s}")
+    rule(is_int(k, 1) and is_int(s, 1), f"k{i} and s{i} must be whole numbers from 1 to {MAX_INT}, not {k} and {s}")
     rule(is_number(p) and 0 <= p < k, f"p{i} must be a number from 0 and below k{i} = {k}, not {p}")
     rule(n + 2 * p >= k, f"a is too small: {k} elements do not fit into {n} and 2 * {p}")
     out = floor((n + 2 * p - k) / s) + 1
@@ -40,14 +41,9 @@ def _place(n: int, k: Any, s: Any, p: Any, i: int) -> int:
     return int(out)
 
 
-def _behind(n: int, k: int, s: int, p: float, i: int) -> int:
-    """The elements behind the last that windows see."""
-    return max(0, (_place(n, k, s, p, i) - 1) * s + k - floor(p) - n)
-
-
 def _1d_shape(srcs: Srcs, params: Params) -> Ne:
     a = src(srcs, 0)
-    rule(is_whole(params["p0"], 0), f"p0 must be a whole number from 0, not {params['p0']}")
+    rule(is_int(params["p0"], 0), f"p0 must be a whole number from 0, not {params['p0']}")
     return (_place(a.ne[0], params["k0"], params["s0"], params["p0"], 0), *a.ne[1:])
 
 
@@ -57,25 +53,22 @@ def _2d_shape(srcs: Srcs, params: Params) -> Ne:
     return (w, h, a.ne[2], a.ne[3])
 
 
-def _seen(a: Array, fill: float, params: Params, n: int) -> Array:
-    """The windows over the last n axes of `a`; what lies outside is `fill`."""
-    axes = range(n - 1, -1, -1)
-    k, s, p = ([params[f"{name}{i}"] for i in axes] for name in "ksp")
-    sides = [(floor(p[j]), _behind(a.shape[3 - i], k[j], s[j], p[j], i)) for j, i in enumerate(axes)]
-    return windows(a, k, s, sides, [1] * n, fill)
+def _pooled(a: Array, i: int, params: Params, f: Callable[..., Array]) -> Array:
+    """`f` of what each window along dimension i sees of `a`."""
+    axis, (k, s, p) = 3 - i, (params[f"{name}{i}"] for name in "ksp")
+    n, first = a.shape[axis], -floor(p)
+    ends = [(max(0, at), min(n, at + k)) for at in range(first, first + _place(n, k, s, p, i) * s, s)]
+    return np.stack([f(a.take(range(*end), axis), axis=axis) for end in ends], axis)
 
 
 def _1d_ref(a: Array, op: int, **params: int) -> Array:
-    if op == OpPool.MAX:
-        return _seen(a, -inf, params, 1).max(axis=-1)
-    inside = _seen(np.ones_like(a), 0.0, params, 1).sum(axis=-1)
-    return _seen(a, 0.0, params, 1).sum(axis=-1) / inside
+    return _pooled(a, 0, params, np.max if op == OpPool.MAX else np.mean)
 
 
 def _2d_ref(a: Array, op: int, **params: float) -> Array:
-    if op == OpPool.MAX:
-        return _seen(a, -inf, params, 2).max(axis=(-2, -1))
-    return _seen(a, 0.0, params, 2).mean(axis=(-2, -1))
+    f = np.max if op == OpPool.MAX else np.sum
+    y = _pooled(_pooled(a, 1, params, f), 0, params, f)
+    return y if op == OpPool.MAX else y / (params["k0"] * params["k1"])
 
 
 def _cost(t: Tensor) -> Cost:

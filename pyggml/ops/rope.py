@@ -12,7 +12,7 @@ import numpy as np
 from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import F16, F32, I32, is_number, is_whole, src
+from ._common import F16, F32, I32, is_int, is_number, is_whole, src
 
 __all__ = [
     "ROPE_TYPE_IMROPE",
@@ -79,7 +79,7 @@ def _rotated(srcs: Srcs, params: Params) -> Ne:
     rule(all(is_number(params[k]) for k in _SCALING), f"{', '.join(_SCALING)} must be numbers")
     rule(params["freq_base"] > 0 and params["freq_scale"] > 0, "freq_base and freq_scale must be positive")
     if params["ext_factor"] != 0:
-        yarn = params["n_ctx_orig"] > 0 and params["beta_fast"] > 0 and params["beta_slow"] > 0
+        yarn = is_int(params["n_ctx_orig"], 1) and params["beta_fast"] > 0 and params["beta_slow"] > 0
         rule(yarn and params["freq_base"] != 1, "ext_factor needs a positive n_ctx_orig, beta_fast and beta_slow")
     return a.ne
 

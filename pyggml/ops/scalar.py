@@ -43,6 +43,7 @@ SCALE = OpDef(
     name="scale",
     srcs=("a",),
     params=("s", "b"),
+    infinite=("s", "b"),
     shape=same_shape,
     dtypes=_DTYPES,
     ref=_scale_ref,
@@ -73,6 +74,12 @@ def scale_bias_inplace(a: Tensor, s: float, b: float) -> Tensor:
     return record(SCALE, (a,), {"s": s, "b": b}, inplace=0)
 
 
+def _clamp_shape(srcs: Srcs, params: Params) -> Ne:
+    low, high = params["min"], params["max"]
+    rule(low == low and high == high, f"min and max must be numbers, not {low} and {high}")
+    return src(srcs, 0).ne
+
+
 def _clamp_ref(a: Array, min: float, max: float) -> Array:
     return np.minimum(np.maximum(a, min), max)
 
@@ -81,7 +88,8 @@ CLAMP = OpDef(
     name="clamp",
     srcs=("a",),
     params=("min", "max"),
-    shape=same_shape,
+    infinite=("min", "max"),
+    shape=_clamp_shape,
     dtypes=_DTYPES,
     ref=_clamp_ref,
     kernel="clamp",
@@ -130,21 +138,29 @@ def leaky_relu(a: Tensor, negative_slope: float, inplace: bool = False) -> Tenso
     return record(LEAKY_RELU, (a,), params, inplace=0 if inplace else None)
 
 
-def _softplus(x: float) -> float:
-    return float(np.logaddexp(0, x))
+def _xielu_factors(alpha_n: float, alpha_p: float, beta: float) -> tuple[float, float]:
+    """softplus(alpha_p) and beta + softplus(alpha_n), in F32."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(np.logaddexp(0, alpha_p))), float(np.float32(beta + np.logaddexp(0, alpha_n)))
+
+
+def _xielu_shape(srcs: Srcs, params: Params) -> Ne:
+    factors = _xielu_factors(params["alpha_n"], params["alpha_p"], params["beta"])
+    rule(bool(np.isfinite(factors).all()), "beta + softplus(alpha_n) must be within F32")
+    return src(srcs, 0).ne
 
 
 def _xielu_ref(a: Array, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Array:
-    m = np.minimum(a, eps)
-    above = _softplus(alpha_p) * a * a + beta * a
-    return np.where(a > 0, above, (np.expm1(m) - a) * (beta + _softplus(alpha_n)) + beta * a)
+    p, n = _xielu_factors(alpha_n, alpha_p, beta)
+    above = p * a * a + beta * a
+    return np.where(a > 0, above, (np.expm1(np.minimum(a, eps)) - a) * n + beta * a)
 
 
 XIELU = OpDef(
     name="xielu",
     srcs=("a",),
     params=("alpha_n", "alpha_p", "beta", "eps"),
-    shape=same_shape,
+    shape=_xielu_shape,
     dtypes=_DTYPES,
     ref=_xielu_ref,
     kernel="xielu",
@@ -173,6 +189,7 @@ FILL = OpDef(
     name="fill",
     srcs=("a",),
     params=("c",),
+    infinite=("c",),
     shape=same_shape,
     dtypes=_DTYPES,
     ref=_fill_ref,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import ceil, inf, isfinite
+from math import ceil, inf
 
 import numpy as np
 
 from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor
-from ._common import F32, can_repeat, given_ne, is_number, is_whole, src
+from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
 from .copy import PLAIN_TYPES, READABLE_BLOCKS
 
 __all__ = [
@@ -57,8 +57,8 @@ def _diag_ref(a: Array) -> Array:
 def _timestep_shape(srcs: Srcs, params: Params) -> Ne:
     ne, dim, max_period = src(srcs, 0).ne, params["dim"], params["max_period"]
     rule(ne[1] == ne[2] == ne[3] == 1, "timesteps must have one dimension")
-    rule(is_whole(dim, 1), f"dim must be a whole number from 1, not {dim}")
-    rule(is_number(max_period) and 0 < max_period < inf, f"max_period must be a positive number, not {max_period}")
+    rule(is_int(dim, 1), f"dim must be a whole number from 1 to {MAX_INT}, not {dim}")
+    rule(is_number(max_period) and max_period > 0, f"max_period must be a positive number, not {max_period}")
     return (int(dim), ne[0], 1, 1)
 
 
@@ -69,8 +69,6 @@ def _timestep_ref(timesteps: Array, dim: int, max_period: float) -> Array:
 
 
 def _arange_n(start: float, stop: float, step: float) -> int:
-    finite = all(isfinite(x) for x in (start, stop, step))
-    rule(finite, f"start, stop and step must be finite numbers, not {start}, {stop}, {step}")
     n = (stop - start) / step if step != 0 else 0.0
     rule(0 < n < inf, f"step {step} must lead from start {start} towards stop {stop}")
     return ceil(n)

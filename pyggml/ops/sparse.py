@@ -11,7 +11,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, is_whole, src
+from ._common import BF16, F16, F32, I32, MAX_INT, is_int, src
 from ._mask import check_mask
 
 __all__ = [
@@ -75,7 +75,7 @@ def _choice_shape(srcs: Srcs, params: Params) -> Ne:
     a, mask, blocks, own = src(srcs, 0), src(srcs, 1), srcs[2], srcs[3]
     rule(a.nb[0] == a.dtype.type_size, "rows of a must be dense")
     check_mask(mask, a.ne, 0.0)
-    rule(is_whole(params["k"], 0), f"k must be a whole number from 0, not {params['k']}")
+    rule(is_int(params["k"], 0), f"k must be a whole number from 0 to {MAX_INT}, not {params['k']}")
     if blocks is not None:
         rule(blocks.ne == (a.ne[0], 1, 1, 1), f"blocks must have a number for each of the {a.ne[0]} elements of a row")
     if own is not None:

@@ -90,7 +90,8 @@ def _define(name: str, f: Callable[[Array], Array], label: str, costly: bool = T
     )
 
 
-def _sigmoid(x: Array) -> Array:
+def sigmoid_of(x: Array) -> Array:
+    """1 / (1 + e^-x): what silu multiplies x with."""
     return 1 / (1 + np.exp(-x))
 
 
@@ -98,21 +99,32 @@ def _hardsigmoid(x: Array) -> Array:
     return np.clip((x + 3) / 6, 0, 1)
 
 
-def _gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+def gelu_factor(x: Array) -> Array:
+    """What gelu multiplies x with: (1 + tanh(z)) / 2 is sigmoid(2 z), which keeps its digits far below 0."""
+    return sigmoid_of(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+
+
+def gelu_quick_factor(x: Array) -> Array:
+    """What gelu_quick multiplies x with."""
+    return sigmoid_of(1.702 * x)
+
+
+def gelu_erf_factor(x: Array) -> Array:
+    """What gelu_erf multiplies x with: the normal distribution's integral from -inf to x."""
+    return 0.5 * _erfc(-x / math.sqrt(2))
 
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 SILU = _define("silu", lambda x: x / (1 + np.exp(-x)), "silu(a)")
-GELU = _define("gelu", _gelu, "gelu(a)")
-GELU_QUICK = _define("gelu_quick", lambda x: x * _sigmoid(1.702 * x), "gelu_quick(a)")
-GELU_ERF = _define("gelu_erf", lambda x: 0.5 * x * _erfc(-x / math.sqrt(2)), "gelu_erf(a)")
+GELU = _define("gelu", lambda x: x * gelu_factor(x), "gelu(a)")
+GELU_QUICK = _define("gelu_quick", lambda x: x * gelu_quick_factor(x), "gelu_quick(a)")
+GELU_ERF = _define("gelu_erf", lambda x: x * gelu_erf_factor(x), "gelu_erf(a)")
 RELU = _define("relu", lambda x: np.maximum(x, 0), "relu(a)", costly=False)
 ELU = _define("elu", lambda x: np.where(x > 0, x, np.expm1(x)), "elu(a)")
 TANH = _define("tanh", np.tanh, "tanh(a)")
-SIGMOID = _define("sigmoid", _sigmoid, "sigmoid(a)")
+SIGMOID = _define("sigmoid", sigmoid_of, "sigmoid(a)")
 HARDSWISH = _define("hardswish", lambda x: x * _hardsigmoid(x), "hardswish(a)", costly=False)
 HARDSIGMOID = _define("hardsigmoid", _hardsigmoid, "hardsigmoid(a)", costly=False)
 STEP = _define("step", lambda x: np.where(x > 0, 1.0, 0.0), "step(a)", costly=False)

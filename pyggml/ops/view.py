@@ -57,6 +57,7 @@ TRANSPOSE = _define("transpose", (), "transpose(a)")
 
 _NO_PARAMS: Params = {}
 _MAX_STRIDE = 2**63 - 1
+_MAX_ELEMENTS = 2**53  # strides of 0 take no memory: kernels count elements, and a thread's share of them, in 63 bits
 
 
 def _tensor(op: OpDef, a: Tensor) -> Srcs:
@@ -133,6 +134,8 @@ def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int 
     dt = a.dtype
     n0, n1, n2, n3 = (*_whole(VIEW, a, "ne", dims, 1), 1, 1, 1)[:4]
     ne: Ne = (n0, n1, n2, n3)
+    if n0 * n1 * n2 * n3 > _MAX_ELEMENTS:
+        raise fail(VIEW, srcs, ShapeError, f"ne {list(ne)} has more than 2^53 elements")
     if n0 % dt.block_size:
         raise fail(VIEW, srcs, ShapeError, f"ne0 = {n0} is not a whole number of {dt.name} blocks of {dt.block_size}")
     size = dt.type_size

@@ -8,7 +8,7 @@ import numpy as np
 from ..codec import Array
 from ..opdef import OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, is_whole, src
+from ._common import BF16, F16, F32, MAX_INT, is_int, src
 from .copy import PLAIN_TYPES, copy_cost
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 def _part_shape(srcs: Srcs, params: Params) -> Ne:
     ne, w = src(srcs, 0).ne, params["w"]
     rule(ne[3] == 1, f"a has at most three dimensions: ne[3] is {ne[3]}")
-    rule(is_whole(w, 1), f"w must be a whole number from 1, not {w}")
+    rule(is_int(w, 1), f"w must be a whole number from 1 to {MAX_INT}, not {w}")
     return (ne[0], int(w), int(w), int(-(-ne[1] // w) * -(-ne[2] // w)))
 
 
@@ -36,7 +36,8 @@ def _part_ref(a: Array, w: int) -> Array:
 
 def _unpart_shape(srcs: Srcs, params: Params) -> Ne:
     ne, w0, h0, w = src(srcs, 0).ne, params["w0"], params["h0"], params["w"]
-    rule(all(is_whole(n, 1) for n in (w0, h0, w)), f"w0, h0 and w must be whole numbers from 1, not {w0}, {h0}, {w}")
+    ok = all(is_int(n, 1) for n in (w0, h0, w))
+    rule(ok, f"w0, h0 and w must be whole numbers from 1 to {MAX_INT}, not {w0}, {h0}, {w}")
     n = -(-w0 // w) * -(-h0 // w)
     rule(ne[1:] == (w, w, n), f"a must be ne [n, {w}, {w}, {n}], the windows of an image of {w0} * {h0}")
     return (ne[0], int(w0), int(h0), 1)
@@ -49,7 +50,7 @@ def _unpart_ref(a: Array, w0: int, h0: int, w: int) -> Array:
 
 def _get_shape(srcs: Srcs, params: Params) -> Ne:
     ne, qh, kh = src(srcs, 0).ne, params["qh"], params["kh"]
-    rule(is_whole(qh, 1) and qh == kh, f"qh and kh must be one whole number from 1, not {qh} and {kh}")
+    rule(is_int(qh, 1) and qh == kh, f"qh and kh must be one whole number from 1, not {qh} and {kh}")
     rule(ne[1:] == (2 * qh - 1, 1, 1), f"a must be ne [n, {2 * qh - 1}], the positions -{qh - 1} .. {qh - 1}")
     return (ne[0], int(kh), int(qh), 1)
 

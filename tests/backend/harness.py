@@ -22,6 +22,7 @@ from pyggml.tensor import Context, Tensor
 
 GUARD, FILL = 64, 0xA5
 Values = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+Outcome = tuple[np.ndarray, bytes]  # elements, and as they are stored
 
 lower._SHARE = -1.0  # even the smallest op is shared between threads here
 
@@ -100,28 +101,36 @@ def make_source(ctx: Context, spec: Src | None, rng: np.random.Generator) -> Ten
     return t
 
 
-def outcome(t: Tensor) -> tuple[np.ndarray, bytes]:
+def outcome(t: Tensor) -> Outcome:
     return np.array(t.elements()), t.tobytes()
+
+
+def check_places(got: np.ndarray, want: np.ndarray) -> None:
+    """Assert that NaN and infinities are where the reference has them."""
+    assert np.array_equal(np.isnan(got), np.isnan(want)), "NaN in other places than the reference"
+    inf = np.isinf(want)
+    assert np.array_equal(np.isinf(got), inf) and np.array_equal(got[inf], want[inf]), "infinities differ"
 
 
 def nmse(got: np.ndarray, want: np.ndarray) -> float:
     """Squared error over squared reference, where both are finite; NaN and infinities must agree in place."""
     got, want = got.astype(np.float64), want.astype(np.float64)
-    assert np.array_equal(np.isnan(got), np.isnan(want)), "NaN in other places than the reference"
-    inf = np.isinf(want)
-    assert np.array_equal(np.isinf(got), inf) and np.array_equal(got[inf], want[inf]), "infinities differ"
+    check_places(got, want)
     finite = np.isfinite(want)
     power = float(np.sum(want[finite] ** 2))
     error = float(np.sum((got[finite] - want[finite]) ** 2))
     return error / power if power else error
 
 
-def run_case(case: Case, isa: str, n_threads: int) -> None:
-    """Assert that C at `isa` computes `case` as the reference does."""
+def record_case(case: Case) -> Tensor:
+    """The op of `case` on sources that have their values."""
     rng = np.random.default_rng(case.seed)
     with Context() as ctx:
-        sources = [make_source(ctx, s, rng) for s in case.srcs]
-        node = case.build(*sources)
+        return case.build(*[make_source(ctx, s, rng) for s in case.srcs])
+
+
+def both(node: Tensor, isa: str, n_threads: int) -> tuple[Outcome, Outcome]:
+    """What C at `isa` computes, and what the reference does. C must not write beside its tensors."""
     g = Graph().build_forward_expand(node)
     for t in g.leafs:
         if t.buffer is None:
@@ -134,14 +143,20 @@ def run_case(case: Case, isa: str, n_threads: int) -> None:
 
     for t in g.nodes:
         compute_node(t)
-    want, want_bytes = outcome(node)
+    want = outcome(node)
     for t in owners:
         t.raw()[...] = before[t]
 
     CpuBackend(n_threads, isa).compile(steps_of(g.nodes), lambda s: s).run()
-    got, got_bytes = outcome(node)
+    got = outcome(node)
     for t in owners:
         check_guards(t)
+    return got, want
+
+
+def run_case(case: Case, isa: str, n_threads: int) -> None:
+    """Assert that C at `isa` computes `case` as the reference does."""
+    (got, got_bytes), (want, want_bytes) = both(record_case(case), isa, n_threads)
     if want.dtype.kind == "i":
         assert np.array_equal(got, want)
     elif case.nmse == 0.0:
@@ -152,4 +167,4 @@ def run_case(case: Case, isa: str, n_threads: int) -> None:
         assert error <= limit, f"NMSE {error:.3g} > {limit:.3g}"
 
 
-__all__ = ["Case", "Src", "gaussian", "nmse", "run_case"]
+__all__ = ["Case", "Src", "both", "check_places", "gaussian", "nmse", "record_case", "run_case"]

@@ -5,7 +5,7 @@
 
 int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
   const r16_columns c = r16_columns_in(NULL, p);
-  return c.n_groups * NT * c.k * r16_column_parts(p) * (int64_t)sizeof(uint16_t);
+  return pg_times(pg_times(c.n_groups, NT * (int64_t)sizeof(uint16_t)), pg_times(c.k, r16_column_parts(p)));
 }
 
 void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {

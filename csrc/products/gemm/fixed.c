@@ -112,7 +112,8 @@ static const r16_totals nothing;
 
 int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
   const r16_columns c = r16_columns_in(NULL, p);
-  return c.n_groups * R16_WIDTH * (c.k * (int64_t)sizeof(int16_t) + c.n_strips * (int64_t)sizeof(float));
+  const int64_t column = pg_plus(pg_times(c.k, sizeof(int16_t)), pg_times(c.n_strips, sizeof(float)));
+  return pg_times(pg_times(c.n_groups, R16_WIDTH), column);
 }
 
 void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,

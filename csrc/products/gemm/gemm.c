@@ -16,13 +16,15 @@ typedef struct scratch {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static int64_t columns_bytes(const r16_product *p) { return ceil_div(PG_FN(r16_columns_bytes)(p), 64) * 64; }
+static int64_t columns_bytes(const r16_product *p) { return pg_plus(PG_FN(r16_columns_bytes)(p), 63) / 64 * 64; }
 
 static int64_t scratch_bytes(const r16_product *p) {
   return (int64_t)sizeof(scratch) + PG_MIN(GROUPS, ceil_div(p->n_cols, NT)) * R16_TILES * (int64_t)sizeof(r16_totals);
 }
 
-int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) { return columns_bytes(p) + nth * scratch_bytes(p); }
+int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) {
+  return pg_plus(columns_bytes(p), pg_times(nth, scratch_bytes(p)));
+}
 
 // Where the results of a group of columns are.
 typedef struct results {

@@ -56,7 +56,9 @@ PG_INLINE void put_block(r16_x *x, const float *v) {
   }
 }
 
-int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) { return k / R16_UNIT * n_cols * (int64_t)sizeof(r16_x); }
+int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) {
+  return pg_times(k / R16_UNIT, pg_times(n_cols, sizeof(r16_x)));
+}
 
 void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth) {
   const pg_tensor *b = p->b;

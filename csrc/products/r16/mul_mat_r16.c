@@ -15,7 +15,7 @@ enum { STORE, EPS, ALPHA, LIMIT }; // parameters
 
 PG_INLINE int is_gated(int store) { return store > R16_ADD; }
 
-PG_INLINE int64_t up64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+PG_INLINE int64_t up64(int64_t bytes) { return pg_plus(bytes, 63) / 64 * 64; }
 
 PG_INLINE int64_t columns_of(const pg_task *t) { return pg_n_rows(&t->dst); }
 
@@ -56,7 +56,7 @@ PG_INLINE r16_product blocks_of(const pg_task *t) {
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
-  return (p.n_cols <= r16_few(0) ? x_bytes(t) : 0) + (p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
+  return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
 }
 
 // p takes the results of the product before it as its gate.
@@ -157,7 +157,8 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
-  return nth * pg_sorted_bytes(t) + x_bytes(t) + (p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
+  const int64_t gemm_size = p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth);
+  return pg_plus(pg_times(nth, pg_sorted_bytes(t)), pg_plus(x_bytes(t), gemm_size));
 }
 
 static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {

@@ -35,6 +35,7 @@ if (_OP_SIZE, _TENSOR.size, _PARAM) != _LAYOUT:
     raise BackendError(f"the extension was built from another pg.h: {_LAYOUT}")
 
 _SHARE = 4000.0  # nanoseconds of work from which a second thread pays (1000 to 16000 decode alike on a Cascade Lake)
+_MAX_WORK = 2**62  # bytes; beyond that kernels do not count
 _WAKE = 8  # times that: what ops must share before it pays to wake threads for a plan
 
 
@@ -142,6 +143,8 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
             need = lib.pg_work_size(r.kernel.row, task, n_threads)
+            if need > _MAX_WORK:
+                raise node_error(step.nodes[-1], "it needs more scratch memory than there can be")
             _TAIL.pack_into(memory, at + _WORK, 0, need, 0)
             out.work_size = max(out.work_size, need)
         return _Row(i, operands, ns, inf if r.shared else ns * is_shared)
