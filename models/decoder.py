@@ -55,7 +55,7 @@ class Decoder:
                   roped: as head, but after; row: all heads of a token together, before
     qk_norm_optional   they are normed where the model has weights for both
     rope_factors  the rope has frequency factors, where the model has them
-    act           what the gate of the feed-forward network goes through
+    act           what the gate of the feed-forward network goes through, unless the file says otherwise
     gated         whether there is a gate; without one `act` is of what `ffn_up` gives
     gate_in_up    `ffn_up` gives the gate too
     biases        qkv: of those in a file only these are added (as in llama.cpp); none: nor these
@@ -208,8 +208,7 @@ class Decoder:
         """The feed-forward network, or the mixture of experts, of layer `il`."""
         if not b.hparams.is_moe(il):
             bias = self.biases == "all"
-            act = "gelu_erf" if self.act == "gelu" and b.hparams.gelu_exact else self.act
-            return build_ffn(b, cur, il, act, self.gated, bias=bias, gate_in_up=self.gate_in_up)
+            return build_ffn(b, cur, il, self.act, self.gated, bias=bias, gate_in_up=self.gate_in_up)
         out = build_moe_ffn(b, cur, il, self.act)
         if not b.hparams.n_ff_shexp:
             return out

@@ -11,7 +11,7 @@ import numpy as np
 from pyggml.errors import ModelError
 from pyggml.gguf_io.constants import Keys
 
-from .hparams import MAX_INT, ROPE_SCALING, Gating, Head, HParams, NormKind, PerLayer, Pooling, Router
+from .hparams import MAX_INT, ROPE_SCALING, Activation, Gating, Head, HParams, NormKind, PerLayer, Pooling, Router
 
 H = TypeVar("H", bound=HParams)
 T = TypeVar("T")
@@ -21,6 +21,18 @@ _GATING: tuple[tuple[Gating, bool], ...] = (  # values of `expert_gating_func` f
     ("softmax", True),
     ("sqrt_softplus", False),
 )
+_HIDDEN_ACT = "{arch}.hidden_activation"
+ACTIVATIONS: dict[str, Activation] = {  # the transformers library's names; gelu is the exact one
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu"),
+    "quick_gelu": "gelu_quick",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "relu2": "relu_sqr",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+}
 _POOLING: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")  # values of `pooling_type` from 0
 
 
@@ -226,6 +238,15 @@ def read_router(r: Reader, default: Router | None = None) -> Router:
     )
 
 
+def read_activation(r: Reader) -> Activation | None:
+    """What networks go through, by the transformers library's name; None where the file says nothing, as those of
+    llama.cpp but for ModernBERT's, which alone has the key there."""
+    name = r.text(_HIDDEN_ACT, "")
+    if name and name not in ACTIVATIONS:
+        r.fail(_HIDDEN_ACT, f"is {name!r}; known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name] if name else None
+
+
 def read_pooling(r: Reader, key: str, default: Pooling) -> Pooling:
     """What pools the embeddings of tokens, by its number."""
     number = r.integer(key, _POOLING.index(default))
@@ -273,7 +294,7 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "n_rot_swa": r.integer(rope.DIMENSION_COUNT_SWA, 0),
         **({} if eps in own else {eps: r.number(key)}),
         "f_attention_scale": r.number(attention.SCALE, 0.0),
-        "gelu_exact": r.text("{arch}.hidden_activation", "") == "gelu",  # the transformers library's name of it
+        "act": read_activation(r),
         "rope_freq_base": r.number(rope.FREQ_BASE, 10000.0),
         "rope_scaling_type": scaling,
         "rope_freq_scale": 1.0 / factor if factor else 1.0,

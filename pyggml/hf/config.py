@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -12,6 +13,17 @@ from pyggml.models.hparams import MAX_LAYERS
 
 _NO_DEFAULT = object()
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# Of ropes, as configs had them before `rope_parameters`.
+_THETA = ("rope_theta", "rotary_emb_base", "global_rope_theta")
+_THETA_SWA = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
+_PARTIAL = ("partial_rotary_factor", "rotary_pct")
+
+
+@cache
+def _classes() -> dict[str, dict[str, Any]]:
+    """Of each model_type the keys that the transformers library reads, and what it has where a config lacks one.
+    `tests/deep/config_classes.py` makes the file; inf in it is no JSON, but Python's."""
+    return json.loads(Path(__file__).with_name("classes.json").read_bytes())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -30,16 +42,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Config:
-    """What config.json says. Where the text model is one part of several, its part (`text_config`) comes first.
+    """What config.json says, and what the transformers library has where it says nothing. Where the text model is one
+    part of several, its part (`text_config`) comes first.
 
     n_heads   how many layers that draft the checkpoint has behind the `n_layer` of the model. Its tensors tell: configs
               say how many were trained, also where a copy has none
+    asked     the names that were asked for so far: `refuse_unread` refuses what else changes the model
     """
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path, self.n_heads = path, 0
         text = values.get("text_config")
         self.values: dict[str, Any] = {**values, **text} if isinstance(text, dict) else dict(values)
+        self.asked: set[str] = set()
+        kind = self.values.get("model_type")
+        self._defaults: Mapping[str, Any] = _classes().get(kind, {}) if isinstance(kind, str) else {}
 
     @classmethod
     def of_folder(cls, folder: Path) -> Config:
@@ -55,17 +72,41 @@ class Config:
         raise ModelError(f"{self.path}: {text}")
 
     def get(self, *names: str, default: Any = _NO_DEFAULT) -> Any:
-        """The first value that is there and not null, of names which may be paths (`attn_config.clip_qkv`). Raises
-        ModelError where there is none, nor a default."""
+        """The first value that is there and not null, of names which may be paths (`attn_config.clip_qkv`); else the
+        first that the class has without the config saying so. Raises ModelError where there is none, nor a default."""
+        self.asked.update(names)
         for name in names:
-            value: Any = self.values
-            for part in name.split("."):
-                value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
-            if value is not None:
+            value = self._said(name)
+            if value is not None and value is not _NO_DEFAULT:
+                return value
+        for name in names:
+            value = self._defaults.get(name)
+            if value is not None and self._said(name) is not None:
                 return value
         if default is _NO_DEFAULT:
             self.fail(f"has no {' or '.join(names)}")
         return default
+
+    def _said(self, name: str) -> Any:
+        """The value in the file, `_NO_DEFAULT` where it has none."""
+        value: Any = self.values
+        for part in name.split("."):
+            if not isinstance(value, dict):
+                return _NO_DEFAULT
+            value = cast("dict[str, Any]", value).get(part, _NO_DEFAULT)
+        return value
+
+    def knows(self, name: str) -> bool:
+        """Whether the class of this model_type reads a key of that name, as far as it is known."""
+        return not self._defaults or name in self._defaults
+
+    def refuse_unread(self) -> None:
+        """Raise ModelError for a key that changes the model, says something else than its class does where nothing is
+        said, and that nobody has asked for."""
+        for name in self._defaults.keys() - self.asked:
+            value, usual = self._said(name), self._defaults[name]
+            if value is not _NO_DEFAULT and value != usual and (value or usual):
+                self.fail(f"{name} is {value!r:.60}: of {self.model_type} only {usual!r:.60} is supported")
 
     def integer(self, *names: str, default: Any = _NO_DEFAULT) -> int:
         """A whole number."""
@@ -93,12 +134,29 @@ class Config:
     def rope(self) -> dict[str, Any]:
         """The rope of most layers: `rope_parameters`, or what configs had before (`rope_theta`, `rope_scaling`,
         `partial_rotary_factor`)."""
-        own: dict[str, Any] = self.values.get("rope_parameters") or {}
-        rope: dict[str, Any] = {**own, **(own.get("full_attention") or {})}
-        rope.update(self.values.get("rope_scaling") or {})
-        for name in ("rope_theta", "partial_rotary_factor"):
-            if name not in rope and self.values.get(name) is not None:
-                rope[name] = self.values[name]
+        return self._rope("full_attention", _THETA)
+
+    @property
+    def rope_swa(self) -> dict[str, Any]:
+        """That of layers with a sliding window, where the config or its class tells them apart; else empty."""
+        usual = self._defaults.get("rope_parameters") or {}
+        told = self.get("rope_parameters.sliding_attention", *_THETA_SWA, default=None)
+        return self._rope("sliding_attention", _THETA_SWA) if told or "sliding_attention" in usual else {}
+
+    def _rope(self, kind: str, theta: tuple[str, ...]) -> dict[str, Any]:
+        self.asked.update(("rope_parameters", "rope_scaling", *theta, *_PARTIAL))
+        usual, own = (_of_kind(v.get("rope_parameters") or {}, kind) for v in (self._defaults, self.values))
+        scaling: dict[str, Any] = self.values.get("rope_scaling") or {}
+        if kind == "full_attention" and scaling:
+            own = dict(scaling)
+        rope = own or dict(usual)
+        for name, names in (("rope_theta", theta), ("partial_rotary_factor", _PARTIAL)):
+            said = next((self.values[n] for n in names if self.values.get(n) is not None and self.knows(n)), None)
+            said = usual.get(name) if said is None else said
+            if said is not None and own.get(name) is None:
+                rope[name] = said
+        if not self.knows("partial_rotary_factor"):
+            rope.pop("partial_rotary_factor", None)
         rope.setdefault("rope_type", rope.get("type", "default"))
         return rope
 
@@ -127,3 +185,8 @@ class Config:
     def head(self) -> int:
         """Elements of a head."""
         return self.integer("head_dim", "attention_head_dim", default=0) or self.n_embd // self.n_head
+
+
+def _of_kind(ropes: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The rope of one kind of layers, where there may be one for each kind."""
+    return {**ropes, **(ropes.get(kind) or {})}

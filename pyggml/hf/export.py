@@ -32,7 +32,7 @@ from .families.encoders import pooling_files
 from .families.spelling import INSIDE, OUTSIDE, SIDES
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
-from .metadata import COMMON, of_model
+from .metadata import COMMON, of_model, said_activation
 from .moves import Sizes, Split, Value
 from .safetensors import SINGLE
 
@@ -108,6 +108,7 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
     keys = {key.removeprefix(prefix): value for key, value in file.kv.items() if key.startswith(prefix)}
     config: dict[str, Any] = {"architectures": [family.cls], "model_type": family.types[0]}
     config |= {"tie_word_embeddings": "output.weight" not in file.tensors, "dtype": _DTYPE_NAMES[_main_type(file)]}
+    config |= said_activation(family.act) if family.act else {}
     for key, spec in {**COMMON, **family.keys}.items():
         if key not in keys:
             continue

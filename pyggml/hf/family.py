@@ -61,6 +61,8 @@ class Family:
     arch     `general.architecture`
     types    their `model_type`, the first of which is written back
     cls      the class in transformers, as `architectures` names it
+    act      what networks of the architecture go through where a file does not say, by the transformers library's name;
+             empty: it is built for one activation alone, and configs with another are refused
     keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON`, or come besides
     more     keys that come of a config together (layer types ...)
     made     tensors that follow from a config
@@ -86,6 +88,7 @@ class Family:
     arch: str
     types: tuple[str, ...]
     cls: str
+    act: str = "silu"
     keys: Mapping[str, Key] = field(default_factory=dict[str, Key])
     more: Callable[[Config], Mapping[str, object]] = lambda c: {}
     made: Callable[[Config], Mapping[str, Array]] = lambda c: {}

@@ -112,7 +112,9 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     stored, numbers = _numbers(family, stored)
     kv |= numbers
     makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
-    tensors = makers.make(_wanted(config, stored, untied), made)
+    wanted = _wanted(config, stored, untied)
+    config.refuse_unread()
+    tensors = makers.make(wanted, made)
     return HFFolder(str(folder), family, kv, tensors)
 
 

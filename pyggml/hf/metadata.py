@@ -8,11 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from pyggml.models.metadata import ACTIVATIONS
+
 from .config import Config
 from .family import Array, Family, Key, Of, float32
 
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # values of `expert_gating_func`
 
+_ACTIVATION = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are said back: classes know one each
 
 
@@ -43,8 +46,25 @@ COMMON: dict[str, Key] = {
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
     "expert_feed_forward_length": "moe_intermediate_size",
+    # Of pyggml alone (`activation`); without it llama.cpp's networks are as the family's `act` says.
+    "hidden_activation": Of(lambda c: None, lambda name, keys: said_activation(name)),
     "rope.dimension_count": Of(lambda c: int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))),
 }
+
+
+def activation(family: Family, c: Config) -> str | None:
+    """What networks go through, where it is not what files of the architecture mean by saying nothing."""
+    if not family.act:
+        return None
+    name = c.get(*(n for n in _ACTIVATION if c.knows(n)), default=family.act)
+    if name not in ACTIVATIONS:
+        c.fail(f"the activation {name!r:.60} is not known; known are {', '.join(ACTIVATIONS)}")
+    return None if ACTIVATIONS[name] == ACTIVATIONS[family.act] else name
+
+
+def said_activation(name: str) -> dict[str, object]:
+    """The activation as configs have it, each class by a name of its own."""
+    return dict.fromkeys(_ACTIVATION, name)
 
 
 def gating(c: Config) -> int | None:
@@ -79,6 +99,7 @@ def read_metadata(family: Family, c: Config) -> dict[str, Any]:
     found = {
         **_said(c, {key: spec for key, spec in COMMON.items() if key not in family.keys}),
         **_rope(c),
+        "hidden_activation": activation(family, c),
         **_said(c, {"expert_gating_func": Of(gating), **family.keys}),
         **family.more(c),
     }
@@ -117,9 +138,8 @@ def _rope(c: Config) -> dict[str, object]:
     rope = c.rope
     kind = str(rope["rope_type"]).lower()
     keys: dict[str, object] = {"rope.freq_base": rope.get("rope_theta")}
-    local: Any = c.get("rope_parameters.sliding_attention", default={})
-    if local.get("rope_theta") is not None:
-        keys["rope.freq_base_swa"] = local["rope_theta"]
+    if c.rope_swa.get("rope_theta") is not None:
+        keys["rope.freq_base_swa"] = c.rope_swa["rope_theta"]
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.get("factor")}
     if kind == "yarn":

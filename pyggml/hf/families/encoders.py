@@ -191,6 +191,7 @@ FAMILIES = (
         arch="gemma-embedding",
         types=("gemma3_text",),
         cls="Gemma3TextModel",
+        act="gelu_pytorch_tanh",
         keys={"attention.causal": False, **scores()},
         moves={"*_norm.weight": PLUS_ONE},
         more=_window,

@@ -10,10 +10,6 @@ _N_FF = Of(
     lambda c: c.get("n_inner", "ffn_hidden_size", default=None) or 4 * c.n_embd,
     lambda n, keys: {"n_inner": n, "ffn_hidden_size": n},
 )
-_EXACT = Of(  # of pyggml alone: llama.cpp has gelu by a tangent for all of these
-    lambda c: "gelu" if c.get("activation", "hidden_act", "activation_function", default=None) == "gelu" else None,
-    lambda name, keys: {"activation": name, "hidden_act": name},
-)
 _ALL_HEADS = Of(lambda c: c.n_head)
 
 
@@ -82,6 +78,7 @@ FAMILIES = (
         arch="gpt2",
         types=("gpt2",),
         cls="GPT2LMHeadModel",
+        act="gelu_new",
         spelled=_GPT2,
         layers="transformer.h",
         keys={"feed_forward_length": _N_FF, "attention.head_count_kv": _ALL_HEADS},
@@ -91,6 +88,7 @@ FAMILIES = (
         arch="gptj",
         types=("gptj",),
         cls="GPTJForCausalLM",
+        act="gelu_new",
         spelled=_GPTJ,
         layers="transformer.h",
         keys={
@@ -103,6 +101,7 @@ FAMILIES = (
         arch="starcoder",
         types=("gpt_bigcode",),
         cls="GPTBigCodeForCausalLM",
+        act="gelu_new",
         spelled=_GPT2,
         layers="transformer.h",
         keys={
@@ -114,11 +113,11 @@ FAMILIES = (
         arch="gptneox",
         types=("gpt_neox",),
         cls="GPTNeoXForCausalLM",
+        act="gelu_new",
         spelled=_NEOX,
         layers="gpt_neox.layers",
         keys={
             "attention.head_count_kv": _ALL_HEADS,
-            "hidden_activation": _EXACT,
             "use_parallel_residual": Of(lambda c: bool(c.get("use_parallel_residual", default=True))),
             "rope.dimension_count": Of(
                 lambda c: int(c.head * c.rope.get("partial_rotary_factor", c.get("rotary_pct", default=0.25)))
@@ -130,6 +129,7 @@ FAMILIES = (
         arch="bloom",
         types=("bloom",),
         cls="BloomForCausalLM",
+        act="gelu_new",
         spelled=_BLOOM,
         layers="transformer.h",
         keys={"feed_forward_length": Of(lambda c: 4 * c.n_embd), "attention.head_count_kv": _ALL_HEADS},
@@ -139,15 +139,17 @@ FAMILIES = (
         arch="falcon",
         types=("falcon",),
         cls="FalconForCausalLM",
+        act="gelu_new",
         spelled=_BLOOM,
         layers="transformer.h",
-        keys={"feed_forward_length": _N_FF, "attention.head_count_kv": Of(_falcon_heads), "hidden_activation": _EXACT},
+        keys={"feed_forward_length": _N_FF, "attention.head_count_kv": Of(_falcon_heads)},
         moves={"attn_qkv": QKV_PER_GROUP},
     ),
     Family(
         arch="mpt",
         types=("mpt",),
         cls="MptForCausalLM",
+        act="gelu_new",
         spelled=_MPT,
         layers="transformer.blocks",
         keys={

@@ -204,6 +204,7 @@ FAMILIES = (
         arch="qwen3next",
         types=("qwen3_next",),
         cls="Qwen3NextForCausalLM",
+        act="",
         keys={**_SSM, **_RECURRENT, **_EXPERTS},
         moves=_NEXT,
         splits={"linear_attn.in_proj_qkvz.weight": QKVZ},
@@ -215,6 +216,7 @@ FAMILIES = (
         arch="qwen35",
         types=("qwen3_5_text", "qwen3_5"),
         cls="Qwen3_5ForCausalLM",
+        act="",
         keys=_FIVE,
         moves=_NEXT5,
         names=_DT_BIAS,
@@ -225,6 +227,7 @@ FAMILIES = (
         arch="qwen35moe",
         types=("qwen3_5_moe_text", "qwen3_5_moe"),
         cls="Qwen3_5MoeForCausalLM",
+        act="",
         keys={**_FIVE, **_EXPERTS},
         moves=_NEXT5,
         names=_DT_BIAS,
@@ -235,6 +238,7 @@ FAMILIES = (
         arch="kimi-linear",
         types=("kimi_linear",),
         cls="KimiLinearForCausalLM",
+        act="",
         keys={
             "attention.head_count_kv": Of(
                 lambda c: [c.integer("num_key_value_heads") * a for a in layers_of(c, "full_attention")],
@@ -275,6 +279,7 @@ FAMILIES = (
         arch="minimax-01",
         types=("minimax",),
         cls="MiniMaxForCausalLM",
+        act="",
         keys={
             **_RECURRENT,
             "residual_scale": Of(

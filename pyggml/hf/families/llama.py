@@ -49,12 +49,13 @@ FAMILIES = (
         more=window,
         spelled=BLOCK_SPARSE,
     ),
-    Family(arch="arcee", types=("arcee",), cls="ArceeForCausalLM", moves=ROPE_PAIRS),
+    Family(arch="arcee", types=("arcee",), cls="ArceeForCausalLM", act="relu2", moves=ROPE_PAIRS),
     Family(arch="smollm3", types=("smollm3",), cls="SmolLM3ForCausalLM", moves=ROPE_PAIRS),
     Family(
         arch="apertus",
         types=("apertus",),
         cls="ApertusForCausalLM",
+        act="",
         spelled={"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
         scalars={
             "act_fn.alpha_n": ("xielu.alpha_n", (1,)),

@@ -257,6 +257,7 @@ FAMILIES = (
         arch="gpt-oss",
         types=("gpt_oss",),
         cls="GptOssForCausalLM",
+        act="",
         spelled={
             "ffn_gate_inp": "mlp.router",
             "ffn_down_exps": "mlp.experts.down_proj=",

@@ -58,6 +58,7 @@ FAMILIES = (
         arch="phi2",
         types=("phi",),
         cls="PhiForCausalLM",
+        act="gelu_new",
         spelled={
             "attn_output": "self_attn.dense",
             "ffn_up": "mlp.fc1",
@@ -69,6 +70,7 @@ FAMILIES = (
         arch="starcoder2",
         types=("starcoder2",),
         cls="Starcoder2ForCausalLM",
+        act="gelu_pytorch_tanh",
         spelled={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     ),
     Family(
@@ -81,10 +83,11 @@ FAMILIES = (
         arch="nemotron",
         types=("nemotron",),
         cls="NemotronForCausalLM",
+        act="relu2",
         keys={"attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": None},
         moves={"*_norm.weight": PLUS_ONE},
     ),
-    Family(arch="jais2", types=("jais2",), cls="Jais2ForCausalLM"),
+    Family(arch="jais2", types=("jais2",), cls="Jais2ForCausalLM", act="relu2"),
     Family(
         arch="command-r",
         types=("cohere",),

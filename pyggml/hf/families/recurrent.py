@@ -249,6 +249,7 @@ FAMILIES = (
         arch="mamba",
         types=("mamba",),
         cls="MambaForCausalLM",
+        act="",
         keys={**_MAMBA_1, "ssm.dt_b_c_rms": False},
         moves=_MAMBA,
         spelled=_MAMBA_1_SPELLED,
@@ -258,6 +259,7 @@ FAMILIES = (
         arch="mamba",
         types=("falcon_mamba",),
         cls="FalconMambaForCausalLM",
+        act="",
         keys={**_MAMBA_1, "ssm.dt_b_c_rms": True},
         moves=_MAMBA,
         spelled=_MAMBA_1_SPELLED,
@@ -267,6 +269,7 @@ FAMILIES = (
         arch="mamba2",
         types=("mamba2",),
         cls="Mamba2ForCausalLM",
+        act="",
         keys={
             **_NO_ATTENTION,
             "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
@@ -285,6 +288,7 @@ FAMILIES = (
         arch="granitehybrid",
         types=("bamba",),
         cls="BambaForCausalLM",
+        act="",
         keys={
             **_HYBRID,
             "attention.head_count_kv": Of(lambda c: _heads_kv(c, _attends(c)), _indices_back),
@@ -298,6 +302,7 @@ FAMILIES = (
         arch="granitehybrid",
         types=("granitemoehybrid",),
         cls="GraniteMoeHybridForCausalLM",
+        act="",
         keys={
             **GRANITE_KEYS,
             **_HYBRID,
@@ -315,6 +320,7 @@ FAMILIES = (
         arch="falcon-h1",
         types=("falcon_h1",),
         cls="FalconH1ForCausalLM",
+        act="",
         keys={**_IN_MAMBA, "ssm.inner_size": Of(_inner_h1, lambda n, keys: {"mamba_d_ssm": n})},
         more=_refuse_h1,
         scaled=_multipliers,
@@ -328,6 +334,7 @@ FAMILIES = (
         arch="jamba",
         types=("jamba",),
         cls="JambaForCausalLM",
+        act="",
         keys={
             "ssm.conv_kernel": "mamba_d_conv",
             "ssm.inner_size": Of(_inner, _expand_back("mamba_expand")),
@@ -349,6 +356,7 @@ FAMILIES = (
         arch="nemotron_h",
         types=("nemotron_h",),
         cls="NemotronHForCausalLM",
+        act="relu2",
         keys={
             "ssm.conv_kernel": ("conv_kernel", "mamba_d_conv"),
             "ssm.state_size": ("ssm_state_size", "mamba_d_state"),
@@ -380,6 +388,7 @@ FAMILIES = (
         arch="lfm2",
         types=("lfm2",),
         cls="Lfm2ForCausalLM",
+        act="",
         keys={**_SHORT_CONV, "feed_forward_length": Of(_lfm2_ff, lambda n, keys: {"intermediate_size": n})},
         moves={"shortconv.conv.weight": CONV1D},
         constants={"block_auto_adjust_ff_dim": False},
@@ -389,6 +398,7 @@ FAMILIES = (
         arch="lfm2moe",
         types=("lfm2_moe",),
         cls="Lfm2MoeForCausalLM",
+        act="",
         keys={
             **_SHORT_CONV,
             "leading_dense_block_count": "num_dense_layers",
