@@ -34,10 +34,10 @@ from .blocks import (
     build_rope_factors,
     build_shared_expert,
 )
-from .hparams import Head, HParams, NormKind, Router
-from .metadata import Reader, read_hparams
+from .hparams import Head, HParams, NormKind, PerLayer, Router
+from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
-Value = float | str | bool | Head | Router | tuple[float, ...]  # of a hyperparameter
+Value = float | str | bool | Head | Router | PerLayer | tuple[float, ...]  # of a hyperparameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +213,10 @@ class Decoder:
         if not b.hparams.n_ff_shexp:
             return out
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, self.act, gated=self.shared_gate)), "ffn_out", il)
+
+
+# Hyperparameters of a window that llama.cpp does not know for the architecture.
+OWN_WINDOW: dict[str, Callable[[Reader], PerLayer]] = {"n_swa": read_own_window, "swa_pattern": read_own_pattern}
 
 
 def decoder(

@@ -189,6 +189,18 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
     return tuple(int(n == 0 or il % n != dense) for il in r.layers)
 
 
+def read_own_window(r: Reader) -> int:
+    """The sliding window of an architecture for which llama.cpp knows none: read only where the file says of each layer
+    whether it has it, which llama.cpp's files do not; else 0."""
+    said = isinstance(r.get(Keys.Attention.SLIDING_WINDOW_PATTERN, None), np.ndarray)
+    return r.integer(Keys.Attention.SLIDING_WINDOW) if said else 0
+
+
+def read_own_pattern(r: Reader) -> PerLayer:
+    """The layers that have it, see `read_swa_pattern`."""
+    return read_swa_pattern(r, 0) if read_own_window(r) else 0
+
+
 def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
     """Which layers are recurrent, 1 of each that is: what the file says, else all but each last of as many as it says,
     or of `n_pattern`."""

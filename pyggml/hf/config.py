@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 
 from pyggml.errors import ModelError
 from pyggml.models.hparams import MAX_LAYERS
+from pyggml.models.metadata import ACTIVATIONS
 
 _NO_DEFAULT = object()
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -105,8 +106,11 @@ class Config:
         said, and that nobody has asked for."""
         for name in self._defaults.keys() - self.asked:
             value, usual = self._said(name), self._defaults[name]
+            if isinstance(value, str) and isinstance(usual, str):
+                value, usual = ACTIVATIONS.get(value, value), ACTIVATIONS.get(usual, usual)  # some have two names
             if value is not _NO_DEFAULT and value != usual and (value or usual):
-                self.fail(f"{name} is {value!r:.60}: of {self.model_type} only {usual!r:.60} is supported")
+                text = f"{name} is {self._said(name)!r:.60}: of {self.model_type} only"
+                self.fail(f"{text} {self._defaults[name]!r:.60} is supported")
 
     def integer(self, *names: str, default: Any = _NO_DEFAULT) -> int:
         """A whole number."""

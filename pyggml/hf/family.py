@@ -83,6 +83,9 @@ class Family:
     untied   whether an output of its own is made of embeddings that are the output, too
     scalars  ends of names of tensors of one number, of each layer one -> the key that they become, and their shape
     heads    how layers that draft are spelled, where it may have them
+    told     keys of the config that need not be read: tensors or other keys say the same, or nothing depends on them
+    by_norm  keys of the config that say whether layers have a norm, which tensors tell, too -> its role, and which
+             value means that they have
     """
 
     arch: str
@@ -106,6 +109,8 @@ class Family:
     untied: Callable[[Config], bool] = lambda c: False
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
     heads: Heads | None = None
+    told: tuple[str, ...] = ()
+    by_norm: Mapping[str, tuple[str, bool]] = field(default_factory=dict[str, "tuple[str, bool]"])
 
     def moves_of(self, name: str) -> list[Step]:
         """What becomes of the tensor that the GGUF calls `blk.3.attn_q.weight`."""

@@ -113,8 +113,13 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv |= numbers
     makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
     wanted = _wanted(config, stored, untied)
+    config.asked.update((*family.told, *family.by_norm))
     config.refuse_unread()
     tensors = makers.make(wanted, made)
+    for key, (role, value) in family.by_norm.items():
+        said, there = config.get(key, default=False), any(name.endswith(f".{role}.weight") for name in tensors)
+        if (bool(said) is value) is not there:
+            config.fail(f"{key} is {said!r:.60}, but the checkpoint has {'a' if there else 'no'} {role}")
     return HFFolder(str(folder), family, kv, tensors)
 
 

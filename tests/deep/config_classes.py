@@ -17,7 +17,8 @@ from typing import Any
 from pyggml.hf.families import PAGES
 
 FILE = Path(__file__).resolve().parents[2] / "pyggml" / "hf" / "classes.json"
-# What no answer depends on, or what tensors tell by being there (biases): of training, of how things are computed, of other heads, of tokens, of what is returned.
+# What no answer depends on, or what tensors tell by being there (biases): of training, of how things are computed, of
+# other heads, of tokens, of what is returned.
 # `deep_configs` varies these, too.
 INERT = re.compile(
     r"dropout|drop$|bias$|^use_expert_bias|initializer|init_|_init|_token_id|_token_index|output_(router_logits|hidden|attentions)|aux_loss"

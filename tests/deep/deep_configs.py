@@ -60,6 +60,7 @@ OLD = {  # names of before, which classes still read
     "n_embed": [32],
     "block_ff_dim": [96],
 }
+OLD_ROPES = [*OLD][:8]
 GONE = "GONE"
 
 
@@ -204,7 +205,10 @@ class Checkpoint:
 
     def outcome(self, key: str, value: Any) -> tuple[str, str]:
         """What became of a variation, and what there is to say of it."""
-        config = {k: v for k, v in self.config.items() if k != key} | ({} if value == GONE else {key: value})
+        without = {key, "rope_parameters"} if key in OLD_ROPES else {key}  # an old config has no new names
+        config = {k: v for k, v in self.config.items() if k not in without} | ({} if value == GONE else {key: value})
+        if key == "use_sliding_window":
+            config |= {"sliding_window": 8, "max_window_layers": 1, "layer_types": None}
         try:
             model = self.library.model(config)
             with tempfile.TemporaryDirectory() as path:

@@ -118,7 +118,8 @@ CASES = {
         arch="mimo2",
         config=ROUTED
         | {"num_key_value_heads": 2, "swa_num_key_value_heads": 1, "v_head_dim": 8, "sliding_window": 8}
-        | {"hybrid_layer_pattern": [0, 1, 0], "attention_value_scale": 0.5, "layernorm_epsilon": 1e-5},
+        | {"hybrid_layer_pattern": [0, 1, 0], "attention_value_scale": 0.5, "layernorm_epsilon": 1e-5}
+        | {"routed_scaling_factor": 1.0},
         names=BEHIND
         | {"layer_output_norm": "final_layernorm", "attn_sinks": "self_attn.attention_sink_bias"}
         | {"pre_mlp_norm": "pre_mlp_layernorm"},

@@ -265,6 +265,7 @@ FAMILIES = (
         arch="gemma3n",
         types=("gemma3n_text", "gemma3n"),
         cls="Gemma3nForCausalLM",
+        told=("laurel_rank", "vocab_size_per_layer_input", "altup_coef_clip"),
         act=_TANH,
         keys={
             **_BOTH,
@@ -294,6 +295,10 @@ FAMILIES = (
         arch="gemma4",
         types=("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
         cls="Gemma4ForCausalLM",
+        told=(
+            *("vocab_size_per_layer_input", "attention_k_eq_v", "global_head_dim", "num_global_key_value_heads"),
+            "per_layer_config",
+        ),
         act=_TANH,
         keys={
             **_BOTH,

@@ -15,7 +15,7 @@ _ALL_HEADS = Of(lambda c: c.n_head)
 
 def _falcon_heads(c: Config) -> int:
     if c.get("new_decoder_architecture", default=False):
-        return c.integer("num_kv_heads", "n_head_kv")
+        return c.integer("num_kv_heads", "n_head_kv", default=c.n_head)
     return 1 if c.get("multi_query", default=True) else c.n_head
 
 
@@ -139,6 +139,7 @@ FAMILIES = (
         arch="falcon",
         types=("falcon",),
         cls="FalconForCausalLM",
+        told=("num_kv_heads", "num_ln_in_parallel_attn"),
         act="gelu_new",
         spelled=_BLOOM,
         layers="transformer.h",

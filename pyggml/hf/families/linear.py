@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..config import Config
 from ..family import Family, Key, Of
-from ..metadata import layers_of, of_model
+from ..metadata import dense_back, dense_lead, layers_of, of_model
 from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Shape, Sizes, Split
 from .mla import NOPE_AND_ROPE
 from .spelling import BLOCK_SPARSE, mtp_layers, shared
@@ -123,9 +123,9 @@ def _layer_types(recurrent: list[bool], keys: Mapping[str, Any]) -> dict[str, ob
 _RECURRENT: dict[str, Key] = {"attention.recurrent_layers": Of(_recurrent, _layer_types)}  # which are no attention
 
 
-def _dense_lead(c: Config) -> int:
-    kinds = c.get("mlp_layer_types", default=None)
-    return kinds.index("sparse") if kinds else c.integer("first_k_dense_replace", default=0)
+def _kda_heads(c: Config) -> int | None:
+    n = c.integer("linear_attn_config.num_heads", "linear_num_heads", default=c.n_head)
+    return None if n == c.n_head else n
 
 
 def _kimi_heads_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
@@ -134,11 +134,6 @@ def _kimi_heads_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
         "num_key_value_heads": max(heads) or keys["attention.head_count"],
         **_layer_types([h == 0 for h in heads], keys),
     }
-
-
-def _dense_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
-    kinds = ["dense" if il < n else "sparse" for il in range(keys["block_count"])]
-    return {"first_k_dense_replace": n, "mlp_layer_types": kinds}
 
 
 _FIVE: dict[str, Key] = {
@@ -255,16 +250,18 @@ FAMILIES = (
             "rope.dimension_count": "qk_rope_head_dim",
             "ssm.conv_kernel": "linear_conv_kernel_dim",
             "kda.head_dim": Of(
-                lambda c: c.integer("linear_head_dim"),
+                lambda c: c.integer("linear_attn_config.head_dim", "linear_head_dim"),
                 lambda n, keys: {"linear_head_dim": n, "linear_num_heads": keys["attention.head_count"]},
             ),
+            # Of pyggml alone (models/kimi_linear.py): llama.cpp has as many as the first layer has heads.
+            "kda.head_count": Of(_kda_heads, lambda n, keys: {"linear_num_heads": n}),
             "expert_shared_count": "num_shared_experts",
             "expert_weights_scale": "routed_scaling_factor",
             "expert_weights_norm": "moe_renormalize",
             "expert_gating_func": 2,
             "expert_group_count": None,
             "expert_group_used_count": None,
-            "leading_dense_block_count": Of(_dense_lead, _dense_back),
+            "leading_dense_block_count": Of(dense_lead, dense_back),
         },
         moves={"ssm_a": (A_LOG, _HEADS_ONLY)},
         spelled=_KIMI,
@@ -279,6 +276,7 @@ FAMILIES = (
         arch="minimax-01",
         types=("minimax",),
         cls="MiniMaxForCausalLM",
+        told=("block_size",),
         act="",
         keys={
             **_RECURRENT,

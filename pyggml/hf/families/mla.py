@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import Config
 from ..family import Family, Key, Of
-from ..metadata import of_model
+from ..metadata import dense_back, dense_lead, of_model
 from ..moves import KV_B
 from .spelling import APPENDED
 
@@ -39,9 +39,7 @@ _MLA: dict[str, Key] = {
     "expert_shared_count": "n_shared_experts",
     "expert_weights_scale": "routed_scaling_factor",
     "expert_weights_norm": "norm_topk_prob",
-    "leading_dense_block_count": Of(
-        lambda c: c.integer("first_k_dense_replace", default=0), lambda n, keys: {"first_k_dense_replace": n}
-    ),
+    "leading_dense_block_count": Of(lambda c: dense_lead(c) or 0, dense_back),
 }
 _V3: dict[str, Key] = {**_MLA, "expert_gating_func": 2}  # always sigmoid, whether the config says so or not
 _SPLITS = {"self_attn.kv_b_proj.weight": KV_B}
@@ -52,6 +50,7 @@ _DSA: dict[str, Key] = {
     "attention.indexer.key_length": "index_head_dim",
     "attention.indexer.top_k": "index_topk",
 }
+_TOLD = ("num_key_value_heads", "head_dim", "layer_types")  # which follow from others
 _INDEXER_SPELLED = {
     "indexer.attn_q_b": "self_attn.indexer.wq_b",
     "indexer.attn_k": "self_attn.indexer.wk",
@@ -80,6 +79,7 @@ FAMILIES = (
         cls="DeepseekV2ForCausalLM",
         keys={**_MLA, "expert_gating_func": Of(lambda c: None)},
         splits=_SPLITS,
+        told=_TOLD,
         constants={"topk_method": "greedy"},
     ),
     Family(
@@ -88,6 +88,7 @@ FAMILIES = (
         cls="DeepseekV3ForCausalLM",
         keys=_V3,
         splits=_SPLITS,
+        told=_TOLD,
         names=_BIAS,
         heads=APPENDED,
     ),
@@ -97,6 +98,7 @@ FAMILIES = (
         cls="DeepseekV32ForCausalLM",
         keys=_DSA,
         splits=_SPLITS,
+        told=_TOLD,
         names={**_BIAS, **_INDEXER},
         table="deepseek2",
         spelled=_INDEXER_SPELLED,
@@ -109,6 +111,7 @@ FAMILIES = (
         cls="GlmMoeDsaForCausalLM",
         keys={**_DSA, "attention.indexer.types": Of(_indexers, _indexers_back)},
         splits=_SPLITS,
+        told=_TOLD,
         names={**_BIAS, **_INDEXER},
         spelled=_INDEXER_SPELLED,
         heads=APPENDED,

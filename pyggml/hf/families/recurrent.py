@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -66,7 +67,8 @@ _IN_MAMBA: dict[str, Key] = {
 
 
 def _heads_kv(c: Config, attends: list[bool]) -> list[int]:
-    return [c.integer("num_key_value_heads") if a else 0 for a in attends]
+    n = c.integer("num_key_value_heads", default=c.n_head)
+    return [n if a else 0 for a in attends]
 
 
 def _kinds_back(other: str) -> Back:
@@ -130,12 +132,46 @@ def _attends(c: Config) -> list[bool]:
     layers = c.get("attn_layer_indices", default=None)
     if layers is not None:
         return [il in layers for il in range(c.n_layer)]
-    period, offset = c.integer("attn_layer_period"), c.integer("attn_layer_offset")
+    period, offset = c.integer("attn_layer_period", default=0), c.integer("attn_layer_offset", default=0)
+    if not period:
+        return [False] * c.n_layer
     return [il % period == offset for il in range(c.n_layer)]
 
 
 def _inner(c: Config) -> int:
     return int(c.number("mamba_expand", "expand", default=2) * c.n_embd)
+
+
+def _inner_1(c: Config) -> int:
+    """That of Mamba, whose class takes it from the config where it is there."""
+    return c.integer("intermediate_size", default=_inner(c))
+
+
+def _dt_rank(*names: str) -> Of:
+    """Elements of the time step before it is projected, or `auto`."""
+
+    def there(c: Config) -> int:
+        return -(-c.n_embd // 16) if c.get(*names) == "auto" else c.integer(*names)
+
+    return Of(there, lambda n, keys: {names[0]: n})
+
+
+def _check_steps(c: Config) -> dict[str, object]:
+    """Refuse limits of the time step, which no GGUF has, and sizes that contradict each other."""
+    limit = c.get("time_step_limit", default=None)
+    if limit is not None and (limit[0] != 0 or limit[1] not in (math.inf, {"__float__": "Infinity"})):
+        c.fail(f"time_step_limit is {limit!r:.60}: only 0 to infinity is supported")
+    return {}
+
+
+def _check_heads(heads: str, head: str, inner: Callable[[Config], int]) -> Callable[[Config], dict[str, object]]:
+    def check(c: Config) -> dict[str, object]:
+        size = c.get(head, default="auto")
+        if size != "auto" and size * c.integer(heads) != inner(c):
+            c.fail(f"{head} is {size!r:.60}, but {c.integer(heads)} heads are to be {inner(c)} elements")
+        return _check_steps(c)
+
+    return check
 
 
 def _granite_rope(c: Config) -> bool:
@@ -207,7 +243,7 @@ def _refuse_h1(c: Config) -> dict[str, object]:
         c.fail("attention_bias: Falcon-H1's attention has no biases")
     if c.get("mamba_rms_norm", default=False) is True and c.get("mamba_norm_before_gate", default=True) is True:
         c.fail("mamba_norm_before_gate: Falcon-H1's norm comes behind the gate")
-    return {}
+    return _check_heads("mamba_n_heads", "mamba_d_head", _inner_h1)(c)
 
 
 _HYBRID: dict[str, Key] = {
@@ -238,9 +274,9 @@ _MAMBA_1: dict[str, Key] = {
     **_NO_ATTENTION,
     "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
     "ssm.conv_kernel": "conv_kernel",
-    "ssm.inner_size": Of(_inner, lambda n, keys: {**_expand_back("expand")(n, keys), "intermediate_size": n}),
+    "ssm.inner_size": Of(_inner_1, lambda n, keys: {**_expand_back("expand")(n, keys), "intermediate_size": n}),
     "ssm.state_size": "state_size",
-    "ssm.time_step_rank": "time_step_rank",
+    "ssm.time_step_rank": _dt_rank("time_step_rank"),
 }
 _MAMBA_1_SPELLED = {**_BACKBONE, **mamba("mixer")}
 
@@ -249,6 +285,7 @@ FAMILIES = (
         arch="mamba",
         types=("mamba",),
         cls="MambaForCausalLM",
+        told=("time_step_min",),
         act="",
         keys={**_MAMBA_1, "ssm.dt_b_c_rms": False},
         moves=_MAMBA,
@@ -259,6 +296,7 @@ FAMILIES = (
         arch="mamba",
         types=("falcon_mamba",),
         cls="FalconMambaForCausalLM",
+        told=("time_step_min",),
         act="",
         keys={**_MAMBA_1, "ssm.dt_b_c_rms": True},
         moves=_MAMBA,
@@ -269,6 +307,8 @@ FAMILIES = (
         arch="mamba2",
         types=("mamba2",),
         cls="Mamba2ForCausalLM",
+        more=_check_heads("num_heads", "head_dim", _inner),
+        told=("time_step_rank", "time_step_min"),
         act="",
         keys={
             **_NO_ATTENTION,
@@ -288,6 +328,7 @@ FAMILIES = (
         arch="granitehybrid",
         types=("bamba",),
         cls="BambaForCausalLM",
+        more=_check_heads("mamba_n_heads", "mamba_d_head", _inner),
         act="",
         keys={
             **_HYBRID,
@@ -302,6 +343,7 @@ FAMILIES = (
         arch="granitehybrid",
         types=("granitemoehybrid",),
         cls="GraniteMoeHybridForCausalLM",
+        more=_check_heads("mamba_n_heads", "mamba_d_head", _inner),
         act="",
         keys={
             **GRANITE_KEYS,
@@ -320,6 +362,7 @@ FAMILIES = (
         arch="falcon-h1",
         types=("falcon_h1",),
         cls="FalconH1ForCausalLM",
+        told=("mamba_expand", "mamba_norm_before_gate"),  # where nothing else depends on them
         act="",
         keys={**_IN_MAMBA, "ssm.inner_size": Of(_inner_h1, lambda n, keys: {"mamba_d_ssm": n})},
         more=_refuse_h1,
@@ -339,7 +382,7 @@ FAMILIES = (
             "ssm.conv_kernel": "mamba_d_conv",
             "ssm.inner_size": Of(_inner, _expand_back("mamba_expand")),
             "ssm.state_size": "mamba_d_state",
-            "ssm.time_step_rank": "mamba_dt_rank",
+            "ssm.time_step_rank": _dt_rank("mamba_dt_rank"),
             "attention.head_count_kv": Of(lambda c: _heads_kv(c, _attends(c)), _period_back),
             "rope.dimension_count": None,
         },
@@ -356,6 +399,7 @@ FAMILIES = (
         arch="nemotron_h",
         types=("nemotron_h",),
         cls="NemotronHForCausalLM",
+        told=("expand", "time_step_limit", "moe_shared_expert_overlap"),
         act="relu2",
         keys={
             "ssm.conv_kernel": ("conv_kernel", "mamba_d_conv"),
