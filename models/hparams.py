@@ -168,6 +168,9 @@ class HParams:
     n_rot: int = 0  # n_embd_head_k
     f_norm_rms_eps: float = 1e-5
     f_norm_eps: float = 1e-5
+    f_norm_inner_eps: float = (
+        0.0  # of norms within attention (of latent rows, of Q and K of delta nets); 0: as of the others
+    )
     f_embedding_scale: float = 0.0  # what the embeddings are multiplied with; 0: nothing
     f_residual_scale: float = 0.0  # what attention and network are multiplied with before they are added; 0: nothing
     f_logit_scale: float = 0.0  # what the logits are multiplied with; 0: nothing

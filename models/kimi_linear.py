@@ -189,6 +189,7 @@ def read_kimi(
         "f_attention_scale": mla.n_embd_head_k**-0.5,
         "d_conv": r.integer(Keys.SSM.CONV_KERNEL),
         "n_embd_head_kda": r.integer(Keys.KDA.HEAD_DIM),
+        "f_l2_eps": base.f_norm_inner_eps,
         "n_head_kda": r.integer(_KDA_HEADS, 0) or base.layer(0).n_head,
     }
     return read_hparams(cls, r, **{**common, **own})

@@ -305,6 +305,7 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "n_embd_head_v_swa": r.integer(attention.VALUE_LENGTH_SWA, 0),
         "n_rot_swa": r.integer(rope.DIMENSION_COUNT_SWA, 0),
         **({} if eps in own else {eps: r.number(key)}),
+        "f_norm_inner_eps": r.number("{arch}.attention.inner_rms_epsilon", 0.0),  # of pyggml alone
         "f_attention_scale": r.number(attention.SCALE, 0.0),
         "act": read_activation(r),
         "rope_freq_base": r.number(rope.FREQ_BASE, 10000.0),

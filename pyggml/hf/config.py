@@ -149,6 +149,8 @@ class Config:
 
     def _rope(self, kind: str, theta: tuple[str, ...]) -> dict[str, Any]:
         self.asked.update(("rope_parameters", "rope_scaling", *theta, *_PARTIAL))
+        if not self.knows("rope_parameters"):
+            return {"rope_type": "default"}
         usual, own = (_of_kind(v.get("rope_parameters") or {}, kind) for v in (self._defaults, self.values))
         scaling: dict[str, Any] = self.values.get("rope_scaling") or {}
         if kind == "full_attention" and scaling:
@@ -183,6 +185,8 @@ class Config:
     @property
     def n_embd(self) -> int:
         """Elements of an embedding."""
+        if self._defaults and self.knows("n_embed") and self.values.get("n_embed") is not None:
+            return self.integer("n_embed")  # BLOOM's and Falcon's old name, which comes first
         return self.integer("hidden_size", "n_embd", "d_model", "dim")
 
     @property

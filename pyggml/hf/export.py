@@ -175,6 +175,9 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
         ):
             if f"rope.scaling.{key}" in keys:
                 rope[name] = _plain(keys[f"rope.scaling.{key}"])
+    if "rope.scaling.yarn_attn_factor" in keys:
+        log_factor = math.log(keys["rope.scaling.factor"])
+        rope["attention_factor"] = keys["rope.scaling.yarn_attn_factor"] * (1.0 + 0.1 * log_factor)
     if "rope.scaling.yarn_log_multiplier" in keys:
         rope["mscale_all_dim"] = _plain(10 * keys["rope.scaling.yarn_log_multiplier"])
     if "rope_freqs.weight" in file.tensors:
@@ -210,8 +213,8 @@ def _llama3(factors: Array, theta: float) -> dict[str, Any]:
 
 def _windows(keys: Mapping[str, Any]) -> dict[str, Any]:
     if "attention.sliding_window" not in keys:
-        return {"sliding_window": None}
-    found: dict[str, Any] = {"sliding_window": keys["attention.sliding_window"]}
+        return {"sliding_window": None, "use_sliding_window": False}
+    found: dict[str, Any] = {"sliding_window": keys["attention.sliding_window"], "use_sliding_window": True}
     pattern = keys.get("attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
         kinds = of_model(pattern.tolist(), keys)
@@ -278,7 +281,7 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
         if "{}" not in name:
             yield _Written(name, (t,))
         else:
-            yield from (_Written(name.format(i), (t,), expert=i) for i in range(t.ne[2]))
+            yield from (_Written(name.format(i), (t,), expert=i) for i in range(t.ne[t.n_dims - 1]))
 
 
 def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
@@ -304,7 +307,7 @@ def _shape(w: _Written, family: Family, sizes: Sizes) -> tuple[int, ...]:
 
 def _read(reader: PartReader, t: GGUFTensor, expert: int) -> Array:
     shape = t.ne[: max(t.n_dims, 1)][::-1]
-    n = t.nbytes // (t.ne[2] if expert >= 0 else 1)
+    n = t.nbytes // (t.ne[t.n_dims - 1] if expert >= 0 else 1)
     data = reader.read(t, max(expert, 0) * n, n)
     shape = shape[1:] if expert >= 0 else shape
     if t.dtype is DType.BF16:

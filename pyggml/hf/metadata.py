@@ -32,7 +32,7 @@ def of_model(values: Sequence[Any], keys: Mapping[str, Any]) -> list[Any]:
 COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
-    "embedding_length": ("hidden_size", "n_embd", "d_model", "dim"),
+    "embedding_length": Of(lambda c: c.n_embd, lambda n, keys: {"hidden_size": n, "n_embd": n}),
     "block_count": Of(lambda c: c.n_layer + c.n_heads, lambda n, keys: {"num_hidden_layers": n - _n_heads(keys)}),
     "nextn_predict_layers": Of(lambda c: c.n_heads or None),
     "feed_forward_length": ("intermediate_size", "n_inner"),
@@ -117,7 +117,7 @@ def all_windowed(c: Config) -> dict[str, object]:
 
 def qwen_window(c: Config) -> dict[str, object]:
     """As `window_of`, in the layers that `layer_types` says, or in those from `max_window_layers` on."""
-    first = c.integer("max_window_layers", default=0)
+    first = c.integer("max_window_layers") if c.knows("max_window_layers") else 0
     windowed = [il >= first for il in range(c.n_layer)]
     if c.get("layer_types", default=None):
         windowed = layers_of(c, "sliding_attention")

@@ -61,6 +61,7 @@ OLD = {  # names of before, which classes still read
     "block_ff_dim": [96],
 }
 OLD_ROPES = [*OLD][:8]
+_MADE = re.compile(r"inv_freq$|slope_rate$|_decay$")  # which follow from the config
 GONE = "GONE"
 
 
@@ -146,7 +147,7 @@ class Library:
         seen: set[int] = set()
         with self.torch.no_grad():
             for name, p in sorted(model.state_dict().items()):
-                if p.data_ptr() in seen or not p.is_floating_point() or name.endswith("rotary_emb.inv_freq"):
+                if p.data_ptr() in seen or not p.is_floating_point() or _MADE.search(name):
                     continue
                 seen.add(p.data_ptr())
                 bits = weights(name.replace("model.", ""), list(p.shape)).astype(np.uint32) << 16
@@ -164,8 +165,12 @@ class Library:
             inputs["decoder_input_ids"] = torch.tensor([tokens[::-1]])
         elif hasattr(model.config, "use_cache"):
             inputs["use_cache"] = False
-        with torch.no_grad():
-            out = model(**inputs)
+        f32, torch.float32 = torch.float32, torch.float64
+        try:
+            with torch.no_grad():
+                out = model(**inputs)
+        finally:
+            torch.float32 = f32
         found = out.logits if hasattr(out, "logits") else out.last_hidden_state
         return found[0].double().numpy()
 

@@ -19,8 +19,16 @@ def _falcon_heads(c: Config) -> int:
     return 1 if c.get("multi_query", default=True) else c.n_head
 
 
+def _one_head(c: Config) -> int:
+    if c.get("multi_query", default=True) is not True:
+        c.fail("multi_query: GPT-BigCode with K and V of each head is not supported")
+    return 1
+
+
 def _mpt_alibi(c: Config) -> float:
-    return float(c.get("attn_config.alibi_bias_max", default=8)) if c.get("attn_config.alibi", default=False) else 0.0
+    if c.get("attn_config.alibi_bias_max", default=8) != 8:
+        c.fail("attn_config.alibi_bias_max: the transformers library has 8 for all, which alone is supported")
+    return 8.0 if c.get("attn_config.alibi", default=False) else 0.0
 
 
 _GPT2 = {
@@ -106,7 +114,7 @@ FAMILIES = (
         layers="transformer.h",
         keys={
             "feed_forward_length": _N_FF,
-            "attention.head_count_kv": Of(lambda c: 1 if c.get("multi_query", default=True) else c.n_head),
+            "attention.head_count_kv": Of(_one_head),
         },
     ),
     Family(
@@ -118,7 +126,10 @@ FAMILIES = (
         layers="gpt_neox.layers",
         keys={
             "attention.head_count_kv": _ALL_HEADS,
-            "use_parallel_residual": Of(lambda c: bool(c.get("use_parallel_residual", default=True))),
+            "use_parallel_residual": Of(
+                lambda c: bool(c.get("use_parallel_residual", default=True)),
+                lambda value, keys: {"use_parallel_residual": value},
+            ),
             "rope.dimension_count": Of(
                 lambda c: int(c.head * c.rope.get("partial_rotary_factor", c.get("rotary_pct", default=0.25)))
             ),
@@ -132,7 +143,14 @@ FAMILIES = (
         act="gelu_new",
         spelled=_BLOOM,
         layers="transformer.h",
-        keys={"feed_forward_length": Of(lambda c: 4 * c.n_embd), "attention.head_count_kv": _ALL_HEADS},
+        keys={
+            "context_length": Of(
+                lambda c: c.integer("max_position_embeddings", "seq_length", default=2048),
+                lambda n, keys: {"max_position_embeddings": n, "seq_length": n},
+            ),
+            "feed_forward_length": Of(lambda c: 4 * c.n_embd),
+            "attention.head_count_kv": _ALL_HEADS,
+        },
         moves={"attn_qkv": QKV_PER_HEAD},
     ),
     Family(

@@ -14,7 +14,7 @@ from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import dense_back, dense_lead, layers_of, of_model
 from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Shape, Sizes, Split
-from .mla import NOPE_AND_ROPE
+from .mla import INNER_EPS, NOPE_AND_ROPE
 from .spelling import BLOCK_SPARSE, mtp_layers, shared
 
 Array = npt.NDArray[Any]
@@ -123,6 +123,11 @@ def _layer_types(recurrent: list[bool], keys: Mapping[str, Any]) -> dict[str, ob
 _RECURRENT: dict[str, Key] = {"attention.recurrent_layers": Of(_recurrent, _layer_types)}  # which are no attention
 
 
+def _kimi_lead(c: Config) -> int:
+    n = dense_lead(c)
+    return 1 if n is None else n  # the class's default
+
+
 def _kda_heads(c: Config) -> int | None:
     n = c.integer("linear_attn_config.num_heads", "linear_num_heads", default=c.n_head)
     return None if n == c.n_head else n
@@ -131,7 +136,7 @@ def _kda_heads(c: Config) -> int | None:
 def _kimi_heads_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
     heads = cast("list[int]", n if isinstance(n, list) else [n] * keys["block_count"])
     return {
-        "num_key_value_heads": max(heads) or keys["attention.head_count"],
+        "num_key_value_heads": keys["attention.head_count"],
         **_layer_types([h == 0 for h in heads], keys),
     }
 
@@ -233,14 +238,16 @@ FAMILIES = (
         arch="kimi-linear",
         types=("kimi_linear",),
         cls="KimiLinearForCausalLM",
+        told=("num_key_value_heads",),
         act="",
         keys={
             "attention.head_count_kv": Of(
-                lambda c: [c.integer("num_key_value_heads") * a for a in layers_of(c, "full_attention")],
+                lambda c: [int(a) for a in layers_of(c, "full_attention")],  # all heads read the same latent row
                 _kimi_heads_back,
             ),
             "context_length": ("model_max_length", "max_position_embeddings"),
             "expert_used_count": "num_experts_per_token",
+            "attention.inner_rms_epsilon": INNER_EPS,
             "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank",
             "attention.key_length": Of(lambda c: c.integer("kv_lora_rank") + c.integer("qk_rope_head_dim")),
@@ -261,7 +268,7 @@ FAMILIES = (
             "expert_gating_func": 2,
             "expert_group_count": None,
             "expert_group_used_count": None,
-            "leading_dense_block_count": Of(dense_lead, dense_back),
+            "leading_dense_block_count": Of(_kimi_lead, dense_back),
         },
         moves={"ssm_a": (A_LOG, _HEADS_ONLY)},
         spelled=_KIMI,
@@ -287,6 +294,7 @@ FAMILIES = (
                     | {f"{kind}_beta_factor": 1 for kind in ("full_attn", "linear_attn", "mlp")}
                 ),
             ),
+            "attention.inner_rms_epsilon": INNER_EPS,
             "expert_feed_forward_length": "intermediate_size",
         },
         spelled={

@@ -12,13 +12,31 @@ from ..metadata import dense_back, dense_lead, of_model
 from ..moves import KV_B
 from .spelling import APPENDED
 
+_INNER_EPS = 1e-6
 _N_ROT = "qk_rope_head_dim"
 
 
 def _log_mul(c: Config) -> float | None:
-    """What YaRN multiplies the logarithm of its factor with, for the scores of attention."""
-    mscale = c.rope.get("mscale_all_dim")
-    return None if mscale is None else 0.1 * float(mscale)
+    """What YaRN multiplies the logarithm of its factor with, for the scores of attention. Refuses ropes that no GGUF of
+    latent attention says."""
+    rope = c.rope
+    kind, mscale = rope["rope_type"], rope.get("mscale_all_dim")
+    if kind in ("default", "dynamic"):
+        return None
+    if kind != "yarn" or not mscale or mscale != rope.get("mscale") or rope.get("attention_factor") is not None:
+        c.fail(
+            f"rope_parameters: with latent attention only YaRN is supported, with the same mscale and mscale_all_dim, "
+            f"not {kind!r:.60} with {rope.get('mscale')!r:.60} and {mscale!r:.60}"
+        )
+    return 0.1 * float(mscale)
+
+
+def _inner_eps(c: Config) -> float | None:
+    """The transformers library's classes have 1e-6 for these norms whatever a config says."""
+    return None if c.number("rms_norm_eps") == _INNER_EPS else _INNER_EPS
+
+
+INNER_EPS = Of(_inner_eps)  # of pyggml alone (models/metadata.py): llama.cpp has that of the other norms
 
 
 NOPE_AND_ROPE = Of(
@@ -28,6 +46,7 @@ NOPE_AND_ROPE = Of(
 _MLA: dict[str, Key] = {
     # All heads read the same latent row.
     "attention.head_count_kv": Of(lambda c: 1, lambda n, keys: {"num_key_value_heads": keys["attention.head_count"]}),
+    "attention.inner_rms_epsilon": INNER_EPS,
     "attention.q_lora_rank": "q_lora_rank",
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.key_length": Of(lambda c: c.integer("kv_lora_rank") + c.integer(_N_ROT)),
@@ -77,9 +96,13 @@ FAMILIES = (
         arch="deepseek2",
         types=("deepseek_v2",),
         cls="DeepseekV2ForCausalLM",
-        keys={**_MLA, "expert_gating_func": Of(lambda c: None)},
+        keys={
+            **_MLA,
+            "expert_gating_func": Of(lambda c: None),
+            "expert_weights_norm": Of(lambda c: False),  # whatever norm_topk_prob says
+        },
         splits=_SPLITS,
-        told=_TOLD,
+        told=(*_TOLD, "norm_topk_prob"),
         constants={"topk_method": "greedy"},
     ),
     Family(

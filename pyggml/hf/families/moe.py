@@ -106,6 +106,13 @@ def _qwen3_moe(c: Config) -> dict[str, object]:
     return qwen_window(c)
 
 
+def _two(c: Config) -> int:
+    n = c.integer("num_experts_per_tok")
+    if n != 2:
+        c.fail(f"num_experts_per_tok is {n}: a sparse mixer has 2")
+    return n
+
+
 def _last_moe(c: Config) -> dict[str, object]:
     last = c.integer("moe_layer_end_index", default=-1)
     if last not in (-1, c.n_layer - 1):
@@ -168,6 +175,7 @@ FAMILIES = (
         # Of pyggml alone (models/phimoe.py); llama.cpp has other norms and another router than the model's authors.
         keys={
             "attention.layer_norm_epsilon": "rms_norm_eps",
+            "expert_used_count": Of(_two, lambda n, keys: {"num_experts_per_tok": n}),
             "expert_router_jitter": Of(lambda c: c.number("router_jitter_noise", default=0.01)),
         },
     ),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..family import Family
 from ..metadata import all_windowed, qwen_window, window
 from ..moves import PLUS_ONE, ROPE_PAIRS
-from .mla import NOPE_AND_ROPE
+from .mla import INNER_EPS, NOPE_AND_ROPE
 from .spelling import APPENDED
 
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
@@ -49,6 +49,7 @@ FAMILIES = (
         cls="MiniCPM3ForCausalLM",
         told=("head_dim",),  # that of the rope
         keys={
+            "attention.inner_rms_epsilon": INNER_EPS,
             "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank",
             "attention.key_length": NOPE_AND_ROPE,
@@ -75,7 +76,7 @@ FAMILIES = (
         cls="PhiForCausalLM",
         by_norm={"qk_layernorm": ("attn_q_norm", True)},
         by_tensors=lambda ne: {"qk_layernorm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
-        names={r"\.([qk])_layernorm\.": r".\1_norm."},
+        names={r"^model\.layers\.(\d+)\.self_attn\.([qk])_layernorm\.": r"=blk.\1.attn_\2_norm."},
         act="gelu_new",
         spelled={
             "attn_output": "self_attn.dense",

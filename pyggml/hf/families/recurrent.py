@@ -174,8 +174,14 @@ def _check_heads(heads: str, head: str, inner: Callable[[Config], int]) -> Calla
     return check
 
 
+def _mixer_eps(c: Config) -> float | None:
+    """Of pyggml alone (models/mamba.py): llama.cpp has that of the other norms."""
+    eps = c.number("mixer_rms_eps")
+    return None if eps == c.number("layer_norm_epsilon") else eps
+
+
 def _granite_rope(c: Config) -> bool:
-    return c.get("position_embedding_type", default="rope") == "rope"
+    return c.get("position_embedding_type", default=None) == "rope"
 
 
 def _nemotron_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
@@ -200,6 +206,8 @@ def _lfm2_ff(c: Config) -> int:
 
 
 def _nemotron_ff(c: Config) -> list[int]:
+    if c.get("tie_word_embeddings", default=False) is True:
+        c.fail("tie_word_embeddings: the class has an output of its own all the same")
     types = c.get("layers_block_type", "hybrid_override_pattern")
     return [c.integer("intermediate_size") if t in ("mlp", "-") else 0 for t in types]
 
@@ -298,7 +306,11 @@ FAMILIES = (
         cls="FalconMambaForCausalLM",
         told=("time_step_min",),
         act="",
-        keys={**_MAMBA_1, "ssm.dt_b_c_rms": True},
+        keys={
+            **_MAMBA_1,
+            "ssm.dt_b_c_rms": True,
+            "ssm.dt_b_c_rms_epsilon": Of(_mixer_eps, lambda eps, keys: {"mixer_rms_eps": eps}),
+        },
         moves=_MAMBA,
         spelled=_MAMBA_1_SPELLED,
         layers="backbone.layers",

@@ -1,0 +1,71 @@
+"""Keys of configs that change what a model is: honoured as the transformers library does, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.hf.export import export_folder
+from pyggml.hf.folder import open_hf_folder
+from pyggml.llm.batch import Batch
+from pyggml.llm.model import load_model
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+
+from . import keys
+from .variants import TOKENS
+
+CASES = keys.read()
+CLASSES = json.loads((Path(open_hf_folder.__code__.co_filename).with_name("classes.json")).read_text())
+
+
+def _rows(folder: Path) -> np.ndarray:
+    model = load_model(folder, repack=False)
+    assert not model.unused
+    ctx = model.new_context(n_ctx=64, n_batch=64, type_k=DType.F32, type_v=DType.F32)
+    batch = Batch()
+    for pos, token in enumerate(TOKENS):
+        batch.add(token, pos, [0], logits=pos >= len(TOKENS) - keys.N_ROWS)
+    ctx.decode(batch)
+    return np.array(ctx.logits)
+
+
+def _equal(got: np.ndarray, want: list[list[float]]) -> None:
+    assert ((got - np.asarray(want)) ** 2).sum() <= 1e-9 * np.square(want).sum()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_honoured(name: str, tmp_path: Path) -> None:
+    """As it is, as a GGUF file, and as the folder that is made of that."""
+    (tmp_path / "folder").mkdir()
+    keys.write(CASES[name], tmp_path / "folder")
+    _equal(_rows(tmp_path / "folder"), CASES[name]["rows"])
+    write_quantized(plan_quantization(tmp_path / "folder", None), tmp_path / "m.gguf")
+    _equal(_rows(tmp_path / "m.gguf"), CASES[name]["rows"])
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    _equal(_rows(tmp_path / "back"), CASES[name]["rows"])
+
+
+@pytest.mark.parametrize(("name", "change", "text"), keys.REFUSED)
+def test_refused(name: str, change: dict[str, Any], text: str, tmp_path: Path) -> None:
+    keys.write({**CASES[name], "config": CASES[name]["config"] | change}, tmp_path)
+    with pytest.raises(ModelError, match=text):
+        load_model(tmp_path)
+
+
+def test_what_a_config_need_not_say(tmp_path: Path) -> None:
+    """Keys that it lacks are as the class has them, those that the class has not are nobody's."""
+    case = CASES["llama-relu"]
+    keys.write(case, tmp_path)
+    plain = open_hf_folder(tmp_path).kv
+    usual = CLASSES["llama"]
+    keys.write({**case, "config": {**usual, **case["config"], "nobodys": 3, "alibi": True}}, tmp_path)
+    said = open_hf_folder(tmp_path).kv
+    assert plain.keys() == said.keys() and all(np.array_equal(plain[k], said[k]) for k in plain)
+    assert plain["llama.rope.freq_base"] == usual["rope_parameters"]["rope_theta"]
+    assert "output.weight" in open_hf_folder(tmp_path).tensors  # Llama's is not tied, where nothing is said
