@@ -34,10 +34,10 @@ from .blocks import (
     build_rope_factors,
     build_shared_expert,
 )
-from .hparams import Head, HParams, NormKind, PerLayer, Router
+from .hparams import Head, HParams, NormKind, Router
 from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
-Value = float | str | bool | Head | Router | PerLayer | tuple[float, ...]  # of a hyperparameter
+Value = float | str | bool | Head | Router | tuple[float, ...]  # of a hyperparameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,23 +215,22 @@ class Decoder:
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, self.act, gated=self.shared_gate)), "ffn_out", il)
 
 
-# Hyperparameters of a window that llama.cpp does not know for the architecture.
-OWN_WINDOW: dict[str, Callable[[Reader], PerLayer]] = {"n_swa": read_own_window, "swa_pattern": read_own_pattern}
-
-
 def decoder(
     *names: str,
     build: Decoder | None = None,
     memory: MemoryKind = "kv",
     nextn: bool = False,
+    own_window: bool = False,
     **hparams: Value | Callable[[Reader], Value],
 ) -> Architecture:
     """The architecture of plain decoders. `hparams` are hyperparameters that the common keys do not give, or how they
-    are read; `nextn`: see `Architecture`."""
+    are read; `nextn`: see `Architecture`; `own_window`: files may have a sliding window, see `read_own_window`."""
     build = build or Decoder()
 
     def read(r: Reader) -> HParams:
         own = {name: value(r) if callable(value) else value for name, value in hparams.items()}
+        if own_window:
+            own |= {"n_swa": read_own_window(r), "swa_pattern": read_own_pattern(r)}
         return read_hparams(HParams, r, build.norm, k_norm_last=build.qk_norm == "roped", **own)
 
     return Architecture(names, build.build, read, memory, build.lm_head, nextn)

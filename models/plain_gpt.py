@@ -9,7 +9,7 @@ from pyggml.graph import Graph
 
 from .architecture import Architecture
 from .blocks import Build
-from .decoder import OWN_WINDOW, Decoder, decoder
+from .decoder import Decoder, decoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
 
@@ -58,7 +58,7 @@ ARCHITECTURES = (
     # Pocket TTS (arXiv:2509.06926), the part for text, of which a flow network makes sound; nothing reads its logits.
     decoder("pockettts", build=_GPT),
     # StarCoder 2 (arXiv:2402.19173), CodeShell (arXiv:2403.15747)
-    decoder("starcoder2", "codeshell", build=_GPT, rope_type="neox", **OWN_WINDOW),
+    decoder("starcoder2", "codeshell", build=_GPT, rope_type="neox", own_window=True),
     # BLOOM (arXiv:2211.05100): ALiBi, and embeddings are normed.
     decoder(
         "bloom",

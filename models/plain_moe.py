@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pyggml.gguf_io.constants import Keys
 
-from .decoder import OWN_WINDOW, Decoder, decoder
+from .decoder import Decoder, decoder
 from .hparams import Gating, HParams, PerLayer, Router
 from .metadata import Reader, read_hparams, read_rope_sections, read_router, read_swa_pattern
 
@@ -70,7 +70,7 @@ ARCHITECTURES = (
         build=Decoder(qk_norm="head"),
         rope_type="neox",
         router=_router(gating="sigmoid", norm=False),
-        **OWN_WINDOW,
+        own_window=True,
     ),
     # ERNIE 4.5 (ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf): Llama's, or with a bias to choose experts
     # by, in every so many layers after the first.
@@ -141,11 +141,11 @@ ARCHITECTURES = (
             Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, r.integer(Keys.LLM.FEED_FORWARD_LENGTH)
         ),
         router=_router(norm=False),
-        **OWN_WINDOW,
+        own_window=True,
     ),
     # Qwen3 (arXiv:2505.09388): Q and K normed. RND1 (huggingface.co/radicalnumerics/RND1-Base-0910), made of it, writes
     # by diffusion: all tokens see each other, and nothing is remembered. LLaDA-MoE (arXiv:2509.24389) too.
-    decoder("qwen3moe", build=Decoder(qk_norm="head"), rope_type="neox", n_ff_exp=_n_ff_exp, **OWN_WINDOW),
+    decoder("qwen3moe", build=Decoder(qk_norm="head"), rope_type="neox", n_ff_exp=_n_ff_exp, own_window=True),
     decoder("rnd1", build=Decoder(qk_norm="head"), memory="none", rope_type="neox", causal_attn=False),
     decoder(
         "llada-moe",

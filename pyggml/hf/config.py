@@ -143,7 +143,7 @@ class Config:
     @property
     def rope_swa(self) -> dict[str, Any]:
         """That of layers with a sliding window, where the config or its class tells them apart; else empty."""
-        usual = self._defaults.get("rope_parameters") or {}
+        usual: dict[str, Any] = self._defaults.get("rope_parameters") or {}
         told = self.get("rope_parameters.sliding_attention", *_THETA_SWA, default=None)
         return self._rope("sliding_attention", _THETA_SWA) if told or "sliding_attention" in usual else {}
 
@@ -197,4 +197,4 @@ class Config:
 
 def _of_kind(ropes: dict[str, Any], kind: str) -> dict[str, Any]:
     """The rope of one kind of layers, where there may be one for each kind."""
-    return {**ropes, **(ropes.get(kind) or {})}
+    return dict(ropes[kind] or {}) if kind in ropes else dict(ropes)

@@ -162,7 +162,7 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     n_head = (n_head or 1) if isinstance(n_head, int) else 1
     head = keys.get("attention.key_length") or keys["embedding_length"] // n_head
     n_rot = keys.get("rope.dimension_count", head)
-    if n_rot < head and "attention.key_length_mla" not in keys:
+    if "attention.key_length_mla" not in keys:  # also where it is 1: classes have other defaults
         rope["partial_rotary_factor"] = n_rot / head
     kind = keys.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):

@@ -193,6 +193,9 @@ def _rope(family: Family, c: Config) -> dict[str, object]:
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.get("factor")}
     own_original = c.get("original_max_position_embeddings", default=None)  # comes before the rope's
     if kind == "yarn":
+        # GGUFs round where frequencies begin and end to be scaled. GPT-OSS says that it does not, runs so all the same.
+        if rope.get("truncate") is False and family.arch != "gpt-oss":
+            c.fail("rope_parameters: truncate is False: only true is supported")
         original = own_original or rope.get("original_max_position_embeddings") or c.get("max_position_embeddings")
         keys["rope.scaling.original_context_length"] = original
         for name, key in (
@@ -202,10 +205,10 @@ def _rope(family: Family, c: Config) -> dict[str, object]:
         ):
             keys[f"rope.scaling.{key}"] = rope.get(name)
         attention = rope.get("attention_factor", rope.get("attn_factor"))
-        of_parts = rope.get("mscale"), rope.get("mscale_all_dim")
-        if attention is None and all(of_parts) and "rope.scaling.yarn_log_multiplier" not in family.keys:
-            part, all_dim = (0.1 * m * math.log(rope["factor"]) + 1.0 for m in of_parts)
-            attention = part / all_dim
+        mscale, of_all = float(rope.get("mscale") or 0.0), float(rope.get("mscale_all_dim") or 0.0)
+        if attention is None and mscale and of_all and "rope.scaling.yarn_log_multiplier" not in family.keys:
+            log_factor = 0.1 * math.log(rope["factor"])
+            attention = (1.0 + mscale * log_factor) / (1.0 + of_all * log_factor)
         if attention is not None:  # the checkpoint's is the whole factor; the GGUF's multiplies 1 + 0.1 log(factor)
             attention /= 1.0 + 0.1 * math.log(rope["factor"])
         keys["rope.scaling.yarn_attn_factor"] = attention

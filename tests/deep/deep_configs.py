@@ -45,7 +45,7 @@ ACTIVATIONS = ("silu", "swish", "relu", "relu2", "gelu", "gelu_new", "gelu_pytor
 OLD = {  # names of before, which classes still read
     "rope_theta": [500.0],
     "partial_rotary_factor": [0.5],
-    "rope_scaling": [{"type": "linear", "factor": 2.0}],
+    "rope_scaling": [{"rope_type": "linear", "factor": 2.0}],
     "rotary_emb_base": [500.0],
     "rotary_pct": [0.5],
     "rope_local_base_freq": [50.0],

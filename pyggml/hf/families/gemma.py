@@ -297,7 +297,7 @@ FAMILIES = (
         cls="Gemma4ForCausalLM",
         told=(
             *("vocab_size_per_layer_input", "attention_k_eq_v", "global_head_dim", "num_global_key_value_heads"),
-            "per_layer_config",
+            *("per_layer_config", "num_experts", "top_k_experts", "moe_intermediate_size"),
         ),
         act=_TANH,
         keys={
