@@ -121,8 +121,12 @@ def qwen_window(c: Config) -> dict[str, object]:
     windowed = [il >= first for il in range(c.n_layer)]
     if c.get("layer_types", default=None):
         windowed = layers_of(c, "sliding_attention")
-    said = c.get("use_sliding_window", default=not c.knows("use_sliding_window"))
-    return window_of(c, windowed, said=said is True)
+    said = c.get("use_sliding_window", default=not c.knows("use_sliding_window")) is True
+    if c.get("layer_types", default=None) and any(windowed) and not (said and c.get("sliding_window", default=0)):
+        c.fail(
+            "layer_types: some layers are to have a sliding window, but sliding_window or use_sliding_window is unset"
+        )
+    return window_of(c, windowed, said=said)
 
 
 def window(c: Config, kind: str = "sliding_attention") -> dict[str, object]:
