@@ -81,6 +81,8 @@ def _both_ways(c: Config) -> dict[str, object]:
 
 
 def _window(c: Config) -> dict[str, object]:
+    if c.rope["rope_type"] != "default":
+        c.fail(f"rope_parameters: rope_type is {c.rope['rope_type']!r:.60}: only default is supported beside a window")
     every = c.get("global_attn_every_n_layers", "_sliding_window_pattern", "sliding_window_pattern", default=3)
     keys: dict[str, object] = {"attention.sliding_window": c.integer("local_attention", "sliding_window")}
     if c.get("layer_types", default=None):
