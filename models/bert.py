@@ -10,7 +10,7 @@ jina-bert-v3    Jina Embeddings 3 (arXiv 2409.10173): XLM-R with a rope
 
 Tokens see each other and nothing is remembered. There are no logits: graphs end with `result_embd`. What these models
 call gelu is not llama.cpp's, which is the approximation by a tanh; the key `hidden_activation` of a file says which
-(see `read_activation`).
+(see `models/metadata.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import (
     KV,
-    Activation,
     Build,
     build_ffn,
     build_inp_embd,
@@ -42,36 +41,18 @@ from .blocks import (
     build_rope,
     llm_build_kv,
 )
-from .hparams import HParams, Router
-from .metadata import Reader, read_hparams, read_router
+from .hparams import Activation, HParams, Router
+from .metadata import Reader, read_activation, read_hparams, read_router
 
 _TOKEN_TYPES = "tokenizer.ggml.token_type_count"
-_HIDDEN_ACT = "{arch}.hidden_activation"
-_ACTIVATIONS: dict[str, Activation] = {  # the transformers library's names
-    "gelu": "gelu_erf",
-    "gelu_new": "gelu",
-    "gelu_pytorch_tanh": "gelu",
-    "silu": "silu",
-    "relu": "relu",
-}
-
-
-def read_activation(r: Reader, default: Activation) -> Activation:
-    """What `hidden_activation` names, as the transformers library does: gelu is the exact one. Files without it (those
-    of llama.cpp but for ModernBERT's) have the default."""
-    name = r.text(_HIDDEN_ACT, "")
-    if name and name not in _ACTIVATIONS:
-        r.fail(_HIDDEN_ACT, f"is {name!r}; known are {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name] if name else default
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertHParams(HParams):
-    """Kinds of text (0: as many as have embeddings; that of the first is added to all tokens), the activation of the
-    network, and which layers are mixtures: from the second on, every n-th (0: none)."""
+    """Kinds of text (0: as many as have embeddings; that of the first is added to all tokens), and which layers are
+    mixtures: from the second on, every n-th (0: none)."""
 
     n_token_types: int
-    act: Activation
     moe_every_n_layers: int = 0
 
     def is_moe(self, il: int) -> bool:
@@ -86,7 +67,7 @@ def _read(r: Reader, act: Activation = "gelu", **own: Any) -> HParams:
         "layer",
         causal_attn=False,
         n_token_types=n_token_types if isinstance(n_token_types, int) else 0,
-        act=read_activation(r, act),
+        act=read_activation(r) or act,
         **own,
     )
 
@@ -167,11 +148,11 @@ def _row_norm(b: Build, cur: Tensor, role: str, il: int) -> Tensor:
 
 def _ffn(b: Build, hp: BertHParams, cur: Tensor, il: int, gated: bool) -> Tensor:
     if hp.is_moe(il):
-        return build_moe_ffn(b, cur, il, hp.act, gated=False)
+        return build_moe_ffn(b, cur, il, "gelu", gated=False)
     n_ff = hp.layer(il).n_ff
     if gated and b.n_out("ffn_up", (n_ff, 2 * n_ff), il) != n_ff:
-        return build_ffn(b, cur, il, hp.act, gate_in_up=True)
-    return build_ffn(b, cur, il, hp.act, gated)
+        return build_ffn(b, cur, il, "gelu", gate_in_up=True)
+    return build_ffn(b, cur, il, "gelu", gated)
 
 
 def _build_gated(b: Build) -> Graph:

@@ -35,7 +35,7 @@ from .blocks import (
     build_shared_expert,
 )
 from .hparams import AttnTemperature, Head, HParams, NormKind, Router
-from .metadata import Reader, read_hparams
+from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
 Value = float | str | bool | Head | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
 
@@ -55,7 +55,7 @@ class Decoder:
                   roped: as head, but after; row: all heads of a token together, before
     qk_norm_optional   they are normed where the model has weights for both
     rope_factors  the rope has frequency factors, where the model has them
-    act           what the gate of the feed-forward network goes through
+    act           what the gate of the feed-forward network goes through, unless the file says otherwise
     gated         whether there is a gate; without one `act` is of what `ffn_up` gives
     gate_in_up    `ffn_up` gives the gate too
     biases        qkv: of those in a file only these are added (as in llama.cpp); none: nor these
@@ -208,8 +208,7 @@ class Decoder:
         """The feed-forward network, or the mixture of experts, of layer `il`."""
         if not b.hparams.is_moe(il):
             bias = self.biases == "all"
-            act = "gelu_erf" if self.act == "gelu" and b.hparams.gelu_exact else self.act
-            return build_ffn(b, cur, il, act, self.gated, bias=bias, gate_in_up=self.gate_in_up)
+            return build_ffn(b, cur, il, self.act, self.gated, bias=bias, gate_in_up=self.gate_in_up)
         out = build_moe_ffn(b, cur, il, self.act)
         if not b.hparams.n_ff_shexp:
             return out
@@ -221,14 +220,17 @@ def decoder(
     build: Decoder | None = None,
     memory: MemoryKind = "kv",
     nextn: bool = False,
+    own_window: bool = False,
     **hparams: Value | Callable[[Reader], Value],
 ) -> Architecture:
     """The architecture of plain decoders. `hparams` are hyperparameters that the common keys do not give, or how they
-    are read; `nextn`: see `Architecture`."""
+    are read; `nextn`: see `Architecture`; `own_window`: files may have a sliding window, see `read_own_window`."""
     build = build or Decoder()
 
     def read(r: Reader) -> HParams:
         own = {name: value(r) if callable(value) else value for name, value in hparams.items()}
+        if own_window:
+            own |= {"n_swa": read_own_window(r), "swa_pattern": read_own_pattern(r)}
         return read_hparams(HParams, r, build.norm, k_norm_last=build.qk_norm == "roped", **own)
 
     return Architecture(names, build.build, read, memory, build.lm_head, nextn)

@@ -4,48 +4,32 @@ there are no logits: graphs end with `result_embd`."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from pyggml.gguf_io.constants import Keys
-from pyggml.graph import Graph
 
 from .architecture import Architecture
-from .bert import read_activation
-from .blocks import Activation, Build
 from .decoder import Decoder, decoder
 from .hparams import Head, HParams
-from .metadata import Reader, read_head, read_hparams, read_window
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModernBertHParams(HParams):
-    """What the gate of the network goes through."""
-
-    act: Activation
+from .metadata import Reader, read_activation, read_head, read_hparams, read_window
 
 
 def _read_modern_bert(r: Reader) -> HParams:
-    act = read_activation(r, "gelu")
     window = {}
     if r.integer(Keys.Attention.SLIDING_WINDOW, 0):
         window = read_window(r, 3, dense_first=True) | {"swa_type": "symmetric"}
-    head = read_head(r, Head(pooling="mean", act="gelu_erf" if act == "gelu_erf" else "gelu"))
-    return read_hparams(
-        ModernBertHParams, r, "layer", causal_attn=False, rope_type="neox", act=act, head=head, **window
-    )
+    head = read_head(r, Head(pooling="mean", act="gelu_erf" if read_activation(r) == "gelu_erf" else "gelu"))
+    return read_hparams(HParams, r, "layer", causal_attn=False, rope_type="neox", head=head, **window)
 
 
-def _build_modern_bert(b: Build) -> Graph:
-    assert isinstance(b.hparams, ModernBertHParams)
-    return Decoder(
-        norm="layer",
-        embd_norm="weighted",
-        first_norm=False,
-        act=b.hparams.act,
-        gate_in_up=True,
-        rope_factors=False,
-        lm_head=False,
-    ).build(b)
+_MODERN_BERT = Decoder(
+    norm="layer",
+    embd_norm="weighted",
+    first_norm=False,
+    act="gelu",
+    gate_in_up=True,
+    rope_factors=False,
+    lm_head=False,
+)
 
 
 def _read_gemma_embedding(r: Reader) -> HParams:
@@ -63,7 +47,7 @@ def _read_gemma_embedding(r: Reader) -> HParams:
 ARCHITECTURES = (
     # ModernBERT (arXiv 2412.13663), GTE and Granite of its shape: the embeddings are normed (and what the first layer
     # reads is not once more), two of three layers see a window to both sides, gate and up are one weight.
-    Architecture(("modern-bert",), _build_modern_bert, _read_modern_bert, "none", False),
+    Architecture(("modern-bert",), _MODERN_BERT.build, _read_modern_bert, "none", False),
     # NeoBERT (arXiv 2502.19587): as Llama, with one weight for Q, K and V, and one for gate and up.
     decoder(
         "neo-bert",

@@ -24,7 +24,6 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import (
     KV,
-    Activation,
     Build,
     build_ffn,
     build_inp_embd,
@@ -63,11 +62,6 @@ class Gemma3nHParams(HParams):
     i_altup_act: int
     n_embd_per_layer: int
     f_sparsity: tuple[float, ...]
-
-    @property
-    def act(self) -> Activation:
-        """What gates go through."""
-        return "gelu_erf" if self.gelu_exact else "gelu"
 
 
 def build_gemma3n(b: Build) -> Graph:
@@ -214,7 +208,7 @@ def _normed(b: Build, cur: Tensor, part: str, pos: Tensor, il: int) -> Tensor:
 def _ffn(b: Build, cur: Tensor, il: int) -> Tensor:
     """The network; in sparse layers, of each token only the gates well above the mean of its gates open."""
     hp = _hparams(b)
-    act, by = ACTIVATIONS[hp.act], hp.f_sparsity[il]
+    act, by = ACTIVATIONS[hp.act or "gelu"], hp.f_sparsity[il]
 
     def sparse(gate: Tensor, up: Tensor | None) -> Tensor:
         assert up is not None
@@ -222,7 +216,7 @@ def _ffn(b: Build, cur: Tensor, il: int) -> Tensor:
         cutoff = gg.scale(gg.sqrt(gg.mean(gg.sqr(above))), by)
         return gg.mul(act(b.cb(gg.relu(gg.sub(above, cutoff)), "ffn_gate_sparse", il)), up)
 
-    return build_ffn(b, cur, il, hp.act if math.isinf(by) else sparse)
+    return build_ffn(b, cur, il, "gelu" if math.isinf(by) else sparse)
 
 
 def _add_own(b: Build, streams: Tensor, own: Tensor, il: int) -> Tensor:
@@ -230,7 +224,7 @@ def _add_own(b: Build, streams: Tensor, own: Tensor, il: int) -> Tensor:
     makes of the active one. A control vector is added to all of them, as in llama.cpp."""
     hp, (n_embd, _, n_tokens, _) = _hparams(b), streams.ne
     cur = gg.mul(_stream(streams, hp.i_altup_act), b.weight("altup_correct_scale", (n_embd,), il))
-    gate = ACTIVATIONS[hp.act](b.linear("inp_gate", cur, own.ne[0], "per_layer_gate", il))
+    gate = ACTIVATIONS[hp.act or "gelu"](b.linear("inp_gate", cur, own.ne[0], "per_layer_gate", il))
     cur = b.linear("proj", b.cb(gg.mul(gate, own), "first_prediction_scaled", il), n_embd, "per_layer_proj", il)
     cur = build_norm(b, cur, "post_norm", "first_prediction_out", il)
     others = gg.add(_others(streams), gg.reshape_3d(cur, n_embd, 1, n_tokens))

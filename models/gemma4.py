@@ -18,7 +18,6 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import (
     KV,
-    Activation,
     Build,
     build_experts,
     build_ffn,
@@ -46,11 +45,6 @@ class Gemma4HParams(HParams):
     """n_embd_per_layer: elements of the embedding that a token has for each layer; 0: there are none."""
 
     n_embd_per_layer: int
-
-    @property
-    def act(self) -> Activation:
-        """What gates go through."""
-        return "gelu_erf" if self.gelu_exact else "gelu"
 
 
 def build_gemma4(b: Build) -> Graph:
@@ -124,7 +118,7 @@ def _ffn(b: Build, attn_out: Tensor, il: int) -> Tensor:
     """The network, and where layer `il` has a router the experts beside it, each normed."""
     hp, n_embd = b.hparams, attn_out.ne[0]
     assert isinstance(hp, Gemma4HParams)
-    cur = build_ffn(b, build_norm(b, attn_out, "ffn_norm", "ffn_norm", il), il, hp.act)
+    cur = build_ffn(b, build_norm(b, attn_out, "ffn_norm", "ffn_norm", il), il, "gelu")
     if not hp.n_expert or b.optional("ffn_gate_inp", (n_embd, hp.n_expert), il) is None:
         return cur
     cur = build_norm(b, cur, "post_ffw_norm_1", "ffn_mlp", il)
@@ -132,7 +126,7 @@ def _ffn(b: Build, attn_out: Tensor, il: int) -> Tensor:
     by = b.cb(gg.mul(by, b.weight("ffn_gate_inp", (n_embd,), il, "scale")), "ffn_moe_inp", il)
     selected, weights = build_router(b, by, il)
     moe = build_norm(b, attn_out, "pre_ffw_norm_2", "ffn_norm_2", il)
-    moe = build_experts(b, moe, selected, weights, hp.layer(il).n_ff_exp, il, hp.act)
+    moe = build_experts(b, moe, selected, weights, hp.layer(il).n_ff_exp, il, "gelu")
     moe = build_norm(b, moe, "post_ffw_norm_2", "ffn_moe", il)
     return b.cb(gg.add(cur, moe), "ffn_moe_combined", il)
 
@@ -142,7 +136,7 @@ def _per_layer(b: Build, cur: Tensor, own: Tensor, il: int) -> Tensor:
     hp = b.hparams
     assert isinstance(hp, Gemma4HParams)
     gate = b.linear("inp_gate", cur, own.ne[0], "per_layer_gate", il)
-    out = b.linear("proj", gg.mul(ACTIVATIONS[hp.act](gate), own), cur.ne[0], "per_layer_proj", il)
+    out = b.linear("proj", gg.mul(ACTIVATIONS[hp.act or "gelu"](gate), own), cur.ne[0], "per_layer_proj", il)
     return build_norm(b, out, "post_norm", "per_layer_embd_out", il)
 
 

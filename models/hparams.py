@@ -15,6 +15,7 @@ NormKind = Literal["rms", "layer"]
 Gating = Literal["softmax", "sigmoid", "sqrt_softplus"]
 SwaType = Literal["standard", "chunked", "symmetric"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
+Activation = Literal["silu", "gelu", "gelu_erf", "gelu_quick", "relu", "relu_sqr", "tanh", "sigmoid"]
 
 MAX_LAYERS, MAX_EXPERTS = 512, 512  # llama.cpp's; they keep a lying file from costing memory
 MAX_INT = 1 << 31
@@ -145,12 +146,15 @@ class HParams:
     n_rot: int = 0  # n_embd_head_k
     f_norm_rms_eps: float = 1e-5
     f_norm_eps: float = 1e-5
+    f_norm_inner_eps: float = (
+        0.0  # of norms within attention (of latent rows, of Q and K of delta nets); 0: as of the others
+    )
     f_embedding_scale: float = 0.0  # what the embeddings are multiplied with; 0: nothing
     f_residual_scale: float = 0.0  # what attention and network are multiplied with before they are added; 0: nothing
     f_logit_scale: float = 0.0  # what the logits are multiplied with; 0: nothing
     f_attention_scale: float = 0.0  # 1 / sqrt(n_embd_head_k)
     f_clamp_kqv: float = 0.0  # Q, K and V are clamped to -f_clamp_kqv .. f_clamp_kqv; 0: they are not
-    gelu_exact: bool = False  # gelu is by the error function, not by the tangent that is close to it
+    act: Activation | None = None  # what networks go through, where a file says so: else what the builder has
     rope_type: RopeType = "norm"  # which elements of a head turn together: neighbours, or those half of n_rot apart
     rope_sections: tuple[int, ...] = ()  # mrope, imrope: how many pairs turn by each of a token's four positions
     k_norm_last: bool = False  # K is normed, with weights, after it is roped

@@ -28,14 +28,15 @@ from .decoder import Decoder
 from .hparams import HParams, Router, StateShape
 from .metadata import Reader, read_clamps, read_hparams, read_rope_sections, read_router
 
+_KDA_HEADS = "{arch}.kda.head_count"  # of pyggml alone
 GATE_LOWER_BOUND = "{arch}.kda.gate_lower_bound"
 
 
 @dataclass(frozen=True, kw_only=True)
 class KimiHParams(HParams):
-    """mla: the sizes of latent attention. d_conv, n_embd_head_kda: of layers with delta nets, which have as many heads
-    as the first layer. gate_lower_bound: the fastest decay; 0: there is none. f_l2_eps: of the norms of Q and K;
-    0: as of the others.
+    """mla: the sizes of latent attention. d_conv, n_embd_head_kda: of layers with delta nets. n_head_kda: their heads,
+    as many as the first layer has, unless the file says otherwise. gate_lower_bound: the fastest decay; 0: none is.
+    f_l2_eps: of the norms of Q and K; 0: as of the others.
     swiglu_clamp_exp, swiglu_clamp_shexp: of each layer, what gate and up of experts, and of networks that all tokens
     go through, are kept within; 0: they are not."""
 
@@ -188,7 +189,8 @@ def read_kimi(
         "f_attention_scale": mla.n_embd_head_k**-0.5,
         "d_conv": r.integer(Keys.SSM.CONV_KERNEL),
         "n_embd_head_kda": r.integer(Keys.KDA.HEAD_DIM),
-        "n_head_kda": base.layer(0).n_head,
+        "f_l2_eps": base.f_norm_inner_eps,
+        "n_head_kda": r.integer(_KDA_HEADS, 0) or base.layer(0).n_head,
     }
     return read_hparams(cls, r, **{**common, **own})
 

@@ -23,10 +23,12 @@ class MambaHParams(HParams):
 
     ssm          their sizes
     dt_b_c_norm  their dt, B and C are normed (Falcon-Mamba)
+    f_dt_b_c_eps  the epsilon of these norms; 0: that of the others
     """
 
     ssm: SSM
     dt_b_c_norm: bool = False
+    f_dt_b_c_eps: float = 0.0
 
     def state(self, il: int) -> StateShape:
         """What a layer remembers: those without a KV cache are state-space layers."""
@@ -57,7 +59,9 @@ def read_ssm(r: Reader) -> SSM:
 
 def _read(r: Reader) -> HParams:
     none: dict[str, Any] = {"n_head": 1, "n_head_kv": (0,) * r.integer(Keys.LLM.BLOCK_COUNT), "n_ff": 1}
-    return read_hparams(MambaHParams, r, ssm=read_ssm(r), dt_b_c_norm=r.boolean(Keys.SSM.DT_B_C_RMS, False), **none)
+    none |= {"dt_b_c_norm": r.boolean(Keys.SSM.DT_B_C_RMS, False)}
+    none |= {"f_dt_b_c_eps": r.number("{arch}.ssm.dt_b_c_rms_epsilon", 0.0)}  # of pyggml alone
+    return read_hparams(MambaHParams, r, ssm=read_ssm(r), **none)
 
 
 def build_model(b: Build) -> Graph:
@@ -72,7 +76,8 @@ def build_model(b: Build) -> Graph:
             if hp.ssm.n_group:
                 cur = build_mamba2(b, cur, hp.ssm, il)
             else:
-                cur = build_mamba(b, cur, hp.ssm, il, dt_b_c_norm="plain" if hp.dt_b_c_norm else "none")
+                kind = "plain" if hp.dt_b_c_norm else "none"
+                cur = build_mamba(b, cur, hp.ssm, il, dt_b_c_norm=kind, eps=hp.f_dt_b_c_eps)
             if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
                 inp_out_ids = build_inp_out_ids(b)
                 cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)

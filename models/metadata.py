@@ -14,6 +14,7 @@ from pyggml.gguf_io.constants import Keys
 from .hparams import (
     MAX_INT,
     ROPE_SCALING,
+    Activation,
     AttnTemperature,
     Gating,
     Head,
@@ -32,6 +33,18 @@ _GATING: tuple[tuple[Gating, bool], ...] = (  # values of `expert_gating_func` f
     ("softmax", True),
     ("sqrt_softplus", False),
 )
+_HIDDEN_ACT = "{arch}.hidden_activation"
+ACTIVATIONS: dict[str, Activation] = {  # the transformers library's names; gelu is the exact one
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu"),
+    "quick_gelu": "gelu_quick",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "relu2": "relu_sqr",
+    "tanh": "tanh",
+    "sigmoid": "sigmoid",
+}
 _POOLING: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")  # values of `pooling_type` from 0
 
 
@@ -188,6 +201,18 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
     return tuple(int(n == 0 or il % n != dense) for il in r.layers)
 
 
+def read_own_window(r: Reader) -> int:
+    """The sliding window of an architecture for which llama.cpp knows none: read only where the file says of each layer
+    whether it has it, which llama.cpp's files do not; else 0."""
+    said = isinstance(r.get(Keys.Attention.SLIDING_WINDOW_PATTERN, None), np.ndarray)
+    return r.integer(Keys.Attention.SLIDING_WINDOW) if said else 0
+
+
+def read_own_pattern(r: Reader) -> PerLayer:
+    """The layers that have it, see `read_swa_pattern`."""
+    return read_swa_pattern(r, 0) if read_own_window(r) else 0
+
+
 def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
     """Which layers are recurrent, 1 of each that is: what the file says, else all but each last of as many as it says,
     or of `n_pattern`."""
@@ -243,6 +268,15 @@ def read_router(r: Reader, default: Router | None = None) -> Router:
     )
 
 
+def read_activation(r: Reader) -> Activation | None:
+    """What networks go through, by the transformers library's name; None where the file says nothing, as those of
+    llama.cpp but for ModernBERT's, which alone has the key there."""
+    name = r.text(_HIDDEN_ACT, "")
+    if name and name not in ACTIVATIONS:
+        r.fail(_HIDDEN_ACT, f"is {name!r}; known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name] if name else None
+
+
 def read_pooling(r: Reader, key: str, default: Pooling) -> Pooling:
     """What pools the embeddings of tokens, by its number."""
     number = r.integer(key, _POOLING.index(default))
@@ -289,8 +323,9 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "n_embd_head_v_swa": r.integer(attention.VALUE_LENGTH_SWA, 0),
         "n_rot_swa": r.integer(rope.DIMENSION_COUNT_SWA, 0),
         **({} if eps in own else {eps: r.number(key)}),
+        "f_norm_inner_eps": r.number("{arch}.attention.inner_rms_epsilon", 0.0),  # of pyggml alone
         "f_attention_scale": r.number(attention.SCALE, 0.0),
-        "gelu_exact": r.text("{arch}.hidden_activation", "") == "gelu",  # the transformers library's name of it
+        "act": read_activation(r),
         "rope_freq_base": r.number(rope.FREQ_BASE, 10000.0),
         "rope_scaling_type": scaling,
         "rope_freq_scale": 1.0 / factor if factor else 1.0,

@@ -89,7 +89,8 @@ def _lightning(b: Build, cur: Tensor, il: int) -> Tensor:
     slopes = gg.exp(gg.scale(gg.arange(1.0, n_head + 1.0, 1.0), -8.0 / n_head * math.log(2.0)))  # 2^(-8 i / n_head)
     fades = gg.reshape_3d(b.cb(gg.exp(gg.scale(slopes, -layer)), "decay", il), 1, n_head, 1)
     y = build_linear_attn(b, q, k, v, gg.repeat_4d(fades, head, n_head, n_tokens, 1), il)
-    y = build_norm(b, gg.reshape_2d(y, n.n_embd_q, n_tokens), "attn_norm_2", "qkv_norm", il)
+    y = gg.reshape_2d(y, n.n_embd_q, n_tokens)
+    y = build_norm(b, y, "attn_norm_2", "qkv_norm", il, eps=b.hparams.f_norm_inner_eps)
     gate = b.cb(gg.sigmoid(b.linear("attn_gate", cur, n.n_embd_q, "g", il)), "g_sigm", il)
     return b.linear("attn_output", b.cb(gg.mul(gate, y), "attn_gated", il), hp.n_embd, "attn_out", il)
 

@@ -19,7 +19,7 @@ from .architecture import Architecture
 from .blocks import Build, build_experts, build_moe_ffn
 from .decoder import Decoder
 from .hparams import HParams
-from .metadata import Reader, read_hparams
+from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
 _JITTER_KEY = "{arch}.expert_router_jitter"
 _FAR = -1e30  # added to a logit, it leaves nothing of its share
@@ -82,6 +82,8 @@ def _read(r: Reader) -> HParams:
         layer_norm=eps > 0,
         f_norm_eps=eps,
         router_jitter=r.number(_JITTER_KEY, 0.0),
+        n_swa=read_own_window(r),
+        swa_pattern=read_own_pattern(r),
     )
 
 

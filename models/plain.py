@@ -10,8 +10,12 @@ from .decoder import Decoder, decoder
 from .hparams import Head
 from .metadata import Reader, read_head, read_rope_sections
 
+_ROPE_PATTERN = "{arch}.attention.rope_pattern"
 
-def _every_fourth_has_no_rope(r: Reader) -> tuple[int, ...]:
+
+def _roped(r: Reader) -> tuple[int, ...]:
+    if r.get(_ROPE_PATTERN, None) is not None:  # of pyggml alone
+        return r.flags(_ROPE_PATTERN)
     return tuple(int((il + 1) % 4 != 0) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
 
 
@@ -25,11 +29,11 @@ ARCHITECTURES = (
     # Qwen (arXiv:2309.16609): one weight for Q, K and V; feed_forward_length is that of gate and up together.
     decoder("qwen", rope_type="neox", n_ff=lambda r: r.integer(Keys.LLM.FEED_FORWARD_LENGTH) // 2),
     # Qwen2 (arXiv:2407.10671): biases of Q, K and V. EXAONE 3 (arXiv:2408.03541) has none.
-    decoder("qwen2", "exaone", rope_type="neox"),
+    decoder("qwen2", "exaone", rope_type="neox", own_window=True),
     # openPangu Embedded (arXiv:2505.22375): so, and a bias of the product after attention.
     decoder("pangu-embedded", build=Decoder(rope_factors=False), rope_type="neox"),
     # Qwen3 (arXiv:2505.09388): Q and K of each head are normed. Its reranker (arXiv:2506.05176) ends with yes or no.
-    decoder("qwen3", build=Decoder(qk_norm="head"), rope_type="neox", head=_yes_or_no),
+    decoder("qwen3", build=Decoder(qk_norm="head"), rope_type="neox", head=_yes_or_no, own_window=True),
     # Qwen2-VL (arXiv:2409.12191) and Qwen3-VL (arXiv:2511.21631), the part for text: a token has three positions.
     decoder(
         "qwen2vl",
@@ -56,9 +60,9 @@ ARCHITECTURES = (
     # Seed-OSS (huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base): as Qwen2, but in the name of a norm.
     decoder("seed_oss", build=Decoder(ffn_norm="post_attention_norm"), rope_type="neox"),
     # SmolLM3 (huggingface.co/HuggingFaceTB/SmolLM3-3B): every fourth layer is not roped (arXiv:2501.18795).
-    decoder("smollm3", rope_layers=_every_fourth_has_no_rope),
+    decoder("smollm3", rope_layers=_roped, own_window=True),
     # Phi-3 (arXiv:2404.14219): one weight for Q, K and V, one for gate and up; long and short frequency factors.
-    decoder("phi3", build=Decoder(gate_in_up=True), rope_type="neox"),
+    decoder("phi3", build=Decoder(gate_in_up=True), rope_type="neox", own_window=True),
     # ChatGLM3 and GLM-4-9B (arXiv:2406.12793): one weight for gate and up, half of each head roped.
     decoder("chatglm", build=Decoder(gate_in_up=True)),
     # GLM-4-0414 (huggingface.co/zai-org/GLM-4-32B-0414): norms behind attention and network too. GLM-4.1V

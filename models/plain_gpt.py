@@ -58,7 +58,7 @@ ARCHITECTURES = (
     # Pocket TTS (arXiv:2509.06926), the part for text, of which a flow network makes sound; nothing reads its logits.
     decoder("pockettts", build=_GPT),
     # StarCoder 2 (arXiv:2402.19173), CodeShell (arXiv:2403.15747)
-    decoder("starcoder2", "codeshell", build=_GPT, rope_type="neox"),
+    decoder("starcoder2", "codeshell", build=_GPT, rope_type="neox", own_window=True),
     # BLOOM (arXiv:2211.05100): ALiBi, and embeddings are normed.
     decoder(
         "bloom",
@@ -89,8 +89,12 @@ ARCHITECTURES = (
     decoder("orion", build=Decoder(norm="layer"), rope_type="neox"),
     # OLMo (arXiv:2402.00838): norms without weights; Q, K and V may be clamped.
     decoder("olmo", build=Decoder(norm="layer", norm_weight=False), f_clamp_kqv=_clamp_kqv),
-    # Phi-2 (huggingface.co/microsoft/phi-2): attention and network side by side.
-    decoder("phi2", build=Decoder(norm="layer", act="gelu", gated=False, parallel=True), rope_type="neox"),
+    # Phi-2 (huggingface.co/microsoft/phi-2): attention and network side by side; Q and K may be normed.
+    decoder(
+        "phi2",
+        build=Decoder(norm="layer", act="gelu", gated=False, parallel=True, qk_norm="head", qk_norm_optional=True),
+        rope_type="neox",
+    ),
     # Falcon (arXiv:2311.16867): so; in the larger ones each with a norm of its own.
     decoder("falcon", build=Decoder(norm="layer", act="gelu", gated=False, parallel=True), rope_type="neox"),
     # GPT-NeoX (arXiv:2204.06745), Pythia (arXiv:2304.01373): each with a norm of its own, side by side or not.

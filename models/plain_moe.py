@@ -72,7 +72,13 @@ ARCHITECTURES = (
     # DeepSeekMoE (arXiv:2401.06066): small experts and shared ones, one layer without experts first.
     decoder("deepseek", router=_router(norm=False)),
     # dots.llm1 (arXiv:2506.05767): as DeepSeek-V3's router, with Q and K normed.
-    decoder("dots1", build=Decoder(qk_norm="head"), rope_type="neox", router=_router(gating="sigmoid", norm=False)),
+    decoder(
+        "dots1",
+        build=Decoder(qk_norm="head"),
+        rope_type="neox",
+        router=_router(gating="sigmoid", norm=False),
+        own_window=True,
+    ),
     # ERNIE 4.5 (ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf): Llama's, or with a bias to choose experts
     # by, in every so many layers after the first.
     decoder("ernie4_5", build=Decoder(biases="qkv"), n_expert=0, n_expert_used=0),
@@ -143,10 +149,11 @@ ARCHITECTURES = (
             Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, r.integer(Keys.LLM.FEED_FORWARD_LENGTH)
         ),
         router=_router(norm=False),
+        own_window=True,
     ),
     # Qwen3 (arXiv:2505.09388): Q and K normed. RND1 (huggingface.co/radicalnumerics/RND1-Base-0910), made of it, writes
     # by diffusion: all tokens see each other, and nothing is remembered. LLaDA-MoE (arXiv:2509.24389) too.
-    decoder("qwen3moe", build=Decoder(qk_norm="head"), rope_type="neox", n_ff_exp=_n_ff_exp),
+    decoder("qwen3moe", build=Decoder(qk_norm="head"), rope_type="neox", n_ff_exp=_n_ff_exp, own_window=True),
     decoder("rnd1", build=Decoder(qk_norm="head"), memory="none", rope_type="neox", causal_attn=False),
     decoder(
         "llada-moe",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
 from pyggml import ops as gg
 from pyggml.tensor import Tensor
 
+from ..hparams import Activation
 from .build import Build
-
-Activation = Literal["silu", "gelu", "gelu_erf", "relu", "relu_sqr", "tanh"]
 
 Glu = Callable[[Tensor, Tensor | None], Tensor]  # of gate and up, or of both in the halves of each row
 
@@ -19,16 +17,35 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": gg.silu,
     "gelu": gg.gelu,
     "gelu_erf": gg.gelu_erf,
+    "gelu_quick": gg.gelu_quick,
     "relu": gg.relu,
     "relu_sqr": lambda a: gg.sqr(gg.relu(a)),
     "tanh": gg.tanh,
+    "sigmoid": gg.sigmoid,
 }
-HALVES: dict[Activation, Callable[[Tensor], Tensor]] = {  # of the first half of each row, times the second
+_HALVES: dict[Activation, Callable[[Tensor], Tensor]] = {  # of the first half of each row, times the second
     "silu": gg.swiglu,
     "gelu": gg.geglu,
     "gelu_erf": gg.geglu_erf,
+    "gelu_quick": gg.geglu_quick,
     "relu": gg.reglu,
 }
+
+
+def act_of(b: Build, act: Activation | Glu) -> Activation | Glu:
+    """What a network goes through: what the file says, else what the builder has. A function of gate and up stays."""
+    return act if callable(act) else b.hparams.act or act
+
+
+def of_halves(act: Activation | Glu, both: Tensor) -> Tensor:
+    """`act` of the first half of each row of `both`, times the second half: ne [both.ne[0] / 2, ...]."""
+    if callable(act):
+        return act(both, None)
+    if act in _HALVES:
+        return _HALVES[act](both)
+    n, (_, *ne, _), nb = both.ne[0] // 2, both.ne, both.nb
+    gate, up = (gg.cont(gg.view_3d(both, n, ne[0], ne[1], nb[1], nb[2], i * n * nb[0])) for i in (0, 1))
+    return gg.mul(ACTIVATIONS[act](gate), up)
 
 
 def limited(limit: float) -> Activation | Glu:
@@ -55,11 +72,10 @@ def build_ffn(
     `bias`: as for `Build.linear`. `gate_in_up`: `ffn_up` gives the gate, and then what it lets through.
     Without a gate, what `act` gives is divided by `ffn.act.scales` where the model has them.
     """
-    n_ff = n_ff or b.hparams.layer(il).n_ff
+    n_ff, act = n_ff or b.hparams.layer(il).n_ff, act_of(b, act)
     if gate_in_up:
         up = b.linear(f"ffn_up{kind}", cur, 2 * n_ff, "ffn_up", il, bias=bias)
-        assert not callable(act), act
-        par = b.cb(HALVES[act](up), "ffn_swiglu" if act == "silu" else f"ffn_{act}_glu", il)
+        par = b.cb(of_halves(act, up), "ffn_swiglu" if act == "silu" else f"ffn_{act}_glu", il)
     elif gated:
         gate = b.linear(f"ffn_gate{kind}", cur, n_ff, "ffn_gate", il, bias=bias)
         if not callable(act):

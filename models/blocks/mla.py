@@ -73,7 +73,7 @@ def build_mla(
         q_pe = build_rope(b, q_pe, pos, factors, "q_pe", il)
         k_pe = build_rope(b, k_pe, pos, factors, "k_pe", il)
     kv_cmpr = gg.view_2d(kv_cmpr, m.n_lora_kv, n_tokens, latent.nb[1], 0)
-    kv_cmpr = build_norm(b, kv_cmpr, "attn_kv_a_norm", "kv_cmpr", il)
+    kv_cmpr = build_norm(b, kv_cmpr, "attn_kv_a_norm", "kv_cmpr", il, eps=b.hparams.f_norm_inner_eps)
 
     v_mla = None
     if b.hparams.v_in_k:
@@ -99,7 +99,9 @@ def build_mla(
 
 
 def _q_row(b: Build, cur: Tensor, il: int, n_lora: int) -> Tensor:
-    return build_norm(b, b.linear("attn_q_a", cur, n_lora, "q", il), "attn_q_a_norm", "q", il)
+    return build_norm(
+        b, b.linear("attn_q_a", cur, n_lora, "q", il), "attn_q_a_norm", "q", il, eps=b.hparams.f_norm_inner_eps
+    )
 
 
 def _split(a: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:

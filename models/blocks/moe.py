@@ -10,7 +10,7 @@ from pyggml.tensor import Tensor
 
 from ..hparams import Gating
 from .build import Build
-from .ffn import ACTIVATIONS, HALVES, Activation, Glu, build_ffn
+from .ffn import ACTIVATIONS, Activation, Glu, act_of, build_ffn, of_halves
 
 _GATING: dict[Gating, Callable[[Tensor], Tensor]] = {
     "softmax": gg.soft_max,
@@ -123,7 +123,7 @@ def build_experts(
     n_expert       how many they are, where the router knows of others
     A model may have `gate` and `up` in one weight, biases, and a scale of each expert.
     """
-    n_embd, n_tokens = cur.ne[0], cur.ne[1]
+    n_embd, n_tokens, act = cur.ne[0], cur.ne[1], act_of(b, act)
     n_expert, n_used = n_expert or b.hparams.n_expert, selected.ne[0]
 
     def linear(part: str, cur: Tensor, n_out: int) -> Tensor:  # ne [n_out, n_used, n_tokens]
@@ -147,7 +147,7 @@ def build_experts(
         par = b.cb(ACTIVATIONS[act](linear("up", cur, n_ff)), f"ffn_moe_{act}", il)
     elif b.optional(f"ffn_gate_up{kind}", (n_embd, 2 * n_ff, n_expert), il) is not None:
         both = linear("gate_up", cur, 2 * n_ff)
-        par = b.cb(act(both, None) if callable(act) else HALVES[act](both), "ffn_moe_gate_par", il)
+        par = b.cb(of_halves(act, both), "ffn_moe_gate_par", il)
     else:
         gate = linear("gate", cur, n_ff)
         if callable(act):

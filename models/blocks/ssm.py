@@ -32,9 +32,15 @@ class SSM(NamedTuple):
 
 
 def build_mamba(
-    b: Build, cur: Tensor, m: SSM, il: int, *, dt_b_c_norm: Literal["none", "plain", "weighted"] = "none"
+    b: Build,
+    cur: Tensor,
+    m: SSM,
+    il: int,
+    *,
+    dt_b_c_norm: Literal["none", "plain", "weighted"] = "none",
+    eps: float = 0.0,
 ) -> Tensor:
-    """Mamba: ne [n_embd, n_tokens]. `dt_b_c_norm`: dt, B and C are normed (plain: without weights)."""
+    """Mamba: ne [n_embd, n_tokens]. `dt_b_c_norm`: dt, B and C are normed (plain: without weights); `eps` of these."""
     n_embd, d_inner, d_state = cur.ne[0], m.d_inner, m.d_state
     xz = b.linear("ssm_in", cur, 2 * d_inner, "ssm_in", il)
     x, z = _columns(b, xz, 0, d_inner), _columns(b, xz, d_inner, d_inner)
@@ -46,7 +52,8 @@ def build_mamba(
         cur = _columns(b, x_db, first, n)
         if dt_b_c_norm == "none":
             return gg.cont(cur) if name == "dt" else cur
-        return build_norm(b, cur, f"ssm_{name}_norm" if dt_b_c_norm == "weighted" else "", f"ssm_{name}_normed", il)
+        role = f"ssm_{name}_norm" if dt_b_c_norm == "weighted" else ""
+        return build_norm(b, cur, role, f"ssm_{name}_normed", il, eps=eps)
 
     dt, B, C = (part(*p) for p in parts)
     dt = b.linear("ssm_dt", dt, d_inner, "ssm_dt", il)

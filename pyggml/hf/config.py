@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from pyggml import limits, small_file
 from pyggml.errors import ModelError
 from pyggml.models.hparams import MAX_LAYERS
+from pyggml.models.metadata import ACTIVATIONS
 
 _NO_DEFAULT = object()
 _INTEGER = 1 << 63
@@ -19,6 +22,17 @@ _ROPE_NUMBERS = {
     *("mscale", "mscale_all_dim"),
 }
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# Of ropes, as configs had them before `rope_parameters`.
+_THETA = ("rope_theta", "rotary_emb_base", "global_rope_theta")
+_THETA_SWA = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
+_PARTIAL = ("partial_rotary_factor", "rotary_pct")
+
+
+@cache
+def _classes() -> dict[str, dict[str, Any]]:
+    """Of each model_type the keys that the transformers library reads, and what it has where a config lacks one.
+    `tests/deep/config_classes.py` makes the file; inf in it is no JSON, but Python's."""
+    return json.loads(Path(__file__).with_name("classes.json").read_bytes())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -46,17 +60,22 @@ def _check_integers(path: Path, values: Mapping[str, Any]) -> None:
 
 
 class Config:
-    """What config.json says. Where the text model is one part of several, its part (`text_config`) comes first.
+    """What config.json says, and what the transformers library has where it says nothing. Where the text model is one
+    part of several, its part (`text_config`) comes first.
 
     last      the name that was asked for last
     n_heads   how many layers that draft the checkpoint has behind the `n_layer` of the model. Its tensors tell: configs
               say how many were trained, also where a copy has none
+    asked     the names that were asked for so far: `refuse_unread` refuses what else changes the model
     """
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path, self.n_heads, self.last = path, 0, ""
         text = values.get("text_config")
         self.values: dict[str, Any] = {**values, **text} if isinstance(text, dict) else dict(values)
+        self.asked: set[str] = set()
+        kind = self.values.get("model_type")
+        self._defaults: Mapping[str, Any] = _classes().get(kind, {}) if isinstance(kind, str) else {}
 
     @classmethod
     def of_folder(cls, folder: Path) -> Config:
@@ -73,18 +92,45 @@ class Config:
         raise ModelError(f"{self.path}: {text}")
 
     def get(self, *names: str, default: Any = _NO_DEFAULT) -> Any:
-        """The first value that is there and not null, of names which may be paths (`attn_config.clip_qkv`). Raises
-        ModelError where there is none, nor a default."""
+        """The first value that is there and not null, of names which may be paths (`attn_config.clip_qkv`); else the
+        first that the class has without the config saying so. Raises ModelError where there is none, nor a default."""
+        self.asked.update(names)
         self.last = names[0]
         for name in names:
-            value: Any = self.values
-            for part in name.split("."):
-                value = cast("dict[str, Any]", value).get(part) if isinstance(value, dict) else None
-            if value is not None:
+            value = self._said(name)
+            if value is not None and value is not _NO_DEFAULT:
+                return value
+        for name in names:
+            value = self._defaults.get(name)
+            if value is not None and self._said(name) is not None:
                 return value
         if default is _NO_DEFAULT:
             self.fail(f"has no {' or '.join(names)}")
         return default
+
+    def _said(self, name: str) -> Any:
+        """The value in the file, `_NO_DEFAULT` where it has none."""
+        value: Any = self.values
+        for part in name.split("."):
+            if not isinstance(value, dict):
+                return _NO_DEFAULT
+            value = cast("dict[str, Any]", value).get(part, _NO_DEFAULT)
+        return value
+
+    def knows(self, name: str) -> bool:
+        """Whether the class of this model_type reads a key of that name, as far as it is known."""
+        return not self._defaults or name in self._defaults
+
+    def refuse_unread(self) -> None:
+        """Raise ModelError for a key that changes the model, says something else than its class does where nothing is
+        said, and that nobody has asked for."""
+        for name in self._defaults.keys() - self.asked:
+            value, usual = self._said(name), self._defaults[name]
+            if isinstance(value, str) and isinstance(usual, str):
+                value, usual = ACTIVATIONS.get(value, value), ACTIVATIONS.get(usual, usual)  # some have two names
+            if value is not _NO_DEFAULT and value != usual and (value or usual):
+                text = f"{name} is {self._said(name)!r:.60}: of {self.model_type} only"
+                self.fail(f"{text} {self._defaults[name]!r:.60} is supported")
 
     def integer(self, *names: str, default: Any = _NO_DEFAULT) -> int:
         """A whole number."""
@@ -116,13 +162,32 @@ class Config:
     def rope(self) -> dict[str, Any]:
         """The rope of most layers: `rope_parameters`, or what configs had before (`rope_theta`, `rope_scaling`,
         `partial_rotary_factor`)."""
+        return self._rope("full_attention", _THETA)
+
+    @property
+    def rope_swa(self) -> dict[str, Any]:
+        """That of layers with a sliding window, where the config or its class tells them apart; else empty."""
+        usual: dict[str, Any] = self._defaults.get("rope_parameters") or {}
+        told = self.get("rope_parameters.sliding_attention", *_THETA_SWA, default=None)
+        return self._rope("sliding_attention", _THETA_SWA) if told or "sliding_attention" in usual else {}
+
+    def _rope(self, kind: str, theta: tuple[str, ...]) -> dict[str, Any]:
         self.last = "rope_scaling" if self.values.get("rope_scaling") else "rope_parameters"
-        own: dict[str, Any] = self.values.get("rope_parameters") or {}
-        rope: dict[str, Any] = {**own, **(own.get("full_attention") or {})}
-        rope.update(self.values.get("rope_scaling") or {})
-        for name in ("rope_theta", "partial_rotary_factor"):
-            if name not in rope and self.values.get(name) is not None:
-                rope[name] = self.values[name]
+        self.asked.update(("rope_parameters", "rope_scaling", *theta, *_PARTIAL))
+        if not self.knows("rope_parameters"):
+            return {"rope_type": "default"}
+        usual, own = (_of_kind(v.get("rope_parameters") or {}, kind) for v in (self._defaults, self.values))
+        scaling: dict[str, Any] = self.values.get("rope_scaling") or {}
+        if kind == "full_attention" and scaling:
+            own = dict(scaling)
+        rope = own or dict(usual)
+        for name, names in (("rope_theta", theta), ("partial_rotary_factor", _PARTIAL)):
+            said = next((self.values[n] for n in names if self.values.get(n) is not None and self.knows(n)), None)
+            said = usual.get(name) if said is None else said
+            if said is not None and own.get(name) is None:
+                rope[name] = said
+        if not self.knows("partial_rotary_factor"):
+            rope.pop("partial_rotary_factor", None)
         rope.setdefault("rope_type", rope.get("type", "default"))
         self._check_rope(rope)
         return rope
@@ -160,6 +225,8 @@ class Config:
     @property
     def n_embd(self) -> int:
         """Elements of an embedding."""
+        if self._defaults and self.knows("n_embed") and self.values.get("n_embed") is not None:
+            return self.integer("n_embed")  # BLOOM's and Falcon's old name, which comes first
         return self.integer("hidden_size", "n_embd", "d_model", "dim")
 
     @property
@@ -169,3 +236,8 @@ class Config:
         if n > limits.HEAD_DIM:
             self.fail(f"head_dim = {n}: up to {limits.HEAD_DIM} are supported")
         return n
+
+
+def _of_kind(ropes: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The rope of one kind of layers, where there may be one for each kind."""
+    return dict(ropes[kind] or {}) if kind in ropes else dict(ropes)

@@ -33,7 +33,7 @@ from .families.encoders import pooling_files
 from .families.spelling import INSIDE, OUTSIDE, SIDES
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
-from .metadata import COMMON, of_model
+from .metadata import COMMON, of_model, said_activation
 from .moves import Sizes, Split, Value
 from .safetensors import SINGLE
 
@@ -121,6 +121,7 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
     keys = {key.removeprefix(prefix): value for key, value in file.kv.items() if key.startswith(prefix)}
     config: dict[str, Any] = {"architectures": [family.cls], "model_type": family.types[0]}
     config |= {"tie_word_embeddings": "output.weight" not in file.tensors, "dtype": _DTYPE_NAMES[_main_type(file)]}
+    config |= said_activation(family.act) if family.act else {}
     for key, spec in {**COMMON, **family.keys}.items():
         if key not in keys:
             continue
@@ -176,7 +177,7 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     n_head = (n_head or 1) if isinstance(n_head, int) else 1
     head = keys.get("attention.key_length") or keys["embedding_length"] // n_head
     n_rot = keys.get("rope.dimension_count", head)
-    if n_rot < head and "attention.key_length_mla" not in keys:
+    if "attention.key_length_mla" not in keys:  # also where it is 1: classes have other defaults
         rope["partial_rotary_factor"] = n_rot / head
     kind = keys.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
@@ -189,6 +190,9 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
         ):
             if f"rope.scaling.{key}" in keys:
                 rope[name] = _plain(keys[f"rope.scaling.{key}"])
+    if "rope.scaling.yarn_attn_factor" in keys:
+        log_factor = math.log(keys["rope.scaling.factor"])
+        rope["attention_factor"] = keys["rope.scaling.yarn_attn_factor"] * (1.0 + 0.1 * log_factor)
     if "rope.scaling.yarn_log_multiplier" in keys:
         rope["mscale_all_dim"] = _plain(10 * keys["rope.scaling.yarn_log_multiplier"])
     if "rope_freqs.weight" in file.tensors:
@@ -224,8 +228,8 @@ def _llama3(factors: Array, theta: float) -> dict[str, Any]:
 
 def _windows(keys: Mapping[str, Any]) -> dict[str, Any]:
     if "attention.sliding_window" not in keys:
-        return {"sliding_window": None}
-    found: dict[str, Any] = {"sliding_window": keys["attention.sliding_window"]}
+        return {"sliding_window": None, "use_sliding_window": False}
+    found: dict[str, Any] = {"sliding_window": keys["attention.sliding_window"], "use_sliding_window": True}
     pattern = keys.get("attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
         kinds = of_model(pattern.tolist(), keys)
@@ -292,7 +296,7 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
         if "{}" not in name:
             yield _Written(name, (t,))
         else:
-            yield from (_Written(name.format(i), (t,), expert=i) for i in range(t.ne[2]))
+            yield from (_Written(name.format(i), (t,), expert=i) for i in range(t.ne[t.n_dims - 1]))
 
 
 def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
@@ -324,7 +328,7 @@ def _shape(w: _Written, family: Family, sizes: Sizes) -> tuple[int, ...]:
 
 def _read(reader: PartReader, t: GGUFTensor, expert: int) -> Array:
     shape = t.ne[: max(t.n_dims, 1)][::-1]
-    n = t.nbytes // (t.ne[2] if expert >= 0 else 1)
+    n = t.nbytes // (t.ne[t.n_dims - 1] if expert >= 0 else 1)
     data = reader.read(t, max(expert, 0) * n, n)
     shape = shape[1:] if expert >= 0 else shape
     if t.dtype is DType.BF16:

@@ -61,6 +61,8 @@ class Family:
     arch     `general.architecture`
     types    their `model_type`, the first of which is written back
     cls      the class in transformers, as `architectures` names it
+    act      what networks of the architecture go through where a file does not say, by the transformers library's name;
+             empty: it is built for one activation alone, and configs with another are refused
     keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON`, or come besides
     more     keys that come of a config together (layer types ...)
     made     tensors that follow from a config
@@ -81,11 +83,15 @@ class Family:
     untied   whether an output of its own is made of embeddings that are the output, too
     scalars  ends of names of tensors of one number, of each layer one -> the key that they become, and their shape
     heads    how layers that draft are spelled, where it may have them
+    told     keys of the config that need not be read: tensors or other keys say the same, or nothing depends on them
+    by_norm  keys of the config that say whether layers have a norm, which tensors tell, too -> its role, and which
+             value means that they have
     """
 
     arch: str
     types: tuple[str, ...]
     cls: str
+    act: str = "silu"
     keys: Mapping[str, Key] = field(default_factory=dict[str, Key])
     more: Callable[[Config], Mapping[str, object]] = lambda c: {}
     made: Callable[[Config], Mapping[str, Array]] = lambda c: {}
@@ -103,6 +109,8 @@ class Family:
     untied: Callable[[Config], bool] = lambda c: False
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
     heads: Heads | None = None
+    told: tuple[str, ...] = ()
+    by_norm: Mapping[str, tuple[str, bool]] = field(default_factory=dict[str, "tuple[str, bool]"])
 
     def moves_of(self, name: str) -> list[Step]:
         """What becomes of the tensor that the GGUF calls `blk.3.attn_q.weight`."""

@@ -120,7 +120,14 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     stored, numbers = _numbers(family, stored)
     kv |= numbers
     makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
-    tensors = makers.make(_wanted(config, stored, untied), made)
+    wanted = _wanted(config, stored, untied)
+    config.asked.update((*family.told, *family.by_norm))
+    config.refuse_unread()
+    tensors = makers.make(wanted, made)
+    for key, (role, value) in family.by_norm.items():
+        said, there = config.get(key, default=False), any(name.endswith(f".{role}.weight") for name in tensors)
+        if (bool(said) is value) is not there:
+            config.fail(f"{key} is {said!r:.60}, but the checkpoint has {'a' if there else 'no'} {role}")
     embd, n_vocab = tensors.get("token_embd.weight"), sizes.ints("vocab_size")
     if family.padded and (embd is None or embd.ne[1] != n_vocab):  # else the padding could be of any size
         config.fail(f"vocab_size = {n_vocab}: the embeddings have {0 if embd is None else embd.ne[1]} rows")

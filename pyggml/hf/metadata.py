@@ -8,11 +8,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from pyggml.models.metadata import ACTIVATIONS
+
 from .config import Config
 from .family import Array, Family, Key, Of, float32
 
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # values of `expert_gating_func`
 
+_ACTIVATION = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act")
+_PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are said back: classes know one each
 
 
@@ -28,7 +32,7 @@ def of_model(values: Sequence[Any], keys: Mapping[str, Any]) -> list[Any]:
 COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
-    "embedding_length": ("hidden_size", "n_embd", "d_model", "dim"),
+    "embedding_length": Of(lambda c: c.n_embd, lambda n, keys: {"hidden_size": n, "n_embd": n}),
     "block_count": Of(lambda c: c.n_layer + c.n_heads, lambda n, keys: {"num_hidden_layers": n - _n_heads(keys)}),
     "nextn_predict_layers": Of(lambda c: c.n_heads or None),
     "feed_forward_length": ("intermediate_size", "n_inner"),
@@ -43,8 +47,25 @@ COMMON: dict[str, Key] = {
     "expert_group_count": "n_group",
     "expert_group_used_count": "topk_group",
     "expert_feed_forward_length": "moe_intermediate_size",
+    # Of pyggml alone (`activation`); without it llama.cpp's networks are as the family's `act` says.
+    "hidden_activation": Of(lambda c: None, lambda name, keys: said_activation(name)),
     "rope.dimension_count": Of(lambda c: int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))),
 }
+
+
+def activation(family: Family, c: Config) -> str | None:
+    """What networks go through, where it is not what files of the architecture mean by saying nothing."""
+    if not family.act:
+        return None
+    name = c.get(*(n for n in _ACTIVATION if c.knows(n)), default=family.act)
+    if name not in ACTIVATIONS:
+        c.fail(f"the activation {name!r:.60} is not known; known are {', '.join(ACTIVATIONS)}")
+    return None if ACTIVATIONS[name] == ACTIVATIONS[family.act] else name
+
+
+def said_activation(name: str) -> dict[str, object]:
+    """The activation as configs have it, each class by a name of its own."""
+    return dict.fromkeys(_ACTIVATION, name)
 
 
 def gating(c: Config) -> int | None:
@@ -63,22 +84,73 @@ def layers_of(c: Config, kind: str) -> list[bool]:
     return [t == kind for t in types]  # pyright: ignore[reportUnknownVariableType]
 
 
+def dense_lead(c: Config) -> int | None:
+    """How many layers come before the first mixture of experts: by their kinds, else by their number."""
+    n, kinds = c.get("first_k_dense_replace", default=None), c.get("mlp_layer_types", default=None)
+    if kinds is None:
+        return n
+    n = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    if kinds != ["dense"] * n + ["sparse"] * (c.n_layer - n):
+        c.fail("mlp_layer_types must be dense for the first layers and sparse for all others")
+    return n
+
+
+def dense_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
+    """What `dense_lead` reads."""
+    kinds = ["dense" if il < n else "sparse" for il in range(keys["block_count"] - _n_heads(keys))]
+    return {"first_k_dense_replace": n, "mlp_layer_types": kinds}
+
+
+def window_of(c: Config, windowed: list[bool], *, said: bool = True) -> dict[str, object]:
+    """The keys of pyggml alone for a sliding window where llama.cpp knows none for the architecture: files of it, which
+    may have the first, have not the second (`read_own_window`). Nothing without a window."""
+    n = c.integer("sliding_window", default=0)
+    if not n or not said or not any(windowed):
+        return {}
+    return {"attention.sliding_window": n, "attention.sliding_window_pattern": windowed}
+
+
+def all_windowed(c: Config) -> dict[str, object]:
+    """As `window_of`, in all layers."""
+    return window_of(c, [True] * c.n_layer)
+
+
+def qwen_window(c: Config) -> dict[str, object]:
+    """As `window_of`, in the layers that `layer_types` says, or in those from `max_window_layers` on."""
+    first = c.integer("max_window_layers") if c.knows("max_window_layers") else 0
+    windowed = [il >= first for il in range(c.n_layer)]
+    if c.get("layer_types", default=None):
+        windowed = layers_of(c, "sliding_attention")
+    said = c.get("use_sliding_window", default=not c.knows("use_sliding_window")) is True
+    if c.get("layer_types", default=None) and any(windowed) and not (said and c.get("sliding_window", default=0)):
+        c.fail(
+            "layer_types: some layers are to have a sliding window, but sliding_window or use_sliding_window is unset"
+        )
+    return window_of(c, windowed, said=said)
+
+
 def window(c: Config, kind: str = "sliding_attention") -> dict[str, object]:
     """The sliding window and the layers that have it; nothing where none has."""
-    n = c.get("sliding_window", default=None)
-    if not n or (c.get("layer_types", default=None) and not any(layers_of(c, kind))):
-        return {}
-    keys: dict[str, object] = {"attention.sliding_window": n}
+    n, every = c.integer("sliding_window", default=0), c.get(*_PATTERNS, default=None)
     if c.get("layer_types", default=None):
-        keys["attention.sliding_window_pattern"] = layers_of(c, kind)
-    return keys
+        pattern = layers_of(c, kind)
+    elif isinstance(every, str):  # EXAONE's: of layers L ocal and G lobal ones
+        pattern = [every[il % len(every)] == "L" and il < c.n_layer - 1 for il in range(c.n_layer)]
+    elif every is not None:
+        pattern = [(il + 1) % c.integer(*_PATTERNS) != 0 for il in range(c.n_layer)]
+    else:
+        return {"attention.sliding_window": n} if n else {}
+    if not n or not any(pattern):
+        return {}
+    return {"attention.sliding_window": n, "attention.sliding_window_pattern": pattern}
 
 
 def read_metadata(family: Family, c: Config) -> dict[str, Any]:
     """The keys of the architecture, `llama.block_count` ...; floats as F32 has them."""
     found = {
         **_said(c, {key: spec for key, spec in COMMON.items() if key not in family.keys}),
-        **_rope(c),
+        **_rope(family, c),
+        "hidden_activation": activation(family, c),
         **_said(c, {"expert_gating_func": Of(gating), **family.keys}),
         **family.more(c),
     }
@@ -112,18 +184,23 @@ def _stored(c: Config, key: str, value: Any) -> Any:
     return c.fail(f"{value!r:.60} cannot be {key}")
 
 
-def _rope(c: Config) -> dict[str, object]:
+def _rope(family: Family, c: Config) -> dict[str, object]:
     """Base and scaling of the rope."""
     rope = c.rope
     kind = str(rope["rope_type"]).lower()
     keys: dict[str, object] = {"rope.freq_base": rope.get("rope_theta")}
-    local: Any = c.get("rope_parameters.sliding_attention", default={})
-    if local.get("rope_theta") is not None:
-        keys["rope.freq_base_swa"] = local["rope_theta"]
+    if c.rope_swa.get("rope_type", "default") != "default":
+        c.fail(f"the rope type {c.rope_swa['rope_type']!r} is not supported in layers with a sliding window")
+    if c.rope_swa.get("rope_theta") is not None:
+        keys["rope.freq_base_swa"] = c.rope_swa["rope_theta"]
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.get("factor")}
+    own_original = c.get("original_max_position_embeddings", default=None)  # comes before the rope's
     if kind == "yarn":
-        original = rope.get("original_max_position_embeddings") or c.get("max_position_embeddings")
+        # GGUFs round where frequencies begin and end to be scaled. GPT-OSS says that it does not, runs so all the same.
+        if rope.get("truncate") is False and family.arch != "gpt-oss":
+            c.fail("rope_parameters: truncate is False: only true is supported")
+        original = own_original or rope.get("original_max_position_embeddings") or c.get("max_position_embeddings")
         keys["rope.scaling.original_context_length"] = original
         for name, key in (
             ("extrapolation_factor", "yarn_ext_factor"),
@@ -132,11 +209,15 @@ def _rope(c: Config) -> dict[str, object]:
         ):
             keys[f"rope.scaling.{key}"] = rope.get(name)
         attention = rope.get("attention_factor", rope.get("attn_factor"))
+        mscale, of_all = float(rope.get("mscale") or 0.0), float(rope.get("mscale_all_dim") or 0.0)
+        if attention is None and mscale and of_all and "rope.scaling.yarn_log_multiplier" not in family.keys:
+            log_factor = 0.1 * math.log(rope["factor"])
+            attention = (1.0 + mscale * log_factor) / (1.0 + of_all * log_factor)
         if attention is not None:  # the checkpoint's is the whole factor; the GGUF's multiplies 1 + 0.1 log(factor)
             attention /= 1.0 + 0.1 * math.log(rope["factor"])
         keys["rope.scaling.yarn_attn_factor"] = attention
     elif kind in ("longrope", "su"):
-        original = rope.get("original_max_position_embeddings") or c.get("original_max_position_embeddings")
+        original = own_original or rope.get("original_max_position_embeddings") or c.get("max_position_embeddings")
         keys |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
         factor = rope.get("factor") or c.get("max_position_embeddings") / original
         attention = rope.get("attention_factor") or (

@@ -30,7 +30,9 @@ _F32_ROLES = (  # what llama.cpp keeps in F32, besides vectors
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "altup_correct_coef", "altup_predict_coef", "indexer.proj"),
 )
 _BARE = (".ssm_a", ".ssm_d")  # names that end so
-_EXPERT = re.compile(r"^(.*\b(?:experts|altup_projections|altup_unembed_projections))\.(\d+)\.(.*)$")
+_EXPERT = re.compile(
+    r"^(.*\b(?:experts|altup_projections|altup_unembed_projections|[qk]_layernorm\.norms))\.(\d+)\.(.*)$"
+)
 _LAYER = re.compile(r"blk\.(\d+)\.")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -315,6 +316,7 @@ def load_model(
         get_architecture(arch)
         tensors = _bound(file, use_mmap, budget is None, repack)
         model = Model(file.path, arch, kv, tensors, layers)
+        _refuse_unused(file, model)
         if model.unused:
             _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.unused))
         _report(progress, 0.0)
@@ -370,6 +372,16 @@ def model_digest(path: str | os.PathLike[str] | None = None, kv_overrides: Mappi
         for at in range(0, data.size, max(data.size // _N_SAMPLES, _SAMPLE)):
             h.update(data[at : at + _SAMPLE].tobytes())
     return h.hexdigest()[:16]
+
+
+def _refuse_unused(file: GGUFFile | HFFolder, model: Model) -> None:
+    """Raise ModelError where a checkpoint has tensors that nothing asks for: it is another model than its GGUF could
+    be. Those of heads that are not supported may be there."""
+    first_head = model.hparams.n_layer // model.hparams.n_loops
+    blocks = [(name, re.match(r"blk\.(\d+)\.", name)) for name in model.unused]
+    names = [name for name, block in blocks if block is None or int(block[1]) < first_head]
+    if names and not isinstance(file, GGUFFile):
+        raise ModelError(f"{file.path}: nothing asks for the tensors {', '.join(names):.300}: it is not supported")
 
 
 def _opened(path: str | os.PathLike[str], use_mmap: bool, vocab_only: bool) -> GGUFFile | HFFolder:

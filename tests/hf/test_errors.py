@@ -35,7 +35,7 @@ def test_no_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "lama"}')
     with pytest.raises(ModelError, match=r"model_type 'lama' is not known; .* like it: llama"):
         load_model(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 4, "head_dim": 8}')
+    (tmp_path / "config.json").write_text('{"model_type": "bailing_moe_v2", "num_attention_heads": 4, "head_dim": 8}')
     with pytest.raises(ModelError, match="has no num_hidden_layers or n_layer"):
         load_model(tmp_path)
 

@@ -89,6 +89,7 @@ class Case:
 
 
 OWN = ("nextn.embed_tokens", "nextn.shared_head_head", "nextn.shared_head_norm")
+WHOLE = {"partial_rotary_factor": 1.0}  # of heads; the classes have 0.5
 NEXTN = {"num_nextn_predict_layers": 1}
 ATTENDS = {"block_count": 3, "attention.recurrent_layers": [0, 0, 0]}
 CASES = {
@@ -118,7 +119,8 @@ CASES = {
         arch="mimo2",
         config=ROUTED
         | {"num_key_value_heads": 2, "swa_num_key_value_heads": 1, "v_head_dim": 8, "sliding_window": 8}
-        | {"hybrid_layer_pattern": [0, 1, 0], "attention_value_scale": 0.5, "layernorm_epsilon": 1e-5},
+        | {"hybrid_layer_pattern": [0, 1, 0], "attention_value_scale": 0.5, "layernorm_epsilon": 1e-5}
+        | {"routed_scaling_factor": 1.0, "partial_rotary_factor": 1.0},
         names=BEHIND
         | {"layer_output_norm": "final_layernorm", "attn_sinks": "self_attn.attention_sink_bias"}
         | {"pre_mlp_norm": "pre_mlp_layernorm"},
@@ -126,10 +128,10 @@ CASES = {
         own=("layer_output_norm",),
         layer="model.mtp.layers.{}",
     ),
-    "glm4_moe": Case(arch="glm4moe", config=ROUTED | NEXTN, names=SHARED | BEHIND | POST, own=OWN),
+    "glm4_moe": Case(arch="glm4moe", config=ROUTED | NEXTN | WHOLE, names=SHARED | BEHIND | POST, own=OWN),
     "glm4": Case(
         arch="glm4",
-        config=NEXTN,
+        config=NEXTN | WHOLE,
         names=BEHIND
         | {"ffn_up": "mlp.gate_up_proj", "post_attention_norm": "post_self_attn_layernorm"}
         | {"post_ffw_norm": "post_mlp_layernorm"},

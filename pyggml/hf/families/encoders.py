@@ -74,12 +74,21 @@ _BERT = {
 _BARE = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
 
+def _both_ways(c: Config) -> dict[str, object]:
+    if c.get("use_bidirectional_attention", default=False) is not True:
+        c.fail("use_bidirectional_attention: an encoder whose tokens do not see those after them is not supported")
+    return _window(c)
+
+
 def _window(c: Config) -> dict[str, object]:
+    if c.rope["rope_type"] != "default":
+        c.fail(f"rope_parameters: rope_type is {c.rope['rope_type']!r:.60}: only default is supported beside a window")
+    every = c.get("global_attn_every_n_layers", "_sliding_window_pattern", "sliding_window_pattern", default=3)
     keys: dict[str, object] = {"attention.sliding_window": c.integer("local_attention", "sliding_window")}
     if c.get("layer_types", default=None):
         keys["attention.sliding_window_pattern"] = layers_of(c, "sliding_attention")
     else:
-        keys["attention.sliding_window_pattern"] = c.integer("global_attn_every_n_layers", "_sliding_window_pattern")
+        keys["attention.sliding_window_pattern"] = every
     return keys | _pooling(c)
 
 
@@ -191,9 +200,10 @@ FAMILIES = (
         arch="gemma-embedding",
         types=("gemma3_text",),
         cls="Gemma3TextModel",
+        act="gelu_pytorch_tanh",
         keys={"attention.causal": False, **scores()},
         moves={"*_norm.weight": PLUS_ONE},
-        more=_window,
+        more=_both_ways,
         constants={"use_bidirectional_attention": True},
         spelled={**SANDWICH, **_BARE},
         layers="layers",

@@ -15,11 +15,11 @@ from ..metadata import layers_of, window
 from ..moves import PLUS_ONE
 from .spelling import SANDWICH
 
+_TANH = "gelu_pytorch_tanh"
 _NORMS = {"*_norm.weight": PLUS_ONE}
 _CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
 _TABLE = "per_layer_token_embd"  # of fewer tokens than the vocabulary: those that are not text have the first one's
 _UNROPED = 1e30  # the frequency factor of what does not turn
-_GELUS = {"gelu_pytorch_tanh": None, "gelu_new": None, "gelu": "gelu"}  # -> what a file says of it
 _EXPERT_SCALES = {
     r"^model\.layers\.(\d+)\.router\.scale$": r"=blk.\1.ffn_gate_inp.scale",
     r"^model\.layers\.(\d+)\.router\.per_expert_scale$": r"=blk.\1.ffn_down_exps.scale",
@@ -35,11 +35,11 @@ _PER_LAYER = {
 }
 
 
-def _activation(c: Config) -> str | None:
-    name = c.get("hidden_activation", default="gelu_pytorch_tanh")
-    if name not in _GELUS:
-        c.fail(f"the activation {name!r} is not supported; those that are: {', '.join(_GELUS)}")
-    return _GELUS[name]
+def _tanh(c: Config) -> None:
+    """Gemma's first configs say gelu, and mean the tangent; transformers knows."""
+    name = c.get("hidden_act", default="gelu")
+    if name not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
+        c.fail(f"hidden_act is {name!r:.60}: of gemma only gelu_pytorch_tanh is supported")
 
 
 def _theta(kind: str, old: str, default: float) -> Callable[[Config], float]:
@@ -54,7 +54,6 @@ def _theta(kind: str, old: str, default: float) -> Callable[[Config], float]:
 _BOTH: dict[str, Key] = {
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.shared_kv_layers": "num_kv_shared_layers",
-    "hidden_activation": Of(_activation, lambda name, keys: {"hidden_activation": name}),
     "rope.freq_base": Of(_theta("full_attention", "rope_theta", 1e6)),
     "rope.freq_base_swa": Of(_theta("sliding_attention", "rope_local_base_freq", 1e4)),
 }
@@ -234,11 +233,19 @@ def scores(n_layer_27b: int = 0) -> dict[str, Key]:
 
 
 FAMILIES = (
-    Family(arch="gemma", types=("gemma",), cls="GemmaForCausalLM", moves=_NORMS),
+    Family(
+        arch="gemma",
+        types=("gemma",),
+        cls="GemmaForCausalLM",
+        act=_TANH,
+        keys={"hidden_activation": Of(_tanh)},
+        moves=_NORMS,
+    ),
     Family(
         arch="gemma2",
         types=("gemma2",),
         cls="Gemma2ForCausalLM",
+        act=_TANH,
         keys={**_CAPS, **scores(46)},
         moves=_NORMS,
         more=window,
@@ -248,6 +255,7 @@ FAMILIES = (
         arch="gemma3",
         types=("gemma3_text", "gemma3"),
         cls="Gemma3ForCausalLM",
+        act=_TANH,
         keys={**_CAPS, **scores(62)},
         moves=_NORMS,
         more=window,
@@ -257,6 +265,8 @@ FAMILIES = (
         arch="gemma3n",
         types=("gemma3n_text", "gemma3n"),
         cls="Gemma3nForCausalLM",
+        told=("laurel_rank", "vocab_size_per_layer_input", "altup_coef_clip"),
+        act=_TANH,
         keys={
             **_BOTH,
             "altup.active_idx": "altup_active_idx",
@@ -285,6 +295,11 @@ FAMILIES = (
         arch="gemma4",
         types=("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
         cls="Gemma4ForCausalLM",
+        told=(
+            *("vocab_size_per_layer_input", "attention_k_eq_v", "global_head_dim", "num_global_key_value_heads"),
+            *("per_layer_config", "num_experts", "top_k_experts", "moe_intermediate_size"),
+        ),
+        act=_TANH,
         keys={
             **_BOTH,
             "embedding_length_per_layer_input": Of(_per_layer_size, lambda n, keys: {"hidden_size_per_layer_input": n}),

@@ -10,21 +10,25 @@ _N_FF = Of(
     lambda c: c.get("n_inner", "ffn_hidden_size", default=None) or 4 * c.n_embd,
     lambda n, keys: {"n_inner": n, "ffn_hidden_size": n},
 )
-_EXACT = Of(  # of pyggml alone: llama.cpp has gelu by a tangent for all of these
-    lambda c: "gelu" if c.get("activation", "hidden_act", "activation_function", default=None) == "gelu" else None,
-    lambda name, keys: {"activation": name, "hidden_act": name},
-)
 _ALL_HEADS = Of(lambda c: c.n_head)
 
 
 def _falcon_heads(c: Config) -> int:
     if c.get("new_decoder_architecture", default=False):
-        return c.integer("num_kv_heads", "n_head_kv")
+        return c.integer("num_kv_heads", "n_head_kv", default=c.n_head)
     return 1 if c.get("multi_query", default=True) else c.n_head
 
 
+def _one_head(c: Config) -> int:
+    if c.get("multi_query", default=True) is not True:
+        c.fail("multi_query: GPT-BigCode with K and V of each head is not supported")
+    return 1
+
+
 def _mpt_alibi(c: Config) -> float:
-    return float(c.get("attn_config.alibi_bias_max", default=8)) if c.get("attn_config.alibi", default=False) else 0.0
+    if c.get("attn_config.alibi_bias_max", default=8) != 8:
+        c.fail("attn_config.alibi_bias_max: the transformers library has 8 for all, which alone is supported")
+    return 8.0 if c.get("attn_config.alibi", default=False) else 0.0
 
 
 _GPT2 = {
@@ -82,6 +86,7 @@ FAMILIES = (
         arch="gpt2",
         types=("gpt2",),
         cls="GPT2LMHeadModel",
+        act="gelu_new",
         spelled=_GPT2,
         layers="transformer.h",
         keys={"feed_forward_length": _N_FF, "attention.head_count_kv": _ALL_HEADS},
@@ -91,6 +96,7 @@ FAMILIES = (
         arch="gptj",
         types=("gptj",),
         cls="GPTJForCausalLM",
+        act="gelu_new",
         spelled=_GPTJ,
         layers="transformer.h",
         keys={
@@ -103,23 +109,27 @@ FAMILIES = (
         arch="starcoder",
         types=("gpt_bigcode",),
         cls="GPTBigCodeForCausalLM",
+        act="gelu_new",
         spelled=_GPT2,
         layers="transformer.h",
         keys={
             "feed_forward_length": _N_FF,
-            "attention.head_count_kv": Of(lambda c: 1 if c.get("multi_query", default=True) else c.n_head),
+            "attention.head_count_kv": Of(_one_head),
         },
     ),
     Family(
         arch="gptneox",
         types=("gpt_neox",),
         cls="GPTNeoXForCausalLM",
+        act="gelu_new",
         spelled=_NEOX,
         layers="gpt_neox.layers",
         keys={
             "attention.head_count_kv": _ALL_HEADS,
-            "hidden_activation": _EXACT,
-            "use_parallel_residual": Of(lambda c: bool(c.get("use_parallel_residual", default=True))),
+            "use_parallel_residual": Of(
+                lambda c: bool(c.get("use_parallel_residual", default=True)),
+                lambda value, keys: {"use_parallel_residual": value},
+            ),
             "rope.dimension_count": Of(
                 lambda c: int(c.head * c.rope.get("partial_rotary_factor", c.get("rotary_pct", default=0.25)))
             ),
@@ -130,24 +140,35 @@ FAMILIES = (
         arch="bloom",
         types=("bloom",),
         cls="BloomForCausalLM",
+        act="gelu_new",
         spelled=_BLOOM,
         layers="transformer.h",
-        keys={"feed_forward_length": Of(lambda c: 4 * c.n_embd), "attention.head_count_kv": _ALL_HEADS},
+        keys={
+            "context_length": Of(
+                lambda c: c.integer("max_position_embeddings", "seq_length", default=2048),
+                lambda n, keys: {"max_position_embeddings": n, "seq_length": n},
+            ),
+            "feed_forward_length": Of(lambda c: 4 * c.n_embd),
+            "attention.head_count_kv": _ALL_HEADS,
+        },
         moves={"attn_qkv": QKV_PER_HEAD},
     ),
     Family(
         arch="falcon",
         types=("falcon",),
         cls="FalconForCausalLM",
+        told=("num_kv_heads", "num_ln_in_parallel_attn"),
+        act="gelu_new",
         spelled=_BLOOM,
         layers="transformer.h",
-        keys={"feed_forward_length": _N_FF, "attention.head_count_kv": Of(_falcon_heads), "hidden_activation": _EXACT},
+        keys={"feed_forward_length": _N_FF, "attention.head_count_kv": Of(_falcon_heads)},
         moves={"attn_qkv": QKV_PER_GROUP},
     ),
     Family(
         arch="mpt",
         types=("mpt",),
         cls="MptForCausalLM",
+        act="gelu_new",
         spelled=_MPT,
         layers="transformer.blocks",
         keys={

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from ..config import Config
 from ..family import Family, Key, Of
-from ..metadata import layers_of, of_model
+from ..metadata import dense_back, dense_lead, layers_of, of_model
 from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Shape, Sizes, Split
-from .mla import NOPE_AND_ROPE
+from .mla import INNER_EPS, NOPE_AND_ROPE
 from .spelling import BLOCK_SPARSE, mtp_layers, shared
 
 Array = npt.NDArray[Any]
@@ -123,22 +123,22 @@ def _layer_types(recurrent: list[bool], keys: Mapping[str, Any]) -> dict[str, ob
 _RECURRENT: dict[str, Key] = {"attention.recurrent_layers": Of(_recurrent, _layer_types)}  # which are no attention
 
 
-def _dense_lead(c: Config) -> int:
-    kinds = c.get("mlp_layer_types", default=None)
-    return kinds.index("sparse") if kinds else c.integer("first_k_dense_replace", default=0)
+def _kimi_lead(c: Config) -> int:
+    n = dense_lead(c)
+    return 1 if n is None else n  # the class's default
+
+
+def _kda_heads(c: Config) -> int | None:
+    n = c.integer("linear_attn_config.num_heads", "linear_num_heads", default=c.n_head)
+    return None if n == c.n_head else n
 
 
 def _kimi_heads_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
     heads = cast("list[int]", n if isinstance(n, list) else [n] * keys["block_count"])
     return {
-        "num_key_value_heads": max(heads) or keys["attention.head_count"],
+        "num_key_value_heads": keys["attention.head_count"],
         **_layer_types([h == 0 for h in heads], keys),
     }
-
-
-def _dense_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
-    kinds = ["dense" if il < n else "sparse" for il in range(keys["block_count"])]
-    return {"first_k_dense_replace": n, "mlp_layer_types": kinds}
 
 
 _FIVE: dict[str, Key] = {
@@ -204,6 +204,7 @@ FAMILIES = (
         arch="qwen3next",
         types=("qwen3_next",),
         cls="Qwen3NextForCausalLM",
+        act="",
         keys={**_SSM, **_RECURRENT, **_EXPERTS},
         moves=_NEXT,
         splits={"linear_attn.in_proj_qkvz.weight": QKVZ},
@@ -215,6 +216,7 @@ FAMILIES = (
         arch="qwen35",
         types=("qwen3_5_text", "qwen3_5"),
         cls="Qwen3_5ForCausalLM",
+        act="",
         keys=_FIVE,
         moves=_NEXT5,
         names=_DT_BIAS,
@@ -225,6 +227,7 @@ FAMILIES = (
         arch="qwen35moe",
         types=("qwen3_5_moe_text", "qwen3_5_moe"),
         cls="Qwen3_5MoeForCausalLM",
+        act="",
         keys={**_FIVE, **_EXPERTS},
         moves=_NEXT5,
         names=_DT_BIAS,
@@ -235,13 +238,16 @@ FAMILIES = (
         arch="kimi-linear",
         types=("kimi_linear",),
         cls="KimiLinearForCausalLM",
+        told=("num_key_value_heads",),
+        act="",
         keys={
             "attention.head_count_kv": Of(
-                lambda c: [c.integer("num_key_value_heads") * a for a in layers_of(c, "full_attention")],
+                lambda c: [int(a) for a in layers_of(c, "full_attention")],  # all heads read the same latent row
                 _kimi_heads_back,
             ),
             "context_length": ("model_max_length", "max_position_embeddings"),
             "expert_used_count": "num_experts_per_token",
+            "attention.inner_rms_epsilon": INNER_EPS,
             "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank",
             "attention.key_length": Of(lambda c: c.integer("kv_lora_rank") + c.integer("qk_rope_head_dim")),
@@ -251,16 +257,18 @@ FAMILIES = (
             "rope.dimension_count": "qk_rope_head_dim",
             "ssm.conv_kernel": "linear_conv_kernel_dim",
             "kda.head_dim": Of(
-                lambda c: c.integer("linear_head_dim"),
+                lambda c: c.integer("linear_attn_config.head_dim", "linear_head_dim"),
                 lambda n, keys: {"linear_head_dim": n, "linear_num_heads": keys["attention.head_count"]},
             ),
+            # Of pyggml alone (models/kimi_linear.py): llama.cpp has as many as the first layer has heads.
+            "kda.head_count": Of(_kda_heads, lambda n, keys: {"linear_num_heads": n}),
             "expert_shared_count": "num_shared_experts",
             "expert_weights_scale": "routed_scaling_factor",
             "expert_weights_norm": "moe_renormalize",
             "expert_gating_func": 2,
             "expert_group_count": None,
             "expert_group_used_count": None,
-            "leading_dense_block_count": Of(_dense_lead, _dense_back),
+            "leading_dense_block_count": Of(_kimi_lead, dense_back),
         },
         moves={"ssm_a": (A_LOG, _HEADS_ONLY)},
         spelled=_KIMI,
@@ -275,6 +283,8 @@ FAMILIES = (
         arch="minimax-01",
         types=("minimax",),
         cls="MiniMaxForCausalLM",
+        told=("block_size",),
+        act="",
         keys={
             **_RECURRENT,
             "residual_scale": Of(
@@ -284,6 +294,7 @@ FAMILIES = (
                     | {f"{kind}_beta_factor": 1 for kind in ("full_attn", "linear_attn", "mlp")}
                 ),
             ),
+            "attention.inner_rms_epsilon": INNER_EPS,
             "expert_feed_forward_length": "intermediate_size",
         },
         spelled={

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from ..family import Family, Key
-from ..metadata import window
+from typing import cast
+
+from ..config import Config
+from ..family import Family, Key, Of
+from ..metadata import layers_of, window, window_of
 from ..moves import ROPE_PAIRS, halves
 from .spelling import BLOCK_SPARSE
 
@@ -23,6 +26,28 @@ GRANITE_SPELLED = {
     "ffn_down_exps": "block_sparse_moe.output_linear",
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
+
+
+def _roped(c: Config) -> list[bool]:
+    every = c.integer("no_rope_layer_interval", default=4)
+    layers = c.get("no_rope_layers", default=[int((il + 1) % every != 0) for il in range(c.n_layer)])
+    if not isinstance(layers, list) or len(cast("list[object]", layers)) != c.n_layer:
+        c.fail(f"no_rope_layers must have one of {c.n_layer} layers each")
+    return [bool(layer) for layer in cast("list[object]", layers)]
+
+
+def _ropes(c: Config) -> list[bool] | None:
+    """Of pyggml alone (models/plain.py), where they are not those that llama.cpp knows: all but every fourth."""
+    roped = _roped(c)
+    return None if roped == [(il + 1) % 4 != 0 for il in range(c.n_layer)] else roped
+
+
+def _smollm3_window(c: Config) -> dict[str, object]:
+    windowed = [not roped for roped in _roped(c)]
+    if c.get("layer_types", default=None):
+        windowed = layers_of(c, "sliding_attention")
+    return window_of(c, windowed, said=c.get("use_sliding_window", default=False) is True)
+
 
 FAMILIES = (
     Family(
@@ -49,12 +74,20 @@ FAMILIES = (
         more=window,
         spelled=BLOCK_SPARSE,
     ),
-    Family(arch="arcee", types=("arcee",), cls="ArceeForCausalLM", moves=ROPE_PAIRS),
-    Family(arch="smollm3", types=("smollm3",), cls="SmolLM3ForCausalLM", moves=ROPE_PAIRS),
+    Family(arch="arcee", types=("arcee",), cls="ArceeForCausalLM", act="relu2", moves=ROPE_PAIRS),
+    Family(
+        arch="smollm3",
+        types=("smollm3",),
+        cls="SmolLM3ForCausalLM",
+        keys={"attention.rope_pattern": Of(_ropes, lambda ropes, keys: {"no_rope_layers": [int(r) for r in ropes]})},
+        more=_smollm3_window,
+        moves=ROPE_PAIRS,
+    ),
     Family(
         arch="apertus",
         types=("apertus",),
         cls="ApertusForCausalLM",
+        act="",
         spelled={"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
         scalars={
             "act_fn.alpha_n": ("xielu.alpha_n", (1,)),

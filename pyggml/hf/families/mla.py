@@ -8,17 +8,35 @@ from typing import Any
 
 from ..config import Config
 from ..family import Family, Key, Of
-from ..metadata import of_model
+from ..metadata import dense_back, dense_lead, of_model
 from ..moves import KV_B
 from .spelling import APPENDED
 
+_INNER_EPS = 1e-6
 _N_ROT = "qk_rope_head_dim"
 
 
 def _log_mul(c: Config) -> float | None:
-    """What YaRN multiplies the logarithm of its factor with, for the scores of attention."""
-    mscale = c.rope.get("mscale_all_dim")
-    return None if mscale is None else 0.1 * float(mscale)
+    """What YaRN multiplies the logarithm of its factor with, for the scores of attention. Refuses ropes that no GGUF of
+    latent attention says."""
+    rope = c.rope
+    kind, mscale = rope["rope_type"], rope.get("mscale_all_dim")
+    if kind in ("default", "dynamic"):
+        return None
+    if kind != "yarn" or not mscale or mscale != rope.get("mscale") or rope.get("attention_factor") is not None:
+        c.fail(
+            f"rope_parameters: with latent attention only YaRN is supported, with the same mscale and mscale_all_dim, "
+            f"not {kind!r:.60} with {rope.get('mscale')!r:.60} and {mscale!r:.60}"
+        )
+    return 0.1 * float(mscale)
+
+
+def _inner_eps(c: Config) -> float | None:
+    """The transformers library's classes have 1e-6 for these norms whatever a config says."""
+    return None if c.number("rms_norm_eps") == _INNER_EPS else _INNER_EPS
+
+
+INNER_EPS = Of(_inner_eps)  # of pyggml alone (models/metadata.py): llama.cpp has that of the other norms
 
 
 NOPE_AND_ROPE = Of(
@@ -28,6 +46,7 @@ NOPE_AND_ROPE = Of(
 _MLA: dict[str, Key] = {
     # All heads read the same latent row.
     "attention.head_count_kv": Of(lambda c: 1, lambda n, keys: {"num_key_value_heads": keys["attention.head_count"]}),
+    "attention.inner_rms_epsilon": INNER_EPS,
     "attention.q_lora_rank": "q_lora_rank",
     "attention.kv_lora_rank": "kv_lora_rank",
     "attention.key_length": Of(lambda c: c.integer("kv_lora_rank") + c.integer(_N_ROT)),
@@ -39,9 +58,7 @@ _MLA: dict[str, Key] = {
     "expert_shared_count": "n_shared_experts",
     "expert_weights_scale": "routed_scaling_factor",
     "expert_weights_norm": "norm_topk_prob",
-    "leading_dense_block_count": Of(
-        lambda c: c.integer("first_k_dense_replace", default=0), lambda n, keys: {"first_k_dense_replace": n}
-    ),
+    "leading_dense_block_count": Of(lambda c: dense_lead(c) or 0, dense_back),
 }
 _V3: dict[str, Key] = {**_MLA, "expert_gating_func": 2}  # always sigmoid, whether the config says so or not
 _SPLITS = {"self_attn.kv_b_proj.weight": KV_B}
@@ -52,6 +69,7 @@ _DSA: dict[str, Key] = {
     "attention.indexer.key_length": "index_head_dim",
     "attention.indexer.top_k": "index_topk",
 }
+_TOLD = ("num_key_value_heads", "head_dim", "layer_types")  # which follow from others
 _INDEXER_SPELLED = {
     "indexer.attn_q_b": "self_attn.indexer.wq_b",
     "indexer.attn_k": "self_attn.indexer.wk",
@@ -78,8 +96,13 @@ FAMILIES = (
         arch="deepseek2",
         types=("deepseek_v2",),
         cls="DeepseekV2ForCausalLM",
-        keys={**_MLA, "expert_gating_func": Of(lambda c: None)},
+        keys={
+            **_MLA,
+            "expert_gating_func": Of(lambda c: None),
+            "expert_weights_norm": Of(lambda c: False),  # whatever norm_topk_prob says
+        },
         splits=_SPLITS,
+        told=(*_TOLD, "norm_topk_prob"),
         constants={"topk_method": "greedy"},
     ),
     Family(
@@ -88,6 +111,7 @@ FAMILIES = (
         cls="DeepseekV3ForCausalLM",
         keys=_V3,
         splits=_SPLITS,
+        told=_TOLD,
         names=_BIAS,
         heads=APPENDED,
     ),
@@ -97,6 +121,7 @@ FAMILIES = (
         cls="DeepseekV32ForCausalLM",
         keys=_DSA,
         splits=_SPLITS,
+        told=_TOLD,
         names={**_BIAS, **_INDEXER},
         table="deepseek2",
         spelled=_INDEXER_SPELLED,
@@ -109,6 +134,7 @@ FAMILIES = (
         cls="GlmMoeDsaForCausalLM",
         keys={**_DSA, "attention.indexer.types": Of(_indexers, _indexers_back)},
         splits=_SPLITS,
+        told=_TOLD,
         names={**_BIAS, **_INDEXER},
         spelled=_INDEXER_SPELLED,
         heads=APPENDED,

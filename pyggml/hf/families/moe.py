@@ -10,7 +10,7 @@ import numpy as np
 
 from ..config import Config
 from ..family import Family, Heads, Key, Of
-from ..metadata import of_model, window
+from ..metadata import all_windowed, dense_back, dense_lead, layers_of, of_model, qwen_window, window, window_of
 from ..moves import ROW, TRANSPOSED, alternating, alternating_rows, halves_transposed
 from .plain import HUNYUAN_NORMS
 from .spelling import APPENDED, BLOCK_SPARSE, mtp_layers, shared
@@ -26,7 +26,7 @@ _SHARED: dict[str, Key] = {
     ),
     "expert_weights_scale": "routed_scaling_factor",
     "expert_weights_norm": "norm_topk_prob",
-    "leading_dense_block_count": "first_k_dense_replace",
+    "leading_dense_block_count": Of(dense_lead, dense_back),
 }
 
 
@@ -55,6 +55,8 @@ def _half_roped_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
 
 def _mimo_windows(c: Config) -> list[bool]:
     """Of each layer whether it has the window, as heads have."""
+    if c.get("hybrid_layer_pattern", default=None) is None:  # the transformers library's name
+        return [*layers_of(c, "sliding_attention"), *[True] * c.n_heads]
     pattern = c.get("hybrid_layer_pattern")
     if not isinstance(pattern, list) or len(cast("list[object]", pattern)) != c.n_layer:
         c.fail(f"hybrid_layer_pattern must have one of {c.n_layer} layers each")
@@ -82,11 +84,66 @@ def _refuse_mimo(c: Config) -> dict[str, object]:
     return {}
 
 
+def _all_sparse(c: Config) -> None:
+    """Refuse what no GGUF of the architecture says: layers without experts."""
+    if c.get("decoder_sparse_step", default=1) != 1:
+        c.fail(f"decoder_sparse_step is {c.get('decoder_sparse_step')!r:.60}: only 1 is supported")
+    if c.get("mlp_only_layers", default=None):
+        c.fail("mlp_only_layers: layers without experts are not supported")
+
+
+def _qwen2_moe(c: Config) -> dict[str, object]:
+    _all_sparse(c)
+    if c.get("layer_types", default=None) is not None:
+        return qwen_window(c)
+    first = c.integer("max_window_layers")  # from which on none has it, unlike in others
+    windowed = [il % 2 == 0 and il < first for il in range(c.n_layer)]
+    return window_of(c, windowed, said=c.get("use_sliding_window") is True)
+
+
+def _qwen3_moe(c: Config) -> dict[str, object]:
+    _all_sparse(c)
+    return qwen_window(c)
+
+
+def _two(c: Config) -> int:
+    n = c.integer("num_experts_per_tok")
+    if n != 2:
+        c.fail(f"num_experts_per_tok is {n}: a sparse mixer has 2")
+    return n
+
+
+def _last_moe(c: Config) -> dict[str, object]:
+    last = c.integer("moe_layer_end_index", default=-1)
+    if last not in (-1, c.n_layer - 1):
+        c.fail(f"moe_layer_end_index is {last}: only -1 and that of the last layer are supported")
+    return {}
+
+
+def _refuse_llama4(c: Config) -> dict[str, object]:
+    """Layers of other kinds than Llama 4's, which no GGUF can say."""
+    n, step = c.n_layer, c.integer("interleave_moe_layer_step")
+    interval = c.integer("no_rope_layer_interval", default=4)
+    ropes = c.get("no_rope_layers", default=None) or [int((il + 1) % interval != 0) for il in range(n)]
+    kinds = ["full_attention" if (il + 1) % 4 == 0 else "chunked_attention" for il in range(n)]
+    normed = c.integer("num_local_experts", default=16) != 128  # as the model of that many experts
+    for name, said, only in (
+        ("moe_layers", c.get("moe_layers", default=None), list(range(step - 1, n, step))),
+        ("no_rope_layers", ropes, [int((il + 1) % 4 != 0) for il in range(n)]),
+        ("layer_types", c.get("layer_types", default=None), kinds),
+        ("use_qk_norm", c.get("use_qk_norm", default=True), normed),
+    ):
+        if said is not None and said != only:
+            c.fail(f"{name} is {said!r:.60}: only {only!r:.60} is supported here")
+    return {}
+
+
 FAMILIES = (
     Family(
         arch="qwen2moe",
         types=("qwen2_moe",),
         cls="Qwen2MoeForCausalLM",
+        more=_qwen2_moe,
         spelled=_SHARED_EXPERT,
         keys={
             "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
@@ -98,6 +155,7 @@ FAMILIES = (
         arch="qwen3moe",
         types=("qwen3_moe",),
         cls="Qwen3MoeForCausalLM",
+        more=_qwen3_moe,
         # Where a file does not say, as llama.cpp's: they are.
         keys={"expert_weights_norm": Of(_not_normed, lambda normed, keys: {"norm_topk_prob": normed})},
         constants={"norm_topk_prob": True},
@@ -112,10 +170,12 @@ FAMILIES = (
         arch="phimoe",
         types=("phimoe",),
         cls="PhimoeForCausalLM",
+        more=all_windowed,
         spelled=BLOCK_SPARSE,
         # Of pyggml alone (models/phimoe.py); llama.cpp has other norms and another router than the model's authors.
         keys={
             "attention.layer_norm_epsilon": "rms_norm_eps",
+            "expert_used_count": Of(_two, lambda n, keys: {"num_experts_per_tok": n}),
             "expert_router_jitter": Of(lambda c: c.number("router_jitter_noise", default=0.01)),
         },
     ),
@@ -142,11 +202,12 @@ FAMILIES = (
         more=window,
         names={r"mlp\.expert_bias$": "mlp.expert_bias.bias"},
     ),
-    Family(arch="dots1", types=("dots1",), cls="Dots1ForCausalLM", keys=_SHARED, names=_BIAS),
+    Family(arch="dots1", types=("dots1",), cls="Dots1ForCausalLM", keys=_SHARED, names=_BIAS, more=qwen_window),
     Family(
         arch="glm4moe",
         types=("glm4_moe",),
         cls="Glm4MoeForCausalLM",
+        by_norm={"use_qk_norm": ("attn_q_norm", True)},
         keys=_SHARED,
         names=_BIAS,
         by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
@@ -178,6 +239,7 @@ FAMILIES = (
         arch="mimo2",
         types=("mimo_v2_flash",),
         cls="MiMoV2FlashForCausalLM",
+        told=("layer_types",),  # where hybrid_layer_pattern says the same
         keys={
             "attention.head_count_kv": Of(_mimo_heads_kv, _mimo_heads_kv_back),
             "attention.value_length": ("v_head_dim", "head_dim"),
@@ -189,6 +251,7 @@ FAMILIES = (
             "attention.layer_norm_rms_epsilon": ("layernorm_epsilon", "rms_norm_eps"),
             "attention.layer_norm_epsilon": None,
             "rope.freq_base_swa": "swa_rope_theta",
+            "expert_weights_scale": "routed_scaling_factor",
             "expert_gating_func": _SIGMOID,
         },
         more=_refuse_mimo,
@@ -218,6 +281,7 @@ FAMILIES = (
         arch="ernie4_5-moe",
         types=("ernie4_5_moe",),
         cls="Ernie4_5_MoeForCausalLM",
+        more=_last_moe,
         spelled={"exp_probs_b": "mlp.moe_statics.e_score_correction_bias="},
         keys={
             "expert_count": "moe_num_experts",
@@ -257,6 +321,7 @@ FAMILIES = (
         arch="gpt-oss",
         types=("gpt_oss",),
         cls="GptOssForCausalLM",
+        act="",
         spelled={
             "ffn_gate_inp": "mlp.router",
             "ffn_down_exps": "mlp.experts.down_proj=",
@@ -279,6 +344,7 @@ FAMILIES = (
         arch="llama4",
         types=("llama4_text", "llama4"),
         cls="Llama4ForCausalLM",
+        more=_refuse_llama4,
         spelled={
             **{f"ffn_{x}": f"feed_forward.{x}_proj" for x in ("gate", "up", "down")},
             **shared("feed_forward.shared_expert"),

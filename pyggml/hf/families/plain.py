@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..family import Family
-from ..metadata import window
+from ..metadata import all_windowed, qwen_window, window
 from ..moves import PLUS_ONE, ROPE_PAIRS
-from .mla import NOPE_AND_ROPE
+from .mla import INNER_EPS, NOPE_AND_ROPE
 from .spelling import APPENDED
 
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+
+
+def _stablelm_told(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
+    return {
+        "use_qkv_bias": any(name.endswith(".attn_q.bias") for name in ne),
+        "qk_layernorm": any(name.endswith(".attn_q_norm.weight") for name in ne),
+        "use_parallel_residual": not any(name.endswith(".ffn_norm.weight") for name in ne),
+    }
+
+
 FAMILIES = (
-    Family(arch="qwen2", types=("qwen2",), cls="Qwen2ForCausalLM"),
-    Family(arch="qwen3", types=("qwen3",), cls="Qwen3ForCausalLM"),
+    Family(arch="qwen2", types=("qwen2",), cls="Qwen2ForCausalLM", more=qwen_window),
+    Family(arch="qwen3", types=("qwen3",), cls="Qwen3ForCausalLM", more=qwen_window),
     Family(arch="seed_oss", types=("seed_oss",), cls="SeedOssForCausalLM"),
     Family(arch="ernie4_5", types=("ernie4_5",), cls="Ernie4_5ForCausalLM"),
     Family(
@@ -35,7 +47,9 @@ FAMILIES = (
         arch="minicpm3",
         types=("minicpm3",),
         cls="MiniCPM3ForCausalLM",
+        told=("head_dim",),  # that of the rope
         keys={
+            "attention.inner_rms_epsilon": INNER_EPS,
             "attention.q_lora_rank": "q_lora_rank",
             "attention.kv_lora_rank": "kv_lora_rank",
             "attention.key_length": NOPE_AND_ROPE,
@@ -53,42 +67,57 @@ FAMILIES = (
     ),
     Family(arch="olmo2", types=("olmo2",), cls="Olmo2ForCausalLM"),
     Family(arch="olmo2", types=("olmo3",), cls="Olmo3ForCausalLM", more=window),
-    Family(arch="phi3", types=("phi3",), cls="Phi3ForCausalLM", spelled={"ffn_up": "mlp.gate_up_proj"}),
+    Family(
+        arch="phi3", types=("phi3",), cls="Phi3ForCausalLM", spelled={"ffn_up": "mlp.gate_up_proj"}, more=all_windowed
+    ),
     Family(
         arch="phi2",
         types=("phi",),
         cls="PhiForCausalLM",
+        by_norm={"qk_layernorm": ("attn_q_norm", True)},
+        by_tensors=lambda ne: {"qk_layernorm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
+        names={r"^model\.layers\.(\d+)\.self_attn\.([qk])_layernorm\.": r"=blk.\1.attn_\2_norm."},
+        act="gelu_new",
         spelled={
             "attn_output": "self_attn.dense",
             "ffn_up": "mlp.fc1",
             "ffn_down": "mlp.fc2",
             "output_norm": "model.final_layernorm",
+            **{f"attn_{x}_norm": f"self_attn.{x}_layernorm" for x in "qk"},
         },
     ),
     Family(
         arch="starcoder2",
         types=("starcoder2",),
         cls="Starcoder2ForCausalLM",
+        act="gelu_pytorch_tanh",
         spelled={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        more=all_windowed,
     ),
     Family(
         arch="stablelm",
         types=("stablelm",),
         cls="StableLmForCausalLM",
-        by_tensors=lambda ne: {"use_qkv_bias": any(name.endswith(".attn_q.bias") for name in ne)},
+        by_norm={"use_parallel_residual": ("ffn_norm", False), "qk_layernorm": ("attn_q_norm", True)},
+        names={r"\.([qk])_layernorm\.norms\.": r".\1_norm."},
+        by_tensors=_stablelm_told,
+        spelled={f"attn_{x}_norm": f"self_attn.{x}_layernorm.norms.{{}}" for x in "qk"},
     ),
     Family(
         arch="nemotron",
         types=("nemotron",),
         cls="NemotronForCausalLM",
+        act="relu2",
         keys={"attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": None},
         moves={"*_norm.weight": PLUS_ONE},
     ),
-    Family(arch="jais2", types=("jais2",), cls="Jais2ForCausalLM"),
+    Family(arch="jais2", types=("jais2",), cls="Jais2ForCausalLM", act="relu2"),
     Family(
         arch="command-r",
         types=("cohere",),
         cls="CohereForCausalLM",
+        by_norm={"use_qk_norm": ("attn_q_norm", True)},
+        by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
         keys={"logit_scale": "logit_scale"},
     ),
     Family(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -66,7 +67,8 @@ _IN_MAMBA: dict[str, Key] = {
 
 
 def _heads_kv(c: Config, attends: list[bool]) -> list[int]:
-    return [c.integer("num_key_value_heads") if a else 0 for a in attends]
+    n = c.integer("num_key_value_heads", default=c.n_head)
+    return [n if a else 0 for a in attends]
 
 
 def _kinds_back(other: str) -> Back:
@@ -130,7 +132,9 @@ def _attends(c: Config) -> list[bool]:
     layers = c.get("attn_layer_indices", default=None)
     if layers is not None:
         return [il in layers for il in range(c.n_layer)]
-    period, offset = c.integer("attn_layer_period"), c.integer("attn_layer_offset")
+    period, offset = c.integer("attn_layer_period", default=0), c.integer("attn_layer_offset", default=0)
+    if not period:
+        return [False] * c.n_layer
     return [il % period == offset for il in range(c.n_layer)]
 
 
@@ -138,8 +142,46 @@ def _inner(c: Config) -> int:
     return int(c.number("mamba_expand", "expand", default=2) * c.n_embd)
 
 
+def _inner_1(c: Config) -> int:
+    """That of Mamba, whose class takes it from the config where it is there."""
+    return c.integer("intermediate_size", default=_inner(c))
+
+
+def _dt_rank(*names: str) -> Of:
+    """Elements of the time step before it is projected, or `auto`."""
+
+    def there(c: Config) -> int:
+        return -(-c.n_embd // 16) if c.get(*names) == "auto" else c.integer(*names)
+
+    return Of(there, lambda n, keys: {names[0]: n})
+
+
+def _check_steps(c: Config) -> dict[str, object]:
+    """Refuse limits of the time step, which no GGUF has, and sizes that contradict each other."""
+    limit = c.get("time_step_limit", default=None)
+    if limit is not None and (limit[0] != 0 or limit[1] not in (math.inf, {"__float__": "Infinity"})):
+        c.fail(f"time_step_limit is {limit!r:.60}: only 0 to infinity is supported")
+    return {}
+
+
+def _check_heads(heads: str, head: str, inner: Callable[[Config], int]) -> Callable[[Config], dict[str, object]]:
+    def check(c: Config) -> dict[str, object]:
+        size = c.get(head, default="auto")
+        if size != "auto" and size * c.integer(heads) != inner(c):
+            c.fail(f"{head} is {size!r:.60}, but {c.integer(heads)} heads are to be {inner(c)} elements")
+        return _check_steps(c)
+
+    return check
+
+
+def _mixer_eps(c: Config) -> float | None:
+    """Of pyggml alone (models/mamba.py): llama.cpp has that of the other norms."""
+    eps = c.number("mixer_rms_eps")
+    return None if eps == c.number("layer_norm_epsilon") else eps
+
+
 def _granite_rope(c: Config) -> bool:
-    return c.get("position_embedding_type", default="rope") == "rope"
+    return c.get("position_embedding_type", default=None) == "rope"
 
 
 def _nemotron_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
@@ -164,6 +206,8 @@ def _lfm2_ff(c: Config) -> int:
 
 
 def _nemotron_ff(c: Config) -> list[int]:
+    if c.get("tie_word_embeddings", default=False) is True:
+        c.fail("tie_word_embeddings: the class has an output of its own all the same")
     types = c.get("layers_block_type", "hybrid_override_pattern")
     return [c.integer("intermediate_size") if t in ("mlp", "-") else 0 for t in types]
 
@@ -207,7 +251,7 @@ def _refuse_h1(c: Config) -> dict[str, object]:
         c.fail("attention_bias: Falcon-H1's attention has no biases")
     if c.get("mamba_rms_norm", default=False) is True and c.get("mamba_norm_before_gate", default=True) is True:
         c.fail("mamba_norm_before_gate: Falcon-H1's norm comes behind the gate")
-    return {}
+    return _check_heads("mamba_n_heads", "mamba_d_head", _inner_h1)(c)
 
 
 _HYBRID: dict[str, Key] = {
@@ -238,9 +282,9 @@ _MAMBA_1: dict[str, Key] = {
     **_NO_ATTENTION,
     "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
     "ssm.conv_kernel": "conv_kernel",
-    "ssm.inner_size": Of(_inner, lambda n, keys: {**_expand_back("expand")(n, keys), "intermediate_size": n}),
+    "ssm.inner_size": Of(_inner_1, lambda n, keys: {**_expand_back("expand")(n, keys), "intermediate_size": n}),
     "ssm.state_size": "state_size",
-    "ssm.time_step_rank": "time_step_rank",
+    "ssm.time_step_rank": _dt_rank("time_step_rank"),
 }
 _MAMBA_1_SPELLED = {**_BACKBONE, **mamba("mixer")}
 
@@ -249,6 +293,8 @@ FAMILIES = (
         arch="mamba",
         types=("mamba",),
         cls="MambaForCausalLM",
+        told=("time_step_min",),
+        act="",
         keys={**_MAMBA_1, "ssm.dt_b_c_rms": False},
         moves=_MAMBA,
         spelled=_MAMBA_1_SPELLED,
@@ -258,7 +304,13 @@ FAMILIES = (
         arch="mamba",
         types=("falcon_mamba",),
         cls="FalconMambaForCausalLM",
-        keys={**_MAMBA_1, "ssm.dt_b_c_rms": True},
+        told=("time_step_min",),
+        act="",
+        keys={
+            **_MAMBA_1,
+            "ssm.dt_b_c_rms": True,
+            "ssm.dt_b_c_rms_epsilon": Of(_mixer_eps, lambda eps, keys: {"mixer_rms_eps": eps}),
+        },
         moves=_MAMBA,
         spelled=_MAMBA_1_SPELLED,
         layers="backbone.layers",
@@ -267,6 +319,9 @@ FAMILIES = (
         arch="mamba2",
         types=("mamba2",),
         cls="Mamba2ForCausalLM",
+        more=_check_heads("num_heads", "head_dim", _inner),
+        told=("time_step_rank", "time_step_min"),
+        act="",
         keys={
             **_NO_ATTENTION,
             "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
@@ -285,6 +340,8 @@ FAMILIES = (
         arch="granitehybrid",
         types=("bamba",),
         cls="BambaForCausalLM",
+        more=_check_heads("mamba_n_heads", "mamba_d_head", _inner),
+        act="",
         keys={
             **_HYBRID,
             "attention.head_count_kv": Of(lambda c: _heads_kv(c, _attends(c)), _indices_back),
@@ -298,6 +355,8 @@ FAMILIES = (
         arch="granitehybrid",
         types=("granitemoehybrid",),
         cls="GraniteMoeHybridForCausalLM",
+        more=_check_heads("mamba_n_heads", "mamba_d_head", _inner),
+        act="",
         keys={
             **GRANITE_KEYS,
             **_HYBRID,
@@ -315,6 +374,8 @@ FAMILIES = (
         arch="falcon-h1",
         types=("falcon_h1",),
         cls="FalconH1ForCausalLM",
+        told=("mamba_expand", "mamba_norm_before_gate"),  # where nothing else depends on them
+        act="",
         keys={**_IN_MAMBA, "ssm.inner_size": Of(_inner_h1, lambda n, keys: {"mamba_d_ssm": n})},
         more=_refuse_h1,
         scaled=_multipliers,
@@ -328,11 +389,12 @@ FAMILIES = (
         arch="jamba",
         types=("jamba",),
         cls="JambaForCausalLM",
+        act="",
         keys={
             "ssm.conv_kernel": "mamba_d_conv",
             "ssm.inner_size": Of(_inner, _expand_back("mamba_expand")),
             "ssm.state_size": "mamba_d_state",
-            "ssm.time_step_rank": "mamba_dt_rank",
+            "ssm.time_step_rank": _dt_rank("mamba_dt_rank"),
             "attention.head_count_kv": Of(lambda c: _heads_kv(c, _attends(c)), _period_back),
             "rope.dimension_count": None,
         },
@@ -349,6 +411,8 @@ FAMILIES = (
         arch="nemotron_h",
         types=("nemotron_h",),
         cls="NemotronHForCausalLM",
+        told=("expand", "time_step_limit", "moe_shared_expert_overlap"),
+        act="relu2",
         keys={
             "ssm.conv_kernel": ("conv_kernel", "mamba_d_conv"),
             "ssm.state_size": ("ssm_state_size", "mamba_d_state"),
@@ -380,6 +444,7 @@ FAMILIES = (
         arch="lfm2",
         types=("lfm2",),
         cls="Lfm2ForCausalLM",
+        act="",
         keys={**_SHORT_CONV, "feed_forward_length": Of(_lfm2_ff, lambda n, keys: {"intermediate_size": n})},
         moves={"shortconv.conv.weight": CONV1D},
         constants={"block_auto_adjust_ff_dim": False},
@@ -389,6 +454,7 @@ FAMILIES = (
         arch="lfm2moe",
         types=("lfm2_moe",),
         cls="Lfm2MoeForCausalLM",
+        act="",
         keys={
             **_SHORT_CONV,
             "leading_dense_block_count": "num_dense_layers",

@@ -96,6 +96,7 @@ def _families(types: tuple[str, ...], name: str, skip: tuple[str, ...]) -> tuple
             arch=arch,
             types=types,
             cls=cls,
+            act="",
             keys=keys,
             skip=(*skip, *more),
             constants={"feed_forward_proj": "gated-gelu" if gated else "relu", "is_encoder_decoder": arch == "t5"},

@@ -1,0 +1,107 @@
+"""Keys of configs that change what a model is: honoured as the transformers library does, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyggml.dtypes import DType
+from pyggml.errors import ModelError
+from pyggml.hf.config import Config
+from pyggml.hf.export import export_folder
+from pyggml.hf.folder import open_hf_folder
+from pyggml.llm.batch import Batch
+from pyggml.llm.model import load_model
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+
+from . import keys
+from .variants import TOKENS
+
+CASES = keys.read()
+CLASSES = json.loads((Path(open_hf_folder.__code__.co_filename).with_name("classes.json")).read_text())
+
+
+def _rows(folder: Path) -> np.ndarray:
+    model = load_model(folder, repack=False)
+    assert not model.unused
+    ctx = model.new_context(n_ctx=64, n_batch=64, type_k=DType.F32, type_v=DType.F32)
+    batch = Batch()
+    for pos, token in enumerate(TOKENS):
+        batch.add(token, pos, [0], logits=pos >= len(TOKENS) - keys.N_ROWS)
+    ctx.decode(batch)
+    return np.array(ctx.logits)
+
+
+def _equal(got: np.ndarray, want: list[list[float]]) -> None:
+    assert ((got - np.asarray(want)) ** 2).sum() <= 1e-9 * np.square(want).sum()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_honoured(name: str, tmp_path: Path) -> None:
+    """As it is, as a GGUF file, and as the folder that is made of that."""
+    (tmp_path / "folder").mkdir()
+    keys.write(CASES[name], tmp_path / "folder")
+    _equal(_rows(tmp_path / "folder"), CASES[name]["rows"])
+    write_quantized(plan_quantization(tmp_path / "folder", None), tmp_path / "m.gguf")
+    _equal(_rows(tmp_path / "m.gguf"), CASES[name]["rows"])
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    _equal(_rows(tmp_path / "back"), CASES[name]["rows"])
+
+
+@pytest.mark.parametrize(("name", "change", "text"), keys.REFUSED)
+def test_refused(name: str, change: dict[str, Any], text: str, tmp_path: Path) -> None:
+    keys.write({**CASES[name], "config": CASES[name]["config"] | change}, tmp_path)
+    with pytest.raises(ModelError, match=text):
+        load_model(tmp_path)
+
+
+def test_what_a_config_need_not_say(tmp_path: Path) -> None:
+    """Keys that it lacks are as the class has them, those that the class has not are nobody's."""
+    case = CASES["llama-relu"]
+    keys.write(case, tmp_path)
+    plain = open_hf_folder(tmp_path).kv
+    usual = CLASSES["llama"]
+    keys.write({**case, "config": {**usual, **case["config"], "nobodys": 3, "alibi": True}}, tmp_path)
+    said = open_hf_folder(tmp_path).kv
+    assert plain.keys() == said.keys() and all(np.array_equal(plain[k], said[k]) for k in plain)
+    assert plain["llama.rope.freq_base"] == usual["rope_parameters"]["rope_theta"]
+    assert "output.weight" in open_hf_folder(tmp_path).tensors  # Llama's is not tied, where nothing is said
+
+
+def test_a_tensor_that_nothing_asks_for(tmp_path: Path) -> None:
+    """It is of another model than the one whose graph runs: Gemma 2 has no frequency factors, which Llama 3 has."""
+    case = CASES["gemma2-gelu"]
+    rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 64}
+    keys.write({**case, "config": case["config"] | {"rope_parameters": rope}}, tmp_path)
+    with pytest.raises(ModelError, match=r"nothing asks for the tensors rope_freqs\.weight"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "theta", "theta_swa", "kind"),
+    [
+        ({"model_type": "llama"}, 1e4, None, "default"),
+        ({"model_type": "gpt_oss"}, 150000.0, None, "yarn"),
+        ({"model_type": "gpt_neox", "rotary_emb_base": 500, "rotary_pct": 1.0}, 500, None, "default"),
+        ({"model_type": "modernbert", "global_rope_theta": 70, "local_rope_theta": 7}, 70, 7, "default"),
+        ({"model_type": "modernbert"}, 160000.0, 1e4, "default"),
+        ({"model_type": "gemma3_text", "rope_local_base_freq": 7, "rope_theta": 70}, 70, 7, "default"),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8}}, 1e6, 1e4, "linear"),
+        ({"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 8}, "rope_theta": 3}, 3, None, "linear"),
+    ],
+)
+def test_ropes_of_before(said: dict[str, Any], theta: float, theta_swa: float | None, kind: str) -> None:
+    """As configs had them, and where they say nothing."""
+    c = Config("config.json", said)
+    assert (c.rope["rope_theta"], c.rope_swa.get("rope_theta"), c.rope["rope_type"]) == (theta, theta_swa, kind)
+
+
+def test_a_part_of_a_rope_only_where_the_class_reads_it() -> None:
+    for name, said in (("llama", False), ("gpt_neox", True)):
+        c = Config("config.json", {"model_type": name, "rotary_pct": 0.5, "partial_rotary_factor": 0.5})
+        assert ("partial_rotary_factor" in c.rope) is said
