@@ -26,6 +26,7 @@ from pyggml.errors import ModelError
 from pyggml.gguf_io.atomic_file import sync_folder, sync_tree
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import PartReader, open_model
+from pyggml.models import get_architecture
 
 from .export_tokenizer import tokenizer_files
 from .families import families_of_arch
@@ -67,7 +68,7 @@ def export_folder(
             temporary.mkdir(parents=True)
             with np.errstate(over="raise", invalid="raise"):
                 _write(file, family, temporary, progress)
-            _compare(file, open_hf_folder(temporary))
+            _compare(file, open_hf_folder(temporary), family)
             sync_tree(temporary)
             os.rename(temporary, target)
             sync_folder(target.parent)
@@ -81,7 +82,7 @@ def export_folder(
     raise ModelError(f"{file.path}: no way back. {'; '.join(reasons)}")
 
 
-def _compare(file: GGUFFile, folder: HFFolder) -> None:
+def _compare(file: GGUFFile, folder: HFFolder, family: Family) -> None:
     """Raise ModelError where the folder is another model than the file."""
     was, found = (of.kv.get("tokenizer.ggml.model", "none") for of in (file, folder))
     if found != was and was != "no_vocab":
@@ -91,9 +92,13 @@ def _compare(file: GGUFFile, folder: HFFolder) -> None:
             continue  # says no more than a file without it
         if not key.startswith(_OWN) and not _same(folder.kv.get(key), value):
             raise ModelError(f"{key} would be {folder.kv.get(key)!r:.60} instead of {value!r:.60}")
+    read = get_architecture(family.arch).hparams
+    same_hparams = read(family.arch, file.kv) == read(family.arch, folder.kv)
     for key, value in folder.kv.items():
         if key.endswith(".vocab_size") and value == folder.tensors["token_embd.weight"].ne[1]:
             continue  # says no more than the tensor
+        if key.startswith(f"{family.arch}.") and same_hparams:
+            continue  # says the default
         if not key.startswith(_OWN) and key not in file.kv:
             raise ModelError(f"{key} would be {value!r:.60}, which the file does not say")
     for name in sorted(set(file.tensors) ^ set(folder.tensors)):

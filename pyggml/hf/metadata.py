@@ -57,7 +57,8 @@ def activation(family: Family, c: Config) -> str | None:
     """What networks go through, where it is not what files of the architecture mean by saying nothing."""
     if not family.act:
         return None
-    name = c.get(*(n for n in _ACTIVATION if c.knows(n)), default=family.act)
+    keys = [n for n in _ACTIVATION if c.knows(n)]
+    name = c.get(*keys, default=family.act) if keys else family.act
     if name not in ACTIVATIONS:
         c.fail(f"the activation {name!r:.60} is not known; known are {', '.join(ACTIVATIONS)}")
     return None if ACTIVATIONS[name] == ACTIVATIONS[family.act] else name

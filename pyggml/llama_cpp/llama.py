@@ -126,7 +126,7 @@ class Llama:
             if choice is None and self.chat_format == "chatml-function-calling":
                 options["tool_choice"] = "none"  # this format offers tools to those alone who ask for a choice
             of_format = {"tool_choice": choice, "functions": options.get("tools") is None}
-            given = options.get("chat_template_kwargs") or {}
+            given: Any = options.get("chat_template_kwargs") or {}
             options["chat_template_kwargs"] = {**of_format, **given} if isinstance(given, Mapping) else given
         options.setdefault("chat_template", self._template)
         return self.model.create_chat_completion(messages, **options)

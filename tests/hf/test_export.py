@@ -123,10 +123,6 @@ def _changed(name: str, folder: Path, old: bytes, new: bytes) -> Path:
 
 
 def test_damaged_files_have_no_way_back(tmp_path: Path) -> None:
-    head_count = b"attention.head_count" + (4).to_bytes(4, "little")
-    path = _changed("llama", tmp_path, head_count + (4).to_bytes(4, "little"), head_count + (77).to_bytes(4, "little"))
-    with pytest.raises(ModelError, match="as llama: the file holds what its model cannot have"):
-        export_folder(path, tmp_path / "back")
     path = _changed("gpt2", tmp_path, b"<|im_start|>' + m", b"<|im_\xfftart|>' + m")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json would hold text that is no UTF-8: .*im_"):
         export_folder(path, tmp_path / "back")

@@ -337,7 +337,8 @@ def test_a_line_that_is_bad_in_any_way_ends_itself_alone(tiny: Path, monkeypatch
         ({"prompt": "a", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ]
     for n_parallel in (1, 2, 50):
-        results = list(gg.batch(model, ["x", *(r for b, _ in bad for r in (b, "The"))], 2, n_parallel=n_parallel))
+        requests = ["x", *(r for b, _ in bad for r in (b, "The"))]
+        results = list(gg.batch(model, requests, 2, temp=0.0, n_parallel=n_parallel))
         assert results[0]["n_predicted"] == 2
         for (request, says), r, good in zip(bad, results[1::2], results[2::2], strict=True):
             assert says in r["error"] if says else "error" in r or "text" in r, request

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pyggml.errors import ModelError
 from pyggml.llm.vocab import StreamDecoder, Vocab
-from pyggml.llm.vocab.kinds.bpe import _SPELLING
+from pyggml.llm.vocab.kinds.bpe import SPELLING
 from pyggml.llm.vocab.kinds.pre import PRE
 
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
@@ -25,7 +25,7 @@ def make(model: str, texts: list[str], **more: Any) -> Vocab:
 
 
 def bpe(**more: Any) -> Vocab:
-    spelled = [_SPELLING[b] for b in range(256)]
+    spelled = [SPELLING[b] for b in range(256)]
     merged = ["ab", "bc", "abc", "Ġa", "cc", "cccc", "<tool>"]
     types = np.array([1] * (256 + 6) + [4], np.int32)
     return make("gpt2", spelled + merged, **{"merges": MERGES, "pre": "qwen2", "token_type": types, **more})
