@@ -133,3 +133,27 @@ def test_a_rope_as_phi_moe_has_it() -> None:
     assert read() == pytest.approx(1.19023, rel=1e-5)  # pyright: ignore[reportUnknownMemberType]
     with pytest.raises(ModelError, match="short_mscale and long_mscale of the rope differ"):
         read(long_mscale=1.5, short_mscale=1.25)
+
+
+def test_deepseek_comes_back(tmp_path: Path) -> None:
+    """With YaRN, whose scale has two names; and of 27 layers, as the small ones, which make Q in one step."""
+    case = CASES["deepseek-v3-eps"]
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    config = {**case["config"], "rope_parameters": rope | {"original_max_position_embeddings": 64}}
+    config |= {"num_hidden_layers": 27, "q_lora_rank": None}
+    n_q = config["num_attention_heads"] * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    tensors: dict[str, list[int]] = {}
+    for name, shape in case["tensors"].items():
+        for layer in range(1, 27) if ".layers.1." in name else (0,):
+            new = name.replace(".layers.1.", f".layers.{layer}.")
+            if ".q_b_proj." in new:
+                tensors[new.replace("q_b_proj", "q_proj")] = [n_q, config["hidden_size"]]
+            elif ".q_a_" not in new:
+                tensors[new] = shape
+    (tmp_path / "folder").mkdir()
+    keys.write({**case, "config": config, "tensors": tensors}, tmp_path / "folder")
+    write_quantized(plan_quantization(tmp_path / "folder", None), tmp_path / "m.gguf")
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    back = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert back["q_lora_rank"] is None  # the class has another default
+    assert back["rope_parameters"]["mscale"] == back["rope_parameters"]["mscale_all_dim"] == 1.0
