@@ -19,7 +19,7 @@ _INTEGER = 1 << 63
 _ROPE_NUMBERS = {
     *("rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings", "low_freq_factor"),
     *("high_freq_factor", "extrapolation_factor", "beta_fast", "beta_slow", "attention_factor", "attn_factor"),
-    *("mscale", "mscale_all_dim"),
+    *("mscale", "mscale_all_dim", "short_mscale", "long_mscale", "alpha"),
 }
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # Of ropes, as configs had them before `rope_parameters`.

@@ -199,7 +199,7 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
         log_factor = math.log(keys["rope.scaling.factor"])
         rope["attention_factor"] = keys["rope.scaling.yarn_attn_factor"] * (1.0 + 0.1 * log_factor)
     if "rope.scaling.yarn_log_multiplier" in keys:
-        rope["mscale_all_dim"] = _plain(10 * keys["rope.scaling.yarn_log_multiplier"])
+        rope["mscale"] = rope["mscale_all_dim"] = _plain(10 * keys["rope.scaling.yarn_log_multiplier"])
     if "rope_freqs.weight" in file.tensors:
         factors = file.tensor_bytes("rope_freqs.weight").view(np.float32)
         rope |= _proportional(factors) or _llama3(factors, rope["rope_theta"])

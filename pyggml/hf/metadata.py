@@ -221,8 +221,12 @@ def _rope(family: Family, c: Config) -> dict[str, object]:
         original = own_original or rope.get("original_max_position_embeddings") or c.get("max_position_embeddings")
         keys |= {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": original}
         factor = rope.get("factor") or c.get("max_position_embeddings") / original
-        attention = rope.get("attention_factor") or (
-            math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        if rope.get("short_mscale") != rope.get("long_mscale"):
+            c.fail("short_mscale and long_mscale of the rope differ: files have one for both")
+        attention = (
+            rope.get("short_mscale")  # of Phi-3.5-MoE
+            or rope.get("attention_factor")
+            or (math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0)
         )
         keys["rope.scaling.attn_factor"] = attention
     elif kind not in ("default", "llama3", "linear", "proportional", "dynamic"):

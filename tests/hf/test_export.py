@@ -24,6 +24,7 @@ from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.vocab import Vocab
 
 from ..conftest import shared_dir
+from .checkpoint import write_checkpoint
 
 FOLDERS = shared_dir() / "golden" / "hf"
 pytestmark = pytest.mark.skipif(not FOLDERS.is_dir(), reason=f"no golden data in {FOLDERS}")
@@ -63,6 +64,18 @@ def test_roberta_comes_back_as_bert(tmp_path: Path) -> None:
         ctx.decode(list(range(3, 30)))
         embeddings.append(np.array(ctx.embeddings))
     assert np.array_equal(*embeddings)
+
+
+def test_one_token_type_comes_back(tmp_path: Path) -> None:
+    """As RoBERTas have it, whose files do not tell a table of one row from a vector."""
+    (tmp_path / "folder").mkdir()
+    name, config = "embeddings.token_type_embeddings.weight", json.loads((FOLDERS / "bert" / "config.json").read_text())
+    tensors = {n: t.stored() for n, t in open_folder(FOLDERS / "bert").items()}
+    tensors[name] = tensors[name][:1]
+    write_checkpoint(tmp_path / "folder", config | {"type_vocab_size": 1}, tensors)
+    write_quantized(plan_quantization(tmp_path / "folder", None), tmp_path / "m.gguf")
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    assert open_folder(tmp_path / "back")[name].shape == tensors[name].shape == (1, config["hidden_size"])
 
 
 def test_pooling_comes_back(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.hf.config import Config
 from pyggml.hf.export import export_folder
+from pyggml.hf.families import find_family
 from pyggml.hf.folder import open_hf_folder
+from pyggml.hf.metadata import read_metadata
 from pyggml.llm.batch import Batch
 from pyggml.llm.model import load_model
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
@@ -105,3 +107,53 @@ def test_a_part_of_a_rope_only_where_the_class_reads_it() -> None:
     for name, said in (("llama", False), ("gpt_neox", True)):
         c = Config("config.json", {"model_type": name, "rotary_pct": 0.5, "partial_rotary_factor": 0.5})
         assert ("partial_rotary_factor" in c.rope) is said
+
+
+def test_a_rope_as_hunyuan_has_it() -> None:
+    """`alpha` stretches the base of all its checkpoints."""
+    scaling = {"alpha": 1000.0, "beta_fast": 32, "factor": 1.0, "mscale": 1.0, "type": "dynamic"}
+    for model_type, arch in (("hunyuan_v1_dense", "hunyuan-dense"), ("hunyuan_v1_moe", "hunyuan-moe")):
+        said = {"model_type": model_type, "head_dim": 128, "rope_theta": 10000.0, "num_experts_per_tok": 1}
+        for rope, base in ((scaling, 10000.0 * 1000.0 ** (128 / 126)), (None, 10000.0)):
+            c = Config("config.json", {**said, "rope_scaling": rope})
+            kv = read_metadata(find_family(c), c)
+            assert kv[f"{arch}.rope.freq_base"] == pytest.approx(base, rel=1e-6)  # pyright: ignore[reportUnknownMemberType]
+
+
+def test_a_rope_as_phi_moe_has_it() -> None:
+    """Its scale of queries and keys is said, and does not follow from the lengths of contexts."""
+    scaling = {"long_factor": [1.0] * 64, "short_factor": [1.0] * 64, "type": "longrope"}
+    said = {"model_type": "phimoe", "max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+
+    def read(**more: float) -> Any:
+        c = Config("config.json", {**said, "rope_scaling": {**scaling, **more}})
+        return read_metadata(find_family(c), c)["phimoe.rope.scaling.attn_factor"]
+
+    assert read(long_mscale=1.25, short_mscale=1.25) == 1.25
+    assert read() == pytest.approx(1.19023, rel=1e-5)  # pyright: ignore[reportUnknownMemberType]
+    with pytest.raises(ModelError, match="short_mscale and long_mscale of the rope differ"):
+        read(long_mscale=1.5, short_mscale=1.25)
+
+
+def test_deepseek_comes_back(tmp_path: Path) -> None:
+    """With YaRN, whose scale has two names; and of 27 layers, as the small ones, which make Q in one step."""
+    case = CASES["deepseek-v3-eps"]
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    config = {**case["config"], "rope_parameters": rope | {"original_max_position_embeddings": 64}}
+    config |= {"num_hidden_layers": 27, "q_lora_rank": None}
+    n_q = config["num_attention_heads"] * (config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    tensors: dict[str, list[int]] = {}
+    for name, shape in case["tensors"].items():
+        for layer in range(1, 27) if ".layers.1." in name else (0,):
+            new = name.replace(".layers.1.", f".layers.{layer}.")
+            if ".q_b_proj." in new:
+                tensors[new.replace("q_b_proj", "q_proj")] = [n_q, config["hidden_size"]]
+            elif ".q_a_" not in new:
+                tensors[new] = shape
+    (tmp_path / "folder").mkdir()
+    keys.write({**case, "config": config, "tensors": tensors}, tmp_path / "folder")
+    write_quantized(plan_quantization(tmp_path / "folder", None), tmp_path / "m.gguf")
+    export_folder(tmp_path / "m.gguf", tmp_path / "back")
+    back = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert back["q_lora_rank"] is None  # the class has another default
+    assert back["rope_parameters"]["mscale"] == back["rope_parameters"]["mscale_all_dim"] == 1.0

@@ -109,11 +109,14 @@ def _fewer(shape: Shape, s: Sizes) -> Shape:
     return (shape[0] - _PADDING, *shape[1:])
 
 
+_ROWS = Move(lambda a, s: a, lambda a, s: a.reshape(-1, a.shape[-1]))  # also where a file has only one
+
 FAMILIES = (
     Family(
         arch="bert",
         types=("bert",),
         cls="BertModel",
+        moves={"token_types": _ROWS},
         keys=_ENCODER,
         more=_pooling,
         skip=_HEADS,
@@ -136,7 +139,7 @@ FAMILIES = (
         by_tensors=_token_types,
         spelled=_BERT,
         layers="encoder.layer",
-        moves={"position_embd": Move(_after_padding, _with_padding, _fewer)},
+        moves={"position_embd": Move(_after_padding, _with_padding, _fewer), "token_types": _ROWS},
         skip=_HEADS,
     ),
     Family(

@@ -60,6 +60,13 @@ _MLA: dict[str, Key] = {
     "expert_weights_norm": "norm_topk_prob",
     "leading_dense_block_count": Of(lambda c: dense_lead(c) or 0, dense_back),
 }
+
+
+def _told_q(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
+    """The small ones make queries in one step."""
+    return {"q_lora_rank": None} if "blk.0.attn_q.weight" in ne else {}
+
+
 _V3: dict[str, Key] = {**_MLA, "expert_gating_func": 2}  # always sigmoid, whether the config says so or not
 _SPLITS = {"self_attn.kv_b_proj.weight": KV_B}
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
@@ -96,6 +103,7 @@ FAMILIES = (
         arch="deepseek2",
         types=("deepseek_v2",),
         cls="DeepseekV2ForCausalLM",
+        by_tensors=_told_q,
         keys={
             **_MLA,
             "expert_gating_func": Of(lambda c: None),
@@ -109,6 +117,7 @@ FAMILIES = (
         arch="deepseek2",
         types=("deepseek_v3",),
         cls="DeepseekV3ForCausalLM",
+        by_tensors=_told_q,
         keys=_V3,
         splits=_SPLITS,
         told=_TOLD,

@@ -12,7 +12,7 @@ from ..config import Config
 from ..family import Family, Heads, Key, Of
 from ..metadata import all_windowed, dense_back, dense_lead, layers_of, of_model, qwen_window, window, window_of
 from ..moves import ROW, TRANSPOSED, alternating, alternating_rows, halves_transposed
-from .plain import HUNYUAN_NORMS
+from .plain import HUNYUAN_KEYS, HUNYUAN_NORMS
 from .spelling import APPENDED, BLOCK_SPARSE, mtp_layers, shared
 
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
@@ -311,6 +311,7 @@ FAMILIES = (
         cls="HunYuanMoEV1ForCausalLM",
         spelled={**HUNYUAN_NORMS, **shared("mlp.shared_mlp"), "ffn_gate_inp": "mlp.gate.wg"},
         keys={
+            **HUNYUAN_KEYS,
             "expert_feed_forward_length": "intermediate_size",
             "expert_used_count": _first("moe_topk"),
             "expert_shared_count": _first("num_shared_expert"),

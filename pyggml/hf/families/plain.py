@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..family import Family
+from ..config import Config
+from ..family import Family, Key, Of
 from ..metadata import all_windowed, qwen_window, window
 from ..moves import PLUS_ONE, ROPE_PAIRS
 from .mla import INNER_EPS, NOPE_AND_ROPE
 from .spelling import APPENDED
 
 HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+
+
+def _hunyuan_base(c: Config) -> float | None:
+    """The base of the rope, which `alpha` stretches."""
+    rope = c.rope
+    base, alpha = rope.get("rope_theta"), rope.get("alpha")
+    return base * alpha ** (c.head / (c.head - 2)) if rope["rope_type"] == "dynamic" and alpha else base
+
+
+HUNYUAN_KEYS: dict[str, Key] = {"rope.freq_base": Of(_hunyuan_base)}
 
 
 def _stablelm_told(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
@@ -41,6 +52,7 @@ FAMILIES = (
         arch="hunyuan-dense",
         types=("hunyuan_v1_dense",),
         cls="HunYuanDenseV1ForCausalLM",
+        keys=HUNYUAN_KEYS,
         spelled=HUNYUAN_NORMS,
     ),
     Family(
