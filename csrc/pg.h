@@ -162,6 +162,7 @@ void pg_pool_stop(void); // join all workers
 // From now on a read of the `bytes` of a file that are mapped at `first`, and that it no longer has, gives zeros, and 1
 // at the address that is returned (NULL: no memory, or no file can be opened), until it is given back.
 const int32_t *pg_guard(int fd, const void *first, int64_t bytes);
+void pg_guard_again(void);           // the handler of SIGBUS, where another was set since
 int pg_is_lost(const int32_t *lost); // 1 there, or the file is shorter now
 void pg_unguard(const int32_t *lost);
 

@@ -111,6 +111,7 @@ int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch) {
   p->n_threads = n_threads;
   p->watch = watch;
   __atomic_store_n(&p->abort, 0, __ATOMIC_RELAXED);
+  if (p->n_files) pg_guard_again();
   if (p->watch) p->interrupts = pg_interrupt_watch();
   int status = PG_OK;
   if (p->n_threads <= 1 || walking) {

@@ -38,17 +38,47 @@ static int put_zeros(uintptr_t address) {
   return 0;
 }
 
+static _Thread_local int handed_on; // this thread is in the handler of before
+
 static void on_sigbus(int number, siginfo_t *info, void *context) {
   const int saved = errno;
   if (put_zeros((uintptr_t)info->si_addr)) {
     errno = saved; // the read is done again
-  } else if (before.sa_flags & SA_SIGINFO) {
-    before.sa_sigaction(number, info, context);
-  } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
-    before.sa_handler(number);
-  } else {
+  } else if (handed_on ||
+             (!(before.sa_flags & SA_SIGINFO) && (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN))) {
     signal(SIGBUS, SIG_DFL); // the read is done again, and ends the process
+  } else {
+    handed_on = 1; // a handler that was set behind ours may hand the signal back
+    if (before.sa_flags & SA_SIGINFO) {
+      before.sa_sigaction(number, info, context);
+    } else {
+      before.sa_handler(number);
+    }
+    handed_on = 0;
   }
+}
+
+static int is_placed(struct sigaction *now) {
+  sigaction(SIGBUS, NULL, now);
+  return now->sa_flags & SA_SIGINFO && now->sa_sigaction == on_sigbus;
+}
+
+// Others set handlers too, at any time, or set back the one that they found: ours stands before theirs again.
+static void place_handler(void) {
+  struct sigaction now;
+  if (is_placed(&now)) return;
+  before = now;
+  struct sigaction ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+  sigemptyset(&ours.sa_mask);
+  sigaction(SIGBUS, &ours, NULL);
+}
+
+void pg_guard_again(void) {
+  struct sigaction now;
+  if (is_placed(&now)) return;
+  pthread_mutex_lock(&lock);
+  place_handler();
+  pthread_mutex_unlock(&lock);
 }
 
 const int32_t *pg_guard(int fd, const void *first, int64_t bytes) {
@@ -62,12 +92,8 @@ const int32_t *pg_guard(int fd, const void *first, int64_t bytes) {
     __atomic_store_n(&list, m, __ATOMIC_RELEASE);
   }
   if (m) {
-    if (!page_size) {
-      page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
-      struct sigaction ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-      sigemptyset(&ours.sa_mask);
-      sigaction(SIGBUS, &ours, &before);
-    }
+    page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
+    place_handler();
     m->lost = 0;
     m->fd = own;
     m->bytes = bytes;

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -43,6 +45,30 @@ def test_every_use_raises(path: Path, backend: str, size: int) -> None:
     assert array[-1].sum() == 0  # what was lost reads as zeros
     with pytest.raises(GGUFError, match=SHRUNK), model.new_context(n_ctx=32, n_threads=1) as other:
         other.decode([5])
+
+
+def test_handlers_that_were_set_since(path: Path) -> None:
+    """faulthandler and Ray set handlers of SIGBUS; faulthandler hands the signal on to the one that it found."""
+    program = """if True:
+        import faulthandler, mmap, os, sys
+        from pyggml.llm.model import load_model
+        model = load_model(sys.argv[1], repack=False)
+        ctx = model.new_context(n_ctx=32, n_threads=2)
+        faulthandler.enable()
+        os.truncate(sys.argv[1], 5000)
+        try:
+            ctx.decode([7])
+        except Exception as e:
+            print(e, flush=True)
+        with open(sys.argv[1], "r+b") as f:
+            f.truncate(1)
+            other = mmap.mmap(f.fileno(), 1)
+        os.truncate(sys.argv[1], 0)
+        other[0]
+    """
+    end = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=300)
+    assert re.search(SHRUNK, end.stdout)
+    assert end.returncode == -signal.SIGBUS and end.stderr.count("Bus error") == 1  # what is not ours ends, once
 
 
 def test_repacking_raises(tmp_path: Path) -> None:

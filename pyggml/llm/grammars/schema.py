@@ -48,7 +48,7 @@ def enforceable(schema: Any, has_pattern: Callable[[str], bool]) -> tuple[Schema
         out = rewriter.document()
     except RecursionError:
         raise SamplerError("the JSON schema is nested too deep") from None
-    except (TypeError, AttributeError, KeyError) as e:  # of a keyword's value
+    except (TypeError, AttributeError, LookupError) as e:  # of a keyword's value
         raise SamplerError(f"the JSON schema is malformed: {e}") from None
     if out is False:
         raise SamplerError("the JSON schema allows nothing")
@@ -85,7 +85,7 @@ def _check_multiples(schema: Any) -> None:
             with_others = any(key in s for key in _IN_PLACE) and len(s.keys() - _SILENT) > 1
             may_meet = may_meet or with_others or "allOf" in s
             divisor = s.get("multipleOf")
-            if isinstance(divisor, (int, float)):
+            if isinstance(divisor, (int, float)) and not isinstance(divisor, bool):
                 digits = Decimal(repr(divisor)).normalize().as_tuple().digits  # zeros at the end cost nothing
                 found.add(int("".join(map(str, digits))) or 1)
             todo += s.values()
@@ -97,6 +97,19 @@ def _check_multiples(schema: Any) -> None:
             f"the JSON schema's multipleOf needs {float(min(n, 10**30)):.6g} remainders; limits.SCHEMA_REMAINDERS is"
             f" {limits.SCHEMA_REMAINDERS}"
         )
+
+
+def _check_types(s: Schema, at: str) -> None:
+    """Refuse keywords whose values are no schema, no list of schemas, or no object, where they must be."""
+    for key in (*_MAPS, *_DEPENDENT, "dependentRequired"):
+        if key in s and not isinstance(s[key], Mapping):
+            raise SamplerError(f"the JSON schema's {key} at {at or '/'} must be an object, not {s[key]!r:.60}")
+    for key in _LISTS:
+        if key in s and not (isinstance(s[key], list) and all(isinstance(v, (Mapping, bool)) for v in s[key])):
+            raise SamplerError(f"the JSON schema's {key} at {at or '/'} must be a list of schemas, not {s[key]!r:.60}")
+    for key in (*_ONE, *_OTHERS, *_MERGED, "if", "not"):
+        if key in s and not isinstance(s[key], (Mapping, bool) if key != "items" else (Mapping, bool, list)):
+            raise SamplerError(f"the JSON schema's {key} at {at or '/'} must be a schema, not {s[key]!r:.60}")
 
 
 @dataclass(frozen=True)
@@ -132,6 +145,7 @@ class _Rewriter:
         self._parts: Schema = {}  # schemas of ours that are named more than once
         self._copies: dict[tuple[str, _Place], str] = {}  # of definitions, as they are in such a place
         self._merged: dict[tuple[int, _Place], tuple[str, Any]] = {}
+        _check_types(document, "")
         known, prefix = document.get("$defs", {}), "part"
         while any(name.startswith(prefix) for name in known):
             prefix += "_"
@@ -151,7 +165,8 @@ class _Rewriter:
         if not isinstance(s, Mapping):
             return self._schema({}, at, place) if s is True and place.closes and place.inherited else s
         s = cast(Schema, s)
-        if s.keys() - ABOUT == {"allOf"} and isinstance(s["allOf"], list) and len(s["allOf"]) == 1:
+        _check_types(s, at)
+        if s.keys() - ABOUT == {"allOf"} and len(s["allOf"]) == 1:
             return self.schema(s["allOf"][0], f"{at}/allOf/0", place)
         if not place.closes or s is self._document or not self._is_merged(s, place):
             return self._schema(s, at, place)
