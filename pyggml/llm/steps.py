@@ -96,8 +96,8 @@ class Steps:
     """The graphs of a context, by size; the least recently used ones are dropped.
 
     A size that comes for the first time gets a graph of its own. One token, and what comes again with another n_kv
-    (generation), get one graph that runs for all n_kv. `caches` are the memory's, `masks` those of each; an encoder's
-    graphs store to a cross cache and look at no cell of it, all others only look.
+    (generation), get one graph that runs for all n_kv. `caches` are the memory's, and `masks` has the mask of each:
+    None for encoded text in the steps of an encoder, which store it and do not look at it.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class Steps:
         return _step(b, self._scheduler.alloc(b.graph), ())
 
     def _varying(self, size: StepSize) -> Step | None:
-        """A step for every n_kv, or None where the backends cannot: where not for all caches, then from now on for the
-        first alone, where not even that, for none."""
+        """A step for every n_kv, or None when the backends have no such step. When they have none for the n_kv of all
+        caches, then from now on only the n_kv of the first varies; when they have not even that, none does."""
         while self._n_vary:
             caches, builds = self.caches[: self._n_vary], list[Build]()
             if all(c.size <= c.padding for c in caches):
