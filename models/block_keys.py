@@ -22,8 +22,8 @@ from .ubatch import UBatch
 
 
 class TokenBlocks(NamedTuple):
-    """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that; `n_read`
-    tokens, the last ones of the block, are what that key is made of."""
+    """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that. The key
+    is made of `n_read` tokens, up to the last one of the block: more than `size` where blocks overlap."""
 
     size: int
     n_read: int

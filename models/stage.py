@@ -8,7 +8,7 @@ from pyggml.errors import ModelError
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
-from .blocks import Build, Input, InputGroup, given_embd
+from .blocks import Build, Input, given_embd
 
 
 def begin_at(b: Build) -> None:
@@ -30,7 +30,7 @@ def begin_at(b: Build) -> None:
         if t in before:
             what = "the tokens" if t.name.startswith("inp_") else t.name
             raise ModelError(f"layers from {b.first} on read {what} too: this model has no stage that begins there")
-    b.inputs["inp_embd"] = Input(hidden.set_input(), InputGroup.of_one("inp_embd", given_embd))
+    b.inputs["inp_embd"] = Input(hidden.set_input(), given_embd)
     b.embd = True
 
 

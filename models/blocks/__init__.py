@@ -14,7 +14,7 @@ from .attention import (
     split_qkv,
     store_k,
 )
-from .build import Build, CacheUse, Input, InputGroup, mask_name
+from .build import Build, CacheUse, Input, mask_name
 from .ffn import Activation, Glu, build_ffn, limited
 from .inputs import (
     MASK_PADDING,
@@ -47,7 +47,6 @@ __all__ = [
     "CacheUse",
     "Glu",
     "Input",
-    "InputGroup",
     "LowRank",
     "build_attn",
     "build_attn_gate",

@@ -34,34 +34,25 @@ def mask_name(kv: KVCache) -> str:
     return "KQ_mask_cross" if kv.cross else "KQ_mask_swa" if kv.n_swa else "KQ_mask"
 
 
+class InputGroup(NamedTuple):
+    """The names of inputs that one function fills, which gives the values of each."""
+
+    names: tuple[str, ...]
+    fill: Fill
+
+
 class Input(NamedTuple):
     """A leaf of a graph that gets new values before each run.
 
-    group     inputs are filled in groups: all that were asked for together have the same one
+    fill      gives its values. None: its group is filled, or, without one, whoever runs the graph sets them
+    group     the inputs that were asked for together with it
     of_tokens its values follow from token ids, which a stage after the first does not have
     """
 
     tensor: Tensor
-    group: InputGroup
+    fill: FillOne | None = None
+    group: InputGroup | None = None
     of_tokens: bool = False
-
-
-class InputGroup(NamedTuple):
-    """The names of inputs, and the function that gives the values of each; None: whoever runs the graph sets them."""
-
-    names: tuple[str, ...]
-    fill: Fill | None
-
-    @classmethod
-    def of_one(cls, name: str, fill: FillOne | None) -> InputGroup:
-        """A group of one input."""
-        if fill is None:
-            return cls((name,), None)
-
-        def of_group(u: UBatch, memory: Memory) -> tuple[Values]:
-            return (fill(u, memory),)
-
-        return cls((name,), of_group)
 
 
 class CacheUse(NamedTuple):
@@ -212,24 +203,25 @@ class Build:
         of at most as many elements as the leaf has (the rest keeps what it had, and nothing may depend on it). The
         ubatch is in its cells by then. `fill` None: whoever runs the graph sets the values. `of_tokens`: the values
         follow from token ids."""
-        return self._input(name, dtype, ne, InputGroup.of_one(name, fill), of_tokens)
+        if name not in self.inputs:
+            self.inputs[name] = Input(self._leaf(name, dtype, ne), fill, of_tokens=of_tokens)
+        return self.inputs[name].tensor
 
     def input_group(self, leafs: Mapping[str, tuple[DType, tuple[int, ...]]], fill: Fill) -> tuple[Tensor, ...]:
         """Several inputs, {name: (type, ne)}, that one function fills: it gives an array for each, see `input`."""
         group = InputGroup(tuple(leafs), fill)
-        return tuple(self._input(name, dtype, ne, group) for name, (dtype, ne) in leafs.items())
-
-    def _input(
-        self, name: str, dtype: DType, ne: tuple[int, ...], group: InputGroup, of_tokens: bool = False
-    ) -> Tensor:
-        if name not in self.inputs:
-            self.inputs[name] = Input(self.ctx.new_tensor(dtype, ne, name).set_input(), group, of_tokens)
-        return self.inputs[name].tensor
+        for name, (dtype, ne) in leafs.items():
+            if name not in self.inputs:
+                self.inputs[name] = Input(self._leaf(name, dtype, ne), group=group)
+        return tuple(self.inputs[name].tensor for name in leafs)
 
     @property
     def input_groups(self) -> list[InputGroup]:
         """The groups of all inputs, in the order in which they were asked for."""
-        return list(dict.fromkeys(i.group for i in self.inputs.values()))
+        return list(dict.fromkeys(i.group for i in self.inputs.values() if i.group is not None))
+
+    def _leaf(self, name: str, dtype: DType, ne: tuple[int, ...]) -> Tensor:
+        return self.ctx.new_tensor(dtype, ne, name).set_input()
 
     # -- weights: asking for one declares it ----------------------------------------------------------------------
 

@@ -174,7 +174,7 @@ class KVCells:
         raise self.full(n)
 
     def full(self, n: int) -> KVCacheFull:
-        """The error where `n` tokens do not fit."""
+        """The error to raise when `n` tokens do not fit."""
         free = self.size - self.used
         where = "" if free < n else ", but not side by side"
         text = f"{n} cells are needed; {free} of the {self.size} cells of the KV cache are free{where}"

@@ -104,8 +104,8 @@ class Memory:
         self._first = stores[0]
         self._encoded = tuple(s for s in stores if isinstance(s, EncodedText)) if encoding is not None else ()
         self.lock = self._first.lock
-        for store in (*stores, *(encoding.stores if encoding is not None else ())):
-            store.lock = self.lock
+        for part in (*stores, *((encoding, *encoding.stores) if encoding is not None else ())):
+            part.lock = self.lock
 
     @property
     def size(self) -> int:

@@ -151,7 +151,8 @@ class RecurrentCells:
         return StateSlot(read, write, before, now)
 
     def take(self, slot: StateSlot, u: UBatch) -> None:
-        """What is computed in the slot, of which the ubatch knows then, is the state of its sequences."""
+        """Give the sequences of a ubatch the states that will be computed in a slot, and tell the ubatch which cells
+        these are."""
         u.states = slot
         vars(self).update(slot.after)
 
@@ -173,7 +174,7 @@ class RecurrentCells:
         """Close holes between cells: there are none."""
 
     def full(self, n: int) -> KVCacheFull:
-        """The error where `n` tokens do not fit."""
+        """The error to raise when `n` tokens do not fit."""
         return KVCacheFull(f"{n} tokens in one batch, where n_ctx is {self.size}", n, self.size)
 
     # -- operations on sequences ----------------------------------------------------------------------------------

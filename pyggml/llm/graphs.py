@@ -63,7 +63,7 @@ class Graphs:
         return b
 
     def encode(self, size: StepSize) -> Build:
-        """The graph of a ubatch of that size, of an encoder-decoder's encoder."""
+        """The graph that an encoder-decoder's encoder runs for a ubatch of that size."""
         encode, memory = self._model.architecture.encode, self._memory.encoding
         assert encode is not None and memory is not None, self._memory
         b = Build(
@@ -82,14 +82,14 @@ class Graphs:
         return b
 
     def largest(self, n_tokens: int, n_outputs: int, adapters: Adapters = NO_ADAPTERS) -> Build:
-        """Of a graph of so many tokens: over whole caches, of as many sequences as there can be."""
+        """The largest graph of so many tokens: over whole caches, of as many sequences as there can be."""
         memory = self._memory
         n_seqs = gcd(n_tokens, memory.n_seq_max) if memory.equal_seqs else 1
         n_kv = tuple(c.size for c in memory.caches)
         return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs, self.hidden))
 
     def next(self, n_tokens: int, n_outputs: int, adapters: Adapters) -> Build:
-        """Of the graph that so many tokens of one sequence would run, as the caches are now."""
+        """The graph that so many tokens of one sequence would run, as the caches are now."""
         caches = self._memory.caches
         ends = [c.find_slot(n_tokens) + n_tokens if 0 < n_tokens <= c.size and not c.cross else 0 for c in caches]
         n_kv = tuple(c.n_kv(end) for c, end in zip(caches, ends, strict=True))

@@ -13,7 +13,7 @@ from pyggml.dtypes import DType
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
 from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, mask_name
-from pyggml.models.blocks.build import Fill, Values
+from pyggml.models.blocks.build import Fill, FillOne, Values
 from pyggml.models.hparams import HParams
 from pyggml.models.memory.kv_cells import Floats
 from pyggml.models.memory.kv_mask import KVMask
@@ -51,7 +51,8 @@ class Step:
 
     heads   where the slot of the ubatch begins in each cache, bound before each run
     n_kv    the n_kv of the caches for which it varies, bound before each run
-    fills   for each group of inputs the function that fills it, and flat views of its inputs
+    inputs  the function that fills each input that has its own, and a flat view of the input
+    groups  the function that fills each group of inputs, and flat views of them
     result  logits or embeddings, a row for each token of which they are wanted
     hidden  a row for each token, in a graph of hidden states
     """
@@ -59,15 +60,23 @@ class Step:
     schedule: Schedule
     heads: tuple[Var, ...]
     n_kv: tuple[Var, ...]
-    fills: list[tuple[Fill, tuple[Values, ...]]]
+    inputs: list[tuple[FillOne, Values]]
+    groups: list[tuple[Fill, tuple[Values, ...]]]
     result: Floats
     hidden: Floats | None
 
     def fill(self, u: UBatch, memory: Memory) -> None:
         """Set the inputs for a ubatch that is in its cells."""
-        for fill, inputs in self.fills:
+        for fill, to in self.inputs:
+            _set(to, fill(u, memory))
+        for fill, inputs in self.groups:
             for to, values in zip(inputs, fill(u, memory), strict=True):
-                to[: values.size] = values.reshape(-1)  # the graph may have room for more cells
+                _set(to, values)
+
+
+def _set(to: Values, values: Values) -> None:
+    """Put `values` into a view of an input, which may have room for more cells."""
+    to[: values.size] = values if values.ndim == 1 else values.reshape(-1)
 
 
 @contextmanager
@@ -87,8 +96,8 @@ class Steps:
     """The graphs of a context, by size; the least recently used ones are dropped.
 
     A size that comes for the first time gets a graph of its own. One token, and what comes again with another n_kv
-    (generation), get one graph that runs for all n_kv. `caches` are the memory's, `masks` those of each; an encoder's
-    graphs store to a cross cache and look at no cell of it, all others only look.
+    (generation), get one graph that runs for all n_kv. `caches` are the memory's, and `masks` has the mask of each:
+    None for encoded text in the steps of an encoder, which store it and do not look at it.
     """
 
     def __init__(
@@ -157,8 +166,8 @@ class Steps:
         return _step(b, self._scheduler.alloc(b.graph), ())
 
     def _varying(self, size: StepSize) -> Step | None:
-        """A step for every n_kv, or None where the backends cannot: where not for all caches, then from now on for the
-        first alone, where not even that, for none."""
+        """A step for every n_kv, or None when the backends have no such step. When they have none for the n_kv of all
+        caches, then from now on only the n_kv of the first varies; when they have not even that, none does."""
         while self._n_vary:
             caches, builds = self.caches[: self._n_vary], list[Build]()
             if all(c.size <= c.padding for c in caches):
@@ -195,14 +204,15 @@ class Steps:
 
 
 def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:
-    def views(names: tuple[str, ...]) -> tuple[Values, ...]:
-        return tuple(b.inputs[name].tensor.numpy().reshape(-1) for name in names)
+    def view(name: str) -> Values:
+        return b.inputs[name].tensor.numpy().reshape(-1)
 
     return Step(
         schedule=schedule,
         heads=tuple(u.head for u in b.uses),
         n_kv=n_kv,
-        fills=[(group.fill, views(group.names)) for group in b.input_groups if group.fill is not None],
+        inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
+        groups=[(g.fill, tuple(map(view, g.names))) for g in b.input_groups],
         result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),
         hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
     )

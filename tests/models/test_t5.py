@@ -264,6 +264,13 @@ def test_holes_between_texts_are_closed(t5: Golden) -> None:
     ctx.decode(Batch.prompt([0], 0, 2))  # nothing has changed
 
 
+def test_one_lock_is_of_all_stores(t5: Golden) -> None:
+    memory = t5.context().memory
+    assert memory.encoding is not None
+    parts = (*memory.stores, memory.encoding, *memory.encoding.stores)
+    assert all(part.lock is memory.lock for part in parts)
+
+
 def test_removed_shifted_and_forgotten(t5: Golden) -> None:
     """Distances alone count: an answer can begin anew, and lose its beginning."""
     ctx, other = t5.context(), t5.context()
