@@ -81,10 +81,12 @@ static inline block tile_block(const attention *a, const tile *t, int64_t first,
     }
   b.run = b.n && b.keys[b.n - 1] - b.keys[0] == b.n - 1;
   for (int r = 0; b.biased && r < t->n; r++) {
-    const float *raw = w->raw + t->own[r] * KEYS;
-    for (int i = 0; i < b.n; i++) {
-      const float m = raw[b.keys[i]];
-      w->bias[r * row_step + i * key_step] = m == -INFINITY ? m : t->slope[r] * m; // of a slope of 0, too
+    const float *raw = w->raw + t->own[r] * KEYS, slope = t->slope[r];
+    float *bias = w->bias + r * row_step;
+    if (slope != 0) {
+      for (int i = 0; i < b.n; i++) bias[i * key_step] = slope * raw[b.keys[i]];
+    } else { // -inf hides a key here, too
+      for (int i = 0; i < b.n; i++) bias[i * key_step] = raw[b.keys[i]] == -INFINITY ? -INFINITY : 0 * raw[b.keys[i]];
     }
   }
   return b;
