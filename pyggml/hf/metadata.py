@@ -29,6 +29,13 @@ def of_model(values: Sequence[Any], keys: Mapping[str, Any]) -> list[Any]:
     return list(values[: keys["block_count"] - _n_heads(keys)])
 
 
+def _groups_used(c: Config) -> int | None:
+    n = c.get("topk_group", default=None)
+    if n == 0 and c.get("n_group", default=None):
+        c.fail("topk_group is 0: there must be groups of experts to choose of")
+    return n
+
+
 COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
@@ -45,7 +52,7 @@ COMMON: dict[str, Key] = {
     "expert_count": Of(lambda c: c.get(*_EXPERTS, default=None), lambda n, keys: dict.fromkeys(_EXPERTS, n)),
     "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
     "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
+    "expert_group_used_count": Of(_groups_used, lambda n, keys: {"topk_group": n}),
     "expert_feed_forward_length": "moe_intermediate_size",
     # Of pyggml alone (`activation`); without it llama.cpp's networks are as the family's `act` says.
     "hidden_activation": Of(lambda c: None, lambda name, keys: said_activation(name)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..config import Config
 from ..family import Family
 from ..metadata import all_windowed, qwen_window, window
 from ..moves import PLUS_ONE, ROPE_PAIRS
@@ -19,6 +20,12 @@ def _stablelm_told(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
         "qk_layernorm": any(name.endswith(".attn_q_norm.weight") for name in ne),
         "use_parallel_residual": not any(name.endswith(".ffn_norm.weight") for name in ne),
     }
+
+
+def _no_mscale(c: Config) -> dict[str, object]:
+    if c.rope["rope_type"] == "yarn" and c.rope.get("mscale_all_dim"):
+        c.fail("rope_parameters: mscale_all_dim scales the scores of attention, too: of minicpm3 it is not supported")
+    return {}
 
 
 FAMILIES = (
@@ -48,6 +55,7 @@ FAMILIES = (
         types=("minicpm3",),
         cls="MiniCPM3ForCausalLM",
         told=("head_dim",),  # that of the rope
+        more=_no_mscale,
         keys={
             "attention.inner_rms_epsilon": INNER_EPS,
             "attention.q_lora_rank": "q_lora_rank",
