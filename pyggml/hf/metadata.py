@@ -36,6 +36,13 @@ def _groups_used(c: Config) -> int | None:
     return n
 
 
+def _n_rot(c: Config) -> int:
+    n = int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))
+    if n % 2:
+        c.fail(f"head_dim = {c.head}: pairs of elements turn, not {n} elements (partial_rotary_factor)")
+    return n
+
+
 COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
@@ -56,7 +63,7 @@ COMMON: dict[str, Key] = {
     "expert_feed_forward_length": "moe_intermediate_size",
     # Of pyggml alone (`activation`); without it llama.cpp's networks are as the family's `act` says.
     "hidden_activation": Of(lambda c: None, lambda name, keys: said_activation(name)),
-    "rope.dimension_count": Of(lambda c: int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))),
+    "rope.dimension_count": Of(_n_rot),
 }
 
 

@@ -137,6 +137,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("phi-normed", {"qk_layernorm": False}, "qk_layernorm"),
     ("qwen3-moe-window", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
     ("qwen3-moe-window", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+    ("llama-relu", {"head_dim": 7}, "head_dim"),
     ("mamba", {"hidden_act": "relu"}, "hidden_act"),
     ("deepseek-v3-eps", {"topk_group": 0}, "topk_group"),
     ("kimi-linear-heads", {"hidden_act": "relu"}, "hidden_act"),

@@ -196,7 +196,8 @@ def _residual_scale(c: Config) -> float:
     parts = [c.number(f"{kind}_alpha_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
     betas = [c.number(f"{kind}_beta_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
     if len(set(parts)) > 1 or set(betas) != {1.0}:
-        c.fail("its alpha factors must be the same, and its beta factors 1")
+        names = "full_attn_{0}_factor, linear_attn_{0}_factor and mlp_{0}_factor"
+        c.fail(f"{names.format('alpha')} must be the same, {names.format('beta')} 1")
     return parts[0]
 
 
