@@ -154,7 +154,7 @@ class Library:
                 bits = weights(name.replace("model.", ""), list(p.shape)).astype(np.uint32) << 16
                 a = bits.view(np.float32)
                 a = np.log(np.abs(a) + 1) if name.endswith("A_log") else a
-                p.copy_(self.torch.from_numpy(np.ascontiguousarray(a)))
+                p.copy_(self.torch.from_numpy(np.ascontiguousarray(a)).reshape(p.shape))
         return model
 
     def answer(self, model: Any, tokens: list[int]) -> np.ndarray:
