@@ -167,6 +167,7 @@ class HParams:
     yarn_ext_factor: float = -1.0
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
+    yarn_truncate: bool = True  # the first and the last pair that it scales by a part are rounded to whole ones
     n_expert: int = 0
     n_expert_used: int = 0
     n_ff_exp: PerLayer = 0  # of each expert: n_ff
@@ -253,6 +254,8 @@ class HParams:
         for name in (*_ROPE_NUMBERS, "yarn_beta_fast", "yarn_beta_slow"):
             if not 2.0**-149 <= getattr(self, name) < _MAX_FLOAT:
                 _refuse(name, getattr(self, name), "it must be positive and an f32")
+        if not self.yarn_truncate and 1.0 in (self.rope_freq_base, self.rope_freq_base_swa):
+            _refuse("rope_freq_base", 1.0, "all pairs turn alike: there is no first one that YaRN scales")
         for name in (
             *("f_norm_rms_eps", "f_attention_scale", "rope_attn_factor", "yarn_ext_factor", "yarn_ext_factor_swa"),
             *("f_norm_eps", "f_embedding_scale", "f_residual_scale", "f_logit_scale", "f_clamp_kqv"),

@@ -33,6 +33,7 @@ _GATING: tuple[tuple[Gating, bool], ...] = (  # values of `expert_gating_func` f
     ("softmax", True),
     ("sqrt_softplus", False),
 )
+PLAIN_ROPE: dict[str, Any] = {"rope_freq_scale_swa": 1.0, "yarn_ext_factor_swa": 0.0, "rope_attn_factor_swa": 1.0}
 _HIDDEN_ACT = "{arch}.hidden_activation"
 ACTIVATIONS: dict[str, Activation] = {  # the transformers library's names; gelu is the exact one
     **dict.fromkeys(("gelu", "gelu_python"), "gelu_erf"),
@@ -187,7 +188,7 @@ def read_window(
         "n_swa": r.integer(Keys.Attention.SLIDING_WINDOW, *() if default is None else (default,)),
         "swa_pattern": read_swa_pattern(r, n_pattern, dense_first),
         "rope_freq_base_swa": r.number(Keys.Rope.FREQ_BASE_SWA) if own else 10000.0 if plain_rope else 0.0,
-        "rope_freq_scale_swa": 1.0 if plain_rope else 0.0,
+        **(PLAIN_ROPE if plain_rope else {}),
     }
 
 
@@ -334,6 +335,7 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "yarn_ext_factor": r.number(rope.SCALING_YARN_EXT_FACTOR, -1.0),
         "yarn_beta_fast": r.number(rope.SCALING_YARN_BETA_FAST, 32.0),
         "yarn_beta_slow": r.number(rope.SCALING_YARN_BETA_SLOW, 1.0),
+        "yarn_truncate": r.boolean("{arch}.rope.scaling.yarn_truncate", True),  # of pyggml alone
         "n_expert": r.integer(llm.EXPERT_COUNT, 0),
         "n_expert_used": r.integer(llm.EXPERT_USED_COUNT, 0),
         "n_ff_exp": n_ff_exp,

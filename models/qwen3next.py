@@ -85,7 +85,8 @@ class Qwen3Next(Decoder):
         g = b.cb(gg.mul(g, b.weight("ssm_a", (m.dt_rank,), il, "")), "gate", il)
         qkv = b.cb(gg.silu(build_conv(b, qkv, "ssm_conv1d", m.d_conv, il)), "conv_output_silu", il)
         v = parts_of_rows(qkv, 2 * n_key, m.dt_rank, s)
-        q, k = (l2_norm(parts_of_rows(qkv, first, m.n_group, s), hp.f_norm_rms_eps) for first in (0, n_key))
+        eps = hp.f_norm_inner_eps or hp.f_norm_rms_eps
+        q, k = (l2_norm(parts_of_rows(qkv, first, m.n_group, s), eps) for first in (0, n_key))
         if self.interleaved and m.n_group != m.dt_rank:
             each = m.dt_rank // m.n_group
             ne = s, m.dt_rank, n_tokens

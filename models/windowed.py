@@ -10,9 +10,8 @@ from pyggml.gguf_io.constants import Keys
 from .architecture import Architecture
 from .decoder import Decoder
 from .hparams import HParams, Router
-from .metadata import Reader, read_hparams, read_router, read_swa_pattern, read_window
+from .metadata import PLAIN_ROPE, Reader, read_hparams, read_router, read_swa_pattern, read_window
 
-_PLAIN_ROPE: dict[str, Any] = {"rope_freq_scale_swa": 1.0, "yarn_ext_factor_swa": 0.0, "rope_attn_factor_swa": 1.0}
 _ROPE_PATTERN = "{arch}.attention.rope_pattern"
 _EXAONE4_LAYERS = 64  # of the model with the window, of which old files do not say so
 
@@ -63,7 +62,7 @@ def _cohere2(r: Reader) -> HParams:
 
 
 def _olmo2(r: Reader) -> HParams:
-    return read_hparams(HParams, r, rope_type="neox", **{**read_window(r, 4, 0), **_PLAIN_ROPE})
+    return read_hparams(HParams, r, rope_type="neox", **{**read_window(r, 4, 0), **PLAIN_ROPE})
 
 
 def _granite_swa(r: Reader) -> HParams:
@@ -88,7 +87,7 @@ def _afmoe(r: Reader) -> HParams:
         rope_type="neox",
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         f_embedding_scale=r.number(Keys.LLM.EMBEDDING_SCALE, math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH))),
-        rope_layers=tuple(int((il + 1) % 4 != 0) for il in r.layers),
+        rope_layers=read_swa_pattern(r, 4),
         **read_window(r, 4, 0),
     )
 
@@ -106,7 +105,7 @@ def _laguna(r: Reader) -> HParams:
         rope_type="neox",
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         n_ff_shexp=r.integer(Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0) or size * n_shared,
-        **{**read_window(r, 4, 0, dense_first=True), **_PLAIN_ROPE},
+        **{**read_window(r, 4, 0, dense_first=True), **PLAIN_ROPE},
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
 
 from pyggml import ops as gg
-from pyggml.tensor import Tensor
+from pyggml.tensor import Context, Tensor
 
 from ..hparams import HParams, RopeShape
 from ..names import tensor_name
@@ -38,6 +42,11 @@ def rope(
     """rope_ext (rope_multi where tokens have four positions) with the model's frequencies, of the first elements of
     each row; `back`: rope_ext_back. `cur`: ne [n_embd_head, n_head, n_tokens]."""
     mode = _MODES[shape.type or hp.rope_type]
+    if shape.ext_factor and not hp.yarn_truncate:  # rope_ext rounds: what YaRN does goes into frequency factors
+        own = _unrounded(hp.n_ctx_orig_yarn, shape, hp.yarn_beta_fast, hp.yarn_beta_slow)
+        factors = own if factors is None else gg.mul(own, factors)
+        attn_factor *= 1.0 - 0.1 * math.log(shape.freq_scale)
+        shape = shape._replace(freq_scale=1.0, ext_factor=0.0)
     scaling = (
         hp.n_ctx_orig_yarn,
         shape.freq_base,
@@ -50,6 +59,19 @@ def rope(
     if hp.n_pos_per_embd > 1:
         return gg.rope_multi(cur, pos, factors, shape.n_rot, hp.rope_sections, mode, *scaling)
     return (gg.rope_ext_back if back else gg.rope_ext)(cur, pos, factors, shape.n_rot, mode, *scaling)
+
+
+@lru_cache
+def _unrounded(n_ctx: int, shape: RopeShape, beta_fast: float, beta_slow: float) -> Tensor:
+    """By what YaRN (arXiv 2309.00071) divides the frequency of each pair: ne [n_rot / 2]."""
+
+    def pair(turns: float) -> float:  # which turns so often within n_ctx positions
+        return shape.n_rot * math.log(n_ctx / (turns * 2 * math.pi)) / (2 * math.log(shape.freq_base))
+
+    low, high = max(0.0, pair(beta_fast)), min(shape.n_rot - 1.0, pair(beta_slow))
+    scaled = np.clip((np.arange(shape.n_rot // 2) - low) / (high - low or 0.001), 0, 1)
+    kept = shape.ext_factor * (1 - scaled)
+    return Context().from_numpy((1 / (shape.freq_scale * (1 - kept) + kept)).astype(np.float32), name="yarn_factors")
 
 
 def build_rope_factors(b: Build) -> Tensor | None:

@@ -182,7 +182,7 @@ class Config:
             own = dict(scaling)
         rope = own or dict(usual)
         for name, names in (("rope_theta", theta), ("partial_rotary_factor", _PARTIAL)):
-            said = next((self.values[n] for n in names if self.values.get(n) is not None and self.knows(n)), None)
+            said = next((self.values[n] for n in names if self.values.get(n) is not None and self._reads(n)), None)
             said = usual.get(name) if said is None else said
             if said is not None and own.get(name) is None:
                 rope[name] = said
@@ -191,6 +191,10 @@ class Config:
         rope.setdefault("rope_type", rope.get("type", "default"))
         self._check_rope(rope)
         return rope
+
+    def _reads(self, name: str) -> bool:
+        """Whether the class reads it of a rope outside of `rope_parameters`; a part of a head as it does the base."""
+        return self.knows(name) and (name != "partial_rotary_factor" or self.knows("rope_theta"))
 
     def _check_rope(self, rope: Mapping[str, Any]) -> None:
         """Raise ModelError for what is no number where a rope has one."""
@@ -239,5 +243,8 @@ class Config:
 
 
 def _of_kind(ropes: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The rope of one kind of layers, where there may be one for each kind."""
-    return dict(ropes[kind] or {}) if kind in ropes else dict(ropes)
+    """The rope of one kind of layers, where there may be one for each kind; of those the library reads `truncate` from
+    outside of all of them."""
+    if kind not in ropes:
+        return dict(ropes)
+    return {**(ropes[kind] or {}), "truncate": ropes.get("truncate", True)}

@@ -195,6 +195,8 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
         ):
             if f"rope.scaling.{key}" in keys:
                 rope[name] = _plain(keys[f"rope.scaling.{key}"])
+        if not keys.get("rope.scaling.yarn_truncate", True):
+            rope["truncate"] = False
     if "rope.scaling.yarn_attn_factor" in keys:
         log_factor = math.log(keys["rope.scaling.factor"])
         rope["attention_factor"] = keys["rope.scaling.yarn_attn_factor"] * (1.0 + 0.1 * log_factor)

@@ -120,7 +120,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     stored, numbers = _numbers(family, stored)
     kv |= numbers
     makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
-    wanted = _wanted(config, stored, untied)
+    wanted = _wanted(config, stored, untied, "tie_word_embeddings" not in family.told)
     config.asked.update((*family.told, *family.by_norm))
     config.refuse_unread()
     tensors = makers.make(wanted, made)
@@ -159,11 +159,11 @@ def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:
 _SHARED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
-def _wanted(config: Config, stored: Mapping[str, StoredTensor], untied: bool) -> dict[str, StoredTensor]:
-    """Without the copies of the embeddings that some checkpoints keep for the output, and for either side; `untied`:
-    with one for the output."""
+def _wanted(config: Config, stored: Mapping[str, StoredTensor], untied: bool, ties: bool) -> dict[str, StoredTensor]:
+    """Without the copies of the embeddings that some checkpoints keep for the output (where the family `ties` it), and
+    for either side; `untied`: with one for the output."""
     embd = next((t for n, t in stored.items() if "embed" in n or "wte" in n), None)
-    tied = bool(config.get("tie_word_embeddings", default=True)) and embd is not None
+    tied = ties and bool(config.get("tie_word_embeddings", default=True)) and embd is not None
     tied = tied and config.get("scale_decoder_outputs", default=None) is not False  # as transformers 5 says of T5 1.1
     shared = [name for name in _SHARED if name in stored]
     copies = {*shared[1:], *(("lm_head.weight",) if tied else ())}

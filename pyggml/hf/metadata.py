@@ -29,6 +29,20 @@ def of_model(values: Sequence[Any], keys: Mapping[str, Any]) -> list[Any]:
     return list(values[: keys["block_count"] - _n_heads(keys)])
 
 
+def _groups_used(c: Config) -> int | None:
+    n = c.get("topk_group", default=None)
+    if n == 0 and c.get("n_group", default=None):
+        c.fail("topk_group is 0: there must be groups of experts to choose of")
+    return n
+
+
+def _n_rot(c: Config) -> int:
+    n = int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))
+    if n % 2:
+        c.fail(f"head_dim = {c.head}: pairs of elements turn, not {n} elements (partial_rotary_factor)")
+    return n
+
+
 COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
@@ -45,11 +59,11 @@ COMMON: dict[str, Key] = {
     "expert_count": Of(lambda c: c.get(*_EXPERTS, default=None), lambda n, keys: dict.fromkeys(_EXPERTS, n)),
     "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
     "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
+    "expert_group_used_count": Of(_groups_used, lambda n, keys: {"topk_group": n}),
     "expert_feed_forward_length": "moe_intermediate_size",
     # Of pyggml alone (`activation`); without it llama.cpp's networks are as the family's `act` says.
     "hidden_activation": Of(lambda c: None, lambda name, keys: said_activation(name)),
-    "rope.dimension_count": Of(lambda c: int(c.head * float(c.rope.get("partial_rotary_factor", 1.0)))),
+    "rope.dimension_count": Of(_n_rot),
 }
 
 
@@ -131,19 +145,18 @@ def qwen_window(c: Config) -> dict[str, object]:
 
 
 def window(c: Config, kind: str = "sliding_attention") -> dict[str, object]:
-    """The sliding window and the layers that have it; nothing where none has."""
-    n, every = c.integer("sliding_window", default=0), c.get(*_PATTERNS, default=None)
+    """The sliding window and the layers that have it; nothing without a window."""
+    patterns = [name for name in _PATTERNS if name[0] == "_" or c.knows(name)]
+    n, every = c.integer("sliding_window", default=0), c.get(*patterns, default=None)
     if c.get("layer_types", default=None):
         pattern = layers_of(c, kind)
     elif isinstance(every, str):  # EXAONE's: of layers L ocal and G lobal ones
         pattern = [every[il % len(every)] == "L" and il < c.n_layer - 1 for il in range(c.n_layer)]
     elif every is not None:
-        pattern = [(il + 1) % c.integer(*_PATTERNS) != 0 for il in range(c.n_layer)]
+        pattern = [(il + 1) % c.integer(*patterns) != 0 for il in range(c.n_layer)]
     else:
         return {"attention.sliding_window": n} if n else {}
-    if not n or not any(pattern):
-        return {}
-    return {"attention.sliding_window": n, "attention.sliding_window_pattern": pattern}
+    return {"attention.sliding_window": n, "attention.sliding_window_pattern": pattern} if n else {}
 
 
 def read_metadata(family: Family, c: Config) -> dict[str, Any]:
@@ -191,16 +204,15 @@ def _rope(family: Family, c: Config) -> dict[str, object]:
     kind = str(rope["rope_type"]).lower()
     keys: dict[str, object] = {"rope.freq_base": rope.get("rope_theta")}
     if c.rope_swa.get("rope_type", "default") != "default":
-        c.fail(f"the rope type {c.rope_swa['rope_type']!r} is not supported in layers with a sliding window")
+        c.fail(f"{c.last}: the rope type {c.rope_swa['rope_type']!r} is not supported in layers with a sliding window")
     if c.rope_swa.get("rope_theta") is not None:
         keys["rope.freq_base_swa"] = c.rope_swa["rope_theta"]
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.get("factor")}
     own_original = c.get("original_max_position_embeddings", default=None)  # comes before the rope's
     if kind == "yarn":
-        # GGUFs round where frequencies begin and end to be scaled. GPT-OSS says that it does not, runs so all the same.
-        if rope.get("truncate") is False and family.arch != "gpt-oss":
-            c.fail("rope_parameters: truncate is False: only true is supported")
+        if not rope.get("truncate", True):
+            keys["rope.scaling.yarn_truncate"] = False  # of pyggml alone; llama.cpp rounds
         original = own_original or rope.get("original_max_position_embeddings") or c.get("max_position_embeddings")
         keys["rope.scaling.original_context_length"] = original
         for name, key in (

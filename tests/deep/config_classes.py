@@ -29,6 +29,7 @@ INERT = re.compile(
     r"|^chunk_size_feed|^attn_(impl|type|uses_sequence_id)$|^model_type$|^_|^norm_type$|^deterministic|^(text|vision|audio)_config$|^mtp_|num_(mtp|nextn)|soft_tokens|^mm_tokens"
 )
 KEPT = ("router_jitter_noise", "decoder_start_token_id", "attention_chunk_size")  # but for these, which are read
+_OLD_NAMES = ("mimo_v2_flash",)  # whose checkpoints have a `rope_theta`, which the library takes to be its default
 _MASKS = ("tie_word_embeddings", "sliding_window", "attention_chunk_size", "layer_types")  # read by what all share
 
 
@@ -45,10 +46,12 @@ def defaults_of(cls: Any) -> dict[str, Any]:
     config = inspect.getsource(cls)
     old = re.findall(r'kwargs\.(?:get|pop|setdefault)\(\s*"(\w+)"', config)  # keys that are no fields
     if "rope_parameters" in config:
-        old += ["rope_theta", "rope_scaling"]
-    if "partial_rotary_factor" in source:
-        old.append("partial_rotary_factor")
+        own = "def convert_rope_params_to_dict" in config and "super().convert_rope_params_to_dict" not in config
+        own = own and cls.model_type not in _OLD_NAMES
+        old += ["rope_scaling"] if own else ["rope_theta", "rope_scaling"]
     found: dict[str, Any] = {name: None for name in old if not INERT.search(name)}
+    if "partial_rotary_factor" in source:
+        found["partial_rotary_factor"] = None
     for f in dataclasses.fields(cls):
         if INERT.search(f.name) and f.name not in KEPT:
             continue

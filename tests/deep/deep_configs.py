@@ -10,6 +10,7 @@ refused    the logits change, and the folder is refused by the key's name
 needless   refused, though the library's logits do not change
 unnamed    refused, by another name
 loose      the library refuses the config, and pyggml does not
+rough      as the library's, as far as F32 goes through many layers
 WRONG      loaded, with other logits than the library's
 """
 
@@ -153,7 +154,7 @@ class Library:
                 bits = weights(name.replace("model.", ""), list(p.shape)).astype(np.uint32) << 16
                 a = bits.view(np.float32)
                 a = np.log(np.abs(a) + 1) if name.endswith("A_log") else a
-                p.copy_(self.torch.from_numpy(np.ascontiguousarray(a)))
+                p.copy_(self.torch.from_numpy(np.ascontiguousarray(a)).reshape(p.shape))
         return model
 
     def answer(self, model: Any, tokens: list[int]) -> np.ndarray:
@@ -205,6 +206,8 @@ class Checkpoint:
     def __init__(self, library: Library, name: str) -> None:
         self.library, self.name = library, name
         self.config: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text())
+        if "index_topk" in self.config:
+            self.config["index_topk"] = 64  # with these weights scores are equal, and any of them may be taken
         self.tokens = [int(t) for t in np.load(GOLDEN / "logits.npz")[f"{name}/tokens"]]
         self.base = library.answer(library.model(self.config), self.tokens)
 
@@ -230,7 +233,9 @@ class Checkpoint:
                     text = str(e).replace(path, "")
                     kind = "needless" if inert else "refused" if re.search(rf"\b{key}\b", text) else "unnamed"
                     return kind, text
-                return ("inert" if inert else "honoured") if _same(got, want) else "WRONG", ""
+                if not _same(got, want):
+                    return "rough" if _same(got, want, 1e-6) else "WRONG", ""
+                return "inert" if inert else "honoured", ""
         except Exception as e:  # whatever the library does of it
             return self._loose(config, f"{type(e).__name__}: {e}")
 
@@ -267,7 +272,7 @@ def main(names: list[str]) -> None:
             for other in [*others, *OLD.get(key, [])]:
                 kind, text = checkpoint.outcome(key, other)
                 total[kind] += 1
-                if kind in ("WRONG", "unnamed", "needless", "loose", "CRASH"):
+                if kind in ("WRONG", "rough", "unnamed", "needless", "loose", "CRASH"):
                     print(f"{kind:9}{name:16}{key} = {other!r:.130}  {text:.200}", flush=True)
     print(dict(total))
 

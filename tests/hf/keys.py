@@ -82,6 +82,31 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # class, config
         {**_THREE, "sliding_window_pattern": 2, "sliding_window": 8, "head_dim": 10, "query_pre_attn_scalar": 7},
     ),
     "exaone4-pattern": ("Exaone4ForCausalLM", {**_THREE, "sliding_window": 8, "sliding_window_pattern": 3}),
+    "exaone4-without": ("Exaone4ForCausalLM", {**_BASE, "sliding_window": 8, "layer_types": ["full_attention"] * 2}),
+    "gemma2-uncapped": (
+        "Gemma2ForCausalLM",
+        {**_BASE, "head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 8},
+    ),
+    "gpt-oss-unrounded": (
+        "GptOssForCausalLM",
+        {**_BASE, "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "sliding_window": 8}
+        | {"rope_parameters": {**_YARN, "original_max_position_embeddings": 64, "beta_fast": 4.0, "truncate": False}},
+    ),
+    "llama-unrounded": (
+        "LlamaForCausalLM",
+        {**_BASE, "head_dim": 24, "rope_parameters": {**_YARN, "beta_fast": 3.0, "truncate": False}},
+    ),
+    "afmoe-layers": (
+        "AfmoeForCausalLM",
+        {**_THREE, **_MOE, "num_experts": 5, "num_shared_experts": 2, "num_dense_layers": 1, "sliding_window": 8}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "head_dim": 8},
+    ),
+    "qwen3-next-eps": (
+        "Qwen3NextForCausalLM",
+        {**_BASE, **_MOE, "rms_norm_eps": 0.1, "num_experts": 5, "shared_expert_intermediate_size": 32, "head_dim": 8}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        | {"layer_types": ["linear_attention", "full_attention"]},
+    ),
     "nemotron-silu": ("NemotronForCausalLM", {**_BASE, "hidden_act": "silu", "head_dim": 8}),
     "olmo-clip": ("OlmoForCausalLM", {**_BASE, "clip_qkv": 0.5, "hidden_act": "tanh"}),
     "mamba": ("MambaForCausalLM", {**_MAMBA, "intermediate_size": 80}),
@@ -112,7 +137,9 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("phi-normed", {"qk_layernorm": False}, "qk_layernorm"),
     ("qwen3-moe-window", {"decoder_sparse_step": 2}, "decoder_sparse_step"),
     ("qwen3-moe-window", {"mlp_only_layers": [0]}, "mlp_only_layers"),
+    ("llama-relu", {"head_dim": 7}, "head_dim"),
     ("mamba", {"hidden_act": "relu"}, "hidden_act"),
+    ("deepseek-v3-eps", {"topk_group": 0}, "topk_group"),
     ("kimi-linear-heads", {"hidden_act": "relu"}, "hidden_act"),
     ("deepseek-v3-eps", {"rope_interleave": False}, "rope_interleave"),
     ("deepseek-v3-eps", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters"),

@@ -18,6 +18,10 @@ from .spelling import SANDWICH
 _TANH = "gelu_pytorch_tanh"
 _NORMS = {"*_norm.weight": PLUS_ONE}
 _CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+_CAPS_2: dict[str, Key] = {  # null: none, where nothing said means those of the class
+    name: Of(lambda c, name=name: c.number(name, default=0.0), lambda cap, keys, name=name: {name: cap or None})
+    for name in _CAPS
+}
 _TABLE = "per_layer_token_embd"  # of fewer tokens than the vocabulary: those that are not text have the first one's
 _UNROPED = 1e30  # the frequency factor of what does not turn
 _EXPERT_SCALES = {
@@ -46,7 +50,8 @@ def _theta(kind: str, old: str, default: float) -> Callable[[Config], float]:
     """The base of the rope of layers of a kind; `old`: its name in configs of before."""
 
     def there(c: Config) -> float:
-        return c.number(f"rope_parameters.{kind}.rope_theta", old, default=default)
+        old_names = (old,) if c.knows(old) else ()
+        return c.number(f"rope_parameters.{kind}.rope_theta", *old_names, default=default)
 
     return there
 
@@ -246,7 +251,7 @@ FAMILIES = (
         types=("gemma2",),
         cls="Gemma2ForCausalLM",
         act=_TANH,
-        keys={**_CAPS, **scores(46)},
+        keys={**_CAPS_2, **scores(46)},
         moves=_NORMS,
         more=window,
         spelled=SANDWICH,

@@ -77,6 +77,7 @@ def _tiled(first: bool = False, columns: bool = False) -> Move:
 
 _V = _tiled()
 _SSM: dict[str, Key] = {
+    "attention.inner_rms_epsilon": INNER_EPS,
     "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim",
     "ssm.group_count": "linear_num_key_heads",
@@ -195,7 +196,8 @@ def _residual_scale(c: Config) -> float:
     parts = [c.number(f"{kind}_alpha_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
     betas = [c.number(f"{kind}_beta_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
     if len(set(parts)) > 1 or set(betas) != {1.0}:
-        c.fail("its alpha factors must be the same, and its beta factors 1")
+        names = "full_attn_{0}_factor, linear_attn_{0}_factor and mlp_{0}_factor"
+        c.fail(f"{names.format('alpha')} must be the same, {names.format('beta')} 1")
     return parts[0]
 
 
@@ -238,7 +240,7 @@ FAMILIES = (
         arch="kimi-linear",
         types=("kimi_linear",),
         cls="KimiLinearForCausalLM",
-        told=("num_key_value_heads",),
+        told=("num_key_value_heads", "tie_word_embeddings"),  # it is never tied
         act="",
         keys={
             "attention.head_count_kv": Of(
@@ -264,7 +266,9 @@ FAMILIES = (
             "kda.head_count": Of(_kda_heads, lambda n, keys: {"linear_num_heads": n}),
             "expert_shared_count": "num_shared_experts",
             "expert_weights_scale": "routed_scaling_factor",
-            "expert_weights_norm": "moe_renormalize",
+            "expert_weights_norm": Of(
+                lambda c: bool(c.get("moe_renormalize", default=False)), lambda norm, keys: {"moe_renormalize": norm}
+            ),
             "expert_gating_func": 2,
             "expert_group_count": None,
             "expert_group_used_count": None,

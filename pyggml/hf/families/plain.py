@@ -32,6 +32,12 @@ def _stablelm_told(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
     }
 
 
+def _no_mscale(c: Config) -> dict[str, object]:
+    if c.rope["rope_type"] == "yarn" and c.rope.get("mscale_all_dim"):
+        c.fail("rope_parameters: mscale_all_dim scales the scores of attention, too: of minicpm3 it is not supported")
+    return {}
+
+
 FAMILIES = (
     Family(arch="qwen2", types=("qwen2",), cls="Qwen2ForCausalLM", more=qwen_window),
     Family(arch="qwen3", types=("qwen3",), cls="Qwen3ForCausalLM", more=qwen_window),
@@ -60,6 +66,7 @@ FAMILIES = (
         types=("minicpm3",),
         cls="MiniCPM3ForCausalLM",
         told=("head_dim",),  # that of the rope
+        more=_no_mscale,
         keys={
             "attention.inner_rms_epsilon": INNER_EPS,
             "attention.q_lora_rank": "q_lora_rank",

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pyggml.models.metadata import ACTIVATIONS
+
 from ..config import Config
 from ..family import Family, Key, Of
 
@@ -17,7 +19,12 @@ _NETWORKS = ("relu", "gated-gelu", "gated-gelu_new")
 def _checked(c: Config, n: int) -> int:
     network = c.get("feed_forward_proj", default="relu")
     if network not in _NETWORKS:
-        c.fail(f"the network {network!r} is not known; known are {', '.join(_NETWORKS)}")
+        c.fail(f"feed_forward_proj: the network {network!r} is not known; known are {', '.join(_NETWORKS)}")
+    gated = network != "relu"
+    for key, usual in (("dense_act_fn", "gelu_new" if gated else "relu"), ("is_gated_act", gated)):
+        said = c.values.get(key, usual)
+        if ACTIVATIONS.get(str(said), bool(said)) != ACTIVATIONS.get(str(usual), usual):
+            c.fail(f"{key} is {said!r:.60}: of the network {network!r} only {usual!r} is supported")
     return n
 
 
@@ -29,9 +36,8 @@ def _max_distance(c: Config) -> int | None:
 def _logit_scale(c: Config) -> float | None:
     """T5 as it was first has output weights in common with the embeddings, and scales what they are multiplied with.
     transformers 5 says of all T5 that they are tied, and of which to scale besides."""
-    scaled = c.get("scale_decoder_outputs", default=None)
-    if scaled is None:
-        scaled = c.get("tie_word_embeddings", default=True)
+    tied = c.get("tie_word_embeddings", default=True)
+    scaled = c.values.get("scale_decoder_outputs", tied)  # null: it does not
     return 1.0 / math.sqrt(c.n_embd) if scaled else None
 
 

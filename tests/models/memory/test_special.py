@@ -65,6 +65,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ropes": ("laguna", {**WINDOW, **YARN, **EXPERTS, "rope.dimension_count": 4, "rope.dimension_count_swa": 8}),
+    "unrounded": ("llama", {**YARN, "rope.scaling.yarn_truncate": False, "rope.scaling.yarn_attn_factor": 0.7}),
     "windows": (  # one of the two caches has no layers
         "laguna",
         {**WINDOW, **YARN, **EXPERTS, "attention.sliding_window_pattern": [1, 1, 1, 1], "rope.dimension_count_swa": 8},
