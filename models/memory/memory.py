@@ -88,11 +88,13 @@ class Store(Protocol):
 class Memory:
     """What a model remembers. Printed, it shows what every cell holds.
 
-    stores    what it consists of. The first one counts: `size`, `used`, `cells` and `pos_max` are its own
-    caches    the stores that have cells with K and V
-    states    the store of recurrent layers, or None
-    encoding  of an encoder-decoder the memory of the encoder's graphs, which fill the last store of this one
-    lock      held by operations on sequences and, as it is the context's, by everything that a context does
+    stores      what it consists of. The first one counts: `size`, `used`, `cells` and `pos_max` are its own
+    caches      the stores that have cells with K and V, which come first
+    states      the store of recurrent layers, or None
+    encoding    of an encoder-decoder the memory of the encoder's graphs, which fill the last store of this one
+    equal_seqs  whether the sequences of a ubatch must have equally many tokens: states are read and written once for
+                each sequence
+    lock        held by operations on sequences and, as it is the context's, by everything that a context does
 
     Operations on sequences go to all stores, or to none when one of them raises or a signal comes.
     """
@@ -103,6 +105,7 @@ class Memory:
         self.states = next((s for s in stores if isinstance(s, RecurrentCells)), None)
         self._first = stores[0]
         self._encoded = tuple(s for s in stores if isinstance(s, EncodedText)) if encoding is not None else ()
+        self.equal_seqs = self.states is not None
         self.lock = self._first.lock
         for part in (*stores, *((encoding, *encoding.stores) if encoding is not None else ())):
             part.lock = self.lock
@@ -138,12 +141,6 @@ class Memory:
         return sum(s.nbytes for s in self.stores)
 
     @property
-    def equal_seqs(self) -> bool:
-        """Whether the sequences of a ubatch must have equally many tokens: states are read and written once for each
-        sequence."""
-        return self.states is not None
-
-    @property
     def keeps_all(self) -> bool:
         """Whether every position of a sequence stays until it is removed, so that a sequence can be cut, or shared, at
         any position. A window drops positions, and a state stands for its last position only."""
@@ -162,13 +159,12 @@ class Memory:
 
     def fills(self, store: Store) -> bool:
         """Whether graphs store into `store`, rather than only look at what an encoder stored there."""
-        return store not in self._encoded
+        return not self._encoded or store not in self._encoded
 
     def slot(self, u: UBatch, taken: Sequence[Slots]) -> Slots:
         """A slot in each store, None for one that graphs only look at. Changes nothing. Raises KVCacheFull."""
-        return tuple(
-            s.slot(u, [slots[i] for slots in taken]) if self.fills(s) else None for i, s in enumerate(self.stores)
-        )
+        of_each = [[slots[i] for slots in taken] for i in range(len(self.stores))]
+        return tuple([s.slot(u, t) if self.fills(s) else None for s, t in zip(self.stores, of_each, strict=True)])
 
     def take(self, slots: Slots, u: UBatch) -> None:
         """Put the tokens of a ubatch into their slots."""
