@@ -144,9 +144,10 @@ def test_file_and_folder(golden: Golden, tmp_path: Path) -> None:
 
 
 def changed(name: str, folder: Path, config: dict[str, Any], tensors: dict[str, Array] | None = None) -> Path:
-    """The golden checkpoint with another config and other tensors (None: without one)."""
+    """The golden checkpoint with another config (None: without that key) and other tensors."""
     folder.mkdir()
     there = json.loads((FOLDER / name / "config.json").read_text()) | config
+    there = {key: value for key, value in there.items() if key not in config or value is not None}
     weights = bfloat16_tensors(FOLDER / name / "model.safetensors") | (tensors or {})
     write_checkpoint(folder, there, {n: np.ascontiguousarray(a) for n, a in weights.items() if a.size})
     return folder
