@@ -16,7 +16,12 @@ FAMILIES: list[Family] = [f for page in PAGES for f in import_module(f"pyggml.hf
 SHAPES = [(48, 6), (24, 10), (40, 6), (3, 24, 8), (24, 1, 4), (1, 24), (24,), (1, 1, 4, 1)]
 # Dims of tensors that these are for.
 DIMS = {"ssm_conv1d.weight": 3, "shortconv.conv.weight": 3, "ssm_norm": 1, "ssm_a": 1, "ssm_d": 1}
-DIMS |= {"self_attn.kv_b_proj.weight": 2, "linear_attn.in_proj_qkvz.weight": 2, "kimi-linear.ssm_a": 4}
+DIMS |= {
+    "token_types": 2,
+    "self_attn.kv_b_proj.weight": 2,
+    "linear_attn.in_proj_qkvz.weight": 2,
+    "kimi-linear.ssm_a": 4,
+}
 Any = Move | Value | Split
 MOVES: dict[int, tuple[str, Any]] = {}
 for _f in FAMILIES:
