@@ -24,7 +24,7 @@ def main(out: str) -> None:
     ffi.cdef("extern const char *const pg_sources;")  # backends/cpu/stale.py
     includes = "".join(f'#include "{header}"\n' for header in HEADERS)
     source = f'{includes}static const char *const pg_sources = "{digest()}";'
-    ffi.set_source("pyggml.backends._pggml", source)
+    ffi.set_source("pyggml.native._pggml", source)
     ffi.emit_c_code(out)
 
 

@@ -12,10 +12,10 @@ from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError
 from pyggml.tensor import Tensor
+from pyggml.types import Floats, Ints
 
 from .blocks import Build
 from .blocks.states import by_sequence, read_state, slot_of_states, store_state
-from .memory.kv_cells import Floats, Ints
 from .memory.memory import Memory
 from .memory.recurrent import NOTHING
 from .ubatch import UBatch

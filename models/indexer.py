@@ -21,11 +21,11 @@ from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
+from pyggml.types import Ints
 
 from .block_keys import TokenBlocks
 from .blocks import Build, build_inp_kq_mask, build_norm, cells_of_k, rope, rotate, store_k
 from .hparams import MAX_INT, HParams, LayerShape, RopeShape, RopeType
-from .memory.kv_cells import Ints
 from .memory.memory import Memory
 from .metadata import Reader
 from .ubatch import UBatch

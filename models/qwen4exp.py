@@ -20,6 +20,7 @@ from pyggml.dtypes import DType
 from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
+from pyggml.types import Ints
 
 from .architecture import Architecture
 from .block_keys import TokenBlocks, build_block_keys
@@ -39,7 +40,6 @@ from .indexer import (
     store_index_as_is,
 )
 from .mamba import read_ssm
-from .memory.kv_cells import Ints
 from .memory.memory import Memory
 from .metadata import Reader, read_hparams, read_recurrent, read_rope_sections
 from .qwen3next import Qwen3Next, QwenHParams

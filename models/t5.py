@@ -21,6 +21,7 @@ from pyggml.dtypes import DType
 from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
+from pyggml.types import Ints
 
 from .architecture import Architecture
 from .blocks import (
@@ -36,7 +37,6 @@ from .blocks import (
     build_result_embd,
 )
 from .hparams import MAX_LAYERS, HParams
-from .memory.kv_cells import Ints
 from .memory.memory import Memory
 from .metadata import Reader, read_hparams
 from .ubatch import UBatch

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .memory.kv_cells import Floats, Ints, SeqSets
+from pyggml.types import Floats, Ints
+
+from .memory.kv_cells import SeqSets
 from .memory.recurrent import StateSlot
 
 

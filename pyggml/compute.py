@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .backends.cpu.isa import thread_count
+from pyggml.native.threads import thread_count
+
 from .errors import GraphError
 from .graph import Graph
 from .sched import Scheduler, check_graph, require_values

@@ -21,7 +21,7 @@ cmake -S csrc -B "$work/build" -G Ninja -DPG_EMULATE=ON -DCMAKE_BUILD_TYPE=None 
   "-DPython_EXECUTABLE=$(command -v python)" > "$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
 cmake --build "$work/build" > "$work/build.log" || { grep -A 20 FAILED "$work/build.log"; exit 1; }
 cp -r "$installed" "$work/pyggml"
-cp "$work"/build/_pggml*.so "$work/pyggml/backends/"
+cp "$work"/build/_pggml*.so "$work/pyggml/native/"
 export PYTHONPATH="$work"
 pytest -n 2 tests/backend -k "$lacking" -p no:cacheprovider "$@"
 PYGGML_ISA=amx pytest -n 2 tests/golden -p no:cacheprovider "$@"

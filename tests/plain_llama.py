@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from pyggml.models.memory.kv_cells import Ints, KVCells, SeqSets, Slot
+from pyggml.models.memory.kv_cells import KVCells, SeqSets, Slot
 
 from pyggml.llm.model import Model
+from pyggml.types import Ints
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

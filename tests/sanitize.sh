@@ -18,7 +18,7 @@ cmake -S csrc -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=
   "-DPython_EXECUTABLE=$python" > "$work/cmake.log" || { cat "$work/cmake.log"; exit 1; }
 cmake --build "$work/build" > "$work/build.log" || { tail -n 40 "$work/build.log"; exit 1; }
 cp -r "$installed" "$work/pyggml"
-cp "$work"/build/_pggml*.so "$work/pyggml/backends/"
+cp "$work"/build/_pggml*.so "$work/pyggml/native/"
 export PYTHONPATH="$work" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 # ASAN makes mlock do nothing, which always works.
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \

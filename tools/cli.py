@@ -61,7 +61,8 @@ def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
         import platform
 
         from pyggml import __version__
-        from pyggml.backends.cpu.isa import isa_name, n_cpus
+        from pyggml.backends.cpu.isa import isa_name
+        from pyggml.native.threads import n_cpus
 
         print(f"pyggml {__version__} (Python {platform.python_version()}, {isa_name()}, {n_cpus()} CPUs)")
         ctx.exit()

@@ -10,9 +10,9 @@ import numpy as np
 from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
+from pyggml.types import Floats, Ints
 
 from ..hparams import AttnTemperature
-from ..memory.kv_cells import Floats, Ints
 from ..memory.memory import Memory
 from ..ubatch import UBatch
 from .build import Build

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyggml.errors import BatchError, KVCacheFull, whole
+from pyggml.types import Ints
 
 from ..hparams import HParams
 from .kv_cache import CacheOptions, KVCache
-from .kv_cells import Ints, SeqSets, checked_seq
+from .kv_cells import SeqSets, checked_seq
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

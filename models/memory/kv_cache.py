@@ -13,10 +13,11 @@ from pyggml.buffers.buffer import check_memory
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.tensor import Context, Tensor, allocate_tensors
+from pyggml.types import Ints
 
 from ..hparams import HParams, SwaType
 from . import kv_view
-from .kv_cells import Ints, KVCells, Slot
+from .kv_cells import KVCells, Slot
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch

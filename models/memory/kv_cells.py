@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from pyggml.errors import GGMLError, KVCacheFull, whole
 from pyggml.lock import Lock, changing
+from pyggml.types import Ints
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
 SeqSets = Sequence[tuple[int, ...]]
 Cells = TypeVar("Cells", bound="Copyable")
 KV = TypeVar("KV", bound="KVCells")

@@ -7,8 +7,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.types import Floats, Ints
+
 from ..hparams import SwaType
-from .kv_cells import Floats, Ints, KVCells, Slot
+from .kv_cells import KVCells, Slot
 
 Pos = TypeVar("Pos", int, Ints)
 _HIDDEN = np.uint32(0xFF800000)  # the bits of -inf; a product of bools with them makes a mask faster than np.where

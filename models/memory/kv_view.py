@@ -8,7 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from .kv_cells import Ints, KVCells
+from pyggml.types import Ints
+
+from .kv_cells import KVCells
 
 _WIDTH, _ROWS = 64, 16  # characters per line, lines at most
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

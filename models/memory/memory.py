@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pyggml.errors import KVCacheFull, whole
 from pyggml.lock import Lock, changing
+from pyggml.types import Ints
 
 from .encoded_text import EncodedText
 from .kv_cache import KVCache
-from .kv_cells import Cell, Ints, SeqSets, change
+from .kv_cells import Cell, SeqSets, change
 from .recurrent import RecurrentCells
 
 if TYPE_CHECKING:

@@ -20,9 +20,10 @@ from pyggml.dtypes import DType
 from pyggml.errors import BatchError, GGMLError, KVCacheFull, whole
 from pyggml.lock import Lock, changing
 from pyggml.tensor import Context, Tensor, allocate_tensors
+from pyggml.types import Ints
 
 from ..hparams import HParams
-from .kv_cells import INT32_MAX, LAST_POS, Cell, Ints, at_once, checked_seq, is_negative
+from .kv_cells import INT32_MAX, LAST_POS, Cell, at_once, checked_seq, is_negative
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from pyggml.native import ffi, lib
+from pyggml.native.threads import thread_count
+
 from .. import codec
 from ..buffers.buffer import Bytes
 from ..codec import Array, as_array, check_rows
 from ..dtypes import DType
 from ..errors import BackendError, DTypeError, ShapeError, integer
-from ._pggml import ffi, lib
-from .cpu.isa import isa_levels, isa_name, thread_count
+from .cpu.isa import isa_levels, isa_name
 
 _CHUNK = 1 << 16  # elements that are worth a thread's while
 

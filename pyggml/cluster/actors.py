@@ -12,7 +12,7 @@ from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.requests import Result, batch
 from pyggml.llm.model import Model, load_model
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 from .seats import Node, Seat
 

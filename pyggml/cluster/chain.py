@@ -13,7 +13,7 @@ import numpy as np
 from pyggml.errors import ModelError
 from pyggml.llm.batch import Batch
 from pyggml.llm.loaded import LoadedModel
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 from .actors import Actor, ActorDied, Actors, Edit
 from .pool import ATTEMPTS, WorkerDied

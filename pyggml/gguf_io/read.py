@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.backends.cpu.repack import unpacked
-from pyggml.backends.cpu.vocab.strings import read_strings, walk_strings
 from pyggml.buffers.buffer import MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, path_name
+from pyggml.native.vocab.strings import read_strings, walk_strings
 from pyggml.small_file import open_regular
 
 Bytes = npt.NDArray[np.uint8]

@@ -17,10 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyggml.backends.cpu.vocab.texts import Ints, Texts
 from pyggml.errors import ModelError
 from pyggml.llm.vocab import TokenType, Vocab
 from pyggml.llm.vocab.kinds.bpe import SPELLING
+from pyggml.native.vocab.texts import Ints, Texts
 
 from .parts import HALF
 from .pretokenizers import steps_of

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from pyggml.errors import BatchError, whole
 from pyggml.models.hparams import HParams
-from pyggml.models.memory.kv_cells import INT32_MAX, LAST_POS, Floats, Ints
+from pyggml.models.memory.kv_cells import INT32_MAX, LAST_POS
+from pyggml.types import Floats, Ints
 
 
 class Sequences(Protocol):

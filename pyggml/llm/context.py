@@ -19,9 +19,10 @@ from pyggml.graph import Graph
 from pyggml.lock import changing, locked
 from pyggml.models.hparams import Pooling
 from pyggml.models.memory.kv_cache import CacheOptions
-from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints
+from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
+from pyggml.types import Floats, Ints
 
 from .adapters.active import ActiveAdapters, Scaled
 from .adapters.control import Directions

@@ -8,7 +8,7 @@ from typing import TypedDict, cast
 import numpy as np
 
 from pyggml.errors import BatchError, ModelError, whole
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 from .batch import Batch
 from .context import LlamaContext

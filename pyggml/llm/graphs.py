@@ -13,12 +13,12 @@ from pyggml.graph import Graph
 from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, build_head
 from pyggml.models.memory.k_shift import build_k_shift
 from pyggml.models.memory.kv_cache import KVCache
-from pyggml.models.memory.kv_cells import Floats, Ints
 from pyggml.models.memory.kv_defrag import build_defrag
 from pyggml.models.memory.memory import Memory
 from pyggml.models.twins import Twin, find_twins
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
+from pyggml.types import Floats, Ints
 
 from .loaded import LoadedModel
 from .pooling import Output

@@ -21,8 +21,8 @@ from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
 from pyggml.models import get_architecture
-from pyggml.models.memory.kv_cells import Floats
 from pyggml.tensor import Tensor
+from pyggml.types import Floats
 
 from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector

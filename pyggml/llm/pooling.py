@@ -8,7 +8,7 @@ import numpy as np
 
 from pyggml.errors import ModelError, whole
 from pyggml.models.hparams import HParams, Pooling
-from pyggml.models.memory.kv_cells import Floats, Ints
+from pyggml.types import Floats, Ints
 
 from .ubatch import SBatch
 

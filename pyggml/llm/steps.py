@@ -15,11 +15,11 @@ from pyggml.inspect.watch import Patterns
 from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, mask_name
 from pyggml.models.blocks.build import Fill, FillOne, Values
 from pyggml.models.hparams import HParams
-from pyggml.models.memory.kv_cells import Floats
 from pyggml.models.memory.kv_mask import KVMask
 from pyggml.models.memory.memory import Memory
 from pyggml.sched import Schedule, Scheduler
 from pyggml.tensor import Context, Tensor, Var, allocate_tensors
+from pyggml.types import Floats
 
 from .ubatch import UBatch
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pyggml.errors import BatchError
-from pyggml.models.memory.kv_cells import Floats, Ints
 from pyggml.models.ubatch import UBatch
+from pyggml.types import Floats, Ints
 
 from .batch import Batch, Sequences, check_positions
 

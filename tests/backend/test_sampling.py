@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyggml.backends.cpu.sampling import TopDraw
+from pyggml.native.sampling import TopDraw
 
 SHAPES = ("random", "ties", "rising", "falling", "equal", "signed zeros", "mostly -inf")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pyggml.models.memory.kv_cells import Floats
 
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, ModelError
@@ -14,6 +13,7 @@ from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.embed import normalized
 from pyggml.llm.model import Model, load_model
+from pyggml.types import Floats
 
 TEXTS = ["Once upon a time", "there was a cat who went into the wood", "It", "and saw a king."]
 

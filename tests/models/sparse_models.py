@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pyggml.models.memory.kv_cells import Floats, Ints
 
 from pyggml.llm.model import Model, load_model
+from pyggml.types import Floats, Ints
 
 from .test_zoo import ARCH_FILE, SPECS
 

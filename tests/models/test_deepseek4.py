@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pyggml.models.block_keys import TokenBlocks, block_inputs
-from pyggml.models.memory.kv_cells import Floats, Ints
 
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, GGMLError, ModelError
 from pyggml.llm.batch import Batch
 from pyggml.llm.model import Model, load_model
+from pyggml.types import Floats, Ints
 
 from .test_zoo import ARCH_FILE, SPECS, batch_of, equal
 

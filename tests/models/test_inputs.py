@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pyggml.models.blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head
-from pyggml.models.memory.kv_cells import Floats
 from pyggml.models.memory.memory import Memory
 from pyggml.models.ubatch import UBatch
 
 import pyggml as gg
 from pyggml.graph import Graph
+from pyggml.types import Floats
 
 PERIOD = 5
 

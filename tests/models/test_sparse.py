@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pyggml.models.indexer import ChosenBlocks, Indexer, chosen_block_inputs
-from pyggml.models.memory.kv_cells import Floats
 
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.model import Model
+from pyggml.types import Floats
 
 from .sparse_models import N_TOKENS, SPARSE, load_sparse, scores, sparse_tokens, write_sparse
 from .test_zoo import ARCH_FILE, at_once, batch_of, equal, one_by_one

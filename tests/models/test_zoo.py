@@ -16,7 +16,6 @@ import gguf
 import numpy as np
 import pytest
 from pyggml.models import PAGES, get_architecture
-from pyggml.models.memory.kv_cells import Floats
 
 from pyggml.backends.cpu.isa import isa_name
 from pyggml.backends.cpu.repack import can_repack
@@ -28,6 +27,7 @@ from pyggml.llm.context import LlamaContext
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+from pyggml.types import Floats
 
 from ..conftest import shared_dir
 

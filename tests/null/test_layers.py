@@ -15,7 +15,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("small_file",),
     ("var",),
     ("dtypes", "lock"),
-    ("buffers.buffer",),
+    ("buffers.buffer", "types"),
+    ("native",),
     ("codec",),
     ("tensor",),
     ("buffers.overlap",),
@@ -106,10 +107,14 @@ def test_left_never_imports_right(module: str, path: Path) -> None:
             assert shared_group, f"{module} imports its sibling {name}"
 
 
-def test_only_the_cpu_backend_touches_the_extension() -> None:
+def test_one_door_to_the_extension() -> None:
+    """`native` alone imports it, and what it exports of it is for the cpu backend."""
     for module, path in sources():
-        if "_pggml" in path.read_text():
-            assert module.startswith(("backends.cpu", "backends.quantize")), path
+        text = path.read_text()
+        if "_pggml" in text:
+            assert module.startswith("native"), path
+        if {"native.ffi", "native.lib"} & imports(module, path):
+            assert module.startswith(("native", "backends.cpu", "backends.quantize")), path
 
 
 def test_a_c_file_is_known_by_its_name() -> None:

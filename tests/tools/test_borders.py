@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pyggml.tools.measure import borders
 
-from pyggml.backends._pggml import lib
 from pyggml.backends.cpu import isa_levels
 from pyggml.dtypes import DType
+from pyggml.native import lib
 
 
 def test_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from pyggml.native import ffi, lib
+from pyggml.native.threads import n_cpus, thread_count
+
 from ...buffers.alloc import Step
 from ...buffers.buffer import Buffer
 from ...errors import BackendError
 from ...lock import Lock
 from ...opdef import OPS
 from ...tensor import Tensor, Var
-from .._pggml import ffi, lib
 from ..protocol import HostBackend, Resolve, node_error
 from .fuse import enabled_fusions, fuse
 from .host import HostCalls
-from .isa import isa_name, kernel_of, n_cpus, thread_count
+from .isa import isa_name, kernel_of
 from .lower import lower
 from .repack import PRODUCTS, repacked
 from .vary import Variant, vary

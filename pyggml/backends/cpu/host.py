@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakValueDictionary
 
+from pyggml.native import ffi, lib
+
 from ...opdef import OPS
 from ...tensor import Tensor
-from .._pggml import ffi, lib
 from ..protocol import Resolve, node_error
 from .isa import Kernel
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from numbers import Integral
 from typing import Any
+
+from pyggml.native import LIBRARY, ffi, lib
+from pyggml.native.stale import check_build
 
 from ...dtypes import DType
 from ...errors import BackendError, whole
 from ...opdef import OPS, OpDef
 from ...tensor import Tensor
-from .. import _pggml
-from .._pggml import ffi, lib
-from .stale import check_build
 
 NONE, ANY = -1, -2  # as in pg.h
 _outside: dict[str, list[tuple[tuple[int, int, int], Kernel]]] = {}  # kernels of other packages, as in `table_of`
@@ -35,21 +34,6 @@ def isa_levels() -> dict[str, int]:
     check_build()
     names = [(ffi.string(lib.pg_isa_name(i)).decode(), i) for i in range(lib.pg_isa_count())]
     return {name: i for name, i in names if lib.pg_isa_supported(i)}
-
-
-def n_cpus() -> int:
-    """CPUs this process may use, as far as the thread pool goes (256)."""
-    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(n, lib.PG_MAX_THREADS)
-
-
-def thread_count(wanted: int | None) -> int:
-    """`wanted` threads, by default one per CPU. Raises BackendError for what is no whole number from 1."""
-    if wanted is None:
-        return n_cpus()
-    if not isinstance(wanted, Integral) or wanted < 1:
-        raise BackendError(f"n_threads must be a whole number from 1, not {wanted!r:.40}")
-    return int(wanted)
 
 
 def isa_name(forced: str | None = None) -> str:
@@ -114,7 +98,7 @@ def register_kernel(op: OpDef, address: int, dst: DType, *srcs: DType | None, wo
 
 def get_include() -> str:
     """The folder of pg.h, for C compilers."""
-    return os.path.dirname(_pggml.__file__)
+    return os.path.dirname(LIBRARY)
 
 
 def kernel_of(isa: str, t: Tensor, suffix: str = "") -> Kernel | None:

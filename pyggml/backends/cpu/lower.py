@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pyggml.native import ffi, lib
+
 from ...buffers.alloc import Step
 from ...buffers.buffer import Buffer, MappedFile
 from ...errors import BackendError
 from ...opdef import OPS
 from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
-from .._pggml import ffi, lib
 from ..protocol import Resolve, node_error
 from .lower_records import RECORDS, Half
 from .repack import copy_of

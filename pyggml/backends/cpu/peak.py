@@ -7,8 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+from pyggml.native import ffi, lib
+
 from ...buffers.buffer import Buffer
-from .._pggml import ffi, lib
 from .isa import isa_levels
 
 KINDS = {"f32": lib.PG_PEAK_F32, "int8": lib.PG_PEAK_INT8, "bf16": lib.PG_PEAK_BF16}

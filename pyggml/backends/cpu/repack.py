@@ -13,11 +13,13 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
+from pyggml.native import ffi, lib
+from pyggml.native.threads import thread_count
+
 from ...buffers.buffer import ALIGNMENT, Buffer, Bytes
 from ...dtypes import DType
 from ...tensor import Ne, Tensor
-from .._pggml import ffi, lib
-from .isa import Kernel, find_kernel, isa_levels, isa_name, kernel_of, thread_count
+from .isa import Kernel, find_kernel, isa_levels, isa_name, kernel_of
 
 BUFT = "CPU_REPACK"
 

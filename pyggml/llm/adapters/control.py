@@ -14,7 +14,7 @@ from pyggml.dtypes import DType
 from pyggml.errors import ModelError, path_name, whole
 from pyggml.gguf_io.read import open_gguf
 from pyggml.gguf_io.write import GGUFOut, kv_record
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 from .lora import MAX_SCALE
 

@@ -16,8 +16,8 @@ from pyggml.errors import GGUFError
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import SPLIT_KEYS, PartReader, metadata_records, refuse_own_output
 from pyggml.gguf_io.write import GGUFOut, kv_record
-from pyggml.models.memory.kv_cells import Floats
 from pyggml.tensor import Tensor, rank_of
+from pyggml.types import Floats
 
 from .active import checked
 from .lora import OUTPUT, TOKEN_EMBD, Lora, Pair

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pyggml.errors import BatchError, GGUFError, KVCacheFull
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext

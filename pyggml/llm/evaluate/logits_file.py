@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from pyggml.errors import GGUFError
 from pyggml.gguf_io.atomic_file import AtomicFile
-from pyggml.models.memory.kv_cells import Floats
 from pyggml.small_file import open_regular
+from pyggml.types import Floats
 
 from .chunks import Chunks, Tokens
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import ModelError, SamplerError
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext

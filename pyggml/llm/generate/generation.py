@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import BatchError, KVCacheFull, ModelError, SamplerError, whole
-from pyggml.models.memory.kv_cells import INT32_MAX, Floats
+from pyggml.models.memory.kv_cells import INT32_MAX
+from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext

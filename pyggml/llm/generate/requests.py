@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pyggml.errors import BatchError, GGMLError, whole
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 from ..context import LlamaContext
 from ..embed import embed

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pyggml.backends.cpu.isa import thread_count
 from pyggml.backends.quantize import dequantize, quantize
 from pyggml.buffers.buffer import ALIGNMENT
 from pyggml.dtypes import DType
@@ -22,6 +21,7 @@ from pyggml.gguf_io.read import ALIGNMENT_KEY
 from pyggml.gguf_io.split import SPLIT_KEYS, SplitOut, part_path, prefix_of, split_tensors
 from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record, stored_bytes
 from pyggml.models import get_architecture
+from pyggml.native.threads import thread_count
 from pyggml.tensor import rank_of
 
 from .bake import baked_weights, packed_pieces

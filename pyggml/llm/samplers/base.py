@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import SamplerError
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 from .candidates import Candidates
 

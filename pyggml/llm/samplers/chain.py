@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyggml.backends.cpu.sampling import TopDraw
 from pyggml.errors import SamplerError
 from pyggml.llm.vocab import Vocab
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.native.sampling import TopDraw
+from pyggml.types import Floats
 
 from .base import LogitsProcessor, Processors, Sampler
 from .candidates import LONG, Candidates, Ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pyggml.models.memory.kv_cells import Floats
+from pyggml.types import Floats
 
 
 def log_softmax(logits: Floats) -> Floats:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import StateError
-from pyggml.models.memory.kv_cells import LAST_POS, Ints
+from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.recurrent import RecurrentCells
+from pyggml.types import Ints
 
 from .state_file import Array, Reader
 

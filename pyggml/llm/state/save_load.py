@@ -47,9 +47,10 @@ from pyggml.errors import KVCacheFull, StateError, whole
 from pyggml.lock import Lock, changing
 from pyggml.models.blocks import rope_factors
 from pyggml.models.memory.kv_cache import ROTATED_TYPES, KVCache
-from pyggml.models.memory.kv_cells import LAST_POS, Floats, Ints
+from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.kv_rows import Array, kv_rows
 from pyggml.models.memory.memory import Memory
+from pyggml.types import Floats, Ints
 
 from ..interrupt import uninterrupted
 from ..loaded import LoadedModel

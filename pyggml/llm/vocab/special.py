@@ -11,7 +11,7 @@ import numpy as np
 from .tokens import utf8
 
 if TYPE_CHECKING:
-    from pyggml.backends.cpu.vocab.trie import LongestFirst
+    from pyggml.native.vocab.trie import LongestFirst
 
 _FEW = 16  # so many characters that tokens begin with are looked for, to be done where a text has none of them
 
@@ -50,7 +50,7 @@ class SpecialTokens:
     @cached_property
     def _cutter(self) -> tuple[LongestFirst, list[np.ndarray]]:
         """What finds the tokens, and what each does, without and with those that are parsed."""
-        from pyggml.backends.cpu.vocab.trie import LongestFirst
+        from pyggml.native.vocab.trie import LongestFirst
 
         strips = [
             LongestFirst.LSTRIP * (i in self._lstrip) + LongestFirst.RSTRIP * (i in self._rstrip) for i in self._ids

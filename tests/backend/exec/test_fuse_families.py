@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import pyggml as gg
-from pyggml.backends._pggml import lib
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.fuse import FUSIONS
 from pyggml.backends.cpu.repack import repack
+from pyggml.native import lib
 from pyggml.sched import Scheduler
 
 from .test_fuse_patterns import GATES, by_fusing, leafs_of, weights_of

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, CpuProgram, isa_levels, lower
-from pyggml.backends.cpu.isa import n_cpus
 from pyggml.llm.interrupt import uninterrupted
+from pyggml.native.threads import n_cpus
 from pyggml.tensor import Tensor
 
 from ...child import in_child

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import pyggml as gg
-from pyggml.backends.cpu.stale import CHECKOUT, check_build
+from pyggml.native.stale import CHECKOUT, check_build
 
 SOURCES = CHECKOUT / "csrc"
 

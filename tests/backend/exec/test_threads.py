@@ -15,7 +15,7 @@ import pytest
 
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, lower
-from pyggml.backends.cpu.isa import n_cpus
+from pyggml.native.threads import n_cpus
 
 from ...child import in_child
 from .test_sched import chain

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import pyggml as gg
-from pyggml.backends._pggml import lib
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.repack import repack
 from pyggml.buffers.alloc import steps_of
+from pyggml.native import lib
 
 from ..harness import check_guards, fill, gaussian, nmse, place
 from .test_repack import TILES, TYPES, few, in_bf16

@@ -19,12 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyggml import limits
-from pyggml.backends.cpu.vocab import calls, merges, texts, trie
 from pyggml.errors import ModelError
 from pyggml.gguf_io.read import open_gguf
 from pyggml.llm.vocab import Vocab
 from pyggml.llm.vocab.kinds.charsmap import check_charsmap
 from pyggml.llm.vocab.special import SpecialTokens
+from pyggml.native.vocab import calls, merges, texts, trie
 
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
 LONGEST = limits.TOKEN_BYTES

@@ -11,12 +11,12 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyggml.backends.cpu.vocab.merges import Merges
-from pyggml.backends.cpu.vocab.strings import read_strings, walk_strings
-from pyggml.backends.cpu.vocab.texts import Texts
-from pyggml.backends.cpu.vocab.trie import Trie
 from pyggml.llm.vocab.kinds import split
 from pyggml.llm.vocab.kinds.pre import PRE
+from pyggml.native.vocab.merges import Merges
+from pyggml.native.vocab.strings import read_strings, walk_strings
+from pyggml.native.vocab.texts import Texts
+from pyggml.native.vocab.trie import Trie
 
 CHARS = "abé日🙂"
 texts = st.lists(st.text(CHARS, min_size=1, max_size=5), unique=True, max_size=30)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyggml.models.hparams import SwaType
-from pyggml.models.memory.kv_cells import Ints, KVCells
+from pyggml.models.memory.kv_cells import KVCells
 from pyggml.models.memory.kv_mask import KVMask
+
+from pyggml.types import Ints
 
 from ...plain_llama import take
 

@@ -59,8 +59,8 @@ class BPE:
 
     @cached_property
     def _merger(self) -> Merger:
-        from pyggml.backends.cpu.vocab.merges import Merges
-        from pyggml.backends.cpu.vocab.texts import Texts
+        from pyggml.native.vocab.merges import Merges
+        from pyggml.native.vocab.texts import Texts
 
         ids, n = self._tokens.ids, len(self._tokens.texts)
         extra: dict[str, int] = {}  # symbols of texts that are no tokens follow those of tokens

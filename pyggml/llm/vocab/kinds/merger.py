@@ -10,7 +10,7 @@ import numpy as np
 from ..tokens import utf8
 
 if TYPE_CHECKING:
-    from pyggml.backends.cpu.vocab.merges import Merges
+    from pyggml.native.vocab.merges import Merges
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Ends = np.ndarray[Any, np.dtype[np.int64]]

@@ -14,7 +14,7 @@ from pyggml.errors import ModelError
 from ..tokens import KEY, NO_UTF8, Tokens, TokenType, utf8
 
 if TYPE_CHECKING:
-    from pyggml.backends.cpu.vocab.trie import Trie
+    from pyggml.native.vocab.trie import Trie
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Doubles = np.ndarray[Any, np.dtype[np.float64]]
@@ -38,7 +38,7 @@ class PLaMo2:
     def _table(self) -> tuple[Trie, Doubles, Ints, Ints]:
         """The tokens in use, spelled backwards, their scores, ids and lengths, those of an unknown character the
         last."""
-        from pyggml.backends.cpu.vocab.trie import Trie
+        from pyggml.native.vocab.trie import Trie
 
         scores = np.array(self._tokens.scores, np.float64)
         scores = np.copysign(np.floor(np.abs(scores * 1e4) + 0.5), scores)

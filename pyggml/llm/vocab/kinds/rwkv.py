@@ -13,7 +13,7 @@ from pyggml.errors import ModelError
 from ..tokens import Tokens, utf8
 
 if TYPE_CHECKING:
-    from pyggml.backends.cpu.vocab.trie import Trie
+    from pyggml.native.vocab.trie import Trie
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -31,7 +31,7 @@ class RWKV:
     @cached_property
     def _table(self) -> tuple[Trie, Ints]:
         """The bytes of tokens, and their ids, that of an unknown one the last."""
-        from pyggml.backends.cpu.vocab.trie import Trie
+        from pyggml.native.vocab.trie import Trie
 
         ids = {piece: i for i, piece in enumerate(self._pieces)}
         texts = [piece.decode("utf-8", "surrogateescape") for piece in ids]

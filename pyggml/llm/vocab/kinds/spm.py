@@ -49,8 +49,8 @@ class SPM:
 
     @cached_property
     def _merger(self) -> Merger:
-        from pyggml.backends.cpu.vocab.merges import Merges
-        from pyggml.backends.cpu.vocab.texts import Texts
+        from pyggml.native.vocab.merges import Merges
+        from pyggml.native.vocab.texts import Texts
 
         # What is not UTF-8 in the file can match no text.
         texts = ["" if not text.isascii() and NO_UTF8.search(text) else text for text in self._tokens.texts]

@@ -24,7 +24,7 @@ from .words import WordCache, by_word
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceNormalizer
 
-    from pyggml.backends.cpu.vocab.trie import Trie
+    from pyggml.native.vocab.trie import Trie
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Doubles = np.ndarray[Any, np.dtype[np.float64]]
@@ -88,7 +88,7 @@ class UGM:
     @cached_property
     def _table(self) -> tuple[Trie, Doubles, float, Ints]:
         """The tokens in use, their scores, that of an unknown character, and ids, that of an unknown one the last."""
-        from pyggml.backends.cpu.vocab.trie import Trie
+        from pyggml.native.vocab.trie import Trie
 
         scores = np.array(self._tokens.scores, np.float64)
         worst = scores[self._normal].min(initial=3.4e38)

@@ -20,7 +20,7 @@ from .words import WordCache, by_word
 if TYPE_CHECKING:
     import re
 
-    from pyggml.backends.cpu.vocab.trie import Trie
+    from pyggml.native.vocab.trie import Trie
 
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Codes = np.ndarray[Any, np.dtype[np.uint32]]
@@ -55,7 +55,7 @@ class WPM:
 
     @cached_property
     def _trie(self) -> Trie:
-        from pyggml.backends.cpu.vocab.trie import Trie
+        from pyggml.native.vocab.trie import Trie
 
         return Trie(self._tokens.texts)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._pggml import lib
+from .. import lib
 
 Ends = np.ndarray[Any, np.dtype[np.int64]]
 

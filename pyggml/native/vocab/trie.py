@@ -10,7 +10,7 @@ import numpy as np
 from pyggml import limits
 from pyggml.errors import ModelError
 
-from ..._pggml import ffi, lib
+from .. import ffi, lib
 from .calls import SEED, interruptible, pack
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]

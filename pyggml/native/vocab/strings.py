@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._pggml import ffi, lib
+from .. import ffi, lib
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

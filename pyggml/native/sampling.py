@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._pggml import ffi, lib
+from . import ffi, lib
 
 _F32 = np.dtype(np.float32)
 Floats = np.ndarray[Any, np.dtype[np.float32]]

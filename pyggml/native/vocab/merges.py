@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._pggml import ffi, lib
+from .. import ffi, lib
 from .calls import SEED, interruptible
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from ...errors import BackendError
-from .. import _pggml
-from .._pggml import ffi, lib
+from pyggml.errors import BackendError
+
+from . import LIBRARY, ffi, lib
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -19,7 +19,7 @@ def check_build(checkout: Path = CHECKOUT) -> None:
         return
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    if module.is_stale(_pggml.__file__, ffi.string(lib.pg_sources).decode()):
+    if module.is_stale(LIBRARY, ffi.string(lib.pg_sources).decode()):
         raise BackendError(
             f"the C library was built from other sources than those in {checkout / 'csrc'}: rebuild it with "
             f"`pip install --no-build-isolation -e {checkout}`"

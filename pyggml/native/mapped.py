@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from weakref import finalize
 
-from ...buffers.buffer import MappedFile
-from .._pggml import ffi, lib
+from pyggml.buffers.buffer import MappedFile
+
+from . import ffi, lib
 
 
 def guard(file: MappedFile, fd: int) -> Sequence[int]:
