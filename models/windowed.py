@@ -87,7 +87,9 @@ def _afmoe(r: Reader) -> HParams:
         rope_type="neox",
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         f_embedding_scale=r.number(Keys.LLM.EMBEDDING_SCALE, math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH))),
-        rope_layers=read_swa_pattern(r, 4),
+        rope_layers=r.flags(_ROPE_PATTERN)  # of pyggml alone: llama.cpp has a fixed one
+        if r.get(_ROPE_PATTERN, None) is not None
+        else tuple(int((il + 1) % 4 != 0) for il in r.layers),
         **read_window(r, 4, 0),
     )
 

@@ -138,6 +138,13 @@ def _refuse_llama4(c: Config) -> dict[str, object]:
     return {}
 
 
+def _afmoe_window(c: Config) -> dict[str, object]:
+    """The window, and the layers that are roped, which are those with a window, unless they are llama.cpp's."""
+    found, usual = window(c), [(il + 1) % 4 != 0 for il in range(c.n_layer)]
+    windowed = found.get("attention.sliding_window_pattern", usual)
+    return found if windowed == usual else {**found, "attention.rope_pattern": windowed}
+
+
 FAMILIES = (
     Family(
         arch="qwen2moe",
@@ -191,6 +198,7 @@ FAMILIES = (
         },
         keys={
             **_SHARED,
+            "attention.rope_pattern": Of(lambda c: None, lambda ropes, keys: {}),  # those with a window
             "leading_dense_block_count": "num_dense_layers",
             "expert_weights_norm": True,
             "expert_weights_scale": "route_scale",
@@ -199,7 +207,7 @@ FAMILIES = (
                 lambda scale, keys: {"mup_enabled": False},
             ),
         },
-        more=window,
+        more=_afmoe_window,
         names={r"mlp\.expert_bias$": "mlp.expert_bias.bias"},
     ),
     Family(arch="dots1", types=("dots1",), cls="Dots1ForCausalLM", keys=_SHARED, names=_BIAS, more=qwen_window),
