@@ -2,9 +2,21 @@
 here, too: vocabularies, samplers, the guard of mapped files, the count of threads. Kernels and plans are the cpu
 backend's."""
 
-from . import _pggml
-from ._pggml import ffi, lib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-LIBRARY: str = _pggml.__file__  # pg.h lies beside it
+try:
+    _library: Any = import_module("._pggml", __name__)
+except ModuleNotFoundError as e:
+    if e.name != f"{__name__}._pggml":
+        raise
+    raise ImportError(
+        f"{Path(__file__).parents[1]} is a checkout of pyggml whose C library is not built: install it with "
+        f"`pip install -e {Path(__file__).parents[2]}`, or start Python in another folder to use the installed one"
+    ) from None
+
+ffi, lib = _library.ffi, _library.lib
+LIBRARY: str = _library.__file__  # pg.h lies beside it
 
 __all__ = ["LIBRARY", "ffi", "lib"]

@@ -9,7 +9,7 @@ from pyggml.errors import BackendError
 
 from . import LIBRARY, ffi, lib
 
-CHECKOUT = Path(__file__).resolve().parents[3]
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def check_build(checkout: Path = CHECKOUT) -> None:
