@@ -160,12 +160,13 @@ class Memory:
 
     def fills(self, store: Store) -> bool:
         """Whether graphs store into `store`, rather than only look at what an encoder stored there."""
-        return not self._encoded or store not in self._encoded
+        return store not in self._encoded
 
     def slot(self, u: UBatch, taken: Sequence[Slots]) -> Slots:
         """A slot in each store, None for one that graphs only look at. Changes nothing. Raises KVCacheFull."""
-        of_each = [[slots[i] for slots in taken] for i in range(len(self.stores))]
-        return tuple([s.slot(u, t) if self.fills(s) else None for s, t in zip(self.stores, of_each, strict=True)])
+        return tuple(
+            [s.slot(u, [slots[i] for slots in taken]) if self.fills(s) else None for i, s in enumerate(self.stores)]
+        )
 
     def take(self, slots: Slots, u: UBatch) -> None:
         """Put the tokens of a ubatch into their slots."""
@@ -174,9 +175,9 @@ class Memory:
                 store.take(slot, u)
 
     def undo(self, taken: Sequence[Slots]) -> None:
-        """Take back slots, in the order they were taken."""
+        """Take back slots, at least those of one ubatch, in the order they were taken."""
         for i, store in enumerate(self.stores):
-            if taken and taken[0][i] is not None:
+            if self.fills(store):
                 store.undo([slots[i] for slots in taken])
 
     def settle(self) -> None:
