@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from numbers import Integral, Real
+from typing import ParamSpec
 
 from ..dtypes import DType
-from ..opdef import Params, Srcs, rule
+from ..opdef import OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 
 F32, F16, BF16, I32, I64 = DType.F32, DType.F16, DType.BF16, DType.I32, DType.I64
 MAX_INT, MAX_F32 = 2**31 - 1, (2 - 2**-23) * 2.0**127
+
+P = ParamSpec("P")
+
+
+def inplace(op: OpDef, function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """The `_inplace` variant of a function that records `op`: it writes its result over the op's first source.
+
+    The function's arguments must be the op's sources and then its parameters, in the op's order.
+    """
+    name, order, n = function.__name__, signature(function), len(op.srcs)
+
+    @wraps(function)
+    def variant(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        given = order.bind(*args, **kwargs).args
+        return record(op, given[:n], dict(zip(op.params, given[n:], strict=True)), inplace=0)
+
+    variant.__name__ = variant.__qualname__ = f"{name}_inplace"
+    variant.__doc__ = f"`{name}`, the result written over `{op.role(0)}`."
+    return variant
 
 
 def src(srcs: Srcs, i: int) -> Tensor:

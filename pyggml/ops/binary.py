@@ -14,7 +14,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import DTypeRow, OpDef, elementwise_cost, record
 from ..tensor import Tensor
-from ._common import BF16, F16, F32, I32, b_repeats_to_a
+from ._common import BF16, F16, F32, I32, b_repeats_to_a, inplace
 
 __all__ = [
     "add",
@@ -79,9 +79,7 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     return record(ADD, (a, b), {})
 
 
-def add_inplace(a: Tensor, b: Tensor) -> Tensor:
-    """`add`, the result written over `a`."""
-    return record(ADD, (a, b), {}, inplace=0)
+add_inplace = inplace(ADD, add)
 
 
 def sub(a: Tensor, b: Tensor) -> Tensor:
@@ -89,9 +87,7 @@ def sub(a: Tensor, b: Tensor) -> Tensor:
     return record(SUB, (a, b), {})
 
 
-def sub_inplace(a: Tensor, b: Tensor) -> Tensor:
-    """`sub`, the result written over `a`."""
-    return record(SUB, (a, b), {}, inplace=0)
+sub_inplace = inplace(SUB, sub)
 
 
 def mul(a: Tensor, b: Tensor) -> Tensor:
@@ -99,9 +95,7 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
     return record(MUL, (a, b), {})
 
 
-def mul_inplace(a: Tensor, b: Tensor) -> Tensor:
-    """`mul`, the result written over `a`."""
-    return record(MUL, (a, b), {}, inplace=0)
+mul_inplace = inplace(MUL, mul)
 
 
 def div(a: Tensor, b: Tensor) -> Tensor:
@@ -109,6 +103,4 @@ def div(a: Tensor, b: Tensor) -> Tensor:
     return record(DIV, (a, b), {})
 
 
-def div_inplace(a: Tensor, b: Tensor) -> Tensor:
-    """`div`, the result written over `a`."""
-    return record(DIV, (a, b), {}, inplace=0)
+div_inplace = inplace(DIV, div)

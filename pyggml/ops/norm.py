@@ -10,7 +10,7 @@ import numpy as np
 from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import F32, is_whole, src
+from ._common import F32, inplace, is_whole, src
 
 __all__ = [
     "group_norm",
@@ -99,9 +99,7 @@ def norm(a: Tensor, eps: float) -> Tensor:
     return record(NORM, (a,), {"eps": eps})
 
 
-def norm_inplace(a: Tensor, eps: float) -> Tensor:
-    """`norm`, the result written over `a`."""
-    return record(NORM, (a,), {"eps": eps}, inplace=0)
+norm_inplace = inplace(NORM, norm)
 
 
 def rms_norm(a: Tensor, eps: float) -> Tensor:
@@ -112,9 +110,7 @@ def rms_norm(a: Tensor, eps: float) -> Tensor:
     return record(RMS_NORM, (a,), {"eps": eps})
 
 
-def rms_norm_inplace(a: Tensor, eps: float) -> Tensor:
-    """`rms_norm`, the result written over `a`."""
-    return record(RMS_NORM, (a,), {"eps": eps}, inplace=0)
+rms_norm_inplace = inplace(RMS_NORM, rms_norm)
 
 
 def l2_norm(a: Tensor, eps: float) -> Tensor:
@@ -125,9 +121,7 @@ def l2_norm(a: Tensor, eps: float) -> Tensor:
     return record(L2_NORM, (a,), {"eps": eps})
 
 
-def l2_norm_inplace(a: Tensor, eps: float) -> Tensor:
-    """`l2_norm`, the result written over `a`."""
-    return record(L2_NORM, (a,), {"eps": eps}, inplace=0)
+l2_norm_inplace = inplace(L2_NORM, l2_norm)
 
 
 def group_norm(a: Tensor, n_groups: int, eps: float) -> Tensor:
@@ -140,6 +134,4 @@ def group_norm(a: Tensor, n_groups: int, eps: float) -> Tensor:
     return record(GROUP_NORM, (a,), {"n_groups": n_groups, "eps": eps})
 
 
-def group_norm_inplace(a: Tensor, n_groups: int, eps: float) -> Tensor:
-    """`group_norm`, the result written over `a`."""
-    return record(GROUP_NORM, (a,), {"n_groups": n_groups, "eps": eps}, inplace=0)
+group_norm_inplace = inplace(GROUP_NORM, group_norm)

@@ -12,7 +12,7 @@ import numpy as np
 from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import F16, F32, I32, is_int, is_number, is_whole, src
+from ._common import F16, F32, I32, inplace, is_int, is_number, is_whole, src
 
 __all__ = [
     "ROPE_TYPE_IMROPE",
@@ -205,23 +205,7 @@ def rope_ext(
     return record(ROPE, (a, b, c), p)
 
 
-def rope_ext_inplace(
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None,
-    n_dims: int,
-    mode: int | str,
-    n_ctx_orig: int,
-    freq_base: float,
-    freq_scale: float,
-    ext_factor: float,
-    attn_factor: float,
-    beta_fast: float,
-    beta_slow: float,
-) -> Tensor:
-    """`rope_ext`, the result written over `a`."""
-    p = _params(n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
-    return record(ROPE, (a, b, c), p, inplace=0)
+rope_ext_inplace = inplace(ROPE, rope_ext)
 
 
 def rope_ext_back(

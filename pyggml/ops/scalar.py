@@ -14,7 +14,7 @@ from ..dtypes import DType
 from ..errors import DTypeError, explain, user_site
 from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, is_number, same_shape, src
+from ._common import BF16, F16, F32, inplace, is_number, same_shape, src
 
 __all__ = [
     "add1",
@@ -107,9 +107,7 @@ def clamp(a: Tensor, min: float, max: float) -> Tensor:
     return record(CLAMP, (a,), {"min": min, "max": max})
 
 
-def clamp_inplace(a: Tensor, min: float, max: float) -> Tensor:
-    """`clamp`, the result written over `a` (ggml_clamp)."""
-    return record(CLAMP, (a,), {"min": min, "max": max}, inplace=0)
+clamp_inplace = inplace(CLAMP, clamp)
 
 
 def _leaky_relu_ref(a: Array, negative_slope: float) -> Array:
@@ -205,9 +203,7 @@ def fill(a: Tensor, c: float) -> Tensor:
     return record(FILL, (a,), {"c": c})
 
 
-def fill_inplace(a: Tensor, c: float) -> Tensor:
-    """`fill`, the result written over `a` (ggml_fill_inplace)."""
-    return record(FILL, (a,), {"c": c}, inplace=0)
+fill_inplace = inplace(FILL, fill)
 
 
 def _add1_shape(srcs: Srcs, params: Params) -> Ne:
@@ -238,6 +234,4 @@ def add1(a: Tensor, b: Tensor) -> Tensor:
     return record(ADD1, (a, b), {})
 
 
-def add1_inplace(a: Tensor, b: Tensor) -> Tensor:
-    """`add1`, the result written over `a`."""
-    return record(ADD1, (a, b), {}, inplace=0)
+add1_inplace = inplace(ADD1, add1)

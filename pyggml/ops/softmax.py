@@ -9,7 +9,7 @@ import numpy as np
 from ..codec import Array
 from ..opdef import Cost, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, is_whole, src
+from ._common import BF16, F16, F32, inplace, is_whole, src
 from ._mask import MASKS, SINKS, biased, check_mask, check_sinks, sink_scores
 
 __all__ = [
@@ -140,9 +140,7 @@ def diag_mask_inf(a: Tensor, n_past: int) -> Tensor:
     return record(DIAG_MASK_INF, (a,), {"n_past": n_past})
 
 
-def diag_mask_inf_inplace(a: Tensor, n_past: int) -> Tensor:
-    """`diag_mask_inf`, the result written over `a`."""
-    return record(DIAG_MASK_INF, (a,), {"n_past": n_past}, inplace=0)
+diag_mask_inf_inplace = inplace(DIAG_MASK_INF, diag_mask_inf)
 
 
 def diag_mask_zero(a: Tensor, n_past: int) -> Tensor:
@@ -150,9 +148,7 @@ def diag_mask_zero(a: Tensor, n_past: int) -> Tensor:
     return record(DIAG_MASK_ZERO, (a,), {"n_past": n_past})
 
 
-def diag_mask_zero_inplace(a: Tensor, n_past: int) -> Tensor:
-    """`diag_mask_zero`, the result written over `a`."""
-    return record(DIAG_MASK_ZERO, (a,), {"n_past": n_past}, inplace=0)
+diag_mask_zero_inplace = inplace(DIAG_MASK_ZERO, diag_mask_zero)
 
 
 class TriType(IntEnum):

@@ -8,7 +8,7 @@ import numpy as np
 from ..codec import Array
 from ..opdef import OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, MAX_INT, is_int, src
+from ._common import BF16, F16, F32, MAX_INT, inplace, is_int, src
 from .copy import PLAIN_TYPES, copy_cost
 
 __all__ = [
@@ -159,6 +159,4 @@ def add_rel_pos(a: Tensor, pw: Tensor, ph: Tensor) -> Tensor:
     return record(ADD_REL_POS, (a, pw, ph), {})
 
 
-def add_rel_pos_inplace(a: Tensor, pw: Tensor, ph: Tensor) -> Tensor:
-    """`add_rel_pos`, the result written over `a`."""
-    return record(ADD_REL_POS, (a, pw, ph), {}, inplace=0)
+add_rel_pos_inplace = inplace(ADD_REL_POS, add_rel_pos)
