@@ -55,7 +55,7 @@ void pg_sync(const pg_task *t, int nth) {
 
 int pg_next(const pg_task *t) { return __atomic_fetch_add(&t->plan->chunks[t->index], 1, __ATOMIC_RELAXED); }
 
-static void fail(pg_plan *p, int32_t status, int64_t op, int64_t detail) {
+static void plan_fail(pg_plan *p, int32_t status, int64_t op, int64_t detail) {
   int32_t none = PG_OK;
   if (__atomic_compare_exchange_n(&p->status, &none, status, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
     p->failed_op = op;
@@ -64,7 +64,7 @@ static void fail(pg_plan *p, int32_t status, int64_t op, int64_t detail) {
 }
 
 int pg_fail(const pg_task *t, enum pg_status s, int64_t detail) {
-  fail(t->plan, s, t->index, detail);
+  plan_fail(t->plan, s, t->index, detail);
   return s;
 }
 
@@ -84,11 +84,11 @@ void pg_plan_op(pg_plan *p, int64_t i, int ith, int nth) {
   const int status = op->fn(&op->task, ith, nth);
   if (span) span[1] = pg_now_ns();
   walking--;
-  if (status) fail(p, status, i, 0);
+  if (status) plan_fail(p, status, i, 0);
 }
 
-// One op after the other. `team` (NULL: none) takes part in those that are worth it.
-static void walk(pg_plan *p, pg_team *team) {
+// Run one op after the other. `team` (may be NULL) takes part in the ops that are worth sharing.
+static void plan_walk(pg_plan *p, pg_team *team) {
   for (int64_t i = 0; i < p->n_ops; i++) {
     if (team && p->ops[i].n_threads > 1) {
       pg_pool_op(team, p, i);
@@ -96,7 +96,7 @@ static void walk(pg_plan *p, pg_team *team) {
       pg_plan_op(p, i, 0, 1);
     }
     if (__atomic_load_n(&p->abort, __ATOMIC_RELAXED) || (p->watch && pg_interrupts() != p->interrupts))
-      fail(p, PG_E_ABORTED, i, 0);
+      plan_fail(p, PG_E_ABORTED, i, 0);
     if (__atomic_load_n(&p->status, __ATOMIC_ACQUIRE)) return;
   }
 }
@@ -115,22 +115,22 @@ int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch) {
   if (p->watch) p->interrupts = pg_interrupt_watch();
   int status = PG_OK;
   if (p->n_threads <= 1 || walking) {
-    walk(p, NULL);
+    plan_walk(p, NULL);
   } else {
     const int64_t began = pg_now_ns();
     pg_team team = {.n_rests = 0};
     if (pg_pace_alone(&p->pace)) {
-      walk(p, NULL);
+      plan_walk(p, NULL);
     } else {
       status = pg_pool_begin(&team, p);
-      if (status == PG_OK) walk(p, &team);
+      if (status == PG_OK) plan_walk(p, &team);
       pg_pool_end(&team);
     }
     pg_pace_ran(&p->pace, p->n_threads, began, pg_now_ns(), team.n_rests > 0);
   }
   if (p->watch) pg_interrupt_release();
   if (status == PG_OK) status = p->status;
-  for (int64_t i = 0; status == PG_OK && i < p->n_files; i++) // lost before or meanwhile: what was read is nothing
+  for (int64_t i = 0; status == PG_OK && i < p->n_files; i++) // lost before or during the run: what was read is zeros
     if (pg_is_lost(p->files[i])) status = PG_E_LOST;
   __atomic_store_n(&p->busy, 0, __ATOMIC_SEQ_CST);
   pg_wake(&p->busy, &p->waiting);

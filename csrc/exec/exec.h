@@ -2,31 +2,31 @@
 #pragma once
 #include "pg.h"
 
-enum { PG_SPINS = 2000 }; // before a thread goes to sleep: 10 us measured on a Cascade Lake; it depends on the CPU
+enum { PG_SPINS = 2000 }; // pauses before a waiting thread goes to sleep, about 10 us
 
 void pg_plan_op(pg_plan *p, int64_t i, int ith, int nth); // thread ith's share of op i
 int64_t pg_now_ns(void);
 void pg_cpu_pause(void);
 void pg_sleep_while(const int32_t *word, int32_t value);             // until *word != value
 void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers); // the same, after spinning for a while
-void pg_wake(int32_t *word, int32_t *sleepers);                      // after *word has changed: those sleeping
-void pg_wake_all(const int32_t *word);                               // the same, where nobody counted them
+void pg_wake(int32_t *word, int32_t *sleepers);                      // after *word has changed: wake who sleeps on it
+void pg_wake_all(const int32_t *word);                               // the same, when nobody counted the sleepers
 
-// Who runs a plan, and the workers that take part. They come and go between two ops.
+// The leader of a plan and the workers that take part. Workers come and go between two ops.
 typedef struct pg_team {
   int32_t wanted, n; // workers: at most, now
-  int32_t late;      // some are to rest
-  int32_t n_rests;   // of workers, in this run
-  int32_t met;       // those that were asleep were waited for
-  int64_t began;     // the op
+  int32_t late;      // some members must rest
+  int32_t n_rests;   // how often a worker was late in this run
+  int32_t met;       // the workers that were asleep have been waited for
+  int64_t began;     // when the op began
   int16_t member[PG_MAX_THREADS];
 } pg_team;
-int pg_pool_begin(pg_team *t, pg_plan *p); // until pg_pool_end no one else runs a plan with a team
+int pg_pool_begin(pg_team *t, pg_plan *p); // until pg_pool_end nobody else runs a plan with a team
 void pg_pool_op(pg_team *t, pg_plan *p, int64_t i);
 void pg_pool_end(pg_team *t);
 void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers); // as pg_wait_while, within an op of a team
 
-// Whether the next run of a plan is for one thread, and how long a run took; `late`: for threads that were not there.
+// Whether the next run of a plan is for one thread; and how long a run took (`late`: workers were late in it).
 int pg_pace_alone(const pg_pace *p);
 void pg_pace_ran(pg_pace *p, int64_t n_threads, int64_t began, int64_t now, int late);
 

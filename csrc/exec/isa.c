@@ -18,7 +18,7 @@ LEVEL(amx)
 #endif
 #undef LEVEL
 
-static int always(void) { return 1; }
+static int isa_always(void) { return 1; }
 
 int pg_cpu_is_amd;
 
@@ -32,35 +32,35 @@ int pg_cpu_is_amd;
 
 #include "simd/amx.h"
 
-__attribute__((constructor)) static void know_cpu(void) { // asking takes long on a virtual machine: once
+__attribute__((constructor)) static void isa_know_cpu(void) { // asking takes long on a virtual machine: once
   uint32_t a, b, c, d;
   pg_cpu_is_amd = __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx;
 }
 
-static uint64_t xcr0(void) {
+static uint64_t cpu_xcr0(void) {
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return 0; // OSXSAVE
   __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
   return (uint64_t)d << 32 | a;
 }
 
-static int has_avx2(void) {
+static int cpu_has_avx2(void) {
   uint32_t a, b, c, d, b7, c7, d7;
-  if ((xcr0() & 0x6) != 0x6 || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+  if ((cpu_xcr0() & 0x6) != 0x6 || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
   if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return 0;
   return (c & (1u << 12)) && (c & (1u << 29)) && (b7 & (1u << 5)); // FMA, F16C, AVX2
 }
 
-static int has_avx512(void) {
+static int cpu_has_avx512(void) {
   uint32_t a, b, c, d;
-  if (!has_avx2() || (xcr0() & 0xe6) != 0xe6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+  if (!cpu_has_avx2() || (cpu_xcr0() & 0xe6) != 0xe6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
   const uint32_t f_dq_bw_vl = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;
   return (b & f_dq_bw_vl) == f_dq_bw_vl;
 }
 
-static int has_avx512vnni(void) {
+static int cpu_has_avx512vnni(void) {
   uint32_t a, b, c, d;
-  return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
+  return cpu_has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
 }
 
 // Linux lets a process use tile registers once it has asked to, for all its threads and its children.
@@ -98,11 +98,11 @@ static int tiles_work(void) {
 static int tiles;
 static void try_tiles(void) { tiles = may_use_tiles() && tiles_work(); }
 
-static int has_amx(void) {
+static int cpu_has_amx(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT; // the handler of SIGILL is the process's: one thread at a time
   uint32_t a, b, c, d;
   const uint32_t bf16_tile = 1u << 22 | 1u << 24;
-  if (!has_avx512vnni() || (xcr0() >> 17 & 3) != 3) return 0;
+  if (!cpu_has_avx512vnni() || (cpu_xcr0() >> 17 & 3) != 3) return 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tile) != bf16_tile) return 0;
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return 0; // AVX512_BF16
   pthread_once(&once, try_tiles);
@@ -116,38 +116,38 @@ static const struct {
   const pg_row *table;
   const int64_t *size;
 } levels[] = {
-    {"generic", always, pg_table__generic, &pg_table_size__generic},
+    {"generic", isa_always, pg_table__generic, &pg_table_size__generic},
 #if defined(__x86_64__)
-    {"avx2", has_avx2, pg_table__avx2, &pg_table_size__avx2},
-    {"avx512", has_avx512, pg_table__avx512, &pg_table_size__avx512},
-    {"avx512vnni", has_avx512vnni, pg_table__avx512vnni, &pg_table_size__avx512vnni},
-    {"amx", has_amx, pg_table__amx, &pg_table_size__amx},
+    {"avx2", cpu_has_avx2, pg_table__avx2, &pg_table_size__avx2},
+    {"avx512", cpu_has_avx512, pg_table__avx512, &pg_table_size__avx512},
+    {"avx512vnni", cpu_has_avx512vnni, pg_table__avx512vnni, &pg_table_size__avx512vnni},
+    {"amx", cpu_has_amx, pg_table__amx, &pg_table_size__amx},
 #endif
 };
 
 int pg_isa_count(void) { return sizeof levels / sizeof *levels; }
 
-static int known(int level) { return level >= 0 && level < pg_isa_count(); }
+static int isa_known(int level) { return level >= 0 && level < pg_isa_count(); }
 
-const char *pg_isa_name(int level) { return known(level) ? levels[level].name : ""; }
+const char *pg_isa_name(int level) { return isa_known(level) ? levels[level].name : ""; }
 
 int pg_isa_supported(int level) {
 #if defined(PG_EMULATE) // tests/emulate.sh: what is above avx2, level 1, is computed with it
-  if (known(level) && level > 1) level = 1;
+  if (isa_known(level) && level > 1) level = 1;
 #endif
-  return known(level) && levels[level].supported();
+  return isa_known(level) && levels[level].supported();
 }
 
 const pg_row *pg_isa_table(int level, int64_t *n) {
-  *n = known(level) ? *levels[level].size : 0;
-  return known(level) ? levels[level].table : NULL;
+  *n = isa_known(level) ? *levels[level].size : 0;
+  return isa_known(level) ? levels[level].table : NULL;
 }
 
 int64_t pg_isa_floats(int level) {
 #define X(name, few, few_slow, few_amd, few_slow_amd, floats) floats,
   static const int64_t columns[] = {PG_BORDERS(X)};
 #undef X
-  return known(level) ? columns[level] : PG_NEVER;
+  return isa_known(level) ? columns[level] : PG_NEVER;
 }
 
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth) { return row->work ? row->work(t, nth) : 0; }

@@ -1,5 +1,5 @@
-// Files in memory that shrink: where a page is gone, SIGBUS would end the process. Zeros take its place, and that of
-// all behind it, and the loss is noted: who has read there looks at the note afterwards.
+// Files mapped into memory may shrink, and reading a page that is gone would end the process by SIGBUS. Our handler
+// puts zeros in place of that page and all after it, and notes the loss; whoever read there checks the note afterwards.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,8 +12,8 @@
 
 #include "pg.h"
 
-typedef struct mapped { // the handler walks them while others come and go: none is ever freed, all are used again
-  int32_t lost;         // the first member: others find the mapping by it
+typedef struct mapped { // never freed but used again, since the handler walks the list while mappings come and go
+  int32_t lost;         // must be the first member: callers hold its address
   int fd;
   int64_t bytes;
   uintptr_t first, end; // first 0: not in use
@@ -25,7 +25,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction before;
 static uintptr_t page_size;
 
-static int put_zeros(uintptr_t address) {
+static int mapped_put_zeros(uintptr_t address) {
   for (mapped *m = __atomic_load_n(&list, __ATOMIC_ACQUIRE); m; m = m->next) {
     const uintptr_t first = __atomic_load_n(&m->first, __ATOMIC_ACQUIRE);
     if (!first || address < first || address >= m->end) continue;
@@ -38,17 +38,17 @@ static int put_zeros(uintptr_t address) {
   return 0;
 }
 
-static _Thread_local int handed_on; // this thread is in the handler of before
+static _Thread_local int handed_on; // this thread is in the handler before ours
 
 static void on_sigbus(int number, siginfo_t *info, void *context) {
   const int saved = errno;
-  if (put_zeros((uintptr_t)info->si_addr)) {
+  if (mapped_put_zeros((uintptr_t)info->si_addr)) {
     errno = saved; // the read is done again
   } else if (handed_on ||
              (!(before.sa_flags & SA_SIGINFO) && (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN))) {
     signal(SIGBUS, SIG_DFL); // the read is done again, and ends the process
   } else {
-    handed_on = 1; // a handler that was set behind ours may hand the signal back
+    handed_on = 1; // that handler may hand the signal back to ours
     if (before.sa_flags & SA_SIGINFO) {
       before.sa_sigaction(number, info, context);
     } else {
@@ -58,15 +58,15 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
   }
 }
 
-static int is_placed(struct sigaction *now) {
+static int sigbus_is_placed(struct sigaction *now) {
   sigaction(SIGBUS, NULL, now);
   return now->sa_flags & SA_SIGINFO && now->sa_sigaction == on_sigbus;
 }
 
-// Others set handlers too, at any time, or set back the one that they found: ours stands before theirs again.
-static void place_handler(void) {
+// Set our handler again when other code has set its own, or put back the one it found.
+static void sigbus_place_handler(void) {
   struct sigaction now;
-  if (is_placed(&now)) return;
+  if (sigbus_is_placed(&now)) return;
   before = now;
   struct sigaction ours = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
   sigemptyset(&ours.sa_mask);
@@ -75,9 +75,9 @@ static void place_handler(void) {
 
 void pg_guard_again(void) {
   struct sigaction now;
-  if (is_placed(&now)) return;
+  if (sigbus_is_placed(&now)) return;
   pthread_mutex_lock(&lock);
-  place_handler();
+  sigbus_place_handler();
   pthread_mutex_unlock(&lock);
 }
 
@@ -93,7 +93,7 @@ const int32_t *pg_guard(int fd, const void *first, int64_t bytes) {
   }
   if (m) {
     page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
-    place_handler();
+    sigbus_place_handler();
     m->lost = 0;
     m->fd = own;
     m->bytes = bytes;

@@ -1,32 +1,33 @@
-// Whether runs of a plan are faster on one thread: because its ops are small, or because something else wants the CPUs,
-// too, and threads that wait for each other wait for their turn there. Only the clock knows; so now and then some runs
-// are made either way, in turn, and timed.
+// Whether a plan runs faster on one thread, so that more threads are never slower than one. One thread is faster when
+// ops are small, and when other processes want the CPUs: threads that wait for each other then wait for time slices.
+// Only the clock can tell, so now and then some runs are made both ways, in turn, and timed. Without these trials a
+// small model takes four times as long on a busy machine (docs/threads.md).
 #include "exec/exec.h"
 
 enum {
-  WARM = 8,             // short runs before the first trial ...
-  LONG_WARM = 32,       // ... and so many times the longer ones that a block alone may cost
-  SHORT_NS = 1500000,   // shared runs that take longer are tried where threads were late: alone, they may take several
-                        // times as long
-  BLOCK = 9,            // short runs of one kind, the first of which finds threads asleep, or sends them there
-  BLOCKS = 16,          // of either kind, in turn: enough to see that a thread is kept waiting at times
-  LONG_BLOCK = 3,       // the same of longer ones ...
-  LONG_BLOCKS = 4,      // ... which see that in each
-  MARGIN = 16,          // threads share runs that take a part of so many less, and do something else otherwise
-  PAUSE_NS = 100000000, // between trials, at least ...
-  COST = 100            // ... and so many times what the last one cost
+  SHORT_NS = 1500000,   // longer runs are tried only when workers were late: alone they may take several times as long
+  WARM = 8,             // short runs before the first trial
+  LONG_WARM = 32,       // long runs before the first trial, for each run that a block may make slower
+  BLOCK = 9,            // short runs of one kind; the first is not counted, its workers wake up or fall asleep
+  BLOCKS = 16,          // blocks of a trial, shared and alone in turn: enough to see workers that are late at times
+  LONG_BLOCK = 3,       // the same for long runs
+  LONG_BLOCKS = 4,      // each of which is long enough to see late workers
+  MARGIN = 16,          // runs are shared when that saves more than a sixteenth
+  PAUSE_NS = 100000000, // the least time between two trials
+  COST = 100            // that time is also at least so many times what the last trial cost
 };
 
-static int is_short(const pg_pace *p) { return p->least < SHORT_NS; }
+static int pace_is_short(const pg_pace *p) { return p->least < SHORT_NS; }
 
-static int block(const pg_pace *p) { return is_short(p) ? BLOCK : LONG_BLOCK; }
+static int pace_block(const pg_pace *p) { return pace_is_short(p) ? BLOCK : LONG_BLOCK; }
 
-static int kind(const pg_pace *p) { return (p->trial - 1) / block(p) % 2; }
+static int pace_kind(const pg_pace *p) { return (p->trial - 1) / pace_block(p) % 2; }
 
-int pg_pace_alone(const pg_pace *p) { return p->trial ? kind(p) : p->alone; }
+int pg_pace_alone(const pg_pace *p) { return p->trial ? pace_kind(p) : p->alone; }
 
-static void decide(pg_pace *p, int64_t now) {
-  const int64_t gain = p->ns[1] - p->ns[0], cost = (gain < 0 ? -gain : gain) * block(p) / (block(p) - 1);
+// End a trial: take the faster way, and pause.
+static void pace_decide(pg_pace *p, int64_t now) {
+  const int64_t gain = p->ns[1] - p->ns[0], cost = (gain < 0 ? -gain : gain) * pace_block(p) / (pace_block(p) - 1);
   p->alone = gain <= p->ns[1] / MARGIN;
   p->trial = 0;
   p->next = now + (COST * cost > PAUSE_NS ? COST * cost : PAUSE_NS);
@@ -35,15 +36,15 @@ static void decide(pg_pace *p, int64_t now) {
 void pg_pace_ran(pg_pace *p, int64_t n_threads, int64_t began, int64_t now, int late) {
   const int64_t ns = now - began;
   if (p->trial) {
-    const int n = block(p), n_blocks = is_short(p) ? BLOCKS : LONG_BLOCKS;
-    if ((p->trial - 1) % n) p->ns[kind(p)] += ns;
+    const int n = pace_block(p), n_blocks = pace_is_short(p) ? BLOCKS : LONG_BLOCKS;
+    if ((p->trial - 1) % n) p->ns[pace_kind(p)] += ns;
     const int pair = p->trial % (2 * n) == 0, clear = 2 * p->ns[0] > 3 * p->ns[1] || 2 * p->ns[1] > 3 * p->ns[0];
-    if (p->trial++ == n * n_blocks || (pair && clear)) decide(p, now);
+    if (p->trial++ == n * n_blocks || (pair && clear)) pace_decide(p, now);
     return;
   }
   if (p->runs == 0 || ns < p->least) p->least = ns;
-  if (p->runs++ < (is_short(p) ? WARM : LONG_WARM * LONG_BLOCK * (n_threads - 1))) return;
-  if (now > p->next && (p->alone || late || (is_short(p) && ns < 4 * SHORT_NS))) {
+  if (p->runs++ < (pace_is_short(p) ? WARM : LONG_WARM * LONG_BLOCK * (n_threads - 1))) return;
+  if (now > p->next && (p->alone || late || (pace_is_short(p) && ns < 4 * SHORT_NS))) {
     p->trial = 1;
     p->ns[0] = p->ns[1] = 0;
   }

@@ -1,5 +1,6 @@
-// The persistent thread pool. The leader (who runs a plan) shares an op with those workers that are awake: it waits for
-// those that have yet to wake up once, and lets one rest that again did not run when it should have.
+// The persistent thread pool. The thread that runs a plan is its leader; it shares each op with the workers that are
+// awake. It waits once per run for workers that are still waking up. A worker that lost its CPU to another process
+// rests for a while: otherwise every op would wait for it. What that is worth is measured in docs/threads.md.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -8,87 +9,87 @@
 
 #include "exec/exec.h"
 
-// What a worker's `claim` says: NAPPING, where it fell asleep again before an op ended in which it could not take part,
-// may be claimed as IDLE may. From FIRST_CLAIM on: it takes part in every step from `from` on; each claim has another
-// number.
+// The states of a worker, its `claim`. NAPPING: it fell asleep while a plan runs that it may still join, so the leader
+// may claim it as it may an IDLE one. From FIRST_CLAIM on: it takes part in every step from `from` on. Each claim has
+// another number, so that a worker sees when it was let go and claimed again.
 enum { ASLEEP, NAPPING, WAKING, IDLE, QUIT, FIRST_CLAIM };
-enum { AWAKE_NS = 500000 }; // between two runs: Python's part of a token takes less
-enum { LATE_NS = 1000000 }; // less is what waking up takes, more a time slice of another
-enum { REST_NS = 4000000 }; // half of the first rest ...
-enum { MOST_RESTS = 7 };    // ... which doubles so often
-enum { LOOK_AT = 8 };       // workers looked at
+enum { AWAKE_NS = 500000 }; // how long a worker stays awake between two runs: Python's part of a token takes less
+enum { LATE_NS = 1000000 }; // waking up takes less than this; a time slice of another process takes more
+enum { REST_NS = 4000000 }; // half of the first rest; each further rest is twice as long ...
+enum { MOST_RESTS = 7 };    // ... up to this many times
+enum { LOOK_AT = 8 };       // how many late workers are asked for their CPU time
 
 typedef struct worker {
   int32_t claim;
-  int32_t claims; // how many there were
-  int32_t from;   // first step to take part in ...
-  int32_t rank;   // ... as thread `rank`
+  int32_t claims; // the number of the last claim
+  int32_t from;   // first step to take part in
+  int32_t rank;   // which thread of an op it is
   int32_t done;   // last step it has done
-  int32_t waits;  // at a barrier within the step
-  int32_t rests;  // how often it rested of late
-  int64_t until;  // it rests until then
-  char pad[24];   // on a cache line of its own
+  int32_t waits;  // it waits at a barrier within the step
+  int32_t rests;  // how often it rested lately
+  int64_t until;  // end of its rest
+  char pad[24];   // each worker has a cache line of its own
 } worker;
 
 static struct {
   pthread_mutex_t turn; // one plan at a time
   pthread_t thread[PG_MAX_THREADS];
   int n_workers;
-  int32_t running; // a plan that wants workers
-  // the step under way, for its members
+  int32_t running; // a plan runs that wants workers
+  // the step under way: one op, and the workers that take part in it (members)
   pg_plan *plan;
   int64_t op;
   int32_t nth, n_members;
   char pad[64];
   int32_t step, step_sleepers;
   char pad2[64];
-  int32_t arrived, arrived_sleepers; // members that have done the step
+  int32_t arrived, arrived_sleepers; // how many members have done the step
   char pad3[64];
   worker worker[PG_MAX_THREADS];
 } pool = {.turn = PTHREAD_MUTEX_INITIALIZER};
 
-static _Thread_local worker *self; // of a worker
-static _Thread_local pg_team *led; // by a leader
+static _Thread_local worker *self; // set in a worker
+static _Thread_local pg_team *led; // set in a leader
 
-static int32_t load(const int32_t *x) { return __atomic_load_n(x, __ATOMIC_ACQUIRE); }
+static int32_t pool_load(const int32_t *x) { return __atomic_load_n(x, __ATOMIC_ACQUIRE); }
 
-static void put(int32_t *x, int32_t value) { __atomic_store_n(x, value, __ATOMIC_RELAXED); }
+static void pool_store(int32_t *x, int32_t value) { __atomic_store_n(x, value, __ATOMIC_RELAXED); }
 
-static int32_t after(int32_t step) { return (int32_t)((uint32_t)step + 1); }
+static int32_t next_step(int32_t step) { return (int32_t)((uint32_t)step + 1); }
 
-static int swap(int32_t *x, int32_t from, int32_t to) {
+static int pool_swap(int32_t *x, int32_t from, int32_t to) {
   return __atomic_compare_exchange_n(x, &from, to, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE);
 }
 
-// Waits, first awake and then asleep, until the worker is claimed, or is to quit.
-static int32_t claimed(worker *w) {
+// Wait until the worker is claimed or must quit: first awake, then asleep. Returns the claim.
+static int32_t worker_await_claim(worker *w) {
   for (;;) {
-    int32_t claim = load(&w->claim);
-    for (const int64_t from = pg_now_ns(); claim == IDLE && pg_now_ns() - from < AWAKE_NS; claim = load(&w->claim))
+    int32_t claim = pool_load(&w->claim);
+    for (const int64_t from = pg_now_ns(); claim == IDLE && pg_now_ns() - from < AWAKE_NS; claim = pool_load(&w->claim))
       pg_cpu_pause();
     if (claim >= QUIT) return claim;
     if (claim == WAKING) {
-      swap(&w->claim, WAKING, IDLE);
+      pool_swap(&w->claim, WAKING, IDLE);
     } else {
-      const int32_t nap = load(&pool.running) ? NAPPING : ASLEEP;
+      const int32_t nap = pool_load(&pool.running) ? NAPPING : ASLEEP;
       if (claim != IDLE) {
         pg_sleep_while(&w->claim, claim);
-      } else if (swap(&w->claim, IDLE, nap)) {
+      } else if (pool_swap(&w->claim, IDLE, nap)) {
         pg_sleep_while(&w->claim, nap);
       }
     }
   }
 }
 
-static void *work(void *arg) {
+static void *worker_main(void *arg) {
   worker *w = self = arg;
-  for (int32_t claim; (claim = claimed(w)) != QUIT;) {
-    for (int32_t step = load(&w->from);; step = after(step)) {
+  for (int32_t claim; (claim = worker_await_claim(w)) != QUIT;) {
+    for (int32_t step = pool_load(&w->from);; step = next_step(step)) {
       pg_wait_while(&pool.step, (int32_t)((uint32_t)step - 1), &pool.step_sleepers);
-      if (load(&w->claim) != claim) break; // it was let go, and may not touch the step
-      const int32_t rank = load(&w->rank), n = pool.n_members;
+      if (pool_load(&w->claim) != claim) break; // it was let go and may not touch the step
+      const int32_t rank = pool_load(&w->rank), n = pool.n_members;
       if (rank < pool.nth) pg_plan_op(pool.plan, pool.op, rank, pool.nth);
-      put(&w->done, step);
+      pool_store(&w->done, step);
       if (__atomic_add_fetch(&pool.arrived, 1, __ATOMIC_SEQ_CST) == n) pg_wake(&pool.arrived, &pool.arrived_sleepers);
     }
   }
@@ -96,15 +97,16 @@ static void *work(void *arg) {
 }
 
 // A forked child has none of the parent's threads: it starts with an empty pool.
-static void in_child(void) {
+static void pool_in_child(void) {
   pthread_mutex_init(&pool.turn, NULL);
   pool.n_workers = pool.running = pool.step_sleepers = pool.arrived_sleepers = 0;
 }
 
-__attribute__((constructor)) static void follow_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+__attribute__((constructor)) static void pool_follow_forks(void) { pthread_atfork(NULL, NULL, pool_in_child); }
 
-// Signals are for the threads of the program, not for workers; what a worker's own instructions raise stays with it.
-static int start(int i) {
+// Start worker `i`. Signals go to the threads of the program, not to workers, except those that a worker's own
+// instructions raise.
+static int worker_start(int i) {
   worker *w = pool.worker + i;
   *w = (worker){.claim = WAKING, .claims = w->claims};
   sigset_t blocked, before;
@@ -112,15 +114,15 @@ static int start(int i) {
   const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
   for (size_t k = 0; k < sizeof own / sizeof *own; k++) sigdelset(&blocked, own[k]);
   pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  const int failed = pthread_create(&pool.thread[i], NULL, work, w);
+  const int failed = pthread_create(&pool.thread[i], NULL, worker_main, w);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return failed ? PG_E_NOMEM : PG_OK;
 }
 
-static int grow(int n_workers) {
+static int pool_grow(int n_workers) {
   if (n_workers > PG_MAX_THREADS - 1) return PG_E_NOMEM;
   for (; pool.n_workers < n_workers; pool.n_workers++)
-    if (start(pool.n_workers)) return PG_E_NOMEM;
+    if (worker_start(pool.n_workers)) return PG_E_NOMEM;
   return PG_OK;
 }
 
@@ -134,87 +136,89 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
   led = t;
   pool.plan = p;
   __atomic_store_n(&pool.running, 1, __ATOMIC_SEQ_CST);
-  const int status = grow(t->wanted);
+  const int status = pool_grow(t->wanted);
   for (int i = 0; status == PG_OK && i < t->wanted; i++) {
     worker *w = pool.worker + i;
     if (w->until > t->began) continue;
     if (t->began - w->until > (int64_t)REST_NS << (w->rests + 1)) w->rests = 0;
-    if (swap(&w->claim, ASLEEP, WAKING) || swap(&w->claim, NAPPING, WAKING)) pg_wake_all(&w->claim);
+    if (pool_swap(&w->claim, ASLEEP, WAKING) || pool_swap(&w->claim, NAPPING, WAKING)) pg_wake_all(&w->claim);
   }
   return status;
 }
 
-// Whether the worker rests now: not when it was late for the first time, which a moment's work of the system explains.
-static int rest(pg_team *t, worker *w, int64_t now) {
+// Note that a worker was late. Returns whether it rests now: not after the first time, which a moment's work of the
+// system explains.
+static int worker_rest(pg_team *t, worker *w, int64_t now) {
   t->n_rests++;
   w->until = now + (w->rests ? (int64_t)REST_NS << w->rests : 0);
   if (w->rests < MOST_RESTS) w->rests++;
   return w->until > now;
 }
 
-// Waits for those that are waking up. One that takes longer than that does is to rest: something else has its CPU.
-static void meet(pg_team *t) {
+// Wait for the workers that are waking up. One that takes longer than waking up takes must rest: something else has its
+// CPU.
+static void team_meet(pg_team *t) {
   const int64_t from = pg_now_ns();
   int64_t waited = 0;
   for (int i = 0; i < t->wanted; i++) {
     worker *w = pool.worker + i;
     if (w->until > t->began) continue;
-    for (int k = 0; load(&w->claim) == WAKING && waited < LATE_NS; k++) {
+    for (int k = 0; pool_load(&w->claim) == WAKING && waited < LATE_NS; k++) {
       if (k < PG_SPINS) {
         pg_cpu_pause();
       } else {
-        sched_yield(); // to the worker, where it waits for this very CPU
+        sched_yield(); // perhaps the worker waits for this very CPU
         waited = pg_now_ns() - from;
       }
     }
-    if (load(&w->claim) == WAKING) rest(t, w, from + waited);
+    if (pool_load(&w->claim) == WAKING) worker_rest(t, w, from + waited);
   }
   t->met = 1;
 }
 
-// Those who are awake, and are not to rest, join.
-static void gather(pg_team *t) {
+// Let the workers join that are awake and do not rest.
+static void team_gather(pg_team *t) {
   for (int i = 0; i < t->wanted && t->n < t->wanted; i++) {
     worker *w = pool.worker + i;
-    const int32_t claim = load(&w->claim);
+    const int32_t claim = pool_load(&w->claim);
     if ((claim != IDLE && claim != NAPPING) || w->until > t->began) continue;
     w->claims = (w->claims + 1) & 0xfffffff;
-    put(&w->from, after(pool.step));
-    put(&w->rank, t->n + 1);
-    if (!swap(&w->claim, claim, FIRST_CLAIM + w->claims)) continue;
+    pool_store(&w->from, next_step(pool.step));
+    pool_store(&w->rank, t->n + 1);
+    if (!pool_swap(&w->claim, claim, FIRST_CLAIM + w->claims)) continue;
     if (claim == NAPPING) pg_wake_all(&w->claim);
     t->member[t->n++] = i;
   }
 }
 
-// All are let go: they see it with a step that nobody takes part in.
-static void dismiss(pg_team *t) {
+// Let all members go: they notice it when a step begins in which nobody takes part.
+static void team_dismiss(pg_team *t) {
   for (int k = 0; k < t->n; k++) __atomic_store_n(&pool.worker[t->member[k]].claim, IDLE, __ATOMIC_SEQ_CST);
   if (t->n) {
-    __atomic_store_n(&pool.step, after(pool.step), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&pool.step, next_step(pool.step), __ATOMIC_SEQ_CST);
     pg_wake(&pool.step, &pool.step_sleepers);
   }
   t->n = t->late = 0;
 }
 
-static int64_t cpu_ns(int i) {
+static int64_t worker_cpu_ns(int i) {
   clockid_t clock;
   struct timespec ts;
   if (pthread_getcpuclockid(pool.thread[i], &clock) || clock_gettime(clock, &ts)) return 0;
   return ts.tv_sec * 1000000000LL + ts.tv_nsec;
 }
 
-// Waits for members that are late. One that did not run for half of that time, where the leader alone would not have
-// taken longer, is to rest: something else has its CPU.
-static void wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleepers) {
+// Wait for members that are late. A member must rest when it did not run for half of that time, and the leader alone
+// would have been done with the op as soon: something else has the member's CPU.
+static void team_wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleepers) {
   const int64_t from = pg_now_ns();
   int64_t cpu[LOOK_AT];
   int late[LOOK_AT], n = 0;
   for (int k = 0; k < t->n && n < LOOK_AT; k++) {
     const worker *w = pool.worker + t->member[k];
-    if (load(&w->waits) || load(&w->done) == pool.step) continue;
+    if (pool_load(&w->waits) || pool_load(&w->done) == pool.step) continue;
     late[n] = t->member[k];
-    cpu[n] = cpu_ns(late[n]);
+    cpu[n] = worker_cpu_ns(late[n]);
     n++;
   }
   pg_wait_while(word, value, sleepers);
@@ -222,30 +226,30 @@ static void wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleeper
   if (waited < LATE_NS || waited <= from - t->began) return;
   for (int i = 0; i < n; i++) {
     worker *w = pool.worker + late[i];
-    if (cpu_ns(late[i]) - cpu[i] >= waited / 2) continue;
-    if (rest(t, w, now)) t->late = 1;
+    if (worker_cpu_ns(late[i]) - cpu[i] >= waited / 2) continue;
+    if (worker_rest(t, w, now)) t->late = 1;
   }
 }
 
 void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers) {
   for (int i = 0; i < PG_SPINS; i++) {
-    if (load(word) != value) return;
+    if (pool_load(word) != value) return;
     pg_cpu_pause();
   }
   if (led && led->n) {
-    wait_late(led, word, value, sleepers);
+    team_wait_late(led, word, value, sleepers);
   } else {
-    if (self) put(&self->waits, 1);
+    if (self) pool_store(&self->waits, 1);
     pg_wait_while(word, value, sleepers);
-    if (self) put(&self->waits, 0);
+    if (self) pool_store(&self->waits, 0);
   }
 }
 
 void pg_pool_op(pg_team *t, pg_plan *p, int64_t i) {
   const int32_t most = (int32_t)p->ops[i].n_threads;
   if (t->n < t->wanted) {
-    if (most > 1 && !t->met) meet(t);
-    gather(t);
+    if (most > 1 && !t->met) team_meet(t);
+    team_gather(t);
   }
   const int32_t nth = t->n < most ? t->n + 1 : most;
   if (t->n == 0) {
@@ -256,16 +260,16 @@ void pg_pool_op(pg_team *t, pg_plan *p, int64_t i) {
   pool.op = i;
   pool.nth = nth;
   pool.n_members = t->n;
-  put(&pool.arrived, 0);
-  __atomic_store_n(&pool.step, after(pool.step), __ATOMIC_SEQ_CST);
+  pool_store(&pool.arrived, 0);
+  __atomic_store_n(&pool.step, next_step(pool.step), __ATOMIC_SEQ_CST);
   pg_wake(&pool.step, &pool.step_sleepers);
   pg_plan_op(p, i, 0, nth);
-  for (int32_t n; (n = load(&pool.arrived)) != t->n;) pg_pool_wait(&pool.arrived, n, &pool.arrived_sleepers);
-  if (t->late) dismiss(t);
+  for (int32_t n; (n = pool_load(&pool.arrived)) != t->n;) pg_pool_wait(&pool.arrived, n, &pool.arrived_sleepers);
+  if (t->late) team_dismiss(t);
 }
 
 void pg_pool_end(pg_team *t) {
-  dismiss(t);
+  team_dismiss(t);
   __atomic_store_n(&pool.running, 0, __ATOMIC_SEQ_CST);
   led = NULL;
   pthread_mutex_unlock(&pool.turn);
