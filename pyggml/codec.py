@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .buffers.buffer import Bytes
-from .dtypes import DType
+from .dtypes import WRITABLE_BLOCKS, DType
 from .errors import DTypeError, ShapeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -17,7 +17,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # Encodes rows of the types that the gguf package reads but does not write; pyggml.backends.quantize installs itself.
 quantize_rows: Callable[[Array, DType], Bytes] | None = None
-_F16_FIRST = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.IQ4_NL)
 
 
 def check_rows(dtype: DType, n: int) -> int:
@@ -90,7 +89,7 @@ def encode(array: Array, dtype: DType) -> Bytes:
 
     rows = np.ascontiguousarray(array, np.float32).reshape(-1, n)
     odd = ~np.isfinite(rows).reshape(-1, dtype.block_size).all(axis=1)
-    if odd.any() and dtype in _F16_FIRST:
+    if odd.any() and dtype in WRITABLE_BLOCKS:
         stored = encode(np.where(np.repeat(odd, dtype.block_size).reshape(rows.shape), 0, rows), dtype)
         stored.reshape(-1, dtype.type_size)[odd, :2] = np.array([np.nan], np.float16).view(np.uint8)
         return stored

@@ -73,6 +73,12 @@ class DType(Enum):
         return self.name
 
 
+# Block types that kernels read: Q8_1 and Q8_K only exist inside other libraries' products, and nothing makes Q1_0.
+READABLE_BLOCKS = tuple(t for t in DType if t.is_quantized and t not in (DType.Q8_1, DType.Q8_K, DType.Q1_0))
+# Block types that kernels write. A block of each begins with its scale in F16.
+WRITABLE_BLOCKS = (DType.Q8_0, DType.Q4_0, DType.Q4_1, DType.IQ4_NL, DType.Q5_0, DType.Q5_1)
+CACHE_TYPES = (DType.F32, DType.F16, DType.BF16, *WRITABLE_BLOCKS)  # what a KV cache may store
+
 _BY_ID = {t.gguf_id: t for t in DType}
 _BY_NUMPY = {t.np_dtype: t for t in DType if t.np_dtype is not None}
 

@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 
 import click
 
-from pyggml.dtypes import DType
+from pyggml.dtypes import CACHE_TYPES, DType
 from pyggml.gguf_io.read import Override
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
@@ -21,7 +21,7 @@ from .options import FlashAttn, ModelPath, Ram, Threads
 from .outputs import not_the_model
 
 _CONTEXT, _FILE, _ROPE, _LOG = "Context", "Model file", "Rope", "Logging"
-_CACHE_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "Q5_0", "Q5_1")
+_CACHE_TYPES = [t.name for t in CACHE_TYPES]
 _KINDS: dict[str, Callable[[str], Override]] = {"int": int, "float": float, "str": str}
 
 

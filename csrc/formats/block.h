@@ -1,17 +1,24 @@
 // What the files that define block formats share. A format is a pair of functions over one block; BLOCK_ROWS makes
 // the row functions of storage.h from them.
 #pragma once
+#include "formats/formats.h"
 #include "formats/storage.h"
 
-#define BLOCK_DECODER(name, elements, bytes)                                                                           \
+// The sizes of a block, as constants: q4_0_elements, q4_0_bytes.
+#define X(type, name, elements, bytes, d, m) enum { name##_elements = elements, name##_bytes = bytes };
+BLOCK_FORMATS(X)
+#undef X
+
+#define BLOCK_DECODER(name)                                                                                            \
   void PG_FN(name##_to_f32)(const void *row, float *dst, int64_t n) {                                                  \
     const uint8_t *b = row;                                                                                            \
-    for (int64_t i = 0; i < n; i += elements, b += bytes) name##_decode(b, dst + i);                                   \
+    for (int64_t i = 0; i < n; i += name##_elements, b += name##_bytes) name##_decode(b, dst + i);                     \
   }
-#define BLOCK_ENCODER(name, elements, bytes)                                                                           \
+#define BLOCK_ENCODER(name)                                                                                            \
   void PG_FN(name##_from_f32_weighted)(const float *src, const float *weights, void *row, int64_t n) {                 \
     uint8_t *b = row;                                                                                                  \
-    for (int64_t i = 0; i < n; i += elements, b += bytes) name##_encode(src + i, weights ? weights + i : NULL, b);     \
+    for (int64_t i = 0; i < n; i += name##_elements, b += name##_bytes)                                                \
+      name##_encode(src + i, weights ? weights + i : NULL, b);                                                         \
   }                                                                                                                    \
   void PG_FN(name##_from_f32)(const float *src, void *row, int64_t n) {                                                \
     PG_FN(name##_from_f32_weighted)(src, NULL, row, n);                                                                \

@@ -12,3 +12,15 @@ PG_INLINE scale_min get_scale_min(const uint8_t *p, int i) {
   if (i < 4) return (scale_min){p[i] & 63, p[i + 4] & 63};
   return (scale_min){(p[i + 4] & 15) | (p[i - 4] >> 6) << 4, (p[i + 4] >> 4) | (p[i] >> 6) << 4};
 }
+
+// The way back, into zeroed bytes.
+PG_INLINE void put_scale_min(uint8_t *restrict p, int i, int scale, int min) {
+  if (i < 4) {
+    p[i] |= (uint8_t)scale;
+    p[i + 4] |= (uint8_t)min;
+    return;
+  }
+  p[i + 4] |= (uint8_t)((scale & 15) | (min & 15) << 4);
+  p[i - 4] |= (uint8_t)(scale >> 4 << 6);
+  p[i] |= (uint8_t)(min >> 4 << 6);
+}

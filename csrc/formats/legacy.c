@@ -159,13 +159,13 @@ static void q8_0_encode(const float *restrict x, const float *weights, uint8_t *
   for (int j = 0; j < N; j++) b[2 + j] = (uint8_t)(int8_t)to_int(round_away(x[j] * inv), -127, 127);
 }
 
-BLOCK_DECODER(q4_0, 32, 18)
-BLOCK_DECODER(q4_1, 32, 20)
-BLOCK_DECODER(q5_0, 32, 22)
-BLOCK_DECODER(q5_1, 32, 24)
-BLOCK_DECODER(q8_0, 32, 34)
-SIDE_ENCODER(q4_0, 32, 18, SIDE)
-SIDE_ENCODER(q4_1, 32, 20, SIDE)
-SIDE_ENCODER(q5_0, 32, 22, SIDE)
-SIDE_ENCODER(q5_1, 32, 24, SIDE)
-BLOCK_ENCODER(q8_0, 32, 34)
+BLOCK_DECODER(q4_0)
+BLOCK_DECODER(q4_1)
+BLOCK_DECODER(q5_0)
+BLOCK_DECODER(q5_1)
+BLOCK_DECODER(q8_0)
+SIDE_ENCODER(q4_0, SIDE)
+SIDE_ENCODER(q4_1, SIDE)
+SIDE_ENCODER(q5_0, SIDE)
+SIDE_ENCODER(q5_1, SIDE)
+BLOCK_ENCODER(q8_0)

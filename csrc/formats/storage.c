@@ -1,5 +1,6 @@
 // The table of storage types, and the plain float types.
 #include "formats/block.h"
+#include "formats/formats.h"
 
 static void f32_to_f32(const void *row, float *dst, int64_t n) { memcpy(dst, row, n * sizeof *dst); }
 static void f32_from_f32(const float *src, void *row, int64_t n) { memcpy(row, src, n * sizeof *src); }
@@ -34,20 +35,11 @@ static void bf16_from_f32_weighted(const float *src, const float *w, void *row, 
   bf16_from_f32(src, row, n);
 }
 
-// clang-format off
-#define BLOCK_TYPES(X)                                                                                    \
-  X(Q4_0, q4_0) X(Q4_1, q4_1) X(Q5_0, q5_0) X(Q5_1, q5_1) X(Q8_0, q8_0)                                   \
-  X(Q2_K, q2_k) X(Q3_K, q3_k) X(Q4_K, q4_k) X(Q5_K, q5_k) X(Q6_K, q6_k)                                   \
-  X(IQ1_S, iq1_s) X(IQ1_M, iq1_m) X(IQ2_XXS, iq2_xxs) X(IQ2_XS, iq2_xs) X(IQ2_S, iq2_s)                   \
-  X(IQ3_XXS, iq3_xxs) X(IQ3_S, iq3_s) X(IQ4_NL, iq4_nl) X(IQ4_XS, iq4_xs) X(MXFP4, mxfp4) X(NVFP4, nvfp4) \
-  X(TQ1_0, tq1_0) X(TQ2_0, tq2_0)
-// clang-format on
-
-#define X(type, name)                                                                                                  \
+#define X(type, name, ...)                                                                                             \
   void PG_FN(name##_to_f32)(const void *row, float *dst, int64_t n);                                                   \
   void PG_FN(name##_from_f32)(const float *src, void *row, int64_t n);                                                 \
   void PG_FN(name##_from_f32_weighted)(const float *src, const float *weights, void *row, int64_t n);
-BLOCK_TYPES(X)
+BLOCK_FORMATS(X)
 #undef X
 
 #define FIND(fn, suffix)                                                                                               \
@@ -59,22 +51,22 @@ BLOCK_TYPES(X)
       return f16_##suffix;                                                                                             \
     case PG_BF16:                                                                                                      \
       return bf16_##suffix;                                                                                            \
-      BLOCK_TYPES(X)                                                                                                   \
+      BLOCK_FORMATS(X)                                                                                                 \
     default:                                                                                                           \
       return NULL;                                                                                                     \
     }                                                                                                                  \
   }
-#define X(type, name)                                                                                                  \
+#define X(type, name, ...)                                                                                             \
   case PG_##type:                                                                                                      \
     return PG_FN(name##_to_f32);
 FIND(pg_to_f32, to_f32)
 #undef X
-#define X(type, name)                                                                                                  \
+#define X(type, name, ...)                                                                                             \
   case PG_##type:                                                                                                      \
     return PG_FN(name##_from_f32);
 FIND(pg_from_f32, from_f32)
 #undef X
-#define X(type, name)                                                                                                  \
+#define X(type, name, ...)                                                                                             \
   case PG_##type:                                                                                                      \
     return PG_FN(name##_from_f32_weighted);
 FIND(pg_from_f32_weighted, from_f32_weighted)

@@ -22,8 +22,8 @@ static void tq2_0_decode(const uint8_t *restrict b, float *restrict y) {
     PUT(y + s * 32, 32, vf_mul(vf_sub(vf_load_bits(b + s / 4 * 32 + i, s % 4 * 2, 3), one), d));
 }
 
-BLOCK_DECODER(tq1_0, 256, 54)
-BLOCK_DECODER(tq2_0, 256, 66)
+BLOCK_DECODER(tq1_0)
+BLOCK_DECODER(tq2_0)
 
 // -- encode: rounded against the greatest magnitude, as every GGUF writer does
 
@@ -63,5 +63,5 @@ static void tq2_0_encode(const float *x, const float *weights, uint8_t *b) {
   }
 }
 
-BLOCK_ENCODER(tq1_0, 256, 54)
-BLOCK_ENCODER(tq2_0, 256, 66)
+BLOCK_ENCODER(tq1_0)
+BLOCK_ENCODER(tq2_0)

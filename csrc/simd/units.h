@@ -1,31 +1,18 @@
 // Tensors as units of bytes (an element, or a block of a block type), for kernels that move data of any type.
 #pragma once
+#include "formats/formats.h"
 #include "kernel.h"
 
 // Elements per block.
 static inline int64_t pg_block_size(int64_t type) {
   switch (type) {
-  case PG_F32:
-  case PG_F16:
-  case PG_BF16:
-  case PG_F64:
-  case PG_I8:
-  case PG_I16:
-  case PG_I32:
-  case PG_I64:
-    return 1;
-  case PG_Q4_0:
-  case PG_Q4_1:
-  case PG_Q5_0:
-  case PG_Q5_1:
-  case PG_Q8_0:
-  case PG_IQ4_NL:
-  case PG_MXFP4:
-    return 32;
-  case PG_NVFP4:
-    return 64;
+#define X(name, symbol, elements, ...)                                                                                 \
+  case PG_##name:                                                                                                      \
+    return elements;
+    BLOCK_FORMATS(X)
+#undef X
   default:
-    return 256;
+    return 1;
   }
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.buffers.buffer import check_memory
-from pyggml.dtypes import DType
+from pyggml.dtypes import CACHE_TYPES, DType
 from pyggml.errors import ModelError
 from pyggml.tensor import Context, Tensor, allocate_tensors
 from pyggml.types import Ints
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 
 PADDING, PADDING_FLASH_ATTN = 32, 256
 _CELL = 8  # bytes of a cell's position and delta; one more for each sequence
-CACHE_TYPES = (
-    DType.F32,
-    DType.F16,
-    DType.BF16,
-    DType.Q8_0,
-    DType.Q4_0,
-    DType.Q4_1,
-    DType.Q5_0,
-    DType.Q5_1,
-    DType.IQ4_NL,
-)
-
 
 # What these store of K and V is rotated first, so that no element stands out in its block (QuaRot, arXiv 2404.00456).
 ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)

@@ -7,10 +7,9 @@ from numbers import Integral, Real
 from typing import Any, TypedDict
 from warnings import warn_explicit
 
-from pyggml.dtypes import DType
+from pyggml.dtypes import CACHE_TYPES, DType
 from pyggml.errors import ModelError, user_site
 from pyggml.models.hparams import HParams
-from pyggml.models.memory.kv_cache import CACHE_TYPES
 
 
 class ContextOptions(TypedDict, total=False):

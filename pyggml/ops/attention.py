@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from ..codec import Array
-from ..dtypes import DType
+from ..dtypes import CACHE_TYPES
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, MAX_F32, src
+from ._common import F32, MAX_F32, src
 from ._mask import MASKS, SINKS, biased, check_mask, check_sinks, sink_scores
 
 __all__ = [
     "flash_attn_ext",
 ]
-
-
-_CACHE_TYPES = (F32, F16, BF16, DType.Q8_0, DType.Q4_0, DType.Q4_1, DType.IQ4_NL, DType.Q5_0, DType.Q5_1)
 
 
 def _shape(srcs: Srcs, params: Params) -> Ne:
@@ -84,7 +81,7 @@ FLASH_ATTN_EXT = OpDef(
     srcs=("q", "k", "v", "mask?", "sinks?"),
     params=("scale", "max_bias", "logit_softcap"),
     shape=_shape,
-    dtypes={(F32, k, v, m, s): F32 for k in _CACHE_TYPES for v in _CACHE_TYPES for m in MASKS for s in SINKS},
+    dtypes={(F32, k, v, m, s): F32 for k in CACHE_TYPES for v in CACHE_TYPES for m in MASKS for s in SINKS},
     ref=_ref_flash_attn_ext,
     kernel="flash_attn_ext",
     cost=_cost,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..codec import Array
-from ..dtypes import DType
+from ..dtypes import READABLE_BLOCKS, WRITABLE_BLOCKS, DType
 from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, I32, I64, given_ne, ne_of, same_shape, src
@@ -27,8 +27,6 @@ __all__ = [
 
 
 PLAIN_TYPES = (F32, F16, BF16, DType.F64, DType.I8, DType.I16, I32, I64)
-READABLE_BLOCKS = tuple(t for t in DType if t.is_quantized and t not in (DType.Q8_1, DType.Q8_K, DType.Q1_0))
-WRITABLE_BLOCKS = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.IQ4_NL)
 
 
 def _conversions() -> Mapping[DTypeRow, DType]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..codec import Array
-from ..dtypes import DType
+from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, I32, MAX_INT, src
@@ -17,9 +17,7 @@ __all__ = [
 ]
 
 
-# Every type that weights are stored in; Q8_1 and Q8_K only exist inside other libraries' products, nothing makes Q1_0.
-_NOT_STORED = (DType.Q8_1, DType.Q8_K, DType.Q1_0)
-WEIGHT_TYPES = (F32, F16, BF16, *(t for t in DType if t.is_quantized and t not in _NOT_STORED))
+WEIGHT_TYPES = (F32, F16, BF16, *READABLE_BLOCKS)
 
 
 def _dense_rows(a: Tensor, role: str) -> None:

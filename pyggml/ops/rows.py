@@ -7,11 +7,11 @@ from itertools import product
 import numpy as np
 
 from ..codec import Array
-from ..dtypes import DType
+from ..dtypes import READABLE_BLOCKS, WRITABLE_BLOCKS, DType
 from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, I32, I64, src
-from .copy import READABLE_BLOCKS, WRITABLE_BLOCKS, copy_cost, stored_bytes
+from .copy import copy_cost, stored_bytes
 
 __all__ = [
     "add_id",

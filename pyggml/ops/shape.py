@@ -7,10 +7,11 @@ from math import ceil, inf
 import numpy as np
 
 from ..codec import Array
+from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor
 from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
-from .copy import PLAIN_TYPES, READABLE_BLOCKS
+from .copy import PLAIN_TYPES
 
 __all__ = [
     "arange",

@@ -8,18 +8,16 @@ from typing import cast
 import numpy as np
 
 from ..codec import Array
-from ..dtypes import DType
+from ..dtypes import CACHE_TYPES
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, MAX_INT, is_int, src
+from ._common import F16, F32, I32, MAX_INT, is_int, src
 from ._mask import check_mask
 
 __all__ = [
     "lightning_indexer",
     "top_k_mask",
 ]
-
-_KEY_TYPES = (F32, F16, BF16, DType.Q8_0, DType.Q4_0, DType.Q4_1, DType.IQ4_NL, DType.Q5_0, DType.Q5_1)
 
 
 def _indexer_shape(srcs: Srcs, params: Params) -> Ne:
@@ -50,7 +48,7 @@ LIGHTNING_INDEXER = OpDef(
     srcs=("q", "k", "w?"),
     params=(),
     shape=_indexer_shape,
-    dtypes={(F32, k, w): F32 for k in _KEY_TYPES for w in (F32, None)},
+    dtypes={(F32, k, w): F32 for k in CACHE_TYPES for w in (F32, None)},
     ref=_indexer_ref,
     kernel="lightning_indexer",
     cost=_indexer_cost,

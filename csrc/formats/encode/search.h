@@ -9,11 +9,11 @@
 enum { SIDE = 16, SIDE_PARTS = SIDE / VF_N };
 
 // An encoder of up to `at_once` blocks of a row.
-#define SIDE_ENCODER(name, elements, bytes, at_once)                                                                   \
+#define SIDE_ENCODER(name, at_once)                                                                                    \
   void PG_FN(name##_from_f32_weighted)(const float *src, const float *weights, void *row, int64_t n) {                 \
     uint8_t *b = row;                                                                                                  \
-    for (int64_t i = 0; i < n; i += (at_once) * (elements), b += (at_once) * (bytes))                                  \
-      name##_encode(src + i, weights ? weights + i : NULL, b, (int)PG_MIN(at_once, (n - i) / (elements)));             \
+    for (int64_t i = 0; i < n; i += (at_once)*name##_elements, b += (at_once)*name##_bytes)                            \
+      name##_encode(src + i, weights ? weights + i : NULL, b, (int)PG_MIN(at_once, (n - i) / name##_elements));        \
   }                                                                                                                    \
   void PG_FN(name##_from_f32)(const float *src, void *row, int64_t n) {                                                \
     PG_FN(name##_from_f32_weighted)(src, NULL, row, n);                                                                \

@@ -1,5 +1,6 @@
 // Blocks as they are stored, for those who take them apart or put them together.
 #pragma once
+#include "formats/formats.h"
 #include "products/r16/r16.h"
 
 #define BYTES(x) (0x01010101u * (x)) // x in each byte
@@ -16,38 +17,14 @@ typedef struct stored {
 
 enum { R16_MAX_STORED = 256 }; // no block has more bytes
 
-#define R16_STORED(X)                                                                                                  \
-  X(Q4_0, 18, 0, 0)                                                                                                    \
-  X(Q4_1, 20, 0, 2)                                                                                                    \
-  X(Q5_0, 22, 0, 0)                                                                                                    \
-  X(Q5_1, 24, 0, 2)                                                                                                    \
-  X(Q8_0, 34, 0, 0)                                                                                                    \
-  X(Q2_K, 84, 80, 82)                                                                                                  \
-  X(Q3_K, 110, 108, 0)                                                                                                 \
-  X(Q4_K, 144, 0, 2)                                                                                                   \
-  X(Q5_K, 176, 0, 2)                                                                                                   \
-  X(Q6_K, 210, 208, 0)                                                                                                 \
-  X(IQ1_S, 50, 0, 0)                                                                                                   \
-  X(IQ1_M, 56, -1, 0)                                                                                                  \
-  X(IQ2_XXS, 66, 0, 0)                                                                                                 \
-  X(IQ2_XS, 74, 0, 0)                                                                                                  \
-  X(IQ2_S, 82, 0, 0)                                                                                                   \
-  X(IQ3_XXS, 98, 0, 0)                                                                                                 \
-  X(IQ3_S, 110, 0, 0)                                                                                                  \
-  X(IQ4_NL, 18, 0, 0)                                                                                                  \
-  X(IQ4_XS, 136, 0, 0)                                                                                                 \
-  X(TQ1_0, 54, 52, 0)                                                                                                  \
-  X(TQ2_0, 66, 64, 0)                                                                                                  \
-  X(NVFP4, 36, 0, 0)                                                                                                   \
-  X(MXFP4, 17, 0, 0)
-
 // Those whose codes are stored bit by bit, in no grid and to no base of 3: all of a block can be put together again
 // (unpack.c).
 #define R16_BY_BITS(X)                                                                                                 \
   X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(TQ2_0) X(MXFP4)
 
-#define X(name, bytes, d, m) static const stored stored_##name __attribute__((unused)) = {bytes, d, m};
-R16_STORED(X)
+#define X(name, symbol, elements, bytes, d, m)                                                                         \
+  static const stored stored_##name __attribute__((unused)) = {bytes, d, m};
+BLOCK_FORMATS(X)
 #undef X
 
 PG_INLINE stored stored_of(int64_t type) {
@@ -55,7 +32,7 @@ PG_INLINE stored stored_of(int64_t type) {
 #define X(name, ...)                                                                                                   \
   case PG_##name:                                                                                                      \
     return stored_##name;
-    R16_STORED(X)
+    BLOCK_FORMATS(X)
 #undef X
   default:
     return (stored){0, 0, 0};

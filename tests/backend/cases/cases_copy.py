@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 import pyggml as gg
-from pyggml.dtypes import DType
-from pyggml.ops.copy import PLAIN_TYPES, READABLE_BLOCKS, WRITABLE_BLOCKS
+from pyggml.dtypes import READABLE_BLOCKS, WRITABLE_BLOCKS, DType
+from pyggml.ops.copy import PLAIN_TYPES
 from pyggml.tensor import Tensor
 
 from ..harness import Case, Src, Values, gaussian

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyggml.models.hparams import HParams
-from pyggml.models.memory.kv_cache import CACHE_TYPES, KVCache
+from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_rows import kv_rows
 
-from pyggml.dtypes import DType
+from pyggml.dtypes import CACHE_TYPES, DType
 from pyggml.errors import ModelError
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
