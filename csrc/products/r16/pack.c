@@ -1,5 +1,7 @@
-// Stored rows -> R16 (r16.h), four rows at a time. A format is one function that takes a unit of 32 elements of these
-// rows apart; the rest is common. For any CPU, in vectors that every one has: more of them would wait for memory.
+// Stored rows -> R16 (r16.h), and back. A format is a function TAKE that takes a unit of 32 elements of four rows
+// apart, and a function GIVE that puts a unit of one row together again; the rest is common. Only formats in which no
+// bit is lost have a GIVE: not those whose codes were numbers of points on a grid. For any CPU, in vectors that every
+// CPU has: packing waits for memory.
 #include "formats/block_iq.h"
 #include "formats/block_k.h"
 #include "products/r16/stored.h"
@@ -25,6 +27,11 @@ PG_INLINE lanes load_1(const uint8_t *restrict b, int64_t stride) {
   return (lanes){load_u32(b), load_u32(b + stride), load_u32(b + 2 * stride), load_u32(b + 3 * stride)};
 }
 
+// A unit, number `n` of a block, to the block's bytes `b`, which are zeros at first.
+typedef void (*give_fn)(const row_unit *restrict u, int n, uint8_t *restrict b);
+
+#define GIVE(name) static void give_##name(const row_unit *restrict u, int n, uint8_t *restrict b)
+
 // The four dwords at b, each of all rows.
 PG_INLINE void load_4(lanes *restrict q, const uint8_t *restrict b, int64_t stride) {
   lanes a[LANES];
@@ -48,6 +55,12 @@ PG_INLINE void take_bits(lanes *restrict q, const uint8_t *restrict b, int64_t s
   or_bits(q, b, stride, shift, mask, 0);
 }
 
+// Bits (mask << from) of each code into the 32 bytes at b, at bit `shift`.
+PG_INLINE void give_bits(uint8_t *restrict b, const uint32_t *restrict q, int shift, uint32_t mask, int from) {
+  for (int i = 0; i < R16_QUARTETS; i++)
+    store_u32(b + 4 * i, load_u32(b + 4 * i) | (q[i] >> from & BYTES(mask)) << shift);
+}
+
 // Bits 0..3 to bytes 0..3.
 #define SPREAD(bits) (((bits) | (bits) << 7 | (bits) << 14 | (bits) << 21) & BYTES(1))
 
@@ -68,27 +81,57 @@ PG_INLINE void fifth_32(lanes *restrict q, const uint8_t *restrict b, int64_t st
   }
 }
 
+PG_INLINE void give_nibbles_32(uint8_t *restrict b, const uint32_t *restrict q) {
+  for (int i = 0; i < 4; i++) store_u32(b + 4 * i, (q[i] & BYTES(15)) | (q[4 + i] & BYTES(15)) << 4);
+}
+PG_INLINE void give_fifth_32(uint8_t *restrict b, const uint32_t *restrict q) {
+  uint32_t h = 0;
+  for (int i = 0; i < R16_QUARTETS; i++) {
+    const uint32_t v = q[i] >> 4 & BYTES(1);
+    h |= ((v | v >> 7 | v >> 14 | v >> 21) & 15) << 4 * i;
+  }
+  store_u32(b, h);
+}
+
 TAKE(Q4_0) { nibbles_32(u->q, b + 2, stride); }
+GIVE(Q4_0) { give_nibbles_32(b + 2, u->q); }
 TAKE(Q4_1) { nibbles_32(u->q, b + 4, stride); }
+GIVE(Q4_1) { give_nibbles_32(b + 4, u->q); }
 TAKE(Q5_0) {
   nibbles_32(u->q, b + 6, stride);
   fifth_32(u->q, b + 2, stride);
+}
+GIVE(Q5_0) {
+  give_nibbles_32(b + 6, u->q);
+  give_fifth_32(b + 2, u->q);
 }
 TAKE(Q5_1) {
   nibbles_32(u->q, b + 8, stride);
   fifth_32(u->q, b + 4, stride);
 }
+GIVE(Q5_1) {
+  give_nibbles_32(b + 8, u->q);
+  give_fifth_32(b + 4, u->q);
+}
 TAKE(Q8_0) {
   for (int i = 0; i < R16_QUARTETS; i += 4) load_4(u->q + i, b + 2 + 4 * i, stride);
   for (int i = 0; i < R16_QUARTETS; i++) u->q[i] ^= BYTES(0x80);
 }
+GIVE(Q8_0) {
+  for (int i = 0; i < R16_QUARTETS; i++) store_u32(b + 2 + 4 * i, u->q[i] ^ BYTES(0x80));
+}
 TAKE(IQ4_NL) { nibbles_32(u->q, b + 2, stride); }
+GIVE(IQ4_NL) { give_nibbles_32(b + 2, u->q); }
 TAKE(MXFP4) {
   nibbles_32(u->q, b + 1, stride);
   EACH_LANE(r) u->scale[0][r] = b[r * stride] ^ 0x80;
 }
+GIVE(MXFP4) {
+  give_nibbles_32(b + 1, u->q);
+  b[0] = u->scale[0] ^ 0x80;
+}
 
-// -- blocks of 256, as blocks_k.c and blocks_lut.c describe them
+// -- blocks of 256, as formats/k.c and formats/lut.c describe them
 
 PG_INLINE void two_scales(const uint8_t *restrict b, int64_t stride, unit *restrict u) {
   EACH_LANE(r) for (int h = 0; h < 2; h++) u->scale[h][r] = b[r * stride + h];
@@ -97,6 +140,10 @@ PG_INLINE void two_scales(const uint8_t *restrict b, int64_t stride, unit *restr
 TAKE(Q2_K) {
   take_bits(u->q, b + 16 + n / 4 * 32, stride, n % 4 * 2, 3);
   two_scales(b + 2 * n, stride, u);
+}
+GIVE(Q2_K) {
+  give_bits(b + 16 + n / 4 * 32, u->q, n % 4 * 2, 3, 0);
+  memcpy(b + 2 * n, u->scale, 2);
 }
 
 TAKE(Q3_K) {
@@ -107,6 +154,15 @@ TAKE(Q3_K) {
     const int s = 2 * n + h;
     u->scale[h][r] =
         (uint8_t)((((p[96 + s % 8] >> (s / 8 * 4)) & 15) | ((p[104 + s % 4] >> (s / 4 * 2)) & 3) << 4) - 32);
+  }
+}
+GIVE(Q3_K) {
+  give_bits(b + 32 + n / 4 * 32, u->q, n % 4 * 2, 3, 0);
+  give_bits(b, u->q, n, 1, 2);
+  for (int s = 2 * n; s < 2 * n + 2; s++) {
+    const int v = (u->scale[s % 2] + 32) & 63;
+    b[96 + s % 8] |= (uint8_t)((v & 15) << (s / 8 * 4));
+    b[104 + s % 4] |= (uint8_t)((v >> 4) << (s / 4 * 2));
   }
 }
 
@@ -122,17 +178,31 @@ TAKE(Q4_K) {
   take_bits(u->q, b + 16 + n / 2 * 32, stride, n % 2 * 4, 15);
   scale_min_32(b, stride, n, u);
 }
+GIVE(Q4_K) {
+  give_bits(b + 16 + n / 2 * 32, u->q, n % 2 * 4, 15, 0);
+  put_scale_min(b + 4, n, u->scale[0], u->scale[1]);
+}
 
 TAKE(Q5_K) {
   take_bits(u->q, b + 48 + n / 2 * 32, stride, n % 2 * 4, 15);
   or_bits(u->q, b + 16, stride, n, 1, 4);
   scale_min_32(b, stride, n, u);
 }
+GIVE(Q5_K) {
+  give_bits(b + 48 + n / 2 * 32, u->q, n % 2 * 4, 15, 0);
+  give_bits(b + 16, u->q, n, 1, 4);
+  put_scale_min(b + 4, n, u->scale[0], u->scale[1]);
+}
 
 TAKE(Q6_K) {
   take_bits(u->q, b + n / 4 * 64 + n % 2 * 32, stride, n % 4 / 2 * 4, 15);
   or_bits(u->q, b + 128 + n / 4 * 32, stride, n % 4 * 2, 3, 4);
   two_scales(b + 192 + 2 * n, stride, u);
+}
+GIVE(Q6_K) {
+  give_bits(b + n / 4 * 64 + n % 2 * 32, u->q, n % 4 / 2 * 4, 15, 0);
+  give_bits(b + 128 + n / 4 * 32, u->q, n % 4 * 2, 3, 4);
+  memcpy(b + 192 + 2 * n, u->scale, 2);
 }
 
 TAKE(IQ4_XS) {
@@ -142,8 +212,15 @@ TAKE(IQ4_XS) {
     u->scale[0][r] = (uint8_t)((((p[4 + n / 2] >> (n % 2 * 4)) & 15) | ((load_u16(p + 2) >> (n * 2)) & 3) << 4) - 32);
   }
 }
+GIVE(IQ4_XS) {
+  give_nibbles_32(b + 8 + n * 16, u->q);
+  const int v = (u->scale[0] + 32) & 63;
+  b[4 + n / 2] |= (uint8_t)((v & 15) << (n % 2 * 4));
+  store_u16(b + 2, (uint16_t)(load_u16(b + 2) | (v >> 4) << (n * 2)));
+}
 
 TAKE(TQ2_0) { take_bits(u->q, b + n / 4 * 32, stride, n % 4 * 2, 3); }
+GIVE(TQ2_0) { give_bits(b + n / 4 * 32, u->q, n % 4 * 2, 3, 0); }
 
 // Blocks of 64: nibbles j and j + 8 share byte j.
 TAKE(NVFP4) {
@@ -173,7 +250,7 @@ TAKE(NVFP4) {
   }                                                                                                                    \
   PG_INLINE void row_##name(const uint8_t *restrict b, int n, row_unit *restrict u)
 
-// Grids, as blocks_iq.c describes them.
+// Grids, as formats/iq.c describes them.
 
 // Four elements of a point: `bits` of each from bit `from` on, which number its levels, and above them its sign.
 PG_INLINE uint32_t point_4(const int8_t *restrict point, int from, int bits, uint32_t signs) {
@@ -351,4 +428,79 @@ void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, i
       packers[type](block[0], R16_MAX_STORED, 1, to);
     }
   }
+}
+
+// -- lines to units
+
+#define GIVEN(X)                                                                                                       \
+  X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(TQ2_0) X(MXFP4)
+
+static give_fn give_of(int64_t type) {
+  switch (type) {
+#define X(name)                                                                                                        \
+  case PG_##name:                                                                                                      \
+    return give_##name;
+    GIVEN(X)
+#undef X
+  default:
+    return NULL;
+  }
+}
+
+// Lines of `bits` bits of each code to bit `to` on of the codes of row r.
+PG_INLINE void get_lines(const uint8_t *restrict lines, int r, int bits, int to, uint32_t *restrict q) {
+  const int per = R16_QUARTETS / bits; // quartets per line
+  for (int p = 0; p < R16_QUARTETS; p++) {
+    const uint32_t line = load_u32(lines + p / per * R16_LINE + 4 * r);
+    q[p] |= (line >> p % per * bits & BYTES((1u << bits) - 1)) << to;
+  }
+}
+
+static void get_codes(int codes, const uint8_t *restrict unit, int r, uint32_t *restrict q) {
+  switch (codes) {
+  case R16_BYTES:
+    get_lines(unit, r, 8, 0, q);
+    return;
+  case R16_CRUMBS:
+  case R16_CRUMBS_BITS:
+    get_lines(unit, r, 2, 0, q);
+    if (codes == R16_CRUMBS_BITS) get_lines(unit + 2 * R16_LINE, r, 1, 2, q);
+    return;
+  default:
+    get_lines(unit, r, 4, 0, q);
+    if (codes == R16_NIBBLES_BITS) get_lines(unit + 4 * R16_LINE, r, 1, 4, q);
+    if (codes == R16_NIBBLES_CRUMBS) get_lines(unit + 4 * R16_LINE, r, 2, 4, q);
+  }
+}
+
+// Row r of a block of a group.
+static void unpack_row(r16_format f, stored s, give_fn give, const uint8_t *restrict from, int r, uint8_t *restrict b) {
+  const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), lines = r16_lines(f) * R16_LINE;
+  memset(b, 0, s.bytes);
+  if (head) memcpy(b + s.d, from + 2 * r, 2);
+  if (head == 64) memcpy(b + s.m, from + 32 + 2 * r, 2);
+  from += head;
+  for (int n = 0; n < f.units; n++, from += unit_bytes) {
+    row_unit u = {{0}, {0}};
+    get_codes(f.codes, from, r, u.q);
+    for (int h = 0; h < (unit_bytes - lines) / R16_ROWS; h++) u.scale[h] = from[lines + h * R16_ROWS + r];
+    give(&u, n, b);
+  }
+}
+
+int pg_r16_unpack(int64_t type, const void *packed, int64_t k, int64_t m, void *rows, int64_t row_bytes, int64_t first,
+                  int64_t last) {
+  const r16_format *f = r16_find(type);
+  const give_fn give = give_of(type);
+  if (!f || !give) return PG_E_TYPE;
+  const stored s = stored_of(type);
+  const int64_t n_blocks = k / (R16_UNIT * f->units);
+  for (int64_t g = first; g < last; g++) {
+    const uint8_t *from = (const uint8_t *)packed + g * r16_group_bytes(*f, k);
+    const int n = (int)PG_MIN(R16_ROWS, m - g * R16_ROWS);
+    for (int64_t i = 0; i < n_blocks; i++, from += r16_block_bytes(*f))
+      for (int r = 0; r < n; r++)
+        unpack_row(*f, s, give, from, r, (uint8_t *)rows + (g * R16_ROWS + r) * row_bytes + i * s.bytes);
+  }
+  return PG_OK;
 }

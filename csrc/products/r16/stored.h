@@ -17,11 +17,6 @@ typedef struct stored {
 
 enum { R16_MAX_STORED = 256 }; // no block has more bytes
 
-// Those whose codes are stored bit by bit, in no grid and to no base of 3: all of a block can be put together again
-// (unpack.c).
-#define R16_BY_BITS(X)                                                                                                 \
-  X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL) X(IQ4_XS) X(TQ2_0) X(MXFP4)
-
 #define X(name, symbol, elements, bytes, d, m)                                                                         \
   static const stored stored_##name __attribute__((unused)) = {bytes, d, m};
 BLOCK_FORMATS(X)

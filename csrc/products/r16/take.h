@@ -212,7 +212,7 @@ CODES(NVFP4) {
   UNROLL for (int p = 0; p < 8; p++) q->low[p] = a[p / 4 * 2 + p % 2] >> p / 2 % 2 * 4;
 }
 
-// Blocks of 256, as formats/blocks_k.c and blocks_lut.c describe them.
+// Blocks of 256, as formats/k.c and formats/lut.c describe them.
 
 BEGIN(Q2_K) {
   rows v[4];
@@ -321,7 +321,7 @@ CODES(TQ1_0) { // trit u of 32 bytes; then two or one of 16 bytes each; at last 
   }
 }
 
-// Grids, as formats/blocks_iq.c describes them: a code is the bits of an element that number its levels and, above
+// Grids, as formats/iq.c describes them: a code is the bits of an element that number its levels and, above
 // them, its sign.
 
 // The quartets of point g, of eight elements.
