@@ -11,14 +11,14 @@ typedef float f32x4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t i32x4 __attribute__((vector_size(16)));
 
 // Whether one of BLOCK logits is above the limit, or NaN.
-static int has_better(const float *x, float limit) {
+static int sample_has_better(const float *x, float limit) {
   const f32x4 l = {limit, limit, limit, limit}, *v = (const f32x4 *)x;
   const i32x4 no = (v[0] <= l) & (v[1] <= l) & (v[2] <= l) & (v[3] <= l);
   return !(no[0] & no[1] & no[2] & no[3]);
 }
 
 // A logit and its place as one number: larger for a larger logit and, of equal ones, for the first.
-static uint64_t key_of(float x, int64_t id) {
+static uint64_t sample_key(float x, int64_t id) {
   uint32_t bits;
   x += 0.0f; // -0 is 0
   memcpy(&bits, &x, 4);
@@ -26,9 +26,9 @@ static uint64_t key_of(float x, int64_t id) {
   return (uint64_t)bits << 32 | (uint32_t)~id;
 }
 
-static int64_t id_of(uint64_t key) { return (uint32_t)~key; }
+static int64_t sample_id(uint64_t key) { return (uint32_t)~key; }
 
-static float logit_of(uint64_t key) {
+static float sample_logit(uint64_t key) {
   uint32_t bits = (uint32_t)(key >> 32);
   float x;
   bits = bits >> 31 ? bits & ~(1u << 31) : ~bits;
@@ -36,7 +36,7 @@ static float logit_of(uint64_t key) {
   return x;
 }
 
-static void swap(uint64_t *a, uint64_t *b) {
+static void sample_swap(uint64_t *a, uint64_t *b) {
   const uint64_t t = *a;
   *a = *b;
   *b = t;
@@ -46,10 +46,10 @@ static void swap(uint64_t *a, uint64_t *b) {
 static void select_largest(uint64_t *keys, int64_t n, int64_t k) {
   for (int64_t first = 0, last = n - 1; first < last;) {
     uint64_t *lo = keys + first, *mid = keys + (first + last) / 2, *hi = keys + last;
-    if (*lo < *mid) swap(lo, mid);
-    if (*mid < *hi) swap(mid, hi);
-    if (*lo < *mid) swap(lo, mid);
-    swap(mid, hi); // the median of three is the pivot
+    if (*lo < *mid) sample_swap(lo, mid);
+    if (*mid < *hi) sample_swap(mid, hi);
+    if (*lo < *mid) sample_swap(lo, mid);
+    sample_swap(mid, hi); // the median of three is the pivot
     const uint64_t pivot = *hi;
     int64_t at = first;
     for (int64_t i = first; i < last; i++) {
@@ -58,7 +58,7 @@ static void select_largest(uint64_t *keys, int64_t n, int64_t k) {
       keys[at] = key;
       at += key > pivot;
     }
-    swap(keys + at, keys + last);
+    sample_swap(keys + at, keys + last);
     if (at == k - 1) return;
     if (at < k - 1) {
       first = at + 1;
@@ -79,27 +79,27 @@ int pg_top_k(const float *logits, int64_t n, int64_t k, float temp, uint64_t *ke
   int64_t m = 0, all = 1; // all: there is no limit yet
   for (int64_t i = 0, end; i < n; i = end) {
     end = i + BLOCK < n ? i + BLOCK : n;
-    if (!all && end - i == BLOCK && !has_better(logits + i, limit)) continue;
+    if (!all && end - i == BLOCK && !sample_has_better(logits + i, limit)) continue;
     for (int64_t j = i; j < end; j++) {
       const float x = logits[j];
       if (x != x) return PG_E_NAN;
-      keys[m] = key_of(x, j);
+      keys[m] = sample_key(x, j);
       m += all | (x > limit);
     }
     if (m > n_keys - BLOCK) {
       select_largest(keys, m, k);
       m = k;
-      limit = logit_of(keys[k - 1]);
+      limit = sample_logit(keys[k - 1]);
       all = 0;
     }
   }
   select_largest(keys, m, k);
   qsort(keys, (size_t)k, sizeof *keys, descending);
-  const float first = logit_of(keys[0]), first_by_temp = first / temp;
+  const float first = sample_logit(keys[0]), first_by_temp = first / temp;
   if (!isfinite(first) || !isfinite(first_by_temp) || !isfinite(temp)) return PG_E_NAN;
   for (int64_t i = 0; i < k; i++) {
-    const float x = logit_of(keys[i]);
-    ids[i] = id_of(keys[i]);
+    const float x = sample_logit(keys[i]);
+    ids[i] = sample_id(keys[i]);
     exponents[i] = x - first;
     exponents[k + i] = x / temp - first_by_temp;
   }

@@ -13,7 +13,7 @@ enum { SPLIT_KEYS = 512, PARTS = 64 }; // keys of a part, at least; parts of the
 
 static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-static attention unpack(attention a) {
+static attention attn_unpack(attention a) {
   a.d = a.k->ne[0];
   a.dv = a.v->ne[a.transposed];
   a.dp = up(a.d, VF_N);
@@ -45,7 +45,7 @@ static attention unpack_flash_attn_ext(const pg_task *t) {
   a.cap = (float)cap;
   a.scale = (float)(cap > 0 ? t->param[0] / cap : t->param[0]);
   a.max_bias = t->param[1];
-  return unpack(a);
+  return attn_unpack(a);
 }
 
 static attention unpack_attn_vt(const pg_task *t) {
@@ -58,35 +58,35 @@ static attention unpack_attn_vt(const pg_task *t) {
   a.cap = t->param[3] != 0 ? (float)t->param[0] : 0;
   a.scale = (float)(a.cap > 0 ? t->param[3] : t->param[0]);
   a.max_bias = t->param[1];
-  return unpack(a);
+  return attn_unpack(a);
 }
 
-// Rows that leave half of each register of AVX-512 empty go to AVX2's kernels where two instructions of AVX2 take no
-// longer than one of those: 64 elements, 3072 keys, 7 and 8 rows, Zen 4, two threads: 148 us instead of 203, 295
-// instead of 348.
-static int is_narrow(const attention *a) {
+// Whether the rows leave half of each register of AVX-512 empty. On AMD they go to AVX2's kernels then, since two
+// instructions of AVX2 take no longer there than one of AVX-512.
+static int attn_is_narrow(const attention *a) {
   return VF_N == 16 && pg_cpu_is_amd && a->n_rows > FEW && a->n_rows <= VF_N / 2;
 }
 
-static int64_t state_floats(const attention *a) { return a->tile * (a->dvp + 2); }
+static int64_t attn_state_floats(const attention *a) { return a->tile * (a->dvp + 2); }
 
-static int64_t scratch_floats(const attention *a) {
+static int64_t attn_scratch_floats(const attention *a) {
   return a->tile * (a->dp + 3 * KEYS) + KEYS * PG_MAX(a->dp, a->dvp); // as `scratch` has it
 }
 
-static state state_at(const attention *a, char *work, int64_t i) {
-  float *p = (float *)work + i * state_floats(a);
+static state attn_state_at(const attention *a, char *work, int64_t i) {
+  float *p = (float *)work + i * attn_state_floats(a);
   return (state){p, p + a->tile, p + 2 * a->tile};
 }
 
 // States first (one per part of the keys of each tile, or one per thread), then each thread's scratch.
-static int64_t n_states(const attention *a, int nth) { return a->n_splits > 1 ? a->n_units * a->n_splits : nth; }
+static int64_t attn_n_states(const attention *a, int nth) { return a->n_splits > 1 ? a->n_units * a->n_splits : nth; }
 
-static int64_t work(const attention *a, int nth) {
-  return pg_times(4, pg_plus(pg_times(n_states(a, nth), state_floats(a)), pg_times(nth, scratch_floats(a))));
+static int64_t attn_work_size(const attention *a, int nth) {
+  return pg_times(
+      4, pg_plus(pg_times(attn_n_states(a, nth), attn_state_floats(a)), pg_times(nth, attn_scratch_floats(a))));
 }
 
-static tile tile_at(const attention *a, int64_t unit) {
+static tile attn_tile_at(const attention *a, int64_t unit) {
   const int64_t per_head = a->n_units / (a->k->ne[2] * a->k->ne[3]), head = unit / per_head;
   tile x = {.head_kv = head % a->k->ne[2], .batch = head / a->k->ne[2], .row0 = unit % per_head * a->tile};
   x.n = (int)PG_MIN(a->tile, a->n_rows - x.row0);
@@ -99,15 +99,15 @@ static tile tile_at(const attention *a, int64_t unit) {
   return x;
 }
 
-static void attend(const attention *a, const tile *x, const scratch *w, const state *st, int64_t first, int64_t last,
-                   pg_attend many) {
+static void attn_walk(const attention *a, const tile *x, const scratch *w, const state *st, int64_t first, int64_t last,
+                      pg_attend many) {
   for (int64_t r = 0; r < a->tile; r++) st->top[r] = -INFINITY;
   memset(st->sum, 0, (size_t)(a->tile * (a->dvp + 1)) * sizeof(float));
   (a->tile == FEW ? PG_FN(attend_few) : many)(a, x, w, st, first, last);
 }
 
-// The score of row r's sink, which has no key and no value; -inf: none.
-static float sink_of(const attention *a, const tile *x, int r) {
+// The score of row r's sink, which has no key and no value; -inf when there is no sink.
+static float attn_sink_of(const attention *a, const tile *x, int r) {
   return a->sinks->data ? *(const float *)(a->sinks->data + tile_head(a, x, r) * a->sinks->nb[0]) : -INFINITY;
 }
 
@@ -145,9 +145,9 @@ static void value_of(const lone *l, int64_t key) {
   }
 }
 
-// A result with NaN or infinities, once more: sums over tiles have them from keys that others in the tile see, too,
-// from weights that f32 rounds to 0, and from products that it cannot hold.
-static void row_again(const lone *l, float sink, float *y) {
+// Compute a row again whose result has NaN or infinities. The sums over a tile may take these from keys that only other
+// rows of the tile see, from weights that f32 rounds to 0, and from products that f32 cannot hold.
+static void attn_row_again(const lone *l, float sink, float *y) {
   const attention *a = l->a;
   double top = sink, s = 0;
   for (int64_t key = 0; key < a->n_kv && top < INFINITY; key++)
@@ -166,12 +166,12 @@ static void row_again(const lone *l, float sink, float *y) {
     }
 }
 
-// Joins the states of the parts of the keys and the sink, and writes the tile's rows.
-static void finish(const attention *a, const tile *x, const state *st, int64_t n, const scratch *w) {
+// Join the states of the parts of the keys and the sink, and write the tile's rows.
+static void attn_write_tile(const attention *a, const tile *x, const state *st, int64_t n, const scratch *w) {
   const int64_t row_step = a->tile == FEW ? a->dvp : 1, step = a->tile == FEW ? 1 : a->tile;
   for (int r = 0; r < x->n; r++) {
     float *y = (float *)pg_row_at(&a->y, tile_token(a, x, r), tile_head(a, x, r), x->batch);
-    const float sink = sink_of(a, x, r);
+    const float sink = attn_sink_of(a, x, r);
     float top = sink;
     for (int64_t i = 0; i < n; i++) top = PG_MAX(st[i].top[r], top);
     float total = sink == -INFINITY ? 0 : expf(sink - top);
@@ -183,51 +183,52 @@ static void finish(const attention *a, const tile *x, const state *st, int64_t n
     }
     const float factor = 1 / total;
     for (int64_t c = 0; c < a->dv; c++) y[c] = total == 0 ? a->none : y[c] * factor;
-    if (total != 0 && !pg_all_finite(y, a->dv)) row_again(&(lone){a, x, r, w->kv}, sink, y);
+    if (total != 0 && !pg_all_finite(y, a->dv)) attn_row_again(&(lone){a, x, r, w->kv}, sink, y);
   }
 }
 
-static int run(const attention *a, const pg_task *t, int ith, int nth, pg_attend many) {
-  float *p = (float *)t->work + n_states(a, nth) * state_floats(a) + ith * scratch_floats(a);
+static int attn_run(const attention *a, const pg_task *t, int ith, int nth, pg_attend many) {
+  float *p = (float *)t->work + attn_n_states(a, nth) * attn_state_floats(a) + ith * attn_scratch_floats(a);
   scratch w = {.q = p};
   w.s = w.q + a->tile * a->dp;
   w.bias = w.s + a->tile * KEYS;
   w.raw = w.bias + a->tile * KEYS;
   w.kv = w.raw + a->tile * KEYS;
   if (a->n_splits == 1) {
-    const state st = state_at(a, t->work, ith);
+    const state st = attn_state_at(a, t->work, ith);
     for (int64_t u; (u = pg_next(t)) < a->n_units;) {
-      const tile x = tile_at(a, a->n_units - 1 - u); // late tokens first: under a causal mask they see the most keys
-      attend(a, &x, &w, &st, 0, a->n_kv, many);
-      finish(a, &x, &st, 1, &w);
+      const tile x =
+          attn_tile_at(a, a->n_units - 1 - u); // late tokens first: under a causal mask they see the most keys
+      attn_walk(a, &x, &w, &st, 0, a->n_kv, many);
+      attn_write_tile(a, &x, &st, 1, &w);
     }
     return PG_OK;
   }
   for (int64_t u; (u = pg_next(t)) < a->n_units * a->n_splits;) {
-    const tile x = tile_at(a, u / a->n_splits);
-    const state st = state_at(a, t->work, u);
+    const tile x = attn_tile_at(a, u / a->n_splits);
+    const state st = attn_state_at(a, t->work, u);
     const pg_range part = pg_share(a->n_kv / KEYS, (int)(u % a->n_splits), (int)a->n_splits);
     const int last = u % a->n_splits == a->n_splits - 1;
-    attend(a, &x, &w, &st, part.first * KEYS, last ? a->n_kv : part.last * KEYS, many);
+    attn_walk(a, &x, &w, &st, part.first * KEYS, last ? a->n_kv : part.last * KEYS, many);
   }
   pg_sync(t, nth);
   for (int64_t u = ith; u < a->n_units; u += nth) {
     state st[PARTS];
-    const tile x = tile_at(a, u);
-    for (int64_t i = 0; i < a->n_splits; i++) st[i] = state_at(a, t->work, u * a->n_splits + i);
-    finish(a, &x, st, a->n_splits, &w);
+    const tile x = attn_tile_at(a, u);
+    for (int64_t i = 0; i < a->n_splits; i++) st[i] = attn_state_at(a, t->work, u * a->n_splits + i);
+    attn_write_tile(a, &x, st, a->n_splits, &w);
   }
   return PG_OK;
 }
 
 int64_t PG_FN(flash_attn_ext_work)(const pg_task *t, int nth) {
   const attention a = unpack_flash_attn_ext(t);
-  return is_narrow(&a) ? NARROW(flash_attn_ext_work)(t, nth) : work(&a, nth);
+  return attn_is_narrow(&a) ? NARROW(flash_attn_ext_work)(t, nth) : attn_work_size(&a, nth);
 }
 
 int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many) {
   const attention a = unpack_flash_attn_ext(t);
-  return is_narrow(&a) ? NARROW(flash_attn_ext_any)(t, ith, nth) : run(&a, t, ith, nth, many);
+  return attn_is_narrow(&a) ? NARROW(flash_attn_ext_any)(t, ith, nth) : attn_run(&a, t, ith, nth, many);
 }
 
 int PG_FN(flash_attn_ext_any)(const pg_task *t, int ith, int nth) {
@@ -236,12 +237,12 @@ int PG_FN(flash_attn_ext_any)(const pg_task *t, int ith, int nth) {
 
 int64_t PG_FN(attn_vt_work)(const pg_task *t, int nth) {
   const attention a = unpack_attn_vt(t);
-  return is_narrow(&a) ? NARROW(attn_vt_work)(t, nth) : work(&a, nth);
+  return attn_is_narrow(&a) ? NARROW(attn_vt_work)(t, nth) : attn_work_size(&a, nth);
 }
 
 int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, pg_attend many) {
   const attention a = unpack_attn_vt(t);
-  return is_narrow(&a) ? NARROW(attn_vt_any)(t, ith, nth) : run(&a, t, ith, nth, many);
+  return attn_is_narrow(&a) ? NARROW(attn_vt_any)(t, ith, nth) : attn_run(&a, t, ith, nth, many);
 }
 
 int PG_FN(attn_vt_any)(const pg_task *t, int ith, int nth) {

@@ -71,7 +71,7 @@ PG_INLINE void turn_columns(float *to, const float *x, int64_t ld, int64_t n) {
   }
 
 // out[i][lane] = sum over n of rows a, `ld` apart, times lanes b; of HALF rows, or of `both` halves.
-PG_INLINE void product(float *out, const float *a, int64_t ld, const float *b, int64_t n, int both) {
+PG_INLINE void amx_product(float *out, const float *a, int64_t ld, const float *b, int64_t n, int both) {
   TILE_ZERO(4);
   TILE_ZERO(5);
   TILE_ZERO(6);
@@ -92,26 +92,26 @@ PG_INLINE void product(float *out, const float *a, int64_t ld, const float *b, i
   TILE_STORE(7, out + HALF * LANES + HALF, LANES * 4);
 }
 
-static void product_of(float *out, const float *a, int64_t ld, const float *b, int64_t n, int64_t rows) {
+static void amx_product_of(float *out, const float *a, int64_t ld, const float *b, int64_t n, int64_t rows) {
   if (rows > HALF) {
-    product(out, a, ld, b, n, 1);
+    amx_product(out, a, ld, b, n, 1);
   } else {
-    product(out, a, ld, b, n, 0);
+    amx_product(out, a, ld, b, n, 0);
   }
 }
 
-static void scores(const attention *a, const scratch *w, const block *b, const char *k, fetch next) {
+static void amx_scores(const attention *a, const scratch *w, const block *b, const char *k, fetch next) {
   AVX512(attention_rows)(a->k, k, b, w->kv, a->dp);
   for (int i = 0; i < b->n; i++) split_row(w->kv + i * a->dp, a->d);
   for (int i = 0; i < b->n; i += 2 * HALF) {
     fetch_up_to(&next, i + 2 * HALF, KEYS);
-    product_of(w->s + i * LANES, w->kv + i * a->dp, a->dp, w->q, a->d, b->n - i);
+    amx_product_of(w->s + i * LANES, w->kv + i * a->dp, a->dp, w->q, a->d, b->n - i);
   }
   fetch_up_to(&next, 1, 1);
 }
 
-static void add_values(const attention *a, const scratch *w, const block *b, const char *v, const float *keep,
-                       const state *st, fetch next) {
+static void amx_add_values(const attention *a, const scratch *w, const block *b, const char *v, const float *keep,
+                           const state *st, fetch next) {
   const int64_t n = (b->n + UNIT - 1) / UNIT * UNIT;
   memset(w->s + b->n * LANES, 0, (size_t)(n - b->n) * LANES * sizeof(float));
   pair_rows(w->s, n);
@@ -135,7 +135,7 @@ static void add_values(const attention *a, const scratch *w, const block *b, con
       values = turned[0];
     }
     fetch_up_to(&next, c + rows, a->dv);
-    product_of(sums[0], values, KEYS, w->s, n, rows);
+    amx_product_of(sums[0], values, KEYS, w->s, n, rows);
     for (int64_t i = 0; i < rows; i++, out += LANES)
       for (int l = 0; l < LANES; l += HALF)
         vf_store(out + l, vf_fma(vf_load(out + l), vf_load(keep + l), vf_load(sums[i] + l)));
@@ -150,7 +150,7 @@ static void attend(const attention *a, const tile *t, const scratch *w, const st
   }
   put_queries(a, t, w, LANES);
   pair_rows(w->q, a->d);
-  walk_keys(a, t, w, st, first, last, 2, scores, add_values);
+  walk_keys(a, t, w, st, first, last, 2, amx_scores, amx_add_values);
 }
 
 int64_t PG_FN(flash_attn_ext_work)(const pg_task *t, int nth) { return AVX512(flash_attn_ext_work)(t, nth); }

@@ -14,7 +14,7 @@ typedef struct factor {
 
 // out[i][lanes] = out[i][lanes] * keep[lanes] + sum over l < n_l of a(i, l) * b[l][lanes]; NV registers of lanes, I
 // rows. keep NULL: out is only written.
-PG_INLINE void product_part(float *out, const float *keep, factor a, const float *b, int64_t n_l, int I, int NV) {
+PG_INLINE void tile_product_part(float *out, const float *keep, factor a, const float *b, int64_t n_l, int I, int NV) {
   const int64_t ld = NV * VF_N;
   const float *p[4]; // four rows each: few addresses
   vf acc[16][2];
@@ -39,7 +39,7 @@ PG_INLINE void product_part(float *out, const float *keep, factor a, const float
 #define PRODUCT(name, ...)                                                                                             \
   static __attribute__((noinline)) void name(float *out, const float *keep, const float *a, int64_t step,              \
                                              const float *b, int64_t n_l) {                                            \
-    product_part(out, keep, __VA_ARGS__);                                                                              \
+    tile_product_part(out, keep, __VA_ARGS__);                                                                         \
   }
 #define ALONG (factor){a, step, 1}, b, n_l
 #define ACROSS (factor){a, 1, step}, b, n_l
@@ -54,8 +54,8 @@ PRODUCT(across_2_part, ACROSS, PART, 2)
 
 // `along`: the sum runs along the rows of a, which lie `step` apart; else across them. Results are made for n_i rounded
 // up to a multiple of PART, which the buffers are.
-PG_INLINE void product(float *out, const float *keep, const float *a, int along, int64_t step, const float *b,
-                       int64_t n_i, int64_t n_l, fetch f, int NV) {
+PG_INLINE void tile_product(float *out, const float *keep, const float *a, int along, int64_t step, const float *b,
+                            int64_t n_i, int64_t n_l, fetch f, int NV) {
   const int64_t batch = NV == 1 ? BATCH_1 : BATCH_2, ld = NV * VF_N;
   n_i = (n_i + PART - 1) / PART * PART;
   for (int64_t i = 0, n; i < n_i; i += n) {
@@ -75,19 +75,19 @@ PG_INLINE void product(float *out, const float *keep, const float *a, int along,
 
 PG_INLINE int n_registers(const attention *a) { return a->tile == VF_N ? 1 : 2; }
 
-static void scores(const attention *a, const scratch *w, const block *b, const char *k, fetch next) {
+static void tile_scores(const attention *a, const scratch *w, const block *b, const char *k, fetch next) {
   PG_FN(attention_rows)(a->k, k, b, w->kv, a->dp);
-  product(w->s, NULL, w->kv, 1, a->dp, w->q, b->n, a->d, next, n_registers(a));
+  tile_product(w->s, NULL, w->kv, 1, a->dp, w->q, b->n, a->d, next, n_registers(a));
 }
 
-static void add_values(const attention *a, const scratch *w, const block *b, const char *v, const float *keep,
-                       const state *st, fetch next) {
+static void tile_add_values(const attention *a, const scratch *w, const block *b, const char *v, const float *keep,
+                            const state *st, fetch next) {
   if (a->transposed) {
     PG_FN(attention_columns)(a->v, v, b, w->kv);
-    product(st->out, keep, w->kv, 1, KEYS, w->s, a->dv, b->n, next, n_registers(a));
+    tile_product(st->out, keep, w->kv, 1, KEYS, w->s, a->dv, b->n, next, n_registers(a));
   } else {
     PG_FN(attention_rows)(a->v, v, b, w->kv, a->dvp);
-    product(st->out, keep, w->kv, 0, a->dvp, w->s, a->dv, b->n, next, n_registers(a));
+    tile_product(st->out, keep, w->kv, 0, a->dvp, w->s, a->dv, b->n, next, n_registers(a));
   }
 }
 
@@ -95,8 +95,8 @@ void PG_FN(attend_tile)(const attention *a, const tile *t, const scratch *w, con
                         int64_t last) {
   put_queries(a, t, w, a->tile);
   if (n_registers(a) == 1) {
-    walk_keys(a, t, w, st, first, last, 1, scores, add_values);
+    walk_keys(a, t, w, st, first, last, 1, tile_scores, tile_add_values);
   } else {
-    walk_keys(a, t, w, st, first, last, 2, scores, add_values);
+    walk_keys(a, t, w, st, first, last, 2, tile_scores, tile_add_values);
   }
 }

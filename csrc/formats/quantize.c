@@ -27,13 +27,13 @@ static const struct {
 };
 
 // The converters at a level, or, above the last that has its own, that one's.
-static int at(int level) {
+static int level_at(int level) {
   const int top = sizeof levels / sizeof *levels - 1;
   return level < 0 ? 0 : level > top ? top : level;
 }
 
 int pg_dequantize(int level, int64_t type, const void *rows, float *dst, int64_t n) {
-  const to_f32 decode = levels[at(level)].decoder(type);
+  const to_f32 decode = levels[level_at(level)].decoder(type);
   if (!decode) return PG_E_TYPE;
   decode(rows, dst, n);
   return PG_OK;
@@ -41,7 +41,7 @@ int pg_dequantize(int level, int64_t type, const void *rows, float *dst, int64_t
 
 int pg_quantize(int level, int64_t type, const float *src, const float *weights, void *rows, int64_t n_rows, int64_t n,
                 int64_t row_bytes) {
-  const from_f32 encode = levels[at(level)].encoder(type);
+  const from_f32 encode = levels[level_at(level)].encoder(type);
   if (!encode) return PG_E_TYPE;
   for (int64_t r = 0; r < n_rows; r++) encode(src + r * n, weights, (char *)rows + r * row_bytes, n);
   return PG_OK;

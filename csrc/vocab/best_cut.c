@@ -5,7 +5,7 @@
 #include "vocab/utf8.h"
 #include "vocab/watch.h"
 
-static void offer(double *best, pg_step *step, double sum, int32_t token, int64_t from, int64_t end) {
+static void cut_offer(double *best, pg_step *step, double sum, int32_t token, int64_t from, int64_t end) {
   if (sum > best[end]) {
     best[end] = sum;
     step[end] = (pg_step){.token = token, .from = (int32_t)from};
@@ -33,9 +33,9 @@ int64_t pg_best_cut(const pg_trie *t, const double *scores, const uint8_t *words
         end++;
         if (token < 0) continue;
         known |= end == next;
-        offer(best, step, best[at] + scores[token], token, at, end);
+        cut_offer(best, step, best[at] + scores[token], token, at, end);
       }
-      if (!known || always) offer(best, step, best[at] + unknown, unk, at, next);
+      if (!known || always) cut_offer(best, step, best[at] + unknown, unk, at, next);
       if (watch_stops(&w, end - at + 1)) return watch_end(&w, PG_STOPPED);
     }
     int64_t n_word = 0;

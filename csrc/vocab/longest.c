@@ -51,7 +51,7 @@ typedef struct {
 } reader;
 
 // Returns whether SIGINT came.
-static int end_part(reader *r) {
+static int longest_end_part(reader *r) {
   if (r->n == r->n_prefix) return 0;
   int64_t n_ids = r->n_ids, length, steps;
   for (int64_t at = 0; at < r->n; at += length) {
@@ -78,9 +78,9 @@ int64_t pg_longest_match(const pg_trie *t, const int32_t *codes, int64_t n_codes
   for (int64_t i = 0; i < n_codes; i++) {
     const int32_t c = codes[i];
     const int ends_word = c == '\n';
-    if ((c < 0 || ends_word) && end_part(&r)) return watch_end(&r.watch, PG_STOPPED);
+    if ((c < 0 || ends_word) && longest_end_part(&r)) return watch_end(&r.watch, PG_STOPPED);
     if (c && !ends_word) r.n += put_utf8(part + r.n, (uint32_t)(c < 0 ? -c : c));
-    if (c < 0 && end_part(&r)) return watch_end(&r.watch, PG_STOPPED);
+    if (c < 0 && longest_end_part(&r)) return watch_end(&r.watch, PG_STOPPED);
     if (ends_word) *ends++ = r.n_ids;
   }
   return watch_end(&r.watch, r.n_ids);

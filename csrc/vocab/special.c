@@ -16,7 +16,7 @@ typedef struct {
 } cutter;
 
 // The longest text that begins at `at` and lies in what is not taken, -1 where there is none; or `any` such text.
-static int32_t text_here(cutter *c, int64_t at, int any) {
+static int32_t special_text_here(cutter *c, int64_t at, int any) {
   int32_t found = -1, node = 0;
   for (;
        at < c->n && !(any && found >= 0) && !(c->marks && c->marks[at]) && (node = trie_step(c->t, node, c->bytes[at]));
@@ -35,7 +35,7 @@ int64_t pg_special_begin(const pg_trie *t, const uint8_t *how, const uint8_t *by
   for (int64_t at = 0; at < n; at++) {
     if (watch_stops(&c.watch, 1)) return watch_end(&c.watch, PG_STOPPED);
     if (!t->first[bytes[at]]) continue;
-    const int32_t text = text_here(&c, at, !heap);
+    const int32_t text = special_text_here(&c, at, !heap);
     if (text < 0) continue;
     if (heap) {
       heap_push(heap, &n_heap, (uint64_t)text << 32 | (uint64_t)at);
@@ -48,12 +48,12 @@ int64_t pg_special_begin(const pg_trie *t, const uint8_t *how, const uint8_t *by
 
 static int is_space(uint8_t c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-static void strip(cutter *c, int64_t from, int64_t step) {
+static void special_strip(cutter *c, int64_t from, int64_t step) {
   for (int64_t at = from; at >= 0 && at < c->n && !c->marks[at] && is_space(c->bytes[at]); at += step)
     c->marks[at] = STRIPPED;
 }
 
-static int64_t list_parts(const cutter *c, pg_part *parts) {
+static int64_t special_list_parts(const cutter *c, pg_part *parts) {
   int64_t n_parts = 0;
   for (int64_t at = 0, begin; at < c->n;) {
     begin = at;
@@ -78,17 +78,17 @@ int64_t pg_special_cut(const pg_trie *t, const uint8_t *how, const int32_t *leng
       for (int64_t i = 1; i < length; i++) marks[at + i] = INSIDE;
       places[n_places++] = at;
     } else if (!marks[at]) {
-      const int32_t next = text_here(&c, at, 0);
+      const int32_t next = special_text_here(&c, at, 0);
       if (next >= 0) heap_push(heap, &n_heap, (uint64_t)next << 32 | (uint64_t)at);
     }
     if (!n_heap || (int32_t)(heap[0] >> 32) != text) {
       for (int64_t i = 0; i < n_places; i++) {
-        if (how[text] & PG_LSTRIP) strip(&c, places[i] - 1, -1);
-        if (how[text] & PG_RSTRIP) strip(&c, places[i] + length, 1);
+        if (how[text] & PG_LSTRIP) special_strip(&c, places[i] - 1, -1);
+        if (how[text] & PG_RSTRIP) special_strip(&c, places[i] + length, 1);
       }
       n_places = 0;
     }
     if (watch_stops(&c.watch, length)) return watch_end(&c.watch, PG_STOPPED);
   }
-  return watch_end(&c.watch, list_parts(&c, parts));
+  return watch_end(&c.watch, special_list_parts(&c, parts));
 }
