@@ -56,7 +56,7 @@ class DType(Enum):
     __hash__ = object.__hash__  # members are themselves alone; Enum's own is slow
 
     def row_size(self, n: int) -> int:
-        """Bytes of `n` contiguous elements. Raises ValueError where `n` is not a whole number of blocks."""
+        """Bytes of `n` contiguous elements. Raises ValueError when `n` is not a whole number of blocks."""
         if n % self.block_size:
             raise ValueError(f"{n} elements are not a whole number of {self.name} blocks of {self.block_size}")
         return n // self.block_size * self.type_size

@@ -49,16 +49,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class OpDef:
-    """One op. Making the record defines it; an op of another package is no other than one of `pyggml.ops`, and is
-    recorded by a function of that package with `record`. The reference alone lets it run on `ref`; a kernel comes from
-    `register_kernel`.
+    """One op. Making the record defines the op, in this package or in another one; a function of that package then
+    records it with `record`. With its reference alone it runs on the backend `ref`. A package of its own adds a kernel
+    with `register_kernel`.
 
     name      ggml's name
-    srcs      the roles of its source tensors, in order; a trailing "?" marks one that may be None
-    params    the names of its parameters, in ggml's order (numbers, as `record` makes them of what the user gives:
-              integers are exact, others rounded to F32 as in ggml; the C kernel gets them as doubles in this order);
-              finite ones, but for those that `infinite` names
-    shape     (sources, parameters) -> ne of the result, checking with `rule`; for ops of this package from the types,
+    srcs      the roles of its source tensors, in order; a trailing "?" marks a source that may be None
+    params    the names of its parameters, in ggml's order. Parameters are finite numbers, except those that `infinite`
+              names. `record` keeps integers exact and rounds other numbers to F32, as in ggml; the C kernel gets
+              them as doubles in this order
+    shape     (sources, parameters) -> ne of the result, checking with `rule`. In this package it looks at the types,
               ne, nb and ranks of the sources alone, so that one answer serves all layers
     dtypes    source types -> result type
     ref       the semantics: (*source arrays, **parameters) -> result array. Arrays are 4-d in NumPy order
@@ -66,15 +66,15 @@ class OpDef:
     kernel    stem of the C symbols, None for ops that only make a view
     cost      node -> Cost
     inplace   indices of sources whose memory the result may take over, element by element. A result that is written
-              over memory (`writes`, the `_inplace` variants) may share bytes with these alone, and only where they are
-              the same elements in the same order; any other overlap is refused when the op is recorded
+              over memory (`writes`, the `_inplace` variants) may share bytes only with these sources, and only as the
+              same elements in the same order; any other overlap is refused when the op is recorded
     label     how a graph drawing shows it
-    writes    index of the source that the result is a view of (cpy, set_rows), None for the rest
+    writes    index of the source that the result is a view of (cpy, set_rows); None for other ops
     enums     the parameters that are members of an enumeration; the user gives them by number or by name, in any case
-    infinite  the parameters that may be infinite or NaN; `shape` refuses what means nothing
+    infinite  the parameters that may be infinite or NaN; `shape` refuses values that make no sense
     host      computes a node in Python, on any backend of the host: (node, its sources, ith, nth), task ith of nth.
-              It needs no kernel then, and its parameters are what they are
-    ranks     indices of sources: the result has at least as many dimensions, of one element where its ne says so
+              Such an op needs no kernel, and its parameters may be any objects
+    ranks     indices of sources: the result has at least as many dimensions as each of them
     """
 
     name: str
@@ -143,7 +143,7 @@ _F32 = Struct("=f")
 
 
 def _number(x: object) -> bool | int | float | None:
-    """`x` as Python's number; None for what is none, or does not fit: an integer a double, a fraction an F32."""
+    """`x` as Python's number. None when it is no number, an integer beyond a double, or a fraction beyond F32."""
     if type(x) is int:
         return x if -_EXACT <= x <= _EXACT else None
     if type(x) is float:
@@ -165,7 +165,7 @@ def _number(x: object) -> bool | int | float | None:
 
 
 def _member(kind: type[IntEnum], x: object) -> int | None:
-    """The number of a member that is given by number or by name; None for what is none."""
+    """The number of a member that is given by number or by name; None when there is no such member."""
     if isinstance(x, str):
         member = kind.__members__.get(x.upper())
         return None if member is None else int(member)
@@ -173,8 +173,8 @@ def _member(kind: type[IntEnum], x: object) -> int | None:
 
 
 def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
-    """`params` as Python's numbers. Raises DTypeError for what is none, ShapeError for no member of an enumeration, NaN
-    and infinities."""
+    """`params` as Python's numbers. Raises DTypeError when one is no number, ShapeError when one is NaN, infinite or no
+    member of its enumeration."""
     out: dict[str, bool | int | float] = {}
     for name, x in params.items():
         kind = op.enums.get(name)
@@ -192,7 +192,7 @@ def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
 
 
 def _check_memory(op: OpDef, srcs: Srcs, target: int) -> None:
-    """The rule of `OpDef.inplace`, where the result is written over source `target`."""
+    """Check the rule of `OpDef.inplace` for a result that is written over source `target`."""
     base = srcs[target]
     assert base is not None
     if overlaps_itself(base):
@@ -220,7 +220,7 @@ def record(
     `inplace` names the source whose memory the result shares (the `_inplace` variants). The result belongs to `ctx`,
     else to the open context, else to the context of the first source.
     `dtype` is a result type that the user asks for (cast); the op's `dtypes` rows then end with it. `rank` is the
-    number of dimensions where it does not follow from ne and `OpDef.ranks`.
+    number of dimensions when it does not follow from ne and `OpDef.ranks`.
     Raises DTypeError and ShapeError with the op, its tensors, the rule and the user's line.
     """
     _check_sources(op, srcs)
@@ -241,7 +241,7 @@ def record(
 
 
 def _layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_memory: bool) -> Layout:
-    """Of the result. What an op of this package said of such sources before, it says again."""
+    """The layout of the result. Ops of this package remember the layouts for the sources that they have seen."""
     if op.known is None:
         return _new_layout(op, srcs, params, asked, own_memory)
     key: tuple[Any, ...] = (
@@ -328,7 +328,7 @@ def _new(
 
 
 def _at_fault(op: OpDef, srcs: Srcs, row: DTypeRow) -> str:
-    """Which type does not fit the ones before it, and those that would, for the message."""
+    """For the message: the first type that does not fit those before it, and the types that would."""
     n = len(row) - 1
     while n and not any(known[:n] == row[:n] for known in op.dtypes):
         n -= 1

@@ -76,7 +76,7 @@ def quantize(array: Array, dtype: DType, imatrix: Array | None = None, n_threads
     infinities are for F32, F16 and BF16; block types have none. The same bytes come out at every `PYGGML_ISA` and
     thread count.
 
-    Raises ShapeError where a row is not a whole number of blocks or `imatrix` does not fit, DTypeError where `dtype`
+    Raises ShapeError when a row is not a whole number of blocks or `imatrix` does not fit, DTypeError when `dtype`
     is not a float or block type, or has no number for NaN or an infinity, BackendError for a bad `imatrix` or
     `n_threads`.
     """
@@ -110,7 +110,7 @@ def dequantize(
     `data`: bytes, or an array whose last axis holds whole rows' bytes, as `quantize` returns it. The result has
     `shape` (NumPy order) if given, else that of `data` with the last axis counted in elements.
 
-    Raises ShapeError where the byte count does not fit, DTypeError where `dtype` is not a float or block type.
+    Raises ShapeError when the byte count does not fit, DTypeError when `dtype` is not a float or block type.
     """
     raw = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else as_array("data", data)
     if raw.dtype.kind not in "fiub":

@@ -43,12 +43,12 @@ def src(srcs: Srcs, i: int) -> Tensor:
 
 
 def ne_of(a: Tensor) -> Ne:
-    """The ne of `a`; ones for what is no tensor: the op that is recorded on it then says so."""
+    """The ne of `a`. Ones when `a` is no tensor: the op that is then recorded on it raises the error."""
     return a.ne if isinstance(a, Tensor) else (1, 1, 1, 1)  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def type_of(value: DType | int | str) -> DType | None:
-    """The type that is given as itself, by its GGUF number, or by name; None for what is none."""
+    """The type that is given as itself, by its GGUF number, or by name; None when there is no such type."""
     if isinstance(value, str):
         return DType.__members__.get(value.upper())
     return next((t for t in DType if value is t or (isinstance(value, Integral) and value == t.gguf_id)), None)
@@ -60,7 +60,7 @@ def same_shape(srcs: Srcs, params: Params) -> Ne:
 
 
 def can_repeat(a: Ne, b: Ne) -> bool:
-    """True where `a` repeated whole times gives `b`."""
+    """True when `a` repeated whole times gives `b`."""
     return b[0] % a[0] == 0 and b[1] % a[1] == 0 and b[2] % a[2] == 0 and b[3] % a[3] == 0
 
 

@@ -158,7 +158,7 @@ def cpy(a: Tensor, b: Tensor, limit: float = 0.0) -> Tensor:
     an integer: truncated, at its ends where it does not fit, 0 for NaN; F64 to BF16 is rounded to F32 first); F32 or
     F16 to Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL (a block with NaN or infinities becomes NaN as a whole, here and in
     `set_rows`); block types to F32.
-    Result: a view of `b`, after the copy. Raises ShapeError, also where `a` and `b` share bytes but are not the same
+    Result: a view of `b`, after the copy. Raises ShapeError, also when `a` and `b` share bytes but are not the same
     elements, and DTypeError.
     """
     return record(CPY, (a, b), {"limit": limit})

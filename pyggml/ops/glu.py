@@ -117,7 +117,7 @@ SWIGLU_CLAMP = _define("swiglu_clamp", _swiglu_clamp_ref, "silu(a) * b, clamped"
 def reglu(a: Tensor) -> Tensor:
     """relu(first half of each row) * second half (ggml_reglu).
 
-    a: ne [2 n, n1, n2, n3]; result: ne [n, n1, n2, n3]. Raises ShapeError where ne[0] is odd, DTypeError.
+    a: ne [2 n, n1, n2, n3]; result: ne [n, n1, n2, n3]. Raises ShapeError when ne[0] is odd, DTypeError.
     """
     return record(REGLU, (a, None), {"swapped": False})
 

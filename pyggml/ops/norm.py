@@ -129,7 +129,7 @@ def group_norm(a: Tensor, n_groups: int, eps: float) -> Tensor:
 
     a: F32, ne [width, height, channels, batch], dense rows. Each ceil(channels / n_groups) channels are one group
     (the last one may be smaller). Result: as `a`.
-    Raises ShapeError where n_groups is not from 1 to channels, DTypeError.
+    Raises ShapeError when n_groups is not from 1 to channels, DTypeError.
     """
     return record(GROUP_NORM, (a,), {"n_groups": n_groups, "eps": eps})
 

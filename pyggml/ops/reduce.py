@@ -5,13 +5,15 @@ Order: -0 equals 0, and NaN counts as larger than every number (as NumPy sorts i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 
 import numpy as np
 
 from ..codec import Array
+from ..dtypes import DType
 from ..errors import ShapeError
-from ..opdef import OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
+from ..opdef import DTypeRow, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, I32, I64, is_whole, same_shape, src
 
@@ -73,19 +75,39 @@ def _cumsum_ref(a: Array) -> Array:
     return np.cumsum(a, axis=3)
 
 
-SUM = OpDef(
-    name="sum",
-    srcs=("a",),
-    params=(),
-    shape=_one,
-    dtypes={(F32,): F32, (F16,): F16, (BF16,): BF16},
-    ref=_sum_ref,
-    kernel="sum",
-    cost=elementwise_cost(1),
-    inplace=(),
-    label="sum(a)",
-    ranks=(),
-)
+def _define(
+    name: str,
+    shape: Callable[[Srcs, Params], Ne],
+    dtypes: Mapping[DTypeRow, DType],
+    ref: Callable[..., Array],
+    flops: int,
+    *,
+    params: tuple[str, ...] = (),
+    label: str | None = None,
+    enums: Mapping[str, type[IntEnum]] | None = None,
+    inplace: tuple[int, ...] = (),
+    ranks: tuple[int, ...] = (0,),
+) -> OpDef:
+    return OpDef(
+        name=name,
+        srcs=("a",),
+        params=params,
+        shape=shape,
+        dtypes=dtypes,
+        ref=ref,
+        kernel=name,
+        cost=elementwise_cost(flops),
+        inplace=inplace,
+        label=label or f"{name}(a)",
+        ranks=ranks,
+        enums=enums or {},
+    )
+
+
+SUM = _define("sum", _one, {(F32,): F32, (F16,): F16, (BF16,): BF16}, _sum_ref, 1, ranks=())
+SUM_ROWS = _define("sum_rows", _one_per_row, {(F32,): F32}, _sum_rows_ref, 1)
+MEAN = _define("mean", _one_per_row, {(F32,): F32}, _mean_ref, 1)
+CUMSUM = _define("cumsum", same_shape, {(F32,): F32}, _cumsum_ref, 1, inplace=(0,))
 COUNT_EQUAL = OpDef(
     name="count_equal",
     srcs=("a", "b"),
@@ -98,42 +120,6 @@ COUNT_EQUAL = OpDef(
     inplace=(),
     label="count of a = b",
     ranks=(),
-)
-SUM_ROWS = OpDef(
-    name="sum_rows",
-    srcs=("a",),
-    params=(),
-    shape=_one_per_row,
-    dtypes={(F32,): F32},
-    ref=_sum_rows_ref,
-    kernel="sum_rows",
-    cost=elementwise_cost(1),
-    inplace=(),
-    label="sum_rows(a)",
-)
-MEAN = OpDef(
-    name="mean",
-    srcs=("a",),
-    params=(),
-    shape=_one_per_row,
-    dtypes={(F32,): F32},
-    ref=_mean_ref,
-    kernel="mean",
-    cost=elementwise_cost(1),
-    inplace=(),
-    label="mean(a)",
-)
-CUMSUM = OpDef(
-    name="cumsum",
-    srcs=("a",),
-    params=(),
-    shape=same_shape,
-    dtypes={(F32,): F32},
-    ref=_cumsum_ref,
-    kernel="cumsum",
-    cost=elementwise_cost(1),
-    inplace=(0,),
-    label="cumsum(a)",
 )
 
 
@@ -202,44 +188,9 @@ def _top_k_ref(a: Array, k: int) -> Array:
     return _argsort_ref(a, SortOrder.DESC)[..., :k]
 
 
-ARGMAX = OpDef(
-    name="argmax",
-    srcs=("a",),
-    params=(),
-    shape=_argmax_shape,
-    dtypes={(F32,): I32},
-    ref=_argmax_ref,
-    kernel="argmax",
-    cost=elementwise_cost(0),
-    inplace=(),
-    label="argmax(a)",
-    ranks=(),
-)
-ARGSORT = OpDef(
-    name="argsort",
-    srcs=("a",),
-    params=("order",),
-    shape=_indices,
-    dtypes={(F32,): I32},
-    ref=_argsort_ref,
-    kernel="argsort",
-    cost=elementwise_cost(0),
-    inplace=(),
-    label="argsort(a)",
-    enums={"order": SortOrder},
-)
-TOP_K = OpDef(
-    name="top_k",
-    srcs=("a",),
-    params=("k",),
-    shape=_top_k_shape,
-    dtypes={(F32,): I32},
-    ref=_top_k_ref,
-    kernel="top_k",
-    cost=elementwise_cost(0),
-    inplace=(),
-    label="top_k(a, k)",
-)
+ARGMAX = _define("argmax", _argmax_shape, {(F32,): I32}, _argmax_ref, 0, ranks=())
+ARGSORT = _define("argsort", _indices, {(F32,): I32}, _argsort_ref, 0, params=("order",), enums={"order": SortOrder})
+TOP_K = _define("top_k", _top_k_shape, {(F32,): I32}, _top_k_ref, 0, params=("k",), label="top_k(a, k)")
 
 
 def argmax(a: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def set_rows(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
     a: ne [n, m, b2, b3], F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 or IQ4_NL; b: ne [n, r, b2, b3], F32; c: ne
     [r, c1, c2], I64 or I32, repeated along b2 and b3, 0 <= index < m; of equal indices the last one wins.
-    Result: a view of `a`, after the writes. Raises ShapeError, also where `a` shares bytes with `b` or `c`; DTypeError;
+    Result: a view of `a`, after the writes. Raises ShapeError, also when `a` shares bytes with `b` or `c`; DTypeError;
     BackendError as `get_rows`.
     """
     return record(SET_ROWS, (a, b, c), {})

@@ -197,6 +197,6 @@ def timestep_embedding(timesteps: Tensor, dim: int, max_period: float) -> Tensor
 def arange(start: float, stop: float, step: float, ctx: Context | None = None) -> Tensor:
     """start, start + step ... before `stop`: ceil((stop - start) / step) elements, F32 (ggml_arange).
 
-    It belongs to `ctx`, else to the open context (GraphError where there is none). Raises ShapeError.
+    It belongs to `ctx`, else to the open context (GraphError when there is none). Raises ShapeError.
     """
     return record(ARANGE, (), {"start": start, "stop": stop, "step": step}, ctx=ctx)

@@ -217,7 +217,7 @@ def permute(a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int) -> Tensor
     """Dimension i of `a` becomes dimension axis_i of the result (ggml_permute): result.ne[axis_i] = a.ne[i].
 
     a: any strides; dimension 0 of a block type stays where it is. Result: a view of `a`.
-    Raises ShapeError where the axes are not 0, 1, 2, 3 in some order.
+    Raises ShapeError when the axes are not 0, 1, 2, 3 in some order.
     """
     srcs = _tensor(PERMUTE, a)
     axes = _whole(PERMUTE, a, "axes", (axis0, axis1, axis2, axis3), 0)

@@ -20,7 +20,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 def baked_weights(arch: str, kv: Mapping[str, Any], shapes: Mapping[str, tuple[DType, Ne]]) -> dict[str, bool]:
     """Of a model with tensors of these types and ne those that products read, and whether something looks up their
-    rows, too; not what anything else reads as well. Raises ModelError where the architecture cannot run them."""
+    rows, too; not what anything else reads as well. Raises ModelError when the architecture cannot run them."""
     architecture = get_architecture(arch)
     ctx = Context()
     tensors = {name: ctx.new_tensor(dtype, ne, name) for name, (dtype, ne) in shapes.items()}

@@ -43,7 +43,7 @@ class ImatrixSums:
     datasets: list[str] = field(default_factory=list[str])
 
     def add(self, name: str, sums: Doubles, counts: Doubles) -> None:
-        """Count some more inputs of a tensor. Raises ShapeError where they are of another shape than before."""
+        """Count some more inputs of a tensor. Raises ShapeError when they are of another shape than before."""
         old = self.sums.get(name)
         if old is None:
             self.sums[name], self.counts[name] = sums, counts

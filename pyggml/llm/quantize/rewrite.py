@@ -229,7 +229,7 @@ def write_quantized(
     Metadata is passed on as it is, but for `general.file_type` and `general.quantization_version`; of a model in
     several files one is made. With `split_size` it is written in parts of so many bytes of tensors, see
     `split_tensors`; returns the parts.
-    Raises GGUFError where the output is the source, cannot be written, or a weight has no value in its new type.
+    Raises GGUFError when the output is the source, cannot be written, or a weight has no value in its new type.
     """
     out = os.fspath(path)
     alignment, prefix = plan.source.alignment, prefix_of(out)

@@ -72,7 +72,7 @@ class GGUFSource:
         return [bytes(self._file.data[a:b]) for key, (a, b) in self._file.kv_spans.items() if key not in without]
 
     def rows(self, name: str, n_elements: int) -> Iterator[Bytes]:
-        """See `Source`. Raises GGUFError where the file has become shorter."""
+        """See `Source`. Raises GGUFError when the file has become shorter."""
         t = self.tensors[name]
         row_size, step = t.dtype.row_size(t.ne[0]), max(1, n_elements // t.ne[0])
         with PartReader(self._file) as reader:
@@ -88,7 +88,7 @@ class GGUFSource:
 
 
 def open_source(path: str | os.PathLike[str], vocab_only: bool = False) -> Source:
-    """A GGUF file (of several parts the first), or a Hugging Face folder. Raises GGUFError; ModelError, also where the
+    """A GGUF file (of several parts the first), or a Hugging Face folder. Raises GGUFError; ModelError, also when the
     tensors of a folder are not those of its model."""
     if not is_folder(path):
         return GGUFSource(open_model(path))
