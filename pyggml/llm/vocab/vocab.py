@@ -87,7 +87,7 @@ class Vocab:
         return ids[0] if ids else self.pad
 
     def text(self, token: int) -> str:
-        """The vocabulary's spelling of a token: U+2581 or U+0120 for a space, surrogates for bytes that are not UTF-8."""
+        """The vocabulary's spelling of a token: U+2581 or U+0120 for a space, surrogates for bytes beside UTF-8."""
         return self._tokens.texts[self._checked(token)]
 
     def type_of(self, token: int) -> TokenType:
