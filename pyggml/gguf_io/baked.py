@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import can_unpack, matrix_size
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
+from pyggml.native.packing import GROUP, can_unpack, matrix_size
 from pyggml.tensor import Ne, rank_of
 
 from .read import MAX_NAME, GGUFFile, GGUFTensor
@@ -36,7 +36,6 @@ _LAYOUT, _LAYOUT_VERSION, _NAMES, _TYPES, _NE = KEYS = (
     *(f"pyggml.layout.{end}" for end in ("version", "names", "types", "ne")),
 )
 _END = f".{LAYOUT}"
-_GROUP = 16  # rows
 
 
 def can_bake(name: str, dtype: DType, ne: Ne) -> bool:
@@ -46,7 +45,7 @@ def can_bake(name: str, dtype: DType, ne: Ne) -> bool:
 
 def baked_info(name: str, dtype: DType, ne: Ne) -> tuple[str, DType, tuple[int, ...]]:
     """Name, type and ne of the tensor that a weight becomes."""
-    groups = -(-ne[1] // _GROUP)
+    groups = -(-ne[1] // GROUP)
     dims = (matrix_size(dtype, ne) // groups, groups, ne[2])
     return name + _END, DType.I8, dims if ne[2] > 1 else dims[:2]
 

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyggml.backends.cpu.repack import BUFT, adopt_copy
 from pyggml.buffers.buffer import Buffer, Bytes, LazyBuffer, MappedFile
 from pyggml.dtypes import DType
+from pyggml.form import BUFT, repacked
 from pyggml.tensor import Context, Ne, Tensor, contiguous_nb, rank_of
 
 from .read import GGUFFile, GGUFTensor
 
 
-def bind(file: GGUFFile, repacked: bool = True) -> dict[str, Tensor]:
+def bind(file: GGUFFile, copies: bool = True) -> dict[str, Tensor]:
     """A tensor for each of the file's (of all its parts), by name, with the file as its memory: graphs read it, and
-    never write. `repacked`: products read what is repacked in the file; the stored form of that is made where something
-    else needs it."""
+    never write. `copies`: products read weights that the file has repacked; their stored bytes are made when something
+    else needs them."""
     buffers = [read_only(part.data, part.mapped) for part in file.parts]
     lazy = {t.name: _lazy(file, t) for t in file.tensors.values() if t.offset < 0}
     tensors = bound(
         (t.name, t.dtype, t.ne, lazy.get(t.name) or buffers[t.part], max(t.offset, 0)) for t in file.tensors.values()
     )
     for t in file.tensors.values():
-        if repacked and t.packed is not None:
+        if copies and t.packed is not None:
             part, at = file.parts[t.packed.part], t.packed.offset
-            adopt_copy(tensors[t.name], Buffer(part.data[at : at + t.packed.nbytes], BUFT, part.mapped))
+            copy = Buffer(part.data[at : at + t.packed.nbytes], BUFT, part.mapped)
+            tensors[t.name].form = repacked(copy)
     return tensors
 
 

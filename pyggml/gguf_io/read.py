@@ -22,10 +22,10 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backends.cpu.repack import unpacked
 from pyggml.buffers.buffer import MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, path_name
+from pyggml.native.packing import unpacked
 from pyggml.native.vocab.strings import read_strings, walk_strings
 from pyggml.small_file import open_regular
 

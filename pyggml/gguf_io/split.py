@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import unpacked
 from pyggml.errors import GGUFError, path_name
+from pyggml.native.packing import unpacked
 from pyggml.tensor import rank_of
 
 from .baked import with_layout

@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import copy_of
 from pyggml.buffers.buffer import Bytes
 from pyggml.tensor import Tensor
 
@@ -86,8 +85,7 @@ class ExpertStage:
         return sorted(picked)
 
     def _has(self, t: Tensor) -> bool:
-        copy = copy_of(t)
-        buffer = t.buffer if copy is None else copy
+        buffer = t.buffer if t.form.copy is None else t.form.copy
         return buffer is not None and buffer.stage is self
 
 

@@ -11,12 +11,12 @@ from itertools import product
 from typing import TYPE_CHECKING
 from weakref import finalize
 
-from pyggml.backends.cpu.repack import GROUP, matrix_size, pack_groups
 from pyggml.buffers.buffer import Buffer, Bytes, MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import PartReader
+from pyggml.native.packing import GROUP, matrix_size, pack_groups
 from pyggml.tensor import Ne
 
 from .ring import READERS, Job

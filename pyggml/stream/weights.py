@@ -9,20 +9,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
-from pyggml.backends.cpu.isa import isa_name, kernel_of
-from pyggml.backends.cpu.repack import (
-    BUFT,
-    adopt_copy,
-    allow_conversion,
-    can_repack,
-    copy_size,
-    matrix_size,
-    repack_in_passing,
-)
 from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer, MappedFile, Stage
 from pyggml.dtypes import DType
+from pyggml.form import BUFT, repacked
 from pyggml.gguf_io.bind import read_only
 from pyggml.graph import Graph
+from pyggml.native.packing import copy_size, matrix_size
 from pyggml.tensor import Ne, Tensor
 
 from .experts import ExpertCache, Layer, Place
@@ -31,6 +23,7 @@ from .read import Files, Origin, staging_size
 from .ring import READERS, Group, Job, Ring, in_turn
 
 ROWS, PACKED, STORED = "rows", "packed", "stored"
+Packs = Callable[[Tensor, Tensor | None], bool]  # see WeightStream
 _WORTH = 1 << 16  # bytes of an expert from which on it is read by itself: it takes whole pages
 _LAYER = re.compile(r"(\w+\.)*?blk\.\d+\.")
 
@@ -63,13 +56,21 @@ class WeightStream:
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, budget: int, repack: bool
+        self,
+        weights: Mapping[str, Tensor],
+        origins: Mapping[str, Origin],
+        graph: Graph,
+        budget: int,
+        packs: Packs | None,
     ) -> None:
-        """weights: those of a model by name, `origins`: where they come from, `graph`: that of one token. Raises
-        ModelError where `budget` is too small, AllocError where there is not so much memory."""
+        """`weights`: those of a model by name. `origins`: where they come from. `graph`: that of one token.
+        `packs(weight, node)` says whether `node` (None: a product that is not in the graph) reads a repacked copy of
+        the weight; without it nothing does.
+
+        Raises ModelError when `budget` is too small, AllocError when there is not so much memory."""
         self.budget = budget
         self._files = Files()
-        uses = _uses(weights, graph, repack)
+        uses = _uses(weights, graph, packs)
         for name, forms in uses.items():
             if ROWS in forms and origins[name].file is None:  # nothing to look at single rows of
                 forms.symmetric_difference_update({ROWS} if STORED in forms else {ROWS, STORED})
@@ -94,10 +95,6 @@ class WeightStream:
         self.ring = layout.size - self.pinned
         self._cache = ExpertCache(budget - self.staging - layout.size if layers else 0, self._ring, self._readers)
         self.streamed = sum(weights[i.name].nbytes for of in (*layout.groups, apart) for i in of)
-        if repack:
-            allow_conversion(t for name, t in weights.items() if uses[name] != {ROWS})
-        else:
-            repack_in_passing(weights.values())
         self._arena = Buffer.allocate(layout.size, BUFT)
         places = {i: self._arena.memory[at : at + padded(i.size)] for i, at in layout.offsets.items()}
         jobs = {i: self._jobs(weights[i.name], i, origins[i.name], places[i]) for i in places}
@@ -221,10 +218,13 @@ def _is_in_file(origin: Origin, item: Item) -> bool:
     return origin.file is not None or (item.packed and origin.packed is not None)
 
 
-def _uses(weights: Mapping[str, Tensor], graph: Graph, repack: bool) -> dict[str, set[str]]:
-    """The forms in which each weight is read, in the order in which the graph needs them whole; what it does not read
-    last, as products would."""
-    isa = isa_name(None)
+def _uses(weights: Mapping[str, Tensor], graph: Graph, packs: Packs | None) -> dict[str, set[str]]:
+    """How each weight is read, in the order in which the graph needs them whole. Weights that the graph does not read
+    come last, and are read as products would read them."""
+
+    def form(t: Tensor, node: Tensor | None) -> str:
+        return PACKED if packs is not None and packs(t, node) else STORED
+
     names = {t: name for name, t in weights.items()}
     uses: dict[str, set[str]] = {}
     has_rows: set[str] = set()
@@ -232,30 +232,20 @@ def _uses(weights: Mapping[str, Tensor], graph: Graph, repack: bool) -> dict[str
         for i, t in enumerate(node.src):
             if t is None or t not in names:
                 continue
-            form = _use(node, i, t, isa, repack)
-            if form == ROWS:
+            if node.op == "get_rows" and i == 0:
                 has_rows.add(names[t])
             else:
-                uses.setdefault(names[t], set()).add(form)
+                uses.setdefault(names[t], set()).add(form(t, node))
     for name in has_rows:
         uses.setdefault(name, set()).add(ROWS)
     for name, t in weights.items():
-        uses.setdefault(name, {PACKED if repack and can_repack(t, isa) else STORED})
+        uses.setdefault(name, {form(t, None)})
     return uses
-
-
-def _use(node: Tensor, i: int, t: Tensor, isa: str, repack: bool) -> str:
-    """The form in which `node` reads its source `i`, a weight."""
-    if node.op == "get_rows" and i == 0:
-        return ROWS
-    product = i == 0 and (node.op == "mul_mat_id" or (node.op == "mul_mat" and t.ne[2] == 1))
-    has_kernel = repack and product and can_repack(t, isa) and kernel_of(isa, node, "_r16") is not None
-    return PACKED if has_kernel else STORED
 
 
 def _items(t: Tensor, forms: set[str]) -> list[Item]:
     """What of a weight is to be in memory, in the forms it is read in; single rows are not."""
-    size = {PACKED: copy_size(t), STORED: t.nbytes}
+    size = {PACKED: copy_size(t.dtype, t.ne), STORED: t.nbytes}
     return [Item(t.name, form == PACKED, size[form]) for form in sorted(forms - {ROWS})]
 
 
@@ -277,4 +267,4 @@ def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[
         if item.packed:
             copy = Buffer(place, BUFT)
             copy.stage = stage
-            adopt_copy(t, copy)
+            t.form = repacked(copy)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import GROUP, matrix_size, pack_groups
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.gguf_io.baked import can_bake
 from pyggml.models import get_architecture
 from pyggml.models.weights import Weights
+from pyggml.native.packing import GROUP, matrix_size, pack_groups
+from pyggml.ops.matmul import weights_of
 from pyggml.tensor import Context, Ne, Tensor
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -34,7 +35,7 @@ def baked_weights(arch: str, kv: Mapping[str, Any], shapes: Mapping[str, tuple[D
     others: set[Tensor] = set()
     for node in graph.nodes:
         for i, t in enumerate(node.src):
-            if t is None or (i == 0 and (node.op == "mul_mat_id" or (node.op == "mul_mat" and t.ne[2] == 1))):
+            if t is None or (i == 0 and t is weights_of(node)):
                 continue
             (has_rows if node.op == "get_rows" and i == 0 else others).add(t)
     read = set(graph.leafs)
