@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, in the memory that the file is."""
+"""Tensors whose memory is a GGUF file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .read import GGUFFile, GGUFTensor
 
 
 def bind(file: GGUFFile, copies: bool = True) -> dict[str, Tensor]:
-    """A tensor for each of the file's (of all its parts), by name, with the file as its memory: graphs read it, and
-    never write. `copies`: products read weights that the file has repacked; their stored bytes are made when something
-    else needs them."""
+    """A tensor for each tensor of the file and its other parts, by name, with the file as its memory: graphs read it,
+    and never write. `copies`: products read the repacked copies that the file has; the stored bytes of such a weight
+    are made when something else needs them."""
     buffers = [read_only(part.data, part.mapped) for part in file.parts]
     lazy = {t.name: _lazy(file, t) for t in file.tensors.values() if t.offset < 0}
     tensors = bound(
@@ -34,7 +34,7 @@ def _lazy(file: GGUFFile, t: GGUFTensor) -> Buffer:
 
 
 def read_only(data: Bytes, mapped: MappedFile | None) -> Buffer:
-    """What a file holds as memory that no graph writes into, mapped or not."""
+    """Bytes of a file, mapped or not, as memory that no graph writes into."""
     view = data[:]
     view.flags.writeable = False
     return Buffer(view, "CPU" if mapped is None else "CPU_MMAP", mapped)

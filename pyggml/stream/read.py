@@ -1,5 +1,5 @@
-"""How weights get from their files to their places: in pieces, each read, and repacked where it has to be, by one
-thread."""
+"""How weights get from their files to their places: in pieces, each of which one thread reads, and repacks when
+needed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 Rows = Callable[[int], Iterator[Bytes]]
 
-_PIECE = 1 << 20  # bytes: 1 and 4 MiB were as fast, and READERS of them are memory that weights do not have
+_PIECE = 1 << 20  # bytes: READERS of them are memory that weights do not have, and larger ones are no faster
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the stored bytes of a tensor are: in a file from `offset` on, or (`file` None) what `rows` makes: uint8
-    [rows, bytes of a row] of about so many elements at a time, each within one matrix. `packed`: a file that has it
-    repacked, and where."""
+    """Where the stored bytes of a tensor are: in a file from `offset` on, or, when `file` is None, in what `rows(n)`
+    makes: uint8 [rows, bytes of a row] of about `n` elements at a time, each within one matrix. `packed`: the file that
+    has a repacked copy, and the offset of that."""
 
     file: MappedFile | None
     offset: int = 0
@@ -41,7 +41,7 @@ class Origin:
     packed: tuple[MappedFile, int] | None = None
 
     def fetch(self, nbytes: int) -> Bytes:
-        """All of them."""
+        """All stored bytes."""
         if self.file is not None:
             return self.file.data[self.offset : self.offset + nbytes]
         assert self.rows is not None
@@ -101,7 +101,7 @@ class Files:
         return fd
 
     def stored(self, origin: Origin, nbytes: int, place: Bytes) -> list[Job]:
-        """Jobs that put a tensor as it is stored into uint8 [nbytes]."""
+        """Jobs that put the stored bytes of a tensor into `place`, uint8 [nbytes]."""
         file, rows = origin.file, origin.rows
         if file is None:
             assert rows is not None
@@ -156,7 +156,7 @@ def staging_size(dtype: DType, ne: Ne) -> int:
 
 
 def _read(file: MappedFile, fd: int, offset: int, place: Bytes) -> int:
-    """Fill `place` from the file. Raises GGUFError where that has become shorter, or cannot be read."""
+    """Fill `place` from the file. Raises GGUFError when the file has become shorter, or cannot be read."""
     done, n = 0, place.nbytes
     while done < n:
         try:

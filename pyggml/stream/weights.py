@@ -1,4 +1,4 @@
-"""The weights of a model within a budget: what a graph reads of them, and in which form, decides what is done."""
+"""The weights of a model within a budget of memory, by what its graph reads of them, and in which form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .ring import READERS, Group, Job, Ring, in_turn
 
 ROWS, PACKED, STORED = "rows", "packed", "stored"
 Packs = Callable[[Tensor, Tensor | None], bool]  # see WeightStream
-_WORTH = 1 << 16  # bytes of an expert from which on it is read by itself: it takes whole pages
+_WORTH = 1 << 16  # bytes from which on an expert is read by itself: it takes whole pages
 _LAYER = re.compile(r"(\w+\.)*?blk\.\d+\.")
 
 
@@ -52,7 +52,7 @@ class WeightStream:
     run of a graph into `ring` bytes that they share, through `staging`. `bytes_read` counts what was read of the files
     since the model was loaded.
 
-    The tensors do not change to who looks at them: NumPy reads the file, or makes them anew.
+    A tensor looks the same to everyone else: NumPy reads its bytes from the file, or makes them anew.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class WeightStream:
 
 
 def _group(name: str) -> str:
-    """What comes and goes together with a weight: its layer."""
+    """The group that a weight comes and goes with: its layer."""
     layer = _LAYER.match(name)
     return layer[0] if layer else name
 
@@ -198,7 +198,7 @@ def _group(name: str) -> str:
 def _experts(
     weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, items: Mapping[str, Sequence[Item]]
 ) -> dict[str, list[Item]]:
-    """Of each layer the weights of which only products by expert read, and that a file has expert by expert."""
+    """By layer, the weights that only products by expert read, and that a file has expert by expert."""
     read = dict.fromkeys(weights.values(), True)
     for node in graph.nodes:
         for i, t in enumerate(node.src):
@@ -214,7 +214,7 @@ def _experts(
 
 
 def _is_in_file(origin: Origin, item: Item) -> bool:
-    """Whether a file has what can be read of it alone."""
+    """Whether a file has the bytes of one expert by themselves."""
     return origin.file is not None or (item.packed and origin.packed is not None)
 
 
@@ -244,13 +244,13 @@ def _uses(weights: Mapping[str, Tensor], graph: Graph, packs: Packs | None) -> d
 
 
 def _items(t: Tensor, forms: set[str]) -> list[Item]:
-    """What of a weight is to be in memory, in the forms it is read in; single rows are not."""
+    """The items of a weight that must be in memory, by the forms it is read in. Single rows are read from the file."""
     size = {PACKED: copy_size(t.dtype, t.ne), STORED: t.nbytes}
     return [Item(t.name, form == PACKED, size[form]) for form in sorted(forms - {ROWS})]
 
 
 def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[Bytes, Stage | None]]) -> None:
-    """Point a weight, and its repacked copy, at their places."""
+    """Give a weight its memory and its form."""
     file, nbytes = origin.file, t.nbytes
     stored = next((found for item, found in items.items() if not item.packed), None)
     if stored is not None:
