@@ -100,9 +100,11 @@ class Files:
             raise GGUFError(f"{file.path}: the file was changed while it was opened; load it again")
         return fd
 
-    def stored(self, origin: Origin, nbytes: int, place: Bytes) -> list[Job]:
-        """Jobs that put the stored bytes of a tensor into `place`, uint8 [nbytes]."""
-        file, rows = origin.file, origin.rows
+    def jobs(self, origin: Origin, packed: bool, dtype: DType, ne: Ne, place: Bytes) -> list[Job]:
+        """Jobs that put a tensor into `place`, uint8 with room for it: its repacked copy, or its stored bytes."""
+        if packed:
+            return self._packed(origin, dtype, ne, Buffer(place))
+        file, rows, nbytes = origin.file, origin.rows, dtype.row_size(ne[0]) * ne[1] * ne[2] * ne[3]
         if file is None:
             assert rows is not None
             return [lambda: _copy(rows, place)]
@@ -116,8 +118,7 @@ class Files:
 
         return [lambda start=start: job(start) for start in range(0, nbytes, _PIECE)]
 
-    def packed(self, origin: Origin, dtype: DType, ne: Ne, place: Buffer) -> list[Job]:
-        """Jobs that put a tensor's repacked copy into memory of `copy_size` bytes."""
+    def _packed(self, origin: Origin, dtype: DType, ne: Ne, place: Buffer) -> list[Job]:
         file, rows = origin.file, origin.rows
         row_size, size, step = dtype.row_size(ne[0]), matrix_size(dtype, ne), _groups_at_a_time(dtype, ne)
         if origin.packed is not None:

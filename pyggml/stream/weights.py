@@ -72,8 +72,9 @@ class WeightStream:
         self._files = Files()
         uses = _uses(weights, graph, packs)
         for name, forms in uses.items():
-            if ROWS in forms and origins[name].file is None:  # nothing to look at single rows of
-                forms.symmetric_difference_update({ROWS} if STORED in forms else {ROWS, STORED})
+            if ROWS in forms and origins[name].file is None:  # no file has the rows: the whole tensor must be there
+                forms.remove(ROWS)
+                forms.add(STORED)
         items = {name: _items(weights[name], forms) for name, forms in uses.items()}
         packed = [weights[i.name] for of in items.values() for i in of if i.packed and origins[i.name].packed is None]
         self.staging = max((staging_size(t.dtype, t.ne) for t in packed), default=0)
@@ -97,7 +98,10 @@ class WeightStream:
         self.streamed = sum(weights[i.name].nbytes for of in (*layout.groups, apart) for i in of)
         self._arena = Buffer.allocate(layout.size, BUFT)
         places = {i: self._arena.memory[at : at + padded(i.size)] for i, at in layout.offsets.items()}
-        jobs = {i: self._jobs(weights[i.name], i, origins[i.name], places[i]) for i in places}
+        jobs: dict[Item, list[Job]] = {}
+        for i, place in places.items():
+            t = weights[i.name]
+            jobs[i] = self._files.jobs(origins[i.name], i.packed, t.dtype, t.ne, place)
         self._pinned_jobs = [job for i in layout.pinned for job in jobs[i]]
         self._groups: list[Group] = []
         stages: dict[Item, Stage] = {}
@@ -174,19 +178,11 @@ class WeightStream:
                 if origin.packed is not None:
                     here = replace(here, packed=(origin.packed[0], origin.packed[1] + e * place.size))
                 memory = place.memory[e * place.size : (e + 1) * place.size]
-                if is_packed:
-                    found += files.packed(here, dtype, ne, Buffer(memory))
-                else:
-                    found += files.stored(here, stored, memory)
+                found += files.jobs(here, is_packed, dtype, ne, memory)
             return found
 
         files = self._files
         return Layer(experts[0][0].ne[2], [place for *_, place in parts], jobs)
-
-    def _jobs(self, t: Tensor, item: Item, origin: Origin, place: Bytes) -> list[Job]:
-        if item.packed:
-            return self._files.packed(origin, t.dtype, t.ne, Buffer(place))
-        return self._files.stored(origin, t.nbytes, place)
 
 
 def _group(name: str) -> str:
