@@ -77,20 +77,12 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
     group(r16_##name, nc, w, n_blocks, x, y, ahead, add);                                                              \
   }
 #if defined(__AVX512VNNI__)
-#define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6) GROUP(name, 7) GROUP(name, 8)
-#define MORE_NAMES(name) , group_##name##_5, group_##name##_6, group_##name##_7, group_##name##_8
+#define COLUMNS(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
 #else
-#define MORE_GROUPS(name) GROUP(name, 5)
-#define MORE_NAMES(name) , group_##name##_5
+#define COLUMNS(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4) X(name, 5)
 #endif
-#define X(name, ...)                                                                                                   \
-  GROUP(name, 1)                                                                                                       \
-  GROUP(name, 2)                                                                                                       \
-  GROUP(name, 3)                                                                                                       \
-  GROUP(name, 4)                                                                                                       \
-  MORE_GROUPS(name)                                                                                                    \
-  static const group_fn groups_##name[NC] = {group_##name##_1, group_##name##_2, group_##name##_3,                     \
-                                             group_##name##_4 MORE_NAMES(name)};
+#define NAME(name, nc) group_##name##_##nc,
+#define X(name, ...) COLUMNS(GROUP, name) static const group_fn groups_##name[NC] = {COLUMNS(NAME, name)};
 R16_FORMATS(X)
 #undef X
 
