@@ -150,7 +150,6 @@ int pg_isa_count(void);                            // levels compiled into this 
 const char *pg_isa_name(int level);                // "generic", "avx2", ... in rising order
 int pg_isa_supported(int level);                   // can this CPU and OS run it
 const pg_row *pg_isa_table(int level, int64_t *n); // its kernels
-int64_t pg_isa_floats(int level);                  // columns beyond which converting F16 and BF16 pays there
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth);
 
 // Run on `n_threads` threads at most; the caller is thread 0, and workers take part from when they are awake. Threads

@@ -20,8 +20,8 @@ quantize_rows: Callable[[Array, DType], Bytes] | None = None
 
 
 def check_rows(dtype: DType, n: int) -> int:
-    """Bytes of a row of `n` elements of `dtype`; ShapeError where it is not a whole number of blocks, DTypeError where
-    `dtype` is none."""
+    """Bytes of a row of `n` elements of `dtype`; ShapeError when it is not a whole number of blocks, DTypeError when
+    `dtype` is no DType."""
     if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DTypeError(f"{dtype!r:.40} is no pyggml.DType")
     try:
@@ -75,7 +75,7 @@ def encode(array: Array, dtype: DType) -> Bytes:
     """The bytes that store `array` (its last axis is a row) as `dtype`. A block with NaN or infinities becomes NaN as a
     whole, in the types that begin with a scale in F16.
 
-    Raises ShapeError where a row is not a whole number of blocks, DTypeError where the type cannot be written.
+    Raises ShapeError when a row is not a whole number of blocks, DTypeError when the type cannot be written.
     """
     array = np.asarray(array)
     n = array.shape[-1] if array.ndim else 1
@@ -105,7 +105,7 @@ def encode(array: Array, dtype: DType) -> Bytes:
 def decode(data: Bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
     """Stored bytes as an array of `shape` (NumPy order): the type's own NumPy dtype, else float32.
 
-    Raises ShapeError where the byte count does not match, DTypeError where the type cannot be read.
+    Raises ShapeError when the byte count does not match, DTypeError when the type cannot be read.
     """
     n = shape[-1] if shape else 1
     rows = int(np.prod(shape[:-1], dtype=np.int64)) if shape else 1

@@ -15,6 +15,7 @@ from .buffers.buffer import ALIGNMENT, Buffer
 from .codec import Array
 from .dtypes import DType, dtype_of
 from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, user_site
+from .form import STORED, Form
 from .operators import Operand
 from .var import Offset as Offset
 from .var import Var as Var
@@ -77,7 +78,7 @@ class Tensor(Operand):
     and where its bytes are (`buffer` + `offset`, or `view_src` + `view_offs`).
 
     `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order.
-    `like` is the node that it repeats (`Graph.repeat`).
+    `form` is what products read it as (`pyggml.form`). `like` is the node that it repeats (`Graph.repeat`).
     """
 
     html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml installs it
@@ -88,6 +89,7 @@ class Tensor(Operand):
         "buffer",
         "dtype",
         "flags",
+        "form",
         "like",
         "name",
         "nb",
@@ -117,6 +119,7 @@ class Tensor(Operand):
         self.name = ""
         self.buffer: Buffer | None = None
         self.offset = 0
+        self.form: Form = STORED
         self.site = site
         self.like: Tensor | None = None
 

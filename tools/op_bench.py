@@ -110,7 +110,7 @@ def measure(op: str, dtype: DType, ne: Ne, backend: CpuBackend) -> list[Row]:
     weights = [t.src[0] for t in nodes if case.is_product and t.src[0] is not None]
     repack_in_passing(weights)
     rows = [row("stored")]
-    if weights and all(can_repack(w, backend.isa) for w in weights):
+    if weights and all(can_repack(backend.isa, w) for w in weights):
         repack(weights, isa=backend.isa)
         rows.append(row("r16"))
     return rows

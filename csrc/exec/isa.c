@@ -143,11 +143,4 @@ const pg_row *pg_isa_table(int level, int64_t *n) {
   return isa_known(level) ? levels[level].table : NULL;
 }
 
-int64_t pg_isa_floats(int level) {
-#define X(name, few, few_slow, few_amd, few_slow_amd, floats) floats,
-  static const int64_t columns[] = {PG_BORDERS(X)};
-#undef X
-  return isa_known(level) ? columns[level] : PG_NEVER;
-}
-
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth) { return row->work ? row->work(t, nth) : 0; }

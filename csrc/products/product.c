@@ -1,6 +1,9 @@
-// Four ways through a product. Short rows: product_short.c. Few columns: weights are used as they are stored, each byte
-// read once from memory. Few, but of weights that have no tile of their own, or must be decoded again for each tile: a
-// block of rows is converted to f32 first. Many columns: product_many.c.
+// Products of weights as they are stored, with the precision of f32. There are four ways:
+// - short rows: product_short.c;
+// - few columns: weights are used as they are stored, and each byte is read once from memory;
+// - few columns, of weights that have no tile of their own or must be decoded again for each tile: a block of rows is
+//   converted to f32 first;
+// - many columns: product_many.c.
 #include "products/product.h"
 
 #include "formats/storage.h"
@@ -10,10 +13,8 @@
 #include "simd/units.h"
 
 enum {
-  // Columns up to which rows are not laid out anew. On Zen 4, k 768 .. 8192, GFLOPS at the border and one column on: 94
-  // and 92 (F32), 96 and 95 (Q4_K converted). Q8_0 by 12 and 24 columns: 70 as it is stored, 79 and 89 converted.
-  FEW = 8 * VF_N,
-  FEW_BLOCKS = 8,    // of block types that have a tile: as they are stored
+  FEW = 8 * VF_N,    // columns up to which rows are not laid out anew (docs/products.md)
+  FEW_BLOCKS = 8,    // columns up to which block types that have a tile are multiplied as they are stored
   NEAR = 1 << 19,    // bytes of columns that stay in the L2 cache while all rows meet them
   LONG = 2048,       // in_turn: elements that stay in the L1 cache with a row ...
   LARGE = 1 << 19,   // ... and bytes of a matrix whose model does not stay in the L2 cache
@@ -43,19 +44,17 @@ static void tile(const pg_tile *tiles, float *const *y, int64_t row, const char 
     for (int64_t i = 0; i < rows; i++) y[j][row + i] = add ? y[j][row + i] + spare[j][i] : spare[j][i];
 }
 
-// Where all rows met whole columns these would not stay near. How far to go depends on the product alone, not on a
-// part.
+// Elements of a column that all rows meet before the next ones: as many as stay near. This depends on the product
+// alone, not on a part, so that bits do not depend on the number of threads.
 static int64_t elements_near(const pg_product *p) {
   const int64_t k = p->a->ne[0], fit = NEAR / 4 / p->n_cols / KC * KC;
   return k * p->n_cols * 4 <= NEAR ? k : PG_MAX(fit, KC);
 }
 
-// Where one column meets rows one after the other: the tile for that, else NULL. It is the stream that the CPU's
-// prefetchers follow best. Intel's stop at the end of every page, so they are helped, which was measured with AVX-512.
-// AMD's need no help, and follow best what AVX2 reads at a time; but a row and the column must stay in the L1 cache
-// together: where they do not, or where a model stays in the L2 cache, rows side by side are faster. Zen 4, two
-// threads, F16, GB/s in turn and side by side, plain reads: k 768 28.3, 26.7, 27.0; 2048 30.3, 28.0, 29.7;
-// 4096 23.1, 29.4, 30.4; 5632 21.1, 29.5, 31.8. One thread, k 768, AVX-512 22, AVX2 26.
+// The tile that multiplies one column with rows one after the other, or NULL when rows side by side are faster. Rows in
+// turn are the stream that the CPU's prefetchers follow best. Intel's stop at the end of every page, so the tile asks
+// for memory itself, with AVX-512. AMD's need no help, and follow best what AVX2 reads at a time; but a row and the
+// column must stay in the L1 cache together, and the model must be larger than the L2 cache (docs/products.md).
 static pg_tile in_turn(const pg_product *p) {
 #if VF_N >= 8
   const pg_tensor *a = p->a;
@@ -129,7 +128,7 @@ static void converted(const pg_product *p, pg_part part, float *work) {
   }
 }
 
-// The one place that chooses how a weight type is multiplied.
+// The way of a product, by the type of its weights and its columns.
 static enum { DIRECT, CONVERTED, MANY, SHORT } way_of(const pg_product *p) {
   const int64_t k = p->a->ne[0], most = p->n_cols > FEW_BLOCKS ? PG_SHORT : PG_SHORT / 2;
   if (k <= most && pg_block_size(p->a->type) == 1 && pg_is_f32_row(p->b)) return SHORT;

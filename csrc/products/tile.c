@@ -134,19 +134,15 @@ PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k
     tile_of_##kind(PG_##type, nr, y, a, b, k, add);                                                                    \
   }
 #if VF_N == 16
-#define MORE_TILES(kind, type) TILE(kind, type, 3) TILE(kind, type, 4) TILE(kind, type, 5) TILE(kind, type, 6)
-#define MORE_NAMES(type) , tile_##type##_3, tile_##type##_4, tile_##type##_5, tile_##type##_6
+#define COLUMNS(X, ...)                                                                                                \
+  X(__VA_ARGS__, 1) X(__VA_ARGS__, 2) X(__VA_ARGS__, 3) X(__VA_ARGS__, 4) X(__VA_ARGS__, 5) X(__VA_ARGS__, 6)
 #elif VF_N == 8
-#define MORE_TILES(kind, type) TILE(kind, type, 3)
-#define MORE_NAMES(type) , tile_##type##_3
+#define COLUMNS(X, ...) X(__VA_ARGS__, 1) X(__VA_ARGS__, 2) X(__VA_ARGS__, 3)
 #else
-#define MORE_TILES(kind, type)
-#define MORE_NAMES(type)
+#define COLUMNS(X, ...) X(__VA_ARGS__, 1) X(__VA_ARGS__, 2)
 #endif
-#define TILES(kind, type)                                                                                              \
-  TILE(kind, type, 1)                                                                                                  \
-  TILE(kind, type, 2)                                                                                                  \
-  MORE_TILES(kind, type) static const pg_tile tiles_##type[PG_NR] = {tile_##type##_1, tile_##type##_2 MORE_NAMES(type)};
+#define NAME(type, nr) tile_##type##_##nr,
+#define TILES(kind, type) COLUMNS(TILE, kind, type) static const pg_tile tiles_##type[PG_NR] = {COLUMNS(NAME, type)};
 TILES(floats, F32)
 TILES(floats, F16)
 TILES(floats, BF16)

@@ -1,4 +1,4 @@
-"""Files that nobody ever sees half of."""
+"""Files that appear whole, or not at all."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class AtomicFile:
     """A binary file that appears at `path`, whole and on disk, when its `with` block ends without an exception, or when
     `commit()` is called, and never otherwise.
 
-    Until then it has no name where the file system can do that (a killed process leaves nothing at all), else one that
-    begins with a dot and ends with `.tmp`. A link stays one: the file that it leads to is replaced. The new file
-    has the permissions of the one it replaces.
+    Until then it has no name, when the file system can do that: a killed process leaves nothing behind. Otherwise its
+    name begins with a dot and ends with `.tmp`. A link stays a link: the file that it leads to is replaced. The new
+    file has the permissions of the one that it replaces.
 
-    Raises OSError where `path` is a device, a pipe or a folder, which must not be replaced by a file, and where the
-    file cannot be written.
+    Raises OSError when `path` is a device, a pipe or a folder, which no file may replace, and when the file cannot be
+    written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -37,7 +37,7 @@ class AtomicFile:
             self._fds = os.open("/proc/self/fd", os.O_RDONLY)
             fd = os.open(folder or ".", os.O_TMPFILE | os.O_WRONLY, 0o666)
             self._named = False
-        except (OSError, AttributeError):  # not every file system, nor every system, knows O_TMPFILE
+        except (OSError, AttributeError):  # a file system, or a system, without O_TMPFILE
             self._close_fds()
             try:
                 fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -85,8 +85,8 @@ class AtomicFile:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Have the names in a folder on disk, where its permissions and the file system allow that. Raises OSError where
-    the disk fails."""
+    """Write the names in a folder to disk, when its permissions and the file system allow that. Raises OSError when the
+    disk fails."""
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:  # a folder that may be written to and not read
@@ -101,7 +101,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(folder: str | os.PathLike[str]) -> None:
-    """Have all files of a folder on disk, and their names. Raises OSError where the disk fails."""
+    """Write all files of a folder, and their names, to disk. Raises OSError when the disk fails."""
     for root, _, names in os.walk(folder):
         for name in names:
             with open(os.path.join(root, name), "rb") as f:

@@ -1,9 +1,8 @@
-"""Files with weights that are repacked already, as the CPU's products read them (csrc/products/r16/r16.h): what
-`pyggml quantize --layout r16` writes.
+"""Files whose weights are repacked already, as the CPU's products read them (csrc/products/r16/r16.h).
 
-A weight NAME lies in such a file as NAME.r16: I8, ne [bytes of a group of 16 rows, groups, matrices]. Other readers
-miss NAME, and refuse the file. Where its rows are looked up, as those of embeddings are, NAME itself is there, too.
-Keys:
+`pyggml quantize --layout r16` writes them. A weight NAME lies in such a file as NAME.r16: I8, ne [bytes of a group of
+16 rows, groups, matrices]. Other readers miss NAME, and refuse the file. When rows of the weight are looked up, as
+those of embeddings are, the file has NAME itself, too. Keys:
 
   pyggml.layout           "r16"
   pyggml.layout.version   of the arrangement of bytes: 1
@@ -21,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import can_unpack, matrix_size
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
+from pyggml.native.packing import GROUP, can_unpack, matrix_size
 from pyggml.tensor import Ne, rank_of
 
 from .read import MAX_NAME, GGUFFile, GGUFTensor
@@ -36,17 +35,16 @@ _LAYOUT, _LAYOUT_VERSION, _NAMES, _TYPES, _NE = KEYS = (
     *(f"pyggml.layout.{end}" for end in ("version", "names", "types", "ne")),
 )
 _END = f".{LAYOUT}"
-_GROUP = 16  # rows
 
 
 def can_bake(name: str, dtype: DType, ne: Ne) -> bool:
-    """Whether a file may have such a weight repacked: no bit is lost, and it grows by no more than 4 %."""
+    """Whether a file may have such a weight repacked: no bit is lost, and the weight grows by no more than 4 %."""
     return ne[3] == 1 and rank_of(ne) > 1 and len(name) + len(_END) <= MAX_NAME and can_unpack(dtype, ne[0])
 
 
 def baked_info(name: str, dtype: DType, ne: Ne) -> tuple[str, DType, tuple[int, ...]]:
-    """Name, type and ne of the tensor that a weight becomes."""
-    groups = -(-ne[1] // _GROUP)
+    """Name, type and ne of the tensor that a repacked weight is in a file."""
+    groups = -(-ne[1] // GROUP)
     dims = (matrix_size(dtype, ne) // groups, groups, ne[2])
     return name + _END, DType.I8, dims if ne[2] > 1 else dims[:2]
 
@@ -65,8 +63,9 @@ def layout_records(weights: Sequence[tuple[str, DType, Ne]]) -> list[bytes]:
 
 
 def with_layout(file: GGUFFile) -> GGUFFile:
-    """The file with its repacked weights as the tensors that they are, and without the keys that say so; one that has
-    none as it is. Raises GGUFError for a layout that is unknown, or is not what the keys say."""
+    """The file with the weights that it has repacked in place of their copies, and without the keys of the layout. A
+    file without a layout is returned as it is. Raises GGUFError for an unknown layout, and for keys that do not match
+    the tensors."""
     if _LAYOUT not in file.kv:
         return file
     layout, version = file.kv[_LAYOUT], file.kv.get(_LAYOUT_VERSION)

@@ -1,30 +1,31 @@
-"""The tensors of a GGUF file, in the memory that the file is."""
+"""Tensors whose memory is a GGUF file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyggml.backends.cpu.repack import BUFT, adopt_copy
 from pyggml.buffers.buffer import Buffer, Bytes, LazyBuffer, MappedFile
 from pyggml.dtypes import DType
+from pyggml.form import BUFT, repacked
 from pyggml.tensor import Context, Ne, Tensor, contiguous_nb, rank_of
 
 from .read import GGUFFile, GGUFTensor
 
 
-def bind(file: GGUFFile, repacked: bool = True) -> dict[str, Tensor]:
-    """A tensor for each of the file's (of all its parts), by name, with the file as its memory: graphs read it, and
-    never write. `repacked`: products read what is repacked in the file; the stored form of that is made where something
-    else needs it."""
+def bind(file: GGUFFile, copies: bool = True) -> dict[str, Tensor]:
+    """A tensor for each tensor of the file and its other parts, by name, with the file as its memory: graphs read it,
+    and never write. `copies`: products read the repacked copies that the file has; the stored bytes of such a weight
+    are made when something else needs them."""
     buffers = [read_only(part.data, part.mapped) for part in file.parts]
     lazy = {t.name: _lazy(file, t) for t in file.tensors.values() if t.offset < 0}
     tensors = bound(
         (t.name, t.dtype, t.ne, lazy.get(t.name) or buffers[t.part], max(t.offset, 0)) for t in file.tensors.values()
     )
     for t in file.tensors.values():
-        if repacked and t.packed is not None:
+        if copies and t.packed is not None:
             part, at = file.parts[t.packed.part], t.packed.offset
-            adopt_copy(tensors[t.name], Buffer(part.data[at : at + t.packed.nbytes], BUFT, part.mapped))
+            copy = Buffer(part.data[at : at + t.packed.nbytes], BUFT, part.mapped)
+            tensors[t.name].form = repacked(copy)
     return tensors
 
 
@@ -33,7 +34,7 @@ def _lazy(file: GGUFFile, t: GGUFTensor) -> Buffer:
 
 
 def read_only(data: Bytes, mapped: MappedFile | None) -> Buffer:
-    """What a file holds as memory that no graph writes into, mapped or not."""
+    """Bytes of a file, mapped or not, as memory that no graph writes into."""
     view = data[:]
     view.flags.writeable = False
     return Buffer(view, "CPU" if mapped is None else "CPU_MMAP", mapped)

@@ -1,5 +1,5 @@
-"""The names that GGUF files use: those of `gguf.constants`, without the rest of that package, which takes six times as
-long to import (YAML, writers, vocabularies)."""
+"""The names that GGUF files use: those of `gguf.constants`, without the rest of that package, which is slow to import
+(YAML, writers, vocabularies)."""
 
 from __future__ import annotations
 

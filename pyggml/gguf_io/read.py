@@ -1,8 +1,7 @@
 """Read GGUF v2 and v3 files: strict, zero-copy. Source: the GGUF document (ggml/docs/gguf.md).
 
-The parsing is ours (a test equates our constants with the gguf package's). `gguf.GGUFReader` (0.19) needs 0.9 s for a
-vocabulary of 32000 tokens where this reader needs 10 ms, and it trusts the file: a lying array length makes it
-allocate until memory ends, and offsets past the end come out as short tensors or IndexErrors.
+The parsing is ours (a test equates our constants with the gguf package's): `gguf.GGUFReader` is slow on vocabularies,
+and trusts the lengths and offsets in a file.
 
 Everything is checked before anything is allocated: a first walk over the metadata only follows lengths, and values are
 decoded when the whole file has been found sound.
@@ -22,10 +21,10 @@ from typing import Any, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backends.cpu.repack import unpacked
-from pyggml.buffers.buffer import MappedFile
+from pyggml.buffers.buffer import Buffer, MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, path_name
+from pyggml.native.packing import unpacked
 from pyggml.native.vocab.strings import read_strings, walk_strings
 from pyggml.small_file import open_regular
 
@@ -40,7 +39,6 @@ _MIN_TENSOR_SIZE = 8 + 1 + 4 + 4 + 8  # name length, a name of one byte, n_dims 
 _MAX_KEY = 65535
 MAX_NAME = 64
 _MAX_DIMS = 4
-_BUFFER_ALIGNMENT = 64  # of the data where the file is copied instead of mapped
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -72,8 +70,8 @@ SCALARS: dict[GGUFValueType, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """Where a tensor lies: `ne` has always four entries, `ne[0]` fastest; `offset` counts from the file's begin (-1:
-    only its repacked form is there, see `baked`)."""
+    """Where a tensor lies in a file. `ne` always has four entries, `ne[0]` fastest. `offset` counts from the beginning
+    of the file; -1: the file has only the repacked copy, `packed` (see `baked`)."""
 
     name: str
     dtype: DType
@@ -81,14 +79,14 @@ class GGUFTensor:
     offset: int
     nbytes: int
     n_dims: int  # as the file has it: dims of one element at the end count
-    part: int = 0  # of a model in several files: which of its `parts` it lies in
-    packed: GGUFTensor | None = None  # its repacked form
+    part: int = 0  # the file that it lies in: a number among the model's `parts`
+    packed: GGUFTensor | None = None  # its repacked copy
 
 
 @dataclass(frozen=True, eq=False)
 class GGUFFile:
-    """An open GGUF file. The mapping lives as long as this object or any view of its data. Of a model in several files
-    (`split.open_model`) it is the first, with the tensors of all."""
+    """An open GGUF file. The mapping lives as long as this object or any view of its data. For a model in several files
+    (`split.open_model`) this is the first file, with the tensors of all."""
 
     path: str
     size: int
@@ -98,9 +96,9 @@ class GGUFFile:
     tensors: dict[str, GGUFTensor]
     data: Bytes  # the whole file, read-only
     kv_spans: dict[str, tuple[int, int]]  # where each key's record (key, type, value) begins and ends
-    mapped: MappedFile | None = None  # what `data` is of, unless it was read into memory
+    mapped: MappedFile | None = None  # the mapping that `data` is of; None: the file was read into memory
     others: tuple[GGUFFile, ...] = ()  # the other parts of the model
-    layout: str = ""  # of repacked weights, where it has such
+    layout: str = ""  # of repacked weights; "": the file has none
 
     @property
     def parts(self) -> tuple[GGUFFile, ...]:
@@ -113,8 +111,8 @@ class GGUFFile:
         return [part.data for part in self.parts]
 
     def tensor_bytes(self, name: str) -> Bytes:
-        """The stored bytes of a tensor: uint8 [nbytes], read-only, no copy (of repacked ones a new array). Raises
-        GGUFError for an unknown name, and where the file has become shorter (see `MappedFile`)."""
+        """The stored bytes of a tensor: uint8 [nbytes], read-only, no copy (for a repacked weight a new array). Raises
+        GGUFError for an unknown name, and when the file has become shorter (see `MappedFile`)."""
         t = self.tensors.get(name)
         if t is None:
             raise GGUFError(f"{self.path}: no tensor named {_clip(name)}")
@@ -134,7 +132,7 @@ def open_gguf(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
 
     In `kv`, numbers, bools and strings are Python's, arrays of strings are lists, arrays of numbers read-only NumPy
     arrays of the stored type. Strings that are not UTF-8 keep their bytes as surrogates ("surrogateescape").
-    Raises GGUFError where the file cannot be opened, is truncated, lies about itself or is of an unknown kind.
+    Raises GGUFError when the file cannot be opened, is truncated, lies about itself or is of an unknown kind.
     """
     name = path_name(path, GGUFError)
     try:
@@ -153,8 +151,8 @@ def open_gguf(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
 
 def with_overrides(kv: Mapping[str, KVValue], overrides: Mapping[str, Override] | None) -> dict[str, KVValue]:
     """A copy of `kv` with values replaced or added; `{arch}` in a key is the file's architecture. A replacement must
-    have the kind of the value that it replaces (an int is taken for a float). Raises GGUFError where it has not, or
-    where the value is an array."""
+    have the kind of the value that it replaces (an int is taken for a float). Raises GGUFError when it has another
+    kind, and when the file has an array there."""
     out = dict(kv)
     for pattern, value in (overrides or {}).items():
         new: KVValue = value
@@ -183,9 +181,7 @@ def lock_memory(array: npt.NDArray[Any]) -> bool:
 
 
 def _aligned_copy(data: Bytes) -> Bytes:
-    raw = np.empty(data.size + _BUFFER_ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _BUFFER_ALIGNMENT
-    copy = raw[start : start + data.size]
+    copy = Buffer.allocate(data.size).memory
     copy[:] = data
     copy.flags.writeable = False
     return copy

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import unpacked
 from pyggml.errors import GGUFError, path_name
+from pyggml.native.packing import unpacked
 from pyggml.tensor import rank_of
 
 from .baked import with_layout
@@ -43,11 +43,11 @@ def prefix_of(path: str | os.PathLike[str]) -> str:
 
 
 def open_model(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
-    """Open a GGUF file, with all parts of its model where it is the first of several: one GGUFFile with the tensors of
-    all, those that are repacked (`baked`) as what they are. Arguments as of `open_gguf`.
+    """Open a GGUF file, with all other parts of its model when it is the first of several: one GGUFFile with the
+    tensors of all. Repacked weights (`baked`) appear as the tensors that they are. Arguments are those of `open_gguf`.
 
-    Raises GGUFError for a bad file; for a part that is not the first, or not named as one; naming the part that is
-    missing, or that belongs to another model.
+    Raises GGUFError for a bad file; for a part that is not the first, or is not named as a part; and for a part that is
+    missing, or belongs to another model.
     """
     return with_layout(_open_parts(path, use_mmap))
 
@@ -98,7 +98,7 @@ def _number(file: GGUFFile, key: str) -> int:
 
 
 def metadata_records(file: GGUFFile) -> list[bytes]:
-    """The records of the file's keys as they are, but those of a split."""
+    """The records of the file's keys as they are, without the keys of a split."""
     return [bytes(file.data[a:b]) for key, (a, b) in file.kv_spans.items() if key not in SPLIT_KEYS]
 
 
@@ -119,7 +119,7 @@ class PartReader:
         self._open.close()
 
     def read(self, t: GGUFTensor, start: int, n: int) -> Bytes:
-        """Bytes `start` to `start + n` of the tensor. Raises GGUFError where the file has become shorter."""
+        """Bytes `start` to `start + n` of the tensor. Raises GGUFError when the file has become shorter."""
         packed = t.packed
         if t.offset < 0 and packed is not None:
             return unpacked(t.dtype, t.ne, start, n, lambda start, n: self.read(packed, start, n))
@@ -142,8 +142,8 @@ class PartReader:
 def split_tensors(
     tensors: Sequence[TensorInfo], alignment: int, max_size: int | None = None, max_tensors: int | None = None
 ) -> list[list[TensorInfo]]:
-    """The tensors of each part, in order: as many as have `max_size` bytes (of data, each padded), but one at least; or
-    `max_tensors`. Raises GGUFError where these are too many parts."""
+    """The tensors of each part, in order. A part has at most `max_size` bytes of data (each tensor padded) but at least
+    one tensor; or at most `max_tensors`. Raises GGUFError when these are too many parts."""
     parts: list[list[TensorInfo]] = []
     size = 0
     for info in tensors:
@@ -161,8 +161,8 @@ def split_tensors(
 
 
 class SplitOut:
-    """A context manager as GGUFOut, which writes the parts of a model: `kv` are its metadata records, `parts` the
-    tensors of each. Write all tensors' data in that order. All files appear together, the first last."""
+    """A context manager like GGUFOut that writes the parts of a model: `kv` are its metadata records, `parts` the
+    tensors of each part. Write the data of all tensors in that order. All files appear together, the first one last."""
 
     def __init__(self, prefix: str, kv: Sequence[bytes], parts: Sequence[Sequence[TensorInfo]], alignment: int) -> None:
         self._stack = ExitStack()
@@ -170,7 +170,7 @@ class SplitOut:
         self._outs: list[GGUFOut] = []
         n_tensors = sum(self._left)
         self.paths = [part_path(prefix, i, len(parts)) for i in range(len(parts))]
-        with ExitStack() as opened:  # closed again where one cannot be made
+        with ExitStack() as opened:  # closed again when one of them cannot be made
             for i, (path, part) in enumerate(zip(self.paths, parts, strict=True)):
                 split = zip(SPLIT_KEYS, (np.uint16(i), np.uint16(len(parts)), np.int32(n_tensors)), strict=True)
                 own = [kv_record(key, value) for key, value in split]
@@ -249,7 +249,7 @@ def _write(
 
 
 def refuse_own_output(file: GGUFFile, paths: Iterable[str]) -> None:
-    """Raises GGUFError where one of `paths` is a file that `file` consists of."""
+    """Raises GGUFError when one of `paths` is a part of `file`."""
     for out in paths:
         if os.path.exists(out) and any(os.path.samefile(out, part.path) for part in file.parts):
             raise GGUFError(f"{out}: the output is the input; name another file")

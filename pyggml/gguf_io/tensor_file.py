@@ -35,7 +35,7 @@ def save(
 
     A name is 1 to 64 bytes of UTF-8. `metadata` are strings, bools, whole numbers (stored as UINT32, INT32, INT64 or
     UINT64, the first that fits), floats (FLOAT64), NumPy's numbers and one-dimensional arrays (as they are), and lists
-    of strings or of numbers. Raises GGUFError for other names and values and where the file cannot be written,
+    of strings or of numbers. Raises GGUFError for other names and values and when the file cannot be written,
     AllocError for a tensor that is not computed, DTypeError and ShapeError for arrays that no tensor stores.
     """
     out = path_name(path, GGUFError)
@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str]) -> TensorFile:
     """The tensors of a GGUF file by name, as leafs of a context of their own with copies of the data (so the file can
     be replaced, and the tensors set), and its metadata: `load(path)["w"]`, `load(path).metadata`.
 
-    Raises GGUFError where the file cannot be read, AllocError where there is no memory. `load_model` opens models.
+    Raises GGUFError when the file cannot be read, AllocError when there is no memory. `load_model` opens models.
     """
     file = open_gguf(path)
     found = TensorFile(file.kv)

@@ -1,6 +1,6 @@
-"""Write a GGUF v3 file, tensor by tensor, so that nobody ever sees half of one. Source: ggml/docs/gguf.md.
+"""Write a GGUF v3 file, tensor by tensor; it appears when it is whole. Source: ggml/docs/gguf.md.
 
-`gguf.GGUFWriter` wants metadata as Python values and guesses their types; here the records of another file are passed
+`gguf.GGUFWriter` takes metadata as Python values and guesses their types; here the records of another file are passed
 on as they are.
 """
 
@@ -84,7 +84,7 @@ class GGUFOut:
     """A context manager that writes a GGUF file at `path`: `kv` are metadata records, `tensors` what will follow.
 
     Write the tensors' data in order with `write_tensor`; leaving the block without an exception makes the file appear.
-    Raises GGUFError where data of a tensor is missing or has another size than its type and ne say.
+    Raises GGUFError when the data of a tensor is missing, or has another size than its type and ne say.
     """
 
     def __init__(

@@ -7,14 +7,15 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import copy_of, repack_in_passing
+from pyggml.backends.cpu import isa_name
+from pyggml.backends.cpu.repack import allow_rounding, can_repack, repack_in_passing
 from pyggml.backends.cpu.repack import repack as repack_weights
 from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
@@ -83,7 +84,7 @@ class Model(LoadedModel):
             what = "vocab_only=True: it has no weights" if self.vocab_only else "ram=: its heads cannot draft"
             raise ModelError(f"the model was loaded with {what}")
         heads = tuple(Head(self, i) for i in range(self.n_heads))
-        if any(copy_of(t) is not None for t in self.weights.values()):
+        if any(t.form.copy is not None for t in self.weights.values()):
             repack_weights([t for head in heads for t in _factors(head.weights)])
         return heads
 
@@ -327,7 +328,9 @@ def load_model(
             graph = model.architecture.least_graph(model.hparams, model.weights, model.stage)
             leafs = set(graph.leafs)
             weights = {n: t for n, t in model.weights.items() if model.stage is None or t in leafs}
-            model.weight_stream = WeightStream(weights, origins_of(file), graph, budget, repack)
+            (allow_rounding if repack else repack_in_passing)(_factors(model.weights))
+            packs = partial(can_repack, isa_name()) if repack else None
+            model.weight_stream = WeightStream(weights, origins_of(file), graph, budget, packs)
             model.weight_stream.load(lambda done: _report(progress, done))
         elif repack:
             repack_weights(_factors(model.weights), lambda done: _report(progress, done))
@@ -339,7 +342,7 @@ def load_model(
     if use_mlock and model.weight_stream is not None:
         lock_memory(model.weight_stream.memory)
     elif use_mlock:
-        all(lock_memory(t.raw() if (copy := copy_of(t)) is None else copy.memory) for t in model.weights.values())
+        all(lock_memory(t.raw() if (copy := t.form.copy) is None else copy.memory) for t in model.weights.values())
     log_model(model)
     return model
 

@@ -1,6 +1,7 @@
-"""The one door to the C library: its functions (`lib`), and cffi's view of C (`ffi`). What every room may use of it is
-here, too: vocabularies, samplers, the guard of mapped files, the count of threads. Kernels and plans are the cpu
-backend's."""
+"""The one door to the C library: its functions (`lib`), and cffi's view of C (`ffi`).
+
+Functions that every room may use lie in this room: vocabularies, samplers, the packing of weights, the guard of mapped
+files, the count of threads. Kernels and plans are the cpu backend's."""
 
 from importlib import import_module
 from pathlib import Path

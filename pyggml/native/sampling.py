@@ -28,7 +28,7 @@ class TopDraw:
         self._weights_c = ffi.from_buffer("float[]", self._weights)
 
     def draw(self, logits: Floats, rng: np.random.Generator) -> int | None:
-        """The place of the logit that is drawn. None, with no random number taken, where there are no more than `k`
+        """The place of the logit that is drawn. None, with no random number taken, when there are no more than `k`
         logits, or they are no plain row of float32, or one is NaN or infinite: the samplers know what to do."""
         k, n, weights = self._k, len(logits), self._weights
         if n <= k or logits.dtype != _F32 or not logits.flags.c_contiguous:

@@ -97,6 +97,13 @@ def mul_mat(a: Tensor, b: Tensor) -> Tensor:
 # -- mul_mat_id
 
 
+def weights_of(node: Tensor) -> Tensor | None:
+    """The weights that a product reads as one matrix (mul_mat), or as one matrix per expert (mul_mat_id); None for
+    a product of several matrices, and for all other ops."""
+    a = node.src[0] if node.op in ("mul_mat", "mul_mat_id") else None
+    return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else a
+
+
 def _mul_mat_id_shape(srcs: Srcs, params: Params) -> Ne:
     a, b, ids = src(srcs, 0), src(srcs, 1), src(srcs, 2)
     rule(a.ne[0] == b.ne[0], f"as and b are summed over dimension 0: {a.ne[0]} is not {b.ne[0]}")

@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import copy_of
 from pyggml.buffers.buffer import Bytes
 from pyggml.tensor import Tensor
 
@@ -47,7 +46,7 @@ class Place:
 
 
 class Layer(NamedTuple):
-    """The experts of a layer: how many, where those of each of its tensors are, and what reads one of them."""
+    """The experts of a layer: how many, their places in each of its tensors, and the jobs that read one of them."""
 
     n_expert: int
     places: Sequence[Place]
@@ -74,7 +73,7 @@ class ExpertStage:
         self._cache.release(self)
 
     def _picked(self, nodes: Sequence[Tensor]) -> list[int]:
-        """Those that the products among the nodes use, all where something else reads them."""
+        """The experts that products among the nodes use; all of them when another op reads the weights."""
         picked: set[int] = set()
         everyone = set(range(self.layer.n_expert))
         for t in nodes:
@@ -86,8 +85,7 @@ class ExpertStage:
         return sorted(picked)
 
     def _has(self, t: Tensor) -> bool:
-        copy = copy_of(t)
-        buffer = t.buffer if copy is None else copy
+        buffer = t.buffer if t.form.copy is None else t.form.copy
         return buffer is not None and buffer.stage is self
 
 
@@ -114,7 +112,7 @@ class ExpertCache:
         return made
 
     def acquire(self, stage: ExpertStage, experts: Sequence[int]) -> None:
-        """Have these in memory, until `release`."""
+        """Have these experts in memory, until `release`."""
         self._ring.check()
         keys = [(stage.number, e) for e in experts]
         size = stage.layer.taken
@@ -133,7 +131,7 @@ class ExpertCache:
             self._taken.setdefault((threading.get_ident(), stage.number), []).append(keys)
 
     def release(self, stage: ExpertStage) -> None:
-        """What this thread acquired last of a stage may go."""
+        """The experts of a stage that this thread acquired last may go."""
         with self._changed:
             self._held.subtract(self._taken[threading.get_ident(), stage.number].pop())
             self._changed.notify_all()

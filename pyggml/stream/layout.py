@@ -1,4 +1,4 @@
-"""What of a model stays in memory, and where the rest takes turns. Pure: sizes in, places out."""
+"""Which weights of a model stay in memory, and where the others take turns. Pure: sizes in, places out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shown_size(n: int) -> str:
 
 
 class Item(NamedTuple):
-    """A weight in one of the forms it is read in, and the bytes that takes."""
+    """A weight as it is read, repacked or as stored, and its bytes."""
 
     name: str
     packed: bool
@@ -41,8 +41,8 @@ class Item(NamedTuple):
 @dataclass(frozen=True)
 class Layout:
     """Places of items in one block of `size` bytes: those of `pinned` for good, those of each of `groups` (in the
-    order of the graph) while their group is in memory. Neighbours, the last and the first too where that can be, do not
-    overlap."""
+    order of the graph) while their group is in memory. Neighbours do not overlap; nor do the last and the first, when
+    that is possible."""
 
     size: int
     pinned: tuple[Item, ...]
@@ -61,11 +61,11 @@ def padded(n: int) -> int:
 
 
 def lay_out(groups: Sequence[Sequence[Item]], fixed: Sequence[Item], budget: int, beside: int = 0) -> Layout:
-    """Which items stay, within `budget` less the bytes `beside` them: all of `fixed`, then whole groups, the largest
-    first and those of one size spread evenly, so that the reader has time between those that it reads; then what else
-    fits.
+    """Choose the items that stay, within `budget` less the bytes `beside` them: all of `fixed`; then whole groups, the
+    largest first, and groups of one size spread evenly, so that the reader has time between those that it reads; then
+    single items that fit.
 
-    Raises ModelError, saying what would do, where two neighbouring groups do not fit beside `fixed`.
+    Raises ModelError, which names the least budget, when two neighbouring groups do not fit beside `fixed`.
     """
     kept = beside + sum(padded(i.size) for i in fixed)
     left = [[padded(i.size) for i in items] for items in groups]  # sizes; 0: pinned

@@ -1,5 +1,5 @@
-"""How weights get from their files to their places: in pieces, each read, and repacked where it has to be, by one
-thread."""
+"""How weights get from their files to their places: in pieces, each of which one thread reads, and repacks when
+needed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from itertools import product
 from typing import TYPE_CHECKING
 from weakref import finalize
 
-from pyggml.backends.cpu.repack import GROUP, matrix_size, pack_groups
 from pyggml.buffers.buffer import Buffer, Bytes, MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import PartReader
+from pyggml.native.packing import GROUP, matrix_size, pack_groups
 from pyggml.tensor import Ne
 
 from .ring import READERS, Job
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 Rows = Callable[[int], Iterator[Bytes]]
 
-_PIECE = 1 << 20  # bytes: 1 and 4 MiB were as fast, and READERS of them are memory that weights do not have
+_PIECE = 1 << 20  # bytes: READERS of them are memory that weights do not have, and larger ones are no faster
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the stored bytes of a tensor are: in a file from `offset` on, or (`file` None) what `rows` makes: uint8
-    [rows, bytes of a row] of about so many elements at a time, each within one matrix. `packed`: a file that has it
-    repacked, and where."""
+    """Where the stored bytes of a tensor are: in a file from `offset` on, or, when `file` is None, in what `rows(n)`
+    makes: uint8 [rows, bytes of a row] of about `n` elements at a time, each within one matrix. `packed`: the file that
+    has a repacked copy, and the offset of that."""
 
     file: MappedFile | None
     offset: int = 0
@@ -41,7 +41,7 @@ class Origin:
     packed: tuple[MappedFile, int] | None = None
 
     def fetch(self, nbytes: int) -> Bytes:
-        """All of them."""
+        """All stored bytes."""
         if self.file is not None:
             return self.file.data[self.offset : self.offset + nbytes]
         assert self.rows is not None
@@ -100,9 +100,11 @@ class Files:
             raise GGUFError(f"{file.path}: the file was changed while it was opened; load it again")
         return fd
 
-    def stored(self, origin: Origin, nbytes: int, place: Bytes) -> list[Job]:
-        """Jobs that put a tensor as it is stored into uint8 [nbytes]."""
-        file, rows = origin.file, origin.rows
+    def jobs(self, origin: Origin, packed: bool, dtype: DType, ne: Ne, place: Bytes) -> list[Job]:
+        """Jobs that put a tensor into `place`, uint8 with room for it: its repacked copy, or its stored bytes."""
+        if packed:
+            return self._packed(origin, dtype, ne, Buffer(place))
+        file, rows, nbytes = origin.file, origin.rows, dtype.row_size(ne[0]) * ne[1] * ne[2] * ne[3]
         if file is None:
             assert rows is not None
             return [lambda: _copy(rows, place)]
@@ -116,8 +118,7 @@ class Files:
 
         return [lambda start=start: job(start) for start in range(0, nbytes, _PIECE)]
 
-    def packed(self, origin: Origin, dtype: DType, ne: Ne, place: Buffer) -> list[Job]:
-        """Jobs that put a tensor's repacked copy into memory of `copy_size` bytes."""
+    def _packed(self, origin: Origin, dtype: DType, ne: Ne, place: Buffer) -> list[Job]:
         file, rows = origin.file, origin.rows
         row_size, size, step = dtype.row_size(ne[0]), matrix_size(dtype, ne), _groups_at_a_time(dtype, ne)
         if origin.packed is not None:
@@ -156,7 +157,7 @@ def staging_size(dtype: DType, ne: Ne) -> int:
 
 
 def _read(file: MappedFile, fd: int, offset: int, place: Bytes) -> int:
-    """Fill `place` from the file. Raises GGUFError where that has become shorter, or cannot be read."""
+    """Fill `place` from the file. Raises GGUFError when the file has become shorter, or cannot be read."""
     done, n = 0, place.nbytes
     while done < n:
         try:

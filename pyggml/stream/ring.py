@@ -12,8 +12,8 @@ from weakref import WeakSet, ref
 
 from pyggml.errors import BackendError, ModelError
 
-Job = Callable[[], int]  # puts a piece of a weight in its place; the bytes that it read
-READERS = 4  # a virtual disk gave 0.45 GB/s to one, 0.75 to two, 0.95 to four and to eight; O_DIRECT was no faster
+Job = Callable[[], int]  # puts a piece of a weight in its place, and returns the bytes that it read
+READERS = 4  # threads: more read no faster from a virtual disk (docs/memory.md)
 
 
 class _State(Enum):
@@ -29,11 +29,11 @@ class Group:
         self.left = 0  # jobs that are not done
         self.error: BaseException | None = None
         self.users: list[int] = []  # threads that hold it or wait for it
-        self.rivals: WeakSet[Group] = WeakSet()  # those in the same place
-        self.next: ref[Group] = ref(self)  # what was asked for after it, the last time
+        self.rivals: WeakSet[Group] = WeakSet()  # groups in the same place
+        self.next: ref[Group] = ref(self)  # the group that was asked for after it, the last time
 
     def acquire(self, nodes: Sequence[Any] = ()) -> None:
-        """See `Stage`. Raises what reading it raised, BackendError where it can never come."""
+        """See `Stage`. Raises what reading it raised, BackendError when it can never come."""
         self._ring.acquire(self)
 
     def release(self) -> None:
@@ -47,8 +47,8 @@ class Group:
 
 
 class Ring:
-    """Reads groups into the places that they share: the one that is asked for, and meanwhile the one after it. `groups`
-    hold the ring, and it does not hold them: all are freed with the tensors that they are of."""
+    """Reads groups into the places that they share: the group that is asked for, and meanwhile the one after it. Groups
+    hold the ring, and the ring does not hold groups: all are freed with the tensors of their weights."""
 
     def __init__(self, readers: ThreadPoolExecutor) -> None:
         self._readers = readers
@@ -93,7 +93,7 @@ class Ring:
             self._changed.notify_all()
 
     def prefetch(self, g: Group | None) -> None:
-        """Begin to read a group, where no other is wanted in its place."""
+        """Begin to read a group, unless another is wanted in its place."""
         with self._changed:
             if (
                 g is not None
@@ -110,7 +110,7 @@ class Ring:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises ModelError where the model was closed, BackendError in a forked child."""
+        """Raises ModelError when the model was closed, BackendError in a forked child."""
         if self._closed:
             raise ModelError("the model was closed: its weights are not read any more")
         if self._pid != os.getpid():
@@ -143,7 +143,7 @@ class Ring:
 
 
 def in_turn(groups: Sequence[Group]) -> None:
-    """Tell groups, in the order in which graphs ask for them, of each other."""
+    """Tell each group which one follows it, in the order in which graphs ask for them, and which share its place."""
     for g, after in zip(groups, [*groups[1:], *groups[:1]], strict=True):
         g.next = ref(after)
         g.rivals.update(o for o in groups if o is not g and o.start < g.end and g.start < o.end)

@@ -1,4 +1,4 @@
-"""The weights of a model within a budget: what a graph reads of them, and in which form, decides what is done."""
+"""The weights of a model within a budget of memory, by what its graph reads of them, and in which form."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
-from pyggml.backends.cpu.isa import isa_name, kernel_of
-from pyggml.backends.cpu.repack import (
-    BUFT,
-    adopt_copy,
-    allow_conversion,
-    can_repack,
-    copy_size,
-    matrix_size,
-    repack_in_passing,
-)
 from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer, MappedFile, Stage
 from pyggml.dtypes import DType
+from pyggml.form import BUFT, repacked
 from pyggml.gguf_io.bind import read_only
 from pyggml.graph import Graph
+from pyggml.native.packing import copy_size, matrix_size
 from pyggml.tensor import Ne, Tensor
 
 from .experts import ExpertCache, Layer, Place
@@ -31,7 +23,8 @@ from .read import Files, Origin, staging_size
 from .ring import READERS, Group, Job, Ring, in_turn
 
 ROWS, PACKED, STORED = "rows", "packed", "stored"
-_WORTH = 1 << 16  # bytes of an expert from which on it is read by itself: it takes whole pages
+Packs = Callable[[Tensor, Tensor | None], bool]  # see WeightStream
+_WORTH = 1 << 16  # bytes from which on an expert is read by itself: it takes whole pages
 _LAYER = re.compile(r"(\w+\.)*?blk\.\d+\.")
 
 
@@ -59,20 +52,29 @@ class WeightStream:
     run of a graph into `ring` bytes that they share, through `staging`. `bytes_read` counts what was read of the files
     since the model was loaded.
 
-    The tensors do not change to who looks at them: NumPy reads the file, or makes them anew.
+    A tensor looks the same to everyone else: NumPy reads its bytes from the file, or makes them anew.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, budget: int, repack: bool
+        self,
+        weights: Mapping[str, Tensor],
+        origins: Mapping[str, Origin],
+        graph: Graph,
+        budget: int,
+        packs: Packs | None,
     ) -> None:
-        """weights: those of a model by name, `origins`: where they come from, `graph`: that of one token. Raises
-        ModelError where `budget` is too small, AllocError where there is not so much memory."""
+        """`weights`: those of a model by name. `origins`: where they come from. `graph`: that of one token.
+        `packs(weight, node)` says whether `node` (None: a product that is not in the graph) reads a repacked copy of
+        the weight; without it nothing does.
+
+        Raises ModelError when `budget` is too small, AllocError when there is not so much memory."""
         self.budget = budget
         self._files = Files()
-        uses = _uses(weights, graph, repack)
+        uses = _uses(weights, graph, packs)
         for name, forms in uses.items():
-            if ROWS in forms and origins[name].file is None:  # nothing to look at single rows of
-                forms.symmetric_difference_update({ROWS} if STORED in forms else {ROWS, STORED})
+            if ROWS in forms and origins[name].file is None:  # no file has the rows: the whole tensor must be there
+                forms.remove(ROWS)
+                forms.add(STORED)
         items = {name: _items(weights[name], forms) for name, forms in uses.items()}
         packed = [weights[i.name] for of in items.values() for i in of if i.packed and origins[i.name].packed is None]
         self.staging = max((staging_size(t.dtype, t.ne) for t in packed), default=0)
@@ -94,13 +96,12 @@ class WeightStream:
         self.ring = layout.size - self.pinned
         self._cache = ExpertCache(budget - self.staging - layout.size if layers else 0, self._ring, self._readers)
         self.streamed = sum(weights[i.name].nbytes for of in (*layout.groups, apart) for i in of)
-        if repack:
-            allow_conversion(t for name, t in weights.items() if uses[name] != {ROWS})
-        else:
-            repack_in_passing(weights.values())
         self._arena = Buffer.allocate(layout.size, BUFT)
         places = {i: self._arena.memory[at : at + padded(i.size)] for i, at in layout.offsets.items()}
-        jobs = {i: self._jobs(weights[i.name], i, origins[i.name], places[i]) for i in places}
+        jobs: dict[Item, list[Job]] = {}
+        for i, place in places.items():
+            t = weights[i.name]
+            jobs[i] = self._files.jobs(origins[i.name], i.packed, t.dtype, t.ne, place)
         self._pinned_jobs = [job for i in layout.pinned for job in jobs[i]]
         self._groups: list[Group] = []
         stages: dict[Item, Stage] = {}
@@ -177,23 +178,15 @@ class WeightStream:
                 if origin.packed is not None:
                     here = replace(here, packed=(origin.packed[0], origin.packed[1] + e * place.size))
                 memory = place.memory[e * place.size : (e + 1) * place.size]
-                if is_packed:
-                    found += files.packed(here, dtype, ne, Buffer(memory))
-                else:
-                    found += files.stored(here, stored, memory)
+                found += files.jobs(here, is_packed, dtype, ne, memory)
             return found
 
         files = self._files
         return Layer(experts[0][0].ne[2], [place for *_, place in parts], jobs)
 
-    def _jobs(self, t: Tensor, item: Item, origin: Origin, place: Bytes) -> list[Job]:
-        if item.packed:
-            return self._files.packed(origin, t.dtype, t.ne, Buffer(place))
-        return self._files.stored(origin, t.nbytes, place)
-
 
 def _group(name: str) -> str:
-    """What comes and goes together with a weight: its layer."""
+    """The group that a weight comes and goes with: its layer."""
     layer = _LAYER.match(name)
     return layer[0] if layer else name
 
@@ -201,7 +194,7 @@ def _group(name: str) -> str:
 def _experts(
     weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, items: Mapping[str, Sequence[Item]]
 ) -> dict[str, list[Item]]:
-    """Of each layer the weights of which only products by expert read, and that a file has expert by expert."""
+    """By layer, the weights that only products by expert read, and that a file has expert by expert."""
     read = dict.fromkeys(weights.values(), True)
     for node in graph.nodes:
         for i, t in enumerate(node.src):
@@ -217,14 +210,17 @@ def _experts(
 
 
 def _is_in_file(origin: Origin, item: Item) -> bool:
-    """Whether a file has what can be read of it alone."""
+    """Whether a file has the bytes of one expert by themselves."""
     return origin.file is not None or (item.packed and origin.packed is not None)
 
 
-def _uses(weights: Mapping[str, Tensor], graph: Graph, repack: bool) -> dict[str, set[str]]:
-    """The forms in which each weight is read, in the order in which the graph needs them whole; what it does not read
-    last, as products would."""
-    isa = isa_name(None)
+def _uses(weights: Mapping[str, Tensor], graph: Graph, packs: Packs | None) -> dict[str, set[str]]:
+    """How each weight is read, in the order in which the graph needs them whole. Weights that the graph does not read
+    come last, and are read as products would read them."""
+
+    def form(t: Tensor, node: Tensor | None) -> str:
+        return PACKED if packs is not None and packs(t, node) else STORED
+
     names = {t: name for name, t in weights.items()}
     uses: dict[str, set[str]] = {}
     has_rows: set[str] = set()
@@ -232,35 +228,25 @@ def _uses(weights: Mapping[str, Tensor], graph: Graph, repack: bool) -> dict[str
         for i, t in enumerate(node.src):
             if t is None or t not in names:
                 continue
-            form = _use(node, i, t, isa, repack)
-            if form == ROWS:
+            if node.op == "get_rows" and i == 0:
                 has_rows.add(names[t])
             else:
-                uses.setdefault(names[t], set()).add(form)
+                uses.setdefault(names[t], set()).add(form(t, node))
     for name in has_rows:
         uses.setdefault(name, set()).add(ROWS)
     for name, t in weights.items():
-        uses.setdefault(name, {PACKED if repack and can_repack(t, isa) else STORED})
+        uses.setdefault(name, {form(t, None)})
     return uses
 
 
-def _use(node: Tensor, i: int, t: Tensor, isa: str, repack: bool) -> str:
-    """The form in which `node` reads its source `i`, a weight."""
-    if node.op == "get_rows" and i == 0:
-        return ROWS
-    product = i == 0 and (node.op == "mul_mat_id" or (node.op == "mul_mat" and t.ne[2] == 1))
-    has_kernel = repack and product and can_repack(t, isa) and kernel_of(isa, node, "_r16") is not None
-    return PACKED if has_kernel else STORED
-
-
 def _items(t: Tensor, forms: set[str]) -> list[Item]:
-    """What of a weight is to be in memory, in the forms it is read in; single rows are not."""
-    size = {PACKED: copy_size(t), STORED: t.nbytes}
+    """The items of a weight that must be in memory, by the forms it is read in. Single rows are read from the file."""
+    size = {PACKED: copy_size(t.dtype, t.ne), STORED: t.nbytes}
     return [Item(t.name, form == PACKED, size[form]) for form in sorted(forms - {ROWS})]
 
 
 def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[Bytes, Stage | None]]) -> None:
-    """Point a weight, and its repacked copy, at their places."""
+    """Give a weight its memory and its form."""
     file, nbytes = origin.file, t.nbytes
     stored = next((found for item, found in items.items() if not item.packed), None)
     if stored is not None:
@@ -277,4 +263,4 @@ def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[
         if item.packed:
             copy = Buffer(place, BUFT)
             copy.stage = stage
-            adopt_copy(t, copy)
+            t.form = repacked(copy)

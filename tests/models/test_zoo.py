@@ -19,7 +19,6 @@ from pyggml.models import PAGES, get_architecture
 
 from pyggml.backends.cpu.isa import isa_name
 from pyggml.backends.cpu.repack import can_repack
-from pyggml.backends.cpu.repack import repacked as packed_copy
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError
 from pyggml.llm.batch import Batch
@@ -182,8 +181,8 @@ def fused_share(t: Tiny, tmp_path: Path) -> None:
         alone = [node.name for s in steps for node in s.nodes if node.op == "soft_max" and s.fusion != "attention"]
         assert not [name for name in alone if name.startswith("kq")]
         nodes = [node for s in steps for node in s.nodes if node.op in ("mul_mat", "mul_mat_id")]
-        stored = {node.src[0] for node in nodes if packed_copy(node) is None}
-        assert not {w.name for w in stored if w is not None and can_repack(w, isa_name())}
+        stored = {node.src[0] for node in nodes if node.src[0] and node.src[0].form.copy is None}
+        assert not {w.name for w in stored if w is not None and can_repack(isa_name(), w)}
 
 
 def tapped(t: Tiny, tmp_path: Path) -> None:

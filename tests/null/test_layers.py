@@ -16,7 +16,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("var",),
     ("dtypes", "lock"),
     ("buffers.buffer", "types"),
-    ("native",),
+    ("native", "form"),
     ("codec",),
     ("tensor",),
     ("buffers.overlap",),
@@ -115,6 +115,14 @@ def test_one_door_to_the_extension() -> None:
             assert module.startswith("native"), path
         if {"native.ffi", "native.lib"} & imports(module, path):
             assert module.startswith(("native", "backends.cpu", "backends.quantize")), path
+
+
+def test_who_names_the_cpu_backend() -> None:
+    """Whoever runs graphs or shows their runs. Rooms that read and keep weights say what they are by `Tensor.form`."""
+    for module, path in sources():
+        if any(name.startswith("backends.cpu") for name in imports(module, path)):
+            allowed = ("backends", "llm.model", "llm.context", "inspect", "tools")
+            assert module == "" or module.startswith(allowed), path
 
 
 def test_a_c_file_is_known_by_its_name() -> None:

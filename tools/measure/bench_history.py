@@ -18,7 +18,7 @@ from pyggml.llm.quantize.mixes import file_type_name
 
 
 def commit() -> str | None:
-    """`git describe` of the checkout that pyggml is run from, None where it is installed elsewhere."""
+    """`git describe` of the checkout that pyggml is run from, None when it is installed elsewhere."""
     root = Path(pyggml.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
@@ -40,7 +40,7 @@ def cpu_model() -> str:
 
 
 def append_history(path: Path, model: Model, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Append a line for each row to the file, which need not exist. Raises OSError where it cannot be written."""
+    """Append a line for each row to the file, which need not exist. Raises OSError when it cannot be written."""
     about = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),

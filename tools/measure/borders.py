@@ -1,8 +1,9 @@
 """`python -m pyggml.tools.measure.borders [TYPE ...]`: how a matrix product's time per column goes with their number.
 
-For every instruction set of this CPU: us a column, one thread, and where throughput falls by more than 5 % as columns
-are added. That is what the borders between ways through a product are set by (csrc/products/borders.h). CPU time of the
-thread is counted, so that what else the machine does disturbs little.
+For every instruction set of this CPU: us a column, one thread, and the numbers of columns at which throughput falls by
+more than 5 %. The borders between ways through a product are set by this (csrc/products/borders.h, ROUND_BEYOND in
+pyggml/backends/cpu/products.py); docs/products.md keeps results. CPU time of the thread is counted, so that other work
+of the machine disturbs little.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@
 
 enum {
   LINE = 64, // bytes from one line to the next
-  // Units between stores of tiles. On the Xeon this was measured on, a store that comes 2200 cycles or more after the
-  // last takes 1000 more: one that nobody reads, every 800, makes products of 1024 elements 1.25 times as fast.
-  AWAKE = 8
+  AWAKE = 8  // units between stores of tiles: a store that comes long after the last one is slow (docs/products.md)
 };
 
 // Of rows (columns of the product) in tile registers 0 and 1 and rows of weights in 2 and 3; `both`: of more columns

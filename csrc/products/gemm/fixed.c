@@ -84,29 +84,17 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
                                                   int64_t pairs, target t) {                                           \
     tile(nt, w, x, steps, pairs, t);                                                                                   \
   }
-TILE(1)
-TILE(2)
-TILE(3)
-TILE(4)
 #if VF_N == 16
-TILE(5)
-TILE(6)
-TILE(7)
-TILE(8)
-TILE(9)
-TILE(10)
-TILE(11)
-TILE(12)
-TILE(13)
-TILE(14)
+#define COLUMNS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#else
+#define COLUMNS(X) X(1) X(2) X(3) X(4)
 #endif
+COLUMNS(TILE)
 
-static void (*const tiles[NT])(const r16_panel *w, const int16_t *x, const float *steps, int64_t pairs, target t) = {
-    tile_1, tile_2, tile_3, tile_4,
-#if VF_N == 16
-    tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12, tile_13, tile_14,
-#endif
-};
+#define X(nt) tile_##nt,
+static void (*const tiles[NT])(const r16_panel *w, const int16_t *x, const float *steps, int64_t pairs,
+                               target t) = {COLUMNS(X)};
+#undef X
 
 static const r16_totals nothing;
 

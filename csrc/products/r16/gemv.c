@@ -6,16 +6,14 @@
 enum {
   STRIP = 1024, // elements of rows as they are stored that are repacked at a time: they stay in the L1 cache
   AHEAD = 8192, // bytes of prefetch ...
-  NEAR = 2560   // ... and where the CPU's own prefetchers do most of it
+  NEAR = 2560   // ... and when the CPU's own prefetchers do most of it: AMD's, for two to four columns
 };
 
-// How far prefetch goes. Zen 4's own prefetchers follow one stream: two to four columns are 3 to 10 % faster with NEAR.
+// How far prefetch goes.
 PG_INLINE int64_t ahead_of(int64_t nc) { return pg_cpu_is_amd && nc > 1 && nc <= 4 ? NEAR : AHEAD; }
 
-// Asks for `bytes` from p on. On AMD one column asks for the L2 cache, which can wait for more lines at once than L1:
-// 1.1 to 1.4 times as fast where others use the memory, too, and within 4 % of what the CPU's own prefetchers reach
-// where they do not (Zen 4); more columns lost up to a third. A line that is left out is waited for: heads are asked
-// for, too.
+// Ask for `bytes` from p on. On AMD one column asks for the L2 cache, which can wait for more lines at once than L1
+// (docs/products.md). A line that is left out is waited for, so heads are asked for, too.
 PG_INLINE void prefetch(int nc, const uint8_t *p, int bytes) {
   if (nc == 1 && pg_cpu_is_amd) {
     _Pragma("GCC unroll 16") for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
@@ -79,48 +77,17 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
     group(r16_##name, nc, w, n_blocks, x, y, ahead, add);                                                              \
   }
 #if defined(__AVX512VNNI__)
-#define MORE_GROUPS(name) GROUP(name, 5) GROUP(name, 6) GROUP(name, 7) GROUP(name, 8)
-#define MORE_NAMES(name) , group_##name##_5, group_##name##_6, group_##name##_7, group_##name##_8
+#define COLUMNS(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
 #else
-#define MORE_GROUPS(name) GROUP(name, 5)
-#define MORE_NAMES(name) , group_##name##_5
+#define COLUMNS(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4) X(name, 5)
 #endif
-// All formats; of those that are alike but for how they are stored, one.
-#define BODIES(X)                                                                                                      \
-  X(Q4_0)                                                                                                              \
-  X(Q4_1)                                                                                                              \
-  X(Q5_0)                                                                                                              \
-  X(Q5_1)                                                                                                              \
-  X(Q8_0)                                                                                                              \
-  X(Q2_K)                                                                                                              \
-  X(Q3_K)                                                                                                              \
-  X(Q4_K)                                                                                                              \
-  X(Q5_K)                                                                                                              \
-  X(Q6_K)                                                                                                              \
-  X(IQ1_S)                                                                                                             \
-  X(IQ1_M)                                                                                                             \
-  X(IQ2_XXS)                                                                                                           \
-  X(IQ2_S)                                                                                                             \
-  X(IQ3_XXS)                                                                                                           \
-  X(IQ3_S)                                                                                                             \
-  X(IQ4_NL)                                                                                                            \
-  X(IQ4_XS)                                                                                                            \
-  X(TQ2_0)                                                                                                             \
-  X(MXFP4)                                                                                                             \
-  X(NVFP4)
-#define X(name)                                                                                                        \
-  GROUP(name, 1)                                                                                                       \
-  GROUP(name, 2)                                                                                                       \
-  GROUP(name, 3)                                                                                                       \
-  GROUP(name, 4)                                                                                                       \
-  MORE_GROUPS(name)                                                                                                    \
-  static const group_fn groups_##name[NC] = {group_##name##_1, group_##name##_2, group_##name##_3,                     \
-                                             group_##name##_4 MORE_NAMES(name)};
-BODIES(X)
+#define NAME(name, nc) group_##name##_##nc,
+#define X(name, ...) COLUMNS(GROUP, name) static const group_fn groups_##name[NC] = {COLUMNS(NAME, name)};
+R16_FORMATS(X)
 #undef X
 
-#define X(name) [PG_##name] = groups_##name,
-static const group_fn *const groups_of[] = {BODIES(X)[PG_IQ2_XS] = groups_IQ2_S, [PG_TQ1_0] = groups_TQ2_0};
+#define X(name, ...) [PG_##name] = groups_##name,
+static const group_fn *const groups_of[] = {R16_FORMATS(X)};
 #undef X
 
 // Columns of a product: where each is, and where its results go.

@@ -20,8 +20,7 @@
 // bytes. The bytes need no alignment, and have none: a block is rarely a whole number of cache lines.
 //
 // Points of a grid cannot be looked up in 16 rows at once: there a code is one element, its sign included. So the IQ
-// types grow. Bits per weight, stored and here: IQ1_S 1.56 3.31, IQ1_M 1.75 3.56, IQ2_XXS 2.06 3.31, IQ2_XS 2.31 3.56,
-// IQ2_S 2.56 3.56, IQ3_XXS 3.06 4.31, IQ3_S 3.44 4.31; TQ1_0 1.69 2.06. The others stay within 4 %.
+// types grow (docs/products.md).
 #pragma once
 #include "kernel.h"
 

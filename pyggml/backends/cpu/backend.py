@@ -20,7 +20,7 @@ from .fuse import enabled_fusions, fuse
 from .host import HostCalls
 from .isa import isa_name, kernel_of
 from .lower import lower
-from .repack import PRODUCTS, repacked
+from .products import copy_of
 from .vary import Variant, vary
 
 Spans = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
@@ -189,7 +189,7 @@ class CpuBackend(HostBackend):
         return fuse(nodes, uses, self.isa, self.fusions)
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        copies = [copy for t in step.nodes if t.op in PRODUCTS and (copy := repacked(t)) is not None]
+        copies = [copy for t in step.nodes if (copy := copy_of(t)) is not None]
         return [*super().reads(step), *copies]
 
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> CpuProgram:

@@ -23,6 +23,8 @@ import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from pyggml.native.packing import GROUP
+
 from ...buffers.alloc import Step
 from ...errors import BackendError
 from ...opdef import OPS
@@ -44,7 +46,7 @@ from .fuse_patterns import (
     window_of,
 )
 from .isa import Kernel
-from .repack import GROUP, PRODUCTS, product_kernel
+from .products import choose
 
 FUSIONS = ("norm", "share", "glu", "residual", "rope", "attention", "experts", "scan", "conv")
 _MAX_PRODUCTS = 3
@@ -67,7 +69,7 @@ def enabled_fusions(wanted: Collection[str] | None = None) -> frozenset[str]:
 
 def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled: Collection[str]) -> list[Step]:
     """The steps that compute `nodes`, in order. `uses`: how often the whole graph reads each tensor."""
-    kernels = {t: found[0] for t in nodes if t.op in PRODUCTS and (found := product_kernel(isa, t)) is not None}
+    kernels = {t: found[0] for t in nodes if (found := choose(isa, t)) is not None}
     made: dict[int, list[Step]] = {}
     for run in runs_of(nodes, uses, kernels):
         part = nodes[run.begin : run.end]

@@ -30,7 +30,7 @@ class Kernel:
 
 @cache
 def isa_levels() -> dict[str, int]:
-    """The levels this CPU can run, lowest first: name -> number. Raises BackendError where the library is stale."""
+    """The levels this CPU can run, lowest first: name -> number. Raises BackendError when the library is stale."""
     check_build()
     names = [(ffi.string(lib.pg_isa_name(i)).decode(), i) for i in range(lib.pg_isa_count())]
     return {name: i for name, i in names if lib.pg_isa_supported(i)}
@@ -62,7 +62,7 @@ def table_of(isa: str) -> dict[str, list[tuple[tuple[int, int, int], Kernel]]]:
 def find_kernel(isa: str, stem: str, dst: int, src0: int, src1: int) -> Kernel | None:
     """The first kernel of `stem` for these GGUF type ids (NONE for an absent source), or None.
 
-    Levels have only what they do better: what is missing at `isa` comes from the nearest level below that has it.
+    A level has only the kernels that it does better: a kernel that `isa` lacks comes from the nearest level below.
     """
     levels = list(isa_levels())
     for level in reversed(levels[: levels.index(isa) + 1]):
@@ -77,10 +77,10 @@ def register_kernel(op: OpDef, address: int, dst: DType, *srcs: DType | None, wo
     """Let the C function at `address` (`pg_kernel` in pg.h; `get_include`) compute `op` on the cpu backend, at every
     instruction set, for a result of type `dst` and first two sources of these types (None: absent).
 
-    Parameters come as doubles in the order of `op.params`. It takes strides as they come, returns a status, and does
-    its share: thread `ith` of `nth`. What pg.h has "for kernels" is not there for it. `work` is the address of a
-    `pg_work` that says how much scratch memory it needs. The functions must stay loaded.
-    Raises BackendError for what is no address.
+    Parameters come as doubles in the order of `op.params`. The function takes strides as they come, computes the share
+    of thread `ith` of `nth`, and returns a status. It cannot call what pg.h declares "for kernels". `work` is the
+    address of a `pg_work` that says how much scratch memory the function needs. Both must stay loaded.
+    Raises BackendError for an address that is none.
     """
     at, at_work = (
         whole(f"register_kernel: the address for {op.name}", a, 0, error=BackendError) for a in (address, work)

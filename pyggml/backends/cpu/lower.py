@@ -19,7 +19,6 @@ from ...opdef import OPS
 from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
 from ..protocol import Resolve, node_error
 from .lower_records import RECORDS, Half
-from .repack import copy_of
 
 _TENSOR = Struct("=Q9q")  # pg_tensor: data, ne[4], nb[4], type
 _HEAD = Struct("=Qq")  # pg_op: fn, n_threads
@@ -157,7 +156,7 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         repeats.append((i, row.i))
         for at, found, copied, skip in row.operands:
             place, t = i * _OP_SIZE + at, step.tensor(*found)
-            t, copy = (t, copy_of(t)) if copied else (t if at == _DST else resolve(t), None)
+            t, copy = (t, t.form.copy) if copied else (t if at == _DST else resolve(t), None)
             moved.append((place // 8, address(t, place, copy) + skip))
 
     shared_ns = 0.0

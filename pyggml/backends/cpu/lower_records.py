@@ -24,7 +24,7 @@ from .fuse_patterns import (
 )
 from .host import HOST_KERNEL
 from .isa import Kernel, find_kernel, kernel_of
-from .repack import product_kernel, repacked
+from .products import choose, copy_of
 
 
 class Half(NamedTuple):
@@ -64,7 +64,7 @@ def _node(step: Step, isa: str) -> Record:
     t = step.nodes[0]
     if OPS[t.op].host is not None:
         return Record(HOST_KERNEL, t, (), shared=t.op_params.get("n_tasks") != 1)
-    kernel, copy = product_kernel(isa, t) or (kernel_of(isa, t), None)
+    kernel, copy = choose(isa, t) or (kernel_of(isa, t), None)
     return Record(kernel, t, t.src, tuple(t.op_params.values()), {} if copy is None else {0: copy})
 
 
@@ -175,7 +175,7 @@ def _products(step: Step, isa: str) -> Record:
         numbers = [float(v) for name, v in last.op_params.items() if name in ("alpha", "limit")]
     elif last not in ends.values():
         store, other, dst = _ADD, other_source(last, dst), last
-    found = product_kernel(isa, first)
+    found = choose(isa, first)
     kernel = None if found is None else found[0]
     if first.op == "mul_mat_id":
         srcs = [products[0].src[0], *first.src[1:], None if len(products) == 1 else products[1].src[0]]
@@ -201,7 +201,7 @@ def _halves(weights: tuple[int, int], biases: tuple[int, int]) -> dict[int, Half
 
 def _copies_of(products: Iterable[Tensor], at: Iterable[int]) -> dict[int, Buffer]:
     """The repacked copies of their weights, which are the sources `at`."""
-    return {i: copy for i, t in zip(at, products, strict=False) if (copy := repacked(t)) is not None}
+    return {i: copy for i, t in zip(at, products, strict=False) if (copy := copy_of(t)) is not None}
 
 
 RECORDS: Mapping[str, Callable[[Step, str], Record]] = {

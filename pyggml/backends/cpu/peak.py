@@ -14,7 +14,7 @@ from .isa import isa_levels
 
 KINDS = {"f32": lib.PG_PEAK_F32, "int8": lib.PG_PEAK_INT8, "bf16": lib.PG_PEAK_BF16}
 
-_ROUNDS, _SECONDS = 5, 0.25  # at least, each: other work on the machine must not pass for its limit
+_ROUNDS, _SECONDS = 5, 0.25  # at least, of each measurement: other work on the machine must not pass for its limit
 _PAGE = 4096
 _MIN_READ = 1 << 26  # bytes that each thread reads per round
 _STEPS = 1 << 20  # steps that each thread makes per round: some 5 ms
@@ -22,7 +22,8 @@ _STEPS = 1 << 20  # steps that each thread makes per round: some 5 ms
 
 @cache
 def read_rate(isa: str, nbytes: int, n_threads: int) -> float:
-    """Bytes per second that `n_threads` read from `nbytes` of memory, over and over: from caches where they fit."""
+    """Bytes per second that `n_threads` read from `nbytes` of memory, over and over: from a cache when it holds
+    them."""
     share = max(nbytes // n_threads // _PAGE, 1) * _PAGE
     buffer = Buffer.allocate(share * n_threads)
     buffer.memory[::_PAGE] = 1  # memory that was never written is one page of zeros
@@ -37,7 +38,7 @@ def read_rate(isa: str, nbytes: int, n_threads: int) -> float:
 
 @cache
 def compute_rate(isa: str, kind: str, n_threads: int) -> float:
-    """Operations per second (multiplications and additions) of `kind`, one of KINDS; 0 where `isa` has none."""
+    """Operations per second (multiplications and additions) of `kind`, one of KINDS; 0 when `isa` has none."""
     return _best(lambda i: lib.pg_peak(isa_levels()[isa], KINDS[kind], ffi.NULL, _STEPS), n_threads)
 
 

@@ -1,6 +1,7 @@
-"""Weights in a layout of the CPU backend's own (csrc/products/r16): a copy beside the tensor, which its products read.
+"""Weights made ready for the CPU's products: what their forms are set to (`pyggml.form`), and repacked copies.
 
-The tensor itself does not change: other backends, `get_rows`, views and the inspector read it where it is.
+A tensor itself does not change when it has a copy: other backends, `get_rows`, views and the inspector read it where it
+is.
 """
 
 from __future__ import annotations
@@ -9,104 +10,42 @@ import mmap
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 
-from pyggml.native import ffi, lib
+from pyggml.native.packing import GROUP, copy_size, matrix_size, pack_groups
 from pyggml.native.threads import thread_count
 
-from ...buffers.buffer import ALIGNMENT, Buffer, Bytes
+from ...buffers.buffer import Buffer
 from ...dtypes import DType
-from ...tensor import Ne, Tensor
-from .isa import Kernel, find_kernel, isa_levels, isa_name, kernel_of
+from ...form import BUFT, IN_PASSING, ROUNDED, repacked
+from ...ops.matmul import weights_of
+from ...tensor import Tensor
+from .isa import find_kernel, isa_name, kernel_of
+from .products import is_float_matrix
 
-BUFT = "CPU_REPACK"
-
-PRODUCTS = ("mul_mat", "mul_mat_id")  # the ops that read copies
-GROUP = 16  # rows that are packed together
 _CHUNK = 1 << 20  # bytes that are worth a thread's while
-# Columns from which three parts of each float pay. A Xeon with AMX, 2048 x 5632, ms by columns, as they are
-# stored and in parts: F16 24: 5.3 and 6.5, 32: 6.9 and 6.7, 64: 12.4 and 9.3; BF16 12: 2.3 and 2.1, 32: 7.1 and 3.0.
-_MANY_EXACT = {DType.F16: 31, DType.BF16: 11}
-_copies: WeakKeyDictionary[Tensor, Buffer] = WeakKeyDictionary()
-_floats: WeakSet[Tensor] = WeakSet()  # weights in F16 or BF16 that products of many columns may convert
-_stored: WeakSet[Tensor] = WeakSet()  # weights in blocks that products may repack in passing
 
 
-def copy_of(t: Tensor) -> Buffer | None:
-    """The repacked copy of `t`, or None."""
-    return _copies.get(t)
+def can_repack(isa: str, t: Tensor, node: Tensor | None = None) -> bool:
+    """Whether there are kernels at this level that read a repacked copy of `t`: for products of usual columns, or for
+    `node`.
 
-
-def repacked(node: Tensor) -> Buffer | None:
-    """The repacked copy of the weights that a matrix product (of one matrix, or by expert) reads, or None."""
-    a = _weights_of(node)
-    return None if a is None else copy_of(a)
-
-
-def _weights_of(node: Tensor) -> Tensor | None:
-    """What a matrix product reads, where it is one matrix, or one by expert."""
-    a = node.src[0] if node.op in PRODUCTS else None
-    return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else a
-
-
-def _in_passing(node: Tensor) -> bool:
-    a = _weights_of(node)
-    return a is not None and a in _stored
-
-
-def can_repack(t: Tensor, isa: str) -> bool:
-    """Whether products of `t` have kernels for a repacked copy on this instruction set.
-
-    That takes a leaf of a block type, dense: a matrix or, for mul_mat_id, a stack of them.
+    `t` must be a leaf of a block type, dense: a matrix or, for mul_mat_id, a stack of matrices.
     """
-    return _has_form(t) and (
-        find_kernel(isa, "mul_mat_r16", DType.F32.gguf_id, t.dtype.gguf_id, DType.F32.gguf_id) is not None
-    )
+    if not _has_layout(t):
+        return False
+    if node is not None:
+        return weights_of(node) is t and kernel_of(isa, node, "_r16") is not None
+    return find_kernel(isa, "mul_mat_r16", DType.F32.gguf_id, t.dtype.gguf_id, DType.F32.gguf_id) is not None
 
 
-def _has_form(t: Tensor) -> bool:
-    dense = t.op == "none" and t.view_src is None and t.ne[3] == 1 and t.is_contiguous
-    return dense and lib.pg_r16_bytes(t.dtype.gguf_id, t.ne[0], t.ne[1]) > 0
+def _is_dense_leaf(t: Tensor) -> bool:
+    return t.op == "none" and t.view_src is None and t.is_contiguous
 
 
-def converts_floats(isa: str, node: Tensor) -> bool:
-    """Whether a product reads floats that were given to `repack`, and has enough columns (csrc/products/gemm)."""
-    a = node.src[0] if node.op == "mul_mat" else None
-    return a is not None and a in _floats and _n_columns(node) > lib.pg_isa_floats(isa_levels()[isa])
-
-
-def _n_columns(node: Tensor) -> int:
-    return node.ne[1] * node.ne[2] * node.ne[3]
-
-
-def product_kernel(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
-    """The kernel of a product that reads weights in a form of the CPU's own, and their copy (None: as they are stored).
-
-    None for all other nodes.
-    """
-    copy = repacked(node)
-    if copy is not None and (kernel := kernel_of(isa, node, "_r16")) is not None:
-        return kernel, copy
-    if copy is None and _in_passing(node) and (kernel := kernel_of(isa, node, "_stored")) is not None:
-        return kernel, None
-    if copy is None and converts_floats(isa, node) and (kernel := kernel_of(isa, node, "_half")) is not None:
-        return kernel, None
-    if copy is None and _suits_tiles(node) and (kernel := kernel_of(isa, node, "_exact")) is not None:
-        return kernel, None
-    return None
-
-
-def _is_float_matrix(t: Tensor) -> bool:
-    """Whether csrc/products/gemm reads t as it is stored: its rows are whole units."""
-    return t.dtype in (DType.F16, DType.BF16) and t.ne[0] % 32 == 0 and t.ne[2] == t.ne[3] == 1
-
-
-def _suits_tiles(node: Tensor) -> bool:
-    """Whether a product reads floats, with so many columns that tiles pay for three parts of each."""
-    a = node.src[0] if node.op == "mul_mat" else None
-    return a is not None and _is_float_matrix(a) and _n_columns(node) > _MANY_EXACT[a.dtype]
+def _has_layout(t: Tensor) -> bool:
+    return _is_dense_leaf(t) and t.ne[3] == 1 and matrix_size(t.dtype, t.ne) > 0
 
 
 def repack(
@@ -115,25 +54,24 @@ def repack(
     n_threads: int | None = None,
     isa: str | None = None,
 ) -> int:
-    """Make repacked copies of those of `tensors` that have such a form, and return how many.
+    """Make repacked copies of those of `tensors` that the layout has, allow rounding of the others
+    (`allow_rounding`), and return how many copies were made.
 
-    A copy is as large as the tensor, within 4 %, but for the types that have a grid or trits: IQ3 takes 1.3 or 1.4
-    times as much, IQ2 1.4 to 1.6, IQ1 twice, TQ1_0 1.2. Their memory lives as long as any tensor of this call. A copy
-    does not follow when values are written to the tensor later. Pages of a mapped file that a copy replaces are given
-    back to the system; who reads the tensor itself has them read again. Matrices of F16 and BF16 are not copied, but
-    products of many columns will round their values, and the columns, to 16-bit fixed point (NMSE 1.5e-8), or split
-    them into two bf16 where there are tiles (2e-11). `progress` is told the fraction done before each tensor; what it
+    A copy is as large as the tensor, within 4 %, except for types with a grid or trits: docs/products.md has their
+    sizes. The memory of all copies lives as long as any tensor of this call. A copy does not follow when values are
+    written to the tensor later. Pages of a mapped file that a copy replaces are given back to the system; whoever reads
+    the tensor itself has them read again. `progress` is told the fraction done before each tensor; an exception that it
     raises ends the work, and leaves the copies made so far.
 
-    Raises AllocError where there is no memory, BackendError for a bad `isa` or `n_threads`, GGUFError where a mapped
-    file has become shorter.
+    Raises AllocError when there is no memory, BackendError for a bad `isa` or `n_threads`, GGUFError when a mapped file
+    has become shorter.
     """
     workers = thread_count(n_threads)
     isa = isa_name(isa)
     tensors = list(tensors)
-    allow_conversion(tensors)
-    todo = [t for t in tensors if t not in _copies and can_repack(t, isa)]
-    sizes = [copy_size(t) for t in todo]
+    allow_rounding(tensors)
+    todo = [t for t in tensors if t.form.copy is None and can_repack(isa, t)]
+    sizes = [copy_size(t.dtype, t.ne) for t in todo]
     arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation: in large pages where the system has them
     done = 0
     with ThreadPoolExecutor(workers) as pool:
@@ -143,75 +81,31 @@ def repack(
             copy = Buffer(arena[done : done + size], BUFT)
             _pack(t, copy, pool)
             t.raw()  # refuses what a mapped file has lost meanwhile
-            _copies[t] = copy
+            t.form = repacked(copy)
             _give_back(t)
             done += size
     return len(todo)
 
 
-def allow_conversion(tensors: Iterable[Tensor]) -> None:
-    """Let products of many columns convert what of these are matrices of F16 or BF16, see `repack`."""
-    leaves = (t for t in tensors if t.op == "none" and t.view_src is None and t.is_contiguous)
-    _floats.update(t for t in leaves if _is_float_matrix(t))
+def allow_rounding(tensors: Iterable[Tensor]) -> None:
+    """Let products of many columns round the matrices of F16 and BF16 among these, and the columns.
+
+    They become 16-bit fixed point (NMSE 1.5e-8), or two numbers in bf16 where there are tiles (2e-11).
+    """
+    for t in tensors:
+        if _is_dense_leaf(t) and is_float_matrix(t):
+            t.form = ROUNDED
 
 
 def repack_in_passing(tensors: Iterable[Tensor]) -> None:
-    """Let products of those of `tensors` that could be repacked do that row by row, each time they read them.
+    """Let products repack the blocks of these tensors each time they read them, when the layout has their types.
 
-    They give the bits that products of copies would give. Without that they have the precision of F32, and take two to
-    six times as long.
+    They give the bits that products of copies give. Otherwise they have the precision of F32, and take two to six times
+    as long.
     """
-    _stored.update(t for t in tensors if _has_form(t))
-
-
-def adopt_copy(t: Tensor, copy: Buffer) -> None:
-    """Let products read `copy`, of `copy_size(t)` bytes, instead of `t`: whoever gives it sees to what it holds."""
-    _copies[t] = copy
-
-
-def pack_groups(dtype: DType, ne: Ne, rows: int, copy: int, first: int, last: int) -> None:
-    """Pack the groups of 16 rows `first` to `last` of a matrix of ne[:2], stored densely at address `rows`, for a copy
-    of it at address `copy` (both those of its first row)."""
-    src, dst = ffi.cast("void *", rows), ffi.cast("void *", copy)
-    lib.pg_r16_pack(dtype.gguf_id, src, dtype.row_size(ne[0]), ne[0], ne[1], dst, first, last)
-
-
-def can_unpack(dtype: DType, n: int) -> bool:
-    """Whether rows of `n` elements can be repacked, and come back as they were."""
-    known = lib.pg_r16_unpack(dtype.gguf_id, ffi.NULL, 0, 0, ffi.NULL, 0, 0, 0) == lib.PG_OK
-    return known and n % dtype.block_size == 0
-
-
-def unpacked(dtype: DType, ne: Ne, start: int, n: int, read: Callable[[int, int], Bytes]) -> Bytes:
-    """Bytes `start` to `start + n` of a dense tensor as it is stored, uint8; `read(first, n)`: bytes of its copy."""
-    row_size, size, m = dtype.row_size(ne[0]), matrix_size(dtype, ne), ne[1]
-    group_size = size // -(-m // GROUP)
-    row, end = start // row_size, -(-(start + n) // row_size)
-    skipped = start - row * row_size
-    pieces: list[Bytes] = []
-    while row < end:
-        matrix, at = divmod(row, m)
-        to = min(end - matrix * m, m)
-        first, last = at // GROUP, -(-to // GROUP)
-        packed = read(matrix * size + first * group_size, (last - first) * group_size)
-        rows = np.empty((min(last * GROUP, m) - first * GROUP) * row_size, np.uint8)
-        src, dst = ffi.cast("void *", packed.ctypes.data), ffi.cast("void *", rows.ctypes.data)
-        n_rows = m - first * GROUP
-        lib.pg_r16_unpack(dtype.gguf_id, src, ne[0], n_rows, dst, row_size, 0, last - first)
-        pieces.append(rows[(at - first * GROUP) * row_size : (to - first * GROUP) * row_size])
-        row = matrix * m + to
-    return (pieces[0] if len(pieces) == 1 else np.concatenate(pieces))[skipped : skipped + n]
-
-
-def matrix_size(dtype: DType, ne: Ne) -> int:
-    """Bytes of one matrix of ne[:2] in a copy."""
-    return int(lib.pg_r16_bytes(dtype.gguf_id, ne[0], ne[1]))
-
-
-def copy_size(t: Tensor) -> int:
-    """Bytes of a copy: whole cache lines."""
-    size = matrix_size(t.dtype, t.ne) * t.ne[2]
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    for t in tensors:
+        if _has_layout(t):
+            t.form = IN_PASSING
 
 
 def _pack(t: Tensor, copy: Buffer, pool: ThreadPoolExecutor) -> None:
@@ -229,7 +123,8 @@ def _pack(t: Tensor, copy: Buffer, pool: ThreadPoolExecutor) -> None:
 
 
 def _give_back(t: Tensor) -> None:
-    """Let the system forget the pages of a mapped file that only `t` lies in; they are read again where it is."""
+    """Let the system forget the pages of a mapped file that hold `t` and nothing else; whoever reads `t` has them read
+    again."""
     buffer = t.buffer
     owner: Any = None if buffer is None or buffer.buft != "CPU_MMAP" else buffer.memory  # its type is too narrow a hint
     while isinstance(owner, np.ndarray | memoryview):

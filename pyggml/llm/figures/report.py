@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import copy_of
 from pyggml.models.memory.memory import Memory
 from pyggml.sched import Scheduler
 
@@ -64,7 +63,7 @@ def _model_lines(model: LoadedModel) -> Iterator[str]:
             token = getattr(vocab, role, None)
             if token is not None:
                 yield f"print_info: {role.upper()} token             = {token} {vocab.text(token)!r}"
-    copies = [c.size for t in model.weights.values() if (c := copy_of(t)) is not None]
+    copies = [c.size for t in model.weights.values() if (c := t.form.copy) is not None]
     yield f"load_tensors: CPU model buffer size   = {n_bytes / _MIB:8.2f} MiB"
     yield f"load_tensors: CPU repacked weights    = {sum(copies) / _MIB:8.2f} MiB ({len(copies)} tensors)"
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import GROUP, matrix_size, pack_groups
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.gguf_io.baked import can_bake
 from pyggml.models import get_architecture
 from pyggml.models.weights import Weights
+from pyggml.native.packing import GROUP, matrix_size, pack_groups
+from pyggml.ops.matmul import weights_of
 from pyggml.tensor import Context, Ne, Tensor
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -30,24 +31,22 @@ def baked_weights(arch: str, kv: Mapping[str, Any], shapes: Mapping[str, tuple[D
     except ModelError as e:
         raise ModelError(f"a layout for the model needs one that can run: {e}") from None
     graph = architecture.least_graph(hp, weights)
+    in_products: set[Tensor] = set()
     has_rows: set[Tensor] = set()
     others: set[Tensor] = set()
     for node in graph.nodes:
         for i, t in enumerate(node.src):
-            if t is None or (i == 0 and (node.op == "mul_mat_id" or (node.op == "mul_mat" and t.ne[2] == 1))):
-                continue
-            (has_rows if node.op == "get_rows" and i == 0 else others).add(t)
+            if t is not None and i == 0 and t is weights_of(node):
+                in_products.add(t)
+            elif t is not None:
+                (has_rows if node.op == "get_rows" and i == 0 else others).add(t)
     read = set(graph.leafs)
     baked: dict[str, bool] = {}
     for name, t in weights.items():
-        is_product = t not in others and not (t in has_rows and not _in_product(graph.nodes, t))
+        is_product = t not in others and (t in in_products or t not in has_rows)
         if can_bake(name, t.dtype, t.ne) and is_product:
             baked[name] = t in has_rows or t not in read  # who reads what this graph does not is not known
     return baked
-
-
-def _in_product(nodes: Iterable[Tensor], t: Tensor) -> bool:
-    return any(node.op in ("mul_mat", "mul_mat_id") and node.src[0] is t for node in nodes)
 
 
 def packed_pieces(dtype: DType, ne: Ne, pieces: Iterable[tuple[int, Bytes]]) -> Iterator[tuple[int, Bytes]]:

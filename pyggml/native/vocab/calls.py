@@ -33,7 +33,7 @@ SEED = _new_seed()  # pg_seed
 
 
 def pack(texts: Sequence[str]) -> tuple[bytes, Ends]:
-    """Texts with a NUL behind each, and where those are."""
+    """Texts with a NUL behind each, and the places of these NULs."""
     data = ("\0".join(texts) + "\0").encode("utf-8", "surrogateescape")
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
     if len(ends) != len(texts):  # there are none, or one has a NUL of its own

@@ -9,8 +9,8 @@ import pytest
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.fuse import FUSIONS
+from pyggml.backends.cpu.products import ROUND_BEYOND
 from pyggml.backends.cpu.repack import repack
-from pyggml.native import lib
 from pyggml.sched import Scheduler
 
 from .test_fuse_patterns import GATES, by_fusing, leafs_of, weights_of
@@ -175,7 +175,7 @@ def test_gate_and_value_in_one_product(dtype: gg.DType, n: int, isa: str) -> Non
 
     _, fused = by_fusing(build, isa)
     both = [["mul_mat", "swiglu"], ["mul_mat", "add", "geglu"]]
-    assert fused == (both if dtype is gg.Q4_0 or n > lib.pg_isa_floats(isa_levels()[isa]) else [])
+    assert fused == (both if dtype is gg.Q4_0 or n > ROUND_BEYOND.get(isa, n) else [])
 
 
 def test_halves_of_groups_stay_whole() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pyggml.backends.cpu.repack import can_unpack, matrix_size, pack_groups, unpacked
 from pyggml.native import ffi, lib
+from pyggml.native.packing import can_unpack, matrix_size, pack_groups, unpacked
 
 from ..harness import FILL, gaussian
 from .test_repack import TYPES, source

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import pyggml as gg
-from pyggml.backends.cpu.repack import product_kernel, repack, repack_in_passing
+from pyggml.backends.cpu.products import choose
+from pyggml.backends.cpu.repack import repack, repack_in_passing
 
 from ..harness import gaussian, place
 from .test_repack import ISAS, TYPES, run, source, symbols
@@ -44,4 +45,4 @@ def test_who_is_asked() -> None:
     before = symbols(y, ISAS[-1])
     repack_in_passing([w, x])
     assert symbols(y, ISAS[-1]) != before
-    assert product_kernel("generic", y) is None and product_kernel(ISAS[-1], gg.mul_mat(x, x)) is None
+    assert choose("generic", y) is None and choose(ISAS[-1], gg.mul_mat(x, x)) is None

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.lower import lower
-from pyggml.backends.cpu.repack import can_repack, copy_of, repack
+from pyggml.backends.cpu.repack import can_repack, repack
 from pyggml.backends.ref import compute_node
 from pyggml.buffers.alloc import steps_of
 from pyggml.buffers.buffer import Buffer
@@ -349,10 +349,10 @@ def test_who_reads_the_copy() -> None:
     y = gg.mul_mat(w, x)
     place(y)
     before = {isa: symbols(y, isa) for isa in isa_levels()}
-    assert copy_of(w) is None and repack([w]) == 1
-    copy = copy_of(w)
+    assert w.form.copy is None and repack([w]) == 1
+    copy = w.form.copy
     assert copy is not None and copy.buft == "CPU_REPACK" and copy.base % 64 == 0
-    assert repack([w]) == 0 and copy_of(w) is copy, "a copy that plans point to was replaced"
+    assert repack([w]) == 0 and w.form.copy is copy, "a copy that plans point to was replaced"
     for isa in isa_levels():
         assert (symbols(y, isa) == before[isa]) == (isa == "generic")
     view = gg.mul_mat(gg.view_2d(w, 64, 16, w.nb[1], 0), x)
@@ -379,8 +379,8 @@ def test_what_has_no_copy() -> None:
         tensor(gg.Q4_0, 64, 2, 2, 2),
         gg.view_2d(stored, 32, 32, stored.nb[1], 0),
     ):
-        assert not can_repack(t, ISAS[-1]) and repack([t]) == 0 and copy_of(t) is None
-    assert can_repack(stored, "avx2") and not can_repack(stored, "generic")
+        assert not can_repack(ISAS[-1], t) and repack([t]) == 0 and t.form.copy is None
+    assert can_repack("avx2", stored) and not can_repack("generic", stored)
     with pytest.raises(gg.BackendError, match="n_threads"):
         repack([stored], n_threads=0)
     with pytest.raises(gg.BackendError, match="altivec"):
@@ -398,7 +398,7 @@ def test_progress_and_cancelling() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         repack(tensors, until_half)
-    assert seen == [0.0, 0.25, 0.5] and [copy_of(t) is not None for t in tensors] == [True, True, False, False]
+    assert seen == [0.0, 0.25, 0.5] and [t.form.copy is not None for t in tensors] == [True, True, False, False]
     assert repack(tensors) == 2
 
 
@@ -409,7 +409,7 @@ def test_threads_pack_the_same(n_threads: int) -> None:
     a, b = source(gg.Q4_0, values), source(gg.Q4_0, values)
     repack([a], n_threads=1)
     repack([b], n_threads=n_threads)
-    one, two = copy_of(a), copy_of(b)
+    one, two = a.form.copy, b.form.copy
     assert one is not None and two is not None and np.array_equal(one.memory, two.memory)
     assert one.size == -(-1030 // 16) * 64 * 288
 

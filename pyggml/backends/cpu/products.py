@@ -1,0 +1,52 @@
+"""How a matrix product is computed: which kernel, and what it reads of its weights. docs/products.md has all ways."""
+
+from __future__ import annotations
+
+from ...buffers.buffer import Buffer
+from ...dtypes import DType
+from ...form import IN_PASSING, ROUNDED
+from ...ops.matmul import weights_of
+from ...tensor import Tensor
+from .isa import Kernel, kernel_of
+
+# Columns beyond which a product of floats that may be rounded converts them, by level; the other levels never do.
+ROUND_BEYOND = {"avx2": 255, "avx512vnni": 96, "amx": 32}
+# Columns beyond which a product of floats that may not be rounded multiplies three parts of each, if there are tiles.
+_SPLIT_BEYOND = {DType.F16: 31, DType.BF16: 11}
+
+
+def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
+    """How `node` is computed at this level, when it is a product in a way of the CPU's own: its kernel, and the copy of
+    the weights that it reads (None: as they are stored). The form of the weights and the columns decide.
+
+    None for all other nodes: the kernel of their op computes them (`kernel_of`).
+    """
+    a = weights_of(node)
+    if a is None:
+        return None
+    form, columns = a.form, node.n_rows
+    if form.copy is not None:
+        way = "_r16"
+    elif form is IN_PASSING:
+        way = "_stored"
+    elif node.op != "mul_mat" or not is_float_matrix(a):
+        return None
+    elif form is ROUNDED and isa in ROUND_BEYOND and columns > ROUND_BEYOND[isa]:
+        way = "_half"
+    elif columns > _SPLIT_BEYOND[a.dtype]:
+        way = "_exact"
+    else:
+        return None
+    kernel = kernel_of(isa, node, way)
+    return None if kernel is None else (kernel, form.copy)
+
+
+def copy_of(node: Tensor) -> Buffer | None:
+    """The repacked copy that a product reads instead of its weights, or None."""
+    a = weights_of(node)
+    return None if a is None else a.form.copy
+
+
+def is_float_matrix(t: Tensor) -> bool:
+    """Whether `t` is a matrix of F16 or BF16 whose rows are whole units of csrc/products/gemm."""
+    return t.dtype in (DType.F16, DType.BF16) and t.ne[0] % 32 == 0 and t.ne[2] == t.ne[3] == 1

@@ -1,0 +1,31 @@
+"""What the weights of a matrix product are stored as for it: `Tensor.form`.
+
+The form of its weights, its number of columns and the instruction set decide how a product is computed, and so how
+precise it is; nothing else does (`pyggml.backends.cpu.products.choose`). A form belongs to one tensor: its views, and
+its copies on other backends, have none of it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .buffers.buffer import Buffer
+
+BUFT = "CPU_REPACK"  # the buffer type of repacked copies
+
+
+class Form(NamedTuple):
+    """One of STORED, IN_PASSING and ROUNDED, or `repacked(copy)`."""
+
+    name: str
+    copy: Buffer | None = None
+
+
+STORED = Form("stored")  # products read the tensor as it is, with the precision of F32
+IN_PASSING = Form("in passing")  # products repack blocks each time they read them
+ROUNDED = Form("rounded")  # products of many columns may round F16 and BF16
+
+
+def repacked(copy: Buffer) -> Form:
+    """Products read `copy` instead of the tensor, in the layout of csrc/products/r16/r16.h: see `native.packing`."""
+    return Form("repacked", copy)
