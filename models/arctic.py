@@ -21,6 +21,7 @@ from .blocks import (
     build_norm,
 )
 from .decoder import Decoder
+from .metadata import read_common
 
 _LLAMA = Decoder()
 
@@ -47,4 +48,4 @@ def build_arctic(b: Build) -> Graph:
         return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
 
 
-ARCHITECTURES = (Architecture(("arctic",), build_arctic),)
+ARCHITECTURES = (Architecture(("arctic",), build_arctic, read_common),)

@@ -19,6 +19,7 @@ from .blocks import (
     build_rope_factors,
 )
 from .decoder import Decoder
+from .metadata import read_common
 
 _LLAMA = Decoder()
 
@@ -52,4 +53,4 @@ def _attention(b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: i
     return _LLAMA.attention(b, cur, pos, factors, il)
 
 
-ARCHITECTURES = (Architecture(("deci",), build_deci),)
+ARCHITECTURES = (Architecture(("deci",), build_deci, read_common),)

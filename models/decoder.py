@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal
 
 from pyggml import ops as gg
 from pyggml.graph import Graph
@@ -34,14 +34,14 @@ from .blocks import (
     build_rope_factors,
     build_shared_expert,
 )
-from .hparams import AttnTemperature, Head, HParams, NormKind, Router
+from .hparams import AttnTemperature, H, Head, HParams, NormKind, Router
 from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
 Value = float | str | bool | Head | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder:
+class Decoder(Generic[H]):
     """How a plain decoder differs from the first Llama. What is a number, or is needed beside the graph, is a
     hyperparameter instead: `rope_type`, `f_embedding_scale`, `f_attention_scale`, `n_swa` ...
 
@@ -98,7 +98,7 @@ class Decoder:
     lm_head: bool = True
     hidden_normed: bool = True
 
-    def build(self, b: Build) -> Graph:
+    def build(self, b: Build[H]) -> Graph:
         """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs], or `result_embd`, ne
         [n_embd, n_outputs]."""
         hp = b.hparams
@@ -118,7 +118,7 @@ class Decoder:
                 return build_result_embd(b, cur)
             return build_lm_head(b, cur, bias=self.biases == "all", hidden=cur if self.hidden_normed else inpL)
 
-    def _layer(self, b: Build, inpL: Tensor, inp_pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def _layer(self, b: Build[H], inpL: Tensor, inp_pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         """What layer `il` gives, of what the one before it does."""
         normed = self._pre_norm(b, inpL, "attn_norm", "attn_norm", il, optional=il == 0 and not self.first_norm)
         attn = self.attention(b, self._attn_input(b, inpL, normed, il), inp_pos, factors, il)
@@ -157,14 +157,14 @@ class Decoder:
         own = b.optional(self.ffn_norm, inpL.ne[:1], il)
         return normed if own is None else self._pre_norm(b, inpL, self.ffn_norm, "ffn_norm", il)
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[H], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         """What attention gives in layer `il`, which reads `cur`."""
         attn = build_attn(b, self.kv(b, cur, pos, factors, il))
         if self.attn_gate != "none":
             attn = build_attn_gate(b, attn, cur, il, gg.sigmoid if self.attn_gate == "sigmoid" else gg.softplus)
         return b.linear("attn_output", attn, b.hparams.n_embd, "kqv_out", il, bias=self.biases == "all")
 
-    def kv(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
+    def kv(self, b: Build[H], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
         """What attention takes in layer `il`, which reads `cur`."""
         Qcur, Kcur, Vcur = build_qkv(b, cur, il, bias=self.biases != "none")
         if self.qk_norm not in ("none", "roped"):
@@ -204,7 +204,7 @@ class Decoder:
         row = gg.reshape_2d(gg.cont(cur) if cur.op == "view" else cur, head * n_head, n_tokens)
         return gg.reshape_3d(build_norm(b, row, role, name, il, self.norm), head, n_head, n_tokens)
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[H], cur: Tensor, il: int) -> Tensor:
         """The feed-forward network, or the mixture of experts, of layer `il`."""
         if not b.hparams.is_moe(il):
             bias = self.biases == "all"

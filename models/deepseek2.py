@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
@@ -51,11 +52,12 @@ class DeepSeek2HParams(HParams):
     n_embd_head_v_mla: int
 
 
-def read_deepseek2(
-    r: Reader, *, mscale_of_key: bool = True, cls: type[DeepSeek2HParams] = DeepSeek2HParams, **own: object
-) -> DeepSeek2HParams:
-    """The hyperparameters. `mscale_of_key`: YaRN scales what is roped, and the scores, by the same. `cls` and `own`: as
-    for `read_hparams`."""
+D = TypeVar("D", bound=DeepSeek2HParams)
+
+
+def read_deepseek2(cls: type[D], r: Reader, *, mscale_of_key: bool = True, **own: object) -> D:
+    """The hyperparameters, as `read_hparams` reads them. `mscale_of_key`: YaRN scales the roped elements by the same
+    factor as the scores."""
     attention, rope = Keys.Attention, Keys.Rope
     base = read_hparams(HParams, r)
     v_in_k = r.integer(attention.KEY_LENGTH_MLA, 0) > 0
@@ -90,11 +92,12 @@ def read_deepseek2(
     )
 
 
-def build_deepseek2(b: Build, attention: Callable[[Tensor, Tensor, int], Tensor] | None = None) -> Graph:
+def build_deepseek2(
+    b: Build[DeepSeek2HParams], attention: Callable[[Tensor, Tensor, int], Tensor] | None = None
+) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]. `attention`, of what it
     reads, positions, and the layer, gives what is projected; without it that is the model's own."""
     hp = b.hparams
-    assert isinstance(hp, DeepSeek2HParams)
     mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
     with b.ctx:
         inpL = build_inp_embd(b)
@@ -118,6 +121,6 @@ def build_deepseek2(b: Build, attention: Callable[[Tensor, Tensor, int], Tensor]
 
 
 ARCHITECTURES = (
-    Architecture(("deepseek2",), build_deepseek2, read_deepseek2, nextn=True),
-    Architecture(("mistral4",), build_deepseek2, partial(read_deepseek2, mscale_of_key=False)),
+    Architecture(("deepseek2",), build_deepseek2, partial(read_deepseek2, DeepSeek2HParams), nextn=True),
+    Architecture(("mistral4",), build_deepseek2, partial(read_deepseek2, DeepSeek2HParams, mscale_of_key=False)),
 )

@@ -18,7 +18,7 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import MLA, Build, build_attn_gate, build_mla
 from .deepseek2 import build_deepseek2, read_deepseek2
-from .hparams import HParams, Router
+from .hparams import Router
 from .indexer import INDEX_EPS, build_chosen_mask, read_indexer
 from .metadata import Reader, read_router, read_window
 from .sparse import DSAHParams
@@ -37,10 +37,9 @@ class Dots3NoteHParams(DSAHParams):
     n_embd_head_v_mla_swa: int
 
 
-def build_dots3note(b: Build) -> Graph:
+def build_dots3note(b: Build[Dots3NoteHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, Dots3NoteHParams)
     full = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
     window = MLA(hp.n_lora_q, hp.n_lora_kv_swa, hp.n_embd_head_k_mla_swa, hp.n_embd_head_v_mla_swa, hp.n_rot)
 
@@ -54,12 +53,12 @@ def build_dots3note(b: Build) -> Graph:
     return build_deepseek2(b, attention)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> Dots3NoteHParams:
     n_rot, n_lora_kv = r.integer(Keys.Rope.DIMENSION_COUNT), r.integer(_RANK)
     window: dict[str, Any] = read_window(r, 0)
     return read_deepseek2(
+        Dots3NoteHParams,
         r,
-        cls=Dots3NoteHParams,
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         **read_indexer(r),
         f_index_norm_eps=INDEX_EPS,

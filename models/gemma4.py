@@ -47,10 +47,9 @@ class Gemma4HParams(HParams):
     n_embd_per_layer: int
 
 
-def build_gemma4(b: Build) -> Graph:
+def build_gemma4(b: Build[Gemma4HParams]) -> Graph:
     """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, Gemma4HParams)
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
@@ -114,10 +113,9 @@ def _normed(b: Build, cur: Tensor, part: str, pos: Tensor, factors: Tensor | Non
     return build_rope(b, cur, pos, factors, f"{name}_pos", il)
 
 
-def _ffn(b: Build, attn_out: Tensor, il: int) -> Tensor:
+def _ffn(b: Build[Gemma4HParams], attn_out: Tensor, il: int) -> Tensor:
     """The network, and where layer `il` has a router the experts beside it, each normed."""
     hp, n_embd = b.hparams, attn_out.ne[0]
-    assert isinstance(hp, Gemma4HParams)
     cur = build_ffn(b, build_norm(b, attn_out, "ffn_norm", "ffn_norm", il), il, "gelu")
     if not hp.n_expert or b.optional("ffn_gate_inp", (n_embd, hp.n_expert), il) is None:
         return cur
@@ -131,16 +129,15 @@ def _ffn(b: Build, attn_out: Tensor, il: int) -> Tensor:
     return b.cb(gg.add(cur, moe), "ffn_moe_combined", il)
 
 
-def _per_layer(b: Build, cur: Tensor, own: Tensor, il: int) -> Tensor:
+def _per_layer(b: Build[Gemma4HParams], cur: Tensor, own: Tensor, il: int) -> Tensor:
     """What the embedding `own` that tokens have for layer `il` adds to `cur`, which gates it."""
     hp = b.hparams
-    assert isinstance(hp, Gemma4HParams)
     gate = b.linear("inp_gate", cur, own.ne[0], "per_layer_gate", il)
     out = b.linear("proj", gg.mul(ACTIVATIONS[hp.act or "gelu"](gate), own), cur.ne[0], "per_layer_proj", il)
     return build_norm(b, out, "post_norm", "per_layer_embd_out", il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> Gemma4HParams:
     n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
     n_shared = r.integer(Keys.Attention.SHARED_KV_LAYERS, 0)
     if n_shared >= n_layer:

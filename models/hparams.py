@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from pyggml.errors import ModelError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    H = TypeVar("H", bound="HParams", default="HParams")  # the hyperparameters of one page; without brackets, HParams
+    H_co = TypeVar("H_co", bound="HParams", default="HParams", covariant=True)
+else:
+    from typing import TypeVar
+
+    H = H_co = TypeVar("H")
 
 PerLayer = int | tuple[int, ...]  # one value for all layers, or one for each
 RopeType = Literal["norm", "neox", "mrope", "imrope"]

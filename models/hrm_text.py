@@ -36,7 +36,7 @@ class HRMHParams(HParams):
         return layer + (self.n_stack if (run + 1) % (self.n_low + 1) == 0 else 0)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> HRMHParams:
     n_stack, n_high, n_low = (r.integer(key) for key in (_STACK, _HIGH, _LOW))
     if not (n_stack and n_high and n_low) or r.integer(Keys.LLM.BLOCK_COUNT) != n_stack * n_high * (n_low + 1):
         n = f"{n_high} cycles of {n_low} + 1 runs of {n_stack} layers"
@@ -52,10 +52,9 @@ def _read(r: Reader) -> HParams:
     )
 
 
-def build_hrm_text(b: Build) -> Graph:
+def build_hrm_text(b: Build[HRMHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, HRMHParams)
     with b.ctx:
         high = build_inp_embd(b)
         low = b.weight("hrm.z_l_init", (hp.n_embd,), suffix="")

@@ -41,10 +41,9 @@ class HyV4HParams(DSAHParams, HyperHParams):
     swiglu_clamp_exp: tuple[float, ...]
 
 
-def build_hy_v4(b: Build) -> Graph:
+def build_hy_v4(b: Build[HyV4HParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, HyV4HParams), hp
     mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
 
     def attention(cur: Tensor, il: int) -> Tensor:
@@ -64,11 +63,11 @@ def build_hy_v4(b: Build) -> Graph:
         return build_hyper(b, BY_WEIGHTS, attention, ffn)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> HyV4HParams:
     base, index = read_hparams(HParams, r), read_indexer(r, optional=True)
     return read_deepseek2(
+        HyV4HParams,
         r,
-        cls=HyV4HParams,
         router=read_router(r, Router(norm=False)),
         **index,
         index_rope_first=max(index["n_indexer_embd"] - base.n_rot, 0),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyggml import ops as gg
 from pyggml.graph import Graph
@@ -33,6 +33,7 @@ class HyperHParams(HParams):
     f_hc_magnitude: float = 0.0
 
 
+S = TypeVar("S", bound=HyperHParams)
 _COUNT, _SINKHORN, _EPS = (f"{{arch}}.hyper_connection.{key}" for key in ("count", "sinkhorn_iterations", "epsilon"))
 _MAX_STREAMS, _MAX_SINKHORN = 64, 100  # they keep a lying file from costing memory
 
@@ -61,18 +62,19 @@ class Put(NamedTuple):
     comb: Tensor | None = None
 
 
-class Mix(NamedTuple):
+@dataclass(frozen=True)
+class Mix(Generic[S]):
     """Ways between streams and blocks. read: of streams, ne [n_embd, n_stream, n_tokens], the part of a layer (`attn`,
     `ffn`) and the layer, what that part reads, ne [n_embd, n_tokens], normed, and how what it gives is put back. head:
     of streams, what the logits are of, ne [n_embd, n_tokens], normed."""
 
-    read: Callable[[Build, Tensor, str, int], tuple[Tensor, Put]]
-    head: Callable[[Build, Tensor], Tensor]
+    read: Callable[[Build[S], Tensor, str, int], tuple[Tensor, Put]]
+    head: Callable[[Build[S], Tensor], Tensor]
 
 
 def build_hyper(
-    b: Build,
-    mix: Mix,
+    b: Build[S],
+    mix: Mix[S],
     attention: Callable[[Tensor, int], Tensor],
     ffn: Callable[[Tensor, int], Tensor],
     before: Callable[[Tensor, int], Tensor] | None = None,
@@ -81,7 +83,6 @@ def build_hyper(
     n_outputs]. `attention` and `ffn` give, of what they read, ne [n_embd, n_tokens], and the layer, what is put back;
     `before` what the streams are at the begin of a layer."""
     hp = b.hparams
-    assert isinstance(hp, HyperHParams), hp
     n = hp.n_stream
     embd = gg.reshape_3d(build_inp_embd(b), hp.n_embd, 1, b.n_tokens)
     x = b.cb(gg.repeat_4d(embd, hp.n_embd, n, b.n_tokens, 1), "hc_init")
@@ -143,9 +144,8 @@ def _affine(b: Build, mixes: Tensor, role: str, part: int, n_part: int, first: i
     return gg.add(cur, gg.view_1d(base, n, first * base.nb[0]))
 
 
-def _read(b: Build, x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
+def _read(b: Build[HyperHParams], x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
     hp = b.hparams
-    assert isinstance(hp, HyperHParams), hp
     n, n_tokens, role = hp.n_stream, x.ne[2], f"hc_{part}"
     n_part = 3 if hp.n_sinkhorn else 2
     mixes = _mixes(b, x, role, (2 + n if hp.n_sinkhorn else 2) * n, il)
@@ -171,10 +171,9 @@ def sinkhorn(comb: Tensor, n_iter: int, eps: float) -> Tensor:
     return gg.cont(gg.permute(cur, 1, 0, 2, 3))
 
 
-def head_by_weights(b: Build, x: Tensor) -> Tensor:
+def head_by_weights(b: Build[HyperHParams], x: Tensor) -> Tensor:
     """What the logits are of: the streams by weights that follow from them, normed."""
     hp = b.hparams
-    assert isinstance(hp, HyperHParams), hp
     mixes = _mixes(b, x, "output_hc", hp.n_stream, -1)
     pre = gg.sigmoid(_affine(b, mixes, "output_hc", 0, 1, 0, hp.n_stream, -1))
     cur = b.cb(weighted_streams(x, gg.scale_bias(pre, 1.0, hp.f_hc_eps)), "hc_head")

@@ -57,17 +57,16 @@ def read_ssm(r: Reader) -> SSM:
     return m
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MambaHParams:
     none: dict[str, Any] = {"n_head": 1, "n_head_kv": (0,) * r.integer(Keys.LLM.BLOCK_COUNT), "n_ff": 1}
     none |= {"dt_b_c_norm": r.boolean(Keys.SSM.DT_B_C_RMS, False)}
     none |= {"f_dt_b_c_eps": r.number("{arch}.ssm.dt_b_c_rms_epsilon", 0.0)}  # of pyggml alone
     return read_hparams(MambaHParams, r, ssm=read_ssm(r), **none)
 
 
-def build_model(b: Build) -> Graph:
+def build_model(b: Build[MambaHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, MambaHParams), hp
     with b.ctx:
         inpL = build_inp_embd(b)
 

@@ -17,6 +17,7 @@ from .hparams import (
     Activation,
     AttnTemperature,
     Gating,
+    H,
     Head,
     HParams,
     NormKind,
@@ -25,7 +26,6 @@ from .hparams import (
     Router,
 )
 
-H = TypeVar("H", bound=HParams)
 T = TypeVar("T")
 _GATING: tuple[tuple[Gating, bool], ...] = (  # values of `expert_gating_func` from 1: (gating, of_selected)
     ("softmax", False),
@@ -242,6 +242,11 @@ def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any)
         return cls(**{**_common(r, own, norm), **own})
     except ModelError as e:
         raise ModelError(f"{e} (the keys {r.arch}.*)") from None
+
+
+def read_common(r: Reader) -> HParams:
+    """The hyperparameters of an architecture that has none of its own."""
+    return read_hparams(HParams, r)
 
 
 def read_attn_temperature(r: Reader, floor_scale: int) -> AttnTemperature | None:

@@ -39,7 +39,7 @@ class MiniCPM3HParams(HParams):
     n_lora_kv: int
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MiniCPM3HParams:
     n_embd_head_k = r.integer(Keys.Attention.KEY_LENGTH)
     return read_hparams(
         MiniCPM3HParams,
@@ -52,10 +52,9 @@ def _read(r: Reader) -> HParams:
     )
 
 
-def build_minicpm3(b: Build) -> Graph:
+def build_minicpm3(b: Build[MiniCPM3HParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, MiniCPM3HParams)
     mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
     scale = _SCALE_DEPTH / math.sqrt(hp.n_layer)
 

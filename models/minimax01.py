@@ -47,15 +47,14 @@ class MiniMaxHParams(HParams):
         return StateShape(s=n.n_embd_q * n.n_embd_head_k) if self.recurrent[il] else StateShape()
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MiniMaxHParams:
     scale = r.number(Keys.LLM.RESIDUAL_SCALE)
     return read_hparams(MiniMaxHParams, r, recurrent=read_recurrent(r, 8), f_residual_scale=scale, rope_type="neox")
 
 
-def build_model(b: Build) -> Graph:
+def build_model(b: Build[MiniMaxHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, MiniMaxHParams), hp
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)

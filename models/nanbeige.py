@@ -33,7 +33,7 @@ class NanbeigeHParams(HParams):
     skip_loop_final_norm: bool
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> NanbeigeHParams:
     n_loops = r.integer(_NUM_LOOPS, 1)
     if not 0 < n_loops <= MAX_LAYERS:
         r.fail(_NUM_LOOPS, f"must be 1 to {MAX_LAYERS}, not {n_loops}")
@@ -42,10 +42,9 @@ def _read(r: Reader) -> HParams:
     return read_hparams(NanbeigeHParams, r, n_layer=n_layer, n_loops=n_loops, skip_loop_final_norm=skip)
 
 
-def build_nanbeige(b: Build) -> Graph:
+def build_nanbeige(b: Build[NanbeigeHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp, llama = b.hparams, Decoder()
-    assert isinstance(hp, NanbeigeHParams)
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)

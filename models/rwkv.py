@@ -46,7 +46,7 @@ class RWKVHParams(HParams):
         return StateShape((1 if self.crossed else 2) * self.n_embd, self.n_embd * self.head_size)
 
 
-def _read(r: Reader, *, crossed: bool, version: int) -> HParams:
+def _read(r: Reader, *, crossed: bool, version: int) -> RWKVHParams:
     llm, attention = Keys.LLM, Keys.Attention
     n_layer, n_embd, head_size = (
         r.integer(llm.BLOCK_COUNT),
@@ -86,10 +86,9 @@ def _read(r: Reader, *, crossed: bool, version: int) -> HParams:
     )
 
 
-def build_model(b: Build, *, version: int) -> Graph:
+def build_model(b: Build[RWKVHParams], *, version: int) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, RWKVHParams), hp
     kind: NormKind = "rms" if hp.crossed else "layer"
     v_first: Tensor | None = None
     with b.ctx:
@@ -292,7 +291,7 @@ def _heads_norm(b: Build, hp: RWKVHParams, y: Tensor, il: int) -> Tensor:
     return b.cb(gg.add(y, b.weight("time_mix_ln", (n,), il, "bias")), "wkv_normed", il)
 
 
-def _architecture(name: str, version: int, crossed: bool) -> Architecture:
+def _architecture(name: str, version: int, crossed: bool) -> Architecture[RWKVHParams]:
     return Architecture(
         (name,), partial(build_model, version=version), partial(_read, crossed=crossed, version=version), "recurrent"
     )

@@ -18,7 +18,7 @@ from .architecture import Architecture
 from .blocks import KV, MLA, Build, build_mla, build_norm
 from .decoder import Decoder
 from .deepseek2 import DeepSeek2HParams, build_deepseek2, read_deepseek2
-from .hparams import HParams, Router
+from .hparams import Router
 from .indexer import (
     INDEX_EPS,
     ChosenBlocks,
@@ -53,12 +53,11 @@ class MSAHParams(Indexer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSA(Decoder):
+class MSA(Decoder[MSAHParams]):
     """Each head of K has a head of the indexer, and sees the blocks that it chooses by their largest product."""
 
-    def kv(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
+    def kv(self, b: Build[MSAHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
         hp, a = b.hparams, super().kv(b, cur, pos, factors, il)
-        assert isinstance(hp, MSAHParams)
         if not hp.has_indexer(il):
             return a
         blocks = hp.chosen_blocks[0]
@@ -78,10 +77,9 @@ class MSA(Decoder):
         return replace(a, kq_mask=b.cb(gg.top_k_mask(score, a.kq_mask, n, of, own), "kq_mask_chosen", il))
 
 
-def build_dsa(b: Build) -> Graph:
+def build_dsa(b: Build[DSAHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, DSAHParams)
     mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
 
     def attention(cur: Tensor, pos: Tensor, il: int) -> Tensor:
@@ -91,17 +89,17 @@ def build_dsa(b: Build) -> Graph:
     return build_deepseek2(b, attention)
 
 
-def _read_dsa(r: Reader) -> HParams:
+def _read_dsa(r: Reader) -> DSAHParams:
     router = read_router(r, Router(gating="sigmoid", norm=False))
     own: dict[str, Any] = {"router": router, **read_indexer(r), "f_index_norm_eps": INDEX_EPS}
     if r.arch == "deepseek32":
         own["index_rope_type"] = "neox"
     elif not own["indexers"] and r.integer(Keys.LLM.CONTEXT_LENGTH) >= _GLM_52_CONTEXT:
         own["indexers"] = tuple(int(il < 2 or il % 4 == 2) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
-    return read_deepseek2(r, cls=DSAHParams, **own)
+    return read_deepseek2(DSAHParams, r, **own)
 
 
-def _read_msa(r: Reader) -> HParams:
+def _read_msa(r: Reader) -> MSAHParams:
     own = read_indexer(r)
     size, n_own = r.integer(_BLOCK_SIZE), r.integer(_LOCAL_BLOCKS, 1)
     if size < 1:
