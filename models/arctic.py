@@ -14,11 +14,11 @@ from .blocks import (
     Build,
     build_ffn,
     build_inp_embd,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_moe_ffn,
     build_norm,
+    build_out_rows,
 )
 from .decoder import Decoder
 from .metadata import read_common
@@ -35,9 +35,7 @@ def build_arctic(b: Build) -> Graph:
         for il in range(hp.n_layer):
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             cur = _LLAMA.attention(b, cur, inp_pos, None, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
 
             cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)

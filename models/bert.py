@@ -31,10 +31,10 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_pos,
     build_moe_ffn,
     build_norm,
+    build_out_rows,
     build_pos_embd,
     build_qkv,
     build_result_embd,
@@ -107,9 +107,7 @@ def build_bert(b: Build[BertHParams], *, gated: bool = False) -> Graph:
             Kcur = build_rope(b, _row_norm(b, Kcur, "attn_k_norm", il), pos, None, "Kcur", il)
             cur = llm_build_kv(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
 
-            if il == hp.n_layer - 1:  # from here on only the rows that are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             cur = build_norm(b, gg.add(cur, inpL), "attn_output_norm", "attn_out_norm", il, "layer")
             if b.optional("attn_norm_2", cur.ne[:1], il) is not None:
                 cur = build_norm(b, gg.add(cur, inpL), "attn_norm_2", "attn_norm_2", il, "layer")

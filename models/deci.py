@@ -12,10 +12,10 @@ from .blocks import (
     Build,
     build_ffn,
     build_inp_embd,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_rope_factors,
 )
 from .decoder import Decoder
@@ -33,13 +33,11 @@ def build_deci(b: Build) -> Graph:
         factors = build_rope_factors(b)
         for il in range(hp.n_layer):
             n = hp.layer(il)
-            attn = _attention(b, inpL, inp_pos, factors, il) if n.n_head else None
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                attn = attn if attn is None else gg.get_rows(attn, inp_out_ids)
-                inpL = gg.get_rows(inpL, inp_out_ids)
-            if attn is not None:
+            if n.n_head:
+                attn, inpL = build_out_rows(b, il, _attention(b, inpL, inp_pos, factors, il), inpL)
                 inpL = b.cb(gg.add(attn, inpL), "ffn_inp", il)
+            else:
+                (inpL,) = build_out_rows(b, il, inpL)
             if n.n_ff:
                 cur = build_ffn(b, build_norm(b, inpL, "ffn_norm", "ffn_norm", il), il)
                 inpL = b.cb(gg.add(cur, inpL), "l_out", il)

@@ -22,11 +22,11 @@ from .blocks import (
     build_inp_attn_scale,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_moe_ffn,
     build_norm,
+    build_out_rows,
     build_pos_embd,
     build_qkv,
     build_result_embd,
@@ -122,10 +122,7 @@ class Decoder(Generic[H]):
         """What layer `il` gives, of what the one before it does."""
         normed = self._pre_norm(b, inpL, "attn_norm", "attn_norm", il, optional=il == 0 and not self.first_norm)
         attn = self.attention(b, self._attn_input(b, inpL, normed, il), inp_pos, factors, il)
-        if il == b.hparams.n_layer - 1:  # from here on only the rows of which logits are wanted
-            inp_out_ids = build_inp_out_ids(b)
-            attn, inpL = gg.get_rows(attn, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-            normed = gg.get_rows(normed, inp_out_ids)
+        attn, inpL, normed = build_out_rows(b, il, attn, inpL, normed)
         attn = self.post(b, attn, "post_attention_norm", "attn_post_norm", il)
         ffn_inp = b.cb(gg.add(attn, inpL), "ffn_inp", il)
         cur = self.ffn(b, self._ffn_input(b, inpL, normed, ffn_inp, il), il)

@@ -28,12 +28,12 @@ from .blocks import (
     build_ffn,
     build_inp_attn_scale,
     build_inp_embd,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_mla,
     build_moe_ffn,
     build_norm,
+    build_out_rows,
     build_shared_expert,
 )
 from .hparams import HParams, Router
@@ -107,9 +107,7 @@ def build_deepseek2(
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             cur = attention(cur, inp_pos, il) if attention else build_mla(b, cur, inp_pos, None, il, mla, q_scale)
             cur = b.linear("attn_output", cur, hp.n_embd, "kqv_out", il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
             cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
             if hp.is_moe(il):

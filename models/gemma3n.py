@@ -28,11 +28,12 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_per_layer,
     build_inp_pos,
     build_lm_head,
     build_norm,
+    build_out_rows,
+    build_out_streams,
     build_qkv,
     build_rope,
     llm_build_kv,
@@ -80,11 +81,8 @@ def build_gemma3n(b: Build[Gemma3nHParams]) -> Graph:
             laurel = _laurel(b, cur, il)
             cur = llm_build_kv(b, _kv(b, cur, inp_pos, il))
             own = per_layer_rows(per_layer, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, active, laurel, own = (gg.get_rows(t, inp_out_ids) for t in (cur, active, laurel, own))
-                rows = gg.reshape_2d(predictions, hp.n_embd * hp.n_altup, b.n_tokens)
-                predictions = gg.reshape_3d(gg.get_rows(rows, inp_out_ids), hp.n_embd, hp.n_altup, b.n_outputs)
+            cur, active, laurel, own = build_out_rows(b, il, cur, active, laurel, own)
+            predictions = build_out_streams(b, il, predictions)
             cur = build_norm(b, cur, "post_attention_norm", "attn_post_norm", il)
             cur = gg.add(b.cb(gg.add(cur, active), "attn_gated", il), laurel)
             attn_laurel = b.cb(gg.scale(cur, math.sqrt(0.5)), "attn_laurel", il)

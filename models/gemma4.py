@@ -23,11 +23,11 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_per_layer,
     build_inp_pos,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_qkv,
     build_rope,
     build_rope_factors,
@@ -58,16 +58,13 @@ def build_gemma4(b: Build[Gemma4HParams]) -> Graph:
         for il in range(hp.n_layer):
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             cur = llm_build_kv(b, _kv(b, cur, inp_pos, None if hp.is_swa(il) else factors, il))
-            own = None if per_layer is None else per_layer_rows(per_layer, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-                own = None if own is None else gg.get_rows(own, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             cur = build_norm(b, cur, "post_attention_norm", "attn_post_norm", il)
             attn_out = b.cb(gg.add(cur, inpL), "attn_out", il)
             cur = build_norm(b, _ffn(b, attn_out, il), "post_ffw_norm", "ffn_post_norm", il)
             cur = b.cb(gg.add(cur, attn_out), "pe_in", il)
-            if own is not None:
+            if per_layer is not None:
+                (own,) = build_out_rows(b, il, per_layer_rows(per_layer, il))
                 cur = b.cb(gg.add(cur, _per_layer(b, cur, own, il)), "per_layer_added", il)
             scale = b.optional("layer_output_scale", (1,), il)
             if scale is not None:

@@ -15,7 +15,7 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_inp_embd, build_inp_out_ids, build_inp_pos, build_lm_head, build_norm
+from .blocks import Build, build_inp_embd, build_inp_pos, build_lm_head, build_norm, build_out_rows
 from .decoder import Decoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
@@ -74,9 +74,7 @@ def _stack(b: Build, hp: HRMHParams, inpL: Tensor, pos: Tensor, first: int) -> T
     plain = Decoder(attn_gate="sigmoid")
     for il in range(first, first + hp.n_stack):
         cur = plain.attention(b, build_norm(b, inpL, "", "attn_norm", il), pos, None, il)
-        if il == hp.n_layer - 1:
-            inp_out_ids = build_inp_out_ids(b)
-            cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+        cur, inpL = build_out_rows(b, il, cur, inpL)
         ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
         cur = plain.ffn(b, build_norm(b, ffn_inp, "", "ffn_norm", il), il)
         inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)

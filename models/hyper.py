@@ -16,7 +16,7 @@ from pyggml import ops as gg
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
-from .blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
+from .blocks import Build, build_inp_embd, build_lm_head, build_norm, build_out_rows, build_out_streams
 from .hparams import HParams
 from .metadata import Reader
 
@@ -91,10 +91,9 @@ def build_hyper(
             x = before(x, il)
         cur, put = mix.read(b, x, "attn", il)
         cur = attention(cur, il)
-        if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-            ids = build_inp_out_ids(b)
-            cur, x, put = gg.get_rows(cur, ids), _rows(x, ids), _rows_of_put(put, ids)
-        x = b.cb(put_back(cur, x, put), "hc_attn_post", il)
+        cur, weights = build_out_rows(b, il, cur, put.weights)
+        put = Put(weights, None if put.comb is None else build_out_streams(b, il, put.comb))
+        x = b.cb(put_back(cur, build_out_streams(b, il, x), put), "hc_attn_post", il)
         cur, put = mix.read(b, x, "ffn", il)
         x = b.cb(put_back(ffn(cur, il), x, put), "l_out", il)
     return build_lm_head(b, mix.head(b, x))
@@ -113,16 +112,6 @@ def put_back(cur: Tensor, x: Tensor, put: Put) -> Tensor:
     weights = put.weights if put.weights.is_contiguous else gg.cont(put.weights)
     add = gg.out_prod(gg.reshape_3d(cur, n_embd, 1, n_tokens), gg.reshape_3d(weights, n, 1, n_tokens))
     return gg.add(add, x if put.comb is None else gg.out_prod(x, put.comb))
-
-
-def _rows(x: Tensor, ids: Tensor) -> Tensor:
-    """Of a tensor of ne [n, m, n_tokens], those tokens."""
-    n, m, n_tokens, _ = x.ne
-    return gg.reshape_3d(gg.get_rows(gg.reshape_2d(x, n * m, n_tokens), ids), n, m, ids.ne[0])
-
-
-def _rows_of_put(put: Put, ids: Tensor) -> Put:
-    return Put(gg.get_rows(put.weights, ids), None if put.comb is None else _rows(put.comb, ids))
 
 
 # -- the kinds of DeepSeek and Hunyuan --------------------------------------------------------------------------------

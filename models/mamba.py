@@ -11,7 +11,7 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
+from .blocks import Build, build_inp_embd, build_lm_head, build_norm, build_out_rows
 from .blocks.ssm import SSM, build_mamba, build_mamba2
 from .hparams import HParams, StateShape
 from .metadata import Reader, read_hparams
@@ -77,9 +77,7 @@ def build_model(b: Build[MambaHParams]) -> Graph:
             else:
                 kind = "plain" if hp.dt_b_c_norm else "none"
                 cur = build_mamba(b, cur, hp.ssm, il, dt_b_c_norm=kind, eps=hp.f_dt_b_c_eps)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             return b.cb(gg.add(cur, inpL), "l_out", il)
 
         inpL = b.layers(layer, inpL)

@@ -18,11 +18,11 @@ from .blocks import (
     Build,
     build_ffn,
     build_inp_embd,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_mla,
     build_norm,
+    build_out_rows,
     build_rope_factors,
 )
 from .hparams import HParams
@@ -70,9 +70,7 @@ def build_minicpm3(b: Build[MiniCPM3HParams]) -> Graph:
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             cur = build_mla(b, cur, inp_pos, factors, il, mla)
             cur = b.linear("attn_output", cur, hp.n_embd, "kqv_out", il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             ffn_inp = b.cb(gg.add(scaled(cur, il), inpL), "ffn_inp", il)
             cur = build_ffn(b, build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il), il)
             return b.cb(gg.add(scaled(cur, il), ffn_inp), "l_out", il)

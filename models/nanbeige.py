@@ -13,10 +13,10 @@ from .architecture import Architecture
 from .blocks import (
     Build,
     build_inp_embd,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_rope_factors,
 )
 from .decoder import Decoder
@@ -53,9 +53,7 @@ def build_nanbeige(b: Build[NanbeigeHParams]) -> Graph:
             if il and il % (hp.n_layer // hp.n_loops) == 0 and not hp.skip_loop_final_norm:
                 inpL = build_norm(b, inpL, "output_norm", f"loop_norm-{il}")
             cur = llama.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), inp_pos, factors, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
             cur = llama.ffn(b, build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il), il)
             inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)

@@ -19,9 +19,9 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_qkv,
     build_router,
     llm_build_kv,
@@ -82,9 +82,7 @@ def build_model(b: Build[NemotronHParams]) -> Graph:
                 cur = _ffn(b, hp, cur, il)
             else:
                 cur = build_mamba2(b, cur, hp.ssm, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             inpL = b.cb(gg.add(cur, inpL), "l_out", il)
         return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
 

@@ -14,7 +14,7 @@ from pyggml.ops.norm import norm
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_ffn, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
+from .blocks import Build, build_ffn, build_inp_embd, build_lm_head, build_norm, build_out_rows
 from .blocks.states import as_f32, by_sequence, read_state, store_state
 from .hparams import HParams, NormKind, StateShape
 from .metadata import Reader, read_hparams
@@ -111,9 +111,7 @@ def build_model(b: Build[RWKVHParams], *, version: int) -> Graph:
                 ffn_prev = _previous(b, ffn_norm, before, 1)
                 last = gg.concat(last, _last(b, ffn_norm), 1)
             store_state(b, cells, last, "token_shift_updated", il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                ffn_inp, ffn_norm, ffn_prev = (gg.get_rows(t, inp_out_ids) for t in (ffn_inp, ffn_norm, ffn_prev))
+            ffn_inp, ffn_norm, ffn_prev = build_out_rows(b, il, ffn_inp, ffn_norm, ffn_prev)
             cur = build_ffn(b, ffn_norm, il) if hp.crossed else _channel_mix(b, ffn_norm, ffn_prev, il, version == 6)
             inpL = gg.add(cur, ffn_inp)
             if hp.rescale_every and (il + 1) % hp.rescale_every == 0:

@@ -16,10 +16,10 @@ from .blocks import (
     Build,
     build_experts,
     build_inp_embd,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_router,
 )
 from .decoder import Decoder
@@ -40,9 +40,7 @@ def build_smallthinker(b: Build) -> Graph:
         def layer(inpL: Tensor, il: int) -> Tensor:
             logits = b.linear("ffn_gate_inp", inpL, hp.n_expert, "ffn_moe_logits", il)
             cur = _DECODER.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), inp_pos, None, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL, logits = (gg.get_rows(t, inp_out_ids) for t in (cur, inpL, logits))
+            cur, inpL, logits = build_out_rows(b, il, cur, inpL, logits)
             ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
             cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
             selected, weights = build_router(b, cur, il, logits=logits)

@@ -34,6 +34,7 @@ from .blocks import (
     build_inp_out_ids,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_result_embd,
 )
 from .hparams import MAX_LAYERS, HParams
@@ -99,7 +100,7 @@ def _read(r: Reader) -> T5HParams:
 def build_t5encoder(b: Build[RelativeHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_embd` has ne [n_embd, n_outputs]."""
     with b.ctx:
-        return build_result_embd(b, _encoder(b, b.hparams.n_layer, build_inp_out_ids(b)))
+        return build_result_embd(b, _encoder(b, b.hparams.n_layer))
 
 
 def build_t5_encode(b: Build[T5HParams]) -> Graph:
@@ -107,7 +108,7 @@ def build_t5_encode(b: Build[T5HParams]) -> Graph:
     [n_embd, n_outputs]."""
     hp = b.hparams
     with b.ctx:
-        embd = _encoder(b, hp.n_layer_enc, None)
+        embd = _encoder(b, hp.n_layer_enc, all_rows=True)
         for il in range(hp.n_layer):
             n = hp.layer(il)
             Kcur = b.linear("dec.cross_attn_k", embd, n.n_embd_k_gqa, "Kcur_cross", il)
@@ -133,23 +134,21 @@ def build_t5(b: Build[T5HParams]) -> Graph:
             cur = b.linear("dec.cross_attn_o", cur, hp.n_embd, "kqv_out_cross", il)
             b.optional("dec.cross_attn_rel_b", (n.n_head, hp.n_rel_attn_bkts), il)  # in old files, for nothing
 
-            if il == hp.n_layer - 1:  # from here on only the rows that are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, cross_inp = gg.get_rows(cur, inp_out_ids), gg.get_rows(cross_inp, inp_out_ids)
+            cur, cross_inp = build_out_rows(b, il, cur, cross_inp)
             ffn_inp = b.cb(gg.add(cur, cross_inp), "ffn_inp", il)
             cur = _ffn(b, "dec", build_norm(b, ffn_inp, "dec.ffn_norm", "ffn_norm", il), il)
             inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
         return build_lm_head(b, build_norm(b, inpL, "dec.output_norm", "result_norm"))
 
 
-def _encoder(b: Build[RelativeHParams], n_layer: int, inp_out_ids: Tensor | None) -> Tensor:
-    """What the encoder gives: ne [n_embd, n_outputs], or [n_embd, n_tokens] without `inp_out_ids`."""
+def _encoder(b: Build[RelativeHParams], n_layer: int, *, all_rows: bool = False) -> Tensor:
+    """What the encoder gives: ne [n_embd, n_outputs], or of all tokens, ne [n_embd, n_tokens]."""
     inpL = build_inp_embd(b)
     for il in range(n_layer):
         cur = build_norm(b, inpL, "enc.attn_norm", "attn_norm", il)
         cur = _self_attn(b, "enc", cur, il)
-        if il == n_layer - 1 and inp_out_ids is not None:  # from here on only the rows that are wanted
-            cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+        if not all_rows:
+            cur, inpL = build_out_rows(b, il, cur, inpL)
         ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
         cur = _ffn(b, "enc", build_norm(b, ffn_inp, "enc.ffn_norm", "ffn_norm", il), il)
         inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
