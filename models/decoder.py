@@ -111,17 +111,17 @@ class Decoder(Generic[H]):
                 inpL = build_pos_embd(b, inpL, optional=not hp.learned_positions)
             inp_pos = build_inp_pos(b)
             factors = build_rope_factors(b) if self.rope_factors else None
-            inpL = b.layers(lambda cur, il: self._layer(b, cur, inp_pos, factors, il), inpL)
+            inpL = b.layers(lambda cur, il: self.layer(b, cur, inp_pos, factors, il), inpL)
             role = self.output_norm if self.norm_weight else ""
             cur = self._norm(b, inpL, role, "result_norm", -1)
             if not self.lm_head:
                 return build_result_embd(b, cur)
             return build_lm_head(b, cur, bias=self.biases == "all", hidden=cur if self.hidden_normed else inpL)
 
-    def _layer(self, b: Build[H], inpL: Tensor, inp_pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
-        """What layer `il` gives, of what the one before it does."""
+    def layer(self, b: Build[H], inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        """What layer `il` gives when the one before it gives `inpL`, ne [n_embd, n_tokens]."""
         normed = self._pre_norm(b, inpL, "attn_norm", "attn_norm", il, optional=il == 0 and not self.first_norm)
-        attn = self.attention(b, self._attn_input(b, inpL, normed, il), inp_pos, factors, il)
+        attn = self.attention(b, self._attn_input(b, inpL, normed, il), pos, factors, il)
         attn, inpL, normed = build_out_rows(b, il, attn, inpL, normed)
         attn = self.post(b, attn, "post_attention_norm", "attn_post_norm", il)
         ffn_inp = b.cb(gg.add(attn, inpL), "ffn_inp", il)

@@ -40,7 +40,7 @@ from .blocks import (
     per_layer_rows,
 )
 from .blocks.ffn import ACTIVATIONS
-from .hparams import HParams
+from .gemma4 import Gemma4HParams, read_shared_kv
 from .metadata import Reader, read_hparams, read_window
 
 _N_KV = 20  # layers with K and V, and
@@ -50,18 +50,16 @@ _MIN_MEAN = 1e-5  # of the squares of a stream that is made as long as another
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3nHParams(HParams):
-    """What Gemma 3n alone has.
+class Gemma3nHParams(Gemma4HParams):
+    """What Gemma 3n has beside Gemma 4.
 
     n_altup             streams
     i_altup_act         the one that layers work on
-    n_embd_per_layer    elements of the embedding that a token has for each layer
     f_sparsity          of each layer, how many standard deviations above the mean gates open; -inf: all are open
     """
 
     n_altup: int
     i_altup_act: int
-    n_embd_per_layer: int
     f_sparsity: tuple[float, ...]
 
 
@@ -243,10 +241,7 @@ def _sparsity(r: Reader, n_layer: int) -> tuple[float, ...]:
 
 def _read(r: Reader) -> Gemma3nHParams:
     n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
-    n_shared = r.integer(Keys.Attention.SHARED_KV_LAYERS, max(n_layer - _N_KV, 0))
     n_altup, active = r.integer(Keys.LLM.ALTUP_NUM_INPUTS, 4), r.integer(Keys.LLM.ALTUP_ACTIVE_IDX, 0)
-    if n_shared >= n_layer:
-        r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
     if not active < n_altup or n_altup < 2:
         r.fail(Keys.LLM.ALTUP_ACTIVE_IDX, f"is {active}, of {n_altup} streams")
     return read_hparams(
@@ -256,7 +251,7 @@ def _read(r: Reader) -> Gemma3nHParams:
         f_embedding_scale=math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH)),
         f_attention_scale=1.0,
         f_final_logit_softcapping=r.number(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 30.0),
-        n_layer_kv_from_start=n_layer - n_shared if n_shared else 0,
+        n_layer_kv_from_start=read_shared_kv(r, max(n_layer - _N_KV, 0)),
         n_altup=n_altup,
         i_altup_act=active,
         n_embd_per_layer=r.integer(Keys.LLM.EMBD_LENGTH_PER_LAYER_INP, 256),

@@ -36,15 +36,54 @@ from .blocks import (
     per_layer_rows,
 )
 from .blocks.ffn import ACTIVATIONS
-from .hparams import HParams
+from .hparams import HParams, LayerShape, RopeShape, refuse
 from .metadata import Reader, read_hparams, read_window
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4HParams(HParams):
-    """n_embd_per_layer: elements of the embedding that a token has for each layer; 0: there are none."""
+    """n_embd_per_layer       elements of the embedding that a token has for each layer; 0: there are none
+    n_layer_kv_from_start  layers with K and V of their own, the first ones; 0: all
+    """
 
     n_embd_per_layer: int
+    n_layer_kv_from_start: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        first = self.n_layer_kv_from_start
+        if not 0 <= first <= self.n_layer:
+            refuse("n_layer_kv_from_start", first, f"there are {self.n_layer} layers")
+        for il in range(first or self.n_layer, self.n_layer):
+            source = self.kv_layer(il)
+            if source < 0 or _kv_sizes(self.layer(il)) != _kv_sizes(self.layer(source)):
+                why = f"layer {il} is to attend to K and V of one before, of which none is of its kind and shape"
+                refuse("n_layer_kv_from_start", first, why)
+
+    def kv_layer(self, il: int) -> int:
+        """A layer without K and V attends to those of the last one with the window, when it has the window itself, else
+        to those of the last one without; -1: there is none."""
+        first = self.n_layer_kv_from_start
+        if not first or il < first:
+            return il
+        return next((i for i in reversed(range(first)) if self.is_swa(i) == self.is_swa(il)), -1)
+
+    def rope(self, il: int) -> RopeShape | None:
+        """Layers with the window have no frequency factors."""
+        shape = super().rope(il)
+        return shape and shape._replace(factors=not self.is_swa(il))
+
+
+def _kv_sizes(n: LayerShape) -> tuple[int, int, int]:
+    return n.n_head_kv, n.n_embd_head_k, n.n_embd_head_v
+
+
+def read_shared_kv(r: Reader, default: int = 0) -> int:
+    """How many layers have K and V of their own, where the file says how many do not; 0: all."""
+    n_layer, n_shared = r.integer(Keys.LLM.BLOCK_COUNT), r.integer(Keys.Attention.SHARED_KV_LAYERS, default)
+    if n_shared >= n_layer:
+        r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
+    return n_layer - n_shared if n_shared else 0
 
 
 def build_gemma4(b: Build[Gemma4HParams]) -> Graph:
@@ -57,7 +96,7 @@ def build_gemma4(b: Build[Gemma4HParams]) -> Graph:
         per_layer = build_inp_per_layer(b, inpL, hp.n_embd_per_layer) if hp.n_embd_per_layer else None
         for il in range(hp.n_layer):
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
-            cur = llm_build_kv(b, _kv(b, cur, inp_pos, None if hp.is_swa(il) else factors, il))
+            cur = llm_build_kv(b, _kv(b, cur, inp_pos, factors, il))
             cur, inpL = build_out_rows(b, il, cur, inpL)
             cur = build_norm(b, cur, "post_attention_norm", "attn_post_norm", il)
             attn_out = b.cb(gg.add(cur, inpL), "attn_out", il)
@@ -135,10 +174,6 @@ def _per_layer(b: Build[Gemma4HParams], cur: Tensor, own: Tensor, il: int) -> Te
 
 
 def _read(r: Reader) -> Gemma4HParams:
-    n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
-    n_shared = r.integer(Keys.Attention.SHARED_KV_LAYERS, 0)
-    if n_shared >= n_layer:
-        r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
     return read_hparams(
         Gemma4HParams,
         r,
@@ -146,8 +181,7 @@ def _read(r: Reader) -> Gemma4HParams:
         f_embedding_scale=math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH)),
         f_attention_scale=1.0,
         f_final_logit_softcapping=r.number(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 0.0),
-        rope_factors_swa=False,
-        n_layer_kv_from_start=n_layer - n_shared if n_shared else 0,
+        n_layer_kv_from_start=read_shared_kv(r),
         n_embd_per_layer=r.integer(Keys.LLM.EMBD_LENGTH_PER_LAYER_INP, 0),
         **{**read_window(r, 0, plain_rope=True), "swa_pattern": r.flags(Keys.Attention.SLIDING_WINDOW_PATTERN)},
     )

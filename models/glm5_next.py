@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
@@ -16,12 +15,10 @@ from .architecture import Architecture
 from .block_keys import TokenBlocks, build_block_keys
 from .blocks import (
     Build,
-    build_ffn,
     build_inp_kq_mask,
     build_inp_pos,
     build_mla,
-    build_moe_ffn,
-    build_shared_expert,
+    build_moe_or_ffn,
     limited,
 )
 from .hparams import Router, StateShape
@@ -76,11 +73,7 @@ class GLM5Next(BoundedKimi[GLM5NextHParams]):
 
     def ffn(self, b: Build[GLM5NextHParams], cur: Tensor, il: int) -> Tensor:
         hp = b.hparams
-        shared = limited(hp.swiglu_clamp_shexp[il])
-        if not hp.is_moe(il):
-            return build_ffn(b, cur, il, shared)
-        out = build_moe_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]))
-        return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
+        return build_moe_or_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]), limited(hp.swiglu_clamp_shexp[il]))
 
 
 def _chosen(b: Build, hp: GLM5NextHParams, cur: Tensor, pos: Tensor, il: int, q_row: Tensor) -> Tensor:

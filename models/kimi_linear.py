@@ -17,11 +17,9 @@ from .blocks import (
     MLA,
     Build,
     build_attn_gate,
-    build_ffn,
     build_mla,
-    build_moe_ffn,
+    build_moe_or_ffn,
     build_norm,
-    build_shared_expert,
 )
 from .blocks.ffn import Activation, Glu
 from .blocks.linear_attn import build_delta_net, l2_norm
@@ -139,11 +137,8 @@ class Ling3(KimiLinear[KimiHParams]):
 
     def ffn(self, b: Build[KimiHParams], cur: Tensor, il: int) -> Tensor:
         hp = b.hparams
-        shared = _clamped_swiglu(hp.swiglu_clamp_shexp[il])
-        if not hp.is_moe(il):
-            return build_ffn(b, cur, il, shared)
-        out = build_moe_ffn(b, cur, il, _clamped_swiglu(hp.swiglu_clamp_exp[il]))
-        return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
+        limits = hp.swiglu_clamp_exp[il], hp.swiglu_clamp_shexp[il]
+        return build_moe_or_ffn(b, cur, il, *map(_clamped_swiglu, limits))
 
 
 def gate_and_up(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:

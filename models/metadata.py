@@ -19,7 +19,6 @@ from .hparams import (
     Gating,
     H,
     Head,
-    HParams,
     NormKind,
     PerLayer,
     Pooling,
@@ -242,11 +241,6 @@ def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any)
         return cls(**{**_common(r, own, norm), **own})
     except ModelError as e:
         raise ModelError(f"{e} (the keys {r.arch}.*)") from None
-
-
-def read_common(r: Reader) -> HParams:
-    """The hyperparameters of an architecture that has none of its own."""
-    return read_hparams(HParams, r)
 
 
 def read_attn_temperature(r: Reader, floor_scale: int) -> AttnTemperature | None:

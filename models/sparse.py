@@ -11,13 +11,12 @@ from typing import Any
 
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
-from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import KV, MLA, Build, build_mla, build_norm
+from .blocks import KV, Build, build_mla, build_norm
 from .decoder import Decoder
-from .deepseek2 import DeepSeek2HParams, build_deepseek2, read_deepseek2
+from .deepseek2 import DeepSeek2, DeepSeek2HParams, read_deepseek2
 from .hparams import Router
 from .indexer import (
     INDEX_EPS,
@@ -77,16 +76,12 @@ class MSA(Decoder[MSAHParams]):
         return replace(a, kq_mask=b.cb(gg.top_k_mask(score, a.kq_mask, n, of, own), "kq_mask_chosen", il))
 
 
-def build_dsa(b: Build[DSAHParams]) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    hp = b.hparams
-    mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
+class DSA(DeepSeek2[DSAHParams]):
+    """DeepSeek's sparse attention."""
 
-    def attention(cur: Tensor, pos: Tensor, il: int) -> Tensor:
-        choose = partial(build_chosen_mask, b, hp, cur, pos=pos, il=il)
-        return build_mla(b, cur, pos, None, il, mla, choose=choose)
-
-    return build_deepseek2(b, attention)
+    def latent(self, b: Build[DSAHParams], cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        choose = partial(build_chosen_mask, b, b.hparams, cur, pos=pos, il=il)
+        return build_mla(b, cur, pos, None, il, b.hparams.mla, choose=choose)
 
 
 def _read_dsa(r: Reader) -> DSAHParams:
@@ -119,6 +114,6 @@ def _read_msa(r: Reader) -> MSAHParams:
 
 _MSA = MSA(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0))
 ARCHITECTURES = (
-    Architecture(("deepseek32", "glm-dsa"), build_dsa, _read_dsa, nextn=True),
+    Architecture(("deepseek32", "glm-dsa"), DSA(rope_factors=False).build, _read_dsa, nextn=True),
     Architecture(("minimax-m3",), _MSA.build, _read_msa),
 )

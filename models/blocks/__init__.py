@@ -33,7 +33,15 @@ from .inputs import (
     token_embd,
 )
 from .mla import MLA, build_mla
-from .moe import build_expert_weights, build_experts, build_moe_ffn, build_router, build_shared_expert, router_probs
+from .moe import (
+    build_expert_weights,
+    build_experts,
+    build_moe_ffn,
+    build_moe_or_ffn,
+    build_router,
+    build_shared_expert,
+    router_probs,
+)
 from .norm import build_norm
 from .output import build_head, build_lm_head, build_result_embd
 from .rope import build_rope, build_rope_factors, rope, rope_factors
@@ -67,6 +75,7 @@ __all__ = [
     "build_lm_head",
     "build_mla",
     "build_moe_ffn",
+    "build_moe_or_ffn",
     "build_norm",
     "build_out_rows",
     "build_out_streams",
