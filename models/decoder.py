@@ -189,7 +189,7 @@ class Decoder(Generic[H]):
             there = [b.optional(role, ne, il) for role, ne in roles]
             if None in there:
                 for role, ne in roles:
-                    b.optional(role, ne, il, "bias")  # may be there, for nothing
+                    b.optional(role, ne, il, "bias")  # declared: not reported as unused
                 return Qcur, Kcur
         return self._heads_norm(b, Qcur, "q", il), self._heads_norm(b, Kcur, "k", il)
 

@@ -180,7 +180,7 @@ def _kv(b: Build[Gemma3nHParams], cur: Tensor, pos: Tensor, il: int) -> KV:
             ("attn_v", (cur.ne[0], n.n_embd_v_gqa)),
             ("attn_k_norm", (n.n_embd_head_k,)),
         ):
-            b.optional(role, ne, il)  # may be there, for nothing
+            b.optional(role, ne, il)  # declared so that the loader does not report it as unused
         Qcur = gg.reshape_3d(b.linear("attn_q", cur, n.n_embd_q, "Qcur", il), n.n_embd_head_k, n.n_head, b.n_tokens)
         return KV(_normed(b, Qcur, "q", pos, il), None, None, mask, il)
     Qcur, Kcur, Vcur = build_qkv(b, cur, il)

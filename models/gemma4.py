@@ -119,7 +119,7 @@ def _kv(b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> 
     in_one = b.optional("attn_qkv", (cur.ne[0], sum(sizes)), il)
     if not hp.has_kv(il):
         for role, size in (("attn_k", sizes[1]), ("attn_v", sizes[2])):
-            b.optional(role, (cur.ne[0], size), il)  # may be there, for nothing
+            b.optional(role, (cur.ne[0], size), il)  # declared so that the loader does not report it as unused
         b.optional("attn_k_norm", (n.n_embd_head_k,), il)
         if in_one is None:
             Qcur = b.linear("attn_q", cur, sizes[0], "Qcur", il)

@@ -23,9 +23,14 @@ from .metadata import Reader
 
 @dataclass(frozen=True, kw_only=True)
 class HyperHParams(HParams):
-    """n_stream: residual streams of a token. f_hc_eps: added to weights. n_sinkhorn: iterations that make the matrix by
-    which streams are mixed; 0: they are not. f_hc_magnitude: the largest weight of what is added to a stream; 0: 2,
-    without f_hc_eps."""
+    """Hyperparameters of models with hyper-connections.
+
+    n_stream        residual streams of a token
+    f_hc_eps        a small number, added to the weights
+    n_sinkhorn      iterations that make the matrix which mixes the streams; 0: the streams are not mixed
+    f_hc_magnitude  the largest weight with which a block's output is added to a stream; 0: the largest is 2, and
+                    f_hc_eps is not added
+    """
 
     n_stream: int
     f_hc_eps: float
@@ -55,8 +60,12 @@ def read_streams(r: Reader) -> int:
 
 
 class Put(NamedTuple):
-    """How what a block gives goes to the streams: the weight in each, ne [n_stream, n_tokens], and how much of each
-    stream (rows) goes to each (columns), ne [n_stream, n_stream, n_tokens], or None where they stay as they are."""
+    """How the output of a block (attention or network) is added to the streams.
+
+    weights  of the output in each stream: ne [n_stream, n_tokens]
+    comb     how much of each stream (rows) goes to each stream (columns): ne [n_stream, n_stream, n_tokens]; None: the
+             streams stay as they are
+    """
 
     weights: Tensor
     comb: Tensor | None = None
@@ -64,9 +73,13 @@ class Put(NamedTuple):
 
 @dataclass(frozen=True)
 class Mix(Generic[S]):
-    """Ways between streams and blocks. read: of streams, ne [n_embd, n_stream, n_tokens], the part of a layer (`attn`,
-    `ffn`) and the layer, what that part reads, ne [n_embd, n_tokens], normed, and how what it gives is put back. head:
-    of streams, what the logits are of, ne [n_embd, n_tokens], normed."""
+    """How blocks read the streams, ne [n_embd, n_stream, n_tokens].
+
+    read  called with the build, the streams, the block's name (`attn` or `ffn`) and the layer: gives the normed input
+          of the block, ne [n_embd, n_tokens], and how its output is put back
+    head  called with the build and the streams: gives the normed row that the logits are a product of, ne
+          [n_embd, n_tokens]
+    """
 
     read: Callable[[Build[S], Tensor, str, int], tuple[Tensor, Put]]
     head: Callable[[Build[S], Tensor], Tensor]
@@ -80,8 +93,9 @@ def build_hyper(
     before: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Graph:
     """The graph of one ubatch of a decoder with hyper-connections; its last node `result_output` has ne [n_vocab,
-    n_outputs]. `attention` and `ffn` give, of what they read, ne [n_embd, n_tokens], and the layer, what is put back;
-    `before` what the streams are at the begin of a layer."""
+    n_outputs]. `attention` and `ffn` are called with their input, ne [n_embd, n_tokens], and the layer, and give the
+    output that is put back. `before` is called with the streams and the layer when a layer begins, and gives the
+    streams that the layer starts from."""
     hp = b.hparams
     n = hp.n_stream
     embd = gg.reshape_3d(build_inp_embd(b), hp.n_embd, 1, b.n_tokens)

@@ -34,11 +34,17 @@ GATE_LOWER_BOUND = "{arch}.kda.gate_lower_bound"
 
 @dataclass(frozen=True, kw_only=True)
 class KimiHParams(HParams):
-    """mla: the sizes of latent attention. d_conv, n_embd_head_kda: of layers with delta nets. n_head_kda: their heads,
-    as many as the first layer has, unless the file says otherwise. gate_lower_bound: the fastest decay; 0: none is.
-    f_l2_eps: of the norms of Q and K; 0: as of the others.
-    swiglu_clamp_exp, swiglu_clamp_shexp: of each layer, what gate and up of experts, and of networks that all tokens
-    go through, are kept within; 0: they are not."""
+    """Hyperparameters of models with delta nets and latent attention.
+
+    mla                 the sizes of latent attention
+    d_conv              tokens that the convolution of a delta net reads
+    n_embd_head_kda     elements of a head of a delta net
+    n_head_kda          its heads: as many as the first layer has, unless the file says otherwise
+    gate_lower_bound    the fastest decay; 0: decays have no bound
+    f_l2_eps            epsilon of the norms of Q and K; 0: that of the other norms
+    swiglu_clamp_exp    for each layer, the limit of gate and up of experts; 0: none
+    swiglu_clamp_shexp  the same of networks that all tokens go through
+    """
 
     mla: MLA
     d_conv: int

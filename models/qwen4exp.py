@@ -1,10 +1,10 @@
 """Qwen 4 experimental (llama.cpp's `qwen4exp`, https://github.com/ggml-org/llama.cpp): Qwen3-Next with embeddings of
 n-grams, and with hyper-connections of low rank (see `hyper.py`), which also are its norms.
 
-Before one layer each token looks up what the n-grams that it ends have in a table: a key and a value are made of it,
-and the streams take the value, gated by what the key has of theirs, and convolved over time. Layers that attend do so
-to blocks of tokens that an indexer chooses (see `indexer.py`).
-"""
+Before one layer each token looks up the rows of a table that its n-grams (it and the tokens before it) choose. A key
+and a value are products of these rows. The value is added to the streams, gated by how well the key goes with each
+stream, and convolved over time. Layers with attention attend to blocks of tokens that an indexer chooses (see
+`indexer.py`)."""
 
 from __future__ import annotations
 
@@ -79,11 +79,13 @@ class NGrams(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
-    """n_hc_rank     of the products that gate streams
+    """Hyperparameters of Qwen 4.
+
+    n_hc_rank     rank of the products that gate streams
     ngrams        how n-grams are looked up; None: they are not
-    ngram_layer   the layer before which they are looked up; -1: none
+    ngram_layer   the layer before which n-grams are looked up; -1: none
     n_ngram_embd  elements of a row of their table
-    d_ngram_conv  tokens that the convolution of what they give reads
+    d_ngram_conv  tokens that the convolution of the looked-up values reads
     """
 
     n_hc_rank: int

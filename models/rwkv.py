@@ -25,10 +25,16 @@ _MAX_DECAY = -math.exp(-0.5)  # logarithm of the fastest decay in RWKV-7
 
 @dataclass(frozen=True, kw_only=True)
 class RWKVHParams(HParams):
-    """head_size, n_head_wkv, n_head_wkv_kv: of the heads that mix over time (of K and V there may be fewer).
-    n_mix, n_decay: ranks of what interpolates tokens, and of the decay; of RWKV-7 also n_iclr, n_value and n_gate.
-    rescale_every: after so many layers the residual is halved; 0: never.
-    crossed: Qwen2's norms and networks."""
+    """Hyperparameters of models that mix over time.
+
+    head_size             elements of a head
+    n_head_wkv            heads
+    n_head_wkv_kv         heads of K and V, of which there may be fewer
+    n_mix, n_decay        ranks of the products that interpolate tokens, and that make the decay
+    n_iclr, n_value, n_gate  further ranks, of RWKV-7
+    rescale_every         every so many layers the residual is halved; 0: never
+    crossed               norms and networks are Qwen2's
+    """
 
     head_size: int
     n_head_wkv: int
@@ -231,7 +237,7 @@ def _time_mix7(
     if v_first is None:
         v_first = v
         for i, ne in ((0, (n,)), (1, (n, hp.n_iclr)), (2, (hp.n_iclr, n))):
-            b.optional(f"time_mix_v{i}", ne, il)  # may be there, for nothing
+            b.optional(f"time_mix_v{i}", ne, il)  # declared so that the loader does not report them as unused
     else:
         v = gg.add(v, gg.mul(gg.sub(v_first, v), gg.sigmoid(low_rank("v", xv, hp.n_value))))
     a = gg.sigmoid(low_rank("a", xa, hp.n_iclr))
