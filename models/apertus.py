@@ -26,20 +26,19 @@ class ApertusHParams(HParams):
     xielu_eps: tuple[float, ...]
 
 
-class Apertus(Decoder):
+class Apertus(Decoder[ApertusHParams]):
     """The network with xIELU."""
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[ApertusHParams], cur: Tensor, il: int) -> Tensor:
         """The feed-forward network of layer `il`."""
         hp = b.hparams
-        assert isinstance(hp, ApertusHParams)
         up = b.linear("ffn_up", cur, hp.layer(il).n_ff, "ffn_up", il)
         numbers = (hp.xielu_alpha_n, hp.xielu_alpha_p, hp.xielu_beta, hp.xielu_eps)
         par = b.cb(gg.xielu(up, *(values[il] for values in numbers)), "ffn_xielu", il)
         return b.linear("ffn_down", par, hp.n_embd, "ffn_out", il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> ApertusHParams:
     keys = {
         "alpha_n": Keys.xIELU.ALPHA_N,
         "alpha_p": Keys.xIELU.ALPHA_P,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal
 
 from pyggml.errors import GGMLError, ModelError
 from pyggml.graph import Graph
 
 from .blocks import Build
-from .hparams import MAX_LAYERS, HParams
+from .hparams import MAX_LAYERS, H
 from .memory.encoded_text import EncodedText
 from .memory.kv_cache import CacheOptions, KVCache
 from .memory.memory import Memory, Store
 from .memory.recurrent import RecurrentCells
 from .memory.window import WindowCache
-from .metadata import Reader, read_hparams
+from .metadata import Reader
 from .stage import begin_at
 from .weights import Weights
 
@@ -27,12 +27,8 @@ _BLOCK_COUNT = "{arch}.block_count"
 MemoryKind = Literal["kv", "recurrent", "hybrid", "cross", "none"]
 
 
-def _read_common(r: Reader) -> HParams:
-    return read_hparams(HParams, r)
-
-
 @dataclass(frozen=True)
-class Architecture:
+class Architecture(Generic[H]):
     """What makes a model of `general.architecture`.
 
     names    the architectures it serves
@@ -50,14 +46,14 @@ class Architecture:
     """
 
     names: tuple[str, ...]
-    build: Callable[[Build], Graph]
-    read: Callable[[Reader], HParams] = _read_common
+    build: Callable[[Build[H]], Graph]
+    read: Callable[[Reader], H]
     memory: MemoryKind = "kv"
     logits: bool = True
     nextn: bool = False
-    encode: Callable[[Build], Graph] | None = None
+    encode: Callable[[Build[H]], Graph] | None = None
 
-    def hparams(self, name: str, kv: Mapping[str, object]) -> HParams:
+    def hparams(self, name: str, kv: Mapping[str, object]) -> H:
         """The hyperparameters in a GGUF's metadata, keys prefixed with `name`.
 
         Raises ModelError naming the key that is missing, of another type or out of range.
@@ -68,11 +64,11 @@ class Architecture:
             r.fail(_BLOCK_COUNT, f"is {n_layer}: more than the {MAX_LAYERS} layers supported")
         return self.read(r)
 
-    def head_hparams(self, name: str, kv: Mapping[str, object], head: int) -> HParams:
+    def head_hparams(self, name: str, kv: Mapping[str, object], head: int) -> H:
         """Those of that head of the file, from 0 on. Raises as `hparams`."""
         return self.read(Reader(name, kv, head))
 
-    def declare(self, hp: HParams, weights: Weights) -> Weights:
+    def declare(self, hp: H, weights: Weights) -> Weights:
         """Let the builder ask for all its weights: those that are there are then in `weights`, in its order.
 
         Raises ModelError naming the tensor that is missing or has another shape.
@@ -80,13 +76,13 @@ class Architecture:
         self.least_graph(hp, weights)
         return weights
 
-    def build_stage(self, b: Build) -> None:
+    def build_stage(self, b: Build[H]) -> None:
         """Record the graph of a ubatch, from its first layer on. Raises ModelError where it cannot begin there."""
         self.build(b)
         if b.first:
             begin_at(b)
 
-    def least_graph(self, hp: HParams, weights: Weights, stage: range | None = None) -> Graph:
+    def least_graph(self, hp: H, weights: Weights, stage: range | None = None) -> Graph:
         """The graph of one token, over one cell (of an encoder-decoder the decoder's), of all layers or of a stage.
         Raises as `declare`, ModelError where the model cannot be split there."""
         if stage is not None and (self.encode is not None or not self.logits or hp.is_head):
@@ -108,7 +104,7 @@ class Architecture:
 
     def new_memory(
         self,
-        hp: HParams,
+        hp: H,
         size: int,
         *,
         n_batch: int = 512,

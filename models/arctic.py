@@ -7,44 +7,24 @@ and its output is added to the layer's. The dense network is as wide as the embe
 from __future__ import annotations
 
 from pyggml import ops as gg
-from pyggml.graph import Graph
+from pyggml.tensor import Tensor
 
-from .architecture import Architecture
-from .blocks import (
-    Build,
-    build_ffn,
-    build_inp_embd,
-    build_inp_out_ids,
-    build_inp_pos,
-    build_lm_head,
-    build_moe_ffn,
-    build_norm,
-)
-from .decoder import Decoder
-
-_LLAMA = Decoder()
+from .blocks import Build, build_ffn, build_moe_ffn, build_norm, build_out_rows
+from .decoder import Decoder, decoder
 
 
-def build_arctic(b: Build) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    hp = b.hparams
-    with b.ctx:
-        inpL = build_inp_embd(b)
-        inp_pos = build_inp_pos(b)
-        for il in range(hp.n_layer):
-            cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
-            cur = _LLAMA.attention(b, cur, inp_pos, None, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-            ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
+class Arctic(Decoder):
+    """The experts of a layer beside its attention and its network."""
 
-            cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
-            ffn_out = b.cb(gg.add(build_ffn(b, cur, il, n_ff=hp.n_embd), ffn_inp), "ffn_out", il)
-            cur = build_norm(b, inpL, "ffn_norm_exps", "ffn_norm_exps", il)
-            inpL = b.cb(gg.add(build_moe_ffn(b, cur, il), ffn_out), "l_out", il)
+    def layer(self, b: Build, inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        attn = self.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), pos, factors, il)
+        attn, inpL = build_out_rows(b, il, attn, inpL)
+        ffn_inp = b.cb(gg.add(attn, inpL), "ffn_inp", il)
 
-        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+        cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
+        ffn_out = b.cb(gg.add(build_ffn(b, cur, il, n_ff=b.hparams.n_embd), ffn_inp), "ffn_out", il)
+        cur = build_norm(b, inpL, "ffn_norm_exps", "ffn_norm_exps", il)
+        return b.cb(gg.add(build_moe_ffn(b, cur, il), ffn_out), "l_out", il)
 
 
-ARCHITECTURES = (Architecture(("arctic",), build_arctic),)
+ARCHITECTURES = (decoder("arctic", build=Arctic(rope_factors=False)),)

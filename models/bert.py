@@ -31,10 +31,10 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_pos,
     build_moe_ffn,
     build_norm,
+    build_out_rows,
     build_pos_embd,
     build_qkv,
     build_result_embd,
@@ -59,7 +59,7 @@ class BertHParams(HParams):
         return self.moe_every_n_layers > 0 and il % self.moe_every_n_layers == 1
 
 
-def _read(r: Reader, act: Activation = "gelu", **own: Any) -> HParams:
+def _read(r: Reader, act: Activation = "gelu", **own: Any) -> BertHParams:
     n_token_types = r.kv.get(_TOKEN_TYPES, 0)
     return read_hparams(
         BertHParams,
@@ -72,32 +72,31 @@ def _read(r: Reader, act: Activation = "gelu", **own: Any) -> HParams:
     )
 
 
-def _read_bert(r: Reader) -> HParams:
+def _read_bert(r: Reader) -> BertHParams:
     return _read(r, learned_positions=True, rope_layers=0)
 
 
-def _read_nomic(r: Reader) -> HParams:
+def _read_nomic(r: Reader) -> BertHParams:
     return _read(r, "silu", rope_type="neox")
 
 
-def _read_nomic_moe(r: Reader) -> HParams:
+def _read_nomic_moe(r: Reader) -> BertHParams:
     every = r.integer(Keys.LLM.MOE_EVERY_N_LAYERS, 0)
     return _read(r, rope_type="neox", moe_every_n_layers=every, router=read_router(r, Router(norm=False)))
 
 
-def _read_jina2(r: Reader) -> HParams:
+def _read_jina2(r: Reader) -> BertHParams:
     return _read(r, rope_layers=0, f_max_alibi_bias=8.0)
 
 
-def _read_jina3(r: Reader) -> HParams:
+def _read_jina3(r: Reader) -> BertHParams:
     return _read(r, rope_type="neox")
 
 
-def build_bert(b: Build, *, gated: bool = False) -> Graph:
+def build_bert(b: Build[BertHParams], *, gated: bool = False) -> Graph:
     """The graph of one ubatch; its last node `result_embd` has ne [n_embd, n_outputs]. `gated`: the network has a gate,
     of its own or in `ffn_up`."""
     hp = b.hparams
-    assert isinstance(hp, BertHParams)
     with b.ctx:
         inpL = _embeddings(b, hp)
         pos = build_inp_pos(b)
@@ -108,9 +107,7 @@ def build_bert(b: Build, *, gated: bool = False) -> Graph:
             Kcur = build_rope(b, _row_norm(b, Kcur, "attn_k_norm", il), pos, None, "Kcur", il)
             cur = llm_build_kv(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
 
-            if il == hp.n_layer - 1:  # from here on only the rows that are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             cur = build_norm(b, gg.add(cur, inpL), "attn_output_norm", "attn_out_norm", il, "layer")
             if b.optional("attn_norm_2", cur.ne[:1], il) is not None:
                 cur = build_norm(b, gg.add(cur, inpL), "attn_norm_2", "attn_norm_2", il, "layer")
@@ -155,11 +152,11 @@ def _ffn(b: Build, hp: BertHParams, cur: Tensor, il: int, gated: bool) -> Tensor
     return build_ffn(b, cur, il, "gelu", gated)
 
 
-def _build_gated(b: Build) -> Graph:
+def _build_gated(b: Build[BertHParams]) -> Graph:
     return build_bert(b, gated=True)
 
 
-def _build_jina2(b: Build) -> Graph:
+def _build_jina2(b: Build[BertHParams]) -> Graph:
     """The first of them have no gate of its own: it is in `ffn_up`, or there is none."""
     n = b.hparams.layer(0)
     own = b.optional("ffn_gate", (b.hparams.n_embd, n.n_ff), 0) is not None

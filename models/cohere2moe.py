@@ -36,13 +36,12 @@ class Cohere2Moe(Decoder):
         return b.cb(gg.scale(cur, 0.5), "ffn_out_averaged", il) if averaged else cur
 
 
-def build_cohere2moe(b: Build) -> Graph:
+def build_cohere2moe(b: Build[Cohere2MoeHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    assert isinstance(b.hparams, Cohere2MoeHParams)
     return Cohere2Moe(norm=b.hparams.norm_kind, parallel=True).build(b)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> Cohere2MoeHParams:
     norm: NormKind = "rms" if r.number(Keys.Attention.LAYERNORM_RMS_EPS, 0.0) else "layer"
     windowed = read_swa_pattern(r, 4, dense_first=True)
     n_dense = r.integer(Keys.LLM.LEADING_DENSE_BLOCK_COUNT)

@@ -4,52 +4,33 @@ its own way. A layer has attention, or one product in its place, or neither; and
 from __future__ import annotations
 
 from pyggml import ops as gg
-from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
-from .architecture import Architecture
-from .blocks import (
-    Build,
-    build_ffn,
-    build_inp_embd,
-    build_inp_out_ids,
-    build_inp_pos,
-    build_lm_head,
-    build_norm,
-    build_rope_factors,
-)
-from .decoder import Decoder
-
-_LLAMA = Decoder()
+from .blocks import Build, build_ffn, build_norm, build_out_rows
+from .decoder import Decoder, decoder
 
 
-def build_deci(b: Build) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    hp = b.hparams
-    with b.ctx:
-        inpL = build_inp_embd(b)
-        inp_pos = build_inp_pos(b)
-        factors = build_rope_factors(b)
-        for il in range(hp.n_layer):
-            n = hp.layer(il)
-            attn = _attention(b, inpL, inp_pos, factors, il) if n.n_head else None
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                attn = attn if attn is None else gg.get_rows(attn, inp_out_ids)
-                inpL = gg.get_rows(inpL, inp_out_ids)
-            if attn is not None:
-                inpL = b.cb(gg.add(attn, inpL), "ffn_inp", il)
-            if n.n_ff:
-                cur = build_ffn(b, build_norm(b, inpL, "ffn_norm", "ffn_norm", il), il)
-                inpL = b.cb(gg.add(cur, inpL), "l_out", il)
-        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+class Deci(Decoder):
+    """Llama whose layers may lack attention, or its heads, or the network."""
+
+    def layer(self, b: Build, inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        n = b.hparams.layer(il)
+        if n.n_head:
+            attn = self.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), pos, factors, il)
+            attn, inpL = build_out_rows(b, il, attn, inpL)
+            inpL = b.cb(gg.add(attn, inpL), "ffn_inp", il)
+        else:
+            (inpL,) = build_out_rows(b, il, inpL)
+        if n.n_ff:
+            cur = build_ffn(b, build_norm(b, inpL, "ffn_norm", "ffn_norm", il), il)
+            inpL = b.cb(gg.add(cur, inpL), "l_out", il)
+        return inpL
+
+    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        """Without heads of K and V, a product of `cur`."""
+        if not b.hparams.layer(il).n_head_kv:
+            return b.linear("attn_output", cur, b.hparams.n_embd, "attn_out", il)
+        return super().attention(b, cur, pos, factors, il)
 
 
-def _attention(b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
-    cur = build_norm(b, cur, "attn_norm", "attn_norm", il)
-    if not b.hparams.layer(il).n_head_kv:
-        return b.linear("attn_output", cur, b.hparams.n_embd, "attn_out", il)
-    return _LLAMA.attention(b, cur, pos, factors, il)
-
-
-ARCHITECTURES = (Architecture(("deci",), build_deci),)
+ARCHITECTURES = (decoder("deci", build=Deci()),)

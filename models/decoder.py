@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal
 
 from pyggml import ops as gg
 from pyggml.graph import Graph
@@ -22,11 +22,11 @@ from .blocks import (
     build_inp_attn_scale,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_moe_ffn,
     build_norm,
+    build_out_rows,
     build_pos_embd,
     build_qkv,
     build_result_embd,
@@ -34,14 +34,14 @@ from .blocks import (
     build_rope_factors,
     build_shared_expert,
 )
-from .hparams import AttnTemperature, Head, HParams, NormKind, Router
+from .hparams import AttnTemperature, H, Head, HParams, NormKind, Router
 from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
 Value = float | str | bool | Head | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder:
+class Decoder(Generic[H]):
     """How a plain decoder differs from the first Llama. What is a number, or is needed beside the graph, is a
     hyperparameter instead: `rope_type`, `f_embedding_scale`, `f_attention_scale`, `n_swa` ...
 
@@ -98,7 +98,7 @@ class Decoder:
     lm_head: bool = True
     hidden_normed: bool = True
 
-    def build(self, b: Build) -> Graph:
+    def build(self, b: Build[H]) -> Graph:
         """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs], or `result_embd`, ne
         [n_embd, n_outputs]."""
         hp = b.hparams
@@ -111,21 +111,18 @@ class Decoder:
                 inpL = build_pos_embd(b, inpL, optional=not hp.learned_positions)
             inp_pos = build_inp_pos(b)
             factors = build_rope_factors(b) if self.rope_factors else None
-            inpL = b.layers(lambda cur, il: self._layer(b, cur, inp_pos, factors, il), inpL)
+            inpL = b.layers(lambda cur, il: self.layer(b, cur, inp_pos, factors, il), inpL)
             role = self.output_norm if self.norm_weight else ""
             cur = self._norm(b, inpL, role, "result_norm", -1)
             if not self.lm_head:
                 return build_result_embd(b, cur)
             return build_lm_head(b, cur, bias=self.biases == "all", hidden=cur if self.hidden_normed else inpL)
 
-    def _layer(self, b: Build, inpL: Tensor, inp_pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
-        """What layer `il` gives, of what the one before it does."""
+    def layer(self, b: Build[H], inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        """What layer `il` gives when the one before it gives `inpL`, ne [n_embd, n_tokens]."""
         normed = self._pre_norm(b, inpL, "attn_norm", "attn_norm", il, optional=il == 0 and not self.first_norm)
-        attn = self.attention(b, self._attn_input(b, inpL, normed, il), inp_pos, factors, il)
-        if il == b.hparams.n_layer - 1:  # from here on only the rows of which logits are wanted
-            inp_out_ids = build_inp_out_ids(b)
-            attn, inpL = gg.get_rows(attn, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-            normed = gg.get_rows(normed, inp_out_ids)
+        attn = self.attention(b, self._attn_input(b, inpL, normed, il), pos, factors, il)
+        attn, inpL, normed = build_out_rows(b, il, attn, inpL, normed)
         attn = self.post(b, attn, "post_attention_norm", "attn_post_norm", il)
         ffn_inp = b.cb(gg.add(attn, inpL), "ffn_inp", il)
         cur = self.ffn(b, self._ffn_input(b, inpL, normed, ffn_inp, il), il)
@@ -157,14 +154,14 @@ class Decoder:
         own = b.optional(self.ffn_norm, inpL.ne[:1], il)
         return normed if own is None else self._pre_norm(b, inpL, self.ffn_norm, "ffn_norm", il)
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[H], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         """What attention gives in layer `il`, which reads `cur`."""
         attn = build_attn(b, self.kv(b, cur, pos, factors, il))
         if self.attn_gate != "none":
             attn = build_attn_gate(b, attn, cur, il, gg.sigmoid if self.attn_gate == "sigmoid" else gg.softplus)
         return b.linear("attn_output", attn, b.hparams.n_embd, "kqv_out", il, bias=self.biases == "all")
 
-    def kv(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
+    def kv(self, b: Build[H], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
         """What attention takes in layer `il`, which reads `cur`."""
         Qcur, Kcur, Vcur = build_qkv(b, cur, il, bias=self.biases != "none")
         if self.qk_norm not in ("none", "roped"):
@@ -192,7 +189,7 @@ class Decoder:
             there = [b.optional(role, ne, il) for role, ne in roles]
             if None in there:
                 for role, ne in roles:
-                    b.optional(role, ne, il, "bias")  # may be there, for nothing
+                    b.optional(role, ne, il, "bias")  # declared: not reported as unused
                 return Qcur, Kcur
         return self._heads_norm(b, Qcur, "q", il), self._heads_norm(b, Kcur, "k", il)
 
@@ -204,7 +201,7 @@ class Decoder:
         row = gg.reshape_2d(gg.cont(cur) if cur.op == "view" else cur, head * n_head, n_tokens)
         return gg.reshape_3d(build_norm(b, row, role, name, il, self.norm), head, n_head, n_tokens)
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[H], cur: Tensor, il: int) -> Tensor:
         """The feed-forward network, or the mixture of experts, of layer `il`."""
         if not b.hparams.is_moe(il):
             bias = self.biases == "all"

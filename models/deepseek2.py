@@ -11,30 +11,16 @@ may be scaled by the position (`temperature_scale`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
-from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
-from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import (
-    MLA,
-    Build,
-    build_ffn,
-    build_inp_attn_scale,
-    build_inp_embd,
-    build_inp_out_ids,
-    build_inp_pos,
-    build_lm_head,
-    build_mla,
-    build_moe_ffn,
-    build_norm,
-    build_shared_expert,
-)
+from .blocks import MLA, Build, build_inp_attn_scale, build_mla, build_moe_or_ffn
+from .decoder import Decoder
 from .hparams import HParams, Router
 from .metadata import Reader, read_attn_temperature, read_hparams, read_router
 
@@ -50,12 +36,18 @@ class DeepSeek2HParams(HParams):
     n_embd_head_k_mla: int
     n_embd_head_v_mla: int
 
+    @property
+    def mla(self) -> MLA:
+        """The sizes of latent attention."""
+        return MLA(self.n_lora_q, self.n_lora_kv, self.n_embd_head_k_mla, self.n_embd_head_v_mla, self.n_rot)
 
-def read_deepseek2(
-    r: Reader, *, mscale_of_key: bool = True, cls: type[DeepSeek2HParams] = DeepSeek2HParams, **own: object
-) -> DeepSeek2HParams:
-    """The hyperparameters. `mscale_of_key`: YaRN scales what is roped, and the scores, by the same. `cls` and `own`: as
-    for `read_hparams`."""
+
+D = TypeVar("D", bound=DeepSeek2HParams)
+
+
+def read_deepseek2(cls: type[D], r: Reader, *, mscale_of_key: bool = True, **own: object) -> D:
+    """The hyperparameters, as `read_hparams` reads them. `mscale_of_key`: YaRN scales the roped elements by the same
+    factor as the scores."""
     attention, rope = Keys.Attention, Keys.Rope
     base = read_hparams(HParams, r)
     v_in_k = r.integer(attention.KEY_LENGTH_MLA, 0) > 0
@@ -90,34 +82,24 @@ def read_deepseek2(
     )
 
 
-def build_deepseek2(b: Build, attention: Callable[[Tensor, Tensor, int], Tensor] | None = None) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]. `attention`, of what it
-    reads, positions, and the layer, gives what is projected; without it that is the model's own."""
-    hp = b.hparams
-    assert isinstance(hp, DeepSeek2HParams)
-    mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
-    with b.ctx:
-        inpL = build_inp_embd(b)
-        inp_pos = build_inp_pos(b)
+class DeepSeek2(Decoder[D]):
+    """Latent attention in the place of attention. A mixture always has an expert that all tokens share."""
+
+    def attention(self, b: Build[D], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        return b.linear("attn_output", self.latent(b, cur, pos, il), b.hparams.n_embd, "kqv_out", il)
+
+    def latent(self, b: Build[D], cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        """What latent attention gives in layer `il`, which reads `cur`, before it is projected."""
+        hp = b.hparams
         q_scale = build_inp_attn_scale(b, hp.attn_temperature) if hp.attn_temperature else None
-        for il in range(hp.n_layer):
-            cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
-            cur = attention(cur, inp_pos, il) if attention else build_mla(b, cur, inp_pos, None, il, mla, q_scale)
-            cur = b.linear("attn_output", cur, hp.n_embd, "kqv_out", il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-            ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
-            cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
-            if hp.is_moe(il):
-                cur = b.cb(gg.add(build_moe_ffn(b, cur, il), build_shared_expert(b, cur, il)), "ffn_out", il)
-            else:
-                cur = build_ffn(b, cur, il)
-            inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
-        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+        return build_mla(b, cur, pos, None, il, hp.mla, q_scale)
+
+    def ffn(self, b: Build[D], cur: Tensor, il: int) -> Tensor:
+        return build_moe_or_ffn(b, cur, il)
 
 
+_BUILD = DeepSeek2[DeepSeek2HParams](rope_factors=False).build
 ARCHITECTURES = (
-    Architecture(("deepseek2",), build_deepseek2, read_deepseek2, nextn=True),
-    Architecture(("mistral4",), build_deepseek2, partial(read_deepseek2, mscale_of_key=False)),
+    Architecture(("deepseek2",), _BUILD, partial(read_deepseek2, DeepSeek2HParams), nextn=True),
+    Architecture(("mistral4",), _BUILD, partial(read_deepseek2, DeepSeek2HParams, mscale_of_key=False)),
 )

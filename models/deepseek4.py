@@ -116,10 +116,9 @@ def _blocks(ratio: int) -> TokenBlocks:
     return TokenBlocks(ratio, 2 * ratio if ratio == _SMALL else ratio)
 
 
-def build_deepseek4(b: Build) -> Graph:
+def build_deepseek4(b: Build[DeepSeek4HParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, DeepSeek4HParams), hp
     with b.ctx:
         pos = build_inp_pos(b)
         ffn = partial(_ffn, b, hp)
@@ -232,7 +231,7 @@ def _ffn(b: Build, hp: DeepSeek4HParams, cur: Tensor, il: int) -> Tensor:
     return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> DeepSeek4HParams:
     n_layer, attention = r.integer(Keys.LLM.BLOCK_COUNT), Keys.Attention
     ratios = r.per_layer(_RATIOS)
     ratios = ratios if isinstance(ratios, tuple) else (ratios,) * n_layer

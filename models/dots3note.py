@@ -12,13 +12,12 @@ from typing import Any
 
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
-from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import MLA, Build, build_attn_gate, build_mla
-from .deepseek2 import build_deepseek2, read_deepseek2
-from .hparams import HParams, Router
+from .deepseek2 import DeepSeek2, read_deepseek2
+from .hparams import Router
 from .indexer import INDEX_EPS, build_chosen_mask, read_indexer
 from .metadata import Reader, read_router, read_window
 from .sparse import DSAHParams
@@ -36,30 +35,31 @@ class Dots3NoteHParams(DSAHParams):
     n_embd_head_k_mla_swa: int
     n_embd_head_v_mla_swa: int
 
+    @property
+    def mla_swa(self) -> MLA:
+        """The sizes of latent attention in layers with the window."""
+        sizes = self.n_embd_head_k_mla_swa, self.n_embd_head_v_mla_swa
+        return MLA(self.n_lora_q, self.n_lora_kv_swa, *sizes, self.n_rot)
 
-def build_dots3note(b: Build) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    hp = b.hparams
-    assert isinstance(hp, Dots3NoteHParams)
-    full = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
-    window = MLA(hp.n_lora_q, hp.n_lora_kv_swa, hp.n_embd_head_k_mla_swa, hp.n_embd_head_v_mla_swa, hp.n_rot)
 
-    def attention(cur: Tensor, pos: Tensor, il: int) -> Tensor:
-        m = window if hp.is_swa(il) else full
+class Dots3Note(DeepSeek2[Dots3NoteHParams]):
+    """Layers with the window have sizes of their own."""
+
+    def latent(self, b: Build[Dots3NoteHParams], cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        hp = b.hparams
+        m = hp.mla_swa if hp.is_swa(il) else hp.mla
         scale = 1.0 / math.sqrt(m.n_embd_head_k)
         choose = partial(build_chosen_mask, b, hp, cur, pos=pos, il=il)
         attn = build_mla(b, cur, pos, None, il, m, k_norm=True, scale=scale, choose=choose)
         return build_attn_gate(b, attn, cur, il, gg.sigmoid)
 
-    return build_deepseek2(b, attention)
 
-
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> Dots3NoteHParams:
     n_rot, n_lora_kv = r.integer(Keys.Rope.DIMENSION_COUNT), r.integer(_RANK)
     window: dict[str, Any] = read_window(r, 0)
     return read_deepseek2(
+        Dots3NoteHParams,
         r,
-        cls=Dots3NoteHParams,
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         **read_indexer(r),
         f_index_norm_eps=INDEX_EPS,
@@ -73,4 +73,4 @@ def _read(r: Reader) -> HParams:
     )
 
 
-ARCHITECTURES = (Architecture(("dots3note",), build_dots3note, _read),)
+ARCHITECTURES = (Architecture(("dots3note",), Dots3Note(rope_factors=False).build, _read),)

@@ -11,7 +11,7 @@ from .architecture import Architecture
 from .blocks import Build, llm_build_kv
 from .blocks.ssm import build_mamba2
 from .decoder import Decoder
-from .hparams import HParams, StateShape
+from .hparams import StateShape
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams
 
@@ -23,18 +23,17 @@ class _FalconHParams(MambaHParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FalconH1(Decoder):
+class FalconH1(Decoder[MambaHParams]):
     """Attention and Mamba-2 read the same, and what they give is added."""
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, MambaHParams), hp
         attn = llm_build_kv(b, self.kv(b, cur, pos, factors, il), bias=False)
         ssm = build_mamba2(b, cur, hp.ssm, il, norm="optional")
         return b.cb(gg.add(attn, ssm), "layer_out", il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> _FalconHParams:
     return read_hparams(_FalconHParams, r, ssm=read_ssm(r), rope_type="neox")
 
 

@@ -28,18 +28,19 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_per_layer,
     build_inp_pos,
     build_lm_head,
     build_norm,
+    build_out_rows,
+    build_out_streams,
     build_qkv,
     build_rope,
     llm_build_kv,
     per_layer_rows,
 )
 from .blocks.ffn import ACTIVATIONS
-from .hparams import HParams
+from .gemma4 import Gemma4HParams, read_shared_kv
 from .metadata import Reader, read_hparams, read_window
 
 _N_KV = 20  # layers with K and V, and
@@ -49,25 +50,23 @@ _MIN_MEAN = 1e-5  # of the squares of a stream that is made as long as another
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemma3nHParams(HParams):
-    """What Gemma 3n alone has.
+class Gemma3nHParams(Gemma4HParams):
+    """What Gemma 3n has beside Gemma 4.
 
     n_altup             streams
     i_altup_act         the one that layers work on
-    n_embd_per_layer    elements of the embedding that a token has for each layer
     f_sparsity          of each layer, how many standard deviations above the mean gates open; -inf: all are open
     """
 
     n_altup: int
     i_altup_act: int
-    n_embd_per_layer: int
     f_sparsity: tuple[float, ...]
 
 
-def build_gemma3n(b: Build) -> Graph:
+def build_gemma3n(b: Build[Gemma3nHParams]) -> Graph:
     """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs]. `l_out` is the first stream,
     ne [n_embd, n_tokens]."""
-    hp = _hparams(b)
+    hp = b.hparams
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
@@ -80,11 +79,8 @@ def build_gemma3n(b: Build) -> Graph:
             laurel = _laurel(b, cur, il)
             cur = llm_build_kv(b, _kv(b, cur, inp_pos, il))
             own = per_layer_rows(per_layer, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, active, laurel, own = (gg.get_rows(t, inp_out_ids) for t in (cur, active, laurel, own))
-                rows = gg.reshape_2d(predictions, hp.n_embd * hp.n_altup, b.n_tokens)
-                predictions = gg.reshape_3d(gg.get_rows(rows, inp_out_ids), hp.n_embd, hp.n_altup, b.n_outputs)
+            cur, active, laurel, own = build_out_rows(b, il, cur, active, laurel, own)
+            predictions = build_out_streams(b, il, predictions)
             cur = build_norm(b, cur, "post_attention_norm", "attn_post_norm", il)
             cur = gg.add(b.cb(gg.add(cur, active), "attn_gated", il), laurel)
             attn_laurel = b.cb(gg.scale(cur, math.sqrt(0.5)), "attn_laurel", il)
@@ -94,11 +90,6 @@ def build_gemma3n(b: Build) -> Graph:
             streams = _correct(b, predictions, activated, active, il)
             streams = _add_own(b, streams, own, il)
         return build_lm_head(b, build_norm(b, _merge(b, streams), "output_norm", "result_norm"))
-
-
-def _hparams(b: Build) -> Gemma3nHParams:
-    assert isinstance(b.hparams, Gemma3nHParams)
-    return b.hparams
 
 
 def _stream(streams: Tensor, i: int) -> Tensor:
@@ -115,14 +106,14 @@ def _others(streams: Tensor) -> Tensor:
 # -- between one stream and several ------------------------------------------------------------------------------------
 
 
-def _spread(b: Build, inpL: Tensor) -> Tensor:
+def _spread(b: Build[Gemma3nHParams], inpL: Tensor) -> Tensor:
     """The streams: `inpL`, ne [n_embd, n_tokens], and products of it, as long: ne [n_embd, n_altup, n_tokens]."""
     first = gg.reshape_3d(inpL, inpL.ne[0], 1, inpL.ne[1])
     added = _as_long(b, "altup_proj", gg.reshape_3d(inpL, *inpL.ne[:2], 1), first)
     return b.cb(gg.concat(first, added, 1), "inp_stacked")
 
 
-def _merge(b: Build, streams: Tensor) -> Tensor:
+def _merge(b: Build[Gemma3nHParams], streams: Tensor) -> Tensor:
     """The mean of the first stream and products of the others, as long: ne [n_embd, n_outputs]."""
     n_embd, n_altup, n, _ = streams.ne
     first = gg.reshape_3d(_stream(streams, 0), n_embd, 1, n)
@@ -134,10 +125,10 @@ def _merge(b: Build, streams: Tensor) -> Tensor:
     return b.cb(gg.scale(total, 1.0 / n_altup), "unembd_merged")
 
 
-def _as_long(b: Build, role: str, cur: Tensor, like: Tensor) -> Tensor:
+def _as_long(b: Build[Gemma3nHParams], role: str, cur: Tensor, like: Tensor) -> Tensor:
     """Products of `cur`, ne [n_embd, n_tokens, 1 or n_altup - 1], by the matrices of that role, as long as `like`, ne
     [n_embd, 1, n_tokens]: ne [n_embd, n_altup - 1, n_tokens]."""
-    n = _hparams(b).n_altup - 1
+    n = b.hparams.n_altup - 1
     w = b.weight(role, (cur.ne[0], cur.ne[0], n))
     out = b.mul_mat(w, cur if cur.ne[2] == n else gg.repeat_4d(cur, *cur.ne[:2], n, 1))
     out = gg.cont(gg.permute(out, 0, 2, 1, 3))
@@ -148,22 +139,22 @@ def _as_long(b: Build, role: str, cur: Tensor, like: Tensor) -> Tensor:
 # -- a layer -----------------------------------------------------------------------------------------------------------
 
 
-def _modalities(b: Build, cur: Tensor, il: int) -> Tensor:
+def _modalities(b: Build[Gemma3nHParams], cur: Tensor, il: int) -> Tensor:
     """What weighs the streams by the one that is `cur`, ne [n_embd, n_tokens]: ne [n_altup, n_tokens]."""
     cur = gg.scale(build_norm(b, cur, "altup_router_norm", "altup_router_normed", il), 1.0 / cur.ne[0])
-    return b.cb(gg.tanh(b.linear("altup_router", cur, _hparams(b).n_altup, "altup_router", il)), "modalities", il)
+    return b.cb(gg.tanh(b.linear("altup_router", cur, b.hparams.n_altup, "altup_router", il)), "modalities", il)
 
 
-def _predict(b: Build, streams: Tensor, il: int) -> Tensor:
+def _predict(b: Build[Gemma3nHParams], streams: Tensor, il: int) -> Tensor:
     """What the layer takes the streams, ne [n_embd, n_altup, n_tokens], to become: each plus a mixture of all."""
     n, n_tokens = streams.ne[1], streams.ne[2]
-    by = _modalities(b, _stream(streams, _hparams(b).i_altup_act), il)
+    by = _modalities(b, _stream(streams, b.hparams.i_altup_act), il)
     coefs = gg.reshape_3d(b.linear("altup_predict_coef", by, n * n, "all_coefs", il), n, n, n_tokens)
     mixed = gg.mul_mat(gg.cont(gg.permute(streams, 1, 0, 2, 3)), coefs)
     return b.cb(gg.add(mixed, streams), "predictions", il)
 
 
-def _correct(b: Build, predictions: Tensor, activated: Tensor, active: Tensor, il: int) -> Tensor:
+def _correct(b: Build[Gemma3nHParams], predictions: Tensor, activated: Tensor, active: Tensor, il: int) -> Tensor:
     """The predictions, ne [n_embd, n_altup, n_outputs], each plus a part of what the layer made of the `active` one."""
     n_embd, n, n_tokens, _ = predictions.ne
     innovation = b.cb(gg.sub(activated, active), "innovation", il)
@@ -173,14 +164,14 @@ def _correct(b: Build, predictions: Tensor, activated: Tensor, active: Tensor, i
     return b.cb(gg.add(parts, predictions), "corrected", il)
 
 
-def _laurel(b: Build, cur: Tensor, il: int) -> Tensor:
+def _laurel(b: Build[Gemma3nHParams], cur: Tensor, il: int) -> Tensor:
     """`cur`, ne [n_embd, n_tokens], plus a product of low rank of it, normed."""
     rank = (b.weights.ne("blk.0.laurel_l.weight") or (0, _LAUREL_RANK))[1]
     out = b.linear("laurel_r", b.linear("laurel_l", cur, rank, "laurel_l", il), cur.ne[0], "laurel_r", il)
     return b.cb(gg.add(build_norm(b, out, "laurel_post_norm", "laurel_normed", il), cur), "laurel_out", il)
 
 
-def _kv(b: Build, cur: Tensor, pos: Tensor, il: int) -> KV:
+def _kv(b: Build[Gemma3nHParams], cur: Tensor, pos: Tensor, il: int) -> KV:
     """What attention takes in layer `il`, which reads `cur`."""
     hp, n, mask = b.hparams, b.hparams.layer(il), build_inp_kq_mask(b, il)
     if not hp.has_kv(il):
@@ -189,7 +180,7 @@ def _kv(b: Build, cur: Tensor, pos: Tensor, il: int) -> KV:
             ("attn_v", (cur.ne[0], n.n_embd_v_gqa)),
             ("attn_k_norm", (n.n_embd_head_k,)),
         ):
-            b.optional(role, ne, il)  # may be there, for nothing
+            b.optional(role, ne, il)  # declared so that the loader does not report it as unused
         Qcur = gg.reshape_3d(b.linear("attn_q", cur, n.n_embd_q, "Qcur", il), n.n_embd_head_k, n.n_head, b.n_tokens)
         return KV(_normed(b, Qcur, "q", pos, il), None, None, mask, il)
     Qcur, Kcur, Vcur = build_qkv(b, cur, il)
@@ -198,16 +189,16 @@ def _kv(b: Build, cur: Tensor, pos: Tensor, il: int) -> KV:
     return KV(Qcur, Kcur, gg.reshape_2d(Vcur, n.n_embd_v_gqa, b.n_tokens), mask, il)
 
 
-def _normed(b: Build, cur: Tensor, part: str, pos: Tensor, il: int) -> Tensor:
+def _normed(b: Build[Gemma3nHParams], cur: Tensor, part: str, pos: Tensor, il: int) -> Tensor:
     """Q or K, ne [n_embd_head_k, their heads, n_tokens], normed and roped."""
     name = f"{part.upper()}cur"
     cur = build_norm(b, cur, f"attn_{part}_norm", f"{name}_normed", il)
     return build_rope(b, cur, pos, None, f"{name}_pos", il)
 
 
-def _ffn(b: Build, cur: Tensor, il: int) -> Tensor:
+def _ffn(b: Build[Gemma3nHParams], cur: Tensor, il: int) -> Tensor:
     """The network; in sparse layers, of each token only the gates well above the mean of its gates open."""
-    hp = _hparams(b)
+    hp = b.hparams
     act, by = ACTIVATIONS[hp.act or "gelu"], hp.f_sparsity[il]
 
     def sparse(gate: Tensor, up: Tensor | None) -> Tensor:
@@ -219,10 +210,10 @@ def _ffn(b: Build, cur: Tensor, il: int) -> Tensor:
     return build_ffn(b, cur, il, "gelu" if math.isinf(by) else sparse)
 
 
-def _add_own(b: Build, streams: Tensor, own: Tensor, il: int) -> Tensor:
+def _add_own(b: Build[Gemma3nHParams], streams: Tensor, own: Tensor, il: int) -> Tensor:
     """The streams, to all of which but the first is added what the embedding `own`, which tokens have for layer `il`,
     makes of the active one. A control vector is added to all of them, as in llama.cpp."""
-    hp, (n_embd, _, n_tokens, _) = _hparams(b), streams.ne
+    hp, (n_embd, _, n_tokens, _) = b.hparams, streams.ne
     cur = gg.mul(_stream(streams, hp.i_altup_act), b.weight("altup_correct_scale", (n_embd,), il))
     gate = ACTIVATIONS[hp.act or "gelu"](b.linear("inp_gate", cur, own.ne[0], "per_layer_gate", il))
     cur = b.linear("proj", b.cb(gg.mul(gate, own), "first_prediction_scaled", il), n_embd, "per_layer_proj", il)
@@ -248,12 +239,9 @@ def _sparsity(r: Reader, n_layer: int) -> tuple[float, ...]:
     return tuple(values)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> Gemma3nHParams:
     n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
-    n_shared = r.integer(Keys.Attention.SHARED_KV_LAYERS, max(n_layer - _N_KV, 0))
     n_altup, active = r.integer(Keys.LLM.ALTUP_NUM_INPUTS, 4), r.integer(Keys.LLM.ALTUP_ACTIVE_IDX, 0)
-    if n_shared >= n_layer:
-        r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
     if not active < n_altup or n_altup < 2:
         r.fail(Keys.LLM.ALTUP_ACTIVE_IDX, f"is {active}, of {n_altup} streams")
     return read_hparams(
@@ -263,7 +251,7 @@ def _read(r: Reader) -> HParams:
         f_embedding_scale=math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH)),
         f_attention_scale=1.0,
         f_final_logit_softcapping=r.number(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 30.0),
-        n_layer_kv_from_start=n_layer - n_shared if n_shared else 0,
+        n_layer_kv_from_start=read_shared_kv(r, max(n_layer - _N_KV, 0)),
         n_altup=n_altup,
         i_altup_act=active,
         n_embd_per_layer=r.integer(Keys.LLM.EMBD_LENGTH_PER_LAYER_INP, 256),

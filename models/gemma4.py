@@ -23,11 +23,11 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_per_layer,
     build_inp_pos,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_qkv,
     build_rope,
     build_rope_factors,
@@ -36,21 +36,59 @@ from .blocks import (
     per_layer_rows,
 )
 from .blocks.ffn import ACTIVATIONS
-from .hparams import HParams
+from .hparams import HParams, LayerShape, RopeShape, refuse
 from .metadata import Reader, read_hparams, read_window
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4HParams(HParams):
-    """n_embd_per_layer: elements of the embedding that a token has for each layer; 0: there are none."""
+    """n_embd_per_layer       elements of the embedding that a token has for each layer; 0: there are none
+    n_layer_kv_from_start  layers with K and V of their own, the first ones; 0: all
+    """
 
     n_embd_per_layer: int
+    n_layer_kv_from_start: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        first = self.n_layer_kv_from_start
+        if not 0 <= first <= self.n_layer:
+            refuse("n_layer_kv_from_start", first, f"there are {self.n_layer} layers")
+        for il in range(first or self.n_layer, self.n_layer):
+            source = self.kv_layer(il)
+            if source < 0 or _kv_sizes(self.layer(il)) != _kv_sizes(self.layer(source)):
+                why = f"layer {il} is to attend to K and V of one before, of which none is of its kind and shape"
+                refuse("n_layer_kv_from_start", first, why)
+
+    def kv_layer(self, il: int) -> int:
+        """A layer without K and V attends to those of the last one with the window, when it has the window itself, else
+        to those of the last one without; -1: there is none."""
+        first = self.n_layer_kv_from_start
+        if not first or il < first:
+            return il
+        return next((i for i in reversed(range(first)) if self.is_swa(i) == self.is_swa(il)), -1)
+
+    def rope(self, il: int) -> RopeShape | None:
+        """Layers with the window have no frequency factors."""
+        shape = super().rope(il)
+        return shape and shape._replace(factors=not self.is_swa(il))
 
 
-def build_gemma4(b: Build) -> Graph:
+def _kv_sizes(n: LayerShape) -> tuple[int, int, int]:
+    return n.n_head_kv, n.n_embd_head_k, n.n_embd_head_v
+
+
+def read_shared_kv(r: Reader, default: int = 0) -> int:
+    """How many layers have K and V of their own, where the file says how many do not; 0: all."""
+    n_layer, n_shared = r.integer(Keys.LLM.BLOCK_COUNT), r.integer(Keys.Attention.SHARED_KV_LAYERS, default)
+    if n_shared >= n_layer:
+        r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
+    return n_layer - n_shared if n_shared else 0
+
+
+def build_gemma4(b: Build[Gemma4HParams]) -> Graph:
     """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, Gemma4HParams)
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
@@ -58,17 +96,14 @@ def build_gemma4(b: Build) -> Graph:
         per_layer = build_inp_per_layer(b, inpL, hp.n_embd_per_layer) if hp.n_embd_per_layer else None
         for il in range(hp.n_layer):
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
-            cur = llm_build_kv(b, _kv(b, cur, inp_pos, None if hp.is_swa(il) else factors, il))
-            own = None if per_layer is None else per_layer_rows(per_layer, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-                own = None if own is None else gg.get_rows(own, inp_out_ids)
+            cur = llm_build_kv(b, _kv(b, cur, inp_pos, factors, il))
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             cur = build_norm(b, cur, "post_attention_norm", "attn_post_norm", il)
             attn_out = b.cb(gg.add(cur, inpL), "attn_out", il)
             cur = build_norm(b, _ffn(b, attn_out, il), "post_ffw_norm", "ffn_post_norm", il)
             cur = b.cb(gg.add(cur, attn_out), "pe_in", il)
-            if own is not None:
+            if per_layer is not None:
+                (own,) = build_out_rows(b, il, per_layer_rows(per_layer, il))
                 cur = b.cb(gg.add(cur, _per_layer(b, cur, own, il)), "per_layer_added", il)
             scale = b.optional("layer_output_scale", (1,), il)
             if scale is not None:
@@ -84,7 +119,7 @@ def _kv(b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> 
     in_one = b.optional("attn_qkv", (cur.ne[0], sum(sizes)), il)
     if not hp.has_kv(il):
         for role, size in (("attn_k", sizes[1]), ("attn_v", sizes[2])):
-            b.optional(role, (cur.ne[0], size), il)  # may be there, for nothing
+            b.optional(role, (cur.ne[0], size), il)  # declared so that the loader does not report it as unused
         b.optional("attn_k_norm", (n.n_embd_head_k,), il)
         if in_one is None:
             Qcur = b.linear("attn_q", cur, sizes[0], "Qcur", il)
@@ -114,10 +149,9 @@ def _normed(b: Build, cur: Tensor, part: str, pos: Tensor, factors: Tensor | Non
     return build_rope(b, cur, pos, factors, f"{name}_pos", il)
 
 
-def _ffn(b: Build, attn_out: Tensor, il: int) -> Tensor:
+def _ffn(b: Build[Gemma4HParams], attn_out: Tensor, il: int) -> Tensor:
     """The network, and where layer `il` has a router the experts beside it, each normed."""
     hp, n_embd = b.hparams, attn_out.ne[0]
-    assert isinstance(hp, Gemma4HParams)
     cur = build_ffn(b, build_norm(b, attn_out, "ffn_norm", "ffn_norm", il), il, "gelu")
     if not hp.n_expert or b.optional("ffn_gate_inp", (n_embd, hp.n_expert), il) is None:
         return cur
@@ -131,20 +165,15 @@ def _ffn(b: Build, attn_out: Tensor, il: int) -> Tensor:
     return b.cb(gg.add(cur, moe), "ffn_moe_combined", il)
 
 
-def _per_layer(b: Build, cur: Tensor, own: Tensor, il: int) -> Tensor:
+def _per_layer(b: Build[Gemma4HParams], cur: Tensor, own: Tensor, il: int) -> Tensor:
     """What the embedding `own` that tokens have for layer `il` adds to `cur`, which gates it."""
     hp = b.hparams
-    assert isinstance(hp, Gemma4HParams)
     gate = b.linear("inp_gate", cur, own.ne[0], "per_layer_gate", il)
     out = b.linear("proj", gg.mul(ACTIVATIONS[hp.act or "gelu"](gate), own), cur.ne[0], "per_layer_proj", il)
     return build_norm(b, out, "post_norm", "per_layer_embd_out", il)
 
 
-def _read(r: Reader) -> HParams:
-    n_layer = r.integer(Keys.LLM.BLOCK_COUNT)
-    n_shared = r.integer(Keys.Attention.SHARED_KV_LAYERS, 0)
-    if n_shared >= n_layer:
-        r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
+def _read(r: Reader) -> Gemma4HParams:
     return read_hparams(
         Gemma4HParams,
         r,
@@ -152,8 +181,7 @@ def _read(r: Reader) -> HParams:
         f_embedding_scale=math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH)),
         f_attention_scale=1.0,
         f_final_logit_softcapping=r.number(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 0.0),
-        rope_factors_swa=False,
-        n_layer_kv_from_start=n_layer - n_shared if n_shared else 0,
+        n_layer_kv_from_start=read_shared_kv(r),
         n_embd_per_layer=r.integer(Keys.LLM.EMBD_LENGTH_PER_LAYER_INP, 0),
         **{**read_window(r, 0, plain_rope=True), "swa_pattern": r.flags(Keys.Attention.SLIDING_WINDOW_PATTERN)},
     )

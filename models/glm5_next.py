@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
@@ -16,15 +15,13 @@ from .architecture import Architecture
 from .block_keys import TokenBlocks, build_block_keys
 from .blocks import (
     Build,
-    build_ffn,
     build_inp_kq_mask,
     build_inp_pos,
     build_mla,
-    build_moe_ffn,
-    build_shared_expert,
+    build_moe_or_ffn,
     limited,
 )
-from .hparams import HParams, Router, StateShape
+from .hparams import Router, StateShape
 from .hyper import BY_MEAN, HyperHParams, build_hyper, read_hyper
 from .indexer import (
     INDEX_EPS,
@@ -58,12 +55,10 @@ class GLM5NextHParams(Indexer, KimiHParams, HyperHParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLM5Next(BoundedKimi):
+class GLM5Next(BoundedKimi[GLM5NextHParams]):
     """Streams of residuals, and limited experts."""
 
-    def build(self, b: Build) -> Graph:
-        hp = b.hparams
-        assert isinstance(hp, GLM5NextHParams), hp
+    def build(self, b: Build[GLM5NextHParams]) -> Graph:
         with b.ctx:
             pos = build_inp_pos(b)
             return build_hyper(
@@ -73,18 +68,12 @@ class GLM5Next(BoundedKimi):
                 lambda cur, il: self.ffn(b, cur, il),
             )
 
-    def latent(self, b: Build, hp: KimiHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
-        assert isinstance(hp, GLM5NextHParams), hp
+    def latent(self, b: Build[GLM5NextHParams], hp: GLM5NextHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
         return build_mla(b, cur, pos, None, il, hp.mla, choose=partial(_chosen, b, hp, cur, pos, il))
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[GLM5NextHParams], cur: Tensor, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, GLM5NextHParams), hp
-        shared = limited(hp.swiglu_clamp_shexp[il])
-        if not hp.is_moe(il):
-            return build_ffn(b, cur, il, shared)
-        out = build_moe_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]))
-        return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
+        return build_moe_or_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]), limited(hp.swiglu_clamp_shexp[il]))
 
 
 def _chosen(b: Build, hp: GLM5NextHParams, cur: Tensor, pos: Tensor, il: int, q_row: Tensor) -> Tensor:
@@ -106,7 +95,7 @@ def _chosen(b: Build, hp: GLM5NextHParams, cur: Tensor, pos: Tensor, il: int, q_
     return build_inp_kq_mask(b, il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> GLM5NextHParams:
     for key, good in ((Keys.Rope.DIMENSION_COUNT, 0), (_TAIL, True)):
         if r.get(key, good) != good:
             r.fail(key, f"is {r.get(key)!r}; supported is {good!r}")
@@ -114,8 +103,8 @@ def _read(r: Reader) -> HParams:
     if not 1 < n_pool <= _MAX_POOL:
         r.fail(_POOL, f"is {n_pool}, not from 2 to {_MAX_POOL}")
     return read_kimi(
+        GLM5NextHParams,
         r,
-        cls=GLM5NextHParams,
         n_lora_q=r.integer(Keys.Attention.Q_LORA_RANK),
         n_rot=0,
         gate_lower_bound=r.number(GATE_LOWER_BOUND, 0.0),

@@ -11,24 +11,22 @@ from .architecture import Architecture
 from .blocks import Build
 from .blocks.ssm import build_mamba2
 from .decoder import Decoder
-from .hparams import HParams
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraniteHybrid(Decoder):
+class GraniteHybrid(Decoder[MambaHParams]):
     """Where a layer has no heads, Mamba-2 is in the place of attention."""
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, MambaHParams), hp
         if hp.has_kv(il):
             return super().attention(b, cur, pos, factors, il)
         return build_mamba2(b, cur, hp.ssm, il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MambaHParams:
     logit_scale = r.number(Keys.LLM.LOGIT_SCALE, 0.0)
     return read_hparams(
         MambaHParams,

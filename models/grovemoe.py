@@ -35,13 +35,12 @@ class GroveHParams(HParams):
             raise ModelError(f"the {self.n_expert} experts make no groups of experts_per_group {self.n_group_experts}")
 
 
-class GroveDecoder(Decoder):
+class GroveDecoder(Decoder[GroveHParams]):
     """Decoders with adjugate experts."""
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[GroveHParams], cur: Tensor, il: int) -> Tensor:
         """The experts, and what the adjugate experts add."""
         hp = b.hparams
-        assert isinstance(hp, GroveHParams)
         size, n_chexp = hp.n_group_experts, hp.n_expert // hp.n_group_experts
         logits = b.linear("ffn_gate_inp", cur, hp.n_expert, "ffn_moe_logits", il)
         selected, weights = build_router(b, cur, il, logits=logits)
@@ -58,7 +57,7 @@ class GroveDecoder(Decoder):
         return b.cb(gg.add(out, adjugate), "ffn_final_moe_out", il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> GroveHParams:
     return read_hparams(
         GroveHParams,
         r,

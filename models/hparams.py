@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from pyggml.errors import ModelError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    H = TypeVar("H", bound="HParams", default="HParams")  # the hyperparameters of one page; without brackets, HParams
+    H_co = TypeVar("H_co", bound="HParams", default="HParams", covariant=True)
+else:
+    from typing import TypeVar
+
+    H = H_co = TypeVar("H")
 
 PerLayer = int | tuple[int, ...]  # one value for all layers, or one for each
 RopeType = Literal["norm", "neox", "mrope", "imrope"]
@@ -56,7 +66,8 @@ class RopeShape(NamedTuple):
     freq_scale: float
     ext_factor: float
     attn_factor: float
-    type: RopeType | None = None  # the model's
+    type: RopeType | None = None  # None: as the model says
+    factors: bool = True  # with the frequency factors of the model, where it has them
 
 
 class AttnTemperature(NamedTuple):
@@ -69,10 +80,10 @@ class AttnTemperature(NamedTuple):
     def check(self) -> None:
         """Raise ModelError for values out of range."""
         if not 0 < self.floor_scale < MAX_INT:
-            _refuse("n_attn_temp_floor_scale", self.floor_scale, "it must be a positive 32-bit number")
+            refuse("n_attn_temp_floor_scale", self.floor_scale, "it must be a positive 32-bit number")
         for name, value in (("f_attn_temp_scale", self.scale), ("f_attn_temp_offset", self.offset)):
             if not -_MAX_FLOAT < value < _MAX_FLOAT:
-                _refuse(name, value, "it must be an f32")
+                refuse(name, value, "it must be an f32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +109,15 @@ class Router:
     def check(self, n_expert: int, n_expert_used: int) -> None:
         """Raise ModelError for values that contradict each other, or the experts there are."""
         if not -_MAX_FLOAT < self.scale < _MAX_FLOAT:
-            _refuse("expert_weights_scale", self.scale, "it must be an f32")
+            refuse("expert_weights_scale", self.scale, "it must be an f32")
         if self.n_group <= 1:
             return
         if n_expert % self.n_group or n_expert // self.n_group < 2:
-            _refuse("expert_group_count", self.n_group, f"the {n_expert} experts make no such groups of two or more")
+            refuse("expert_group_count", self.n_group, f"the {n_expert} experts make no such groups of two or more")
         if not 0 < self.n_group_used <= self.n_group:
-            _refuse("expert_group_used_count", self.n_group_used, f"there are {self.n_group} groups")
+            refuse("expert_group_used_count", self.n_group_used, f"there are {self.n_group} groups")
         if n_expert_used > n_expert // self.n_group * self.n_group_used:
-            _refuse("expert_group_used_count", self.n_group_used, f"they have no {n_expert_used} experts")
+            refuse("expert_group_used_count", self.n_group_used, f"they have no {n_expert_used} experts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +187,6 @@ class HParams:
     n_moe_layer_step: int = 1  # after them, every n-th layer is a mixture
     router: Router = Router()
     first_block: int = 0  # of a file, that of layer 0; not 0 in a head: one layer that comes after a model's and drafts
-    n_loops: int = 1  # how often the layers of a file run, each time with K and V of their own; n_layer counts all
     causal_attn: bool = True  # tokens do not see those after them
     f_max_alibi_bias: float = 0.0  # ALiBi's largest slope exponent; 0: none
     f_attn_logit_softcapping: float = 0.0  # scores of attention are kept within it by a tanh; 0: they are not
@@ -198,16 +208,12 @@ class HParams:
     pooling: Pooling = "none"  # what embeddings of a text are made of, unless the user says
     head: Head = Head()
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
-    n_layer_kv_from_start: int = 0  # layers with K and V of their own, see `kv_layer`; 0: all
-    rope_factors_swa: bool = True  # layers with the window have the frequency factors, too
 
     def __post_init__(self) -> None:
         for name in ("n_vocab", "n_embd", "n_layer", "n_ctx_train"):
             self._in_range(name, getattr(self, name))
-        if self.n_loops < 1 or self.n_layer % self.n_loops:
-            _refuse("n_loops", self.n_loops, f"it must be positive, and the {self.n_layer} layers a multiple of it")
         if self.n_layer > MAX_LAYERS:
-            _refuse("n_layer", self.n_layer, f"more than the {MAX_LAYERS} layers supported")
+            refuse("n_layer", self.n_layer, f"more than the {MAX_LAYERS} layers supported")
         self._set("n_head", self._per_layer("n_head", self.n_head))
         self._set("n_ff", self._per_layer("n_ff", self.n_ff))
         if not self.n_head_kv:
@@ -220,12 +226,12 @@ class HParams:
         first = next(filter(None, heads))  # a layer may have none
         for name in ("n_embd_head_k", "n_embd_head_v"):
             if not getattr(self, name) and self.n_embd % first:
-                _refuse("n_head", first, f"n_embd {self.n_embd} is no multiple of it, and no {name} is given")
+                refuse("n_head", first, f"n_embd {self.n_embd} is no multiple of it, and no {name} is given")
             self._set(name, getattr(self, name) or self.n_embd // first)
             self._in_range(name, getattr(self, name))
         for n_head, n_head_kv in zip(heads, self._layers(self.n_head_kv), strict=True):
             if n_head_kv and n_head % n_head_kv:
-                _refuse("n_head_kv", n_head_kv, f"n_head {n_head} is no multiple of it")
+                refuse("n_head_kv", n_head_kv, f"n_head {n_head} is no multiple of it")
         self._set("n_rot", self.n_rot or self.n_embd_head_k - self.rope_first)
         for name in ("n_embd_head_k", "n_embd_head_v", "n_rot"):
             self._set(f"{name}_swa", getattr(self, f"{name}_swa") or getattr(self, name))
@@ -236,13 +242,13 @@ class HParams:
             n_rot, head = getattr(self, f"n_rot{end}"), getattr(self, f"n_embd_head_k{end}")
             if n_rot % 2 or not 0 < n_rot <= head - first:
                 rest = f" less the {first} before it" if first else ""
-                _refuse(f"n_rot{end}", n_rot, f"it must be even and at most n_embd_head_k{end} {head}{rest}")
+                refuse(f"n_rot{end}", n_rot, f"it must be even and at most n_embd_head_k{end} {head}{rest}")
         if self.v_in_k and (self.n_embd_head_v > self.n_embd_head_k or self.n_embd_head_v_swa > self.n_embd_head_k_swa):
-            _refuse("n_embd_head_v", self.n_embd_head_v, f"V is part of K, which has {self.n_embd_head_k}")
+            refuse("n_embd_head_v", self.n_embd_head_v, f"V is part of K, which has {self.n_embd_head_k}")
         self._set("n_ctx_orig_yarn", self.n_ctx_orig_yarn or self.n_ctx_train)
         self._set("f_attention_scale", self.f_attention_scale or 1.0 / math.sqrt(self.n_embd_head_k))
         if self.rope_scaling_type not in ROPE_SCALING:
-            _refuse("rope_scaling_type", self.rope_scaling_type, f"known are {', '.join(ROPE_SCALING)}")
+            refuse("rope_scaling_type", self.rope_scaling_type, f"known are {', '.join(ROPE_SCALING)}")
         if self.yarn_ext_factor < 0:
             self._set("yarn_ext_factor", 1.0 if self.rope_scaling_type == "yarn" else 0.0)
         if self.rope_scaling_type == "none":
@@ -253,42 +259,38 @@ class HParams:
             self._set("yarn_ext_factor_swa", self.yarn_ext_factor)
         for name in (*_ROPE_NUMBERS, "yarn_beta_fast", "yarn_beta_slow"):
             if not 2.0**-149 <= getattr(self, name) < _MAX_FLOAT:
-                _refuse(name, getattr(self, name), "it must be positive and an f32")
+                refuse(name, getattr(self, name), "it must be positive and an f32")
         if not self.yarn_truncate and 1.0 in (self.rope_freq_base, self.rope_freq_base_swa):
-            _refuse("rope_freq_base", 1.0, "all pairs turn alike: there is no first one that YaRN scales")
+            refuse("rope_freq_base", 1.0, "all pairs turn alike: there is no first one that YaRN scales")
         for name in (
             *("f_norm_rms_eps", "f_attention_scale", "rope_attn_factor", "yarn_ext_factor", "yarn_ext_factor_swa"),
             *("f_norm_eps", "f_embedding_scale", "f_residual_scale", "f_logit_scale", "f_clamp_kqv"),
             *("f_attn_logit_softcapping", "f_final_logit_softcapping"),
         ):
             if not -_MAX_FLOAT < getattr(self, name) < _MAX_FLOAT:
-                _refuse(name, getattr(self, name), "it must be an f32")
+                refuse(name, getattr(self, name), "it must be an f32")
         if self.f_norm_rms_eps < 0:
-            _refuse("f_norm_rms_eps", self.f_norm_rms_eps, "it must not be negative")
+            refuse("f_norm_rms_eps", self.f_norm_rms_eps, "it must not be negative")
         if not 0 <= self.n_expert <= MAX_EXPERTS:
-            _refuse("n_expert", self.n_expert, f"it must be 0 to {MAX_EXPERTS}")
+            refuse("n_expert", self.n_expert, f"it must be 0 to {MAX_EXPERTS}")
         if self.attn_temperature is not None:
             self.attn_temperature.check()
         for name in ("n_swa", "n_ff_shexp", "n_layer_dense_lead"):
             if not 0 <= getattr(self, name) < MAX_INT:
-                _refuse(name, getattr(self, name), "it must not be negative")
+                refuse(name, getattr(self, name), "it must not be negative")
         for name in ("swa_pattern", "rope_layers"):
             value: PerLayer = getattr(self, name)
             values = value if isinstance(value, tuple) else (value,)
             if isinstance(value, tuple) and len(values) != self.n_layer:
-                _refuse(name, f"{len(values)} values", f"there are {self.n_layer} layers")
+                refuse(name, f"{len(values)} values", f"there are {self.n_layer} layers")
             if not all(0 <= v < MAX_INT for v in values):
-                _refuse(name, value, "it must not be negative")
+                refuse(name, value, "it must not be negative")
         sections = self.rope_sections
         if self.n_pos_per_embd > 1 and not (len(sections) == 4 and any(sections[:3]) and min(sections) >= 0):
-            _refuse("rope_sections", sections, "it must be four whole numbers, not all of the first three 0")
+            refuse("rope_sections", sections, "it must be four whole numbers, not all of the first three 0")
         if not (0 < self.n_expert_used <= self.n_expert or self.n_expert == self.n_expert_used == 0):
-            _refuse("n_expert_used", self.n_expert_used, f"there are {self.n_expert} experts")
+            refuse("n_expert_used", self.n_expert_used, f"there are {self.n_expert} experts")
         self._in_range("n_moe_layer_step", self.n_moe_layer_step)
-        if not 0 <= self.n_layer_kv_from_start <= self.n_layer:
-            _refuse("n_layer_kv_from_start", self.n_layer_kv_from_start, f"there are {self.n_layer} layers")
-        for il in range(self.n_layer_kv_from_start or self.n_layer, self.n_layer):
-            self._check_kv_layer(il)
         self.router.check(self.n_expert, self.n_expert_used)
 
     def layer(self, il: int) -> LayerShape:
@@ -307,12 +309,8 @@ class HParams:
         return self.layer(il).n_head_kv > 0 and self.kv_layer(il) == il
 
     def kv_layer(self, il: int) -> int:
-        """The layer whose K and V layer `il` attends to: itself, or from `n_layer_kv_from_start` on the last one before
-        of its kind (with the window, or without); -1 where there is none."""
-        n = self.n_layer_kv_from_start
-        if not n or il < n:
-            return il
-        return next((i for i in reversed(range(n)) if self.is_swa(i) == self.is_swa(il)), -1)
+        """The layer whose K and V layer `il` attends to: itself, unless a family says otherwise."""
+        return il
 
     @property
     def cache_layers(self) -> Iterable[int]:
@@ -330,7 +328,7 @@ class HParams:
 
     def block(self, il: int) -> int:
         """The block of a file that has the weights of layer `il`."""
-        return self.first_block + il % (self.n_layer // self.n_loops)
+        return self.first_block + il
 
     @property
     def is_head(self) -> bool:
@@ -384,29 +382,16 @@ class HParams:
 
     def _in_range(self, name: str, value: int) -> None:
         if not 0 < value < MAX_INT:
-            _refuse(name, value, "it must be a positive 32-bit number")
-
-    def _check_kv_layer(self, il: int) -> None:
-        """Raise ModelError where layer `il`, which has no K and V, finds none of its shape."""
-        source = self.kv_layer(il)
-        n, of = self.layer(il), self.layer(max(source, 0))
-        if source < 0 or (n.n_head_kv, n.n_embd_head_k, n.n_embd_head_v) != (
-            of.n_head_kv,
-            of.n_embd_head_k,
-            of.n_embd_head_v,
-        ):
-            why = f"layer {il} is to attend to K and V of one before, of which none is of its kind and shape"
-            _refuse("n_layer_kv_from_start", self.n_layer_kv_from_start, why)
+            refuse(name, value, "it must be a positive 32-bit number")
 
     def _per_layer(self, name: str, value: PerLayer) -> PerLayer:
         """One int where all layers agree, else a tuple with a value for each, of which some may be 0."""
         values = value if isinstance(value, tuple) else (value,)
-        loop = self.n_layer // self.n_loops
-        if len(values) not in (1, loop, self.n_layer):
-            _refuse(name, f"{len(values)} values", f"there are {loop} layers")
+        if len(values) not in (1, self.n_layer):
+            refuse(name, f"{len(values)} values", f"there are {self.n_layer} layers")
         for v in values:
             self._in_range(name, v or max(values))
-        return values[0] if len(set(values)) == 1 else values * (self.n_layer // len(values))
+        return values[0] if len(set(values)) == 1 else values
 
     def _layers(self, value: PerLayer) -> tuple[int, ...]:
         return value if isinstance(value, tuple) else (value,) * self.n_layer
@@ -416,5 +401,5 @@ def _of(value: PerLayer, il: int) -> int:
     return value[il] if isinstance(value, tuple) else value
 
 
-def _refuse(name: str, value: object, why: str) -> NoReturn:
+def refuse(name: str, value: object, why: str) -> NoReturn:
     raise ModelError(f"hyperparameter {name} = {value}: {why}")

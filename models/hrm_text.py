@@ -15,7 +15,7 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_inp_embd, build_inp_out_ids, build_inp_pos, build_lm_head, build_norm
+from .blocks import Build, build_inp_embd, build_inp_pos, build_lm_head, build_norm, build_out_rows
 from .decoder import Decoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
@@ -36,7 +36,7 @@ class HRMHParams(HParams):
         return layer + (self.n_stack if (run + 1) % (self.n_low + 1) == 0 else 0)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> HRMHParams:
     n_stack, n_high, n_low = (r.integer(key) for key in (_STACK, _HIGH, _LOW))
     if not (n_stack and n_high and n_low) or r.integer(Keys.LLM.BLOCK_COUNT) != n_stack * n_high * (n_low + 1):
         n = f"{n_high} cycles of {n_low} + 1 runs of {n_stack} layers"
@@ -52,10 +52,9 @@ def _read(r: Reader) -> HParams:
     )
 
 
-def build_hrm_text(b: Build) -> Graph:
+def build_hrm_text(b: Build[HRMHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, HRMHParams)
     with b.ctx:
         high = build_inp_embd(b)
         low = b.weight("hrm.z_l_init", (hp.n_embd,), suffix="")
@@ -75,9 +74,7 @@ def _stack(b: Build, hp: HRMHParams, inpL: Tensor, pos: Tensor, first: int) -> T
     plain = Decoder(attn_gate="sigmoid")
     for il in range(first, first + hp.n_stack):
         cur = plain.attention(b, build_norm(b, inpL, "", "attn_norm", il), pos, None, il)
-        if il == hp.n_layer - 1:
-            inp_out_ids = build_inp_out_ids(b)
-            cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+        cur, inpL = build_out_rows(b, il, cur, inpL)
         ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
         cur = plain.ffn(b, build_norm(b, ffn_inp, "", "ffn_norm", il), il)
         inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)

@@ -14,14 +14,11 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import (
-    MLA,
     Build,
     build_attn_gate,
-    build_ffn,
     build_inp_pos,
     build_mla,
-    build_moe_ffn,
-    build_shared_expert,
+    build_moe_or_ffn,
     limited,
 )
 from .deepseek2 import read_deepseek2
@@ -41,34 +38,29 @@ class HyV4HParams(DSAHParams, HyperHParams):
     swiglu_clamp_exp: tuple[float, ...]
 
 
-def build_hy_v4(b: Build) -> Graph:
+def build_hy_v4(b: Build[HyV4HParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, HyV4HParams), hp
-    mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
 
     def attention(cur: Tensor, il: int) -> Tensor:
         sinks = b.weight("attn_sinks", (hp.layer(il).n_head,), il)
         pos = build_inp_pos(b)
         choose = partial(build_chosen_mask, b, hp, cur, pos=pos, il=il)
-        attn = build_mla(b, cur, pos, None, il, mla, sinks=sinks, choose=choose)
+        attn = build_mla(b, cur, pos, None, il, hp.mla, sinks=sinks, choose=choose)
         return b.linear("attn_output", build_attn_gate(b, attn, cur, il, gg.sigmoid), hp.n_embd, "attn_out", il)
 
     def ffn(cur: Tensor, il: int) -> Tensor:
-        if not hp.is_moe(il):
-            return build_ffn(b, cur, il)
-        out = build_moe_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]))
-        return b.cb(gg.add(out, build_shared_expert(b, cur, il)), "ffn_out", il)
+        return build_moe_or_ffn(b, cur, il, limited(hp.swiglu_clamp_exp[il]))
 
     with b.ctx:
         return build_hyper(b, BY_WEIGHTS, attention, ffn)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> HyV4HParams:
     base, index = read_hparams(HParams, r), read_indexer(r, optional=True)
     return read_deepseek2(
+        HyV4HParams,
         r,
-        cls=HyV4HParams,
         router=read_router(r, Router(norm=False)),
         **index,
         index_rope_first=max(index["n_indexer_embd"] - base.n_rot, 0),

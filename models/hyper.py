@@ -10,22 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyggml import ops as gg
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
-from .blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
+from .blocks import Build, build_inp_embd, build_lm_head, build_norm, build_out_rows, build_out_streams
 from .hparams import HParams
 from .metadata import Reader
 
 
 @dataclass(frozen=True, kw_only=True)
 class HyperHParams(HParams):
-    """n_stream: residual streams of a token. f_hc_eps: added to weights. n_sinkhorn: iterations that make the matrix by
-    which streams are mixed; 0: they are not. f_hc_magnitude: the largest weight of what is added to a stream; 0: 2,
-    without f_hc_eps."""
+    """Hyperparameters of models with hyper-connections.
+
+    n_stream        residual streams of a token
+    f_hc_eps        a small number, added to the weights
+    n_sinkhorn      iterations that make the matrix which mixes the streams; 0: the streams are not mixed
+    f_hc_magnitude  the largest weight with which a block's output is added to a stream; 0: the largest is 2, and
+                    f_hc_eps is not added
+    """
 
     n_stream: int
     f_hc_eps: float
@@ -33,6 +38,7 @@ class HyperHParams(HParams):
     f_hc_magnitude: float = 0.0
 
 
+S = TypeVar("S", bound=HyperHParams)
 _COUNT, _SINKHORN, _EPS = (f"{{arch}}.hyper_connection.{key}" for key in ("count", "sinkhorn_iterations", "epsilon"))
 _MAX_STREAMS, _MAX_SINKHORN = 64, 100  # they keep a lying file from costing memory
 
@@ -54,34 +60,43 @@ def read_streams(r: Reader) -> int:
 
 
 class Put(NamedTuple):
-    """How what a block gives goes to the streams: the weight in each, ne [n_stream, n_tokens], and how much of each
-    stream (rows) goes to each (columns), ne [n_stream, n_stream, n_tokens], or None where they stay as they are."""
+    """How the output of a block (attention or network) is added to the streams.
+
+    weights  of the output in each stream: ne [n_stream, n_tokens]
+    comb     how much of each stream (rows) goes to each stream (columns): ne [n_stream, n_stream, n_tokens]; None: the
+             streams stay as they are
+    """
 
     weights: Tensor
     comb: Tensor | None = None
 
 
-class Mix(NamedTuple):
-    """Ways between streams and blocks. read: of streams, ne [n_embd, n_stream, n_tokens], the part of a layer (`attn`,
-    `ffn`) and the layer, what that part reads, ne [n_embd, n_tokens], normed, and how what it gives is put back. head:
-    of streams, what the logits are of, ne [n_embd, n_tokens], normed."""
+@dataclass(frozen=True)
+class Mix(Generic[S]):
+    """How blocks read the streams, ne [n_embd, n_stream, n_tokens].
 
-    read: Callable[[Build, Tensor, str, int], tuple[Tensor, Put]]
-    head: Callable[[Build, Tensor], Tensor]
+    read  called with the build, the streams, the block's name (`attn` or `ffn`) and the layer: gives the normed input
+          of the block, ne [n_embd, n_tokens], and how its output is put back
+    head  called with the build and the streams: gives the normed row that the logits are a product of, ne
+          [n_embd, n_tokens]
+    """
+
+    read: Callable[[Build[S], Tensor, str, int], tuple[Tensor, Put]]
+    head: Callable[[Build[S], Tensor], Tensor]
 
 
 def build_hyper(
-    b: Build,
-    mix: Mix,
+    b: Build[S],
+    mix: Mix[S],
     attention: Callable[[Tensor, int], Tensor],
     ffn: Callable[[Tensor, int], Tensor],
     before: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Graph:
     """The graph of one ubatch of a decoder with hyper-connections; its last node `result_output` has ne [n_vocab,
-    n_outputs]. `attention` and `ffn` give, of what they read, ne [n_embd, n_tokens], and the layer, what is put back;
-    `before` what the streams are at the begin of a layer."""
+    n_outputs]. `attention` and `ffn` are called with their input, ne [n_embd, n_tokens], and the layer, and give the
+    output that is put back. `before` is called with the streams and the layer when a layer begins, and gives the
+    streams that the layer starts from."""
     hp = b.hparams
-    assert isinstance(hp, HyperHParams), hp
     n = hp.n_stream
     embd = gg.reshape_3d(build_inp_embd(b), hp.n_embd, 1, b.n_tokens)
     x = b.cb(gg.repeat_4d(embd, hp.n_embd, n, b.n_tokens, 1), "hc_init")
@@ -90,10 +105,9 @@ def build_hyper(
             x = before(x, il)
         cur, put = mix.read(b, x, "attn", il)
         cur = attention(cur, il)
-        if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-            ids = build_inp_out_ids(b)
-            cur, x, put = gg.get_rows(cur, ids), _rows(x, ids), _rows_of_put(put, ids)
-        x = b.cb(put_back(cur, x, put), "hc_attn_post", il)
+        cur, weights = build_out_rows(b, il, cur, put.weights)
+        put = Put(weights, None if put.comb is None else build_out_streams(b, il, put.comb))
+        x = b.cb(put_back(cur, build_out_streams(b, il, x), put), "hc_attn_post", il)
         cur, put = mix.read(b, x, "ffn", il)
         x = b.cb(put_back(ffn(cur, il), x, put), "l_out", il)
     return build_lm_head(b, mix.head(b, x))
@@ -112,16 +126,6 @@ def put_back(cur: Tensor, x: Tensor, put: Put) -> Tensor:
     weights = put.weights if put.weights.is_contiguous else gg.cont(put.weights)
     add = gg.out_prod(gg.reshape_3d(cur, n_embd, 1, n_tokens), gg.reshape_3d(weights, n, 1, n_tokens))
     return gg.add(add, x if put.comb is None else gg.out_prod(x, put.comb))
-
-
-def _rows(x: Tensor, ids: Tensor) -> Tensor:
-    """Of a tensor of ne [n, m, n_tokens], those tokens."""
-    n, m, n_tokens, _ = x.ne
-    return gg.reshape_3d(gg.get_rows(gg.reshape_2d(x, n * m, n_tokens), ids), n, m, ids.ne[0])
-
-
-def _rows_of_put(put: Put, ids: Tensor) -> Put:
-    return Put(gg.get_rows(put.weights, ids), None if put.comb is None else _rows(put.comb, ids))
 
 
 # -- the kinds of DeepSeek and Hunyuan --------------------------------------------------------------------------------
@@ -143,9 +147,8 @@ def _affine(b: Build, mixes: Tensor, role: str, part: int, n_part: int, first: i
     return gg.add(cur, gg.view_1d(base, n, first * base.nb[0]))
 
 
-def _read(b: Build, x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
+def _read(b: Build[HyperHParams], x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
     hp = b.hparams
-    assert isinstance(hp, HyperHParams), hp
     n, n_tokens, role = hp.n_stream, x.ne[2], f"hc_{part}"
     n_part = 3 if hp.n_sinkhorn else 2
     mixes = _mixes(b, x, role, (2 + n if hp.n_sinkhorn else 2) * n, il)
@@ -171,10 +174,9 @@ def sinkhorn(comb: Tensor, n_iter: int, eps: float) -> Tensor:
     return gg.cont(gg.permute(cur, 1, 0, 2, 3))
 
 
-def head_by_weights(b: Build, x: Tensor) -> Tensor:
+def head_by_weights(b: Build[HyperHParams], x: Tensor) -> Tensor:
     """What the logits are of: the streams by weights that follow from them, normed."""
     hp = b.hparams
-    assert isinstance(hp, HyperHParams), hp
     mixes = _mixes(b, x, "output_hc", hp.n_stream, -1)
     pre = gg.sigmoid(_affine(b, mixes, "output_hc", 0, 1, 0, hp.n_stream, -1))
     cur = b.cb(weighted_streams(x, gg.scale_bias(pre, 1.0, hp.f_hc_eps)), "hc_head")

@@ -1,11 +1,11 @@
 """Indexers: small heads beside those of attention, which choose what a token attends to (DeepSeek-V3.2,
 arXiv 2512.02556).
 
-Each token has a key of an indexer, in the same cell of the cache as its K, and each a query of several heads; how much
-a token is to another is the sum of the products of that query and key, where they are positive, weighed for each head.
-A token attends to those that are the most to it. In a context that holds no more than are chosen all are seen, and only
-the keys are stored: a state that was saved there can go on in a larger one.
-"""
+Each token has one key of the indexer, in the same cell of the cache as its K, and a query of several heads. The score
+of another token is the sum over the heads of the positive products of query and key, each times the weight of its head.
+A token attends to the tokens with the highest scores. A context that holds no more tokens than are chosen needs no
+scores: there a token sees all others, and only the keys are stored, so that a saved state can go on in a larger
+context."""
 
 from __future__ import annotations
 
@@ -47,14 +47,19 @@ class ChosenBlocks(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Indexer(HParams):
-    """n_indexer_head, n_indexer_embd: the heads of an indexer, and their size; 0: there are none. n_chosen: the tokens,
-    or blocks of them, that it chooses. indexers: of each layer, 1 where it has one of its own; a layer without attends
-    to what the last one before it chose (empty: all layers have). index_rope_first: elements of a head before those
-    that are roped; index_rope_type: how, None: as those of attention. f_index_norm_eps: of the norm of its keys; 0:
-    that of the model's others. token_blocks: of consecutive tokens with one key each, the sizes that the layers have.
-    chosen_blocks: the blocks that are chosen as a whole; empty: tokens are chosen one by one.
+    """Hyperparameters of models with indexers. Layer index_layer(il) of the cache has the keys of layer il's indexer.
 
-    Layer index_layer(il) of the cache has the keys of the indexer of layer il."""
+    n_indexer_head    heads of an indexer; 0: there are no indexers
+    n_indexer_embd    elements of each head; 0: there are no indexers
+    n_chosen          how many tokens, or blocks of tokens, an indexer chooses
+    indexers          1 for each layer with an indexer of its own; a layer without one attends to the choice of the last
+                      indexer before it. Empty: all layers have one
+    index_rope_first  elements of a head before the roped ones
+    index_rope_type   which elements of a head turn together; None: as in attention
+    f_index_norm_eps  epsilon of the norm of the keys; 0: that of the model's other norms
+    token_blocks      the sizes of blocks of consecutive tokens that have one key each, over all layers
+    chosen_blocks     the blocks that are chosen as a whole; empty: tokens are chosen one by one
+    """
 
     n_indexer_head: int
     n_indexer_embd: int

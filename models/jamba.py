@@ -10,18 +10,17 @@ from .architecture import Architecture
 from .blocks import Build, build_ffn, build_moe_ffn
 from .blocks.ssm import build_mamba
 from .decoder import Decoder
-from .hparams import HParams, Router
+from .hparams import Router
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams, read_router
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jamba(Decoder):
+class Jamba(Decoder[MambaHParams]):
     """Where a layer has no heads, Mamba is in the place of attention."""
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, MambaHParams), hp
         if hp.has_kv(il):
             return super().attention(b, cur, pos, factors, il)
         return build_mamba(b, cur, hp.ssm, il, dt_b_c_norm="weighted")
@@ -34,7 +33,7 @@ class Jamba(Decoder):
         return build_ffn(b, cur, il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MambaHParams:
     return read_hparams(MambaHParams, r, ssm=read_ssm(r), rope_layers=0, router=read_router(r, Router(norm=False)))
 
 

@@ -30,9 +30,9 @@ from .blocks import (
     build_router,
     build_shared_expert,
 )
-from .hparams import HParams, Router
+from .hparams import Router
 from .hyper import weighted_streams
-from .kimi_linear import GATE_LOWER_BOUND, KimiHParams, KimiLinear, gate_and_up, read_kimi
+from .kimi_linear import GATE_LOWER_BOUND, K, KimiHParams, KimiLinear, gate_and_up, read_kimi
 from .metadata import Reader, read_router
 
 _LATENT, _BLOCK, _BETA, _LINEAR_BETA = (
@@ -53,10 +53,10 @@ class KimiK3HParams(KimiHParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundedKimi(KimiLinear):
+class BoundedKimi(KimiLinear[K]):
     """Decays have a bound, where the file has one."""
 
-    def decay(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+    def decay(self, b: Build[K], hp: K, cur: Tensor, il: int) -> Tensor:
         s, n_head = hp.n_embd_head_kda, hp.n_head_kda
         g = b.mul_mat(b.weight("ssm_f_a", (hp.n_embd, s), il), cur)
         g = b.cb(b.mul_mat(b.weight("ssm_f_b", (s, s * n_head), il), g), "g1", il)
@@ -69,21 +69,20 @@ class BoundedKimi(KimiLinear):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KimiK3(BoundedKimi):
+class KimiK3(BoundedKimi[KimiK3HParams]):
     """One weight makes the gate of a delta net; latent attention may have a gate; see the module."""
 
-    def gate(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+    def gate(self, b: Build[KimiK3HParams], hp: KimiK3HParams, cur: Tensor, il: int) -> Tensor:
         return b.linear("ssm_g", cur, hp.n_embd_head_kda * hp.n_head_kda, "g2", il)
 
-    def latent(self, b: Build, hp: KimiHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+    def latent(self, b: Build[KimiK3HParams], hp: KimiK3HParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
         attn = super().latent(b, hp, cur, pos, il)
         if b.optional("attn_gate", (hp.n_embd, attn.ne[0]), il) is None:
             return attn
         return build_attn_gate(b, attn, cur, il, gg.sigmoid)
 
-    def build(self, b: Build) -> Graph:
+    def build(self, b: Build[KimiK3HParams]) -> Graph:
         hp = b.hparams
-        assert isinstance(hp, KimiK3HParams), hp
         with b.ctx:
             cur = build_inp_embd(b)
             pos = build_inp_pos(b)
@@ -101,9 +100,8 @@ class KimiK3(BoundedKimi):
             cur = gg.get_rows(mixed(b, kept, cur, "output_res_score", -1), build_inp_out_ids(b))
             return build_lm_head(b, build_norm(b, cur, "output_norm", "result_norm"))
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[KimiK3HParams], cur: Tensor, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, KimiK3HParams), hp
         act = partial(situ, beta=hp.situ_beta, linear_beta=hp.situ_linear_beta)
         if not hp.is_moe(il):
             return build_ffn(b, cur, il, act)
@@ -117,12 +115,11 @@ class KimiK3(BoundedKimi):
         return b.cb(gg.add(out, build_shared_expert(b, cur, il, act)) if hp.n_ff_shexp else out, "ffn_out", il)
 
 
-def mixed(b: Build, kept: Tensor | None, cur: Tensor, role: str, il: int) -> Tensor:
+def mixed(b: Build[KimiK3HParams], kept: Tensor | None, cur: Tensor, role: str, il: int) -> Tensor:
     """The sum of the residuals `kept`, ne [n_embd, n, n_tokens], and of `cur`, ne [n_embd, n_tokens], by the softmax of
     their scores; they are scored by a product with each of them, normed."""
     n_embd, n_tokens = cur.ne[:2]
     hp = b.hparams
-    assert isinstance(hp, KimiK3HParams), hp
     if not hp.n_res_block:
         return cur
     w = b.weight(role, (n_embd,), il)  # a file has the first one, too, which has nothing to choose from
@@ -146,13 +143,13 @@ def _bounded(t: Tensor, limit: float) -> Tensor:
     return gg.scale(gg.tanh(gg.scale(t, 1.0 / limit)), limit)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> KimiK3HParams:
     beta = r.number(_BETA)
     if beta <= 0:
         r.fail(_BETA, f"is {beta}, not positive")
     return read_kimi(
+        KimiK3HParams,
         r,
-        cls=KimiK3HParams,
         n_lora_q=r.integer(Keys.Attention.Q_LORA_RANK, 0),
         gate_lower_bound=r.number(GATE_LOWER_BOUND, 0.0),
         router=read_router(r, Router(norm=False)),

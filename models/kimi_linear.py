@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
@@ -15,11 +17,9 @@ from .blocks import (
     MLA,
     Build,
     build_attn_gate,
-    build_ffn,
     build_mla,
-    build_moe_ffn,
+    build_moe_or_ffn,
     build_norm,
-    build_shared_expert,
 )
 from .blocks.ffn import Activation, Glu
 from .blocks.linear_attn import build_delta_net, l2_norm
@@ -34,11 +34,17 @@ GATE_LOWER_BOUND = "{arch}.kda.gate_lower_bound"
 
 @dataclass(frozen=True, kw_only=True)
 class KimiHParams(HParams):
-    """mla: the sizes of latent attention. d_conv, n_embd_head_kda: of layers with delta nets. n_head_kda: their heads,
-    as many as the first layer has, unless the file says otherwise. gate_lower_bound: the fastest decay; 0: none is.
-    f_l2_eps: of the norms of Q and K; 0: as of the others.
-    swiglu_clamp_exp, swiglu_clamp_shexp: of each layer, what gate and up of experts, and of networks that all tokens
-    go through, are kept within; 0: they are not."""
+    """Hyperparameters of models with delta nets and latent attention.
+
+    mla                 the sizes of latent attention
+    d_conv              tokens that the convolution of a delta net reads
+    n_embd_head_kda     elements of a head of a delta net
+    n_head_kda          its heads: as many as the first layer has, unless the file says otherwise
+    gate_lower_bound    the fastest decay; 0: decays have no bound
+    f_l2_eps            epsilon of the norms of Q and K; 0: that of the other norms
+    swiglu_clamp_exp    for each layer, the limit of gate and up of experts; 0: none
+    swiglu_clamp_shexp  the same of networks that all tokens go through
+    """
 
     mla: MLA
     d_conv: int
@@ -57,13 +63,15 @@ class KimiHParams(HParams):
         return StateShape(3 * (self.d_conv - 1) * n, n * self.n_embd_head_kda)
 
 
+K = TypeVar("K", bound=KimiHParams)
+
+
 @dataclass(frozen=True, kw_only=True)
-class KimiLinear(Decoder):
+class KimiLinear(Decoder[K]):
     """Where a layer has no heads of K and V, a delta net is in the place of attention."""
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[K], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, KimiHParams), hp
         if hp.has_kv(il):
             return b.linear("attn_output", self.latent(b, hp, cur, pos, il), hp.n_embd, "mla_out", il)
         s, n_head, n_tokens = hp.n_embd_head_kda, hp.n_head_kda, b.n_tokens
@@ -76,11 +84,11 @@ class KimiLinear(Decoder):
         out = gg.reshape_2d(b.cb(gg.mul(out, gate), "kda_gated", il), s * n_head, n_tokens)
         return b.linear("attn_output", out, hp.n_embd, "kda_out", il)
 
-    def latent(self, b: Build, hp: KimiHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+    def latent(self, b: Build[K], hp: K, cur: Tensor, pos: Tensor, il: int) -> Tensor:
         """What latent attention gives, before it is projected."""
         return build_mla(b, cur, pos, None, il, hp.mla)
 
-    def decay(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+    def decay(self, b: Build[K], hp: K, cur: Tensor, il: int) -> Tensor:
         """The logarithms of what each key's part of a state fades by: ne [s, n_head, n_tokens]."""
         s, n_head = hp.n_embd_head_kda, hp.n_head_kda
         g = b.mul_mat(b.weight("ssm_f_a", (hp.n_embd, s), il), cur)
@@ -90,13 +98,13 @@ class KimiLinear(Decoder):
             gg.mul(gg.reshape_3d(g, s, n_head, b.n_tokens), b.weight("ssm_a", (1, n_head), il, "")), "kda_g1", il
         )
 
-    def gate(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+    def gate(self, b: Build[K], hp: K, cur: Tensor, il: int) -> Tensor:
         """What gates the results, before a sigmoid: ne [s * n_head, n_tokens]."""
         s = hp.n_embd_head_kda
         g = b.mul_mat(b.weight("ssm_g_a", (hp.n_embd, s), il), cur)
         return b.cb(b.mul_mat(b.weight("ssm_g_b", (s, s * hp.n_head_kda), il), g), "g2", il)
 
-    def _qkv(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> tuple[Tensor, ...]:
+    def _qkv(self, b: Build[K], hp: K, cur: Tensor, il: int) -> tuple[Tensor, ...]:
         """Q, K and V, each convolved over time by weights of its own: ne [s, n_head, n_tokens]."""
         n = hp.n_head_kda * hp.n_embd_head_kda
         if b.optional("attn_qkv", (cur.ne[0], 3 * n), il) is None:
@@ -117,30 +125,26 @@ class KimiLinear(Decoder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ling3(KimiLinear):
+class Ling3(KimiLinear[KimiHParams]):
     """Attention has a gate for each head; decays are bounded; gate and up may be clamped."""
 
-    def latent(self, b: Build, hp: KimiHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+    def latent(self, b: Build[KimiHParams], hp: KimiHParams, cur: Tensor, pos: Tensor, il: int) -> Tensor:
         return build_attn_gate(b, super().latent(b, hp, cur, pos, il), cur, il, gg.sigmoid)
 
-    def decay(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+    def decay(self, b: Build[KimiHParams], hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
         s, n_head = hp.n_embd_head_kda, hp.n_head_kda
         g = b.mul_mat(b.weight("ssm_f_a", (hp.n_embd, s * n_head), il), cur)
         g = gg.reshape_3d(gg.add(g, b.weight("ssm_dt", (s * n_head,), il, "bias")), s, n_head, b.n_tokens)
         g = gg.sigmoid(gg.mul(g, b.weight("ssm_a", (1, n_head), il, "")))
         return b.cb(gg.scale(g, hp.gate_lower_bound), "kda_gate", il)
 
-    def gate(self, b: Build, hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
+    def gate(self, b: Build[KimiHParams], hp: KimiHParams, cur: Tensor, il: int) -> Tensor:
         return b.cb(b.mul_mat(b.weight("ssm_g_a", (hp.n_embd, hp.n_embd_head_kda * hp.n_head_kda), il), cur), "g2", il)
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[KimiHParams], cur: Tensor, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, KimiHParams), hp
-        shared = _clamped_swiglu(hp.swiglu_clamp_shexp[il])
-        if not hp.is_moe(il):
-            return build_ffn(b, cur, il, shared)
-        out = build_moe_ffn(b, cur, il, _clamped_swiglu(hp.swiglu_clamp_exp[il]))
-        return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared)), "ffn_out", il)
+        limits = hp.swiglu_clamp_exp[il], hp.swiglu_clamp_shexp[il]
+        return build_moe_or_ffn(b, cur, il, *map(_clamped_swiglu, limits))
 
 
 def gate_and_up(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -162,11 +166,9 @@ def _clamped_swiglu(limit: float) -> Glu | Activation:
     return glu if limit else "silu"
 
 
-def read_kimi(
-    r: Reader, *, cls: type[KimiHParams] = KimiHParams, n_lora_q: int = 0, n_rot: int | None = None, **own: object
-) -> KimiHParams:
-    """The hyperparameters. `n_lora_q`, `n_rot`: as of MLA; the latter is the file's unless given. `cls` and `own`: as
-    for `read_hparams`; unless `own` says so, nothing is roped."""
+def read_kimi(cls: type[K], r: Reader, *, n_lora_q: int = 0, n_rot: int | None = None, **own: object) -> K:
+    """The hyperparameters, as `read_hparams` reads them. `n_lora_q` and `n_rot` are those of `MLA`; without `n_rot` the
+    file says it. Nothing is roped, unless `own` says so."""
     attention = Keys.Attention
     base = read_hparams(HParams, r)
     mla = MLA(
@@ -195,9 +197,10 @@ def read_kimi(
     return read_hparams(cls, r, **{**common, **own})
 
 
-def _read_ling(r: Reader) -> HParams:
+def _read_ling(r: Reader) -> KimiHParams:
     sections = read_rope_sections(r)
     return read_kimi(
+        KimiHParams,
         r,
         n_lora_q=r.integer(Keys.Attention.Q_LORA_RANK, 0),
         rope_layers=1,
@@ -211,6 +214,8 @@ def _read_ling(r: Reader) -> HParams:
 
 
 ARCHITECTURES = (
-    Architecture(("kimi-linear",), KimiLinear(rope_factors=False).build, read_kimi, "hybrid"),
+    Architecture(
+        ("kimi-linear",), KimiLinear[KimiHParams](rope_factors=False).build, partial(read_kimi, KimiHParams), "hybrid"
+    ),
     Architecture(("bailingmoe3",), Ling3(rope_factors=False).build, _read_ling, "hybrid", nextn=True),
 )

@@ -28,12 +28,11 @@ class LFM2HParams(HParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LFM2(Decoder):
+class LFM2(Decoder[LFM2HParams]):
     """Where a layer has no heads, a short convolution is in the place of attention."""
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[LFM2HParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, LFM2HParams), hp
         if hp.has_kv(il):
             return super().attention(b, cur, pos, factors, il)
         n = hp.n_embd
@@ -43,7 +42,7 @@ class LFM2(Decoder):
         return b.linear("shortconv.out_proj", b.cb(gg.mul(gate_out, y), "conv_gated", il), n, "conv_out_proj", il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> LFM2HParams:
     d_conv = r.integer(Keys.ShortConv.L_CACHE)
     if d_conv < 2:
         r.fail(Keys.ShortConv.L_CACHE, f"must be 2 or more, not {d_conv}")

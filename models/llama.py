@@ -16,11 +16,11 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_moe_ffn,
     build_norm,
+    build_out_rows,
     build_qkv,
     build_rope,
     build_rope_factors,
@@ -48,10 +48,9 @@ def build_llama(b: Build) -> Graph:
             Kcur = build_rope(b, Kcur, inp_pos, factors, "Kcur", il)
             cur = llm_build_kv(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
 
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur = gg.get_rows(cur, inp_out_ids)
-                inpSA = gg.get_rows(inpSA, inp_out_ids)
+            cur, inpSA = build_out_rows(
+                b, il, cur, inpSA
+            )  # from the last layer on only those of which logits are wanted
             ffn_inp = b.cb(gg.add(cur, inpSA), "ffn_inp", il)
 
             # feed-forward network

@@ -11,7 +11,7 @@ from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
+from .blocks import Build, build_inp_embd, build_lm_head, build_norm, build_out_rows
 from .blocks.ssm import SSM, build_mamba, build_mamba2
 from .hparams import HParams, StateShape
 from .metadata import Reader, read_hparams
@@ -57,17 +57,16 @@ def read_ssm(r: Reader) -> SSM:
     return m
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MambaHParams:
     none: dict[str, Any] = {"n_head": 1, "n_head_kv": (0,) * r.integer(Keys.LLM.BLOCK_COUNT), "n_ff": 1}
     none |= {"dt_b_c_norm": r.boolean(Keys.SSM.DT_B_C_RMS, False)}
     none |= {"f_dt_b_c_eps": r.number("{arch}.ssm.dt_b_c_rms_epsilon", 0.0)}  # of pyggml alone
     return read_hparams(MambaHParams, r, ssm=read_ssm(r), **none)
 
 
-def build_model(b: Build) -> Graph:
+def build_model(b: Build[MambaHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, MambaHParams), hp
     with b.ctx:
         inpL = build_inp_embd(b)
 
@@ -78,9 +77,7 @@ def build_model(b: Build) -> Graph:
             else:
                 kind = "plain" if hp.dt_b_c_norm else "none"
                 cur = build_mamba(b, cur, hp.ssm, il, dt_b_c_norm=kind, eps=hp.f_dt_b_c_eps)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             return b.cb(gg.add(cur, inpL), "l_out", il)
 
         inpL = b.layers(layer, inpL)

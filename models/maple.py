@@ -22,16 +22,15 @@ class MapleHParams(HParams):
     swiglu_clamp_exp: tuple[float, ...]
 
 
-class MapleDecoder(Decoder):
+class MapleDecoder(Decoder[MapleHParams]):
     """Decoders with limited experts."""
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[MapleHParams], cur: Tensor, il: int) -> Tensor:
         """The mixture of experts of layer `il`."""
-        assert isinstance(b.hparams, MapleHParams)
         return build_moe_ffn(b, cur, il, limited(b.hparams.swiglu_clamp_exp[il]))
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MapleHParams:
     pattern = read_swa_pattern(r, 0)
     return read_hparams(
         MapleHParams,

@@ -17,15 +17,14 @@ from .hparams import (
     Activation,
     AttnTemperature,
     Gating,
+    H,
     Head,
-    HParams,
     NormKind,
     PerLayer,
     Pooling,
     Router,
 )
 
-H = TypeVar("H", bound=HParams)
 T = TypeVar("T")
 _GATING: tuple[tuple[Gating, bool], ...] = (  # values of `expert_gating_func` from 1: (gating, of_selected)
     ("softmax", False),
@@ -54,11 +53,11 @@ class _Required:
 
 
 class Reader:
-    """Typed access to the keys of one architecture; keys are gguf's (`Keys.LLM.CONTEXT_LENGTH`).
+    """Typed access to the metadata of one architecture. Keys are the gguf package's (`Keys.LLM.CONTEXT_LENGTH`).
 
-    Every method takes the default of a key that a file may lack, and raises ModelError naming a key that is missing
-    without one, of another type or out of range. `head` asks for what they say of that layer for drafts instead of the
-    model's own layers.
+    A method takes a default for a key that a file may lack. It raises ModelError naming a key that is missing and has
+    no default, or whose value has another type or is out of range. With `head`, arrays give the values of that layer
+    for drafts, not those of the model's own layers.
     """
 
     def __init__(self, arch: str, kv: Mapping[str, object], head: int | None = None) -> None:
@@ -76,7 +75,7 @@ class Reader:
         return range(first) if self._head is None else range(first + self._head, first + self._head + 1)
 
     def of_layers(self, values: Sequence[T]) -> tuple[T, ...]:
-        """Of an array with a value for each block those of the layers asked for, where some blocks are for drafts."""
+        """The values of `layers`, from an array with a value for each block of the file."""
         if len(values) == 1 or not self.integer(Keys.LLM.NEXTN_PREDICT_LAYERS, 0):
             return tuple(values)
         if len(values) == self.n_layer:  # says nothing of the others: they are as the last one

@@ -22,13 +22,12 @@ class MiMo2HParams(HParams):
     f_attn_value_scale: float
 
 
-class MiMo2(Decoder):
+class MiMo2(Decoder[MiMo2HParams]):
     """The scale, and experts in the layers that have a router."""
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[MiMo2HParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         """What attention gives in layer `il`, which reads `cur`."""
         hp, cur = b.hparams, super().attention(b, cur, pos, factors, il)
-        assert isinstance(hp, MiMo2HParams)
         scale = hp.f_attn_value_scale
         return b.cb(gg.scale(cur, scale), "attn_out_scaled", il) if scale else cur
 
@@ -43,7 +42,7 @@ class MiMo2(Decoder):
         return build_moe_ffn(b, cur, il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MiMo2HParams:
     return read_hparams(
         MiMo2HParams,
         r,

@@ -18,11 +18,11 @@ from .blocks import (
     Build,
     build_ffn,
     build_inp_embd,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_mla,
     build_norm,
+    build_out_rows,
     build_rope_factors,
 )
 from .hparams import HParams
@@ -39,7 +39,7 @@ class MiniCPM3HParams(HParams):
     n_lora_kv: int
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MiniCPM3HParams:
     n_embd_head_k = r.integer(Keys.Attention.KEY_LENGTH)
     return read_hparams(
         MiniCPM3HParams,
@@ -52,10 +52,9 @@ def _read(r: Reader) -> HParams:
     )
 
 
-def build_minicpm3(b: Build) -> Graph:
+def build_minicpm3(b: Build[MiniCPM3HParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, MiniCPM3HParams)
     mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k, hp.n_embd_head_v, hp.n_rot)
     scale = _SCALE_DEPTH / math.sqrt(hp.n_layer)
 
@@ -71,9 +70,7 @@ def build_minicpm3(b: Build) -> Graph:
             cur = build_norm(b, inpL, "attn_norm", "attn_norm", il)
             cur = build_mla(b, cur, inp_pos, factors, il, mla)
             cur = b.linear("attn_output", cur, hp.n_embd, "kqv_out", il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             ffn_inp = b.cb(gg.add(scaled(cur, il), inpL), "ffn_inp", il)
             cur = build_ffn(b, build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il), il)
             return b.cb(gg.add(scaled(cur, il), ffn_inp), "l_out", il)

@@ -17,11 +17,11 @@ from .blocks import (
     Build,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_moe_ffn,
     build_norm,
+    build_out_rows,
     build_qkv,
     build_rope,
     llm_build_kv,
@@ -47,15 +47,14 @@ class MiniMaxHParams(HParams):
         return StateShape(s=n.n_embd_q * n.n_embd_head_k) if self.recurrent[il] else StateShape()
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MiniMaxHParams:
     scale = r.number(Keys.LLM.RESIDUAL_SCALE)
     return read_hparams(MiniMaxHParams, r, recurrent=read_recurrent(r, 8), f_residual_scale=scale, rope_type="neox")
 
 
-def build_model(b: Build) -> Graph:
+def build_model(b: Build[MiniMaxHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, MiniMaxHParams), hp
     with b.ctx:
         inpL = build_inp_embd(b)
         inp_pos = build_inp_pos(b)
@@ -68,9 +67,7 @@ def build_model(b: Build) -> Graph:
                 Qcur = build_rope(b, Qcur, inp_pos, None, "Qcur", il)
                 Kcur = build_rope(b, Kcur, inp_pos, None, "Kcur", il)
                 cur = llm_build_kv(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, normed = gg.get_rows(cur, inp_out_ids), gg.get_rows(normed, inp_out_ids)
+            cur, normed = build_out_rows(b, il, cur, normed)
             ffn_inp = b.cb(gg.add(cur, gg.scale(normed, hp.f_residual_scale)), "ffn_inp", il)
             normed = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
             cur = build_moe_ffn(b, normed, il)

@@ -5,22 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
-from pyggml.graph import Graph
+from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import (
-    Build,
-    build_inp_embd,
-    build_inp_out_ids,
-    build_inp_pos,
-    build_lm_head,
-    build_norm,
-    build_rope_factors,
-)
+from .blocks import Build, build_norm
 from .decoder import Decoder
-from .hparams import MAX_LAYERS, HParams
+from .hparams import MAX_LAYERS, HParams, PerLayer, refuse
 from .metadata import Reader, read_hparams
 
 _NUM_LOOPS, _SKIP_LOOP_FINAL_NORM = "{arch}.num_loops", "{arch}.skip_loop_final_norm"  # not in the gguf package
@@ -28,12 +19,27 @@ _NUM_LOOPS, _SKIP_LOOP_FINAL_NORM = "{arch}.num_loops", "{arch}.skip_loop_final_
 
 @dataclass(frozen=True, kw_only=True)
 class NanbeigeHParams(HParams):
-    """Whether nothing is normed between two loops."""
+    """n_loops               how often the layers of the file run; `n_layer` counts the layers of all runs
+    skip_loop_final_norm  between two runs, nothing is normed
+    """
 
+    n_loops: int
     skip_loop_final_norm: bool
 
+    def __post_init__(self) -> None:
+        if self.n_loops < 1 or self.n_layer % self.n_loops:
+            refuse("n_loops", self.n_loops, f"it must be positive, and the {self.n_layer} layers a multiple of it")
+        for name in ("n_head", "n_head_kv", "n_ff"):  # a file has a value for each layer of one run
+            value: PerLayer = getattr(self, name)
+            if isinstance(value, tuple) and len(value) == self.n_layer // self.n_loops:
+                object.__setattr__(self, name, value * self.n_loops)
+        super().__post_init__()
 
-def _read(r: Reader) -> HParams:
+    def block(self, il: int) -> int:
+        return il % (self.n_layer // self.n_loops)
+
+
+def _read(r: Reader) -> NanbeigeHParams:
     n_loops = r.integer(_NUM_LOOPS, 1)
     if not 0 < n_loops <= MAX_LAYERS:
         r.fail(_NUM_LOOPS, f"must be 1 to {MAX_LAYERS}, not {n_loops}")
@@ -42,25 +48,14 @@ def _read(r: Reader) -> HParams:
     return read_hparams(NanbeigeHParams, r, n_layer=n_layer, n_loops=n_loops, skip_loop_final_norm=skip)
 
 
-def build_nanbeige(b: Build) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    hp, llama = b.hparams, Decoder()
-    assert isinstance(hp, NanbeigeHParams)
-    with b.ctx:
-        inpL = build_inp_embd(b)
-        inp_pos = build_inp_pos(b)
-        factors = build_rope_factors(b)
-        for il in range(hp.n_layer):
-            if il and il % (hp.n_layer // hp.n_loops) == 0 and not hp.skip_loop_final_norm:
-                inpL = build_norm(b, inpL, "output_norm", f"loop_norm-{il}")
-            cur = llama.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), inp_pos, factors, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
-            ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
-            cur = llama.ffn(b, build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il), il)
-            inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
-        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+class Nanbeige(Decoder[NanbeigeHParams]):
+    """Llama, with the last norm between two runs."""
+
+    def layer(self, b: Build[NanbeigeHParams], inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        hp = b.hparams
+        if il and hp.block(il) == 0 and not hp.skip_loop_final_norm:
+            inpL = build_norm(b, inpL, "output_norm", f"loop_norm-{il}")
+        return super().layer(b, inpL, pos, factors, il)
 
 
-ARCHITECTURES = (Architecture(("nanbeige",), build_nanbeige, _read),)
+ARCHITECTURES = (Architecture(("nanbeige",), Nanbeige().build, _read),)

@@ -19,15 +19,15 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_qkv,
     build_router,
     llm_build_kv,
 )
 from .blocks.ssm import build_mamba2
-from .hparams import HParams, Router, StateShape
+from .hparams import Router, StateShape
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams, read_router
 
@@ -49,7 +49,7 @@ class NemotronHParams(MambaHParams):
         return self.ssm.state if n.n_head_kv == 0 and n.n_ff == 0 else StateShape()
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> NemotronHParams:
     eps = r.number(Keys.Attention.LAYERNORM_RMS_EPS, r.number(Keys.Attention.LAYERNORM_EPS, 0.0))
     router = read_router(r, Router(gating="sigmoid", norm=False))
     hp = read_hparams(
@@ -66,10 +66,9 @@ def _read(r: Reader) -> HParams:
     return hp
 
 
-def build_model(b: Build) -> Graph:
+def build_model(b: Build[NemotronHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, NemotronHParams), hp
     with b.ctx:
         inpL = build_inp_embd(b)
         for il in range(hp.n_layer):
@@ -83,9 +82,7 @@ def build_model(b: Build) -> Graph:
                 cur = _ffn(b, hp, cur, il)
             else:
                 cur = build_mamba2(b, cur, hp.ssm, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+            cur, inpL = build_out_rows(b, il, cur, inpL)
             inpL = b.cb(gg.add(cur, inpL), "l_out", il)
         return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
 

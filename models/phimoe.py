@@ -34,13 +34,12 @@ class PhiMoEHParams(HParams):
     router_jitter: float
 
 
-class PhiMoE(Decoder):
+class PhiMoE(Decoder[PhiMoEHParams]):
     """The sparse mixer."""
 
-    def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
+    def ffn(self, b: Build[PhiMoEHParams], cur: Tensor, il: int) -> Tensor:
         """The mixture of experts of layer `il`."""
         hp = b.hparams
-        assert isinstance(hp, PhiMoEHParams)
         if not hp.router_jitter:
             return build_moe_ffn(b, cur, il)
         logits = b.linear("ffn_gate_inp", cur, hp.n_expert, "ffn_moe_logits", il)
@@ -68,12 +67,11 @@ def _sparse_mixer(b: Build, logits: Tensor, hp: PhiMoEHParams, il: int) -> tuple
     return selected, b.cb(weights, "ffn_moe_weights", il)
 
 
-def _build(b: Build) -> Graph:
-    assert isinstance(b.hparams, PhiMoEHParams)
+def _build(b: Build[PhiMoEHParams]) -> Graph:
     return PhiMoE(norm="layer" if b.hparams.layer_norm else "rms").build(b)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> PhiMoEHParams:
     eps = r.number(Keys.Attention.LAYERNORM_EPS, 0.0)
     return read_hparams(
         PhiMoEHParams,

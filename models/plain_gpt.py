@@ -35,13 +35,12 @@ class GPTNeoXHParams(HParams):
     use_par_res: bool
 
 
-def _read_gptneox(r: Reader) -> HParams:
+def _read_gptneox(r: Reader) -> GPTNeoXHParams:
     use_par_res = r.boolean(Keys.LLM.USE_PARALLEL_RESIDUAL)
     return read_hparams(GPTNeoXHParams, r, "layer", rope_type="neox", use_par_res=use_par_res)
 
 
-def _build_gptneox(b: Build) -> Graph:
-    assert isinstance(b.hparams, GPTNeoXHParams)
+def _build_gptneox(b: Build[GPTNeoXHParams]) -> Graph:
     return Decoder(norm="layer", act="gelu", gated=False, parallel=b.hparams.use_par_res).build(b)
 
 

@@ -12,18 +12,16 @@ from .blocks import Build, build_norm
 from .blocks.ssm import build_scan
 from .blocks.states import build_conv, parts_of_rows
 from .decoder import Decoder
-from .hparams import HParams
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams
 
 
 @dataclass(frozen=True, kw_only=True)
-class PLaMo2(Decoder):
+class PLaMo2(Decoder[MambaHParams]):
     """Where a layer has no heads, Mamba is in the place of attention: that of Mamba-2 with B, C and dt of Mamba."""
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, MambaHParams), hp
         if hp.has_kv(il):
             return super().attention(b, cur, pos, factors, il)
         m, n_tokens = hp.ssm, b.n_tokens
@@ -54,7 +52,7 @@ class PLaMo2(Decoder):
         return b.linear("ssm_out", y, hp.n_embd, "mamba_out_proj", il)
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> MambaHParams:
     return read_hparams(MambaHParams, r, ssm=read_ssm(r), rope_type="neox")
 
 

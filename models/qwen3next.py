@@ -4,7 +4,7 @@ some layers with gated attention."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
@@ -38,20 +38,22 @@ class QwenHParams(HParams):
         return self.ssm.state if self.recurrent[il] else StateShape()
 
 
+Q = TypeVar("Q", bound=QwenHParams)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Next(Decoder):
+class Qwen3Next(Decoder[Q]):
     """interleaved: heads of V that share one of Q and K lie side by side. The inputs of a delta net come from fewer,
     wider weights. net_gate: what the gate of its results goes through."""
 
     interleaved: bool = False
     net_gate: Literal["silu", "sigmoid"] = "silu"
 
-    def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+    def attention(self, b: Build[Q], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
-        assert isinstance(hp, QwenHParams), hp
         return self._delta_net(b, hp, cur, il) if hp.recurrent[il] else self._gated_attention(b, cur, pos, il)
 
-    def _gated_attention(self, b: Build, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+    def _gated_attention(self, b: Build[Q], cur: Tensor, pos: Tensor, il: int) -> Tensor:
         """Each head of Q has a gate beside it."""
         n = b.hparams.layer(il)
         head = n.n_embd_head_k
@@ -72,7 +74,7 @@ class Qwen3Next(Decoder):
         gate = b.cb(gg.sigmoid(gg.cont_2d(gate, n.n_embd_q, b.n_tokens)), "gate_sigmoid", il)
         return b.linear("attn_output", b.cb(gg.mul(attn, gate), "attn_gated", il), cur.ne[0], "attn_output", il)
 
-    def mask(self, b: Build, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+    def mask(self, b: Build[Q], cur: Tensor, pos: Tensor, il: int) -> Tensor:
         """The mask of a layer that attends, which reads `cur`."""
         return build_inp_kq_mask(b, il)
 
@@ -142,7 +144,7 @@ class Qwen3Next(Decoder):
         return alpha, beta
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> QwenHParams:
     own: dict[str, object] = {"rope_type": "neox"}
     if r.arch != "qwen3next":
         own = {"rope_type": "imrope", "rope_sections": read_rope_sections(r)}
@@ -154,8 +156,8 @@ def _read(r: Reader) -> HParams:
     return read_hparams(QwenHParams, r, ssm=ssm, recurrent=read_recurrent(r, 4), **own)
 
 
-_NEXT = Qwen3Next(interleaved=True, ffn_norm="post_attention_norm", rope_factors=False, shared_gate=True)
-_QWEN35 = Qwen3Next(ffn_norm="post_attention_norm", rope_factors=False, shared_gate=True)
+_NEXT = Qwen3Next[QwenHParams](interleaved=True, ffn_norm="post_attention_norm", rope_factors=False, shared_gate=True)
+_QWEN35 = Qwen3Next[QwenHParams](ffn_norm="post_attention_norm", rope_factors=False, shared_gate=True)
 ARCHITECTURES = (
     Architecture(("qwen3next",), _NEXT.build, _read, "hybrid", nextn=True),
     Architecture(("qwen35", "qwen35moe"), _QWEN35.build, _read, "hybrid", nextn=True),

@@ -1,10 +1,10 @@
 """Qwen 4 experimental (llama.cpp's `qwen4exp`, https://github.com/ggml-org/llama.cpp): Qwen3-Next with embeddings of
 n-grams, and with hyper-connections of low rank (see `hyper.py`), which also are its norms.
 
-Before one layer each token looks up what the n-grams that it ends have in a table: a key and a value are made of it,
-and the streams take the value, gated by what the key has of theirs, and convolved over time. Layers that attend do so
-to blocks of tokens that an indexer chooses (see `indexer.py`).
-"""
+Before one layer each token looks up the rows of a table that its n-grams (it and the tokens before it) choose. A key
+and a value are products of these rows. The value is added to the streams, gated by how well the key goes with each
+stream, and convolved over time. Layers with attention attend to blocks of tokens that an indexer chooses (see
+`indexer.py`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .architecture import Architecture
 from .block_keys import TokenBlocks, build_block_keys
 from .blocks import Build, build_inp_kq_mask, build_inp_pos, build_norm
 from .blocks.states import as_f32, by_sequence, read_state, slot_of_states, store_state
-from .hparams import MAX_INT, HParams, StateShape
+from .hparams import MAX_INT, StateShape
 from .hyper import HyperHParams, Mix, Put, build_hyper, read_streams
 from .indexer import (
     ChosenBlocks,
@@ -79,11 +79,13 @@ class NGrams(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
-    """n_hc_rank     of the products that gate streams
+    """Hyperparameters of Qwen 4.
+
+    n_hc_rank     rank of the products that gate streams
     ngrams        how n-grams are looked up; None: they are not
-    ngram_layer   the layer before which they are looked up; -1: none
+    ngram_layer   the layer before which n-grams are looked up; -1: none
     n_ngram_embd  elements of a row of their table
-    d_ngram_conv  tokens that the convolution of what they give reads
+    d_ngram_conv  tokens that the convolution of the looked-up values reads
     """
 
     n_hc_rank: int
@@ -113,12 +115,11 @@ class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen4(Qwen3Next):
+class Qwen4(Qwen3Next[Qwen4HParams]):
     """Streams of residuals, see the module."""
 
-    def build(self, b: Build) -> Graph:
+    def build(self, b: Build[Qwen4HParams]) -> Graph:
         hp = b.hparams
-        assert isinstance(hp, Qwen4HParams), hp
         with b.ctx:
             pos = build_inp_pos(b)
             return build_hyper(
@@ -129,11 +130,10 @@ class Qwen4(Qwen3Next):
                 lambda x, il: _ngrams(b, hp, x, il) if il == hp.ngram_layer else x,
             )
 
-    def mask(self, b: Build, cur: Tensor, pos: Tensor, il: int) -> Tensor:
+    def mask(self, b: Build[Qwen4HParams], cur: Tensor, pos: Tensor, il: int) -> Tensor:
         """Of the blocks that the indexer chooses. The key of one is the mean of those of its tokens, normed and roped
         as the first of them."""
         hp = b.hparams
-        assert isinstance(hp, Qwen4HParams), hp
         choose, head = must_choose(b, hp, il), hp.n_indexer_embd
         q, k = index_projections(b, hp, cur, il, required=choose)
         if q is None or k is None or not hp.has_indexer(il):
@@ -156,11 +156,10 @@ def _normed(b: Build, x: Tensor, role: str, name: str, il: int) -> Tensor:
     return b.cb(gg.mul(build_norm(b, x, "", "norm", il), gg.reshape_2d(w, n_embd, n) if flat else w), name, il)
 
 
-def _mixed(b: Build, x: Tensor, role: str, il: int) -> tuple[Tensor, Tensor]:
+def _mixed(b: Build[Qwen4HParams], x: Tensor, role: str, il: int) -> tuple[Tensor, Tensor]:
     """The mean of the streams, normed and gated, ne [n_embd, n_tokens], and what weights follow from, ne
     [n_embd * n_stream, n_tokens]."""
     hp = b.hparams
-    assert isinstance(hp, Qwen4HParams), hp
     n_embd, n, n_tokens, _ = x.ne
     normed = gg.reshape_2d(_normed(b, x, f"{role}_norm", "hc_norm", il), n_embd * n, n_tokens)
     low = gg.silu(gg.scale(b.linear(f"{role}_down", normed, hp.n_hc_rank, "hc_down", il), 1.0 / n))
@@ -172,14 +171,14 @@ def _mixed(b: Build, x: Tensor, role: str, il: int) -> tuple[Tensor, Tensor]:
     return b.cb(gg.scale(total, 1.0 / n), f"{role}_mixed", il), normed
 
 
-def _read_streams(b: Build, x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
+def _read_streams(b: Build[Qwen4HParams], x: Tensor, part: str, il: int) -> tuple[Tensor, Put]:
     n = x.ne[1]
     cur, normed = _mixed(b, x, f"hc_{part}", il)
     inject = b.linear(f"hc_{part}_inject", normed, n, "hc_inject", il)
     return cur, Put(gg.scale(gg.sigmoid(gg.scale(inject, 1.0 / n)), 2.0))
 
 
-def _head(b: Build, x: Tensor) -> Tensor:
+def _head(b: Build[Qwen4HParams], x: Tensor) -> Tensor:
     return b.cb(_mixed(b, x, "output_hc", -1)[0], "result_norm")
 
 
@@ -316,7 +315,7 @@ def _array(r: Reader, key: str, n: int, end: int = MAX_INT) -> tuple[int, ...]:
     return tuple(cast("list[int]", values[: n or None]))
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> Qwen4HParams:
     ratios = _array(r, _RATIOS, 0) if r.get(_RATIOS, None) is not None else ()
     own = read_indexer(r) | _blocks(r, {*ratios} - {0})
     llm = Keys.LLM

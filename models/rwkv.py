@@ -14,7 +14,7 @@ from pyggml.ops.norm import norm
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import Build, build_ffn, build_inp_embd, build_inp_out_ids, build_lm_head, build_norm
+from .blocks import Build, build_ffn, build_inp_embd, build_lm_head, build_norm, build_out_rows
 from .blocks.states import as_f32, by_sequence, read_state, store_state
 from .hparams import HParams, NormKind, StateShape
 from .metadata import Reader, read_hparams
@@ -25,10 +25,16 @@ _MAX_DECAY = -math.exp(-0.5)  # logarithm of the fastest decay in RWKV-7
 
 @dataclass(frozen=True, kw_only=True)
 class RWKVHParams(HParams):
-    """head_size, n_head_wkv, n_head_wkv_kv: of the heads that mix over time (of K and V there may be fewer).
-    n_mix, n_decay: ranks of what interpolates tokens, and of the decay; of RWKV-7 also n_iclr, n_value and n_gate.
-    rescale_every: after so many layers the residual is halved; 0: never.
-    crossed: Qwen2's norms and networks."""
+    """Hyperparameters of models that mix over time.
+
+    head_size             elements of a head
+    n_head_wkv            heads
+    n_head_wkv_kv         heads of K and V, of which there may be fewer
+    n_mix, n_decay        ranks of the products that interpolate tokens, and that make the decay
+    n_iclr, n_value, n_gate  further ranks, of RWKV-7
+    rescale_every         every so many layers the residual is halved; 0: never
+    crossed               norms and networks are Qwen2's
+    """
 
     head_size: int
     n_head_wkv: int
@@ -46,7 +52,7 @@ class RWKVHParams(HParams):
         return StateShape((1 if self.crossed else 2) * self.n_embd, self.n_embd * self.head_size)
 
 
-def _read(r: Reader, *, crossed: bool, version: int) -> HParams:
+def _read(r: Reader, *, crossed: bool, version: int) -> RWKVHParams:
     llm, attention = Keys.LLM, Keys.Attention
     n_layer, n_embd, head_size = (
         r.integer(llm.BLOCK_COUNT),
@@ -86,10 +92,9 @@ def _read(r: Reader, *, crossed: bool, version: int) -> HParams:
     )
 
 
-def build_model(b: Build, *, version: int) -> Graph:
+def build_model(b: Build[RWKVHParams], *, version: int) -> Graph:
     """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, RWKVHParams), hp
     kind: NormKind = "rms" if hp.crossed else "layer"
     v_first: Tensor | None = None
     with b.ctx:
@@ -112,9 +117,7 @@ def build_model(b: Build, *, version: int) -> Graph:
                 ffn_prev = _previous(b, ffn_norm, before, 1)
                 last = gg.concat(last, _last(b, ffn_norm), 1)
             store_state(b, cells, last, "token_shift_updated", il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                ffn_inp, ffn_norm, ffn_prev = (gg.get_rows(t, inp_out_ids) for t in (ffn_inp, ffn_norm, ffn_prev))
+            ffn_inp, ffn_norm, ffn_prev = build_out_rows(b, il, ffn_inp, ffn_norm, ffn_prev)
             cur = build_ffn(b, ffn_norm, il) if hp.crossed else _channel_mix(b, ffn_norm, ffn_prev, il, version == 6)
             inpL = gg.add(cur, ffn_inp)
             if hp.rescale_every and (il + 1) % hp.rescale_every == 0:
@@ -234,7 +237,7 @@ def _time_mix7(
     if v_first is None:
         v_first = v
         for i, ne in ((0, (n,)), (1, (n, hp.n_iclr)), (2, (hp.n_iclr, n))):
-            b.optional(f"time_mix_v{i}", ne, il)  # may be there, for nothing
+            b.optional(f"time_mix_v{i}", ne, il)  # declared so that the loader does not report them as unused
     else:
         v = gg.add(v, gg.mul(gg.sub(v_first, v), gg.sigmoid(low_rank("v", xv, hp.n_value))))
     a = gg.sigmoid(low_rank("a", xa, hp.n_iclr))
@@ -292,7 +295,7 @@ def _heads_norm(b: Build, hp: RWKVHParams, y: Tensor, il: int) -> Tensor:
     return b.cb(gg.add(y, b.weight("time_mix_ln", (n,), il, "bias")), "wkv_normed", il)
 
 
-def _architecture(name: str, version: int, crossed: bool) -> Architecture:
+def _architecture(name: str, version: int, crossed: bool) -> Architecture[RWKVHParams]:
     return Architecture(
         (name,), partial(build_model, version=version), partial(_read, crossed=crossed, version=version), "recurrent"
     )

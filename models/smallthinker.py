@@ -8,49 +8,30 @@ from typing import Any
 
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
-from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import (
-    Build,
-    build_experts,
-    build_inp_embd,
-    build_inp_out_ids,
-    build_inp_pos,
-    build_lm_head,
-    build_norm,
-    build_router,
-)
+from .blocks import Build, build_experts, build_norm, build_out_rows, build_router
 from .decoder import Decoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_window
 
 _WINDOW = 4096
-_DECODER = Decoder()
 
 
-def build_smallthinker(b: Build) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    hp = b.hparams
-    with b.ctx:
-        inpL = build_inp_embd(b)
-        inp_pos = build_inp_pos(b)
+class SmallThinker(Decoder):
+    """The router reads what attention does."""
 
-        def layer(inpL: Tensor, il: int) -> Tensor:
-            logits = b.linear("ffn_gate_inp", inpL, hp.n_expert, "ffn_moe_logits", il)
-            cur = _DECODER.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), inp_pos, None, il)
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, inpL, logits = (gg.get_rows(t, inp_out_ids) for t in (cur, inpL, logits))
-            ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
-            cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
-            selected, weights = build_router(b, cur, il, logits=logits)
-            cur = build_experts(b, cur, selected, weights, hp.layer(il).n_ff_exp, il, "relu")
-            return b.cb(gg.add(cur, ffn_inp), "l_out", il)
-
-        inpL = b.layers(layer, inpL)
-        return build_lm_head(b, build_norm(b, inpL, "output_norm", "result_norm"))
+    def layer(self, b: Build, inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
+        hp = b.hparams
+        logits = b.linear("ffn_gate_inp", inpL, hp.n_expert, "ffn_moe_logits", il)
+        cur = self.attention(b, build_norm(b, inpL, "attn_norm", "attn_norm", il), pos, factors, il)
+        cur, inpL, logits = build_out_rows(b, il, cur, inpL, logits)
+        ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
+        cur = build_norm(b, ffn_inp, "ffn_norm", "ffn_norm", il)
+        selected, weights = build_router(b, cur, il, logits=logits)
+        cur = build_experts(b, cur, selected, weights, hp.layer(il).n_ff_exp, il, "relu")
+        return b.cb(gg.add(cur, ffn_inp), "l_out", il)
 
 
 def _read(r: Reader) -> HParams:
@@ -61,4 +42,4 @@ def _read(r: Reader) -> HParams:
     return read_hparams(HParams, r, rope_type="neox", rope_layers=roped, **window)
 
 
-ARCHITECTURES = (Architecture(("smallthinker",), build_smallthinker, _read),)
+ARCHITECTURES = (Architecture(("smallthinker",), SmallThinker(rope_factors=False).build, _read),)

@@ -11,14 +11,13 @@ from typing import Any
 
 from pyggml import ops as gg
 from pyggml.gguf_io.constants import Keys
-from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import KV, MLA, Build, build_mla, build_norm
+from .blocks import KV, Build, build_mla, build_norm
 from .decoder import Decoder
-from .deepseek2 import DeepSeek2HParams, build_deepseek2, read_deepseek2
-from .hparams import HParams, Router
+from .deepseek2 import DeepSeek2, DeepSeek2HParams, read_deepseek2
+from .hparams import Router
 from .indexer import (
     INDEX_EPS,
     ChosenBlocks,
@@ -53,12 +52,11 @@ class MSAHParams(Indexer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSA(Decoder):
+class MSA(Decoder[MSAHParams]):
     """Each head of K has a head of the indexer, and sees the blocks that it chooses by their largest product."""
 
-    def kv(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
+    def kv(self, b: Build[MSAHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
         hp, a = b.hparams, super().kv(b, cur, pos, factors, il)
-        assert isinstance(hp, MSAHParams)
         if not hp.has_indexer(il):
             return a
         blocks = hp.chosen_blocks[0]
@@ -78,30 +76,25 @@ class MSA(Decoder):
         return replace(a, kq_mask=b.cb(gg.top_k_mask(score, a.kq_mask, n, of, own), "kq_mask_chosen", il))
 
 
-def build_dsa(b: Build) -> Graph:
-    """The graph of one ubatch; its last node `result_output` has ne [n_vocab, n_outputs]."""
-    hp = b.hparams
-    assert isinstance(hp, DSAHParams)
-    mla = MLA(hp.n_lora_q, hp.n_lora_kv, hp.n_embd_head_k_mla, hp.n_embd_head_v_mla, hp.n_rot)
+class DSA(DeepSeek2[DSAHParams]):
+    """DeepSeek's sparse attention."""
 
-    def attention(cur: Tensor, pos: Tensor, il: int) -> Tensor:
-        choose = partial(build_chosen_mask, b, hp, cur, pos=pos, il=il)
-        return build_mla(b, cur, pos, None, il, mla, choose=choose)
-
-    return build_deepseek2(b, attention)
+    def latent(self, b: Build[DSAHParams], cur: Tensor, pos: Tensor, il: int) -> Tensor:
+        choose = partial(build_chosen_mask, b, b.hparams, cur, pos=pos, il=il)
+        return build_mla(b, cur, pos, None, il, b.hparams.mla, choose=choose)
 
 
-def _read_dsa(r: Reader) -> HParams:
+def _read_dsa(r: Reader) -> DSAHParams:
     router = read_router(r, Router(gating="sigmoid", norm=False))
     own: dict[str, Any] = {"router": router, **read_indexer(r), "f_index_norm_eps": INDEX_EPS}
     if r.arch == "deepseek32":
         own["index_rope_type"] = "neox"
     elif not own["indexers"] and r.integer(Keys.LLM.CONTEXT_LENGTH) >= _GLM_52_CONTEXT:
         own["indexers"] = tuple(int(il < 2 or il % 4 == 2) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
-    return read_deepseek2(r, cls=DSAHParams, **own)
+    return read_deepseek2(DSAHParams, r, **own)
 
 
-def _read_msa(r: Reader) -> HParams:
+def _read_msa(r: Reader) -> MSAHParams:
     own = read_indexer(r)
     size, n_own = r.integer(_BLOCK_SIZE), r.integer(_LOCAL_BLOCKS, 1)
     if size < 1:
@@ -121,6 +114,6 @@ def _read_msa(r: Reader) -> HParams:
 
 _MSA = MSA(qk_norm="head", act=partial(gg.swiglu_oai, alpha=1.702, limit=7.0))
 ARCHITECTURES = (
-    Architecture(("deepseek32", "glm-dsa"), build_dsa, _read_dsa, nextn=True),
+    Architecture(("deepseek32", "glm-dsa"), DSA(rope_factors=False).build, _read_dsa, nextn=True),
     Architecture(("minimax-m3",), _MSA.build, _read_msa),
 )

@@ -34,6 +34,7 @@ from .blocks import (
     build_inp_out_ids,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_result_embd,
 )
 from .hparams import MAX_LAYERS, HParams
@@ -73,11 +74,11 @@ def _buckets(r: Reader) -> dict[str, int]:
     return found
 
 
-def _read_encoder(r: Reader) -> HParams:
+def _read_encoder(r: Reader) -> RelativeHParams:
     return read_hparams(RelativeHParams, r, causal_attn=False, rope_layers=0, f_attention_scale=1.0, **_buckets(r))
 
 
-def _read(r: Reader) -> HParams:
+def _read(r: Reader) -> T5HParams:
     n_enc = r.integer(Keys.LLM.BLOCK_COUNT)
     if not 0 < n_enc <= MAX_LAYERS:
         r.fail(Keys.LLM.BLOCK_COUNT, f"must be 1 to {MAX_LAYERS}, not {n_enc}")
@@ -96,19 +97,18 @@ def _read(r: Reader) -> HParams:
     )
 
 
-def build_t5encoder(b: Build) -> Graph:
+def build_t5encoder(b: Build[RelativeHParams]) -> Graph:
     """The graph of one ubatch; its last node `result_embd` has ne [n_embd, n_outputs]."""
     with b.ctx:
-        return build_result_embd(b, _encoder(b, b.hparams.n_layer, build_inp_out_ids(b)))
+        return build_result_embd(b, _encoder(b, b.hparams.n_layer))
 
 
-def build_t5_encode(b: Build) -> Graph:
+def build_t5_encode(b: Build[T5HParams]) -> Graph:
     """The graph of a text: K and V that the decoder's layers see of it are stored; its last node `result_embd` has ne
     [n_embd, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, T5HParams)
     with b.ctx:
-        embd = _encoder(b, hp.n_layer_enc, None)
+        embd = _encoder(b, hp.n_layer_enc, all_rows=True)
         for il in range(hp.n_layer):
             n = hp.layer(il)
             Kcur = b.linear("dec.cross_attn_k", embd, n.n_embd_k_gqa, "Kcur_cross", il)
@@ -117,10 +117,9 @@ def build_t5_encode(b: Build) -> Graph:
         return build_result_embd(b, gg.get_rows(embd, build_inp_out_ids(b)))
 
 
-def build_t5(b: Build) -> Graph:
+def build_t5(b: Build[T5HParams]) -> Graph:
     """The graph of the decoder's tokens; its last node `result_output` has ne [n_vocab, n_outputs]."""
     hp = b.hparams
-    assert isinstance(hp, T5HParams)
     with b.ctx:
         inpL = build_inp_embd(b)
         for il in range(hp.n_layer):
@@ -135,30 +134,28 @@ def build_t5(b: Build) -> Graph:
             cur = b.linear("dec.cross_attn_o", cur, hp.n_embd, "kqv_out_cross", il)
             b.optional("dec.cross_attn_rel_b", (n.n_head, hp.n_rel_attn_bkts), il)  # in old files, for nothing
 
-            if il == hp.n_layer - 1:  # from here on only the rows that are wanted
-                inp_out_ids = build_inp_out_ids(b)
-                cur, cross_inp = gg.get_rows(cur, inp_out_ids), gg.get_rows(cross_inp, inp_out_ids)
+            cur, cross_inp = build_out_rows(b, il, cur, cross_inp)
             ffn_inp = b.cb(gg.add(cur, cross_inp), "ffn_inp", il)
             cur = _ffn(b, "dec", build_norm(b, ffn_inp, "dec.ffn_norm", "ffn_norm", il), il)
             inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
         return build_lm_head(b, build_norm(b, inpL, "dec.output_norm", "result_norm"))
 
 
-def _encoder(b: Build, n_layer: int, inp_out_ids: Tensor | None) -> Tensor:
-    """What the encoder gives: ne [n_embd, n_outputs], or [n_embd, n_tokens] without `inp_out_ids`."""
+def _encoder(b: Build[RelativeHParams], n_layer: int, *, all_rows: bool = False) -> Tensor:
+    """What the encoder gives: ne [n_embd, n_outputs], or of all tokens, ne [n_embd, n_tokens]."""
     inpL = build_inp_embd(b)
     for il in range(n_layer):
         cur = build_norm(b, inpL, "enc.attn_norm", "attn_norm", il)
         cur = _self_attn(b, "enc", cur, il)
-        if il == n_layer - 1 and inp_out_ids is not None:  # from here on only the rows that are wanted
-            cur, inpL = gg.get_rows(cur, inp_out_ids), gg.get_rows(inpL, inp_out_ids)
+        if not all_rows:
+            cur, inpL = build_out_rows(b, il, cur, inpL)
         ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
         cur = _ffn(b, "enc", build_norm(b, ffn_inp, "enc.ffn_norm", "ffn_norm", il), il)
         inpL = b.cb(gg.add(cur, ffn_inp), "l_out", il)
     return build_norm(b, inpL, "enc.output_norm", "result_norm")
 
 
-def _self_attn(b: Build, side: str, cur: Tensor, il: int) -> Tensor:
+def _self_attn(b: Build[RelativeHParams], side: str, cur: Tensor, il: int) -> Tensor:
     n = b.hparams.layer(il)
     Qcur, Kcur, Vcur = (
         b.linear(f"{side}.attn_{x}", cur, size, f"{x.upper()}cur", il)
@@ -171,11 +168,10 @@ def _self_attn(b: Build, side: str, cur: Tensor, il: int) -> Tensor:
     return b.linear(f"{side}.attn_o", cur, b.hparams.n_embd, "kqv_out", il)
 
 
-def _rel_bias(b: Build, role: str, il: int) -> Tensor:
+def _rel_bias(b: Build[RelativeHParams], role: str, il: int) -> Tensor:
     """What is added to the scores of layer `il` by the distances of tokens: ne [n_kv, n_tokens, n_head], of the layer's
     own weight of that role, ne [n_head, n_rel_attn_bkts], or the first layer's."""
     hp = b.hparams
-    assert isinstance(hp, RelativeHParams), hp
     ne = (hp.layer(il).n_head, hp.n_rel_attn_bkts)
     own = b.optional(role, ne, il) if il else b.weight(role, ne, 0)
     name = f"pos_bias-{il if own is not None else 0}"

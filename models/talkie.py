@@ -14,10 +14,10 @@ from .blocks import (
     build_ffn,
     build_inp_embd,
     build_inp_kq_mask,
-    build_inp_out_ids,
     build_inp_pos,
     build_lm_head,
     build_norm,
+    build_out_rows,
     build_qkv,
     build_rope,
     llm_build_kv,
@@ -39,9 +39,7 @@ def build_talkie(b: Build) -> Graph:
             gain = b.weight("attn_q_norm", (1, hp.layer(il).n_head), il)
             Qcur = b.cb(gg.mul(Qcur, gain), "Qcur_scaled", il)
             cur = llm_build_kv(b, KV(Qcur, Kcur, Vcur, build_inp_kq_mask(b, il), il))
-            if il == hp.n_layer - 1:  # from here on only the rows of which logits are wanted
-                ids = build_inp_out_ids(b)
-                cur, inpL, skip = gg.get_rows(cur, ids), gg.get_rows(inpL, ids), gg.get_rows(skip, ids)
+            cur, inpL, skip = build_out_rows(b, il, cur, inpL, skip)
             ffn_inp = b.cb(gg.add(cur, inpL), "ffn_inp", il)
             cur = build_ffn(b, build_norm(b, ffn_inp, "", "ffn_norm", il), il)
             cur = b.cb(gg.add(cur, ffn_inp), "ffn_out", il)

@@ -25,13 +25,23 @@ from .inputs import (
     build_inp_per_layer,
     build_inp_pos,
     build_inp_tokens,
+    build_out_rows,
+    build_out_streams,
     build_pos_embd,
     given_embd,
     per_layer_rows,
     token_embd,
 )
 from .mla import MLA, build_mla
-from .moe import build_expert_weights, build_experts, build_moe_ffn, build_router, build_shared_expert, router_probs
+from .moe import (
+    build_expert_weights,
+    build_experts,
+    build_moe_ffn,
+    build_moe_or_ffn,
+    build_router,
+    build_shared_expert,
+    router_probs,
+)
 from .norm import build_norm
 from .output import build_head, build_lm_head, build_result_embd
 from .rope import build_rope, build_rope_factors, rope, rope_factors
@@ -65,7 +75,10 @@ __all__ = [
     "build_lm_head",
     "build_mla",
     "build_moe_ffn",
+    "build_moe_or_ffn",
     "build_norm",
+    "build_out_rows",
+    "build_out_streams",
     "build_pos_embd",
     "build_qkv",
     "build_result_embd",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from pyggml.errors import GraphError, ModelError
 from pyggml.graph import Graph
 from pyggml.tensor import Context, Tensor, Var
 
-from ..hparams import HParams
+from ..hparams import H_co
 from ..memory.kv_cache import KVCache
 from ..memory.memory import Memory
 from ..memory.recurrent import RecurrentCells
@@ -77,7 +77,7 @@ def _no_one(name: str) -> bool:
     return False
 
 
-class Build:
+class Build(Generic[H_co]):
     """One graph in the making: the model, the cache, the sizes of the batch, and the inputs created so far.
 
     weights     what `weight`, `optional` and `linear` ask; it notes what they asked for
@@ -102,7 +102,7 @@ class Build:
 
     def __init__(
         self,
-        hparams: HParams,
+        hparams: H_co,
         weights: Weights,
         kv: Memory,
         n_tokens: int,

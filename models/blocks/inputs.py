@@ -152,6 +152,23 @@ def build_inp_out_ids(b: Build) -> Tensor:
     return b.input("inp_out_ids", DType.I32, (b.n_outputs,), _all_rows if b.n_logits else _wanted_rows)
 
 
+def build_out_rows(b: Build, il: int, *cur: Tensor) -> tuple[Tensor, ...]:
+    """In the last layer the rows of each tensor, ne [n, n_tokens], that go on to the end of the graph: ne
+    [n, n_outputs]. In the layers before it the tensors as they are."""
+    if il < b.hparams.n_layer - 1:
+        return cur
+    ids = build_inp_out_ids(b)
+    return tuple(gg.get_rows(t, ids) for t in cur)
+
+
+def build_out_streams(b: Build, il: int, cur: Tensor) -> Tensor:
+    """As `build_out_rows`, of a tensor of ne [n, m, n_tokens]."""
+    n, m, n_tokens, _ = cur.ne
+    if il < b.hparams.n_layer - 1:
+        return cur
+    return gg.reshape_3d(gg.get_rows(gg.reshape_2d(cur, n * m, n_tokens), build_inp_out_ids(b)), n, m, b.n_outputs)
+
+
 def build_inp_logit_ids(b: Build) -> Tensor:
     """The rows of which logits are wanted, in a graph of hidden states: I32 ne [n_logits]."""
     return b.input("inp_logit_ids", DType.I32, (b.n_logits,), _wanted_rows)

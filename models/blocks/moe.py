@@ -38,6 +38,17 @@ def build_shared_expert(
     return b.cb(gg.mul(out, gate), "ffn_shexp_gated", il)
 
 
+def build_moe_or_ffn(
+    b: Build, cur: Tensor, il: int, act: Activation | Glu = "silu", shared_act: Activation | Glu = "silu"
+) -> Tensor:
+    """The network of layer `il`, ne [n_embd, n_tokens]: in layers with a mixture its experts, which go through `act`,
+    plus the expert that all tokens share; in the others a plain network. These two go through `shared_act`."""
+    if not b.hparams.is_moe(il):
+        return build_ffn(b, cur, il, shared_act)
+    out = build_moe_ffn(b, cur, il, act)
+    return b.cb(gg.add(out, build_shared_expert(b, cur, il, shared_act)), "ffn_out", il)
+
+
 def build_router(
     b: Build, cur: Tensor, il: int, *, logits: Tensor | None = None, bias_role: str = "exp_probs_b"
 ) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ def rope(
 ) -> Tensor:
     """rope_ext (rope_multi where tokens have four positions) with the model's frequencies, of the first elements of
     each row; `back`: rope_ext_back. `cur`: ne [n_embd_head, n_head, n_tokens]."""
-    mode = _MODES[shape.type or hp.rope_type]
+    mode, factors = _MODES[shape.type or hp.rope_type], factors if shape.factors else None
     if shape.ext_factor and not hp.yarn_truncate:  # rope_ext rounds: what YaRN does goes into frequency factors
         own = _unrounded(hp.n_ctx_orig_yarn, shape, hp.yarn_beta_fast, hp.yarn_beta_slow)
         factors = own if factors is None else gg.mul(own, factors)

@@ -45,7 +45,6 @@ def build_k_shift(hp: HParams, weights: Mapping[str, Tensor], kv: KVCache) -> tu
                 graph.build_forward_expand(gg.cpy(rotate(roped, by), k).set_name(f"K_shifted-{il}"))
                 continue
             k = gg.view_3d(k_l, head, n.n_head_kv, kv.size, row(n.n_embd_head_k), row(n.n_embd_k_gqa), row(r.first))
-            own = factors if hp.rope_factors_swa or not hp.is_swa(il) else None
-            roped = rope(hp, r, k if kv.type_k is DType.F32 else gg.cast(k, DType.F32), delta, own, attn_factor)
+            roped = rope(hp, r, k if kv.type_k is DType.F32 else gg.cast(k, DType.F32), delta, factors, attn_factor)
             graph.build_forward_expand(gg.cpy(roped, k).set_name(f"K_shifted-{il}"))
     return graph, delta

@@ -380,7 +380,7 @@ def model_digest(path: str | os.PathLike[str] | None = None, kv_overrides: Mappi
 def _refuse_unused(file: GGUFFile | HFFolder, model: Model) -> None:
     """Raise ModelError where a checkpoint has tensors that nothing asks for: it is another model than its GGUF could
     be. Those of heads that are not supported may be there."""
-    first_head = model.hparams.n_layer // model.hparams.n_loops
+    first_head = 1 + max(map(model.hparams.block, range(model.hparams.n_layer)))
     blocks = [(name, re.match(r"blk\.(\d+)\.", name)) for name in model.unused]
     names = [name for name, block in blocks if block is None or int(block[1]) < first_head]
     if names and not isinstance(file, GGUFFile):
