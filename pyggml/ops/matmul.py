@@ -96,11 +96,13 @@ def mul_mat(a: Tensor, b: Tensor) -> Tensor:
 
 # -- mul_mat_id
 
+PRODUCTS = ("mul_mat", "mul_mat_id")  # the ops whose weights have a form
+
 
 def weights_of(node: Tensor) -> Tensor | None:
     """The weights that a product reads as one matrix (mul_mat), or as one matrix per expert (mul_mat_id); None for
     a product of several matrices, and for all other ops."""
-    a = node.src[0] if node.op in ("mul_mat", "mul_mat_id") else None
+    a = node.src[0] if node.op in PRODUCTS else None
     return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else a
 
 

@@ -14,13 +14,13 @@ from ...buffers.buffer import Buffer
 from ...errors import BackendError
 from ...lock import Lock
 from ...opdef import OPS
+from ...ops.matmul import weights_of
 from ...tensor import Tensor, Var
 from ..protocol import HostBackend, Resolve, node_error
 from .fuse import enabled_fusions, fuse
 from .host import HostCalls
 from .isa import isa_name, kernel_of
 from .lower import lower
-from .products import copy_of
 from .vary import Variant, vary
 
 Spans = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
@@ -189,8 +189,8 @@ class CpuBackend(HostBackend):
         return fuse(nodes, uses, self.isa, self.fusions)
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        copies = [copy for t in step.nodes if (copy := copy_of(t)) is not None]
-        return [*super().reads(step), *copies]
+        weights = (a for t in step.nodes if (a := weights_of(t)) is not None)
+        return [*super().reads(step), *(a.form.copy for a in weights if a.form.copy is not None)]
 
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> CpuProgram:
         return CpuProgram(self, steps, resolve)

@@ -24,7 +24,7 @@ from .fuse_patterns import (
 )
 from .host import HOST_KERNEL
 from .isa import Kernel, find_kernel, kernel_of
-from .products import choose, copy_of
+from .products import choose
 
 
 class Half(NamedTuple):
@@ -201,7 +201,8 @@ def _halves(weights: tuple[int, int], biases: tuple[int, int]) -> dict[int, Half
 
 def _copies_of(products: Iterable[Tensor], at: Iterable[int]) -> dict[int, Buffer]:
     """The repacked copies of their weights, which are the sources `at`."""
-    return {i: copy for i, t in zip(at, products, strict=False) if (copy := copy_of(t)) is not None}
+    weights = zip(at, (t.src[0] for t in products), strict=False)
+    return {i: a.form.copy for i, a in weights if a is not None and a.form.copy is not None}
 
 
 RECORDS: Mapping[str, Callable[[Step, str], Record]] = {

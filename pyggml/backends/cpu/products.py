@@ -41,12 +41,6 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     return None if kernel is None else (kernel, form.copy)
 
 
-def copy_of(node: Tensor) -> Buffer | None:
-    """The repacked copy that a product reads instead of its weights, or None."""
-    a = weights_of(node)
-    return None if a is None else a.form.copy
-
-
 def is_float_matrix(t: Tensor) -> bool:
     """Whether `t` is a matrix of F16 or BF16 whose rows are whole units of csrc/products/gemm."""
     return t.dtype in (DType.F16, DType.BF16) and t.ne[0] % 32 == 0 and t.ne[2] == t.ne[3] == 1
