@@ -36,26 +36,24 @@ enum { PG_CONV_X, PG_CONV_WEIGHTS, PG_CONV_BIAS, PG_CONV_FROM };
 enum { PG_CONV_SILU };         // not 0: silu of the result
 enum { PG_CONV_MAX_TAPS = 8 }; // ne[0] of the weights, at most
 
-// mul_mat of repacked weights, stored ones, or many columns. All after the columns may be absent: what norms these,
-// what is added to the products, up to two more matrices times the same columns with their results (or, where the
-// results are a gated unit, one more, of which dst is the result), and from BIAS on a bias of each matrix.
+// mul_mat and mul_mat_id of repacked weights, or stored ones. May be absent: ids (mul_mat has none); what norms the
+// columns; up to two more matrices times the same columns, each with its result; a bias of each matrix (BIAS is that of
+// the first one); and what is added to the product. When the result is a gated unit, one more matrix has no result.
+// Products by expert have the weights of all experts, their biases, and nothing else but one more matrix of a unit.
 enum {
   PG_MM_WEIGHTS,
   PG_MM_COLUMNS,
+  PG_MM_IDS,
   PG_MM_NORM,
-  PG_MM_ADDED,
   PG_MM_WEIGHTS_1,
   PG_MM_RESULT_1,
   PG_MM_WEIGHTS_2,
   PG_MM_RESULT_2,
-  PG_MM_BIAS
+  PG_MM_BIAS,
+  PG_MM_ADDED = 11
 };
-enum { PG_MM_STORE, PG_MM_EPS, PG_MM_ALPHA, PG_MM_LIMIT }; // STORE: enum r16_store; alpha and limit are of swiglu_oai
 enum { PG_MM_MAX = 3 };                                    // matrices, at most
-
-// mul_mat_id of the same, with the same parameters. May be absent: one more matrix of each expert, where the results
-// are a gated unit, and the biases of each expert.
-enum { PG_MM_ID_WEIGHTS, PG_MM_ID_COLUMNS, PG_MM_ID_IDS, PG_MM_ID_WEIGHTS_1, PG_MM_ID_BIAS };
+enum { PG_MM_STORE, PG_MM_EPS, PG_MM_ALPHA, PG_MM_LIMIT }; // parameters. STORE: enum r16_store
 
 // What becomes of a product v, after its bias is added: y = v, other + v, or a gated unit of other and v.
 enum r16_store { R16_STORE, R16_ADD, R16_SWIGLU, R16_GEGLU, R16_REGLU, R16_SWIGLU_OAI };

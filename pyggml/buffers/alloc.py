@@ -27,11 +27,11 @@ class Match:
     """What a backend found: nodes that it computes together. How it does that is in a class of its own, made from this.
 
     fusion  what it is called
-    heirs   sources whose memory the last node may take over
+    heir    a source whose memory the last node may take over
     """
 
     fusion: str = ""
-    heirs: tuple[Operand, ...] = ()
+    heir: Operand | None = None
 
 
 class Step(NamedTuple):
@@ -62,7 +62,7 @@ class Step(NamedTuple):
     def heirs(self) -> list[Tensor | None]:
         """The sources whose memory the last node may take over."""
         if self.match is not None:
-            return [self.tensor(o) for o in self.match.heirs]
+            return [] if self.match.heir is None else [self.tensor(self.match.heir)]
         t = self.nodes[-1]
         return [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)]
 

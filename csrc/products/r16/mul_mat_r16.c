@@ -153,7 +153,7 @@ int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
 }
 
 static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
-  const pg_tensor *a = &t->src[PG_MM_ID_WEIGHTS];
+  const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
   const r16_format f = *r16_find(a->type);
   const int64_t n_expert = a->ne[2];
   int32_t *list = (int32_t *)(t->work + ith * pg_sorted_bytes(t)), *end = list + columns_of(t);
@@ -161,14 +161,14 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
   char *work = (char *)x + x_bytes(t);
   const int status = pg_sort_columns(t, list, end);
   if (status) return status; // all threads see the same ids
-  const int n_p = t->src[PG_MM_ID_WEIGHTS_1].data ? 2 : 1;
+  const int n_p = t->src[PG_MM_WEIGHTS_1].data ? 2 : 1;
   r16_product p[2];
   for (int i = 0; i < n_p; i++)
     p[i] = (r16_product){.f = f,
                          .row_bytes = form ? a->nb[1] : 0,
                          .k = a->ne[0],
                          .m = a->ne[1],
-                         .b = &t->src[PG_MM_ID_COLUMNS],
+                         .b = &t->src[PG_MM_COLUMNS],
                          .y = &t->dst};
   if (n_p == 2) gate(&p[1], t);
   r16_queue q = r16_queue_of(t, nth);
@@ -177,8 +177,8 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
   for (int64_t e = 0; e < n_expert; e++) {
     const int32_t start = e ? end[e - 1] : 0, n_cols = end[e] - start;
     for (int i = 0; i < n_p; i++) {
-      const pg_tensor *bias = &t->src[PG_MM_ID_BIAS + i];
-      p[i].w = (const uint8_t *)t->src[i ? PG_MM_ID_WEIGHTS_1 : PG_MM_ID_WEIGHTS].data + e * a->nb[2];
+      const pg_tensor *bias = &t->src[PG_MM_BIAS + i];
+      p[i].w = (const uint8_t *)t->src[i ? PG_MM_WEIGHTS_1 : PG_MM_WEIGHTS].data + e * a->nb[2];
       p[i].bias = bias->data ? (const float *)(bias->data + e * bias->nb[1]) : NULL;
       p[i].list = list + start;
       p[i].n_cols = n_cols;

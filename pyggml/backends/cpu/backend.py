@@ -70,11 +70,11 @@ class CpuProgram:
         p.binds, p.n_binds = self._binds, len(low.binds)
 
     def vary(self, variables: Sequence[Var], others: Sequence[tuple[Sequence[int], Sequence[Step]]]) -> bool:
-        """See `Program.vary`: False where the records do not depend on them linearly, Python computes some, or nodes that
-        are fused have other parameters (records have those of the nodes that were found)."""
+        """See `Program.vary`: False where the records do not depend on them linearly, Python computes some, or nodes
+        that are fused have other parameters (their records have those of the nodes that were found)."""
         pairs = [pair for _, steps in others for pair in zip(self.steps, steps, strict=True)]
         found = (zip(s.nodes, other.nodes, strict=True) for s, other in pairs if s.match and not s.like)
-        same = all(t.op_params == other.op_params for nodes in found for t, other in nodes)
+        same = all(t.op_params == o.op_params for nodes in found for t, o in nodes if OPS[t.op].kernel is not None)
         if self._calls is not None or not same:
             return False
         b = self._backend

@@ -10,7 +10,6 @@ from ...errors import BackendError
 from ...tensor import Tensor
 from ..runs import runs_of
 from .fusions import ORDER, Nodes
-from .isa import Kernel
 from .repack import PRODUCTS, product_kernel
 
 # What can be switched on and off. Of products, always on where the CPU has its own way for them, there are the parts.
@@ -38,28 +37,21 @@ def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled:
     for run in runs_of(nodes, uses, kernels):
         part = nodes[run.begin : run.end]
         if run.like is None:
-            made[run.begin] = _steps(part, uses, kernels, isa, enabled)
+            made[run.begin] = _steps(Nodes(part, uses, kernels, isa, enabled))
         else:
             to = dict(zip(nodes[run.like : run.like + len(part)], part, strict=True))
             made[run.begin] = [s.of(tuple([to[t] for t in s.nodes]), s) for s in made[run.like]]
     return [s for steps in made.values() for s in steps]
 
 
-def _steps(
-    nodes: Sequence[Tensor],
-    uses: Mapping[Tensor, int],
-    kernels: Mapping[Tensor, Kernel],
-    isa: str,
-    enabled: Collection[str],
-) -> list[Step]:
-    g = Nodes(nodes, uses, kernels, isa, enabled)
+def _steps(g: Nodes) -> list[Step]:
     for fusion in ORDER:
-        if fusion.name in FUSIONS and fusion.name not in enabled:
+        if fusion.name in FUSIONS and fusion.name not in g.enabled:
             continue
-        for t in nodes:
+        for t in g.nodes:
             while t.op in fusion.ops and t not in g.taken and (step := fusion.find(g, t)) is not None:
                 g.taken.update(dict.fromkeys(step.nodes))
                 results = (n for n in step.nodes if n not in step.inner)
                 g.taken[next(results) if fusion.early else step.nodes[-1]] = step
-    steps = (g.taken[t] if t in g.taken else Step((t,)) for t in nodes)
+    steps = (g.taken[t] if t in g.taken else Step((t,)) for t in g.nodes)
     return [s for s in steps if s is not None]

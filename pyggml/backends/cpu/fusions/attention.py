@@ -65,7 +65,6 @@ def _find(g: Nodes, t: Tensor) -> Step | None:
         return None
     merged = _merged(g, t)
     nodes = g.in_order((*inner, t, *merged))
-    last = nodes[-1]
     srcs = {
         lib.PG_ATTN_K: k,
         lib.PG_ATTN_Q: q,
@@ -81,8 +80,8 @@ def _find(g: Nodes, t: Tensor) -> Step | None:
         lib.PG_ATTN_IN_ROWS: bool(turned),
     }
     shape = merged[0] if merged else None
-    step = fused("attention", nodes, (last,), g.kernel("attn_vt", k.dtype), last, srcs, params, shape=shape)
-    return step if g.unwritten(step.sources(), nodes[0], last) else None
+    step = fused("attention", nodes, nodes[-1:], g.kernel("attn_vt", k.dtype), srcs, params, shape=shape)
+    return step if g.unwritten(step.sources(), nodes[0], nodes[-1]) else None
 
 
 ATTENTION = Fusion("attention", ("mul_mat",), _find)

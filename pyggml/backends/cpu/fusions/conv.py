@@ -76,7 +76,7 @@ def _conv(g: Nodes, store: Tensor) -> Step | None:
         lib.PG_WRITE: to.ids,
     }
     params = {lib.PG_CONV_SILU: last.op == "silu"}
-    return fused("conv", ordered, (store, last), g.kernel("conv_state"), last, srcs, params)
+    return fused("conv", ordered, (last, store), g.kernel("conv_state"), srcs, params)
 
 
 CONV = Fusion("conv", ("set_rows",), _conv)

@@ -52,10 +52,9 @@ def _find(g: Nodes, first: Tensor) -> Step | None:
         nodes.append(out)
         added = other
     nodes = g.in_order(nodes)
-    last, heirs = nodes[-1], () if added is None else (added,)
     srcs = {lib.PG_EXPERTS_ROWS: rows, lib.PG_EXPERTS_WEIGHTS: weights, lib.PG_EXPERTS_ADDED: added}
-    step = fused("experts", nodes, (last,), g.kernel("experts_sum"), last, srcs, {}, heirs=heirs)
-    return step if g.unwritten((s for s in step.sources() if s is not added), nodes[0], last) else None
+    step = fused("experts", nodes, nodes[-1:], g.kernel("experts_sum"), srcs, {}, heir=added)
+    return step if g.unwritten((s for s in step.sources() if s is not added), nodes[0], nodes[-1]) else None
 
 
 EXPERTS = Fusion("experts", ("view",), _find)

@@ -47,7 +47,7 @@ def _find(g: Nodes, t: Tensor) -> Step | None:
     if not g.passes(act) or not g.unwritten(act.src, act, t):
         return None
     srcs = {lib.PG_GLU_GATE: found.gate, lib.PG_GLU_UP: up}
-    return fused("glu", (act, t), (t,), g.kernel(found.unit), t, srcs, {}, heirs=(up,))
+    return fused("glu", (act, t), (t,), g.kernel(found.unit), srcs, {}, heir=up)
 
 
 GLU = Fusion("glu", ("mul",), _find)

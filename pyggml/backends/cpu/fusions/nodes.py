@@ -104,30 +104,22 @@ class Fusion(NamedTuple):
 def fused(
     fusion: str,
     nodes: Sequence[Tensor],
-    results: Collection[Tensor],
+    results: Sequence[Tensor],
     kernel: Kernel | None,
-    dst: Tensor,
     srcs: Mapping[int, Tensor | None],
     params: Mapping[int, float],
     *,
-    heirs: Iterable[Tensor] = (),
+    heir: Tensor | None = None,
     packed: tuple[int, ...] = (),
     halves: Mapping[int, Half] | None = None,
     shape: Tensor | None = None,
 ) -> Step:
-    """The step of `nodes`, in order, of which all but the `results` are inner; see `Record` for how it is computed."""
+    """The step of `nodes`, in order. All but the `results` are inner; the first of these is what the kernel writes. See
+    `Record` for the rest."""
     step = Step(tuple(nodes), frozenset(nodes).difference(results))
-    record = Record(
-        fusion,
-        tuple([step.operand(t) for t in heirs]),
-        kernel,
-        step.operand(dst),
-        {i: step.operand(t) for i, t in srcs.items() if t is not None},
-        params,
-        packed,
-        halves or {},
-        None if shape is None else step.operand(shape),
-    )
+    heir_, dst, shape_ = (None if t is None else step.operand(t) for t in (heir, results[0], shape))
+    sources = {i: step.operand(t) for i, t in srcs.items() if t is not None}
+    record = Record(fusion, heir_, kernel, dst, sources, params, packed, halves or {}, shape_)
     return step._replace(match=record)
 
 

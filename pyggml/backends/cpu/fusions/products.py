@@ -19,7 +19,7 @@ from ..record import Half
 from ..repack import GROUP, PRODUCTS
 from .glu import Gate, gate_of
 from .nodes import Fusion, Nodes, fused, is_f32_rows, other_source
-from .norm import normed_before
+from .norm import norm_before
 
 _GATED = {
     "swiglu": lib.R16_SWIGLU,
@@ -27,6 +27,8 @@ _GATED = {
     "reglu": lib.R16_REGLU,
     "swiglu_oai": lib.R16_SWIGLU_OAI,
 }
+_WEIGHTS = (lib.PG_MM_WEIGHTS, lib.PG_MM_WEIGHTS_1, lib.PG_MM_WEIGHTS_2)
+_RESULTS = (None, lib.PG_MM_RESULT_1, lib.PG_MM_RESULT_2)  # the first one is the kernel's own
 
 
 class Product(NamedTuple):
@@ -157,51 +159,36 @@ def _find(g: Nodes, t: Tensor) -> Step | None:
         for r in readers[readers.index(t) :]
         if g.kernels.get(r) is g.kernels[t] and r.src[1:] == t.src[1:] and r not in g.taken
     ]
-    if ids:
-        found, norm = _gated(g, same) or _shared(g, same[:1]), None
-    else:
-        n = lib.PG_MM_MAX if "share" in g.enabled else 1
-        found = _gated(g, same) or _with_residual(g, t) or _shared(g, same[:n])
-        norm = normed_before(g, x, len({p.node for p in found.products})) if "norm" in g.enabled else None
+    n = lib.PG_MM_MAX if "share" in g.enabled and not ids else 1
+    found = _gated(g, same) or (None if ids else _with_residual(g, t)) or _shared(g, same[:n])
+    n = len({p.node for p in found.products})
+    norm = norm_before(g, x, n) if "norm" in g.enabled and not ids else None
     if norm is not None and not g.unwritten((norm.x, norm.weight), norm.nodes[0], found.nodes[-1]):
         norm = None
     nodes = found.nodes if norm is None else (*norm.nodes, *found.nodes)
     if len(nodes) == 1:
         return None
 
-    products, last = found.products, found.results[-1]
-    srcs: dict[int, Tensor | None] = {lib.PG_MM_COLUMNS: x}
-    params: dict[int, float] = {lib.PG_MM_STORE: found.store}
+    srcs: dict[int, Tensor | None] = {lib.PG_MM_COLUMNS: x, lib.PG_MM_ADDED: found.added}
     if ids:
-        weights, bias = (lib.PG_MM_ID_WEIGHTS, lib.PG_MM_ID_WEIGHTS_1), lib.PG_MM_ID_BIAS
-        srcs[lib.PG_MM_ID_IDS] = ids[0]
-    else:
-        weights, bias = (lib.PG_MM_WEIGHTS, lib.PG_MM_WEIGHTS_1, lib.PG_MM_WEIGHTS_2), lib.PG_MM_BIAS
-        srcs[lib.PG_MM_ADDED] = found.added
-        if not found.last:
-            srcs |= zip((lib.PG_MM_RESULT_1, lib.PG_MM_RESULT_2), found.results[1:], strict=False)
+        srcs[lib.PG_MM_IDS] = ids[0]
+    params: dict[int, float] = {lib.PG_MM_STORE: found.store}
     if norm is not None:
         srcs |= {lib.PG_MM_COLUMNS: norm.x, lib.PG_MM_NORM: norm.weight}
         params[lib.PG_MM_EPS] = norm.eps
     if found.store == lib.R16_SWIGLU_OAI:
-        params |= {lib.PG_MM_ALPHA: last.op_params["alpha"], lib.PG_MM_LIMIT: last.op_params["limit"]}
+        unit = found.last[-1].op_params
+        params |= {lib.PG_MM_ALPHA: unit["alpha"], lib.PG_MM_LIMIT: unit["limit"]}
     halves: dict[int, Half] = {}  # of gate and value in one: the rows of each
-    for i, (at, p) in enumerate(zip(weights, products, strict=False)):
-        srcs |= {at: p.node.src[0], bias + i: p.bias}
-        if found.store > lib.R16_ADD and products[0] is products[1]:
-            halves |= {at: Half(1, i), bias + i: Half(0, i)}
-    return fused(
-        "products",
-        nodes,
-        found.results,
-        g.kernels[t],
-        found.results[0],
-        srcs,
-        params,
-        heirs=() if found.added is None else (found.added,),
-        packed=weights[: len(products)],
-        halves=halves,
-    )
+    for i, (at, p) in enumerate(zip(_WEIGHTS, found.products, strict=False)):
+        srcs |= {at: p.node.src[0], lib.PG_MM_BIAS + i: p.bias}
+        if i and not found.last:
+            srcs[_RESULTS[i]] = p.end
+        if n < len(found.products):
+            halves |= {at: Half(1, i), lib.PG_MM_BIAS + i: Half(0, i)}
+    packed = _WEIGHTS[: len(found.products)]
+    results, heir = found.results, found.added
+    return fused("products", nodes, results, g.kernels[t], srcs, params, heir=heir, packed=packed, halves=halves)
 
 
 MATRICES = Fusion("products", PRODUCTS, _find, early=True)

@@ -8,7 +8,7 @@ from ....buffers.alloc import Step
 from ....tensor import Tensor
 from ..isa import kernel_of
 from .nodes import FLOATS, Fusion, Nodes, fused
-from .norm import normed_before
+from .norm import norm_before
 
 
 def _stored(g: Nodes, rope: Tensor) -> Tensor | None:
@@ -21,7 +21,7 @@ def _stored(g: Nodes, rope: Tensor) -> Tensor | None:
 
 def _find(g: Nodes, rope: Tensor) -> Step | None:
     x, positions, factors = rope.src
-    normed, stored = normed_before(g, x), _stored(g, rope)
+    normed, stored = norm_before(g, x), _stored(g, rope)
     for norm, store in ((normed, stored), (None, stored), (normed, None)):
         nodes = (*(norm.nodes if norm else ()), rope, *((store,) if store else ()))
         row, weight, eps = (norm.x, norm.weight, norm.eps) if norm else (x, None, 0.0)
@@ -34,8 +34,8 @@ def _find(g: Nodes, rope: Tensor) -> Step | None:
             lib.PG_ROPE_WEIGHT: weight,
         }
         params = {**dict(enumerate(rope.op_params.values())), lib.PG_ROPE_EPS: eps}
-        last, heirs = nodes[-1], () if store else (row,)
-        return fused("rope", nodes, (last,), kernel_of(g.isa, rope), last, srcs, params, heirs=heirs, shape=rope)
+        heir = None if store else row
+        return fused("rope", nodes, nodes[-1:], kernel_of(g.isa, rope), srcs, params, heir=heir, shape=rope)
     return None
 
 

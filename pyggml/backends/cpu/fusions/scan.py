@@ -51,7 +51,7 @@ def _scan(g: Nodes, store: Tensor) -> Step | None:
         return None
     srcs |= {lib.PG_CELLS: store, lib.PG_WRITE: to.ids}
     params = dict(enumerate(out.op_params.values()))
-    return fused("scan", ordered, (out, store), kernel_of(g.isa, out), out, srcs, params)
+    return fused("scan", ordered, (out, store), kernel_of(g.isa, out), srcs, params)
 
 
 def _reads_results(g: Nodes, out: Tensor, nodes: Collection[Tensor], end: int) -> bool:
