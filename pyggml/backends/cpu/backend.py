@@ -70,12 +70,8 @@ class CpuProgram:
         p.binds, p.n_binds = self._binds, len(low.binds)
 
     def vary(self, variables: Sequence[Var], others: Sequence[tuple[Sequence[int], Sequence[Step]]]) -> bool:
-        """See `Program.vary`: False where the records do not depend on them linearly, Python computes some, or nodes
-        that are fused have other parameters (their records have those of the nodes that were found)."""
-        pairs = [pair for _, steps in others for pair in zip(self.steps, steps, strict=True)]
-        found = (zip(s.nodes, other.nodes, strict=True) for s, other in pairs if s.match and not s.like)
-        same = all(t.op_params == o.op_params for nodes in found for t, o in nodes if OPS[t.op].kernel is not None)
-        if self._calls is not None or not same:
+        """See `Program.vary`: False where the records do not depend on them linearly, or Python computes some."""
+        if self._calls is not None:
             return False
         b = self._backend
         variants = [Variant(values, lower(steps, self._resolve, b.isa, b.n_threads)) for values, steps in others]
