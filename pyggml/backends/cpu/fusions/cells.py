@@ -31,6 +31,7 @@ class Gathered(NamedTuple):
 
 
 def stored(store: Tensor) -> Stored | None:
+    """What `store`, a node of set_rows, puts into cells: whole rows."""
     cells, rows, ids = store.src
     if cells is None or rows is None or ids is None or rows.op not in _VIEWS:
         return None
