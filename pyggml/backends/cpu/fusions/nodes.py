@@ -117,9 +117,9 @@ def fused(
     """The step of `nodes`, in order. All but the `results` are inner; the first of these is what the kernel writes. See
     `Record` for the rest."""
     step = Step(tuple(nodes), frozenset(nodes).difference(results))
-    heir_, dst, shape_ = (None if t is None else step.operand(t) for t in (heir, results[0], shape))
+    heir_, shape_ = (None if t is None else step.operand(t) for t in (heir, shape))
     sources = {i: step.operand(t) for i, t in srcs.items() if t is not None}
-    record = Record(fusion, heir_, kernel, dst, sources, params, packed, halves or {}, shape_)
+    record = Record(fusion, heir_, kernel, step.operand(results[0]), sources, params, packed, halves or {}, shape_)
     return step._replace(match=record)
 
 

@@ -28,7 +28,7 @@ _GATED = {
     "swiglu_oai": lib.R16_SWIGLU_OAI,
 }
 _WEIGHTS = (lib.PG_MM_WEIGHTS, lib.PG_MM_WEIGHTS_1, lib.PG_MM_WEIGHTS_2)
-_RESULTS = (None, lib.PG_MM_RESULT_1, lib.PG_MM_RESULT_2)  # the first one is the kernel's own
+_RESULTS = (lib.PG_MM_RESULT_1, lib.PG_MM_RESULT_2)  # of all but the first, which is the kernel's own
 
 
 class Product(NamedTuple):
@@ -183,7 +183,7 @@ def _find(g: Nodes, t: Tensor) -> Step | None:
     for i, (at, p) in enumerate(zip(_WEIGHTS, found.products, strict=False)):
         srcs |= {at: p.node.src[0], lib.PG_MM_BIAS + i: p.bias}
         if i and not found.last:
-            srcs[_RESULTS[i]] = p.end
+            srcs[_RESULTS[i - 1]] = p.end
         if n < len(found.products):
             halves |= {at: Half(1, i), lib.PG_MM_BIAS + i: Half(0, i)}
     packed = _WEIGHTS[: len(found.products)]
