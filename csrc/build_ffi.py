@@ -1,4 +1,4 @@
-"""Writes the C source of the extension module: its two headers as cffi (API mode) sees them. Called by CMake."""
+"""Writes the C source of the extension module: its headers as cffi (API mode) sees them. Called by CMake."""
 
 import re
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import cffi
 from digest import digest
 
-HEADERS = ("pg.h", "vocab/vocab.h")
+HEADERS = ("pg.h", "operands.h", "vocab/vocab.h")
 
 
 def declarations(header: str) -> str:

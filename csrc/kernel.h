@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "operands.h"
 #include "pg.h"
 #include "simd/simd.h"
 

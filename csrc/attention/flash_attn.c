@@ -1,9 +1,7 @@
 // Attention: tiles of query rows walk the keys in blocks with a running maximum and sum (arXiv 2205.14135).
 // A tile holds rows of one KV head, so that its query heads share the work of reading K and V. A few rows (decode) take
 // dot products straight from the cache (flash_attn_few.c); more go through a small matrix product (flash_attn_tile.c).
-// flash_attn_ext is the op of that name; attn_vt is mul_mat(v, soft_max(mul_mat(k, q))) with a transposed v in one
-// pass, and with param[2] also permute(.., 0, 2, 1, 3) of that; with param[3] soft_max of tanh(param[3] * k q); with
-// param[4] v is not transposed.
+// flash_attn_ext is the op of that name; attn_vt is mul_mat(v, soft_max(mul_mat(k, q))) in one pass (operands.h).
 #include "attention/flash_attn.h"
 
 #include "products/borders.h"
@@ -49,15 +47,16 @@ static attention unpack_flash_attn_ext(const pg_task *t) {
 }
 
 static attention unpack_attn_vt(const pg_task *t) {
-  attention a = {.k = &t->src[0], .q = &t->src[1], .v = &t->src[2], .m = &t->src[3]};
-  a.sinks = &t->src[4];
+  attention a = {.k = &t->src[PG_ATTN_K], .q = &t->src[PG_ATTN_Q], .v = &t->src[PG_ATTN_V], .m = &t->src[PG_ATTN_MASK]};
+  const double scale = t->param[PG_ATTN_SCALE], cap = t->param[PG_ATTN_CAP];
+  a.sinks = &t->src[PG_ATTN_SINKS];
   a.y = t->dst;
-  a.transposed = t->param[4] == 0;
-  if (t->param[2] != 0) heads_inside(&a.y);
+  a.transposed = t->param[PG_ATTN_IN_ROWS] == 0;
+  if (t->param[PG_ATTN_MERGED] != 0) heads_inside(&a.y);
   a.none = NAN;
-  a.cap = t->param[3] != 0 ? (float)t->param[0] : 0;
-  a.scale = (float)(a.cap > 0 ? t->param[3] : t->param[0]);
-  a.max_bias = t->param[1];
+  a.cap = cap != 0 ? (float)scale : 0;
+  a.scale = (float)(a.cap > 0 ? cap : scale);
+  a.max_bias = t->param[PG_ATTN_MAX_BIAS];
   return attn_unpack(a);
 }
 

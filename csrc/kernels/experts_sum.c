@@ -1,11 +1,12 @@
-// experts_sum: y[n, n_columns] = sum over i of x[n, i, n_columns], each times src[1][0, i, n_columns] where there is
-// one, in order; plus src[2], as y, where there is one. dst may be src[2]: no restrict.
+// experts_sum: y[n, n_columns] = sum over i of x[n, i, n_columns], in order, each times weights[0, i, n_columns] where
+// there are weights; plus what is added, as y, where there is that. dst may be what is added: no restrict.
 #include "kernel.h"
 
 enum { UNIT = 512 }; // elements that threads share out
 
 int PG_FN(experts_sum_f32)(const pg_task *t, int ith, int nth) {
-  const pg_tensor *y = &t->dst, *x = &t->src[0], *w = &t->src[1], *other = &t->src[2];
+  const pg_tensor *y = &t->dst, *x = &t->src[PG_EXPERTS_ROWS], *w = &t->src[PG_EXPERTS_WEIGHTS];
+  const pg_tensor *other = &t->src[PG_EXPERTS_ADDED];
   const int64_t n = y->ne[0], units = (n + UNIT - 1) / UNIT; // per column
   const pg_range r = pg_share(units * y->ne[1], ith, nth);
   for (int64_t u = r.first; u < r.last; u++) {

@@ -31,7 +31,8 @@ VEC(swiglu_clamp, vf_silu(vf_below(g, p[0])) * vf_within(u, p[0]))
 enum { UNIT = 2048, STRIP = 256 }; // elements that threads share out; elements at a time where rows are not dense f32
 
 static int rows(const pg_task *t, int ith, int nth, vec_fn f) {
-  const pg_tensor *y = &t->dst, *a = &t->src[0], *b = t->src[1].data ? &t->src[1] : a;
+  const pg_tensor *y = &t->dst, *a = &t->src[PG_GLU_GATE];
+  const pg_tensor *b = t->src[PG_GLU_UP].data ? &t->src[PG_GLU_UP] : a;
   const float p[2] = {(float)t->param[1], (float)t->param[2]};
   const int64_t n = y->ne[0], units = (n + UNIT - 1) / UNIT; // per row
   const int halves = b == a, swapped = halves && t->param[0] != 0;

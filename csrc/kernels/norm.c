@@ -102,10 +102,9 @@ static void standardise(const pg_tensor *y, const pg_tensor *x, const set *s, do
   EACH_ROW(s) put_row(ROW(y, s), ROW(x, s), n, shift, (float)rest, scale);
 }
 
-// src1, if there is one: a row by which those of the norm are multiplied. src2: what is added then, a row or as many as
-// the norm has.
+// Rows of the norm times the weight, and what is added to them, where these are there (operands.h).
 static void multiply_add(const pg_task *t, pg_idx i, int multiply) {
-  const pg_tensor *w = &t->src[1], *b = &t->src[2];
+  const pg_tensor *w = &t->src[PG_NORM_WEIGHT], *b = &t->src[PG_NORM_ADDED];
   const int64_t n = t->dst.ne[0];
   float *y = (float *)pg_row_at(&t->dst, i.i1, i.i2, i.i3);
   for (int64_t k = 0; multiply && w->data && k < n; k++) y[k] *= ((const float *)w->data)[k];
@@ -118,7 +117,7 @@ int PG_FN(norm_f32)(const pg_task *t, int ith, int nth) {
   const pg_range r = pg_share(pg_n_rows(&t->dst), ith, nth);
   for (int64_t ir = r.first; ir < r.last; ir++) {
     const pg_idx i = pg_unravel(&t->dst, ir);
-    standardise(&t->dst, &t->src[0], &(set){i.i1, 1, i.i2, i.i2 + 1, i.i3}, t->param[0]);
+    standardise(&t->dst, &t->src[PG_NORM_X], &(set){i.i1, 1, i.i2, i.i2 + 1, i.i3}, t->param[PG_NORM_EPS]);
     multiply_add(t, i, 1);
   }
   return PG_OK;
@@ -137,14 +136,14 @@ int PG_FN(group_norm_f32)(const pg_task *t, int ith, int nth) {
 }
 
 int PG_FN(rms_norm_f32)(const pg_task *t, int ith, int nth) {
-  const pg_tensor *y = &t->dst, *x = &t->src[0];
-  const float *weight = (const float *)t->src[1].data;
+  const pg_tensor *y = &t->dst, *x = &t->src[PG_NORM_X];
+  const float *weight = (const float *)t->src[PG_NORM_WEIGHT].data;
   const int64_t n = x->ne[0];
   const pg_range r = pg_share(pg_n_rows(y), ith, nth);
   for (int64_t ir = r.first; ir < r.last; ir++) {
     const pg_idx i = pg_unravel(y, ir);
     const float *px = (const float *)pg_row_at(x, i.i1, i.i2, i.i3);
-    const double scale = pg_rms_scale(px, n, t->param[0]);
+    const double scale = pg_rms_scale(px, n, t->param[PG_NORM_EPS]);
     float *py = (float *)pg_row_at(y, i.i1, i.i2, i.i3);
     if (weight) {
       pg_scale_mul(py, px, scale, weight, n);

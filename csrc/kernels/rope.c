@@ -1,23 +1,11 @@
 // rope: rotates pairs of the first n_dims elements of every row by angles that grow with the token's position, or with
 // one of its four positions (sections).
 // Angles and their sine and cosine are double; one table per token serves all its heads.
-// src[3], if there is one: rows, dense f32, are normed first: rms_norm(row) * src[3].
+// Where there is a weight, rows, dense f32, are normed first: rms_norm(row) * weight.
 #include "simd/rms.h"
 #include "simd/rows.h"
 
-enum {
-  N_DIMS,
-  MODE,
-  N_CTX_ORIG,
-  FREQ_BASE,
-  FREQ_SCALE,
-  EXT_FACTOR,
-  ATTN_FACTOR,
-  BETA_FAST,
-  BETA_SLOW,
-  SECTIONS,
-  NORM_EPS = 13
-};
+enum { N_DIMS, MODE, N_CTX_ORIG, FREQ_BASE, FREQ_SCALE, EXT_FACTOR, ATTN_FACTOR, BETA_FAST, BETA_SLOW, SECTIONS };
 enum { NORM = 0, NEOX = 2, MROPE = 8, VISION = 24, IMROPE = 40, POSITIONS = 4 }; // modes
 
 static const double FAR = 0x1p31; // angles beyond are not taken apart here: positions alone reach that far
@@ -53,7 +41,7 @@ static double corr_dim(double n_dims, double n_ctx, double n_rot, double base) {
 // Angle per position of every pair: base^(-2i/n) / factor; YaRN keeps fast pairs and slows the others by freq_scale.
 static void frequencies(table *tb, const pg_task *t) {
   const double *p = t->param, n = p[N_DIMS], ext = p[EXT_FACTOR];
-  const pg_tensor *c = &t->src[2];
+  const pg_tensor *c = &t->src[PG_ROPE_FACTORS];
   const double step = pow(p[FREQ_BASE], -2 / n);
   double low = 0, high = 0, f = 1;
   tb->scale = p[ATTN_FACTOR];
@@ -159,7 +147,7 @@ static void rotate(const table *tb, float *y, const float *x) {
 }
 
 static int rope(const pg_task *t, int ith, int nth, double sign) {
-  const pg_tensor *y = &t->dst, *a = &t->src[0], *positions = &t->src[1];
+  const pg_tensor *y = &t->dst, *a = &t->src[PG_ROPE_X], *positions = &t->src[PG_ROPE_POSITIONS];
   const int64_t n0 = y->ne[0];
   table tb = {.n = n_rotated(t), .mode = (int)t->param[MODE], .sign = sign};
   tb.freq = (double *)(t->work + slot_size(t) * ith);
@@ -169,7 +157,7 @@ static int rope(const pg_task *t, int ith, int nth, double sign) {
   tb.row = tb.sn + tb.n;
   tb.axis = (uint8_t *)(tb.row + n0);
   const int dense = pg_is_f32_row(y) && pg_is_f32_row(a);
-  const float *norm = (const float *)t->src[3].data;
+  const float *norm = (const float *)t->src[PG_ROPE_WEIGHT].data;
   const pg_range r = pg_share(pg_n_rows(y), ith, nth);
   if (r.first == r.last) return PG_OK;
   frequencies(&tb, t);
@@ -181,7 +169,7 @@ static int rope(const pg_task *t, int ith, int nth, double sign) {
     if (norm) {
       const float *x = (const float *)pa;
       float *to = dense ? (float *)py : tb.row;
-      pg_scale_mul(to, x, pg_rms_scale(x, n0, t->param[NORM_EPS]), norm, n0);
+      pg_scale_mul(to, x, pg_rms_scale(x, n0, t->param[PG_ROPE_EPS]), norm, n0);
       rotate(&tb, to, to);
       if (!dense) pg_put_f32(y, py, 0, to, n0);
     } else if (dense) {

@@ -38,12 +38,11 @@ int PG_FN(ssm_conv_f32)(const pg_task *t, int ith, int nth) {
 }
 
 // conv_state: of rows of channels. A cell holds the last n_c - 1 tokens of each channel, which are stored again.
-enum { X, C, BIAS, FROM };          // sources: BIAS may be absent; and those of state.h
-enum { BLOCK = 512, MAX_TAPS = 8 }; // channels that a thread takes at a time, and n_c, at most
+enum { BLOCK = 512 }; // channels that a thread takes at a time
 
 static pg_scan scan_of(const pg_task *t) {
-  const pg_tensor *x = &t->src[X], *ids = &t->src[PG_READ], *from = &t->src[FROM];
-  return (pg_scan){.n = t->src[C].ne[0] - 1,
+  const pg_tensor *x = &t->src[PG_CONV_X], *ids = &t->src[PG_READ], *from = &t->src[PG_CONV_FROM];
+  return (pg_scan){.n = t->src[PG_CONV_WEIGHTS].ne[0] - 1,
                    .n_rows = 1,
                    .n_head = x->ne[0],
                    .n_tokens = x->ne[1],
@@ -62,14 +61,14 @@ int64_t PG_FN(conv_state_work)(const pg_task *t, int nth) {
 // Channels from `first` on of a token: taps are rows, weights [n_c][BLOCK].
 PG_INLINE void token(const pg_task *t, const float *const *rows, const float (*weights)[BLOCK], int64_t n_c,
                      int64_t first, int64_t n, float *y) {
-  const float *bias = t->src[BIAS].data ? (const float *)t->src[BIAS].data + first : NULL;
+  const float *bias = t->src[PG_CONV_BIAS].data ? (const float *)t->src[PG_CONV_BIAS].data + first : NULL;
   for (int64_t i = 0; i < n; i += VF_N) {
     const int m = (int)PG_MIN(VF_N, n - i);
     vf acc = vf_zero();
     for (int64_t k = 0; k < n_c; k++)
       acc = vf_fma(m < VF_N ? vf_load_n(rows[k] + i, m) : vf_load(rows[k] + i), vf_load(weights[k] + i), acc);
     if (bias) acc = acc + (m < VF_N ? vf_load_n(bias + i, m) : vf_load(bias + i));
-    if (t->param[0] != 0) acc = vf_silu(acc);
+    if (t->param[PG_CONV_SILU] != 0) acc = vf_silu(acc);
     float part[VF_N];
     vf_store(m < VF_N ? part : y + i, acc);
     if (m < VF_N) memcpy(y + i, part, (size_t)m * sizeof *part);
@@ -83,7 +82,7 @@ PG_INLINE void turn(float (*to)[BLOCK], const float *from, int64_t n, int64_t m)
 }
 
 PG_INLINE void blocks_of(const pg_task *t, int ith, int nth, const pg_scan *scan, int64_t n_c) {
-  const pg_tensor *x = &t->src[X];
+  const pg_tensor *x = &t->src[PG_CONV_X];
   const pg_scan s = *scan;
   const int64_t all = (s.n_head + nth - 1) / nth, share = (all + BLOCK - 1) / BLOCK; // of a thread: blocks
   const int64_t block = PG_MIN(BLOCK, ((all + share - 1) / share + VF_N - 1) / VF_N * VF_N);
@@ -93,9 +92,9 @@ PG_INLINE void blocks_of(const pg_task *t, int ith, int nth, const pg_scan *scan
     const int64_t first = u % blocks * block, n = PG_MIN(block, s.n_head - first), seq = u / blocks;
     const float *from = pg_scan_from(&s, seq) + first * s.n;
     float *to = pg_scan_to(t, &s, seq) + first * s.n, *y = (float *)t->dst.data + seq * s.n_tokens * s.n_head + first;
-    float before[MAX_TAPS][BLOCK], weights[MAX_TAPS][BLOCK] = {{0}};
-    const float *rows[MAX_TAPS];
-    turn(weights, (const float *)t->src[C].data + first * n_c, n, n_c);
+    float before[PG_CONV_MAX_TAPS][BLOCK], weights[PG_CONV_MAX_TAPS][BLOCK] = {{0}};
+    const float *rows[PG_CONV_MAX_TAPS];
+    turn(weights, (const float *)t->src[PG_CONV_WEIGHTS].data + first * n_c, n, n_c);
     turn(before, from, n, n_c - 1);
     // the last token's rows but one, in one step more, are what is stored
     for (int64_t k = 0; k <= s.n_tokens; k++, y += s.n_head) {

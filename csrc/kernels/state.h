@@ -15,11 +15,6 @@ typedef struct pg_scan {
   float *states;         // ... else here, one after the other
 } pg_scan;
 
-// Sources of an op whose states are read from cells and stored there (backends/cpu/fuse.py), behind its own:
-// the cells that sequences go on from, where their states are to be gathered; all cells, a row each; those that the new
-// states go to.
-enum { PG_READ = 9, PG_CELLS, PG_WRITE };
-
 PG_INLINE int64_t pg_scan_id(const pg_tensor *ids, int64_t seq) {
   return *(const int32_t *)(ids->data + seq * ids->nb[0]);
 }

@@ -14,48 +14,76 @@ from pyggml.tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, Tensor
 from .buffer import ALIGNMENT
 
 
+class Operand(NamedTuple):
+    """A tensor that a step reads or writes: its node of that number, or what that node reads as source `src`. It is
+    the same of every step that repeats this one."""
+
+    node: int
+    src: int | None = None
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a backend found: nodes that it computes together. How it does that is in a class of its own, made from this.
+
+    fusion  what it is called
+    heir    a source whose memory the last node may take over
+    """
+
+    fusion: str = ""
+    heir: Operand | None = None
+
+
 class Step(NamedTuple):
     """What a backend computes at a time: a node, or several that it has fused.
 
     nodes   in the order of the graph; the last one names the step
     inner   those that are values on the way: nothing else reads them, they get no memory
-    fusion  what fused them ("" for one node)
-    heirs   sources whose memory the last node may take over (of one node: OpDef.inplace)
+    match   what fused them (None for one node)
     like    a step before it that it repeats: the same but for the values that it reads, and where all of them lie
     """
 
     nodes: tuple[Tensor, ...]
     inner: frozenset[Tensor] = frozenset()
-    fusion: str = ""
-    heirs: tuple[Tensor, ...] = ()
+    match: Match | None = None
     like: Step | None = None
+
+    @property
+    def fusion(self) -> str:
+        """What its match is called, "" for one node."""
+        return "" if self.match is None else self.match.fusion
 
     def sources(self) -> list[Tensor]:
         """What its nodes read and nothing in it computes on the way: a tensor once for each use."""
         inner = self.inner
         return [s for t in self.nodes for s in t.src if s is not None and s not in inner]
 
-    def find(self, t: Tensor) -> tuple[int, int]:
-        """Which of its nodes `t` is, and -1; or the first that reads it, and as which source."""
-        if t in self.nodes:
-            return self.nodes.index(t), -1
-        return next((i, node.src.index(t)) for i, node in enumerate(self.nodes) if t in node.src)
+    @property
+    def heirs(self) -> list[Tensor | None]:
+        """The sources whose memory the last node may take over."""
+        if self.match is not None:
+            return [] if self.match.heir is None else [self.tensor(self.match.heir)]
+        t = self.nodes[-1]
+        return [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)]
 
-    def tensor(self, node: int, source: int) -> Tensor:
-        """What `find` found, in this step."""
-        t = self.nodes[node] if source < 0 else self.nodes[node].src[source]
+    def operand(self, t: Tensor) -> Operand:
+        """`t` as a node of this step, else as the source of the first node that reads it."""
+        if t in self.nodes:
+            return Operand(self.nodes.index(t))
+        return next(Operand(i, node.src.index(t)) for i, node in enumerate(self.nodes) if t in node.src)
+
+    def tensor(self, o: Operand) -> Tensor:
+        """What that operand is in this step."""
+        t = self.nodes[o.node] if o.src is None else self.nodes[o.node].src[o.src]
         assert t is not None
         return t
 
     def of(self, nodes: tuple[Tensor, ...], like: Step | None) -> Step:
         """The same step of other nodes, those that correspond to its own."""
-        inner, heirs = self.inner, ()
+        inner = self.inner
         if inner:
             inner = frozenset([t for t, own in zip(nodes, self.nodes, strict=True) if own in inner])
-        if self.heirs:
-            step = Step(nodes)
-            heirs = tuple([step.tensor(*self.find(t)) for t in self.heirs])
-        return Step(nodes, inner, self.fusion, heirs, like)
+        return Step(nodes, inner, self.match, like)
 
 
 def mapped_steps(steps: Sequence[Step], to: Mapping[Tensor, Tensor]) -> list[Step]:
@@ -170,9 +198,7 @@ def plan(
         """The source whose memory `t` may take over, or None."""
         if t in pinned:
             return None
-        step = steps[at]
-        may = [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)] if len(step.nodes) == 1 else step.heirs
-        for s in may:
+        for s in steps[at].heirs:
             if s is None or s.view_src is not None or s in pinned or s not in held:
                 continue
             if (

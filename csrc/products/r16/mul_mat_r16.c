@@ -4,15 +4,6 @@
 #include "products/experts.h"
 #include "products/r16/repacked.h"
 
-// Sources of mul_mat_r16, _stored and _half. All after COLUMNS may be absent: what norms the columns, what is added to
-// the products, and up to two more matrices times the same columns with their results; or, where the results are
-// a gated unit, one more, of which `dst` is the result; and from BIAS on a bias of each matrix.
-enum { WEIGHTS, COLUMNS, NORM, OTHER, WEIGHTS_1, RESULT_1, WEIGHTS_2, RESULT_2, BIAS, MAX_PRODUCTS = 3 };
-// Those of mul_mat_id_r16 and _stored, of which all after IDS may be absent: one more matrix of each expert times the
-// same columns, where the results are a gated unit, and the biases of each expert.
-enum { IDS = 2, EXPERTS_1, EXPERTS_BIAS };
-enum { STORE, EPS, ALPHA, LIMIT }; // parameters
-
 PG_INLINE int is_gated(int store) { return store > R16_ADD; }
 
 PG_INLINE int64_t up64(int64_t bytes) { return pg_plus(bytes, 63) / 64 * 64; }
@@ -50,7 +41,7 @@ static int64_t gemm_bytes(r16_product p, int nth) {
 }
 
 PG_INLINE r16_product blocks_of(const pg_task *t) {
-  const pg_tensor *a = &t->src[WEIGHTS];
+  const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
   return (r16_product){.f = *r16_find(a->type), .k = a->ne[0], .n_cols = columns_of(t)};
 }
 
@@ -61,25 +52,25 @@ int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
 
 // p takes the results of the product before it as its gate.
 PG_INLINE void gate(r16_product *p, const pg_task *t) {
-  p->store = (int)t->param[STORE];
-  p->alpha = (float)t->param[ALPHA];
-  p->limit = (float)t->param[LIMIT];
+  p->store = (int)t->param[PG_MM_STORE];
+  p->alpha = (float)t->param[PG_MM_ALPHA];
+  p->limit = (float)t->param[PG_MM_LIMIT];
   p->other = &t->dst;
 }
 
 typedef struct products {
-  r16_product p[MAX_PRODUCTS];
+  r16_product p[PG_MM_MAX];
   int n;
 } products;
 
 enum { REPACKED, STORED, HALF, EXACT }; // what the matrices are; EXACT: HALF, and the product as precise as f32's
 
 PG_INLINE products products_of(const pg_task *t, int form) {
-  const pg_tensor *norm = &t->src[NORM];
-  const int store = (int)t->param[STORE];
+  const pg_tensor *norm = &t->src[PG_MM_NORM];
+  const int store = (int)t->param[PG_MM_STORE];
   products s = {.n = 0};
-  for (int i = 0; i < MAX_PRODUCTS; i++) {
-    const pg_tensor *a = &t->src[i ? WEIGHTS_1 + 2 * (i - 1) : WEIGHTS];
+  for (int i = 0; i < PG_MM_MAX; i++) {
+    const pg_tensor *a = &t->src[i ? PG_MM_WEIGHTS_1 + 2 * (i - 1) : PG_MM_WEIGHTS];
     if (!a->data) break;
     s.p[s.n++] = (r16_product){.f = form < HALF ? *r16_find(a->type) : (r16_format){.type = (int)a->type},
                                .w = (const uint8_t *)a->data,
@@ -87,16 +78,16 @@ PG_INLINE products products_of(const pg_task *t, int form) {
                                .exact = form == EXACT,
                                .k = a->ne[0],
                                .m = a->ne[1],
-                               .b = &t->src[COLUMNS],
+                               .b = &t->src[PG_MM_COLUMNS],
                                .norm = (const float *)norm->data,
-                               .eps = t->param[EPS],
-                               .y = i && !is_gated(store) ? &t->src[RESULT_1 + 2 * (i - 1)] : &t->dst,
-                               .bias = (const float *)t->src[BIAS + i].data,
+                               .eps = t->param[PG_MM_EPS],
+                               .y = i && !is_gated(store) ? &t->src[PG_MM_RESULT_1 + 2 * (i - 1)] : &t->dst,
+                               .bias = (const float *)t->src[PG_MM_BIAS + i].data,
                                .n_cols = columns_of(t)};
   }
   if (store == R16_ADD) {
     s.p[0].store = R16_ADD;
-    s.p[0].other = &t->src[OTHER];
+    s.p[0].other = &t->src[PG_MM_ADDED];
   } else if (is_gated(store)) {
     gate(&s.p[1], t);
   }
@@ -105,12 +96,12 @@ PG_INLINE products products_of(const pg_task *t, int form) {
 
 static int multiply(const pg_task *t, int ith, int nth, int form) {
   const products s = products_of(t, form);
-  int few[MAX_PRODUCTS] = {0}, n_few = 0; // each goes the way that it goes alone, whatever it shares the columns with
+  int few[PG_MM_MAX] = {0}, n_few = 0; // each goes the way that it goes alone, whatever it shares the columns with
   for (int i = 0; i < s.n; i++) {
     few[i] = form < HALF && s.p[i].n_cols <= r16_few(r16_unpacks_slowly(s.p[i].f));
     n_few += few[i];
   }
-  const int gated = is_gated((int)t->param[STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
+  const int gated = is_gated((int)t->param[PG_MM_STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
   const gemm g = gemm_for(s.p);
   r16_queue q = r16_queue_of(t, nth);
   r16_x *x = (r16_x *)t->work;
@@ -137,7 +128,7 @@ int PG_FN(mul_mat_stored_any)(const pg_task *t, int ith, int nth) { return multi
 int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF); }
 
 PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
-  const pg_tensor *a = &t->src[WEIGHTS];
+  const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
   return (r16_product){
       .f = {.type = (int)a->type}, .row_bytes = a->nb[1], .exact = exact, .k = a->ne[0], .n_cols = columns_of(t)};
 }
@@ -162,7 +153,7 @@ int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
 }
 
 static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
-  const pg_tensor *a = &t->src[0];
+  const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
   const r16_format f = *r16_find(a->type);
   const int64_t n_expert = a->ne[2];
   int32_t *list = (int32_t *)(t->work + ith * pg_sorted_bytes(t)), *end = list + columns_of(t);
@@ -170,11 +161,15 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
   char *work = (char *)x + x_bytes(t);
   const int status = pg_sort_columns(t, list, end);
   if (status) return status; // all threads see the same ids
-  const int n_p = t->src[EXPERTS_1].data ? 2 : 1;
+  const int n_p = t->src[PG_MM_WEIGHTS_1].data ? 2 : 1;
   r16_product p[2];
   for (int i = 0; i < n_p; i++)
-    p[i] = (r16_product){
-        .f = f, .row_bytes = form ? a->nb[1] : 0, .k = a->ne[0], .m = a->ne[1], .b = &t->src[COLUMNS], .y = &t->dst};
+    p[i] = (r16_product){.f = f,
+                         .row_bytes = form ? a->nb[1] : 0,
+                         .k = a->ne[0],
+                         .m = a->ne[1],
+                         .b = &t->src[PG_MM_COLUMNS],
+                         .y = &t->dst};
   if (n_p == 2) gate(&p[1], t);
   r16_queue q = r16_queue_of(t, nth);
   R16_FN(r16_quantize)(p, x, ith, nth);
@@ -182,8 +177,8 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
   for (int64_t e = 0; e < n_expert; e++) {
     const int32_t start = e ? end[e - 1] : 0, n_cols = end[e] - start;
     for (int i = 0; i < n_p; i++) {
-      const pg_tensor *bias = &t->src[EXPERTS_BIAS + i];
-      p[i].w = (const uint8_t *)t->src[i ? EXPERTS_1 : WEIGHTS].data + e * a->nb[2];
+      const pg_tensor *bias = &t->src[PG_MM_BIAS + i];
+      p[i].w = (const uint8_t *)t->src[i ? PG_MM_WEIGHTS_1 : PG_MM_WEIGHTS].data + e * a->nb[2];
       p[i].bias = bias->data ? (const float *)(bias->data + e * bias->nb[1]) : NULL;
       p[i].list = list + start;
       p[i].n_cols = n_cols;

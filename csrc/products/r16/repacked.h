@@ -32,9 +32,6 @@ enum {
 #define R16_FN PG_FN
 #endif
 
-// What becomes of a product v, after its bias is added: y = v, other + v, or a gated unit of other and v.
-enum r16_store { R16_STORE, R16_ADD, R16_SWIGLU, R16_GEGLU, R16_REGLU, R16_SWIGLU_OAI };
-
 typedef struct r16_product {
   r16_format f;
   const uint8_t *w;    // the matrix, repacked; or as it is stored: blocks, or F16 or BF16 (products/gemm/gemm.c only)
@@ -48,7 +45,7 @@ typedef struct r16_product {
   const int32_t *list; // numbers of y's columns, or NULL: 0 .. n_cols - 1
   int64_t n_cols;
   const float *bias;      // if not NULL: of each row
-  int store;              // enum r16_store
+  int store;              // enum r16_store (operands.h)
   float alpha, limit;     // of R16_SWIGLU_OAI
   const pg_tensor *other; // f32 and dense along m, as y; may be y
 } r16_product;

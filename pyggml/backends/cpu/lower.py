@@ -12,16 +12,17 @@ import numpy as np
 
 from pyggml.native import ffi, lib
 
-from ...buffers.alloc import Step
+from ...buffers.alloc import Operand, Step
 from ...buffers.buffer import Buffer, MappedFile
 from ...errors import BackendError
 from ...opdef import OPS
 from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
 from ..protocol import Resolve, node_error
-from .lower_records import RECORDS, Half
+from .record import Half, Record, record_of
 
 _TENSOR = Struct("=Q9q")  # pg_tensor: data, ne[4], nb[4], type
 _HEAD = Struct("=Qq")  # pg_op: fn, n_threads
+_NUMBER = Struct("=d")
 _TAIL = Struct("=Qqq")  # pg_task: work .. (plan is filled after)
 _MAX_SRC, _MAX_PARAM = 12, 16
 _DST = _HEAD.size
@@ -75,12 +76,12 @@ def cost_ns(t: Tensor) -> float:
     return cost.flops / 32 + (cost.read + cost.written) / 32
 
 
-class _Operand(NamedTuple):
-    """A tensor of a record: its place there in bytes; what it is of the step (see `Step.find`); and how many bytes the
-    address is behind where it, or its repacked copy, begins."""
+class _Address(NamedTuple):
+    """Of a tensor in a record: where that is there, in bytes; the tensor; and how many bytes it is behind where that
+    tensor, or its repacked copy, begins."""
 
     at: int
-    found: tuple[int, int]
+    of: Operand
     copied: bool
     skip: int
 
@@ -89,7 +90,7 @@ class _Row(NamedTuple):
     """What a step that repeats another takes over from it."""
 
     i: int
-    operands: list[_Operand]
+    addresses: list[_Address]
     ns: float
     shared_ns: float  # of it, what threads share; inf asks for them
 
@@ -125,21 +126,22 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         return skip
 
     def lowered(i: int, step: Step) -> _Row:
-        r = RECORDS[step.fusion](step, isa)
+        r = step.match if isinstance(step.match, Record) else record_of(step.nodes[0], isa)
         if r.kernel is None:
             raise node_error(step.nodes[-1], f"the cpu backend ({isa}) has no kernel for these types")
         at = i * _OP_SIZE
         ns = sum(map(cost_ns, step.nodes))
         is_shared = ns > _SHARE if r.shared is None else r.shared
         _HEAD.pack_into(memory, at, r.kernel.address, n_threads if is_shared else 1)
-        operands = [_Operand(_DST, step.find(r.dst), False, put(r.dst, at + _DST, None, r.layout, None))]
-        for j, s in enumerate(r.srcs):
-            if s is not None:
-                place, copy = _SRC + j * _TENSOR.size, r.copies.get(j)
-                skip = put(resolve(s), at + place, copy, None, r.halves.get(j))
-                operands.append(_Operand(place, step.find(s), copy is not None, skip))
-        if r.params:
-            Struct(f"={len(r.params)}d").pack_into(memory, at + _PARAM, *r.params)
+        layout = None if r.shape is None else step.tensor(r.shape).ne
+        addresses = [_Address(_DST, r.dst, False, put(step.tensor(r.dst), at + _DST, None, layout, None))]
+        for j, o in r.srcs.items():
+            t, place = step.tensor(o), _SRC + j * _TENSOR.size
+            copy = t.form.copy if j in r.packed else None
+            skip = put(resolve(t), at + place, copy, None, r.halves.get(j))
+            addresses.append(_Address(place, o, copy is not None, skip))
+        for j, value in r.params.items():
+            _NUMBER.pack_into(memory, at + _PARAM + j * _NUMBER.size, value)
         if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
             need = lib.pg_work_size(r.kernel.row, task, n_threads)
@@ -147,15 +149,15 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
                 raise node_error(step.nodes[-1], "it needs more scratch memory than there can be")
             _TAIL.pack_into(memory, at + _WORK, 0, need, 0)
             out.work_size = max(out.work_size, need)
-        return _Row(i, operands, ns, inf if r.shared else ns * is_shared)
+        return _Row(i, addresses, ns, inf if r.shared else ns * is_shared)
 
     repeats: list[tuple[int, int]] = []  # row, that which it repeats
     moved: list[tuple[int, int]] = []  # word, what is there in a repeated row
 
     def repeated(i: int, step: Step, row: _Row) -> None:
         repeats.append((i, row.i))
-        for at, found, copied, skip in row.operands:
-            place, t = i * _OP_SIZE + at, step.tensor(*found)
+        for at, operand, copied, skip in row.addresses:
+            place, t = i * _OP_SIZE + at, step.tensor(operand)
             t, copy = (t, t.form.copy) if copied else (t if at == _DST else resolve(t), None)
             moved.append((place // 8, address(t, place, copy) + skip))
 

@@ -10,7 +10,7 @@ import pytest
 
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
-from pyggml.backends.cpu.fuse_patterns import SCANS
+from pyggml.backends.cpu.fusions.scan import SCANS
 from pyggml.sched import Scheduler
 
 from .test_fuse_patterns import by_fusing

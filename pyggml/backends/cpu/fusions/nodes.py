@@ -1,0 +1,133 @@
+"""What the fusions ask of the nodes, and make of those that they have found."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ....buffers.alloc import Step
+from ....dtypes import DType
+from ....opdef import OPS
+from ....tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+from ..isa import Kernel, find_kernel
+from ..record import Half, Record
+
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+_F32 = DType.F32.gguf_id
+
+
+class Nodes:
+    """Nodes of a graph that are to be fused.
+
+    at       the place of each
+    uses     how often the whole graph reads a tensor
+    readers  which of the nodes read it, once for each use
+    kernels  those of the products that the CPU has its own way for (of one matrix, or by expert)
+    enabled  the fusions that may be used
+    taken    what steps have been made of: node -> the step that stands in its place, if one does
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Tensor],
+        uses: Mapping[Tensor, int],
+        kernels: Mapping[Tensor, Kernel],
+        isa: str,
+        enabled: Collection[str],
+    ) -> None:
+        self.nodes, self.uses, self.isa, self.enabled = nodes, uses, isa, enabled
+        self.at = {t: i for i, t in enumerate(nodes)}
+        self.readers: dict[Tensor, list[Tensor]] = {}
+        writers = [
+            (i, t.view_src) for i, t in enumerate(nodes) if t.view_src is not None and OPS[t.op].kernel is not None
+        ]
+        self._writes_at, self._written = [i for i, _ in writers], [root for _, root in writers]
+        for t in nodes:
+            for s in t.src:
+                if s is None:
+                    continue
+                if s in self.readers:
+                    self.readers[s].append(t)
+                else:
+                    self.readers[s] = [t]
+        self.kernels = {
+            t: kernels[t] for t in nodes if t in kernels and (t.op == "mul_mat_id" or t.ne[2] == t.ne[3] == 1)
+        }
+        self.taken: dict[Tensor, Step | None] = {}
+
+    def passes(self, t: Tensor, n: int = 1) -> bool:
+        """Whether `t` is a node here that is read n times, all by these nodes, and need not exist otherwise."""
+        return (
+            t in self.at
+            and t not in self.taken
+            and (t.view_src is None or OPS[t.op].kernel is None)
+            and not t.flags & (FLAG_INPUT | FLAG_OUTPUT)
+            and self.uses[t] == n == len(self.readers.get(t, ()))
+        )
+
+    def reader(self, t: Tensor) -> Tensor | None:
+        """The one node that reads `t`, where it has no other use and no step has taken either."""
+        out = self.readers[t][0] if self.passes(t) else None
+        return None if out is None or out in self.taken else out
+
+    def in_order(self, nodes: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """As they stand in the graph."""
+        return tuple(sorted(nodes, key=self.at.__getitem__))
+
+    def unwritten(self, sources: Iterable[Tensor | None], first: Tensor, last: Tensor) -> bool:
+        """Whether no node after first, up to last (which writes as it reads), writes to what `sources` lie in."""
+        begin, end = (bisect_right(self._writes_at, self.at[t]) for t in (first, last))
+        written = self._written[begin:end]
+        return not written or {s.root for s in sources if s is not None}.isdisjoint(written)
+
+    def kernel(self, stem: str, src0: DType = DType.F32) -> Kernel | None:
+        """The kernel for a first source of that type, and F32."""
+        return find_kernel(self.isa, stem, _F32, src0.gguf_id, _F32)
+
+
+class Fusion(NamedTuple):
+    """One way to compute nodes together.
+
+    name  what its steps are called
+    ops   those of the node that `find` begins with
+    find  the step that such a node is part of, or None. Nodes of another step are not asked for. The step stands where
+          its last node stood; where it has results that are read before that, where its first one did (`early`)
+    """
+
+    name: str
+    ops: Collection[str]
+    find: Callable[[Nodes, Tensor], Step | None]
+    early: bool = False
+
+
+def fused(
+    fusion: str,
+    nodes: Sequence[Tensor],
+    results: Sequence[Tensor],
+    kernel: Kernel | None,
+    srcs: Mapping[int, Tensor | None],
+    params: Mapping[int, float],
+    *,
+    heir: Tensor | None = None,
+    packed: tuple[int, ...] = (),
+    halves: Mapping[int, Half] | None = None,
+    shape: Tensor | None = None,
+) -> Step:
+    """The step of `nodes`, in order. All but the `results` are inner; the first of these is what the kernel writes. See
+    `Record` for the rest."""
+    step = Step(tuple(nodes), frozenset(nodes).difference(results))
+    heir_, shape_ = (None if t is None else step.operand(t) for t in (heir, shape))
+    sources = {i: step.operand(t) for i, t in srcs.items() if t is not None}
+    record = Record(fusion, heir_, kernel, step.operand(results[0]), sources, params, packed, halves or {}, shape_)
+    return step._replace(match=record)
+
+
+def is_f32_rows(t: Tensor | None) -> bool:
+    """Whether its rows are dense f32."""
+    return t is not None and t.dtype is DType.F32 and t.nb[0] == 4
+
+
+def other_source(t: Tensor, s: Tensor) -> Tensor | None:
+    """Of a node with two sources the one that is not `s`."""
+    return t.src[1] if t.src[0] is s else t.src[0]

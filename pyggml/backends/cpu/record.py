@@ -1,0 +1,61 @@
+"""What lower.py writes of a step: the kernel and its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...buffers.alloc import Match, Operand
+from ...opdef import OPS
+from ...tensor import Tensor
+from .host import HOST_KERNEL
+from .isa import Kernel, kernel_of
+from .products import choose
+
+_NODE = Operand(0)
+
+
+class Half(NamedTuple):
+    """The first (0) or second (1) half of a dimension."""
+
+    dim: int
+    which: int
+
+
+@dataclass(frozen=True)
+class Record(Match):
+    """How nodes are computed, and those of all steps that repeat them.
+
+    kernel  None: the backend has none
+    dst     where the result goes
+    srcs    the sources of the kernel, by number (csrc/operands.h)
+    params  its parameters, by number. Those of fused nodes hold for all sizes of a graph (`Program.vary`): a pattern
+            gives none that depends on ne
+    packed  sources of which the repacked copy is read, where they have one
+    halves  sources of which one half is read
+    shape   the node whose ne the result has, laid out densely in `dst`; None: dst's own
+    shared  between threads; None: where its cost says so
+    """
+
+    kernel: Kernel | None = None
+    dst: Operand = _NODE
+    srcs: Mapping[int, Operand] = field(default_factory=dict[int, Operand])
+    params: Mapping[int, float] = field(default_factory=dict[int, float])
+    packed: tuple[int, ...] = ()
+    halves: Mapping[int, Half] = field(default_factory=dict[int, Half])
+    shape: Operand | None = None
+    shared: bool | None = None
+
+
+def record_of(t: Tensor, isa: str) -> Record:
+    """How a node by itself is computed."""
+    if OPS[t.op].host is not None:
+        return Record(kernel=HOST_KERNEL, shared=t.op_params.get("n_tasks") != 1)
+    product = choose(isa, t)
+    return Record(
+        kernel=kernel_of(isa, t) if product is None else product[0],
+        srcs={i: Operand(0, i) for i, s in enumerate(t.src) if s is not None},
+        params=dict(enumerate(t.op_params.values())),
+        packed=() if product is None else (0,),
+    )
