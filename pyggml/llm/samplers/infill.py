@@ -5,12 +5,17 @@ Semantics: llama.cpp's infill sampler (llama_sampler_init_infill).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from pyggml.llm.vocab import Vocab
 
 from .base import Sampler
 from .candidates import Candidates
+
+if TYPE_CHECKING:
+    from .params import SamplingParams
 
 _LONGEST = 256  # candidates that are compared with each other
 _MIN_P = 0.2
@@ -22,6 +27,10 @@ class Infill(Sampler):
     below 0.2, and then those below 1 / (their number + 1), are left out; where none stays, the generation ends."""
 
     name = "infill"
+
+    @classmethod
+    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+        return cls(vocab)
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab

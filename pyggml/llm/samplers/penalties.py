@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .base import Sampler
 from .candidates import Candidates
+
+if TYPE_CHECKING:
+    from pyggml.llm.vocab import Vocab
+
+    from .params import SamplingParams
 
 _MOST = 1e15  # with it, logits stay finite at the coldest temperature
 
@@ -32,6 +38,12 @@ class Penalties(Sampler):
     each occurrence and `presence` for any subtracted. The token `exempt` is left alone."""
 
     name = "penalties"
+
+    @classmethod
+    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+        penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
+        on = p.repeat_last_n != 0 and penalties != (1, 0, 0)
+        return cls(p.repeat_last_n, *penalties, None if p.penalize_nl else vocab.nl) if on else None
 
     def __init__(
         self, last_n: int, repeat: float, frequency: float, presence: float, exempt: int | None = None

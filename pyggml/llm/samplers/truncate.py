@@ -6,16 +6,27 @@ Sources: top-p, Holtzman et al. 2019; typical, Meister et al. 2022; min-p, Nguye
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .base import Sampler
 from .candidates import Candidates
+
+if TYPE_CHECKING:
+    from pyggml.llm.vocab import Vocab
+
+    from .params import SamplingParams
 
 
 class TopK(Sampler):
     """The k likeliest."""
 
     name, keeps_best = "top_k", True
+
+    @classmethod
+    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+        return cls(p.top_k) if p.top_k > 0 else None
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -32,6 +43,10 @@ class TopP(Sampler):
 
     name, keeps_best = "top_p", True
 
+    @classmethod
+    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+        return cls(p.top_p) if p.top_p < 1 else None
+
     def __init__(self, p: float) -> None:
         self.p = p
 
@@ -46,6 +61,10 @@ class MinP(Sampler):
     """Those whose probability is at least p times that of the likeliest."""
 
     name, keeps_best = "min_p", True
+
+    @classmethod
+    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+        return cls(p.min_p) if p.min_p > 0 else None
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -66,6 +85,10 @@ class Typical(Sampler):
     """Those whose surprise is nearest to the entropy, until their probabilities exceed p."""
 
     name = "typ_p"
+
+    @classmethod
+    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+        return cls(p.typ_p) if p.typ_p < 1 else None
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -88,6 +111,10 @@ class TopNSigma(Sampler):
 
     name, keeps_best = "top_n_sigma", True
 
+    @classmethod
+    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+        return cls(p.top_n_sigma) if p.top_n_sigma > 0 else None
+
     def __init__(self, n: float) -> None:
         self.n = n
 
@@ -105,6 +132,11 @@ class Xtc(Sampler):
     """Exclude top choices: with some probability, of the tokens at or above the threshold only the last stays."""
 
     name = "xtc"
+
+    @classmethod
+    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+        on = p.xtc_probability > 0 and p.xtc_threshold <= 0.5
+        return cls(p.xtc_probability, p.xtc_threshold, rng) if on else None
 
     def __init__(self, probability: float, threshold: float, rng: np.random.Generator) -> None:
         self.probability, self.threshold, self._rng = probability, threshold, rng
