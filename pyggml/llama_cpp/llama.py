@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ..dtypes import DType
 from ..errors import BatchError, ModelError, whole
 from ..llm.context import LlamaContext
+from ..llm.generate.generation import functions
 from ..llm.model import Model, load_model
 from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
-from ..llm.samplers import SamplerChain, SamplingParams
+from ..llm.samplers import SamplerChain, our_names, sampling_params
 from .chat_formats import find_chat_format
 from .function_formats import FUNCTION_FORMATS
 
@@ -245,8 +246,8 @@ class Llama:
         return self._context().logits[-1]
 
     def _chain(self, sampling: dict[str, Any]) -> tuple[SamplerChain, Sequence[Callable[..., bool]]]:
-        names = {"temperature": "temp", "typical_p": "typ_p", "mirostat_mode": "mirostat"}
-        options = {names.get(k, k): v for k, v in sampling.items() if v is not None and k not in ("tfs_z", "idx")}
+        given = {k: v for k, v in sampling.items() if v is not None and k not in ("tfs_z", "idx")}
+        options = our_names(given)
         processors: Any = options.pop("logits_processor", ())
         stopping: Any = options.pop("stopping_criteria", ())
         grammar = options.get("grammar")
@@ -254,8 +255,8 @@ class Llama:
         options.setdefault("repeat_last_n", self.last_n_tokens_size)
         if self._seed != LLAMA_DEFAULT_SEED:
             options.setdefault("seed", self._seed)
-        chain = SamplerChain(SamplingParams(**options), self.model.vocab, _several(processors))
-        return chain, _several(stopping)
+        chain = SamplerChain(sampling_params(options), self.model.vocab, functions("logits_processor", processors))
+        return chain, functions("stopping_criteria", stopping)
 
     # -- what it is -------------------------------------------------------------------------------------------------
 
@@ -293,9 +294,3 @@ class Llama:
     def close(self) -> None:
         """Close the model."""
         self.model.close()
-
-
-def _several(functions: Any) -> Sequence[Callable[..., Any]]:
-    if isinstance(functions, (list, tuple)):
-        return cast("Sequence[Callable[..., Any]]", functions)
-    return (functions,)

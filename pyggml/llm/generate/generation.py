@@ -141,6 +141,11 @@ class Generation:
         """The text that is held back where the generation was broken off."""
         return self._text.flush()
 
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the text that was given: of an encoder-decoder those of its source."""
+        return len(self.source or self.prompt)
+
     def __iter__(self) -> Generator[Token, None, None]:
         timings = self.timings
         start = perf_counter()
