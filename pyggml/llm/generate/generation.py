@@ -267,7 +267,7 @@ class GenerateOptions(NamedOptions, total=False):
     flash_attn: bool
     cfg_scale: float
     negative_prompt: str | Sequence[int]
-    context: ContextOptions
+    context: ContextOptions | None
     special: bool
 
 
