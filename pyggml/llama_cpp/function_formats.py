@@ -13,8 +13,7 @@ from typing import Any, cast
 from ..errors import ModelError
 from ..llm.generate.templates import ChatTemplate, find_template
 from ..llm.loaded import LoadedModel
-from ..llm.openai.dialect import Dialect
-from ..llm.openai.formats import Format
+from ..llm.openai.formats import Dialect, Format
 from ..llm.openai.reply import Call, Reply, json_object
 from ..llm.vocab import Vocab
 

@@ -151,8 +151,8 @@ class Llama:
     def embed(
         self, input: str | list[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
     ) -> Any:
-        """The embedding of a text, or of each of several: a list of numbers, or, where the model pools nothing, one of
-        these for each token. Raises ModelError without `embedding=True`."""
+        """The embedding of a text, or of each of several: a list of numbers, or, when the model does not pool, one
+        such list for each token. Raises ModelError without `embedding=True`."""
         if not self._embedding:
             raise ModelError("embeddings need Llama(..., embedding=True)")
         texts = [input] if isinstance(input, str) else input
@@ -192,7 +192,7 @@ class Llama:
             self._ctx.memory.clear()
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind those so far. Raises KVCacheFull where they do not fit."""
+        """Evaluate tokens behind those so far. Raises KVCacheFull when they do not fit."""
         ctx = self._context()
         for i in range(0, len(tokens), ctx.n_batch):
             ctx.decode(list(tokens[i : i + ctx.n_batch]))

@@ -114,7 +114,7 @@ def piece(model: LoadedModel, token: int) -> bytes:
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
-    """Names of tools, and the schemas of their parameters. Raises ModelError for what is no tool."""
+    """Names of tools, and the schemas of their parameters. Raises ModelError for anything that is not a tool."""
     found: dict[str, Mapping[str, Any]] = {}
     for i, tool in enumerate(tools or ()):
         function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -47,7 +47,7 @@ class SamplerChain:
         self._accepting = [s for s in self.samplers if type(s).accept is not Sampler.accept]
 
     def sample(self, logits: Floats) -> int:
-        """A token for the logits [n_vocab] of one step, which stay as they are. Raises SamplerError where none is
+        """A token for the logits [n_vocab] of one step, which stay as they are. Raises SamplerError when no token is
         left, or for NaN."""
         if self.traces is not None:
             return self._traced(logits, self.traces)
@@ -131,7 +131,8 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
 
 
 def _top_draw(p: SamplingParams, kinds: list[type[Sampler]]) -> TopDraw | None:
-    """What does the work of such samplers and draws, where they are top_k and, in this order, any of the usual ones."""
+    """One call of C for these samplers and the draw, when they are top_k and, in this order, any of top_p, min_p and
+    temperature; None for others."""
     usual = [kind for kind in (TopK, TopP, MinP, Temperature) if kind in kinds]
     if TopK not in kinds or kinds != usual or p.top_k > LONG:
         return None

@@ -115,7 +115,7 @@ def find_breakers(texts: Sequence[str], vocab: Vocab) -> Breakers:
 
 
 def _tokens_of(text: bytes, vocab: Vocab) -> list[int]:
-    """Tokens of a text inside another. None where it starts within a character."""
+    """Tokens of a text inside another. None when it starts within a character."""
     try:
         return vocab.tokenize(text.decode(), add_special=False, continued=True)
     except UnicodeDecodeError:

@@ -34,7 +34,7 @@ class Temperature(Sampler):
         self._temp = np.array(temp, np.float32)
 
     def apply(self, c: Candidates) -> None:
-        with np.errstate(over="ignore"):  # what is penalised beyond all numbers becomes -inf
+        with np.errstate(over="ignore"):  # a logit that is penalised beyond all numbers becomes -inf
             c.replace(np.divide(c.logits, self._temp), True)
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Temperature(Sampler):
 
 
 class DynamicTemperature(Sampler):
-    """Logits divided by low + (high - low) * e ** exponent; e is the entropy, 1 where all candidates are equal."""
+    """Logits divided by low + (high - low) * e ** exponent; e is the entropy, 1 when all candidates are equal."""
 
     name = "temperature"
 
@@ -58,7 +58,7 @@ class DynamicTemperature(Sampler):
         if temp < 1e-6:  # no entropy, and `low` is 0: what remains is the best
             c.keep_top(1)
         else:
-            with np.errstate(over="ignore"):  # what is penalised beyond all numbers becomes -inf
+            with np.errstate(over="ignore"):  # a logit that is penalised beyond all numbers becomes -inf
                 c.replace(np.divide(c.logits, np.float32(temp), dtype=np.float32), True)
 
     def __str__(self) -> str:

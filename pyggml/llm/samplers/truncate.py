@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TopK(Sampler):
-    """The k likeliest."""
+    """The k likeliest tokens."""
 
     name, keeps_best = "top_k", True
 
@@ -39,7 +39,7 @@ class TopK(Sampler):
 
 
 class TopP(Sampler):
-    """Nucleus: the fewest of the likeliest whose probabilities reach p."""
+    """Nucleus: the likeliest tokens, as few as reach the probability p together."""
 
     name, keeps_best = "top_p", True
 
@@ -58,7 +58,7 @@ class TopP(Sampler):
 
 
 class MinP(Sampler):
-    """Those whose probability is at least p times that of the likeliest."""
+    """Tokens whose probability is at least p times the likeliest token's."""
 
     name, keeps_best = "min_p", True
 
@@ -82,7 +82,7 @@ class MinP(Sampler):
 
 
 class Typical(Sampler):
-    """Those whose surprise is nearest to the entropy, until their probabilities exceed p."""
+    """Tokens whose surprise is nearest to the entropy, until their probabilities exceed p."""
 
     name = "typ_p"
 
@@ -107,7 +107,7 @@ class Typical(Sampler):
 
 
 class TopNSigma(Sampler):
-    """Those whose logits are within n standard deviations (of all finite logits) of the largest."""
+    """Tokens whose logits are within n standard deviations (of all finite logits) of the largest."""
 
     name, keeps_best = "top_n_sigma", True
 
