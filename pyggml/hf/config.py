@@ -64,13 +64,13 @@ class Config:
     model is one of several parts, its part (`text_config`) is asked first.
 
     last      the name that was asked for last; errors mention it
-    n_heads   how many drafting layers follow the model's `n_layer` layers in the checkpoint. The tensors tell, because
+    n_nextn   how many drafting layers follow the model's `n_layer` layers in the checkpoint. The tensors tell, because
               configs count the layers that were trained, even when a copy of the checkpoint has dropped them
     asked     the names that were asked for so far; `refuse_unread` refuses other keys that change the model
     """
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
-        self.path, self.n_heads, self.last = path, 0, ""
+        self.path, self.n_nextn, self.last = path, 0, ""
         text = values.get("text_config")
         self.values: dict[str, Any] = {**values, **text} if isinstance(text, dict) else dict(values)
         self.asked: set[str] = set()

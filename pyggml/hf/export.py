@@ -146,8 +146,8 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
     if "local_attention" in config:  # modern-bert's name of the whole window; its `sliding_window` would be half of it
         del windows["sliding_window"]
     config |= windows
-    n_heads = keys.get("nextn_predict_layers", 0)
-    config |= {family.heads.says: n_heads} if family.heads is not None and n_heads else {}
+    n_nextn = keys.get("nextn_predict_layers", 0)
+    config |= {family.nextn.says: n_nextn} if family.nextn is not None and n_nextn else {}
     n_vocab = file.tensors["token_embd.weight"].ne[1]
     config.setdefault("vocab_size", n_vocab)
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
@@ -266,8 +266,8 @@ def _main_type(file: GGUFFile) -> DType:
 
 def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
     taken: set[str] = set()
-    n_heads = sizes.ints("nextn_predict_layers")
-    n_layer = sizes.ints("block_count") - n_heads
+    n_nextn = sizes.ints("nextn_predict_layers")
+    n_layer = sizes.ints("block_count") - n_nextn
     for t in file.tensors.values():
         if t.name in taken or t.name in _MADE:
             continue
@@ -277,12 +277,14 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
         role = side + found[3]
         own = role + (".bias" if suffix == ".bias" else "")
         begin, head = f"{SIDES.get(side, family.layers)}.{layer}", int(layer or 0) - n_layer
-        if family.heads is not None and head >= 0:
-            begin = family.heads.layer(head, n_layer, family.layers)
-            name = family.heads.named(role, begin)
+        if family.nextn is not None and head >= 0:
+            begin = family.nextn.layer(head, n_layer, family.layers)
+            name = family.nextn.named(role, begin)
             if name is not None:
-                if n_heads > 1 and "{layer}" not in family.heads.own[role]:
-                    raise ModelError(f"{name} is one for all heads, of which the file has {n_heads} with {role} each")
+                if n_nextn > 1 and "{layer}" not in family.nextn.own[role]:
+                    raise ModelError(
+                        f"{name} is one for all drafting layers, of which the file has {n_nextn} with {role} each"
+                    )
                 yield _Written(name + suffix, (t,))
                 continue
         end, split = next(((e, s) for e, s in family.splits.items() if own in s.roles), ("", None))

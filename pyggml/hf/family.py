@@ -13,7 +13,7 @@ from .config import Config
 from .moves import Move, Split, Value
 
 Array = npt.NDArray[Any]
-Step = Move | Value
+Change = Move | Value
 Back = Callable[[Any, Mapping[str, Any]], Mapping[str, object]]
 
 
@@ -32,7 +32,7 @@ Key = str | tuple[str, ...] | Of | int | float | bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class NextnLayers:
     """How a checkpoint spells drafting layers (multi-token prediction), which a GGUF has behind the model's layers.
 
     says     the config's key for their number
@@ -83,7 +83,7 @@ class Family:
              The GGUF gets the products; a written config gets 1
     untied   whether the GGUF needs an output of its own although the config ties it to the embeddings
     scalars  end of the names of tensors with one number for each layer -> the key that they become, and their shape
-    heads    how drafting layers are spelled, in families that may have them
+    nextn    how drafting layers are spelled, in families that may have them
     told     keys of the config that need not be read: tensors or other keys say the same, or nothing depends on them
     by_norm  key of the config that tells whether layers have a norm -> the norm's role, and the value that means yes.
              The tensors tell it too, and both must agree
@@ -98,7 +98,7 @@ class Family:
     made: Callable[[Config], Mapping[str, Array]] = lambda c: {}
     by_tensors: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, object]] = lambda ne: {}
     padded: tuple[str, ...] = ()
-    moves: Mapping[str, Step | tuple[Step, ...]] = field(default_factory=dict[str, "Step | tuple[Step, ...]"])
+    moves: Mapping[str, Change | tuple[Change, ...]] = field(default_factory=dict[str, "Change | tuple[Change, ...]"])
     splits: Mapping[str, Split] = field(default_factory=dict[str, Split])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     skip: tuple[str, ...] = ()
@@ -109,11 +109,11 @@ class Family:
     scaled: Callable[[Config], Mapping[str, float | Array]] = lambda c: {}
     untied: Callable[[Config], bool] = lambda c: False
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
-    heads: Heads | None = None
+    nextn: NextnLayers | None = None
     told: tuple[str, ...] = ()
     by_norm: Mapping[str, tuple[str, bool]] = field(default_factory=dict[str, "tuple[str, bool]"])
 
-    def moves_of(self, name: str) -> list[Step]:
+    def moves_of(self, name: str) -> list[Change]:
         """The moves of a tensor by its GGUF name, such as `blk.3.attn_q.weight`."""
         role = name.split(".", 2)[2] if name.startswith("blk.") else name
         suffixed, role = role, role.removesuffix(".weight").removesuffix(".bias")

@@ -24,7 +24,7 @@ from .family import Array, Family
 from .metadata import read_metadata, rope_tensors
 from .moves import Sizes
 from .safetensors import StoredTensor, open_folder
-from .tensors import HFTensor, Tensors, as_f32, count_heads
+from .tensors import HFTensor, Tensors, as_f32, count_nextn
 from .tokenizer import read_tokenizer
 
 _P = ParamSpec("_P")
@@ -106,7 +106,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
     n_layer = config.n_layer
     stored = {} if vocab_only else open_folder(folder)
-    config.n_heads = count_heads(family, n_layer, stored)
+    config.n_nextn = count_nextn(family, n_layer, stored)
     try:
         kv |= read_metadata(family, config)
         made = {**rope_tensors(config), **family.made(config)}
@@ -120,7 +120,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
         return HFFolder(str(folder), family, kv, {})
     stored, numbers = _numbers(family, stored)
     kv |= numbers
-    makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
+    makers = Tensors(family, n_layer + config.n_nextn, sizes, scaled, config.n_nextn)
     wanted = _wanted(config, stored, untied, "tie_word_embeddings" not in family.told)
     config.asked.update((*family.told, *family.by_norm))
     config.refuse_unread()

@@ -20,14 +20,14 @@ _PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_e
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are written: classes know one each
 
 
-def _n_heads(keys: Mapping[str, Any]) -> int:
+def _n_nextn(keys: Mapping[str, Any]) -> int:
     return int(keys.get("nextn_predict_layers", 0))
 
 
 def of_model(values: Sequence[Any], keys: Mapping[str, Any]) -> list[Any]:
     """The values of the model's own layers as a list for a config, from values of all blocks of a file or of the
     layers."""
-    return list(values[: keys["block_count"] - _n_heads(keys)])
+    return list(values[: keys["block_count"] - _n_nextn(keys)])
 
 
 def _groups_used(c: Config) -> int | None:
@@ -48,8 +48,8 @@ COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
     "embedding_length": Of(lambda c: c.n_embd, lambda n, keys: {"hidden_size": n, "n_embd": n}),
-    "block_count": Of(lambda c: c.n_layer + c.n_heads, lambda n, keys: {"num_hidden_layers": n - _n_heads(keys)}),
-    "nextn_predict_layers": Of(lambda c: c.n_heads or None),
+    "block_count": Of(lambda c: c.n_layer + c.n_nextn, lambda n, keys: {"num_hidden_layers": n - _n_nextn(keys)}),
+    "nextn_predict_layers": Of(lambda c: c.n_nextn or None),
     "feed_forward_length": ("intermediate_size", "n_inner"),
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "attention.head_count_kv": ("num_key_value_heads", "n_kv_heads"),
@@ -113,7 +113,7 @@ def dense_lead(c: Config) -> int | None:
 
 def dense_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
     """The entries that `dense_lead` reads."""
-    kinds = ["dense" if il < n else "sparse" for il in range(keys["block_count"] - _n_heads(keys))]
+    kinds = ["dense" if il < n else "sparse" for il in range(keys["block_count"] - _n_nextn(keys))]
     return {"first_k_dense_replace": n, "mlp_layer_types": kinds}
 
 

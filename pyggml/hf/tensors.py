@@ -16,7 +16,7 @@ from pyggml.errors import ModelError
 from pyggml.models.hparams import MAX_LAYERS
 from pyggml.tensor import full_ne
 
-from .family import Array, Family, Step
+from .family import Array, Change, Family
 from .float8 import MX_BLOCKS, f8_to_f32, is_scale, mxfp4_blocks, scale_of
 from .moves import Move, Shape, Sizes, Split, Value
 from .safetensors import StoredTensor
@@ -174,14 +174,14 @@ def text_name(hf: str) -> str:
     return hf
 
 
-def count_heads(family: Family, n_layer: int, stored: Iterable[str]) -> int:
+def count_nextn(family: Family, n_layer: int, stored: Iterable[str]) -> int:
     """How many drafting layers a checkpoint has behind its `n_layer` other layers, by the names of its tensors: layers
     count that have the tensor that joins a drafting layer's two inputs."""
-    heads, names = family.heads, {text_name(name) for name in stored}
-    for i in range(0 if heads is None else MAX_LAYERS):
-        assert heads is not None
-        layer = heads.layer(i, n_layer, family.layers)
-        joins, begin = text_name(f"{heads.named('nextn.eh_proj', layer)}.weight"), text_name(f"{layer}.")
+    nextn, names = family.nextn, {text_name(name) for name in stored}
+    for i in range(0 if nextn is None else MAX_LAYERS):
+        assert nextn is not None
+        layer = nextn.layer(i, n_layer, family.layers)
+        joins, begin = text_name(f"{nextn.named('nextn.eh_proj', layer)}.weight"), text_name(f"{layer}.")
         if joins not in names or not any(name.startswith(begin) for name in names):
             return i
     return 0
@@ -196,9 +196,9 @@ class Tensors:
         n_layer: int,
         sizes: Sizes,
         scaled: Mapping[str, float | Array] | None = None,
-        n_heads: int = 0,
+        n_nextn: int = 0,
     ) -> None:
-        """`n_heads`: how many of the `n_layer` layers are drafting layers, which come last."""
+        """`n_nextn`: how many of the `n_layer` layers are drafting layers, which come last."""
         import gguf  # takes a while to import
 
         archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -207,16 +207,16 @@ class Tensors:
         self._names = [(re.compile(pattern), text) for pattern, text in family.names.items()]
         self._skip = [re.compile(pattern) for pattern in (*_NEVER, *family.skip)]
         # How the names of a drafting layer begin -> how they begin when it is counted as a layer behind the model's.
-        self._head_layers: list[tuple[str, str]] = []
+        self._nextn_layers: list[tuple[str, str]] = []
         # Names that only drafting layers have -> names in a GGUF; both without suffixes.
-        self._of_heads: dict[str, list[str]] = {}
-        for i, heads in enumerate([family.heads] * n_heads):
-            assert heads is not None, family
-            il = n_layer - n_heads + i
-            layer = heads.layer(i, n_layer - n_heads, family.layers)
-            self._head_layers.append((f"{text_name(layer)}.", f"{family.layers}.{il}."))
-            for role in heads.own:
-                self._of_heads.setdefault(text_name(heads.named(role, layer) or ""), []).append(f"blk.{il}.{role}")
+        self._of_nextn: dict[str, list[str]] = {}
+        for i, nextn in enumerate([family.nextn] * n_nextn):
+            assert nextn is not None, family
+            il = n_layer - n_nextn + i
+            layer = nextn.layer(i, n_layer - n_nextn, family.layers)
+            self._nextn_layers.append((f"{text_name(layer)}.", f"{family.layers}.{il}."))
+            for role in nextn.own:
+                self._of_nextn.setdefault(text_name(nextn.named(role, layer) or ""), []).append(f"blk.{il}.{role}")
 
     def name(self, hf: str) -> str | None:
         """The GGUF's name, with its suffix, of a tensor of the checkpoint; None when gguf's tables do not have it."""
@@ -250,12 +250,12 @@ class Tensors:
         found = _EXPERT.match(hf)
         hf, expert = (f"{found[1]}.{found[3]}", int(found[2])) if found else (hf, -1)
         stem, _, suffix = hf.rpartition(".")
-        for own in self._of_heads.get(stem, ()):
+        for own in self._of_nextn.get(stem, ()):
             name = f"{own}.{suffix}"
             yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
-        if stem in self._of_heads:
+        if stem in self._of_nextn:
             return
-        for begin, text in self._head_layers:
+        for begin, text in self._nextn_layers:
             hf = text + hf.removeprefix(begin) if hf.startswith(begin) else hf
         for end, split in self.family.splits.items():
             if hf.endswith(end):
@@ -269,7 +269,7 @@ class Tensors:
             raise ModelError(f"{t.file.path}: the tensor {t.name} is not known to {self.family.types[0]}")
         yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
 
-    def _moves(self, t: StoredTensor, name: str) -> Sequence[Step]:
+    def _moves(self, t: StoredTensor, name: str) -> Sequence[Change]:
         return () if t.name.endswith(MX_BLOCKS) else self.family.moves_of(name)  # laid out by `mxfp4_blocks`
 
     @staticmethod

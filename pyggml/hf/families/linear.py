@@ -115,7 +115,7 @@ def _sections(c: Config) -> list[int]:
 def _recurrent(c: Config) -> list[bool] | None:
     if c.get("layer_types", default=None) is None:
         return None
-    return [not attends for attends in layers_of(c, "full_attention")] + [False] * c.n_heads
+    return [not attends for attends in layers_of(c, "full_attention")] + [False] * c.n_nextn
 
 
 def _layer_types(recurrent: list[bool], keys: Mapping[str, Any]) -> dict[str, object]:
@@ -189,7 +189,7 @@ _KIMI = {
     **{f"ssm_conv1d_{x}": f"self_attn.{x}_conv1d" for x in "qkv"},
     "ssm_norm": "self_attn.o_norm",
 }
-_HEADS = mtp_layers("mtp_num_hidden_layers")
+_NEXTN = mtp_layers("mtp_num_hidden_layers")
 
 
 def _residual_scale(c: Config) -> float:
@@ -212,7 +212,7 @@ FAMILIES = (
         moves=_NEXT,
         splits={"linear_attn.in_proj_qkvz.weight": QKVZ},
         names=_DT_BIAS,
-        heads=_HEADS,
+        nextn=_NEXTN,
         spelled=_DELTA,
     ),
     Family(
@@ -223,7 +223,7 @@ FAMILIES = (
         keys=_FIVE,
         moves=_NEXT5,
         names=_DT_BIAS,
-        heads=_HEADS,
+        nextn=_NEXTN,
         spelled=_DELTA,
     ),
     Family(
@@ -234,7 +234,7 @@ FAMILIES = (
         keys={**_FIVE, **_EXPERTS},
         moves=_NEXT5,
         names=_DT_BIAS,
-        heads=_HEADS,
+        nextn=_NEXTN,
         spelled=_DELTA,
     ),
     Family(

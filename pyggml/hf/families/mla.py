@@ -122,7 +122,7 @@ FAMILIES = (
         splits=_SPLITS,
         told=_TOLD,
         names=_BIAS,
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
     Family(
         arch="deepseek32",
@@ -134,7 +134,7 @@ FAMILIES = (
         names={**_BIAS, **_INDEXER},
         table="deepseek2",
         spelled=_INDEXER_SPELLED,
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
     # GLM-5 (huggingface.co/zai-org/GLM-5): a layer without an indexer uses the choice of the last indexer before it.
     Family(
@@ -146,6 +146,6 @@ FAMILIES = (
         told=_TOLD,
         names={**_BIAS, **_INDEXER},
         spelled=_INDEXER_SPELLED,
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
 )

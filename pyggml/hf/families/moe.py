@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..config import Config
-from ..family import Family, Heads, Key, Of
+from ..family import Family, Key, NextnLayers, Of
 from ..metadata import all_windowed, dense_back, dense_lead, layers_of, of_model, qwen_window, window, window_of
 from ..moves import ROW, TRANSPOSED, alternating, alternating_rows, halves_transposed
 from .plain import HUNYUAN_KEYS, HUNYUAN_NORMS
@@ -56,11 +56,11 @@ def _half_roped_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
 def _mimo_windows(c: Config) -> list[bool]:
     """For each layer, whether it has the window. Drafting layers always have it."""
     if c.get("hybrid_layer_pattern", default=None) is None:  # the transformers library's name
-        return [*layers_of(c, "sliding_attention"), *[True] * c.n_heads]
+        return [*layers_of(c, "sliding_attention"), *[True] * c.n_nextn]
     pattern = c.get("hybrid_layer_pattern")
     if not isinstance(pattern, list) or len(cast("list[object]", pattern)) != c.n_layer:
         c.fail(f"hybrid_layer_pattern must have one of {c.n_layer} layers each")
-    return [bool(w) for w in cast("list[object]", pattern)] + [True] * c.n_heads
+    return [bool(w) for w in cast("list[object]", pattern)] + [True] * c.n_nextn
 
 
 def _mimo_heads_kv(c: Config) -> list[int]:
@@ -219,7 +219,7 @@ FAMILIES = (
         keys=_SHARED,
         names=_BIAS,
         by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
     # Ling 2.0 (arXiv 2510.22115)
     Family(
@@ -240,7 +240,7 @@ FAMILIES = (
             "attn_output": "attention.dense",
             "exp_probs_b": "mlp.gate.expert_bias=",
         },
-        heads=replace(APPENDED, own={**APPENDED.own, "layer_output_norm": "{layer}.final_layernorm"}),
+        nextn=replace(APPENDED, own={**APPENDED.own, "layer_output_norm": "{layer}.final_layernorm"}),
     ),
     # MiMo-V2-Flash (arXiv 2601.02780); later models store Q, K and V together, in parts for several devices
     Family(
@@ -265,7 +265,7 @@ FAMILIES = (
         more=_refuse_mimo,
         names={**_BIAS, r"\.attention_sink_bias$": ".sinks"},
         spelled={"attn_sinks": "self_attn.attention_sink_bias="},
-        heads=Heads(
+        nextn=NextnLayers(
             says="num_nextn_predict_layers",
             own={
                 **{f"nextn.{x}": f"{{layer}}.{x}" for x in ("eh_proj", "enorm", "hnorm")},
@@ -283,7 +283,7 @@ FAMILIES = (
         names=_BIAS,
         more=window,
         spelled={"exp_probs_b": "mlp.e_score_correction_bias="},
-        heads=mtp_layers("num_nextn_predict_layers"),
+        nextn=mtp_layers("num_nextn_predict_layers"),
     ),
     Family(
         arch="ernie4_5-moe",

@@ -52,7 +52,7 @@ FAMILIES = (
             "post_attention_norm": "post_self_attn_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
         },
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
     Family(
         arch="hunyuan-dense",

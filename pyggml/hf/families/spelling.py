@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..family import Heads
+from ..family import NextnLayers
 
 
 def experts(parts: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
@@ -58,7 +58,7 @@ BLOCK_SPARSE: Mapping[str, str] = {  # Mixtral's
 }
 
 
-APPENDED = Heads(  # drafting layers behind the last layer; their embeddings and output are copies of the model's
+APPENDED = NextnLayers(  # drafting layers behind the last layer; their embeddings and output are copies of the model's
     says="num_nextn_predict_layers",
     own={
         **{f"nextn.{x}": f"{{layer}}.{x}" for x in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
@@ -67,12 +67,14 @@ APPENDED = Heads(  # drafting layers behind the last layer; their embeddings and
 )
 
 
-def mtp_layers(says: str) -> Heads:
+def mtp_layers(says: str) -> NextnLayers:
     """Drafting layers in a part of their own. The tensor that joins their inputs, and the norms, are one for all of
     them."""
     own = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
     own |= {"embed_tokens": "embed_tokens", "shared_head_head": "lm_head"}
-    return Heads(says=says, own={f"nextn.{role}": f"mtp.{name}" for role, name in own.items()}, layers="mtp.layers")
+    return NextnLayers(
+        says=says, own={f"nextn.{role}": f"mtp.{name}" for role, name in own.items()}, layers="mtp.layers"
+    )
 
 
 def mamba(part: str, *, dt_proj: bool = True) -> dict[str, str]:
