@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[[npt.NDArray[np.int64], Floats], Floats]
 
 
+class Setting(NamedTuple):
+    """What a sampler is made for: the parameters of its chain, the vocabulary, and random numbers to draw with."""
+
+    params: SamplingParams
+    vocab: Vocab
+    rng: np.random.Generator
+
+
 class Sampler:
     """One step of a chain.
 
@@ -33,8 +41,8 @@ class Sampler:
     keeps_best = False
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
-        """The sampler that the parameters ask for, or None when they switch it off. `rng`: for a sampler that draws."""
+    def of(cls, setting: Setting) -> Sampler | None:
+        """The sampler that the parameters ask for, or None when they switch it off."""
         raise NotImplementedError
 
     def apply(self, c: Candidates) -> None:

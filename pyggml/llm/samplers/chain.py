@@ -11,7 +11,7 @@ from pyggml.llm.vocab import Vocab
 from pyggml.native.sampling import TopDraw
 from pyggml.types import Floats
 
-from .base import LogitsProcessor, Processors, Sampler
+from .base import LogitsProcessor, Processors, Sampler, Setting
 from .candidates import LONG, Candidates, Ids
 from .mirostat import Mirostat
 from .params import SAMPLERS, SamplingParams
@@ -120,7 +120,7 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
     greedy = p.temp < COLDEST and p.dynatemp_range <= 0
     order = ("penalties", "dry", "temperature") if p.mirostat else p.order
     for name in order:
-        s = SAMPLERS[name].of(p, vocab, rng)
+        s = SAMPLERS[name].of(Setting(p, vocab, rng))
         if s is not None and not (greedy and s.keeps_best):
             chain.append(s)
     if greedy:

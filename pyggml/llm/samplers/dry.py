@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pyggml.llm.vocab import Vocab
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
-
-if TYPE_CHECKING:
-    from .params import SamplingParams
 
 _MAX_PENALTY = 3e38  # float32
 _MAX_BREAKER_TAIL = 20  # tokens
@@ -32,10 +28,11 @@ class Dry(Sampler):
     name = "dry"
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+    def of(cls, setting: Setting) -> Sampler | None:
+        p = setting.params
         if p.dry_multiplier <= 0 or p.dry_penalty_last_n == 0:
             return None
-        breakers = find_breakers(p.dry_sequence_breakers, vocab)
+        breakers = find_breakers(p.dry_sequence_breakers, setting.vocab)
         return cls(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers)
 
     def __init__(self, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Breakers) -> None:

@@ -5,17 +5,12 @@ Semantics: llama.cpp's infill sampler (llama_sampler_init_infill).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pyggml.llm.vocab import Vocab
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
-
-if TYPE_CHECKING:
-    from .params import SamplingParams
 
 _LONGEST = 256  # candidates that are compared with each other
 _MIN_P = 0.2
@@ -29,8 +24,8 @@ class Infill(Sampler):
     name = "infill"
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
-        return cls(vocab)
+    def of(cls, setting: Setting) -> Sampler | None:
+        return cls(setting.vocab)
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab

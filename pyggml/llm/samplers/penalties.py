@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
-
-if TYPE_CHECKING:
-    from pyggml.llm.vocab import Vocab
-
-    from .params import SamplingParams
 
 _MOST = 1e15  # with it, logits stay finite at the coldest temperature
 
@@ -40,10 +34,11 @@ class Penalties(Sampler):
     name = "penalties"
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+    def of(cls, setting: Setting) -> Sampler | None:
+        p, exempt = setting.params, None if setting.params.penalize_nl else setting.vocab.nl
         penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
         on = p.repeat_last_n != 0 and penalties != (1, 0, 0)
-        return cls(p.repeat_last_n, *penalties, None if p.penalize_nl else vocab.nl) if on else None
+        return cls(p.repeat_last_n, *penalties, exempt) if on else None
 
     def __init__(
         self, last_n: int, repeat: float, frequency: float, presence: float, exempt: int | None = None

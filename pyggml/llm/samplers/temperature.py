@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
-
-if TYPE_CHECKING:
-    from pyggml.llm.vocab import Vocab
-
-    from .params import SamplingParams
 
 COLDEST = 1e-20  # below it two logits differ by more than any number can say: the likeliest token is certain
 _HOTTEST = float(np.finfo(np.float32).max)
@@ -24,7 +17,8 @@ class Temperature(Sampler):
     name, keeps_best = "temperature", True
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+    def of(cls, setting: Setting) -> Sampler | None:
+        p = setting.params
         if p.dynatemp_range > 0:
             return DynamicTemperature(p.temp, p.dynatemp_range, p.dynatemp_exponent)
         return cls(p.temp) if p.temp >= COLDEST and p.temp != 1 else None

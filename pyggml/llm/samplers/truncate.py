@@ -6,17 +6,10 @@ Sources: top-p, Holtzman et al. 2019; typical, Meister et al. 2022; min-p, Nguye
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
-
-if TYPE_CHECKING:
-    from pyggml.llm.vocab import Vocab
-
-    from .params import SamplingParams
 
 
 class TopK(Sampler):
@@ -25,8 +18,9 @@ class TopK(Sampler):
     name, keeps_best = "top_k", True
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
-        return cls(p.top_k) if p.top_k > 0 else None
+    def of(cls, setting: Setting) -> Sampler | None:
+        top_k = setting.params.top_k
+        return cls(top_k) if top_k > 0 else None
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -44,8 +38,9 @@ class TopP(Sampler):
     name, keeps_best = "top_p", True
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
-        return cls(p.top_p) if p.top_p < 1 else None
+    def of(cls, setting: Setting) -> Sampler | None:
+        top_p = setting.params.top_p
+        return cls(top_p) if top_p < 1 else None
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -63,8 +58,9 @@ class MinP(Sampler):
     name, keeps_best = "min_p", True
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
-        return cls(p.min_p) if p.min_p > 0 else None
+    def of(cls, setting: Setting) -> Sampler | None:
+        min_p = setting.params.min_p
+        return cls(min_p) if min_p > 0 else None
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -87,8 +83,9 @@ class Typical(Sampler):
     name = "typ_p"
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
-        return cls(p.typ_p) if p.typ_p < 1 else None
+    def of(cls, setting: Setting) -> Sampler | None:
+        typ_p = setting.params.typ_p
+        return cls(typ_p) if typ_p < 1 else None
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -112,8 +109,9 @@ class TopNSigma(Sampler):
     name, keeps_best = "top_n_sigma", True
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
-        return cls(p.top_n_sigma) if p.top_n_sigma > 0 else None
+    def of(cls, setting: Setting) -> Sampler | None:
+        top_n_sigma = setting.params.top_n_sigma
+        return cls(top_n_sigma) if top_n_sigma > 0 else None
 
     def __init__(self, n: float) -> None:
         self.n = n
@@ -134,9 +132,10 @@ class Xtc(Sampler):
     name = "xtc"
 
     @classmethod
-    def of(cls, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
+    def of(cls, setting: Setting) -> Sampler | None:
+        p = setting.params
         on = p.xtc_probability > 0 and p.xtc_threshold <= 0.5
-        return cls(p.xtc_probability, p.xtc_threshold, rng) if on else None
+        return cls(p.xtc_probability, p.xtc_threshold, setting.rng) if on else None
 
     def __init__(self, probability: float, threshold: float, rng: np.random.Generator) -> None:
         self.probability, self.threshold, self._rng = probability, threshold, rng
