@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -241,7 +240,7 @@ class _Guesser:
     """Draws tokens as the samplers of `params` do that need no memory of the text."""
 
     def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
-        self._chain = SamplerChain(_memoryless(params), vocab)
+        self._chain = SamplerChain(params.without_memory(), vocab)
         self._is_greedy = params.temp <= 0 and params.dynatemp_range <= 0
         self._rng = rng_of(params, 2)
 
@@ -259,20 +258,6 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences (of the same type) begin with alike."""
     n = min(len(a), len(b))
     return n if a[:n] == b[:n] else bisect_left(range(n), True, key=lambda i: a[: i + 1] != b[: i + 1])
-
-
-def _memoryless(p: SamplingParams) -> SamplingParams:
-    """Without what depends on the text before: a draft that is rejected must leave no trace."""
-    return replace(
-        p,
-        repeat_penalty=1.0,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        dry_multiplier=0.0,
-        mirostat=0,
-        grammar=None,
-        json_schema=None,
-    )
 
 
 def rng_of(params: SamplingParams, stream: int) -> np.random.Generator:
