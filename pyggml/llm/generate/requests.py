@@ -187,7 +187,7 @@ def _answers(
             g = running.pop(index)
             results[index]["text"] = "".join(texts.pop(index))
             results[index] |= {"finish_reason": token.finish_reason}
-            results[index] |= {"n_prompt": g.n_prompt, "n_predicted": len(g.ids)}
+            results[index] |= {"n_prompt": len(g.source or g.prompt), "n_predicted": len(g.ids)}
         yield
 
 

@@ -182,7 +182,7 @@ class SamplingParams:
         return tuple([_ALIASES.get(name, name) for name in plain])
 
     def without_memory(self) -> SamplingParams:
-        """The same parameters without what depends on the tokens before."""
+        """The same parameters without what depends on the tokens before: a token that is taken back leaves no trace."""
         return replace(self, **{f.name: f.default for f in fields(self) if OPTIONS[f.name].looks_back})
 
 
