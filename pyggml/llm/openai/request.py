@@ -103,7 +103,7 @@ def now() -> int:
 
 def usage(g: Generation) -> Usage:
     """The tokens of a generation."""
-    n_prompt, n = len(g.prompt), len(g.ids)
+    n_prompt, n = g.n_prompt, len(g.ids)
     return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
 
 
