@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,12 @@ from ..samplers import (
     NamedOptions,
     SamplerChain,
     SamplingOptions,
-    StepTrace,
     guided,
     log_softmax,
     our_names,
     sampling_params,
 )
-from .engine import Engine, Pending, Steps
+from .engine import Engine, FinishReason, Pending, Placed, Steps, Token
 from .long_context import LongContext
 from .text import TextStream
 
@@ -39,33 +38,10 @@ if TYPE_CHECKING:
 
     from ..loaded import LoadedModel
 
-FinishReason = Literal["eog", "stop", "length"]
 StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
 N_PREDICT = 128  # tokens that are generated where nothing else is said
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Token:
-    """One step of a generation.
-
-    text           what can be shown now: whole characters; of several tokens, or none, where characters or stop strings
-                   span tokens
-    id             the token
-    logprob        the model's log-probability of it, before any sampler (None where it was not asked for)
-    top            the likeliest tokens with their log-probabilities, `n_probs` of them
-    finish_reason  on the last one: "eog" (the model ended: `id` is that end, no part of the text), "stop" (a stop
-                   string), "length" (n_predict, or the context is full); else None
-    trace          what each sampler did, where the chain keeps traces
-    """
-
-    text: str
-    id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    finish_reason: FinishReason | None = None
-    trace: StepTrace | None = None
 
 
 @dataclass
@@ -204,15 +180,15 @@ class Generation:
         first = ctx.memory.seq_pos_max(1) + 1
         for i in range(0, max(len(ids), 1), ctx.n_batch):
             part = ids[i : i + ctx.n_batch]
-            rows = yield Pending(part, range(first + i, first + i + len(part)), (1,) * len(part))
+            rows = yield Placed(part, range(first + i, first + i + len(part)), (1,) * len(part))
         return guided(logits, rows[-1], self.guidance.scale)
 
     def _pending(self, tokens: Sequence[int]) -> Pending:
         """Tokens of the text, behind the `n_done` that are evaluated."""
         if self.n_cells is None:
-            return Pending(tokens)
+            return tokens
         n, at = len(tokens), self.n_done
-        return Pending(tokens, range(at, at + n), (self.seq,) * n)
+        return Placed(tokens, range(at, at + n), (self.seq,) * n)
 
     def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
         """Have a part of the prompt evaluated, or the first tokens of it; the logits behind it."""
@@ -223,7 +199,7 @@ class Generation:
         if self.guidance is None:
             return (yield self._pending((token,)))[-1]
         pos = [self.ctx.memory.seq_pos_max(seq) + 1 for seq in (0, 1)]
-        rows = yield Pending((token, token), pos, (0, 1), 2)
+        rows = yield Placed((token, token), pos, (0, 1), 2)
         return guided(rows[0], rows[1], self.guidance.scale)
 
     def _has_room(self) -> bool:
@@ -232,7 +208,8 @@ class Generation:
             return self.n_done < self.n_cells
         if self.long is not None:
             return self.long.make_room()
-        return self.ctx.memory.size - self.ctx.memory.used >= (1 if self.guidance is None else 2)
+        memory = self.ctx.memory
+        return memory.size - memory.used >= (1 if self.guidance is None else 2)
 
     # -- choice -----------------------------------------------------------------------------------------------------
 
@@ -270,11 +247,12 @@ class Generation:
     def _record(self, piece: str, token: int, logits: Floats) -> Token:
         trace = self.chain.traces[-1] if self.chain.traces else None
         if self.n_probs is None:
-            return Token(piece, token, finish_reason=self.finish_reason, trace=trace)
+            return Token(piece, token, None, (), self.finish_reason, trace)
         logprobs = log_softmax(logits)
-        n = min(self.n_probs, len(logprobs))
-        best = np.argpartition(logprobs, len(logprobs) - n)[len(logprobs) - n :] if n else np.empty(0, np.int64)
-        top = tuple((i, logprobs.item(i)) for i in sorted(best.tolist(), key=lambda i: (-logprobs.item(i), i)))
+        top: tuple[tuple[int, float], ...] = ()
+        if n := min(self.n_probs, len(logprobs)):
+            best = np.argpartition(logprobs, len(logprobs) - n)[len(logprobs) - n :].tolist()
+            top = tuple((i, logprobs.item(i)) for i in sorted(best, key=lambda i: (-logprobs.item(i), i)))
         return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
 
 

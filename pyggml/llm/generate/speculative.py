@@ -21,7 +21,7 @@ from pyggml.types import Floats
 from ..context import LlamaContext
 from ..loaded import LoadedModel
 from .drafters import Drafter, Guess, HeadDrafter, LookupDrafter, ModelDrafter, Probs, draw, rng_of
-from .engine import Pending, Steps
+from .engine import Pending, Placed, Steps
 from .generation import Generation
 
 if TYPE_CHECKING:
@@ -183,8 +183,8 @@ class SpeculativeGeneration(Generation):
             self._start = self._end - len(self._again)
             self._batch = [*self._again, token, *(g.token for g in self._guesses)]
             n, at = len(self._batch), self.n_done
-            pos = range(self._start, self._start + n) if self._guesses else None
-            rows = yield Pending(self._batch, pos, (0,) * n, 1 + len(self._guesses))
+            pos, n_rows = range(self._start, self._start + n), 1 + len(self._guesses)
+            rows = yield Placed(self._batch, pos, (0,) * n, n_rows) if self._guesses else self._batch
             self._followed(self._batch, at)
             self._again, self._rows = [], iter(rows)
         self._end += 1

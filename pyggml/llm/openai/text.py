@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyggml.errors import SamplerError, whole
 from pyggml.types import Floats
 
-from ..generate.engine import Pending
+from ..generate.engine import Pending, Placed
 from ..generate.generation import Generation, Token, until_end
 from ..loaded import LoadedModel
 from .request import SamplingRequest, finish, new_id, now, piece, started, usage
@@ -119,7 +119,7 @@ class _Echoed(Generation):
     def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
         """Have the first tokens of a part of the prompt evaluated, with the logits of each."""
         at, n = self.n_done, min(len(tokens), _ROWS, self.ctx.n_batch)
-        rows = yield Pending(tokens[:n], range(at, at + n), (0,) * n, n)
+        rows = yield Placed(tokens[:n], range(at, at + n), (0,) * n, n)
         if at == 0:
             self.tokens.append(Token("", self.prompt[0]))
         following = self.prompt[at + 1 : at + n + 1]
