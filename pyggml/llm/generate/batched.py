@@ -100,9 +100,9 @@ def stream_batch(
     for i, (source, ids) in enumerate(texts):
         chains[i].prime(ids)
         ends = (stops[i],) if isinstance(stops[i], str) else stops[i]
+        g = Generation(ctx, ids, chains[i], limits[i], ends, n_probs, source=source, stopping=stopping)
+        g.n_cells, g.index = n_cells[i], i
         if limits[i]:
-            g = Generation(ctx, ids, chains[i], limits[i], ends, n_probs, source=source, stopping=stopping)
-            g.n_cells, g.index = n_cells[i], i
             generations.append(g)
     return ((g.index, token) for g, token in together(ctx, generations))
 

@@ -59,15 +59,11 @@ class _Request:
     stop: Sequence[str]
     sampling: SamplingParams
 
-    @property
-    def n_cells(self) -> int:
-        return len(self.prompt) + self.n_predict
-
     def start(self, ctx: LlamaContext) -> Generation:
         chain = SamplerChain(self.sampling, ctx.model.vocab)
         chain.prime(self.prompt)
         g = Generation(ctx, self.prompt, chain, self.n_predict, self.stop, source=self.source)
-        g.n_cells, g.index = self.n_cells, self.index
+        g.n_cells, g.index = len(self.prompt) + self.n_predict, self.index
         return g
 
 
@@ -101,8 +97,8 @@ def batch(
 
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself), whatever it is: the others go
-    on. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling parameters, ModelError for
-    `ram` beside a model that is loaded, and as `load_model`.
+    on. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling parameters, ModelError for `ram` beside
+    a model that is loaded, and what `load_model` raises.
     """
     if not isinstance(model, LoadedModel):
         model = load_model(model, ram=ram)
@@ -160,7 +156,7 @@ def _answers(
     """Fill in the results; yields now and then."""
     if not todo:
         return
-    ctx = shared_context(new_context, n_parallel, [(len(r.source), r.n_cells) for r in todo])
+    ctx = shared_context(new_context, n_parallel, [(len(r.source), len(r.prompt) + r.n_predict) for r in todo])
 
     def generations() -> Iterator[Generation]:
         for request in todo:
