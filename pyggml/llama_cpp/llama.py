@@ -11,6 +11,7 @@ from ..dtypes import DType
 from ..errors import BatchError, ModelError, whole
 from ..llm.context import LlamaContext
 from ..llm.generate.generation import functions
+from ..llm.generate.prefixes import keep_prefix
 from ..llm.model import Model, load_model
 from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
 from ..llm.samplers import SamplerChain, our_names, sampling_params
@@ -212,13 +213,9 @@ class Llama:
         if not todo:
             raise BatchError("there are no tokens to generate from")
         if reset:
-            n = next((i for i, (a, b) in enumerate(zip(self._tokens, todo[:-1], strict=False)) if a != b), None)
-            n = min(len(self._tokens), len(todo) - 1) if n is None else n
-            if n and self._context().memory.seq_rm(0, n):
-                del self._tokens[n:]
-                todo = todo[n:]
-            else:
-                self.reset()
+            n = keep_prefix(self._context().memory, 0, self._tokens, todo)
+            del self._tokens[n:]
+            todo = todo[n:]
         chain.prime([*self._tokens, *todo])
         while True:
             self.eval(todo)

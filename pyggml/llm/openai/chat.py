@@ -11,7 +11,7 @@ from pyggml.errors import ModelError, SamplerError
 
 from ..generate.generation import Generation, Token, until_end
 from ..generate.templates import ChatTemplate, find_template
-from ..generate.text import TextStream, stop_strings
+from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
 from ..vocab import Vocab
 from .formats import Dialect, Format, find_format, forced_calls
@@ -82,9 +82,7 @@ def create_chat_completion(
     n_probs = (top_logprobs or 0) if logprobs else None
     stop = options.get("stop")
     options["stop"] = (*template.stop, *stop_strings(() if stop is None else stop, SamplerError))
-    has_bos = model.vocab.bos is not None and prompt.startswith(model.vocab.text(model.vocab.bos))
-    ids = model.vocab.tokenize(prompt, not has_bos, True)
-    g = started(model, ids, max_tokens, n_probs, options)
+    g = started(model, chat_ids(model.vocab, prompt), max_tokens, n_probs, options)
     return answer.chunks(g) if stream else answer.whole(g)
 
 
