@@ -139,7 +139,7 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
     panels: dict[str, str] = {}
 
     def add(name: str, hint: Any, default: Any) -> None:
-        if get_origin(hint) is Union:  # Python 3.10 puts Optional around all of it where the default is None
+        if get_origin(hint) is Union:  # Python 3.10 puts Optional around the hint when the default is None
             hint = get_args(hint)[0]
         kind, marker = get_args(hint)[:2]
         if isinstance(marker, Group):

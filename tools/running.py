@@ -104,7 +104,7 @@ class RunOptions:
     ] = None
 
     def load(self) -> Model:
-        """The model; a bar shows how far it is where that takes long."""
+        """Load the model; a bar shows how far it is when that takes long."""
         not_the_model(self.model, self.log_file)
         start_logging(self.verbose, self.log_file)
         overrides = self.kv_overrides()
@@ -120,7 +120,7 @@ class RunOptions:
             )
 
     def context(self) -> ContextOptions:
-        """What a context is made with, but for its length."""
+        """The arguments of a context, all but its length."""
         options: ContextOptions = {
             "n_ubatch": self.ubatch_size,
             "n_threads": self.threads,
@@ -162,7 +162,7 @@ Run = Annotated[RunOptions, Group.of(RunOptions)]
 
 
 def cache_type(option: str, name: str) -> DType:
-    """The type of that name, which a cache can have; else what is wrong with the option."""
+    """The type `name` of a cache. An error of usage, naming the option, for a type that a cache cannot have."""
     if name.upper() not in _CACHE_TYPES:
         raise click.BadParameter(f"{option} is one of {', '.join(_CACHE_TYPES)}, not {name!r}")
     return DType[name.upper()]

@@ -13,8 +13,7 @@ from typing import Any, cast
 from ..errors import ModelError
 from ..llm.generate.templates import ChatTemplate, find_template
 from ..llm.loaded import LoadedModel
-from ..llm.openai.dialect import Dialect
-from ..llm.openai.formats import Format
+from ..llm.openai.formats import Dialect, Format
 from ..llm.openai.reply import Call, Reply, json_object
 from ..llm.vocab import Vocab
 
@@ -140,20 +139,11 @@ def _declared(functions: Sequence[Mapping[str, Any]], indent: str, end: str) -> 
 class _Functionary(Dialect):
     """Functionary's first form: names of roles, and calls as `assistant to=functions.NAME:`."""
 
-    def render(
-        self,
-        messages: Messages,
-        vocab: Vocab,
-        add_generation_prompt: bool = True,
-        *,
-        tools: Tools | None = None,
-        documents: Any = None,
-        functions: bool = False,
-        **variables: Any,
-    ) -> str:
-        """The prompt. llama-cpp-python tells of `tools` twice, and of `functions` once."""
-        declared = _declared([t["function"] for t in tools or ()], "  ", "\n")
-        told = [declared] * (0 if not tools else 1 if functions else 2)
+    def render(self, messages: Messages, vocab: Vocab, add_generation_prompt: bool = True, **variables: Any) -> str:
+        """See `ChatTemplate.render`. llama-cpp-python declares `tools` twice, and `functions` once."""
+        tools: Tools = variables.get("tools") or ()
+        declared = _declared([t["function"] for t in tools], "  ", "\n")
+        told = [declared] * (0 if not tools else 1 if variables.get("functions") else 2)
         parts = [f"system:\n{text}\n" for text in (*told, _SYSTEM)]
         parts += [_functionary(m) for m in messages]
         return "".join(parts) + ("assistant" if tools else "assistant:\n")
@@ -205,6 +195,9 @@ _FUNCTIONARY_FORM = Format(
 )
 
 
+_TOLD_BY_US = {"tools", "documents", "functions", "tool_choice"}  # not for the model's own template
+
+
 @dataclass(frozen=True)
 class _FunctionaryTokens(Dialect):
     """Functionary's later forms: the model's own template, before which tools are declared. `reply` and `text`: what
@@ -214,23 +207,14 @@ class _FunctionaryTokens(Dialect):
     reply: str = ""
     text: str = ""
 
-    def render(
-        self,
-        messages: Messages,
-        vocab: Vocab,
-        add_generation_prompt: bool = True,
-        *,
-        tools: Tools | None = None,
-        documents: Any = None,
-        functions: bool = False,
-        tool_choice: Any = None,
-        **variables: Any,
-    ) -> str:
-        """The prompt."""
-        told = [_declared([t["function"] for t in tools or ()], "", "")] if tools or tool_choice == "none" else []
+    def render(self, messages: Messages, vocab: Vocab, add_generation_prompt: bool = True, **variables: Any) -> str:
+        """See `ChatTemplate.render`. The model's own template gets no tools: a system message declares them."""
+        tools: Tools = variables.get("tools") or ()
+        is_told = tools or variables.get("tool_choice") == "none"
+        told = [_declared([t["function"] for t in tools], "", "")] if is_told else []
         before = [{"role": "system", "content": text} for text in (*told, _SYSTEM)]
-        rest = [_function_named(m) for m in messages]
-        prompt = self.own.render([*before, *rest], vocab, False, **variables)
+        own = {k: v for k, v in variables.items() if k not in _TOLD_BY_US}
+        prompt = self.own.render([*before, *map(_function_named, messages)], vocab, False, **own)
         return prompt + self.reply + ("" if tools else self.text)
 
 

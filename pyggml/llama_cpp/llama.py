@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ..dtypes import DType
 from ..errors import BatchError, ModelError, whole
 from ..llm.context import LlamaContext
+from ..llm.generate.generation import functions
+from ..llm.generate.prefixes import keep_prefix
 from ..llm.model import Model, load_model
 from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
-from ..llm.samplers import SamplerChain, SamplingParams
+from ..llm.samplers import SamplerChain, our_names, sampling_params
 from .chat_formats import find_chat_format
 from .function_formats import FUNCTION_FORMATS
 
@@ -150,8 +152,8 @@ class Llama:
     def embed(
         self, input: str | list[str], normalize: bool = False, truncate: bool = True, return_count: bool = False
     ) -> Any:
-        """The embedding of a text, or of each of several: a list of numbers, or, where the model pools nothing, one of
-        these for each token. Raises ModelError without `embedding=True`."""
+        """The embedding of a text, or of each of several: a list of numbers, or, when the model does not pool, one
+        such list for each token. Raises ModelError without `embedding=True`."""
         if not self._embedding:
             raise ModelError("embeddings need Llama(..., embedding=True)")
         texts = [input] if isinstance(input, str) else input
@@ -191,7 +193,7 @@ class Llama:
             self._ctx.memory.clear()
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind those so far. Raises KVCacheFull where they do not fit."""
+        """Evaluate tokens behind those so far. Raises KVCacheFull when they do not fit."""
         ctx = self._context()
         for i in range(0, len(tokens), ctx.n_batch):
             ctx.decode(list(tokens[i : i + ctx.n_batch]))
@@ -211,13 +213,9 @@ class Llama:
         if not todo:
             raise BatchError("there are no tokens to generate from")
         if reset:
-            n = next((i for i, (a, b) in enumerate(zip(self._tokens, todo[:-1], strict=False)) if a != b), None)
-            n = min(len(self._tokens), len(todo) - 1) if n is None else n
-            if n and self._context().memory.seq_rm(0, n):
-                del self._tokens[n:]
-                todo = todo[n:]
-            else:
-                self.reset()
+            n = keep_prefix(self._context().memory, 0, self._tokens, todo)
+            del self._tokens[n:]
+            todo = todo[n:]
         chain.prime([*self._tokens, *todo])
         while True:
             self.eval(todo)
@@ -245,8 +243,8 @@ class Llama:
         return self._context().logits[-1]
 
     def _chain(self, sampling: dict[str, Any]) -> tuple[SamplerChain, Sequence[Callable[..., bool]]]:
-        names = {"temperature": "temp", "typical_p": "typ_p", "mirostat_mode": "mirostat"}
-        options = {names.get(k, k): v for k, v in sampling.items() if v is not None and k not in ("tfs_z", "idx")}
+        given = {k: v for k, v in sampling.items() if v is not None and k not in ("tfs_z", "idx")}
+        options = our_names(given)
         processors: Any = options.pop("logits_processor", ())
         stopping: Any = options.pop("stopping_criteria", ())
         grammar = options.get("grammar")
@@ -254,8 +252,8 @@ class Llama:
         options.setdefault("repeat_last_n", self.last_n_tokens_size)
         if self._seed != LLAMA_DEFAULT_SEED:
             options.setdefault("seed", self._seed)
-        chain = SamplerChain(SamplingParams(**options), self.model.vocab, _several(processors))
-        return chain, _several(stopping)
+        chain = SamplerChain(sampling_params(options), self.model.vocab, functions("logits_processor", processors))
+        return chain, functions("stopping_criteria", stopping)
 
     # -- what it is -------------------------------------------------------------------------------------------------
 
@@ -293,9 +291,3 @@ class Llama:
     def close(self) -> None:
         """Close the model."""
         self.model.close()
-
-
-def _several(functions: Any) -> Sequence[Callable[..., Any]]:
-    if isinstance(functions, (list, tuple)):
-        return cast("Sequence[Callable[..., Any]]", functions)
-    return (functions,)

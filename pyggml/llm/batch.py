@@ -82,6 +82,19 @@ class Batch:
         self._place(pos, seq_ids, logits)
         self.tokens.append(token)
 
+    def extend(self, tokens: Sequence[int], pos: Sequence[int], seqs: Sequence[int], n_outputs: int = 1) -> None:
+        """Append tokens, each at its position of its one sequence; logits of the last `n_outputs` are wanted. Raises
+        BatchError as `add`, with nothing appended."""
+        if self.embd:
+            raise BatchError("the batch holds embeddings; a token cannot be added to it")
+        ids = [whole("token", t, 0, INT32_MAX, BatchError) for t in tokens]
+        places = [whole("pos", p, 0, LAST_POS, BatchError) for p in pos]
+        sequences = [(whole("seq_ids", s, 0, INT32_MAX, BatchError),) for s in seqs]
+        self.tokens += ids
+        self.pos += places
+        self.seq_ids += sequences
+        self.logits += [False] * (len(ids) - n_outputs) + [True] * n_outputs
+
     def add_embd(self, row: Any, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False) -> None:
         """Append an embedding, n_embd finite numbers, in the place of a token. Raises BatchError for what is none."""
         if self.tokens:

@@ -35,7 +35,7 @@ SHORTER = (
     "give a shorter prompt or a smaller n_predict, let old text go (--context-shift), or scale the rope, if it has one "
     "(--rope-scaling yarn --rope-scale 2; kv_overrides in Python)"
 )  # what to do about texts that are too long
-_warned: dict[Any, Any] = {}  # what was said where: the registry of `warnings`
+_warned: dict[Any, Any] = {}  # which line was warned of what: the registry of `warnings`
 
 
 def warn_beyond(hp: HParams) -> None:

@@ -1,19 +1,15 @@
-"""Several generations in one context, continuous batching: each step evaluates a token of every text that is under way,
-and the prompts of those that join as others end."""
+"""Several prompts at once, each continued as `Model.stream` would: the adapters of an engine over a shared context."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import BatchError, SamplerError, whole
 
-from ..batch import Batch
 from ..context import LlamaContext
 from ..samplers import LogitsProcessor, NamedOptions, SamplerChain, SamplingOptions, our_names, sampling_params
-from .drafters import common_prefix
+from .engine import Engine, Failed
 from .generation import (
     N_PREDICT,
     Generation,
@@ -31,8 +27,7 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
     from ..options import ContextOptions
 
-Failed = Callable[[int, Exception], None]  # the index of a generation, and what ended it
-_WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this many tokens more than it can now
+NewContext = Callable[[int, "ContextOptions"], LlamaContext]  # of so many cells
 
 
 class BatchOptions(NamedOptions, total=False):
@@ -47,22 +42,6 @@ class BatchOptions(NamedOptions, total=False):
     n_threads: int | None
     flash_attn: bool
     context: ContextOptions | None
-
-
-@dataclass
-class _Slot:
-    """A sequence of the context: the generation in it, and which tokens of its text are evaluated."""
-
-    seq: int
-    index: int = -1
-    generation: Generation | None = None
-    text: tuple[int, ...] = ()  # prompt and continuation; of an ended generation they stay until another comes
-    n_done: int = 0
-
-    @property
-    def todo(self) -> tuple[int, ...]:
-        """Tokens that wait for evaluation."""
-        return self.text[self.n_done :] if self.generation is not None else ()
 
 
 def stream_batch(
@@ -94,63 +73,68 @@ def stream_batch(
     """
     n_predict, sampling = n_predict_of(n_predict, options)
     n_predict = whole("n_predict", n_predict, error=BatchError)
-    if whole("n_parallel", n_parallel, error=BatchError) < 1:
-        raise BatchError(f"n_parallel must be at least 1, not {n_parallel}")
+    whole("n_parallel", n_parallel, 1, error=BatchError)
     if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"prompts must be a list, not {prompts!r:.60}")
     texts = [source_and_prompt(model, p) for p in prompts]
-    ids = [tokens for _, tokens in texts]
-    for i, tokens in enumerate(ids):
-        if not tokens:
+    for i, (_, ids) in enumerate(texts):
+        if not ids:
             raise BatchError(f"prompt {i} is empty")
-    if not ids or n_predict == 0:
+    if not texts or n_predict == 0:
         return iter(())
-    n_seq = min(n_parallel, len(ids))
-    own = _own(each, len(ids))
+    own = _own(each, len(texts))
     limits = [
         whole(f"each[{i}]: n_predict", o.pop("n_predict", n_predict), error=BatchError) for i, o in enumerate(own)
     ]
     stops = [o.pop("stop", stop) for o in own]
     chains = [_chain(model, i, {**_later(sampling, i), **o}, logits_processor) for i, o in enumerate(own)]
     stopping = functions("stopping_criteria", stopping_criteria)
-    n_ctx = [
-        len(tokens) + n if n >= 0 else max(model.hparams.n_ctx_train, len(tokens))
-        for tokens, n in zip(ids, limits, strict=True)
+    n_cells = [
+        len(ids) + n if n >= 0 else max(model.hparams.n_ctx_train, len(ids))
+        for (_, ids), n in zip(texts, limits, strict=True)
     ]
-    longest = max(len(source) for source, _ in texts)
+    sizes = [(len(source), n) for (source, _), n in zip(texts, n_cells, strict=True)]
     own_context: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
-    if longest:
-        own_context.update(sizes_to_encode(longest))
-    own_context.update(context or {})
-    own_context["n_seq_max"] = n_seq
-    n_cells = sum(sorted(max(n, len(source)) for n, (source, _) in zip(n_ctx, texts, strict=True))[-n_seq:])
-    ctx = LlamaContext(model, n_cells, **own_context)
-    waiting: deque[tuple[int, Generation]] = deque()
-    for i, (source, tokens) in enumerate(texts):
-        chains[i].prime(tokens)
+    ctx = shared_context(new_contexts(model, own_context, context), n_parallel, sizes)
+    generations: list[Generation] = []
+    for i, (source, ids) in enumerate(texts):
+        chains[i].prime(ids)
         ends = (stops[i],) if isinstance(stops[i], str) else stops[i]
+        g = Generation(ctx, ids, chains[i], limits[i], ends, n_probs, source=source, stopping=stopping)
+        g.n_cells, g.index = n_cells[i], i
         if limits[i]:
-            g = Generation(ctx, tokens, chains[i], limits[i], ends, n_probs, source=source, stopping=stopping)
-            waiting.append((i, g))
-    return in_slots(ctx, Waiting(waiting), n_ctx)
+            generations.append(g)
+    return ((g.index, token) for g, token in together(ctx, generations))
 
 
-class Waiting:
-    """Generations that wait for a slot, with their indices; each is made when it is the next one."""
+def new_contexts(model: LoadedModel, own: ContextOptions, context: ContextOptions | None) -> NewContext:
+    """Contexts of a model; what `context` says goes before what is said else, but for the number of sequences."""
 
-    def __init__(self, items: Iterable[tuple[int, Generation]]) -> None:
-        self._items = iter(items)
-        self._first: tuple[int, Generation] | None = None
+    def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
+        given: ContextOptions = {**own, **options, **(context or {})}
+        given["n_seq_max"] = options.get("n_seq_max", 1)
+        return LlamaContext(model, n_ctx, **given)
 
-    def first(self) -> tuple[int, Generation] | None:
-        """The next one, which stays; None where there are no more."""
-        if self._first is None:
-            self._first = next(self._items, None)
-        return self._first
+    return new_context
 
-    def take(self) -> None:
-        """Forget the first one."""
-        self._first = None
+
+def shared_context(new_context: NewContext, n_parallel: int, sizes: Sequence[tuple[int, int]]) -> LlamaContext:
+    """A context with room for the longest `n_parallel` of several texts, of each the tokens that are encoded and the
+    cells."""
+    n_seq = min(n_parallel, len(sizes))
+    longest = max(n for n, _ in sizes)
+    options: ContextOptions = {"n_seq_max": n_seq}
+    if longest:
+        options.update(sizes_to_encode(longest))
+    return new_context(sum(sorted(map(max, sizes))[-n_seq:]), options)
+
+
+def together(
+    ctx: LlamaContext, generations: Iterable[Generation], failed: Failed | None = None
+) -> Iterator[tuple[Generation, Token]]:
+    """The tokens of generations that share a context, see `Engine`; it is closed at the end."""
+    with ctx:
+        yield from Engine(ctx, generations, failed).run()
 
 
 def _own(each: Sequence[SamplingOptions | Mapping[str, Any]] | None, n: int) -> list[dict[str, Any]]:
@@ -191,77 +175,3 @@ def generate_batch(
     for i, token in tokens:
         texts[i] += token.text
     return texts
-
-
-def in_slots(
-    ctx: LlamaContext, waiting: Waiting, n_ctx: Sequence[int], failed: Failed | None = None
-) -> Iterator[tuple[int, Token]]:
-    """Run generations of `ctx` in as many sequences as it has, and close it. `n_ctx`: cells that each may take, by
-    index. Yields (index, token). A generation that cannot choose a token ends; `failed` is told why, and without it
-    the error is raised."""
-    slots = [_Slot(seq) for seq in range(ctx.memory.n_seq_max)]
-    with ctx:
-        while True:
-            _admit(ctx, slots, waiting)
-            active = [s for s in slots if s.generation is not None]
-            if not active:
-                return
-            for slot, row in _decode(ctx, active):
-                g = slot.generation
-                assert g is not None
-                try:
-                    token = g.choose(ctx.logits[row], slot.n_done < n_ctx[slot.index])
-                except Exception as e:
-                    if failed is None:
-                        raise
-                    slot.generation = None
-                    failed(slot.index, e)
-                    continue
-                if token.finish_reason is None:
-                    slot.text += (token.id,)
-                else:
-                    slot.generation = None
-                yield slot.index, token
-
-
-def _decode(ctx: LlamaContext, active: Sequence[_Slot]) -> list[tuple[_Slot, int]]:
-    """Evaluate what waits, single tokens before prompts. Returns whose turn it is to choose a token, and by which row
-    of the logits."""
-    batch = Batch()
-    ready: list[tuple[_Slot, int]] = []
-    for slot in sorted(active, key=lambda s: len(s.todo) > 1):
-        todo = slot.todo
-        n = min(len(todo), ctx.n_batch - len(batch))
-        for i, token in enumerate(todo[:n], 1):
-            batch.add(token, slot.n_done, slot.seq, i == len(todo))
-            slot.n_done += 1
-        if n == len(todo):
-            ready.append((slot, len(ready)))
-    ctx.decode(batch)
-    return ready
-
-
-def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: Waiting) -> None:
-    """Give free slots to waiting prompts, in their order; what a prompt has in common with a text is shared with it."""
-    for slot in slots:
-        first = None if slot.generation is not None else waiting.first()
-        if first is None:
-            continue
-        index, g = first
-        prompt = tuple(g.prompt)
-        source, n = slot, 0
-        if ctx.memory.keeps_all:  # else beginnings are not there any more
-            shared = {s.seq: common_prefix(prompt[:-1], s.text) for s in slots}
-            source = max(slots, key=lambda s: min(shared[s.seq], s.n_done))
-            n = min(shared[source.seq], source.n_done)
-            if max(shared[s.seq] for s in slots if s.generation is not None or s is source) >= n + _WORTH_WAITING:
-                return
-        if source is slot:
-            ctx.memory.seq_rm(slot.seq, n, -1)
-        else:
-            ctx.memory.seq_rm(slot.seq)
-            ctx.memory.seq_cp(source.seq, slot.seq, 0, n)
-        waiting.take()
-        if g.source:
-            ctx.encode(Batch.prompt(g.source, 0, slot.seq))
-        slot.index, slot.generation, slot.text, slot.n_done = index, g, prompt, n

@@ -219,7 +219,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _begin(self, values: Mapping[str, Any]) -> None:
         self.finalize = self.shown
         self._values: Mapping[str, Any] | None = values
-        self._sizes: dict[int, tuple[int, int, int]] = {}  # of containers of the caller's
+        self._sizes: dict[int, tuple[int, int]] = {}  # of containers of the caller's
         self.steps, self.bytes = limits.TEMPLATE_STEPS, limits.TEMPLATE_BYTES
         self._end = monotonic() + limits.TEMPLATE_SECONDS
         self._next_steps, self._next_bytes = self.steps - _OFTEN, self.bytes - _OFTEN
@@ -228,7 +228,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Raise TooMuch when something is used up."""
         if min(self.steps, self.bytes) < 0 and self._values is not None:
             values, self._values = self._values, None
-            more = limits.TEMPLATE_PER_BYTE * sum(sum(self._weight(v, False)[:2]) for v in values.values())
+            more = limits.TEMPLATE_PER_BYTE * sum(sum(self._weight(v, False)) for v in values.values())
             self.steps, self.bytes = self.steps + more, self.bytes + more
         if self.steps < 0:
             raise TooMuch(f"it takes more than {limits.TEMPLATE_STEPS} steps (limits.TEMPLATE_STEPS)")
@@ -314,7 +314,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return left + right
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Count the result of an operator, before there is one where it may be large."""
+        """Count the result of an operator, before it is made when it may be large."""
         if operator == "+":
             return self.added(left, right)
         if isinstance(left, int) and isinstance(right, int):
@@ -369,14 +369,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     # -- how they count ---------------------------------------------------------------------------------------------
 
-    def _weight(self, value: Any, counting: bool = True) -> tuple[int, int, int]:
-        """How many values are in `value`, how many characters their texts have, and how deep they are nested. What is
-        in it twice counts twice, as it does when `value` is written or compared."""
+    def _weight(self, value: Any, counting: bool = True) -> tuple[int, int]:
+        """How many values are in `value`, and how many characters their texts have. A value that is in it twice counts
+        twice, as it does when `value` is written or compared."""
         if type(value) in _GIVEN and id(value) in self._sizes:
-            n_nodes, n_chars, depth = self._sizes[id(value)]
+            n_nodes, n_chars = self._sizes[id(value)]
             self.step((n_nodes + n_chars) >> 8)
-            return n_nodes, n_chars, depth
-        n_nodes = n_chars = depth = 0
+            return n_nodes, n_chars
+        n_nodes = n_chars = 0
         walks: list[Iterator[Any]] = [iter((value,))]
         while walks:
             for item in walks[-1]:
@@ -387,24 +387,19 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 elif kind not in _SIMPLE and isinstance(item, _CONTAINERS):
                     known = self._sizes.get(id(item)) if kind in _GIVEN else None
                     if known is not None:
-                        n_nodes, n_chars, depth = (
-                            n_nodes + known[0],
-                            n_chars + known[1],
-                            max(depth, known[2] + len(walks)),
-                        )
+                        n_nodes, n_chars = n_nodes + known[0], n_chars + known[1]
                         continue
                     if counting:
                         self.step(32 + (0 if isinstance(item, Namespace) else len(item)))
                     walks.append(_items(item))
-                    depth = max(depth, len(walks))
                     break
             else:
                 walks.pop()
         if counting:
             self.step(n_chars >> 6)
         if type(value) in _GIVEN:
-            self._sizes[id(value)] = n_nodes, n_chars, depth
-        return n_nodes, n_chars, depth
+            self._sizes[id(value)] = n_nodes, n_chars
+        return n_nodes, n_chars
 
     def _counted(self, items: Iterator[Any]) -> Iterator[Any]:
         for item in items:
@@ -412,18 +407,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             yield self.made(item)
 
     def _whole(self, value: Any) -> Any:
-        """An argument that is read to its end: an iterator becomes a list."""
+        """Weigh an argument that is read to its end: an iterator becomes a list."""
         if type(value) in _SIMPLE:
             return value
-        if isinstance(value, (str, bytes)):
-            if len(value) > 256:
-                self.step(len(value) >> 6)
-        elif isinstance(value, _CONTAINERS):
-            if type(value) not in _GIVEN:
-                self._weight(value)
-        elif hasattr(value, "__next__") and hasattr(value, "__iter__"):
-            return self.weighed(list(value))
-        return value
+        return self.weighed(list(value) if hasattr(value, "__next__") and hasattr(value, "__iter__") else value)
 
     def _bounded(self, name: str, f: Callable[..., Any]) -> Callable[..., Any]:
         n_first = int(hasattr(f, "jinja_pass_arg"))  # the context or its kin comes before the value
@@ -466,7 +453,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _check_percent(self, form: str | bytes, given: Any) -> None:
         """Raise TooMuch when `form % given` would be too large."""
         text = form.decode("latin-1") if isinstance(form, bytes) else form
-        n_nodes, n_chars, _ = self._weight(given)
+        n_nodes, n_chars = self._weight(given)
         n = 4 * (n_nodes + n_chars) * (text.count("%") if isinstance(given, dict) else 1)
         several = cast("tuple[Any, ...]", given if isinstance(given, tuple) else (given,))
         numbers = [x for x in several if isinstance(x, int)]
@@ -490,7 +477,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.fits(4 * (len(text) + n * _len(new)))
 
     def _check_join(self, separator: Any, items: Any = (), *_: Any, **__: Any) -> None:
-        n_nodes, n_chars, _depth = self._weight(items)
+        n_nodes, n_chars = self._weight(items)
         self.fits(4 * (n_chars + 8 * n_nodes + (len(items) if hasattr(items, "__len__") else 0) * _len(separator)))
 
     def _check_joined(self, items: Any, d: Any = "", *_: Any, **__: Any) -> None:
@@ -521,11 +508,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _check_sum(self, items: Any, *args: Any, **kwargs: Any) -> None:
         if any(isinstance(x, _CONTAINERS) for x in (*args, *kwargs.values())):
-            n_nodes, _, _ = self._weight(items)
+            n_nodes, _ = self._weight(items)
             self.step(n_nodes * _len(items) >> 4)
 
     def _check_escape(self, value: Any, *_: Any, **__: Any) -> None:
-        n_nodes, n_chars, _depth = self._weight(value)
+        n_nodes, n_chars = self._weight(value)
         self.fits(12 * (n_chars + 8 * n_nodes))
 
     def _check_format(self, form: Any, *args: Any, **kwargs: Any) -> None:
@@ -537,7 +524,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _check_slow(self, value: Any, *_: Any, **__: Any) -> None:
         """Of what takes time as the square of the size."""
-        n_nodes, n_chars, _depth = self._weight(value)
+        n_nodes, n_chars = self._weight(value)
         self.step((n_chars + n_nodes) ** 2 >> 8)
 
 

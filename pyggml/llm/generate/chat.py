@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from pyggml.errors import ModelError
 
 from ..samplers import SamplerChain
-from .drafters import common_prefix
 from .generation import Generation, Token
 from .long_context import LongContext
+from .prefixes import common_prefix, keep_prefix
 from .templates import ChatTemplate, Message
+from .text import chat_ids
 
 if TYPE_CHECKING:
     from ..context import LlamaContext
@@ -100,7 +101,8 @@ class ChatSession:
         if self.n_keep >= 0:
             return LongContext(self.ctx, self.n_keep)
         system = self.messages[: int(self.messages[0]["role"] == "system")]
-        tried = [self._tokenized(self.template.render([*system, _user(c)], self.ctx.model.vocab)) for c in "ab"]
+        vocab = self.ctx.model.vocab
+        tried = [chat_ids(vocab, self.template.render([*system, _user(c)], vocab)) for c in "ab"]
         return LongContext(self.ctx, common_prefix(*tried))
 
     def _drop(self, long: LongContext | None) -> None:
@@ -126,11 +128,6 @@ class ChatSession:
             return ids
         return ids[: long.n_keep] + ids[-max(n_last, room // 2) :]
 
-    def _tokenized(self, text: str) -> list[int]:
-        vocab = self.ctx.model.vocab
-        has_bos = vocab.bos is not None and text.startswith(vocab.text(vocab.bos))
-        return vocab.tokenize(text, not has_bos, True)
-
     def _prepare(self, long: LongContext | None) -> tuple[list[int], list[int]]:
         """The ids of the chat up to the reply, and those that are to be evaluated; the context is cut back to the
         others."""
@@ -140,13 +137,9 @@ class ChatSession:
         if behind is not None:
             ids = self._ids + vocab.tokenize(behind, False, True, continued=True)
         else:
-            ids = self._tokenized(text)
+            ids = chat_ids(vocab, text)
             ids = ids if long is None else self._shortened(ids, long)
-        held = min(memory.seq_pos_max(0) + 1, len(self._ids), len(ids) - 1)
-        n = next((i for i in range(held) if ids[i] != self._ids[i]), held)
-        if not memory.seq_rm(0, n):  # a window or a state has moved on
-            memory.seq_rm(0)
-            n = 0
+        n = keep_prefix(memory, 0, self._ids[: memory.seq_pos_max(0) + 1], ids)
         self._ids, self._prompt, self._reply = ids, text, ""
         new = ids[n:]
         if long is not None:

@@ -3,9 +3,7 @@ prediction; Gloeckle et al. 2024, arXiv 2404.19737, and DeepSeek-V3, arXiv 2412.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +16,7 @@ from ..batch import Batch
 from ..context import LlamaContext
 from ..samplers import SamplerChain, SamplingParams
 from ..vocab import Vocab
+from .prefixes import common_prefix, keep_prefix
 
 Probs = npt.NDArray[np.float64]
 
@@ -104,11 +103,8 @@ class ModelDrafter:
     def _evaluate(self, tokens: Sequence[int]) -> None:
         """Bring the context to the end of `tokens`."""
         ctx = self.ctx
-        n = min(common_prefix(self._done, tokens), len(tokens) - 1)
+        n = keep_prefix(ctx.memory, 0, self._done, tokens)
         del self._done[n:]
-        if not ctx.memory.seq_rm(0, n, -1):  # a window has moved on
-            ctx.memory.clear()
-            self._done, n = [], 0
         for i in range(n, len(tokens), ctx.n_batch):
             part = tokens[i : i + ctx.n_batch]
             ctx.decode(part)
@@ -241,7 +237,7 @@ class _Guesser:
     """Draws tokens as the samplers of `params` do that need no memory of the text."""
 
     def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
-        self._chain = SamplerChain(_memoryless(params), vocab)
+        self._chain = SamplerChain(params.without_memory(), vocab)
         self._is_greedy = params.temp <= 0 and params.dynatemp_range <= 0
         self._rng = rng_of(params, 2)
 
@@ -253,26 +249,6 @@ class _Guesser:
         probs = np.zeros(len(logits))
         probs[ids] = p
         return Guess(int(ids[draw(p, self._rng)]), probs)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences (of the same type) begin with alike."""
-    n = min(len(a), len(b))
-    return n if a[:n] == b[:n] else bisect_left(range(n), True, key=lambda i: a[: i + 1] != b[: i + 1])
-
-
-def _memoryless(p: SamplingParams) -> SamplingParams:
-    """Without what depends on the text before: a draft that is rejected must leave no trace."""
-    return replace(
-        p,
-        repeat_penalty=1.0,
-        frequency_penalty=0.0,
-        presence_penalty=0.0,
-        dry_multiplier=0.0,
-        mirostat=0,
-        grammar=None,
-        json_schema=None,
-    )
 
 
 def rng_of(params: SamplingParams, stream: int) -> np.random.Generator:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,12 @@ from ..samplers import (
     NamedOptions,
     SamplerChain,
     SamplingOptions,
-    StepTrace,
     guided,
     log_softmax,
     our_names,
     sampling_params,
 )
+from .engine import Engine, FinishReason, Pending, Placed, Steps, Token
 from .long_context import LongContext
 from .text import TextStream
 
@@ -38,33 +38,10 @@ if TYPE_CHECKING:
 
     from ..loaded import LoadedModel
 
-FinishReason = Literal["eog", "stop", "length"]
 StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
 N_PREDICT = 128  # tokens that are generated where nothing else is said
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Token:
-    """One step of a generation.
-
-    text           what can be shown now: whole characters; of several tokens, or none, where characters or stop strings
-                   span tokens
-    id             the token
-    logprob        the model's log-probability of it, before any sampler (None where it was not asked for)
-    top            the likeliest tokens with their log-probabilities, `n_probs` of them
-    finish_reason  on the last one: "eog" (the model ended: `id` is that end, no part of the text), "stop" (a stop
-                   string), "length" (n_predict, or the context is full); else None
-    trace          what each sampler did, where the chain keeps traces
-    """
-
-    text: str
-    id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    finish_reason: FinishReason | None = None
-    trace: StepTrace | None = None
 
 
 @dataclass
@@ -107,11 +84,15 @@ class Generation:
     n_probs: int | None = None  # None: no log-probabilities at all
     guidance: Guidance | None = None
     long: LongContext | None = None
-    n_past: int = 0  # tokens of the prompt that sequence 0 holds already
+    n_past: int = 0  # tokens of the prompt that its sequence holds already
     source: Sequence[int] = ()
     stopping: Sequence[StoppingCriteria] = ()  # any of them ends it behind a token, as a stop string does
     special: bool = False  # whether control tokens are text, too
     progress: Callable[[int, int], None] | None = None  # told of the prompt's tokens: evaluated, all
+    n_cells: int | None = None  # that it may take, beside others; None: the context is its own, from sequence 0 on
+    index: int = 0  # among several
+    seq: int = field(default=0, init=False)
+    n_done: int = field(default=0, init=False)  # tokens that its sequence holds
     ids: list[int] = field(default_factory=list[int], init=False)
     timings: Timings = field(default_factory=Timings, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -141,28 +122,100 @@ class Generation:
         """The text that is held back where the generation was broken off."""
         return self._text.flush()
 
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the text that was given: of an encoder-decoder those of its source."""
+        return len(self.source or self.prompt)
+
     def __iter__(self) -> Generator[Token, None, None]:
+        for _, token in Engine(self.ctx, (self,)).run():
+            yield token
+
+    def steps(self) -> Steps:
+        """What is to be evaluated, and the tokens that are chosen, in turn; an engine sends the logits."""
         timings = self.timings
         start = perf_counter()
-        logits = self._prefill()
+        logits = yield from self._prefill()
         timings.n_prompt = len(self.source) + len(self.prompt) - self.n_past
         timings.prompt = perf_counter() - start
         if self.n_predict == 0:
             self.finish_reason = "length"
             return
         while True:
-            token = self.choose(logits)
+            token = self._choose(logits)
             yield token
             if token.finish_reason is not None:
                 return
             start = perf_counter()
-            logits = self._step(token.id)
+            logits = yield from self._step(token.id)
             timings.eval += perf_counter() - start
             timings.n_eval += 1
 
-    def choose(self, logits: Floats, has_room: bool | None = None) -> Token:
-        """The next token, by the logits behind the text. `has_room` says whether it can be evaluated in its turn (by
-        default the context is asked); where it cannot, the generation ends with it."""
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> Generator[Pending, Floats, Floats]:
+        """Have the prompt evaluated; the logits [n_vocab] behind it."""
+        ctx, prompt = self.ctx, self.prompt
+        if not prompt:
+            raise BatchError("the prompt is empty")
+        if self.n_cells is None:
+            self.check_room()
+        if self.source:
+            ctx.encode(Batch.prompt(self.source, 0, self.seq))
+        self.n_done, rows = self.n_past, ctx.logits
+        todo = prompt[self.n_past :]
+        for part in (todo,) if self.long is None else self.long.parts(todo):
+            end = self.n_done + len(part)
+            while self.n_done < end:
+                rows = yield from self._part(prompt[self.n_done : end])
+                if self.progress is not None:
+                    self.progress(self.n_done, len(prompt))
+        logits = rows[-1]
+        if self.guidance is None:
+            return logits
+        ids = self.guidance.negative
+        if self.source:
+            ctx.encode(Batch.prompt(ids, 0, 1))
+            ids = prompt
+        first = ctx.memory.seq_pos_max(1) + 1
+        for i in range(0, max(len(ids), 1), ctx.n_batch):
+            part = ids[i : i + ctx.n_batch]
+            rows = yield Placed(part, range(first + i, first + i + len(part)), (1,) * len(part))
+        return guided(logits, rows[-1], self.guidance.scale)
+
+    def _pending(self, tokens: Sequence[int]) -> Pending:
+        """Tokens of the text, behind the `n_done` that are evaluated."""
+        if self.n_cells is None:
+            return tokens
+        n, at = len(tokens), self.n_done
+        return Placed(tokens, range(at, at + n), (self.seq,) * n)
+
+    def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
+        """Have a part of the prompt evaluated, or the first tokens of it; the logits behind it."""
+        return (yield self._pending(tokens))
+
+    def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
+        """Have a token evaluated; the logits [n_vocab] behind it."""
+        if self.guidance is None:
+            return (yield self._pending((token,)))[-1]
+        pos = [self.ctx.memory.seq_pos_max(seq) + 1 for seq in (0, 1)]
+        rows = yield Placed((token, token), pos, (0, 1), 2)
+        return guided(rows[0], rows[1], self.guidance.scale)
+
+    def _has_room(self) -> bool:
+        """Whether the context takes another token; it is shifted when that makes room."""
+        if self.n_cells is not None:
+            return self.n_done < self.n_cells
+        if self.long is not None:
+            return self.long.make_room()
+        memory = self.ctx.memory
+        return memory.size - memory.used >= (1 if self.guidance is None else 2)
+
+    # -- choice -----------------------------------------------------------------------------------------------------
+
+    def _choose(self, logits: Floats) -> Token:
+        """The next token, by the logits behind the text. The generation ends with it when it cannot be evaluated in its
+        turn."""
         start = perf_counter()
         token, text = self._sample(logits), self._text
         if self.ctx.model.vocab.is_eog(token):
@@ -176,7 +229,7 @@ class Generation:
             elif self.stopping and self._is_to_stop(logits):
                 piece += text.flush()
                 self.finish_reason = "stop"
-            elif len(self.ids) == self.n_predict or not (self._has_room() if has_room is None else has_room):
+            elif len(self.ids) == self.n_predict or not self._has_room():
                 piece += text.flush()
                 self.finish_reason = "stop" if text.stopped else "length"
         self.timings.sample += perf_counter() - start
@@ -191,62 +244,15 @@ class Generation:
     def _sample(self, logits: Floats) -> int:
         return self.chain.sample(logits)
 
-    def _prefill(self) -> Floats:
-        ctx, prompt = self.ctx, self.prompt
-        if not prompt:
-            raise BatchError("the prompt is empty")
-        self.check_room()
-        if self.source:
-            ctx.encode(self.source)
-        n_done = self.n_past
-        for part in (self.long or LongContext(ctx)).parts(prompt[self.n_past :]):
-            self._decode(part, n_done)
-            n_done += len(part)
-            if self.progress is not None:
-                self.progress(n_done, len(prompt))
-        logits = ctx.logits[-1]
-        if self.guidance is None:
-            return logits
-        ids = self.guidance.negative
-        if self.source:
-            ctx.encode(Batch.prompt(ids, 0, 1))
-            ids = prompt
-        first = ctx.memory.seq_pos_max(1) + 1
-        for i in range(0, max(len(ids), 1), ctx.n_batch):
-            batch = Batch()
-            for j, token in enumerate(ids[i : i + ctx.n_batch], i):
-                batch.add(token, first + j, 1, j == len(ids) - 1)
-            ctx.decode(batch)
-        return guided(logits, ctx.logits[-1], self.guidance.scale)
-
-    def _decode(self, tokens: Sequence[int], at: int) -> None:
-        """Evaluate a part of the text, from index `at` on."""
-        self.ctx.decode(tokens)
-
-    def _has_room(self) -> bool:
-        if self.long is not None:
-            return self.long.make_room()
-        return self.ctx.memory.size - self.ctx.memory.used >= (1 if self.guidance is None else 2)
-
-    def _step(self, token: int) -> Floats:
-        ctx = self.ctx
-        if self.guidance is None:
-            ctx.decode((token,))
-            return ctx.logits[-1]
-        batch = Batch()
-        for seq in (0, 1):
-            batch.add(token, ctx.memory.seq_pos_max(seq) + 1, seq, True)
-        ctx.decode(batch)
-        return guided(ctx.logits[0], ctx.logits[1], self.guidance.scale)
-
     def _record(self, piece: str, token: int, logits: Floats) -> Token:
         trace = self.chain.traces[-1] if self.chain.traces else None
         if self.n_probs is None:
-            return Token(piece, token, finish_reason=self.finish_reason, trace=trace)
+            return Token(piece, token, None, (), self.finish_reason, trace)
         logprobs = log_softmax(logits)
-        n = min(self.n_probs, len(logprobs))
-        best = np.argpartition(logprobs, len(logprobs) - n)[len(logprobs) - n :] if n else np.empty(0, np.int64)
-        top = tuple((i, logprobs.item(i)) for i in sorted(best.tolist(), key=lambda i: (-logprobs.item(i), i)))
+        top: tuple[tuple[int, float], ...] = ()
+        if n := min(self.n_probs, len(logprobs)):
+            best = np.argpartition(logprobs, len(logprobs) - n)[len(logprobs) - n :].tolist()
+            top = tuple((i, logprobs.item(i)) for i in sorted(best, key=lambda i: (-logprobs.item(i), i)))
         return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
 
 
@@ -262,7 +268,7 @@ class GenerateOptions(NamedOptions, total=False):
     flash_attn: bool
     cfg_scale: float
     negative_prompt: str | Sequence[int]
-    context: ContextOptions
+    context: ContextOptions | None
     special: bool
 
 

@@ -74,8 +74,8 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def render(name: str, source: str, values: dict[str, Any]) -> str:
-    """The text that a template makes of `values`, which are plain (see `plain`). Raises ModelError where it cannot be
-    read, fails, refuses, or goes beyond a limit: whatever goes wrong inside is the template's."""
+    """The text that a template makes of `values`, which are plain (see `plain`). Raises ModelError when it cannot be
+    read, fails, refuses, or goes beyond a limit: whatever goes wrong inside is the template's fault."""
     try:
         return _ENVIRONMENT.render_bounded(source, values, _compiled)
     except Exception as e:

@@ -20,7 +20,7 @@ class Form:
                   {role}, {Role} and {ROLE} are the role as it is, with a capital, in capitals
     reply         what stands before the reply that is asked for
     begin         what stands before the first message
-    no_system     ... where that is no system message
+    no_system     ... when the first message is not a system message
     trim          roles whose content loses the spaces around it; "*": all
     system_first  a system message counts in the first place only
     """
@@ -306,7 +306,7 @@ _FORMS: dict[str, Form | str] = {
     "zephyr": _same("<|{role}|>\n", "<|endoftext|>\n", "<|assistant|>\n"),
 }
 
-# Texts that end a reply where the model has no token for them: what stands behind one, or before the next message.
+# Texts that end a reply of a model without a token for its end: what stands behind it, or before the next message.
 _STOPS: dict[str, tuple[str, ...]] = {
     "bailing": ("<role>",),
     "bailing-think": ("<role>",),
@@ -332,7 +332,7 @@ _STOPS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class NamedTemplate:
-    """A template of `TEMPLATES`: its Jinja source, and texts that end a reply where the model has no token for them."""
+    """A template of `TEMPLATES`: its Jinja source, and texts that end a reply of a model without a token for that."""
 
     source: str
     stop: tuple[str, ...] = field(default=())

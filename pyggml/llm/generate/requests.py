@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from pyggml.errors import BatchError, GGMLError, whole
+from pyggml.errors import BatchError, GGMLError, ModelError, whole
 from pyggml.types import Floats
 
 from ..context import LlamaContext
 from ..embed import embed
 from ..loaded import LoadedModel
+from ..model import load_model
 from ..options import SHORTER
 from ..samplers import NamedOptions, SamplerChain, SamplingParams, our_names, sampling_params
-from .batched import Waiting, in_slots
-from .generation import N_PREDICT, Generation, ids_of, n_predict_of, sizes_to_encode
+from .batched import NewContext, new_contexts, shared_context, together
+from .generation import N_PREDICT, Generation, ids_of, n_predict_of
 from .templates import find_template
-from .text import stop_strings
+from .text import chat_ids, stop_strings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,7 +31,6 @@ _SAMPLING = {f.name for f in fields(SamplingParams)}
 _TEXTS = 128  # that are embedded at a time
 _FIELDS = {"id", "input", "prompt", "messages", "n_predict", "stop", *_SAMPLING}  # or `OTHER_NAMES` of them
 Result = dict[str, Any]
-NewContext = Callable[[int, "ContextOptions"], LlamaContext]  # of so many cells
 Embed = Callable[[Sequence[Sequence[int]]], Floats]
 
 
@@ -57,18 +59,16 @@ class _Request:
     stop: Sequence[str]
     sampling: SamplingParams
 
-    @property
-    def n_cells(self) -> int:
-        return max(len(self.source), len(self.prompt) + self.n_predict)
-
     def start(self, ctx: LlamaContext) -> Generation:
         chain = SamplerChain(self.sampling, ctx.model.vocab)
         chain.prime(self.prompt)
-        return Generation(ctx, self.prompt, chain, self.n_predict, self.stop, source=self.source)
+        g = Generation(ctx, self.prompt, chain, self.n_predict, self.stop, source=self.source)
+        g.n_cells, g.index = len(self.prompt) + self.n_predict, self.index
+        return g
 
 
 def batch(
-    model: LoadedModel,
+    model: LoadedModel | str | os.PathLike[str] | None,
     requests: Iterable[Any],
     n_predict: int = N_PREDICT,
     *,
@@ -78,6 +78,7 @@ def batch(
     flash_attn: bool = False,
     context: ContextOptions | None = None,
     kv_ram: int | str | None = None,
+    ram: int | str | None = None,
     **sampling: Unpack[NamedOptions],
 ) -> Iterator[Result]:
     """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
@@ -91,21 +92,22 @@ def batch(
     trained for. Which others are under way may decide between tokens that are as good as equally likely, and the last
     digits of embeddings (see `stream_batch`). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
 
+    `model` may be the path of a model, or None for the one that ships with the package. It is loaded, then, with at
+    most `ram` ("2GiB", or bytes) of its weights in memory, see `load_model`.
+
     A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
     or `error`, what is wrong with that request (so has one that is a GGMLError itself), whatever it is: the others go
-    on. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling parameters.
+    on. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling parameters, ModelError for `ram` beside
+    a model that is loaded, and what `load_model` raises.
     """
-
-    def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
-        own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
-        own.update(context or {})
-        own.update(options)
-        return LlamaContext(model, n_ctx, **own)
-
-    def vectors(ids: Sequence[Sequence[int]]) -> Floats:
-        return embed(model, ids, n_threads=n_threads, flash_attn=flash_attn)
-
-    return answer(model, requests, new_context, n_predict, vectors, stop=stop, n_parallel=n_parallel, **sampling)
+    if not isinstance(model, LoadedModel):
+        model = load_model(model, ram=ram)
+    elif ram is not None:
+        raise ModelError("the model is loaded: give `ram` to load_model, or the path of the model to batch")
+    own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
+    vectors = partial(embed, model, n_threads=n_threads, flash_attn=flash_attn)
+    contexts = new_contexts(model, own, context)
+    return answer(model, requests, contexts, n_predict, vectors, stop=stop, n_parallel=n_parallel, **sampling)
 
 
 def answer(
@@ -154,40 +156,26 @@ def _answers(
     """Fill in the results; yields now and then."""
     if not todo:
         return
-    n_seq = min(n_parallel, len(todo))
-    n_cells = {r.index: r.n_cells for r in todo}
-    n_ctx = sum(sorted(n_cells.values())[-n_seq:])
-    options: ContextOptions = {"n_seq_max": n_seq}
-    longest = max(len(r.source) for r in todo)
-    if longest:
-        options.update(sizes_to_encode(longest))
-    ctx = new_context(n_ctx, options)
+    ctx = shared_context(new_context, n_parallel, [(len(r.source), len(r.prompt) + r.n_predict) for r in todo])
 
-    def generations() -> Iterator[tuple[int, Generation]]:
+    def generations() -> Iterator[Generation]:
         for request in todo:
             try:
                 g = request.start(ctx)
             except Exception as e:  # a grammar that is none
-                failed(request.index, e)
+                results[request.index]["error"] = _reason(e)
                 continue
-            running[request.index] = g
-            yield request.index, g
+            yield g
 
-    def failed(index: int, e: Exception) -> None:
-        running.pop(index, None)
-        texts.pop(index, None)
-        results[index]["error"] = _reason(e)
+    def failed(g: Generation, e: Exception) -> None:
+        results[g.index]["error"] = _reason(e)
 
-    running: dict[int, Generation] = {}
-    texts: dict[int, list[str]] = {}
-    cells = [n_cells.get(i, 0) for i in range(len(results))]
-    for index, token in in_slots(ctx, Waiting(generations()), cells, failed):
-        texts.setdefault(index, []).append(token.text)
+    texts: dict[int, str] = {}
+    for g, token in together(ctx, generations(), failed):
+        texts[g.index] = texts.get(g.index, "") + token.text
         if token.finish_reason is not None:
-            g = running.pop(index)
-            results[index]["text"] = "".join(texts.pop(index))
-            results[index] |= {"finish_reason": token.finish_reason}
-            results[index] |= {"n_prompt": len(g.source or g.prompt), "n_predicted": len(g.ids)}
+            results[g.index] |= {"text": texts.pop(g.index), "finish_reason": token.finish_reason}
+            results[g.index] |= {"n_prompt": g.n_prompt, "n_predicted": len(g.ids)}
         yield
 
 
@@ -261,10 +249,8 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> 
     if "messages" in given and start is not None:
         raise BatchError(f"{model.arch} is an encoder-decoder, which has no chat: a request has a prompt")
     if "messages" in given:
-        template, vocab = find_template(None, model.kv), model.vocab
-        text = template.render(given["messages"], vocab)
-        has_bos = vocab.bos is not None and text.startswith(vocab.text(vocab.bos))
-        prompt = vocab.tokenize(text, not has_bos, True)
+        template = find_template(None, model.kv)
+        prompt = chat_ids(model.vocab, template.render(given["messages"], model.vocab))
         stops = (*template.stop, *stops)
     else:
         prompt = ids_of(model, given["prompt"])

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from pyggml.errors import ModelError, SamplerError
 from pyggml.types import Floats
 
-from ..batch import Batch
 from ..context import LlamaContext
 from ..loaded import LoadedModel
 from .drafters import Drafter, Guess, HeadDrafter, LookupDrafter, ModelDrafter, Probs, draw, rng_of
-from .generation import Generation, Token
+from .engine import Pending, Placed, Steps
+from .generation import Generation
 
 if TYPE_CHECKING:
     from ..vocab import Vocab
@@ -110,11 +110,11 @@ class SpeculativeGeneration(Generation):
         self._start = 0
         self._again: list[int] = []  # the part of it that is sure and must be evaluated again
 
-    def __iter__(self) -> Generator[Token, None, None]:
+    def steps(self) -> Steps:
         if self.long is not None and self.long.grp_attn_n > 1:
             raise SamplerError("speculative decoding and self-extend cannot be combined")
         try:
-            yield from super().__iter__()
+            yield from super().steps()
         finally:
             self._forget()
             for kv in self.ctx.memory.caches:
@@ -124,8 +124,8 @@ class SpeculativeGeneration(Generation):
         self._forget()
         return super().rest()
 
-    def _prefill(self) -> Floats:
-        logits = super()._prefill()
+    def _prefill(self) -> Generator[Pending, Floats, Floats]:
+        logits = yield from super()._prefill()
         self._end = self.ctx.memory.seq_pos_max(0) + 1
         windows = [kv for kv in self.ctx.memory.caches if kv.n_swa]
         if windows:  # which have room for a window and n_batch; a batch may be removed, with as many sure tokens in it
@@ -134,8 +134,13 @@ class SpeculativeGeneration(Generation):
             kv.n_rewind = 2 * self.n_max + 1
         return logits
 
-    def _decode(self, tokens: Sequence[int], at: int) -> None:
-        super()._decode(tokens, at)
+    def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
+        at = self.n_done
+        rows = yield from super()._part(tokens)
+        self._followed(tokens[: self.n_done - at], at)
+        return rows
+
+    def _followed(self, tokens: Sequence[int], at: int) -> None:
         if self.follow is not None:
             self.follow(tokens, at)
 
@@ -166,32 +171,24 @@ class SpeculativeGeneration(Generation):
         self._end = self.ctx.memory.seq_pos_max(0) + 1 + len(self._again)  # the context may have been shifted
         return has_room
 
-    def _step(self, token: int) -> Floats:
+    def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
         if self._guesses:  # the first was right, see _has_room
             del self._guesses[0]
         else:
+            self.n_done = len(self.prompt) + len(self.ids) - 1 - len(self._again)
             if len(self._again) > self.n_max:  # so that they do not become ever more
-                self._decode(self._again, len(self.prompt) + len(self.ids) - 1 - len(self._again))
+                yield from self._part(self._again)
                 self._again = []
             self._guesses = self._draft()
             self._start = self._end - len(self._again)
             self._batch = [*self._again, token, *(g.token for g in self._guesses)]
-            self.ctx.decode(self._wanted(self._batch))
-            if self.follow is not None:
-                self.follow(self._batch, len(self.prompt) + len(self.ids) - 1 - len(self._again))
-            self._again = []
-            self._rows = iter(self.ctx.logits)
+            n, at = len(self._batch), self.n_done
+            pos, n_rows = range(self._start, self._start + n), 1 + len(self._guesses)
+            rows = yield Placed(self._batch, pos, (0,) * n, n_rows) if self._guesses else self._batch
+            self._followed(self._batch, at)
+            self._again, self._rows = [], iter(rows)
         self._end += 1
         return next(self._rows)
-
-    def _wanted(self, tokens: list[int]) -> Batch | list[int]:
-        """The tokens from the position _start on, with logits of those that are not evaluated again."""
-        if len(tokens) == 1:
-            return tokens  # the common case where guessing pauses, and the fast one
-        batch = Batch()
-        for i, t in enumerate(tokens, self._start):
-            batch.add(t, i, 0, i >= self._end)
-        return batch
 
     def _draft(self) -> list[Guess]:
         memory, stats = self.ctx.memory, self.stats

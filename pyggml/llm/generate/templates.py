@@ -28,7 +28,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 @dataclass(frozen=True)
 class ChatTemplate:
     """A Jinja template, run in a sandbox, and strings that end a reply. Made by `find_template`. `tool_use`: the
-    template for chats with tools, where the model has another one for them."""
+    template for chats with tools, when the model has one of their own."""
 
     name: str
     source: str
@@ -51,7 +51,7 @@ class ChatTemplate:
         tools      as OpenAI's; documents: for retrieval, with `title` and `text`
         variables  of the template: `enable_thinking`, `builtin_tools` ...; they hide those of the same name
 
-        Raises ModelError where the template cannot be read, or refuses the messages, and for what is no JSON value.
+        Raises ModelError when the template cannot be read or refuses the messages, and for values that are not JSON's.
         """
         from .jinja import plain, render  # who makes no chats does not wait for Jinja
 
@@ -70,7 +70,7 @@ class ChatTemplate:
 
 
 def _special_tokens(vocab: Vocab) -> dict[str, str]:
-    """`bos_token` and its kin; bos and eos also where there are none, as templates put them in without asking."""
+    """`bos_token` and its kin; bos and eos are empty when there are none: templates use them without asking."""
     ids = {role: getattr(vocab, role) for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
     texts = {f"{role}_token": vocab.text(i) for role, i in ids.items() if i is not None}
     return {"bos_token": "", "eos_token": ""} | texts
@@ -83,8 +83,8 @@ def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def find_template(name: str | None, kv: Mapping[str, Any]) -> ChatTemplate:
-    """The chat template `name`: one of llama.cpp's names, Jinja itself, or a file that holds it; None: that of the
-    model's metadata, or chatml where it has none. Raises ModelError for a name that is none of these."""
+    """The chat template `name`: one of llama.cpp's names, Jinja itself, or a file that holds it; None: the template of
+    the model's metadata, or chatml when it has none. Raises ModelError for any other name."""
     from .named_templates import TEMPLATES
 
     if name is None:

@@ -18,6 +18,13 @@ def stop_strings(stop: Any, error: type[GGMLError]) -> tuple[str, ...]:
     return tuple(cast("Sequence[str]", several))
 
 
+def chat_ids(vocab: Vocab, text: str) -> list[int]:
+    """The tokens of a chat that a template has rendered, whose markers are control tokens. The text gets the token that
+    begins texts unless the template has written it already."""
+    has_bos = vocab.bos is not None and text.startswith(vocab.text(vocab.bos))
+    return vocab.tokenize(text, not has_bos, True)
+
+
 class TextStream:
     """Turns tokens into text. What may be the beginning of a stop string is held back until it is clear.
     With `special` control tokens are text, too."""

@@ -11,11 +11,10 @@ from pyggml.errors import ModelError, SamplerError
 
 from ..generate.generation import Generation, Token, until_end
 from ..generate.templates import ChatTemplate, find_template
-from ..generate.text import TextStream, stop_strings
+from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
 from ..vocab import Vocab
-from .dialect import Dialect
-from .formats import Format, find_format, forced_calls
+from .formats import Dialect, Format, find_format, forced_calls
 from .messages import prompt_of
 from .reply import Reply
 from .request import SamplingRequest, finish, new_id, now, piece, started, tools_of, usage
@@ -83,9 +82,7 @@ def create_chat_completion(
     n_probs = (top_logprobs or 0) if logprobs else None
     stop = options.get("stop")
     options["stop"] = (*template.stop, *stop_strings(() if stop is None else stop, SamplerError))
-    has_bos = model.vocab.bos is not None and prompt.startswith(model.vocab.text(model.vocab.bos))
-    ids = model.vocab.tokenize(prompt, not has_bos, True)
-    g = started(model, ids, max_tokens, n_probs, options)
+    g = started(model, chat_ids(model.vocab, prompt), max_tokens, n_probs, options)
     return answer.chunks(g) if stream else answer.whole(g)
 
 
@@ -100,7 +97,7 @@ def _of_function_call(choice: str | Mapping[str, Any] | None) -> str | Mapping[s
 
 
 def _forced(choice: str | Mapping[str, Any] | None, schemas: Mapping[str, Schema]) -> Mapping[str, Schema]:
-    """The tools of which one must be called; none where the model may choose."""
+    """The tools of which one must be called; empty when the model may choose."""
     if choice in (None, "auto", "none"):
         return {}
     if choice in ("required", "any"):
@@ -210,7 +207,8 @@ class _Answer:
         yield self._chunk({}, None, _reason(before, reason))
 
     def _replies(self, g: Generation, last_only: bool) -> Iterator[tuple[Reply, Token, ChatLogprobs | None]]:
-        """The reply after each token, with what is known of those since the one before; or after all."""
+        """The reply after each token, with the token and the log-probabilities since the last reply; or with
+        `last_only` one reply, after all tokens."""
         raw = _Raw(self.model.vocab, g.stop, self.form)
         text = ""
         entries: list[ChatLogprob] = []

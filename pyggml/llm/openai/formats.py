@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..generate.templates import ChatTemplate
 from ..grammars.members import rebased
 from ..vocab import Vocab
 from . import reply
@@ -19,7 +20,7 @@ Forced = Callable[[str, Schema], Sequence[str | Schema]]
 
 @dataclass(frozen=True)
 class Format:
-    """A family's way.
+    """How a family of models writes calls and reasoning.
 
     read       what reads a reply
     force      a call of a tool with parameters of a schema, as texts and schemas one after the other
@@ -40,7 +41,7 @@ class Format:
         found = self.read(rest, done, names)
         if thought:
             found.reasoning = thought
-        if not done or found.calls:  # spaces before a call are none of the content
+        if not done or found.calls:  # spaces before a call do not belong to the content
             found.content, found.reasoning = found.content.rstrip(), found.reasoning.rstrip()
         return found
 
@@ -142,7 +143,15 @@ COMMAND_R = Format(
 )
 PLAIN = Format("plain", reply.read_plain, _named("", "arguments", ""), ("<think>", "</think>"))
 
-# By what is found in the chat template, the first that fits.
+
+@dataclass(frozen=True)
+class Dialect(ChatTemplate):
+    """A chat template, and `form`, in which its replies are read: the template's source does not show it."""
+
+    form: Format = PLAIN
+
+
+# A text in a chat template, and the format that it is a sign of. The first sign that is found counts.
 _SIGNS: tuple[tuple[str, Format], ...] = (
     ("<|channel|>", HARMONY),
     ("<｜tool▁calls▁begin｜>", DEEPSEEK),
@@ -160,7 +169,7 @@ _SIGNS: tuple[tuple[str, Format], ...] = (
 
 
 def find_format(source: str) -> Format:
-    """The format of a chat template's text; PLAIN where it knows of no tools."""
+    """The format of a chat template's text; PLAIN when it knows of no tools."""
     return next((f for sign, f in _SIGNS if sign in source), PLAIN)
 
 

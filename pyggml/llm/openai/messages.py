@@ -10,7 +10,7 @@ from pyggml.errors import ModelError
 
 from ..generate.templates import ChatTemplate
 from ..vocab import Vocab
-from .dialect import Dialect
+from .formats import Dialect
 
 _NEEDLE = "needle7"
 _ROLES = {"developer": "system", "function": "tool"}

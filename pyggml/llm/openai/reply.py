@@ -14,7 +14,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 class Call(NamedTuple):
-    """A tool call: `arguments` as JSON text. `id`: the model's own, "" where it gave none."""
+    """A tool call: `arguments` as JSON text. `id`: the model's own, "" when it gave none."""
 
     name: str
     arguments: str
@@ -236,7 +236,7 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def _calls(text: str) -> list[Call]:
-    """The calls in JSON; none where it is no JSON, or anything else is in it."""
+    """The calls in a text of JSON; empty when it is not JSON, or holds anything else."""
     try:
         return _of_values(_values(text))
     except (ValueError, RecursionError):
@@ -291,7 +291,7 @@ def _tag(text: str, begin: str, at: int) -> tuple[str, int]:
 
 
 def _value(text: str) -> Any:
-    """What a parameter's text says: JSON where it is an object, a list, a number, true, false or null."""
+    """What a parameter's text says: JSON when it is an object, a list, a number, true, false or null; else text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, cast
 from uuid import uuid4
 
 from pyggml.errors import BatchError, ModelError, SamplerError, whole
@@ -14,9 +14,6 @@ from ..loaded import LoadedModel
 from ..samplers import LogitsProcessor
 from ..samplers.params import OTHER_NAMES
 from .types import FinishReason, Usage
-
-if TYPE_CHECKING:
-    pass
 
 
 class SamplingRequest(TypedDict, total=False):
@@ -47,9 +44,6 @@ class SamplingRequest(TypedDict, total=False):
     max_completion_tokens: int | None  # max_tokens under its newer name
     tfs_z: float  # of old versions: without effect there, too
     user: str | None
-
-
-Start = Callable[..., Generation]  # as `new_generation`, but for the model
 
 
 def started(
@@ -103,7 +97,7 @@ def now() -> int:
 
 def usage(g: Generation) -> Usage:
     """The tokens of a generation."""
-    n_prompt, n = len(g.prompt), len(g.ids)
+    n_prompt, n = g.n_prompt, len(g.ids)
     return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
 
 
@@ -120,7 +114,7 @@ def piece(model: LoadedModel, token: int) -> bytes:
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
-    """Names of tools, and the schemas of their parameters. Raises ModelError for what is no tool."""
+    """Names of tools, and the schemas of their parameters. Raises ModelError for anything that is not a tool."""
     found: dict[str, Mapping[str, Any]] = {}
     for i, tool in enumerate(tools or ()):
         function: Any = tool.get("function") if isinstance(tool, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import SamplerError, whole
+from pyggml.types import Floats
 
-from ..batch import Batch
+from ..generate.engine import Pending, Placed
 from ..generate.generation import Generation, Token, until_end
 from ..loaded import LoadedModel
 from .request import SamplingRequest, finish, new_id, now, piece, started, usage
@@ -115,18 +116,15 @@ class _Echoed(Generation):
         super().__post_init__()
         self.tokens: list[Token] = []
 
-    def _decode(self, tokens: Sequence[int], at: int) -> None:
-        """Evaluate a part of the prompt with the logits of all its tokens."""
+    def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
+        """Have the first tokens of a part of the prompt evaluated, with the logits of each."""
+        at, n = self.n_done, min(len(tokens), _ROWS, self.ctx.n_batch)
+        rows = yield Placed(tokens[:n], range(at, at + n), (0,) * n, n)
         if at == 0:
             self.tokens.append(Token("", self.prompt[0]))
-        for i in range(0, len(tokens), _ROWS):
-            batch = Batch.prompt(tokens[i : i + _ROWS], at + i)
-            batch.logits = [True] * len(batch)
-            self.ctx.decode(batch)
-            following = self.prompt[at + i + 1 : at + i + 1 + len(batch)]
-            self.tokens += [
-                self._record("", token, row) for token, row in zip(following, self.ctx.logits, strict=False)
-            ]
+        following = self.prompt[at + 1 : at + n + 1]
+        self.tokens += [self._record("", token, row) for token, row in zip(following, rows, strict=False)]
+        return rows
 
 
 def _of_prompt(model: LoadedModel, tokens: Sequence[Token], text: str) -> CompletionLogprobs:

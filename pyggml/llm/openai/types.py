@@ -16,7 +16,8 @@ class Usage(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """Of each token: where its text begins, its log-probability, its text, and the likeliest with theirs."""
+    """For each token: the offset of its text, its log-probability, its text, and the likeliest tokens with their
+    log-probabilities."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -131,7 +132,7 @@ class ChatCompletionChunk(TypedDict):
 
 
 class EmbeddingData(TypedDict):
-    """The embedding of a text; of its tokens where nothing pools them."""
+    """The embedding of a text, or of each of its tokens when the model does not pool them."""
 
     index: int
     object: Literal["embedding"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,21 @@ from pyggml.types import Floats
 
 from .candidates import Candidates
 
+if TYPE_CHECKING:
+    from pyggml.llm.vocab import Vocab
+
+    from .params import SamplingParams
+
 # The ids so far, and the logits of the next token, which it may change; returns those to go on with.
 LogitsProcessor = Callable[[npt.NDArray[np.int64], Floats], Floats]
+
+
+class Setting(NamedTuple):
+    """What a sampler is made for: the parameters of its chain, the vocabulary, and random numbers to draw with."""
+
+    params: SamplingParams
+    vocab: Vocab
+    rng: np.random.Generator
 
 
 class Sampler:
@@ -25,6 +39,11 @@ class Sampler:
 
     name = ""
     keeps_best = False
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        """The sampler that the parameters ask for, or None when they switch it off."""
+        raise NotImplementedError
 
     def apply(self, c: Candidates) -> None:
         """Narrow the candidates down, or change their logits."""

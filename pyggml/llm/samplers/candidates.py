@@ -13,7 +13,7 @@ from pyggml.types import Floats
 Ids = npt.NDArray[np.int64]
 LONG = 4096  # more weights than this are neither sorted nor added one by one without need
 _BLOCK = 1024
-_FIRST_PART = 256  # how many of many tokens are sorted at first where the best few are wanted
+_FIRST_PART = 256  # so many of a long vocabulary are sorted at first when the best few are wanted
 
 
 class Candidates:
@@ -39,7 +39,7 @@ class Candidates:
         return len(self.logits)
 
     def best(self) -> int:
-        """The row of the largest logit, the first of equals. Raises SamplerError where there is none to choose."""
+        """The row of the largest logit, the first of equals. Raises SamplerError when there is none to choose."""
         if not len(self.logits):
             raise SamplerError("no token is left to choose, or all logits are NaN")
         row = 0 if self.is_sorted else int(self.logits.argmax())
@@ -72,7 +72,7 @@ class Candidates:
         return w / w.sum()
 
     def keep(self, rows: Any) -> None:
-        """Keep some rows, in their order: indices, a slice or bools. Indices must ascend where the order matters."""
+        """Keep some rows, in their order: indices, a slice or bools. Indices must ascend when the order matters."""
         if self.ids is not None:
             self.ids = self.ids[rows]
         elif isinstance(rows, slice):
@@ -145,8 +145,8 @@ class Candidates:
             part = min(part * 8, n)
 
     def draw(self, rng: np.random.Generator) -> int:
-        """A token by its probability, with one random number (two for many). Raises SamplerError where the logits make
-        none."""
+        """A token by its probability, with one random number (two for many). Raises SamplerError when the logits give
+        no probabilities."""
         u = rng.random()
         if len(self.logits) == 1:
             return self.token(self.best())

@@ -11,16 +11,14 @@ from pyggml.llm.vocab import Vocab
 from pyggml.native.sampling import TopDraw
 from pyggml.types import Floats
 
-from .base import LogitsProcessor, Processors, Sampler
+from .base import LogitsProcessor, Processors, Sampler, Setting
 from .candidates import LONG, Candidates, Ids
-from .dry import Dry, find_breakers
-from .infill import Infill
 from .mirostat import Mirostat
-from .params import SamplingParams
-from .penalties import LogitBias, Penalties
-from .temperature import COLDEST, DynamicTemperature, Greedy, Temperature
+from .params import SAMPLERS, SamplingParams
+from .penalties import LogitBias
+from .temperature import COLDEST, Greedy, Temperature
 from .trace import StepTrace, Tracer
-from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
+from .truncate import MinP, TopK, TopP
 
 
 class SamplerChain:
@@ -49,7 +47,7 @@ class SamplerChain:
         self._accepting = [s for s in self.samplers if type(s).accept is not Sampler.accept]
 
     def sample(self, logits: Floats) -> int:
-        """A token for the logits [n_vocab] of one step, which stay as they are. Raises SamplerError where none is
+        """A token for the logits [n_vocab] of one step, which stay as they are. Raises SamplerError when no token is
         left, or for NaN."""
         if self.traces is not None:
             return self._traced(logits, self.traces)
@@ -122,7 +120,7 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
     greedy = p.temp < COLDEST and p.dynatemp_range <= 0
     order = ("penalties", "dry", "temperature") if p.mirostat else p.order
     for name in order:
-        s = _sampler(name, p, vocab, rng)
+        s = SAMPLERS[name].of(Setting(p, vocab, rng))
         if s is not None and not (greedy and s.keeps_best):
             chain.append(s)
     if greedy:
@@ -133,44 +131,11 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
 
 
 def _top_draw(p: SamplingParams, kinds: list[type[Sampler]]) -> TopDraw | None:
-    """What does the work of such samplers and draws, where they are top_k and, in this order, any of the usual ones."""
+    """One call of C for these samplers and the draw, when they are top_k and, in this order, any of top_p, min_p and
+    temperature; None for others."""
     usual = [kind for kind in (TopK, TopP, MinP, Temperature) if kind in kinds]
     if TopK not in kinds or kinds != usual or p.top_k > LONG:
         return None
     top_p = p.top_p if TopP in kinds else 1.0
     min_p = p.min_p if MinP in kinds else 0.0
     return TopDraw(p.top_k, top_p, min_p, p.temp if Temperature in kinds else 1.0)
-
-
-def _sampler(name: str, p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> Sampler | None:
-    """The sampler of a name; None where its parameters switch it off."""
-    match name:
-        case "penalties":
-            on = p.repeat_last_n != 0 and (p.repeat_penalty, p.frequency_penalty, p.presence_penalty) != (1, 0, 0)
-            exempt = None if p.penalize_nl else vocab.nl
-            penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
-            return Penalties(p.repeat_last_n, *penalties, exempt) if on else None
-        case "dry":
-            if p.dry_multiplier <= 0 or p.dry_penalty_last_n == 0:
-                return None
-            breakers = find_breakers(p.dry_sequence_breakers, vocab)
-            return Dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers)
-        case "top_n_sigma":
-            return TopNSigma(p.top_n_sigma) if p.top_n_sigma > 0 else None
-        case "top_k":
-            return TopK(p.top_k) if p.top_k > 0 else None
-        case "typ_p":
-            return Typical(p.typ_p) if p.typ_p < 1 else None
-        case "top_p":
-            return TopP(p.top_p) if p.top_p < 1 else None
-        case "min_p":
-            return MinP(p.min_p) if p.min_p > 0 else None
-        case "xtc":
-            on = p.xtc_probability > 0 and p.xtc_threshold <= 0.5
-            return Xtc(p.xtc_probability, p.xtc_threshold, rng) if on else None
-        case "infill":
-            return Infill(vocab)
-        case _:
-            if p.dynatemp_range > 0:
-                return DynamicTemperature(p.temp, p.dynatemp_range, p.dynatemp_exponent)
-            return Temperature(p.temp) if p.temp >= COLDEST and p.temp != 1 else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyggml.llm.vocab import Vocab
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
 
 _MAX_PENALTY = 3e38  # float32
@@ -26,6 +26,14 @@ class Dry(Sampler):
     last `last_n` tokens."""
 
     name = "dry"
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        p = setting.params
+        if p.dry_multiplier <= 0 or p.dry_penalty_last_n == 0:
+            return None
+        breakers = find_breakers(p.dry_sequence_breakers, setting.vocab)
+        return cls(p.dry_multiplier, p.dry_base, p.dry_allowed_length, p.dry_penalty_last_n, breakers)
 
     def __init__(self, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Breakers) -> None:
         self.multiplier, self.base, self.allowed_length = multiplier, base, allowed_length
@@ -104,7 +112,7 @@ def find_breakers(texts: Sequence[str], vocab: Vocab) -> Breakers:
 
 
 def _tokens_of(text: bytes, vocab: Vocab) -> list[int]:
-    """Tokens of a text inside another. None where it starts within a character."""
+    """Tokens of a text inside another. None when it starts within a character."""
     try:
         return vocab.tokenize(text.decode(), add_special=False, continued=True)
     except UnicodeDecodeError:

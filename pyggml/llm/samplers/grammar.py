@@ -114,7 +114,7 @@ def lark_of_schema(schema: Any) -> str:
 
 def known_schema(schema: Any) -> str:
     """A JSON schema as a text with the keywords that llguidance knows, and how it is to read it. Warns of demands that
-    are left out; raises SamplerError for what is no schema, or asks for too much."""
+    are left out. Raises SamplerError for a text that is no schema, and for a schema that asks for too much."""
     from llguidance import LLMatcher, LLTokenizer
 
     single_bytes = LLTokenizer("byte")

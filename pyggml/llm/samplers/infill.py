@@ -1,4 +1,4 @@
-"""For text that is filled in between other text: ends where the model is not sure how to go on.
+"""For text that is filled in between other text: it ends when the model is not sure how to go on.
 
 Semantics: llama.cpp's infill sampler (llama_sampler_init_infill).
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 from pyggml.llm.vocab import Vocab
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
 
 _LONGEST = 256  # candidates that are compared with each other
@@ -19,9 +19,13 @@ _MIN_P = 0.2
 class Infill(Sampler):
     """Stands behind top_k and top_p. If the ends of generation together, times three times the number of candidates,
     outweigh the text, only they stay. Else tokens that begin alike are combined into the likeliest of them, and those
-    below 0.2, and then those below 1 / (their number + 1), are left out; where none stays, the generation ends."""
+    below 0.2, and then those below 1 / (their number + 1), are left out. When no token stays, the generation ends."""
 
     name = "infill"
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        return cls(setting.vocab)
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab

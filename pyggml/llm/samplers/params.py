@@ -1,135 +1,195 @@
-"""What a sampler chain is built from. Names and defaults: llama.cpp's (common_params_sampling)."""
+"""The options of a sampler chain, each declared once. Names and defaults: llama.cpp's (common_params_sampling).
+
+A field of `SamplingParams` says all that is known of an option. The command line (`tools/sampling.py`), the names that
+OpenAI and llama-cpp-python use, and the checks of values follow from it. `SamplingOptions` repeats names and types for
+type checkers, which cannot read them from a dataclass; a test compares the two.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from math import inf, isnan
 from numbers import Integral, Real
-from typing import Any, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 
 from pyggml.errors import SamplerError
 
+from .base import Sampler
+from .dry import Dry
+from .infill import Infill
+from .penalties import Penalties
+from .temperature import Temperature
+from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
+
+T = TypeVar("T")
 _HUGE = float(np.finfo(np.float32).max)  # samplers compute with f32
-ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 _TOKEN = re.compile("[0-9]{1,10}")
-NAMES = frozenset((*ORDER, "infill"))
+# The samplers in the order in which a chain has them when `samplers` does not say otherwise.
+IN_ORDER: tuple[type[Sampler], ...] = (Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature)
+SAMPLERS: Mapping[str, type[Sampler]] = {s.name: s for s in (*IN_ORDER, Infill)}  # all that `samplers` may name
 _ALIASES = {"temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "nucleus": "top_p"}  # also with - for _
-OTHER_NAMES = {  # of options, as OpenAI and llama-cpp-python call them: ours
-    "temperature": "temp",
-    "typical_p": "typ_p",
-    "mirostat_mode": "mirostat",
-    "max_tokens": "n_predict",
-}
+
+
+class Range(NamedTuple):
+    """The numbers that an option may have, both ends included, and how an error says it."""
+
+    least: float
+    most: float
+    text: str
+
+
+_SHARE = Range(0, 1, "from 0 to 1")
+_FROM_0, _FROM_1 = Range(0, inf, "0 or more"), Range(1, inf, "1 or more")
+_LAST_N = Range(-1, inf, "-1 or more")
+_FACTOR, _PENALTY = Range(1e-6, 1e6, "from 1e-6 to 1e6"), Range(-1e9, 1e9, "from -1e9 to 1e9")  # logits stay finite
+_STRENGTH = Range(0, 1e9, "from 0 to 1e9")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of an option beside its name, its type and its default.
+
+    flags       its flags on the command line, as click takes them
+    help        what it does: for the command line's help and for the docstring
+    range       the numbers that it may have; None: all that its type allows
+    other_name  what OpenAI or llama-cpp-python calls it
+    looks_back  whether it switches on a sampler that depends on the tokens before
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    range: Range | None
+    other_name: str | None
+    looks_back: bool
+
+
+def _option(
+    default: T,
+    flags: str,
+    help: str,
+    range: Range | None = None,
+    other_name: str | None = None,
+    *,
+    looks_back: bool = False,
+) -> T:
+    """The field of an option."""
+    metadata = {"option": Option(tuple(flags.split()), help, range, other_name, looks_back)}
+    if isinstance(default, dict):
+        return cast(T, field(default_factory=dict[Any, Any], metadata=metadata))
+    return cast(T, field(default=default, metadata=metadata))
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """All parameters of a sampler chain. Raises SamplerError for values out of range.
+    """All parameters of a sampler chain. Raises SamplerError for values of a wrong type or out of range.
 
-    seed                 of the random numbers; None or negative: another each time
-    temp                 logits are divided by it; 0: the likeliest token each time (greedy)
-    dynatemp_range       > 0: the temperature is between temp - range and temp + range, by the entropy
-    dynatemp_exponent    ... to this power
-    top_k                the K likeliest; 0: all
-    top_p                the fewest that reach this probability; 1: all
-    min_p                those at least this likely relative to the likeliest; 0: all
-    typ_p                locally typical sampling, the share to keep; 1: all
-    top_n_sigma          those with logits within this many standard deviations of the largest; <= 0: all
-    xtc_probability      how often all tokens above the threshold but the last are left out
-    xtc_threshold        ... the probability a token must have to count; > 0.5: never
-    repeat_last_n        how many tokens the penalties look back at; 0: none, -1: all
-    repeat_penalty       divides positive logits of tokens seen, multiplies negative ones; 1: off
-    frequency_penalty    subtracted for each occurrence
-    presence_penalty     subtracted for a token that occurred
-    penalize_nl          whether the newline token is penalised too
-    dry_multiplier       DRY: the penalty is multiplier * base ** (length of the repeat - allowed_length); 0: off
-    dry_base, dry_allowed_length
-    dry_penalty_last_n   how many tokens DRY looks back at; 0: none, -1: all
-    dry_sequence_breakers   texts over which a repeat does not go on
-    mirostat             1 or 2: Mirostat instead of all samplers but penalties, dry and temperature; 0: off
-    mirostat_tau         the surprise to aim at, in bits
-    mirostat_eta         how fast it adapts
-    logit_bias           token -> what is added to its logit (-inf, or False: never); a token may be text, "15", as in
-                         JSON
-    ignore_eos           never end generation
-    grammar              GBNF (or llguidance's Lark) that the text must follow
-    json_schema          JSON schema (as text or object) that the text must follow
-    samplers             the order of the chain: of `NAMES` (or "temp"), a sequence or joined by ";"
+    A `seed` that is None or negative is another one each time. A token of `logit_bias` may be text, "15", as in JSON,
+    and False is a bias of -inf: never. `grammar` is GBNF or llguidance's Lark, `json_schema` text or an object.
+    `samplers` is a sequence of names or one text, joined by ";".
     """
 
-    seed: int | None = None
-    temp: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typ_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    penalize_nl: bool = True
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    ignore_eos: bool = False
-    grammar: str | None = None
-    json_schema: str | Mapping[str, Any] | None = None
-    samplers: str | Sequence[str] = ORDER
+    seed: int | None = _option(None, "-s --seed", "Seed of the sampler (default: random).")
+    temp: float = _option(
+        0.8, "--temp --temperature", "Temperature; 0 takes the likeliest token.", _FROM_0, "temperature"
+    )
+    dynatemp_range: float = _option(0.0, "--dynatemp-range", "Temperature by entropy, temp +- this; 0: off.", _FROM_0)
+    dynatemp_exponent: float = _option(1.0, "--dynatemp-exp", "... to this power.", _FROM_0)
+    top_k: int = _option(40, "--top-k", "Sample among the K likeliest; 0: all.", _FROM_0)
+    top_p: float = _option(0.95, "--top-p", "... that make up this much probability; 1: all.", _SHARE)
+    min_p: float = _option(0.05, "--min-p", "... at least this likely relative to the likeliest; 0: all.", _SHARE)
+    typ_p: float = _option(1.0, "--typical --typical-p", "Locally typical sampling; 1: off.", _SHARE, "typical_p")
+    top_n_sigma: float = _option(
+        -1.0, "--top-nsigma --top-n-sigma", "Logits within N standard deviations of the largest; -1: off."
+    )
+    xtc_probability: float = _option(0.0, "--xtc-probability", "Exclude top choices this often; 0: off.", _SHARE)
+    xtc_threshold: float = _option(0.1, "--xtc-threshold", "... among tokens at least this likely.", _SHARE)
+    repeat_last_n: int = _option(64, "--repeat-last-n", "Tokens that are penalised; 0: none, -1: all.", _LAST_N)
+    repeat_penalty: float = _option(
+        1.0, "--repeat-penalty", "Penalty for tokens that occurred; 1: off.", _FACTOR, looks_back=True
+    )
+    frequency_penalty: float = _option(
+        0.0, "--frequency-penalty", "... for each occurrence; 0: off.", _PENALTY, looks_back=True
+    )
+    presence_penalty: float = _option(
+        0.0, "--presence-penalty", "... for any occurrence; 0: off.", _PENALTY, looks_back=True
+    )
+    penalize_nl: bool = _option(True, "--penalize-nl/--no-penalize-nl", "Penalise newlines, too.")
+    dry_multiplier: float = _option(
+        0.0,
+        "--dry-multiplier",
+        "DRY, a penalty for repeated passages; 0: off.",
+        Range(0, 1e9, "from 0 to 1e9"),
+        looks_back=True,
+    )
+    dry_base: float = _option(1.75, "--dry-base", "DRY: grows by this with each repeated token.", _FROM_1)
+    dry_allowed_length: int = _option(2, "--dry-allowed-length", "DRY: repeats shorter than this are free.", _FROM_1)
+    dry_penalty_last_n: int = _option(
+        64, "--dry-penalty-last-n", "DRY: tokens looked back at; 0: none, -1: all.", _LAST_N
+    )
+    dry_sequence_breakers: Sequence[str] = _option(
+        ("\n", ":", '"', "*"), "--dry-sequence-breaker", "DRY: a text that ends repeats (repeatable; 'none')."
+    )
+    mirostat: int = _option(
+        0,
+        "--mirostat",
+        "Mirostat version 1 or 2 instead of the chain; 0: off.",
+        Range(0, 2, "0, 1 or 2"),
+        "mirostat_mode",
+        looks_back=True,
+    )
+    mirostat_tau: float = _option(5.0, "--mirostat-ent", "Mirostat: surprise to aim at, in bits.", _FROM_0)
+    mirostat_eta: float = _option(0.1, "--mirostat-lr", "Mirostat: learning rate.", _FROM_0)
+    logit_bias: Mapping[int, float] = _option(
+        {}, "-l --logit-bias", "TOKEN_ID(+/-)BIAS, as in 15-1 or 29905-inf (repeatable)."
+    )
+    ignore_eos: bool = _option(False, "--ignore-eos", "Go on where the model would end.")
+    grammar: str | None = _option(None, "--grammar", "GBNF grammar that the text follows.", looks_back=True)
+    json_schema: str | Mapping[str, Any] | None = _option(
+        None, "-j --json-schema", "JSON schema that the text follows ({}: any JSON).", looks_back=True
+    )
+    samplers: str | Sequence[str] = _option(
+        tuple(s.name for s in IN_ORDER), "--samplers", "Order of the samplers, joined by ';'."
+    )
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            _check_type(f.name, str(f.type), value)
+        for name, option in OPTIONS.items():
+            value: Any = getattr(self, name)
+            fits, rule = _KINDS[self.__annotations__[name]]
+            if not fits(value):
+                raise SamplerError(f"{name} must be {rule}, not {value!r:.60}")
+            if option.range is not None and not option.range.least <= value <= option.range.most:
+                raise SamplerError(f"{name} must be {option.range.text}, not {value}")
             if isinstance(value, np.generic):
-                object.__setattr__(self, f.name, value.item())
+                object.__setattr__(self, name, cast(Any, value).item())
         biases = {int(token): -inf if bias is False else bias for token, bias in self.logit_bias.items()}
         object.__setattr__(self, "logit_bias", biases)
-        zero_to_one = ("top_p", "min_p", "typ_p", "xtc_probability", "xtc_threshold")
-        for name in zero_to_one:
-            self._check(name, 0 <= getattr(self, name) <= 1, "from 0 to 1")
-        not_negative = ("temp", "dynatemp_range", "dynatemp_exponent", "top_k", "dry_multiplier")
-        for name in (*not_negative, "mirostat_tau", "mirostat_eta"):
-            self._check(name, getattr(self, name) >= 0, "0 or more")
-        for name in ("repeat_last_n", "dry_penalty_last_n"):
-            self._check(name, getattr(self, name) >= -1, "-1 or more")
-        self._check("repeat_penalty", 1e-6 <= self.repeat_penalty <= 1e6, "from 1e-6 to 1e6")  # logits stay finite
-        for name in ("frequency_penalty", "presence_penalty", "dry_multiplier"):
-            self._check(name, abs(getattr(self, name)) <= 1e9, "from -1e9 to 1e9")
-        self._check("dry_base", self.dry_base >= 1, "1 or more")
-        self._check("dry_allowed_length", self.dry_allowed_length >= 1, "1 or more")
-        self._check("mirostat", self.mirostat in (0, 1, 2), "0, 1 or 2")
         if self.grammar is not None and self.json_schema is not None:
             raise SamplerError("a grammar and a JSON schema cannot both be given")
-        unknown = [name for name in self.order if name not in NAMES]
+        unknown = [name for name in self.order if name not in SAMPLERS]
         if unknown:
-            raise SamplerError(f"unknown sampler {unknown[0]!r}; known are: {', '.join(sorted(NAMES))}")
+            raise SamplerError(f"unknown sampler {unknown[0]!r}; known are: {', '.join(sorted(SAMPLERS))}")
 
     @property
     def order(self) -> tuple[str, ...]:
-        """`samplers` as a tuple, of the names in `NAMES`."""
+        """`samplers` as a tuple, of the names in `SAMPLERS`."""
         names = self.samplers.split(";") if isinstance(self.samplers, str) else self.samplers
         plain = [name.replace("-", "_") for name in names]
         return tuple([_ALIASES.get(name, name) for name in plain])
 
-    def _check(self, name: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise SamplerError(f"{name} must be {rule}, not {getattr(self, name)}")
+    def without_memory(self) -> SamplingParams:
+        """The same parameters without what depends on the tokens before: a token that is taken back leaves no trace."""
+        return replace(self, **{f.name: f.default for f in fields(self) if OPTIONS[f.name].looks_back})
+
+
+OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(SamplingParams)}
+# Options as OpenAI and llama-cpp-python call them: ours.
+OTHER_NAMES = {o.other_name: name for name, o in OPTIONS.items() if o.other_name} | {"max_tokens": "n_predict"}
+SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n" + "\n".join(f"    {n:21}  {o.help}" for n, o in OPTIONS.items())
 
 
 def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,53 +203,54 @@ def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams of options by name. Raises TypeError for one that there is not."""
-    known = {f.name for f in fields(SamplingParams)}
     for name in options:
-        if name not in known:
-            like = get_close_matches(str(name), known, 1)
+        if name not in OPTIONS:
+            like = get_close_matches(str(name), OPTIONS, 1)
             raise TypeError(f"there is no option {name!r:.60}" + (f" (is {like[0]!r} meant?)" if like else ""))
     return SamplingParams(**options)
 
 
-def _check_type(name: str, kind: str, value: Any) -> None:
-    """Raises SamplerError for a value of another type than its field `name`, annotated with `kind`."""
-    rule = kind
-    match name:
-        case "logit_bias":
-            fits, rule = _is_bias(value), "a mapping of tokens to numbers"
-        case "dry_sequence_breakers" | "samplers":
-            fits, rule = isinstance(value, Sequence) and all(isinstance(v, str) for v in cast(Any, value)), "strings"
-        case "grammar":
-            fits = value is None or isinstance(value, str)
-        case "json_schema":
-            fits = value is None or isinstance(value, (str, Mapping))
-        case _:
-            if kind == "float":
-                number = value if isinstance(value, int) or not isinstance(value, Real) else float(cast(Any, value))
-                fits, rule = isinstance(number, (int, float)) and -_HUGE < number < _HUGE, "a finite number"
-            elif value is None:
-                fits = "None" in kind
-            elif isinstance(value, bool):
-                fits = kind == "bool"
-            else:
-                fits = isinstance(value, Integral) and (name == "seed" or abs(int(value)) < 1 << 63)
-                rule = "a whole number of 64 bits"
-    if not fits:
-        raise SamplerError(f"{name} must be {rule}, not {value!r:.60}")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and -_HUGE < (value if isinstance(value, int) else float(value)) < _HUGE
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+
+
+def _is_int(value: Any) -> bool:
+    return _is_whole(value) and abs(int(value)) < 1 << 63
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(isinstance(v, str) for v in cast("Sequence[object]", value))
 
 
 def _is_bias(value: Any) -> bool:
     if not isinstance(value, Mapping):
         return False
-    return all(_is_token(i) and _is_number(x) for i, x in cast("Mapping[object, object]", value).items())
+    given = cast("Mapping[object, Any]", value)
+    tokens = all(isinstance(t, Integral) or (isinstance(t, str) and _TOKEN.fullmatch(t)) for t in given)
+    return tokens and all(
+        x is False or (isinstance(x, Real) and x is not True and not isnan(x)) for x in given.values()
+    )
 
 
-def _is_token(value: object) -> bool:
-    return isinstance(value, Integral) or (isinstance(value, str) and _TOKEN.fullmatch(value) is not None)
-
-
-def _is_number(value: object) -> bool:
-    return value is False or (isinstance(value, Real) and value is not True and not isnan(cast(Any, value)))
+# The type of a field, as it is written: whether a value has it, and how an error says it.
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "float": (_is_number, "a finite number"),
+    "int": (_is_int, "a whole number of 64 bits"),
+    "int | None": (lambda value: value is None or _is_whole(value), "a whole number, or None"),  # a seed, of any size
+    "bool": (lambda value: isinstance(value, bool) or _is_int(value), "True or False"),
+    "Sequence[str]": (_are_texts, "strings"),
+    "str | Sequence[str]": (_are_texts, "strings"),
+    "Mapping[int, float]": (_is_bias, "a mapping of tokens to numbers"),
+    "str | None": (lambda value: value is None or isinstance(value, str), "str | None"),
+    "str | Mapping[str, Any] | None": (
+        lambda value: value is None or isinstance(value, (str, Mapping)),
+        "str | Mapping[str, Any] | None",
+    ),
+}
 
 
 class SamplingOptions(TypedDict, total=False):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
 
 _MOST = 1e15  # with it, logits stay finite at the coldest temperature
@@ -32,6 +32,13 @@ class Penalties(Sampler):
     each occurrence and `presence` for any subtracted. The token `exempt` is left alone."""
 
     name = "penalties"
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        p, exempt = setting.params, None if setting.params.penalize_nl else setting.vocab.nl
+        penalties = (p.repeat_penalty, p.frequency_penalty, p.presence_penalty)
+        on = p.repeat_last_n != 0 and penalties != (1, 0, 0)
+        return cls(p.repeat_last_n, *penalties, exempt) if on else None
 
     def __init__(
         self, last_n: int, repeat: float, frequency: float, presence: float, exempt: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
 
 COLDEST = 1e-20  # below it two logits differ by more than any number can say: the likeliest token is certain
@@ -16,12 +16,19 @@ class Temperature(Sampler):
 
     name, keeps_best = "temperature", True
 
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        p = setting.params
+        if p.dynatemp_range > 0:
+            return DynamicTemperature(p.temp, p.dynatemp_range, p.dynatemp_exponent)
+        return cls(p.temp) if p.temp >= COLDEST and p.temp != 1 else None
+
     def __init__(self, temp: float) -> None:
         self.temp = temp
         self._temp = np.array(temp, np.float32)
 
     def apply(self, c: Candidates) -> None:
-        with np.errstate(over="ignore"):  # what is penalised beyond all numbers becomes -inf
+        with np.errstate(over="ignore"):  # a logit that is penalised beyond all numbers becomes -inf
             c.replace(np.divide(c.logits, self._temp), True)
 
     def __str__(self) -> str:
@@ -29,7 +36,7 @@ class Temperature(Sampler):
 
 
 class DynamicTemperature(Sampler):
-    """Logits divided by low + (high - low) * e ** exponent; e is the entropy, 1 where all candidates are equal."""
+    """Logits divided by low + (high - low) * e ** exponent; e is the entropy, 1 when all candidates are equal."""
 
     name = "temperature"
 
@@ -45,7 +52,7 @@ class DynamicTemperature(Sampler):
         if temp < 1e-6:  # no entropy, and `low` is 0: what remains is the best
             c.keep_top(1)
         else:
-            with np.errstate(over="ignore"):  # what is penalised beyond all numbers becomes -inf
+            with np.errstate(over="ignore"):  # a logit that is penalised beyond all numbers becomes -inf
                 c.replace(np.divide(c.logits, np.float32(temp), dtype=np.float32), True)
 
     def __str__(self) -> str:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Sampler
+from .base import Sampler, Setting
 from .candidates import Candidates
 
 
 class TopK(Sampler):
-    """The k likeliest."""
+    """The k likeliest tokens."""
 
     name, keeps_best = "top_k", True
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        top_k = setting.params.top_k
+        return cls(top_k) if top_k > 0 else None
 
     def __init__(self, k: int) -> None:
         self.k = k
@@ -28,9 +33,14 @@ class TopK(Sampler):
 
 
 class TopP(Sampler):
-    """Nucleus: the fewest of the likeliest whose probabilities reach p."""
+    """Nucleus: the likeliest tokens, as few as reach the probability p together."""
 
     name, keeps_best = "top_p", True
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        top_p = setting.params.top_p
+        return cls(top_p) if top_p < 1 else None
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -43,9 +53,14 @@ class TopP(Sampler):
 
 
 class MinP(Sampler):
-    """Those whose probability is at least p times that of the likeliest."""
+    """Tokens whose probability is at least p times the likeliest token's."""
 
     name, keeps_best = "min_p", True
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        min_p = setting.params.min_p
+        return cls(min_p) if min_p > 0 else None
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -63,9 +78,14 @@ class MinP(Sampler):
 
 
 class Typical(Sampler):
-    """Those whose surprise is nearest to the entropy, until their probabilities exceed p."""
+    """Tokens whose surprise is nearest to the entropy, until their probabilities exceed p."""
 
     name = "typ_p"
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        typ_p = setting.params.typ_p
+        return cls(typ_p) if typ_p < 1 else None
 
     def __init__(self, p: float) -> None:
         self.p = p
@@ -84,9 +104,14 @@ class Typical(Sampler):
 
 
 class TopNSigma(Sampler):
-    """Those whose logits are within n standard deviations (of all finite logits) of the largest."""
+    """Tokens whose logits are within n standard deviations (of all finite logits) of the largest."""
 
     name, keeps_best = "top_n_sigma", True
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        top_n_sigma = setting.params.top_n_sigma
+        return cls(top_n_sigma) if top_n_sigma > 0 else None
 
     def __init__(self, n: float) -> None:
         self.n = n
@@ -105,6 +130,12 @@ class Xtc(Sampler):
     """Exclude top choices: with some probability, of the tokens at or above the threshold only the last stays."""
 
     name = "xtc"
+
+    @classmethod
+    def of(cls, setting: Setting) -> Sampler | None:
+        p = setting.params
+        on = p.xtc_probability > 0 and p.xtc_threshold <= 0.5
+        return cls(p.xtc_probability, p.xtc_threshold, setting.rng) if on else None
 
     def __init__(self, probability: float, threshold: float, rng: np.random.Generator) -> None:
         self.probability, self.threshold, self._rng = probability, threshold, rng

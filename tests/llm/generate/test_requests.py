@@ -110,6 +110,15 @@ def test_bad_arguments(model: Model) -> None:
         gg.batch(model, None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(SamplerError, match="temp"):
         gg.batch(model, [], temp=-1)
+    with pytest.raises(ModelError, match="the model is loaded"):
+        gg.batch(model, [], ram="1GiB")
+
+
+def test_the_path_of_a_model_and_a_budget_for_its_weights(tiny: Path) -> None:
+    requests = ["ab", {"prompt": "abc", "n_predict": 2}]
+    want = list(gg.batch(load_model(tiny), requests, 4, temp=0.0, n_threads=1))
+    for ram in (None, "1MiB"):
+        assert list(gg.batch(tiny, requests, 4, temp=0.0, n_threads=1, ram=ram)) == want
     with pytest.raises(ModelError, match="closed"), load_model() as closed:
         closed.close()
         gg.batch(closed, ["a"])

@@ -158,7 +158,9 @@ def test_bad_parameters(params: dict[str, object], text: str) -> None:
 
 
 def test_options_are_the_parameters() -> None:
-    assert [f.name for f in fields(SamplingParams)] == list(SamplingOptions.__annotations__)
+    declared = {f.name: f.type for f in fields(SamplingParams)}
+    for_checkers = {name: kind.__forward_arg__ for name, kind in SamplingOptions.__annotations__.items()}
+    assert list(declared.items()) == list(for_checkers.items())  # the fields in order, each with its type
 
 
 def test_candidates_leave_the_logits_alone(vocab: Vocab) -> None:

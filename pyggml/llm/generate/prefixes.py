@@ -1,0 +1,27 @@
+"""What two texts begin with alike, which a context evaluates once."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyggml.models.memory.memory import Memory
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences (of the same type) begin with alike."""
+    n = min(len(a), len(b))
+    return n if a[:n] == b[:n] else bisect_left(range(n), True, key=lambda i: a[: i + 1] != b[: i + 1])
+
+
+def keep_prefix(memory: Memory, seq: int, held: Sequence[int], wanted: Sequence[int]) -> int:
+    """Cut a sequence that has evaluated `held` back to what `wanted` begins with, but not to all of it: the last token
+    is evaluated again for its logits. Returns how many tokens are kept: none when the sequence cannot be cut there,
+    because a window or a state has moved on; then it is empty."""
+    n = min(common_prefix(held, wanted), len(wanted) - 1)
+    if not memory.seq_rm(seq, n):
+        memory.seq_rm(seq)
+        n = 0
+    return n
