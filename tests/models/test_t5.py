@@ -24,6 +24,7 @@ from pyggml.llm.generate.requests import batch
 from pyggml.llm.generate.speculative import with_draft
 from pyggml.llm.generate.templates import find_template
 from pyggml.llm.model import Model, load_model
+from pyggml.llm.openai.request import started, usage
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.samplers import SamplerChain, SamplingParams
 
@@ -337,6 +338,9 @@ def test_generation(t5: Golden) -> None:
     requests = [{"prompt": text, "temp": 0.0, "n_predict": 6} for text in (t5.text, t5.text[:5] * 110)]
     first, second = batch(t5.model, requests, n_parallel=1)
     assert (first["n_prompt"], first["n_predicted"]) == (16, 6) and "the model was trained for 512" in second["error"]
+    g = started(t5.model, t5.text, 6, None, {"temperature": 0.0})
+    assert len(list(g)) == 6
+    assert usage(g) == {"prompt_tokens": 16, "completion_tokens": 6, "total_tokens": 22}
     (refused,) = batch(t5.model, [{"messages": []}])
     assert "an encoder-decoder, which has no chat" in refused["error"]
     drafted = with_draft(new_generation(t5.model, t5.text, 6, temp=0), None, 4, 0, 0.5)
