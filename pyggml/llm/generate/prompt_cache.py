@@ -13,6 +13,7 @@ from pyggml.models.memory.memory import Memory
 
 from ..state.save_load import load_state, save_state
 from ..state.state_file import Path
+from .prefixes import common_prefix
 
 if TYPE_CHECKING:
     from ..context import LlamaContext
@@ -51,8 +52,7 @@ def open_session(ctx: LlamaContext, path: Path, prompt: Sequence[int]) -> Sessio
     if not _holds(ctx.memory, len(tokens)):
         tokens = []  # a state, but not that of these tokens
     wanted = prompt or tokens
-    n = next((i for i, (a, b) in enumerate(zip(wanted, tokens, strict=False)) if a != b), min(len(wanted), len(tokens)))
-    n_past = n
+    n = n_past = common_prefix(wanted, tokens)
     if n == len(wanted) and (len(tokens) > n or not len(ctx.logits)):
         n_past = max(n - 1, 0)
     if not ctx.memory.seq_rm(-1, n_past, -1):  # a sliding window or a state has moved on
