@@ -10,8 +10,10 @@ from pyggml.errors import GGMLError
 from pyggml.gguf_io.read import Override
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
+from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.requests import Result, batch
 from pyggml.llm.model import Model, load_model
+from pyggml.models.memory.memory import Memory
 from pyggml.types import Floats
 
 from .seats import Node, Seat
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from pyggml.llm.options import ContextOptions
 
 Prepare = Callable[[Model], None]
-Edit = tuple[str, tuple[int, ...]]  # a method of a context's memory, and its arguments
 
 
 class ActorDied(Exception):
@@ -94,6 +95,55 @@ def about(model: Model) -> About:
     return About(__version__, model.arch, sum(t.nbytes for t in model.tensors.values()), os.getpid())
 
 
+class SeqRm(NamedTuple):
+    """See `Memory.seq_rm`."""
+
+    seq_id: int
+    p0: int
+    p1: int
+
+
+class SeqCp(NamedTuple):
+    """See `Memory.seq_cp`."""
+
+    src: int
+    dst: int
+    p0: int
+    p1: int
+
+
+class SeqAdd(NamedTuple):
+    """See `Memory.seq_add`."""
+
+    seq_id: int
+    p0: int
+    p1: int
+    delta: int
+
+
+class SeqDiv(NamedTuple):
+    """See `Memory.seq_div`."""
+
+    seq_id: int
+    p0: int
+    p1: int
+    d: int
+
+
+Edit = SeqRm | SeqCp | SeqAdd | SeqDiv  # what a stage is told to do with the sequences of a context
+
+
+def _do(edit: Edit, memory: Memory) -> None:
+    if isinstance(edit, SeqRm):
+        memory.seq_rm(*edit)
+    elif isinstance(edit, SeqCp):
+        memory.seq_cp(*edit)
+    elif isinstance(edit, SeqAdd):
+        memory.seq_add(*edit)
+    else:
+        memory.seq_div(*edit)
+
+
 class BatchActor:
     """A model that answers requests."""
 
@@ -117,7 +167,7 @@ class StageActor:
     def load(self, source: Source, layers: tuple[int, int], n_threads: int) -> About:
         """Load these layers; contexts run on so many threads. Raises as `load_model`."""
         self._model, self._n_threads = source.load(layers), n_threads
-        self._contexts: dict[int, LlamaContext] = {}
+        self._contexts: dict[int, Decoder] = {}
         return about(self._model)
 
     def open(self, key: int, n_ctx: int, options: ContextOptions) -> None:
@@ -126,8 +176,9 @@ class StageActor:
         self._contexts[key] = LlamaContext(self._model, n_ctx, **own)
 
     def close(self, key: int) -> None:
-        """Close a context."""
-        self._contexts.pop(key).close()
+        """Close a context, when it is still there."""
+        if key in self._contexts:
+            self._contexts.pop(key).close()
 
     def reset(self) -> None:
         """Close all contexts."""
@@ -140,8 +191,8 @@ class StageActor:
         Returns float32 [n_tokens, n_embd], of the last stage [n_outputs, n_vocab]. Raises as `LlamaContext.decode`.
         """
         ctx, stage = self._contexts[key], self._model.stage
-        for name, args in edits:
-            getattr(ctx.memory, name)(*args)
+        for edit in edits:
+            _do(edit, ctx.memory)
         ends = stage is None or stage.stop == self._model.hparams.n_layer
         here = Batch()
         here.pos, here.seq_ids = part.pos, part.seq_ids

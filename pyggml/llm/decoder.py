@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +27,7 @@ class Decoder(Protocol):
                 changes nothing; `seq_rm` returns False, with nothing changed, when a sequence cannot be cut there
     n_ctx       cells of the memory, for all sequences together
     n_batch     tokens that one decode takes at most
+    n_threads   threads that it computes on in this process
     logits      float32 [n_outputs, n_vocab] of the last decode, in the order of its batch. The array stays as it is:
                 the next decode makes another
     outputs     int32 [n_outputs]: the indices in the batch of the rows of `logits`, ascending
@@ -41,6 +43,8 @@ class Decoder(Protocol):
     def n_ctx(self) -> int: ...
     @property
     def n_batch(self) -> int: ...
+    @property
+    def n_threads(self) -> int: ...
     @property
     def logits(self) -> Floats: ...
     @property
@@ -62,6 +66,16 @@ class Decoder(Protocol):
 
     def keep_hidden(self) -> None:
         """Have `hidden` from the next decode on. Raises ModelError when the decoder cannot give it."""
+        ...
+
+    def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:
+        """Write memory and logits to a file, and `tokens` with them. Raises StateError when it cannot be written,
+        ModelError when the decoder has no state to save."""
+        ...
+
+    def load_state(self, path: str | os.PathLike[str]) -> list[int]:
+        """Restore what `save_state` wrote, and return its tokens. Raises StateError for a file of another model or a
+        damaged one, KVCacheFull when it does not fit; then nothing has changed."""
         ...
 
     def perf_sampled(self, start: float) -> None:

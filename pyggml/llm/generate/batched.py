@@ -12,6 +12,7 @@ from pyggml.errors import BatchError, SamplerError, whole
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..samplers import LogitsProcessor, NamedOptions, SamplerChain, SamplingOptions, our_names, sampling_params
 from .drafters import common_prefix
 from .generation import (
@@ -194,7 +195,7 @@ def generate_batch(
 
 
 def in_slots(
-    ctx: LlamaContext, waiting: Waiting, n_ctx: Sequence[int], failed: Failed | None = None
+    ctx: Decoder, waiting: Waiting, n_ctx: Sequence[int], failed: Failed | None = None
 ) -> Iterator[tuple[int, Token]]:
     """Run generations of `ctx` in as many sequences as it has, and close it. `n_ctx`: cells that each may take, by
     index. Yields (index, token). A generation that cannot choose a token ends; `failed` is told why, and without it
@@ -224,7 +225,7 @@ def in_slots(
                 yield slot.index, token
 
 
-def _decode(ctx: LlamaContext, active: Sequence[_Slot]) -> list[tuple[_Slot, int]]:
+def _decode(ctx: Decoder, active: Sequence[_Slot]) -> list[tuple[_Slot, int]]:
     """Evaluate what waits, single tokens before prompts. Returns whose turn it is to choose a token, and by which row
     of the logits."""
     batch = Batch()
@@ -241,7 +242,7 @@ def _decode(ctx: LlamaContext, active: Sequence[_Slot]) -> list[tuple[_Slot, int
     return ready
 
 
-def _admit(ctx: LlamaContext, slots: Sequence[_Slot], waiting: Waiting) -> None:
+def _admit(ctx: Decoder, slots: Sequence[_Slot], waiting: Waiting) -> None:
     """Give free slots to waiting prompts, in their order; what a prompt has in common with a text is shared with it."""
     for slot in slots:
         first = None if slot.generation is not None else waiting.first()

@@ -16,6 +16,7 @@ from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..samplers import SamplerChain, SamplingParams
 from ..vocab import Vocab
 
@@ -175,7 +176,7 @@ class HeadDrafter:
 
     def __init__(
         self,
-        ctx: LlamaContext,
+        ctx: Decoder,
         heads: Sequence[LlamaContext],
         params: SamplingParams,
         n_min: int = 0,

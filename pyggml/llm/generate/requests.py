@@ -10,6 +10,7 @@ from pyggml.errors import BatchError, GGMLError, whole
 from pyggml.types import Floats
 
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..embed import embed
 from ..loaded import LoadedModel
 from ..options import SHORTER
@@ -28,7 +29,7 @@ _SAMPLING = {f.name for f in fields(SamplingParams)}
 _TEXTS = 128  # that are embedded at a time
 _FIELDS = {"id", "input", "prompt", "messages", "n_predict", "stop", *_SAMPLING}  # or `OTHER_NAMES` of them
 Result = dict[str, Any]
-NewContext = Callable[[int, "ContextOptions"], LlamaContext]  # of so many cells
+NewContext = Callable[[int, "ContextOptions"], Decoder]  # of so many cells
 Embed = Callable[[Sequence[Sequence[int]]], Floats]
 
 
@@ -61,7 +62,7 @@ class _Request:
     def n_cells(self) -> int:
         return max(len(self.source), len(self.prompt) + self.n_predict)
 
-    def start(self, ctx: LlamaContext) -> Generation:
+    def start(self, ctx: Decoder) -> Generation:
         chain = SamplerChain(self.sampling, ctx.model.vocab)
         chain.prime(self.prompt)
         return Generation(ctx, self.prompt, chain, self.n_predict, self.stop, source=self.source)

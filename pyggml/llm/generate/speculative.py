@@ -20,6 +20,7 @@ from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..loaded import LoadedModel
 from .drafters import Drafter, Guess, HeadDrafter, LookupDrafter, ModelDrafter, Probs, draw, rng_of
 from .generation import Generation, Token
@@ -254,7 +255,7 @@ def with_draft(
     return SpeculativeGeneration(**of_g, drafter=drafter, n_max=draft_max, follow=follow)
 
 
-def _context_like(ctx: LlamaContext, model: LoadedModel) -> LlamaContext:
+def _context_like(ctx: Decoder, model: LoadedModel) -> LlamaContext:
     flash_attn = any(kv.flash_attn for kv in ctx.memory.caches)
     return LlamaContext(model, ctx.n_ctx, n_threads=ctx.n_threads, flash_attn=flash_attn)
 
