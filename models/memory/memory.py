@@ -13,6 +13,7 @@ from .encoded_text import EncodedText
 from .kv_cache import KVCache
 from .kv_cells import Cell, SeqSets, change
 from .recurrent import RecurrentCells
+from .state_file import Array, Reader
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -73,6 +74,17 @@ class Store(Protocol):
 
     def defrag(self) -> None:
         """Close holes between cells before the next step."""
+        ...
+
+    def save(self, header: dict[str, Any], seq: int | None) -> list[Array]:
+        """The arrays with what is kept of one sequence, or (None) of all. What reading them needs goes into `header`,
+        see `pyggml/llm/state/save_load.py`."""
+        ...
+
+    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+        """Read and check what `save` gave, and return the function that puts it in the place of all that the store
+        keeps, or of sequence `seq`. That function cannot fail; until it is called nothing changes. Raises StateError
+        for what `save` does not give, KVCacheFull when there is no room."""
         ...
 
     def clear(self) -> None: ...

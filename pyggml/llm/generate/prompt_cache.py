@@ -10,8 +10,7 @@ import numpy as np
 
 from pyggml.errors import ModelError
 from pyggml.models.memory.memory import Memory
-
-from ..state.state_file import Path
+from pyggml.models.memory.state_file import Path
 
 if TYPE_CHECKING:
     from ..decoder import Decoder
