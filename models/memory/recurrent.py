@@ -284,14 +284,14 @@ class RecurrentCells:
         header["states"] = {"cells": len(found), "seqs": len(members)}
         cells = np.array([cell for _, cell, _ in found], np.int64)
         pos = np.array([pos for pos, _, _ in found], np.int32)
-        return [pos, members, *(rows[cells] for rows in self._rows())]
+        return [pos, members, *(rows[cells] for rows in self.rows())]
 
     def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
         """See `Store.load`."""
         header = r.object("states")
         n, n_seqs = r.count("cells", header), r.count("seqs", header)
         pos, saved = r.array(np.int32, n), r.array(np.uint8, n_seqs, n)
-        rows = [r.array(np.float32, n, view.shape[1]) for view in self._rows()]
+        rows = [r.array(np.float32, n, view.shape[1]) for view in self.rows()]
         sound = bool(((pos >= 0) & (pos <= LAST_POS)).all()) and saved.max(initial=0) <= 1
         if not sound or not saved.any(axis=0).all() or saved.sum(axis=1).max(initial=0) > 1:
             raise StateError("the state is damaged: the states of its sequences make no sense")
@@ -309,12 +309,12 @@ class RecurrentCells:
             free = np.setdiff1d(np.arange(1, self.n_cells), np.union1d(self.tail, self.kept))
             for i, cell in zip(range(n), free, strict=False):
                 self.tail[members[:, i]], self.pos_max[members[:, i]] = cell, pos[i]
-            for to, row in zip(self._rows(), rows, strict=True):
+            for to, row in zip(self.rows(), rows, strict=True):
                 to[free[:n]] = row
 
         return put
 
-    def _rows(self) -> list[npt.NDArray[np.float32]]:
+    def rows(self) -> list[npt.NDArray[np.float32]]:
         """The states as zero-copy views [n_cells, floats of a state], in the order of `tensors`."""
         return [t.numpy().reshape(self.n_cells, -1) for t in self.tensors]
 
