@@ -95,7 +95,7 @@ class KVCells:
     """`size` cells for up to `n_seq_max` sequences; attention looks at multiples of `padding` cells.
 
     pos     int32 [size]: the position of the token a cell holds, -1 for an empty cell
-    delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`)
+    delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`), 0 for an empty cell
     seq     bool [n_seq_max, size]: which sequences a cell belongs to
     pos_max int32 [n_seq_max]: the largest position of each sequence, -1 where it has no cells
     owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED where it belongs to several
@@ -190,12 +190,11 @@ class KVCells:
         stop = start + n
         if n == 1 and sets is None:
             s, p = seq.item(0), pos.item(0)
-            self.pos[start], self.delta[start], self.owner[start], self.seq[s, start] = p, 0, s, True
+            self.pos[start], self.owner[start], self.seq[s, start] = p, s, True
             if p > self.pos_max.item(s):
                 self.pos_max[s] = p
         else:
             self.pos[start:stop] = pos
-            self.delta[start:stop] = 0
             self.owner[start:stop] = seq
             self.seq[seq, np.arange(start, stop)] = True
             np.maximum.at(self.pos_max, seq, pos)
@@ -206,7 +205,8 @@ class KVCells:
                     self.seq[s, start + i] = True
                     self.pos_max[s] = max(self.pos_max[s], pos[i])
         self.used += n
-        self.end = max(self.end, stop)
+        if stop > self.end:
+            self.end = stop
         self.head = 0 if stop >= self.size else stop
         self.version += 1
 

@@ -13,7 +13,6 @@ from pyggml.llm.context import LlamaContext
 from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.requests import Result, batch
 from pyggml.llm.model import Model, load_model
-from pyggml.models.memory.memory import Memory
 from pyggml.types import Floats
 
 from .seats import Node, Seat
@@ -95,53 +94,11 @@ def about(model: Model) -> About:
     return About(__version__, model.arch, sum(t.nbytes for t in model.tensors.values()), os.getpid())
 
 
-class SeqRm(NamedTuple):
-    """See `Memory.seq_rm`."""
+class Edit(NamedTuple):
+    """An operation on the sequences of a context, for every stage to do: a function of `Memory`, and its arguments."""
 
-    seq_id: int
-    p0: int
-    p1: int
-
-
-class SeqCp(NamedTuple):
-    """See `Memory.seq_cp`."""
-
-    src: int
-    dst: int
-    p0: int
-    p1: int
-
-
-class SeqAdd(NamedTuple):
-    """See `Memory.seq_add`."""
-
-    seq_id: int
-    p0: int
-    p1: int
-    delta: int
-
-
-class SeqDiv(NamedTuple):
-    """See `Memory.seq_div`."""
-
-    seq_id: int
-    p0: int
-    p1: int
-    d: int
-
-
-Edit = SeqRm | SeqCp | SeqAdd | SeqDiv  # what a stage is told to do with the sequences of a context
-
-
-def _do(edit: Edit, memory: Memory) -> None:
-    if isinstance(edit, SeqRm):
-        memory.seq_rm(*edit)
-    elif isinstance(edit, SeqCp):
-        memory.seq_cp(*edit)
-    elif isinstance(edit, SeqAdd):
-        memory.seq_add(*edit)
-    else:
-        memory.seq_div(*edit)
+    op: Callable[..., object]
+    args: tuple[int, ...]
 
 
 class BatchActor:
@@ -192,7 +149,7 @@ class StageActor:
         """
         ctx, stage = self._contexts[key], self._model.stage
         for edit in edits:
-            _do(edit, ctx.memory)
+            edit.op(ctx.memory, *edit.args)
         ends = stage is None or stage.stop == self._model.hparams.n_layer
         here = Batch()
         here.pos, here.seq_ids = part.pos, part.seq_ids

@@ -18,7 +18,7 @@ from pyggml.llm.ubatch import SBatch
 from pyggml.models.memory.memory import Memory, Slots
 from pyggml.types import Floats, Ints
 
-from .actors import Actor, ActorDied, Actors, Edit, SeqAdd, SeqCp, SeqDiv, SeqRm
+from .actors import Actor, ActorDied, Actors, Edit
 from .pool import ATTEMPTS, WorkerDied
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ class StagedMemory(Memory):
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         removed = super().seq_rm(seq_id, p0, p1)
         if removed:
-            self.edits.append(SeqRm(seq_id, p0, p1))
+            self.edits.append(Edit(Memory.seq_rm, (seq_id, p0, p1)))
         return removed
 
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         super().seq_cp(src, dst, p0, p1)
-        self.edits.append(SeqCp(src, dst, p0, p1))
+        self.edits.append(Edit(Memory.seq_cp, (src, dst, p0, p1)))
 
     def seq_keep(self, seq_id: int) -> None:
         for other in set(range(self.n_seq_max)) - {seq_id}:
@@ -137,11 +137,11 @@ class StagedMemory(Memory):
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         super().seq_add(seq_id, p0, p1, delta)
-        self.edits.append(SeqAdd(seq_id, p0, p1, delta))
+        self.edits.append(Edit(Memory.seq_add, (seq_id, p0, p1, delta)))
 
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         super().seq_div(seq_id, p0, p1, d)
-        self.edits.append(SeqDiv(seq_id, p0, p1, d))
+        self.edits.append(Edit(Memory.seq_div, (seq_id, p0, p1, d)))
 
     def take_all(self, batch: Batch, n_ubatch: int) -> list[Slots]:
         """Put the tokens of a batch into slots, which are returned. Raises as `LlamaContext.decode`, with nothing
@@ -209,11 +209,11 @@ class StagedContext:
 
     def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:
         """Stages do not: raises ModelError."""
-        raise ModelError("the state of a model in stages cannot be saved or loaded")
+        raise ModelError("the state of a model in stages cannot be saved")
 
     def load_state(self, path: str | os.PathLike[str]) -> list[int]:
         """Stages do not: raises ModelError."""
-        raise ModelError("the state of a model in stages cannot be saved or loaded")
+        raise ModelError("a model in stages cannot go on from a saved state")
 
     def perf_sampled(self, start: float) -> None:
         """Nothing is counted."""
