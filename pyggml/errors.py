@@ -79,7 +79,7 @@ def whole(
 ) -> int:
     """`value` as an int. Raises `error` where it is no whole number from `low` to `high`."""
     try:
-        n = integer(value)
+        n = value if type(value) is int else integer(value)
         above = high is not None and n > high
         if not above and (low is None or n >= low):
             return n

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml.buffers.buffer import check_memory
 from pyggml.dtypes import CACHE_TYPES, DType
-from pyggml.errors import ModelError
+from pyggml.errors import KVCacheFull, ModelError, StateError
 from pyggml.tensor import Context, Tensor, allocate_tensors
 from pyggml.types import Ints
 
 from ..hparams import HParams, SwaType
 from . import kv_view
-from .kv_cells import KVCells, Slot
+from .kv_cells import KVCells, Slot, checked_seq
+from .kv_rows import kv_rows
+from .state_file import Array, Reader, ascending, members_of
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -157,6 +159,58 @@ class KVCache(KVCells):
         """Drop what no later token can see: nothing, or all of a transient cache (after a batch was decoded)."""
         if self.transient:
             self.clear()
+
+    # -- saved states ---------------------------------------------------------------------------------------------
+
+    def save(self, header: dict[str, Any], seq: int | None) -> list[Array]:
+        """See `Store.save`: the cells in use, and K and V of each."""
+        if seq is None:
+            index = np.flatnonzero(self.pos >= 0)
+            members = self.seq[:, index].view(np.uint8)
+        else:
+            index = np.flatnonzero(self.seq[checked_seq(seq, self.n_seq_max)])
+            members = np.empty((0, len(index)), np.uint8)
+        header["caches"].append({"cells": len(index), "seqs": len(members), "head": self.head})
+        cells = [index.astype(np.int32), self.pos[index], self.delta[index], members]
+        return [*cells, *(rows[index] for rows in kv_rows(self))]
+
+    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+        """See `Store.load`. All cells go where they were, or to the first ones when the cache is smaller now; those of
+        a sequence to the first empty ones, side by side or not."""
+        header = r.next("caches")
+        n, n_seqs, head = (r.count(name, header) for name in ("cells", "seqs", "head"))
+        index, pos, delta = (r.array(np.int32, n) for _ in range(3))
+        saved = r.array(np.uint8, n_seqs, n).view(np.bool_)
+        rows = [r.array(view.dtype, n, view.shape[1]) for view in kv_rows(self)]
+        sound = ascending(index) and bool((pos >= 0).all()) and saved.view(np.uint8).max(initial=0) <= 1
+        if not sound or (seq is None and not saved.any(axis=0).all()):
+            raise StateError("the state is damaged: its cells make no sense")
+        if seq is None:
+            if n > self.size:
+                raise KVCacheFull(f"the state has {n} cells, the KV cache {self.size}", n, self.size)
+            members = members_of(saved, self.n_seq_max)
+            fits = not n or index[-1] < self.size
+            cells, head = (index, head if head < self.size else 0) if fits else (np.arange(n), 0)
+        else:
+            members = np.zeros((self.n_seq_max, n), np.bool_)
+            members[seq] = True
+            cells = np.flatnonzero(~np.delete(self.seq, seq, axis=0).any(axis=0))[:n]
+            if len(cells) < n:
+                text = f"{n} cells are needed; {len(cells)} of the {self.size} cells of the KV cache are free"
+                raise KVCacheFull(text, n, len(cells))
+
+        def put() -> None:
+            if seq is None:
+                self.clear()
+            else:
+                self.seq_rm(seq)
+            for to, row in zip(kv_rows(self), rows, strict=True):
+                to[cells] = row
+            self.put(cells.astype(np.int32), pos, delta, members)
+            if seq is None:
+                self.head = head
+
+        return put
 
     def report(self) -> str:
         """`KV size 256.00 MiB: 512 cells, 32 layers, K (F16) 128.00 MiB, V (F16) 128.00 MiB`."""

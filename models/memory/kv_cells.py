@@ -5,11 +5,9 @@ Semantics: llama.cpp's llama_kv_cache (cells with pos, delta and a set of sequen
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import wraps
-from operator import setitem
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,11 +45,11 @@ class Copyable(Protocol):
 
 
 def change(cells: Sequence[Cells], op: Callable[[Cells], T]) -> list[T]:
-    """What `op` returns for each of `cells`, which it changes: all of them, or none where it raises or a signal comes.
-    It works on copies; one call, in which no Python code runs, puts them in place."""
+    """What `op` returns for each of `cells`, which it changes: all of them, or none when it raises or a signal comes.
+    It works on copies. `list` puts these in place in one call, in which no signal is handled."""
     copies = [c.copied() for c in cells]
     results = [op(c) for c in copies]
-    deque[Any](map(cast(Any, dict).update, map(vars, cells), map(vars, copies)), 0)
+    list(map(dict[str, Any].update, map(vars, cells), map(vars, copies)))
     return results
 
 
@@ -97,7 +95,7 @@ class KVCells:
     """`size` cells for up to `n_seq_max` sequences; attention looks at multiples of `padding` cells.
 
     pos     int32 [size]: the position of the token a cell holds, -1 for an empty cell
-    delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`)
+    delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`), 0 for an empty cell
     seq     bool [n_seq_max, size]: which sequences a cell belongs to
     pos_max int32 [n_seq_max]: the largest position of each sequence, -1 where it has no cells
     owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED where it belongs to several
@@ -192,12 +190,11 @@ class KVCells:
         stop = start + n
         if n == 1 and sets is None:
             s, p = seq.item(0), pos.item(0)
-            self.pos[start], self.delta[start], self.owner[start], self.seq[s, start] = p, 0, s, True
+            self.pos[start], self.owner[start], self.seq[s, start] = p, s, True
             if p > self.pos_max.item(s):
                 self.pos_max[s] = p
         else:
             self.pos[start:stop] = pos
-            self.delta[start:stop] = 0
             self.owner[start:stop] = seq
             self.seq[seq, np.arange(start, stop)] = True
             np.maximum.at(self.pos_max, seq, pos)
@@ -208,7 +205,8 @@ class KVCells:
                     self.seq[s, start + i] = True
                     self.pos_max[s] = max(self.pos_max[s], pos[i])
         self.used += n
-        self.end = max(self.end, stop)
+        if stop > self.end:
+            self.end = stop
         self.head = 0 if stop >= self.size else stop
         self.version += 1
 
@@ -262,7 +260,7 @@ class KVCells:
     @changing
     def forget(self, first: Ints) -> None:
         """Remove from each sequence the positions before its own of `first`, int32 [n_seq_max]: what `seq_rm` of each
-        would, in one pass over the cells, and nothing that a signal could break off."""
+        would, in one pass over the cells."""
         pos, owner = self.pos[: self.end], self.owner[: self.end]
         before = np.append(first, (-1, -1)).astype(np.int32)  # of SHARED and EMPTY: never
         old = np.flatnonzero(pos < before[owner])
@@ -278,18 +276,13 @@ class KVCells:
             taken[freed] = False
             end = int(np.flatnonzero(taken).max(initial=-1)) + 1
         head = min(self.head, int(freed.min())) if len(freed) else self.head
-        counts = {"used": self.used - len(freed), "end": end, "head": head, "version": self.version + 1}
-        changes: list[tuple[Any, Any, Any]] = [
-            (self.seq, (slice(None), shared), seq),
-            (self.owner, shared, owners),
-            (self.pos_max, self.pos_max < first, -1),
-            (self.pos, freed, -1),
-            (self.delta, freed, 0),
-            (self.owner, freed, EMPTY),
-            (self.seq, (slice(None), freed), False),
-            *((vars(self), name, n) for name, n in counts.items()),
-        ]
-        deque[Any](map(setitem, *zip(*changes, strict=True)), 0)  # one call, as in `change`
+        new = self.copied()
+        new.seq[:, shared], new.owner[shared] = seq, owners
+        new.pos_max[new.pos_max < first] = -1
+        new._free(freed)
+        new.owner[freed] = EMPTY
+        new.used, new.end, new.head, new.version = self.used - len(freed), end, head, self.version + 1
+        vars(self).update(vars(new))  # one call: a signal comes before or after it
 
     @changing
     @at_once

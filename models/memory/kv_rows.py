@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pyggml.tensor import Tensor
 
-from .kv_cache import KVCache
+from .state_file import Array
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from .kv_cache import KVCache
 
 
 def kv_rows(kv: KVCache) -> list[Array]:

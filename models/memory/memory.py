@@ -13,6 +13,7 @@ from .encoded_text import EncodedText
 from .kv_cache import KVCache
 from .kv_cells import Cell, SeqSets, change
 from .recurrent import RecurrentCells
+from .state_file import Array, Reader
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -75,6 +76,17 @@ class Store(Protocol):
         """Close holes between cells before the next step."""
         ...
 
+    def save(self, header: dict[str, Any], seq: int | None) -> list[Array]:
+        """The arrays with what is kept of one sequence, or (None) of all. What reading them needs goes into `header`,
+        see `pyggml/llm/state/save_load.py`."""
+        ...
+
+    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+        """Read and check what `save` gave, and return the function that puts it in the place of all that the store
+        keeps, or of sequence `seq`. That function cannot fail; until it is called nothing changes. Raises StateError
+        for what `save` does not give, KVCacheFull when there is no room."""
+        ...
+
     def clear(self) -> None: ...
     def seq_pos_max(self, seq_id: int) -> int: ...
     def seq_pos_min(self, seq_id: int) -> int: ...
@@ -93,6 +105,8 @@ class Memory:
     caches      the stores that have cells with K and V, which come first
     states      the store of recurrent layers, or None
     encoding    of an encoder-decoder the memory of the encoder's graphs, which fill the last store of this one
+    size        cells: the positions that a context has room for
+    n_seq_max   how many sequences there may be
     equal_seqs  whether the sequences of a ubatch must have equally many tokens: states are read and written once for
                 each sequence
     lock        held by operations on sequences and, as it is the context's, by everything that a context does
@@ -105,16 +119,12 @@ class Memory:
         self.caches = tuple(s for s in stores if isinstance(s, KVCache))
         self.states = next((s for s in stores if isinstance(s, RecurrentCells)), None)
         self._first = stores[0]
+        self.size, self.n_seq_max = self._first.size, self._first.n_seq_max
         self._encoded = tuple(s for s in stores if isinstance(s, EncodedText)) if encoding is not None else ()
         self.equal_seqs = self.states is not None
         self.lock = self._first.lock
         for part in (*stores, *((encoding, *encoding.stores) if encoding is not None else ())):
             part.lock = self.lock
-
-    @property
-    def size(self) -> int:
-        """Cells: the positions that a context has room for."""
-        return self._first.size
 
     @property
     def used(self) -> int:
@@ -125,11 +135,6 @@ class Memory:
     def cells(self) -> list[Cell]:
         """All cells as they are now, to look at."""
         return self._first.cells
-
-    @property
-    def n_seq_max(self) -> int:
-        """How many sequences there may be."""
-        return self._first.n_seq_max
 
     @property
     def pos_max(self) -> Ints:
@@ -164,8 +169,9 @@ class Memory:
 
     def slot(self, u: UBatch, taken: Sequence[Slots]) -> Slots:
         """A slot in each store, None for one that graphs only look at. Changes nothing. Raises KVCacheFull."""
+        looks_at = self._encoded
         return tuple(
-            [s.slot(u, [slots[i] for slots in taken]) if self.fills(s) else None for i, s in enumerate(self.stores)]
+            [None if s in looks_at else s.slot(u, [slots[i] for slots in taken]) for i, s in enumerate(self.stores)]
         )
 
     def take(self, slots: Slots, u: UBatch) -> None:

@@ -17,18 +17,18 @@ import numpy.typing as npt
 
 from pyggml.buffers.buffer import check_memory
 from pyggml.dtypes import DType
-from pyggml.errors import BatchError, GGMLError, KVCacheFull, whole
+from pyggml.errors import BatchError, GGMLError, KVCacheFull, StateError, whole
 from pyggml.lock import Lock, changing
 from pyggml.tensor import Context, Tensor, allocate_tensors
 from pyggml.types import Ints
 
 from ..hparams import HParams
 from .kv_cells import INT32_MAX, LAST_POS, Cell, at_once, checked_seq, is_negative
+from .state_file import Array, Reader, members_of
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
 
-Array = npt.NDArray[np.float32]
 NOTHING = 0  # the cell that is never written: the state (all 0) of sequences that have not begun
 
 
@@ -274,20 +274,49 @@ class RecurrentCells:
 
     # -- saved states ---------------------------------------------------------------------------------------------
 
-    def rows(self) -> list[Array]:
+    def save(self, header: dict[str, Any], seq: int | None) -> list[Array]:
+        """See `Store.save`: the states that sequences have; those kept are not saved."""
+        only = None if seq is None else self._checked(seq)
+        found = [state for state in self.in_use() if only is None or only in state[2]]
+        members = np.zeros((self.n_seq_max if only is None else 1, len(found)), np.uint8)
+        for i, (_, _, ids) in enumerate(found):
+            members[ids if only is None else 0, i] = 1
+        header["states"] = {"cells": len(found), "seqs": len(members)}
+        cells = np.array([cell for _, cell, _ in found], np.int64)
+        pos = np.array([pos for pos, _, _ in found], np.int32)
+        return [pos, members, *(rows[cells] for rows in self.rows())]
+
+    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+        """See `Store.load`."""
+        header = r.object("states")
+        n, n_seqs = r.count("cells", header), r.count("seqs", header)
+        pos, saved = r.array(np.int32, n), r.array(np.uint8, n_seqs, n)
+        rows = [r.array(np.float32, n, view.shape[1]) for view in self.rows()]
+        sound = bool(((pos >= 0) & (pos <= LAST_POS)).all()) and saved.max(initial=0) <= 1
+        if not sound or not saved.any(axis=0).all() or saved.sum(axis=1).max(initial=0) > 1:
+            raise StateError("the state is damaged: the states of its sequences make no sense")
+        if seq is None:
+            members = members_of(saved.view(np.bool_), self.n_seq_max)
+        else:
+            members = np.zeros((self.n_seq_max, n), np.bool_)
+            members[seq] = True
+
+        def put() -> None:
+            if seq is None:
+                self.clear()
+            else:
+                self.seq_rm(seq)
+            free = np.setdiff1d(np.arange(1, self.n_cells), np.union1d(self.tail, self.kept))
+            for i, cell in zip(range(n), free, strict=False):
+                self.tail[members[:, i]], self.pos_max[members[:, i]] = cell, pos[i]
+            for to, row in zip(self.rows(), rows, strict=True):
+                to[free[:n]] = row
+
+        return put
+
+    def rows(self) -> list[npt.NDArray[np.float32]]:
         """The states as zero-copy views [n_cells, floats of a state], in the order of `tensors`."""
         return [t.numpy().reshape(self.n_cells, -1) for t in self.tensors]
-
-    @at_once
-    def put(self, pos: Ints, members: npt.NDArray[np.bool_]) -> Ints:
-        """Give states at positions `pos` [n] to the sequences that `members` [n_seq_max, n] names, in the place of
-        those they have: returns the cells, which are to be filled."""
-        for s in np.flatnonzero(members.any(axis=1)).tolist():
-            self._leave(s)
-        free = np.setdiff1d(np.arange(1, self.n_cells), np.union1d(self.tail, self.kept))[: len(pos)]
-        for i, cell in enumerate(free):
-            self.tail[members[:, i]], self.pos_max[members[:, i]] = cell, pos[i]
-        return free.astype(np.int32)
 
     def report(self) -> str:
         """`states size 3.02 MiB: 3 cells, 24 layers`."""

@@ -10,6 +10,7 @@ from pyggml.errors import GGMLError
 from pyggml.gguf_io.read import Override
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
+from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.requests import Result, batch
 from pyggml.llm.model import Model, load_model
 from pyggml.types import Floats
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from pyggml.llm.options import ContextOptions
 
 Prepare = Callable[[Model], None]
-Edit = tuple[str, tuple[int, ...]]  # a method of a context's memory, and its arguments
 
 
 class ActorDied(Exception):
@@ -94,6 +94,13 @@ def about(model: Model) -> About:
     return About(__version__, model.arch, sum(t.nbytes for t in model.tensors.values()), os.getpid())
 
 
+class Edit(NamedTuple):
+    """An operation on the sequences of a context, for every stage to do: a function of `Memory`, and its arguments."""
+
+    op: Callable[..., object]
+    args: tuple[int, ...]
+
+
 class BatchActor:
     """A model that answers requests."""
 
@@ -117,7 +124,7 @@ class StageActor:
     def load(self, source: Source, layers: tuple[int, int], n_threads: int) -> About:
         """Load these layers; contexts run on so many threads. Raises as `load_model`."""
         self._model, self._n_threads = source.load(layers), n_threads
-        self._contexts: dict[int, LlamaContext] = {}
+        self._contexts: dict[int, Decoder] = {}
         return about(self._model)
 
     def open(self, key: int, n_ctx: int, options: ContextOptions) -> None:
@@ -126,8 +133,9 @@ class StageActor:
         self._contexts[key] = LlamaContext(self._model, n_ctx, **own)
 
     def close(self, key: int) -> None:
-        """Close a context."""
-        self._contexts.pop(key).close()
+        """Close a context, when it is still there."""
+        if key in self._contexts:
+            self._contexts.pop(key).close()
 
     def reset(self) -> None:
         """Close all contexts."""
@@ -140,8 +148,8 @@ class StageActor:
         Returns float32 [n_tokens, n_embd], of the last stage [n_outputs, n_vocab]. Raises as `LlamaContext.decode`.
         """
         ctx, stage = self._contexts[key], self._model.stage
-        for name, args in edits:
-            getattr(ctx.memory, name)(*args)
+        for edit in edits:
+            edit.op(ctx.memory, *edit.args)
         ends = stage is None or stage.stop == self._model.hparams.n_layer
         here = Batch()
         here.pos, here.seq_ids = part.pos, part.seq_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pyggml.errors import ModelError
+from pyggml.errors import KVCacheFull, ModelError
 from pyggml.llm.batch import Batch
 from pyggml.llm.loaded import LoadedModel
-from pyggml.types import Floats
+from pyggml.llm.ubatch import SBatch
+from pyggml.models.memory.memory import Memory, Slots
+from pyggml.types import Floats, Ints
 
 from .actors import Actor, ActorDied, Actors, Edit
 from .pool import ATTEMPTS, WorkerDied
@@ -103,47 +106,124 @@ class Chain:
             raise
 
 
-class StagedMemory:
-    """The sequences of a StagedContext. What is done with them is told to the stages with the next batch."""
+class StagedMemory(Memory):
+    """The sequences of a StagedContext: cells without K and V, which the driver fills and empties as every stage does
+    its own. Operations on sequences are noted in `edits`: the stages do them before the next batch."""
 
-    def __init__(self, model: LoadedModel, n_ctx: int, options: ContextOptions) -> None:
-        self.n_seq_max = options.get("n_seq_max", 1)
-        like = model.architecture.new_memory(model.hparams, n_ctx, n_seq_max=self.n_seq_max, held=())
-        self.keeps_all = like.keeps_all
+    def __init__(self, model: LoadedModel, n_ctx: int, n_batch: int, options: ContextOptions) -> None:
+        n_seq_max, flash_attn = options.get("n_seq_max", 1), options.get("flash_attn", False)
+        own = model.architecture.new_memory(
+            model.hparams, n_ctx, n_batch=n_batch, n_seq_max=n_seq_max, flash_attn=flash_attn, held=()
+        )
+        super().__init__(*own.stores, encoding=own.encoding)
         self.edits: list[Edit] = []
 
-    def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> None:
-        """See `KVCells.seq_rm`."""
-        self.edits.append(("seq_rm", (seq_id, p0, p1)))
+    def clear(self) -> None:
+        self.seq_rm(-1)
+
+    def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
+        removed = super().seq_rm(seq_id, p0, p1)
+        if removed:
+            self.edits.append(Edit(Memory.seq_rm, (seq_id, p0, p1)))
+        return removed
 
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
-        """See `KVCells.seq_cp`."""
-        self.edits.append(("seq_cp", (src, dst, p0, p1)))
+        super().seq_cp(src, dst, p0, p1)
+        self.edits.append(Edit(Memory.seq_cp, (src, dst, p0, p1)))
+
+    def seq_keep(self, seq_id: int) -> None:
+        for other in set(range(self.n_seq_max)) - {seq_id}:
+            self.seq_rm(other)
+
+    def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        super().seq_add(seq_id, p0, p1, delta)
+        self.edits.append(Edit(Memory.seq_add, (seq_id, p0, p1, delta)))
+
+    def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        super().seq_div(seq_id, p0, p1, d)
+        self.edits.append(Edit(Memory.seq_div, (seq_id, p0, p1, d)))
+
+    def take_all(self, batch: Batch, n_ubatch: int) -> list[Slots]:
+        """Put the tokens of a batch into slots, which are returned. Raises as `LlamaContext.decode`, with nothing
+        changed."""
+        whole = SBatch(batch, simple_split=not self.equal_seqs)
+        whole.check(self)
+        taken: list[Slots] = []
+        try:
+            for u in whole.parts(n_ubatch):
+                taken.append(self.slot(u, taken))
+                self.take(taken[-1], u)
+        except KVCacheFull:
+            self.undo(taken)
+            raise
+        return taken
+
+    def close_holes(self) -> None:
+        """Make room, as a stage does when a batch does not fit side by side."""
+        self.settle()
+        for cache in self.caches:
+            cache.defrag_done()
 
 
 class StagedContext:
-    """What generations use of a context, of a model in stages."""
+    """A Decoder of a model in stages. It gives logits alone."""
+
+    n_threads = 1  # of this process, which waits for the stages
 
     def __init__(self, chain: Chain, key: int, epoch: int, n_ctx: int, options: ContextOptions) -> None:
-        self.n_batch = options.get("n_batch", 2048)
-        self.model, self.memory = chain.model, StagedMemory(chain.model, n_ctx, options)
+        hp, self.n_batch = chain.model.hparams, options.get("n_batch", 2048)
+        self.model, self.memory = chain.model, StagedMemory(chain.model, n_ctx, self.n_batch, options)
+        self.n_ctx = self.memory.size
+        self._n_ubatch = min(options.get("n_ubatch", 512), self.n_batch, self.n_ctx)
         self._chain, self._key, self._epoch = chain, key, epoch
-        self.logits: Floats = np.empty((0, chain.model.hparams.n_vocab), np.float32)
+        self.outputs: Ints = np.empty(0, np.int32)
+        self.logits: Floats = np.empty((0, hp.n_vocab), np.float32)
+        self.embeddings = self.hidden = np.empty((0, hp.n_embd), np.float32)
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Batch | Sequence[int]) -> None:
         """See `LlamaContext.decode`. Raises WorkerDied, too."""
-        edits, self.memory.edits = self.memory.edits, []
-        self.logits = self._chain.evaluate(self._epoch, self._key, edits, batch)
+        memory = self.memory
+        if not isinstance(batch, Batch):
+            batch = Batch.prompt(batch, memory.seq_pos_max(0) + 1)
+        try:
+            taken = memory.take_all(batch, self._n_ubatch)
+        except KVCacheFull:
+            memory.close_holes()
+            taken = memory.take_all(batch, self._n_ubatch)
+        edits, memory.edits = memory.edits, []
+        try:
+            self.logits = self._chain.evaluate(self._epoch, self._key, edits, batch)
+        except BaseException:
+            memory.undo(taken)
+            raise
+        memory.settle()
+        self.outputs = np.flatnonzero(batch.logits).astype(np.int32)
 
-    def encode(self, batch: Batch) -> None:
+    def encode(self, batch: Batch | Sequence[int]) -> None:
         """Stages do not: raises ModelError."""
         raise ModelError(f"{self.model.arch} has an encoder: it does not run in stages")
 
+    def keep_hidden(self) -> None:
+        """Stages do not: raises ModelError."""
+        raise ModelError("a model in stages does not give its hidden states")
+
+    def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:
+        """Stages do not: raises ModelError."""
+        raise ModelError("the state of a model in stages cannot be saved")
+
+    def load_state(self, path: str | os.PathLike[str]) -> list[int]:
+        """Stages do not: raises ModelError."""
+        raise ModelError("a model in stages cannot go on from a saved state")
+
     def perf_sampled(self, start: float) -> None:
         """Nothing is counted."""
+
+    def close(self) -> None:
+        """Let all stages forget the context."""
+        self._chain.close_context(self._epoch, self._key)
 
     def __enter__(self) -> StagedContext:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._chain.close_context(self._epoch, self._key)
+        self.close()

@@ -67,7 +67,7 @@ def batch_on(
         if stages is None:
             made += _workers(actors, source, workers, n_predict, options)
         else:
-            chain = _chain(actors, source, stages, options.pop("n_threads", None))
+            chain = chain_of(actors, source, stages, options.pop("n_threads", None))
             n_groups = stages + 1
             n_parallel = options["n_parallel"] = -(-n_parallel // n_groups)
             made += [StagesWorker(chain, n_predict, options) for _ in range(n_groups)]
@@ -87,8 +87,8 @@ def _workers(actors: Actors, source: Source, n: int | None, n_predict: int, opti
     return made
 
 
-def _chain(actors: Actors, source: Source, n: int, n_threads: int | None) -> Chain:
-    """The model in `n` stages."""
+def chain_of(actors: Actors, source: Source, n: int, n_threads: int | None) -> Chain:
+    """A model in `n` stages. Raises ModelError when it cannot be split."""
     whole("stages", n, 1, error=ModelError)
     seats = take_seats(actors.nodes(), n)
     driver = load_model(source.path, vocab_only=True, kv_overrides=source.kv_overrides)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from pyggml.llm.context import LlamaContext
+from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.requests import Result, answer
 
 from .actors import About, Actor, ActorDied, Actors, BatchActor, Source, is_there
@@ -82,8 +82,8 @@ class StagesWorker:
         """See `Worker`."""
         self._epoch = self._chain.epoch
 
-        def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
-            return cast(LlamaContext, self._chain.context(n_ctx, {**self._context, **options}))  # all that is used
+        def new_context(n_ctx: int, options: ContextOptions) -> Decoder:
+            return self._chain.context(n_ctx, {**self._context, **options})
 
         return answer(self._chain.model, requests, new_context, self._n_predict, **self._options)
 

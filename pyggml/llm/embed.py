@@ -12,6 +12,7 @@ from pyggml.types import Floats
 
 from .batch import Batch
 from .context import LlamaContext
+from .decoder import Decoder
 from .loaded import LoadedModel
 from .options import ContextOptions
 
@@ -138,7 +139,7 @@ def _packed(ids: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
     yield part
 
 
-def _embedded(ctx: LlamaContext, ids: Sequence[Sequence[int]]) -> Floats:
+def _embedded(ctx: Decoder, ids: Sequence[Sequence[int]]) -> Floats:
     batch = Batch()
     for seq, tokens in enumerate(ids):
         for pos, token in enumerate(tokens):

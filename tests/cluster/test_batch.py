@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 import pyggml as gg
-from pyggml.cluster.actors import About, check_alike
+from pyggml.cluster.actors import About, Source, check_alike
 from pyggml.cluster.pool import Pool, WorkerDied
-from pyggml.cluster.run import batch_on
+from pyggml.cluster.run import batch_on, chain_of
 from pyggml.cluster.seats import Node, Seat, spread, take_seats
-from pyggml.errors import BatchError, GGMLError, GGUFError, ModelError
+from pyggml.errors import BatchError, GGMLError, GGUFError, KVCacheFull, ModelError
+from pyggml.llm.batch import Batch
+from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.request_file import RequestFile
-from pyggml.llm.model import load_model
+from pyggml.llm.model import default_model_path, load_model
 from pyggml.llm.options import ContextOptions
 
 from .fakes import FakeActor, FakeActors
@@ -132,6 +134,50 @@ def test_metadata_and_contexts_are_those_of_one_process(want: list[Any], kind: d
     assert alone != want
     options: dict[str, Any] = {"n_parallel": 4, "temp": 0.0, "context": context, "kv_overrides": over}
     assert list(batch_on(FakeActors(), None, REQUESTS, **options, **kind)) == alone
+
+
+def edited(ctx: Decoder) -> list[Any]:
+    """Logits and the places of all tokens, after operations on sequences of each kind."""
+    found: list[Any] = []
+    memory = ctx.memory
+
+    def step(*tokens: tuple[int, int]) -> None:
+        batch = Batch()
+        for token, seq in tokens:
+            batch.add(token, memory.seq_pos_max(seq) + 1, seq, True)
+        ctx.decode(batch)
+        found.extend([ctx.logits.tolist(), ctx.outputs.tolist(), memory.cells, memory.used])
+
+    with ctx:
+        ctx.decode([5, 6, 7, 8, 9, 10])
+        found.append(ctx.logits.tolist())
+        memory.seq_cp(0, 1, 0, 4)
+        found.append(memory.seq_rm(0, 5))
+        step((11, 0), (12, 1))
+        memory.seq_rm(0, 1, 3)
+        memory.seq_add(0, 3, -1, -2)
+        step((13, 0), (14, 1))
+        memory.seq_div(1, 0, -1, 2)
+        step((15, 0))
+        with pytest.raises(KVCacheFull):
+            ctx.decode([1] * (ctx.n_ctx - memory.used + 1))
+        with pytest.raises(BatchError):
+            ctx.decode([1 << 30])
+        ctx.decode([1] * (ctx.n_ctx - memory.used))  # holes are closed for it
+        memory.seq_keep(1)
+        step((16, 1))
+        memory.clear()
+        step((17, 2))
+    return found
+
+
+def test_a_decoder_of_stages_is_one_like_any_other() -> None:
+    source, model = Source(str(default_model_path())), load_model()
+    options: ContextOptions = {"n_seq_max": 3, "n_batch": 64, "n_ubatch": 4}
+    chain = chain_of(FakeActors(), source, 2, 1)
+    staged = edited(chain.context(64, options))
+    chain.close()
+    assert staged == edited(model.new_context(64, n_threads=1, **options))
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("stream",),
     ("llm.quantize", "llm.closeable", "llm.adapters", "llm.grammars"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
-    ("llm.ubatch", "llm.options", "llm.figures"),
+    ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder"),
     ("llm.steps", "llm.pooling", "llm.kv_place"),
     ("llm.graphs",),
     ("llm.state",),

@@ -16,6 +16,7 @@ from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..options import ContextOptions
 from .chunks import nll_of
 
@@ -150,7 +151,7 @@ def score(
     return _scores(LlamaContext(model, n_ctx, **options), tasks)
 
 
-def _scores(ctx: LlamaContext, tasks: Sequence[Task]) -> Iterator[Score]:
+def _scores(ctx: Decoder, tasks: Sequence[Task]) -> Iterator[Score]:
     n_right = n_answers = 0
     with ctx:
         for i, task in enumerate(tasks, 1):
@@ -160,7 +161,7 @@ def _scores(ctx: LlamaContext, tasks: Sequence[Task]) -> Iterator[Score]:
             yield Score(i, len(tasks), n_right, n_answers)
 
 
-def _log_probs(ctx: LlamaContext, task: Task) -> list[float]:
+def _log_probs(ctx: Decoder, task: Task) -> list[float]:
     """The mean log-probability of each answer's tokens; what all have in common is evaluated once."""
     texts = [ctx.model.tokenize(f"{task.question} {answer}") for answer in task.answers]
     common = next((i for i, t in enumerate(zip(*texts, strict=False)) if len(set(t)) > 1), min(map(len, texts)))
@@ -180,7 +181,7 @@ def _log_probs(ctx: LlamaContext, task: Task) -> list[float]:
     return [float(x) / (len(t) - common) for x, t in zip(sums, texts, strict=True)]
 
 
-def _decoded(ctx: LlamaContext, steps: Sequence[tuple[int, int, tuple[int, ...]]], outputs: Sequence[int]) -> Floats:
+def _decoded(ctx: Decoder, steps: Sequence[tuple[int, int, tuple[int, ...]]], outputs: Sequence[int]) -> Floats:
     """The logits [n, n_vocab] of some of the tokens (with position and sequences) that are evaluated."""
     wanted, rows = set(outputs), [np.empty((0, ctx.model.hparams.n_vocab), np.float32)]
     for start in range(0, len(steps), ctx.n_batch):

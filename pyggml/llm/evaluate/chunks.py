@@ -14,6 +14,7 @@ from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..options import ContextOptions
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def new_context(model: LoadedModel, n_ctx: int, context: ContextOptions | None) 
 
 
 def predicted(
-    ctx: LlamaContext, chunk: Tokens, first: int, bos: int | None, every_output: bool = False
+    ctx: Decoder, chunk: Tokens, first: int, bos: int | None, every_output: bool = False
 ) -> Iterator[tuple[Floats, Tokens]]:
     """The logits [n, n_vocab] that predict the tokens behind position `first` of a chunk, and these tokens [n], as they
     are computed. With `every_output` all tokens go through the whole model."""

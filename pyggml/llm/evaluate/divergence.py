@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pyggml.errors import ModelError
 from pyggml.types import Floats
 
-from ..context import LlamaContext
+from ..decoder import Decoder
 from ..options import ContextOptions
 from .chunks import bos_of, new_context, predicted
 from .logits_file import LogitsFile
@@ -127,7 +127,7 @@ def divergence(model: LoadedModel, base: LogitsFile, context: ContextOptions | N
     return _divergences(new_context(model, base.n_ctx, context), base)
 
 
-def _divergences(ctx: LlamaContext, base: LogitsFile) -> Iterator[Divergence]:
+def _divergences(ctx: Decoder, base: LogitsFile) -> Iterator[Divergence]:
     columns: list[list[float]] = [[] for _ in range(5)]
     with ctx:
         for i in range(base.n_chunks):

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyggml.errors import BatchError
 
-from ..context import LlamaContext
+from ..decoder import Decoder
 from ..options import ContextOptions
 from ..quantize.collect import Collector
 from ..quantize.imatrix import ImatrixSums
@@ -59,7 +59,7 @@ def measure_imatrix(
 
 
 def _measured(
-    ctx: LlamaContext, chunks: Chunks, sums: ImatrixSums, process_output: bool, with_perplexity: bool
+    ctx: Decoder, chunks: Chunks, sums: ImatrixSums, process_output: bool, with_perplexity: bool
 ) -> Iterator[Measured]:
     total = NllSum()
     with ctx, Collector(ctx.model.watches, sums, process_output):

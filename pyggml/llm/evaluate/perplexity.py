@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pyggml.errors import BatchError
 
-from ..context import LlamaContext
+from ..decoder import Decoder
 from ..options import ContextOptions
 from .chunks import Chunks, cut, new_context, nll_of, predicted
 from .logits_file import LogitsWriter
@@ -72,7 +72,7 @@ def perplexity(
     return _estimates(new_context(model, chunks.n_ctx, context), chunks, save_logits)
 
 
-def _estimates(ctx: LlamaContext, chunks: Chunks, save_logits: str | os.PathLike[str] | None) -> Iterator[Perplexity]:
+def _estimates(ctx: Decoder, chunks: Chunks, save_logits: str | os.PathLike[str] | None) -> Iterator[Perplexity]:
     total, n_vocab = NllSum(), ctx.model.hparams.n_vocab
     with ctx, nullcontext() if save_logits is None else LogitsWriter(save_logits, chunks, n_vocab) as file:
         for i in range(chunks.n_chunks):

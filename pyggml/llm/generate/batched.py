@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyggml.errors import BatchError, SamplerError, whole
 
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..samplers import LogitsProcessor, NamedOptions, SamplerChain, SamplingOptions, our_names, sampling_params
 from .engine import Engine, Failed
 from .generation import (
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
     from ..options import ContextOptions
 
-NewContext = Callable[[int, "ContextOptions"], LlamaContext]  # of so many cells
+NewContext = Callable[[int, "ContextOptions"], Decoder]  # of so many cells
 
 
 class BatchOptions(NamedOptions, total=False):
@@ -118,7 +119,7 @@ def new_contexts(model: LoadedModel, own: ContextOptions, context: ContextOption
     return new_context
 
 
-def shared_context(new_context: NewContext, n_parallel: int, sizes: Sequence[tuple[int, int]]) -> LlamaContext:
+def shared_context(new_context: NewContext, n_parallel: int, sizes: Sequence[tuple[int, int]]) -> Decoder:
     """A context with room for the longest `n_parallel` of several texts, of each the tokens that are encoded and the
     cells."""
     n_seq = min(n_parallel, len(sizes))
@@ -130,7 +131,7 @@ def shared_context(new_context: NewContext, n_parallel: int, sizes: Sequence[tup
 
 
 def together(
-    ctx: LlamaContext, generations: Iterable[Generation], failed: Failed | None = None
+    ctx: Decoder, generations: Iterable[Generation], failed: Failed | None = None
 ) -> Iterator[tuple[Generation, Token]]:
     """The tokens of generations that share a context, see `Engine`; it is closed at the end."""
     with ctx:

@@ -14,6 +14,7 @@ from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..samplers import SamplerChain, SamplingParams
 from ..vocab import Vocab
 from .prefixes import common_prefix, keep_prefix
@@ -171,7 +172,7 @@ class HeadDrafter:
 
     def __init__(
         self,
-        ctx: LlamaContext,
+        ctx: Decoder,
         heads: Sequence[LlamaContext],
         params: SamplingParams,
         n_min: int = 0,

@@ -18,7 +18,7 @@ from ..batch import Batch
 from .prefixes import common_prefix
 
 if TYPE_CHECKING:
-    from ..context import LlamaContext
+    from ..decoder import Decoder
     from ..samplers import StepTrace
     from .generation import Generation
 
@@ -86,7 +86,7 @@ _Turn: TypeAlias = "tuple[_Slot, Any]"  # what goes on, with the logits of its P
 class Engine:
     """Runs generations in the sequences of a context."""
 
-    def __init__(self, ctx: LlamaContext, generations: Iterable[Generation], failed: Failed | None = None) -> None:
+    def __init__(self, ctx: Decoder, generations: Iterable[Generation], failed: Failed | None = None) -> None:
         """Each of the generations begins when a sequence is free for it. One that raises an error ends; `failed` is
         told why, and without it the error ends all."""
         self._ctx, self._waiting, self._failed = ctx, iter(generations), failed

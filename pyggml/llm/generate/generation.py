@@ -18,6 +18,7 @@ from pyggml.types import Floats
 
 from ..batch import Batch
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..options import ContextOptions
 from ..samplers import (
     LogitsProcessor,
@@ -76,7 +77,7 @@ class Generation:
     SamplerError.
     """
 
-    ctx: LlamaContext
+    ctx: Decoder
     prompt: Sequence[int]
     chain: SamplerChain
     n_predict: int = N_PREDICT

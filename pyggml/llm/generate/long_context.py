@@ -21,7 +21,7 @@ from pyggml.errors import GGMLError, whole
 from ..interrupt import uninterrupted
 
 if TYPE_CHECKING:
-    from ..context import LlamaContext
+    from ..decoder import Decoder
 
 
 def tokens_to_keep(n_keep: int, n_prompt: int, add_bos: bool) -> int:
@@ -45,7 +45,7 @@ class LongContext:
     Raises GGMLError for sizes that make no sense.
     """
 
-    ctx: LlamaContext
+    ctx: Decoder
     n_keep: int = 0
     n_discard: int = 0
     context_shift: bool = True

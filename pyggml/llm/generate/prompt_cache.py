@@ -10,13 +10,12 @@ import numpy as np
 
 from pyggml.errors import ModelError
 from pyggml.models.memory.memory import Memory
+from pyggml.models.memory.state_file import Path
 
-from ..state.save_load import load_state, save_state
-from ..state.state_file import Path
 from .prefixes import common_prefix
 
 if TYPE_CHECKING:
-    from ..context import LlamaContext
+    from ..decoder import Decoder
 
 
 class Session(NamedTuple):
@@ -35,7 +34,7 @@ class Session(NamedTuple):
     report: str
 
 
-def open_session(ctx: LlamaContext, path: Path, prompt: Sequence[int]) -> Session:
+def open_session(ctx: Decoder, path: Path, prompt: Sequence[int]) -> Session:
     """Load the session file at `path` into `ctx`, and keep what `prompt` begins with.
 
     No file, or an empty one, is a new session. Raises StateError, KVCacheFull, see `load_state`, ModelError for an
@@ -48,7 +47,7 @@ def open_session(ctx: LlamaContext, path: Path, prompt: Sequence[int]) -> Sessio
         return Session(prompt, 0, 0, "session file does not exist, will create")
     if not os.path.isdir(path) and not os.path.getsize(path):
         return Session(prompt, 0, 0, "the session file is empty, a new session will be initialized")
-    tokens = load_state(ctx, path)
+    tokens = ctx.load_state(path)
     if not _holds(ctx.memory, len(tokens)):
         tokens = []  # a state, but not that of these tokens
     wanted = prompt or tokens
@@ -61,12 +60,12 @@ def open_session(ctx: LlamaContext, path: Path, prompt: Sequence[int]) -> Sessio
     return Session(wanted, n, n_past, _report(n, len(wanted), bool(prompt)))
 
 
-def save_session(ctx: LlamaContext, path: Path, tokens: Sequence[int]) -> None:
+def save_session(ctx: Decoder, path: Path, tokens: Sequence[int]) -> None:
     """Write the context to a session file, with those of `tokens` that were evaluated in sequence 0.
 
     Not for a context whose positions were changed (`LongContext.moved`). Raises StateError where it cannot be written.
     """
-    save_state(ctx, path, tokens[: ctx.memory.seq_pos_max(0) + 1])
+    ctx.save_state(path, tokens[: ctx.memory.seq_pos_max(0) + 1])
 
 
 def _holds(memory: Memory, n: int) -> bool:

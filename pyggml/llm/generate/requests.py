@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from pyggml.errors import BatchError, GGMLError, ModelError, whole
 from pyggml.types import Floats
 
-from ..context import LlamaContext
+from ..decoder import Decoder
 from ..embed import embed
 from ..loaded import LoadedModel
 from ..model import load_model
@@ -59,7 +59,7 @@ class _Request:
     stop: Sequence[str]
     sampling: SamplingParams
 
-    def start(self, ctx: LlamaContext) -> Generation:
+    def start(self, ctx: Decoder) -> Generation:
         chain = SamplerChain(self.sampling, ctx.model.vocab)
         chain.prime(self.prompt)
         g = Generation(ctx, self.prompt, chain, self.n_predict, self.stop, source=self.source)

@@ -19,6 +19,7 @@ from pyggml.errors import ModelError, SamplerError
 from pyggml.types import Floats
 
 from ..context import LlamaContext
+from ..decoder import Decoder
 from ..loaded import LoadedModel
 from .drafters import Drafter, Guess, HeadDrafter, LookupDrafter, ModelDrafter, Probs, draw, rng_of
 from .engine import Pending, Placed, Steps
@@ -251,7 +252,7 @@ def with_draft(
     return SpeculativeGeneration(**of_g, drafter=drafter, n_max=draft_max, follow=follow)
 
 
-def _context_like(ctx: LlamaContext, model: LoadedModel) -> LlamaContext:
+def _context_like(ctx: Decoder, model: LoadedModel) -> LlamaContext:
     flash_attn = any(kv.flash_attn for kv in ctx.memory.caches)
     return LlamaContext(model, ctx.n_ctx, n_threads=ctx.n_threads, flash_attn=flash_attn)
 

@@ -19,6 +19,7 @@ from pyggml.llm.generate.prompt_cache import open_session, save_session
 from pyggml.llm.generate.speculative import SpeculativeGeneration
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.samplers import SamplerChain, SamplingParams
+from pyggml.sched import Schedule
 
 from ...random_model import write_random
 
@@ -84,15 +85,15 @@ def test_a_decode_that_fails_changes_nothing(model: Model, monkeypatch: pytest.M
     ctx = new(model, n_ubatch=4, n_seq_max=2)
     decode(ctx, IDS[:10])
     before, states = str(ctx.memory), [rows[states_of(ctx).tail].copy() for rows in states_of(ctx).rows()]
-    run, calls = ctx._run, [0]
+    run, calls = Schedule.run, [0]
 
-    def breaks(*args: Any) -> Any:
+    def breaks(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
         if calls[0] == 3:
             raise KeyboardInterrupt
-        return run(*args)
+        return run(*args, **kwargs)
 
-    monkeypatch.setattr(ctx, "_run", breaks)
+    monkeypatch.setattr(Schedule, "run", breaks)
     with pytest.raises(KeyboardInterrupt):
         decode(ctx, IDS[10:22])
     monkeypatch.undo()

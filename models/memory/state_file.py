@@ -1,4 +1,5 @@
 """The container of saved states: a checked header, arrays, a checksum; written so that a file is whole or not there.
+What stands in the header, and which arrays follow, is told in `pyggml/llm/state/save_load.py`.
 
 bytes  what (little-endian)
 8      magic `PGSTATE\\0`
@@ -6,7 +7,7 @@ bytes  what (little-endian)
 4      length of the header, u32
 8      length of the file, u64
 ...    the header: one JSON object, UTF-8
-...    arrays back to back, without padding; which and how long follows from the header (see `state`)
+...    arrays back to back, without padding; which and how long follows from the header
 32     SHA-256 of all before
 """
 
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from pyggml.errors import StateError, path_name
 from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.small_file import open_regular
+from pyggml.types import Ints
 
 MAGIC, VERSION = b"PGSTATE\0", 1
 _FIXED = struct.Struct("<8sIIQ")
@@ -73,6 +75,7 @@ class Reader:
             raise StateError("the header of the state is not a JSON object")
         self.header = cast("dict[str, Any]", header)
         self._body = view[end:-_DIGEST]
+        self._lists: dict[str, list[object]] = {}  # of the header: the items that are still to be read
 
     def count(self, name: str, of: Mapping[str, Any] | None = None) -> int:
         """A whole number from 0 in the header."""
@@ -88,14 +91,14 @@ class Reader:
             raise StateError(f"the header of the state should have {name}")
         return cast("dict[str, Any]", value)
 
-    def objects(self, name: str, n: int) -> list[dict[str, Any]]:
-        """A list of `n` objects in the header."""
+    def next(self, name: str) -> dict[str, Any]:
+        """The next object of a list in the header."""
         value: object = self.header.get(name)
-        items = cast("list[object]", value) if isinstance(value, list) else []
-        objects = [cast("dict[str, Any]", o) for o in items if isinstance(o, dict)]
-        if len(objects) != n or len(items) != n:
-            raise StateError(f"the header of the state should have {n} {name}")
-        return objects
+        items = self._lists.setdefault(name, list(cast("list[object]", value)) if isinstance(value, list) else [])
+        item = items.pop(0) if items else None
+        if not isinstance(item, dict):
+            raise StateError(f"the header of the state should have more {name}")
+        return cast("dict[str, Any]", item)
 
     def array(self, dtype: npt.DTypeLike, *shape: int) -> Array:
         """The next array, read-only."""
@@ -110,8 +113,27 @@ class Reader:
 
     def end(self) -> None:
         """All must have been read."""
+        for name, items in self._lists.items():
+            if items:
+                raise StateError(f"the header of the state should not have {len(items)} {name} more")
         if len(self._body):
             raise StateError(f"the state is damaged: {len(self._body)} bytes too many")
+
+
+def members_of(saved: npt.NDArray[np.bool_], n_seq_max: int) -> npt.NDArray[np.bool_]:
+    """Which sequences have each cell of a saved state, bool [n_seqs, n], as bool [n_seq_max, n]. Raises StateError for
+    a sequence that there is not here."""
+    highest = max(np.flatnonzero(saved.any(axis=1)), default=0)
+    if highest >= n_seq_max:
+        raise StateError(f"the state has a sequence {highest}, but n_seq_max is {n_seq_max}")
+    members = np.zeros((n_seq_max, saved.shape[1]), np.bool_)
+    members[: len(saved)] = saved[:n_seq_max]
+    return members
+
+
+def ascending(a: Ints) -> bool:
+    """Whether indices are from 0 on, each larger than the one before."""
+    return not a.size or (a[0] >= 0 and bool((a[1:] > a[:-1]).all()))
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
