@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import ClassVar, NamedTuple
 
 from pyggml.opdef import OPS
 from pyggml.tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, Tensor
+from pyggml.var import largest
 
 from .buffer import ALIGNMENT
 
@@ -56,15 +57,6 @@ class Step(NamedTuple):
             step = Step(nodes)
             heirs = tuple([step.tensor(*self.find(t)) for t in self.heirs])
         return Step(nodes, inner, self.fusion, heirs, like)
-
-
-def mapped_steps(steps: Sequence[Step], to: Mapping[Tensor, Tensor]) -> list[Step]:
-    """The same steps of other nodes: what `to` says of theirs."""
-    made: dict[Tensor, Step] = {}  # by the last node
-    for s in steps:
-        like = None if s.like is None else made.get(s.like.nodes[-1])
-        made[s.nodes[-1]] = s.of(tuple([to[t] for t in s.nodes]), like)
-    return [*made.values()]
 
 
 def joined(steps: Iterable[Step]) -> Step:
@@ -193,7 +185,7 @@ def plan(
             source = heir(t, at)
             if source is None:
                 pool = pool_of(t)
-                held[t] = n = -(-t.nbytes // alignment) * alignment
+                held[t] = n = -(-largest(t.nbytes) // alignment) * alignment
                 if pool not in pools:
                     pools[pool] = _Pool()
                 result.offsets[t] = pool, pools[pool].take(n)

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyggml.dtypes import DType
-from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
 from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, mask_name
 from pyggml.models.blocks.build import Fill, FillOne, Values
 from pyggml.models.hparams import HParams
+from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_mask import KVMask
 from pyggml.models.memory.memory import Memory
 from pyggml.sched import Schedule, Scheduler
 from pyggml.tensor import Context, Tensor, Var, allocate_tensors
 from pyggml.types import Floats
+from pyggml.var import Varies, largest
 
 from .ubatch import UBatch
 
@@ -50,7 +51,6 @@ class Step:
     """A graph ready to run.
 
     heads   where the slot of the ubatch begins in each cache, bound before each run
-    n_kv    the n_kv of the caches for which it varies, bound before each run
     inputs  the function that fills each input that has its own, and a flat view of the input
     groups  the function that fills each group of inputs, and flat views of them
     result  logits or embeddings, a row for each token of which they are wanted
@@ -59,7 +59,6 @@ class Step:
 
     schedule: Schedule
     heads: tuple[Var, ...]
-    n_kv: tuple[Var, ...]
     inputs: list[tuple[FillOne, Values]]
     groups: list[tuple[Fill, tuple[Values, ...]]]
     result: Floats
@@ -92,6 +91,12 @@ def _uncollected() -> Generator[None]:
             gc.enable()
 
 
+def _blocks_of(cache: KVCache) -> tuple[int, Var]:
+    """The n_kv of a cache is so many cells times a Var."""
+    block = cache.padding if cache.size % cache.padding == 0 else 1
+    return block, Var("n_kv", cache.size // block, lo=min(cache.padding, cache.size) // block)
+
+
 class Steps:
     """The graphs of a context, by size; the least recently used ones are dropped.
 
@@ -114,7 +119,8 @@ class Steps:
         self._seen: set[StepSize] = set()  # with n_kv = 0
         self._last: tuple[StepSize, Patterns, Step] | None = None  # what `get` gave
         transient = any(c.transient for c in self.caches)  # which look at the cells of the batch
-        self._n_vary = 0 if transient else len(self.caches)  # the first so many caches vary
+        self._n_kv = [_blocks_of(c) for c in self.caches]
+        self._n_vary = 0 if transient or not scheduler.varies else len(self.caches)  # the first so many caches vary
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
         self._inputs: dict[str, Tensor] = {}
@@ -138,8 +144,8 @@ class Steps:
                 key = self._make(size)
         self._steps.move_to_end(key)
         step = self._steps[key]
-        for var, n_kv in zip(step.n_kv, size.n_kv, strict=False):
-            var.bind(n_kv)
+        for (block, n_blocks), n_kv in zip(self._n_kv, size.n_kv, strict=True):
+            n_blocks.bind(n_kv // block)
         self._last = size, watched, step
         return step
 
@@ -152,37 +158,46 @@ class Steps:
         step, watched = None, self._scheduler.watches.patterns
         seen = size.with_n_kv([0] * len(size.n_kv))
         with _uncollected():
-            if (size.n_tokens == 1 or seen in self._seen) and not watched:
+            if size.n_tokens == 1 or seen in self._seen:
                 step = self._varying(size)
             key = (size, False, watched) if step is None else (self._whole(size), True, watched)
-            self._steps[key] = self._fixed(size) if step is None else step
+            self._steps[key] = self._step(size) if step is None else step
         self._seen.add(seen)
         if len(self._steps) > _MAX_STEPS:
             self._steps.popitem(last=False)
         return key
 
-    def _fixed(self, size: StepSize) -> Step:
-        b = self._attached(size)
-        return _step(b, self._scheduler.alloc(b.graph), ())
-
     def _varying(self, size: StepSize) -> Step | None:
-        """A step for every n_kv, or None when the backends have no such step. When they have none for the n_kv of all
-        caches, then from now on only the n_kv of the first varies; when they have not even that, none does."""
+        """A step for every n_kv, or None when there is no such step. When a graph cannot have the n_kv of all caches as
+        a Size, then from now on only the n_kv of the first varies; when it cannot have even that, none does."""
         while self._n_vary:
-            caches, builds = self.caches[: self._n_vary], list[Build]()
-            if all(c.size <= c.padding for c in caches):
+            varying = self._n_kv[: self._n_vary]
+            if all(n_blocks.lo == n_blocks.hi for _, n_blocks in varying):
                 return None
-
-            def build(*n_kv: int, builds: list[Build] = builds) -> Graph:
-                builds.append(self._attached(size.with_n_kv(n_kv)))
-                return builds[-1].graph
-
-            n_kv = tuple(Var(f"n_kv-{i}", c.size) for i, c in enumerate(caches))
-            schedule = self._scheduler.alloc_varying(build, n_kv, [min(c.padding, c.size // 2) for c in caches])
-            if schedule is not None:
-                return _step(builds[0], schedule, n_kv)
-            self._n_vary = 1 if self._n_vary > 1 else 0
+            for _, n_blocks in varying:
+                n_blocks.bind(n_blocks.hi)  # the step looks at the whole memory of its inputs
+            try:
+                return self._step(size.with_n_kv([block * n_blocks for block, n_blocks in varying]))
+            except Varies:
+                self._n_vary = 1 if self._n_vary > 1 else 0
         return None
+
+    def _step(self, size: StepSize) -> Step:
+        """A graph of that size, ready to run."""
+        b = self._attached(size)
+        schedule = self._scheduler.alloc(b.graph)
+
+        def view(name: str) -> Values:
+            return b.inputs[name].tensor.numpy().reshape(-1)
+
+        return Step(
+            schedule=schedule,
+            heads=tuple(u.head for u in b.uses),
+            inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
+            groups=[(g.fill, tuple(map(view, g.names))) for g in b.input_groups],
+            result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),
+            hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
+        )
 
     def _attached(self, size: StepSize) -> Build:
         """The graph, its inputs in the memory that all graphs share."""
@@ -196,23 +211,8 @@ class Steps:
         """The memory of the input of that name, large enough for `t`. When it has to grow, steps that were made before
         keep what they have."""
         shared = self._inputs.get(name)
-        if shared is None or shared.nbytes < t.nbytes:
+        if shared is None or shared.nbytes < largest(t.nbytes):
             n = 1 << (t.n_elements - 1).bit_length()  # so that it grows a few times only
             shared = self._inputs[name] = Context().new_tensor(t.dtype, (n,), name)
             allocate_tensors([shared], self._buft)
         return shared
-
-
-def _step(b: Build, schedule: Schedule, n_kv: tuple[Var, ...]) -> Step:
-    def view(name: str) -> Values:
-        return b.inputs[name].tensor.numpy().reshape(-1)
-
-    return Step(
-        schedule=schedule,
-        heads=tuple(u.head for u in b.uses),
-        n_kv=n_kv,
-        inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
-        groups=[(g.fill, tuple(map(view, g.names))) for g in b.input_groups],
-        result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),
-        hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
-    )

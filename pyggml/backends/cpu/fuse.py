@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ...buffers.alloc import Step
 from ...errors import BackendError
 from ...opdef import OPS
-from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Offset, Tensor
+from ...tensor import FLAG_INPUT, FLAG_OUTPUT, Size, Tensor
 from ..runs import runs_of
 from .fuse_patterns import (
     FLOATS,
@@ -269,7 +269,7 @@ class _Fuser:
         readers = self.readers[scan]
         for v in readers:
             reach = int(v.view_offs) + 4 + sum((n - 1) * nb for n, nb in zip(v.ne, v.nb, strict=True))
-            plain = v.op == "view" and not isinstance(v.view_offs, Offset) and not v.flags & FLAG_OUTPUT
+            plain = v.op == "view" and not isinstance(v.view_offs, Size) and not v.flags & FLAG_OUTPUT
             if v not in nodes and (not plain or reach > end):
                 return False
         between = self.nodes[self.at[scan] + 1 : self.at[store]]

@@ -16,7 +16,8 @@ from ...buffers.alloc import Step
 from ...buffers.buffer import Buffer, MappedFile
 from ...errors import BackendError
 from ...opdef import OPS
-from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
+from ...tensor import Ne, Size, Tensor, Var, contiguous_nb
+from ...var import largest
 from ..protocol import Resolve, node_error
 from .lower_records import RECORDS, Half
 from .repack import copy_of
@@ -30,7 +31,7 @@ _SRC = _DST + _TENSOR.size
 _PARAM = _SRC + _MAX_SRC * _TENSOR.size
 _WORK = _PARAM + 8 * _MAX_PARAM
 _OP_SIZE = _WORK + 32
-OP_WORDS, N_THREADS_WORD, WORK_WORD = _OP_SIZE // 8, 1, _WORK // 8  # a record in int64 words: what vary.py looks at
+_OP_WORDS, _WORK_WORD = _OP_SIZE // 8, _WORK // 8  # a record in int64 words
 _LAYOUT = (ffi.sizeof("pg_op"), ffi.sizeof("pg_tensor"), ffi.offsetof("pg_op", "task", "param"))
 if (_OP_SIZE, _TENSOR.size, _PARAM) != _LAYOUT:
     raise BackendError(f"the extension was built from another pg.h: {_LAYOUT}")
@@ -53,27 +54,27 @@ class Lowered:
     files: set[MappedFile] = field(default_factory=set[MappedFile])  # that it reads
 
     def words(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """The records as int64 [n_ops, OP_WORDS], over the same memory."""
-        return self.ops.view(np.int64).reshape(-1, OP_WORDS)
+        """The records as int64 [n_ops, words], over the same memory."""
+        return self.ops.view(np.int64).reshape(-1, _OP_WORDS)
 
     def set_work(self, address: int) -> None:
         """Point every op at the shared scratch memory."""
-        self.words()[:, WORK_WORD] = address
+        self.words()[:, _WORK_WORD] = address
 
     def set_plan(self, address: int) -> None:
         """Tell every op its plan."""
         words = self.words()
-        words[:, WORK_WORD + 2] = address
-        words[:, WORK_WORD + 3] = np.arange(len(self.nodes))
+        words[:, _WORK_WORD + 2] = address
+        words[:, _WORK_WORD + 3] = np.arange(len(self.nodes))
 
 
 # -- all steps --------------------------------------------------------------------------------------------------------
 
 
 def cost_ns(t: Tensor) -> float:
-    """Roughly the nanoseconds that one thread takes for this node."""
+    """Roughly the nanoseconds that one thread takes for this node, at its largest."""
     cost = OPS[t.op].cost(t)
-    return cost.flops / 32 + (cost.read + cost.written) / 32
+    return largest(cost.flops) / 32 + largest(cost.read + cost.written) / 32
 
 
 class _Operand(NamedTuple):
@@ -91,6 +92,7 @@ class _Row(NamedTuple):
 
     i: int
     operands: list[_Operand]
+    sizes: list[tuple[int, Size]]  # their elements and strides that follow from a Var: the place in the row in bytes
     ns: float
     shared_ns: float  # of it, what threads share; inf asks for them
 
@@ -102,14 +104,19 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
     base = ops.__array_interface__["data"][0]
     out = Lowered([s.nodes[-1] for s in todo], ops, [], 0)
     memory = ops.data
+    sizes: list[tuple[int, Size]] = []  # of the row that is being lowered
 
     def address(t: Tensor, at: int, copy: Buffer | None) -> int:
         root, offs = t.root, t.view_offs
         if (buffer := root.buffer) is not None and buffer.file is not None:
             out.files.add(buffer.file)
-        if isinstance(offs, Offset):
-            out.binds.append((base + at, t.data - int(offs) + offs.const, offs.stride, offs.var))
+        if isinstance(offs, Size):
+            bind(at, offs, t.data - int(offs))
         return t.data if copy is None else copy.base
+
+    def bind(at: int, size: Size, start: int = 0) -> None:
+        """Have a word be `size` from `start` on, when the program runs."""
+        out.binds.append((base + at, start + size.const, size.stride, size.var))
 
     def put(t: Tensor, at: int, copy: Buffer | None, layout: Ne | None, half: Half | None) -> int:
         ne, nb, skip = t.ne, t.nb, 0
@@ -123,6 +130,7 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
             skip = half.which * (matrix if half.dim else nb[0] * ne[0]) // 2
             ne = (ne[0] // 2, *ne[1:]) if half.dim == 0 else (ne[0], ne[1] // 2, *ne[2:])
         _TENSOR.pack_into(memory, at, address(t, at, copy) + skip, *ne, *nb, t.dtype.gguf_id)
+        sizes.extend([(at + 8 * i, n) for i, n in enumerate((*ne, *nb), 1) if isinstance(n, Size)])
         return skip
 
     def lowered(i: int, step: Step) -> _Row:
@@ -140,7 +148,7 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
                 skip = put(resolve(s), at + place, copy, None, r.halves.get(j))
                 operands.append(_Operand(place, step.find(s), copy is not None, skip))
         if r.params:
-            Struct(f"={len(r.params)}d").pack_into(memory, at + _PARAM, *r.params)
+            Struct(f"={len(r.params)}d").pack_into(memory, at + _PARAM, *map(float, r.params))
         if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
             need = lib.pg_work_size(r.kernel.row, task, n_threads)
@@ -148,13 +156,21 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
                 raise node_error(step.nodes[-1], "it needs more scratch memory than there can be")
             _TAIL.pack_into(memory, at + _WORK, 0, need, 0)
             out.work_size = max(out.work_size, need)
-        return _Row(i, operands, ns, inf if r.shared else ns * is_shared)
+        found = [(place - at, n) for place, n in sizes]
+        sizes.clear()
+        bind_all(at, found)
+        return _Row(i, operands, found, ns, inf if r.shared else ns * is_shared)
+
+    def bind_all(at: int, found: Sequence[tuple[int, Size]]) -> None:
+        for place, n in found:
+            bind(at + place, n)
 
     repeats: list[tuple[int, int]] = []  # row, that which it repeats
     moved: list[tuple[int, int]] = []  # word, what is there in a repeated row
 
     def repeated(i: int, step: Step, row: _Row) -> None:
         repeats.append((i, row.i))
+        bind_all(i * _OP_SIZE, row.sizes)
         for at, found, copied, skip in row.operands:
             place, t = i * _OP_SIZE + at, step.tensor(*found)
             t, copy = (t, copy_of(t)) if copied else (t if at == _DST else resolve(t), None)
