@@ -17,12 +17,13 @@ from ...buffers.buffer import Buffer, MappedFile
 from ...errors import BackendError
 from ...opdef import OPS
 from ...tensor import Ne, Size, Tensor, Var, contiguous_nb
-from ...var import largest
+from ...var import ends, largest
 from ..protocol import Resolve, node_error
 from .lower_records import RECORDS, Half
 from .repack import copy_of
 
 _TENSOR = Struct("=Q9q")  # pg_tensor: data, ne[4], nb[4], type
+_WORD = Struct("=q")
 _HEAD = Struct("=Qq")  # pg_op: fn, n_threads
 _TAIL = Struct("=Qqq")  # pg_task: work .. (plan is filled after)
 _MAX_SRC, _MAX_PARAM = 12, 16
@@ -92,7 +93,7 @@ class _Row(NamedTuple):
 
     i: int
     operands: list[_Operand]
-    sizes: list[tuple[int, Size]]  # their elements and strides that follow from a Var: the place in the row in bytes
+    sizes: list[tuple[int, Size]]  # elements and strides that follow from a Var, and their places in the row in bytes
     ns: float
     shared_ns: float  # of it, what threads share; inf asks for them
 
@@ -104,7 +105,6 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
     base = ops.__array_interface__["data"][0]
     out = Lowered([s.nodes[-1] for s in todo], ops, [], 0)
     memory = ops.data
-    sizes: list[tuple[int, Size]] = []  # of the row that is being lowered
 
     def address(t: Tensor, at: int, copy: Buffer | None) -> int:
         root, offs = t.root, t.view_offs
@@ -118,7 +118,14 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         """Have a word be `size` from `start` on, when the program runs."""
         out.binds.append((base + at, start + size.const, size.stride, size.var))
 
-    def put(t: Tensor, at: int, copy: Buffer | None, layout: Ne | None, half: Half | None) -> int:
+    def bind_sizes(i: int, sizes: Sequence[tuple[int, Size]]) -> None:
+        for at, n in sizes:
+            bind(i * _OP_SIZE + at, n)
+
+    def put(
+        t: Tensor, i: int, at: int, copy: Buffer | None, layout: Ne | None, half: Half | None
+    ) -> tuple[int, list[tuple[int, Size]]]:
+        """Write a tensor `at` so many bytes of row i. Returns its `_Operand.skip`, and what of it is a Size."""
         ne, nb, skip = t.ne, t.nb, 0
         if layout is not None:
             ne, nb = layout, contiguous_nb(t.dtype, layout)
@@ -129,9 +136,9 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         if half is not None:
             skip = half.which * (matrix if half.dim else nb[0] * ne[0]) // 2
             ne = (ne[0] // 2, *ne[1:]) if half.dim == 0 else (ne[0], ne[1] // 2, *ne[2:])
-        _TENSOR.pack_into(memory, at, address(t, at, copy) + skip, *ne, *nb, t.dtype.gguf_id)
-        sizes.extend([(at + 8 * i, n) for i, n in enumerate((*ne, *nb), 1) if isinstance(n, Size)])
-        return skip
+        place = i * _OP_SIZE + at
+        _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *ne, *nb, t.dtype.gguf_id)
+        return skip, [(at + 8 * word, n) for word, n in enumerate((*ne, *nb), 1) if isinstance(n, Size)]
 
     def lowered(i: int, step: Step) -> _Row:
         r = RECORDS[step.fusion](step, isa)
@@ -141,36 +148,36 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         ns = sum(map(cost_ns, step.nodes))
         is_shared = ns > _SHARE if r.shared is None else r.shared
         _HEAD.pack_into(memory, at, r.kernel.address, n_threads if is_shared else 1)
-        operands = [_Operand(_DST, step.find(r.dst), False, put(r.dst, at + _DST, None, r.layout, None))]
+        skip, sizes = put(r.dst, i, _DST, None, r.layout, None)
+        operands = [_Operand(_DST, step.find(r.dst), False, skip)]
         for j, s in enumerate(r.srcs):
             if s is not None:
                 place, copy = _SRC + j * _TENSOR.size, r.copies.get(j)
-                skip = put(resolve(s), at + place, copy, None, r.halves.get(j))
+                skip, more = put(resolve(s), i, place, copy, None, r.halves.get(j))
+                sizes += more
                 operands.append(_Operand(place, step.find(s), copy is not None, skip))
         if r.params:
             Struct(f"={len(r.params)}d").pack_into(memory, at + _PARAM, *map(float, r.params))
         if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
-            need = lib.pg_work_size(r.kernel.row, task, n_threads)
+            need = 0
+            for end in (0, 1) if sizes else (1,):  # a kernel that splits its work may need more for the smallest sizes
+                for place, n in sizes:
+                    _WORD.pack_into(memory, at + place, ends(n)[end])
+                need = max(need, lib.pg_work_size(r.kernel.row, task, n_threads))
             if need > _MAX_WORK:
                 raise node_error(step.nodes[-1], "it needs more scratch memory than there can be")
             _TAIL.pack_into(memory, at + _WORK, 0, need, 0)
             out.work_size = max(out.work_size, need)
-        found = [(place - at, n) for place, n in sizes]
-        sizes.clear()
-        bind_all(at, found)
-        return _Row(i, operands, found, ns, inf if r.shared else ns * is_shared)
-
-    def bind_all(at: int, found: Sequence[tuple[int, Size]]) -> None:
-        for place, n in found:
-            bind(at + place, n)
+        bind_sizes(i, sizes)
+        return _Row(i, operands, sizes, ns, inf if r.shared else ns * is_shared)
 
     repeats: list[tuple[int, int]] = []  # row, that which it repeats
     moved: list[tuple[int, int]] = []  # word, what is there in a repeated row
 
     def repeated(i: int, step: Step, row: _Row) -> None:
         repeats.append((i, row.i))
-        bind_all(i * _OP_SIZE, row.sizes)
+        bind_sizes(i, row.sizes)
         for at, found, copied, skip in row.operands:
             place, t = i * _OP_SIZE + at, step.tensor(*found)
             t, copy = (t, copy_of(t)) if copied else (t if at == _DST else resolve(t), None)
