@@ -1,4 +1,4 @@
-"""Adapters on the command line: options that every verb that runs a model has, in one way."""
+"""Adapters on the command line: the options that all verbs that run a model share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Named = tuple[str, float]  # a path, and its scale
 
 @dataclass(frozen=True)
 class AdapterOptions:
-    """What was asked for: LoRA adapters and control vectors with their scales, and the layers of the latter."""
+    """The adapters asked for: LoRA adapters and control vectors with their scales, and the control vectors' layers."""
 
     loras: Sequence[Named]
     vectors: Sequence[Named]
@@ -29,7 +29,7 @@ class AdapterOptions:
     il_end: int | None
 
     def digest(self) -> dict[str, Any]:
-        """What tells them from other adapters, and from none: the SHA-256 of each with its scale, and the layers."""
+        """An identity to compare adapters by: the SHA-256 of each file with its scale, and the layers."""
         about: dict[str, Any] = {}
         for name, given in (("lora", self.loras), ("control_vector", self.vectors)):
             if given:
@@ -39,7 +39,7 @@ class AdapterOptions:
         return about
 
     def apply(self, model: Model) -> None:
-        """Have all contexts that are made from now on run with them. Raises what loading them does."""
+        """Make all contexts that are created from now on run with these adapters. Raises what loading them raises."""
         total = ControlVector({})
         for path, scale in self.vectors:
             total += control_vector(path, scale, self.il_start, self.il_end)
@@ -83,7 +83,7 @@ def _taken(given: dict[str, Any]) -> AdapterOptions:
 
 
 def _digest(path: Path) -> str:
-    """Of a file, or of all files of a folder."""
+    """The SHA-256 of a file, or of all files of a folder."""
     h = sha256()
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if file.is_file():

@@ -1,4 +1,4 @@
-"""Progress bars: on stderr, where that is a terminal, of what takes longer than a second."""
+"""Progress bars of work that takes longer than a second, on stderr if that is a terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _PATIENCE = 1.0  # seconds before a bar appears
-Show = Callable[..., None]  # (done, in all, what is said beside it)
+Show = Callable[..., None]  # (done, total, text beside the bar)
 
 
 @contextmanager
 def bar(what: str) -> Generator[Show]:
-    """A function to call with what is done, what there is in all, and perhaps a text to show; the bar goes away in the
+    """Give a function to call with the amount done, the total, and an optional text to show. The bar disappears at the
     end. `rich` is imported when the bar appears."""
     start, progress = time.monotonic(), list["Progress"]()
     is_terminal = sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]

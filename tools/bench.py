@@ -67,7 +67,7 @@ def bench(
     context |= {"n_batch": n_batch, "n_ubatch": min(run.ubatch_size, n_batch)}
     ctx = m.new_context(n_depth + max(n_prompt, n_gen) + 8, **context)
     n_vocab = m.hparams.n_vocab
-    encodes = m.architecture.encode is not None  # then pp is the encoder, and tg answers a short text
+    encodes = m.architecture.encode is not None  # pp measures the encoder then, and tg the answer to a short text
     if encodes and n_depth:
         raise click.BadParameter("--n-depth is not for an encoder-decoder")
 

@@ -15,7 +15,7 @@ from .command import WholeOptions, verb
 from .exits import INTERRUPTED
 from .plain import plain
 
-_COLLECT_AFTER = 50_000  # more objects; a model and its graphs are fewer, and stay
+_COLLECT_AFTER = 50_000  # new objects; a model and its graphs are fewer, and stay alive
 
 VERBS = {  # name: module and function
     "generate": "generate.generate",
@@ -42,7 +42,7 @@ VERBS = {  # name: module and function
 
 
 class _App(WholeOptions, click.Group):
-    """All verbs; the module of one is imported when it is asked for."""
+    """All verbs. The module of a verb is imported when the verb is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -82,7 +82,7 @@ app = _App(
 
 def main(args: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed (one line on stderr; a traceback with --debug), 2 usage, 130 Ctrl-C."""
-    if args is None:  # a process of its own: a tenth of a short run went into looking for garbage in what was imported
+    if args is None:  # a process of its own: searching imported modules for garbage takes a tenth of a short run
         warnings.showwarning = _show_warning
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)

@@ -12,10 +12,10 @@ from pyggml.llm.model import load_model
 
 
 def convert_lora(adapter: Path, out: Path, base: Path | None = None) -> Lora:
-    """Write the adapter in a PEFT folder to `out`; returns it. `base`: the model that it is for, a GGUF or a Hugging
-    Face folder (default: the one that the adapter's config names, where that is here).
+    """Write the adapter in a PEFT folder to `out`, and return it. `base`: the adapter's model, a GGUF file or a Hugging
+    Face folder (default: the path that the adapter's config names, if it exists).
 
-    Raises ModelError, GGUFError as loading the model and the adapter do.
+    Raises ModelError and GGUFError as loading the model and the adapter do.
     """
     if base is None:
         name = read_json(adapter / CONFIG).get("base_model_name_or_path")

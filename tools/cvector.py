@@ -24,7 +24,7 @@ from .split import progress_of
 Matrix = npt.NDArray[np.float64]
 
 _ITERATIONS, _TOLERANCE = 1000, 1e-7  # of the power iteration, llama.cpp's
-_SAME = 1e-6  # differences below are those of equal tokens
+_SAME = 1e-6  # smaller differences come from equal tokens
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
@@ -56,11 +56,11 @@ def cvector(
 def directions(
     model: Model, positive: Sequence[str], negative: Sequence[str], method: Method, n_threads: int | None = None
 ) -> ControlVector:
-    """The direction of each layer from 1 on, of length 1, pointing to the positive prompts: of the differences of what
-    the layer gives for the tokens of each pair of prompts (the shorter one is filled up with spaces), the mean, or the
-    first principal component (about zero).
+    """The direction of each layer from 1 on, of length 1, pointing to the positive prompts: the mean, or the first
+    principal component (about zero), of the differences between the layer's results for the tokens of each pair of
+    prompts. The shorter prompt of a pair is filled up with spaces.
 
-    Raises ModelError where a layer makes no difference.
+    Raises ModelError when a layer shows no difference.
     """
     tokens = [_pair(model, p, n) for p, n in zip(positive, negative, strict=True)]
     longest = max(len(p) for p, _ in tokens)
@@ -74,7 +74,7 @@ def directions(
         for i, pair in enumerate(tokens):
             for ids in pair:
                 batch = Batch.prompt(ids)
-                batch.logits = [True] * len(ids)  # or the last layer would have one row
+                batch.logits = [True] * len(ids)  # else the last layer would have one row
                 ctx.memory.clear()
                 ctx.decode(batch)
             for il, name in names.items():
@@ -101,7 +101,7 @@ def _direction(differences: Matrix, il: int, method: Method) -> Matrix:
 
 
 def _pair(model: Model, positive: str, negative: str) -> tuple[list[int], list[int]]:
-    """Their tokens, as many of each."""
+    """The tokens of both prompts, filled up to the same number."""
     p, n = (model.tokenize(text, parse_special=True) for text in (positive, negative))
     space = model.tokenize(" ", add_special=False)[-1:]
     length = max(len(p), len(n))

@@ -1,4 +1,4 @@
-"""`pyggml dump-dot`: the graph of a batch, drawn without running it, or with what a run of it held."""
+"""`pyggml dump-dot`: draw the graph of a batch, without running it or with the values of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pyggml info`: what a GGUF file holds, or a Hugging Face folder as the GGUF of it would."""
+"""`pyggml info`: show the contents of a GGUF file, or of the GGUF that a Hugging Face folder would become."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN_ITEMS = 8  # of an array
 
 
 def items_of(value: KVValue) -> list[Any] | None:
-    """The items of an array, None for a single value."""
+    """The items of an array; None for a single value."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return value if isinstance(value, list) else None
@@ -68,7 +68,7 @@ def summary(f: GGUFFile | HFFolder) -> dict[str, Any]:
 
 
 def verdict(path: str) -> dict[str, Any]:
-    """Whether the architecture can run the file, and which of its tensors nothing asks for."""
+    """Whether the architecture can run the file, and the tensors that no graph asks for."""
     try:
         return {"problem": None, "unused": load_model(path, repack=False).unused}
     except ModelError as e:

@@ -1,4 +1,4 @@
-"""What the library logs, on stderr and in a file: silent unless asked for."""
+"""Show the library's log on stderr or write it to a file, when the user asks for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Plain(logging.Formatter):
 
 
 class _File(logging.FileHandler):
-    """A file that is given up, in a line on stderr, where it cannot be written any more (a full disk)."""
+    """A log file. When it cannot be written any more (a full disk), a line on stderr says so and logging to it ends."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         print(f"pyggml: nothing more is logged: {self.baseFilename}: {sys.exc_info()[1]}", file=sys.stderr)
@@ -30,8 +30,8 @@ class _File(logging.FileHandler):
 
 
 def start_logging(verbose: bool, file: Path | None) -> None:
-    """Warnings go to stderr, with `verbose` all that is said; to `file` all. Raises OSError where it cannot be
-    written."""
+    """Send warnings to stderr (with `verbose`, everything), and everything to `file`. Raises OSError when the file
+    cannot be written."""
     log = logging.getLogger("pyggml")
     for handler in [h for h in log.handlers if h.get_name() == __name__]:  # of an earlier command in this process
         log.removeHandler(handler)

@@ -27,7 +27,7 @@ from .command import Option
 from .measure.op_cases import OP_CASES, Ne, OpCase
 from .options import Json, Threads
 
-COLD_BYTES = 96 << 20  # of weights, where few columns meet them: decoding reads a whole model
+COLD_BYTES = 96 << 20  # of weights in products of few columns: decoding reads a whole model
 COLD_COLUMNS = 8
 MIN_SECONDS = 0.2  # of measuring, each row
 TABLE_WIDTH = 110
@@ -35,7 +35,7 @@ TABLE_WIDTH = 110
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; `limit` is the share of what the machine can do, in what `bound` names."""
+    """One measurement. `limit` is the share of the machine's limit that was reached; `bound` names that limit."""
 
     op: str
     type: str
@@ -81,8 +81,8 @@ def seconds_of(run: Callable[[], None]) -> float:
 
 
 def limit_of(isa: str, n_threads: int, t: Tensor, case: OpCase, n_nodes: int) -> tuple[float, str]:
-    """Seconds that the node needs at least: its bytes from the memory or cache that holds them, and its operations in
-    the fastest arithmetic of this instruction set that its types allow."""
+    """The least seconds that the node can take: the larger of the time to read its bytes from the memory or cache that
+    holds them, and the time of its operations in the fastest arithmetic that the instruction set has for its types."""
     kinds = ["f32"]
     source = t.src[0].dtype if t.src[0] is not None else t.dtype
     if case.is_product and source is not DType.F32:
@@ -96,7 +96,7 @@ def limit_of(isa: str, n_threads: int, t: Tensor, case: OpCase, n_nodes: int) ->
 
 
 def measure(op: str, dtype: DType, ne: Ne, backend: CpuBackend) -> list[Row]:
-    """One row, and another where the backend repacks these weights."""
+    """One row, and a second one when the backend repacks these weights."""
     case = OP_CASES[op]
     nodes = nodes_of(case, dtype, ne)
     least, bound = limit_of(backend.isa, backend.n_threads, nodes[0], case, len(nodes))
@@ -125,7 +125,7 @@ def parse_ne(text: str) -> Ne:
 
 
 def choose(ops: list[str] | None, types: list[str] | None, shapes: list[str] | None) -> list[tuple[str, DType, Ne]]:
-    """What to measure: for each op, its usual types and shapes or those that were asked for and that it takes."""
+    """The cases to measure: each op with its usual types and shapes, or with those asked for that it takes."""
     for name in ops or []:
         if name not in OP_CASES:
             raise click.BadParameter(f"unknown op {name!r}: known are {', '.join(OP_CASES)}")
@@ -148,7 +148,7 @@ def choose(ops: list[str] | None, types: list[str] | None, shapes: list[str] | N
 
 
 def print_limits(console: Console, isa: str, n_threads: int) -> None:
-    """The yardstick: what this machine can do."""
+    """Print the machine's limits, which the rows are compared with."""
     rates = [f"{k} {r / 1e9:.0f}" for k in KINDS if (r := compute_rate(isa, k, n_threads))]
     sizes = {"L2": 1 << 19, "DRAM": 1 << 28}
     reads = [f"{name} {read_rate(isa, n * n_threads, n_threads) / 1e9:.0f}" for name, n in sizes.items()]

@@ -1,4 +1,4 @@
-"""Texts that are given on the command line, in files, or piped in."""
+"""Read texts from the command line, from files, or from a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ESCAPE = re.compile(rb"""\\([nrt'"\\]|x[0-9a-fA-F]{2})""")
 
 
 def unescape(text: str) -> str:
-    """A text with what its backslashes stand for: \\n, \\r, \\t, quotes, \\xHH (a byte of UTF-8); others stay."""
+    """Replace backslash escapes in a text: \\n, \\r, \\t, quotes, \\xHH (a byte of UTF-8). Other backslashes stay."""
 
     def one(found: re.Match[bytes]) -> bytes:
         code = found[1].decode()
@@ -25,7 +25,7 @@ def unescape(text: str) -> str:
 
 
 def read_bytes(file: Path) -> bytes:
-    """What a file holds (-: what is piped in). Raises BadParameter where it is longer than any text, or without end."""
+    """The contents of a file (-: of stdin). Raises BadParameter when it is longer than a text can be, or endless."""
     with nullcontext(sys.stdin.buffer) if str(file) == "-" else open(file, "rb") as f:
         data = f.read(_LONGEST + 1)
     if len(data) > _LONGEST:
@@ -34,7 +34,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt from -p, else from a file, else from stdin where that is piped. Raises BadParameter for both."""
+    """The prompt from -p, else from a file, else from piped stdin. Raises BadParameter for -p together with a file."""
     if prompt is not None and file is not None:
         raise click.BadParameter("-p and -f cannot both be given")
     if prompt is not None:

@@ -23,7 +23,7 @@ from .command import Argument, Option
 from .options import Json, Threads
 from .plain import for_rich
 
-TABLE_WIDTH = 110  # figures are not cut where the terminal is narrower, or none
+TABLE_WIDTH = 110  # columns; figures are not cut at a narrower terminal
 _COPY = "COPY"
 _TYPE_HELP = f"One of {', '.join(MIXES)}; COPY: as they are."
 
@@ -38,7 +38,7 @@ def parse_type(text: str | None) -> DType | None:
 
 
 def row_of(t: TensorPlan) -> dict[str, Any]:
-    """What is known of a tensor as plain objects."""
+    """The facts about a tensor as plain objects."""
     row: dict[str, Any] = {
         "name": t.source.name,
         "ne": list(t.source.ne),
@@ -52,7 +52,7 @@ def row_of(t: TensorPlan) -> dict[str, Any]:
 
 
 def table_of(plan: Plan) -> Table:
-    """The tensors, one per line, with their errors where they were measured."""
+    """The tensors, one a line, with their errors if these were measured."""
     table = Table("tensor", "ne", "from", "to", "bits/weight", "RMSE", "NMSE", "max error", box=SIMPLE_HEAD)
     for t in plan.tensors:
         e = t.error

@@ -1,4 +1,4 @@
-"""`pyggml split` and `pyggml merge`: a model in several GGUF files, and in one again."""
+"""`pyggml split` and `pyggml merge`: write a model as several GGUF files, or several files as one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def merge(
 
 @contextmanager
 def progress_of(name: str) -> Generator[Callable[[int, int], None], None, None]:
-    """A bar on stderr, where that is a terminal, as long as a `with` block lasts; it is told bytes done and in all."""
+    """A progress bar on stderr (if it is a terminal) during a `with` block; it is told bytes done and in all."""
     columns = (TextColumn(name), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

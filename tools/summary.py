@@ -1,4 +1,4 @@
-"""How long a generation took: as llama.cpp prints it, and as JSON."""
+"""Summarise the times of a generation: as llama.cpp prints them, and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyggml.llm.vocab import Vocab
 
 
 def per_second(n: int, seconds: float) -> float:
-    """n / seconds; 0 where nothing was measured."""
+    """n / seconds; 0 when nothing was measured."""
     return n / seconds if n and seconds > 0 else 0.0
 
 
@@ -68,7 +68,7 @@ def probs_json(token: Token, vocab: Vocab) -> dict[str, Any]:
 
 
 def probs_line(token: Token, vocab: Vocab) -> str:
-    """... on a line, with probabilities."""
+    """A token and the likeliest ones on one line, with probabilities."""
     best = ", ".join(f"{_piece(i, vocab)!r} {exp(p):.4f}" for i, p in token.top)
     return f"{_piece(token.id, vocab)!r} {exp(token.logprob or 0.0):.4f}: {best}"
 

@@ -1,4 +1,4 @@
-"""`pyggml trace` and `pyggml diff`: the values inside of a run, kept, and the first place where two runs part."""
+"""`pyggml trace` and `pyggml diff`: keep the values inside a run, and find the first node where two runs differ."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _side(text: str) -> tuple[Model | traces.Trace, ContextOptions]:
             options["backend"] = isa
     if file_type is None:
         return load_model(path or None, repack=repack), options  # pyright: ignore[reportReturnType]
-    with TemporaryDirectory() as folder:  # the file is gone from it when the model is; its pages stay
+    with TemporaryDirectory() as folder:  # the file goes with the folder; the model's mapping stays
         plan = plan_quantization(path or default_model_path(), file_type, allow_requantize=True)
         model = load_model(write_quantized(plan, Path(folder) / "model.gguf")[0], repack=repack)
         return model, options  # pyright: ignore[reportReturnType]

@@ -1,4 +1,4 @@
-"""config.json: values by their names, and errors that say which is missing."""
+"""Read config.json: values by name, and errors that name what is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROPE_NUMBERS = {
     *("mscale", "mscale_all_dim", "short_mscale", "long_mscale", "alpha"),
 }
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-# Of ropes, as configs had them before `rope_parameters`.
+# Where configs kept the parameters of a rope before `rope_parameters`.
 _THETA = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 _THETA_SWA = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
 _PARTIAL = ("partial_rotary_factor", "rotary_pct")
@@ -30,13 +30,13 @@ _PARTIAL = ("partial_rotary_factor", "rotary_pct")
 
 @cache
 def _classes() -> dict[str, dict[str, Any]]:
-    """Of each model_type the keys that the transformers library reads, and what it has where a config lacks one.
-    `tests/deep/config_classes.py` makes the file; inf in it is no JSON, but Python's."""
+    """For each model_type the keys that the transformers library reads, with the library's default of each key.
+    `tests/deep/config_classes.py` writes the file. It may contain `Infinity`, which Python reads and JSON forbids."""
     return json.loads(Path(__file__).with_name("classes.json").read_bytes())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object in a file; empty where there is no file. Raises ModelError for what is no JSON object."""
+    """The JSON object in a file; empty when the file does not exist. Raises ModelError when it holds something else."""
     try:
         found = small_file.read_json(path, ModelError)
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_integers(path: Path, values: Mapping[str, Any]) -> None:
-    """Raises ModelError for an integer beyond 64 bits, which no key can have, and nothing can compute with."""
+    """Raises ModelError for an integer beyond 64 bits, which no GGUF key can hold."""
     todo: list[tuple[str, Any]] = list(values.items())
     while todo:
         key, value = todo.pop()
@@ -60,17 +60,17 @@ def _check_integers(path: Path, values: Mapping[str, Any]) -> None:
 
 
 class Config:
-    """What config.json says, and what the transformers library has where it says nothing. Where the text model is one
-    part of several, its part (`text_config`) comes first.
+    """The values of config.json, and the transformers library's defaults for keys that the file lacks. When the text
+    model is one of several parts, its part (`text_config`) is asked first.
 
-    last      the name that was asked for last
-    n_heads   how many layers that draft the checkpoint has behind the `n_layer` of the model. Its tensors tell: configs
-              say how many were trained, also where a copy has none
-    asked     the names that were asked for so far: `refuse_unread` refuses what else changes the model
+    last      the name that was asked for last; errors mention it
+    n_nextn   how many drafting layers follow the model's `n_layer` layers in the checkpoint. The tensors tell, because
+              configs count the layers that were trained, even when a copy of the checkpoint has dropped them
+    asked     the names that were asked for so far; `refuse_unread` refuses other keys that change the model
     """
 
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
-        self.path, self.n_heads, self.last = path, 0, ""
+        self.path, self.n_nextn, self.last = path, 0, ""
         text = values.get("text_config")
         self.values: dict[str, Any] = {**values, **text} if isinstance(text, dict) else dict(values)
         self.asked: set[str] = set()
@@ -79,7 +79,7 @@ class Config:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Config:
-        """The config of a folder. Raises ModelError where there is none."""
+        """The config of a folder. Raises ModelError when the folder has no config.json."""
         path = folder / "config.json"
         values = read_json(path)
         if not values:
@@ -92,8 +92,9 @@ class Config:
         raise ModelError(f"{self.path}: {text}")
 
     def get(self, *names: str, default: Any = _NO_DEFAULT) -> Any:
-        """The first value that is there and not null, of names which may be paths (`attn_config.clip_qkv`); else the
-        first that the class has without the config saying so. Raises ModelError where there is none, nor a default."""
+        """The value of the first of `names` that the config has and that is not null; else the first default that the
+        model's class has; else `default`. A name may be a path (`attn_config.clip_qkv`). Raises ModelError when no
+        value is found and no default is given."""
         self.asked.update(names)
         self.last = names[0]
         for name in names:
@@ -109,7 +110,7 @@ class Config:
         return default
 
     def _said(self, name: str) -> Any:
-        """The value in the file, `_NO_DEFAULT` where it has none."""
+        """The value in the file, or `_NO_DEFAULT`."""
         value: Any = self.values
         for part in name.split("."):
             if not isinstance(value, dict):
@@ -118,12 +119,12 @@ class Config:
         return value
 
     def knows(self, name: str) -> bool:
-        """Whether the class of this model_type reads a key of that name, as far as it is known."""
+        """Whether the class of this model_type reads a key of that name. True for a model_type without a record."""
         return not self._defaults or name in self._defaults
 
     def refuse_unread(self) -> None:
-        """Raise ModelError for a key that changes the model, says something else than its class does where nothing is
-        said, and that nobody has asked for."""
+        """Raise ModelError for a key that the model's class reads, that differs from the class's default, and that
+        nobody has asked for: the model would be another one than the config describes."""
         for name in self._defaults.keys() - self.asked:
             value, usual = self._said(name), self._defaults[name]
             if isinstance(value, str) and isinstance(usual, str):
@@ -147,12 +148,12 @@ class Config:
         return float(value)
 
     def damaged(self) -> NoReturn:
-        """Raise the ModelError about the value that was asked for last, which something else took amiss."""
+        """Raise the ModelError about the value that was asked for last: its type or shape makes no sense."""
         self.fail(f"{self.last} cannot be {self.get(self.last, default=None)!r:.60}")
 
     @property
     def model_type(self) -> str:
-        """Which family it is of."""
+        """The model_type, which tells the family."""
         value = self.get("model_type")
         if not isinstance(value, str):
             self.fail(f"model_type must be a string, not {value!r:.60}")
@@ -160,13 +161,13 @@ class Config:
 
     @property
     def rope(self) -> dict[str, Any]:
-        """The rope of most layers: `rope_parameters`, or what configs had before (`rope_theta`, `rope_scaling`,
-        `partial_rotary_factor`)."""
+        """The rope of most layers: `rope_parameters`, or the older keys `rope_theta`, `rope_scaling` and
+        `partial_rotary_factor`."""
         return self._rope("full_attention", _THETA)
 
     @property
     def rope_swa(self) -> dict[str, Any]:
-        """That of layers with a sliding window, where the config or its class tells them apart; else empty."""
+        """The rope of layers with a sliding window; empty when the config and its class make no difference."""
         usual: dict[str, Any] = self._defaults.get("rope_parameters") or {}
         told = self.get("rope_parameters.sliding_attention", *_THETA_SWA, default=None)
         return self._rope("sliding_attention", _THETA_SWA) if told or "sliding_attention" in usual else {}
@@ -193,11 +194,12 @@ class Config:
         return rope
 
     def _reads(self, name: str) -> bool:
-        """Whether the class reads it of a rope outside of `rope_parameters`; a part of a head as it does the base."""
+        """Whether the class reads a parameter of the rope outside of `rope_parameters`. A class that reads the base
+        there reads `partial_rotary_factor` there too."""
         return self.knows(name) and (name != "partial_rotary_factor" or self.knows("rope_theta"))
 
     def _check_rope(self, rope: Mapping[str, Any]) -> None:
-        """Raise ModelError for what is no number where a rope has one."""
+        """Raise ModelError when a numeric parameter of the rope is not a number."""
         for name in _ROPE_NUMBERS & rope.keys():
             value = rope[name]
             if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
@@ -213,7 +215,7 @@ class Config:
 
     @property
     def n_layer_decoder(self) -> int:
-        """How many layers the decoder of an encoder-decoder has; 0 where the config does not say."""
+        """How many layers the decoder of an encoder-decoder has; 0 when the config does not say."""
         return self._checked_layers(self.integer("num_decoder_layers", default=0), 0)
 
     def _checked_layers(self, n: int, least: int) -> int:
@@ -243,8 +245,8 @@ class Config:
 
 
 def _of_kind(ropes: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The rope of one kind of layers, where there may be one for each kind; of those the library reads `truncate` from
-    outside of all of them."""
+    """The rope of one kind of layers out of `ropes`, which may have one for each kind. The library reads `truncate`
+    beside these, for all kinds."""
     if kind not in ropes:
         return dict(ropes)
     return {**(ropes[kind] or {}), "truncate": ropes.get("truncate", True)}

@@ -1,7 +1,7 @@
 """The way back: a GGUF file as a Hugging Face folder, with every move undone.
 
-What is written is read again before it appears: where its metadata or its tensors would not be those of the file, the
-family has no way back (for this file), and the error says what is lost.
+The new folder is read again before it appears under its name. When its metadata or its tensors differ from the file's,
+the export fails, and the error names what would be lost.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .safetensors import SINGLE
 
 Progress = Callable[[int, int], None]
 _DTYPES = {DType.F32: ("F32", 4), DType.F16: ("F16", 2), DType.BF16: ("BF16", 2)}
-_MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of the config's numbers
-_STILL = 1e29  # frequency factors from which on nothing turns
-# What a damaged file makes Python or NumPy raise: there are too many ways to be damaged for a check of each.
+_MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # computed from the config
+_STILL = 1e29  # a dimension with a frequency factor this large does not turn
+# What Python and NumPy raise for damaged files. Files can be damaged in too many ways to check for each of them.
 _DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError)
 _OWN = ("general.", "tokenizer.", "split.")
 
@@ -50,11 +50,11 @@ _OWN = ("general.", "tokenizer.", "split.")
 def export_folder(
     source: str | os.PathLike[str], out: str | os.PathLike[str], progress: Progress | None = None
 ) -> None:
-    """Write the GGUF file `source` as the folder `out`, which appears when it is complete and must not be there before.
-    Weights are of one type: that of the embeddings, BF16 where these are quantised.
+    """Write the GGUF file `source` as the folder `out`. The folder appears when it is complete; it must not exist yet.
+    All weights get one type: the type of the embeddings, or BF16 when the embeddings are quantised.
 
-    Raises GGUFError for a bad file, ModelError for an architecture without a way back, and for a file that would not be
-    the same model afterwards, naming the key or the tensor that is lost.
+    Raises GGUFError for a bad file; ModelError for an architecture that cannot be written as a folder, and for a file
+    that would become another model, naming the key or the tensor that would be lost.
     """
     file = open_model(source)
     arch = file.kv.get("general.architecture")
@@ -83,22 +83,22 @@ def export_folder(
 
 
 def _compare(file: GGUFFile, folder: HFFolder, family: Family) -> None:
-    """Raise ModelError where the folder is another model than the file."""
+    """Raise ModelError when the folder is not the same model as the file."""
     was, found = (of.kv.get("tokenizer.ggml.model", "none") for of in (file, folder))
     if found != was and was != "no_vocab":
         raise ModelError(f"the tokenizer would be of the kind {found!r} instead of {was!r}")
     for key, value in file.kv.items():
         if key.endswith(".nextn_predict_layers") and not value:
-            continue  # says no more than a file without it
+            continue  # the key has the value that its absence means
         if not key.startswith(_OWN) and not _same(folder.kv.get(key), value):
             raise ModelError(f"{key} would be {folder.kv.get(key)!r:.60} instead of {value!r:.60}")
     read = get_architecture(family.arch).hparams
     same_hparams = read(family.arch, file.kv) == read(family.arch, folder.kv)
     for key, value in folder.kv.items():
         if key.endswith(".vocab_size") and value == folder.tensors["token_embd.weight"].ne[1]:
-            continue  # says no more than the tensor
+            continue  # the tensor says the same
         if key.startswith(f"{family.arch}.") and same_hparams:
-            continue  # says the default
+            continue  # the default
         if not key.startswith(_OWN) and key not in file.kv:
             raise ModelError(f"{key} would be {value!r:.60}, which the file does not say")
     for name in sorted(set(file.tensors) ^ set(folder.tensors)):
@@ -109,8 +109,8 @@ def _compare(file: GGUFFile, folder: HFFolder, family: Family) -> None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two values are the same; arrays of floats, which a config has as what they were computed from, but for
-    their last bits."""
+    """Whether two values are the same. Arrays of floats may differ in their last bits, because the config holds the
+    numbers that they are computed from."""
     x, y = np.asarray(a), np.asarray(b)
     if x.shape == y.shape and x.dtype == y.dtype == np.float32 and x.ndim:
         return np.allclose(x, y, rtol=2.0**-20, atol=0)
@@ -121,7 +121,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
-    """config.json of a file's metadata."""
+    """The contents of config.json, from a file's metadata."""
     prefix = f"{family.arch}."
     keys = {key.removeprefix(prefix): value for key, value in file.kv.items() if key.startswith(prefix)}
     config: dict[str, Any] = {"architectures": [family.cls], "model_type": family.types[0]}
@@ -136,18 +136,18 @@ def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
         elif isinstance(spec, str | tuple):
             _set(config, spec if isinstance(spec, str) else spec[0], value)
     config["rope_parameters"] = {**config.get("rope_parameters", {}), **_rope(file, keys)}
-    # Classes have defaults of padding beyond a small vocabulary.
+    # The default padding token of some classes lies outside a small vocabulary.
     config = {"pad_token_id": None, **family.constants, **config}
     biases = {t.partition(".")[2].partition(".")[2] for t in file.tensors if t.endswith(".bias")}
     config["attention_bias"] = not biases.isdisjoint(("attn_q.bias", "attn_qkv.bias"))
     config["mlp_bias"] = "ffn_up.bias" in biases
     config |= family.by_tensors({t.name: t.ne for t in file.tensors.values()})
     windows = _windows(keys)
-    if "local_attention" in config:  # modern-bert's name; by the other one it means half of it
+    if "local_attention" in config:  # modern-bert's name of the whole window; its `sliding_window` would be half of it
         del windows["sliding_window"]
     config |= windows
-    n_heads = keys.get("nextn_predict_layers", 0)
-    config |= {family.heads.says: n_heads} if family.heads is not None and n_heads else {}
+    n_nextn = keys.get("nextn_predict_layers", 0)
+    config |= {family.nextn.says: n_nextn} if family.nextn is not None and n_nextn else {}
     n_vocab = file.tensors["token_embd.weight"].ne[1]
     config.setdefault("vocab_size", n_vocab)
     for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
@@ -168,7 +168,7 @@ def _set(config: dict[str, Any], name: str, value: object) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a float with as few digits as say it in F32."""
+    """A value for JSON. A float gets the fewest digits that give the same F32."""
     if isinstance(value, np.ndarray):
         return [_plain(v) for v in value.tolist()]
     return float(str(np.float32(value))) if isinstance(value, float) else value
@@ -182,7 +182,7 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
     n_head = (n_head or 1) if isinstance(n_head, int) else 1
     head = keys.get("attention.key_length") or keys["embedding_length"] // n_head
     n_rot = keys.get("rope.dimension_count", head)
-    if "attention.key_length_mla" not in keys:  # also where it is 1: classes have other defaults
+    if "attention.key_length_mla" not in keys:  # written even when it is 1, because classes have other defaults
         rope["partial_rotary_factor"] = n_rot / head
     kind = keys.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
@@ -212,7 +212,8 @@ def _rope(file: GGUFFile, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _proportional(factors: Array) -> dict[str, Any]:
-    """Of factors that keep the rest of a head from turning, or none at all; else nothing."""
+    """A config's entries for frequency factors that are 1 first and then keep the rest of a head from turning; empty
+    for other factors."""
     turning = factors[factors < _STILL]
     if len(turning) == len(factors) and turning.max() > 1:
         return {}
@@ -221,7 +222,8 @@ def _proportional(factors: Array) -> dict[str, Any]:
 
 
 def _llama3(factors: Array, theta: float) -> dict[str, Any]:
-    """The numbers that made Llama 3's frequency factors, with the parameters 1 and 4 that all of them have."""
+    """The parameters that Llama 3's frequency factors were computed from. All such models have low_freq_factor 1 and
+    high_freq_factor 4."""
     factor = float(factors.max())
     n = 2 * len(factors)
     wavelength = 2 * math.pi * theta ** (np.arange(0, n, 2) / n)
@@ -249,7 +251,7 @@ def _windows(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Written:
-    """A tensor of the checkpoint: made of `sources`; `expert` of each (-1: they have none, or all are meant)."""
+    """A tensor of the checkpoint, made from the GGUF tensors `sources`: of one `expert` of each, or of all (-1)."""
 
     name: str
     sources: tuple[GGUFTensor, ...]
@@ -264,8 +266,8 @@ def _main_type(file: GGUFFile) -> DType:
 
 def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
     taken: set[str] = set()
-    n_heads = sizes.ints("nextn_predict_layers")
-    n_layer = sizes.ints("block_count") - n_heads
+    n_nextn = sizes.ints("nextn_predict_layers")
+    n_layer = sizes.ints("block_count") - n_nextn
     for t in file.tensors.values():
         if t.name in taken or t.name in _MADE:
             continue
@@ -275,12 +277,14 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
         role = side + found[3]
         own = role + (".bias" if suffix == ".bias" else "")
         begin, head = f"{SIDES.get(side, family.layers)}.{layer}", int(layer or 0) - n_layer
-        if family.heads is not None and head >= 0:
-            begin = family.heads.layer(head, n_layer, family.layers)
-            name = family.heads.named(role, begin)
+        if family.nextn is not None and head >= 0:
+            begin = family.nextn.layer(head, n_layer, family.layers)
+            name = family.nextn.named(role, begin)
             if name is not None:
-                if n_heads > 1 and "{layer}" not in family.heads.own[role]:
-                    raise ModelError(f"{name} is one for all heads, of which the file has {n_heads} with {role} each")
+                if n_nextn > 1 and "{layer}" not in family.nextn.own[role]:
+                    raise ModelError(
+                        f"{name} is one for all drafting layers, of which the file has {n_nextn} with {role} each"
+                    )
                 yield _Written(name + suffix, (t,))
                 continue
         end, split = next(((e, s) for e, s in family.splits.items() if own in s.roles), ("", None))
@@ -307,8 +311,8 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
 
 
 def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
-    """What the checkpoint has for what the GGUF has; without `values` only its shape counts. Raises ModelError where
-    shapes or values are not those of the model."""
+    """The checkpoint's array for the GGUF's arrays. Without `values` only the shape of the result counts. Raises
+    ModelError for shapes or values that the model cannot have."""
     parts: list[Array] = []
     try:
         with np.errstate(over="raise", invalid="raise", divide="ignore"):
@@ -344,7 +348,7 @@ def _read(reader: PartReader, t: GGUFTensor, expert: int) -> Array:
 
 
 def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | None) -> None:
-    """The files of a folder."""
+    """Write the files of a folder."""
     sizes, dtype = sizes_of(family.arch, file.kv), _main_type(file)
     name, size = _DTYPES[dtype]
     planned = [(w, _shape(w, family, sizes)) for w in _plan(file, family, sizes)]
@@ -385,7 +389,7 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
 
 
 def _numbers(file: GGUFFile, family: Family) -> Iterator[tuple[_Written, tuple[int, ...]]]:
-    """Tensors of one number, which are keys of the GGUF, and their shapes."""
+    """The checkpoint's tensors of one number each, which a GGUF has as keys."""
     for end, (key, shape) in family.scalars.items():
         values = file.kv.get(key)
         for il in range(len(values) if isinstance(values, np.ndarray) else 0):

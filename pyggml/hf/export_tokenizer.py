@@ -1,8 +1,8 @@
-"""A GGUF's vocabulary as the files of a folder, for the libraries `tokenizers`, `transformers` and `sentencepiece`:
-tokenizer.json for every kind, tokenizer.model for SentencePiece's besides, and what tokens are for.
+"""Write a GGUF's vocabulary as the files of a folder, for the libraries `tokenizers`, `transformers` and
+`sentencepiece`: tokenizer.json for every kind, tokenizer.model too for SentencePiece's kinds, and the roles of tokens.
 
-tokenizer.json says in steps of the `tokenizers` library what the vocabulary does (`llm/vocab/`), so that the ids are
-the same. What those steps cannot say is refused by name.
+tokenizer.json describes in steps of the `tokenizers` library what the vocabulary (`llm/vocab/`) does, so that both give
+the same ids. A vocabulary that these steps cannot describe is refused by name.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from .tokenizer import KEY, ROLES, SPACE
 _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 _ADDED = (*_SPECIAL, TokenType.USER_DEFINED)
 _BY_SCORE = (TokenType.NORMAL, TokenType.UNUSED, TokenType.USER_DEFINED)  # what text may become in a Unigram model
-_NEVER = -1000.0  # the score of other tokens there
-_APART = "\ufdd0"  # is no character, and in no map
-_MAX_WORD = 100  # characters; a longer word is unknown, as to BERT
+_NEVER = -1000.0  # the score of all other tokens in a Unigram model
+_APART = "\ufdd0"  # not a character, and in no character map
+_MAX_WORD = 100  # characters; BERT takes a longer word for unknown
 Keys = dict[str, Any]
 
 
 def tokenizer_files(kv: Mapping[str, Any], folder: Path) -> dict[str, Keys]:
-    """The JSON files; tokenizer.model is written at once. Raises ModelError for a vocabulary that has no such form."""
+    """The contents of the JSON files; tokenizer.model is written into `folder` at once. Raises ModelError for a
+    vocabulary that these files cannot describe."""
     if kv.get(f"{KEY}model", "none") in ("none", "no_vocab"):
         return {}
     v = _Vocabulary(kv)
@@ -73,7 +74,7 @@ class _Vocabulary:
         )
 
     def added(self) -> list[Keys]:
-        """The tokens that are cut out of a text before anything else is done to it."""
+        """The tokens that are cut out of a text first of all."""
         return [
             {
                 "id": i,
@@ -89,7 +90,7 @@ class _Vocabulary:
         ]
 
     def ids(self, needed: Container[str] = ()) -> dict[str, int]:
-        """The tokens in use, and those that are `needed`, by their texts."""
+        """The ids, by text, of the tokens in use and of those that are `needed`."""
         ids = enumerate(self.texts)
         return {text: i for i, text in ids if self.types[i] != TokenType.UNUSED or text in needed}
 
@@ -112,8 +113,8 @@ class _Vocabulary:
         }
 
     def roles(self) -> Keys:
-        """The texts of tokens that the file names for a role, and of those that frame a text. A normal token gets no
-        role: libraries would take it for a special one wherever it occurs."""
+        """The texts of tokens that the file names for a role, and of tokens that frame a text. A normal token gets no
+        role, because libraries would treat it as special wherever it occurs."""
         vocab = self.vocab
         framing = {"bos": vocab.bos if vocab.add_bos else None, "eos": vocab.eos if vocab.add_eos else None}
         if vocab.kind == "bert":
@@ -128,9 +129,9 @@ class _Vocabulary:
         return found
 
     def about(self) -> Keys:
-        """What else tokenizer_config.json says."""
-        about: Keys = {"clean_up_tokenization_spaces": False}  # the decoder does it, and exactly so
-        if self.vocab.kind != "bert":  # whose frame is neither
+        """The other keys of tokenizer_config.json."""
+        about: Keys = {"clean_up_tokenization_spaces": False}  # the decoder cleans up, exactly as the vocabulary does
+        if self.vocab.kind != "bert":  # BERT's frame is neither BOS nor EOS
             about |= {"add_bos_token": self.vocab.add_bos, "add_eos_token": self.vocab.add_eos}
         key = "tokenizer.chat_template"
         default = self.kv.get(key)
@@ -157,11 +158,15 @@ def _sequence(name: str, parts: list[Keys]) -> Keys:
 
 _BYTE_LEVEL: Keys = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _FUSE: Keys = {"type": "Fuse"}
-_OF_BYTES = [_replace(SPACE, " "), {"type": "ByteFallback"}, _FUSE]  # of tokens that spell spaces U+2581, bytes <0x00>
+_OF_BYTES = [
+    _replace(SPACE, " "),
+    {"type": "ByteFallback"},
+    _FUSE,
+]  # for tokens that spell a space U+2581 and a byte <0x00>
 
 
 def _decoder(v: _Vocabulary, parts: list[Keys]) -> Keys:
-    """The `decoder` that ends as `Vocab.detokenize` does."""
+    """The `decoder`: `parts`, then the last steps of `Vocab.detokenize`."""
     if v.vocab.add_space_prefix:
         parts = [*parts, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     if v.vocab.clean_spaces:
@@ -187,10 +192,10 @@ def _bpe_model(v: _Vocabulary, merges: list[tuple[str, str]], ignore_merges: boo
 
 
 def _spm(v: _Vocabulary) -> Keys:
-    """Scores as merges: every two texts that make a token, the best token first."""
+    """A SentencePiece BPE vocabulary as merges: every two texts that make a token, the best token first."""
     prefix = v.vocab.add_space_prefix
     put: list[Keys] = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
-    left, right, merged = Texts(v.texts).pairs()  # in ids; negative for a character that is no token
+    left, right, merged = Texts(v.texts).pairs()  # ids; negative for a character that is not a token
     _refuse_merges_of_characters(v, left, right, merged)
     order = np.lexsort((merged, -np.asarray(v.scores)[merged]))
     order = order[(left[order] >= 0) & (right[order] >= 0)]
@@ -206,7 +211,7 @@ def _spm(v: _Vocabulary) -> Keys:
 
 
 def _refuse_merges_of_characters(v: _Vocabulary, left: Ints, right: Ints, merged: Ints) -> None:
-    """Raise ModelError where a text may become a token by way of a character that is none: merges cannot say that."""
+    """Raise ModelError when a token is made by way of a character that is not a token; merges cannot describe that."""
     if min(left.min(initial=0), right.min(initial=0)) >= 0:
         return
     made = {i for i, text in enumerate(v.texts) if len(text) == 1}
@@ -223,7 +228,7 @@ def _refuse_merges_of_characters(v: _Vocabulary, left: Ints, right: Ints, merged
 
 
 def _merges(v: _Vocabulary) -> list[tuple[str, str]]:
-    """The file's merges, each once. Raises ModelError where one is of texts that are no tokens."""
+    """The file's merges, each once. Raises ModelError for a merge of texts that are not tokens."""
     known, merges = set(v.texts), dict[tuple[str, str], None]()
     for merge in cast("list[str]", v.kv.get(f"{KEY}merges", [])):
         cut = merge.find(" ", 1)
@@ -247,7 +252,7 @@ def _byte_level(v: _Vocabulary) -> Keys:
 
 
 def _spelled(v: _Vocabulary) -> list[Keys]:
-    """What spells bytes in added tokens whose text is read as if it were bytes already."""
+    """The spelling, in byte characters, of added tokens, whose text libraries read as if it were spelled so already."""
     known = set(SPELLING.values())
     texts = [text for text, kind in zip(v.texts, v.types, strict=True) if kind in _ADDED and not text.isascii()]
     return [
@@ -307,7 +312,8 @@ def _word_piece(v: _Vocabulary) -> Keys:
 
 @cache
 def _first_of_decomposed() -> list[Keys]:
-    """What makes a character its first part, and drops all marks, as llama.cpp does; BERT's own drops some marks."""
+    """The steps that replace a character by the first of its parts and drop all marks, as llama.cpp does. BERT's own
+    normalizer drops some marks only."""
     groups: dict[str, str] = {}
     for char in map(chr, range(0xC0, 0x110000)):
         if unicodedata.decomposition(char) or "\uac00" <= char <= "\ud7a3":
@@ -331,7 +337,7 @@ def _unigram(v: _Vocabulary) -> Keys:
     if merge:
         normalizers += [_replace(" {2,}", " ", "Regex"), _replace("^ | $", "", "Regex")]
         normalizers.append({"type": "Prepend", "prepend": SPACE})
-    elif prefix and not once:  # a text of nothing but spaces gets none
+    elif prefix and not once:  # a text of spaces alone gets no prefix
         normalizers.append(_replace(r"\A(?= *+[^ ])", SPACE, "Regex"))
     normalizers.append(_replace(" ", SPACE))
     meta = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False}
@@ -351,8 +357,8 @@ def _unigram(v: _Vocabulary) -> Keys:
 
 @cache
 def _before_marks() -> str:
-    """The places between characters that maps change and marks. The library looks both up as one and loses the marks,
-    so that something has to stand there."""
+    """A pattern of the places between a character that the map changes and a mark. The library looks both up together
+    and loses the mark, so something has to stand between them."""
     changed = [c for c in map(chr, range(0x110000)) if unicodedata.decomposition(c).startswith("<")]
     return rf"(?<=[{''.join(changed)}])(?=\p{{M}})"
 
@@ -371,7 +377,7 @@ def _prefix_once(kv: Mapping[str, Any]) -> bool:
 
 
 def _sentencepiece(v: _Vocabulary) -> SentencePiece:
-    """As SentencePiece has it, where only one token is of the type UNKNOWN."""
+    """The pieces of tokenizer.model. SentencePiece allows one token of the type UNKNOWN."""
     vocab, unk = v.vocab, v.vocab.unk
     roles = {"unk": unk, "bos": vocab.bos, "eos": vocab.eos, "pad": vocab.pad}
     types = [TokenType.CONTROL if t == TokenType.UNKNOWN and i != unk else t for i, t in enumerate(v.types)]

@@ -1,4 +1,4 @@
-"""What a family of checkpoints is: which architecture, which keys its config becomes, how its tensors are moved."""
+"""The record of a family of checkpoints: its architecture, the keys its config becomes, how its tensors are moved."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from .config import Config
 from .moves import Move, Split, Value
 
 Array = npt.NDArray[Any]
-Step = Move | Value
+Change = Move | Value
 Back = Callable[[Any, Mapping[str, Any]], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
 class Of:
-    """A key that follows from the config: `there(config)`, None where the file has no such key. `back(value, keys)` is
-    what the config says for a value, of all the file's keys; without one the key is not said back."""
+    """A key that is computed from the config: `there(config)`; None when the file gets no such key. `back(value, keys)`
+    gives the config's entries for the value, given all keys of the file; without `back` the config gets none."""
 
     there: Callable[[Config], object]
     back: Back | None = None
 
 
 Key = str | tuple[str, ...] | Of | int | float | bool | None
-"""Of the name in the config (the first is written back), how it follows, a constant, or None where there is none."""
+"""How a key of the GGUF is found: by its name or names in the config (the first name is written back), by a function
+(`Of`), as a constant, or not at all (None)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
-    """Layers that draft what follows (multi-token prediction), which a GGUF has behind the model's, and how a
-    checkpoint spells them.
+class NextnLayers:
+    """How a checkpoint spells drafting layers (multi-token prediction), which a GGUF has behind the model's layers.
 
-    says     the config's name for how many there are
-    own      role -> name of what other layers do not have, or spell otherwise. `{layer}` is how the names of the layer
-             begin; one without it is of all heads
-    layers   how names of these layers begin, which are counted from 0 on; empty: as those of the model, counted on
+    says     the config's key for their number
+    own      role -> name of a tensor that other layers do not have, or spell otherwise. `{layer}` stands for the
+             beginning of the layer's names; a name without it is one tensor for all drafting layers
+    layers   the beginning of these layers' names, counted from 0; empty: they are counted on from the model's layers
     """
 
     says: str
@@ -46,11 +46,12 @@ class Heads:
     layers: str = ""
 
     def layer(self, i: int, n_layer: int, layers: str) -> str:
-        """How the names of head `i` begin, behind `n_layer` layers whose names begin with `layers`."""
+        """The beginning of the names of drafting layer `i`, behind `n_layer` layers whose names begin with `layers`."""
         return f"{self.layers}.{i}" if self.layers else f"{layers}.{n_layer + i}"
 
     def named(self, role: str, layer: str) -> str | None:
-        """The name of what only they have, of the head whose names begin with `layer`; None of what all layers have."""
+        """The name of a tensor that only drafting layers have, of the layer whose names begin with `layer`; None for a
+        role that all layers have."""
         return self.own[role].replace("{layer}", layer) if role in self.own else None
 
 
@@ -59,33 +60,33 @@ class Family:
     """One or more model types that are read alike.
 
     arch     `general.architecture`
-    types    their `model_type`, the first of which is written back
+    types    values of `model_type`; the first is written back
     cls      the class in transformers, as `architectures` names it
-    act      what networks of the architecture go through where a file does not say, by the transformers library's name;
-             empty: it is built for one activation alone, and configs with another are refused
-    keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON`, or come besides
-    more     keys that come of a config together (layer types ...)
-    made     tensors that follow from a config
-    by_tensors  what the config says besides on the way back, by the ne of a file's tensors
-    padded   roles of tables with a row for each token, which a checkpoint may have of the first ones only: the others
-             have the first one's
-    moves    what becomes of tensors, by role (`attn_q`, or `attn_q.bias` alone; `*_norm.weight`: all that end so)
-    splits   by the end of a name in the checkpoint: a tensor that becomes several
-    names    regular expression -> replacement: names that gguf's tables do not have, as they have them
-    skip     regular expressions: tensors that no GGUF has
-    table    the architecture whose names they are, where gguf has no table for `arch`
-    constants   what the config says besides, on the way back
-    spelled  how tensors are spelled on the way back, by role, where that is not as in `families/spelling.py`;
-             `attn_output|attn_gate`: where the layer has the latter
-    layers   how the name of a layer begins there
-    scaled   numbers that tensors are multiplied with, by role (`attn_k` its weight, `attn_k.bias`): one, or one for
-             each row; a file has the products, and its way back 1
-    untied   whether an output of its own is made of embeddings that are the output, too
-    scalars  ends of names of tensors of one number, of each layer one -> the key that they become, and their shape
-    heads    how layers that draft are spelled, where it may have them
+    act      the activation of files that name none, by the transformers library's name; empty: the architecture has one
+             fixed activation, and configs with another are refused
+    keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON` or are not in it
+    more     several keys that one function finds together (layer types ...)
+    made     tensors that are computed from the config
+    by_tensors  entries of a written config that depend on the shapes (ne) of the file's tensors
+    padded   roles of tables with one row for each token. A checkpoint may lack rows at the end; its first row is
+             repeated for them
+    moves    how tensors are moved, by role (`attn_q`; `attn_q.bias` alone; `*_norm.weight`: all that end so)
+    splits   end of a name in the checkpoint -> how that tensor becomes several
+    names    regular expression -> replacement: turns names that gguf's tables lack into names that they have
+    skip     regular expressions of tensors that no GGUF has
+    table    the architecture whose tensor names are used when gguf has no table for `arch`
+    constants   further entries of a written config
+    spelled  names of tensors in a written checkpoint, by role, that differ from `families/spelling.py`.
+             `attn_output|attn_gate`: the spelling of attn_output in layers that have an attn_gate
+    layers   the beginning of a layer's names in the checkpoint
+    scaled   factors of tensors, by role (`attn_k`: of the weight; `attn_k.bias`): one number, or one for each row.
+             The GGUF gets the products; a written config gets 1
+    untied   whether the GGUF needs an output of its own although the config ties it to the embeddings
+    scalars  end of the names of tensors with one number for each layer -> the key that they become, and their shape
+    nextn    how drafting layers are spelled, in families that may have them
     told     keys of the config that need not be read: tensors or other keys say the same, or nothing depends on them
-    by_norm  keys of the config that say whether layers have a norm, which tensors tell, too -> its role, and which
-             value means that they have
+    by_norm  key of the config that tells whether layers have a norm -> the norm's role, and the value that means yes.
+             The tensors tell it too, and both must agree
     """
 
     arch: str
@@ -97,7 +98,7 @@ class Family:
     made: Callable[[Config], Mapping[str, Array]] = lambda c: {}
     by_tensors: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, object]] = lambda ne: {}
     padded: tuple[str, ...] = ()
-    moves: Mapping[str, Step | tuple[Step, ...]] = field(default_factory=dict[str, "Step | tuple[Step, ...]"])
+    moves: Mapping[str, Change | tuple[Change, ...]] = field(default_factory=dict[str, "Change | tuple[Change, ...]"])
     splits: Mapping[str, Split] = field(default_factory=dict[str, Split])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     skip: tuple[str, ...] = ()
@@ -108,12 +109,12 @@ class Family:
     scaled: Callable[[Config], Mapping[str, float | Array]] = lambda c: {}
     untied: Callable[[Config], bool] = lambda c: False
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
-    heads: Heads | None = None
+    nextn: NextnLayers | None = None
     told: tuple[str, ...] = ()
     by_norm: Mapping[str, tuple[str, bool]] = field(default_factory=dict[str, "tuple[str, bool]"])
 
-    def moves_of(self, name: str) -> list[Step]:
-        """What becomes of the tensor that the GGUF calls `blk.3.attn_q.weight`."""
+    def moves_of(self, name: str) -> list[Change]:
+        """The moves of a tensor by its GGUF name, such as `blk.3.attn_q.weight`."""
         role = name.split(".", 2)[2] if name.startswith("blk.") else name
         suffixed, role = role, role.removesuffix(".weight").removesuffix(".bias")
         found = self.moves.get(suffixed) or self.moves.get(role)
@@ -124,5 +125,5 @@ class Family:
 
 
 def float32(value: float) -> float:
-    """As a file has it."""
+    """The value rounded to F32, as a GGUF file holds it."""
     return float(np.float32(value))

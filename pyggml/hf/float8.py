@@ -1,4 +1,4 @@
-"""Small floats of checkpoints: 8 bits, with scales of a tensor, a row or blocks of 128 x 128; and MXFP4."""
+"""Read the small floats of checkpoints: 8 bits with a scale for a tensor, a row or a block of 128 x 128; and MXFP4."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pyggml.errors import ModelError
 from .safetensors import StoredTensor
 
 _SCALES = ("weight_scale_inv", "weight_scale", "scale")
-_OTHER_SCALES = ("input_scale", "activation_scale", "k_scale", "v_scale", "q_scale")  # of activations: not of weights
-MX_BLOCKS, _MX_SCALES = "_blocks", "_scales"  # how names of MXFP4 end
+_OTHER_SCALES = ("input_scale", "activation_scale", "k_scale", "v_scale", "q_scale")  # not weights'
+MX_BLOCKS, _MX_SCALES = "_blocks", "_scales"  # ends of the names of MXFP4 tensors
 Floats = npt.NDArray[np.float32]
 
 
 def is_scale(name: str, stored: Mapping[str, StoredTensor]) -> bool:
-    """Whether a tensor is the scale of another, or of activations, beside a weight of 8 bits."""
+    """Whether a tensor is a scale: of a weight of 8 bits, or of the activations beside it."""
     stem, _, end = name.rpartition(".")
     weight = stored.get(f"{stem}.weight")
     if name.endswith(_MX_SCALES) and name.removesuffix(_MX_SCALES) + MX_BLOCKS in stored:
@@ -53,15 +53,15 @@ def f8_to_f32(bits: npt.NDArray[Any], dtype: str, scale: npt.NDArray[Any] | None
         raise ModelError(f"the scale of {name} has shape {list(s.shape)}, which does not fit {list(x.shape)}")
     for axis, n in enumerate(x.shape):
         n_blocks = s.shape[axis]
-        block = 128 if n_blocks == -(-n // 128) else -(-n // n_blocks)  # of the last one there may be a part
+        block = 128 if n_blocks == -(-n // 128) else -(-n // n_blocks)  # the last block may be cut
         s = np.repeat(s, block, axis)[(slice(None),) * axis + (slice(0, n),)]
     return x * s
 
 
 def mxfp4_blocks(t: StoredTensor, scales: StoredTensor | None) -> npt.NDArray[np.uint8]:
-    """ggml's blocks of MXFP4, uint8 [..., rows, 17 blocks of a row], of nibbles [..., rows, blocks, 16] and exponents
-    [..., rows, blocks]: neighbours share a byte there, elements half a block apart here. Raises ModelError where they
-    do not go together."""
+    """ggml's blocks of MXFP4, uint8 [..., rows, 17 * blocks of a row], from nibbles [..., rows, blocks, 16] and
+    exponents [..., rows, blocks]. Neighbours share a byte in the checkpoint, elements half a block apart in ggml.
+    Raises ModelError when nibbles and exponents do not fit each other."""
     if scales is None or t.dtype != "U8" or (*scales.shape, 16) != t.shape:
         raise ModelError(f"{t.file.path}: {t.name} of shape {list(t.shape)} has no scales of its blocks")
     pairs = t.stored()

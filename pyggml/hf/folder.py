@@ -1,4 +1,4 @@
-"""A Hugging Face folder as what the loader understands: metadata, and tensors that are read when wanted."""
+"""Open a Hugging Face folder as the loader wants it: metadata, and tensors that are read when they are wanted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .family import Array, Family
 from .metadata import read_metadata, rope_tensors
 from .moves import Sizes
 from .safetensors import StoredTensor, open_folder
-from .tensors import HFTensor, Tensors, as_f32, count_heads
+from .tensors import HFTensor, Tensors, as_f32, count_nextn
 from .tokenizer import read_tokenizer
 
 _P = ParamSpec("_P")
@@ -34,7 +34,7 @@ _ROWS = 1 << 22  # elements that are read at a time
 
 @dataclass(frozen=True, eq=False)
 class HFFolder:
-    """A folder that is open: `kv` as a GGUF of it would have, tensors by their GGUF names."""
+    """An open folder: `kv`, the metadata that its GGUF would have, and its tensors by their GGUF names."""
 
     path: str
     family: Family
@@ -44,17 +44,17 @@ class HFFolder:
 
     @property
     def file_sizes(self) -> list[int]:
-        """Bytes of each of the files that its tensors are in."""
+        """Bytes of each file that holds tensors."""
         return [len(data) for data in self.contents]
 
     @property
     def contents(self) -> list[Bytes]:
-        """What each of these files holds."""
+        """The contents of each file that holds tensors."""
         files = {p.source.file.path: p.source.file for t in self.tensors.values() for p in t.parts}
         return [file.data for file in files.values()]
 
     def records(self, without: Container[str]) -> list[bytes]:
-        """The metadata as a GGUF file has it, but the keys `without`."""
+        """The metadata as records of a GGUF file, without the keys in `without`."""
         kv = {key: value for key, value in self.kv.items() if key not in without}
         return [kv_record(key, np.float32(v) if isinstance(v, float) else v) for key, v in kv.items()]
 
@@ -63,17 +63,18 @@ class HFFolder:
         return self.tensors[name].rows(n_elements)
 
     def refuse_output(self, out: str) -> None:
-        """Nothing to refuse: a GGUF file is none of a folder's."""
+        """Refuses nothing: no GGUF file that is written can be one of the folder's files."""
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder, and so a model of this kind rather than a GGUF file."""
+    """Whether a path is a folder, that is a Hugging Face model rather than a GGUF file."""
     return os.path.isdir(path)
 
 
 def _named(f: Callable[_P, _R]) -> Callable[_P, _R]:
-    """What a damaged folder makes Python or NumPy raise, as a ModelError of it: there are too many ways to be damaged
-    for a check of each. The first argument is the folder's path, or what has one."""
+    """Turn the exceptions that a damaged folder makes Python or NumPy raise into a ModelError that names the folder.
+    Folders can be damaged in too many ways to check for each of them. The first argument of `f` is the folder's path,
+    or an object with a `path`."""
 
     @wraps(f)
     def read(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -89,10 +90,10 @@ def _named(f: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @_named
 def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HFFolder:
-    """Read what a folder says of itself; weights are only mapped, and with `vocab_only` not looked for.
+    """Read the metadata of a folder. Weights are only mapped; with `vocab_only` they are not looked for.
 
-    Raises ModelError for a folder that is none of a model, a model_type that is not known (naming those like it), a
-    key that is missing, and a tensor that is damaged or not known.
+    Raises ModelError for a folder that holds no model, a model_type that is not known (naming similar ones), a key that
+    is missing, and a tensor that is damaged or not known.
     """
     folder = Path(os.fspath(path))
     config = Config.of_folder(folder)
@@ -105,7 +106,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
     n_layer = config.n_layer
     stored = {} if vocab_only else open_folder(folder)
-    config.n_heads = count_heads(family, n_layer, stored)
+    config.n_nextn = count_nextn(family, n_layer, stored)
     try:
         kv |= read_metadata(family, config)
         made = {**rope_tensors(config), **family.made(config)}
@@ -119,7 +120,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
         return HFFolder(str(folder), family, kv, {})
     stored, numbers = _numbers(family, stored)
     kv |= numbers
-    makers = Tensors(family, n_layer + config.n_heads, sizes, scaled, config.n_heads)
+    makers = Tensors(family, n_layer + config.n_nextn, sizes, scaled, config.n_nextn)
     wanted = _wanted(config, stored, untied, "tie_word_embeddings" not in family.told)
     config.asked.update((*family.told, *family.by_norm))
     config.refuse_unread()
@@ -135,7 +136,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
 
 
 def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:
-    """The sizes that moves need, out of the metadata."""
+    """The sizes that moves need, from the metadata."""
 
     def integer(key: str, default: int = 0) -> int:
         value = kv.get(f"{arch}.{key}", default)
@@ -155,16 +156,16 @@ def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:
     )
 
 
-# The embeddings of an encoder-decoder, of which a checkpoint may have one, two or all three.
+# The names of an encoder-decoder's embeddings. A checkpoint has one, two or all three of them.
 _SHARED = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 def _wanted(config: Config, stored: Mapping[str, StoredTensor], untied: bool, ties: bool) -> dict[str, StoredTensor]:
-    """Without the copies of the embeddings that some checkpoints keep for the output (where the family `ties` it), and
-    for either side; `untied`: with one for the output."""
+    """The tensors of a checkpoint that the GGUF gets. Some checkpoints keep copies of the embeddings: for the output
+    (when the family `ties` it) and for encoder and decoder; these are left out. `untied`: the output gets a copy."""
     embd = next((t for n, t in stored.items() if "embed" in n or "wte" in n), None)
     tied = ties and bool(config.get("tie_word_embeddings", default=True)) and embd is not None
-    tied = tied and config.get("scale_decoder_outputs", default=None) is not False  # as transformers 5 says of T5 1.1
+    tied = tied and config.get("scale_decoder_outputs", default=None) is not False  # T5 1.1 in transformers 5
     shared = [name for name in _SHARED if name in stored]
     copies = {*shared[1:], *(("lm_head.weight",) if tied else ())}
     wanted = {name: t for name, t in stored.items() if name not in copies}
@@ -174,7 +175,7 @@ def _wanted(config: Config, stored: Mapping[str, StoredTensor], untied: bool, ti
 
 
 def _numbers(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[dict[str, StoredTensor], dict[str, Array]]:
-    """Tensors of one number for each layer become keys."""
+    """The tensors without those of one number for each layer, and the keys that the latter become."""
     rest: dict[str, StoredTensor] = {}
     found: dict[str, list[float]] = {}
     for name, t in stored.items():
@@ -191,9 +192,10 @@ def _numbers(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[dict[s
 
 @_named
 def bind_folder(folder: HFFolder, use_mmap: bool = True, whole: bool = True) -> dict[str, Tensor]:
-    """A tensor for each of the folder's, by name: over the mapped file where that has it as it is (and `use_mmap`),
-    else in memory of its own; where not the `whole` is wanted there, made anew for each look at it. Graphs read them,
-    and never write. Raises as `read_tensor`."""
+    """Make a tensor, which graphs read and never write, for each tensor of the folder; by name.
+
+    A tensor that the mapped file holds unchanged lies in the mapping (with `use_mmap`). Others are read into memory:
+    now when `whole`, else anew whenever they are looked at. Raises as `read_tensor`."""
     buffers: dict[str, Buffer] = {}
 
     def memory(t: HFTensor) -> tuple[Buffer, int]:
@@ -209,8 +211,8 @@ def bind_folder(folder: HFFolder, use_mmap: bool = True, whole: bool = True) -> 
 
 
 def read_tensor(t: HFTensor) -> Bytes:
-    """A tensor's stored bytes, read-only, in memory of their own. Raises ModelError where its shape is not as the
-    config says, GGUFError where the file has become shorter."""
+    """A tensor's bytes, as its GGUF would store them, in new read-only memory. Raises ModelError when the shape is not
+    as the config says, GGUFError when the file has become shorter."""
     memory = Buffer.allocate(t.nbytes).memory
     end = 0
     for rows in t.rows(_ROWS):

@@ -1,4 +1,4 @@
-"""config.json -> the keys of a GGUF. Names of keys: gguf's; which are written: as llama.cpp's converter."""
+"""Turn config.json into the keys of a GGUF: the keys that llama.cpp's converter writes, by gguf's names."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # values of `expert_g
 
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act")
 _PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are said back: classes know one each
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")  # all are written: classes know one each
 
 
-def _n_heads(keys: Mapping[str, Any]) -> int:
+def _n_nextn(keys: Mapping[str, Any]) -> int:
     return int(keys.get("nextn_predict_layers", 0))
 
 
 def of_model(values: Sequence[Any], keys: Mapping[str, Any]) -> list[Any]:
-    """Of values of each block of a file, or of each layer of the model, those of the latter, as a config has them."""
-    return list(values[: keys["block_count"] - _n_heads(keys)])
+    """The values of the model's own layers as a list for a config, from values of all blocks of a file or of the
+    layers."""
+    return list(values[: keys["block_count"] - _n_nextn(keys)])
 
 
 def _groups_used(c: Config) -> int | None:
@@ -47,8 +48,8 @@ COMMON: dict[str, Key] = {
     "vocab_size": "vocab_size",
     "context_length": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length"),
     "embedding_length": Of(lambda c: c.n_embd, lambda n, keys: {"hidden_size": n, "n_embd": n}),
-    "block_count": Of(lambda c: c.n_layer + c.n_heads, lambda n, keys: {"num_hidden_layers": n - _n_heads(keys)}),
-    "nextn_predict_layers": Of(lambda c: c.n_heads or None),
+    "block_count": Of(lambda c: c.n_layer + c.n_nextn, lambda n, keys: {"num_hidden_layers": n - _n_nextn(keys)}),
+    "nextn_predict_layers": Of(lambda c: c.n_nextn or None),
     "feed_forward_length": ("intermediate_size", "n_inner"),
     "attention.head_count": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "attention.head_count_kv": ("num_key_value_heads", "n_kv_heads"),
@@ -61,14 +62,14 @@ COMMON: dict[str, Key] = {
     "expert_group_count": "n_group",
     "expert_group_used_count": Of(_groups_used, lambda n, keys: {"topk_group": n}),
     "expert_feed_forward_length": "moe_intermediate_size",
-    # Of pyggml alone (`activation`); without it llama.cpp's networks are as the family's `act` says.
+    # A key that only pyggml writes (`activation`). Files without it have the activation `Family.act`, as in llama.cpp.
     "hidden_activation": Of(lambda c: None, lambda name, keys: said_activation(name)),
     "rope.dimension_count": Of(_n_rot),
 }
 
 
 def activation(family: Family, c: Config) -> str | None:
-    """What networks go through, where it is not what files of the architecture mean by saying nothing."""
+    """The activation of the networks; None when it is the one that files without the key have."""
     if not family.act:
         return None
     keys = [n for n in _ACTIVATION if c.knows(n)]
@@ -79,12 +80,12 @@ def activation(family: Family, c: Config) -> str | None:
 
 
 def said_activation(name: str) -> dict[str, object]:
-    """The activation as configs have it, each class by a name of its own."""
+    """The activation under the names that configs have for it; classes differ."""
     return dict.fromkeys(_ACTIVATION, name)
 
 
 def gating(c: Config) -> int | None:
-    """What makes weights of a router's logits, where the config says."""
+    """The function that makes weights of a router's logits; None when the config names none."""
     name = c.get("score_function", "scoring_func", "score_func", "moe_router_activation_func", default=None)
     if name is not None and name not in _GATING:
         c.fail(f"the router's {name!r} is not known; known are {', '.join(_GATING)}")
@@ -92,7 +93,7 @@ def gating(c: Config) -> int | None:
 
 
 def layers_of(c: Config, kind: str) -> list[bool]:
-    """Of each layer whether its entry of `layer_types` is `kind`."""
+    """For each layer, whether its entry of `layer_types` is `kind`."""
     types = c.get("layer_types")
     if not isinstance(types, list) or len(types) != c.n_layer:  # pyright: ignore[reportUnknownArgumentType]
         c.fail(f"layer_types must have one of {c.n_layer} layers each")
@@ -100,7 +101,7 @@ def layers_of(c: Config, kind: str) -> list[bool]:
 
 
 def dense_lead(c: Config) -> int | None:
-    """How many layers come before the first mixture of experts: by their kinds, else by their number."""
+    """How many dense layers come before the first mixture of experts: by the kinds of layers, else by a number."""
     n, kinds = c.get("first_k_dense_replace", default=None), c.get("mlp_layer_types", default=None)
     if kinds is None:
         return n
@@ -111,14 +112,14 @@ def dense_lead(c: Config) -> int | None:
 
 
 def dense_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
-    """What `dense_lead` reads."""
-    kinds = ["dense" if il < n else "sparse" for il in range(keys["block_count"] - _n_heads(keys))]
+    """The entries that `dense_lead` reads."""
+    kinds = ["dense" if il < n else "sparse" for il in range(keys["block_count"] - _n_nextn(keys))]
     return {"first_k_dense_replace": n, "mlp_layer_types": kinds}
 
 
 def window_of(c: Config, windowed: list[bool], *, said: bool = True) -> dict[str, object]:
-    """The keys of pyggml alone for a sliding window where llama.cpp knows none for the architecture: files of it, which
-    may have the first, have not the second (`read_own_window`). Nothing without a window."""
+    """Two keys for a sliding window in an architecture that has none in llama.cpp; empty without a window. llama.cpp's
+    files may have the first key, never the second, which only pyggml writes and reads (`read_own_window`)."""
     n = c.integer("sliding_window", default=0)
     if not n or not said or not any(windowed):
         return {}
@@ -126,12 +127,13 @@ def window_of(c: Config, windowed: list[bool], *, said: bool = True) -> dict[str
 
 
 def all_windowed(c: Config) -> dict[str, object]:
-    """As `window_of`, in all layers."""
+    """The keys of `window_of` when all layers have the window."""
     return window_of(c, [True] * c.n_layer)
 
 
 def qwen_window(c: Config) -> dict[str, object]:
-    """As `window_of`, in the layers that `layer_types` says, or in those from `max_window_layers` on."""
+    """The keys of `window_of` when `layer_types` tells the layers with the window, or all from `max_window_layers` on
+    have it."""
     first = c.integer("max_window_layers") if c.knows("max_window_layers") else 0
     windowed = [il >= first for il in range(c.n_layer)]
     if c.get("layer_types", default=None):
@@ -145,12 +147,12 @@ def qwen_window(c: Config) -> dict[str, object]:
 
 
 def window(c: Config, kind: str = "sliding_attention") -> dict[str, object]:
-    """The sliding window and the layers that have it; nothing without a window."""
+    """The keys of the sliding window and of the layers that have it; empty without a window."""
     patterns = [name for name in _PATTERNS if name[0] == "_" or c.knows(name)]
     n, every = c.integer("sliding_window", default=0), c.get(*patterns, default=None)
     if c.get("layer_types", default=None):
         pattern = layers_of(c, kind)
-    elif isinstance(every, str):  # EXAONE's: of layers L ocal and G lobal ones
+    elif isinstance(every, str):  # EXAONE's: L stands for a local layer, G for a global one
         pattern = [every[il % len(every)] == "L" and il < c.n_layer - 1 for il in range(c.n_layer)]
     elif every is not None:
         pattern = [(il + 1) % c.integer(*patterns) != 0 for il in range(c.n_layer)]
@@ -160,7 +162,7 @@ def window(c: Config, kind: str = "sliding_attention") -> dict[str, object]:
 
 
 def read_metadata(family: Family, c: Config) -> dict[str, Any]:
-    """The keys of the architecture, `llama.block_count` ...; floats as F32 has them."""
+    """The keys of the architecture, `llama.block_count` ...; floats are rounded to F32."""
     found = {
         **_said(c, {key: spec for key, spec in COMMON.items() if key not in family.keys}),
         **_rope(family, c),
@@ -184,7 +186,7 @@ def _said(c: Config, keys: Mapping[str, Key]) -> dict[str, object]:
 
 
 def _stored(c: Config, key: str, value: Any) -> Any:
-    """A value as a file gives it back."""
+    """A value as it is read back from a file."""
     if isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -209,10 +211,10 @@ def _rope(family: Family, c: Config) -> dict[str, object]:
         keys["rope.freq_base_swa"] = c.rope_swa["rope_theta"]
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": rope.get("factor")}
-    own_original = c.get("original_max_position_embeddings", default=None)  # comes before the rope's
+    own_original = c.get("original_max_position_embeddings", default=None)  # takes precedence over the rope's
     if kind == "yarn":
         if not rope.get("truncate", True):
-            keys["rope.scaling.yarn_truncate"] = False  # of pyggml alone; llama.cpp rounds
+            keys["rope.scaling.yarn_truncate"] = False  # only pyggml reads this key; llama.cpp always truncates
         original = own_original or rope.get("original_max_position_embeddings") or c.get("max_position_embeddings")
         keys["rope.scaling.original_context_length"] = original
         for name, key in (
@@ -226,7 +228,7 @@ def _rope(family: Family, c: Config) -> dict[str, object]:
         if attention is None and mscale and of_all and "rope.scaling.yarn_log_multiplier" not in family.keys:
             log_factor = 0.1 * math.log(rope["factor"])
             attention = (1.0 + mscale * log_factor) / (1.0 + of_all * log_factor)
-        if attention is not None:  # the checkpoint's is the whole factor; the GGUF's multiplies 1 + 0.1 log(factor)
+        if attention is not None:  # a checkpoint has the whole factor, a GGUF what multiplies 1 + 0.1 log(factor)
             attention /= 1.0 + 0.1 * math.log(rope["factor"])
         keys["rope.scaling.yarn_attn_factor"] = attention
     elif kind in ("longrope", "su"):
@@ -247,7 +249,7 @@ def _rope(family: Family, c: Config) -> dict[str, object]:
 
 
 def rope_tensors(c: Config) -> dict[str, Array]:
-    """The tensors that the rope's scaling makes: frequency factors of Llama 3, or long and short ones."""
+    """The tensors that follow from the rope's scaling: Llama 3's frequency factors, or the long and short factors."""
     rope = c.rope
     kind = str(rope["rope_type"]).lower()
     if kind in ("longrope", "su"):

@@ -1,8 +1,8 @@
-"""How tensors of a checkpoint become those of a GGUF: each move is declared once, with its inverse.
+"""How tensors of a checkpoint become tensors of a GGUF. Each move is declared once, with its inverse.
 
-A `Move` changes where elements lie, and works on arrays of any type: whatever a tensor is stored as, its bits stay. A
-`Value` changes the elements, which are F32 then. A `Split` makes several tensors of one. All know the model's sizes by
-its GGUF metadata alone, so that the way back knows them, too.
+A `Move` changes where elements lie. It works on arrays of any type and keeps their bits. A `Value` changes the elements
+and makes them F32. A `Split` makes several tensors of one. All take the model's sizes from the GGUF metadata alone,
+because the way back has nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes that moves need; `il` is the layer."""
+    """The sizes of a model that moves need."""
 
     n_head: int
     n_head_kv: int
     head_k: int
     head_v: int
     n_rot: int
-    ints: Callable[[str], int]  # any other key of the architecture, `ssm.group_count`
+    ints: Callable[[str], int]  # any other key of the architecture, such as `ssm.group_count`
 
 
 Shape = tuple[int, ...]
@@ -39,8 +39,8 @@ def _same(shape: Shape, sizes: Sizes) -> Shape:
 
 @dataclass(frozen=True)
 class Move:
-    """`there(array, sizes)` has the elements as the GGUF has them, `back` as the checkpoint has; `shape` says of which
-    shape the GGUF's tensor is, before anything is read."""
+    """Changes where elements lie. `there(array, sizes)` gives the GGUF's array, `back` the checkpoint's; `shape` gives
+    the shape of the GGUF's array before anything is read."""
 
     there: Callable[[Array, Sizes], Array]
     back: Callable[[Array, Sizes], Array]
@@ -49,7 +49,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Value:
-    """`there(array)` has the values of the GGUF, `back` those of the checkpoint; both F32."""
+    """Changes elements. `there(array)` gives the GGUF's values, `back` the checkpoint's; both are F32."""
 
     there: Callable[[Array], Array]
     back: Callable[[Array], Array]
@@ -57,8 +57,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor of the checkpoint becomes those of the `roles`: `there(array, sizes)` gives them in that order, `back`
-    puts them together again."""
+    """Makes several tensors, one for each of the `roles`, of one tensor of the checkpoint. `there(array, sizes)` gives
+    them in the order of `roles`; `back` puts them together again."""
 
     roles: tuple[str, ...]
     there: Callable[[Array, Sizes], list[Array]]
@@ -67,7 +67,7 @@ class Split:
 
 
 def then(*moves: Move) -> Move:
-    """One after the other."""
+    """Several moves, one after the other."""
 
     def there(a: Array, s: Sizes) -> Array:
         for m in moves:
@@ -91,11 +91,12 @@ def then(*moves: Move) -> Move:
 
 
 def _pairs(n_heads: Callable[[Sizes], int]) -> Move:
-    """Checkpoints rope elements of a head together that are half of it apart; `norm` ropes want them side by side."""
+    """Bring the two elements that a rope turns together side by side, as `norm` ropes want them. In checkpoints they
+    are half a head apart."""
 
     def turn(a: Array, s: Sizes, there: bool) -> Array:
         heads = a.reshape(n_heads(s), -1, *a.shape[1:])
-        rot = min(s.n_rot, heads.shape[1])  # the rest of a head is not roped
+        rot = min(s.n_rot, heads.shape[1])  # the other elements of a head do not turn
         grid = (2, rot // 2) if there else (rot // 2, 2)
         turned = _swap(heads[:, :rot].reshape(len(heads), *grid, *a.shape[1:]), 1, 2)
         turned = turned.reshape(len(heads), rot, *a.shape[1:])
@@ -134,7 +135,7 @@ COLUMN = Move(lambda a, s: a.reshape(-1, 1), lambda a, s: a.reshape(-1), lambda 
 
 
 def in_groups(key: str) -> Move:
-    """A vector as a row for each of the groups that the key counts."""
+    """A vector becomes a matrix with one row for each group; `key` names the number of groups."""
     return Move(
         lambda a, s: a.reshape(s.ints(key), -1),
         lambda a, s: a.reshape(-1),
@@ -143,8 +144,9 @@ def in_groups(key: str) -> Move:
 
 
 def by_kind(group: Callable[[Sizes], tuple[int, int, int]]) -> Move:
-    """Q, K and V of one weight that stand together per group of heads: `group` gives the number of groups, the heads of
-    Q in each, and those of K (as many of V). In the GGUF all of Q stand before all of K, and those before all of V."""
+    """Sort the rows of a joined Q, K and V weight. The checkpoint has them by groups of heads; the GGUF has all rows of
+    Q, then all of K, then all of V. `group(sizes)` gives the number of groups, and how many heads of Q and of K (and
+    as many of V) each group has."""
 
     def there(a: Array, s: Sizes) -> Array:
         n, q, k = group(s)
@@ -172,7 +174,7 @@ def _halves_shapes(shape: Shape, s: Sizes) -> list[Shape]:
 
 
 def halves(*roles: str) -> Split:
-    """The first half of the rows (of each matrix) for one, the second for the other."""
+    """The first half of the rows (of each matrix) for the first role, the second half for the second."""
     return Split(
         roles,
         lambda a, s: np.split(a, 2, -2),
@@ -182,7 +184,7 @@ def halves(*roles: str) -> Split:
 
 
 def halves_transposed(*roles: str) -> Split:
-    """So, of matrices that are stored [inputs, outputs]."""
+    """As `halves`, for matrices that are stored [inputs, outputs]."""
     return Split(
         roles,
         lambda a, s: [_transposed(p, s) for p in np.split(a, 2, -1)],
@@ -192,7 +194,7 @@ def halves_transposed(*roles: str) -> Split:
 
 
 def alternating(*roles: str, transposed: bool) -> Split:
-    """Every other output for one, those between for the other; `transposed`: of matrices [inputs, outputs]."""
+    """Even outputs for the first role, odd ones for the second; `transposed`: matrices are [inputs, outputs]."""
 
     def there(a: Array, s: Sizes) -> list[Array]:
         parts = [a[..., 0::2], a[..., 1::2]]
@@ -211,7 +213,7 @@ def alternating(*roles: str, transposed: bool) -> Split:
 
 
 def alternating_rows(*roles: str) -> Split:
-    """Every other row of each matrix for one, those between for the other."""
+    """The even rows of each matrix for the first role, the odd ones for the second."""
     return Split(
         roles,
         lambda a, s: [a.reshape(*a.shape[:-2], -1, 2, a.shape[-1])[..., i, :] for i in (0, 1)],
@@ -231,7 +233,7 @@ def _kv_b_there(a: Array, s: Sizes) -> list[Array]:
     return [_swap(heads[:, :nope], 1, 2), heads[:, nope:]]
 
 
-KV_B = Split(  # what makes K and V of a latent row: with K's transposed it makes latent rows of Q
+KV_B = Split(  # makes K and V of a latent row. K's part is transposed, to make latent rows of Q
     ("attn_k_b", "attn_v_b"),
     _kv_b_there,
     lambda parts, s: np.concatenate((_transposed(parts[0], s), parts[1]), 1).reshape(-1, parts[1].shape[2]),

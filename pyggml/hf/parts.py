@@ -1,4 +1,4 @@
-"""Objects of a folder's JSON files, whose values are looked at before they are used."""
+"""Read objects of a folder's JSON files, checking each value's type."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, NoReturn, cast
 from pyggml import small_file
 from pyggml.errors import ModelError
 
-HALF = re.compile("[\ud800-\udfff]")  # of a character; JSON may have one
+HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair, which JSON may have alone
 _NAMES = {str: "a string", int: "a whole number", bool: "true or false", list: "an array", dict: "an object"}
 
 
 class Part:
-    """An object, and where it is. A value that is null counts as missing; one of another kind raises ModelError, which
-    says where."""
+    """A JSON object, and where it is. A null counts as missing. A value of another type than asked for raises
+    ModelError, which says where the value is."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where = values, where
 
     @staticmethod
     def of_file(path: Path) -> Part:
-        """What a file holds; empty where there is no file. Raises ModelError for what is no JSON object."""
+        """The object in a file; empty when the file does not exist. Raises ModelError when it holds something else."""
         try:
             found = small_file.read_json(path, ModelError)
         except FileNotFoundError:
@@ -59,11 +59,11 @@ class Part:
         return self._get(key, int)
 
     def array(self, key: str) -> list[Any]:
-        """An array; empty where there is none."""
+        """An array; empty when it is missing."""
         return self._get(key, list) or []
 
     def part(self, key: str) -> Part:
-        """An object; empty where there is none."""
+        """An object; empty when it is missing."""
         return Part(self._get(key, dict) or {}, f"{self.where}{key}.")
 
     def parts(self, key: str) -> list[Part]:
@@ -76,7 +76,8 @@ class Part:
         return found
 
     def steps(self, key: str, of_sequence: str) -> Iterator[Part]:
-        """An object, or those that a sequence of them has under `of_sequence`, however deep sequences are nested."""
+        """The steps under `key`: one object, or the objects of a Sequence, which lists them under `of_sequence`. A
+        Sequence may contain others."""
         rest = [self.part(key)]
         while rest:
             step = rest.pop()

@@ -1,7 +1,7 @@
-"""Which pre-tokenizer (`tokenizer.ggml.pre`) a tokenizer.json has: found by the regular expressions it cuts text with.
+"""Find the pre-tokenizer (`tokenizer.ggml.pre`) of a tokenizer.json by the regular expressions that it cuts text with.
 
-The same expression is spelled in several ways (possessive or not, escapes or characters), so spellings are made one
-first. Names and expressions: llama.cpp's src/llama-vocab.cpp quotes them of the models they are named after.
+The same expression is spelled in several ways (possessive or not, escapes or characters), so all spellings are turned
+into one first. The names, and the expressions behind them, are those of llama.cpp's src/llama-vocab.cpp.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _cased(tail: str) -> str:
     return rf"{start}{_UPPER}*{_LOWER}+{tail}|{start}{_UPPER}+{_LOWER}*{tail}"
 
 
-_GPT2, _DIGIT, _PUNCTUATION = "(bytes)", r"\p{N}", "(punctuation)"  # what tokenizers has steps for
+_GPT2, _DIGIT, _PUNCTUATION = "(bytes)", r"\p{N}", "(punctuation)"  # stand for steps of the tokenizers library
 _LLAMA3 = (rf"{_IN_WORD}|{_LETTERS}|\p{{N}}{{1,3}}|{_TAIL}",)
 _NAMES: Mapping[tuple[str, ...], str] = {
     (_GPT2,): "gpt-2",
@@ -68,7 +68,7 @@ _NAMES: Mapping[tuple[str, ...], str] = {
     ("[\\r\\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT, _GPT2): "deepseek-coder",
 }
 _STARTS = {("[\\r\\n]", r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-Ί"): "deepseek-llm"}  # the rest is as long again
-_SPELLINGS = (  # as it may be spelled -> as above
+_SPELLINGS = (  # other spellings -> the spelling above
     ("\r", r"\r"),
     ("\n", r"\n"),
     ("'(?i:[sdmt]|ll|ve|re)", _IN_WORD),
@@ -80,7 +80,7 @@ _SPELLINGS = (  # as it may be spelled -> as above
 )
 
 _ESCAPED = re.compile(r"\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
-# What numbers are cut by where it is no pattern. A group of three digits begins where as many follow as make groups.
+# How numbers are cut when no pattern of the name does it. Groups of three digits are counted from a number's end.
 _GROUPS, _ASCII_GROUP = r"(?=(?:\p{N}{3})*+(?!\p{N}))", r"[0-9]{3}(?=(?:[0-9]{3})*+(?![0-9]))"
 _BY_NUMBER: Mapping[Rule, str] = {
     thousands: rf"\P{{N}}*+\p{{N}}{{1,3}}{_GROUPS}",
@@ -89,8 +89,9 @@ _BY_NUMBER: Mapping[Rule, str] = {
 
 
 def name_of(tokenizer: Part) -> str | None:
-    """The name of the pre-tokenizer of a tokenizer.json; None where none cuts text so. Of those that `steps_of` writes
-    alike it is one that drops spaces before punctuation where the decoder does, and one of the names above."""
+    """The name of the pre-tokenizer that cuts text as a tokenizer.json does; None when there is none. `steps_of` writes
+    the same steps for several names: then the name is one listed above, and one whose tokens lose the space before
+    punctuation if the decoder of the tokenizer.json drops it."""
     steps = tuple(_steps(tokenizer))
     ignore_merges = tokenizer.part("model").flag("ignore_merges")
     alike = [name for name in _written().get(steps, ()) if PRE[name].ignore_merges == ignore_merges]
@@ -102,13 +103,14 @@ def name_of(tokenizer: Part) -> str | None:
         starts = (n for (first, second), n in _STARTS.items() if steps[:1] == (first,) and steps[1].startswith(second))
         name = next(starts, None) if len(steps) > 1 else None
     if steps == _LLAMA3 and not ignore_merges:
-        return "smaug-bpe"  # which is the same, but that a word which is a token may be cut
+        return "smaug-bpe"  # the same, except that it may cut a word that is a token
     return name
 
 
 def steps_of(name: str) -> tuple[dict[str, Any], bool]:
-    """The `pre_tokenizer` of a tokenizer.json that cuts text as this name does, and whether it ignores merges. Raises
-    ModelError for a name that is not known, and for one whose tokens do not spell bytes."""
+    """The `pre_tokenizer` step of a tokenizer.json that cuts text as the pre-tokenizer `name` does, and whether words
+    that are tokens ignore merges. Raises ModelError for an unknown name, and for one whose tokens do not spell
+    bytes."""
     pre = find_pre(name)
     if not pre.byte_level:
         raise ModelError(f"the pre-tokenizer {name!r} has tokens of characters: no tokenizer.json of them is written")
@@ -129,7 +131,7 @@ def _oniguruma(pattern: str) -> str:
 
 @cache
 def _written() -> dict[tuple[str, ...], list[str]]:
-    """The names by the steps that `steps_of` writes for them."""
+    """The pre-tokenizers' names, by the steps that `steps_of` writes for them."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name, pre in PRE.items():
         if pre.byte_level:
@@ -138,7 +140,7 @@ def _written() -> dict[tuple[str, ...], list[str]]:
 
 
 def expressions_of(tokenizer: Part) -> list[str]:
-    """What a tokenizer.json cuts text with, for an error."""
+    """The expressions that a tokenizer.json cuts text with, for an error."""
     return list(_steps(tokenizer))
 
 

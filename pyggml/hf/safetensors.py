@@ -1,7 +1,7 @@
 """Read safetensors: one file, or shards with an index. Source: the format's document (huggingface.co/docs/safetensors).
 
-A file is the length of a JSON header (8 bytes), the header (name -> dtype, shape, data_offsets), and the data. It is
-mapped; a tensor is a view of it. The `safetensors` package has no bfloat16 for NumPy, hence our own hundred lines.
+A file has the length of its JSON header (8 bytes), the header (name -> dtype, shape, data_offsets), and the data. It is
+mapped, and a tensor is a view of the mapping. The `safetensors` package cannot give NumPy bfloat16, hence this reader.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pyggml.errors import ModelError
 from pyggml.small_file import open_regular, parse_json, read_json
 
 Array = npt.NDArray[Any]
-_MAX_HEADER = 100_000_000  # as the format has it
+_MAX_HEADER = 100_000_000  # the format's own limit
 _MAX_DIMS = 32  # NumPy's
 _MAX_SIZE = 1 << 63
-_STORED = {  # dtype of the format -> in which NumPy type its values lie
+_STORED = {  # dtype of the format -> NumPy type of the stored values
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -44,7 +44,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor of a file: `dtype` as the format names it, `offset` counts from the file's begin."""
+    """A tensor of a file: `dtype` is the format's name; `offset` is in bytes from the beginning of the file."""
 
     name: str
     dtype: str
@@ -58,20 +58,21 @@ class StoredTensor:
         return math.prod(self.shape) * _STORED[self.dtype].itemsize
 
     def stored(self) -> Array:
-        """Its values as they lie in the file, a view of the mapping: BF16 as uint16, F8 as uint8."""
+        """The values as the file stores them, a view of the mapping: BF16 as uint16, F8 as uint8."""
         self.file.check()
         data = self.file.data[self.offset : self.offset + self.nbytes]
         return data.view(_STORED[self.dtype]).reshape(self.shape)
 
     def release(self) -> None:
-        """Give its pages of the mapping back; the next read reads the file again."""
+        """Give the tensor's pages of the mapping back; the next read reads the file again."""
         start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
         self.file.map.madvise(mmap.MADV_DONTNEED, start, self.offset + self.nbytes - start)
 
 
 def open_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """All tensors of a folder by name: of model.safetensors, of the shards that its index names, or of the one other
-    *.safetensors file. Raises ModelError where there are none, a shard is missing, or a file lies about itself."""
+    """All tensors of a folder by name: from model.safetensors, from the shards that its index names, or from the one
+    other *.safetensors file. Raises ModelError when there are no tensors, a shard is missing, or a file's header does
+    not match its data."""
     path = Path(folder)
     index = path / INDEX
     if index.is_file():
@@ -100,7 +101,7 @@ def _sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
 
 
 def open_file(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one file by name. Raises ModelError for a file that cannot be read or lies about itself."""
+    """The tensors of one file by name. Raises ModelError for a file that is unreadable or does not match its header."""
 
     def fail(why: str) -> NoReturn:
         raise ModelError(f"{path}: {why}")
@@ -136,7 +137,7 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:
-    """A list of as many sizes, or offsets, as an array can have dims; None where it is none."""
+    """A list of sizes or offsets, at most as many as an array can have dims; None for anything else."""
     if not isinstance(value, list):
         return None
     sizes = cast("list[Any]", value)

@@ -1,4 +1,4 @@
-"""tokenizer.model: the parts of a SentencePiece model that a vocabulary is made of.
+"""Read and write tokenizer.model: the parts of a SentencePiece model that make up a vocabulary.
 
 The file is a protobuf message (sentencepiece_model.proto of github.com/google/sentencepiece); reading its dozen fields
 takes fewer lines than a dependency on protobuf would.
@@ -15,14 +15,14 @@ from pyggml.errors import ModelError
 
 UNIGRAM, BPE = 1, 2  # values of `trainer_spec.model_type`
 _BYTE = 6  # a value of `SentencePiece.type`
-_NONE = 2**64 - 1  # -1, as int32 fields have it
+_NONE = 2**64 - 1  # -1 in an int32 field
 _VARINT = 10  # bytes, at most
 
 
 @dataclass
 class SentencePiece:
-    """Pieces in the order of their ids: text, score, type (as GGUF counts them: 1 normal ... 6 byte). `roles` has the
-    ids of `unk`, `bos`, `eos` and `pad`, where there are any."""
+    """The pieces in the order of their ids: text, score, type (numbers as in GGUF: 1 normal ... 6 byte). `roles` has
+    the ids of `unk`, `bos`, `eos` and `pad`, as far as the model has them."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list[tuple[str, float, int]])
     model_type: int = UNIGRAM
@@ -33,8 +33,8 @@ class SentencePiece:
 
 
 def parse(data: bytes, path: str) -> SentencePiece:
-    """Read a model, but for its roles. Raises ModelError for what is none, and for more pieces than a tokenizer may
-    have tokens."""
+    """Read a model. Raises ModelError for data that is not a model, and for more pieces than a tokenizer may have
+    tokens."""
     found = SentencePiece()
     try:
         for number, value in _fields(data):
@@ -59,7 +59,8 @@ def parse(data: bytes, path: str) -> SentencePiece:
 
 
 def build(model: SentencePiece) -> bytes:
-    """The file of a model, as the library of that name reads it. Raises ModelError for some of the 256 byte pieces."""
+    """The bytes of tokenizer.model, as the sentencepiece library reads it. Raises ModelError for a model that has some
+    of the 256 byte pieces and lacks others."""
     n_bytes = sum(kind == _BYTE for _, _, kind in model.pieces)
     if n_bytes not in (0, 256):
         raise ModelError(f"the vocabulary has {n_bytes} tokens of bytes: SentencePiece wants all 256, or none")
@@ -92,7 +93,7 @@ def _varint(value: int) -> bytes:
 
 
 def parse_charsmap(data: bytes) -> bytes:
-    """The character map of a model that may be no more than that."""
+    """The character map in `data`, a model that may lack everything else."""
     spec = dict(_fields(_bytes(dict(_fields(data)).get(3, b""))))
     return _bytes(spec.get(2, b""))
 
@@ -110,7 +111,8 @@ def _number(value: int | bytes) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message's fields: whole numbers, or bytes (of strings, messages and floats)."""
+    """The number and the value of each field of a message. A value is an int, or bytes for strings, messages and
+    floats."""
     pos = 0
 
     def varint() -> int:

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as those of a GGUF: by the names they have there, moved, and read when wanted."""
+"""Turn the tensors of a checkpoint into tensors of a GGUF: renamed, moved, and read when they are wanted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyggml.errors import ModelError
 from pyggml.models.hparams import MAX_LAYERS
 from pyggml.tensor import full_ne
 
-from .family import Array, Family, Step
+from .family import Array, Change, Family
 from .float8 import MX_BLOCKS, f8_to_f32, is_scale, mxfp4_blocks, scale_of
 from .moves import Move, Shape, Sizes, Split, Value
 from .safetensors import StoredTensor
@@ -25,11 +25,11 @@ Bytes = npt.NDArray[np.uint8]
 
 _STORED_AS = {"BF16": DType.BF16, "F16": DType.F16, "F32": DType.F32, "F64": DType.F32}
 _AS_NUMPY = {DType.BF16: np.dtype("<u2"), DType.F16: np.dtype("<f2"), DType.F32: np.dtype("<f4")}
-_F32_ROLES = (  # what llama.cpp keeps in F32, besides vectors
+_F32_ROLES = (  # matrices that llama.cpp keeps in F32, as it does all vectors
     *("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d", "shortconv.conv"),
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "altup_correct_coef", "altup_predict_coef", "indexer.proj"),
 )
-_BARE = (".ssm_a", ".ssm_d")  # names that end so
+_BARE = (".ssm_a", ".ssm_d")  # ends of names that have no suffix `.weight`
 _EXPERT = re.compile(
     r"^(.*\b(?:experts|altup_projections|altup_unembed_projections|[qk]_layernorm\.norms))\.(\d+)\.(.*)$"
 )
@@ -38,7 +38,8 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of the checkpoint on its way into one of the GGUF; of what a split gives, `pick`."""
+    """One tensor of the checkpoint, and what is done to it for a tensor of the GGUF. `pick`: the result of `split` that
+    is taken."""
 
     source: StoredTensor
     scale: StoredTensor | None
@@ -48,7 +49,7 @@ class Part:
     pick: int = 0
 
     def read(self) -> Array:
-        """Its elements, moved: as they are stored, or F32 where they were changed."""
+        """The moved elements: in the type they are stored in, or in F32 after a change of values."""
         a = self.source.stored()
         if self.source.name.endswith(MX_BLOCKS):
             a = mxfp4_blocks(self.source, self.scale)
@@ -70,7 +71,7 @@ class Part:
         return a
 
     def shape(self) -> Shape:
-        """The shape of what `read` gives."""
+        """The shape of the array that `read` gives."""
         shape = self.source.shape
         if 0 in shape:
             raise misshapen(self.source, "it holds nothing")
@@ -89,37 +90,37 @@ class Part:
 
 
 def misshapen(t: StoredTensor, why: str) -> ModelError:
-    """The error about a tensor whose shape its move cannot take."""
+    """The error about a tensor whose shape does not fit its move."""
     return ModelError(f"{t.file.path}: the tensor {t.name} of shape {list(t.shape)} is not as the config says: {why}")
 
 
 def as_f32(a: Array) -> Array:
-    """BF16 bits, F16 or F32 as F32."""
+    """F32 of F32, F16, or the bits of BF16 (uint16)."""
     return bf16_to_f32(a) if a.dtype == np.uint16 else a.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
 class HFTensor:
-    """A tensor as a GGUF would have it; it is read a few rows at a time. `ne` has four entries."""
+    """A tensor as a GGUF would have it, which is read a few rows at a time. `ne` has four entries."""
 
     name: str
     dtype: DType
     ne: tuple[int, int, int, int]
     n_dims: int
     parts: Sequence[Part] = ()
-    array: Array | None = field(default=None, compare=False)  # of what is in no file
-    n_pad: int = 0  # rows after those of the parts, each as the first
+    array: Array | None = field(default=None, compare=False)  # of a tensor that is in no file
+    n_pad: int = 0  # copies of the first row behind the parts' rows
     scale: Array | None = field(
         default=None, compare=False
     )  # [rows or 1, elements or 1], what rows are multiplied with
 
     @property
     def nbytes(self) -> int:
-        """Its bytes as `dtype`."""
+        """Bytes of the tensor in `dtype`."""
         return self.dtype.row_size(self.ne[0]) * math.prod(self.ne[1:])
 
     def mapped(self) -> StoredTensor | None:
-        """What of the files is this tensor as it is, or None where something is to be done."""
+        """The stored tensor that is this tensor unchanged; None when anything must be done to it."""
         if len(self.parts) != 1 or self.parts[0].steps or self.parts[0].split is not None or self.n_pad:
             return None
         if self.scale is not None:
@@ -129,7 +130,8 @@ class HFTensor:
         return t if fits and t.offset % _AS_NUMPY[self.dtype].itemsize == 0 else None
 
     def rows(self, n_elements: int) -> Iterator[Bytes]:
-        """The stored bytes, uint8 [rows, bytes of a row], of about `n_elements` at a time; each within one matrix."""
+        """The tensor's bytes, uint8 [rows, bytes of a row], about `n_elements` elements at a time, of one matrix at a
+        time."""
         n, per_matrix = self.ne[0], self.ne[1]
         width = self.dtype.row_size(n) if self.dtype.is_quantized else n
         step = max(1, n_elements // max(n, 1))
@@ -165,28 +167,28 @@ def _converted(rows: Array, dtype: DType) -> Array:
 
 
 def text_name(hf: str) -> str:
-    """A name of the checkpoint without what stands before those of the text model where a model sees or hears, too."""
+    """A name of the checkpoint without the prefix that text models have inside models that also see or hear."""
     for prefix, text in _PREFIXES:
         if hf.startswith(prefix):
             return text + hf.removeprefix(prefix)
     return hf
 
 
-def count_heads(family: Family, n_layer: int, stored: Iterable[str]) -> int:
-    """How many layers that draft a checkpoint of tensors of these names has behind `n_layer` others: those with what
-    joins the two inputs of such a layer."""
-    heads, names = family.heads, {text_name(name) for name in stored}
-    for i in range(0 if heads is None else MAX_LAYERS):
-        assert heads is not None
-        layer = heads.layer(i, n_layer, family.layers)
-        joins, begin = text_name(f"{heads.named('nextn.eh_proj', layer)}.weight"), text_name(f"{layer}.")
+def count_nextn(family: Family, n_layer: int, stored: Iterable[str]) -> int:
+    """How many drafting layers a checkpoint has behind its `n_layer` other layers, by the names of its tensors: layers
+    count that have the tensor that joins a drafting layer's two inputs."""
+    nextn, names = family.nextn, {text_name(name) for name in stored}
+    for i in range(0 if nextn is None else MAX_LAYERS):
+        assert nextn is not None
+        layer = nextn.layer(i, n_layer, family.layers)
+        joins, begin = text_name(f"{nextn.named('nextn.eh_proj', layer)}.weight"), text_name(f"{layer}.")
         if joins not in names or not any(name.startswith(begin) for name in names):
             return i
     return 0
 
 
 class Tensors:
-    """Makes GGUF tensors of a checkpoint's. Raises ModelError for a tensor of a name that is not known."""
+    """Turns the tensors of a checkpoint into tensors of a GGUF. Raises ModelError for a tensor with an unknown name."""
 
     def __init__(
         self,
@@ -194,9 +196,9 @@ class Tensors:
         n_layer: int,
         sizes: Sizes,
         scaled: Mapping[str, float | Array] | None = None,
-        n_heads: int = 0,
+        n_nextn: int = 0,
     ) -> None:
-        """`n_heads`: of the `n_layer` layers, which come behind those of the model."""
+        """`n_nextn`: how many of the `n_layer` layers are drafting layers, which come last."""
         import gguf  # takes a while to import
 
         archs = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -204,18 +206,20 @@ class Tensors:
         self._map = gguf.get_tensor_name_map(archs[family.table or family.arch], n_layer)
         self._names = [(re.compile(pattern), text) for pattern, text in family.names.items()]
         self._skip = [re.compile(pattern) for pattern in (*_NEVER, *family.skip)]
-        self._head_layers: list[tuple[str, str]] = []  # how names of a head begin -> as of a layer behind the model's
-        self._of_heads: dict[str, list[str]] = {}  # names of what only heads have -> those in a GGUF, without suffixes
-        for i, heads in enumerate([family.heads] * n_heads):
-            assert heads is not None, family
-            il = n_layer - n_heads + i
-            layer = heads.layer(i, n_layer - n_heads, family.layers)
-            self._head_layers.append((f"{text_name(layer)}.", f"{family.layers}.{il}."))
-            for role in heads.own:
-                self._of_heads.setdefault(text_name(heads.named(role, layer) or ""), []).append(f"blk.{il}.{role}")
+        # How the names of a drafting layer begin -> how they begin when it is counted as a layer behind the model's.
+        self._nextn_layers: list[tuple[str, str]] = []
+        # Names that only drafting layers have -> names in a GGUF; both without suffixes.
+        self._of_nextn: dict[str, list[str]] = {}
+        for i, nextn in enumerate([family.nextn] * n_nextn):
+            assert nextn is not None, family
+            il = n_layer - n_nextn + i
+            layer = nextn.layer(i, n_layer - n_nextn, family.layers)
+            self._nextn_layers.append((f"{text_name(layer)}.", f"{family.layers}.{il}."))
+            for role in nextn.own:
+                self._of_nextn.setdefault(text_name(nextn.named(role, layer) or ""), []).append(f"blk.{il}.{role}")
 
     def name(self, hf: str) -> str | None:
-        """What the GGUF calls a tensor of the checkpoint, suffix included; None where gguf's tables do not know."""
+        """The GGUF's name, with its suffix, of a tensor of the checkpoint; None when gguf's tables do not have it."""
         hf = text_name(hf)
         for pattern, text in self._names:
             hf = pattern.sub(text, hf)
@@ -246,12 +250,12 @@ class Tensors:
         found = _EXPERT.match(hf)
         hf, expert = (f"{found[1]}.{found[3]}", int(found[2])) if found else (hf, -1)
         stem, _, suffix = hf.rpartition(".")
-        for own in self._of_heads.get(stem, ()):
+        for own in self._of_nextn.get(stem, ()):
             name = f"{own}.{suffix}"
             yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
-        if stem in self._of_heads:
+        if stem in self._of_nextn:
             return
-        for begin, text in self._head_layers:
+        for begin, text in self._nextn_layers:
             hf = text + hf.removeprefix(begin) if hf.startswith(begin) else hf
         for end, split in self.family.splits.items():
             if hf.endswith(end):
@@ -261,12 +265,12 @@ class Tensors:
                     yield name, expert, Part(t, scale, self._moves(t, name), self.sizes, split, i)
                 return
         name = self.name(hf)
-        if name is None or ".nextn." in name:  # the latter in a layer that the config has as one of the model's
+        if name is None or ".nextn." in name:  # nextn: a drafting layer inside the model's own layers
             raise ModelError(f"{t.file.path}: the tensor {t.name} is not known to {self.family.types[0]}")
         yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
 
-    def _moves(self, t: StoredTensor, name: str) -> Sequence[Step]:
-        return () if t.name.endswith(MX_BLOCKS) else self.family.moves_of(name)  # blocks are laid out as they are here
+    def _moves(self, t: StoredTensor, name: str) -> Sequence[Change]:
+        return () if t.name.endswith(MX_BLOCKS) else self.family.moves_of(name)  # laid out by `mxfp4_blocks`
 
     @staticmethod
     def _layer(name: str) -> int:
@@ -295,7 +299,7 @@ class Tensors:
         shape = (shape[0] + n_pad, *shape[1:])
         f32 = len(shape) < 2 or not name.endswith(".weight") or role.endswith("_norm") or role in _F32_ROLES
         scale = self._scale(first.source, role, shape)
-        rounds = scale is not None and bool((np.frexp(scale)[0] != 0.5).any())  # by other than powers of two
+        rounds = scale is not None and bool((np.frexp(scale)[0] != 0.5).any())  # powers of two are exact
         dtype = DType.F32 if f32 or rounds else _STORED_AS.get(first.source.dtype, DType.BF16)
         return HFTensor(name, dtype, full_ne(shape[::-1]), len(shape), parts, n_pad=n_pad, scale=scale)
 
@@ -308,7 +312,7 @@ class Tensors:
         return scale.reshape(-1, 1) if len(shape) > 1 else scale.reshape(1, -1)
 
 
-# Parts of models that see or hear, as they stand before the text model; buffers that follow from the config.
+# Prefixes of text models inside models that also see or hear; buffers that are computed from the config.
 _PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),

@@ -1,7 +1,7 @@
-"""The vocabulary of a folder as the keys `tokenizer.*` of a GGUF, which say the same in llama.cpp's terms.
+"""Turn the tokenizer files of a folder into the keys `tokenizer.*` of a GGUF.
 
-tokenizer.model (SentencePiece) comes first where there is one, as it has the scores; else tokenizer.json. Roles of
-tokens and the chat template are tokenizer_config.json's, then generation_config.json's and config.json's.
+tokenizer.model (SentencePiece) is preferred to tokenizer.json, because it has the scores. Roles of tokens and the chat
+template come from tokenizer_config.json, then from generation_config.json and config.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
 _BYTE_TEXT = re.compile("<0x.{2}>", re.DOTALL)
 _SENTENCEPIECE = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-ROLES = {  # in configs -> in the GGUF
+ROLES = {  # key in configs -> key in the GGUF
     "bos": "bos",
     "eos": "eos",
     "unk": "unknown",
@@ -38,13 +38,13 @@ ROLES = {  # in configs -> in the GGUF
     "cls": "cls",
     "mask": "mask",
 }
-_NO_SCORE = -1000.0  # of a token that no merge makes
+_NO_SCORE = -1000.0  # the score of a token that no merge makes
 _MAX_SCORE = 3.4e38
 Keys = dict[str, Any]
 
 
 class _Vocabulary:
-    """Tokens by id; what has none is padding."""
+    """Tokens by id; ids without a token are padding."""
 
     def __init__(self, n_vocab: int) -> None:
         if not 0 <= n_vocab <= limits.TOKENIZER_TOKENS:
@@ -54,8 +54,8 @@ class _Vocabulary:
         self.scores = [-10000.0] * n_vocab
 
     def put(self, i: int, text: str, kind: int, score: float = 0.0) -> None:
-        """Token `i`; the list grows where a tokenizer has more than the model. Raises ModelError for an id that no
-        vocabulary has."""
+        """Set token `i`. The list grows when the tokenizer has more tokens than the model. Raises ModelError for an id
+        that is out of range."""
         if not 0 <= i < limits.TOKENIZER_TOKENS:
             raise ModelError(f"the token {text!r:.60} has the id {i}: 0 to {limits.TOKENIZER_TOKENS - 1} are supported")
         for lacking in range(len(self.texts), i + 1):
@@ -65,7 +65,7 @@ class _Vocabulary:
         self.texts[i], self.types[i], self.scores[i] = text, kind, score
 
     def keys(self, model: str, pre: str, scores: bool) -> Keys:
-        """As the GGUF has them."""
+        """The keys of the GGUF."""
         found: Keys = {"model": model, "pre": pre, "tokens": self.texts}
         if scores:
             found["scores"] = np.asarray(self.scores, np.float32)
@@ -74,7 +74,7 @@ class _Vocabulary:
 
 @dataclass(frozen=True)
 class _Added:
-    """A token besides the model's."""
+    """A token that is added to the tokenizer's model."""
 
     id: int
     text: str
@@ -86,8 +86,8 @@ class _Added:
 
 
 def read_tokenizer(folder: Path, config: Config) -> Keys:
-    """The keys; `tokenizer.ggml.model` is none where a folder has no tokenizer. Raises ModelError for one that is
-    damaged, of a kind or with a pre-tokenizer that is not known, or with more tokens than any has."""
+    """The keys `tokenizer.*`. A folder without a tokenizer gets `tokenizer.ggml.model` "none". Raises ModelError for a
+    damaged tokenizer, an unknown kind or pre-tokenizer, and too many tokens."""
     n_types = config.get("type_vocab_size", default=None)
     kinds: Keys = {} if n_types is None else {f"{KEY}token_type_count": n_types}  # of texts, not of tokens
     about = Part.of_file(folder / "tokenizer_config.json")
@@ -142,7 +142,7 @@ def _of_json(v: _Vocabulary, tokenizer: Part, config: Config) -> Keys:
 
 
 def _ids(model: Part) -> dict[str, int]:
-    """The `vocab` of a model that has one by text. Raises ModelError where two texts have one id."""
+    """The ids by text of a model whose `vocab` is an object. Raises ModelError when two texts have the same id."""
     vocab = model.part("vocab")
     for text, i in vocab.values.items():
         if type(i) is not int:
@@ -157,7 +157,7 @@ def _ids(model: Part) -> dict[str, int]:
 
 
 def _merges(model: Part) -> list[tuple[str, str]]:
-    """The merges, as two texts each or as one with a space between them."""
+    """The merges. A file has each as two texts, or as one text with a space between the two."""
     found: list[tuple[str, str]] = []
     for i, merge in enumerate(model.array("merges")):
         parts: Any = merge.split(" ", 1) if isinstance(merge, str) else merge
@@ -169,7 +169,8 @@ def _merges(model: Part) -> list[tuple[str, str]]:
 
 
 def _joined(model: Part, merges: list[tuple[str, str]]) -> list[str]:
-    """As the GGUF has them. Raises ModelError for a merge of which it could not tell where its first text ends."""
+    """The merges as a GGUF has them: two texts with a space between. Raises ModelError for a merge whose first text
+    would not be found again."""
     found = [f"{left} {right}" for left, right in merges]
     for (left, right), merge in zip(merges, found, strict=True):
         if not right or merge.find(" ", 1) != len(left) or HALF.search(merge):
@@ -203,7 +204,7 @@ def _word_piece(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
     _put_added(v, tokenizer)
     special = {a.text for a in _added(tokenizer)}
     for text, i in _ids(model).items():
-        if text not in special:  # words begin with a space, the rest of words with nothing
+        if text not in special:  # a piece that begins a word has a space before it, other pieces nothing
             v.put(i, text.removeprefix(prefix) if text.startswith(prefix) else SPACE + text, NORMAL)
     return v.keys("bert", "default", scores=False)
 
@@ -240,7 +241,7 @@ def _unigram(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
 
 
 def _scored(model: Part, i: int, pair: Any) -> tuple[str, float]:
-    """A token of a Unigram model and its score."""
+    """The text and the score of token `i` of a Unigram model."""
     if isinstance(pair, list) and len(cast("list[Any]", pair)) == 2:
         text, score = cast("list[Any]", pair)
         numeric = type(score) in (int, float) and abs(score) <= _MAX_SCORE
@@ -257,7 +258,7 @@ def _decoded(part: Part, charsmap: str) -> bytes:
 
 
 def _nfkc() -> bytes:
-    """NFKC as SentencePiece spells it."""
+    """The character map of NFKC, in SentencePiece's format."""
     from sentencepiece import SentencePieceNormalizer
 
     return parse_charsmap(SentencePieceNormalizer(rule_name="nfkc").serialized_model_proto())
@@ -273,7 +274,7 @@ def _type(text: str, unk: str | None) -> int:
 
 
 def _added(tokenizer: Part) -> list[_Added]:
-    """The tokens besides the model's. Raises ModelError where two have one id."""
+    """The tokens that are added to the model's. Raises ModelError when two have the same id."""
     found: dict[int, _Added] = {}
     for part in tokenizer.parts("added_tokens"):
         i = part.number("id")
@@ -284,7 +285,7 @@ def _added(tokenizer: Part) -> list[_Added]:
 
 
 def _added_of_config(about: Part) -> list[_Added]:
-    """Those of tokenizer_config.json, where tokenizer.json has none."""
+    """The added tokens of tokenizer_config.json, for folders whose tokenizer.json lists none."""
     found: dict[int, _Added] = {}
     of_config = about.part("added_tokens_decoder")
     for i in of_config.values:
@@ -362,7 +363,7 @@ def _frame(tokenizer: Part) -> tuple[int | None, int | None]:
 
 
 def _framing(post_processor: Part, part: Part) -> int | None:
-    """The token of a part of a template; None where it is the text."""
+    """The token in a part of a post-processor's template; None for the part that stands for the text."""
     name = part.part("SpecialToken").text("id")
     if name is None:
         return None
@@ -374,7 +375,7 @@ def _framing(post_processor: Part, part: Part) -> int | None:
 
 
 def _chat_templates(folder: Path, about: Part) -> Keys:
-    """One template, and those with a name besides."""
+    """The chat template, and further templates by name."""
     key = "chat_template"
     path = folder / "chat_template.jinja"
     if path.exists():

@@ -1,1 +1,1 @@
-"""What is drawn and shown of graphs."""
+"""Look into graphs: drawings, recorded runs, traces, taps and edits."""

@@ -1,4 +1,4 @@
-"""Captures: the values of a few nodes for a long text, on disk, for what is trained on them."""
+"""Captures: the values of a few nodes for a long text, on disk, for example to train a probe on them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def capture(
     progress: Callable[[int, int], object] | None = None,
     **options: Unpack[ContextOptions],
 ) -> dict[str, Path]:
-    """Evaluate the tokens in windows of `n_ctx`, each by itself from position 0 on, and store the nodes that match, one
-    row for each token: `folder/NAME.npy` of shape (len(ids), row) and type `dtype`, and `manifest.json`.
+    """Evaluate tokens and store the nodes that match, one row for each token: `folder/NAME.npy` of shape
+    (len(ids), row) and type `dtype`, and `manifest.json`. Tokens are evaluated in windows of `n_ctx`, each of which
+    begins at position 0 with an empty context.
 
-    A capture that was broken off goes on where it was when it is called again with the same arguments. The files can be
+    Called again with the same arguments, a capture that was broken off goes on where it stopped. The files can be
     opened while it runs (`np.load(path, mmap_mode="r")`). `progress(done, total)` counts tokens. Returns name -> file.
-    Raises GraphError where no node matches or one has no row for each token, ModelError for a `dtype` other than
-    float16 to float64, and where `folder` holds another capture or only a part of one, and what decoding raises.
+    Raises GraphError when no node matches, or one does not have a row for each token; ModelError for a `dtype` other
+    than float16 to float64, and when `folder` holds another capture or files of one are missing; and what decoding
+    raises.
     """
     n_ctx = whole("n_ctx", n_ctx, 1, error=ModelError)
     sizes = one_ubatch(n_ctx, options)
@@ -94,7 +96,7 @@ def _float_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def _done(root: Path, about: dict[str, Any]) -> tuple[int, list[str]]:
-    """How many tokens of this capture `root` has, and of which nodes."""
+    """How many tokens of this capture the folder `root` has, and the names of its nodes."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / _MANIFEST
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Draws a graph: DOT text, the same byte for byte for the same graph, and pictures where `dot` is installed."""
+"""Draw a graph: as DOT text, always the same bytes for the same graph, and as pictures if `dot` is installed."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
     from .record import Run
 
-_SHORT = 32  # characters of parameters that stand in a label; the tooltip has them all
-_AT_A_GLANCE = 200  # tensors that a notebook draws
+_SHORT = 32  # characters of parameters in a label; the tooltip has all of them
+_AT_A_GLANCE = 200  # a notebook draws graphs of up to this many tensors
 
 
 class Drawing(TypedDict, total=False):
-    """What of a graph is drawn, and how.
+    """Which tensors of a graph are drawn, and what is shown of them.
 
-    layers     (first, end): only tensors of these layers of a model, and what they touch
-    nodes      only tensors whose names match one of these patterns of the shell, and what they touch
-    around     ... and all up to so many edges from them
-    fold       layers that repeat become one box with a count
-    scheduler  shows which backend runs a node, where each tensor lies in which buffer, and the borders of splits, as
-               the scheduler would have them
-    run        shows what was recorded: times, bytes moved, backends and buffers, least, greatest and mean value, NaN
-    against    another graph: what this one has added is green, what is otherwise orange, what it lacks red
-    legend     says what shapes and colours mean
+    layers     (first, end): only tensors of these layers of a model, and their neighbours
+    nodes      only tensors whose names match one of these patterns (as of the shell), and their neighbours
+    around     ... and all tensors up to this many edges from them
+    fold       draw layers that repeat as one box with a count
+    scheduler  show the backend of each node, the place of each tensor in its buffer, and the borders of splits, as
+               this scheduler would have them
+    run        show what was recorded: times, bytes moved, backends and buffers, least, greatest and mean value, NaN
+    against    another graph to compare with: added tensors are green, changed ones orange, missing ones red
+    legend     explain shapes and colours
     """
 
     layers: tuple[int, int] | None
@@ -67,7 +67,7 @@ class Drawing(TypedDict, total=False):
 
 
 class _Facts:
-    """What is known of the tensors of a drawing beside themselves."""
+    """What a drawing shows of tensors besides their op and shape."""
 
     def __init__(self, graph: Graph, options: Drawing) -> None:
         self.layers = layers_of(graph)
@@ -100,7 +100,7 @@ class _Facts:
         self.place = {t: place for t, place in found.items() if place is not None}
 
     def lines(self, t: Tensor) -> list[str]:
-        """What a label says below op and shape."""
+        """The lines of a label below op and shape."""
         on = [f"on {self.backend[t]}"] if t in self.backend else []
         lines = [": ".join([*on, *([str(self.place[t])] if t in self.place else [])])]
         step = self.steps.get(t)
@@ -172,9 +172,9 @@ def _add_fold(into: graphviz.Digraph, ident: str, fold: Fold, members: Sequence[
 def to_digraph(graph: Graph, **options: Unpack[Drawing]) -> graphviz.Digraph:
     """The drawing of `graph` as a graphviz.Digraph, see `Drawing`.
 
-    Nodes of one layer of a model stand in one cluster, as do those of a split where there are several. Nodes that write
-    over memory of others have two borders; a dotted edge leads from such a store to what reads the memory later. Raises
-    GraphError where nothing is left to draw.
+    The nodes of one layer of a model stand in a cluster; so do the nodes of a split when there are several splits. A
+    node that writes over memory of another has two borders, and a dotted edge leads from it to the node that reads the
+    memory later. Raises GraphError when nothing is left to draw.
     """
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"only a Graph can be drawn, not {type(graph).__name__}")
@@ -182,7 +182,7 @@ def to_digraph(graph: Graph, **options: Unpack[Drawing]) -> graphviz.Digraph:
     shown = select(graph, options.get("layers"), options.get("nodes", ()), options.get("around", 0))
     facts = _Facts(graph, options)
     ids = {t: f"leaf{i}" for i, t in enumerate(graph.leafs)} | {t: f"node{i}" for i, t in enumerate(graph.nodes)}
-    if len(shown) == len(ids):  # of the whole graph
+    if len(shown) == len(ids):  # the whole graph is drawn
         shown += facts.removed
     ids |= {t: f"old{i}" for i, t in enumerate(facts.removed)}
     dot = _empty()
@@ -207,7 +207,7 @@ def _check(options: Drawing) -> None:
 def _boxes(
     dot: graphviz.Digraph, shown: list[Tensor], facts: _Facts, ids: dict[Tensor, str], fold: bool
 ) -> dict[Tensor, str]:
-    """Draw what is shown, in clusters; the box of each tensor: its own, or that of its fold."""
+    """Draw the tensors in clusters. Returns the box of each tensor: its own, or the box of its fold."""
     note = {t: (facts.status.get(t), facts.backend.get(t)) for t in shown}
     found = folds(shown, facts.layers, note) if fold else []
     fold_of = {il: f for f in found for il in range(f.first, f.end)}
@@ -266,7 +266,7 @@ def _edges(
         for i, s in enumerate(t.src):
             if s is None:
                 continue
-            if s not in ids:  # what a removed tensor reads, and is there still under the same name
+            if s not in ids:  # a removed tensor reads a tensor that is still there, under its name
                 s = next((u for u in ids if u.name == s.name and (u.op == "none") == (s.op == "none")), None)
                 if s is None:
                     continue
@@ -290,7 +290,7 @@ def _empty() -> graphviz.Digraph:
 
 
 def _summary(graph: Graph) -> graphviz.Digraph:
-    """What a notebook shows of a graph that is too large for a glance, even folded: how often it has which op."""
+    """The picture of a graph that is too large to be drawn in a notebook, even folded: how often it has each op."""
     lines = [f"{graph.n_nodes} nodes, {graph.n_leafs} leafs"]
     layers = set(layers_of(graph).values())
     lines += [f"{len(layers)} layers: dump_dot(g, path, layers=(0, 1)) draws the first"] if layers else []
@@ -303,10 +303,10 @@ def _summary(graph: Graph) -> graphviz.Digraph:
 
 
 def dump_dot(graph: Graph, path: str | PathLike[str] | None = None, **options: Unpack[Drawing]) -> str:
-    """The DOT text of `graph`, also written to `path` where one is given. `options`: what is drawn, and how, see
-    `Drawing` (layers, nodes, around, fold, scheduler, run, against, legend).
+    """The DOT text of `graph`, which is also written to `path` when one is given. `options`: the fields of `Drawing`
+    (layers, nodes, around, fold, scheduler, run, against, legend).
 
-    Raises GraphError where nothing is left to draw, or the file cannot be written.
+    Raises GraphError when nothing is left to draw, or the file cannot be written.
     """
     text = to_digraph(graph, **options).source
     if path is not None:
@@ -330,7 +330,7 @@ def _write(path: str | PathLike[str], data: bytes) -> None:
 def render(graph: Graph, path: str | PathLike[str], **options: Unpack[Drawing]) -> None:
     """Draw `graph` into an .svg, .png or .pdf file; `options` as of `dump_dot`.
 
-    Raises GraphError where the `dot` program is missing or fails, or the file cannot be written.
+    Raises GraphError when the `dot` program is missing or fails, or the file cannot be written.
     """
     out = _path(path)
     try:
@@ -343,7 +343,7 @@ def render(graph: Graph, path: str | PathLike[str], **options: Unpack[Drawing]) 
 
 
 def svg(graph: Graph) -> str | None:
-    """What a notebook shows of a graph; None without Graphviz's program."""
+    """The picture of a graph in a notebook; None when Graphviz's program is not installed."""
     try:
         small = graph.n_nodes + graph.n_leafs <= _AT_A_GLANCE
         drawn = to_digraph(graph, fold=not small)

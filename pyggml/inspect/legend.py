@@ -36,7 +36,7 @@ _KINDS: dict[Kind, str] = {
 def add_legend(
     dot: graphviz.Digraph, kinds: Collection[Kind], status: Mapping[Tensor, Status], folded: bool, split: bool
 ) -> None:
-    """Draw what the shapes and colours of this drawing mean."""
+    """Add a legend of the shapes and colours that this drawing has."""
     rows = [(COLOURS[kind], text) for kind, text in _KINDS.items() if kind in kinds]
     if status:
         rows = [(colour, s) for s, colour in STATUS_COLOURS.items()]

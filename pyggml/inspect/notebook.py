@@ -1,4 +1,4 @@
-"""What notebooks show: tensors with their values, and plans as maps of memory over time."""
+"""HTML for notebooks: tensors with their values, and plans as maps of memory over time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def tensor_html(t: Tensor) -> str:
-    """A tensor as an HTML fragment: its shape in both orders, strides, type, and of its values, where it has any, the
-    statistics, a histogram, and the first plane [ne1, ne0] as an image (blue below zero, red above)."""
+    """A tensor as an HTML fragment: its shape in both orders, strides and type. If it has values: their statistics, a
+    histogram, and the first plane [ne1, ne0] as an image (blue below zero, red above)."""
     flags = [name for flag, name in ((FLAG_INPUT, "input"), (FLAG_OUTPUT, "output")) if t.flags & flag]
     if t.op != "none":
         flags.append(OPS[t.op].label if not parameters(t) else f"{OPS[t.op].label} {parameters(t)}")
@@ -86,7 +86,7 @@ def _image(v: Values) -> str:
 
 
 def _shades(v: Values) -> Array:
-    """RGB of the pixels: the nearer to zero the paler, grey where nothing is finite."""
+    """RGB of the pixels: paler towards zero; grey for a pixel without finite values."""
     x = v.low + (v.pixels.astype(np.float64) - 1) / 254 * (v.high - v.low)
     far = max(abs(v.low), abs(v.high), 1e-300)
     part = np.sqrt(np.minimum(1, np.abs(x) / far))[..., None]
@@ -108,8 +108,8 @@ def _png(rgb: Array) -> bytes:
 
 
 def plan_html(plan: Plan) -> str:
-    """A plan as an HTML fragment: for each pool a map, steps to the right and bytes downwards, in which each tensor is
-    a box over the steps and bytes that are its own; names and numbers on hover."""
+    """A plan as an HTML fragment: a map for each pool, with steps to the right and bytes downwards. A tensor is a box
+    over the steps and bytes that it takes; hovering shows names and numbers."""
     total = sum(plan.sizes.values())
     least = f", at least {plan.lower_bound} live at one time" if plan.lower_bound else ""
     parts = [f"<b>{len(plan.offsets)} tensors in {total} bytes{least}; {plan.n_steps} steps</b>"]

@@ -1,4 +1,4 @@
-"""What a drawing of a graph says, however it is drawn: kinds, layers, names, what repeats, how two graphs differ."""
+"""Facts that drawings of a graph show: kinds, layers and names of tensors, repeated layers, differences of graphs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Status = Literal["same", "changed", "added", "removed"]
 
 NODE_OF_LAYER = re.compile(r"-(\d+)(?: |$)")
 _LAYER = re.compile(r"^blk\.(\d+)\.|^cache_[a-z]+_l(\d+)")
-_UNNAMED = re.compile(r"(node|leaf)_\d+")  # what a graph calls tensors that have no name
-_MAX_PERIOD = 16  # layers that repeat together
+_UNNAMED = re.compile(r"(node|leaf)_\d+")  # a graph's names for tensors that the user has not named
+_MAX_PERIOD = 16  # the longest period of layers that is looked for
 
 
 def layers_of(graph: Graph) -> dict[Tensor, int]:
-    """The layers that the names of a graph's tensors tell: `blk.3.attn_q.weight`, `cache_k_l3`; and `Qcur-3`, where
-    such weights or caches show that it is a model's."""
+    """The layer of each tensor, by its name: `blk.3.attn_q.weight`, `cache_k_l3`; also `Qcur-3`, when such weights or
+    caches show that the graph is a model's."""
     found = {t: _LAYER.search(t.name) for t in graph.leafs}
     layers = {t: int(m[1] or m[2]) for t, m in found.items() if m}
     if layers:
@@ -37,7 +37,7 @@ def layers_of(graph: Graph) -> dict[Tensor, int]:
 
 
 def kind_of(t: Tensor) -> Kind:
-    """What a tensor is in a graph."""
+    """The kind of a tensor in a graph, which decides its colour."""
     if t.flags & FLAG_OUTPUT:
         return "output"
     if t.op == "none":
@@ -46,12 +46,12 @@ def kind_of(t: Tensor) -> Kind:
 
 
 def is_store(t: Tensor) -> bool:
-    """Whether `t` is written over memory of another tensor."""
+    """Whether `t` is an op that writes over memory of another tensor."""
     return t.view_src is not None and OPS[t.op].kernel is not None
 
 
 def parameters(t: Tensor) -> str:
-    """`s=0.5 b=0`: all but the shape, which is shown anyhow."""
+    """The op's parameters as `s=0.5 b=0`, without the shape, which labels show anyhow."""
     return " ".join(f"{k}={_text(v)}" for k, v in t.op_params.items() if not re.fullmatch(r"ne\d?", k))
 
 
@@ -62,8 +62,8 @@ def _text(value: object) -> str:
 
 
 class Place(NamedTuple):
-    """Where the bytes of a tensor are: a buffer type, the offset in the buffer, how many; and whether the buffer is the
-    compute buffer, which all graphs share."""
+    """Where the bytes of a tensor are: the buffer's type, the offset in the buffer and the number of bytes; and whether
+    the buffer is the compute buffer, which all graphs share."""
 
     buft: str
     offset: int
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
 
 def place_of(t: Tensor, plan: Plan) -> Place | None:
-    """Where `t` is under a plan; None for what has no memory (it was fused away, or has none yet)."""
+    """Where `t` is under a plan; None for a tensor without memory (it was fused away, or has none yet)."""
     root = t.root
     if root in plan.offsets:
         buft, offset = plan.offsets[root]
@@ -92,8 +92,8 @@ def place_of(t: Tensor, plan: Plan) -> Place | None:
 def select(
     graph: Graph, layers: tuple[int, int] | None = None, patterns: Sequence[str] = (), around: int = 0
 ) -> list[Tensor]:
-    """The tensors of `layers` (first, end) whose names match a pattern, and those up to `around` edges from them; leafs
-    first, each in the graph's order. Raises GraphError where there is none."""
+    """The tensors of `layers` (first, end) whose names match a pattern, and all up to `around` edges from them: leafs,
+    then nodes, each in the graph's order. Raises GraphError when there are none."""
     if layers is not None and not (isinstance(layers, Sequence) and [*map(type, layers)] == [int, int]):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"layers must be two whole numbers (first, end), not {layers!r}")
     known = isinstance(patterns, Sequence) and not isinstance(patterns, str)  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -119,7 +119,7 @@ def select(
 
 
 def users_of(graph: Graph) -> dict[Tensor, list[Tensor]]:
-    """The nodes that read each tensor, each once, in order."""
+    """For each tensor the nodes that read it, each once, in order."""
     users: dict[Tensor, dict[Tensor, None]] = {}
     for t in graph.nodes:
         for s in t.src:
@@ -129,15 +129,15 @@ def users_of(graph: Graph) -> dict[Tensor, list[Tensor]]:
 
 
 def read_later(graph: Graph) -> list[tuple[Tensor, Tensor]]:
-    """Each store, and the first view of (or else the node that reads) the same bytes later without the store among its
-    sources."""
+    """For each store, the first later view of the bytes that it writes (else the first node that reads them), unless
+    the store is among its sources."""
     stores: dict[Tensor, list[Tensor]] = {}
     edges: dict[tuple[Tensor, Tensor], None] = {}
     for t in graph.nodes:
         for s in t.src if OPS[t.op].kernel is not None else ():
             if s is None or s.root not in stores:
                 continue
-            seen = {s}  # what `s` is a view of, node by node
+            seen = {s}  # `s`, what it is a view of, and so on
             reader = t if s.op == "none" else s
             while s.view_src is not None and not is_store(s) and s.src[0] is not None:
                 reader, s = s, s.src[0]
@@ -154,7 +154,7 @@ def read_later(graph: Graph) -> list[tuple[Tensor, Tensor]]:
 
 
 class Fold(NamedTuple):
-    """Layers `first` .. `end` - 1: `times` the same `period` layers."""
+    """Layers `first` to `end` - 1, which are `times` times the same `period` layers."""
 
     first: int
     period: int
@@ -170,7 +170,7 @@ class Fold(NamedTuple):
 
 
 def folds(shown: Iterable[Tensor], layers: Mapping[Tensor, int], note: Mapping[Tensor, Hashable]) -> list[Fold]:
-    """Which layers repeat: the same tensors in the same order, reading the same, and the same noted of them."""
+    """Find layers that repeat: they have the same tensors in the same order, with the same sources and equal notes."""
     members: dict[int, list[Tensor]] = {}
     for t in shown:
         if t in layers:
@@ -200,7 +200,7 @@ def _signature(il: int, members: Sequence[Tensor], note: Mapping[Tensor, Hashabl
     def reads(s: Tensor | None) -> Hashable:
         if s is None or s in at:
             return s and at[s]
-        return s.name if s.op == "none" else s.ne  # the first layer reads inp_embd where others read l_out
+        return s.name if s.op == "none" else s.ne  # the first layer reads inp_embd, others l_out
 
     def sign(t: Tensor) -> Hashable:
         name = own.sub("#", t.name)
@@ -213,8 +213,8 @@ def _signature(il: int, members: Sequence[Tensor], note: Mapping[Tensor, Hashabl
 
 
 def keys_of(graph: Graph) -> dict[Tensor, str]:
-    """A name for each tensor that the same tensor has in another graph: its own (the second one of a name is `norm-0
-    (2)`), or where the user gave none, what it computes of which."""
+    """A key for each tensor, by which it is found in another graph: its name (the second tensor of a name is `norm-0
+    (2)`), or for a tensor without a name its op and sources."""
     keys: dict[Tensor, str] = {}
     seen: Counter[str] = Counter()
     for t in (*graph.leafs, *graph.nodes):
@@ -228,8 +228,8 @@ def keys_of(graph: Graph) -> dict[Tensor, str]:
 
 
 def statuses(graph: Graph, old: Graph) -> tuple[dict[Tensor, Status], list[Tensor]]:
-    """How each tensor of `graph` compares with the one of its name in `old` (op, parameters, type, shape, strides, what
-    it reads), and the tensors of `old` that `graph` has not."""
+    """How each tensor of `graph` compares with the tensor of the same key in `old` (op, parameters, type, shape,
+    strides, sources), and the tensors of `old` that are missing in `graph`."""
     if not isinstance(old, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"a graph is compared with a Graph, not {type(old).__name__}")
     new_keys, old_keys = keys_of(graph), keys_of(old)

@@ -1,4 +1,4 @@
-"""Where the time goes: when each thread began and ended each step of the graphs that a backend runs."""
+"""Where the time goes: when each thread began and ended each step of a graph."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step of one run: the `nodes` it computed. `name` and `op` are the last one's (`op` the fusion's, where it is
-    one); begin and end are nanoseconds of time.perf_counter_ns for each thread that took part; flops and bytes are what
-    the op's cost says."""
+    """One step of one run, which computed `nodes`. `name` and `op` are the last node's; `op` of fused nodes is the
+    fusion's name. begin and end have, for each thread that took part, nanoseconds of time.perf_counter_ns. flops and
+    bytes come from the op's cost."""
 
     nodes: tuple[Tensor, ...]
     name: str
@@ -38,14 +38,14 @@ class StepTime:
 
     @property
     def layer(self) -> int:
-        """The layer that the name tells, -1 outside of one."""
+        """The layer in the step's name; -1 when it has none."""
         found = NODE_OF_LAYER.search(self.name)
         return int(found[1]) if found else -1
 
 
 @dataclass
 class Row:
-    """Steps taken together: how many, their time from begin to end, what all threads worked of it, and the work."""
+    """A sum over steps: how many, their time from begin to end, the time that all threads worked, flops and bytes."""
 
     key: str
     n: int = 0
@@ -66,9 +66,11 @@ class Row:
 
 
 class Profile:
-    """What the cpu backend of a scheduler (`ctx.scheduler`, of a context) runs within a `with` block, step by step.
+    """Measures, step by step, the graphs that the cpu backend of a scheduler (`ctx.scheduler` of a context) runs within
+    a `with` block.
 
-    wall_ns     inside of the runs, and `n_threads` the most that took part
+    wall_ns     nanoseconds within runs
+    n_threads   the largest number of threads that took part in a run
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -78,7 +80,7 @@ class Profile:
         if not found:
             raise BackendError(f"only the cpu backend is measured; here are {', '.join(scheduler.backends)}")
         self._backend = found[0]
-        self._runs: list[tuple[CpuProgram, Spans, Work]] = []  # of which no steps were made yet
+        self._runs: list[tuple[CpuProgram, Spans, Work]] = []  # runs that are not turned into steps yet
         self._steps: list[StepTime] = []
         self.wall_ns, self.n_threads = 0, 1
 
@@ -102,7 +104,7 @@ class Profile:
 
     @property
     def steps(self) -> list[StepTime]:
-        """The steps in the order in which they ran, but those that a run broken off did not reach."""
+        """The steps in the order in which they ran. Steps that an interrupted run did not reach are left out."""
         for program, spans, work in self._runs:
             of = {step.nodes[-1]: step for step in program.steps}
             for node, threads, (flops, n_bytes) in zip(
@@ -117,7 +119,7 @@ class Profile:
         return self._steps
 
     def table(self, by: Literal["op", "layer"] = "op") -> list[Row]:
-        """The steps by `op` or by `layer`, the longest first (layers in order)."""
+        """The steps summed up by `op` (the longest first) or by `layer` (in order)."""
         rows: dict[str, Row] = {}
         for s in self.steps:
             key = s.op if by == "op" else "" if s.layer < 0 else str(s.layer)
@@ -133,14 +135,14 @@ class Profile:
 
     @property
     def idle(self) -> float:
-        """The part of the threads' time in the runs, from 0 to 1, in which they had nothing to do."""
+        """The part of the threads' time, from 0 to 1, in which they had nothing to do during runs."""
         busy = sum(end - begin for s in self.steps for begin, end in s.spans.values())
         return max(0.0, 1 - busy / (self.wall_ns * self.n_threads)) if self.wall_ns else 0.0
 
 
 def time_line(profiles: Iterable[Profile]) -> dict[str, Any]:
-    """The steps as JSON that Perfetto and chrome://tracing open: a row for each thread, times in microseconds from the
-    first step on."""
+    """The steps as JSON for Perfetto and chrome://tracing: a row for each thread, times in microseconds since the first
+    step."""
     events = [e for p in profiles for s in p.steps for e in _events(s)]
     start = min((e["ts"] for e in events), default=0.0)
     return {"traceEvents": [e | {"ts": e["ts"] - start} for e in events], "displayTimeUnit": "ns"}

@@ -1,4 +1,4 @@
-"""A run, recorded: the graph that ran, where its tensors lay, when its steps ran, and what its nodes held."""
+"""Record a run: the graph, where its tensors lay, when its steps ran, and the values of its nodes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-_RUNS = 3  # of a model: the first one is cold, and machines are shared
+_RUNS = 3  # runs of a model: the first one is cold, and other programs disturb
 
 
 @dataclass(repr=False)
 class Run:
     """One run of one graph.
 
-    steps   in the order in which they ran; what is fused is one step
-    values  what each node held when it was computed, and leafs after the run
+    steps   in the order in which they ran; fused nodes are one step
+    values  the values of each node when it was computed, and of each leaf after the run
     """
 
     graph: Graph
@@ -50,11 +50,11 @@ class Run:
 
     @cached_property
     def step_of(self) -> dict[Tensor, StepTime]:
-        """The step that computed a node."""
+        """The step that computed each node."""
         return {t: s for s in self.steps for t in s.nodes}
 
     def on(self, graph: Graph) -> tuple[dict[Tensor, StepTime], dict[Tensor, Values]]:
-        """Steps and values for the nodes of another graph that have the same names."""
+        """The same steps and values, for the nodes of the same names in another graph."""
         mine = {key: t for t, key in keys_of(self.graph).items()}
         twin = {t: mine[key] for t, key in keys_of(graph).items() if key in mine}
         steps = {t: self.step_of[u] for t, u in twin.items() if u in self.step_of}
@@ -62,11 +62,11 @@ class Run:
 
 
 class Recorder(Profile):
-    """Records what a scheduler runs within a `with` block; `run` is that of the largest graph, its times those
-    of the fastest time it ran.
+    """Records the graphs that a scheduler runs within a `with` block. `run` is the run of the largest graph, with the
+    times of its fastest run.
 
-    With `values` every node is looked at as it is computed: nothing is fused then, and each node runs by itself. Raises
-    BackendError as `Profile`.
+    With `values`, every node is looked at when it is computed; then nothing is fused, and each node runs alone. Raises
+    BackendError as `Profile` does.
     """
 
     def __init__(self, scheduler: Scheduler, values: bool = True) -> None:
@@ -75,7 +75,7 @@ class Recorder(Profile):
         self._scheduler, self._look = scheduler, values
         self._values: dict[Tensor, Values] = {}
         self._schedules: dict[CpuProgram, Schedule] = {}
-        self._times: dict[CpuProgram, tuple[list[StepTime], int]] = {}  # of its fastest run
+        self._times: dict[CpuProgram, tuple[list[StepTime], int]] = {}  # of each program's fastest run
 
     def asks(self, name: str, last: bool = True) -> bool:
         """See `Watcher.asks`."""
@@ -105,7 +105,7 @@ class Recorder(Profile):
         """See `Profile.note`."""
         before = self.wall_ns
         self._steps = []
-        self._runs.clear()  # a slower one, whose steps nobody asked for
+        self._runs.clear()  # a slower run, whose steps are not needed
         super().note(program, spans)
         ns = self.wall_ns - before
         if program not in self._times or ns < self._times[program][1]:
@@ -116,7 +116,7 @@ class Recorder(Profile):
 
     @property
     def run(self) -> Run:
-        """What was recorded. Raises GraphError where nothing ran that was planned within the block."""
+        """The recorded run. Raises GraphError when no graph that was planned within the block has run."""
         if not self._schedules:
             raise GraphError("nothing was recorded: no graph was planned and run on the cpu backend within the block")
         schedule = max(self._schedules.values(), key=lambda s: sum(len(split.nodes) for split in s.splits))
@@ -135,8 +135,8 @@ def record(
     n_threads: int | None = None,
     backends: Sequence[str] = ("cpu",),
 ) -> Run:
-    """Run `graph` once, as `pyggml.compute` does, and record it: every node by itself, with its values. Raises what
-    `compute` and `Recorder` raise."""
+    """Run `graph` once, as `pyggml.compute` does, and record it: every node runs alone, and its values are kept. Raises
+    what `compute` and `Recorder` raise."""
     given = leafs_of(graph, inputs)
     with graph.lock:
         scheduler = Scheduler(backends, n_threads)
@@ -158,11 +158,11 @@ def _graph_of(schedule: Schedule) -> Graph:
 
 
 def record_model(model: Model, prompt: str | Sequence[int], **options: Unpack[ContextOptions]) -> Run:
-    """Evaluate `prompt` (text, or token ids) in one batch, and record it. Graph, memory and times are those of the run
-    as ever, with all fusions, the fastest of three; the values are those of another one, in which every node is looked
-    at. `options` as for `Model.new_context`.
+    """Evaluate `prompt` (text, or token ids) in one batch, and record it. Graph, memory and times come from ordinary
+    runs with all fusions, of which the fastest of three counts. The values come from another run, in which every node
+    is looked at. `options` as for `Model.new_context`.
 
-    Raises ModelError for n_batch or n_ubatch (they follow from the prompt), and what decoding raises.
+    Raises ModelError for n_batch or n_ubatch, which follow from the prompt, and what decoding raises.
     """
     ids = model.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in token_ids(prompt)]
     n = max(len(ids), 1)

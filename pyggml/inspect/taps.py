@@ -1,9 +1,9 @@
-"""Taps and edits: tensors of running graphs, read and changed by name.
+"""Taps and edits: read and change tensors of running graphs by name.
 
-Names are those of the graph (`pyggml dump-dot` shows them): `l_out-3`, `kq_soft_max_ext-0`, `result_norm`; patterns are
-the shell's (`l_out-*`). Of several nodes of one name in a graph, the last is meant. What is watched is not fused away;
-all else is computed as ever. With flash attention, layers whose scores (or `v` or `kqv`, which lie otherwise there) are
-watched attend without it.
+Names are those of the graph (`pyggml dump-dot` shows them): `l_out-3`, `kq_soft_max_ext-0`, `result_norm`. Patterns are
+the shell's (`l_out-*`). When several nodes of a graph have one name, the last one is meant. A watched node is not fused
+away; everything else is computed as usual. When flash attention is on, layers of which the scores, `v` or `kqv` are
+watched compute attention without it, because these nodes are missing there or laid out otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Change = Callable[[Array], Any]
 
 
 class _Watching:
-    """What taps and edits share: patterns, and being in force within a `with` block."""
+    """What taps and edits share: the patterns, and that they are in force within a `with` block."""
 
     def __init__(self, watches: Watches, patterns: tuple[str, ...]) -> None:
         if not patterns or not all(isinstance(p, str) and p for p in patterns):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -65,12 +65,13 @@ class _Watching:
 
 
 class Tap(_Watching, Mapping[str, list[Array]]):
-    """Values of nodes, as they are computed: name -> the arrays of the runs since, oldest first.
+    """Collects the values of nodes as they are computed: name -> a list of arrays, one for each run, oldest first.
 
-    A decode is a run for each n_ubatch tokens. Arrays are copies in NumPy order: `l_out-3` (n_tokens, n_embd),
-    `kq_soft_max_ext-3` (n_head, rows, n_kv); where a graph pads rows, those beyond the tokens mean nothing. They stay
-    readable after the `with` block; `clear()` forgets them. A callback may use other contexts, and read the one it
-    looks into; what would change that raises GraphError. So does an error of the callback, with the name of the node.
+    A decode makes one run for each n_ubatch tokens. Arrays are copies in NumPy order: `l_out-3` is (n_tokens, n_embd),
+    `kq_soft_max_ext-3` is (n_head, rows, n_kv); when a graph pads rows, rows beyond the tokens are meaningless. The
+    values stay after the `with` block; `clear()` forgets them. A callback may use other contexts, and may read the
+    context it looks into; changing that one raises GraphError. An error in the callback raises GraphError with the name
+    of the node.
     """
 
     def __init__(self, watches: Watches, patterns: tuple[str, ...], callback: Callback | None = None) -> None:
@@ -90,7 +91,7 @@ class Tap(_Watching, Mapping[str, list[Array]]):
                 self._callback(t.name, values)
 
     def clear(self) -> None:
-        """Forget what has come so far."""
+        """Forget the values collected so far."""
         self._arrays.clear()
 
     def __getitem__(self, name: str) -> list[Array]:
@@ -115,12 +116,12 @@ class Tap(_Watching, Mapping[str, list[Array]]):
 
 
 class Edit(_Watching):
-    """Changes nodes before anything reads them. `n` counts how often.
+    """Changes nodes before anything reads them. `n` counts the changes.
 
-    The function gets an array as a tap's, a copy that it may write into, also through a view of it: what the array then
-    holds is stored in the node. An array that it returns is stored instead. An error in it raises GraphError with the
-    name of the node. A function that returns nothing and has changed nothing gets one RuntimeWarning; where that is
-    meant, it returns the array.
+    The function gets an array as a tap does: a copy, which it may write into, directly or through a view. The array's
+    contents are then stored in the node; if the function returns an array, that one is stored instead. An error in the
+    function raises GraphError with the name of the node. A function that returns nothing and has changed nothing causes
+    one RuntimeWarning; to leave a node unchanged on purpose, return the array.
     """
 
     def __init__(self, watches: Watches, patterns: tuple[str, ...], change: Change) -> None:
@@ -154,7 +155,7 @@ class Edit(_Watching):
 
 @contextmanager
 def _named(kind: str, t: Tensor) -> Generator[None]:
-    """What a function of the user raises, with the name of the node; pyggml's own errors are passed on."""
+    """Turn an error of the user's function into a GraphError with the name of the node; pyggml's own errors pass."""
     try:
         yield
     except GGMLError:
@@ -164,5 +165,5 @@ def _named(kind: str, t: Tensor) -> Generator[None]:
 
 
 def _values(t: Tensor) -> Array:
-    """What `t` holds now, in NumPy order: its memory itself where NumPy has the type. The plan may recycle it later."""
+    """The present values of `t` in NumPy order: its memory, if NumPy has the type. The plan may recycle it later."""
     return t.elements()[(0,) * (4 - t.rank)]

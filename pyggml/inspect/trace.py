@@ -1,4 +1,4 @@
-"""Traces: the values of named nodes of one run, kept in a file or compared with those of another."""
+"""Traces: the values of named nodes of a run, to be kept in a file or compared with another run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _HEADERS: dict[tuple[int, int], Callable[[io.BytesIO], tuple[tuple[int, ...], bo
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # have n_kv numbers in a row
+_SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext")  # their rows have n_kv numbers
 
 
 @dataclass(eq=False)
 class Trace:
-    """The values of the nodes of a run by name, in the order of the graph, in NumPy order; `about` says of what."""
+    """The values of a run's nodes by name, in the graph's order; arrays in NumPy order. `about` describes the run."""
 
     arrays: dict[str, Array] = field(default_factory=dict[str, Array])
     about: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -46,7 +46,7 @@ def trace(model: Model, prompt: str | Sequence[int], *patterns: str, **options: 
     """Evaluate `prompt` (text, or token ids) in one batch with logits for all tokens, and keep the nodes whose names
     match (default: all). `options` as for `Model.new_context`.
 
-    Raises GraphError where no node matches, ModelError for n_batch or n_ubatch (they follow from the prompt), and what
+    Raises GraphError when no node matches; ModelError for n_batch or n_ubatch, which follow from the prompt; and what
     decoding raises.
     """
     kept = Trace()
@@ -63,7 +63,7 @@ def _walk(
     see: Callable[[str, Array], object],
     options: ContextOptions,
 ) -> list[int]:
-    """Evaluate a prompt once, show the nodes that match in order, and return the token ids."""
+    """Evaluate a prompt once, call `see` with each matching node in order, and return the token ids."""
     ids = model.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in token_ids(prompt)]
     n = max(len(ids), 1)
     sizes = one_ubatch(n, options)
@@ -81,7 +81,7 @@ def _walk(
 
 
 def one_ubatch(n: int, options: ContextOptions) -> ContextOptions:
-    """What has `n` tokens evaluated at once. Raises ModelError where `options` say otherwise."""
+    """Options with which `n` tokens are evaluated at once. Raises ModelError when `options` contradict that."""
     taken = [name for name in ("n_batch", "n_ubatch") if name in options]
     if taken:
         raise ModelError(f"all tokens are one ubatch: {' and '.join(taken)} cannot be given")
@@ -89,14 +89,14 @@ def one_ubatch(n: int, options: ContextOptions) -> ContextOptions:
 
 
 def with_all_logits(ids: Sequence[int]) -> Batch:
-    """A prompt with logits of all its tokens: the last layer, too, then has a row for each."""
+    """A prompt that asks for logits of all tokens, so that the last layer, too, has a row for each token."""
     batch = Batch.prompt(ids)
     batch.logits = [True] * len(batch)
     return batch
 
 
 def no_such_node(model: Model, patterns: tuple[str, ...]) -> GraphError:
-    """The error of patterns that match nothing."""
+    """The error about patterns that match no node."""
     return GraphError(f"no node of {model.arch} is called {' or '.join(patterns)}; dump-dot shows them")
 
 
@@ -113,9 +113,9 @@ def save_trace(t: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def load_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read what `save_trace` wrote, or any .npz whose arrays have the names of nodes (hidden states of another
-    library, say). Raises GGUFError for a file that is none, or unpacks to more than `limits.TRACE_BYTES` and
-    `TRACE_RATIO` allow; OSError."""
+    """Read a file of `save_trace`, or any .npz whose arrays have the names of nodes (hidden states of another library,
+    say). Raises GGUFError for a file that is not such an archive, or that unpacks to more than `limits.TRACE_BYTES`
+    and `TRACE_RATIO` allow; OSError."""
     name = path_name(path, GGUFError)
     with open_regular(name, GGUFError) as file:
         most = max(limits.TRACE_BYTES, limits.TRACE_RATIO * os.fstat(file.fileno()).st_size)
@@ -127,7 +127,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
                 return _read_entries(z)
         except GGMLError as e:
             raise GGUFError(f"{name} is no trace: {e}") from None
-        except Exception as e:  # each of the libraries for zip files, packing and arrays has its own
+        except Exception as e:  # zipfile, zlib and NumPy raise many kinds
             raise GGUFError(f"{name} is no trace: it is damaged ({type(e).__name__}: {e})") from None
 
 
@@ -156,7 +156,7 @@ def _is_list_of(kind: type, value: object) -> bool:
 
 
 def _read_array(name: str, data: bytes) -> Array:
-    """An array of real numbers in NumPy's format, of which nothing is believed that `data` does not have."""
+    """Read an array of real numbers in NumPy's format. Its header is not trusted beyond what `data` holds."""
     f = io.BytesIO(data)
     read = _HEADERS[np.lib.format.read_magic(f)]
     shape, fortran, dtype = read(f)
@@ -185,7 +185,7 @@ class NodeDiff:
 
 @dataclass
 class Diff:
-    """Nodes of both in A's order, and those that only one has."""
+    """The differences of nodes that A and B share, in A's order, and the names that only one of them has."""
 
     nodes: list[NodeDiff]
     only_a: list[str]
@@ -194,11 +194,11 @@ class Diff:
 
     @property
     def first(self) -> NodeDiff | None:
-        """The first node beyond the tolerance, or None: equal."""
+        """The first node beyond the tolerance; None when there is none."""
         return next((n for n in self.nodes if not n.nmse <= self.tolerance), None)
 
     def layers(self, of: str = "l_out") -> list[NodeDiff]:
-        """Those of the nodes `of`-0, `of`-1 ..: how the difference grows from layer to layer."""
+        """The differences of the nodes `of`-0, `of`-1 ...: how the difference grows from layer to layer."""
         return [n for n in self.nodes if fnmatchcase(n.name, f"{of}-*")]
 
 
@@ -211,11 +211,12 @@ def diff(
     options_a: ContextOptions | None = None,
     options_b: ContextOptions | None = None,
 ) -> Diff:
-    """Walk the graphs of two runs by name, and say where they part. Models evaluate `prompt`; where A or B is a Trace,
-    it defaults to the tokens of that. The nodes that match `patterns` are compared (default: all but views of caches).
+    """Compare two runs node by node, to find where they part. A and B are models, which evaluate `prompt`, or traces;
+    with a trace the prompt defaults to the trace's tokens. Compares the nodes that match `patterns` (default: all but
+    views of caches).
 
-    A's values are in memory meanwhile. Raises ModelError where there is no prompt, or it is not that of a trace,
-    GraphError where A and B have no node in common, and what `trace` raises.
+    A's values are kept in memory meanwhile. Raises ModelError when there is no prompt, or it differs from a trace's;
+    GraphError when A and B have no node in common; and what `trace` raises.
     """
     if not all(isinstance(side, (Model, Trace)) for side in (a, b)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"models and traces are compared, not {type(a).__name__} and {type(b).__name__}")
@@ -225,7 +226,7 @@ def diff(
     prompt = known[0] if prompt is None and known else prompt
     if prompt is None and not (isinstance(a, Trace) and isinstance(b, Trace)):
         raise ModelError("a prompt is needed: neither side is a trace that tells its tokens")
-    if isinstance(prompt, str):  # ids: a quantised file may lack what makes them, and they are to be the same
+    if isinstance(prompt, str):  # B gets A's ids: its file may lack a tokenizer, and both must read the same tokens
         prompt = next((m.tokenize(prompt) for m in (a, b) if isinstance(m, Model)), None)
     if any(tokens != known[0] for tokens in known) or (known and prompt is not None and list(prompt) != known[0]):
         raise ModelError("a trace is of other tokens: values at other tokens cannot be compared")
@@ -254,7 +255,7 @@ def diff(
 
 
 def _compared(name: str, patterns: Iterable[str]) -> bool:
-    """Caches have types and layouts of their own, and cells that nobody has written."""
+    """Whether a node is compared. Views of caches are not by default: types and layouts differ, and cells are unset."""
     patterns = tuple(patterns)
     return (
         any(fnmatchcase(name, p) for p in patterns)
@@ -264,8 +265,8 @@ def _compared(name: str, patterns: Iterable[str]) -> bool:
 
 
 def compare(name: str, a: Array, b: Array) -> NodeDiff:
-    """Values of one node in two runs. Infinities (of masks) and NaN are equal where both have the same; where A or B
-    has more cells (n_kv), those both have are compared."""
+    """Compare the values of one node in two runs. Infinities (of masks) and NaN are equal when both runs have the same.
+    If one run has more cells (n_kv), the cells that both have are compared."""
     if a.ndim == b.ndim > 1 and a.shape[:-1] == b.shape[:-1] and name.split("-")[0] in _SCORES:
         n_kv = min(a.shape[-1], b.shape[-1])
         a, b = a[..., :n_kv], b[..., :n_kv]
@@ -281,7 +282,7 @@ def compare(name: str, a: Array, b: Array) -> NodeDiff:
 
 
 def summary(d: Diff) -> Mapping[str, Any]:
-    """A Diff as JSON has it: infinities as null."""
+    """A Diff for JSON, with null for infinities."""
 
     def number(x: float) -> float | None:
         return x if np.isfinite(x) else None

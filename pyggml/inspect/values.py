@@ -1,4 +1,4 @@
-"""Numbers about numbers: what is shown of the values of a tensor."""
+"""Statistics, a histogram and a thumbnail of a tensor's values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..tensor import Tensor
 _BINS = 32
 _SIDE = 24  # pixels of a thumbnail, at most, in each direction
 _CORNER = (6, 8)  # rows and columns that are shown as numbers
-_LEAF_ELEMENTS = 1 << 22  # of larger leafs the first rows are looked at
+_LEAF_ELEMENTS = 1 << 22  # of a larger leaf only the first rows are looked at
 
 
 @dataclass(frozen=True)
 class Values:
-    """Of `n` elements: how many are NaN or infinite, and of the finite ones the least, greatest, mean and standard
-    deviation, and how many fall into each of 32 equal parts from `low` to `high`.
+    """Statistics of `n` elements: how many are NaN or infinite; the least, greatest, mean and standard deviation of the
+    finite ones; and how many fall into each of 32 equal parts from `low` to `high`.
 
     corner  the first elements of the first rows, in NumPy order
     pixels  uint8 [rows, columns]: the first plane [ne1, ne0] from `low` (1) to `high` (255), averaged down to at most
-            24 by 24; 0 where nothing is finite
+            24 by 24; 0 for a pixel without finite values
     """
 
     n: int
@@ -47,7 +47,7 @@ class Values:
 
 
 def values_of(x: Array) -> Values:
-    """What is shown of an array in NumPy order, of at least one element."""
+    """The statistics of an array, in NumPy order, of at least one element."""
     x = x.reshape((1, *x.shape)) if x.ndim == 1 else x
     plane = x[(0,) * (x.ndim - 2)]
     finite = np.isfinite(x)
@@ -80,7 +80,7 @@ def _thumbnail(plane: Array, low: float, high: float) -> Array:
 
 
 def first_rows(t: Tensor) -> Array:
-    """The values of `t`, or the first rows of the first plane of it where it is large. Raises AllocError as
+    """The values of `t`; of a large tensor, only the first rows of its first plane. Raises AllocError as
     `Tensor.numpy`."""
     t.check_readable()
     if t.n_elements <= _LEAF_ELEMENTS:

@@ -1,1 +1,1 @@
-"""What the benchmarks are made of."""
+"""The parts of the benchmarks."""

@@ -1,4 +1,4 @@
-"""Benchmark rows kept over time: one JSON object a line, with what they depend on."""
+"""Keep benchmark rows over time: a JSON object a line, with the machine and the version that were measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commit() -> str | None:
 
 
 def cpu_model() -> str:
-    """What the CPU calls itself."""
+    """The CPU's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -25,18 +25,18 @@ _TILE = 64  # rows of random weights, repeated
 
 @dataclass(frozen=True)
 class OpCase:
-    """An op: what `--ne` means for it, the shapes and types measured by default, and the types it takes."""
+    """An op: the meaning of `--ne` for it, the shapes and types measured by default, and the types it takes."""
 
     dims: str
     shapes: tuple[Ne, ...]
     default_types: tuple[DType, ...]
     types: tuple[DType, ...]
     build: Build
-    is_product: bool = False  # work on weights: few columns are measured with more weights than caches hold
+    is_product: bool = False  # a product with weights: few columns are measured with more weights than caches hold
 
 
 def place(t: Tensor, rng: np.random.Generator) -> Tensor:
-    """Give a leaf memory and random values (row numbers are set by those who know their range)."""
+    """Give a leaf memory and random values. Row numbers are set by the cases, which know their range."""
     t.buffer, t.offset = Buffer.allocate(t.nbytes), 0
     n = t.ne[0]
     rows = min(t.nbytes // t.dtype.row_size(n), _TILE)

@@ -1,7 +1,8 @@
 """`python -m pyggml.tools.measure.step_cost [MODEL]`: what Python costs per decode step, with the C run left out.
 
-A step is all but the kernels: batch checked and split, slot found, mask written, graph found, rows gathered. The median
-CPU time of this thread over a pass through the cache, with 1, 8 and 64 sequences at n_ctx 4096, once the graphs exist.
+Everything but the kernels is measured: the batch is checked and split, a slot is found, the mask written, the graph
+found, rows are gathered. Printed is the median CPU time of this thread over one pass through the cache, with 1, 8 and
+64 sequences at n_ctx 4096. The graphs exist before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The families of checkpoints, by model_type. A page holds `FAMILIES`; it is imported when one of its types is met."""
+"""The families of checkpoints, by model_type. A page is imported when one of its types is met; it has `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 
 
 def find_family(c: Config) -> Family:
-    """The family of a config. Raises ModelError naming the model types that are like an unknown one."""
+    """The family of a config. Raises ModelError for an unknown model_type, naming similar ones."""
     name = c.model_type
     if name not in _PAGE_OF:
         near = ", ".join(get_close_matches(name, _PAGE_OF, 5, 0.5)) or "none"
@@ -62,7 +62,7 @@ def find_family(c: Config) -> Family:
 
 
 def families_of_arch(arch: str) -> list[Family]:
-    """The families that a GGUF of this architecture may be of. Raises ModelError where there is none."""
+    """The families that a GGUF of this architecture may belong to. Raises ModelError when there is none."""
     pages: list[tuple[Family, ...]] = [import_module(f".{page}", __name__).FAMILIES for page in PAGES]
     found = [family for page in pages for family in page if family.arch == arch]
     if not found:

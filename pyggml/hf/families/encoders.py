@@ -1,4 +1,4 @@
-"""Encoders, whose embeddings are pooled as the folder says (modules.json, of the sentence-transformers library)."""
+"""Encoders. The folder says how embeddings are pooled (modules.json, of the sentence-transformers library)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _pooling(c: Config) -> dict[str, object]:
 
 
 def pooling_files(kind: object) -> dict[str, object]:
-    """What the sentence-transformers library reads, by its path, of a value of `pooling_type`."""
+    """The files that tell the sentence-transformers library about a `pooling_type`, by path."""
     name = next((name for name, number in _POOLING.items() if number == kind), None)
     if name is None:
         return {}
@@ -92,7 +92,7 @@ def _window(c: Config) -> dict[str, object]:
     return keys | _pooling(c)
 
 
-_PADDING = 2  # RoBERTa counts positions from the id of padding, 1, on: as many rows are for nothing
+_PADDING = 2  # RoBERTa's positions begin behind the id of padding, 1: so many rows are unused
 
 
 def _after_padding(a: Array, s: Sizes) -> Array:
@@ -109,7 +109,7 @@ def _fewer(shape: Shape, s: Sizes) -> Shape:
     return (shape[0] - _PADDING, *shape[1:])
 
 
-_ROWS = Move(lambda a, s: a, lambda a, s: a.reshape(-1, a.shape[-1]))  # also where a file has only one
+_ROWS = Move(lambda a, s: a, lambda a, s: a.reshape(-1, a.shape[-1]))  # also of a file with only one row
 
 FAMILIES = (
     Family(
@@ -146,7 +146,7 @@ FAMILIES = (
         arch="nomic-bert",
         types=("nomic_bert",),
         cls="NomicBertModel",
-        constants={"pad_token_id": 0},  # a number where the others may have none
+        constants={"pad_token_id": 0},  # must be a number here
         keys=_ENCODER,
         more=_pooling,
         skip=_HEADS,

@@ -1,4 +1,4 @@
-"""Gemma: norms are stored as what is added to one, up to Gemma 3."""
+"""Gemma. Up to Gemma 3 the weights of norms are stored minus one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .spelling import SANDWICH
 _TANH = "gelu_pytorch_tanh"
 _NORMS = {"*_norm.weight": PLUS_ONE}
 _CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-_CAPS_2: dict[str, Key] = {  # null: none, where nothing said means those of the class
+_CAPS_2: dict[str, Key] = {  # null means no cap; a missing key means the class's default
     name: Of(lambda c, name=name: c.number(name, default=0.0), lambda cap, keys, name=name: {name: cap or None})
     for name in _CAPS
 }
-_TABLE = "per_layer_token_embd"  # of fewer tokens than the vocabulary: those that are not text have the first one's
-_UNROPED = 1e30  # the frequency factor of what does not turn
+_TABLE = "per_layer_token_embd"  # may lack tokens at the end, which are not text: they get the first one's row
+_UNROPED = 1e30  # the frequency factor of dimensions that do not turn
 _EXPERT_SCALES = {
     r"^model\.layers\.(\d+)\.router\.scale$": r"=blk.\1.ffn_gate_inp.scale",
     r"^model\.layers\.(\d+)\.router\.per_expert_scale$": r"=blk.\1.ffn_down_exps.scale",
@@ -40,14 +40,14 @@ _PER_LAYER = {
 
 
 def _tanh(c: Config) -> None:
-    """Gemma's first configs say gelu, and mean the tangent; transformers knows."""
+    """The activation. Gemma's first configs say gelu and mean its tanh form, as the transformers library knows."""
     name = c.get("hidden_act", default="gelu")
     if name not in ("gelu", "gelu_new", "gelu_pytorch_tanh"):
         c.fail(f"hidden_act is {name!r:.60}: of gemma only gelu_pytorch_tanh is supported")
 
 
 def _theta(kind: str, old: str, default: float) -> Callable[[Config], float]:
-    """The base of the rope of layers of a kind; `old`: its name in configs of before."""
+    """The base of the rope in layers of one kind; `old`: the key of older configs."""
 
     def there(c: Config) -> float:
         old_names = (old,) if c.knows(old) else ()
@@ -67,14 +67,14 @@ _BOTH: dict[str, Key] = {
 
 
 def _deviations(share: float) -> float:
-    """How many standard deviations above the mean that share of a normal distribution ends, in F32 step by step, as the
-    transformers library has it; -inf for none of it."""
+    """The quantile of the normal distribution at `share`, in standard deviations; -inf for 0. Each step rounds to F32,
+    as in the transformers library."""
     p = float32(share)
     if not 0 <= p < 1:
         raise ValueError(f"an activation sparsity of {share}")
     if p == 0:
         return -math.inf
-    inverse = NormalDist().inv_cdf((float32(2 * p - 1) + 1) / 2) / math.sqrt(2)  # of the error function
+    inverse = NormalDist().inv_cdf((float32(2 * p - 1) + 1) / 2) / math.sqrt(2)  # inverse error function
     return float32(float32(inverse) * float32(math.sqrt(2)))
 
 
@@ -106,7 +106,7 @@ def _window_3n(c: Config) -> dict[str, object]:
 
 
 def _windowed(c: Config) -> list[bool]:
-    """Of each layer whether it has the window; the last one never."""
+    """For each layer, whether it has the window. The last layer never has it."""
     if c.get("layer_types", default=None) is None:
         flags = [(il + 1) % 6 != 0 for il in range(c.n_layer)]
     else:
@@ -115,7 +115,7 @@ def _windowed(c: Config) -> list[bool]:
 
 
 def _full(c: Config, name: str) -> int:
-    """The value in layers without the window: what `per_layer_config` says of each, or one name for all of them."""
+    """A value of layers without the window: from `per_layer_config`, or from one key for all of them."""
     layers = c.get("per_layer_config", default=None)
     if layers is None:
         if name == "head_dim":
@@ -147,7 +147,7 @@ def _heads_kv_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _head_full_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
-    """Said twice: by the name that configs have on the hub, and by layer, as the library writes it now."""
+    """Written twice: under the key that published configs have, and by layer, as the library writes it now."""
     heads = keys["attention.head_count_kv"]
     windowed = keys["attention.sliding_window_pattern"].tolist()
     per_layer: dict[str, dict[str, int]] = {}
@@ -173,7 +173,7 @@ def _n_ff_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _experts(*names: str) -> Of:
-    """What only counts where there are experts."""
+    """Keys that count only in models with experts."""
 
     def there(c: Config) -> object:
         return c.get(*names, default=None) if c.get("enable_moe_block", default=False) is True else None
@@ -193,7 +193,8 @@ def _per_layer_size(c: Config) -> int:
 
 
 def _frequencies(c: Config) -> dict[str, Array]:
-    """The frequency factors of layers without the window: a part of their heads turns, as fast as if all did."""
+    """The frequency factors of layers without the window. A part of each head turns, at the speed it would have if the
+    whole head turned."""
     half = _full(c, "head_dim") // 2
     default = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
     rope: Mapping[str, Any] = c.get("rope_parameters.full_attention", default=default)
@@ -221,8 +222,8 @@ def _told_4(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
 
 
 def scores(n_layer_27b: int = 0) -> dict[str, Key]:
-    """How scores are scaled: a key where it is not as heads are large, nor as files of the model with `n_layer_27b`
-    layers have it, which do not say so. Sizes of heads say it back."""
+    """The keys for the scale of scores and the size of a head. Files have no key for the usual scale: by the size of a
+    head; in the model with `n_layer_27b` layers by the size of embeddings over the number of heads."""
 
     def there(c: Config) -> float | None:
         scalar = c.number("query_pre_attn_scalar", default=256)

@@ -1,4 +1,4 @@
-"""Decoders after GPT-2 and GPT-J."""
+"""Decoders built like GPT-2 and GPT-J."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose layers are in part attention and in part linear attention (gated delta rules)."""
+"""Models with some layers of attention and some of linear attention (gated delta rules)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DT_BIAS = {r"\.dt_bias$": ".dt_proj.bias"}
 
 
 def _kinds(s: Sizes) -> tuple[int, int, int]:
-    """Heads of Q and K, elements of one, elements of V for each of them."""
+    """The number of heads of Q and K, elements of such a head, and elements of V for each of them."""
     n_k = s.ints("ssm.group_count")
     return n_k, s.ints("ssm.state_size"), s.ints("ssm.inner_size") // n_k
 
@@ -59,8 +59,9 @@ QKVZ = Split(("attn_qkv", "attn_gate"), _qkvz_there, _qkvz_back, _qkvz_shapes)
 
 
 def _tiled(first: bool = False, columns: bool = False) -> Move:
-    """Heads of V stand by the head of K that they share; here those of the same place in each stand together, as
-    repeating all of K's heads pairs them. `first`: rows of Q and K come before; `columns`: not rows are meant."""
+    """Reorder heads of V. A checkpoint has them by the head of K that they share. A GGUF has first the first V head of
+    every K head, then all second ones, which is the order that repeating all of K's heads gives. `first(sizes)`: rows
+    of Q and K that come before; `columns`: reorder columns instead of rows."""
 
     def order(a: Array, s: Sizes, there: bool) -> Array:
         n_k, n_v = s.ints("ssm.group_count"), s.ints("ssm.time_step_rank")
@@ -106,7 +107,7 @@ _NEXT5 = {
 
 
 def _sections(c: Config) -> list[int]:
-    """Pairs of a head that turn by each position of a token; of text they are all alike."""
+    """How many pairs of a head turn by each of a token's positions, which are equal for a token of text."""
     sections = c.rope.get("mrope_section") or [11, 11, 10]
     return [*sections, *[0] * (4 - len(sections))]
 
@@ -114,14 +115,14 @@ def _sections(c: Config) -> list[int]:
 def _recurrent(c: Config) -> list[bool] | None:
     if c.get("layer_types", default=None) is None:
         return None
-    return [not attends for attends in layers_of(c, "full_attention")] + [False] * c.n_heads
+    return [not attends for attends in layers_of(c, "full_attention")] + [False] * c.n_nextn
 
 
 def _layer_types(recurrent: list[bool], keys: Mapping[str, Any]) -> dict[str, object]:
     return {"layer_types": ["linear_attention" if r else "full_attention" for r in of_model(recurrent, keys)]}
 
 
-_RECURRENT: dict[str, Key] = {"attention.recurrent_layers": Of(_recurrent, _layer_types)}  # which are no attention
+_RECURRENT: dict[str, Key] = {"attention.recurrent_layers": Of(_recurrent, _layer_types)}  # layers of linear attention
 
 
 def _kimi_lead(c: Config) -> int:
@@ -188,11 +189,11 @@ _KIMI = {
     **{f"ssm_conv1d_{x}": f"self_attn.{x}_conv1d" for x in "qkv"},
     "ssm_norm": "self_attn.o_norm",
 }
-_HEADS = mtp_layers("mtp_num_hidden_layers")
+_NEXTN = mtp_layers("mtp_num_hidden_layers")
 
 
 def _residual_scale(c: Config) -> float:
-    """What is normed is multiplied with, before something is added; of all layers and networks the same."""
+    """The factor of a part's normed input where the part's result is added to it; files have one for all parts."""
     parts = [c.number(f"{kind}_alpha_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
     betas = [c.number(f"{kind}_beta_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
     if len(set(parts)) > 1 or set(betas) != {1.0}:
@@ -211,7 +212,7 @@ FAMILIES = (
         moves=_NEXT,
         splits={"linear_attn.in_proj_qkvz.weight": QKVZ},
         names=_DT_BIAS,
-        heads=_HEADS,
+        nextn=_NEXTN,
         spelled=_DELTA,
     ),
     Family(
@@ -222,7 +223,7 @@ FAMILIES = (
         keys=_FIVE,
         moves=_NEXT5,
         names=_DT_BIAS,
-        heads=_HEADS,
+        nextn=_NEXTN,
         spelled=_DELTA,
     ),
     Family(
@@ -233,7 +234,7 @@ FAMILIES = (
         keys={**_FIVE, **_EXPERTS},
         moves=_NEXT5,
         names=_DT_BIAS,
-        heads=_HEADS,
+        nextn=_NEXTN,
         spelled=_DELTA,
     ),
     Family(
@@ -244,7 +245,7 @@ FAMILIES = (
         act="",
         keys={
             "attention.head_count_kv": Of(
-                lambda c: [int(a) for a in layers_of(c, "full_attention")],  # all heads read the same latent row
+                lambda c: [int(a) for a in layers_of(c, "full_attention")],  # all heads read one latent row
                 _kimi_heads_back,
             ),
             "context_length": ("model_max_length", "max_position_embeddings"),
@@ -262,7 +263,7 @@ FAMILIES = (
                 lambda c: c.integer("linear_attn_config.head_dim", "linear_head_dim"),
                 lambda n, keys: {"linear_head_dim": n, "linear_num_heads": keys["attention.head_count"]},
             ),
-            # Of pyggml alone (models/kimi_linear.py): llama.cpp has as many as the first layer has heads.
+            # Only pyggml reads this key (models/kimi_linear.py); llama.cpp takes the number of the first layer's heads.
             "kda.head_count": Of(_kda_heads, lambda n, keys: {"linear_num_heads": n}),
             "expert_shared_count": "num_shared_experts",
             "expert_weights_scale": "routed_scaling_factor",
@@ -313,7 +314,7 @@ FAMILIES = (
             r"^model\.layers\.(\d+)\.self_attn\.out_proj\.": r"=blk.\1.attn_output.",
             r"^model\.layers\.(\d+)\.self_attn\.qkv_proj\.": r"=blk.\1.attn_qkv.",
         },
-        skip=(r"\.(slope_rate|(query|key|diagonal)_decay)$",),  # follow from the number of heads
+        skip=(r"\.(slope_rate|(query|key|diagonal)_decay)$",),  # computed from the number of heads
         table="minimax-m2",
     ),
 )

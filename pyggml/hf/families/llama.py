@@ -1,4 +1,4 @@
-"""Llama and those whose rope turns neighbours in the GGUF, and halves of a head in the checkpoint."""
+"""Llama, and families whose rope turns neighbours in the GGUF and halves of a head in the checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def _roped(c: Config) -> list[bool]:
 
 
 def _ropes(c: Config) -> list[bool] | None:
-    """Of pyggml alone (models/plain.py), where they are not those that llama.cpp knows: all but every fourth."""
+    """Which layers have rope, for a key that only pyggml reads (models/plain.py); None when it is all but every fourth,
+    as llama.cpp assumes."""
     roped = _roped(c)
     return None if roped == [(il + 1) % 4 != 0 for il in range(c.n_layer)] else roped
 
@@ -57,7 +58,7 @@ FAMILIES = (
         keys={"expert_count": None, "expert_used_count": None},
         moves=ROPE_PAIRS,
     ),
-    # llama.cpp has no window for `llama`; the key is read by pyggml (models/llama.py).
+    # llama.cpp has no window for `llama`. pyggml reads the key (models/llama.py).
     Family(
         arch="llama",
         types=("mistral",),

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: DeepSeek-V2 and what came after it."""
+"""Multi-head latent attention: DeepSeek-V2 and its successors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _N_ROT = "qk_rope_head_dim"
 
 
 def _log_mul(c: Config) -> float | None:
-    """What YaRN multiplies the logarithm of its factor with, for the scores of attention. Refuses ropes that no GGUF of
-    latent attention says."""
+    """The multiplier of YaRN's logarithm in the scale of scores. Refuses ropes that a GGUF with latent attention cannot
+    describe."""
     rope = c.rope
     kind, mscale = rope["rope_type"], rope.get("mscale_all_dim")
     if kind in ("default", "dynamic"):
@@ -32,11 +32,11 @@ def _log_mul(c: Config) -> float | None:
 
 
 def _inner_eps(c: Config) -> float | None:
-    """The transformers library's classes have 1e-6 for these norms whatever a config says."""
+    """The epsilon of the norms inside attention: 1e-6 in the transformers library, whatever a config says."""
     return None if c.number("rms_norm_eps") == _INNER_EPS else _INNER_EPS
 
 
-INNER_EPS = Of(_inner_eps)  # of pyggml alone (models/metadata.py): llama.cpp has that of the other norms
+INNER_EPS = Of(_inner_eps)  # only pyggml reads this key (models/metadata.py); llama.cpp takes the other norms' epsilon
 
 
 NOPE_AND_ROPE = Of(
@@ -44,7 +44,7 @@ NOPE_AND_ROPE = Of(
     lambda n, keys: {"qk_nope_head_dim": n - keys["rope.dimension_count"]},
 )
 _MLA: dict[str, Key] = {
-    # All heads read the same latent row.
+    # All heads read one latent row.
     "attention.head_count_kv": Of(lambda c: 1, lambda n, keys: {"num_key_value_heads": keys["attention.head_count"]}),
     "attention.inner_rms_epsilon": INNER_EPS,
     "attention.q_lora_rank": "q_lora_rank",
@@ -63,11 +63,11 @@ _MLA: dict[str, Key] = {
 
 
 def _told_q(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
-    """The small ones make queries in one step."""
+    """The rank of queries on the way back. Small models compute queries in one step and have none."""
     return {"q_lora_rank": None} if "blk.0.attn_q.weight" in ne else {}
 
 
-_V3: dict[str, Key] = {**_MLA, "expert_gating_func": 2}  # always sigmoid, whether the config says so or not
+_V3: dict[str, Key] = {**_MLA, "expert_gating_func": 2}  # always sigmoid, whatever the config says
 _SPLITS = {"self_attn.kv_b_proj.weight": KV_B}
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
 _DSA: dict[str, Key] = {
@@ -76,7 +76,7 @@ _DSA: dict[str, Key] = {
     "attention.indexer.key_length": "index_head_dim",
     "attention.indexer.top_k": "index_topk",
 }
-_TOLD = ("num_key_value_heads", "head_dim", "layer_types")  # which follow from others
+_TOLD = ("num_key_value_heads", "head_dim", "layer_types")  # follow from other keys
 _INDEXER_SPELLED = {
     "indexer.attn_q_b": "self_attn.indexer.wq_b",
     "indexer.attn_k": "self_attn.indexer.wk",
@@ -89,7 +89,7 @@ _INDEXER = {
 
 
 def _indexers(c: Config) -> list[bool] | None:
-    """Of each layer of the model whether it has an indexer of its own; of heads llama.cpp wants no word."""
+    """For each layer, whether it has an indexer of its own. llama.cpp wants no entries for drafting layers."""
     types = c.get("indexer_types", default=None)
     return None if types is None else [kind == "full" for kind in types[: c.n_layer]]
 
@@ -122,7 +122,7 @@ FAMILIES = (
         splits=_SPLITS,
         told=_TOLD,
         names=_BIAS,
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
     Family(
         arch="deepseek32",
@@ -134,9 +134,9 @@ FAMILIES = (
         names={**_BIAS, **_INDEXER},
         table="deepseek2",
         spelled=_INDEXER_SPELLED,
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
-    # GLM-5 (huggingface.co/zai-org/GLM-5): layers without an indexer attend to what the last one before chose.
+    # GLM-5 (huggingface.co/zai-org/GLM-5): a layer without an indexer uses the choice of the last indexer before it.
     Family(
         arch="glm-dsa",
         types=("glm_moe_dsa",),
@@ -146,6 +146,6 @@ FAMILIES = (
         told=_TOLD,
         names={**_BIAS, **_INDEXER},
         spelled=_INDEXER_SPELLED,
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..config import Config
-from ..family import Family, Heads, Key, Of
+from ..family import Family, Key, NextnLayers, Of
 from ..metadata import all_windowed, dense_back, dense_lead, layers_of, of_model, qwen_window, window, window_of
 from ..moves import ROW, TRANSPOSED, alternating, alternating_rows, halves_transposed
 from .plain import HUNYUAN_KEYS, HUNYUAN_NORMS
@@ -17,7 +17,7 @@ from .spelling import APPENDED, BLOCK_SPARSE, mtp_layers, shared
 
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
 _SHARED_EXPERT = shared("mlp.shared_expert")
-_SIGMOID = 2  # of `expert_gating_func`: what these classes have whatever a config says
+_SIGMOID = 2  # `expert_gating_func` of classes that ignore what a config says
 _SHARED: dict[str, Key] = {
     "expert_gating_func": _SIGMOID,
     "expert_shared_count": Of(
@@ -31,7 +31,7 @@ _SHARED: dict[str, Key] = {
 
 
 def _first(*names: str) -> Of:
-    """A number, or the first of a list with one for each layer."""
+    """A number; of a list with one for each layer, the first."""
 
     def there(c: Config) -> object:
         value = c.get(*names, default=None)
@@ -54,13 +54,13 @@ def _half_roped_back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _mimo_windows(c: Config) -> list[bool]:
-    """Of each layer whether it has the window, as heads have."""
+    """For each layer, whether it has the window. Drafting layers always have it."""
     if c.get("hybrid_layer_pattern", default=None) is None:  # the transformers library's name
-        return [*layers_of(c, "sliding_attention"), *[True] * c.n_heads]
+        return [*layers_of(c, "sliding_attention"), *[True] * c.n_nextn]
     pattern = c.get("hybrid_layer_pattern")
     if not isinstance(pattern, list) or len(cast("list[object]", pattern)) != c.n_layer:
         c.fail(f"hybrid_layer_pattern must have one of {c.n_layer} layers each")
-    return [bool(w) for w in cast("list[object]", pattern)] + [True] * c.n_heads
+    return [bool(w) for w in cast("list[object]", pattern)] + [True] * c.n_nextn
 
 
 def _mimo_heads_kv(c: Config) -> list[int]:
@@ -76,7 +76,7 @@ def _mimo_heads_kv_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]
 
 
 def _refuse_mimo(c: Config) -> dict[str, object]:
-    """What llama.cpp's converter wants, too: its files have no keys for anything else."""
+    """Refuse what a GGUF of MiMo-V2 has no keys for. llama.cpp's converter refuses the same."""
     for name in ("head_dim", "v_head_dim", "num_attention_heads"):
         value = c.get(f"swa_{name}", default=None)
         if value is not None and value != c.get(name):
@@ -85,7 +85,7 @@ def _refuse_mimo(c: Config) -> dict[str, object]:
 
 
 def _all_sparse(c: Config) -> None:
-    """Refuse what no GGUF of the architecture says: layers without experts."""
+    """Refuse layers without experts, which no GGUF of the architecture can describe."""
     if c.get("decoder_sparse_step", default=1) != 1:
         c.fail(f"decoder_sparse_step is {c.get('decoder_sparse_step')!r:.60}: only 1 is supported")
     if c.get("mlp_only_layers", default=None):
@@ -96,7 +96,7 @@ def _qwen2_moe(c: Config) -> dict[str, object]:
     _all_sparse(c)
     if c.get("layer_types", default=None) is not None:
         return qwen_window(c)
-    first = c.integer("max_window_layers")  # from which on none has it, unlike in others
+    first = c.integer("max_window_layers")  # from there on no layer has it, unlike in other families
     windowed = [il % 2 == 0 and il < first for il in range(c.n_layer)]
     return window_of(c, windowed, said=c.get("use_sliding_window") is True)
 
@@ -121,12 +121,12 @@ def _last_moe(c: Config) -> dict[str, object]:
 
 
 def _refuse_llama4(c: Config) -> dict[str, object]:
-    """Layers of other kinds than Llama 4's, which no GGUF can say."""
+    """Refuse layers that Llama 4 does not have, which no GGUF of it can describe."""
     n, step = c.n_layer, c.integer("interleave_moe_layer_step")
     interval = c.integer("no_rope_layer_interval", default=4)
     ropes = c.get("no_rope_layers", default=None) or [int((il + 1) % interval != 0) for il in range(n)]
     kinds = ["full_attention" if (il + 1) % 4 == 0 else "chunked_attention" for il in range(n)]
-    normed = c.integer("num_local_experts", default=16) != 128  # as the model of that many experts
+    normed = c.integer("num_local_experts", default=16) != 128  # the model with 128 experts has no norms of Q and K
     for name, said, only in (
         ("moe_layers", c.get("moe_layers", default=None), list(range(step - 1, n, step))),
         ("no_rope_layers", ropes, [int((il + 1) % 4 != 0) for il in range(n)]),
@@ -139,7 +139,7 @@ def _refuse_llama4(c: Config) -> dict[str, object]:
 
 
 def _afmoe_window(c: Config) -> dict[str, object]:
-    """The window, and the layers that are roped, which are those with a window, unless they are llama.cpp's."""
+    """The keys of the window, and of the layers with rope: those with a window, unless they are llama.cpp's."""
     found, usual = window(c), [(il + 1) % 4 != 0 for il in range(c.n_layer)]
     windowed = found.get("attention.sliding_window_pattern", usual)
     return found if windowed == usual else {**found, "attention.rope_pattern": windowed}
@@ -163,7 +163,7 @@ FAMILIES = (
         types=("qwen3_moe",),
         cls="Qwen3MoeForCausalLM",
         more=_qwen3_moe,
-        # Where a file does not say, as llama.cpp's: they are.
+        # Files of llama.cpp do not have this key and mean true.
         keys={"expert_weights_norm": Of(_not_normed, lambda normed, keys: {"norm_topk_prob": normed})},
         constants={"norm_topk_prob": True},
     ),
@@ -179,7 +179,7 @@ FAMILIES = (
         cls="PhimoeForCausalLM",
         more=all_windowed,
         spelled=BLOCK_SPARSE,
-        # Of pyggml alone (models/phimoe.py); llama.cpp has other norms and another router than the model's authors.
+        # Only pyggml reads these keys (models/phimoe.py). llama.cpp's norms and router are not those of the authors.
         keys={
             "attention.layer_norm_epsilon": "rms_norm_eps",
             "expert_used_count": Of(_two, lambda n, keys: {"num_experts_per_tok": n}),
@@ -198,7 +198,7 @@ FAMILIES = (
         },
         keys={
             **_SHARED,
-            "attention.rope_pattern": Of(lambda c: None, lambda ropes, keys: {}),  # those with a window
+            "attention.rope_pattern": Of(lambda c: None, lambda ropes, keys: {}),  # layers with a window
             "leading_dense_block_count": "num_dense_layers",
             "expert_weights_norm": True,
             "expert_weights_scale": "route_scale",
@@ -219,7 +219,7 @@ FAMILIES = (
         keys=_SHARED,
         names=_BIAS,
         by_tensors=lambda ne: {"use_qk_norm": any(name.endswith(".attn_q_norm.weight") for name in ne)},
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
     # Ling 2.0 (arXiv 2510.22115)
     Family(
@@ -240,14 +240,14 @@ FAMILIES = (
             "attn_output": "attention.dense",
             "exp_probs_b": "mlp.gate.expert_bias=",
         },
-        heads=replace(APPENDED, own={**APPENDED.own, "layer_output_norm": "{layer}.final_layernorm"}),
+        nextn=replace(APPENDED, own={**APPENDED.own, "layer_output_norm": "{layer}.final_layernorm"}),
     ),
-    # MiMo-V2-Flash (arXiv 2601.02780); later ones store Q, K and V together, in parts for several devices
+    # MiMo-V2-Flash (arXiv 2601.02780); later models store Q, K and V together, in parts for several devices
     Family(
         arch="mimo2",
         types=("mimo_v2_flash",),
         cls="MiMoV2FlashForCausalLM",
-        told=("layer_types",),  # where hybrid_layer_pattern says the same
+        told=("layer_types",),  # hybrid_layer_pattern says the same
         keys={
             "attention.head_count_kv": Of(_mimo_heads_kv, _mimo_heads_kv_back),
             "attention.value_length": ("v_head_dim", "head_dim"),
@@ -265,7 +265,7 @@ FAMILIES = (
         more=_refuse_mimo,
         names={**_BIAS, r"\.attention_sink_bias$": ".sinks"},
         spelled={"attn_sinks": "self_attn.attention_sink_bias="},
-        heads=Heads(
+        nextn=NextnLayers(
             says="num_nextn_predict_layers",
             own={
                 **{f"nextn.{x}": f"{{layer}}.{x}" for x in ("eh_proj", "enorm", "hnorm")},
@@ -283,7 +283,7 @@ FAMILIES = (
         names=_BIAS,
         more=window,
         spelled={"exp_probs_b": "mlp.e_score_correction_bias="},
-        heads=mtp_layers("num_nextn_predict_layers"),
+        nextn=mtp_layers("num_nextn_predict_layers"),
     ),
     Family(
         arch="ernie4_5-moe",
@@ -302,7 +302,7 @@ FAMILIES = (
             ),
         },
         names=_BIAS,
-        skip=(r"^model\.mtp_",),  # layers that draft: GGUFs of this architecture have none
+        skip=(r"^model\.mtp_",),  # drafting layers, which GGUFs of this architecture do not have
         moves={"exp_probs_b": ROW},
     ),
     Family(
@@ -364,7 +364,7 @@ FAMILIES = (
             "feed_forward_length": "intermediate_size_mlp",
             "expert_feed_forward_length": "intermediate_size",
             "interleave_moe_layer_step": "interleave_moe_layer_step",
-            # Of pyggml alone (models/llama4.py); llama.cpp has 8192 for all.
+            # Only pyggml reads this key (models/llama4.py); llama.cpp always takes 8192.
             "attention.chunk_size": "attention_chunk_size",
         },
         splits={"feed_forward.experts.gate_up_proj": halves_transposed("ffn_gate_exps", "ffn_up_exps")},

@@ -1,4 +1,4 @@
-"""Plain decoders."""
+"""Plain decoders, whose keys follow from the config one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HUNYUAN_NORMS = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "sel
 
 
 def _hunyuan_base(c: Config) -> float | None:
-    """The base of the rope, which `alpha` stretches."""
+    """The base of the rope, stretched by `alpha`."""
     rope = c.rope
     base, alpha = rope.get("rope_theta"), rope.get("alpha")
     return base * alpha ** (c.head / (c.head - 2)) if rope["rope_type"] == "dynamic" and alpha else base
@@ -52,7 +52,7 @@ FAMILIES = (
             "post_attention_norm": "post_self_attn_layernorm",
             "post_ffw_norm": "post_mlp_layernorm",
         },
-        heads=APPENDED,
+        nextn=APPENDED,
     ),
     Family(
         arch="hunyuan-dense",
@@ -65,7 +65,7 @@ FAMILIES = (
         arch="minicpm3",
         types=("minicpm3",),
         cls="MiniCPM3ForCausalLM",
-        told=("head_dim",),  # that of the rope
+        told=("head_dim",),  # the same as the rope's
         more=_no_mscale,
         keys={
             "attention.inner_rms_epsilon": INNER_EPS,
@@ -75,7 +75,7 @@ FAMILIES = (
             "attention.value_length": "v_head_dim",
             "rope.dimension_count": "qk_rope_head_dim",
         },
-        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # models/minicpm3.py knows no others
+        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # all that models/minicpm3.py has
     ),
     Family(
         arch="olmo",

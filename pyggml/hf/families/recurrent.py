@@ -1,4 +1,4 @@
-"""Mamba, and models whose layers are in part attention and in part Mamba or short convolutions."""
+"""Mamba, and models with some layers of attention and some of Mamba or short convolutions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .llama import GRANITE_KEYS, GRANITE_SPELLED, GRANITE_SPLITS
 from .spelling import experts, mamba
 
 _ATTENTION = ("full_attention", "attention", "*")
-_NO_LIMIT = 1 << 20  # of the context, where nothing but a state is remembered
-_NO_ATTENTION: dict[str, Key] = {  # keys that a loader wants all the same
+_NO_LIMIT = 1 << 20  # trained context of models that remember only a state
+_NO_ATTENTION: dict[str, Key] = {  # keys that loaders want even without attention
     "context_length": _NO_LIMIT,
     "feed_forward_length": 0,
     "attention.head_count": 0,
@@ -44,12 +44,12 @@ _FEED_FORWARD = {
 
 
 def _heads_back(heads: str, size: str) -> Back:
-    """How many heads a layer of Mamba-2 has says also how large they are."""
+    """The number of Mamba-2's heads, and their size, which follows from it."""
     return lambda n, keys: {heads: n, size: keys["ssm.inner_size"] // n}
 
 
 def _expand_back(*names: str) -> Back:
-    """By how much the inner size is more than that of embeddings."""
+    """The ratio of the inner size to the embeddings' size."""
 
     def back(n: int, keys: Mapping[str, Any]) -> dict[str, object]:
         ratio = n / keys["embedding_length"]
@@ -72,7 +72,7 @@ def _heads_kv(c: Config, attends: list[bool]) -> list[int]:
 
 
 def _kinds_back(other: str) -> Back:
-    """Heads of K and V of each layer say which attend; the others are of the `other` kind."""
+    """The kinds of layers, by each layer's heads of K and V: attention when it has any, else the `other` kind."""
 
     def back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
         if not isinstance(n, list):
@@ -90,7 +90,7 @@ def _indices_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _periodic(kind: str, layers: list[int], n_layer: int) -> dict[str, object]:
-    """The period and offset that `layers` have. Raises ModelError where they have none."""
+    """The period and the offset of `layers` among `n_layer`. Raises ModelError for layers that are not periodic."""
     period = layers[1] - layers[0] if len(layers) > 1 else n_layer
     if not layers or layers != list(range(layers[0] % period, n_layer, period)):
         raise ModelError(f"the layers of {kind}, {layers}, are not at one distance from each other")
@@ -125,7 +125,7 @@ def _told_h1(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
 
 
 def _attends(c: Config) -> list[bool]:
-    """Of each layer whether it is attention: by its type, by a list of such layers, or by a period."""
+    """For each layer, whether it is attention: by its type, by a list of such layers, or by a period."""
     types = c.get("layer_types", "layers_block_type", "hybrid_override_pattern", default=None)
     if types is not None:
         return [t in _ATTENTION for t in types]
@@ -143,12 +143,12 @@ def _inner(c: Config) -> int:
 
 
 def _inner_1(c: Config) -> int:
-    """That of Mamba, whose class takes it from the config where it is there."""
+    """The inner size of Mamba: `intermediate_size` when the config has it, as the class does."""
     return c.integer("intermediate_size", default=_inner(c))
 
 
 def _dt_rank(*names: str) -> Of:
-    """Elements of the time step before it is projected, or `auto`."""
+    """The rank of the time step, which may be `auto`."""
 
     def there(c: Config) -> int:
         return -(-c.n_embd // 16) if c.get(*names) == "auto" else c.integer(*names)
@@ -157,7 +157,7 @@ def _dt_rank(*names: str) -> Of:
 
 
 def _check_steps(c: Config) -> dict[str, object]:
-    """Refuse limits of the time step, which no GGUF has, and sizes that contradict each other."""
+    """Refuse limits of the time step, which no GGUF can describe."""
     limit = c.get("time_step_limit", default=None)
     if limit is not None and (limit[0] != 0 or limit[1] not in (math.inf, {"__float__": "Infinity"})):
         c.fail(f"time_step_limit is {limit!r:.60}: only 0 to infinity is supported")
@@ -175,7 +175,7 @@ def _check_heads(heads: str, head: str, inner: Callable[[Config], int]) -> Calla
 
 
 def _mixer_eps(c: Config) -> float | None:
-    """Of pyggml alone (models/mamba.py): llama.cpp has that of the other norms."""
+    """The epsilon of the mixer's norms; None when it is the other norms' too. Only models/mamba.py reads the key."""
     eps = c.number("mixer_rms_eps")
     return None if eps == c.number("layer_norm_epsilon") else eps
 
@@ -194,7 +194,7 @@ def _nemotron_back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _lfm2_ff(c: Config) -> int:
-    """The size of the network, which configs say before it is made a multiple of a number."""
+    """The size of the network, which is the config's, scaled and rounded up to a multiple."""
     n = c.integer("block_ff_dim", "intermediate_size")
     if c.get("block_auto_adjust_ff_dim", default=True) is not True:
         return c.integer("intermediate_size", "block_ff_dim")
@@ -213,8 +213,8 @@ def _nemotron_ff(c: Config) -> list[int]:
 
 
 def _multipliers(c: Config) -> dict[str, float | Array]:
-    """Falcon-H1's factors of what goes into and comes out of its parts, which have no keys: weights are multiplied with
-    them. Biases are added behind what goes in."""
+    """Falcon-H1's factors at the inputs and outputs of its parts. A GGUF has no keys for them, so weights are
+    multiplied with them. Factors of inputs do not apply to biases, which are added later."""
 
     def number(name: str) -> float:
         return c.number(name, default=1.0)
@@ -222,7 +222,7 @@ def _multipliers(c: Config) -> dict[str, float | Array]:
     gate, down = c.get("mlp_multipliers", default=(1.0, 1.0))
     key, attn_in, attn_out = (number(f"{name}_multiplier") for name in ("key", "attention_in", "attention_out"))
     inner, bc = _inner_h1(c), c.integer("mamba_n_groups") * c.integer("mamba_d_state")
-    sizes = (inner, inner, bc, bc, c.integer("mamba_n_heads"))  # of z, x, B, C and dt
+    sizes = (inner, inner, bc, bc, c.integer("mamba_n_heads"))  # rows of z, x, B, C and dt
     parts = np.repeat(np.asarray(c.get("ssm_multipliers", default=(1.0,) * 5), np.float64), sizes)
     found: dict[str, float | Array] = {
         "token_embd": number("embedding_multiplier"),
@@ -246,7 +246,7 @@ def _inner_h1(c: Config) -> int:
 
 
 def _refuse_h1(c: Config) -> dict[str, object]:
-    """What the graph of Falcon-H1 does otherwise, as llama.cpp's."""
+    """Refuse what the graph of Falcon-H1, here as in llama.cpp, does not do."""
     if c.get("attention_bias", default=False) is True:
         c.fail("attention_bias: Falcon-H1's attention has no biases")
     if c.get("mamba_rms_norm", default=False) is True and c.get("mamba_norm_before_gate", default=True) is True:
@@ -336,7 +336,7 @@ FAMILIES = (
         spelled={**_BACKBONE, **mamba("mixer", dt_proj=False)},
         layers="backbone.layers",
     ),
-    Family(  # before Granite, as which it could be written, too
+    Family(  # stands before Granite, because its files could be written as Granite too
         arch="granitehybrid",
         types=("bamba",),
         cls="BambaForCausalLM",
@@ -374,7 +374,7 @@ FAMILIES = (
         arch="falcon-h1",
         types=("falcon_h1",),
         cls="FalconH1ForCausalLM",
-        told=("mamba_expand", "mamba_norm_before_gate"),  # where nothing else depends on them
+        told=("mamba_expand", "mamba_norm_before_gate"),  # nothing else depends on them
         act="",
         keys={**_IN_MAMBA, "ssm.inner_size": Of(_inner_h1, lambda n, keys: {"mamba_d_ssm": n})},
         more=_refuse_h1,
@@ -424,7 +424,7 @@ FAMILIES = (
             "attention.head_count_kv": Of(lambda c: _heads_kv(c, _attends(c))),
             "attention.layer_norm_rms_epsilon": ("layer_norm_epsilon", "rms_norm_eps"),
             "feed_forward_length": Of(_nemotron_ff, _nemotron_back),
-            "ssm.time_step_min": "time_step_min",  # which the class does not go below; read by models/mamba.py
+            "ssm.time_step_min": "time_step_min",  # a lower limit; models/mamba.py reads it
             **dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_forward_length")),
             **dict.fromkeys(("expert_group_count", "expert_group_used_count")),
         },

@@ -1,20 +1,20 @@
-"""How checkpoints spell the names of tensors: role -> name, for the way back. gguf's tables know many spellings of each
-role, which is what reading wants; writing wants one. A family says in `spelled` where its own differ."""
+"""How checkpoints spell the names of tensors, for writing them: role -> name. Reading uses gguf's tables, which know
+many spellings of each role; writing needs one. A family lists in `spelled` the names that differ from these."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..family import Heads
+from ..family import NextnLayers
 
 
 def experts(parts: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, str]:
-    """Of experts in one tensor each: `{}` is the number of the expert."""
+    """Names of experts that have a tensor each; `{}` stands for the number of the expert."""
     return {f"ffn_{role}_exps": f"{parts}.{{}}.{name}" for role, name in (("gate", gate), ("up", up), ("down", down))}
 
 
 def shared(parts: str) -> dict[str, str]:
-    """Of the experts that all tokens share."""
+    """Names of the experts that all tokens share."""
     return {f"ffn_{role}_shexp": f"{parts}.{role}_proj" for role in ("gate", "up", "down")}
 
 
@@ -49,16 +49,16 @@ INSIDE: Mapping[str, str] = {
 }
 """A name that ends with `=` has no suffix."""
 
-SIDES: Mapping[str, str] = {"enc.": "encoder.block", "dec.": "decoder.block"}  # how names of their layers begin
+SIDES: Mapping[str, str] = {"enc.": "encoder.block", "dec.": "decoder.block"}  # how the names of their layers begin
 
-SANDWICH: Mapping[str, str] = {"ffn_norm": "pre_feedforward_layernorm"}  # norms before and behind
+SANDWICH: Mapping[str, str] = {"ffn_norm": "pre_feedforward_layernorm"}  # a norm before each part and one behind it
 BLOCK_SPARSE: Mapping[str, str] = {  # Mixtral's
     "ffn_gate_inp": "block_sparse_moe.gate",
     **experts("block_sparse_moe.experts", "w1", "w3", "w2"),
 }
 
 
-APPENDED = Heads(  # behind the last layer, with embeddings and an output of their own, which are copies of the model's
+APPENDED = NextnLayers(  # drafting layers behind the last layer; their embeddings and output are copies of the model's
     says="num_nextn_predict_layers",
     own={
         **{f"nextn.{x}": f"{{layer}}.{x}" for x in ("eh_proj", "enorm", "hnorm", "embed_tokens")},
@@ -67,15 +67,18 @@ APPENDED = Heads(  # behind the last layer, with embeddings and an output of the
 )
 
 
-def mtp_layers(says: str) -> Heads:
-    """In a part of their own, with one tensor for all heads of what joins their inputs, and of the norms."""
+def mtp_layers(says: str) -> NextnLayers:
+    """Drafting layers in a part of their own. The tensor that joins their inputs, and the norms, are one for all of
+    them."""
     own = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "shared_head_norm": "norm"}
     own |= {"embed_tokens": "embed_tokens", "shared_head_head": "lm_head"}
-    return Heads(says=says, own={f"nextn.{role}": f"mtp.{name}" for role, name in own.items()}, layers="mtp.layers")
+    return NextnLayers(
+        says=says, own={f"nextn.{role}": f"mtp.{name}" for role, name in own.items()}, layers="mtp.layers"
+    )
 
 
 def mamba(part: str, *, dt_proj: bool = True) -> dict[str, str]:
-    """Of state-space layers. `dt_proj` false: their step has a bias alone (Mamba-2)."""
+    """Names of state-space layers. Without `dt_proj` the time step has only a bias (Mamba-2)."""
     return {
         "ssm_a": f"{part}.A_log=",
         "ssm_d": f"{part}.D=",

@@ -1,4 +1,4 @@
-"""T5 and its kin: encoder-decoders, and their encoders alone."""
+"""T5 and its relatives: encoder-decoders, and encoders alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pyggml.models.metadata import ACTIVATIONS
 from ..config import Config
 from ..family import Family, Key, Of
 
-_N_CTX = 512  # where a config does not say: positions are relative, and texts of any length can be encoded
-_MAX_DISTANCE = 128  # llama.cpp's, and all T5's
+_N_CTX = 512  # of configs without a length. Positions are relative, so that texts of any length can be encoded
+_MAX_DISTANCE = 128  # llama.cpp knows only this one, and all T5 models have it
 _NETWORKS = ("relu", "gated-gelu", "gated-gelu_new")
 
 
@@ -34,10 +34,10 @@ def _max_distance(c: Config) -> int | None:
 
 
 def _logit_scale(c: Config) -> float | None:
-    """T5 as it was first has output weights in common with the embeddings, and scales what they are multiplied with.
-    transformers 5 says of all T5 that they are tied, and of which to scale besides."""
+    """The factor of the output's input. The first T5 shares the output's weights with the embeddings and scales their
+    input. transformers 5 calls every T5 tied, and has a key of its own for the scale."""
     tied = c.get("tie_word_embeddings", default=True)
-    scaled = c.values.get("scale_decoder_outputs", tied)  # null: it does not
+    scaled = c.values.get("scale_decoder_outputs", tied)  # null: no scale
     return 1.0 / math.sqrt(c.n_embd) if scaled else None
 
 
@@ -75,7 +75,7 @@ _BOTH: dict[str, Key] = {
 
 
 def _spelled(gated: bool) -> dict[str, str]:
-    """Of both sides; the network is their last part."""
+    """Names of encoder and decoder. The network is the last part of a layer."""
     found = {"token_embd": "shared"}
     for side, whole, last in (("enc", "encoder", 1), ("dec", "decoder", 2)):
         found |= {
@@ -96,7 +96,7 @@ def _spelled(gated: bool) -> dict[str, str]:
 
 
 def _families(types: tuple[str, ...], name: str, skip: tuple[str, ...]) -> tuple[Family, ...]:
-    """With a network of relu, and with one with a gate: the former has no spelling of the latter's tensors."""
+    """A family with a network of relu and one with a gate, which has further tensors to spell."""
     return tuple(
         Family(
             arch=arch,
@@ -116,7 +116,7 @@ def _families(types: tuple[str, ...], name: str, skip: tuple[str, ...]) -> tuple
     )
 
 
-# T5's bias of distances is the first layer's, UMT5's each layer's own.
+# T5 has one bias of distances, in its first layer; UMT5 has one in each layer.
 FAMILIES = (
     *_families(("t5", "mt5"), "T5", (r"block\.[1-9]\d*\..*relative_attention_bias",)),
     *_families(("umt5",), "UMT5", ()),

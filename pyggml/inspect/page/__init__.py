@@ -1,4 +1,4 @@
-"""One HTML file that shows a run: its graph, time line, memory and values. It needs no network."""
+"""Write one HTML file that shows a run: its graph, time line, memory and values. The file needs no network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCRIPTS = ("layout.js", "graph.js", "charts.js", "table.js", "details.js", "mai
 
 
 def page(run: Run, title: str, about: dict[str, str] | None = None) -> str:
-    """The HTML of a run; `about` is shown beside the title, as names and texts."""
+    """The HTML of a run; `about` has names and texts to show beside the title."""
     data = json.dumps(_data(run, title, about or {}), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     text = (_HERE / "page.html").read_text(encoding="utf-8")
     parts = {
@@ -88,7 +88,7 @@ def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
 
 
 def _whole_layers(run: Run) -> dict[Tensor, int]:
-    """The layers of tensors, and of those without a number that are computed amid a layer."""
+    """The layer of each tensor. A node without a number in its name belongs to the layer around it."""
     layers = layers_of(run.graph)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -108,7 +108,7 @@ def _step(s: StepTime, index: dict[Tensor, int], start: int) -> dict[str, Any]:
 
 
 def _number(x: float) -> float | str:
-    """A number as JSON has it: six digits, and names for those that it has not."""
+    """A number for JSON, with six digits; NaN and infinities as text."""
     return float(f"{x:.6g}") if abs(x) < float("inf") else str(x)
 
 

@@ -1,1 +1,1 @@
-"""What changes a model without changing its weights: LoRA adapters and control vectors."""
+"""LoRA adapters and control vectors, which change a model and leave its weights as they are."""

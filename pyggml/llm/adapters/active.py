@@ -1,4 +1,4 @@
-"""The adapters of one context: what its graphs are built with, and the numbers that these read when they run."""
+"""The adapters of one context: the tensors that its graphs are built with, and the scales that they read."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Scaled = tuple[Lora, float]
 class ActiveAdapters:
     """The LoRA adapters of a context with their scales, and its control vector.
 
-    Graphs are built anew where the adapters are others, or the control vector has other layers: not for other scales,
-    nor for other numbers in the vector. What was used before is kept with its graphs as long as these are.
-    `reserve` is called with what graphs will be built with for the first time; what it raises leaves all as it was.
+    Graphs are built anew when the set of adapters changes, or the layers of the control vector; not for other scales or
+    other numbers in the vector. Earlier sets are kept as long as their graphs. `reserve` is called before graphs are
+    built with a new set; when it raises, nothing has changed.
     """
 
     def __init__(self, model: Adaptable, hp: HParams, buft: str, reserve: Callable[[Adapters], None]) -> None:
         self._model, self._hp, self._buft, self._reserve = model, hp, buft, reserve
         self._known: WeakValueDictionary[tuple[tuple[int, ...], tuple[int, ...]], _Set] = WeakValueDictionary()
-        self._control: dict[int, Tensor] = {}  # of all layers that ever had a direction
+        self._control: dict[int, Tensor] = {}  # for every layer that ever had a direction
         self._set = _Set((), {}, buft)
         self.loras: tuple[Scaled, ...] = ()
         self.control = ControlVector({})
 
     @property
     def graph(self) -> Adapters:
-        """What the graphs of the next decode are built with."""
+        """The adapters that the graphs of the next decode are built with."""
         return self._set if self._set.low_rank or self._set.control else NO_ADAPTERS
 
     def set_loras(self, loras: Iterable[Scaled]) -> None:
-        """Set all adapters, in order; those of scale 0 take no time. Raises ModelError for one that does not fit the
-        model, or occurs twice, and for a scale that is no finite number."""
+        """Set all adapters, in order. Adapters of scale 0 take no time. Raises ModelError for an adapter that does not
+        fit the model or occurs twice, and for a scale that is not a finite number."""
         scaled: list[Scaled] = []
         for lora, scale in checked(loras):
             lora.check(self._model)
@@ -54,7 +54,7 @@ class ActiveAdapters:
         self.loras = tuple(scaled)
 
     def set_control(self, directions: Directions | None, scale: float, il_start: int, il_end: int | None) -> None:
-        """Set the control vector, see `control_vector`. Raises ModelError where it does not fit the model."""
+        """Set the control vector, see `control_vector`. Raises ModelError when it does not fit the model."""
         vector = control_vector(directions, scale, il_start, il_end)
         n_embd, n_layer = self._hp.n_embd, self._hp.n_layer
         if vector.directions and vector.n_embd != n_embd:
@@ -84,11 +84,11 @@ class ActiveAdapters:
 
 
 class _Set(Adapters):
-    """Adapters, and the scales that graphs built with them read."""
+    """A set of adapters, and the scales that graphs built with it read."""
 
     def __init__(self, loras: Sequence[Lora], control: dict[int, Tensor], buft: str) -> None:
         ctx = Context()
-        scales: dict[tuple[int, float], Tensor] = {}  # of each adapter, for the factors that its pairs have
+        scales: dict[tuple[int, float], Tensor] = {}  # by adapter and the factor of its pairs
         low_rank: dict[str, list[LowRank]] = {}
         for i, lora in enumerate(loras):
             for name, pair in lora.pairs.items():
@@ -101,13 +101,13 @@ class _Set(Adapters):
         self.loras, self._scales = tuple(loras), scales
 
     def scale(self, scales: Sequence[float]) -> None:
-        """Set what each adapter counts from the next run on."""
+        """Set the scale of each adapter, from the next run on."""
         for (i, factor), t in self._scales.items():
             t.set([scales[i] * factor])
 
 
 def checked(loras: Iterable[Scaled]) -> list[Scaled]:
-    """Adapters and scales. Raises ModelError for what is none."""
+    """Adapters and their scales. Raises ModelError for anything else."""
     if isinstance(loras, Lora) or not isinstance(loras, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"adapters are given as a list of (adapter of Model.load_lora, scale), not {loras!r:.80}")
     return [_scaled(item) for item in loras]

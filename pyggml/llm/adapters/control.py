@@ -1,4 +1,4 @@
-"""Control vectors (arXiv:2310.01405): a direction for each layer, added to what the layer gives."""
+"""Control vectors (arXiv:2310.01405): a direction for each layer, which is added to the layer's result."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ALIGNMENT = 32
 
 
 class ControlVector:
-    """Directions by layer, from 1 on (the first layer, 0, has none, as in llama.cpp): float32 [n_embd] each.
+    """Directions by layer, float32 [n_embd] each. Layers count from 1; the first layer, 0, has none, as in llama.cpp.
 
-    `directions` may be an array [n, n_embd], whose first row is for layer 1, too. Vectors can be added.
-    Raises ModelError for what are no directions.
+    `directions` may be an array [n, n_embd], whose first row is for layer 1. Control vectors can be added. Raises
+    ModelError for values that are not directions.
     """
 
     def __init__(self, directions: Mapping[int, Any] | npt.ArrayLike, what: str = "the control vector") -> None:
@@ -37,7 +37,7 @@ class ControlVector:
         else:
             try:
                 array = np.asarray(directions)
-            except ValueError:  # rows of several lengths
+            except ValueError:  # rows of different lengths
                 array = np.empty(0, object)
             if array.ndim != 2 or array.dtype.kind not in "fiu":
                 raise ModelError(
@@ -48,7 +48,7 @@ class ControlVector:
             d = np.asarray(row)
             if il < 1 or d.ndim != 1 or d.dtype.kind not in "fiu" or not len(d):
                 raise ModelError(f"{what}: direction.{il} must be numbers of shape [n_embd], of a layer from 1 on")
-            with np.errstate(over="ignore"):  # it is refused
+            with np.errstate(over="ignore"):  # infinities are refused below
                 self.directions[int(il)] = d.astype(np.float32)
             if not np.isfinite(self.directions[int(il)]).all():
                 raise ModelError(f"{what}: direction.{il} holds numbers that are not finite")
@@ -58,7 +58,7 @@ class ControlVector:
 
     @property
     def n_embd(self) -> int:
-        """Numbers of each direction (0 where there is none)."""
+        """The length of the directions; 0 when there are none."""
         return next((len(d) for d in self.directions.values()), 0)
 
     def __add__(self, other: ControlVector) -> ControlVector:
@@ -70,8 +70,8 @@ class ControlVector:
         return ControlVector(total)
 
     def save(self, path: str | os.PathLike[str], model_hint: str) -> None:
-        """Write it as llama.cpp reads it: general.architecture `controlvector`, direction.N F32 [n_embd]. The file
-        appears when it is complete. `model_hint`: the architecture of the model. Raises OSError."""
+        """Write a GGUF file that llama.cpp reads: general.architecture `controlvector`, direction.N F32 [n_embd]. The
+        file appears when it is complete. `model_hint`: the architecture of the model. Raises OSError."""
         kv = {"general.architecture": _ARCH, _HINT: model_hint, _COUNT: np.int32(len(self.directions))}
         infos = [(f"direction.{il}", DType.F32, (len(d),)) for il, d in self.directions.items()]
         with GGUFOut(path, [kv_record(k, v) for k, v in kv.items()], infos, _ALIGNMENT) as out:
@@ -85,10 +85,10 @@ Directions = ControlVector | str | os.PathLike[str] | npt.ArrayLike
 def control_vector(
     vector: Directions | None, scale: float = 1.0, il_start: int = 1, il_end: int | None = None
 ) -> ControlVector:
-    """`scale` times the directions of the layers `il_start` to `il_end` (both included; None: the last) of a GGUF file,
-    a ControlVector, or an array [n, n_embd], whose first row is that of layer 1; none of None.
+    """`scale` times the directions of the layers `il_start` to `il_end` (both included; None: the last layer). `vector`
+    is a GGUF file, a ControlVector, an array [n, n_embd] whose first row is layer 1's, or None: no direction.
 
-    Raises GGUFError for a bad file, ModelError for what are no directions, no number, no layers.
+    Raises GGUFError for a bad file; ModelError for bad directions, a scale that is not a number, and bad layers.
     """
     if isinstance(vector, (str, os.PathLike)):
         vector = load_control_vector(vector)
@@ -103,7 +103,7 @@ def control_vector(
 
 
 def load_control_vector(path: str | os.PathLike[str]) -> ControlVector:
-    """The control vector in a GGUF file. Raises GGUFError for a bad file, ModelError naming a tensor that is no
+    """The control vector in a GGUF file. Raises GGUFError for a bad file, ModelError naming a tensor that is not a
     direction."""
     file = open_gguf(path_name(path, ModelError))
     if file.kv.get("general.architecture") != _ARCH:

@@ -20,22 +20,22 @@ from pyggml.models.weights import Weights
 from pyggml.ops.matmul import WEIGHT_TYPES
 from pyggml.tensor import Tensor
 
-MAX_SCALE = 1e30  # times a weight it is a number of F32
+MAX_SCALE = 1e30  # a weight times this is a finite F32
 _A, _B = ".lora_a", ".lora_b"
 TOKEN_EMBD, OUTPUT = "token_embd.weight", "output.weight"
 _log = logging.getLogger("pyggml")
 
 
 class Adaptable(Protocol):
-    """What adapters know of a model."""
+    """The parts of a model that adapters need."""
 
     arch: str
     weights: Weights
 
 
 class Pair(NamedTuple):
-    """What an adapter has for a weight of ne [k, m]: a ne [k, rank], b ne [rank, m] (for token embeddings a ne
-    [rank, n_vocab], b ne [rank, n_embd]), and what their product counts at an adapter's scale of 1."""
+    """An adapter's two matrices for a weight of ne [k, m]: a ne [k, rank], b ne [rank, m] (for token embeddings a ne
+    [rank, n_vocab], b ne [rank, n_embd]), and the factor of their product when the adapter's scale is 1."""
 
     a: Tensor
     b: Tensor
@@ -43,16 +43,16 @@ class Pair(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The dimension between them."""
+        """The dimension that a and b share."""
         return self.b.ne[0]
 
 
 class Lora:
     """A LoRA adapter; made by `Model.load_lora`. It may be set on contexts of any model that it fits.
 
-    path   where it came from
+    path   the file or folder it was read from
     arch   `general.architecture` of the models that it is for
-    pairs  by the name of the weight, as in GGUF
+    pairs  by the GGUF name of the weight
     """
 
     def __init__(self, path: str, arch: str, pairs: Mapping[str, Pair]) -> None:
@@ -64,8 +64,8 @@ class Lora:
         return f"<Lora {self.arch} {self.path} {len(self.pairs)} weights of rank {', '.join(map(str, ranks))}>"
 
     def check(self, model: Adaptable) -> None:
-        """Raises ModelError where the adapter does not fit: another architecture, a weight that the model has not, or
-        whose shape is another."""
+        """Raises ModelError when the adapter does not fit the model: its architecture differs, or one of its weights is
+        missing in the model or has another shape."""
         if model in self._fits:
             return
         if self.arch != model.arch:
@@ -75,7 +75,7 @@ class Lora:
         for name, pair in self.pairs.items():
             known = model.weights.get(name)
             if known is None and name == OUTPUT:
-                known = model.weights.get(TOKEN_EMBD)  # of a model that has its embeddings for both
+                known = model.weights.get(TOKEN_EMBD)  # the embeddings are the output too
             if known is None:
                 raise ModelError(f"{self.path}: the model has no weight {name} (is it another model's adapter?)")
             _check_shapes(self.path, name, known, pair)
@@ -83,10 +83,10 @@ class Lora:
 
 
 def load_lora_gguf(path: str | os.PathLike[str]) -> Lora:
-    """The adapter in a GGUF file, as llama.cpp has them: general.type `adapter`, adapter.type `lora`,
-    adapter.lora.alpha, and tensors NAME.lora_a and NAME.lora_b.
+    """The adapter in a GGUF file of llama.cpp's kind: general.type `adapter`, adapter.type `lora`, adapter.lora.alpha,
+    and tensors NAME.lora_a and NAME.lora_b.
 
-    Raises GGUFError for a bad file, ModelError for one that is no such adapter.
+    Raises GGUFError for a bad file, ModelError for a file that is not such an adapter.
     """
     file = open_gguf(path_name(path, ModelError))
     for key, want in (("general.type", "adapter"), ("adapter.type", "lora")):
@@ -102,8 +102,8 @@ def load_lora_gguf(path: str | os.PathLike[str]) -> Lora:
 
 
 def save_lora(lora: Lora, path: str | os.PathLike[str]) -> None:
-    """Write an adapter as llama.cpp reads it; the file appears when it is complete. Where no one alpha says what each
-    pair counts, that is worked into B, which is F32 then. Raises OSError."""
+    """Write an adapter as a GGUF file that llama.cpp reads; the file appears when it is complete. When no single alpha
+    gives the factor of every pair, the factors are multiplied into B, which then becomes F32. Raises OSError."""
     alphas = {p.factor * p.rank for p in lora.pairs.values()}
     alpha = alphas.pop() if len(alphas) == 1 else 0.0
     tensors: list[tuple[str, Tensor, bytes]] = []
@@ -123,7 +123,7 @@ def save_lora(lora: Lora, path: str | os.PathLike[str]) -> None:
 
 
 def pairs_of(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dict[str, Pair]:
-    """The pairs among the tensors of an adapter. Raises ModelError naming one without the other, or of no meaning."""
+    """The pairs among an adapter's tensors. Raises ModelError for half a pair, and for any other tensor."""
     pairs: dict[str, Pair] = {}
     skipped: list[str] = []
     for name, t in tensors.items():

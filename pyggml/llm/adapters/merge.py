@@ -1,4 +1,4 @@
-"""A model with an adapter worked into its weights, as a file."""
+"""Write a model with an adapter merged into its weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _F16_MAX = 65504.0
 
 
 class _Out(NamedTuple):
-    """A tensor of the new file: what it is made of, and `factor` times the pair of an adapter, where there is one."""
+    """A tensor of the new file: its source, and `factor` times the pair of an adapter, if the adapter changes it."""
 
     name: str
     source: GGUFTensor
@@ -44,11 +44,11 @@ def merge_lora(
 ) -> None:
     """Write the model in `file` with `scale` times the adapter added to its weights: W + scale * factor * B A.
 
-    Weights keep their types, but those that are quantised and changed: they become F16, as with llama.cpp (`quantize`
-    makes them small again). A model that has its embeddings for its output, too, gets an output of its own where the
-    adapter changes one of them. One pass, some rows at a time; the file appears when it is complete. `lora` must have
-    been checked against the model. Raises GGUFError where the output is the input, cannot be written, or a weight
-    becomes too large for its type, ModelError for a scale that is no finite number (up to MAX_SCALE).
+    Weights keep their types, except quantised ones that change: these become F16, as with llama.cpp (`quantize` makes
+    them small again). A model whose embeddings are its output too gets an output of its own when the adapter changes
+    one of the two. The model is read once, some rows at a time; the file appears when it is complete. `lora` must have
+    been checked against the model. Raises GGUFError when the output is the input or cannot be written, or when a weight
+    becomes too large for its type; ModelError for a scale that is not a finite number (up to MAX_SCALE).
     """
     ((_, scale),) = checked([(lora, scale)])
     path = os.fspath(out)
@@ -89,7 +89,7 @@ def _floats(t: Tensor) -> Floats:
 
 
 def _merged(reader: PartReader, t: _Out, pair: Pair) -> Iterator[npt.NDArray[Any]]:
-    with np.errstate(over="ignore"):  # it is refused below
+    with np.errstate(over="ignore"):  # infinities are refused below
         a, b = _floats(pair.a), _floats(pair.b) * np.float32(t.factor)
     lefts, rights = b, a  # [matrices, rows, rank], [matrices, rank, columns]
     if t.name == TOKEN_EMBD:

@@ -1,4 +1,4 @@
-"""LoRA adapters as Hugging Face's PEFT saves them: adapter_config.json and adapter_model.safetensors."""
+"""Read LoRA adapters of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MAX_NUMBER = 1e9  # of ranks and alphas
 _HALF = re.compile(r"^(?:base_model\.model\.)?(.*)\.lora_(embedding_)?([AB])(?:\.\w+)??(?:\.weight)?$")
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.*)$")
-_REFUSED = (  # what changes more than W x + B A x does
+_REFUSED = (  # options that do more than add B A x to W x
     *("use_dora", "lora_bias", "modules_to_save", "layer_replication", "trainable_token_indices", "target_parameters"),
     *("alora_invocation_tokens", "use_bdlora", "arrow_config"),
 )
 
 
 class PeftTarget(Adaptable, Protocol):
-    """What is known of the model that an adapter is for."""
+    """The model that an adapter is for."""
 
     kv: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class _Half:
-    """A and B of one module of the checkpoint, and what their product counts."""
+    """A and B of one module of the checkpoint, and the factor of their product."""
 
     module: str
     a: StoredTensor
@@ -58,11 +58,11 @@ class _Half:
 
 
 def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
-    """The adapter in a folder, for that model: ranks and alphas by pattern, rank-stabilised scales, embeddings, and
-    tied embeddings; what the model's weights went through on their way into its GGUF, the adapter goes through, too.
+    """The adapter in a folder, for that model. Handles ranks and alphas by pattern, rank-stabilised scales, embeddings
+    and tied embeddings. The adapter's matrices are moved as the model's weights were when its GGUF was made.
 
-    Raises ModelError for a folder that holds no such adapter, or one that does more than add low-rank products (DoRA,
-    whole modules ...), naming a module that is not known, or whose shapes are other ones.
+    Raises ModelError for a folder without such an adapter, for an adapter that does more than add low-rank products
+    (DoRA, whole modules ...), and for a module, which it names, that is unknown or of other shapes.
     """
     config = read_json(folder / CONFIG)
     if not config:
@@ -111,7 +111,7 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _positive(value: object) -> bool:
-    """Whether it is a number that a rank or an alpha can be."""
+    """Whether the value can be a rank or an alpha."""
     return type(value) in (int, float) and 0 < cast("float", value) <= _MAX_NUMBER
 
 
@@ -146,14 +146,15 @@ def _halves(folder: Path, config: Mapping[str, Any], patterns: _Patterns) -> lis
 
 
 class _Patterns:
-    """`rank_pattern` and `alpha_pattern` of a config: regular expressions of modules -> values. They may ask for more
-    steps than anyone can wait for, so all matching ends after `limits.PATTERN_SECONDS`."""
+    """`rank_pattern` and `alpha_pattern` of a config: regular expressions of modules -> values. A hostile expression
+    may take forever, so all matching ends after `limits.PATTERN_SECONDS`."""
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self._path, self._config, self._left = path, config, float(limits.PATTERN_SECONDS)
 
     def value(self, what: str, default: str, module: str) -> float:
-        """The value of the first pattern that the end of a module's name matches, as in PEFT. Raises ModelError."""
+        """The value of the first pattern that matches the end of a module's name, as in PEFT; else `default`. Raises
+        ModelError."""
         for pattern, value in cast("dict[str, Any]", self._config.get(f"{what}_pattern") or {}).items():
             if self._matches(f"{what}_pattern", pattern, module):
                 if not _positive(value):
@@ -183,7 +184,7 @@ class _Patterns:
 
 
 def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[tuple[str, tuple[Array, Array, float]]]:
-    """A and B for each GGUF tensor that the module's weight becomes."""
+    """A and B of each GGUF tensor that the module's weight becomes."""
     a, b = half.a.stored(), half.b.stored()
     split = next((s for end, s in names.family.splits.items() if f"{module}.weight".endswith(end)), None)
     if split is None:
@@ -201,11 +202,11 @@ def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[
     out: list[tuple[str, tuple[Array, Array, float]]] = []
     for name, part in parts:
         for step in names.family.moves_of(name):
-            if step is not TRANSPOSED:  # of weights that are stored [inputs, outputs]: A and B are not
+            if step is not TRANSPOSED:  # the weight is stored [inputs, outputs], A and B are not
                 part = _rows(half, step, part, names.sizes)
         weight = model.weights.get(name)
         if part.ndim == 3 and weight is not None and part.shape[-1] == weight.ne[0] != part.shape[-2]:
-            part, low = np.swapaxes(a, 0, 1), part  # K of latent attention is transposed: (B A)' = A' B'
+            part, low = np.swapaxes(a, 0, 1), part  # latent attention's K is transposed: (B A)' = A' B'
         else:
             low = a
         if part.ndim != low.ndim:  # one for all heads
@@ -216,7 +217,7 @@ def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[
 
 
 def _rows(half: _Half, step: Move | Value, b: Array, sizes: Sizes) -> Array:
-    """B with its rows moved as those of the weight. Raises ModelError where the step does more than that."""
+    """B with its rows moved as the weight's rows are. Raises ModelError for a step that does more than move rows."""
     try:
         if isinstance(step, Move):
             moved = step.there(b, sizes)
@@ -229,7 +230,7 @@ def _rows(half: _Half, step: Move | Value, b: Array, sizes: Sizes) -> Array:
 
 
 def _pair(ctx: Context, name: str, of: Mapping[int, tuple[Array, Array, float]], model: PeftTarget) -> Pair:
-    """The pair of one tensor: of all experts together, with zeros for those that have none."""
+    """The pair of one tensor: of all experts together, with zeros for experts that the adapter does not change."""
     if -1 in of:
         a, b, factor = of[-1]
         return Pair(_tensor(ctx, f"{name}.lora_a", a), _tensor(ctx, f"{name}.lora_b", b), factor)
@@ -249,7 +250,7 @@ def _pair(ctx: Context, name: str, of: Mapping[int, tuple[Array, Array, float]],
 
 
 def _tensor(ctx: Context, name: str, a: Array) -> Tensor:
-    """A leaf with these elements, in the type that they are stored in."""
+    """A leaf with these elements, in the type of the array."""
     types: Sequence[tuple[str, DType]] = (("uint16", DType.BF16), ("float16", DType.F16), ("float32", DType.F32))
     dtype = next((dtype for kind, dtype in types if a.dtype == kind), None)
     if dtype is None:

@@ -1,1 +1,1 @@
-"""Figures of models and contexts: counters of what they did, and what is logged of them."""
+"""Counters of what contexts did, and the log lines about models and contexts."""

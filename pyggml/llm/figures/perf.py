@@ -1,4 +1,4 @@
-"""What a context counts, as llama.cpp does (llama_perf_context, llama_perf_sampler)."""
+"""The counters of a context, as llama.cpp has them (llama_perf_context, llama_perf_sampler)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged of a model and of a context, in the order and the words of llama.cpp's load report."""
+"""The log lines about a model and a context, in the order and the words of llama.cpp's load report."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _ROPE = ("rope_type", "rope_scaling_type", "rope_freq_base", "rope_freq_scale", 
 
 
 def log_model(model: LoadedModel) -> None:
-    """Log what is known of a model that is loaded (INFO)."""
+    """Log the facts about a loaded model (INFO)."""
     if _log.isEnabledFor(logging.INFO):
         for line in _model_lines(model):
             _log.info("%s", line)
 
 
 def log_context(memory: Memory, scheduler: Scheduler, n_threads: int, n_batch: int, n_ubatch: int) -> None:
-    """Log the sizes of a context that is made (INFO)."""
+    """Log the sizes of a new context (INFO)."""
     if _log.isEnabledFor(logging.INFO):
         for line in _context_lines(memory, scheduler, n_threads, n_batch, n_ubatch):
             _log.info("%s", line)
 
 
 def _model_lines(model: LoadedModel) -> Iterator[str]:
-    """Of a model that is loaded: metadata, types, hyperparameters, sizes."""
+    """Lines about a loaded model: metadata, types, hyperparameters, sizes."""
     from ..quantize.mixes import file_type_name
 
     kv, tensors = model.kv, model.tensors
@@ -70,7 +70,7 @@ def _model_lines(model: LoadedModel) -> Iterator[str]:
 
 
 def _context_lines(memory: Memory, scheduler: Scheduler, n_threads: int, n_batch: int, n_ubatch: int) -> Iterator[str]:
-    """Of a context that is made: its sizes, its caches, and what its largest graph takes."""
+    """Lines about a new context: its sizes, its caches, and the memory of its largest graph."""
     yield f"llama_context: n_ctx    = {memory.size}"
     yield f"llama_context: n_batch  = {n_batch}, n_ubatch = {n_ubatch}, n_threads = {n_threads}"
     for cache in memory.caches:

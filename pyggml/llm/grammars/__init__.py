@@ -1,1 +1,1 @@
-"""What a grammar's text says, and how llguidance is told: GBNF, JSON schemas."""
+"""Grammars for llguidance: GBNF and JSON schemas, rewritten in the notations that it reads."""

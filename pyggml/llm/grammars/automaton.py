@@ -1,4 +1,4 @@
-"""A regular part of a grammar as positions (Glushkov's automaton), and questions about two of them."""
+"""Regular parts of a grammar as Glushkov automata, and questions about pairs of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from itertools import pairwise
 from .effort import Effort
 from .nodes import Alt, Chars, Node, Ranges, Ref, Rep, Rules, Seq, overlap, ranges
 
-LARGEST = 4000  # positions; what has more is too large for one lexeme
-_EXACT = 256  # positions up to which repetitions are unrolled; above, any number of times stands for them
+LARGEST = 4000  # positions; a node with more is too large for one lexeme
+_EXACT = 256  # positions up to which repetitions are unrolled; larger ones are taken for "any number of times"
 
 
 @dataclass
 class Automaton:
-    """Positions with what they match, those that come first and last, and which follow each. It matches at least what
-    its node does: all that is asked of it is whether something cannot be."""
+    """The positions of a node: the characters each matches, which come first and last, and which follow each. The
+    automaton may match more than its node, because it only serves to prove that something cannot happen."""
 
     chars: list[Ranges] = field(default_factory=list[Ranges])
     follow: list[set[int]] = field(default_factory=list[set[int]])
@@ -25,24 +25,24 @@ class Automaton:
 
     @cached_property
     def later(self) -> Ranges:
-        """The characters that may stand behind the first one."""
+        """The characters that a text may have behind its first one."""
         return ranges(r for p in set[int]().union(*self.follow) for r in self.chars[p])
 
     @cached_property
     def widest(self) -> int:
-        """The most ranges that a position matches."""
+        """The largest number of ranges that one position matches."""
         return max(map(len, self.chars), default=1)
 
 
 class Sizes:
-    """Positions of nodes that name no recursive rule; more than LARGEST are not counted."""
+    """Counts the positions of nodes that name no recursive rule; counting stops above LARGEST."""
 
     def __init__(self, rules: Rules, unrolled: bool) -> None:
         self._rules, self._unrolled = rules, unrolled
         self._of_rules: dict[str, int] = {}
 
     def size(self, node: Node) -> int:
-        """Of a node."""
+        """How many positions a node has."""
         match node:
             case Chars():
                 return 1
@@ -64,7 +64,7 @@ class Sizes:
 
 
 def automaton(node: Node, rules: Rules, sizes: Sizes, effort: Effort) -> Automaton:
-    """The automaton of a node that names no recursive rule and has no token. `sizes`: of unrolled nodes."""
+    """The automaton of a node that names no recursive rule and has no token. `sizes` counts the positions of nodes."""
     a = Automaton()
     unroll = sizes.size(node) <= _EXACT
 
@@ -123,20 +123,20 @@ def automaton(node: Node, rules: Rules, sizes: Sizes, effort: Effort) -> Automat
 
 
 def shared_word(a: Automaton, b: Automaton, effort: Effort) -> bool:
-    """Whether there may be a text that both match."""
+    """Whether a text may exist that both match."""
     return any(p in a.last and q in b.last for p, q in _pairs(a, b, effort))
 
 
 def goes_on(a: Automaton, b: Automaton, then: Ranges, effort: Effort) -> bool:
-    """Whether there may be a text of `a` and a character of `then` behind it with which a text of `b` begins."""
+    """Whether a text of `b` may begin with a text of `a` and a character of `then`."""
     effort.spend(1 + len(b.later) + len(then))
-    if not overlap(b.later, then):  # as of most
+    if not overlap(b.later, then):  # true of most pairs
         return False
     return any(p in a.last and any(overlap(b.chars[r], then) for r in b.follow[q]) for p, q in _pairs(a, b, effort))
 
 
 def _pairs(a: Automaton, b: Automaton, effort: Effort) -> set[tuple[int, int]]:
-    """Where both may be behind the same text."""
+    """The pairs of positions that the two automata may reach by the same text."""
     widest = a.widest + b.widest
     effort.spend(len(a.first) * len(b.first) * widest)
     todo = [(p, q) for p in a.first for q in b.first if overlap(a.chars[p], b.chars[q])]

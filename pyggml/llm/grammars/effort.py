@@ -1,4 +1,4 @@
-"""How much work a grammar makes before its first token, and the end of it."""
+"""A bound on the work that a grammar makes before its first token."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pyggml.errors import SamplerError
 
 
 class Effort:
-    """Counts the steps that are taken for one grammar. Small texts can ask for very many: rules that double, or words
-    that are all compared with each other."""
+    """Counts the steps taken for one grammar. A short text can ask for very many, by rules that double or by words that
+    are all compared with each other."""
 
     def __init__(self) -> None:
         self._n = 0
 
     def spend(self, n: int) -> None:
-        """Take note of `n` steps. Raises SamplerError when they are too many."""
+        """Count `n` steps. Raises SamplerError when there are too many."""
         self._n += n
         if self._n > limits.GRAMMAR_STEPS:
             raise SamplerError(

@@ -22,10 +22,10 @@ _REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "
 
 
 def parse_gbnf(text: str, tokens_of: TokensOf, n_tokens: int) -> Rules:
-    """The rules of a grammar, of which `root` is the first to look at. Of rules with one name the last holds.
+    """The rules of a grammar by name; `root` is the start. When two rules have one name, the last counts.
 
-    A dot is any character, newlines too; `<[300]>` and `<think>` are tokens, of a vocabulary of `n_tokens`; `!` before
-    one means any other. Raises SamplerError with line and column of what cannot be read.
+    A dot is any character, newlines too. `<[300]>` and `<think>` are tokens of a vocabulary of `n_tokens`, and `!`
+    before one means any other token. Raises SamplerError with the line and column of an error.
     """
     return _Parser(text, tokens_of, n_tokens).rules()
 
@@ -93,7 +93,7 @@ class _Parser:
             self._space(nested)
 
     def _item(self, c: str) -> Node | None:
-        """What begins with `c`; None where that is no item."""
+        """The item that begins with `c`; None when no item does."""
         if c == '"':
             self._at += 1
             return literal(self._until('"'))
@@ -136,7 +136,7 @@ class _Parser:
                 high = self._char("]")
             parts.append((low, high))
         self._at += 1
-        return Chars(ranges(parts, negated)) if parts else seq(())  # an empty set is no item at all
+        return Chars(ranges(parts, negated)) if parts else seq(())  # llama.cpp leaves an empty set out
 
     def _until(self, end: str) -> list[int]:
         codes: list[int] = []

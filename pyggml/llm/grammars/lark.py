@@ -1,5 +1,8 @@
-"""Grammars as llguidance reads them. It cuts a text into lexemes before it parses them, and takes the longest at each
-place: what is made one lexeme here (most of the speed) is only what that cannot cut in a wrong place."""
+"""Write a grammar in llguidance's notation (Lark).
+
+llguidance cuts a text into lexemes before it parses, and takes the longest lexeme at each place. Large lexemes make it
+fast, but a lexeme that could swallow text of its neighbour would be cut in a wrong place. So a part of the grammar
+becomes one lexeme only when that cannot happen."""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from .rewrite import holding, nullable, simplified
 
 
 def lark(rules: Rules) -> str:
-    """A grammar for llguidance that matches the texts that `root` does. Raises SamplerError where it matches none, or
-    makes too much work."""
+    """A grammar for llguidance that matches the same texts as the rule `root`. Raises SamplerError when `root` matches
+    no text, or when the grammar makes too much work."""
     try:
         effort = Effort()
         rules = simplified(rules, effort)
@@ -41,23 +44,23 @@ def lark(rules: Rules) -> str:
 
 
 class _Lexemes:
-    """Which parts of a grammar are lexemes. At first these are the largest regular ones; those that could swallow what
-    belongs to another are taken apart, in the end to single characters."""
+    """Decides which parts of a grammar are lexemes: the largest regular parts at first. Those that could swallow text
+    of another lexeme are taken apart, down to single characters if need be."""
 
     def __init__(self, rules: Rules, effort: Effort) -> None:
         self.rules, self._effort = rules, effort
         self.regular = holding(rules, _is_regular, effort)
         self.empty = holding(rules, nullable, effort)
-        self.apart: set[Node] = set()  # nodes that are no lexeme
+        self.apart: set[Node] = set()  # nodes that may not be one lexeme
         self._sizes, self._unrolled = Sizes(rules, False), Sizes(rules, True)
         self._automata: dict[Node, Automaton] = {}
-        self._expressions: dict[str, str] = {}  # of rules
+        self._expressions: dict[str, str] = {}  # regular expressions of rules
         self._regular: dict[Node, bool] = {}
         while self._take_apart():
             pass
 
     def is_lexeme(self, node: Node) -> bool:
-        """Whether a node is one now; what only matches the empty text is none."""
+        """Whether a node is a lexeme at present. A node that matches only the empty text never is."""
         if node in self.apart or isinstance(node, TokenLeaf):
             return False
         if node not in self._regular:
@@ -102,9 +105,9 @@ class _Lexemes:
         return "\n".join([*text, *(f"{name}: {expression}" for expression, name in terminals.items())]) + "\n"
 
     def _take_apart(self) -> bool:
-        """Take apart what is unsafe; False where nothing is."""
+        """Take unsafe lexemes apart; False when all are safe."""
         leaves, starts, nexts = self._places()
-        alike: dict[frozenset[int], int] = {}  # sets of places that may follow a leaf
+        alike: dict[frozenset[int], int] = {}  # number of each set of places that may follow a leaf
         followers = [alike.setdefault(frozenset(following), len(alike)) for following in nexts]
         after = list(alike)
         met: set[tuple[int, int]] = set()
@@ -152,10 +155,10 @@ class _Lexemes:
         return bool(unsafe)
 
     def _places(self) -> tuple[list[Node], set[int], list[set[int]]]:
-        """The lexemes and tokens where they stand; which come first; and which may follow each."""
+        """The leaves (lexemes and tokens) of the grammar; which of them come first; and which may follow each."""
         leaves: list[Node] = []
-        ends: list[int] = []  # of each leaf, the state behind it
-        steps: list[list[int]] = []  # of each state, the states that are as good
+        ends: list[int] = []  # for each leaf, the state behind it
+        steps: list[list[int]] = []  # for each state, the states that can be entered without a leaf
         ready: dict[int, list[int]] = {}  # the leaves that begin in a state
         rules: dict[str, tuple[int, int]] = {}
 
@@ -224,12 +227,12 @@ class _Lexemes:
 
     def _shared(self, a: Node, b: Node) -> bool:
         if isinstance(a, TokenLeaf) or isinstance(b, TokenLeaf):
-            return True  # a token has a text, too
+            return True  # a token has a text too
         return shared_word(self._automaton(a), self._automaton(b), self._effort)
 
     def _first(self, node: Node) -> Sequence[tuple[int, int]]:
         if isinstance(node, TokenLeaf):
-            return ()  # it is no text to the lexer
+            return ()  # the lexer sees no text in it
         a = self._automaton(node)
         return [r for p in a.first for r in a.chars[p]]
 
@@ -258,7 +261,7 @@ class _Lexemes:
 
 
 def _is_regular(node: Node, names: set[str]) -> bool:
-    """Whether a node has no token and names rules alone that are regular: that do not come back to themselves."""
+    """Whether a node has no token and names only rules that are regular, that is not recursive."""
     if isinstance(node, Ref):
         return node.name in names
     return not isinstance(node, TokenLeaf) and all(_is_regular(c, names) for c in children(node))

@@ -1,4 +1,4 @@
-"""Which members an object has by its JSON schema: those that the schema lists, as llama.cpp reads schemas."""
+"""Find the members that a JSON schema lists for an object. As in llama.cpp, an object has no others by default."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ ALTERNATIVES = ("anyOf", "oneOf")
 
 @dataclass
 class Members:
-    """What a schema and those that hold in its place (`allOf`, `$ref` ...) say about one object.
+    """What a schema, and the schemas that apply in its place (`allOf`, `$ref` ...), say about the members of an object.
 
-    counts     how many of these schemas describe a member, or the elements of an array: `("properties", name)`
-    names      all members that are listed or required, in their order
-    is_listed  whether there is a list of members at all, maybe by pattern
-    is_open    whether a keyword such as `additionalProperties` speaks of other members
-    n_least    how many members there must be
-    has_refs   whether any of them stands elsewhere (`$ref`)
+    counts     for each member, or the elements of an array, the number of these schemas that describe it:
+               `("properties", name) -> 2`
+    names      all members that are listed or required, in order
+    is_listed  whether members are listed at all, by name or by pattern
+    is_open    whether a keyword such as `additionalProperties` allows or describes other members
+    n_least    the least number of members
+    has_refs   whether one of these schemas stands elsewhere (`$ref`)
     """
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
@@ -37,12 +38,12 @@ class Members:
     has_refs: bool = False
 
     def add(self, other: Members) -> None:
-        """Both hold."""
+        """Add the members of another schema that applies too."""
         self.counts += other.counts
         self._take(other)
 
     def add_one_of(self, others: Sequence[Members]) -> None:
-        """Any of the `others` holds."""
+        """Add the members of schemas one of which applies."""
         most: Counter[tuple[str, str]] = Counter()
         for other in others:
             most |= other.counts
@@ -57,7 +58,7 @@ class Members:
         self.has_refs = self.has_refs or other.has_refs
 
     def can_be_closed(self, inherited: Sequence[str]) -> bool:
-        """Whether the listed members, with those `inherited`, may be all."""
+        """Whether an object may have the listed and the `inherited` members and no others."""
         return (self.is_listed or bool(inherited)) and not self.is_open and len(self.names) >= self.n_least
 
 
@@ -70,7 +71,7 @@ class Lists:
         self._has_local_refs = not _has_ids(document)
 
     def target(self, ref: Any) -> Any:
-        """The schema that a `$ref` names; None for one that is not found by its path alone."""
+        """The schema that a `$ref` names; None when it is not a path in this document."""
         if not self._has_local_refs or not _is_local(ref):
             return None
         at: Any = self._document
@@ -85,7 +86,7 @@ class Lists:
         return at
 
     def members(self, s: Any) -> Members:
-        """The members of an object by the schema `s`."""
+        """The members of an object according to the schema `s`."""
         found = Members()
         if not isinstance(s, Mapping):
             return found
@@ -118,13 +119,13 @@ class Lists:
         if target is None:
             return Members(is_open=True)
         if ref not in self._of_refs:
-            self._of_refs[ref] = Members()  # for a schema that names itself in its own place
+            self._of_refs[ref] = Members()  # ends the recursion of a schema that refers to itself
             self._of_refs[ref] = self.members(target)
         return self._of_refs[ref]
 
 
 def rebased(schema: Any, path: str) -> Any:
-    """A schema that is to stand at `path` of another one: its references begin there."""
+    """A schema with its references changed so that it can stand at `path` of another document."""
     if isinstance(schema, Mapping):
         given = cast(Schema, schema)
         return {
@@ -140,7 +141,7 @@ def _is_local(ref: Any) -> bool:
 
 
 def _has_ids(document: Schema) -> bool:
-    """Whether a schema inside has a name of its own: paths would begin there."""
+    """Whether a schema inside has an `$id`, where paths would begin anew."""
     todo: list[Any] = list(document.values())
     while todo:
         at = todo.pop()

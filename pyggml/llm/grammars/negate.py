@@ -1,4 +1,4 @@
-"""What a JSON schema does not allow, as a schema."""
+"""Negate JSON schemas: a schema of the values that another schema does not allow."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, cast
 
 Schema = dict[str, Any]
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-ABOUT = {"title", "description", "default", "examples", "$comment"}  # say nothing about values
+ABOUT = {"title", "description", "default", "examples", "$comment"}  # these keywords allow every value
 
 
 def types_of(s: Mapping[str, Any]) -> list[str]:
-    """The types that a schema allows by its `type` (all without one); numbers and integers apart."""
+    """The types that a schema's `type` allows (all when it has none). "number" also gives "integer"."""
     kind = s.get("type")
     kinds: Sequence[str] = TYPES if kind is None else [kind] if isinstance(kind, str) else kind
     return [t for t in TYPES if t in kinds or (t == "integer" and "number" in kinds)]
 
 
 def of_types(kinds: Sequence[str]) -> Any:
-    """A schema of these types; False for none."""
+    """A schema that allows these types; False for no type."""
     if not kinds:
         return False
     return {"type": [t for t in kinds if not (t == "integer" and "number" in kinds)]}
 
 
 def negated(s: Any, within: Mapping[str, Any]) -> Any:
-    """A schema (or a bool) that, together with `within`, allows what it allows without `s`; None where there is none
-    in keywords that llguidance knows."""
+    """A schema (or a bool) that allows the values which `within` allows and `s` does not, when it is used together with
+    `within`. None when the keywords that llguidance knows cannot say it."""
     if isinstance(s, bool):
         return not s
     if not isinstance(s, Mapping):
@@ -55,12 +55,12 @@ def negated(s: Any, within: Mapping[str, Any]) -> Any:
 
 def _other_types(wrong: Sequence[str], mine: Sequence[str]) -> Any:
     if "integer" in wrong and "number" not in wrong and "number" in mine:
-        return None  # numbers that are no integers
+        return None  # numbers that are not integers
     return of_types([t for t in mine if t not in wrong])
 
 
 def _other_values(wrong: Sequence[Any], within: Mapping[str, Any]) -> Any:
-    """The values that are listed but these; of integers, those beside them."""
+    """The listed values without the `wrong` ones; for integers, the ranges between the wrong ones."""
     listed = within.get("enum", [within["const"]] if "const" in within else None)
     if listed is not None:
         left = [v for v in listed if not any(v == w and isinstance(v, bool) == isinstance(w, bool) for w in wrong)]
@@ -80,7 +80,7 @@ def _other_values(wrong: Sequence[Any], within: Mapping[str, Any]) -> Any:
 
 
 def _other_properties(s: Schema, within: Mapping[str, Any]) -> Any:
-    """Of objects: without a property that is required, or with one that is not as it should be."""
+    """The objects that lack a required property, or have a property that its schema does not allow."""
     if "object" not in types_of(s):
         return True
     known: Mapping[str, Any] = within.get("properties", {})

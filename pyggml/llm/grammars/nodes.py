@@ -1,4 +1,4 @@
-"""What grammars are made of. Nodes are compared by identity: each is one place in a grammar."""
+"""The nodes of a grammar. They are compared by identity, because each is one place in the grammar."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LAST_CHAR = 0x10FFFF
-SURROGATES = (0xD800, 0xDFFF)  # code points that are no characters
-Ranges = tuple[tuple[int, int], ...]  # of code points, both ends included; ascending, apart from each other
+SURROGATES = (0xD800, 0xDFFF)  # code points that are not characters
+Ranges = tuple[tuple[int, int], ...]  # (first, last) code points; ascending, with gaps between them
 
 
 def ranges(parts: Iterable[tuple[int, int]], negated: bool = False) -> Ranges:
-    """The characters of some ranges (those that end before they begin are empty), or all others."""
+    """The characters of some ranges, or all other characters. A range that ends before it begins is empty."""
     merged: list[list[int]] = []
     for low, high in sorted(p for p in parts if p[0] <= p[1]):
         if merged and low <= merged[-1][1] + 1:
@@ -38,8 +38,8 @@ def overlap(a: Ranges, b: Ranges) -> bool:
 
 
 def same_first_byte(a: Ranges) -> Ranges:
-    """These and all characters whose UTF-8 begins with the same bytes: where one of them ends a lexeme, the lexer has
-    only seen that much of it."""
+    """These characters, and all others whose UTF-8 begins with the same byte. When a character ends a lexeme, the lexer
+    has seen only its first byte."""
     spans: list[tuple[int, int]] = []
     for first, end, block in ((0, 0x80, 1), (0x80, 0x800, 0x40), (0x800, 0x10000, 0x1000), (0x10000, 1 << 21, 1 << 18)):
         parts = [(max(low, first), min(high, end - 1)) for low, high in a if low < end and high >= first]
@@ -51,28 +51,28 @@ def same_first_byte(a: Ranges) -> Ranges:
 
 @dataclass(frozen=True, eq=False)
 class Chars:
-    """One character of a set."""
+    """One character out of a set."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True, eq=False)
 class Seq:
-    """One after the other; none: the empty text."""
+    """Items one after the other; without items, the empty text."""
 
     items: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Alt:
-    """Any one of them; none: nothing matches."""
+    """Any one of the items; without items, nothing matches."""
 
     items: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Rep:
-    """Again and again: `low` times to `high` (None: any number)."""
+    """An item repeated `low` to `high` times (None: any number)."""
 
     item: Node
     low: int
@@ -81,15 +81,15 @@ class Rep:
 
 @dataclass(frozen=True, eq=False)
 class Ref:
-    """What a rule says."""
+    """A rule by name."""
 
     name: str
-    at: int = 0  # the place in the text of the grammar
+    at: int = 0  # index in the text of the grammar
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLeaf:
-    """One token, or any but that one, whatever its text."""
+    """One token, or any token but that one, whatever its text."""
 
     id: int
     negated: bool = False
@@ -100,12 +100,12 @@ Rules = dict[str, Node]
 
 
 def literal(text: Iterable[int]) -> Node:
-    """Code points one after the other."""
+    """The node of a given text."""
     return seq(Chars(ranges([(c, c)])) for c in text)
 
 
 def seq(items: Iterable[Node]) -> Node:
-    """`Seq`, where it is more than one thing."""
+    """A `Seq` of the items, or the item when there is one."""
     flat = [part for item in items for part in (item.items if isinstance(item, Seq) else (item,))]
     if any(is_never(item) for item in flat):
         return Alt()
@@ -113,7 +113,7 @@ def seq(items: Iterable[Node]) -> Node:
 
 
 def alt(items: Iterable[Node]) -> Node:
-    """`Alt`, without what never matches; the empty text makes the others optional."""
+    """An `Alt` of the items without those that never match; the empty text makes the other items optional."""
     flat = [part for item in items for part in (item.items if isinstance(item, Alt) else (item,))]
     some = [item for item in flat if not is_never(item) and not _is_empty(item)]
     if len(some) < len(flat) and any(map(_is_empty, flat)):
@@ -122,7 +122,7 @@ def alt(items: Iterable[Node]) -> Node:
 
 
 def rep(item: Node, low: int, high: int | None) -> Node:
-    """`Rep`, where it is one."""
+    """A `Rep` of the item, or something simpler that matches the same."""
     if is_never(item):
         return Seq() if low == 0 else item
     if high == 0 or _is_empty(item):
@@ -131,7 +131,7 @@ def rep(item: Node, low: int, high: int | None) -> Node:
 
 
 def is_never(node: Node) -> bool:
-    """Whether nothing matches it."""
+    """Whether the node matches nothing."""
     return (isinstance(node, Alt) and not node.items) or (isinstance(node, Chars) and not node.ranges)
 
 
@@ -140,7 +140,7 @@ def _is_empty(node: Node) -> bool:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes that a node is made of; what a rule says is no part of a `Ref`."""
+    """The nodes that a node is made of. A `Ref` has none: the rule is not a part of it."""
     if isinstance(node, (Seq, Alt)):
         return node.items
     return (node.item,) if isinstance(node, Rep) else ()

@@ -1,4 +1,4 @@
-"""Rules made simpler: what matches nothing is left out, and recursion at the end becomes repetition."""
+"""Simplify rules: leave out what matches nothing, and turn recursion at the end of a rule into repetition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .nodes import Alt, Chars, Node, Ranges, Ref, Rep, Rules, Seq, alt, children
 
 
 def simplified(rules: Rules, effort: Effort) -> Rules:
-    """The rules that `root` needs. Where it matches nothing, `Alt()` is all that is left of it."""
+    """The rules that `root` needs, simplified. A `root` that matches nothing becomes `Alt()`."""
     productive = _productive(rules, effort)
     rules = {name: _without(node, productive) for name, node in rules.items()}
     rules = {name: _unrolled(name, node) for name, node in rules.items()}
@@ -29,7 +29,7 @@ def references(node: Node) -> set[str]:
 
 
 def holding(rules: Rules, holds: Callable[[Node, set[str]], bool], effort: Effort) -> set[str]:
-    """The least set of rules for whose nodes `holds(node, set)` is true."""
+    """The smallest set of rules that contains every rule for whose node `holds(node, set)` is true."""
     found: set[str] = set()
     names, n = list(rules), -1
     while n < len(found):
@@ -43,7 +43,8 @@ def holding(rules: Rules, holds: Callable[[Node, set[str]], bool], effort: Effor
 
 
 def _matches(node: Node, names: set[str], leaf: Callable[[Node], bool]) -> bool:
-    """Whether a node matches some text of a kind, where the rules `names` do and the leaves that `leaf` tells."""
+    """Whether a node matches a text of some kind, given that the rules `names` do, and the leaves for which `leaf` is
+    true."""
     match node:
         case Seq(items):
             return all(_matches(item, names, leaf) for item in items)
@@ -58,7 +59,7 @@ def _matches(node: Node, names: set[str], leaf: Callable[[Node], bool]) -> bool:
 
 
 def nullable(node: Node, names: set[str]) -> bool:
-    """Whether a node matches the empty text, where the rules `names` do."""
+    """Whether a node matches the empty text, given that the rules `names` do."""
     return _matches(node, names, lambda _: False)
 
 
@@ -81,7 +82,8 @@ def _without(node: Node, productive: set[str]) -> Node:
 
 
 def _factored(node: Node) -> Node:
-    """The same texts, with beginnings that alternatives share said once: of many words no two are at the same place."""
+    """A node that matches the same texts and says the shared beginnings of alternatives once, so that of many words no
+    two begin alike in one place."""
     match node:
         case Seq(items):
             return seq([_factored(item) for item in items])
@@ -95,10 +97,10 @@ def _factored(node: Node) -> Node:
 
 
 def _tree(words: list[tuple[Node, ...]], start: int) -> Node:
-    """Alternatives, each from its part `start` on, by their first characters."""
+    """The alternatives `words`, from character `start` on, grouped by their first characters."""
     by_first: dict[Ranges, list[tuple[Node, ...]]] = {}
     others: list[Node] = []
-    ends: list[tuple[int, int]] = []  # characters that are a whole alternative
+    ends: list[tuple[int, int]] = []  # last characters of alternatives
     for word in words:
         first = word[start] if start < len(word) else None
         if not isinstance(first, Chars):
@@ -118,7 +120,7 @@ def _tree(words: list[tuple[Node, ...]], start: int) -> Node:
 
 
 def _go_on_alike(words: list[tuple[Node, ...]], at: int) -> bool:
-    """Whether all have the same characters in one place."""
+    """Whether all words have the same set of characters at `at`."""
     parts = [word[at] if at < len(word) else None for word in words]
     return (
         all(isinstance(part, Chars) and part.ranges == parts[0].ranges for part in parts)
@@ -128,7 +130,7 @@ def _go_on_alike(words: list[tuple[Node, ...]], at: int) -> bool:
 
 
 def _unrolled(name: str, node: Node) -> Node:
-    """`x ::= a x | b` is `a* b`. Rules that are recursive in other places stay as they are."""
+    """Turn `x ::= a x | b` into `a* b`. Rules that are recursive elsewhere than at their end stay as they are."""
     if name not in references(node):
         return node
     parts = _tail(name, node)
@@ -139,8 +141,8 @@ def _unrolled(name: str, node: Node) -> Node:
 
 
 def _tail(name: str, node: Node) -> tuple[Node, Node] | None:
-    """What stands before the rule `name` where a node ends with it, and what the node is where it does not; None where
-    it stands elsewhere, too."""
+    """Two nodes: what stands before the rule `name` in alternatives that end with it, and the alternatives that do not.
+    None when the rule stands elsewhere too."""
     match node:
         case Ref(other) if other == name:
             return Seq(), Alt()

@@ -1,4 +1,4 @@
-"""JSON schemas as llguidance takes them: keywords that it does not know are said with others, or left out and named."""
+"""Rewrite JSON schemas for llguidance: keywords that it lacks are expressed by others, or left out and reported."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ _MERGED = ("then", "else")
 _DEPENDENT = ("dependentSchemas", "dependencies")
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "not", "dependentSchemas")
 _SILENT = ABOUT | {"$defs", "definitions", "discriminator", "deprecated", "readOnly", "writeOnly"}
-_WITHIN_FIRST = 8  # `contains` looks for its element among so many
-_ORDERS = 5  # of up to so many distinct values all orders are listed
+_WITHIN_FIRST = 8  # `contains` looks for its element among this many
+_ORDERS = 5  # up to this many distinct values, all their orders are listed
 
 
 def enforceable(schema: Any, has_pattern: Callable[[str], bool]) -> tuple[Schema, list[str]]:
-    """The schema in keywords that llguidance knows, and what it no longer demands: `uniqueItems at /tags`.
+    """The schema in keywords that llguidance knows, and a list of the demands that it no longer makes, such as
+    `uniqueItems at /tags`.
 
     An object has the members that its schema lists, and no others unless `additionalProperties` (or a keyword like it)
-    says so, as in llama.cpp. `has_pattern` says whether the engine can match a regular expression. Raises SamplerError
-    for what is no schema, allows nothing, or asks for too much.
+    says so, as in llama.cpp. `has_pattern(p)` says whether the engine can match the regular expression p. Raises
+    SamplerError for something that is not a schema, for a schema that allows nothing, and for one that asks for too
+    much.
     """
     try:
         schema = _read(schema)
@@ -48,7 +50,7 @@ def enforceable(schema: Any, has_pattern: Callable[[str], bool]) -> tuple[Schema
         out = rewriter.document()
     except RecursionError:
         raise SamplerError("the JSON schema is nested too deep") from None
-    except (TypeError, AttributeError, LookupError) as e:  # of a keyword's value
+    except (TypeError, AttributeError, LookupError) as e:  # from the value of a keyword
         raise SamplerError(f"the JSON schema is malformed: {e}") from None
     if out is False:
         raise SamplerError("the JSON schema allows nothing")
@@ -56,7 +58,7 @@ def enforceable(schema: Any, has_pattern: Callable[[str], bool]) -> tuple[Schema
 
 
 def _read(schema: Any) -> Any:
-    """The JSON that a text or Python's objects say."""
+    """The JSON value of a text, or of Python objects."""
 
     def finite(text: str) -> float:
         if not isfinite(value := float(text)):
@@ -75,7 +77,7 @@ def _read(schema: Any) -> Any:
 
 
 def _check_multiples(schema: Any) -> None:
-    """Refuse divisors for which the engine would build too much: a state for each remainder."""
+    """Refuse large divisors: the engine builds a state for each remainder."""
     found: set[int] = set()
     may_meet, todo = False, [schema]
     while todo:
@@ -100,7 +102,7 @@ def _check_multiples(schema: Any) -> None:
 
 
 def _check_types(s: Schema, at: str) -> None:
-    """Refuse keywords whose values are no schema, no list of schemas, or no object, where they must be."""
+    """Refuse keywords whose value must be a schema, a list of schemas or an object, and is not."""
     for key in (*_MAPS, *_DEPENDENT, "dependentRequired"):
         if key in s and not isinstance(s[key], Mapping):
             raise SamplerError(f"the JSON schema's {key} at {at or '/'} must be an object, not {s[key]!r:.60}")
@@ -116,10 +118,10 @@ def _check_types(s: Schema, at: str) -> None:
 class _Place:
     """Where a schema stands.
 
-    inherited  members listed around it, of which it is an alternative
-    shared     what more than one of the schemas in this place describe, see `Members.counts`
-    closes     whether objects are closed here; where schemas are merged, the one around them closes
-    is_deep    whether objects inside are left open, too: they are merged with others
+    inherited  members that the schema around it lists, when this schema is one of its alternatives
+    shared     members that several of the schemas in this place describe, see `Members.counts`
+    closes     whether objects are closed here; of merged schemas, the one around them closes
+    is_deep    whether objects inside stay open too, because they are merged with others
     """
 
     inherited: tuple[str, ...] = ()
@@ -133,7 +135,7 @@ _OPEN = _Place(closes=False, is_deep=True)
 
 
 def _is_reference(s: Schema, place: _Place) -> bool:
-    """Whether a schema is nothing but a definition's, which closes its objects."""
+    """Whether a schema is only a reference to a definition, which closes its objects itself."""
     return place.closes and not place.inherited and s.keys() - _SILENT == {"$ref"}
 
 
@@ -142,8 +144,8 @@ class _Rewriter:
         self.left_out: list[str] = []
         self._document, self._has_pattern = document, has_pattern
         self._lists = Lists(document)
-        self._parts: Schema = {}  # schemas of ours that are named more than once
-        self._copies: dict[tuple[str, _Place], str] = {}  # of definitions, as they are in such a place
+        self._parts: Schema = {}  # our own schemas that stand in several places
+        self._copies: dict[tuple[str, _Place], str] = {}  # names of definitions as rewritten for a place
         self._merged: dict[tuple[int, _Place], tuple[str, Any]] = {}
         _check_types(document, "")
         known, prefix = document.get("$defs", {}), "part"
@@ -153,15 +155,15 @@ class _Rewriter:
         self._n = 0  # schemas so far
 
     def document(self) -> Any:
-        """All of it."""
+        """The whole document, rewritten."""
         out = self.schema(self._document, "")
         if not self._parts or out is False:
             return out
         return {**out, "$defs": {**out.get("$defs", {}), **self._parts}}
 
     def schema(self, s: Any, at: str, place: _Place = _OWN) -> Any:
-        """What is left of a schema (or of what stands in its place) once keywords that are not known are said in
-        others; those in it first, but not what is denied: there, to demand less would allow less."""
+        """A schema (or a bool) with unknown keywords expressed by others. Schemas inside it are rewritten first, except
+        those under `not`: a `not` of a schema that demands less would allow less."""
         if not isinstance(s, Mapping):
             return self._schema({}, at, place) if s is True and place.closes and place.inherited else s
         s = cast(Schema, s)
@@ -170,7 +172,7 @@ class _Rewriter:
             return self.schema(s["allOf"][0], f"{at}/allOf/0", place)
         if not place.closes or s is self._document or not self._is_merged(s, place):
             return self._schema(s, at, place)
-        if (id(s), place) not in self._merged:  # a part of its own, to which the definitions inside may come back
+        if (id(s), place) not in self._merged:  # kept as a part, which references inside may name
             name = next(self._new_names)
             self._merged[id(s), place] = name, s
             self._parts[name] = self._schema(s, at, place)
@@ -187,7 +189,7 @@ class _Rewriter:
         around = self._around(s) if place.closes else None
         closes = around is None and place.closes and members.can_be_closed(place.inherited)
         if _is_reference(s, place):
-            closes = False  # its definition does
+            closes = False  # the definition closes
         elif "$ref" in s:
             out["$ref"] = self._copy(s["$ref"], merged)
         alternative = (
@@ -213,7 +215,7 @@ class _Rewriter:
         for key in _DEPENDENT:
             if isinstance(out.get(key), Mapping):
                 out[key] = {k: self.schema(v, f"{at}/{key}/{k}", merged) for k, v in out[key].items()}
-        more: list[Any] = []  # what must hold besides
+        more: list[Any] = []  # further schemas that must hold
         self._unevaluated(out, at)
         self._names(out, at)
         self._dependent(out, more)
@@ -234,7 +236,7 @@ class _Rewriter:
         return out
 
     def _around(self, s: Schema) -> Members | None:
-        """The members that all alternatives of a schema have, where each of them closes its objects itself."""
+        """The members listed beside a schema's alternatives, when each alternative must close its objects itself."""
         given = [key for key in ALTERNATIVES if isinstance(s.get(key), list)]
         if len(given) != 1:
             return None
@@ -247,7 +249,7 @@ class _Rewriter:
         return not _is_reference(s, place) and members.has_refs and not members.is_open
 
     def _copy(self, ref: Any, place: _Place) -> Any:
-        """A reference to the same definition as it is in such a place."""
+        """A reference to a definition as it is rewritten for a place."""
         target = self._lists.target(ref)
         if not isinstance(target, Mapping):
             return ref
@@ -257,7 +259,7 @@ class _Rewriter:
         return f"#/$defs/{self._copies[ref, place]}"
 
     def _part(self, s: Any) -> Any:
-        """A reference to a schema of ours, for more than one place."""
+        """A reference to a schema of our own that is used in several places."""
         if not isinstance(s, Mapping) or not any(isinstance(v, (Mapping, list)) for v in cast(Schema, s).values()):
             return cast(Any, s)
         name = next(self._new_names)
@@ -283,7 +285,7 @@ class _Rewriter:
             more.append(self.schema(right, at, place))
 
     def _condition(self, out: Schema, more: list[Any], at: str, place: _Place) -> None:
-        """`if a then b else c`: a and b, or c and not a."""
+        """Express `if a then b else c` as: a and b, or c and not a."""
         condition, then, other = (out.pop(key, True) for key in ("if", "then", "else"))
         if condition is True or (then is True and other is True):
             more.append(then if condition is True and then is not True else True)
@@ -298,7 +300,7 @@ class _Rewriter:
         more.append({"anyOf": choices} if choices else False)
 
     def _dependent(self, out: Schema, more: list[Any]) -> None:
-        """Where there is one property there must be others, or a schema holds."""
+        """Express `dependentRequired` and `dependentSchemas`: one property demands others, or a schema."""
         wanted = {**out.pop("dependencies", {}), **out.pop("dependentSchemas", {}), **out.pop("dependentRequired", {})}
         for name, demand in wanted.items():
             then = cast(Any, {"required": demand} if isinstance(demand, list) else demand)
@@ -307,7 +309,7 @@ class _Rewriter:
             more.append({"anyOf": [*choices, *([of_types(others)] if others else [])]})
 
     def _names(self, out: Schema, at: str) -> None:
-        """`propertyNames`: as `patternProperties`, or as a list of them."""
+        """Express `propertyNames` by `patternProperties`, or by a list of properties."""
         if "propertyNames" not in out:
             return
         names: Any = out.pop("propertyNames")
@@ -342,7 +344,7 @@ class _Rewriter:
                 out[plain] = value
 
     def _contains(self, out: Schema, more: list[Any], at: str) -> None:
-        """The element that an array must contain is one of the first few."""
+        """Express `contains`: one of an array's first few elements is the one it asks for."""
         wanted, low, high = (out.pop(k, None) for k in ("contains", "minContains", "maxContains"))
         if wanted is None or low == 0:
             if wanted is not None and high is not None:
@@ -359,7 +361,7 @@ class _Rewriter:
         more.append({"anyOf": [*arrays, *([of_types(others)] if others else [])]})
 
     def _unique(self, out: Schema, more: list[Any], at: str) -> None:
-        """Distinct elements: all orders of a few values are listed."""
+        """Express `uniqueItems` of few values by listing all their orders."""
         if out.pop("uniqueItems", False) is not True:
             return
         items = out.get("items")
@@ -379,7 +381,7 @@ class _Rewriter:
                 out.pop(key, None)
 
     def _pattern(self, out: Schema, at: str) -> bool:
-        """Leave out patterns that the engine does not match; False where they say which members an object may have."""
+        """Leave out patterns that the engine cannot match; False when such a pattern tells the names of members."""
         pattern = out.get("pattern")
         if isinstance(pattern, str) and not self._has_pattern(pattern):
             del out["pattern"]
@@ -387,7 +389,7 @@ class _Rewriter:
         unknown = [p for p in out.get("patternProperties", ()) if not self._has_pattern(p)]
         for pattern in unknown:
             del out["patternProperties"][pattern]
-            if out.get("additionalProperties") is not None:  # it would hold for these properties, too
+            if out.get("additionalProperties") is not None:  # it would apply to these properties too
                 out["additionalProperties"] = True
             self._loosen(f"patternProperties {pattern!r:.60}", at)
         return not unknown
@@ -401,7 +403,7 @@ def _both(a: Any, b: Any) -> Any:
 
 
 def _values(s: Any) -> Sequence[Any] | None:
-    """All values of a schema that lists them; None for others."""
+    """All values that a schema allows, when it lists them; else None."""
     if set(s) - {"enum", "const", "type", "title", "description", "default"}:
         return None
     if "const" in s:
@@ -417,7 +419,7 @@ def _values(s: Any) -> Sequence[Any] | None:
 
 
 def _without_values(out: Schema, wrong: Any) -> list[Any] | None:
-    """The values of `out` but those of `wrong`, where both list theirs."""
+    """The values that `out` lists and `wrong` does not; None when one of them has no list."""
     if not isinstance(wrong, Mapping) or not ("enum" in out or "const" in out):
         return None
     mine, theirs = _values({k: out[k] for k in ("enum", "const", "type") if k in out}), _values(wrong)

@@ -1,4 +1,4 @@
-"""Which tokens mean what: by the file's keys, by each kind's defaults, and by their texts, as llama.cpp finds them."""
+"""Find the tokens with a role (bos, eos ...) as llama.cpp does: by the file's keys, each kind's defaults, or texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from .tokens import Tokens, TokenType, token_id
 
-# role: the file's keys for it; the last that names a token holds
+# role -> the file's keys for it; the last key that names a token counts
 _KEYS = {
     "bos": ("bos_token_id",),
     "eos": ("eos_token_id",),
@@ -25,8 +25,8 @@ _KEYS = {
     "fim_rep": ("fim_rep_token_id",),
     "fim_sep": ("fim_sep_token_id",),
 }
-# Where no key says which token has a role, its text does: the first of these that is a token (llama.cpp takes that
-# which its hash table has first). Such a token is a control token, whatever the file says.
+# When no key names the token of a role, its text does: the first of these texts that is a token (llama.cpp takes the
+# one that its hash table has first). Such a token is a control token, whatever the file says.
 _TEXTS = {
     "eot": (
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"),
@@ -55,12 +55,12 @@ _EOG_TEXTS = (
     *("</s>", "<eos>", "[EOS]", "<|eom_id|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>"),
     *("<|tool_response>", "[e~["),
 )
-_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss's are text to those who read it
+_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss shows these as text
 
 
 @dataclass
 class Roles:
-    """The token of each role, None where there is none."""
+    """The token of each role, or None."""
 
     bos: int | None = None
     eos: int | None = None
@@ -79,8 +79,8 @@ class Roles:
     fim_sep: int | None = None
 
     def find(self, kv: Mapping[str, object], tokens: Tokens) -> set[int]:
-        """Fill in what the file says; the values so far are the defaults. Corrects types of tokens that are known by
-        their texts, and returns the ids of those that end generation."""
+        """Fill in the roles that the file names; the values so far are the defaults. Corrects the types of tokens that
+        are known by their texts, and returns the ids of tokens that end generation."""
         for role in fields(self):
             for key in _KEYS[role.name]:
                 setattr(self, role.name, token_id(kv, key, len(tokens.texts), getattr(self, role.name)))
@@ -102,7 +102,7 @@ class Roles:
 
 
 def _drop_false_ends(tokens: Tokens, ends: set[int]) -> None:
-    """What ends generation in most vocabularies and does not in a few, told by the company it is in."""
+    """Take from `ends` the tokens that do not end generation in a few vocabularies, known by other tokens they have."""
     texts = {tokens.texts[i] for i in ends}
     calls = not texts.isdisjoint(("<|call|>", "<|calls|>"))
     if calls and not texts.isdisjoint(("<|return|>", "<|flush|>")) and "<|end|>" in texts:

@@ -1,4 +1,4 @@
-"""Cutting special tokens out of a text, as llama.cpp does: token by token, the longest first, not left to right."""
+"""Cut special tokens out of a text as llama.cpp does: token by token, the longest first, not left to right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tokens import utf8
 if TYPE_CHECKING:
     from pyggml.native.vocab.trie import LongestFirst
 
-_FEW = 16  # so many characters that tokens begin with are looked for, to be done where a text has none of them
+_FEW = 16  # if tokens begin with at most this many characters, a text without any of them is done at once
 
 
 class SpecialTokens:
@@ -22,8 +22,8 @@ class SpecialTokens:
     def __init__(
         self, always: Iterable[tuple[str, int]], parsed: Iterable[tuple[str, int]], lstrip: set[int], rstrip: set[int]
     ) -> None:
-        """`always` are found everywhere, `parsed` only where special tokens are to be read. Tokens of `lstrip` and
-        `rstrip` swallow white space before or behind them."""
+        """`always`: tokens that are always found; `parsed`: tokens that are found with `parse_special`. Tokens in
+        `lstrip` and `rstrip` swallow white space before or behind them."""
         tokens = [(-len(utf8(text)), text, token, True) for text, token in always]
         tokens += [(-len(utf8(text)), text, token, False) for text, token in parsed]
         tokens.sort(key=lambda t: t[0])
@@ -35,7 +35,7 @@ class SpecialTokens:
         self._lstrip, self._rstrip = lstrip, rstrip
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
-        """The text in parts, none empty: pieces of it, and ids of tokens."""
+        """The text in parts: non-empty pieces of text, and ids of tokens."""
         if not text:
             return []
         if len(self._firsts) < _FEW and not any(first in text for first in self._firsts):
@@ -49,7 +49,7 @@ class SpecialTokens:
 
     @cached_property
     def _cutter(self) -> tuple[LongestFirst, list[np.ndarray]]:
-        """What finds the tokens, and what each does, without and with those that are parsed."""
+        """The search for tokens, and what each token does; without and with the `parsed` tokens."""
         from pyggml.native.vocab.trie import LongestFirst
 
         strips = [

@@ -1,4 +1,4 @@
-"""Text of tokens as they come."""
+"""The text of tokens as they come."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from .vocab import Vocab
 
 
 class StreamDecoder:
-    """Text of tokens as they come, in whole UTF-8 characters. The joined results are what one decode would give, spaces
-    before punctuation included; with `special` those of control tokens, too."""
+    """Gives the text of tokens as they come, in whole UTF-8 characters. Joined, the results are the text of
+    `Vocab.detokenize`. `special`: show control tokens too."""
 
     def __init__(self, vocab: Vocab, special: bool = False) -> None:
         self._vocab, self._special = vocab, special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The characters that this token completes, perhaps none."""
+        """The characters that this token completes; may be empty."""
         return self._decoder.decode(self._vocab.token_to_piece(token, special=self._special))
 
     def flush(self) -> str:
-        """What is left of an unfinished character, as U+FFFD; the decoder is then as new."""
+        """U+FFFD when a character is unfinished, else nothing. The decoder then begins anew."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

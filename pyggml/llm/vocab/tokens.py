@@ -13,8 +13,8 @@ import numpy as np
 from pyggml.errors import ModelError
 
 KEY = "tokenizer.ggml."
-SPACE = "\u2581"  # how most vocabularies spell a space
-NO_UTF8 = re.compile("([\udc80-\udcff])")  # the surrogates that stand for bytes that are not UTF-8
+SPACE = "\u2581"  # most vocabularies spell a space so
+NO_UTF8 = re.compile("([\udc80-\udcff])")  # surrogates, which stand for bytes that are not UTF-8
 
 _F32_MAX = float(np.finfo(np.float32).max)
 
@@ -42,7 +42,7 @@ class Tokens:
 
     @staticmethod
     def from_gguf(kv: Mapping[str, object]) -> Tokens:
-        """The tokens in a GGUF's metadata. Raises ModelError where they are missing, malformed, or one occurs twice."""
+        """The tokens in a GGUF's metadata. Raises ModelError when they are missing, malformed, or not all different."""
         texts = strings(kv, "tokens")
         if texts is None:
             raise ModelError(f"{KEY}tokens is missing or not an array of strings")
@@ -62,11 +62,11 @@ class Tokens:
         return np.flatnonzero(np.isin(np.asarray(self.types, np.int64), types)).tolist()
 
     def byte_ids(self) -> list[int | None]:
-        """The token of each byte, by their texts `<0x00>` .. `<0xFF>`."""
+        """The token of each byte, by its text `<0x00>` .. `<0xFF>`."""
         return [self.ids.get(f"<0x{b:02X}>") for b in range(256)]
 
     def byte(self, token: int) -> bytes:
-        """What a token of type BYTE stands for. Raises ModelError where its text spells none."""
+        """The byte of a token of type BYTE. Raises ModelError when its text spells no byte."""
         text = self.texts[token]
         try:
             return bytes([int(text.removeprefix("<0x").removesuffix(">"), 16)])
@@ -80,7 +80,7 @@ def utf8(text: str) -> bytes:
 
 
 def strings(kv: Mapping[str, object], name: str) -> list[str] | None:
-    """An array of strings, None where there is none."""
+    """An array of strings; None when the key is missing."""
     values = kv.get(KEY + name)
     if not isinstance(values, list) or not set(map(type, cast("list[Any]", values))) <= {str}:
         return None
@@ -88,7 +88,7 @@ def strings(kv: Mapping[str, object], name: str) -> list[str] | None:
 
 
 def numbers(kv: Mapping[str, object], name: str, n: int, default: float) -> list[float]:
-    """The first `n` numbers of an array, as Python's."""
+    """The first `n` numbers of an array, as Python numbers."""
     values = kv.get(KEY + name)
     if values is None:
         return [default] * n
@@ -103,7 +103,7 @@ def numbers(kv: Mapping[str, object], name: str, n: int, default: float) -> list
 
 
 def token_id(kv: Mapping[str, object], name: str, n: int, default: int | None) -> int | None:
-    """A token id; files write ids outside the vocabulary (2**32 - 1) for "none", and then the default holds."""
+    """A token id, or the default. Files write an id outside the vocabulary (2**32 - 1) for "none"."""
     value = kv.get(KEY + name)
     if value is not None and type(value) is not int:
         raise ModelError(f"{KEY}{name} is not an integer: {value!r}")
@@ -114,8 +114,8 @@ def token_id(kv: Mapping[str, object], name: str, n: int, default: int | None) -
 
 
 def suppressed(kv: Mapping[str, object], n: int) -> tuple[int, ...]:
-    """Ids of tokens that are never to be sampled; ids outside the vocabulary are left out, as llama.cpp does. Raises
-    ModelError for what is no array of INT32."""
+    """Ids of tokens that are never sampled. Ids outside the vocabulary are left out, as llama.cpp does. Raises
+    ModelError for a value that is not an array of INT32."""
     ids = np.asarray(kv.get(KEY + "suppress_tokens", np.empty(0, np.int32)))
     if ids.ndim != 1 or ids.dtype != np.int32:
         raise ModelError(f"{KEY}suppress_tokens is not an array of INT32")
@@ -123,7 +123,7 @@ def suppressed(kv: Mapping[str, object], n: int) -> tuple[int, ...]:
 
 
 def flag(kv: Mapping[str, object], name: str, default: bool) -> bool:
-    """A flag. Raises ModelError for what is no bool."""
+    """A bool. Raises ModelError for a value of another type."""
     value = kv.get(KEY + name, default)
     if not isinstance(value, bool):
         raise ModelError(f"{KEY}{name} is not a bool: {value!r}")

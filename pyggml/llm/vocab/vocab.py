@@ -1,7 +1,7 @@
 """The vocabulary of a GGUF model: text to token ids and back, with llama.cpp's exact ids.
 
-What all kinds have in common is here: special tokens, cut out of the text before anything else, what frames a text, and
-pieces of text. One file for each kind does the rest.
+This file does what all kinds of tokenizers share: it cuts special tokens out of a text, puts the frame (bos, eos ...)
+around it, and makes text of tokens. Each kind has a file in `kinds/` for the rest.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _CONTRACTION = re.compile(rb" (?='(?:[sm]|re|ve))", re.DOTALL)
 class Vocab:
     """Tokens and their ids; made by `Vocab.from_gguf`.
 
-    Ids of roles are None where there is none: `bos eos eot eom unk nl sep pad mask cls fim_pre fim_suf fim_mid fim_pad
-    fim_rep fim_sep`. `add_bos add_eos add_sep add_space_prefix clean_spaces` are as in llama.cpp; kind is
-    `tokenizer.ggml.model`; `suppressed` has the ids that are never to be sampled (`tokenizer.ggml.suppress_tokens`).
-    `before` and `after` are the tokens that `add_special` puts around a text; `lstrip` and `rstrip` those that swallow
+    `bos eos eot eom unk nl sep pad mask cls fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep` are the ids of roles, or
+    None. `add_bos add_eos add_sep add_space_prefix clean_spaces` are as in llama.cpp. `kind` is
+    `tokenizer.ggml.model`. `suppressed` has the ids that are never sampled (`tokenizer.ggml.suppress_tokens`). `before`
+    and `after` are the tokens that `add_special` puts around a text. `lstrip` and `rstrip` have the tokens that swallow
     white space before or behind them.
     """
 
@@ -39,7 +39,7 @@ class Vocab:
         roles = kind.roles
         n = len(tokens.texts)
         kind.add_space_prefix = flag(kv, "add_space_prefix", kind.add_space_prefix)
-        before = list(tokens.types)  # tokenizers go by what the file says, not by what the roles make of it
+        before = list(tokens.types)  # tokenizers go by the file's types, not by those that the roles correct
         self._eog = roles.find(kv, tokens)
         types, tokens.types = tokens.types, before
         self._tokenizer: Tokenizer = make_tokenizer(model, kind, tokens, roles, kv)
@@ -58,14 +58,13 @@ class Vocab:
         self.before, self.after = self._frame(kind)
         self._pieces: list[bytes | None] = [None] * n
         for token in tokens.of_type(TokenType.BYTE):
-            self.token_to_piece(token)  # raises where one spells no byte
+            self.token_to_piece(token)  # raises for a byte token that spells no byte
         self.lstrip, self.rstrip = self._find_strips(kv)
         self._special = self._find_special()
 
     @staticmethod
     def from_gguf(kv: Mapping[str, object]) -> Vocab:
-        """The vocabulary in a GGUF's metadata. Raises ModelError where it is missing, malformed or of a kind that is
-        not known."""
+        """The vocabulary in a GGUF's metadata. Raises ModelError when it is missing, malformed or not known."""
         model = kv.get(f"{KEY}model")
         if not isinstance(model, str):
             raise ModelError(f"the file has no vocabulary: {KEY}model is missing")
@@ -80,7 +79,7 @@ class Vocab:
 
     @property
     def nl(self) -> int | None:
-        """The token of a newline, or of padding where there is none."""
+        """The token of a newline; when there is none, the padding token."""
         if isinstance(self._tokenizer, SPM):
             ids = [i for i in (self._tokenizer.byte_ids[10],) if i is not None]
         else:
@@ -88,11 +87,11 @@ class Vocab:
         return ids[0] if ids else self.pad
 
     def text(self, token: int) -> str:
-        """The token as the vocabulary spells it: U+2581 or U+0120 for spaces, bytes that are no UTF-8 as surrogates."""
+        """The vocabulary's spelling of a token: U+2581 or U+0120 for a space, surrogates for bytes beside UTF-8."""
         return self._tokens.texts[self._checked(token)]
 
     def type_of(self, token: int) -> TokenType:
-        """Its type: that of the file, but for tokens that are known by their texts."""
+        """The token's type: the file's, except for tokens that are known by their texts."""
         return TokenType(self._tokens.types[self._checked(token)])
 
     def is_control(self, token: int) -> bool:
@@ -102,17 +101,17 @@ class Vocab:
         return self._tokens.types[self._checked(token)] == TokenType.BYTE
 
     def is_eog(self, token: int) -> bool:
-        """Whether the token ends generation: eos, eot, eom, or one that is known to by its text."""
+        """Whether the token ends generation: eos, eot, eom, or a token that is known by its text to do so."""
         return self._checked(token) in self._eog
 
     def tokenize(
         self, text: str | bytes, add_special: bool = True, parse_special: bool = False, continued: bool = False
     ) -> list[int]:
-        """Ids of `text`. `add_special` adds what the model wants around a text (bos, eos; cls and sep); `parse_special`
-        takes the text of control tokens for the tokens (user-defined tokens always are). `continued` says that it
-        follows other text, so that no space is put before it. Lone surrogates are read as U+FFFD. Bytes that are not
-        UTF-8 come back from the vocabularies that have a token for each byte.
-        Raises ModelError where the vocabulary has no token for a character, and no unknown token."""
+        """Ids of `text`. `add_special` adds the tokens that the model wants around a text (bos, eos; cls and sep).
+        `parse_special` reads the texts of control tokens as these tokens (of user-defined tokens it always does).
+        `continued` says that the text follows other text, so that no space is put before it. Lone surrogates are read
+        as U+FFFD. Vocabularies that have a token for each byte keep bytes that are not UTF-8.
+        Raises ModelError when the vocabulary has neither a token for a character nor an unknown token."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
         elif isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -131,8 +130,8 @@ class Vocab:
         return out + self.after if add_special else out
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
-        """The bytes that a token stands for, perhaps part of a UTF-8 character. Control and unknown tokens are empty
-        unless `special`. Raises ModelError for an id outside the vocabulary."""
+        """The bytes of a token, which may be a part of a UTF-8 character. Control and unknown tokens are empty unless
+        `special`. Raises ModelError for an id outside the vocabulary."""
         i = self._checked(token)
         if not special and self._tokens.types[i] in _HIDDEN:
             return b""
@@ -142,8 +141,8 @@ class Vocab:
         return piece
 
     def detokenize(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = False) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. As in llama.cpp, the space prefix is dropped only from
-        the first id: not behind a bos, shown or removed. `remove_special` drops the bos and eos that tokenize added;
+        """Text of `ids`. Bytes that are not UTF-8 become U+FFFD. As in llama.cpp, the space prefix is dropped only from
+        the first id, not from an id behind a bos. `remove_special` drops the bos and eos that tokenize added;
         `unparse_special` shows control tokens by their text. Raises ModelError for an id outside the vocabulary."""
         if not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f"token ids cannot be {ids!r:.60}")
@@ -164,9 +163,8 @@ class Vocab:
         return data.decode("utf-8", "replace")
 
     def infill_ids(self, prefix: str, suffix: str) -> list[int]:
-        """Ids of a prompt for what stands between two texts: bos, the prefix behind its token, the suffix behind its
-        token, and the middle's token.
-        Raises ModelError where the vocabulary lacks such tokens."""
+        """Ids of a prompt for the text between two others: bos, the prefix behind its token, the suffix behind its
+        token, and the middle's token. Raises ModelError when the vocabulary lacks these tokens."""
         roles = {"fim_pre": self.fim_pre, "fim_suf": self.fim_suf, "fim_mid": self.fim_mid}
         missing = [name for name, token in roles.items() if token is None]
         if missing:
@@ -176,8 +174,8 @@ class Vocab:
         return [*self.before, pre, *before, suf, *behind, mid]
 
     def pair(self, first: str, second: str) -> list[int]:
-        """Ids of two texts as a reranker reads them: each ends as the vocabulary has it, with sep between them where it
-        asks for that."""
+        """Ids of two texts as a reranker reads them: each with its frame, and sep between them when the vocabulary asks
+        for it."""
         middle = [self.sep] if self.add_sep and self.sep is not None and self.after != [self.sep] else []
         head, tail = (self.tokenize(text, add_special=False) for text in (first, second))
         return [*self.before, *head, *self.after, *middle, *tail, *self.after]
@@ -214,7 +212,7 @@ class Vocab:
 
     def _find_strips(self, kv: Mapping[str, object]) -> tuple[set[int], set[int]]:
         ids = self._tokens.ids
-        # What white space a token swallows is no part of a file: llama.cpp goes by names.
+        # A file does not say which tokens swallow white space: llama.cpp goes by names.
         name, arch, pre = (str(kv.get(key, "")) for key in ("general.name", "general.architecture", f"{KEY}pre"))
         lstrip, rstrip = set[int](), set[int]()
         names = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
@@ -230,7 +228,7 @@ class Vocab:
 
 
 class NoVocab(Vocab):
-    """A model without a vocabulary: it reads and makes ids only."""
+    """Stands for the vocabulary of a model that has none, and reads and makes ids only."""
 
     def __init__(self, n_tokens: int) -> None:
         none: dict[str, object] = {f"{KEY}add_bos_token": False, f"{KEY}add_eos_token": False}

@@ -1,4 +1,4 @@
-"""The kinds of tokenizers: what each does, and what it takes for granted where a file does not say."""
+"""The kinds of tokenizers, and the defaults of each for keys that a file lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("pyggml")
 
 
 class Tokenizer(Protocol):
-    """What a kind does."""
+    """The part of a vocabulary that its kind decides."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text without special tokens. Surrogates stand for bytes that are not UTF-8."""
@@ -32,11 +32,11 @@ class Tokenizer(Protocol):
 
 @dataclass
 class Kind:
-    """What a tokenizer takes for granted; the file's keys come before it.
+    """The defaults of a kind; the file's keys override them.
 
-    frame       how add_special frames a text: "flags" (bos and eos, where add_bos and add_eos say so), "cls" (bos and
-                sep, always), "none"
-    plain       all tokens but control tokens are shown as `piece` says, whatever their type
+    frame       how add_special frames a text: "flags" (bos and eos, by add_bos and add_eos), "cls" (always bos and
+                sep), "none"
+    plain       all tokens but control tokens are shown by `piece`, whatever their type
     """
 
     roles: Roles
@@ -51,7 +51,7 @@ class Kind:
 
 
 def kind_of(model: str, kv: Mapping[str, object]) -> Kind:
-    """The defaults of a `tokenizer.ggml.model`. Raises ModelError for one that is not known."""
+    """The defaults of a `tokenizer.ggml.model`. Raises ModelError for an unknown one."""
     if model == "llama":
         return Kind(Roles(bos=1, eos=2, unk=0), add_bos=True, add_space_prefix=True)
     if model == "bert":
@@ -78,8 +78,8 @@ def kind_of(model: str, kv: Mapping[str, object]) -> Kind:
 
 
 def make_tokenizer(model: str, kind: Kind, tokens: Tokens, roles: Roles, kv: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer of a kind. Raises ModelError for what it cannot do without. Nothing large is built yet, and
-    no other kind is imported."""
+    """The tokenizer of a kind. Raises ModelError when something that it needs is missing. Large tables are built later,
+    when they are used; only this kind's module is imported."""
     if kind.pre is not None:
         from .bpe import BPE, HybridDNA, Whitespace
 

@@ -1,8 +1,8 @@
 """`tokenizer.ggml.model = gpt2`, `gemma4`, `whitespace`, `hybriddna`: byte-pair merging by the rank of the pair.
 
-The merging is C of our own. tiktoken ranks a pair by what it becomes, so that pairs merge that the list of
-merges does not have: its ids differ. HF tokenizers' do not, but it needs eleven more packages; inside llguidance it
-takes over a second to build for 150 k tokens. Words are split by `regex`, and each word is merged once.
+Words are split by `regex`; each word is merged once, in C (csrc/vocab/bpe.c). tiktoken gives other ids: it ranks a pair
+by the token it becomes, and so merges pairs that are not in the list of merges. HF tokenizers gives the same ids, but
+brings eleven more packages; the copy inside llguidance takes over a second to build for 150 k tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .words import WordCache, by_word
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [b for b in range(256) if b not in set(_PRINTABLE)]
-# How GPT-2 spells bytes: the printable characters of Latin-1 as they are, the others from U+0100 on.
+# GPT-2's spelling of bytes: printable characters of Latin-1 stand for themselves, other bytes for U+0100 and up.
 SPELLING = dict(zip([*_PRINTABLE, *_OTHERS], [*map(chr, _PRINTABLE), *map(chr, range(256, 512))], strict=False))
 _DNA = re.compile("<dna>(?P<bases>.*?)(?P<end></dna>|\\Z)", re.DOTALL)
 _BYTES = {char: bytes([b]) for b, char in SPELLING.items()}
@@ -33,7 +33,7 @@ class BPE:
     """Ids of texts by merges."""
 
     def __init__(self, tokens: Tokens, pre: Pre, kv: Mapping[str, object]) -> None:
-        """Raises ModelError where the merges are missing."""
+        """Raises ModelError when the merges are missing."""
         self._tokens, self._pre = tokens, pre
         merges = strings(kv, "merges")
         if merges is None and kv.get(f"{KEY}pre") != "kimi-k2":
@@ -43,7 +43,7 @@ class BPE:
         self._cache = WordCache(self._encode_words)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. What no token spells is left out, as llama.cpp does."""
+        """Ids of a text. Bytes that no token spells are left out, as llama.cpp does."""
         words = self._splitter.words(text.replace(" ", SPACE) if self._pre.escape else text)
         return self._cache.ids(words).tolist()
 
@@ -63,7 +63,7 @@ class BPE:
         from pyggml.native.vocab.texts import Texts
 
         ids, n = self._tokens.ids, len(self._tokens.texts)
-        extra: dict[str, int] = {}  # symbols of texts that are no tokens follow those of tokens
+        extra: dict[str, int] = {}  # symbols of texts that are not tokens, numbered behind the tokens
 
         def symbol(text: str) -> int:
             found = ids.get(text)
@@ -97,12 +97,12 @@ class BPE:
         return encoded
 
     def _spelled(self, word: str) -> str:
-        """A word as the vocabulary spells it."""
+        """A word in the vocabulary's spelling."""
         return utf8(word).decode("latin-1").translate(SPELLING) if self._pre.byte_level else word
 
 
 class Whitespace(BPE):
-    """Words between white space, which is dropped; perhaps in lower case."""
+    """Cuts text at white space, which is dropped; words may be turned into lower case."""
 
     def __init__(self, tokens: Tokens, pre: Pre, kv: Mapping[str, object], lowercase: bool) -> None:
         super().__init__(tokens, pre, kv)
@@ -116,8 +116,8 @@ class Whitespace(BPE):
 
 
 class HybridDNA(BPE):
-    """Text, with what stands between `<dna>` and `</dna>` in tokens of six bases, the last one filled up with A. Their
-    texts end in U+E000 in the file, which is not shown."""
+    """Text with DNA between `<dna>` and `</dna>`, which becomes tokens of six bases; the last one is filled up with A.
+    The file ends the texts of such tokens with U+E000, which is not shown."""
 
     def encode(self, text: str) -> list[int]:
         ids = self._tokens.ids

@@ -1,4 +1,4 @@
-"""sentencepiece's compiled character maps: what sentencepiece itself takes from one without asking what it costs."""
+"""Check sentencepiece's compiled character maps, which sentencepiece runs whatever they cost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..tokens import KEY
 def check_charsmap(charsmap: bytes) -> None:
     """Raise ModelError for a map whose rules replace, or are replaced by, more than `limits.CHARSMAP_BYTES`.
 
-    A map is the size of a trie (4 bytes), the trie (a double array, of units of 4 bytes), and the texts that rules put
-    in, each with a NUL behind it. A trie may also go in a circle, so that a rule never ends. What is no map at all is
-    sentencepiece's to refuse.
+    A map has the size of a trie (4 bytes), the trie (a double array of units of 4 bytes), and the texts that rules put
+    in, each with a NUL behind it. A trie may go in a circle, so that a rule never ends. sentencepiece itself refuses
+    data that is not a map.
     """
     size = int.from_bytes(charsmap[:4], "little")
     trie, texts = charsmap[4 : 4 + size], charsmap[4 + size :]
@@ -29,10 +29,10 @@ def check_charsmap(charsmap: bytes) -> None:
 
 
 def _is_deeper(units: np.ndarray, depth: int) -> bool:
-    """Whether more than `depth` bytes lead from one unit of a double array to the next, from its root."""
+    """Whether a path from the root of a double array is longer than `depth` units."""
     places, labels = np.arange(len(units)), (units & 0xFF).astype(np.int64)
     bases = places ^ (units.astype(np.int64) >> 10 << ((units & 0x200) >> 6))
-    before = np.where(units >> 31, -1, places ^ labels)  # the base from which a unit is reached; values are not
+    before = np.where(units >> 31, -1, places ^ labels)  # the base that leads to a unit; -1: a value
     reached = np.zeros(int(before.max(initial=0)) + 1, np.bool_)
     here = np.zeros(1, np.int64)
     for _ in range(depth + 1):

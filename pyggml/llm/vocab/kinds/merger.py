@@ -1,4 +1,4 @@
-"""Words into tokens by merging adjacent symbols (csrc/vocab/bpe.c), which BPE and SPM have in common."""
+"""Turn words into tokens by merging adjacent symbols (csrc/vocab/bpe.c), for BPE and SPM."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _N_BYTES, _N_CHARS = 256, 0x110000
 
 
 class Merger:
-    """Merges the symbols of words. The symbol of a token is its id, that of another character -1 - its code point;
-    those of other texts follow the last token's."""
+    """Merges the symbols of words. The symbol of a token is its id; of another character, -1 - its code point; other
+    texts have symbols behind the last token's."""
 
     def __init__(
         self, merges: Merges, units: Ints, n_tokens: int, others: list[str], byte_ids: list[int | None]
     ) -> None:
-        """`units` has the symbol of each byte, or of each character; `others` the texts of symbols that are no tokens;
-        `byte_ids` the token of each of their bytes."""
+        """`units`: the symbol of each byte, or of each character. `others`: the texts of symbols that are not tokens.
+        `byte_ids`: the token of each byte, to spell these texts."""
         self._merges, self._units, self._n, self._others = merges, units, n_tokens, others
         self._byte_ids = np.array([-1 - b if i is None else i for b, i in enumerate(byte_ids)], np.int32)
 
     def encode(self, words: list[str]) -> tuple[Ints, Ends]:
-        """Ids of the words, and where each word ends among them. What is no token becomes tokens of its bytes; a byte
-        that has none is -1 - byte."""
+        """Ids of the words, and where each word ends among them. A symbol without a token becomes the tokens of its
+        bytes; a byte without a token gives -1 - byte."""
         if len(self._units) == _N_BYTES:
             parts = list(map(utf8, words))
             codes, lengths = np.frombuffer(b"".join(parts), np.uint8), list(map(len, parts))
@@ -54,7 +54,7 @@ class Merger:
 
 
 def symbols_of_chars(symbols: Mapping[str, int]) -> Ints:
-    """The symbol of each character, by the texts of symbols; one that is none has -1 - its code point."""
+    """The symbol of each character: from `symbols`, or -1 - its code point."""
     units = -np.arange(1, _N_CHARS + 1, dtype=np.int32)
     for char in [text for text in symbols if len(text) == 1]:
         units[ord(char)] = symbols[char]

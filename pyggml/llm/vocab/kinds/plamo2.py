@@ -1,5 +1,5 @@
-"""`tokenizer.ggml.model = plamo2`: the cut into tokens with the highest sum of scores, found from the end. No library
-has it: scores are rounded to 1e-4, and a character without a token costs 1000 and becomes its bytes."""
+"""`tokenizer.ggml.model = plamo2`: the cut into tokens with the highest sum of scores, found from the end. Scores are
+rounded to 1e-4; a character without a token costs 1000 and becomes its bytes. No library has this tokenizer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
 _UNKNOWN = -10_000_000.0  # the score of a character without a token, in 1e-4
-_INVALID = -20_000_000.0  # tokens with no more than this are not used
+_INVALID = -20_000_000.0  # tokens with this score or less are not used
 
 
 class PLaMo2:
     """Ids of texts by scores."""
 
     def __init__(self, tokens: Tokens) -> None:
-        """Raises ModelError where a byte has no token."""
+        """Raises ModelError when a byte has no token."""
         self._tokens, self._byte_ids = tokens, list[int]()
         for byte, token in enumerate(tokens.byte_ids()):
             if token is None or tokens.types[token] != TokenType.BYTE:
@@ -36,13 +36,13 @@ class PLaMo2:
 
     @cached_property
     def _table(self) -> tuple[Trie, Doubles, Ints, Ints]:
-        """The tokens in use, spelled backwards, their scores, ids and lengths, those of an unknown character the
-        last."""
+        """The tokens in use, spelled backwards, with scores, ids and lengths; the last entry stands for an unknown
+        character."""
         from pyggml.native.vocab.trie import Trie
 
         scores = np.array(self._tokens.scores, np.float64)
         scores = np.copysign(np.floor(np.abs(scores * 1e4) + 0.5), scores)
-        valid = [not NO_UTF8.search(text) for text in self._tokens.texts]  # the others can match no text
+        valid = [not NO_UTF8.search(text) for text in self._tokens.texts]  # other tokens cannot match a text
         used = valid & np.isfinite(scores) & (scores > _INVALID) & (np.array(self._tokens.types) != TokenType.BYTE)
         ids: Ints = np.append(np.flatnonzero(used), -1).astype(np.int32)
         texts = [self._tokens.texts[int(i)] for i in ids[:-1]]

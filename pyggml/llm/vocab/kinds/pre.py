@@ -1,8 +1,7 @@
 """The table of pre-tokenizers (`tokenizer.ggml.pre`): how a text is cut into words, and what else the name decides.
 
-The rules are what llama.cpp 0.3.36's do, not the originals of the models where they differ: numbers and white space
-are Unicode's, the letters of contractions and of `[a-z]` ASCII. Possessive `++` and
-looks behind keep searches linear.
+The rules are those of llama.cpp 0.3.36, which differ from the models' originals in places: numbers and white space are
+Unicode's; the letters of contractions and of `[a-z]` are ASCII. Possessive `++` and lookbehinds keep searches linear.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from .split import Rule, ascii_thousands, thousands
 
 @dataclass(frozen=True)
 class Pre:
-    """What a name of a pre-tokenizer stands for.
+    """A pre-tokenizer: what its name decides.
 
     rules           for `Splitter`
-    ignore_merges   a word that is a token is that token, whatever the merges would make of it
-    byte_level      tokens are spelled in GPT-2's characters for bytes; else as they are, and `<0x0A>` for bytes
+    ignore_merges   a word that is a token becomes that token, whatever the merges say
+    byte_level      tokens are spelled in GPT-2's characters for bytes; else in plain text, with `<0x0A>` for bytes
     escape          spaces are spelled U+2581
     clean_spaces    detokenizing drops spaces before punctuation
     add_bos, add_sep, no_bos    defaults; no_bos: there is no default bos
-    newlines        a run of newlines that is a token is that token
+    newlines        a run of newlines that is a token becomes that token
     always_bos      the file cannot switch add_bos off
     """
 
@@ -60,7 +59,7 @@ _HAN = (
     r"[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
     r"\U0002b820-\U0002ebef\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
-# Letters with a case, of the languages that had one when DeepSeek was trained.
+# Letters that have a case, as of the Unicode version of DeepSeek's tokenizer.
 _CASED = (
     r"A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     r"\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
@@ -76,7 +75,7 @@ _CASED = (
 
 
 def _cased(upper: str, lower: str, tail: str) -> str:
-    """Words that go from upper to lower case, which letters without a case count as both."""
+    """Words that go from upper to lower case. Letters without a case count as both."""
     start = r"[^\r\n\p{L}\p{N}]?"
     return rf"{start}{upper}*{lower}+{tail}|{start}{upper}+{lower}*{tail}"
 
@@ -106,7 +105,7 @@ _YOUTU_CJK = (
 )
 
 _DIGIT_GPT2 = (r"\p{N}", _GPT2)
-# Names that mean the same share a row.
+# Names with the same meaning share a row.
 _ROWS: dict[str, Pre] = {
     "default": Pre((r"[\p{P}$+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": Pre(
@@ -183,7 +182,7 @@ PRE: dict[str, Pre] = {name: pre for names, pre in _ROWS.items() for name in nam
 
 
 def find_pre(name: str) -> Pre:
-    """The pre-tokenizer of a name. Raises ModelError for an unknown one."""
+    """The pre-tokenizer of this name. Raises ModelError for an unknown name."""
     if name in PRE:
         return PRE[name]
     near = ", ".join(get_close_matches(name, PRE, n=5, cutoff=0.4)) or ", ".join(sorted(PRE))

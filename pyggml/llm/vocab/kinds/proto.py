@@ -1,5 +1,4 @@
-"""Models for sentencepiece, written field by field (sentencepiece_model.proto): protobuf would be a dependency for four
-message types."""
+"""Write models for sentencepiece field by field (sentencepiece_model.proto), which saves a dependency on protobuf."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ def field(number: int, payload: bytes) -> bytes:
 
 
 def normalizer(charsmap: bytes) -> bytes:
-    """A model that does nothing but apply a compiled character map, and leaves spaces alone."""
+    """A model that only applies a compiled character map, and leaves spaces alone."""
     unknown = field(1, field(1, b"<unk>") + b"\x18\x02")  # type = UNKNOWN; sentencepiece wants one, and another piece
     piece = field(1, field(1, b"a") + b"\x15" + bytes(4))
     spec = field(1, b"map") + field(2, charsmap) + b"\x18\x00\x20\x00\x28\x00"  # no dummy prefix; leave spaces alone

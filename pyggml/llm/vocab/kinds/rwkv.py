@@ -1,4 +1,4 @@
-"""`tokenizer.ggml.model = rwkv`: the longest token of bytes, from the left. No library has it."""
+"""`tokenizer.ggml.model = rwkv`: from the left, always the longest token of bytes. No library has this tokenizer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RWKV:
 
     @cached_property
     def _table(self) -> tuple[Trie, Ints]:
-        """The bytes of tokens, and their ids, that of an unknown one the last."""
+        """The bytes of tokens, and their ids; the last id is the unknown token's."""
         from pyggml.native.vocab.trie import Trie
 
         ids = {piece: i for i, piece in enumerate(self._pieces)}
@@ -38,7 +38,7 @@ class RWKV:
         return Trie(texts), np.array([*ids.values(), -1 if self._unk is None else self._unk], np.int32)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. Raises ModelError where a byte has no token, and there is no unknown token."""
+        """Ids of a text. Raises ModelError when a byte has no token and there is no unknown token."""
         trie, ids = self._table
         data = utf8(text)
         cut = trie.longest_cut(data)

@@ -1,7 +1,7 @@
-"""Texts into the words that byte-pair merging stays within: one rule after the other, each on what the last one left.
+"""Cut texts into the words that byte-pair merging stays within. Each rule cuts the pieces that the rule before it left.
 
-Rules are patterns of the package `regex`, whose classes are Unicode's. None may go back over a text again and again: a
-run of any one character takes time in proportion to its length (tests/llm/vocab/test_kinds.py).
+Rules are patterns of the package `regex`, whose character classes are Unicode's. A pattern must not go back over a text
+again and again: a run of one character must take time in proportion to its length (tests/llm/vocab/test_kinds.py).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Splitter:
         newer = _newer()
         known = text
         if not text.isascii() and newer.search("".join(set(text))):
-            known = newer.sub("\u0378", text)  # an unassigned one, for which no rule makes an exception
+            known = newer.sub("\u0378", text)  # an unassigned character, which no rule treats specially
         words = [known]
-        for rule in self._rules:  # what a rule makes of a word is the same wherever the word is
+        for rule in self._rules:  # a rule cuts a word in the same way wherever it stands
             parts = {word: rule(word) for word in set(words)}
             words = list(chain.from_iterable(map(parts.__getitem__, words)))
         if known is not text:
@@ -43,7 +43,7 @@ class Splitter:
 
 
 def thousands(text: str) -> list[str]:
-    """Numbers in groups of three digits from the right; what is left over goes with what stands before the number."""
+    """Cut numbers into groups of three digits from the right; digits left over stay with the text before the number."""
     cuts: list[int] = []
     for number in _numbers().finditer(text):
         a, b = number.span()
@@ -52,7 +52,7 @@ def thousands(text: str) -> list[str]:
 
 
 def ascii_thousands(text: str) -> list[str]:
-    """The same for 0-9, and a number of whole groups does not go with what stands before it, but with what follows."""
+    """As `thousands`, for 0-9 only; a number of whole groups stays with the text behind it, not before it."""
     cuts: list[int] = []
     for number in _DIGITS.finditer(text):
         a, b = number.span()
@@ -66,7 +66,7 @@ def _cut(text: str, cuts: list[int]) -> list[str]:
 
 @cache
 def _matches(pattern: str) -> Callable[[str], list[str]]:
-    """What the pattern matches, and what lies between, as parts of their own."""
+    """Cut a text into the matches of a pattern and the parts between them."""
     import regex
 
     matches = regex.compile(pattern, regex.VERSION1).findall
@@ -77,7 +77,7 @@ def _matches(pattern: str) -> Callable[[str], list[str]]:
         found = matches_ascii(text) if text.isascii() else matches(text)
         if not found:
             return [text] if text else []
-        if sum(map(len, found)) == len(text):  # nothing lies between
+        if sum(map(len, found)) == len(text):  # there is nothing between the matches
             return found
         return [part for part in split(text) if part]
 
@@ -85,7 +85,7 @@ def _matches(pattern: str) -> Callable[[str], list[str]]:
 
 
 def _ascii(pattern: str) -> Callable[[str], list[str]]:
-    """What the pattern matches in ASCII, found by `re`, which is twice as fast and does not know these classes."""
+    """The matches of the pattern in ASCII text. `re` finds them, twice as fast; it lacks the classes of `regex`."""
     import regex
 
     def members(cls: re.Match[str]) -> str:

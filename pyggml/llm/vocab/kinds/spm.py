@@ -1,10 +1,9 @@
-"""`tokenizer.ggml.model = llama` (SPM): of adjacent pieces the pair whose union has the highest score is merged, the
-leftmost of equals.
+"""`tokenizer.ggml.model = llama` (SPM): again and again, the two adjacent pieces are merged whose union has the highest
+score; of equal ones, the leftmost.
 
-That is sentencepiece's BPE, but that every piece takes part in merges whatever its type, and that a piece which is no
-token becomes byte tokens. On top of sentencepiece it ran at 0.65 to 0.75 of llama.cpp's speed; here the scores become
-ranks of pairs, and words are merged as BPE's are. HF tokenizers has one rank for each pair, so that pairs of equal
-score are not merged from left to right.
+This is sentencepiece's BPE with two differences: every piece takes part in merges, whatever its type, and a piece that
+is not a token becomes byte tokens. Scores become ranks of pairs, so that words are merged as BPE's are. HF tokenizers
+cannot do it: each of its pairs has a rank of its own, so pairs of equal score would not be merged from left to right.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class SPM:
         self._cache = WordCache(self._encode_words)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. Raises ModelError where there are neither byte tokens nor an unknown token for a character."""
+        """Ids of a text. Raises ModelError when there is no token for a character, for its bytes, or for "unknown"."""
         text = text.replace(" ", SPACE)
         return self._cache.ids([text] if self._crossing and text else _WORDS.findall(text)).tolist()
 
@@ -44,7 +43,7 @@ class SPM:
 
     @cached_property
     def _crossing(self) -> bool:
-        """Whether a token goes from one word into the next."""
+        """Whether a token reaches from one word into the next."""
         return any(SPACE in text.lstrip(SPACE) for text in self._tokens.texts if SPACE in text[1:])
 
     @cached_property
@@ -52,7 +51,7 @@ class SPM:
         from pyggml.native.vocab.merges import Merges
         from pyggml.native.vocab.texts import Texts
 
-        # What is not UTF-8 in the file can match no text.
+        # A token that is not UTF-8 in the file cannot match a text.
         texts = ["" if not text.isascii() and NO_UTF8.search(text) else text for text in self._tokens.texts]
         left, right, merged = Texts(texts).pairs()
         scores = np.asarray(self._tokens.scores)[merged]

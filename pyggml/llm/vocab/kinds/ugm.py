@@ -1,8 +1,9 @@
 """`tokenizer.ggml.model = t5` (UGM): the cut into tokens with the highest sum of scores, after a character map.
 
-The map is sentencepiece's own and run by it. Its search for the best cut adds scores in float32, llama.cpp (and HF
-tokenizers, for eleven more packages) in float64, so that ids differ; it is done here, for each word once: the sums of
-float32 scores are exact in float64, so that the best cut of a text is that of its words where no token crosses them.
+sentencepiece runs the map. Its own search for the best cut adds scores in float32, which gives other ids than
+llama.cpp's float64 (HF tokenizers adds in float64, but brings eleven more packages). So the search is here, done once
+for each word: sums of float32 scores are exact in float64, and so the best cut of a text consists of the best cuts of
+its words, as long as no token reaches from one word into the next.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Doubles = np.ndarray[Any, np.dtype[np.float64]]
 
-_PENALTY = 10.0  # of an unknown character, below the worst token
+_PENALTY = 10.0  # how far the score of an unknown character is below the worst token's
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 
 
 class UGM:
-    """Ids of texts by scores of tokens, whatever merges there might be."""
+    """Ids of texts by scores of tokens; merges in the file are ignored."""
 
     def __init__(self, tokens: Tokens, unk: int | None, kv: Mapping[str, object], space: bool, merge: bool) -> None:
-        """`space` puts a space before the text, `merge` makes one of several. Raises ModelError for a bad map."""
+        """`space`: put a space before the text; `merge`: make one space of several. Raises ModelError for a bad map."""
         self._tokens, self._unk, self._space, self._merge = tokens, unk, space, merge
         self._normal = tokens.of_type(TokenType.NORMAL)
         self._user_defined = tokens.of_type(TokenType.USER_DEFINED)
         self._used = [*self._normal, *tokens.of_type(TokenType.UNUSED), *self._user_defined]
-        # A key of pyggml's own, of HF's tokenizers: no space is put before one. llama.cpp puts it.
+        # A key of pyggml's own: HF's tokenizers put no space before a text that begins with one; llama.cpp does.
         self._once = flag(kv, "space_prefix_once", False)
         self._cache = WordCache(self._encode_words)
         charsmap = kv.get(f"{KEY}precompiled_charsmap")
@@ -51,7 +52,7 @@ class UGM:
             raise ModelError(f"{KEY}precompiled_charsmap is not an array of bytes")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; unknown characters in a row are one unknown token."""
+        """Ids of a text. Unknown characters in a row become one unknown token."""
         ids = self._cache.ids(self._words(text))
         if self._unk is not None:
             ids = ids[(ids != self._unk) | np.append(True, ids[:-1] != self._unk)[: len(ids)]]
@@ -81,13 +82,13 @@ class UGM:
 
     @cached_property
     def _crossing(self) -> bool:
-        """Whether a token goes from one word into the next."""
+        """Whether a token reaches from one word into the next."""
         texts = self._tokens.texts
         return any(SPACE in texts[i].lstrip(SPACE) for i in self._used if SPACE in texts[i][1:])
 
     @cached_property
     def _table(self) -> tuple[Trie, Doubles, float, Ints]:
-        """The tokens in use, their scores, that of an unknown character, and ids, that of an unknown one the last."""
+        """The tokens in use, their scores, the score of an unknown character, and ids, the unknown token's last."""
         from pyggml.native.vocab.trie import Trie
 
         scores = np.array(self._tokens.scores, np.float64)
@@ -98,7 +99,7 @@ class UGM:
         return trie, scores[self._used], float(np.float32(worst - _PENALTY)), ids
 
     def _words(self, text: str) -> list[str]:
-        """The normalised text in parts that no token crosses. A byte that is not UTF-8 is U+FFFD."""
+        """The normalised text in words that no token reaches across. A byte that is not UTF-8 becomes U+FFFD."""
         text = NO_UTF8.sub("\ufffd", text)
         if self._normalizer is not None:
             text = self._normalizer.normalize(text)

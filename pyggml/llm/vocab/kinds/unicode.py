@@ -1,8 +1,8 @@
-"""The Unicode that llama.cpp's tables know: 15. Characters that later versions assigned are unassigned to it."""
+"""Unicode 15, the version of llama.cpp's tables. Characters assigned by later versions count as unassigned."""
 
 from __future__ import annotations
 
-# Ranges for a character class; they run over characters that no version has assigned.
+# Ranges for a character class. They include characters that no version has assigned.
 NEWER = (
     r"\u0558\u058b-\u058c\u05c8-\u05c9\u088f\u0897"
     r"\u0b53-\u0b54\u0c5c\u0cdc\u1acf-\u1af0\u1b4e-\u1b4f"

@@ -1,4 +1,4 @@
-"""Ids of words, each word's looked up once."""
+"""A cache of words' ids."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Ends = np.ndarray[Any, np.dtype[np.int64]]
 
-_MOST = 1 << 22  # characters of words that are kept
+_MOST = 1 << 22  # characters, at most, of all words that are kept
 
 
 class WordCache:
-    """Ids of words as `encode` gives them for a list of words: int32s, as bytes. Any thread may ask."""
+    """Keeps the ids that `encode` gives for words: int32 values, as bytes. Any thread may ask."""
 
     def __init__(self, encode: Callable[[list[str]], list[bytes]]) -> None:
         self._encode = encode
@@ -39,6 +39,6 @@ class WordCache:
 
 
 def by_word(ids: Ints, ends: Ends) -> list[bytes]:
-    """The ids of each word, which end at `ends`."""
+    """The ids of each word, cut at `ends`."""
     data = ids.tobytes()
     return [data[a:b] for a, b in pairwise([0, *(ends * ids.itemsize).tolist()])]

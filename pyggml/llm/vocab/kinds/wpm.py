@@ -1,7 +1,7 @@
 """`tokenizer.ggml.model = bert` (WPM): words are cut into the longest tokens from the left.
 
-HF tokenizers has it, for eleven more packages; what it does otherwise (one character of a decomposition, unknown words
-of any length) would have to be put right around it.
+HF tokenizers has it too, but brings eleven more packages and differs in two ways (it keeps more than one character of a
+decomposition, and bounds the length of words), which would have to be mended around it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHINESE = (
     r"\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b920-\U0002ceaf"
     r"\uf900-\ufaff\U0002f800-\U0002fa1f"
 )
-_CONTROL = "\x1c\x1d\x1e\x1f"  # dropped, where Python's split() takes them for white space
+_CONTROL = "\x1c\x1d\x1e\x1f"  # dropped; Python's split() would take them for white space
 
 
 class WPM:
@@ -39,12 +39,12 @@ class WPM:
     def __init__(self, tokens: Tokens, unk: int | None, lowercase: bool, strip_accents: bool) -> None:
         self._tokens, self._unk = tokens, unk
         self._lowercase, self._strip_accents = lowercase, strip_accents
-        self._normal: Ints = np.zeros(_N_CHARS, np.int32)  # what becomes of each character ...
-        self._blocks = np.zeros(_N_CHARS // _BLOCK, np.bool_)  # ... of those blocks of which any came
+        self._normal: Ints = np.zeros(_N_CHARS, np.int32)  # the code point that each character becomes
+        self._blocks = np.zeros(_N_CHARS // _BLOCK, np.bool_)  # blocks of `_normal` that are filled in
         self._cache = WordCache(self._encode_words)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; a word that tokens do not cover is unknown as a whole."""
+        """Ids of a text. A word that tokens do not cover becomes one unknown token."""
         if any(c in text for c in _CONTROL):
             text = text.translate(dict.fromkeys(map(ord, _CONTROL)))
         return self._cache.ids(text.split()).tolist()
@@ -65,7 +65,7 @@ class WPM:
         return by_word(*self._trie.longest_match(codes, len(words), utf8(SPACE), self._unk))
 
     def _normalize(self, codes: Codes) -> Ints:
-        """What becomes of characters: 0 where one is dropped, negative where one is a word of its own."""
+        """The code points that characters become: 0 for a dropped character, negative for one that is a word alone."""
         blocks = np.flatnonzero(np.bincount(codes // _BLOCK))
         for block in blocks[~self._blocks[blocks]].tolist():
             first = block * _BLOCK
@@ -84,7 +84,7 @@ class WPM:
 
     @cached_property
     def _classes(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """The characters that are dropped, and those that are words."""
+        """The characters that are dropped, and those that are words alone."""
         import regex
 
         newer = f"[{''.join(NEWER)}]"
