@@ -18,8 +18,8 @@ from pyggml.errors import BackendError, BatchError, KVCacheFull, ModelError
 from pyggml.graph import Graph
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
+from pyggml.llm.graphs import StepSize
 from pyggml.llm.model import Model, load_model
-from pyggml.llm.steps import StepSize
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
 from pyggml.var import largest

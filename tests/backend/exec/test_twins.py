@@ -11,9 +11,8 @@ import pytest
 import pyggml as gg
 from pyggml.graph import Graph
 from pyggml.llm.context import LlamaContext
-from pyggml.llm.graphs import Graphs
+from pyggml.llm.graphs import Graphs, StepSize
 from pyggml.llm.model import load_model
-from pyggml.llm.steps import StepSize
 from pyggml.sched import Scheduler
 
 from ...random_model import write_random
