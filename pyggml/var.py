@@ -193,7 +193,7 @@ def _size(const: int, stride: int, var: Var) -> int:
 
 def largest(n: int) -> int:
     """The largest value of `n`, which is a Size or a plain integer."""
-    return max(ends(n))
+    return max(ends(n)) if isinstance(n, Size) else n
 
 
 def ends(n: int) -> tuple[int, int]:

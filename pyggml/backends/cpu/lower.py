@@ -75,7 +75,7 @@ class Lowered:
 def cost_ns(t: Tensor) -> float:
     """Roughly the nanoseconds that one thread takes for this node, at its largest."""
     cost = OPS[t.op].cost(t)
-    return largest(cost.flops) / 32 + largest(cost.read + cost.written) / 32
+    return largest(cost.flops + cost.read + cost.written) / 32
 
 
 class _Operand(NamedTuple):
@@ -137,8 +137,11 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
             skip = half.which * (matrix if half.dim else nb[0] * ne[0]) // 2
             ne = (ne[0] // 2, *ne[1:]) if half.dim == 0 else (ne[0], ne[1] // 2, *ne[2:])
         place = i * _OP_SIZE + at
-        _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *ne, *nb, t.dtype.gguf_id)
-        return skip, [(at + 8 * word, n) for word, n in enumerate((*ne, *nb), 1) if isinstance(n, Size)]
+        words = (*ne, *nb)
+        _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *words, t.dtype.gguf_id)
+        if Size not in map(type, words):
+            return skip, []
+        return skip, [(at + 8 * word, n) for word, n in enumerate(words, 1) if isinstance(n, Size)]
 
     def lowered(i: int, step: Step) -> _Row:
         r = RECORDS[step.fusion](step, isa)
