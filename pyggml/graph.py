@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from .errors import GraphError
@@ -55,16 +55,18 @@ class Graph:
             raise
         return self
 
-    def repeat(self, nodes: range, to: dict[Tensor | None, Tensor], renamed: tuple[str, str]) -> None:
-        """Add `nodes` of this graph once more: the same ops, of what `to` says of their sources, and of the same where
-        it says nothing. It then says what became of the nodes, too. Leafs that it names come into the graph in its
-        order. `renamed`: a part of the names of `nodes`, and what stands there in those of the new ones.
+    def repeat(self, nodes: range, to: dict[Tensor | None, Tensor], names: Sequence[str]) -> None:
+        """Add a copy of each of `nodes` of this graph, replacing each source by `to[source]` when it has an entry. The
+        copies are called `names` ("": as the graph names nodes), and are entered in `to`. Leafs in `to` that are new to
+        the graph are added in their order there.
 
-        Raises GraphError for a range that is not in the graph, for a tensor of another type or layout than the one that
-        it stands for, or beyond `size`; the graph is then as it was.
+        Raises GraphError for a range that is not in the graph, for names that are not as many, for a tensor of another
+        type or layout than the one that it replaces, or beyond `size`; the graph is then as it was.
         """
         if nodes.step != 1 or not 0 <= nodes.start < nodes.stop <= self.n_nodes:
             raise GraphError(f"repeat: nodes {nodes} of a graph that has {self.n_nodes}")
+        if len(names) != len(nodes):
+            raise GraphError(f"repeat: {len(names)} names for {len(nodes)} nodes")
         for s, t in to.items():
             if s is not None and (s.dtype, s.ne, s.nb) != (t.dtype, t.ne, t.nb):
                 raise GraphError(f"repeat: {t.describe()} cannot stand for {s.describe()}")
@@ -74,15 +76,14 @@ class Graph:
         for t in more:
             self._add(t)
         ctx, own, new = self.nodes[nodes.start].ctx, self.nodes, list[Tensor]()
-        for i, like in enumerate(own[nodes.start : nodes.stop], nodes.start):
+        for i, (like, name) in enumerate(zip(own[nodes.start : nodes.stop], names, strict=True), len(own)):
             to[like] = t = Tensor(ctx, like.dtype, like.ne, like.nb, like.rank, like.site)
             new.append(t)
             t.op, t.op_params, t.flags, t.like = like.op, like.op_params, like.flags, like
             t.src = tuple([to.get(s, s) for s in like.src])
             if like.view_src is not None:
                 t.view_src, t.view_offs = to.get(like.view_src, like.view_src), like.view_offs
-            name = "" if like.name == f"node_{i}" else like.name.replace(*renamed)
-            t.name = name or f"node_{len(own) + len(new) - 1}"
+            t.name = name or f"node_{i}"
         ctx.tensors.extend(new)
         own.extend(new)
         self._seen.update(new)

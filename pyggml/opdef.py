@@ -15,8 +15,8 @@ import numpy as np
 from .buffers.overlap import may_overlap, overlaps_itself, same_elements
 from .codec import Array
 from .dtypes import DType
-from .errors import DTypeError, GraphError, ShapeError, explain, user_site
-from .tensor import Context, Ne, Offset, Tensor, contiguous_nb, rank_of
+from .errors import DTypeError, GraphError, ShapeError, explain, integer, user_site
+from .tensor import Context, Ne, Size, Tensor, contiguous_nb, rank_of
 
 Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
@@ -154,7 +154,7 @@ def _number(x: object) -> bool | int | float | None:
     if isinstance(x, bool) or not isinstance(x, Real):
         return x if isinstance(x, bool) else None
     if isinstance(x, Integral):
-        return int(x) if abs(int(x)) <= _EXACT else None
+        return integer(x) if abs(int(x)) <= _EXACT else None
     try:
         exact = float(x)
     except OverflowError:
@@ -185,7 +185,7 @@ def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
         if n is None:
             members = ", ".join(f"{int(m)} ({m.name.lower()})" for m in kind or ())
             raise fail(op, srcs, ShapeError, f"{name} must be one of {members}, not {x!r:.40}")
-        if not isfinite(n) and name not in op.infinite:
+        if not isinstance(n, Size) and not isfinite(n) and name not in op.infinite:
             raise fail(op, srcs, ShapeError, f"{name} must be a finite number, not {n}")
         out[name] = n
     return out
@@ -288,17 +288,9 @@ def _rank(op: OpDef, srcs: Srcs, ne: Ne) -> int:
     return rank
 
 
-def record_view(op: OpDef, a: Tensor, params: Params, ne: Ne, nb: Ne, rank: int, offset: int | Offset = 0) -> Tensor:
+def record_view(op: OpDef, a: Tensor, params: Params, ne: Ne, nb: Ne, rank: int, offset: int = 0) -> Tensor:
     """Record a node that only looks at `a`'s memory in another shape, `offset` bytes after `a`'s start."""
-    start = a.view_offs + offset if isinstance(offset, int) else offset + _constant(op, a)
-    return _new(op, (a,), params, None, a.dtype, ne, nb, rank, a.root, start)
-
-
-def _constant(op: OpDef, a: Tensor) -> int:
-    """The fixed offset of `a`; an offset can depend on one variable only."""
-    if isinstance(a.view_offs, Offset):
-        raise fail(op, (a,), GraphError, "a view with a variable offset has one already")
-    return a.view_offs
+    return _new(op, (a,), params, None, a.dtype, ne, nb, rank, a.root, a.view_offs + offset)
 
 
 def _new(
@@ -311,7 +303,7 @@ def _new(
     nb: Ne,
     rank: int,
     view_src: Tensor | None,
-    view_offs: int | Offset,
+    view_offs: int,
 ) -> Tensor:
     if ctx is not None and not isinstance(ctx, Context):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(explain(op.name, f"ctx must be a Context, not {type(ctx).__name__}", [], user_site()))

@@ -16,7 +16,8 @@ from .graph import Graph
 from .inspect.watch import Patterns, Watches
 from .lock import Lock, changing, locked
 from .opdef import OPS
-from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor, Var
+from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor
+from .var import largest
 
 
 def check_graph(what: str, graph: Graph) -> None:
@@ -192,6 +193,11 @@ class Scheduler:
         self._ready.clear()
 
     @property
+    def varies(self) -> bool:
+        """Whether all its backends run graphs with sizes that are bound when they run."""
+        return all(getattr(b, "varies", False) for b in self.backends.values())
+
+    @property
     def last(self) -> Schedule | None:
         """That of the graph that was planned or run last, while it lives."""
         return self._last and self._last()
@@ -222,34 +228,6 @@ class Scheduler:
             ready.place()
         self._last = ref(ready)
         return ready
-
-    @locked
-    def alloc_varying(
-        self, build: Callable[..., Graph], variables: Sequence[Var], least: Sequence[int]
-    ) -> Schedule | None:
-        """One schedule for all graphs `build(*values)`, from `least` to each `hi`, which differ in sizes that depend on
-        one value alone; `run` takes the values from `variables`. Memory and threads are those of the largest; its
-        tensors are what can be read. None where that does not hold, or several backends take part."""
-        largest = [v.hi for v in variables]
-        top = build(*largest)
-        schedule = self.alloc(top)
-        if len(schedule.splits) != 1:
-            return None
-        parts = schedule.splits[0].parts
-        others: list[tuple[Sequence[int], dict[Tensor, Tensor]]] = []
-        one_less = ([*largest[:i], low, *largest[i + 1 :]] for i, low in enumerate(least))
-        between = [(low + hi) // 2 for low, hi in zip(least, largest, strict=True)]
-        for values in (*one_less, between):
-            graph = build(*values)
-            if (graph.n_leafs, graph.n_nodes) != (top.n_leafs, top.n_nodes):
-                return None
-            twin = dict(zip((*top.leafs, *top.nodes), (*graph.leafs, *graph.nodes), strict=True))
-            for like, t in twin.items():
-                if like in schedule.plan.offsets or t.buffer is None:
-                    t.buffer, t.offset = like.buffer, like.offset
-            others.append((values, twin))
-        mapped = ([(values, alloc.mapped_steps(p.cut.steps, to)) for values, to in others] for p in parts)
-        return schedule if all(p.program.vary(variables, m) for p, m in zip(parts, mapped, strict=True)) else None
 
     @locked
     def compute(self, graph: Graph) -> None:
@@ -375,7 +353,7 @@ class Scheduler:
                 at = plan.sizes.get(pool, 0)
                 plan.offsets[copy] = (pool, at)
                 plan.lives[copy] = (0, plan.n_steps - 1)
-                plan.sizes[pool] = at + -(-copy.nbytes // 64) * 64
+                plan.sizes[pool] = at + -(-largest(copy.nbytes) // 64) * 64
         return splits, plan
 
     def _grow(self, plan: alloc.Plan) -> None:

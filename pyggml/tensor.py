@@ -17,8 +17,9 @@ from .dtypes import DType, dtype_of
 from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, user_site
 from .form import STORED, Form
 from .operators import Operand
-from .var import Offset as Offset
+from .var import Size as Size
 from .var import Var as Var
+from .var import largest
 
 Ne = tuple[int, int, int, int]
 
@@ -41,12 +42,19 @@ def contiguous_nb(dtype: DType, ne: Ne) -> Ne:
     return (dtype.type_size, nb1, nb2, nb3)
 
 
+def _nbytes(dt: DType, ne: Ne, nb: Ne) -> int:
+    last = (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
+    if dt.block_size == 1:
+        return last + (ne[0] - 1) * nb[0] + dt.type_size
+    return last + ne[0] // dt.block_size * nb[0]
+
+
 def dims_of(op: str, ne: Any) -> tuple[int, ...]:
     """`ne` as a tuple of one to four positive numbers (a number is one dimension). Raises ShapeError for all else."""
     t: tuple[int, ...] = ()
     with suppress(TypeError):
         t = tuple(map(integer, ne if hasattr(ne, "__iter__") else (ne,)))
-    if not 1 <= len(t) <= 4 or min(t) < 1:
+    if not 1 <= len(t) <= 4 or any(n < 1 for n in t):
         raise ShapeError(explain(op, f"ne must be one to four positive numbers, not {ne!r}", [], user_site()))
     return t
 
@@ -77,8 +85,9 @@ class Tensor(Operand):
     """A node or leaf of a graph: what it is (`dtype`, `ne`, `nb`), where it comes from (`op`, `op_params`, `src`),
     and where its bytes are (`buffer` + `offset`, or `view_src` + `view_offs`).
 
-    `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order.
-    `form` is what products read it as (`pyggml.form`). `like` is the node that it repeats (`Graph.repeat`).
+    `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order. A
+    number of them that follows from a Var is a `Size`. `form` is what products read it as (`pyggml.form`). `like` is
+    the node that it repeats (`Graph.repeat`).
     """
 
     html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml installs it
@@ -114,7 +123,7 @@ class Tensor(Operand):
         self.op_params: Mapping[str, Any] = {}
         self.src: tuple[Tensor | None, ...] = ()
         self.view_src: Tensor | None = None
-        self.view_offs: int | Offset = 0
+        self.view_offs = 0
         self.flags = 0
         self.name = ""
         self.buffer: Buffer | None = None
@@ -152,11 +161,7 @@ class Tensor(Operand):
     @property
     def nbytes(self) -> int:
         """Bytes from the first to the end of the last element."""
-        ne, nb, dt = self.ne, self.nb, self.dtype
-        last = (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
-        if dt.block_size == 1:
-            return last + (ne[0] - 1) * nb[0] + dt.type_size
-        return last + ne[0] // dt.block_size * nb[0]
+        return _nbytes(self.dtype, self.ne, self.nb)
 
     @property
     def is_contiguous(self) -> bool:
@@ -188,6 +193,13 @@ class Tensor(Operand):
             raise self._no_memory()
         return root.buffer.base + root.offset + int(self.view_offs)
 
+    @property
+    def layout(self) -> tuple[Ne, Ne]:
+        """`ne` and `nb` in numbers: those that their Vars give them now."""
+        n0, n1, n2, n3 = map(int, self.ne)
+        b0, b1, b2, b3 = map(int, self.nb)
+        return (n0, n1, n2, n3), (b0, b1, b2, b3)
+
     def raw(self) -> Array:
         """Bytes from the first to the last element (uint8, zero-copy but for a device's). Raises AllocError without
         memory, GGUFError where a mapped file has become shorter."""
@@ -197,7 +209,7 @@ class Tensor(Operand):
         if root.buffer.file is not None:
             root.buffer.file.check()
         start = root.offset + int(self.view_offs)
-        return root.buffer.read(start, self.nbytes)
+        return root.buffer.read(start, _nbytes(self.dtype, *self.layout))
 
     def _no_memory(self) -> AllocError:
         how = "set() it" if self.root.op == "none" else "pyggml.eval(t), or pyggml.compute of its graph, computes it"
@@ -208,7 +220,7 @@ class Tensor(Operand):
 
         BF16 and block types are decoded into a new array (block types need dense rows).
         """
-        ne, nb, dt = self.ne, self.nb, self.dtype
+        (ne, nb), dt = self.layout, self.dtype
         memory = self.raw()
         shape, strides = ne[::-1], nb[::-1]
         if dt.np_dtype is not None:
@@ -219,7 +231,7 @@ class Tensor(Operand):
 
     def rows_of_blocks(self, memory: Array) -> Array:
         """The stored bytes as uint8 [ne3, ne2, ne1, bytes per row] over `memory` (zero-copy)."""
-        ne, nb, dt = self.ne, self.nb, self.dtype
+        (ne, nb), dt = self.layout, self.dtype
         if nb[0] != dt.type_size:
             raise ShapeError(f"rows of {self.describe()} are not dense (nb[0] = {nb[0]}, not {dt.type_size})")
         shape = (ne[3], ne[2], ne[1], codec.check_rows(dt, ne[0]))
@@ -227,7 +239,7 @@ class Tensor(Operand):
 
     def store(self, values: Array) -> None:
         """Write `values` [ne3, ne2, ne1, ne0] into the tensor's memory, converting to its type."""
-        dt = self.dtype
+        (ne, nb), dt = self.layout, self.dtype
         memory = self.raw()
         buffer = self.root.buffer
         assert buffer is not None
@@ -237,10 +249,10 @@ class Tensor(Operand):
             memory = np.array(memory)
         if dt.np_dtype is not None:
             with np.errstate(over="ignore"):  # beyond the largest F16 lies infinity, as in a cast
-                np.ndarray(self.ne[::-1], dt.np_dtype, memory, 0, self.nb[::-1])[...] = values
+                np.ndarray(ne[::-1], dt.np_dtype, memory, 0, nb[::-1])[...] = values
         elif dt.block_size == 1:
             bits = codec.f32_to_bf16(np.asarray(values, np.float32))
-            np.ndarray(self.ne[::-1], np.uint16, memory, 0, self.nb[::-1])[...] = bits
+            np.ndarray(ne[::-1], np.uint16, memory, 0, nb[::-1])[...] = bits
         else:
             rows = self.rows_of_blocks(memory)
             rows[...] = codec.encode(values, dt).reshape(rows.shape)
@@ -272,7 +284,8 @@ class Tensor(Operand):
             if self.is_contiguous:
                 return self.raw().tobytes()
             if self.dtype.block_size == 1:
-                return np.ndarray(self.ne[::-1], np.uint16, self.raw(), 0, self.nb[::-1]).tobytes()
+                ne, nb = self.layout
+                return np.ndarray(ne[::-1], np.uint16, self.raw(), 0, nb[::-1]).tobytes()
             return self.rows_of_blocks(self.raw()).tobytes()
         return self.elements().tobytes()
 
@@ -298,7 +311,7 @@ class Tensor(Operand):
 
     def allocate(self, buft: str = "CPU") -> None:
         """Give this leaf memory of its own."""
-        self.buffer, self.offset = Buffer.allocate(self.nbytes, buft), 0
+        self.buffer, self.offset = Buffer.allocate(largest(self.nbytes), buft), 0
 
     def set_name(self, name: str) -> Tensor:
         """Name it, for messages and drawings. Raises GraphError where `name` is no string."""
@@ -442,7 +455,7 @@ def allocate_tensors(tensors: Iterable[Tensor], buft: str = "CPU") -> Buffer:
     size = 0
     for t in tensors:
         where.append((t, size))
-        size += -(-t.nbytes // ALIGNMENT) * ALIGNMENT
+        size += -(-largest(t.nbytes) // ALIGNMENT) * ALIGNMENT
     buffer = Buffer.allocate(size, buft)
     for t, offset in where:
         t.buffer, t.offset = buffer, offset

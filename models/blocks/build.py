@@ -19,7 +19,7 @@ from ..memory.kv_cache import KVCache
 from ..memory.memory import Memory
 from ..memory.recurrent import RecurrentCells
 from ..names import tensor_name
-from ..twins import BuiltLayer, Twin, renamed
+from ..twins import BuiltLayer, Twin
 from ..ubatch import UBatch
 from ..weights import TensorSpec, Weights
 from .adapt import NO_ADAPTERS, Adapters
@@ -157,7 +157,7 @@ class Build(Generic[H_co]):
             else:
                 like = self.built[twin.like]
                 to: dict[Tensor | None, Tensor] = {**twin.leafs, like.inpL: inpL}
-                self.graph.repeat(like.nodes, to, renamed(twin.like, il))
+                self.graph.repeat(like.nodes, to, twin.names)
                 cur = to[like.cur]
             self.built.append(BuiltLayer(range(begin, self.graph.n_nodes), inpL, cur))
             inpL = cur

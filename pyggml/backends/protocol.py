@@ -9,7 +9,7 @@ from ..buffers.alloc import Step, steps_of
 from ..buffers.buffer import ALIGNMENT, Buffer
 from ..errors import BackendError, explain
 from ..opdef import opdef_of
-from ..tensor import Tensor, Var
+from ..tensor import Tensor
 
 Resolve = Callable[[Tensor], Tensor]  # a source tensor -> itself, or its copy on this backend
 
@@ -22,15 +22,6 @@ class Program(Protocol):
         where it is `interruptible`. Raises BackendError naming the node that failed."""
         ...
 
-    def vary(self, variables: Sequence[Var], others: Sequence[tuple[Sequence[int], Sequence[Step]]]) -> bool:
-        """Let this program, compiled for `hi` of each of the variables, run for all of their values. `others` are the
-        same steps, in the same memory, as they are for other values: for each variable one in which it alone has its
-        smallest, and then one to check with.
-
-        False, with nothing changed, where it cannot.
-        """
-        ...
-
 
 @runtime_checkable
 class Backend(Protocol):
@@ -38,6 +29,9 @@ class Backend(Protocol):
 
     What it cannot read where it is, is copied into its own kind of buffer before it runs: host memory, or a
     `DeviceBuffer` (see there). A node that writes into memory runs where that memory is.
+
+    A backend whose programs take elements and strides that are Sizes as their Vars are bound (`Tensor.layout`) says so
+    with an attribute `varies = True`. Others are given plain numbers.
     """
 
     name: str

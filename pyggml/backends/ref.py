@@ -10,7 +10,7 @@ from ..buffers.alloc import Step
 from ..codec import Array
 from ..errors import GGMLError
 from ..opdef import opdef_of
-from ..tensor import Tensor, Var
+from ..tensor import Size, Tensor
 from .protocol import HostBackend, Resolve, node_error
 
 
@@ -30,7 +30,7 @@ def _store_changed(t: Tensor, values: Array) -> None:
     before, rows = t.elements(), _stored_rows(t)
     old = np.array(rows)
     t.store(values)
-    same = (values == before).reshape(*t.ne[:0:-1], -1, t.dtype.block_size).all(axis=-1)
+    same = (values == before).reshape(*values.shape[:3], -1, t.dtype.block_size).all(axis=-1)
     kept = np.repeat(same, t.dtype.type_size, axis=-1)
     rows[kept] = old[kept]
 
@@ -48,16 +48,18 @@ def compute_node(t: Tensor, resolve: Resolve = lambda s: s) -> None:
         return
     blocks = t.dtype.is_quantized and all(s is None or s.dtype is t.dtype for s in t.src)
     load = _stored_rows if blocks else source_array
+    shape = t.layout[0][::-1]
+    params = {name: int(x) if isinstance(x, Size) else x for name, x in t.op_params.items()}
     sources = [None if s is None else load(resolve(s)) for s in t.src]
     try:
         with np.errstate(all="ignore"):
-            values = np.asarray(op.ref(*sources, **t.op_params))
+            values = np.asarray(op.ref(*sources, **params))
             if blocks:
                 _stored_rows(t)[...] = values
             elif t.dtype.is_quantized and op.writes is not None:
-                _store_changed(t, values.reshape(t.ne[::-1]))
+                _store_changed(t, values.reshape(shape))
             else:
-                t.store(values.reshape(t.ne[::-1]))
+                t.store(values.reshape(shape))
     except (IndexError, ValueError) as e:
         raise node_error(t, str(e)) from None
 
@@ -77,15 +79,12 @@ class RefProgram:
             except Exception as e:
                 raise node_error(t, f"the reference failed: {type(e).__name__}: {e}") from e
 
-    def vary(self, variables: Sequence[Var], others: Sequence[tuple[Sequence[int], Sequence[Step]]]) -> bool:
-        """See `Program.vary`: it cannot, as shapes are fixed."""
-        return False
-
 
 class RefBackend(HostBackend):
     """Every op, every type, in float64."""
 
     name = "ref"
+    varies = True
     buft = "REF"
 
     def supports_op(self, t: Tensor) -> bool:

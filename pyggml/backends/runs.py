@@ -1,4 +1,5 @@
-"""Runs of nodes that repeat others before them (`Graph.repeat`): what is found out about these holds for them, too."""
+"""Runs of nodes that repeat earlier nodes of a graph (`Graph.repeat`). What a backend makes of the earlier nodes, it
+makes of the run, too, without looking at it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
 
 
 class Run(NamedTuple):
-    """The nodes from `begin` to `end`, and where the run begins that they repeat."""
+    """The nodes from `begin` to `end`. `like`: where the run begins that they repeat, if they repeat one."""
 
     begin: int
     end: int
@@ -18,8 +19,11 @@ class Run(NamedTuple):
 
 
 def runs_of(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], kernels: Mapping[Tensor, object]) -> list[Run]:
-    """The nodes, cut where repeated runs, or what they repeat, begin and end. All in one where runs overlap, or a node
-    is used otherwise than the one that it repeats, or has another of `kernels`."""
+    """Cut the nodes into runs: at the borders of each run that repeats another, and at those of the other.
+
+    The nodes are one run when runs overlap, or when a node differs from the node that it repeats in its number of
+    readers (`uses`), in whether it is an input or output, or in its entry of `kernels`.
+    """
     repeats = _repeats(nodes)
     spans = {span for begin, end, like in repeats for span in ((begin, end), (like, like + end - begin))}
     borders = sorted({0, len(nodes)}.union(*spans))
@@ -33,7 +37,7 @@ def runs_of(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], kernels: Mappin
 
 
 def _repeats(nodes: Sequence[Tensor]) -> list[tuple[int, int, int]]:
-    """The runs that repeat another: begin, end, and where that begins."""
+    """For each run that repeats another: where it begins and ends, and where the other begins."""
     at = {t: i for i, t in enumerate(nodes)}
     found: list[tuple[int, int, int]] = []
     i = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import ClassVar, NamedTuple
 
 from pyggml.opdef import OPS
 from pyggml.tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, Tensor
+from pyggml.var import largest
 
 from .buffer import ALIGNMENT
 
@@ -84,15 +85,6 @@ class Step(NamedTuple):
         if inner:
             inner = frozenset([t for t, own in zip(nodes, self.nodes, strict=True) if own in inner])
         return Step(nodes, inner, self.match, like)
-
-
-def mapped_steps(steps: Sequence[Step], to: Mapping[Tensor, Tensor]) -> list[Step]:
-    """The same steps of other nodes: what `to` says of theirs."""
-    made: dict[Tensor, Step] = {}  # by the last node
-    for s in steps:
-        like = None if s.like is None else made.get(s.like.nodes[-1])
-        made[s.nodes[-1]] = s.of(tuple([to[t] for t in s.nodes]), like)
-    return [*made.values()]
 
 
 def joined(steps: Iterable[Step]) -> Step:
@@ -219,7 +211,7 @@ def plan(
             source = heir(t, at)
             if source is None:
                 pool = pool_of(t)
-                held[t] = n = -(-t.nbytes // alignment) * alignment
+                held[t] = n = -(-largest(t.nbytes) // alignment) * alignment
                 if pool not in pools:
                     pools[pool] = _Pool()
                 result.offsets[t] = pool, pools[pool].take(n)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..tensor import Offset, Tensor
+from ..tensor import Size, Tensor
+from ..var import largest
 
 _MAX_WORK = 10_000  # of the exact answer; beyond, they count as overlapping
 
@@ -25,7 +26,7 @@ class _Bytes:
 
 
 def _axes(t: Tensor) -> Axes:
-    ne, nb = t.ne, t.nb
+    ne, nb = tuple(map(largest, t.ne)), tuple(map(largest, t.nb))
     return [(ne[0] // t.dtype.block_size, nb[0]), (ne[1], nb[1]), (ne[2], nb[2]), (ne[3], nb[3])]
 
 
@@ -41,8 +42,7 @@ def overlaps_itself(t: Tensor) -> bool:
 
 def same_elements(a: Tensor, b: Tensor) -> bool:
     """Whether `a` and `b` of one root are the same elements in the same order."""
-    start_a, start_b = _relative(a, b)
-    return a.ne == b.ne and a.nb == b.nb and a.dtype is b.dtype and start_a == start_b and isinstance(start_a, int)
+    return a.ne == b.ne and a.nb == b.nb and a.dtype is b.dtype and a.view_offs == b.view_offs
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:
@@ -57,17 +57,17 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
         return True
 
 
-def _relative(a: Tensor, b: Tensor) -> tuple[int | Offset, int | Offset]:
+def _relative(a: Tensor, b: Tensor) -> tuple[int, int]:
     """Their offsets, without what depends on a Var where that is the same in both."""
     x, y = a.view_offs, b.view_offs
-    if isinstance(x, Offset) and isinstance(y, Offset) and x.var is y.var and x.stride == y.stride:
+    if isinstance(x, Size) and isinstance(y, Size) and x.var is y.var and x.stride == y.stride:
         return x.const, y.const
     return x, y
 
 
-def _range(t: Tensor, start: int | Offset) -> tuple[int, Axes]:
+def _range(t: Tensor, start: int) -> tuple[int, Axes]:
     """The first byte, and the axes: one more for a start that moves."""
     axes = _axes(t)
-    if isinstance(start, int):
+    if not isinstance(start, Size):
         return start, axes
     return start.const, [*axes, (start.var.hi + 1, start.stride)]

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml.backends.cpu import CpuBackend
+from pyggml.buffers.buffer import IN_FILE, Buffer
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, whole
 from pyggml.graph import Graph
@@ -22,6 +24,7 @@ from pyggml.models.memory.kv_cache import CacheOptions
 from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
+from pyggml.stream.layout import memory_size
 from pyggml.types import Floats, Ints
 
 from .adapters.active import ActiveAdapters, Scaled
@@ -30,15 +33,13 @@ from .batch import Batch, check_size, check_values, token_ids
 from .closeable import Closeable
 from .figures.perf import Perf
 from .figures.report import log_context
-from .graphs import Graphs
+from .graphs import Graphs, Step, Steps, StepSize
 from .interrupt import uninterrupted
-from .kv_place import allocate_cache
 from .loaded import LoadedModel
 from .options import SHORTER, check_types, warn_beyond
-from .pooling import Members, checked_output, members, pool
+from .outputs import Members, checked_output, gathered, members, of_all, pool
 from .state import save_load as state
-from .steps import Step, Steps, StepSize
-from .ubatch import FIRST, SBatch, UBatch, gathered, of_all, texts_of, ubatches_of_tokens
+from .ubatch import FIRST, SBatch, UBatch, texts_of, ubatches_of_tokens
 
 
 class LlamaContext(Closeable):
@@ -118,7 +119,7 @@ class LlamaContext(Closeable):
         self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
         buft = next(iter(self.scheduler.backends.values())).buft
-        allocate_cache(self, self.memory, buft, kv_ram)
+        _allocate_cache(self, self.memory, buft, kv_ram)
         self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer, model.stage)
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
         self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
@@ -445,3 +446,29 @@ class LlamaContext(Closeable):
 
     def _name(self) -> str:
         return f"LlamaContext of {self.model.path}, n_ctx {self.n_ctx}"
+
+
+# -- where the K/V cache lies -----------------------------------------------------------------------------------------
+
+_in_files: WeakSet[LlamaContext] = WeakSet()
+
+
+def _allocate_cache(ctx: LlamaContext, memory: Memory, buft: str, kv_ram: int | str | None) -> None:
+    """Give the cache of `ctx` its memory: of the buffer type `buft`, or, where it needs more than `kv_ram`, in a file.
+    Raises ModelError for a bad `kv_ram`, and where the cache is a device's; AllocError where there is no room."""
+    if kv_ram is None or memory.nbytes <= memory_size(kv_ram, "kv_ram"):
+        memory.allocate(buft)
+        return
+    if buft in Buffer.device_types:
+        raise ModelError(f"kv_ram: the cache is in memory of type {buft}, and cannot be in a file")
+    memory.allocate(IN_FILE)
+    _in_files.add(ctx)
+
+
+def _close_all() -> None:
+    for ctx in tuple(_in_files):
+        ctx.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_all)  # it would write into the parent's cache

@@ -1,28 +1,57 @@
-"""The graphs that a context runs beside and in its steps: built for its model, memory and output."""
+"""The graphs of a context: `Graphs` builds them, and `Steps` keeps those of decodes, ready to run again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from pyggml.dtypes import DType
 from pyggml.errors import OneSite
 from pyggml.graph import Graph
-from pyggml.models.blocks import NO_ADAPTERS, Adapters, Build, build_head
+from pyggml.inspect.watch import Patterns
+from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, build_head, mask_name
+from pyggml.models.blocks.build import Fill, FillOne, Values
+from pyggml.models.hparams import HParams
 from pyggml.models.memory.k_shift import build_k_shift
 from pyggml.models.memory.kv_cache import KVCache
 from pyggml.models.memory.kv_defrag import build_defrag
+from pyggml.models.memory.kv_mask import KVMask
 from pyggml.models.memory.memory import Memory
 from pyggml.models.twins import Twin, find_twins
-from pyggml.sched import Scheduler
-from pyggml.tensor import Tensor
+from pyggml.sched import Schedule, Scheduler
+from pyggml.tensor import Context, Tensor, Var, allocate_tensors
 from pyggml.types import Floats, Ints
+from pyggml.var import Varies, largest
 
 from .loaded import LoadedModel
-from .pooling import Output
-from .steps import StepSize
+from .outputs import Output
+from .ubatch import UBatch
+
+_MAX_STEPS = 64  # graphs kept for reuse
+
+
+class StepSize(NamedTuple):
+    """What the graphs of a context differ in."""
+
+    n_tokens: int
+    n_outputs: int
+    embd: bool
+    n_kv: tuple[int, ...]  # of each cache
+    adapters: Adapters = NO_ADAPTERS
+    n_seqs: int = 1  # of a memory with states, see `Build`
+    hidden: bool = False  # the hidden states of all tokens come out, too
+
+    def with_n_kv(self, n_kv: Sequence[int]) -> StepSize:
+        """The same with another n_kv of the first caches."""
+        return self._replace(n_kv=(*n_kv, *self.n_kv[len(n_kv) :]))
 
 
 class Graphs:
@@ -133,3 +162,180 @@ class Graphs:
             schedule = self._scheduler.alloc(graph)
             given.numpy()[:] = values
             schedule.run(interruptible=False)
+
+
+# -- graphs that run again and again ----------------------------------------------------------------------------------
+
+_Key = tuple[StepSize, bool, Patterns]  # True: for all n_kv; what is watched
+
+
+@dataclass(slots=True)
+class Step:
+    """A graph ready to run.
+
+    heads   where the slot of the ubatch begins in each cache, bound before each run
+    inputs  the function that fills each input that has its own, and a flat view of the input
+    groups  the function that fills each group of inputs, and flat views of them
+    result  logits or embeddings, a row for each token of which they are wanted
+    hidden  a row for each token, in a graph of hidden states
+    """
+
+    schedule: Schedule
+    heads: tuple[Var, ...]
+    inputs: list[tuple[FillOne, Values]]
+    groups: list[tuple[Fill, tuple[Values, ...]]]
+    result: Floats
+    hidden: Floats | None
+
+    def fill(self, u: UBatch, memory: Memory) -> None:
+        """Set the inputs for a ubatch that is in its cells."""
+        for fill, to in self.inputs:
+            _set(to, fill(u, memory))
+        for fill, inputs in self.groups:
+            for to, values in zip(inputs, fill(u, memory), strict=True):
+                _set(to, values)
+
+
+def _set(to: Values, values: Values) -> None:
+    """Put `values` into a view of an input, which may have room for more cells."""
+    to[: values.size] = values if values.ndim == 1 else values.reshape(-1)
+
+
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """Without garbage collection: thousands of objects are made at once, all to stay, and looking through them for
+    garbage takes half as long again as making them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _blocks_of(cache: KVCache) -> tuple[int, Var]:
+    """The n_kv of a cache is so many cells times a Var."""
+    block = cache.padding if cache.size % cache.padding == 0 else 1
+    return block, Var("n_kv", cache.size // block, lo=min(cache.padding, cache.size) // block)
+
+
+class Steps:
+    """The graphs of a context, by size; the least recently used ones are dropped.
+
+    A size that comes for the first time gets a graph of its own. One token, and what comes again with another n_kv
+    (generation), get one graph that runs for all n_kv. `caches` are the memory's, and `masks` has the mask of each:
+    None for encoded text in the steps of an encoder, which store it and do not look at it.
+    """
+
+    def __init__(
+        self,
+        hp: HParams,
+        memory: Memory,
+        n_ubatch: int,
+        scheduler: Scheduler,
+        build: Callable[[StepSize], Build],
+    ) -> None:
+        self.memory, self.caches = memory, memory.caches
+        self._scheduler, self._build = scheduler, build
+        self._steps: OrderedDict[_Key, Step] = OrderedDict()
+        self._seen: set[StepSize] = set()  # with n_kv = 0
+        self._last: tuple[StepSize, Patterns, Step] | None = None  # what `get` gave
+        transient = any(c.transient for c in self.caches)  # which look at the cells of the batch
+        self._n_kv = [_blocks_of(c) for c in self.caches]
+        self._n_vary = 0 if transient or not scheduler.varies else len(self.caches)  # the first so many caches vary
+        rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
+        ctx = Context()
+        self._inputs: dict[str, Tensor] = {}
+        masks = {c: ctx.new_tensor(DType.F32, (c.size, rows)) for c in self.caches if not (c.cross and memory.fills(c))}
+        self._buft = next(iter(scheduler.backends.values())).buft
+        allocate_tensors(masks.values(), self._buft)
+        self._inputs |= {mask_name(c): t for c, t in masks.items()}
+        alibi = hp.f_max_alibi_bias > 0
+        made = {c: KVMask(c, t.numpy(), c.causal, c.n_swa, alibi, c.swa_type) for c, t in masks.items()}
+        self.masks = tuple(made.get(c) for c in self.caches)
+
+    def get(self, size: StepSize) -> Step:
+        """The step for a ubatch of that size."""
+        watched, last = self._scheduler.watches.patterns, self._last
+        if last is not None and last[0] == size and last[1] == watched:
+            return last[2]
+        key = (size, False, watched)
+        if key not in self._steps:
+            key = (self._whole(size), True, watched)
+            if key not in self._steps:
+                key = self._make(size)
+        self._steps.move_to_end(key)
+        step = self._steps[key]
+        for (block, n_blocks), n_kv in zip(self._n_kv, size.n_kv, strict=True):
+            n_blocks.bind(n_kv // block)
+        self._last = size, watched, step
+        return step
+
+    def _whole(self, size: StepSize) -> StepSize:
+        """The same with the largest n_kv."""
+        return size.with_n_kv([c.size for c in self.caches[: self._n_vary]])
+
+    def _make(self, size: StepSize) -> _Key:
+        """Build a step, and return its key."""
+        step, watched = None, self._scheduler.watches.patterns
+        seen = size.with_n_kv([0] * len(size.n_kv))
+        with _uncollected():
+            if size.n_tokens == 1 or seen in self._seen:
+                step = self._varying(size)
+            key = (size, False, watched) if step is None else (self._whole(size), True, watched)
+            self._steps[key] = self._step(size) if step is None else step
+        self._seen.add(seen)
+        if len(self._steps) > _MAX_STEPS:
+            self._steps.popitem(last=False)
+        return key
+
+    def _varying(self, size: StepSize) -> Step | None:
+        """A step for every n_kv, or None when there is no such step. When a graph cannot have the n_kv of all caches as
+        a Size, then from now on only the n_kv of the first varies; when it cannot have even that, none does."""
+        while self._n_vary:
+            varying = self._n_kv[: self._n_vary]
+            if all(n_blocks.lo == n_blocks.hi for _, n_blocks in varying):
+                return None
+            for _, n_blocks in varying:
+                n_blocks.bind(n_blocks.hi)  # the step looks at the whole memory of its inputs
+            try:
+                return self._step(size.with_n_kv([block * n_blocks for block, n_blocks in varying]))
+            except Varies:
+                self._n_vary = 1 if self._n_vary > 1 else 0
+        return None
+
+    def _step(self, size: StepSize) -> Step:
+        """A graph of that size, ready to run."""
+        b = self._attached(size)
+        schedule = self._scheduler.alloc(b.graph)
+
+        def view(name: str) -> Values:
+            return b.inputs[name].tensor.numpy().reshape(-1)
+
+        return Step(
+            schedule=schedule,
+            heads=tuple(u.head for u in b.uses),
+            inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
+            groups=[(g.fill, tuple(map(view, g.names))) for g in b.input_groups],
+            result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),
+            hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
+        )
+
+    def _attached(self, size: StepSize) -> Build:
+        """The graph, its inputs in the memory that all graphs share."""
+        b = self._build(size)
+        for name, i in b.inputs.items():
+            shared = self._shared(name, i.tensor)
+            i.tensor.buffer, i.tensor.offset = shared.buffer, shared.offset
+        return b
+
+    def _shared(self, name: str, t: Tensor) -> Tensor:
+        """The memory of the input of that name, large enough for `t`. When it has to grow, steps that were made before
+        keep what they have."""
+        shared = self._inputs.get(name)
+        if shared is None or shared.nbytes < largest(t.nbytes):
+            n = 1 << (t.n_elements - 1).bit_length()  # so that it grows a few times only
+            shared = self._inputs[name] = Context().new_tensor(t.dtype, (n,), name)
+            allocate_tensors([shared], self._buft)
+        return shared

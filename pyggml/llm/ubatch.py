@@ -13,7 +13,7 @@ import numpy as np
 
 from pyggml.errors import BatchError
 from pyggml.models.ubatch import UBatch
-from pyggml.types import Floats, Ints
+from pyggml.types import Ints
 
 from .batch import Batch, Sequences, check_positions
 
@@ -203,23 +203,3 @@ def ubatches_of_tokens(tokens: Ints, start: int, n_ubatch: int) -> Iterator[UBat
         yield UBatch(
             True, m, m, 1, tokens[i : i + m], None, ids + np.int32(start), np.zeros(m, np.int32), None, outputs, ids
         )
-
-
-def gathered(parts: Sequence[UBatch], rows: Sequence[Floats], none: Floats) -> tuple[Ints, Floats]:
-    """`outputs` and their rows, in the order of the batch; `none` where none were asked for."""
-    ids = [u.ids if len(u.outputs) == u.n_tokens else u.ids[u.outputs] for u in parts]
-    outputs = ids[0] if len(ids) == 1 else np.concatenate(ids)
-    logits = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else none
-    if len(outputs) > 1 and (outputs[1:] < outputs[:-1]).any():
-        order = np.argsort(outputs)
-        outputs, logits = outputs[order], logits[order]
-    return outputs, logits
-
-
-def of_all(parts: Sequence[UBatch], rows: Sequence[Floats]) -> Floats:
-    """The rows of all tokens, in the order of the batch."""
-    out = np.concatenate(rows)
-    ids = np.concatenate([u.ids for u in parts])
-    if (ids[1:] < ids[:-1]).any():
-        out[ids] = out.copy()
-    return out

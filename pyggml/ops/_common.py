@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import ParamSpec
 
 from ..dtypes import DType
+from ..errors import integer
 from ..opdef import OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 
@@ -74,7 +75,7 @@ def b_repeats_to_a(srcs: Srcs, params: Params) -> Ne:
 
 def is_whole(n: object, least: int) -> bool:
     """True for an integer (Python's or NumPy's) of at least `least`."""
-    return isinstance(n, Integral) and int(n) >= least
+    return isinstance(n, Integral) and n >= least  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
 
 
 def is_int(n: object, least: int) -> bool:
@@ -91,4 +92,4 @@ def given_ne(params: Params) -> Ne:
     """The shape that the user gives as parameters ne0 .. ne3, for a shape rule."""
     ne = (params["ne0"], params["ne1"], params["ne2"], params["ne3"])
     rule(all(is_whole(n, 1) for n in ne), f"ne must be whole numbers from 1, not {list(ne)}")
-    return (int(ne[0]), int(ne[1]), int(ne[2]), int(ne[3]))
+    return (integer(ne[0]), integer(ne[1]), integer(ne[2]), integer(ne[3]))

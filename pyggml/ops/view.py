@@ -8,7 +8,8 @@ from ..codec import Array
 from ..dtypes import DType
 from ..errors import DTypeError, ShapeError, explain, integer, user_site
 from ..opdef import Cost, OpDef, Params, Srcs, fail, record_view
-from ..tensor import Ne, Offset, Tensor, contiguous_nb
+from ..tensor import Ne, Size, Tensor, contiguous_nb
+from ..var import ends
 from ._common import same_shape
 
 __all__ = [
@@ -70,7 +71,7 @@ def _whole(op: OpDef, a: Tensor, what: str, numbers: Sequence[int], least: int) 
     """`numbers` as a tuple of ints of at least `least`."""
     try:
         t = tuple(map(integer, numbers))
-        if min(t) >= least:
+        if all(n >= least for n in t):
             return t
     except TypeError:
         pass
@@ -128,7 +129,7 @@ def reshape_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
 # -- view ---------------------------------------------------------------------------------------------------------
 
 
-def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int | Offset) -> Tensor:
+def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int) -> Tensor:
     """A view of `a`; `steps` are nb[1].. as far as given, the others follow from them and `dims`."""
     srcs = _tensor(VIEW, a)
     dt = a.dtype
@@ -144,46 +145,38 @@ def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int 
     nb2 = given[1] if len(given) > 1 else nb1 * n1
     nb3 = given[2] if len(given) > 2 else nb2 * n2
     nb: Ne = (size, nb1, nb2, nb3)
-    if max(nb) > _MAX_STRIDE:
+    if any(n > _MAX_STRIDE for n in nb):
         raise fail(VIEW, srcs, ShapeError, f"nb {list(nb)} must be at most 2^63 - 1")
-    if isinstance(offset, Offset):
-        if isinstance(a.view_offs, Offset):
-            raise fail(VIEW, srcs, ShapeError, "a already has an offset with a Var, which takes no second one")
-        low, high = offset.const, offset.hi
-        aligned = low % size == 0 and offset.stride % size == 0
-    else:
-        low = high = offset = _whole(VIEW, a, "offset", (offset,), 0)[0]
-        aligned = low % size == 0
-    if not aligned or nb1 % size or nb2 % size or nb3 % size:
+    if isinstance(offset, Size) and isinstance(a.view_offs, Size):
+        raise fail(VIEW, srcs, ShapeError, "a already has an offset with a Var, which takes no second one")
+    parts = (offset.const, offset.stride) if isinstance(offset, Size) else _whole(VIEW, a, "offset", (offset,), 0)
+    offset = offset if isinstance(offset, Size) else parts[0]
+    if any(n % size for n in (*parts, nb1, nb2, nb3)):
         raise fail(VIEW, srcs, ShapeError, f"offset {offset} and nb {nb} must be multiples of {dt.name}'s {size} bytes")
-    start = a.view_offs
-    if isinstance(start, Offset):
-        low, high = low + start.const, high + start.hi
-    else:
-        low, high = low + start, high + start
-    end = max(low, high) + n0 // dt.block_size * size + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3
-    if min(low, high) < 0 or end > a.root.nbytes:
+    starts = [x + y for x, y in zip(ends(offset), ends(a.view_offs), strict=True)]
+    end = max(starts) + n0 // dt.block_size * size + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3
+    if min(starts) < 0 or max(ends(end - a.root.nbytes)) > 0:
         text = f"ne {list(ne)} nb {list(nb)} ends at byte {end}, outside the {a.root.nbytes} bytes of "
         raise fail(VIEW, srcs, ShapeError, text + a.root.describe())
     return record_view(VIEW, a, {"offset": offset}, ne, nb, len(dims), offset)
 
 
-def view_1d(a: Tensor, ne0: int, offset: int | Offset) -> Tensor:
+def view_1d(a: Tensor, ne0: int, offset: int) -> Tensor:
     """`ne0` consecutive elements that start `offset` bytes after the start of `a` (ggml_view_1d).
 
     A view looks at memory: strides of `a` do not matter. It must lie within the bytes of the tensor that owns the
-    memory (an `Offset` with the largest value of its Var), on whole elements or blocks. Result: ne [ne0].
+    memory (an offset that follows from a Var with every value of it), on whole elements or blocks. Result: ne [ne0].
     Raises ShapeError.
     """
     return _view(a, (ne0,), (), offset)
 
 
-def view_2d(a: Tensor, ne0: int, ne1: int, nb1: int, offset: int | Offset) -> Tensor:
+def view_2d(a: Tensor, ne0: int, ne1: int, nb1: int, offset: int) -> Tensor:
     """ne [ne0, ne1] at `offset` bytes from the start of `a`, rows `nb1` bytes apart (ggml_view_2d). As `view_1d`."""
     return _view(a, (ne0, ne1), (nb1,), offset)
 
 
-def view_3d(a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int | Offset) -> Tensor:
+def view_3d(a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int) -> Tensor:
     """ne [ne0, ne1, ne2] at `offset` bytes from the start of `a`, strides `nb1`, `nb2` bytes (ggml_view_3d).
 
     As `view_1d`.
@@ -191,9 +184,7 @@ def view_3d(a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset:
     return _view(a, (ne0, ne1, ne2), (nb1, nb2), offset)
 
 
-def view_4d(
-    a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, nb1: int, nb2: int, nb3: int, offset: int | Offset
-) -> Tensor:
+def view_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
     """ne [ne0 .. ne3] at `offset` bytes from the start of `a`, strides `nb1`, `nb2`, `nb3` bytes (ggml_view_4d).
 
     As `view_1d`.

@@ -36,9 +36,6 @@ class Program:
         for t in self.nodes:
             compute_node(t, self.resolve)
 
-    def vary(self, variables, others) -> bool:
-        return False
-
 
 class Device:
     name, buft, alignment = "device", "XOR", ALIGNMENT

@@ -11,8 +11,8 @@ import pytest
 
 from pyggml.errors import BatchError
 from pyggml.llm.batch import Batch
+from pyggml.llm.graphs import StepSize
 from pyggml.llm.model import Model, load_model
-from pyggml.llm.steps import StepSize
 
 from .test_context import IDS, ROUNDING, all_logits, new, nmse, state
 

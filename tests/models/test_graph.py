@@ -11,7 +11,7 @@ from pyggml.models.weights import ShapeOnlyWeights
 
 from pyggml.dtypes import DType
 from pyggml.errors import GraphError, ModelError
-from pyggml.tensor import Offset
+from pyggml.tensor import Size
 
 LLAMA2_7B = HParams(n_vocab=32000, n_embd=4096, n_layer=32, n_head=32, n_ff=11008, n_ctx_train=4096)
 SMALL = {"n_vocab": 100, "n_embd": 64, "n_head": 4, "n_head_kv": 2, "n_ff": 96, "n_ctx_train": 128}
@@ -152,7 +152,7 @@ def test_the_slot_is_bound_when_the_graph_runs() -> None:
     views = [t for t in b.graph.nodes if t.name.startswith(("k_cache_view", "v_cache_view")) and t.op == "view"]
     assert len(views) == 4
     for t in views:
-        assert isinstance(t.view_offs, Offset) and t.view_offs.var is b.uses[0].head
+        assert isinstance(t.view_offs, Size) and t.view_offs.var is b.uses[0].head
     assert b.uses[0].head.hi == 64 - 3
 
 

@@ -35,7 +35,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.quantize", "llm.closeable", "llm.adapters", "llm.grammars"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
     ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder"),
-    ("llm.steps", "llm.pooling", "llm.kv_place"),
+    ("llm.outputs",),
     ("llm.graphs",),
     ("llm.state",),
     ("llm.context",),

@@ -15,13 +15,12 @@ from ...errors import BackendError
 from ...lock import Lock
 from ...opdef import OPS
 from ...ops.matmul import weights_of
-from ...tensor import Tensor, Var
+from ...tensor import Tensor
 from ..protocol import HostBackend, Resolve, node_error
 from .fuse import enabled_fusions, fuse
 from .host import HostCalls
 from .isa import isa_name, kernel_of
 from .lower import lower
-from .vary import Variant, vary
 
 Spans = np.ndarray[tuple[int, int, int], np.dtype[np.int64]]
 Work = np.ndarray[tuple[int, int], np.dtype[np.float64]]
@@ -51,16 +50,10 @@ class CpuProgram:
         self._calls = HostCalls(address, low.nodes, resolve) if has_calls else None
         if has_calls:
             p.pace.next = _NEVER  # what asks for threads has them
-        self._variants: list[tuple[Var, int, Sequence[Step]]] = []  # for each Var what it is for a smaller value
-        self._work_of: list[tuple[Var | None, Work]] | None = None  # for `hi` of all, and more for one more of each
-        self._bind()
-
-    def _bind(self) -> None:
-        """Give the plan its scratch memory and what is patched before each run."""
-        low, p = self.lowered, self._plan
-        self._work = self._backend.work(low.work_size)
+        self._work_of: list[tuple[int, int]] | None = None  # operations and bytes of each op
+        self._work = backend.work(low.work_size)
         low.set_work(self._work.base)
-        self._vars: list[Var] = list(dict.fromkeys(var for *_, var in low.binds))
+        self._vars = list(dict.fromkeys(var for *_, var in low.binds))
         self._values = ffi.new("int64_t[]", max(len(self._vars), 1))
         self._binds = ffi.new("pg_bind[]", max(len(low.binds), 1))
         for i, (where, base, stride, var) in enumerate(low.binds):
@@ -69,35 +62,12 @@ class CpuProgram:
             b.stride, b.var = stride, self._vars.index(var)
         p.binds, p.n_binds = self._binds, len(low.binds)
 
-    def vary(self, variables: Sequence[Var], others: Sequence[tuple[Sequence[int], Sequence[Step]]]) -> bool:
-        """See `Program.vary`: False where the records do not depend on them linearly, or Python computes some."""
-        if self._calls is not None:
-            return False
-        b = self._backend
-        variants = [Variant(values, lower(steps, self._resolve, b.isa, b.n_threads)) for values, steps in others]
-        if not vary(self.lowered, variables, variants):
-            return False
-        self._variants = [
-            (v, values[i], steps) for i, (v, (values, steps)) in enumerate(zip(variables, others, strict=False))
-        ]
-        self._bind()
-        return True
-
     def work_now(self) -> Work:
         """Operations and bytes, float64 [n_ops, 2], of each of `lowered.nodes`, as the op's costs say for the values
         that Vars have now."""
         if self._work_of is None:
-            top = _work(self.steps, self.lowered.nodes)
-            self._work_of = [(None, top)]
-            for var, value, steps in self._variants:
-                twins = dict(zip((s.nodes[-1] for s in self.steps), (s.nodes[-1] for s in steps), strict=True))
-                less = _work(steps, [twins[t] for t in self.lowered.nodes])
-                self._work_of.append((var, (top - less) / (var.hi - value)))
-        (_, work), *slopes = self._work_of
-        for var, slope in slopes:
-            assert var is not None
-            work = work + slope * (var.value - var.hi)
-        return work
+            self._work_of = _work(self.steps, self.lowered.nodes)
+        return np.array([(int(flops), max(int(n), 0)) for flops, n in self._work_of], np.float64).reshape(-1, 2)
 
     def abort(self) -> None:
         """Ask the run that is under way in another thread to stop before its next op; it raises BackendError there (as
@@ -136,16 +106,16 @@ class CpuProgram:
         raise node_error(node, "aborted" if status == lib.PG_E_ABORTED else f"kernel status {status}")
 
 
-def _work(steps: Sequence[Step], nodes: Sequence[Tensor]) -> Work:
+def _work(steps: Sequence[Step], nodes: Sequence[Tensor]) -> list[tuple[int, int]]:
     """Operations and bytes of the steps that end with these nodes. What one node of a step writes and another reads is
     not in memory at all."""
     of = {step.nodes[-1]: step for step in steps}
-    rows: list[tuple[float, float]] = []
+    rows: list[tuple[int, int]] = []
     for step in (of[t] for t in nodes):
         costs = [OPS[t.op].cost(t) for t in step.nodes if OPS[t.op].kernel is not None]
         n_bytes = sum(c.read + c.written for c in costs) - 2 * sum(t.nbytes for t in step.inner)
-        rows.append((sum(c.flops for c in costs), max(n_bytes, 0)))
-    return np.array(rows, np.float64).reshape(-1, 2)
+        rows.append((sum(c.flops for c in costs), n_bytes))
+    return rows
 
 
 class CpuBackend(HostBackend):
@@ -161,6 +131,7 @@ class CpuBackend(HostBackend):
     """
 
     name = "cpu"
+    varies = True
 
     def __init__(
         self, n_threads: int | None = None, isa: str | None = None, fusions: Collection[str] | None = None

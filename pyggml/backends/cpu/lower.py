@@ -16,11 +16,13 @@ from ...buffers.alloc import Operand, Step
 from ...buffers.buffer import Buffer, MappedFile
 from ...errors import BackendError
 from ...opdef import OPS
-from ...tensor import Ne, Offset, Tensor, Var, contiguous_nb
+from ...tensor import Ne, Size, Tensor, Var, contiguous_nb
+from ...var import ends, largest
 from ..protocol import Resolve, node_error
 from .record import Half, Record, record_of
 
 _TENSOR = Struct("=Q9q")  # pg_tensor: data, ne[4], nb[4], type
+_WORD = Struct("=q")
 _HEAD = Struct("=Qq")  # pg_op: fn, n_threads
 _NUMBER = Struct("=d")
 _TAIL = Struct("=Qqq")  # pg_task: work .. (plan is filled after)
@@ -30,7 +32,7 @@ _SRC = _DST + _TENSOR.size
 _PARAM = _SRC + _MAX_SRC * _TENSOR.size
 _WORK = _PARAM + 8 * _MAX_PARAM
 _OP_SIZE = _WORK + 32
-OP_WORDS, N_THREADS_WORD, WORK_WORD = _OP_SIZE // 8, 1, _WORK // 8  # a record in int64 words: what vary.py looks at
+_OP_WORDS, _WORK_WORD = _OP_SIZE // 8, _WORK // 8  # a record in int64 words
 _LAYOUT = (ffi.sizeof("pg_op"), ffi.sizeof("pg_tensor"), ffi.offsetof("pg_op", "task", "param"))
 if (_OP_SIZE, _TENSOR.size, _PARAM) != _LAYOUT:
     raise BackendError(f"the extension was built from another pg.h: {_LAYOUT}")
@@ -53,27 +55,27 @@ class Lowered:
     files: set[MappedFile] = field(default_factory=set[MappedFile])  # that it reads
 
     def words(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """The records as int64 [n_ops, OP_WORDS], over the same memory."""
-        return self.ops.view(np.int64).reshape(-1, OP_WORDS)
+        """The records as int64 [n_ops, words], over the same memory."""
+        return self.ops.view(np.int64).reshape(-1, _OP_WORDS)
 
     def set_work(self, address: int) -> None:
         """Point every op at the shared scratch memory."""
-        self.words()[:, WORK_WORD] = address
+        self.words()[:, _WORK_WORD] = address
 
     def set_plan(self, address: int) -> None:
         """Tell every op its plan."""
         words = self.words()
-        words[:, WORK_WORD + 2] = address
-        words[:, WORK_WORD + 3] = np.arange(len(self.nodes))
+        words[:, _WORK_WORD + 2] = address
+        words[:, _WORK_WORD + 3] = np.arange(len(self.nodes))
 
 
 # -- all steps --------------------------------------------------------------------------------------------------------
 
 
 def cost_ns(t: Tensor) -> float:
-    """Roughly the nanoseconds that one thread takes for this node."""
+    """Roughly the nanoseconds that one thread takes for this node, at its largest."""
     cost = OPS[t.op].cost(t)
-    return cost.flops / 32 + (cost.read + cost.written) / 32
+    return largest(cost.flops + cost.read + cost.written) / 32
 
 
 class _Address(NamedTuple):
@@ -91,6 +93,7 @@ class _Row(NamedTuple):
 
     i: int
     addresses: list[_Address]
+    sizes: list[tuple[int, Size]]  # elements and strides that follow from a Var, and their places in the row in bytes
     ns: float
     shared_ns: float  # of it, what threads share; inf asks for them
 
@@ -107,11 +110,22 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         root, offs = t.root, t.view_offs
         if (buffer := root.buffer) is not None and buffer.file is not None:
             out.files.add(buffer.file)
-        if isinstance(offs, Offset):
-            out.binds.append((base + at, t.data - int(offs) + offs.const, offs.stride, offs.var))
+        if isinstance(offs, Size):
+            bind(at, offs, t.data - int(offs))
         return t.data if copy is None else copy.base
 
-    def put(t: Tensor, at: int, copy: Buffer | None, layout: Ne | None, half: Half | None) -> int:
+    def bind(at: int, size: Size, start: int = 0) -> None:
+        """Have a word be `size` from `start` on, when the program runs."""
+        out.binds.append((base + at, start + size.const, size.stride, size.var))
+
+    def bind_sizes(i: int, sizes: Sequence[tuple[int, Size]]) -> None:
+        for at, n in sizes:
+            bind(i * _OP_SIZE + at, n)
+
+    def put(
+        t: Tensor, i: int, at: int, copy: Buffer | None, layout: Ne | None, half: Half | None
+    ) -> tuple[int, list[tuple[int, Size]]]:
+        """Write a tensor `at` so many bytes of row i. Returns its `_Address.skip`, and what of it is a Size."""
         ne, nb, skip = t.ne, t.nb, 0
         if layout is not None:
             ne, nb = layout, contiguous_nb(t.dtype, layout)
@@ -122,8 +136,12 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         if half is not None:
             skip = half.which * (matrix if half.dim else nb[0] * ne[0]) // 2
             ne = (ne[0] // 2, *ne[1:]) if half.dim == 0 else (ne[0], ne[1] // 2, *ne[2:])
-        _TENSOR.pack_into(memory, at, address(t, at, copy) + skip, *ne, *nb, t.dtype.gguf_id)
-        return skip
+        place = i * _OP_SIZE + at
+        words = (*ne, *nb)
+        _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *words, t.dtype.gguf_id)
+        if Size not in map(type, words):
+            return skip, []
+        return skip, [(at + 8 * word, n) for word, n in enumerate(words, 1) if isinstance(n, Size)]
 
     def lowered(i: int, step: Step) -> _Row:
         r = step.match if isinstance(step.match, Record) else record_of(step.nodes[0], isa)
@@ -134,28 +152,36 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         is_shared = ns > _SHARE if r.shared is None else r.shared
         _HEAD.pack_into(memory, at, r.kernel.address, n_threads if is_shared else 1)
         layout = None if r.shape is None else step.tensor(r.shape).ne
-        addresses = [_Address(_DST, r.dst, False, put(step.tensor(r.dst), at + _DST, None, layout, None))]
+        skip, sizes = put(step.tensor(r.dst), i, _DST, None, layout, None)
+        addresses = [_Address(_DST, r.dst, False, skip)]
         for j, o in r.srcs.items():
             t, place = step.tensor(o), _SRC + j * _TENSOR.size
             copy = t.form.copy if j in r.packed else None
-            skip = put(resolve(t), at + place, copy, None, r.halves.get(j))
+            skip, more = put(resolve(t), i, place, copy, None, r.halves.get(j))
+            sizes += more
             addresses.append(_Address(place, o, copy is not None, skip))
         for j, value in r.params.items():
-            _NUMBER.pack_into(memory, at + _PARAM + j * _NUMBER.size, value)
+            _NUMBER.pack_into(memory, at + _PARAM + j * _NUMBER.size, float(value))
         if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
-            need = lib.pg_work_size(r.kernel.row, task, n_threads)
+            need = 0
+            for end in (0, 1) if sizes else (1,):  # a kernel that splits its work may need more for the smallest sizes
+                for place, n in sizes:
+                    _WORD.pack_into(memory, at + place, ends(n)[end])
+                need = max(need, lib.pg_work_size(r.kernel.row, task, n_threads))
             if need > _MAX_WORK:
                 raise node_error(step.nodes[-1], "it needs more scratch memory than there can be")
             _TAIL.pack_into(memory, at + _WORK, 0, need, 0)
             out.work_size = max(out.work_size, need)
-        return _Row(i, addresses, ns, inf if r.shared else ns * is_shared)
+        bind_sizes(i, sizes)
+        return _Row(i, addresses, sizes, ns, inf if r.shared else ns * is_shared)
 
     repeats: list[tuple[int, int]] = []  # row, that which it repeats
     moved: list[tuple[int, int]] = []  # word, what is there in a repeated row
 
     def repeated(i: int, step: Step, row: _Row) -> None:
         repeats.append((i, row.i))
+        bind_sizes(i, row.sizes)
         for at, operand, copied, skip in row.addresses:
             place, t = i * _OP_SIZE + at, step.tensor(operand)
             t, copy = (t, t.form.copy) if copied else (t if at == _DST else resolve(t), None)

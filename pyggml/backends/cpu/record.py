@@ -30,8 +30,8 @@ class Record(Match):
     kernel  None: the backend has none
     dst     where the result goes
     srcs    the sources of the kernel, by number (csrc/operands.h)
-    params  its parameters, by number. Those of fused nodes hold for all sizes of a graph (`Program.vary`): a pattern
-            gives none that depends on ne
+    params  its parameters, by number. One that follows from a Var is refused (`Varies`): records bind elements and
+            strides only
     packed  sources of which the repacked copy is read, where they have one
     halves  sources of which one half is read
     shape   the node whose ne the result has, laid out densely in `dst`; None: dst's own

@@ -11,9 +11,8 @@ import pytest
 import pyggml as gg
 from pyggml.graph import Graph
 from pyggml.llm.context import LlamaContext
-from pyggml.llm.graphs import Graphs
+from pyggml.llm.graphs import Graphs, StepSize
 from pyggml.llm.model import load_model
-from pyggml.llm.steps import StepSize
 from pyggml.sched import Scheduler
 
 from ...random_model import write_random
@@ -125,7 +124,7 @@ def test_a_run_is_repeated_of_the_like_alone() -> None:
         (range(2), {x: c.new_tensor(gg.F32, (64,))}, "full"),
     ):
         with pytest.raises(gg.GraphError, match=says):
-            graph.repeat(nodes, to, ("-0", "-1"))
+            graph.repeat(nodes, to, [""] * len(nodes))
         assert (graph.n_nodes, graph.n_leafs) == (2, 1)
 
 
@@ -135,7 +134,7 @@ def test_a_pin_is_of_one_node_alone() -> None:
         graph = Graph().build_forward_expand(gg.scale(gg.neg(x), 2.0))
     neg, scale = graph.nodes
     scale.set_name("y-0")
-    graph.repeat(range(2), {x: scale}, ("-0", "-1"))
+    graph.repeat(range(2), {x: scale}, ("", "y-1"))
     assert [t.name for t in graph.nodes] == ["node_0", "y-0", "node_2", "y-1"]
     scheduler = Scheduler(("cpu", "ref"))
     scheduler.set_tensor_backend(neg, "ref")

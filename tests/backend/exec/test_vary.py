@@ -1,4 +1,4 @@
-"""One program for graphs of many sizes: what is linear in the size is patched, anything else is refused."""
+"""One graph for many sizes: elements that follow from a Var are bound when it runs, anything else is refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 
 import pyggml as gg
 from pyggml.backends.cpu.backend import CpuProgram
+from pyggml.backends.ref import RefBackend
 from pyggml.graph import Graph
 from pyggml.sched import Scheduler
-from pyggml.tensor import Tensor, Var
+from pyggml.tensor import Size, Tensor, Var
+from pyggml.var import Varies, largest
 
 SIZE = 48
 
@@ -27,7 +29,6 @@ class Attention:
             for n in (SIZE * 32, SIZE * 32, 3)
         )
         self.v_trans = self.ctx.from_numpy(self.v.numpy().swapaxes(1, 2).copy())
-        self.top: Tensor | None = None
 
     def build(self, n: int) -> Graph:
         with gg.Context():
@@ -36,7 +37,6 @@ class Attention:
             out = gg.mul_mat(gg.view_3d(self.v_trans, n, 16, k.ne[2], self.v_trans.nb[1], self.v_trans.nb[2], 0), kq)
             flash = gg.flash_attn_ext(self.q, k, v, None, 0.25)
             both = gg.concat(gg.cont(gg.permute(out, 0, 2, 1, 3)), flash, 3).set_output()
-        self.top = self.top or both
         return Graph().build_forward_expand(both)
 
     def expected(self, n: int) -> np.ndarray:
@@ -47,23 +47,50 @@ class Attention:
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize("n_kv_heads", [1, 4])
-def test_every_size(n_threads: int, n_kv_heads: int) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_every_size(n_threads: int, n_kv_heads: int, backend: str) -> None:
     """Also where the op splits its work, and needs its scratch memory, differently from size to size."""
-    a = Attention(n_kv_heads)
-    n = Var("n", SIZE * 32)
-    schedule = Scheduler(("cpu",), n_threads).alloc_varying(a.build, (n,), (32,))
-    assert schedule is not None and a.top is not None
+    a, n = Attention(n_kv_heads), Var("n", SIZE * 32, lo=32)
+    graph = a.build(n * 1)
+    schedule = Scheduler((backend,), n_threads).alloc(graph)
     for size in (SIZE * 32, 32, 33, 100, 255, 256, 511, 512, 513, 777, 1024, 1500):
         n.bind(size)
         schedule.run()
-        for got in a.top.numpy():
+        for got in graph.nodes[-1].numpy():
             np.testing.assert_allclose(got, a.expected(size), rtol=1e-5, atol=1e-6)
 
 
+def test_every_size_across_backends() -> None:
+    """What is copied at the borders of splits has the size of the run."""
+    a, n = Attention(4), Var("n", SIZE * 32, lo=32)
+    graph = a.build(n * 1)
+    scheduler = Scheduler(("cpu", "ref"))
+    scheduler.set_tensor_backend(next(t for t in graph.nodes if t.op == "soft_max"), "ref")
+    schedule = scheduler.alloc(graph)
+    assert len(schedule.splits) == 3
+    for size in (SIZE * 32, 32, 777):
+        n.bind(size)
+        schedule.run()
+        for got in graph.nodes[-1].numpy():
+            np.testing.assert_allclose(got, a.expected(size), rtol=1e-5, atol=1e-6)
+
+
+def test_results_have_the_size_of_the_run() -> None:
+    n = Var("n", 8, lo=1)
+    with gg.Context() as ctx:
+        x = ctx.from_numpy(np.arange(16, dtype=np.float32).reshape(2, 8))
+        y = gg.scale(gg.view_2d(x, n * 1, 2, x.nb[1], 0), 2.0).set_output()
+    schedule = Scheduler(("cpu",)).alloc(Graph().build_forward_expand(y))
+    for size in (8, 1, 5):
+        n.bind(size)
+        schedule.run()
+        assert np.array_equal(y.numpy(), 2 * x.numpy()[:, :size])
+        assert y.tobytes() == y.numpy().tobytes()
+
+
 def test_the_work_of_each_step_follows_the_size() -> None:
-    a, n = Attention(4), Var("n", SIZE * 32)
-    schedule = Scheduler(("cpu",), 1).alloc_varying(a.build, (n,), (32,))
-    assert schedule is not None
+    a, n = Attention(4), Var("n", SIZE * 32, lo=32)
+    schedule = Scheduler(("cpu",), 1).alloc(a.build(n * 1))
     for size in (SIZE * 32, 32, 500):
         n.bind(size)
         alone = Scheduler(("cpu",), 1).alloc(a.build(size))
@@ -77,20 +104,36 @@ def test_the_work_of_each_step_follows_the_size() -> None:
     [
         lambda t, n: gg.cont(gg.view_1d(t, n * n, 0)),
         lambda t, n: gg.cont(gg.view_1d(t, n - n % 4, 0)),
+        lambda t, n: gg.cont(gg.view_1d(t, n + Var("m", 9), 0)),
         lambda t, n: gg.scale(gg.view_1d(t, 4, 0), float(n)),
+        lambda t, n: gg.scale(gg.view_1d(t, 4, 0), 1 / n),
+        lambda t, n: gg.scale(gg.view_1d(t, 4, 0), n),
+        lambda t, n: gg.cont_1d(gg.view_1d(t, n, 0), n),
         lambda t, n: gg.cont(t) if n < 30 else gg.silu(gg.cont(t)),
     ],
-    ids=["square", "steps", "parameter", "another graph"],
+    ids=["square", "steps", "two", "float", "quotient", "parameter", "copy", "another graph"],
 )
-def test_what_is_not_linear_is_refused(build: Callable[[Tensor, int], Tensor]) -> None:
+def test_what_does_not_follow_by_a_constant_stride_is_refused(build: Callable[[Tensor, int], Tensor]) -> None:
     t = gg.Context().from_numpy(np.arange(4000, dtype=np.float32))
-
-    def graph(n: int) -> Graph:
-        with gg.Context():
-            return Graph().build_forward_expand(build(t, n).set_output())
-
-    assert Scheduler(("cpu",)).alloc_varying(graph, (Var("n", 49),), (8,)) is None
+    with gg.Context(), pytest.raises(Varies, match="follows n by a constant stride"):
+        Scheduler(("cpu",)).alloc(Graph().build_forward_expand(build(t, Var("n", 49, lo=8) * 1)))
 
 
-def test_other_backends_refuse() -> None:
-    assert Scheduler(("ref",)).alloc_varying(Attention().build, (Var("n", 64),), (32,)) is None
+def test_sizes_are_compared_for_every_value() -> None:
+    n = Var("n", 10, lo=2)
+    size = 3 * n + 6
+    assert isinstance(size, Size) and int(size) == 12 and largest(size) == 36
+    assert size > 11 and size < 37 and size >= 12 and not size > 36 and size > n * 2
+    assert size == 3 * n + 6 and size != 36 and size != 3 * Var("n", 10, lo=2) + 6
+    assert size - 3 * n == 6 and not isinstance(size - 3 * n, Size)
+    assert (size % 3, size // 3) == (0, n + 2) and (100 - size) + size == 100
+    for undecided in (lambda: size < 20, lambda: size >= 20, lambda: max(20, size), lambda: size > n * 4):
+        with pytest.raises(Varies):
+            undecided()
+
+
+def test_a_backend_that_takes_numbers_alone_is_known() -> None:
+    class Other(RefBackend):
+        varies = False
+
+    assert Scheduler(("cpu", "ref")).varies and not Scheduler(("cpu", Other())).varies

@@ -8,7 +8,7 @@ from pyggml.native import lib
 
 from ....buffers.alloc import Step
 from ....opdef import OPS
-from ....tensor import FLAG_OUTPUT, Offset, Tensor
+from ....tensor import FLAG_OUTPUT, Size, Tensor
 from ..isa import kernel_of
 from .cells import alone, gathered, is_all, stored, views_up
 from .nodes import Fusion, Nodes, fused
@@ -59,7 +59,7 @@ def _reads_results(g: Nodes, out: Tensor, nodes: Collection[Tensor], end: int) -
     readers = g.readers[out]
     for v in readers:
         reach = int(v.view_offs) + 4 + sum((n - 1) * nb for n, nb in zip(v.ne, v.nb, strict=True))
-        plain = v.op == "view" and not isinstance(v.view_offs, Offset) and not v.flags & FLAG_OUTPUT
+        plain = v.op == "view" and not isinstance(v.view_offs, Size) and not v.flags & FLAG_OUTPUT
         if v not in nodes and (not plain or reach > end):
             return False
     return g.uses[out] == len(readers)

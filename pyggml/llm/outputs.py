@@ -1,7 +1,8 @@
-"""From embeddings of tokens to those of texts: which tokens of each count, and what is made of their rows."""
+"""What a context gives: logits or embeddings, their rows in the order of the batch, and what pooling makes of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -10,7 +11,7 @@ from pyggml.errors import ModelError, whole
 from pyggml.models.hparams import HParams, Pooling
 from pyggml.types import Floats, Ints
 
-from .ubatch import SBatch
+from .ubatch import SBatch, UBatch
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 Members = dict[int, Ints]  # sequence -> the tokens (indices of a batch, ascending) that count
@@ -54,6 +55,26 @@ def checked_output(
         return Output()
     il = il + last + 1 if il < 0 else il
     return Output(True, hp.pooling if pooling is None else pooling, None if il == last else il)
+
+
+def gathered(parts: Sequence[UBatch], rows: Sequence[Floats], none: Floats) -> tuple[Ints, Floats]:
+    """`outputs` and their rows, in the order of the batch; `none` where none were asked for."""
+    ids = [u.ids if len(u.outputs) == u.n_tokens else u.ids[u.outputs] for u in parts]
+    outputs = ids[0] if len(ids) == 1 else np.concatenate(ids)
+    logits = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else none
+    if len(outputs) > 1 and (outputs[1:] < outputs[:-1]).any():
+        order = np.argsort(outputs)
+        outputs, logits = outputs[order], logits[order]
+    return outputs, logits
+
+
+def of_all(parts: Sequence[UBatch], rows: Sequence[Floats]) -> Floats:
+    """The rows of all tokens, in the order of the batch."""
+    out = np.concatenate(rows)
+    ids = np.concatenate([u.ids for u in parts])
+    if (ids[1:] < ids[:-1]).any():
+        out[ids] = out.copy()
+    return out
 
 
 def members(batch: SBatch, kind: Pooling) -> Members:
