@@ -402,4 +402,5 @@ def _of(value: PerLayer, il: int) -> int:
 
 
 def refuse(name: str, value: object, why: str) -> NoReturn:
+    """Raise ModelError for a hyperparameter that no model can have."""
     raise ModelError(f"hyperparameter {name} = {value}: {why}")
