@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from .inspect.dot import dump_dot, render
     from .llm.batch import Batch
     from .llm.generate.chat import ChatSession
-    from .llm.generate.requests import batch
     from .llm.model import Model, load_model
+    from .llm.run_batch import batch
     from .llm.samplers import SamplingParams
 
 __version__ = "0.1.0"
@@ -151,7 +151,7 @@ _LATER = {
     "Batch": "llm.batch",
     "ChatSession": "llm.generate.chat",
     "SamplingParams": "llm.samplers",
-    "batch": "llm.generate.requests",
+    "batch": "llm.run_batch",
 }
 
 

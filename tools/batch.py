@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pyggml.dtypes import DType
 from pyggml.llm.generate.request_file import Answers, RequestFile
-from pyggml.llm.generate.requests import batch as gg_batch
 from pyggml.llm.model import model_digest
 from pyggml.llm.options import ContextOptions
+from pyggml.llm.run_batch import batch as gg_batch
 from pyggml.llm.samplers.params import SamplingOptions, SamplingParams
 from pyggml.stream.layout import memory_size
 

@@ -11,8 +11,9 @@ from pyggml.gguf_io.read import Override
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.decoder import Decoder
-from pyggml.llm.generate.requests import Result, batch
+from pyggml.llm.generate.requests import Result
 from pyggml.llm.model import Model, load_model
+from pyggml.llm.run_batch import batch
 from pyggml.types import Floats
 
 from .seats import Node, Seat

@@ -20,12 +20,12 @@ from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.chat import ChatSession
 from pyggml.llm.generate.generation import new_generation
 from pyggml.llm.generate.prompt_cache import open_session
-from pyggml.llm.generate.requests import batch
 from pyggml.llm.generate.speculative import with_draft
 from pyggml.llm.generate.templates import find_template
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.openai.request import usage
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+from pyggml.llm.run_batch import batch
 from pyggml.llm.samplers import SamplerChain, SamplingParams
 
 from ..conftest import shared_dir

@@ -43,6 +43,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.generate", "llm.evaluate"),
     ("llm.openai",),
     ("llm.model",),
+    ("llm.run_batch",),
     ("llama_cpp", "cluster"),
     ("inspect",),
     ("tools",),

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from pyggml.errors import BatchError, GGMLError, ModelError, whole
+from pyggml.errors import BatchError, GGMLError, whole
 from pyggml.types import Floats
 
 from ..decoder import Decoder
-from ..embed import embed
 from ..loaded import LoadedModel
-from ..model import load_model
 from ..options import SHORTER
 from ..samplers import NamedOptions, SamplerChain, SamplingParams, our_names, sampling_params
-from .batched import NewContext, new_contexts, shared_context, together
+from .batched import NewContext, shared_context, together
 from .generation import N_PREDICT, Generation, ids_of, n_predict_of
 from .templates import find_template
 from .text import chat_ids, stop_strings
@@ -25,7 +21,6 @@ from .text import chat_ids, stop_strings
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..options import ContextOptions
 
 _SAMPLING = {f.name for f in fields(SamplingParams)}
 _TEXTS = 128  # that are embedded at a time
@@ -67,49 +62,6 @@ class _Request:
         return g
 
 
-def batch(
-    model: LoadedModel | str | os.PathLike[str] | None,
-    requests: Iterable[Any],
-    n_predict: int = N_PREDICT,
-    *,
-    stop: str | Sequence[str] = (),
-    n_parallel: int = 32,
-    n_threads: int | None = None,
-    flash_attn: bool = False,
-    context: ContextOptions | None = None,
-    kv_ram: int | str | None = None,
-    ram: int | str | None = None,
-    **sampling: Unpack[NamedOptions],
-) -> Iterator[Result]:
-    """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
-    their order, as soon as those before it are done.
-
-    A request is a text, or a mapping with `prompt` (text or token ids) or `messages` (of a chat, for the model's
-    template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here; or
-    with `input`, text or token ids, of which the result has the `embedding`, a list of numbers (see `Model.embed`). Of
-    a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
-    `n_parallel` of them (`context`: further arguments of it); prompt and text together are no longer than the model was
-    trained for. Which others are under way may decide between tokens that are as good as equally likely, and the last
-    digits of embeddings (see `stream_batch`). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
-
-    `model` may be the path of a model, or None for the one that ships with the package. It is loaded, then, with at
-    most `ram` ("2GiB", or bytes) of its weights in memory, see `load_model`.
-
-    A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
-    or `error`, what is wrong with that request (so has one that is a GGMLError itself), whatever it is: the others go
-    on. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling parameters, ModelError for `ram` beside
-    a model that is loaded, and what `load_model` raises.
-    """
-    if not isinstance(model, LoadedModel):
-        model = load_model(model, ram=ram)
-    elif ram is not None:
-        raise ModelError("the model is loaded: give `ram` to load_model, or the path of the model to batch")
-    own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
-    vectors = partial(embed, model, n_threads=n_threads, flash_attn=flash_attn)
-    contexts = new_contexts(model, own, context)
-    return answer(model, requests, contexts, n_predict, vectors, stop=stop, n_parallel=n_parallel, **sampling)
-
-
 def answer(
     model: LoadedModel,
     requests: Iterable[Any],
@@ -121,8 +73,8 @@ def answer(
     n_parallel: int = 32,
     **sampling: Unpack[NamedOptions],
 ) -> Iterator[Result]:
-    """As `batch`, in contexts from elsewhere; of the model its vocabulary is enough. Nothing is embedded without
-    `vectors`."""
+    """As `gg.batch`, in contexts that `new_context` makes. The model needs only a vocabulary. Requests with `input` are
+    refused without `vectors`, which embeds token ids."""
     _ = model.hparams  # refuses what was closed
     whole("n_parallel", n_parallel, 1, error=BatchError)
     n_predict, chosen = n_predict_of(n_predict, sampling)
