@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import BatchError, ModelError, whole
 from ..llm.context import LlamaContext
-from ..llm.generate.generation import functions
+from ..llm.generate.engine import Pending
+from ..llm.generate.generation import Generation, functions
 from ..llm.generate.prefixes import keep_prefix
 from ..llm.model import Model, load_model
 from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
 from ..llm.samplers import SamplerChain, our_names, sampling_params
+from ..types import Floats
 from .chat_formats import find_chat_format
 from .function_formats import FUNCTION_FORMATS
 
@@ -44,6 +47,34 @@ _IGNORED = frozenset(
         "spm_infill",
     ]
 )
+
+
+@dataclass(eq=False)
+class _Endless(Generation):
+    """A text that no token ends. Functions that stop it see the tokens that are evaluated.
+
+    held  the tokens that the context has evaluated, which `Llama` keeps
+    sent  what the caller puts behind the last token
+    """
+
+    held: list[int] = field(kw_only=True)
+    sent: Sequence[int] = field(default=(), init=False)
+
+    def _take(self, token: int, logits: Floats) -> str:
+        self.chain.accept(token)
+        self.ids.append(token)
+        if any(f(np.array(self.held), logits) for f in self.stopping):
+            self.finish_reason = "stop"
+        return ""
+
+    def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
+        return (yield from self._evaluate((token, *self.sent)))[-1]
+
+    def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
+        at = self.n_done
+        rows = yield from super()._part(tokens)
+        self.held += tokens[: self.n_done - at]
+        return rows
 
 
 class Llama:
@@ -206,25 +237,22 @@ class Llama:
         return chain.sample(self._last_logits())
 
     def generate(self, tokens: Sequence[int], reset: bool = True, **sampling: Any) -> Generator[int, Any, None]:
-        """Tokens that follow others, for ever; those that are sent in are evaluated behind them. What the context holds
-        of the beginning is not evaluated again (`reset` false: all is appended)."""
+        """The tokens that follow others, without end. Tokens that are sent in are evaluated behind the last one. What
+        the context holds of the beginning is not evaluated again. With `reset` false the tokens follow what it holds.
+        """
         chain, stopping = self._chain(sampling)
-        todo = list(tokens)
-        if not todo:
+        ctx, held, new = self._context(), self._tokens, list(tokens)
+        if not new:
             raise BatchError("there are no tokens to generate from")
         if reset:
-            n = keep_prefix(self._context().memory, 0, self._tokens, todo)
-            del self._tokens[n:]
-            todo = todo[n:]
-        chain.prime([*self._tokens, *todo])
-        while True:
-            self.eval(todo)
-            token = chain.sample(self._last_logits())
-            chain.accept(token)
-            if any(f(np.array(self._tokens), self._last_logits()) for f in stopping):
-                return
-            more = yield token
-            todo = [token, *(more or ())]
+            del held[keep_prefix(ctx.memory, 0, held, new) :]
+            new = new[len(held) :]
+        prompt = [*held, *new]
+        chain.prime(prompt)
+        g = _Endless(ctx, prompt, chain, n_past=len(held), stopping=stopping, held=held)
+        for token in g:
+            if token.finish_reason is None:
+                g.sent = (yield token.id) or ()
 
     @property
     def n_tokens(self) -> int:

@@ -66,7 +66,7 @@ class Guidance:
     negative: Sequence[int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Generation:
     """What follows `prompt`, which is appended to sequence 0 of the context; iterate over it once for the tokens. Where
     there is a `source`, an encoder-decoder's text, it is encoded first.
@@ -166,11 +166,7 @@ class Generation:
         self.n_done, rows = self.n_past, ctx.logits
         todo = prompt[self.n_past :]
         for part in (todo,) if self.long is None else self.long.parts(todo):
-            end = self.n_done + len(part)
-            while self.n_done < end:
-                rows = yield from self._part(prompt[self.n_done : end])
-                if self.progress is not None:
-                    self.progress(self.n_done, len(prompt))
+            rows = yield from self._evaluate(part)
         logits = rows[-1]
         if self.guidance is None:
             return logits
@@ -195,6 +191,17 @@ class Generation:
         """Have a part of the prompt evaluated, or the first tokens of it; the logits behind it."""
         return (yield self._pending(tokens))
 
+    def _evaluate(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
+        """Have tokens of the text evaluated, in as many batches as they need; the logits behind them."""
+        rows = self.ctx.logits
+        while tokens:
+            at = self.n_done
+            rows = yield from self._part(tokens)
+            tokens = tokens[self.n_done - at :]
+            if self.progress is not None:
+                self.progress(self.n_done, len(self.prompt))
+        return rows
+
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
         """Have a token evaluated; the logits [n_vocab] behind it."""
         if self.guidance is None:
@@ -215,28 +222,34 @@ class Generation:
     # -- choice -----------------------------------------------------------------------------------------------------
 
     def _choose(self, logits: Floats) -> Token:
-        """The next token, by the logits behind the text. The generation ends with it when it cannot be evaluated in its
-        turn."""
+        """The next token, by the logits behind the text."""
         start = perf_counter()
-        token, text = self._sample(logits), self._text
-        if self.ctx.model.vocab.is_eog(token):
-            piece, self.finish_reason = (text.push(token) if self.special else "") + text.flush(), "eog"
-        else:
-            self.chain.accept(token)
-            self.ids.append(token)
-            piece = text.push(token)
-            if text.stopped:
-                self.finish_reason = "stop"
-            elif self.stopping and self._is_to_stop(logits):
-                piece += text.flush()
-                self.finish_reason = "stop"
-            elif len(self.ids) == self.n_predict or not self._has_room():
-                piece += text.flush()
-                self.finish_reason = "stop" if text.stopped else "length"
+        token = self._sample(logits)
+        piece = self._take(token, logits)
         self.timings.sample += perf_counter() - start
         self.timings.n_sample += 1
         self.ctx.perf_sampled(start)
         return self._record(piece, token, logits)
+
+    def _take(self, token: int, logits: Floats) -> str:
+        """Put a token behind the text, and return what can be shown now. The generation ends with the token when that
+        says so, or when there is no room to evaluate it in its turn."""
+        text = self._text
+        if self.ctx.model.vocab.is_eog(token):
+            self.finish_reason = "eog"
+            return (text.push(token) if self.special else "") + text.flush()
+        self.chain.accept(token)
+        self.ids.append(token)
+        piece = text.push(token)
+        if text.stopped:
+            self.finish_reason = "stop"
+        elif self.stopping and self._is_to_stop(logits):
+            piece += text.flush()
+            self.finish_reason = "stop"
+        elif len(self.ids) == self.n_predict or not self._has_room():
+            piece += text.flush()
+            self.finish_reason = "stop" if text.stopped else "length"
+        return piece
 
     def _is_to_stop(self, logits: Floats) -> bool:
         ids = np.array([*self.prompt, *self.ids], np.int64)

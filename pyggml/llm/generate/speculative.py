@@ -84,7 +84,7 @@ class _Pays:
         return self._pause == 0
 
 
-@dataclass
+@dataclass(eq=False)
 class SpeculativeGeneration(Generation):
     """A generation that lets `drafter` guess up to `n_max` tokens at a time while its guesses are right often enough.
     `stats` tells how many of those that were evaluated were.
