@@ -32,7 +32,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.vocab",),
     ("hf",),
     ("stream",),
-    ("llm.quantize", "llm.closeable", "llm.adapters", "llm.grammars"),
+    ("llm.quantize", "llm.closeable", "llm.elsewhere", "llm.adapters", "llm.grammars"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
     ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder"),
     ("llm.outputs",),
