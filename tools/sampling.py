@@ -11,11 +11,11 @@ import click
 
 from pyggml import limits
 from pyggml.errors import SamplerError
-from pyggml.llm.samplers.params import OPTIONS, SamplingOptions, SamplingParams
+from pyggml.llm.samplers.params import SamplingOptions, SamplingParams
 from pyggml.small_file import read_text
 
 from .command import Group, Option
-from .options import usage
+from .options import declared, usage
 
 _PANEL = "Sampling (names and defaults as in llama.cpp)"
 _BIAS = re.compile(r"\s*(\d+)\s*([+-]\S+)\s*")
@@ -34,9 +34,8 @@ def _options() -> tuple[dict[str, Any], dict[str, Any]]:
     hints: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for f in fields(SamplingParams):
-        declared = OPTIONS[f.name]
         kind = _TYPES.get(f.name, kinds[f.name])
-        hints[f.name] = Annotated[kind, Option(*declared.flags, help=declared.help, panel=_PANEL)]
+        hints[f.name] = Annotated[kind, declared(f.name, panel=_PANEL)]
         default: Any = f.default
         defaults[f.name] = None if kind == Optional[list[str]] else ";".join(default) if kind is str else default
         if f.name in _FILES:

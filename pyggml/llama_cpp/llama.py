@@ -16,7 +16,7 @@ from ..llm.generate.generation import Generation, functions
 from ..llm.generate.prefixes import keep_prefix
 from ..llm.model import Model, load_model
 from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
-from ..llm.samplers import SamplerChain, our_names, sampling_params
+from ..llm.samplers import SamplerChain, SamplingParams, our_names, with_options
 from ..types import Floats
 from .chat_formats import find_chat_format
 from .function_formats import FUNCTION_FORMATS
@@ -280,7 +280,8 @@ class Llama:
         options.setdefault("repeat_last_n", self.last_n_tokens_size)
         if self._seed != LLAMA_DEFAULT_SEED:
             options.setdefault("seed", self._seed)
-        chain = SamplerChain(sampling_params(options), self.model.vocab, functions("logits_processor", processors))
+        params = with_options(SamplingParams(), options)
+        chain = SamplerChain(params, self.model.vocab, functions("logits_processor", processors))
         return chain, functions("stopping_criteria", stopping)
 
     # -- what it is -------------------------------------------------------------------------------------------------

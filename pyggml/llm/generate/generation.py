@@ -21,14 +21,13 @@ from ..context import LlamaContext
 from ..decoder import Decoder
 from ..options import ContextOptions
 from ..samplers import (
+    N_PREDICT,
     LogitsProcessor,
-    NamedOptions,
     SamplerChain,
-    SamplingOptions,
+    TextOptions,
     guided,
     log_softmax,
-    our_names,
-    sampling_params,
+    text_params,
 )
 from .engine import Engine, FinishReason, Pending, Placed, Steps, Token
 from .long_context import LongContext
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
 
 StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
-N_PREDICT = 128  # tokens that are generated where nothing else is said
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -270,19 +268,22 @@ class Generation:
         return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
 
 
-class GenerateOptions(NamedOptions, total=False):
-    """Keyword arguments of `Model.generate` and its kin: the fields of `SamplingParams`, their names in `OTHER_NAMES`,
-    and these."""
+class RunOptions(TextOptions, total=False):
+    """Keyword arguments of everything that continues prompts: what is asked for the texts, and these."""
 
-    stop: str | Sequence[str]
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria]
-    n_ctx: int | None
     n_threads: int | None
     flash_attn: bool
+    context: ContextOptions | None
+
+
+class GenerateOptions(RunOptions, total=False):
+    """Keyword arguments of `Model.generate` and its kin."""
+
+    n_ctx: int | None
     cfg_scale: float
     negative_prompt: str | Sequence[int]
-    context: ContextOptions | None
     special: bool
 
 
@@ -292,7 +293,6 @@ def new_generation(
     n_predict: int = N_PREDICT,
     n_probs: int | None = None,
     *,
-    stop: str | Sequence[str] = (),
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = (),
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] = (),
     n_ctx: int | None = None,
@@ -302,14 +302,14 @@ def new_generation(
     negative_prompt: str | Sequence[int] = "",
     context: ContextOptions | None = None,
     special: bool = False,
-    **sampling: Unpack[NamedOptions],
+    **asked: Unpack[TextOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
-    n_predict, chosen = n_predict_of(n_predict, sampling)
-    chain = SamplerChain(sampling_params(chosen), model.vocab, functions("logits_processor", logits_processor))
+    text = text_params(n_predict, asked)
+    n_predict = text.n_predict
+    chain = SamplerChain(text, model.vocab, functions("logits_processor", logits_processor))
     stopping = functions("stopping_criteria", stopping_criteria)
-    source, ids = source_and_prompt(model, prompt)
-    n_predict = whole("n_predict", n_predict, error=BatchError)
+    source, ids = source_and_prompt(model, ids_of(model, prompt))
     if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
         raise SamplerError(f"cfg_scale must be a finite number, not {cfg_scale!r:.60}")
     chain.prime(ids)
@@ -327,21 +327,9 @@ def new_generation(
     options.update(context or {})
     options["n_seq_max"] = n_seq_max
     ctx = LlamaContext(model, n_ctx, **options)
-    stops = (stop,) if isinstance(stop, str) else stop
     return Generation(
-        ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special, source=source, stopping=stopping
+        ctx, ids, chain, n_predict, text.stops, n_probs, guidance, special=special, source=source, stopping=stopping
     )
-
-
-def n_predict_of(n_predict: int, options: NamedOptions) -> tuple[int, SamplingOptions]:
-    """How many tokens to predict, and the other options by our names: `max_tokens` among them goes before the default.
-    Raises TypeError for both, and for another option that is given under two names."""
-    ours = our_names(options)
-    if "n_predict" in ours:
-        if n_predict != N_PREDICT:
-            raise TypeError("max_tokens is another name of n_predict: give one of the two")
-        n_predict = ours.pop("n_predict")
-    return n_predict, cast(SamplingOptions, ours)
 
 
 def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:
@@ -385,10 +373,10 @@ async def in_thread(items: Iterator[T]) -> AsyncIterator[T]:
             items.close()
 
 
-def source_and_prompt(model: LoadedModel, prompt: str | Sequence[int]) -> tuple[list[int], list[int]]:
-    """What an encoder-decoder encodes, and the token that it begins with; of others nothing, and the prompt. Raises as
-    `ids_of`, BatchError for an empty source."""
-    ids, start = ids_of(model, prompt), model.decoder_start
+def source_and_prompt(model: LoadedModel, ids: list[int]) -> tuple[list[int], list[int]]:
+    """The tokens to encode and the tokens to continue, of those that were given. An encoder-decoder encodes what it is
+    given and continues a start token; other models encode nothing. Raises BatchError for an empty source."""
+    start = model.decoder_start
     if start is None:
         return [], ids
     if not ids:

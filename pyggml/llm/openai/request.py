@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from pyggml.errors import BatchError, ModelError, SamplerError, whole
 
-from ..generate.generation import Generation, StoppingCriteria, Token, new_generation
+from ..generate.generation import Generation, StoppingCriteria, Token, ids_of, new_generation
 from ..loaded import LoadedModel
 from ..samplers import LogitsProcessor
 from ..samplers.params import OTHER_NAMES
@@ -77,7 +77,8 @@ def started(
         options["n_ctx"] = model.hparams.n_ctx_train
     elif "n_ctx" in options and n_predict >= 0:
         n_ctx = options["n_ctx"]
-        n_prompt = len(model.tokenize(prompt)) if isinstance(prompt, str) else len(prompt)
+        prompt = ids_of(model, prompt)
+        n_prompt = len(prompt)
         options["n_ctx"] = min(n_ctx, n_prompt + n_predict) if n_prompt < n_ctx else n_ctx
     try:
         return new_generation(model, prompt, n_predict, n_probs, **options)
