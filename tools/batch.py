@@ -24,9 +24,9 @@ from pyggml.stream.layout import memory_size
 
 from .adapters import Adapters
 from .command import Option
-from .options import Json, Stop, declared
+from .options import Json
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
 _SHOWN = 80  # characters of a value that a record has as it is
 _RAY = "On a cluster (pip install pyggml[ray])"

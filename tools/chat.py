@@ -22,11 +22,11 @@ from pyggml.llm.samplers import SamplerChain, SamplingParams
 from . import summary
 from .adapters import Adapters
 from .command import Option
-from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, declared, usage
+from .options import ContextShift, CtxSize, Escape, Json, Special, TraceSampling, usage
 from .plain import for_terminal, plain
 from .prompt_text import unescape
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
 _PROMPT = "> "
 KeepOfChat = Annotated[

@@ -41,15 +41,13 @@ from .options import (
     PromptCacheAll,
     PromptCacheRo,
     Special,
-    Stop,
     TraceSampling,
-    declared,
     usage,
 )
 from .plain import for_terminal
 from .prompt_text import read_prompt, unescape
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
 
 def generate(

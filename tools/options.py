@@ -10,17 +10,9 @@ from typing import Annotated, Optional
 import click
 
 from pyggml.errors import BatchError, GGMLError, SamplerError
-from pyggml.llm.samplers.params import OPTIONS
 from pyggml.stream.layout import memory_size
 
-from .command import PANEL, Option
-
-
-def declared(name: str, help: str | None = None, panel: str = PANEL) -> Option:
-    """How an option of `SamplingParams` or `TextParams` is given: with the flags that its field names."""
-    option = OPTIONS[name]
-    return Option(*option.flags, help=option.help if help is None else help, panel=panel)
-
+from .command import Option
 
 ModelPath = Annotated[
     Optional[str],
@@ -41,7 +33,6 @@ CtxSize = Annotated[
     Optional[int], Option("-c", "--ctx-size", help="Size of the context in tokens; 0: as trained.", min=0)
 ]
 FlashAttn = Annotated[bool, Option("-fa", "--flash-attn", help="Use flash attention.")]
-Stop = Annotated[Optional[list[str]], declared("stop")]
 Escape = Annotated[
     bool,
     Option("--escape/--no-escape", "-e", help="Read \\n, \\t, \\xHH and the like in texts of the command line."),

@@ -1,4 +1,4 @@
-"""Sampling on the command line: an option for each parameter of a sampler chain."""
+"""What is asked for a text, on the command line: an option for each parameter of a sampler chain, and others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 
 from pyggml import limits
 from pyggml.errors import SamplerError
-from pyggml.llm.samplers.params import SamplingOptions, SamplingParams
+from pyggml.llm.samplers.params import OPTIONS, SamplingOptions, SamplingParams
 from pyggml.small_file import read_text
 
-from .command import Group, Option
-from .options import declared, usage
+from .command import PANEL, Group, Option
+from .options import usage
 
 _PANEL = "Sampling (names and defaults as in llama.cpp)"
 _BIAS = re.compile(r"\s*(\d+)\s*([+-]\S+)\s*")
@@ -26,6 +26,12 @@ _TYPES: dict[str, Any] = {  # of options that the command line takes in another 
     "json_schema": Optional[str],
     "samplers": str,
 }
+
+
+def declared(name: str, help: str | None = None, panel: str = PANEL) -> Option:
+    """How an option of `SamplingParams` or `TextParams` is given: with the flags that its field names."""
+    option = OPTIONS[name]
+    return Option(*option.flags, help=option.help if help is None else help, panel=panel)
 
 
 def _options() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,3 +78,4 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 Sampling = Annotated[SamplingOptions, Group(*_options(), _taken)]
+Stop = Annotated[Optional[list[str]], declared("stop")]
