@@ -21,13 +21,13 @@ from ..types import Floats
 from .chat_formats import find_chat_format
 from .function_formats import FUNCTION_FORMATS
 
-LLAMA_DEFAULT_SEED = 0xFFFFFFFF  # another each time
+LLAMA_DEFAULT_SEED = 0xFFFFFFFF  # another seed each time
 LLAMA_POOLING_TYPE_UNSPECIFIED = -1
 LLAMA_POOLING_TYPE_NONE, LLAMA_POOLING_TYPE_MEAN, LLAMA_POOLING_TYPE_CLS = 0, 1, 2
 LLAMA_POOLING_TYPE_LAST, LLAMA_POOLING_TYPE_RANK = 3, 4
 _POOLING = {-1: None, 0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 _TYPES = {0: DType.F32, 1: DType.F16, 2: DType.Q4_0, 3: DType.Q4_1, 6: DType.Q5_0, 7: DType.Q5_1, 8: DType.Q8_0}
-# Of other machines, or without a meaning here.
+# Arguments about other machines, and arguments without a meaning here: taken, without effect.
 _IGNORED = frozenset(
     [
         "n_gpu_layers",
@@ -135,7 +135,7 @@ class Llama:
         self._cache: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         self._cache |= {k: _TYPES[t] for k, t in (("type_k", type_k), ("type_v", type_v)) if t is not None}
         self._ctx: LlamaContext | None = None
-        self._tokens: list[int] = []  # that `eval` was given
+        self._tokens: list[int] = []  # that the context has evaluated
         if lora_path is not None:
             self.model.adapt([(self.model.load_lora(lora_path), lora_scale)])
 
@@ -299,19 +299,19 @@ class Llama:
         return self.model.vocab.n_tokens
 
     def token_bos(self) -> int:
-        """The token at the beginning of texts; -1: none."""
+        """The token at the beginning of texts; -1 when there is no such token."""
         return -1 if self.model.vocab.bos is None else self.model.vocab.bos
 
     def token_eos(self) -> int:
-        """The token at their end; -1: none."""
+        """The token at the end of texts; -1 when there is no such token."""
         return -1 if self.model.vocab.eos is None else self.model.vocab.eos
 
     def token_nl(self) -> int:
-        """The new line; -1: none."""
+        """The token of a new line; -1 when there is no such token."""
         return -1 if self.model.vocab.nl is None else self.model.vocab.nl
 
     def set_seed(self, seed: int) -> None:
-        """The seed of what is sampled from now on."""
+        """Sample with this seed from now on."""
         self._seed = seed
 
     def set_cache(self, cache: object) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
     from ..options import ContextOptions
 
-NewContext = Callable[[int, "ContextOptions"], Decoder]  # of so many cells
+NewContext = Callable[[int, "ContextOptions"], Decoder]  # makes a context with that many cells
 
 
 class BatchOptions(RunOptions, total=False):
@@ -106,7 +106,8 @@ def stream_batch(
 
 
 def new_contexts(model: LoadedModel, own: ContextOptions, context: ContextOptions | None) -> NewContext:
-    """Contexts of a model; what `context` says goes before what is said else, but for the number of sequences."""
+    """A function that makes contexts of a model. Options in `context` replace all others, except for the number of
+    sequences."""
 
     def new_context(n_ctx: int, options: ContextOptions) -> LlamaContext:
         given: ContextOptions = {**own, **options, **(context or {})}
@@ -117,8 +118,8 @@ def new_contexts(model: LoadedModel, own: ContextOptions, context: ContextOption
 
 
 def shared_context(new_context: NewContext, n_parallel: int, sizes: Sequence[tuple[int, int]]) -> Decoder:
-    """A context with room for the longest `n_parallel` of several texts, of each the tokens that are encoded and the
-    cells."""
+    """A context with room for the longest `n_parallel` of several texts. `sizes`: for each text the tokens to encode
+    and the cells that it needs."""
     n_seq = min(n_parallel, len(sizes))
     longest = max(n for n, _ in sizes)
     options: ContextOptions = {"n_seq_max": n_seq}

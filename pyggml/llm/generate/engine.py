@@ -31,14 +31,14 @@ _WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this man
 class Token(NamedTuple):
     """One step of a generation.
 
-    text           what can be shown now: whole characters; of several tokens, or none, where characters or stop strings
-                   span tokens
+    text           the text that can be shown now: whole characters. It is empty, or the text of several tokens, when a
+                   character or a possible stop string spans tokens
     id             the token
-    logprob        the model's log-probability of it, before any sampler (None where it was not asked for)
+    logprob        the model's log-probability of it, before any sampler (None when it was not asked for)
     top            the likeliest tokens with their log-probabilities, `n_probs` of them
     finish_reason  on the last one: "eog" (the model ended: `id` is that end, no part of the text), "stop" (a stop
                    string), "length" (n_predict, or the context is full); else None
-    trace          what each sampler did, where the chain keeps traces
+    trace          what each sampler did, when the chain keeps traces
     """
 
     text: str
@@ -50,8 +50,7 @@ class Token(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Tokens to evaluate: where each stands in its sequence, which sequence that is, and how many of the last give
-    logits."""
+    """Tokens to evaluate: the position of each, the sequence of each, and how many of them, from the end, give logits."""
 
     tokens: Sequence[int]
     pos: Sequence[int]

@@ -66,13 +66,13 @@ class Guidance:
 
 @dataclass(eq=False)
 class Generation:
-    """What follows `prompt`, which is appended to sequence 0 of the context; iterate over it once for the tokens. Where
-    there is a `source`, an encoder-decoder's text, it is encoded first.
+    """The text that follows `prompt`, which is appended to sequence 0 of the context. Iterate over it once for the
+    tokens, or give it to an `Engine`. An encoder-decoder encodes `source` first.
 
-    At most `n_predict` tokens (negative: any number), until the context is full and `long` makes no room. `ids`,
-    `timings` and `finish_reason` tell how far it came, also where it was broken off: Ctrl-C leaves the context whole,
-    with `ids` evaluated but for the last. Raises BatchError for a bad prompt, KVCacheFull where it does not fit,
-    SamplerError.
+    It ends after `n_predict` tokens (negative: any number), or when the context is full and `long` makes no room.
+    `ids`, `timings` and `finish_reason` tell how far it came, also when it was broken off: Ctrl-C leaves the context
+    whole, with all of `ids` evaluated but the last. Raises BatchError for a bad prompt, KVCacheFull when it does not
+    fit, SamplerError.
     """
 
     ctx: Decoder
@@ -85,11 +85,11 @@ class Generation:
     long: LongContext | None = None
     n_past: int = 0  # tokens of the prompt that its sequence holds already
     source: Sequence[int] = ()
-    stopping: Sequence[StoppingCriteria] = ()  # any of them ends it behind a token, as a stop string does
+    stopping: Sequence[StoppingCriteria] = ()  # any of them may end it behind a token, as a stop string does
     special: bool = False  # whether control tokens are text, too
     progress: Callable[[int, int], None] | None = None  # told of the prompt's tokens: evaluated, all
-    n_cells: int | None = None  # that it may take, beside others; None: the context is its own, from sequence 0 on
-    index: int = 0  # among several
+    n_cells: int | None = None  # cells that it may take, beside others; None: it has the context to itself
+    index: int = 0  # the place of its prompt among several
     seq: int = field(default=0, init=False)
     n_done: int = field(default=0, init=False)  # tokens that its sequence holds
     ids: list[int] = field(default_factory=list[int], init=False)
@@ -105,7 +105,7 @@ class Generation:
             whole("n_probs", self.n_probs, 0, None, BatchError)
 
     def check_room(self) -> None:
-        """Raises KVCacheFull, naming both lengths, where the prompt does not fit the context."""
+        """Raises KVCacheFull, naming both lengths, when the prompt does not fit the context."""
         memory, n = self.ctx.memory, len(self.prompt) - self.n_past
         what = f"the prompt has {n} tokens"
         if self.guidance is not None:
@@ -118,7 +118,7 @@ class Generation:
             raise KVCacheFull(f"{what}; the context has room for {memory.size}{taken}", n, free)
 
     def rest(self) -> str:
-        """The text that is held back where the generation was broken off."""
+        """The text that was held back, of a generation that was broken off."""
         return self._text.flush()
 
     @property
@@ -269,7 +269,7 @@ class Generation:
 
 
 class RunOptions(TextOptions, total=False):
-    """Keyword arguments of everything that continues prompts: what is asked for the texts, and these."""
+    """Keyword arguments of every function that continues prompts, one or several."""
 
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria]
@@ -333,7 +333,7 @@ def new_generation(
 
 
 def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:
-    """One function or several, as several. Raises SamplerError for what is none."""
+    """One function or several, as a sequence. Raises SamplerError for anything else."""
     several = cast("Sequence[F]", given if isinstance(given, (list, tuple)) else (given,))
     if not all(map(callable, several)):
         raise SamplerError(f"{name} must be a function or a list of functions, not {given!r:.60}")
@@ -385,13 +385,13 @@ def source_and_prompt(model: LoadedModel, ids: list[int]) -> tuple[list[int], li
 
 
 def sizes_to_encode(n: int) -> ContextOptions:
-    """Of a context that encodes texts of up to `n` tokens, each at once."""
+    """Sizes of batches in which a context can encode a text of up to `n` tokens, which it does at once."""
     return {"n_batch": max(2048, n), "n_ubatch": max(512, n)}
 
 
 def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:
-    """The tokens of a prompt. Raises BatchError for one that is neither text nor token ids, ModelError for an encoder,
-    which continues none."""
+    """The tokens of a prompt. Raises BatchError for a prompt that is neither text nor token ids, ModelError for a model
+    that is an encoder, which continues no prompt."""
     if not model.architecture.logits:
         raise ModelError(f"{model.arch} is an encoder: it gives embeddings (`Model.embed`) and continues no text")
     if isinstance(prompt, str):

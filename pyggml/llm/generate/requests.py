@@ -31,7 +31,7 @@ Embed = Callable[[Sequence[Sequence[int]]], Floats]
 
 @dataclass(frozen=True)
 class _Text:
-    """What is embedded."""
+    """A text to embed."""
 
     index: int
     ids: Sequence[int]
@@ -97,7 +97,7 @@ def answer(
 def _answers(
     todo: Sequence[_Request], results: list[Result], n_parallel: int, new_context: NewContext
 ) -> Iterator[None]:
-    """Fill in the results; yields now and then."""
+    """Fill in the results of texts that are continued; yields now and then."""
     if not todo:
         return
     ctx = shared_context(new_context, n_parallel, [(len(r.source), r.n_cells) for r in todo])
@@ -106,7 +106,7 @@ def _answers(
         for request in todo:
             try:
                 g = request.start(ctx)
-            except Exception as e:  # a grammar that is none
+            except Exception as e:  # as for a grammar that cannot be read
                 results[request.index]["error"] = _reason(e)
                 continue
             yield g
@@ -146,7 +146,7 @@ def _in_order(
 
 
 def _text(model: LoadedModel, index: int, request: Mapping[str, Any]) -> _Text:
-    """Raises BatchError for what cannot be embedded."""
+    """A request for an embedding. Raises BatchError when it has other fields, or no text that can be embedded."""
     if more := [key for key in request if key not in ("id", "input")]:
         raise BatchError(f"a request with an input has an id, if it likes, but no {more[0]!r:.60}")
     given, hp = request["input"], model.hparams
@@ -160,8 +160,8 @@ def _text(model: LoadedModel, index: int, request: Mapping[str, Any]) -> _Text:
 
 
 def _reason(e: Exception) -> str:
-    """What is wrong with a request, by what it raised. Whatever a request can make happen ends that request alone, and
-    so must what nobody thought of."""
+    """What is wrong with a request, in words, by the error that it raised. Every error ends its request alone, also an
+    error that nobody thought of."""
     match e:
         case GGMLError():
             return str(e)
@@ -174,7 +174,7 @@ def _reason(e: Exception) -> str:
 
 
 def _read(model: LoadedModel, index: int, request: Any, defaults: TextParams) -> _Request:
-    """Raises BatchError, SamplerError or ModelError for what is no request."""
+    """A request, checked, with its prompt as tokens. Raises BatchError, SamplerError or ModelError."""
     if isinstance(request, GGMLError):
         raise request
     if not isinstance(request, Mapping):

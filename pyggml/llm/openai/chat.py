@@ -96,7 +96,7 @@ def _of_function_call(choice: str | Mapping[str, Any] | None) -> str | Mapping[s
 
 
 def _forced(choice: str | Mapping[str, Any] | None, schemas: Mapping[str, Schema]) -> Mapping[str, Schema]:
-    """The tools of which one must be called; empty when the model may choose."""
+    """The tools one of which the model must call; empty when the model may choose."""
     if choice in (None, "auto", "none"):
         return {}
     if choice in ("required", "any"):
@@ -146,7 +146,7 @@ class _Raw(TextStream):
 
 
 class _Answer:
-    """A reply in the making."""
+    """Makes an answer, whole or in parts, of the tokens of a reply."""
 
     def __init__(self, model: LoadedModel, form: Format, names: frozenset[str], thinking: bool, name: str) -> None:
         self.model, self.form, self.names, self.thinking, self.name = model, form, names, thinking, name
@@ -173,7 +173,7 @@ class _Answer:
         return {"grammar": grammar}
 
     def whole(self, g: Generation) -> ChatCompletion:
-        """All of it."""
+        """The answer when the reply has ended."""
         reply, reason, shown = Reply(), None, None
         for reply, token, logprobs in self._replies(g, last_only=True):  # noqa: B007
             reason = finish(token)
@@ -190,7 +190,7 @@ class _Answer:
         }
 
     def chunks(self, g: Generation) -> Iterator[ChatCompletionChunk]:
-        """It in parts: the role, then text as it comes and each call once it is whole, then why it ended."""
+        """The answer in parts: the role, then text as it comes and each call once it is whole, then why it ended."""
         yield self._chunk({"role": "assistant"}, None, None)
         before, reason = Reply(), None
         for reply, token, logprobs in self._replies(g, last_only=False):
@@ -225,7 +225,7 @@ class _Answer:
                 entries = []
 
     def _add(self, message: ChatMessage, reply: Reply, first: int) -> None:
-        """Put reasoning and calls, from that one on, into a message."""
+        """Put reasoning and calls, from the call `first` on, into a message."""
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
         calls: list[ToolCall] = []
