@@ -50,7 +50,7 @@ class Token(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Tokens to evaluate: the position of each, the sequence of each, and how many of them, from the end, give logits."""
+    """Tokens to evaluate: the position of each, the sequence of each, and how many of the last give logits."""
 
     tokens: Sequence[int]
     pos: Sequence[int]
@@ -131,8 +131,8 @@ class Engine:
         """The tokens of all generations as they are chosen, until none is left. Closing it ends those that are under
         way."""
         try:
-            while self.busy:
-                yield from self.step()
+            while turns := self._turns():
+                yield from self._taken(turns)
         finally:
             for slot in self._slots:
                 slot.end()
@@ -140,7 +140,15 @@ class Engine:
     def step(self) -> Generator[tuple[Generation, Token]]:
         """Let generations begin, or evaluate one batch. Yields the tokens that are chosen then; take all of them before
         the next step."""
-        for slot, logits in self._admitted() or self._evaluated():
+        yield from self._taken(self._turns())
+
+    def _turns(self) -> list[_Turn]:
+        """The slots that have their turn now, those that begin before all others; empty when no generation is left."""
+        return (self._admitted() if self._waiting else None) or self._evaluated()
+
+    def _taken(self, turns: list[_Turn]) -> Generator[tuple[Generation, Token]]:
+        """Let each slot choose tokens, until it wants more evaluated."""
+        for slot, logits in turns:
             slot.pending = None
             try:
                 item = slot.steps.send(logits)
@@ -159,7 +167,7 @@ class Engine:
     def _admitted(self) -> list[_Turn]:
         """Give free sequences to the generations that wait, in their order. Returns those that begin."""
         turns: list[_Turn] = []
-        for seq in range(self._ctx.memory.n_seq_max if self._waiting else 0):
+        for seq in range(self._ctx.memory.n_seq_max):
             if seq == len(self._slots) or self._slots[seq].ended:
                 if not self._waiting or not self._place(self._waiting[0], seq):
                     break
