@@ -33,7 +33,7 @@ from .batch import Batch, check_size, check_values, token_ids
 from .closeable import Closeable
 from .figures.perf import Perf
 from .figures.report import log_context
-from .graphs import Graphs, Step, Steps, StepSize
+from .graphs import Graphs, GraphSize, ReadyGraph, ReadyGraphs
 from .interrupt import uninterrupted
 from .loaded import LoadedModel
 from .options import SHORTER, check_types, warn_beyond
@@ -112,7 +112,7 @@ class LlamaContext(Closeable):
             whole("n_threads_batch", n_threads_batch, 1, error=ModelError)
         most = n_threads if n_threads is None or n_threads_batch is None else max(n_threads, n_threads_batch)
         self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), most)
-        self._threads = n_threads, n_threads_batch or n_threads  # of a step of one token, and of more
+        self._threads = n_threads, n_threads_batch or n_threads  # for a graph of one token, and of more
         self.scheduler.watches = model.watches
         cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
         self.memory: Memory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
@@ -122,12 +122,12 @@ class LlamaContext(Closeable):
         _allocate_cache(self, self.memory, buft, kv_ram)
         self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer, model.stage)
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
-        self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
-        self._encoder: Steps | None = None
+        self._ready = ReadyGraphs(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
+        self._encoder: ReadyGraphs | None = None
         if self.memory.encoding is not None:
             if self._output.layer is not None:
                 raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
-            self._encoder = Steps(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
+            self._encoder = ReadyGraphs(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
         self._may_exceed = bool(self.memory.caches) and self.memory.size > hp.n_ctx_scaled  # and nobody was warned
         self._taken: list[tuple[Memory, Slots]] = []  # by a decode that is not finished
         self.outputs: Ints = np.empty(0, np.int32)
@@ -219,7 +219,7 @@ class LlamaContext(Closeable):
             if first + n - 1 > LAST_POS:
                 raise BatchError(f"{n} tokens from position {first} on reach beyond position {LAST_POS}")
             parts = list(ubatches_of_tokens(tokens.astype(np.int32, copy=False), first, self.n_ubatch))
-        self._evaluated(parts, n, of, self._steps)
+        self._evaluated(parts, n, of, self._ready)
         self._perf.decoded(start, n)
 
     @locked
@@ -327,7 +327,7 @@ class LlamaContext(Closeable):
         if self.model.first_layer or hp.is_head:  # which read hidden states
             u.embd = np.zeros((1, hp.n_embd), np.float32)
         try:
-            self._run(u, self._take(u, self.memory), self._steps)
+            self._run(u, self._take(u, self.memory), self._ready)
         except KVCacheFull:
             pass
         finally:
@@ -366,7 +366,7 @@ class LlamaContext(Closeable):
         if not encodes and n > self.memory.size - self.memory.used:
             raise self.memory.full(n)
 
-    def _evaluated(self, parts: Sequence[UBatch], n: int, of: Members | None, steps: Steps) -> None:
+    def _evaluated(self, parts: Sequence[UBatch], n: int, of: Members | None, graphs: ReadyGraphs) -> None:
         """Compute the parts, `n` tokens, in caches that are up to date; defragments where they fit but not in a row."""
         hp = self.model.hparams
         if self._may_exceed and any(u.pos.max() >= hp.n_ctx_scaled for u in parts):
@@ -377,32 +377,32 @@ class LlamaContext(Closeable):
         self.update()
         self._perf.n_queued = n
         try:
-            self._evaluate(parts, of, steps)
+            self._evaluate(parts, of, graphs)
         except KVCacheFull:
-            steps.memory.settle()
-            steps.memory.defrag()
+            graphs.memory.settle()
+            graphs.memory.defrag()
             self.update()
-            self._evaluate(parts, of, steps)
+            self._evaluate(parts, of, graphs)
         finally:
             self._perf.n_queued = 0
-        steps.memory.settle()
+        graphs.memory.settle()
         if self.defrag_thold > 0:
             for cache in self.memory.caches:
                 cache.wants_defrag |= cache.fragmentation() > self.defrag_thold
 
-    def _evaluate(self, parts: Sequence[UBatch], of: Members | None, steps: Steps) -> None:
+    def _evaluate(self, parts: Sequence[UBatch], of: Members | None, graphs: ReadyGraphs) -> None:
         """Compute the parts, and set `outputs`, and `logits` or `embeddings`, pooled `of` sequences. Until then the
         cells are as they were on any failure."""
         rows: list[Floats] = []  # list[Floats]() would raise, and catch, an AttributeError inside
         hidden: list[Floats] = []
         try:
             for u in parts:
-                step = self._run(u, self._take(u, steps.memory), steps)
+                ready = self._run(u, self._take(u, graphs.memory), graphs)
                 if len(u.outputs):
-                    rows.append(np.array(step.result))
-                if step.hidden is not None:
-                    hidden.append(np.array(step.hidden))
-            name = "embeddings" if self._output.embeddings or steps is self._encoder else "logits"
+                    rows.append(np.array(ready.result))
+                if ready.hidden is not None:
+                    hidden.append(np.array(ready.hidden))
+            name = "embeddings" if self._output.embeddings or graphs is self._encoder else "logits"
             outputs, result = gathered(parts, rows, vars(self)[name][:0])
             if of is not None:
                 result = self._graphs.head(pool(result, outputs, of))
@@ -428,21 +428,21 @@ class LlamaContext(Closeable):
                 self._taken[0][0].undo([slots for _, slots in self._taken])
                 self._taken = []
 
-    def _run(self, u: UBatch, slots: Slots, steps: Steps) -> Step:
+    def _run(self, u: UBatch, slots: Slots, graphs: ReadyGraphs) -> ReadyGraph:
         """Compute a ubatch in its slots; what comes out is in memory that the next run uses again."""
-        n_kv = tuple([c.n_kv() for c in steps.caches])
-        n_outputs, n_seqs = len(u.outputs) or 1, u.n_seqs if steps.memory.equal_seqs else 1
+        n_kv = tuple([c.n_kv() for c in graphs.caches])
+        n_outputs, n_seqs = len(u.outputs) or 1, u.n_seqs if graphs.memory.equal_seqs else 1
         hidden = self._graphs.hidden
-        size = StepSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
-        step = steps.get(size)
-        step.fill(u, steps.memory)
-        for mask, head, slot, n in zip(steps.masks, step.heads, slots, n_kv, strict=False):
+        size = GraphSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
+        ready = graphs.get(size)
+        ready.fill(u, graphs.memory)
+        for mask, head, slot, n in zip(graphs.masks, ready.heads, slots, n_kv, strict=False):
             if mask is not None:
                 mask.write(u.pos, u.seq, slot, n, u.sets is not None)
             if slot is not None:
                 head.bind(slot.start)
-        step.schedule.run(n_threads=self._threads[u.n_tokens > 1])
-        return step
+        ready.schedule.run(n_threads=self._threads[u.n_tokens > 1])
+        return ready
 
     def _name(self) -> str:
         return f"LlamaContext of {self.model.path}, n_ctx {self.n_ctx}"

@@ -1,4 +1,4 @@
-"""The graphs of a context: `Graphs` builds them, and `Steps` keeps those of decodes, ready to run again."""
+"""The graphs of a context: `Graphs` builds them, and `ReadyGraphs` keeps those of decodes, ready to run again."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from .loaded import LoadedModel
 from .outputs import Output
 from .ubatch import UBatch
 
-_MAX_STEPS = 64  # graphs kept for reuse
+_MAX_GRAPHS = 64  # graphs kept for reuse
 
 
-class StepSize(NamedTuple):
+class GraphSize(NamedTuple):
     """What the graphs of a context differ in."""
 
     n_tokens: int
@@ -49,20 +49,20 @@ class StepSize(NamedTuple):
     n_seqs: int = 1  # of a memory with states, see `Build`
     hidden: bool = False  # the hidden states of all tokens come out, too
 
-    def with_n_kv(self, n_kv: Sequence[int]) -> StepSize:
+    def with_n_kv(self, n_kv: Sequence[int]) -> GraphSize:
         """The same with another n_kv of the first caches."""
         return self._replace(n_kv=(*n_kv, *self.n_kv[len(n_kv) :]))
 
 
 class Graphs:
-    """Builds the graphs of a context, and runs those that are no steps. `hidden`: steps also give hidden states."""
+    """Builds the graphs of a context, and runs those that are no decodes. `hidden`: decodes also give hidden states."""
 
     def __init__(self, model: LoadedModel, memory: Memory, output: Output, scheduler: Scheduler) -> None:
         self._model, self._memory, self._output, self._scheduler = model, memory, output, scheduler
         self.hidden = False
         self._twins: WeakKeyDictionary[Adapters, dict[tuple[bool, int, bool], Mapping[int, Twin]]] = WeakKeyDictionary()
 
-    def build(self, size: StepSize) -> Build:
+    def build(self, size: GraphSize) -> Build:
         """The graph of a ubatch of that size; of a stage from its first layer on."""
         first = self._model.first_layer
         b = Build(
@@ -91,7 +91,7 @@ class Graphs:
             known[of] = find_twins(b.graph, b.built)
         return b
 
-    def encode(self, size: StepSize) -> Build:
+    def encode(self, size: GraphSize) -> Build:
         """The graph that an encoder-decoder's encoder runs for a ubatch of that size."""
         encode, memory = self._model.architecture.encode, self._memory.encoding
         assert encode is not None and memory is not None, self._memory
@@ -115,21 +115,21 @@ class Graphs:
         memory = self._memory
         n_seqs = gcd(n_tokens, memory.n_seq_max) if memory.equal_seqs else 1
         n_kv = tuple(c.size for c in memory.caches)
-        return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs, self.hidden))
+        return self.build(GraphSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs, self.hidden))
 
     def next(self, n_tokens: int, n_outputs: int, adapters: Adapters) -> Build:
         """The graph that so many tokens of one sequence would run, as the caches are now."""
         caches = self._memory.caches
         ends = [c.find_slot(n_tokens) + n_tokens if 0 < n_tokens <= c.size and not c.cross else 0 for c in caches]
         n_kv = tuple(c.n_kv(end) for c, end in zip(caches, ends, strict=True))
-        return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, hidden=self.hidden))
+        return self.build(GraphSize(n_tokens, n_outputs, False, n_kv, adapters, hidden=self.hidden))
 
     def reserve(self, n_tokens: int, adapters: Adapters) -> None:
         """Make room for the largest graph with these adapters."""
         self._scheduler.reserve(self.largest(n_tokens, n_tokens, adapters).graph)
         if self._memory.encoding is not None:
             n_kv = tuple(c.size for c in self._memory.encoding.caches)
-            self._scheduler.reserve(self.encode(StepSize(n_tokens, n_tokens, False, n_kv, adapters)).graph)
+            self._scheduler.reserve(self.encode(GraphSize(n_tokens, n_tokens, False, n_kv, adapters)).graph)
 
     def head(self, pooled: Floats) -> Floats:
         """What the model makes of pooled embeddings, see `build_head`."""
@@ -166,11 +166,11 @@ class Graphs:
 
 # -- graphs that run again and again ----------------------------------------------------------------------------------
 
-_Key = tuple[StepSize, bool, Patterns]  # True: for all n_kv; what is watched
+_Key = tuple[GraphSize, bool, Patterns]  # True: for all n_kv; what is watched
 
 
 @dataclass(slots=True)
-class Step:
+class ReadyGraph:
     """A graph ready to run.
 
     heads   where the slot of the ubatch begins in each cache, bound before each run
@@ -220,12 +220,12 @@ def _blocks_of(cache: KVCache) -> tuple[int, Var]:
     return block, Var("n_kv", cache.size // block, lo=min(cache.padding, cache.size) // block)
 
 
-class Steps:
+class ReadyGraphs:
     """The graphs of a context, by size; the least recently used ones are dropped.
 
     A size that comes for the first time gets a graph of its own. One token, and what comes again with another n_kv
     (generation), get one graph that runs for all n_kv. `caches` are the memory's, and `masks` has the mask of each:
-    None for encoded text in the steps of an encoder, which store it and do not look at it.
+    None for encoded text in the graphs of an encoder, which store it and do not look at it.
     """
 
     def __init__(
@@ -234,13 +234,13 @@ class Steps:
         memory: Memory,
         n_ubatch: int,
         scheduler: Scheduler,
-        build: Callable[[StepSize], Build],
+        build: Callable[[GraphSize], Build],
     ) -> None:
         self.memory, self.caches = memory, memory.caches
         self._scheduler, self._build = scheduler, build
-        self._steps: OrderedDict[_Key, Step] = OrderedDict()
-        self._seen: set[StepSize] = set()  # with n_kv = 0
-        self._last: tuple[StepSize, Patterns, Step] | None = None  # what `get` gave
+        self._graphs: OrderedDict[_Key, ReadyGraph] = OrderedDict()
+        self._seen: set[GraphSize] = set()  # with n_kv = 0
+        self._last: tuple[GraphSize, Patterns, ReadyGraph] | None = None  # what `get` gave
         transient = any(c.transient for c in self.caches)  # which look at the cells of the batch
         self._n_kv = [_blocks_of(c) for c in self.caches]
         self._n_vary = 0 if transient or not scheduler.varies else len(self.caches)  # the first so many caches vary
@@ -255,57 +255,57 @@ class Steps:
         made = {c: KVMask(c, t.numpy(), c.causal, c.n_swa, alibi, c.swa_type) for c, t in masks.items()}
         self.masks = tuple(made.get(c) for c in self.caches)
 
-    def get(self, size: StepSize) -> Step:
-        """The step for a ubatch of that size."""
+    def get(self, size: GraphSize) -> ReadyGraph:
+        """The graph for a ubatch of that size."""
         watched, last = self._scheduler.watches.patterns, self._last
         if last is not None and last[0] == size and last[1] == watched:
             return last[2]
         key = (size, False, watched)
-        if key not in self._steps:
+        if key not in self._graphs:
             key = (self._whole(size), True, watched)
-            if key not in self._steps:
+            if key not in self._graphs:
                 key = self._make(size)
-        self._steps.move_to_end(key)
-        step = self._steps[key]
+        self._graphs.move_to_end(key)
+        ready = self._graphs[key]
         for (block, n_blocks), n_kv in zip(self._n_kv, size.n_kv, strict=True):
             n_blocks.bind(n_kv // block)
-        self._last = size, watched, step
-        return step
+        self._last = size, watched, ready
+        return ready
 
-    def _whole(self, size: StepSize) -> StepSize:
+    def _whole(self, size: GraphSize) -> GraphSize:
         """The same with the largest n_kv."""
         return size.with_n_kv([c.size for c in self.caches[: self._n_vary]])
 
-    def _make(self, size: StepSize) -> _Key:
-        """Build a step, and return its key."""
-        step, watched = None, self._scheduler.watches.patterns
+    def _make(self, size: GraphSize) -> _Key:
+        """Build a graph, and return its key."""
+        ready, watched = None, self._scheduler.watches.patterns
         seen = size.with_n_kv([0] * len(size.n_kv))
         with _uncollected():
             if size.n_tokens == 1 or seen in self._seen:
-                step = self._varying(size)
-            key = (size, False, watched) if step is None else (self._whole(size), True, watched)
-            self._steps[key] = self._step(size) if step is None else step
+                ready = self._varying(size)
+            key = (size, False, watched) if ready is None else (self._whole(size), True, watched)
+            self._graphs[key] = self._made(size) if ready is None else ready
         self._seen.add(seen)
-        if len(self._steps) > _MAX_STEPS:
-            self._steps.popitem(last=False)
+        if len(self._graphs) > _MAX_GRAPHS:
+            self._graphs.popitem(last=False)
         return key
 
-    def _varying(self, size: StepSize) -> Step | None:
-        """A step for every n_kv, or None when there is no such step. When a graph cannot have the n_kv of all caches as
-        a Size, then from now on only the n_kv of the first varies; when it cannot have even that, none does."""
+    def _varying(self, size: GraphSize) -> ReadyGraph | None:
+        """A graph for every n_kv, or None when there is no such graph. When a graph cannot have the n_kv of all caches
+        as a Size, then from now on only the n_kv of the first varies; when it cannot have even that, none does."""
         while self._n_vary:
             varying = self._n_kv[: self._n_vary]
             if all(n_blocks.lo == n_blocks.hi for _, n_blocks in varying):
                 return None
             for _, n_blocks in varying:
-                n_blocks.bind(n_blocks.hi)  # the step looks at the whole memory of its inputs
+                n_blocks.bind(n_blocks.hi)  # the graph looks at the whole memory of its inputs
             try:
-                return self._step(size.with_n_kv([block * n_blocks for block, n_blocks in varying]))
+                return self._made(size.with_n_kv([block * n_blocks for block, n_blocks in varying]))
             except Varies:
                 self._n_vary = 1 if self._n_vary > 1 else 0
         return None
 
-    def _step(self, size: StepSize) -> Step:
+    def _made(self, size: GraphSize) -> ReadyGraph:
         """A graph of that size, ready to run."""
         b = self._attached(size)
         schedule = self._scheduler.alloc(b.graph)
@@ -313,7 +313,7 @@ class Steps:
         def view(name: str) -> Values:
             return b.inputs[name].tensor.numpy().reshape(-1)
 
-        return Step(
+        return ReadyGraph(
             schedule=schedule,
             heads=tuple(u.head for u in b.uses),
             inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
@@ -322,7 +322,7 @@ class Steps:
             hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
         )
 
-    def _attached(self, size: StepSize) -> Build:
+    def _attached(self, size: GraphSize) -> Build:
         """The graph, its inputs in the memory that all graphs share."""
         b = self._build(size)
         for name, i in b.inputs.items():
@@ -331,7 +331,7 @@ class Steps:
         return b
 
     def _shared(self, name: str, t: Tensor) -> Tensor:
-        """The memory of the input of that name, large enough for `t`. When it has to grow, steps that were made before
+        """The memory of the input of that name, large enough for `t`. When it has to grow, graphs that were made before
         keep what they have."""
         shared = self._inputs.get(name)
         if shared is None or shared.nbytes < largest(t.nbytes):

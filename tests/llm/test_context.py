@@ -18,7 +18,7 @@ from pyggml.errors import BackendError, BatchError, KVCacheFull, ModelError
 from pyggml.graph import Graph
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
-from pyggml.llm.graphs import StepSize
+from pyggml.llm.graphs import GraphSize
 from pyggml.llm.model import Model, load_model
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
@@ -156,13 +156,13 @@ def test_shifted_positions_give_the_same_logits(tiny: Path, scaling: str, type_k
 def counting(ctx: LlamaContext) -> list[tuple[int, int, tuple[int, ...]]]:
     """(n_tokens, n_outputs, n_kv) of the graphs that the context builds from now on."""
     built: list[tuple[int, int, tuple[int, ...]]] = []
-    original = ctx._steps._build
+    original = ctx._ready._build
 
-    def build(size: StepSize) -> Build:
+    def build(size: GraphSize) -> Build:
         built.append((size.n_tokens, size.n_outputs, tuple(map(largest, size.n_kv))))
         return original(size)
 
-    ctx._steps._build = build
+    ctx._ready._build = build
     return built
 
 
@@ -189,7 +189,7 @@ def test_graphs_are_reused(model: Model, flash_attn: bool) -> None:
 def test_a_varying_graph_gives_the_same_logits_at_every_n_kv(model: Model) -> None:
     """n_kv grows, shrinks and jumps; a context with a graph for each n_kv is the measure."""
     ctx, plain = (new(model, n_ctx=512) for _ in range(2))
-    plain._steps._n_vary = 0
+    plain._ready._n_vary = 0
     for step in range(60):
         for c in (ctx, plain):
             if step % 7 == 6:
@@ -198,7 +198,7 @@ def test_a_varying_graph_gives_the_same_logits_at_every_n_kv(model: Model) -> No
             batch = Batch.prompt([5 + (step + i) % 90 for i in range((1, 40, 8)[step % 3])], pos)
             c.decode(batch)
         assert (ctx.logits == plain.logits).all()
-    assert len(ctx._steps._steps) < len(plain._steps._steps)
+    assert len(ctx._ready._graphs) < len(plain._ready._graphs)
 
 
 def test_build_graph_is_the_one_that_would_run(model: Model) -> None:
@@ -262,8 +262,8 @@ def test_failed_computation_leaves_the_cache_as_it_was(model: Model) -> None:
         def run(self, n_threads: int | None = None) -> None:
             raise BackendError("broken")
 
-    for step in ctx._steps._steps.values():
-        step.schedule = Broken()  # pyright: ignore
+    for ready in ctx._ready._graphs.values():
+        ready.schedule = Broken()  # pyright: ignore
     with pytest.raises(BackendError, match="broken"):
         ctx.decode([5])
     assert state(ctx) == before
@@ -394,7 +394,7 @@ def test_nodes_pinned_to_ref_give_the_same_logits(model: Model) -> None:
             ctx.scheduler.set_tensor_backend(node, "ref")
         return b
 
-    ctx._steps._build = pinned
+    ctx._ready._build = pinned
     ctx.decode(IDS)
     assert len(ctx.scheduler.splits) > 3
     assert nmse(ctx.logits, expected.logits) < ROUNDING
@@ -405,20 +405,20 @@ def test_varying_graphs_on_several_backends(model: Model, backend: object) -> No
     expected, ctx = new(model), new(model, backend=backend)
     original = ctx._graphs.build
 
-    def pinned(size: StepSize) -> Build:
+    def pinned(size: GraphSize) -> Build:
         b = original(size)
         node = b.graph.get_tensor("kq-0")
         assert node
         ctx.scheduler.set_tensor_backend(node, "ref")
         return b
 
-    ctx._steps._build = pinned
+    ctx._ready._build = pinned
     for c in (expected, ctx):
         c.decode(IDS)
         for t in range(3, 45):
             c.decode([t])
     assert nmse(ctx.logits, expected.logits) < ROUNDING
-    assert len(ctx._steps._steps) == 2
+    assert len(ctx._ready._graphs) == 2
 
 
 # -- embeddings ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from pyggml.errors import BatchError
 from pyggml.llm.batch import Batch
-from pyggml.llm.graphs import StepSize
+from pyggml.llm.graphs import GraphSize
 from pyggml.llm.model import Model, load_model
 
 from .test_context import IDS, ROUNDING, all_logits, new, nmse, state
@@ -46,7 +46,7 @@ def test_embeddings_as_input(model: Model, n_ubatch: int) -> None:
 
 def test_the_graph_of_embeddings_has_them_as_a_leaf(model: Model) -> None:
     ctx = new(model)
-    g = ctx._graphs.build(StepSize(4, 1, True, (32,))).graph
+    g = ctx._graphs.build(GraphSize(4, 1, True, (32,))).graph
     leaf = g.get_tensor("inp_embd")
     assert leaf and leaf.op == "none" and leaf.ne == (32, 4, 1, 1) and g.get_tensor("inp_tokens") is None
     assert g.n_nodes == ctx.build_graph(4).n_nodes - 1

@@ -94,12 +94,12 @@ def test_cells_outside_the_window_are_dropped_and_not_missed(path: Path, flash_a
 
 def test_one_graph_for_all_sizes_of_both_caches(path: Path) -> None:
     ctx, plain = (new(windowed(path, 40, 2), n_batch=16, n_ctx=160) for _ in range(2))
-    plain._steps._n_vary = 0
+    plain._ready._n_vary = 0
     for t in (*IDS, *IDS):
         for c in (ctx, plain):
             c.decode([t])
         assert (ctx.logits == plain.logits).all()
-    assert len(ctx._steps._steps) == 1 and len(plain._steps._steps) > 3
+    assert len(ctx._ready._graphs) == 1 and len(plain._ready._graphs) > 3
 
 
 def test_sequences_in_parallel(path: Path) -> None:
