@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 
 from .backends.protocol import Backend, Program, new_backend, node_error
 from .buffers import alloc
-from .buffers.buffer import Buffer, Stage
+from .buffers.buffer import Buffer, Streamed
 from .errors import BackendError, GraphError
 from .graph import Graph
 from .inspect.watch import Patterns, Watches
@@ -47,12 +47,12 @@ def _key(graph: Graph, watches: Watches) -> Key:
 
 
 class Cut(NamedTuple):
-    """Steps that run in one go, which nodes of them are watched (True: the last of its name), and what is held while
-    they run."""
+    """Steps that run in one go, which nodes of them are watched (True: the last of its name), and the streamed weights
+    that must be in memory while they run."""
 
     steps: Sequence[alloc.Step]
     watched: tuple[tuple[Tensor, bool], ...]
-    stages: tuple[Stage, ...]
+    streamed: tuple[Streamed, ...]
 
     @property
     def nodes(self) -> list[Tensor]:
@@ -68,15 +68,15 @@ class Part(NamedTuple):
 
     def run(self, interruptible: bool, n_threads: int | None) -> None:
         """Compute its nodes, with the weights that they read in memory."""
-        held: list[Stage] = []
+        held: list[Streamed] = []
         try:
-            for stage in self.cut.stages:
-                stage.acquire(self.cut.nodes)
-                held.append(stage)
+            for weights in self.cut.streamed:
+                weights.acquire(self.cut.nodes)
+                held.append(weights)
             self.program.run(interruptible, n_threads)
         finally:
-            for stage in held:
-                stage.release()
+            for weights in held:
+                weights.release()
 
 
 @dataclass
@@ -381,21 +381,21 @@ class Scheduler:
 
 def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> list[Cut]:
     """The steps, cut after those that compute what is watched, and where other weights are to be in memory."""
-    if not watched and all(b.stage is None for b in backend.reads(alloc.joined(steps))):
+    if not watched and all(b.streamed is None for b in backend.reads(alloc.joined(steps))):
         return [Cut(steps, (), ())]
-    cuts, begin, stages = list[Cut](), 0, ()
+    cuts, begin, streamed = list[Cut](), 0, ()
     for i, step in enumerate(steps):
-        needs = tuple(dict.fromkeys(b.stage for b in backend.reads(step) if b.stage is not None))
-        if needs and needs != stages and begin < i:  # not before: it may take what was just computed
-            cuts.append(Cut(steps[begin:i], (), stages))
+        needs = tuple(dict.fromkeys(b.streamed for b in backend.reads(step) if b.streamed is not None))
+        if needs and needs != streamed and begin < i:  # not before: it may take what was just computed
+            cuts.append(Cut(steps[begin:i], (), streamed))
             begin = i
-        stages = needs or stages
+        streamed = needs or streamed
         nodes = tuple((t, watched[t]) for t in step.nodes if t in watched)
         if nodes:
-            cuts.append(Cut(steps[begin : i + 1], nodes, stages))
-            begin, stages = i + 1, ()
+            cuts.append(Cut(steps[begin : i + 1], nodes, streamed))
+            begin, streamed = i + 1, ()
     if begin < len(steps):
-        cuts.append(Cut(steps[begin:], (), stages))
+        cuts.append(Cut(steps[begin:], (), streamed))
     return cuts
 
 

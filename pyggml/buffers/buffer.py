@@ -68,17 +68,17 @@ class MappedFile:
             raise GGUFError(f"{self.path}: the file {text}; load it again")
 
 
-class Stage(Protocol):
-    """What several weights share memory by: theirs holds them from `acquire` to `release` alone. The scheduler does
-    both around the nodes that read them."""
+class Streamed(Protocol):
+    """Weights that come and go together, in memory that others use too. They are sure to be there from `acquire` to
+    `release` only: the scheduler calls both, around the nodes that read them."""
 
     def acquire(self, nodes: Sequence[Any] = ()) -> None:
-        """Wait until the weights that `nodes` (tensors) read are there. They stay for as many `release`s as there were
-        of these."""
+        """Wait until the weights that `nodes` (tensors) read are in memory. They stay until `release` was called as
+        often as `acquire`."""
         ...
 
     def release(self) -> None:
-        """They may go."""
+        """The weights may go."""
         ...
 
 
@@ -87,10 +87,10 @@ class Buffer:
 
     `memory` is a uint8 array that keeps the block alive, `base` its address, `size` its bytes, `buft` the name of the
     buffer type ("CPU", "CPU_MMAP", "REF" ...), `writable` False for memory that belongs to a mapped file, `file`.
-    `stage`: who reads the memory at its address holds that, where there is one.
+    `streamed`: the weights that come and go in this memory, if they do. Acquire them before reading at an address.
     """
 
-    __slots__ = ("base", "buft", "file", "memory", "size", "stage", "writable")
+    __slots__ = ("base", "buft", "file", "memory", "size", "streamed", "writable")
 
     is_host: ClassVar[bool] = True
     device_types: ClassVar[dict[str, Callable[[int], Buffer]]] = {}  # buffer types that are no host memory
@@ -101,7 +101,7 @@ class Buffer:
         self.base: int = memory.__array_interface__["data"][0]
         self.size: int = memory.nbytes
         self.buft = buft
-        self.stage: Stage | None = None
+        self.streamed: Streamed | None = None
         self.writable: bool = memory.flags.writeable
 
     @classmethod
@@ -129,8 +129,8 @@ class Buffer:
 
 
 class FetchedBuffer(Buffer):
-    """Host memory (None: none at all) that holds a weight while its stage is held. The host gets its own bytes of it:
-    those that `fetch` gives, uint8, read-only."""
+    """Host memory (None: none at all) that holds a weight while `streamed` is acquired. The host gets its own bytes of
+    it: those that `fetch` gives, uint8, read-only."""
 
     __slots__ = ("_fetch",)
 
@@ -139,7 +139,7 @@ class FetchedBuffer(Buffer):
         if memory is not None:
             super().__init__(memory, "CPU", file)
         else:
-            self.size, self.buft, self.file, self.stage = 0, "CPU", file, None
+            self.size, self.buft, self.file, self.streamed = 0, "CPU", file, None
         self.writable = False
 
     def __getattr__(self, name: str) -> Any:
@@ -180,7 +180,7 @@ class DeviceBuffer(Buffer):
 
     def __init__(self, base: int, size: int, buft: str) -> None:
         self.base, self.size, self.buft, self.file, self.writable = base, size, buft, None, True
-        self.stage = None
+        self.streamed = None
 
     def fetch(self, start: int, n: int) -> Bytes:
         """A copy of `n` bytes from `start` on, as uint8 on the host."""

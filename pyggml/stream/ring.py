@@ -21,7 +21,7 @@ class _State(Enum):
 
 
 class Group:
-    """Weights that come and go together, in the bytes `start` to `end` of the ring: a Stage of the scheduler."""
+    """Weights that come and go together, in the bytes `start` to `end` of the ring: `Streamed` of the scheduler."""
 
     def __init__(self, ring: Ring, name: str, start: int, end: int, jobs: Sequence[Job]) -> None:
         self._ring, self.name, self.start, self.end, self.jobs = ring, name, start, end, jobs
@@ -33,11 +33,11 @@ class Group:
         self.next: ref[Group] = ref(self)  # the group that was asked for after it, the last time
 
     def acquire(self, nodes: Sequence[Any] = ()) -> None:
-        """See `Stage`. Raises what reading it raised, BackendError when it can never come."""
+        """See `Streamed`. Raises what reading it raised, BackendError when it can never come."""
         self._ring.acquire(self)
 
     def release(self) -> None:
-        """See `Stage`."""
+        """See `Streamed`."""
         self._ring.release(self)
 
     @property
