@@ -24,7 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("ops", "inspect.watch"),
     ("graph",),
     ("buffers.alloc",),
-    ("backends.protocol", "backends.runs"),
+    ("backends.protocol", "backends.repeats"),
     ("backends.ref", "backends.cpu", "backends.quantize"),
     ("sched", "gguf_io", "inspect.taps"),
     ("compute",),
