@@ -63,8 +63,8 @@ def is_there(actors: Actors, node: str) -> bool:
     return any(n.id == node for n in actors.nodes())
 
 
-class Source(NamedTuple):
-    """Which model an actor loads, and what is done with it then."""
+class ModelRef(NamedTuple):
+    """Which model an actor loads, and how. `prepare` is called with the model when it is loaded."""
 
     path: str
     ram: str | None = None
@@ -95,19 +95,19 @@ def about(model: Model) -> About:
     return About(__version__, model.arch, sum(t.nbytes for t in model.tensors.values()), os.getpid())
 
 
-class Edit(NamedTuple):
+class MemoryOp(NamedTuple):
     """An operation on the sequences of a context, for every stage to do: a function of `Memory`, and its arguments."""
 
-    op: Callable[..., object]
+    do: Callable[..., object]
     args: tuple[int, ...]
 
 
 class BatchActor:
     """A model that answers requests."""
 
-    def load(self, source: Source) -> About:
+    def load(self, model: ModelRef) -> About:
         """Load the model. Raises as `load_model`."""
-        self._model = source.load()
+        self._model = model.load()
         return about(self._model)
 
     def begin(self, requests: Sequence[Any], n_predict: int, options: BatchOptions) -> None:
@@ -122,9 +122,9 @@ class BatchActor:
 class StageActor:
     """Some of the layers of a model, and contexts of those that decode, by number."""
 
-    def load(self, source: Source, layers: tuple[int, int], n_threads: int) -> About:
+    def load(self, model: ModelRef, layers: tuple[int, int], n_threads: int) -> About:
         """Load these layers; contexts run on so many threads. Raises as `load_model`."""
-        self._model, self._n_threads = source.load(layers), n_threads
+        self._model, self._n_threads = model.load(layers), n_threads
         self._contexts: dict[int, Decoder] = {}
         return about(self._model)
 
@@ -143,14 +143,14 @@ class StageActor:
         for key in list(self._contexts):
             self.close(key)
 
-    def decode(self, key: int, edits: Sequence[Edit], part: Batch, hidden: Floats | None) -> Floats:
+    def decode(self, key: int, ops: Sequence[MemoryOp], part: Batch, hidden: Floats | None) -> Floats:
         """Change the memory of a context, then evaluate the tokens of a batch; `hidden` is what the stage before gave.
 
         Returns float32 [n_tokens, n_embd], of the last stage [n_outputs, n_vocab]. Raises as `LlamaContext.decode`.
         """
         ctx, stage = self._contexts[key], self._model.stage
-        for edit in edits:
-            edit.op(ctx.memory, *edit.args)
+        for op in ops:
+            op.do(ctx.memory, *op.args)
         ends = stage is None or stage.stop == self._model.hparams.n_layer
         here = Batch()
         here.pos, here.seq_ids = part.pos, part.seq_ids

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.requests import Result, answer
 
-from .actors import About, Actor, ActorDied, Actors, BatchActor, Source, is_there
+from .actors import About, Actor, ActorDied, Actors, BatchActor, ModelRef, is_there
 from .chain import Chain
 from .pool import WorkerDied
 from .seats import Seat
@@ -24,15 +24,15 @@ _AHEAD = 2  # results that are asked for before they are needed
 class ModelWorker:
     """An actor with a model of its own."""
 
-    def __init__(self, actors: Actors, seat: Seat, source: Source, n_predict: int, options: BatchOptions) -> None:
-        self._actors, self._seat, self._source = actors, seat, source
+    def __init__(self, actors: Actors, seat: Seat, model: ModelRef, n_predict: int, options: BatchOptions) -> None:
+        self._actors, self._seat, self._model = actors, seat, model
         self._n_predict, self._options = n_predict, options
         self._actor, self._loaded = self._start()
 
     def _start(self) -> tuple[Actor, Any]:
         """An actor, and what stands for the About of its model."""
         actor = self._actors.start(BatchActor, self._seat)
-        return actor, actor.call("load", self._source)
+        return actor, actor.call("load", self._model)
 
     def about(self) -> About | None:
         """Of its model, once that is loaded; None where it died meanwhile. Raises as `load_model`."""
