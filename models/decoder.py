@@ -34,10 +34,10 @@ from .blocks import (
     build_rope_factors,
     build_shared_expert,
 )
-from .hparams import AttnTemperature, H, Head, HParams, NormKind, Router
+from .hparams import AttnTemperature, H, HParams, NormKind, RankHead, Router
 from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
-Value = float | str | bool | Head | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
+Value = float | str | bool | RankHead | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,16 +9,16 @@ from pyggml.gguf_io.constants import Keys
 
 from .architecture import Architecture
 from .decoder import Decoder, decoder
-from .hparams import Head, HParams
-from .metadata import Reader, read_activation, read_head, read_hparams, read_window
+from .hparams import HParams, RankHead
+from .metadata import Reader, read_activation, read_hparams, read_rank_head, read_window
 
 
 def _read_modern_bert(r: Reader) -> HParams:
     window = {}
     if r.integer(Keys.Attention.SLIDING_WINDOW, 0):
         window = read_window(r, 3, dense_first=True) | {"swa_type": "symmetric"}
-    head = read_head(r, Head(pooling="mean", act="gelu_erf" if read_activation(r) == "gelu_erf" else "gelu"))
-    return read_hparams(HParams, r, "layer", causal_attn=False, rope_type="neox", head=head, **window)
+    head = read_rank_head(r, RankHead(pooling="mean", act="gelu_erf" if read_activation(r) == "gelu_erf" else "gelu"))
+    return read_hparams(HParams, r, "layer", causal_attn=False, rope_type="neox", rank_head=head, **window)
 
 
 _MODERN_BERT = Decoder(

@@ -121,7 +121,7 @@ class Router:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class RankHead:
     """How a reranker makes scores of the tokens of a sequence, by its weights `cls`, `cls.norm` and `cls.output`.
 
     pooling   mean, cls or last: what they read
@@ -206,7 +206,7 @@ class HParams:
     rope_first: int = 0  # elements of a head before those that are roped
     rope_first_swa: int = 0  # rope_first
     pooling: Pooling = "none"  # what embeddings of a text are made of, unless the user says
-    head: Head = Head()
+    rank_head: RankHead = RankHead()
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
 
     def __post_init__(self) -> None:

@@ -18,10 +18,10 @@ from .hparams import (
     AttnTemperature,
     Gating,
     H,
-    Head,
     NormKind,
     PerLayer,
     Pooling,
+    RankHead,
     Router,
 )
 
@@ -285,11 +285,11 @@ def read_pooling(r: Reader, key: str, default: Pooling) -> Pooling:
     return _POOLING[number]
 
 
-def read_head(r: Reader, default: Head | None = None) -> Head:
+def read_rank_head(r: Reader, default: RankHead | None = None) -> RankHead:
     """The head of a reranker: what the file says of it, else as in `default`."""
-    default = default or Head()
+    default = default or RankHead()
     labels = r.get(Keys.Classifier.OUTPUT_LABELS, None)
-    return Head(
+    return RankHead(
         pooling=read_pooling(r, "{arch}.classifier.pooling_type", default.pooling),
         act=default.act,
         soft_max=default.soft_max,
@@ -345,7 +345,7 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "router": read_router(r),
         "causal_attn": r.boolean(attention.CAUSAL, True),
         "pooling": read_pooling(r, llm.POOLING_TYPE, "none"),
-        **({} if "head" in own else {"head": read_head(r)}),
+        **({} if "rank_head" in own else {"rank_head": read_rank_head(r)}),
     }
 
 

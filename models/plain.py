@@ -7,8 +7,8 @@ import math
 from pyggml.gguf_io.constants import Keys
 
 from .decoder import Decoder, decoder
-from .hparams import Head
-from .metadata import Reader, read_head, read_rope_sections
+from .hparams import RankHead
+from .metadata import Reader, read_rank_head, read_rope_sections
 
 _ROPE_PATTERN = "{arch}.attention.rope_pattern"
 
@@ -19,8 +19,8 @@ def _roped(r: Reader) -> tuple[int, ...]:
     return tuple(int((il + 1) % 4 != 0) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
 
 
-def _yes_or_no(r: Reader) -> Head:
-    return read_head(r, Head(pooling="last", soft_max=True))
+def _yes_or_no(r: Reader) -> RankHead:
+    return read_rank_head(r, RankHead(pooling="last", soft_max=True))
 
 
 ARCHITECTURES = (
@@ -33,7 +33,7 @@ ARCHITECTURES = (
     # openPangu Embedded (arXiv:2505.22375): so, and a bias of the product after attention.
     decoder("pangu-embedded", build=Decoder(rope_factors=False), rope_type="neox"),
     # Qwen3 (arXiv:2505.09388): Q and K of each head are normed. Its reranker (arXiv:2506.05176) ends with yes or no.
-    decoder("qwen3", build=Decoder(qk_norm="head"), rope_type="neox", head=_yes_or_no, own_window=True),
+    decoder("qwen3", build=Decoder(qk_norm="head"), rope_type="neox", rank_head=_yes_or_no, own_window=True),
     # Qwen2-VL (arXiv:2409.12191) and Qwen3-VL (arXiv:2511.21631), the part for text: a token has three positions.
     decoder(
         "qwen2vl",
@@ -49,7 +49,7 @@ ARCHITECTURES = (
         build=Decoder(qk_norm="head"),
         rope_type="imrope",
         rope_sections=read_rope_sections,
-        head=_yes_or_no,
+        rank_head=_yes_or_no,
     ),
     # Dream (arXiv:2508.15487), from Qwen2, and LLaDA (arXiv:2502.09992), from Llama, write by diffusion: all tokens see
     # each other, and nothing is remembered.

@@ -19,7 +19,7 @@ from ..hparams import HParams, SwaType
 from . import kv_view
 from .kv_cells import KVCells, Slot, checked_seq
 from .kv_rows import kv_rows
-from .state_file import Array, Reader, ascending, members_of
+from .state_file import Array, StateReader, ascending, members_of
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -174,7 +174,7 @@ class KVCache(KVCells):
         cells = [index.astype(np.int32), self.pos[index], self.delta[index], members]
         return [*cells, *(rows[index] for rows in kv_rows(self))]
 
-    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+    def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
         """See `Store.load`. All cells go where they were, or to the first ones when the cache is smaller now; those of
         a sequence to the first empty ones, side by side or not."""
         header = r.next("caches")

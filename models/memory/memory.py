@@ -13,7 +13,7 @@ from .encoded_text import EncodedText
 from .kv_cache import KVCache
 from .kv_cells import Cell, SeqSets, change
 from .recurrent import RecurrentCells
-from .state_file import Array, Reader
+from .state_file import Array, StateReader
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -81,7 +81,7 @@ class Store(Protocol):
         see `pyggml/llm/state/save_load.py`."""
         ...
 
-    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+    def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
         """Read and check what `save` gave, and return the function that puts it in the place of all that the store
         keeps, or of sequence `seq`. That function cannot fail; until it is called nothing changes. Raises StateError
         for what `save` does not give, KVCacheFull when there is no room."""

@@ -24,7 +24,7 @@ from pyggml.types import Ints
 
 from ..hparams import HParams
 from .kv_cells import INT32_MAX, LAST_POS, Cell, at_once, checked_seq, is_negative
-from .state_file import Array, Reader, members_of
+from .state_file import Array, StateReader, members_of
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -286,7 +286,7 @@ class RecurrentCells:
         pos = np.array([pos for pos, _, _ in found], np.int32)
         return [pos, members, *(rows[cells] for rows in self.rows())]
 
-    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+    def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
         """See `Store.load`."""
         header = r.object("states")
         n, n_seqs = r.count("cells", header), r.count("seqs", header)

@@ -48,7 +48,7 @@ def pack(header: Mapping[str, Any], arrays: Iterable[Array]) -> list[bytes | mem
     return [*parts, digest.digest()]
 
 
-class Reader:
+class StateReader:
     """The header and then the arrays of a file, in order. Raises StateError for all that `pack` does not write."""
 
     def __init__(self, data: bytes) -> None:

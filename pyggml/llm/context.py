@@ -206,7 +206,7 @@ class LlamaContext(Closeable):
             whole.check(self.memory)
             self.memory.check_encoded(whole.first, whole.sets)
             if self.pooling != "none":
-                of = members(whole, self.model.hparams.head.pooling if self.pooling == "rank" else self.pooling)
+                of = members(whole, self.model.hparams.rank_head.pooling if self.pooling == "rank" else self.pooling)
                 whole.output[:] = np.isin(np.arange(whole.n_tokens), np.concatenate(list(of.values())))
             n = whole.n_tokens
             self._check(n, whole.token, whole.embd)

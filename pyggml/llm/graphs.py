@@ -17,7 +17,7 @@ from pyggml.dtypes import DType
 from pyggml.errors import OneSite
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
-from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, build_head, mask_name
+from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, build_pooling, mask_name
 from pyggml.models.blocks.build import Fill, FillOne, Values
 from pyggml.models.hparams import HParams
 from pyggml.models.memory.k_shift import build_k_shift
@@ -132,10 +132,10 @@ class Graphs:
             self._scheduler.reserve(self.encode(GraphSize(n_tokens, n_tokens, False, n_kv, adapters)).graph)
 
     def head(self, pooled: Floats) -> Floats:
-        """What the model makes of pooled embeddings, see `build_head`."""
+        """What the model makes of pooled embeddings, see `build_pooling`."""
         sizes = tuple(c.size for c in self._memory.caches)
         b = Build(self._model.hparams, self._model.weights, self._memory, len(pooled), len(pooled), sizes)
-        graph = build_head(b, self._output.pooling == "rank")
+        graph = build_pooling(b, self._output.pooling == "rank")
         if not graph.nodes:
             return pooled
         schedule = self._scheduler.alloc(graph)

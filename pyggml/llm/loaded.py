@@ -154,7 +154,7 @@ class LoadedModel(Closeable):
         return f"Model {self.arch} {self.path} {len(self.tensors)} tensors"
 
 
-class Head(LoadedModel):
+class DraftHead(LoadedModel):
     """One of the heads in the file of `model`: a model of one layer, which guesses from tokens and hidden states, and
     shares embeddings, last norm and output with it where it has none of its own. Contexts of it close with the model's.
 

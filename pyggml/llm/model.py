@@ -31,7 +31,7 @@ from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
 from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
-from .loaded import Head, LoadedModel
+from .loaded import DraftHead, LoadedModel
 from .options import ContextOptions
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Model(LoadedModel):
         return LlamaContext(self, n_ctx, **options)
 
     @cached_property
-    def heads(self) -> tuple[Head, ...]:
+    def heads(self) -> tuple[DraftHead, ...]:
         """The heads that its file has for drafts (multi-token prediction), loaded as they are asked for; see
         `generate.speculative.with_draft`.
 
@@ -83,7 +83,7 @@ class Model(LoadedModel):
         if self.vocab_only or self.weight_stream is not None:
             what = "vocab_only=True: it has no weights" if self.vocab_only else "ram=: its heads cannot draft"
             raise ModelError(f"the model was loaded with {what}")
-        heads = tuple(Head(self, i) for i in range(self.n_heads))
+        heads = tuple(DraftHead(self, i) for i in range(self.n_heads))
         if any(t.form.copy is not None for t in self.weights.values()):
             repack_weights([t for head in heads for t in _factors(head.weights)])
         return heads

@@ -17,8 +17,8 @@ D = DType
 
 
 @dataclass(frozen=True)
-class Place:
-    """What conditions look at: the layer of a tensor, and the model around it."""
+class Facts:
+    """The facts that conditions look at: the layer of a tensor, and the model around it."""
 
     il: int
     n_layer: int
@@ -28,64 +28,64 @@ class Place:
     is_70b: bool  # 80 layers with grouped queries
 
 
-Condition = Callable[[Place], bool]
+Condition = Callable[[Facts], bool]
 Row = tuple[str, Condition, DType]
 
 
-def always(p: Place) -> bool:
+def always(f: Facts) -> bool:
     """Every tensor of its kind."""
     return True
 
 
-def more_bits(p: Place) -> bool:
+def more_bits(f: Facts) -> bool:
     """The first and the last eighth of the layers, and every third between."""
-    eighth = p.n_layer // 8
-    return p.il < eighth or p.il >= 7 * p.n_layer // 8 or (p.il - eighth) % 3 == 2
+    eighth = f.n_layer // 8
+    return f.il < eighth or f.il >= 7 * f.n_layer // 8 or (f.il - eighth) % 3 == 2
 
 
-def middle(p: Place) -> bool:
+def middle(f: Facts) -> bool:
     """Neither the first nor the last eighth of the layers."""
-    return p.n_layer // 8 <= p.il < 7 * p.n_layer // 8
+    return f.n_layer // 8 <= f.il < 7 * f.n_layer // 8
 
 
-def first_eighth(p: Place) -> bool:
+def first_eighth(f: Facts) -> bool:
     """The first eighth of the layers."""
-    return p.il < p.n_layer // 8
+    return f.il < f.n_layer // 8
 
 
-def gqa4(p: Place) -> bool:
+def gqa4(f: Facts) -> bool:
     """Attention where at least four query heads share a KV head: K and V are small."""
-    return p.n_gqa >= 4
+    return f.n_gqa >= 4
 
 
-def moe8(p: Place) -> bool:
+def moe8(f: Facts) -> bool:
     """Models of eight experts (Mixtral), where attention is a small part."""
-    return p.n_expert == 8
+    return f.n_expert == 8
 
 
-def with_imatrix(p: Place) -> bool:
+def with_imatrix(f: Facts) -> bool:
     """An importance matrix is given."""
-    return p.has_imatrix
+    return f.has_imatrix
 
 
 def no(condition: Condition) -> Condition:
     """The opposite."""
-    return lambda p: not condition(p)
+    return lambda f: not condition(f)
 
 
 def both(a: Condition, b: Condition) -> Condition:
     """Both hold."""
-    return lambda p: a(p) and b(p)
+    return lambda f: a(f) and b(f)
 
 
 def either(a: Condition, b: Condition) -> Condition:
     """At least one holds."""
-    return lambda p: a(p) or b(p)
+    return lambda f: a(f) or b(f)
 
 
 def before(n: int) -> Condition:
     """The first `n` layers."""
-    return lambda p: p.il < n
+    return lambda f: f.il < n
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _few_bits(file_type: int, base: DType, better: DType, attn_output: DType | N
     """The mixes of 1 and 2 bits: `better` for the embedding, V and the first layers."""
     rows: list[Row] = [
         ("token_embd", always, better if better is D.IQ3_S else D.Q2_K),
-        ("attn_v", either(gqa4, lambda p: p.n_expert >= 4), D.Q4_K),
+        ("attn_v", either(gqa4, lambda f: f.n_expert >= 4), D.Q4_K),
         ("attn_v", always, better),
         ("attn_k", moe8, D.Q4_K),
         ("ffn_down", first_eighth, better),
@@ -150,7 +150,7 @@ MIXES: Mapping[str, Mix] = {
         (
             ("attn_v", before(2), D.Q5_K),
             ("attn_v", always, D.Q4_K),
-            ("ffn_down", lambda p: p.il < p.n_layer // 16, D.Q5_K),
+            ("ffn_down", lambda f: f.il < f.n_layer // 16, D.Q5_K),
             ("ffn_down", always, D.Q4_K),
             _MOE_OUT,
             ("attn_output", always, D.Q4_K),
@@ -309,7 +309,7 @@ def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tu
         return _fitting(ne[0], choice.output_tensor_type or (mix.output if fits else D.Q8_0))
     if mix.base is D.MXFP4:
         return _fitting(ne[0], D.MXFP4 if ne[2] > 1 else D.Q8_0)
-    return _fitting(ne[0], _from_rows(mix, _place(choice, hp, name, ne), _part(name)))
+    return _fitting(ne[0], _from_rows(mix, _facts(choice, hp, name, ne), _part(name)))
 
 
 def _part(name: str) -> str:
@@ -319,11 +319,11 @@ def _part(name: str) -> str:
     return _ATTENTION.get(role) or next((part for part in _FFN if role.startswith(part)), "")
 
 
-def _place(choice: Choice, hp: HParams, name: str, ne: tuple[int, ...]) -> Place:
+def _facts(choice: Choice, hp: HParams, name: str, ne: tuple[int, ...]) -> Facts:
     found = _LAYER.search(name)
     attends = next((hp.layer(il) for il in range(hp.n_layer) if hp.has_kv(il)), None)
     n_gqa = attends.n_head // attends.n_head_kv if attends else 1
-    return Place(
+    return Facts(
         il=int(found[1]) if found else 0,
         n_layer=hp.n_layer,
         n_gqa=n_gqa,
@@ -333,13 +333,13 @@ def _place(choice: Choice, hp: HParams, name: str, ne: tuple[int, ...]) -> Place
     )
 
 
-def _from_rows(mix: Mix, place: Place, part: str) -> DType:
-    chosen = next((dtype for row_part, holds, dtype in mix.rows if row_part == part and holds(place)), mix.base)
+def _from_rows(mix: Mix, facts: Facts, part: str) -> DType:
+    chosen = next((dtype for row_part, holds, dtype in mix.rows if row_part == part and holds(facts)), mix.base)
     if not mix.bump_v:
         return chosen
-    if part in ("attn_v", "attn_k") and moe8(place):
+    if part in ("attn_v", "attn_k") and moe8(facts):
         return D.Q8_0
-    if part == "attn_v" and place.is_70b and chosen in (D.Q3_K, D.Q4_K):
+    if part == "attn_v" and facts.is_70b and chosen in (D.Q3_K, D.Q4_K):
         return D.Q5_K
     return chosen
 

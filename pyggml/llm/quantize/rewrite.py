@@ -104,7 +104,7 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RewritePlan:
     """What `write` will do. `without_imatrix` names tensors of so few bits that they want an importance matrix."""
 
     source: Source
@@ -142,7 +142,7 @@ def plan_quantization(
     allow_requantize: bool = False,
     report: bool = False,
     layout: str | None = None,
-) -> Plan:
+) -> RewritePlan:
     """Choose the type of each tensor of `path`, a GGUF file or a Hugging Face folder, as llama.cpp does for the file
     type `type_name`; None leaves them as they are. `vocab_only` plans a file without tensors.
 
@@ -162,7 +162,7 @@ def plan_quantization(
         as_they_are = [] if vocab_only else [TensorPlan(t, t.dtype) for t in source.tensors.values()]
         said = source.kv.get(_FILE_TYPE_KEY)
         file_type = said if isinstance(said, int) else _file_type_of(as_they_are)
-        return Plan(source, file_type, _laid_out(source, arch, as_they_are, layout), [])
+        return RewritePlan(source, file_type, _laid_out(source, arch, as_they_are, layout), [])
     _, mix = find_mix(type_name)
     hp = get_architecture(arch).hparams(arch, source.kv)
     types = tuple((_pattern(text), dtype) for text, dtype in tensor_types)
@@ -184,7 +184,7 @@ def plan_quantization(
                 without.append(t.name)
         measured = report and is_quantizable(t.name, t.ne)
         tensors.append(TensorPlan(t, dtype, weights, TensorError() if measured else None))
-    return Plan(source, mix.file_type, _laid_out(source, arch, tensors, layout), without)
+    return RewritePlan(source, mix.file_type, _laid_out(source, arch, tensors, layout), without)
 
 
 def _laid_out(source: Source, arch: str, tensors: list[TensorPlan], layout: str | None) -> list[TensorPlan]:
@@ -217,7 +217,7 @@ def _file_type_of(tensors: list[TensorPlan]) -> int:
 
 
 def write_quantized(
-    plan: Plan,
+    plan: RewritePlan,
     path: str | os.PathLike[str],
     n_threads: int | None = None,
     progress: Progress | None = None,

@@ -50,7 +50,7 @@ from pyggml.models.memory import state_file
 from pyggml.models.memory.kv_cache import ROTATED_TYPES
 from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.memory import Memory
-from pyggml.models.memory.state_file import Array, Path, Reader, ascending
+from pyggml.models.memory.state_file import Array, Path, StateReader, ascending
 from pyggml.types import Floats, Ints
 
 from ..interrupt import uninterrupted
@@ -192,9 +192,9 @@ def _pack(ctx: Stateful, seq: int | None, tokens: Sequence[int]) -> list[bytes |
     return state_file.pack(header, (*arrays, ctx.outputs[:n_outputs], ctx.logits[:n_outputs]))
 
 
-def _opened(ctx: Stateful, data: bytes, kind: str) -> Reader:
+def _opened(ctx: Stateful, data: bytes, kind: str) -> StateReader:
     """A state of that kind and of this model. Raises StateError for another."""
-    r = Reader(data)
+    r = StateReader(data)
     found = r.header.get("kind")
     if found != kind:
         raise StateError(f"this is the state of a {found}, not of a {kind}")
@@ -202,7 +202,7 @@ def _opened(ctx: Stateful, data: bytes, kind: str) -> Reader:
     return r
 
 
-def _read(ctx: Stateful, r: Reader, seq: int | None) -> tuple[list[int], list[Callable[[], None]], Ints, Floats]:
+def _read(ctx: Stateful, r: StateReader, seq: int | None) -> tuple[list[int], list[Callable[[], None]], Ints, Floats]:
     """The tokens of a state, the functions that put it into the stores, the outputs and their logits; nothing changes.
     Raises StateError for what `_pack` does not write, KVCacheFull when it does not fit."""
     n_vocab, n_outputs = ctx.model.hparams.n_vocab, r.count("outputs")
