@@ -8,12 +8,12 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import KV, Build, build_attn, build_inp_kq_mask, build_rope, split_qkv
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
 
 
-class CogVLM(Decoder):
+class CogVLM(PlainDecoder):
     """What reads tokens, and what reads pictures."""
 
     def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

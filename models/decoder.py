@@ -41,7 +41,7 @@ Value = float | str | bool | RankHead | Router | AttnTemperature | tuple[float, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder(Generic[H]):
+class PlainDecoder(Generic[H]):
     """How a plain decoder differs from the first Llama. What is a number, or is needed beside the graph, is a
     hyperparameter instead: `rope_type`, `f_embedding_scale`, `f_attention_scale`, `n_swa` ...
 
@@ -214,7 +214,7 @@ class Decoder(Generic[H]):
 
 def decoder(
     *names: str,
-    build: Decoder | None = None,
+    build: PlainDecoder | None = None,
     memory: MemoryKind = "kv",
     nextn: bool = False,
     own_window: bool = False,
@@ -222,7 +222,7 @@ def decoder(
 ) -> Architecture:
     """The architecture of plain decoders. `hparams` are hyperparameters that the common keys do not give, or how they
     are read; `nextn`: see `Architecture`; `own_window`: files may have a sliding window, see `read_own_window`."""
-    build = build or Decoder()
+    build = build or PlainDecoder()
 
     def read(r: Reader) -> HParams:
         own = {name: value(r) if callable(value) else value for name, value in hparams.items()}

@@ -10,13 +10,13 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import Build
 from .blocks.ssm import build_mamba2
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraniteHybrid(Decoder[MambaHParams]):
+class GraniteHybrid(PlainDecoder[MambaHParams]):
     """Where a layer has no heads, Mamba-2 is in the place of attention."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

@@ -13,10 +13,10 @@ from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn
-from .decoder import Decoder, decoder
+from .decoder import PlainDecoder, decoder
 
 
-class GrokDecoder(Decoder):
+class GrokDecoder(PlainDecoder):
     """Decoders with a dense network beside the experts, and other names for the norms behind."""
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:

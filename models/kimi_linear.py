@@ -24,7 +24,7 @@ from .blocks import (
 from .blocks.ffn import Activation, Glu
 from .blocks.linear_attn import build_delta_net, l2_norm
 from .blocks.states import as_f32, build_conv_window
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, Router, StateShape
 from .metadata import Reader, read_clamps, read_hparams, read_rope_sections, read_router
 
@@ -67,7 +67,7 @@ K = TypeVar("K", bound=KimiHParams)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KimiLinear(Decoder[K]):
+class KimiLinear(PlainDecoder[K]):
     """Where a layer has no heads of K and V, a delta net is in the place of attention."""
 
     def attention(self, b: Build[K], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

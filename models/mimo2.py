@@ -10,7 +10,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_ffn, build_moe_ffn
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, Router
 from .metadata import Reader, read_hparams, read_router, read_window
 
@@ -22,7 +22,7 @@ class MiMo2HParams(HParams):
     f_attn_value_scale: float
 
 
-class MiMo2(Decoder[MiMo2HParams]):
+class MiMo2(PlainDecoder[MiMo2HParams]):
     """The scale, and experts in the layers that have a router."""
 
     def attention(self, b: Build[MiMo2HParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

@@ -17,7 +17,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_experts, build_moe_ffn
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
@@ -34,7 +34,7 @@ class PhiMoEHParams(HParams):
     router_jitter: float
 
 
-class PhiMoE(Decoder[PhiMoEHParams]):
+class PhiMoE(PlainDecoder[PhiMoEHParams]):
     """The sparse mixer."""
 
     def ffn(self, b: Build[PhiMoEHParams], cur: Tensor, il: int) -> Tensor:

@@ -15,7 +15,7 @@ from .blocks import KV, Build, build_attn, build_inp_kq_mask, build_norm, build_
 from .blocks.linear_attn import build_delta_net, l2_norm
 from .blocks.ssm import SSM
 from .blocks.states import build_conv, parts_of_rows
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, StateShape
 from .mamba import read_ssm
 from .metadata import Reader, read_hparams, read_recurrent, read_rope_sections
@@ -42,7 +42,7 @@ Q = TypeVar("Q", bound=QwenHParams)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Next(Decoder[Q]):
+class Qwen3Next(PlainDecoder[Q]):
     """interleaved: heads of V that share one of Q and K lie side by side. The inputs of a delta net come from fewer,
     wider weights. net_gate: what the gate of its results goes through."""
 

@@ -15,7 +15,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import KV, Build, build_mla, build_norm
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .deepseek2 import DeepSeek2, DeepSeek2HParams, read_deepseek2
 from .hparams import Router
 from .indexer import (
@@ -52,7 +52,7 @@ class MSAHParams(Indexer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSA(Decoder[MSAHParams]):
+class MSA(PlainDecoder[MSAHParams]):
     """Each head of K has a head of the indexer, and sees the blocks that it chooses by their largest product."""
 
     def kv(self, b: Build[MSAHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
