@@ -12,7 +12,7 @@ How to add an architecture:
    package's.
 4. Hyperparameters that one family has are a subclass `XParams` of HParams in its page. `read` returns it:
    `read_hparams(XParams, r, own=r.integer(Keys...))`. The builder is `def build_x(b: Build[XParams])`, and
-   `b.hparams` has that type; pyright compares the two where `Architecture` is made.
+   `b.hparams` has that type; pyright compares the two when `Architecture` is made.
 5. An input that only this model has is `b.input(name, type, ne, fill)` in its page, see `Build.input`.
 6. What differs within a block becomes an argument of the block. No block knows the name of an architecture.
 7. `tests/models/test_zoo.py` compares the logits with llama.cpp's.

@@ -35,7 +35,7 @@ class Architecture(Generic[H]):
     build    records the graph of a ubatch; what it asks of `b.weights` are the tensors that a file must or may have
     read     the hyperparameters in the metadata: HParams, or a subclass with what this family alone has. They also say
              whether tokens see those after them (`causal_attn`), and which layers see a window only (`n_swa`)
-    memory   kv: keys and values of each token (with a sliding window where the hyperparameters ask for it); recurrent:
+    memory   kv: keys and values of each token (with a sliding window when the hyperparameters ask for it); recurrent:
              a state; hybrid: both; cross: keys and values, also of a text that was encoded; none: nothing, all tokens
              are evaluated at once
     logits   its graphs end with logits; those of encoders end with embeddings
@@ -77,14 +77,14 @@ class Architecture(Generic[H]):
         return weights
 
     def build_stage(self, b: Build[H]) -> None:
-        """Record the graph of a ubatch, from its first layer on. Raises ModelError where it cannot begin there."""
+        """Record the graph of a ubatch, from its first layer on. Raises ModelError when it cannot begin there."""
         self.build(b)
         if b.first:
             begin_at(b)
 
     def least_graph(self, hp: H, weights: Weights, stage: range | None = None) -> Graph:
         """The graph of one token, over one cell (of an encoder-decoder the decoder's), of all layers or of a stage.
-        Raises as `declare`, ModelError where the model cannot be split there."""
+        Raises as `declare`, ModelError when the model cannot be split there."""
         if stage is not None and (self.encode is not None or not self.logits or hp.is_head):
             raise ModelError("a model with an encoder, or one that guesses for another, does not run in stages")
         first, end = (0, None) if stage is None else (stage.start, stage.stop if stage.stop < hp.n_layer else None)

@@ -135,7 +135,7 @@ def _embeddings(b: Build, hp: BertHParams) -> Tensor:
 
 
 def _row_norm(b: Build, cur: Tensor, role: str, il: int) -> Tensor:
-    """The norm of all heads of a token together, where the model has one."""
+    """The norm of all heads of a token together, when the model has one."""
     head, n_head, n_tokens, _ = cur.ne
     if b.optional(role, (head * n_head,), il) is None:
         return cur

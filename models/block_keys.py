@@ -23,7 +23,7 @@ from .ubatch import UBatch
 
 class TokenBlocks(NamedTuple):
     """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that. The key
-    is made of `n_read` tokens, up to the last one of the block: more than `size` where blocks overlap."""
+    is made of `n_read` tokens, up to the last one of the block: more than `size` when blocks overlap."""
 
     size: int
     n_read: int
@@ -133,7 +133,7 @@ def build_block_keys(
     def part(first: int) -> Tensor:  # ne [n_read, head, n_blocks]
         size, row_size = read.nb[0], read.nb[1]
 
-        def of_block(i: int) -> Tensor:  # where blocks overlap, i = 1 is the block itself, and reads the second halves
+        def of_block(i: int) -> Tensor:  # when blocks overlap, i = 1 is the block itself, and reads the second halves
             at = i * t.size * row_size + (first + i * head) * size
             return gg.view_3d(read, head, t.size, n_blocks, row_size, read.nb[2], at)
 

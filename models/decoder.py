@@ -53,8 +53,8 @@ class PlainDecoder(Generic[H]):
     ffn_norm      the role of the norm before the network
     qk_norm       head: Q and K of each head are normed before they are roped; heads: so, with weights of its own;
                   roped: as head, but after; row: all heads of a token together, before
-    qk_norm_optional   they are normed where the model has weights for both
-    rope_factors  the rope has frequency factors, where the model has them
+    qk_norm_optional   they are normed when the model has weights for both
+    rope_factors  the rope has frequency factors, when the model has them
     act           what the gate of the feed-forward network goes through, unless the file says otherwise
     gated         whether there is a gate; without one `act` is of what `ffn_up` gives
     gate_in_up    `ffn_up` gives the gate too
@@ -64,12 +64,12 @@ class PlainDecoder(Generic[H]):
                   for each of attention, or for each head
     shared_gate   the shared expert of a mixture has a gate of its own
     parallel      attention and network both read the input of the layer, and both are added to it. The network reads
-                  what the norm before attention gives, unless it has one of its own; where there is `attn_norm_2`,
+                  what the norm before attention gives, unless it has one of its own; when there is `attn_norm_2`,
                   attention reads that
     output_norm   the role of the last norm
     bare_norms    roles of norms whose weights are named so, without `.weight`
-    position_embd positions have embeddings, where the model has them (always, by the hyperparameter learned_positions)
-    first_norm    false: what the first attention reads is normed only where the model has a weight for that
+    position_embd positions have embeddings, when the model has them (always, by the hyperparameter learned_positions)
+    first_norm    false: what the first attention reads is normed only when the model has a weight for that
     lm_head       false: the graph ends with embeddings (encoders)
     hidden_normed false: heads read what the last layer gives, before the last norm
     """

@@ -44,7 +44,7 @@ from .gemma4 import Gemma4HParams, read_shared_kv
 from .metadata import Reader, read_hparams, read_window
 
 _N_KV = 20  # layers with K and V, and
-_N_SPARSE, _SPARSE = 10, 1.6448533535003662  # those with sparse gates (of which 95 % close), where files do not say
+_N_SPARSE, _SPARSE = 10, 1.6448533535003662  # those with sparse gates (of which 95 % close), when files do not say
 _LAUREL_RANK = 64
 _MIN_MEAN = 1e-5  # of the squares of a stream that is made as long as another
 

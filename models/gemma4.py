@@ -79,7 +79,7 @@ def _kv_sizes(n: LayerShape) -> tuple[int, int, int]:
 
 
 def read_shared_kv(r: Reader, default: int = 0) -> int:
-    """How many layers have K and V of their own, where the file says how many do not; 0: all."""
+    """How many layers have K and V of their own, when the file says how many do not; 0: all."""
     n_layer, n_shared = r.integer(Keys.LLM.BLOCK_COUNT), r.integer(Keys.Attention.SHARED_KV_LAYERS, default)
     if n_shared >= n_layer:
         r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
@@ -150,7 +150,7 @@ def _normed(b: Build, cur: Tensor, part: str, pos: Tensor, factors: Tensor | Non
 
 
 def _ffn(b: Build[Gemma4HParams], attn_out: Tensor, il: int) -> Tensor:
-    """The network, and where layer `il` has a router the experts beside it, each normed."""
+    """The network, and when layer `il` has a router the experts beside it, each normed."""
     hp, n_embd = b.hparams, attn_out.ne[0]
     cur = build_ffn(b, build_norm(b, attn_out, "ffn_norm", "ffn_norm", il), il, "gelu")
     if not hp.n_expert or b.optional("ffn_gate_inp", (n_embd, hp.n_expert), il) is None:

@@ -165,7 +165,7 @@ class HParams:
     f_logit_scale: float = 0.0  # what the logits are multiplied with; 0: nothing
     f_attention_scale: float = 0.0  # 1 / sqrt(n_embd_head_k)
     f_clamp_kqv: float = 0.0  # Q, K and V are clamped to -f_clamp_kqv .. f_clamp_kqv; 0: they are not
-    act: Activation | None = None  # what networks go through, where a file says so: else what the builder has
+    act: Activation | None = None  # what networks go through, when a file says so: else what the builder has
     rope_type: RopeType = "norm"  # which elements of a head turn together: neighbours, or those half of n_rot apart
     rope_sections: tuple[int, ...] = ()  # mrope, imrope: how many pairs turn by each of a token's four positions
     k_norm_last: bool = False  # K is normed, with weights, after it is roped
@@ -351,7 +351,7 @@ class HParams:
 
     @property
     def fixed_positions(self) -> str:
-        """Why tokens in a cache cannot be given other positions; empty where they can."""
+        """Why tokens in a cache cannot be given other positions; empty when they can."""
         if self.learned_positions:
             return "their embeddings are in K and V (learned positions)"
         if self.k_norm_last:

@@ -170,7 +170,7 @@ def build_chosen_mask(b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Te
 
 
 def index_key(b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool) -> Tensor | None:
-    """The keys of the tokens, ne [n_indexer_embd, n_tokens], before they are roped; None where a file lacks their
+    """The keys of the tokens, ne [n_indexer_embd, n_tokens], before they are roped; None when a file lacks their
     weights, unless they are `required`."""
     ask, head = b.weight if required else b.optional, hp.n_indexer_embd
     there = [ask("indexer.attn_k", (hp.n_embd, head), il), ask("indexer.k_norm", (head,), il)]
@@ -184,7 +184,7 @@ def index_key(b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool) ->
 def index_scores_of_row(
     b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Tensor, il: int, *, required: bool
 ) -> Tensor | None:
-    """`index_scores` of queries that `q_row`, ne [n_lora_q, n_tokens], gives, with weights that `cur` gives; None where
+    """`index_scores` of queries that `q_row`, ne [n_lora_q, n_tokens], gives, with weights that `cur` gives; None when
     they are not `required`."""
     ask, head, n_head = b.weight if required else b.optional, hp.n_indexer_embd, hp.n_indexer_head
     ask("indexer.attn_q_b", (q_row.ne[0], n_head * head), il)
@@ -197,7 +197,7 @@ def index_scores_of_row(
 
 
 def chosen_before(b: Build, il: int) -> Tensor:
-    """The mask that the last indexer before layer `il` made. Raises ModelError where there is none."""
+    """The mask that the last indexer before layer `il` made. Raises ModelError when there is none."""
     if _CHOSEN not in b.masks:
         raise ModelError(f"layer {il} has no indexer, and none before it has")
     return b.masks[_CHOSEN]
@@ -285,7 +285,7 @@ def index_projections(
     b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Queries, ne [n_indexer_embd, n_indexer_head, n_tokens], and keys, ne [n_indexer_embd, n_tokens], of indexers that
-    project what attention reads, before their norms. None where a file lacks their weights, unless they are
+    project what attention reads, before their norms. None when a file lacks their weights, unless they are
     `required`."""
     ask, head, n_head = b.weight if required else b.optional, hp.n_indexer_embd, hp.n_indexer_head
     roles = {"q_proj": (hp.n_embd, n_head * head), "k_proj": (hp.n_embd, head), "q_norm": (head,), "k_norm": (head,)}

@@ -68,7 +68,7 @@ K = TypeVar("K", bound=KimiHParams)
 
 @dataclass(frozen=True, kw_only=True)
 class KimiLinear(PlainDecoder[K]):
-    """Where a layer has no heads of K and V, a delta net is in the place of attention."""
+    """When a layer has no heads of K and V, a delta net is in the place of attention."""
 
     def attention(self, b: Build[K], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

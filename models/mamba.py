@@ -36,9 +36,9 @@ class MambaHParams(HParams):
 
 
 def read_ssm(r: Reader) -> SSM:
-    """The sizes of state-space layers, Mamba-2's where there are groups.
+    """The sizes of state-space layers, Mamba-2's when there are groups.
 
-    Raises ModelError where they do not divide each other.
+    Raises ModelError when they do not divide each other.
     """
     keys = Keys.SSM
     m = SSM(

@@ -160,13 +160,13 @@ class Reader:
 
 def read_clamps(r: Reader, key: str) -> tuple[float, ...]:
     """What gate and up of a feed-forward network are kept within, in each layer; 0: they are not, as in all layers
-    where the file says nothing."""
+    when the file says nothing."""
     n = len(r.layers)
     return r.numbers(key, n) if r.get(key, None) is not None else (0.0,) * n
 
 
 def read_rope_sections(r: Reader) -> tuple[int, ...]:
-    """How many pairs of a head turn by each of the four positions of a token; none where the file does not say."""
+    """How many pairs of a head turn by each of the four positions of a token; none when the file does not say."""
     values = r.get(Keys.Rope.DIMENSION_SECTIONS, np.empty(0, np.int32))
     if not isinstance(values, np.ndarray):
         values = np.full(4, r.integer(Keys.Rope.DIMENSION_SECTIONS))
@@ -202,7 +202,7 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
 
 
 def read_own_window(r: Reader) -> int:
-    """The sliding window of an architecture for which llama.cpp knows none: read only where the file says of each layer
+    """The sliding window of an architecture for which llama.cpp knows none: read only when the file says of each layer
     whether it has it, which llama.cpp's files do not; else 0."""
     said = isinstance(r.get(Keys.Attention.SLIDING_WINDOW_PATTERN, None), np.ndarray)
     return r.integer(Keys.Attention.SLIDING_WINDOW) if said else 0
@@ -269,7 +269,7 @@ def read_router(r: Reader, default: Router | None = None) -> Router:
 
 
 def read_activation(r: Reader) -> Activation | None:
-    """What networks go through, by the transformers library's name; None where the file says nothing, as those of
+    """What networks go through, by the transformers library's name; None when the file says nothing, as those of
     llama.cpp but for ModernBERT's, which alone has the key there."""
     name = r.text(_HIDDEN_ACT, "")
     if name and name not in ACTIVATIONS:

@@ -32,7 +32,7 @@ class MiMo2(PlainDecoder[MiMo2HParams]):
         return b.cb(gg.scale(cur, scale), "attn_out_scaled", il) if scale else cur
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
-        """The feed-forward network, or the mixture of experts where layer `il` has a router (beside which a file may
+        """The feed-forward network, or the mixture of experts when layer `il` has a router (beside which a file may
         hold a network that nothing reads)."""
         n_embd, n_ff = cur.ne[0], b.hparams.layer(il).n_ff
         if b.optional("ffn_gate_inp", (n_embd, b.hparams.n_expert), il) is None:

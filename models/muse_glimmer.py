@@ -13,7 +13,7 @@ from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_swa_pattern, read_window
 
-_POST_NORM_EPS, _SOFTCAP = 1e-8, 30.0  # the latter where a file does not say
+_POST_NORM_EPS, _SOFTCAP = 1e-8, 30.0  # the latter when a file does not say
 
 
 class MuseGlimmer(PlainDecoder):

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE (arXiv:2404.14219), as llama.cpp has it, or as its authors do, where the file says so.
+"""Phi-3.5-MoE (arXiv:2404.14219), as llama.cpp has it, or as its authors do, when the file says so.
 
 The authors' norms are layer norms, whose epsilon is `attention.layer_norm_epsilon`; llama.cpp does not take the mean
 off. Their router is a sparse mixer (arXiv:2409.12136), whose jitter is `expert_router_jitter`: each expert counts as

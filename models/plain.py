@@ -76,7 +76,7 @@ ARCHITECTURES = (
     ),
     # Hunyuan (huggingface.co/tencent/Hunyuan-7B-Instruct): Q and K are normed after they are roped.
     decoder("hunyuan-dense", build=PlainDecoder(qk_norm="roped"), rope_type="neox"),
-    # HunyuanOCR (arXiv:2511.19575), the part for text: so, where a token has four positions or one.
+    # HunyuanOCR (arXiv:2511.19575), the part for text: so, when a token has four positions or one.
     decoder(
         "hunyuan_vl",
         build=PlainDecoder(qk_norm="roped"),

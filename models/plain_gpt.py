@@ -23,7 +23,7 @@ def _max_alibi_bias(r: Reader) -> float:
 
 
 def _one_over_head(r: Reader) -> float:
-    """1 / the size of a head, where others have the root of it."""
+    """1 / the size of a head. Other models take 1 / its root."""
     heads = r.integer(Keys.Attention.HEAD_COUNT)
     return 1.0 / (r.integer(Keys.Attention.KEY_LENGTH, 0) or r.integer(Keys.LLM.EMBEDDING_LENGTH) // heads)
 

@@ -20,7 +20,7 @@ from .metadata import (
 
 
 def _router(*, gating: Gating = "softmax", norm: bool = True) -> Callable[[Reader], Router]:
-    """What reads the rules of a router, which are these where a file does not say."""
+    """What reads the rules of a router, which are these when a file does not say."""
     return lambda r: read_router(r, Router(gating=gating, norm=norm))
 
 
@@ -51,7 +51,7 @@ def _mistral3_attn_factor(r: Reader) -> float:
 
 
 ARCHITECTURES = (
-    # Ling (arXiv:2503.05139): shared experts; the weights of the others are normalised where the file says so.
+    # Ling (arXiv:2503.05139): shared experts; the weights of the others are normalised when the file says so.
     decoder("bailingmoe", router=_router(norm=False)),
     # Ling 2.0 (arXiv:2510.22115): Q and K normed, one layer without experts first, a sigmoid router with groups.
     decoder(
@@ -104,7 +104,7 @@ ARCHITECTURES = (
     ),
     # Hunyuan-A13B (huggingface.co/tencent/Hunyuan-A13B-Instruct): Q and K are normed after they are roped.
     decoder("hunyuan-moe", build=PlainDecoder(qk_norm="roped"), rope_type="neox"),
-    # Mellum 2 (huggingface.co/JetBrains): Qwen3's mixture, where three of four layers have a sliding window, whose rope
+    # Mellum 2 (huggingface.co/JetBrains): Qwen3's mixture, with a sliding window in three of four layers, whose rope
     # is not scaled.
     decoder(
         "mellum",

@@ -18,7 +18,7 @@ from .metadata import Reader, read_hparams
 
 @dataclass(frozen=True, kw_only=True)
 class PLaMo2(PlainDecoder[MambaHParams]):
-    """Where a layer has no heads, Mamba is in the place of attention: that of Mamba-2 with B, C and dt of Mamba."""
+    """When a layer has no heads, Mamba is in the place of attention: that of Mamba-2 with B, C and dt of Mamba."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

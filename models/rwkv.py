@@ -168,7 +168,7 @@ def _channel_mix(b: Build, cur: Tensor, prev: Tensor, il: int, gated: bool) -> T
 
 
 def _time_mix6(b: Build, hp: RWKVHParams, cur: Tensor, prev: Tensor, il: int) -> Tensor:
-    """Time mixing of RWKV-6: ne [n_embd, n_tokens]. Where a model has no weight of the token itself, what is read fades
+    """Time mixing of RWKV-6: ne [n_embd, n_tokens]. When a model has no weight of the token itself, what is read fades
     as what is written, and is not normed (the crossings)."""
     n, n_tokens, head, n_head = hp.n_embd, b.n_tokens, hp.head_size, hp.n_head_wkv
     first = b.optional("time_mix_first", (head, n_head), il)

@@ -193,7 +193,7 @@ def relative_buckets(hp: RelativeHParams, cells: Ints, pos: Ints, causal: bool) 
     """int32 [n_tokens, n_kv]: the bucket of the distance of each of the `cells`, int32 [n_kv] positions, to each of the
     tokens at `pos` (T5's `_relative_position_bucket`; arXiv 1910.10683).
 
-    Where tokens see those after them (not `causal`) these have the second half of the buckets. The first half of the
+    When tokens see those after them (not `causal`) these have the second half of the buckets. The first half of the
     rest holds one distance each, the other ever larger ranges, by the logarithm, up to `n_rel_attn_max_distance`.
     """
     distance, n = cells[None, :].astype(np.int64) - pos[:, None], hp.n_rel_attn_bkts

@@ -48,7 +48,7 @@ class Weights(Mapping[str, Tensor]):
         return t
 
     def ne(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor, asked for or not; None where there is none of that name."""
+        """The shape of a tensor, asked for or not; None when there is none of that name."""
         t = self._tensors.get(name)
         return None if t is None else t.ne
 

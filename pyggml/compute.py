@@ -25,9 +25,9 @@ def compute(
     """Run `graph` on `backend` ("cpu" or "ref"), after copying `inputs` (NumPy order) into its leafs. An input is the
     leaf or its name; a value that is not given is the one that was set() last.
 
-    The graph is planned once per backend, and again where it grew or has other outputs; results stay readable until it
+    The graph is planned once per backend, and again when it grew or has other outputs; results stay readable until it
     runs again. Graphs of little work run on one thread, whatever `n_threads` (default: one per CPU). Raises GraphError
-    for an input that is foreign to the graph, no leaf, or missing; BackendError where a kernel refuses its data.
+    for an input that is foreign to the graph, no leaf, or missing; BackendError when a kernel refuses its data.
 
     Threads that compute one graph take turns, from setting the inputs to the end of the run. Its results are the last
     one's then: threads that share a graph read them under its lock, too (`with graph.lock: gg.compute(graph, ...)`).
@@ -57,7 +57,7 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
     """Compute tensors, with all they depend on, and return their values as NumPy arrays: one for one tensor, else a
     tuple. `inputs`, `n_threads` and `backend` as in `compute`, as are the errors; AllocError for a leaf without value.
 
-    The arrays look at the tensors' memory where NumPy has the type (else they are float32); each `eval` computes anew,
+    The arrays look at the tensors' memory when NumPy has the type (else they are float32); each `eval` computes anew,
     into new memory. What is run again and again is better built once as a Graph for `compute`.
     """
     graph = Graph()

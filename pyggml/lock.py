@@ -15,7 +15,7 @@ from .errors import BackendError, GraphError
 class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
     """A lock for `with`; the thread that holds it may take it again, others wait (Ctrl-C ends the wait).
 
-    Raises BackendError in a forked child where another thread of the parent held it: its work will never be done.
+    Raises BackendError in a forked child when another thread of the parent held it: its work will never be done.
     Entering and leaving are the C code of RLock: Ctrl-C comes before or after them, and never leaves it locked.
 
     telling  the node whose values a run, of the thread that holds the lock, shows to taps and edits; else empty
@@ -70,7 +70,7 @@ def locked(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P]
 
 
 def changing(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
-    """As `locked`, for what changes (or saves) the state that a run works on: raises GraphError where a tap or an edit
+    """As `locked`, for what changes (or saves) the state that a run works on: raises GraphError when a tap or an edit
     calls it in the middle of that run."""
 
     @wraps(f)

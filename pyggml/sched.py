@@ -21,7 +21,7 @@ from .var import largest
 
 
 def check_graph(what: str, graph: Graph) -> None:
-    """Raise GraphError where `graph` is none."""
+    """Raise GraphError when `graph` is none."""
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"{what} takes a Graph, not {type(graph).__name__}")
 
@@ -87,7 +87,7 @@ class Split:
     nodes: list[Tensor] = field(default_factory=list[Tensor])
     inputs: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])  # source -> its copy
     steps: list[alloc.Step] = field(default_factory=list[alloc.Step])  # the nodes as the backend computes them
-    parts: list[Part] = field(default_factory=list[Part])  # one, where no one watches and no weights come and go
+    parts: list[Part] = field(default_factory=list[Part])  # one, when no one watches and no weights come and go
 
     def __str__(self) -> str:
         copies = ", ".join(t.name for t in self.inputs) or "none"
@@ -122,7 +122,7 @@ class Schedule:
 
     @locked
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
-        """Compute the graph, on no more than `n_threads` and its backends' threads. Where it is not `interruptible`, no
+        """Compute the graph, on no more than `n_threads` and its backends' threads. When it is not `interruptible`, no
         long run ends early on Ctrl-C."""
         for split in self.splits:
             for source, copy in split.inputs.items():
@@ -176,7 +176,7 @@ class Scheduler:
     def set_tensor_backend(self, t: Tensor, backend: str | None) -> None:
         """Pin a node to a backend for the graphs planned from now on; None takes the pin off again.
 
-        A pin does not keep its node alive. Raises BackendError where the backend is none of this scheduler's, or has no
+        A pin does not keep its node alive. Raises BackendError when the backend is none of this scheduler's, or has no
         code for the node, or cannot reach the memory that the node writes into.
         """
         b = None if backend is None else self._backend(backend)
@@ -216,8 +216,8 @@ class Scheduler:
 
     @changing
     def alloc(self, graph: Graph) -> Schedule:
-        """Plan `graph` (once, and again where it has changed): its tensors get memory, its nodes are compiled. Inputs
-        can then be set. Raises BackendError where a node writes into read-only memory (the weights of a model)."""
+        """Plan `graph` (once, and again when it has changed): its tensors get memory, its nodes are compiled. Inputs
+        can then be set. Raises BackendError when a node writes into read-only memory (the weights of a model)."""
         check_graph("alloc", graph)
         ready = self._ready.get(graph)
         moved = ready is not None and any(b is not self._buffers.get(n) for n, b in ready.buffers.items())

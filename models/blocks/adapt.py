@@ -24,7 +24,7 @@ class LowRank(NamedTuple):
 class Adapters:
     """The adapters that a graph is built with. Graphs built with the same object differ in nothing by them.
 
-    low_rank  by the name of the weight (`output.weight` also where the model has none, and takes its embeddings)
+    low_rank  by the name of the weight (`output.weight` also when the model has none, and takes its embeddings)
     control   by layer: what is added to its output, F32 ne [n_embd]
     """
 

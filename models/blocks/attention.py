@@ -19,8 +19,8 @@ _SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext", "v", "kqv")
 
 def build_qkv(b: Build, cur: Tensor, il: int, *, bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Q, ne [n_embd_head_k, n_head, n_tokens], K, ne [n_embd_head_k, n_head_kv, n_tokens], and V, ne
-    [n_embd_v_gqa, n_tokens], of `cur`: by one weight each, or by one for all where the model has `attn_qkv`. Clamped
-    where the model asks for it (`f_clamp_kqv`). `bias`: as for `Build.linear`."""
+    [n_embd_v_gqa, n_tokens], of `cur`: by one weight each, or by one for all when the model has `attn_qkv`. Clamped
+    when the model asks for it (`f_clamp_kqv`). `bias`: as for `Build.linear`."""
     n = b.hparams.layer(il)
     if not n.n_head_kv:
         raise ModelError(f"hyperparameter n_head_kv: layer {il} has no heads, as those of this architecture must")
@@ -60,8 +60,8 @@ def _heads(b: Build, cur: Tensor, n_head: int) -> Tensor:
 class KV:
     """What attention over the cache takes, for layer `il`.
 
-    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens] (None where the layer
-    attends to those of another, `hp.kv_layer`), v_cur ne [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne
+    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens] (None when the layer
+    attends to those of another, `hp.kv_layer`), v_cur ne [n_embd_v_gqa, n_tokens] (None when it is in K), kq_mask ne
     [n_kv, n_tokens padded], or one for each head of K: ne [n_kv, n_tokens, n_head_kv]. sinks: ne [n_head], one more
     score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
     scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are

@@ -56,7 +56,7 @@ class Input(NamedTuple):
 
 
 class CacheUse(NamedTuple):
-    """How a graph uses one cache: the cells that attention looks at (those of the ubatch where it is transient), the
+    """How a graph uses one cache: the cells that attention looks at (those of the ubatch when it is transient), the
     first cell of the ubatch's slot (bound when the graph runs), and the name of the mask."""
 
     kv: KVCache
@@ -94,7 +94,7 @@ class Build(Generic[H_co]):
     adapters    what is added to products and to the outputs of layers
     twins       the layers that are like one before them in such graphs, see `layers`
     asked       whether anyone will look at the node of a name: what is fused in one op is then built of several
-    n_logits    tokens of which logits are wanted, where all have an output: a graph of `hidden` states
+    n_logits    tokens of which logits are wanted, when all have an output: a graph of `hidden` states
     hidden      the node with what heads read of each token, ne [n_embd, n_tokens], in such a graph
 
     Of the hyperparameters of a head it is the graph of that head, see `build_inp_embd`.
@@ -228,7 +228,7 @@ class Build(Generic[H_co]):
     def weight(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor:
         """The weight of that role (of layer `il`), which a model must have.
 
-        Raises ModelError where it is missing or has another shape.
+        Raises ModelError when it is missing or has another shape.
         """
         spec = TensorSpec(self.name(role, il, suffix), ne)
         t = self.weights.ask(spec)
@@ -245,11 +245,11 @@ class Build(Generic[H_co]):
         return tensor_name(role, il if il < 0 else self.hparams.block(il), suffix)
 
     def optional(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor | None:
-        """The weight (or bias) of that role, or None where the model has none. Raises ModelError for another shape."""
+        """The weight (or bias) of that role, or None when the model has none. Raises ModelError for another shape."""
         return self.weights.ask(TensorSpec(self.name(role, il, suffix), ne, True))
 
     def n_out(self, role: str, choices: tuple[int, ...], il: int = -1) -> int:
-        """How many rows the weight of that role has: one of `choices`, the first where the model has no such weight, or
+        """How many rows the weight of that role has: one of `choices`, the first when the model has no such weight, or
         another one (which asking for it then says)."""
         ne = self.weights.ne(self.name(role, il))
         return ne[1] if ne is not None and ne[1] in choices else choices[0]
@@ -259,7 +259,7 @@ class Build(Generic[H_co]):
         return self.adapters.product(gg.mul_mat(w, cur), w.name, cur)
 
     def linear(self, role: str, cur: Tensor, n_out: int, name: str, il: int = -1, *, bias: bool = True) -> Tensor:
-        """weight @ cur, with a weight of ne [cur.ne[0], n_out], and the bias where the model has one: ne
+        """weight @ cur, with a weight of ne [cur.ne[0], n_out], and the bias when the model has one: ne
         [n_out, n_tokens]. Both nodes are called `name`. `bias` false: it may have one, which is not added."""
         cur = self.cb(self.mul_mat(self.weight(role, (cur.ne[0], n_out), il), cur), name, il)
         b = self.optional(role, (n_out,), il, "bias")

@@ -70,7 +70,7 @@ def build_ffn(
 
     `n_ff`: that of the layer, unless given. `kind` ends the roles of its weights: `_shexp`, the experts that all share.
     `bias`: as for `Build.linear`. `gate_in_up`: `ffn_up` gives the gate, and then what it lets through.
-    Without a gate, what `act` gives is divided by `ffn.act.scales` where the model has them.
+    Without a gate, what `act` gives is divided by `ffn.act.scales` when the model has them.
     """
     n_ff, act = n_ff or b.hparams.layer(il).n_ff, act_of(b, act)
     if gate_in_up:

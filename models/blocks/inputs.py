@@ -49,7 +49,7 @@ def given_embd(u: UBatch, memory: Memory) -> Floats:
 
 
 def build_inp_embd(b: Build) -> Tensor:
-    """The embeddings of the tokens, or those that are given, scaled where the model asks for it: ne
+    """The embeddings of the tokens, or those that are given, scaled when the model asks for it: ne
     [n_embd, n_tokens]. Of a head: what it makes of those of tokens and of the hidden states of the tokens before them,
     which are given in the place of embeddings (DeepSeek-V3, arXiv 2412.19437, 2.2)."""
     if b.hparams.is_head:
@@ -110,7 +110,7 @@ def _four_positions(u: UBatch, memory: Memory) -> Ints:
 
 
 def build_pos_embd(b: Build, cur: Tensor, *, optional: bool = False) -> Tensor:
-    """`cur`, ne [n_embd, n_tokens], plus the embeddings of the positions; `optional`: where the model has them."""
+    """`cur`, ne [n_embd, n_tokens], plus the embeddings of the positions; `optional`: when the model has them."""
     ne = (cur.ne[0], b.hparams.n_ctx_train)
     embd = b.optional("position_embd", ne) if optional else b.weight("position_embd", ne)
     if embd is None:

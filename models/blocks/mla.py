@@ -53,7 +53,7 @@ def build_mla(
 ) -> Tensor:
     """Attention of the heads, before it is projected: ne [n_head * m.n_embd_head_v, n_tokens].
 
-    Where V is in K (`hp.v_in_k`), the cache holds the latent rows, ne [n_lora_kv + n_rot]: Q is brought to them by
+    When V is in K (`hp.v_in_k`), the cache holds the latent rows, ne [n_lora_kv + n_rot]: Q is brought to them by
     `attn_k_b`, and what comes out to the heads by `attn_v_b`. Else it holds K and V of each head. `q_scale`, ne
     [1, 1, n_tokens], is what Q is multiplied with. `k_norm`: the roped elements of K are normed before. `scale` and
     `sinks`: as in KV. `choose`: of the row that Q comes from gives the mask; without it that is the layer's.
@@ -105,7 +105,7 @@ def _q_row(b: Build, cur: Tensor, il: int, n_lora: int) -> Tensor:
 
 
 def _split(a: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
-    """The first `n` elements of each row, and the rest; None where that is nothing."""
+    """The first `n` elements of each row, and the rest; None when that is nothing."""
     parts = (0, n), (n, a.ne[0] - n)
     first, rest = (gg.view_3d(a, m, a.ne[1], a.ne[2], a.nb[1], a.nb[2], i * a.nb[0]) if m else None for i, m in parts)
     return first, rest

@@ -84,7 +84,7 @@ def _pooling_weights(b: Build) -> _PoolingWeights:
 
 def build_pooling(b: Build, rank: bool) -> Graph:
     """What the model makes of the pooled embeddings `inp_pooled`, ne [n_embd, n_tokens], those of a sequence in each
-    row: `result_embd_pooled`, its embeddings, or the scores of a reranker, ne [n_out, n_tokens]. No nodes where it
+    row: `result_embd_pooled`, its embeddings, or the scores of a reranker, ne [n_out, n_tokens]. No nodes when it
     makes nothing of them."""
     with b.ctx:
         h, rule = _pooling_weights(b), b.hparams.rank_head

@@ -57,7 +57,7 @@ def build_conv_window(b: Build, cur: Tensor, d_conv: int, il: int) -> Tensor:
 
 def build_conv(b: Build, cur: Tensor, role: str, d_conv: int, il: int) -> Tensor:
     """`cur`, ne [channels, n_tokens], convolved over time with the weights of that role, ne [d_conv, channels],
-    plus the bias where the model has one: ne as `cur`."""
+    plus the bias when the model has one: ne as `cur`."""
     channels = cur.ne[0]
     window = build_conv_window(b, cur, d_conv, il)
     out = gg.ssm_conv(window, as_f32(b.weight(role, (d_conv, channels), il)))

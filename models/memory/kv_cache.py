@@ -47,13 +47,13 @@ class KVCache(KVCells):
     `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa (layers that have no
     V, of an indexer, come last); `index` says which `i` a layer reads, also one that shares those of another
     (`hp.kv_layer`). V is stored transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`.
-    Where V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
+    When V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
     it starts; `n_rewind`: see `WindowCache`. A `transient` one has the cells of one batch and stores nothing: its
     tokens see each other, the next ones do not. A `cross` one holds what an encoder gave: the encoder fills it, and the
     decoder's tokens see all that is of their sequences. `causal`: tokens do not see those after them. In types of
     ROTATED_TYPES K and V of each head are stored rotated, see `rotation_k`. K and V of layers that are not `held` get
     no memory (None: all do): other stages of the model have them. Raises ModelError for types that the layout cannot
-    store, AllocError where the machine has not that much memory.
+    store, AllocError when the machine has not that much memory.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class KVCache(KVCells):
 
     def rotation_k(self, il: int) -> Tensor | None:
         """What parts of a head of K (and of Q, whose products stay as they are) of layer `il` are multiplied with
-        before it is stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None where K is stored as it
+        before it is stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None when K is stored as it
         is."""
         n = self._rotated_k.get(self.layers[self.index[il]])
         return None if n is None else self._rotations[n]

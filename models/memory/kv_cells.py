@@ -69,7 +69,7 @@ def is_negative(seq_id: int) -> bool:
 
 
 def checked_seq(seq_id: int, n_seq_max: int) -> int:
-    """`seq_id`, where there is such a sequence. Raises GGMLError."""
+    """`seq_id`, when there is such a sequence. Raises GGMLError."""
     seq = whole("a sequence", seq_id)
     if not 0 <= seq < n_seq_max:
         raise GGMLError(f"sequence {seq} is outside 0..{n_seq_max - 1} (n_seq_max = {n_seq_max})")
@@ -97,16 +97,16 @@ class KVCells:
     pos     int32 [size]: the position of the token a cell holds, -1 for an empty cell
     delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`), 0 for an empty cell
     seq     bool [n_seq_max, size]: which sequences a cell belongs to
-    pos_max int32 [n_seq_max]: the largest position of each sequence, -1 where it has no cells
-    owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED where it belongs to several
+    pos_max int32 [n_seq_max]: the largest position of each sequence, -1 when it has no cells
+    owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED when it belongs to several
     head    where the search for the next slot starts
     used    cells that are not empty
     end     one past the last cell that is not empty
-    fixed   why tokens cannot be given other positions, for seq_add and seq_div to say; empty where they can
+    fixed   why tokens cannot be given other positions, for seq_add and seq_div to say; empty when they can
     version rises by one with every change of the cells (`hold` is one change)
     lock    held by operations on sequences and, as it is the context's, by everything that a context does
 
-    Operations are done as a whole or, where they raise or a signal comes, not at all; `hold` alone changes the cells
+    Operations are done as a whole or, when they raise or a signal comes, not at all; `hold` alone changes the cells
     bit by bit, for speed, and is taken back with `undo`.
     """
 
@@ -184,7 +184,7 @@ class KVCells:
     def hold(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> None:
         """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i].
 
-        The head moves behind the slot. Where a signal breaks this off, `undo` puts all right that was done.
+        The head moves behind the slot. When a signal breaks this off, `undo` puts all right that was done.
         """
         n, start = slot.n, slot.start
         stop = start + n
@@ -235,11 +235,11 @@ class KVCells:
     # -- operations on sequences ----------------------------------------------------------------------------------
 
     def seq_pos_max(self, seq_id: int) -> int:
-        """The largest position of a sequence, -1 where it has no cells."""
+        """The largest position of a sequence, -1 when it has no cells."""
         return int(self.pos_max[self._checked(seq_id)])
 
     def seq_pos_min(self, seq_id: int) -> int:
-        """The smallest position of a sequence, -1 where it has no cells."""
+        """The smallest position of a sequence, -1 when it has no cells."""
         pos = self.pos[self.seq[self._checked(seq_id)]]
         return int(pos.min()) if len(pos) else -1
 

@@ -57,7 +57,7 @@ class KVMask:
         put into `slot` (None: into another cache). `shared`: some belong to several sequences. Other rows and columns
         are not to be read.
 
-        Where every row is the token that follows the one it had last time, only the new cells are written.
+        When every row is the token that follows the one it had last time, only the new cells are written.
         """
         n = len(pos)
         if (

@@ -49,13 +49,13 @@ class RecurrentCells:
     r_l, s_l  of each layer that has them, F32 ne [floats of a state, n_cells]: what a convolution or a token shift
               needs of the last tokens, and the state proper (`HParams.state`); p_l: of a second convolution
     recent    of models that read them (`HParams.n_recent`), F32 ne [tokens, n_cells]: the last tokens before a state
-              stands, each plus 1, 0 where there is none
-    tail      int32 [n_seq_max]: the cell with the state of a sequence, NOTHING where it is empty
+              stands, each plus 1, 0 when there is none
+    tail      int32 [n_seq_max]: the cell with the state of a sequence, NOTHING when it is empty
     pos_max   int32 [n_seq_max]: the position of the last token in that state, -1 where it is empty
     kept, kept_pos   the same of the state before the last decode
     size      what a context was asked for; a state takes any number of tokens
 
-    Operations are done as a whole or, where they raise or a signal comes, not at all.
+    Operations are done as a whole or, when they raise or a signal comes, not at all.
     """
 
     used = 0
@@ -65,7 +65,7 @@ class RecurrentCells:
     kept_pos: Ints
 
     def __init__(self, hp: HParams, size: int, n_seq_max: int = 1, held: Container[int] | None = None) -> None:
-        """Layers that are not `held` get no memory (None: all do). Raises AllocError where the machine has not that
+        """Layers that are not `held` get no memory (None: all do). Raises AllocError when the machine has not that
         much."""
         self.size, self.n_seq_max, self.n_cells = size, n_seq_max, 2 * n_seq_max + 1
         self.lock = Lock()
@@ -130,7 +130,7 @@ class RecurrentCells:
         """Cells for a ubatch of equal sequences (several may share tokens, and the state after them). `taken`: the
         slots that the same decode has already.
 
-        Raises BatchError where tokens are shared by sequences whose states differ.
+        Raises BatchError when tokens are shared by sequences whose states differ.
         """
         before, now = self._arrays(), self._arrays()
         tail, kept = now["tail"], now["kept"]
@@ -204,7 +204,7 @@ class RecurrentCells:
     @at_once
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). False, with
-        nothing changed, where `can_remove` is: a state cannot forget single tokens."""
+        nothing changed, when `can_remove` is: a state cannot forget single tokens."""
         if not self.can_remove(seq_id, p0, p1):
             return False
         first, end = self._range(p0, p1)
@@ -221,7 +221,7 @@ class RecurrentCells:
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let sequence `dst` go on from the state of `src` too, or from the kept one; no data moves.
 
-        Raises GGMLError where the positions p0 <= p < p1 do not end with either.
+        Raises GGMLError when the positions p0 <= p < p1 do not end with either.
         """
         first, end = self._range(p0, p1)
         if self._checked(src) == self._checked(dst):
@@ -246,7 +246,7 @@ class RecurrentCells:
     @changing
     @at_once
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
-        """Add `delta` to the positions p0 <= p < p1 of a sequence: to that of its state, where it is one of them. A
+        """Add `delta` to the positions p0 <= p < p1 of a sequence: to that of its state, when it is one of them. A
         sequence whose position were negative is removed."""
         delta = whole("seq_add: delta", delta, -INT32_MAX, INT32_MAX)
         self._move(seq_id, p0, p1, lambda pos: pos + delta)

@@ -137,7 +137,7 @@ def ascending(a: Ints) -> bool:
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file that appears whole or, on any error, not at all. Raises StateError where it cannot be written."""
+    """Write a file that appears whole or, on any error, not at all. Raises StateError when it cannot be written."""
     path = path_name(path, StateError)
     try:
         with AtomicFile(path) as out:
@@ -147,7 +147,7 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file. Raises StateError where it cannot be read."""
+    """The bytes of a file. Raises StateError when it cannot be read."""
     path = path_name(path, StateError)
     try:
         with open_regular(path, StateError) as f:

@@ -19,7 +19,7 @@ class Program(Protocol):
 
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
         """Compute the nodes, on no more than `n_threads` and the backend's threads. A long run may end early on Ctrl-C
-        where it is `interruptible`. Raises BackendError naming the node that failed."""
+        when it is `interruptible`. Raises BackendError naming the node that failed."""
         ...
 
 

@@ -159,7 +159,7 @@ def plan(
     """Lay out every result that has no memory yet. Leafs have memory of their own: their values outlive a run.
 
     Inputs and outputs are never recycled and never overwritten in place. A node may take over the memory
-    of a source it is the last user of, where its op allows it (OpDef.inplace) and type, shape and pool agree. A view
+    of a source it is the last user of, when its op allows it (OpDef.inplace) and type, shape and pool agree. A view
     lives where its root lives. All that a step reads lives until its end.
     """
     result = Plan(n_steps=len(steps))

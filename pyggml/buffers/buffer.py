@@ -19,7 +19,7 @@ IN_FILE = "CPU_FILE"  # the buffer type of host memory that the system may write
 
 
 def check_memory(size: int, what: str) -> None:
-    """Raises AllocError where `what` needs more bytes than the machine has: it would be given them, and die of them."""
+    """Raises AllocError when `what` needs more bytes than the machine has: it would be given them, and die of them."""
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > have:
         raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; this machine has {have / 2**30:.1f}")
@@ -28,7 +28,7 @@ def check_memory(size: int, what: str) -> None:
 def file_memory(size: int) -> Bytes:
     """`size` zeroed bytes, uint8, of a file without a name, in TMPDIR or /var/tmp (not /tmp: that is memory on many
     machines). It is gone with them, or the process. What a forked child does to them the parent sees, too. Raises
-    AllocError where there is no room for it."""
+    AllocError when there is no room for it."""
     import tempfile  # it takes 5 ms to import
 
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
@@ -60,7 +60,7 @@ class MappedFile:
         self.lost = (0,) if MappedFile.guard is None else MappedFile.guard(self, fd)
 
     def check(self) -> None:
-        """Raises GGUFError where the file has become shorter since it was mapped."""
+        """Raises GGUFError when the file has become shorter since it was mapped."""
         if self.map.size() < self.data.nbytes or self.lost[0]:
             text = (
                 f"had {self.data.nbytes} bytes when it was opened and has {self.map.size()} now: what was read is lost"
@@ -107,7 +107,7 @@ class Buffer:
     @classmethod
     def allocate(cls, size: int, buft: str = "CPU") -> Buffer:
         """`size` zeroed bytes of a buffer type (the host's: aligned to a cache line; IN_FILE: of one that is CPU's).
-        Raises AllocError where there is no memory."""
+        Raises AllocError when there is no memory."""
         if buft in cls.device_types:
             return cls.device_types[buft](size)
         if buft == IN_FILE:

@@ -53,7 +53,7 @@ class Actors(Protocol):
         ...
 
     def get(self, result: Any) -> Any:
-        """Wait for what `call` stands for. Raises what it raised, ActorDied where its actor, or one that its arguments
+        """Wait for what `call` stands for. Raises what it raised, ActorDied when its actor, or one that its arguments
         came from, is gone."""
         ...
 
@@ -164,7 +164,7 @@ class StageActor:
 
 
 def check_alike(actors: Sequence[About]) -> None:
-    """Raises GGMLError where actors have other models, or other versions of pyggml."""
+    """Raises GGMLError when actors have other models, or other versions of pyggml."""
     for other in actors[1:]:
         if other[:3] != actors[0][:3]:
             raise GGMLError(f"the nodes have different models, or versions of pyggml: {actors[0][:3]}, {other[:3]}")

@@ -51,7 +51,7 @@ class Chain:
             self._all(epoch, "close", key)
 
     def evaluate(self, epoch: int, key: int, ops: Sequence[MemoryOp], batch: Batch) -> Floats:
-        """The logits of a batch. Raises as `LlamaContext.decode`, WorkerDied where a stage has died since `epoch`."""
+        """The logits of a batch. Raises as `LlamaContext.decode`, WorkerDied when a stage has died since `epoch`."""
         given = None
         with self._lock:  # every stage has the batches of all threads in one order
             self._check(epoch)
@@ -60,7 +60,7 @@ class Chain:
         return self._get(epoch, given)
 
     def repair(self, epoch: int) -> None:
-        """Replace stages that died since `epoch`, where that was not done, and forget all contexts."""
+        """Replace stages that died since `epoch`, when that was not done, and forget all contexts."""
         with self._lock:
             if epoch != self.epoch:
                 return

@@ -53,7 +53,7 @@ class Pool:
     def run(self, requests: Sequence[Any]) -> Iterator[Result]:
         """A result for each request, in their order. Once.
 
-        Raises what a worker raises; BatchError where three in a row die at the same request, and where none is left.
+        Raises what a worker raises; BatchError when three in a row die at the same request, and when none is left.
         """
         self._requests, self._left = requests, deque(range(len(requests)))
         self._undone, self._busy = len(requests), len(self._workers)
@@ -103,7 +103,7 @@ class Pool:
                 self._changed.notify_all()
 
     def _take(self) -> list[int]:
-        """The next requests, once there are any; none where all are answered."""
+        """The next requests, once there are any; none when all are answered."""
         with self._changed:
             while not self._left and self._undone and self._error is None:
                 self._changed.wait()  # another worker may die
@@ -115,7 +115,7 @@ class Pool:
             return [self._left.popleft() for _ in range(n)]
 
     def _done(self, i: int, result: Result) -> bool:
-        """Keep a result; False where nobody waits for it."""
+        """Keep a result; False when nobody waits for it."""
         with self._changed:
             if not self._undone:
                 return False

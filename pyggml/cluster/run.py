@@ -51,7 +51,7 @@ def batch_on(
     again.
 
     Raises as `gg.batch` and `load_model`; ModelError for a model that cannot be split, or that the nodes cannot hold;
-    BatchError where three processes in a row die at the same prompt, and where none can be started any more.
+    BatchError when three processes in a row die at the same prompt, and when none can be started any more.
     """
     if workers is not None and stages is not None:
         raise ModelError("workers have whole models each, stages are parts of one: give one of the two")

@@ -35,7 +35,7 @@ class ModelWorker:
         return actor, actor.call("load", self._model)
 
     def about(self) -> About | None:
-        """Of its model, once that is loaded; None where it died meanwhile. Raises as `load_model`."""
+        """Of its model, once that is loaded; None when it died meanwhile. Raises as `load_model`."""
         try:
             return self._actors.get(self._loaded)
         except ActorDied:

@@ -126,7 +126,7 @@ class CpuBackend(HostBackend):
     Raises BackendError for an instruction set that this CPU or build does not have, a thread count below 1, or an
     unknown fusion.
 
-    `measure(program, spans)` is called after each run where it is set: int64 [n_ops, n_threads, 2], when (nanoseconds
+    `measure(program, spans)` is called after each run when it is set: int64 [n_ops, n_threads, 2], when (nanoseconds
     of time.perf_counter_ns) each thread began and ended the ops of `program.lowered.nodes`; 0 where it took no part.
     """
 

@@ -90,7 +90,7 @@ def repack(
 def allow_rounding(tensors: Iterable[Tensor]) -> None:
     """Let products of many columns round the matrices of F16 and BF16 among these, and the columns.
 
-    They become 16-bit fixed point (NMSE 1.5e-8), or two numbers in bf16 where there are tiles (2e-11).
+    They become 16-bit fixed point (NMSE 1.5e-8), or two numbers in bf16 when there are tiles (2e-11).
     """
     for t in tensors:
         if _is_dense_leaf(t) and is_float_matrix(t):

@@ -21,7 +21,7 @@ def _are_rows(views: Sequence[Tensor], t: Tensor) -> bool:
 
 
 def _weighted(t: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(rows, weights) where `t`, ne [n, n_rows, n_columns], is rows times a number for each."""
+    """(rows, weights) when `t`, ne [n, n_rows, n_columns], is rows times a number for each."""
     if t.op != "mul" or t.view_src is not None:
         return None
     rows, weights = t.src

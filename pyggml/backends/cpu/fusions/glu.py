@@ -14,7 +14,7 @@ _UNITS = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}  # activation -> t
 
 
 class Gate(NamedTuple):
-    """A gated unit: `unit` (the op of that name) of `gate` and `up`, or of the halves of each row of `gate`, where `up`
+    """A gated unit: `unit` (the op of that name) of `gate` and `up`, or of the halves of each row of `gate`, when `up`
     is None. `act`: the node of the activation, where that is not in the unit's own."""
 
     unit: str

@@ -25,7 +25,7 @@ class Norm(NamedTuple):
 
 
 def norm_of(t: Tensor) -> Norm | None:
-    """The norm where `t` is the product of its rows and one row, all dense f32."""
+    """The norm when `t` is the product of its rows and one row, all dense f32."""
     if t.op != "mul" or t.view_src is not None:
         return None
     norm, weight = t.src
