@@ -21,7 +21,7 @@ from .var import largest
 
 
 def check_graph(what: str, graph: Graph) -> None:
-    """Raise GraphError when `graph` is none."""
+    """Raise GraphError when `graph` is not a graph."""
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"{what} takes a Graph, not {type(graph).__name__}")
 
@@ -56,12 +56,12 @@ class Cut(NamedTuple):
 
     @property
     def nodes(self) -> list[Tensor]:
-        """Those of the steps."""
+        """The nodes of the steps."""
         return [t for step in self.steps for t in step.nodes]
 
 
 class Part(NamedTuple):
-    """A cut, compiled."""
+    """A cut that its backend has compiled."""
 
     program: Program
     cut: Cut
@@ -87,7 +87,7 @@ class Split:
     nodes: list[Tensor] = field(default_factory=list[Tensor])
     inputs: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])  # source -> its copy
     steps: list[alloc.Step] = field(default_factory=list[alloc.Step])  # the nodes as the backend computes them
-    parts: list[Part] = field(default_factory=list[Part])  # one, when no one watches and no weights come and go
+    parts: list[Part] = field(default_factory=list[Part])  # one, unless nodes are watched or weights come and go
 
     def __str__(self) -> str:
         copies = ", ".join(t.name for t in self.inputs) or "none"
@@ -122,8 +122,8 @@ class Schedule:
 
     @locked
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
-        """Compute the graph, on no more than `n_threads` and its backends' threads. When it is not `interruptible`, no
-        long run ends early on Ctrl-C."""
+        """Compute the graph, on no more than `n_threads` and its backends' threads. A long run ends early on Ctrl-C
+        only when it is `interruptible`."""
         for split in self.splits:
             for source, copy in split.inputs.items():
                 assert copy.buffer is not None
@@ -149,7 +149,8 @@ class Scheduler:
     read before the next one runs. `backends` are names or Backend objects.
 
     Each call holds `lock`. Threads that share a scheduler hold it themselves (`with scheduler.lock:`) from `alloc`, or
-    from setting the inputs, until they have read the outputs. `watches`: who is told values while graphs run.
+    from setting the inputs, until they have read the outputs. `watches`: the taps and edits that see values while
+    graphs run.
     """
 
     def __init__(self, backends: Sequence[str | Backend] = ("cpu", "ref"), n_threads: int | None = None) -> None:
@@ -199,12 +200,12 @@ class Scheduler:
 
     @property
     def last(self) -> Schedule | None:
-        """That of the graph that was planned or run last, while it lives."""
+        """The schedule of the graph that was planned or run last, as long as it lives."""
         return self._last and self._last()
 
     @property
     def splits(self) -> list[Split]:
-        """Those of `last`."""
+        """The splits of `last`."""
         last = self.last
         return last.splits if last else []
 
@@ -216,8 +217,9 @@ class Scheduler:
 
     @changing
     def alloc(self, graph: Graph) -> Schedule:
-        """Plan `graph` (once, and again when it has changed): its tensors get memory, its nodes are compiled. Inputs
-        can then be set. Raises BackendError when a node writes into read-only memory (the weights of a model)."""
+        """Plan `graph`, unless that was done and the graph is unchanged: its tensors get memory, its nodes are
+        compiled. Inputs can then be set. Raises BackendError when a node writes into read-only memory (the weights of a
+        model)."""
         check_graph("alloc", graph)
         ready = self._ready.get(graph)
         moved = ready is not None and any(b is not self._buffers.get(n) for n, b in ready.buffers.items())
@@ -243,7 +245,7 @@ class Scheduler:
 
     @locked
     def assignment(self, graph: Graph) -> str:
-        """The splits and the backend of every node, one line each; fused ones stand together."""
+        """The splits and the backend of every node, one line each; fused nodes stand together."""
         lines: list[str] = []
         for i, split in enumerate(self.alloc(graph).splits):
             lines.append(f"split {i} on {split}")
@@ -265,7 +267,7 @@ class Scheduler:
         BackendError for a node that none can compute."""
         own: dict[Tensor, str] = {}
         first, pins = next(iter(self.backends)), dict(self._pins)
-        done = {} if pins or len(self.backends) > 1 else own  # of nodes that stand for those that repeat them
+        done = {} if pins or len(self.backends) > 1 else own  # the answers for nodes that others repeat
         for t in graph.nodes:
             if (pin := pins.get(t)) is None and (OPS[t.op].kernel is None or (t.like in done and t.view_src is None)):
                 own[t] = first
@@ -276,7 +278,8 @@ class Scheduler:
         return own
 
     def _can_write(self, backend: str, t: Tensor, own: Mapping[Tensor, str]) -> bool:
-        """Whether `backend` reaches the memory that `t` writes through a view; all of the host reach the host's."""
+        """Whether `backend` reaches the memory that `t` writes through a view. Host memory is reached by every backend
+        that computes on the host."""
         if t.view_src is None or OPS[t.op].kernel is None:
             return True
         b, buft = self.backends[backend], self._buft_of(t.view_src, own)
@@ -335,14 +338,14 @@ class Scheduler:
 
     @locked
     def plan(self, graph: Graph, watched: Collection[Tensor] = ()) -> tuple[list[Split], alloc.Plan]:
-        """All passes: how it would run `graph` with these nodes `watched`, and where its results would lie. Nothing is
-        allocated. Raises BackendError as `alloc`."""
+        """All passes: how the backends would run `graph` with these nodes `watched`, and where results would lie.
+        Nothing is allocated. Raises BackendError as `alloc`."""
         check_graph("plan", graph)
         _refuse_read_only(graph)
         own = self.assign(graph)
         splits = self._split(graph, own, lambda root: self._buft_of(root, own))
         uses = Counter([s for t in graph.nodes for s in t.src if s is not None])
-        uses.update(watched)  # who watches reads: what is watched is not fused away
+        uses.update(watched)  # a watcher reads the node, so that it is not fused away
         for split in splits:
             split.steps = self.backends[split.backend].fuse(split.nodes, uses)
         steps = [step for split in splits for step in split.steps]
@@ -380,7 +383,8 @@ class Scheduler:
 
 
 def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> list[Cut]:
-    """The steps, cut after those that compute what is watched, and where other weights are to be in memory."""
+    """The steps in cuts. A cut ends after a step that computes a watched node, and before a step that needs other
+    streamed weights in memory."""
     if not watched and all(b.streamed is None for b in backend.reads(alloc.joined(steps))):
         return [Cut(steps, (), ())]
     cuts, begin, streamed = list[Cut](), 0, ()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PADDING, PADDING_FLASH_ATTN = 32, 256
 _CELL = 8  # bytes of a cell's position and delta; one more for each sequence
 
-# What these store of K and V is rotated first, so that no element stands out in its block (QuaRot, arXiv 2404.00456).
+# Types that store K and V rotated, so that no element stands out in its block (QuaRot, arXiv 2404.00456).
 ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)
 
 
@@ -106,14 +106,14 @@ class KVCache(KVCells):
         self._rotations = {n: ctx.new_tensor(DType.F32, (n, n), f"kv_rotation_{n}") for n in sorted(sizes)}
 
     def rotation_k(self, il: int) -> Tensor | None:
-        """What parts of a head of K (and of Q, whose products stay as they are) of layer `il` are multiplied with
-        before it is stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None when K is stored as it
-        is."""
+        """The matrix that parts of a head of K in layer `il` are multiplied with before K is stored: a Hadamard matrix,
+        ne [n, n], symmetric and its own inverse. Q is multiplied with it too, so that the products of Q and K stay as
+        they are. None when K is stored as it is."""
         n = self._rotated_k.get(self.layers[self.index[il]])
         return None if n is None else self._rotations[n]
 
     def rotation_v(self, n_embd_head: int) -> Tensor | None:
-        """The same for V (and for what attention makes of it, to take it back)."""
+        """The same for V. The result of attention is multiplied with it, which takes the rotation back."""
         return self._rotations.get(_power_of_2(n_embd_head)) if self.type_v in ROTATED_TYPES else None
 
     def seen_pos(self, pos: Ints) -> Ints:
@@ -123,8 +123,8 @@ class KVCache(KVCells):
 
     @property
     def v_limit(self) -> float:
-        """The largest number that type_v stores (blocks have scales of F16). What is stored of V is kept finite: a
-        weight of 0 does not hide NaN."""
+        """The largest number that type_v stores (blocks have scales of F16). V is stored finite, because 0 times NaN is
+        NaN: a weight of 0 would not hide it."""
         bits = {DType.F32: 0x7F7FFFFF, DType.BF16: 0x7F7F0000}.get(self.type_v, 0x477FE000)
         return float(np.uint32(bits).view(np.float32))
 

@@ -19,7 +19,8 @@ IN_FILE = "CPU_FILE"  # the buffer type of host memory that the system may write
 
 
 def check_memory(size: int, what: str) -> None:
-    """Raises AllocError when `what` needs more bytes than the machine has: it would be given them, and die of them."""
+    """Raises AllocError when `what` needs more bytes than the machine has. The system would grant them, and kill the
+    process when it uses them."""
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > have:
         raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; this machine has {have / 2**30:.1f}")
@@ -27,8 +28,8 @@ def check_memory(size: int, what: str) -> None:
 
 def file_memory(size: int) -> Bytes:
     """`size` zeroed bytes, uint8, of a file without a name, in TMPDIR or /var/tmp (not /tmp: that is memory on many
-    machines). It is gone with them, or the process. What a forked child does to them the parent sees, too. Raises
-    AllocError when there is no room for it."""
+    machines). The file is gone when nobody holds the bytes, or the process ends. A parent sees what a forked child
+    writes. Raises AllocError when there is no room for the file."""
     import tempfile  # it takes 5 ms to import
 
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
@@ -43,10 +44,10 @@ def file_memory(size: int) -> Bytes:
 class MappedFile:
     """A whole file, mapped for reading.
 
-    While it is in use the file may be replaced (renamed over, deleted), but not be made shorter or written to. If it is
-    made shorter, the process lives on: what the file lost reads as zeros, for whoever holds an array of it, and `check`
-    raises from then on; so every run that has read it does, and every look at a tensor in it. What cannot be told
-    apart: other bytes written into it, and a copy that is being made of it in just that moment.
+    While it is in use the file may be replaced (renamed over, deleted), but not be made shorter or written to. When it
+    is made shorter, the process lives on: the lost part reads as zeros for whoever holds an array of it. From then on
+    `check` raises, and so do every run that has read the file and every look at a tensor in it. Nobody notices
+    bytes that are written into the file, or a loss while an array of it is being copied.
     """
 
     guard: ClassVar[Callable[[MappedFile, int], Sequence[int]] | None] = None  # what catches such reads
@@ -129,8 +130,8 @@ class Buffer:
 
 
 class FetchedBuffer(Buffer):
-    """Host memory (None: none at all) that holds a weight while `streamed` is acquired. The host gets its own bytes of
-    it: those that `fetch` gives, uint8, read-only."""
+    """Host memory (None: none at all) that holds a weight while `streamed` is acquired. Whoever reads the weight on the
+    host gets bytes of their own instead: those that `fetch` gives, uint8, read-only."""
 
     __slots__ = ("_fetch",)
 

@@ -33,7 +33,7 @@ class Actor(Protocol):
     """An object in another process. Calls run one at a time, in their order."""
 
     def call(self, method: str, *args: Any) -> Any:
-        """Begin a call; returns what stands for its result, also as an argument of other calls."""
+        """Begin a call, and return a handle of its result. The handle may be an argument of other calls."""
         ...
 
     def kill(self) -> None:
@@ -42,19 +42,19 @@ class Actor(Protocol):
 
 
 class Actors(Protocol):
-    """What starts actors, on the nodes of a cluster."""
+    """Starts actors on the nodes of a cluster."""
 
     def nodes(self) -> list[Node]:
-        """Those that are alive."""
+        """The nodes that are alive."""
         ...
 
     def start(self, kind: type, seat: Seat) -> Actor:
-        """A new `kind()` there."""
+        """Start an actor, a new `kind()`, in that seat."""
         ...
 
     def get(self, result: Any) -> Any:
-        """Wait for what `call` stands for. Raises what it raised, ActorDied when its actor, or one that its arguments
-        came from, is gone."""
+        """Wait for the result that `call` gave a handle of. Raises what the call raised; ActorDied when the actor is
+        gone, or an actor that the arguments came from."""
         ...
 
 
@@ -80,7 +80,7 @@ class ModelRef(NamedTuple):
 
 
 class About(NamedTuple):
-    """What an actor loaded, which must be the same for all of them, and its process."""
+    """The model that an actor loaded, which must be the same for all actors, and the process of the actor."""
 
     version: str
     arch: str
@@ -89,7 +89,7 @@ class About(NamedTuple):
 
 
 def about(model: Model) -> About:
-    """Of a model, in the process that has it."""
+    """The About of a model, in the process that has it."""
     from pyggml import __version__
 
     return About(__version__, model.arch, sum(t.nbytes for t in model.tensors.values()), os.getpid())
@@ -111,7 +111,7 @@ class BatchActor:
         return about(self._model)
 
     def begin(self, requests: Sequence[Any], n_predict: int, options: BatchOptions) -> None:
-        """Take requests, in place of those before. Raises as `batch`."""
+        """Take requests, which replace those before. Raises as `batch`."""
         self._results: Iterator[Result] = batch(self._model, requests, n_predict, **options)
 
     def more(self) -> Result:
@@ -120,10 +120,10 @@ class BatchActor:
 
 
 class StageActor:
-    """Some of the layers of a model, and contexts of those that decode, by number."""
+    """Some of the layers of a model, and contexts that run these layers, by number."""
 
     def load(self, model: ModelRef, layers: tuple[int, int], n_threads: int) -> About:
-        """Load these layers; contexts run on so many threads. Raises as `load_model`."""
+        """Load these layers. Contexts run on `n_threads` threads. Raises as `load_model`."""
         self._model, self._n_threads = model.load(layers), n_threads
         self._contexts: dict[int, Decoder] = {}
         return about(self._model)
@@ -144,9 +144,11 @@ class StageActor:
             self.close(key)
 
     def decode(self, key: int, ops: Sequence[MemoryOp], part: Batch, hidden: Floats | None) -> Floats:
-        """Change the memory of a context, then evaluate the tokens of a batch; `hidden` is what the stage before gave.
+        """Do `ops` on the memory of a context, then evaluate the tokens of a batch. `hidden` is what the stage before
+        gave.
 
-        Returns float32 [n_tokens, n_embd], of the last stage [n_outputs, n_vocab]. Raises as `LlamaContext.decode`.
+        Returns float32 [n_tokens, n_embd]; the last stage returns logits, [n_outputs, n_vocab]. Raises as
+        `LlamaContext.decode`.
         """
         ctx, stage = self._contexts[key], self._model.stage
         for op in ops:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """Stages, each of which takes what the one before gave. Several threads evaluate batches: while one stage has that
-    of one, others have those of others.
+    """The stages of a model: each takes what the one before it gave. Several threads evaluate batches at the same time:
+    while one batch is in one stage, others are in other stages.
 
-    `start(i)` starts the actor of stage i, with its layers loaded. `epoch`: how often stages were replaced.
+    `start(i)` starts the actor of stage i, with its layers loaded. `epoch` counts how often stages were replaced.
     """
 
     def __init__(self, model: LoadedModel, actors: Actors, n: int, start: Callable[[int], Actor]) -> None:
@@ -46,21 +46,21 @@ class Chain:
         return StagedContext(self, key, epoch, n_ctx, options)
 
     def close_context(self, epoch: int, key: int) -> None:
-        """Let go of one, where it is still there."""
+        """Let go of a context, when it is still there."""
         with suppress(WorkerDied):
             self._all(epoch, "close", key)
 
     def evaluate(self, epoch: int, key: int, ops: Sequence[MemoryOp], batch: Batch) -> Floats:
         """The logits of a batch. Raises as `LlamaContext.decode`, WorkerDied when a stage has died since `epoch`."""
         given = None
-        with self._lock:  # every stage has the batches of all threads in one order
+        with self._lock:  # so that all stages see the batches of all threads in the same order
             self._check(epoch)
             for stage in self._stages:
                 given = stage.call("decode", key, ops, batch, given)
         return self._get(epoch, given)
 
     def repair(self, epoch: int) -> None:
-        """Replace stages that died since `epoch`, when that was not done, and forget all contexts."""
+        """Replace the stages that died since `epoch`, unless that was done already, and forget all contexts."""
         with self._lock:
             if epoch != self.epoch:
                 return
@@ -107,8 +107,8 @@ class Chain:
 
 
 class StagedMemory(Memory):
-    """The sequences of a StagedContext: cells without K and V, which the driver fills and empties as every stage does
-    its own. Operations on sequences are noted in `ops`: the stages do them before the next batch."""
+    """The sequences of a StagedContext: cells without K and V. The driver fills and empties them as every stage fills
+    and empties its own. Operations on sequences are noted in `ops`: the stages do them before the next batch."""
 
     def __init__(self, model: LoadedModel, n_ctx: int, n_batch: int, options: ContextOptions) -> None:
         n_seq_max, flash_attn = options.get("n_seq_max", 1), options.get("flash_attn", False)
@@ -159,14 +159,14 @@ class StagedMemory(Memory):
         return taken
 
     def close_holes(self) -> None:
-        """Make room, as a stage does when a batch does not fit side by side."""
+        """Move cells together, as a stage does when a batch has no room side by side."""
         self.settle()
         for cache in self.caches:
             cache.defrag_done()
 
 
 class StagedContext:
-    """A Decoder of a model in stages. It gives logits alone."""
+    """A Decoder that runs a model in stages. It gives logits, and no embeddings."""
 
     n_threads = 1  # of this process, which waits for the stages
 

@@ -96,5 +96,5 @@ class RayActors:
 
 
 def _short(e: BaseException) -> str:
-    """Of what Ray says about a death, which is a page, the beginning."""
+    """The beginning of what Ray says about the end of an actor, which is a page long."""
     return f"{' '.join(str(e).split()):.200}"

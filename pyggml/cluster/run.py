@@ -1,4 +1,4 @@
-"""Requests on a cluster: how many workers or stages, where, and that all is ended in the end."""
+"""Requests on a cluster: starts workers or stages on its nodes, hands out the requests, and ends everything."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def batch_on(
     """`gg.batch` on a cluster: the same results, in the same order.
 
     The file of `model` (by default the one that ships with the package) must be there on every node, under that path.
-    Each of the `workers` (default: one on each node) loads it, on as many threads as its node has CPUs for it, and has
-    `n_parallel` prompts under way. With `stages` there is one model, its layers spread over so many processes by the
-    threads that they have; the prompts under way, `n_parallel` in all, are in one group more than there are stages, so
-    that each has something to do. `ram`: what each process may take for weights. `prepare(model)` is called in each
-    when it is loaded; `kv_overrides` replaces metadata. A process that dies is replaced, and what it was at is done
-    again.
+    Each of the `workers` (default: one on each node) loads it, uses as many threads as its node has CPUs for it, and
+    has `n_parallel` prompts under way. With `stages` there is one model, whose layers are spread over so many
+    processes, more layers for more threads. The prompts under way, `n_parallel` in all, are then in one group more than
+    there are stages, so that each stage has something to do. `ram` is what each process may take for weights.
+    `prepare(model)` is called in each process when the model is loaded; `kv_overrides` replaces metadata. A process
+    that dies is replaced, and its prompts are done again.
 
     Raises as `gg.batch` and `load_model`; ModelError for a model that cannot be split, or that the nodes cannot hold;
-    BatchError when three processes in a row die at the same prompt, and when none can be started any more.
+    BatchError when three processes in a row die at the same prompt, or no process can be started any more.
     """
     if workers is not None and stages is not None:
         raise ModelError("workers have whole models each, stages are parts of one: give one of the two")

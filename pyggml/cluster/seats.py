@@ -18,8 +18,8 @@ class Node(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Where an actor runs, on how many threads; `share` is that of the node's CPUs that it is given, `memory` that of
-    its bytes."""
+    """Where an actor runs, and on how many threads. `share` is how much of the node's CPUs it is given, `memory` how
+    many of its bytes."""
 
     node: str
     n_threads: int

@@ -22,7 +22,7 @@ Key = tuple[int, int]  # the number of a layer, an expert
 
 
 class Addresses:
-    """Addresses for all experts of a tensor, `size` bytes each; only those that are written to take memory."""
+    """Addresses for all experts of a tensor, `size` bytes each. Only the experts that are written there take memory."""
 
     def __init__(self, n_expert: int, size: int) -> None:
         self.size = size
@@ -36,7 +36,7 @@ class Addresses:
         return (-(-self.size // mmap.PAGESIZE) + 1) * mmap.PAGESIZE
 
     def forget(self, expert: int, after_other: bool, before_other: bool) -> None:
-        """Give its memory back, but for pages that it shares with neighbours that stay."""
+        """Give the memory of an expert back, but for pages that it shares with neighbours that stay."""
         start, end = expert * self.size, (expert + 1) * self.size
         first = (-(-start // mmap.PAGESIZE) if after_other else start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (end // mmap.PAGESIZE if before_other else -(-end // mmap.PAGESIZE)) * mmap.PAGESIZE
@@ -90,7 +90,7 @@ class StreamedExperts:
 
 
 class ExpertCache:
-    """Keeps the experts that were used last within `capacity` bytes, which those of any one layer fit in."""
+    """Keeps the experts that were used last within `capacity` bytes. All experts of any one layer fit in."""
 
     def __init__(self, capacity: int, ring: Ring, readers: ThreadPoolExecutor) -> None:
         self.capacity, self.bytes_read = capacity, 0

@@ -49,8 +49,8 @@ class StreamedRows:
 
 class WeightStream:
     """Keeps the weights of a model within `budget` bytes of memory: `pinned` bytes stay, `streamed` are read for each
-    run of a graph into `ring` bytes that they share, through `staging`. `bytes_read` counts what was read of the files
-    since the model was loaded.
+    run of a graph into `ring` bytes that they share, through `staging` bytes. `bytes_read` counts what was read from
+    the files since the model was loaded.
 
     A tensor looks the same to everyone else: NumPy reads its bytes from the file, or makes them anew.
     """
@@ -125,7 +125,7 @@ class WeightStream:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of weights that were read of the model's files."""
+        """Bytes of weights that were read from the model's files."""
         return self._ring.bytes_read + self._cache.bytes_read
 
     @property
@@ -194,7 +194,7 @@ def _group(name: str) -> str:
 def _experts(
     weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, items: Mapping[str, Sequence[Item]]
 ) -> dict[str, list[Item]]:
-    """By layer, the weights that only products by expert read, and that a file has expert by expert."""
+    """For each layer, the weights that only products by expert read and that a file stores expert by expert."""
     read = dict.fromkeys(weights.values(), True)
     for node in graph.nodes:
         for i, t in enumerate(node.src):

@@ -12,7 +12,8 @@ from ..repeats import stretches_of
 from .fusions import ORDER, Nodes
 from .products import choose
 
-# What can be switched on and off. Of products, always on where the CPU has its own way for them, there are the parts.
+# The fusions that can be switched on and off. Products that the CPU computes in a way of its own are always found;
+# `norm`, `share`, `glu` and `residual` also say what may be fused to them.
 FUSIONS = ("norm", "share", "glu", "residual", "rope", "attention", "experts", "scan", "conv")
 
 
