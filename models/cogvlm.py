@@ -14,7 +14,7 @@ from .metadata import Reader, read_hparams
 
 
 class CogVLM(PlainDecoder):
-    """What reads tokens, and what reads pictures."""
+    """A decoder with one set of weights for tokens and one for pictures."""
 
     def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         """What attention gives in layer `il`, which reads `cur`."""

@@ -18,7 +18,8 @@ from .metadata import Reader, read_hparams
 
 @dataclass(frozen=True, kw_only=True)
 class PLaMo2(PlainDecoder[MambaHParams]):
-    """When a layer has no heads, Mamba is in the place of attention: that of Mamba-2 with B, C and dt of Mamba."""
+    """A decoder in which layers without heads have a state-space layer in the place of attention: Mamba-2's scan, with
+    B, C and dt made as in Mamba."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

@@ -30,11 +30,11 @@ class QwenHParams(HParams):
     ssm: SSM
 
     def has_kv(self, il: int) -> bool:
-        """The other layers attend."""
+        """Layers without a delta net attend."""
         return not self.recurrent[il]
 
     def state(self, il: int) -> StateShape:
-        """What a delta net remembers is of a Mamba's size."""
+        """A delta net remembers as many floats as a Mamba layer of its sizes."""
         return self.ssm.state if self.recurrent[il] else StateShape()
 
 
@@ -127,7 +127,7 @@ class Qwen3Next(PlainDecoder[Q]):
         return b.cb(gg.concat(gg.concat(q, k, 0), v, 0), "qkv_mixed", il), b.cb(z, "z", il)
 
     def _alpha_beta(self, b: Build, m: SSM, cur: Tensor, il: int) -> tuple[Tensor, Tensor]:
-        """What makes the decay, and how much is written: both ne [dt_rank, n_tokens]."""
+        """Alpha, which makes the decay, and beta, how much is written: both ne [dt_rank, n_tokens]."""
         if not self.interleaved:
             alpha, beta = (b.linear(f"ssm_{name}", cur, m.dt_rank, name, il) for name in ("alpha", "beta"))
             return alpha, beta

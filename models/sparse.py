@@ -40,12 +40,12 @@ _BLOCK_SIZE, _LOCAL_BLOCKS = (f"{{arch}}.attention.indexer.{key}" for key in ("b
 
 @dataclass(frozen=True, kw_only=True)
 class DSAHParams(Indexer, DeepSeek2HParams):
-    """Of DeepSeek's sparse attention."""
+    """Hyperparameters of DeepSeek's sparse attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MSAHParams(Indexer):
-    """Of MiniMax's: `n_chosen` blocks of tokens, with those that are seen in any case."""
+    """Hyperparameters of MiniMax's: `n_chosen` blocks of tokens, counting those that are seen in any case."""
 
     def has_indexer(self, il: int) -> bool:
         return il >= self.n_layer_dense_lead and super().has_indexer(il)

@@ -77,7 +77,7 @@ def integer(value: Any) -> int:
 def whole(
     what: str, value: Any, low: int | None = None, high: int | None = None, error: type[GGMLError] = GGMLError
 ) -> int:
-    """`value` as an int. Raises `error` where it is no whole number from `low` to `high`."""
+    """`value` as an int. Raises `error` when it is not a whole number from `low` to `high`."""
     try:
         n = value if type(value) is int else integer(value)
         above = high is not None and n > high

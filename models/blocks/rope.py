@@ -63,7 +63,7 @@ def rope(
 
 @lru_cache
 def _unrounded(n_ctx: int, shape: RopeShape, beta_fast: float, beta_slow: float) -> Tensor:
-    """By what YaRN (arXiv 2309.00071) divides the frequency of each pair: ne [n_rot / 2]."""
+    """The divisors of the frequencies of pairs by YaRN (arXiv 2309.00071): ne [n_rot / 2]."""
 
     def pair(turns: float) -> float:  # which turns so often within n_ctx positions
         return shape.n_rot * math.log(n_ctx / (turns * 2 * math.pi)) / (2 * math.log(shape.freq_base))
