@@ -1,4 +1,4 @@
-"""glu: act(gate) * up in one pass. Where products give gate and up, they store the result themselves (products.py)."""
+"""glu: act(gate) * up in one pass. Products that give gate and up store the result themselves (products.py)."""
 
 from __future__ import annotations
 
