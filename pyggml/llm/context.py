@@ -154,6 +154,11 @@ class LlamaContext(Closeable):
         return self._output.pooling
 
     @property
+    def n_graphs(self) -> int:
+        """Compiled graphs that it keeps, ready to run again."""
+        return len(self._steps) + (0 if self._encoder is None else len(self._encoder))
+
+    @property
     def n_threads(self) -> int:
         """Threads that the cpu backend computes on (1 without it)."""
         cpu = self.scheduler.backends.get("cpu")

@@ -255,6 +255,9 @@ class Steps:
         made = {c: KVMask(c, t.numpy(), c.causal, c.n_swa, alibi, c.swa_type) for c, t in masks.items()}
         self.masks = tuple(made.get(c) for c in self.caches)
 
+    def __len__(self) -> int:
+        return len(self._steps)
+
     def get(self, size: StepSize) -> Step:
         """The step for a ubatch of that size."""
         watched, last = self._scheduler.watches.patterns, self._last
