@@ -51,7 +51,7 @@ def tokenize(
 
 
 def _piece(stored: bytes) -> str | bytes:
-    """The text of a token; its bytes where they are a part of a character only."""
+    """The text of a token, or its bytes when they are only a part of a character."""
     try:
         return stored.decode()
     except UnicodeDecodeError:

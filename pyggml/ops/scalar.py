@@ -100,7 +100,7 @@ CLAMP = OpDef(
 
 
 def clamp(a: Tensor, min: float, max: float) -> Tensor:
-    """a, but no less than `min` and no more than `max` (which wins where min > max).
+    """a, but no less than `min` and no more than `max`, which wins when min > max.
 
     Unlike ggml_clamp it leaves `a` as it is; `clamp_inplace` is ggml's.
     """
