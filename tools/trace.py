@@ -1,4 +1,5 @@
-"""`pyggml trace` and `pyggml diff`: keep the values inside a run, and find the first node where two runs differ."""
+"""`pyggml trace` and `pyggml diff`: keep the values inside a run, and find the first node that differs between two
+runs."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def sink_scores(sinks: Array | None) -> Array:
 
 
 def biased(scores: Array, mask: Array | None, max_bias: float) -> Array:
-    """Reference: scores [batch, head, token, kv] + slope * mask, the mask repeated over batches and heads; -inf where
+    """Reference: scores [batch, head, token, kv] + slope * mask, the mask repeated over batches and heads. -inf where
     the mask is, whatever the score."""
     if mask is None:
         return scores

@@ -139,7 +139,7 @@ def im2col(
     """A matrix with the elements of each window of an image as a row (ggml_im2col). Its product with kernels is their
     convolution with the image.
 
-    a: the kernel, of which only the shape matters, ne [KW, KH, IC, OC] (not is_2D: [K, IC, OC]); b: ne [W, H, IC, N]
+    a: the kernel (only its shape matters), ne [KW, KH, IC, OC] (not is_2D: [K, IC, OC]); b: ne [W, H, IC, N]
     (not is_2D: [W, IC, N]), any layout; both F32, F16 or BF16. The window moves by s0, s1 over b and p0, p1 zeros
     around it; its elements are d0, d1 apart (not is_2D: s1, p1, d1 are ignored).
     Result: `dst_type` F32, F16 or BF16 (or its number or name), ne [IC * KH * KW, OW, OH, N] (not is_2D: [IC * K, OW,
@@ -166,7 +166,7 @@ def im2col_3d(
 ) -> Tensor:
     """`im2col` of volumes (ggml_im2col_3d), of IC channels each.
 
-    a: the kernel, of which only the shape matters, ne [KW, KH, KD, IC * OC]; b: ne [W, H, D, IC * N], any layout; both
+    a: the kernel (only its shape matters), ne [KW, KH, KD, IC * OC]; b: ne [W, H, D, IC * N], any layout; both
     F32, F16 or BF16. Strides s0 .. s2, zeros around p0 .. p2, dilations d0 .. d2 along width, height, depth.
     Result: `dst_type`, ne [IC * KD * KH * KW, OW, OH, OD * N]. Use: `conv_3d`. Raises ShapeError, DTypeError.
     """

@@ -151,7 +151,7 @@ ARANGE = OpDef(
 
 
 def repeat(a: Tensor, b: Tensor) -> Tensor:
-    """`a` repeated whole times to the shape of `b`, of which only the shape matters (ggml_repeat).
+    """`a` repeated whole times to the shape of `b`; the elements of `b` do not matter (ggml_repeat).
 
     a: any type but block types, each ne divides b's. Result: ne of `b`, type of `a`. Raises ShapeError, DTypeError.
     """

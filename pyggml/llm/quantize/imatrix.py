@@ -74,7 +74,7 @@ class ImatrixSums:
         return {name: share for name, share in shares.items() if share < 1}
 
     def means(self) -> dict[str, Floats]:
-        """Tensor name -> mean squares, float32 [matrices, columns]; 1 where a matrix got no input."""
+        """Tensor name -> mean squares, float32 [matrices, columns]; 1 for a matrix without input."""
         found: dict[str, Floats] = {}
         for name, sums in self.sums.items():
             count = self.counts[name][:, None]
