@@ -23,7 +23,7 @@ from .command import Argument, Option
 from .options import Json, Threads
 from .plain import for_rich
 
-TABLE_WIDTH = 110  # columns; figures are not cut at a narrower terminal
+TABLE_WIDTH = 110  # characters, so that a narrow terminal does not cut numbers
 _COPY = "COPY"
 _TYPE_HELP = f"One of {', '.join(MIXES)}; COPY: as they are."
 
