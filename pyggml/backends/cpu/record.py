@@ -32,10 +32,10 @@ class Record(Match):
     srcs    the sources of the kernel, by number (csrc/operands.h)
     params  its parameters, by number. One that follows from a Var is refused (`Varies`): records bind elements and
             strides only
-    packed  sources of which the repacked copy is read, when they have one
+    packed  sources of which the repacked copy is read, where they have one
     halves  sources of which one half is read
     shape   the node whose ne the result has, laid out densely in `dst`; None: dst's own
-    shared  between threads; None: when its cost says so
+    shared  between threads; None: where its cost says so
     """
 
     kernel: Kernel | None = None
