@@ -267,7 +267,7 @@ class Scheduler:
         BackendError for a node that none can compute."""
         own: dict[Tensor, str] = {}
         first, pins = next(iter(self.backends)), dict(self._pins)
-        done = {} if pins or len(self.backends) > 1 else own  # the answers for nodes that others repeat
+        done = {} if pins or len(self.backends) > 1 else own  # of nodes that stand for those that repeat them
         for t in graph.nodes:
             if (pin := pins.get(t)) is None and (OPS[t.op].kernel is None or (t.like in done and t.view_src is None)):
                 own[t] = first

@@ -68,7 +68,7 @@ class Step(NamedTuple):
         return [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)]
 
     def operand(self, t: Tensor) -> Operand:
-        """`t` as an operand: a node of this step, else a source of the first node that reads it."""
+        """`t` as a node of this step, else as the source of the first node that reads it."""
         if t in self.nodes:
             return Operand(self.nodes.index(t))
         return next(Operand(i, node.src.index(t)) for i, node in enumerate(self.nodes) if t in node.src)
