@@ -30,7 +30,7 @@ from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
 T = TypeVar("T")
 P = TypeVar("P", bound="SamplingParams")
 N_PREDICT = 128  # tokens that follow a prompt when nothing else is said
-_HUGE = float(np.finfo(np.float32).max)  # samplers compute with f32
+_HUGE = float(np.finfo(np.float32).max)  # samplers compute in f32
 _TOKEN = re.compile("[0-9]{1,10}")
 # The samplers in the order in which a chain has them when `samplers` does not say otherwise.
 IN_ORDER: tuple[type[Sampler], ...] = (Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature)
@@ -55,7 +55,7 @@ _STRENGTH = Range(0, 1e9, "from 0 to 1e9")
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option beside its name, its type and its default.
+    """The description of an option, besides its name, its type and its default.
 
     flags       its flags on the command line, as click takes them
     help        what it does: for the command line's help and for the docstring
@@ -94,9 +94,9 @@ def _option(
 class SamplingParams:
     """All parameters of a sampler chain. Raises SamplerError for values of a wrong type or out of range.
 
-    A `seed` that is None or negative is another one each time. A token of `logit_bias` may be text, "15", as in JSON,
-    and False is a bias of -inf: never. `grammar` is GBNF or llguidance's Lark, `json_schema` text or an object.
-    `samplers` is a sequence of names or one text, joined by ";".
+    A `seed` that is None or negative stands for a random one. The tokens of `logit_bias` may be text, "15", as in JSON;
+    False as a bias stands for -inf: the token is never chosen. `grammar` is GBNF or llguidance's Lark, `json_schema` a
+    text or an object. `samplers` is a sequence of names, or one text with the names joined by ";".
     """
 
     seed: int | None = _option(None, "-s --seed", "Seed of the sampler (default: random).")
@@ -182,13 +182,14 @@ class SamplingParams:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """`samplers` as a tuple, of the names in `SAMPLERS`."""
+        """`samplers` as a tuple of names in `SAMPLERS`."""
         names = self.samplers.split(";") if isinstance(self.samplers, str) else self.samplers
         plain = [name.replace("-", "_") for name in names]
         return tuple([_ALIASES.get(name, name) for name in plain])
 
     def without_memory(self) -> SamplingParams:
-        """The same parameters without what depends on the tokens before: a token that is taken back leaves no trace."""
+        """The same parameters without the samplers that look at earlier tokens, so that taking back a token needs no
+        change in the chain."""
         return replace(self, **{f.name: f.default for f in fields(self) if OPTIONS[f.name].looks_back})
 
 
@@ -208,7 +209,7 @@ class TextParams(SamplingParams):
 
 
 OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(TextParams)}
-# Options as OpenAI and llama-cpp-python call them: ours.
+# The names of options in OpenAI's API and llama-cpp-python -> our names.
 OTHER_NAMES = {o.other_name: name for name, o in OPTIONS.items() if o.other_name}
 SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n" + "\n".join(
     f"    {f.name:21}  {OPTIONS[f.name].help}" for f in fields(SamplingParams)
@@ -272,7 +273,7 @@ def _is_bias(value: Any) -> bool:
     )
 
 
-# The type of a field, as it is written: whether a value has it, and how an error says it.
+# The type of a field, as written there -> whether a value has that type, and what an error calls the type.
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "float": (_is_number, "a finite number"),
     "int": (_is_int, "a whole number of 64 bits"),
