@@ -14,9 +14,10 @@ import pyggml as gg
 from pyggml.backends.cpu import isa_levels
 from pyggml.opdef import OPS, record
 from pyggml.tensor import Tensor
+from pyggml.testing.harness import Case, Src, Values, both, check_places, gaussian, nmse, record_case
+from pyggml.testing.strategies import STRATEGIES
 
-from .harness import Case, Src, Values, both, check_places, gaussian, nmse, record_case
-from .test_ops import STRATEGIES, levels_of
+from .test_ops import levels_of
 
 WHOLE = [
     0,

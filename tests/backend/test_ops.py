@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,12 +9,8 @@ from hypothesis import strategies as st
 from pyggml.backends.cpu import isa_levels
 from pyggml.backends.cpu.isa import table_of
 from pyggml.opdef import OPS
-
-from .harness import Case, run_case
-
-STRATEGIES: dict[str, st.SearchStrategy[Case]] = {}
-for _file in sorted((Path(__file__).parent / "cases").glob("cases_*.py")):
-    STRATEGIES.update(importlib.import_module(f"{__package__}.cases.{_file.stem}").STRATEGIES)
+from pyggml.testing.harness import Case, run_case
+from pyggml.testing.strategies import STRATEGIES
 
 
 def levels_of(op: str) -> list[str]:
