@@ -25,6 +25,7 @@ from .harness import Case, Outcome, both_of, compare, explained, outcome, record
 from .strategies import STRATEGIES
 
 Cases = st.SearchStrategy[Case]
+_SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
 
 
 def levels_of(op: str) -> list[str]:
@@ -57,7 +58,7 @@ def _search(check: Callable[..., None], op: str, max_examples: int | None, *draw
     run = settings(
         profile,
         deadline=None,
-        suppress_health_check=[*HealthCheck],
+        suppress_health_check=_SLOW,
         report_multiple_bugs=False,
         phases=[p for p in profile.phases if p is not Phase.explain],
         database=None if profile.database is None else _OfOneOp(profile.database, op),

@@ -34,7 +34,8 @@ OP = gg.OpDef(
 with TemporaryDirectory() as _folder:
     _command = ["cc", "-O2", "-shared", "-fPIC", f"-I{gg.get_include()}", "-o", f"{_folder}/hypot.so"]
     subprocess.run([*_command, str(Path(__file__).with_name("hypot.c")), "-lm"], check=True)
-    gg.register_kernel(OP, ctypes.CDLL(f"{_folder}/hypot.so").own_hypot_f32, gg.F32, gg.F32, gg.F32)
+    LIB = ctypes.CDLL(f"{_folder}/hypot.so")
+gg.register_kernel(OP, LIB.own_hypot_f32, gg.F32, gg.F32, gg.F32)
 
 
 def hypot(a: gg.Tensor, b: gg.Tensor, s: float = 1.0) -> gg.Tensor:
