@@ -98,7 +98,7 @@ class OpDef:
     def __post_init__(self) -> None:
         before = OPS.get(self.name)
         if before is not None and (_from_here(before) or before.shape.__module__ != self.shape.__module__):
-            raise ValueError(f"op {self.name} is defined twice, in {before.shape.__module__} too")
+            raise ValueError(f"op {self.name} is defined twice, in {before.shape.__module__} before")
         OPS[self.name] = self
         object.__setattr__(self, "known", {} if self.host is None and _from_here(self) else None)
 
@@ -107,7 +107,7 @@ class OpDef:
 
 
 def _from_here(op: OpDef) -> bool:
-    return op.shape.__module__.startswith("pyggml.ops")
+    return (op.shape.__module__ or "").startswith("pyggml.ops")  # None: of a snippet that ran by exec
 
 
 def opdef_of(t: Tensor) -> OpDef:
