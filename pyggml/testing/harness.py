@@ -247,10 +247,11 @@ def run_case(case: Case, isa: str = "generic", n_threads: int = 1, kernel: Kerne
 
 @contextmanager
 def explained(node: Tensor, where: str) -> Generator[None]:
-    """Within it, Mismatch says which op on which tensors was computed, and where."""
+    """Within it, Mismatch says which op on which tensors was computed, and where. NumPy does not warn of overflows."""
     wrong: Mismatch | None = None
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     except Mismatch as e:
         wrong = e
     if wrong is not None:  # raised here, without a context: to hypothesis, one failure is made small whatever its text
