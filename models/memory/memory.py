@@ -61,7 +61,8 @@ class Store(Protocol):
         ...
 
     def undo(self, slots: Sequence[Any]) -> None:
-        """Take back slots, in the order they were taken: all is as it was before the first of them."""
+        """Take back slots, in the order they were taken: all is as it was before the first of them. The tokens of the
+        last one may not be in it, or only in part: a signal can come before `take`, or within it."""
         ...
 
     def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
@@ -73,7 +74,8 @@ class Store(Protocol):
         ...
 
     def defrag(self) -> None:
-        """Close holes between cells before the next step."""
+        """Close holes between cells before the next step. Only of a KVCache may that wait: a graph moves its data then.
+        Other stores close them at once."""
         ...
 
     def save(self, header: dict[str, Any], seq: int | None) -> list[Array]:
