@@ -19,7 +19,7 @@ class MLA(NamedTuple):
     """The sizes of multi-head latent attention in one layer; those of a head include the n_rot roped elements.
 
     n_lora_q       elements of the row that Q of all heads comes from; 0: Q comes from what attention reads
-    n_lora_kv      elements of the latent row (without its roped elements, which are all heads' K)
+    n_lora_kv      elements of the latent row (without its roped elements, which all heads have as part of K)
     n_embd_head_k  elements of Q and K of a head, the n_rot that are roped last
     n_embd_head_v  elements of V of a head
     n_rot          elements that are roped; 0: none

@@ -64,7 +64,7 @@ class Frame:
 
 
 def _text(text: str) -> str:
-    """Jinja that gives a text, in which {role} and its kin stand for that of the message `m`."""
+    """Jinja that gives a text, in which {role}, {Role} and {ROLE} are the role of the message `m`, see `Frame`."""
     if not text:
         return ""
     expression = repr(text)
