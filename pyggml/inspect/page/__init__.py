@@ -11,7 +11,8 @@ from typing import Any
 from pyggml.opdef import OPS
 from pyggml.tensor import FLAG_INPUT, Tensor
 
-from ..picture import is_store, kind_of, layers_of, parameters, place_of, read_later
+from ..layers import layers_of
+from ..picture import is_store, kind_of, parameters, place_of, read_later
 from ..profile import StepTime
 from ..record import Run
 from ..values import Values
