@@ -46,7 +46,7 @@ def test_the_page_holds_the_run(run: Run) -> None:
     out = by["l_out-1"]
     assert (out["ne"], out["shape"], out["layer"], out["type"]) == ([32, 1, 1, 1], [1, 32], 1, "F32")
     assert [tensors[s]["name"] for s in out["src"]] == ["ffn_out-1", "ffn_inp-1"] and out["roles"] == ["a", "b"]
-    assert out["values"]["n"] == 32 and sum(out["values"]["bins"]) == 32 and len(out["values"]["corner"][0]) == 8
+    assert out["values"]["n"] == 32 and sum(out["values"]["bins"]) == 32 and len(out["values"]["corners"][0][0]) == 8
     assert by["KQ_mask"]["values"]["inf"] > 0 and by["result_output"]["kind"] == "output"
     assert all("layer" in t for t in tensors if t["name"].startswith("node_"))  # rows taken amid the last layer
     assert len(data["steps"]) == len(run.steps) and all(s["spans"] and s["nodes"] for s in data["steps"])
@@ -60,7 +60,7 @@ def test_numbers_that_json_has_not() -> None:
         x = ctx.new_tensor(gg.F32, 3, "x").set_input()
         g = gg.Graph().build_forward_expand(gg.log(x).set_name("y"))
     (y,) = [t for t in data_of(page(record(g, {x: [-1, 0, 1]}), "log"))["tensors"] if t["name"] == "y"]
-    assert (y["values"]["nan"], y["values"]["inf"], y["values"]["corner"]) == (1, 1, [["nan", "-inf", 0.0]])
+    assert (y["values"]["nan"], y["values"]["inf"], y["values"]["corners"]) == (1, 1, [[["nan", "-inf", 0.0]]])
 
 
 def test_on_the_command_line(shared: Path, tmp_path: Path) -> None:
