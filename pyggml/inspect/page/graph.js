@@ -239,11 +239,11 @@ function Graph(canvas, data, pick, hover) {
     return null;
   }
   function toggle(key, keep) { // opens or closes a group; what stands at the point `keep` of the canvas stays there
-    const corner = () => { const b = items.find((c) => c.key === key); return b ? [(b.x - b.w / 2) * view.k, (b.y - b.h / 2) * view.k] : [0, 0]; };
-    const before = corner();
+    const title = () => { const b = items.find((c) => c.key === key); return b ? [b.x * view.k, (b.y - b.h / 2) * view.k] : [0, 0]; };
+    const before = title();
     if (open.has(key)) open.delete(key); else open.add(key);
     build();
-    const now = corner();
+    const now = title();
     if (keep) { view.x += before[0] - now[0]; view.y += before[1] - now[1]; draw(); }
   }
   zoomable(canvas, (dx, dy) => { view.x += dx; view.y += dy; draw(); }, (x, y, f) => {
