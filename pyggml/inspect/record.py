@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyggml.backends.cpu.backend import CpuProgram, Spans
+from pyggml.codec import Array
 from pyggml.compute import leafs_of
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
@@ -148,7 +149,7 @@ def record(
         require_values(graph, given)
         scheduler.alloc(graph)  # gives memory to the leafs that have none
         written = {t.root for t in graph.nodes if is_store(t) and t.root.op == "none"}
-        before = {t: t.raw().copy() for t in written}
+        before: dict[Tensor, Array] = {t: t.raw().copy() for t in written}
 
         def once() -> None:
             schedule = scheduler.alloc(graph)

@@ -96,10 +96,10 @@ def _corner(plane: Array) -> tuple[tuple[float, ...], ...]:
 def _planes(x: Array, low: float, high: float) -> Planes:
     stack = x.reshape(-1, *x.shape[-2:])
     told = (np.isfinite(stack) & (stack != 0)).any(axis=0)
-    rows, columns = (int(np.flatnonzero(told.any(axis))[-1]) + 1 if told.any() else told.shape[1 - axis] for axis in (1, 0))
+    rows, columns = np.argwhere(told).max(axis=0) + 1 if told.any() else told.shape
     shown = stack[:_PLANES, :rows, :columns]
     corners = tuple([_corner(plane) for plane in shown])
-    return Planes(rows, columns, len(stack), corners, _thumbnail(shown, low, high, _PLANE_SIDE))
+    return Planes(int(rows), int(columns), len(stack), corners, _thumbnail(shown, low, high, _PLANE_SIDE))
 
 
 def _thumbnail(planes: Array, low: float, high: float, side: int) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_runs_on_two_backends_stand_one_after_another() -> None:
         scheduler.compute(g)
     run = recorder.run
     steps = sorted([span for s in run.steps for span in s.spans.values()])
-    assert all(end <= begin for (_, end), (begin, _) in zip(steps, steps[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(steps))
     assert (steps[0][0], steps[-1][1]) == (0, run.wall_ns)
 
 
@@ -308,12 +309,13 @@ def test_lines_end_at_boxes_and_go_around_others(browser: Browser, run: Run, tmp
     items = browser.js("inspector.graph.items().map((b) => [b.x, b.y, b.w, b.h, b.tensor ?? -1, !!b.inside])")
     boxes = [b for b in items if not b[-1]]
     lines = browser.js(
-        "inspector.graph.edges().map((e) => [[e.from, ...e.points, e.to].map((p) => p.slice(0, 2)), e.arrow, e.role, e.links])"
+        "inspector.graph.edges().map((e) => [[e.from, ...e.points, e.to].map((p) => p.slice(0, 2)), e.arrow, e.role, "
+        "e.links])"
     )
     for points, arrow, *_ in lines:
         (x, y), ends = points[-1], [b for b in boxes if abs(points[-1][0] - b[0]) <= b[2] / 2]
         assert not arrow or any(abs(y - (by - h / 2)) < 0.01 for _, by, _, h, *_ in ends), (x, y)
-        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(points):
             for bx, by, w, h, *_ in boxes if x0 == x1 else ():
                 above, below = sorted((y0, y1))
                 assert abs(x0 - bx) >= w / 2 or below <= by - h / 2 + 1 or above >= by + h / 2 - 1

@@ -32,7 +32,7 @@ def inspect(
     n_threads: int | None = None,
     backends: Sequence[str] = ("cpu",),
 ) -> None:
-    """Run `graph` as `pyggml.inspect.record.record` does, with `inputs` as for `compute`, and write one HTML page, which
+    """Run `graph` as `pyggml.inspect.record.record` does, with `inputs` as for `compute`, and write one HTML page that
     shows the graph, the time of each step on each thread, memory, and the values of every node. The page needs no
     network. A run that was recorded before is shown as it is.
 
