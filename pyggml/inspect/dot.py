@@ -17,20 +17,20 @@ from ..graph import Graph
 from ..opdef import OPS
 from ..sched import Scheduler, Split
 from ..tensor import Tensor
+from .layers import layers_of
 from .legend import COLOURS, STATUS_COLOURS, add_legend
 from .picture import (
     Fold,
     Place,
     Status,
+    compare,
     folds,
     is_store,
     kind_of,
-    layers_of,
     parameters,
     place_of,
     read_later,
     select,
-    statuses,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _SHORT = 32  # characters of parameters in a label; the tooltip has all of them
 _AT_A_GLANCE = 200  # a notebook draws graphs of up to this many tensors
+_SECONDS = 60.0  # for `dot`
+_SECONDS_IN_A_NOTEBOOK = 5.0
 
 
 class Drawing(TypedDict, total=False):
@@ -48,11 +50,13 @@ class Drawing(TypedDict, total=False):
     layers     (first, end): only tensors of these layers of a model, and their neighbours
     nodes      only tensors whose names match one of these patterns (as of the shell), and their neighbours
     around     ... and all tensors up to this many edges from them
-    fold       draw layers that repeat as one box with a count
+    fold       draw layers that repeat as one box with a count, unless the box would read what is computed from it
     scheduler  show the backend of each node, the place of each tensor in its buffer, and the borders of splits, as
                this scheduler would have them
-    run        show what was recorded: times, bytes moved, backends and buffers, least, greatest and mean value, NaN
-    against    another graph to compare with: added tensors are green, changed ones orange, missing ones red
+    run        show what was recorded: times, bytes moved, backends and buffers, least, greatest and mean value, NaN;
+               nodes that one fused step computes stand in a box
+    against    an earlier graph to compare with: added tensors are green, changed ones orange with what differs
+               (`Q8_0 -> Q4_0`), missing ones red
     legend     explain shapes and colours
     """
 
@@ -76,6 +80,7 @@ class _Facts:
         self.split: dict[Tensor, int] = {}
         self.splits: list[Split] = []
         self.status: dict[Tensor, Status] = {}
+        self.changes: dict[Tensor, list[str]] = {}
         self.removed: list[Tensor] = []
         run, scheduler, old = options.get("run"), options.get("scheduler"), options.get("against")
         self.steps, self.values = ({}, {}) if run is None else run.on(graph)
@@ -84,7 +89,7 @@ class _Facts:
         elif scheduler is not None:
             self._placed(graph, *scheduler.plan(graph))
         if old is not None:
-            self.status, self.removed = statuses(graph, old)
+            self.status, self.changes, self.removed = compare(graph, old)
             self.status |= dict.fromkeys(self.removed, "removed")
             self.layers |= {t: il for t, il in layers_of(old).items() if t in set(self.removed)}
 
@@ -102,7 +107,8 @@ class _Facts:
     def lines(self, t: Tensor) -> list[str]:
         """The lines of a label below op and shape."""
         on = [f"on {self.backend[t]}"] if t in self.backend else []
-        lines = [": ".join([*on, *([str(self.place[t])] if t in self.place else [])])]
+        lines = [*self.changes.get(t, ())]
+        lines.append(": ".join([*on, *([str(self.place[t])] if t in self.place else [])]))
         step = self.steps.get(t)
         if step is not None and step.nodes[-1] is not t and step.name != t.name:
             lines.append(f"in {step.op} of {step.name}")
@@ -141,15 +147,26 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\")
 
 
+def _fill(t: Tensor, facts: _Facts, outside: bool) -> str:
+    status = facts.status.get(t)
+    return COLOURS["outside"] if outside else STATUS_COLOURS[status] if status else COLOURS[kind_of(t)]
+
+
 def _add(into: graphviz.Digraph, ident: str, t: Tensor, facts: _Facts, outside: bool = False) -> None:
     kind, status = kind_of(t), facts.status.get(t)
     style = "filled,dashed" if outside or kind == "view" or status == "removed" else "filled"
     more = {"peripheries": "2"} if is_store(t) else {}
     if t in facts.values and facts.values[t].n_nan:
         more |= {"color": "#d00000", "penwidth": "3"}
-    fill = COLOURS["outside"] if outside else STATUS_COLOURS[status] if status else COLOURS[kind]
-    shape = "ellipse" if t.op == "none" else "box"
+    shape, fill = "ellipse" if t.op == "none" else "box", _fill(t, facts, outside)
     into.node(ident, _label(t, facts), shape=shape, style=style, fillcolor=fill, tooltip=_tooltip(t), **more)
+
+
+def _add_again(into: graphviz.Digraph, ident: str, t: Tensor, facts: _Facts, outside: bool) -> None:
+    """Draw a tensor once more, beside others of its readers."""
+    text = _escape(f"{t.name}\n{t.dtype.name} [{', '.join(map(str, t.ne))}]").replace("\n", "\\n")
+    style, fill = "rounded,filled,dotted", _fill(t, facts, outside)
+    into.node(ident, text, shape="rect", style=style, fillcolor=fill, tooltip=f"{_tooltip(t)}, drawn again")
 
 
 def _add_fold(into: graphviz.Digraph, ident: str, fold: Fold, members: Sequence[Tensor], facts: _Facts) -> None:
@@ -163,7 +180,9 @@ def _add_fold(into: graphviz.Digraph, ident: str, fold: Fold, members: Sequence[
     more = {"color": "#d00000", "penwidth": "3"} if n_nan else {}
     lines += [f"{n_nan} NaN"] if n_nan else []
     status = Counter(facts.status[t] for t in members if facts.status.get(t, "same") != "same")
-    lines += [f"{n // fold.times} {what}" for what, n in sorted(status.items())]
+    lines += [f"{n} {what}" for what, n in sorted(status.items())]
+    changes = Counter(text for t in members for text in facts.changes.get(t, ()) if not text.startswith("reads "))
+    lines += [f"{text} x {n}" for text, n in changes.most_common(4)]
     fill = STATUS_COLOURS["changed"] if status else COLOURS["fold"]
     label = _escape("\n".join(lines)).replace("\n", "\\n")
     into.node(ident, label, shape="box3d", style="filled", fillcolor=fill, tooltip="layers that repeat", **more)
@@ -185,12 +204,12 @@ def to_digraph(graph: Graph, **options: Unpack[Drawing]) -> graphviz.Digraph:
     if len(shown) == len(ids):  # the whole graph is drawn
         shown += facts.removed
     ids |= {t: f"old{i}" for i, t in enumerate(facts.removed)}
-    dot = _empty()
-    boxes = _boxes(dot, shown, facts, ids, bool(options.get("fold")))
+    drawing = _Drawing(graph, shown, facts, ids, bool(options.get("fold")))
+    drawing.add_boxes()
+    drawing.add_edges()
     if options.get("legend"):
-        add_legend(dot, {kind_of(t) for t in shown}, facts.status, boxes != ids, len(facts.splits) > 1)
-    _edges(dot, graph, shown, facts, ids, boxes)
-    return dot
+        drawing.add_legend()
+    return drawing.dot
 
 
 def _check(options: Drawing) -> None:
@@ -204,82 +223,166 @@ def _check(options: Drawing) -> None:
         raise GraphError(f"run must be what pyggml.inspect.record gives, not {type(run).__name__}")
 
 
-def _boxes(
-    dot: graphviz.Digraph, shown: list[Tensor], facts: _Facts, ids: dict[Tensor, str], fold: bool
-) -> dict[Tensor, str]:
-    """Draw the tensors in clusters. Returns the box of each tensor: its own, or the box of its fold."""
-    note = {t: (facts.status.get(t), facts.backend.get(t)) for t in shown}
-    found = folds(shown, facts.layers, note) if fold else []
-    fold_of = {il: f for f in found for il in range(f.first, f.end)}
-    several = len(facts.splits) > 1
-    groups: dict[tuple[int | None, int | None], list[Tensor]] = {}
-    for t in shown:
-        groups.setdefault((facts.split.get(t) if several else None, facts.layers.get(t)), []).append(t)
-    boxes = dict(ids)
-    inside: dict[int | None, graphviz.Digraph] = {None: dot}
-    for i, split in enumerate(facts.splits if several else ()):
-        inside[i] = graphviz.Digraph(f"cluster_split{i}")
-        copies = ", ".join(t.name for t in split.inputs)
-        label = _escape(f"split {i} on {split.backend}") + (f"\\ncopies {_escape(copies)}" if copies else "")
-        inside[i].attr(label=label, color="#c05000", style="dashed", penwidth="2", fontname="Helvetica")
-    drawn: set[Fold] = set()
-    for (at, il), members in groups.items():
-        into = inside[at]
-        if il in fold_of:
-            f = fold_of[il]
-            if f not in drawn:
-                drawn.add(f)
-                members = [t for t in shown if facts.layers.get(t) in range(f.first, f.end)]
-                boxes |= dict.fromkeys(members, f"fold{f.first}")
-                _add_fold(into, f"fold{f.first}", f, members, facts)
-            continue
-        if il is not None:
-            into = graphviz.Digraph(f"cluster_{il}" if at is None else f"cluster_{il}_split{at}")
-            into.attr(label=f"layer {il}", color="#999999", fontname="Helvetica", style="solid", penwidth="1")
-        for t in members:
-            _add(into, ids[t], t, facts)
-        if il is not None:
-            inside[at].subgraph(into)
-    for i in range(len(inside) - 1):
-        dot.subgraph(inside[i])
-    return boxes
+_Region = tuple[int | None, int | Fold | None]  # a split; a layer, a fold, or none
+_BEHIND = -1  # in place of a layer: what follows the last one
 
 
-def _edges(
-    dot: graphviz.Digraph,
-    graph: Graph,
-    shown: Sequence[Tensor],
-    facts: _Facts,
-    ids: dict[Tensor, str],
-    boxes: dict[Tensor, str],
-) -> None:
-    inside, outside, done = set(shown), set[Tensor](), set[tuple[str, str]]()
+class _Drawing:
+    """The drawing of the tensors `shown`, as it is made: boxes, then edges.
 
-    def draw(s: Tensor, t: Tensor, label: str | None, style: str, **more: str) -> None:
-        ends = boxes.get(s, ids.get(s, "")), boxes[t]
-        folded = boxes.get(s) != ids.get(s) or boxes[t] != ids[t]
-        if ends[0] != ends[1] and not (folded and ends in done):
-            done.add(ends)
-            dot.edge(*ends, label=None if folded else label, style=style, **more)
+    A region is the part of the drawing where a tensor stands: its layer or fold, within its split. When an edge would
+    run along a whole layer, from a tensor that belongs to none (an input, a mask), that tensor is drawn again in each
+    region that reads it.
+    """
 
-    for t in shown:
-        for i, s in enumerate(t.src):
-            if s is None:
+    def __init__(
+        self, graph: Graph, shown: Sequence[Tensor], facts: _Facts, ids: dict[Tensor, str], fold: bool
+    ) -> None:
+        self.dot, self.graph, self.shown, self.facts, self.ids = _empty(), graph, shown, facts, ids
+        self.boxes = dict(ids)  # the box of each tensor: its own, or the box of its fold
+        note = {t: (facts.status.get(t), tuple(facts.changes.get(t, ())), facts.backend.get(t)) for t in shown}
+        found = folds(shown, facts.layers, note) if fold else []
+        self._fold_of = {il: f for f in found for il in range(f.first, f.end)}
+        self._several = len(facts.splits) > 1
+        self._inside, self._outside = set(shown), set[Tensor]()
+        self._again: dict[tuple[Tensor, _Region], str] = {}  # the boxes of tensors that are drawn again
+        self._fused = False
+        last = max((i for i, t in enumerate(graph.nodes) if t in facts.layers), default=graph.n_nodes)
+        self._behind = set(graph.nodes[last + 1 :])
+
+    def _region(self, t: Tensor) -> _Region:
+        il = self.facts.layers.get(t)
+        layer = self._fold_of.get(il, il) if il is not None else _BEHIND if t in self._behind else None
+        return (self.facts.split.get(t) if self._several else None), layer
+
+    def _regions(self) -> dict[_Region, list[Tensor]]:
+        """The tensors that stand in each region. Enters in `_again` those that are drawn again."""
+        readers: dict[Tensor, dict[_Region, None]] = {}
+        for t in self.shown:
+            for s in t.src:
+                if s is not None and s in self.ids and s not in self.facts.layers:
+                    readers.setdefault(s, {})[self._region(t)] = None
+        order = {layer: i for i, layer in enumerate(dict.fromkeys(self._region(t)[1] for t in self.graph.nodes))}
+        home: dict[Tensor, _Region] = {}
+        for s, found in readers.items():
+            at = [order[layer] for _, layer in found if layer in order]
+            if max(at, default=0) - min(at, default=0) < 2:
                 continue
-            if s not in ids:  # a removed tensor reads a tensor that is still there, under its name
-                s = next((u for u in ids if u.name == s.name and (u.op == "none") == (s.op == "none")), None)
+            others = [region for region in found if s.op == "none" or region != self._region(s)]
+            if s.op == "none":  # a leaf stands where it is read first
+                home[s] = others[0]
+            for region in others[1:]:
+                self._again[s, region] = f"again{len(self._again)}"
+        regions: dict[_Region, list[Tensor]] = {}
+        for t in self.shown:
+            regions.setdefault(home.get(t, self._region(t)), []).append(t)
+        for _, region in self._again:
+            regions.setdefault(region, [])
+        return regions
+
+    def add_boxes(self) -> None:
+        """Draw the tensors: a cluster for each split when there are several, for each layer, and for nodes that are
+        computed as one step."""
+        regions = self._regions()
+        again: dict[_Region, list[Tensor]] = {}
+        for s, region in self._again:
+            again.setdefault(region, []).append(s)
+        splits = self._splits()
+        for region, members in regions.items():
+            split, layer = region
+            into = splits[split]
+            if isinstance(layer, Fold):
+                mine = [t for t in members if t in self.facts.layers]
+                self._add_fold(splits, layer, mine)
+                members = [t for t in members if t not in self.facts.layers]
+            elif layer is not None and layer >= 0:
+                into = graphviz.Digraph(f"cluster_{layer}" if split is None else f"cluster_{layer}_split{split}")
+                into.attr(label=f"layer {layer}", color="#999999", fontname="Helvetica", style="solid", penwidth="1")
+            self._add_members(into, members)
+            for s in again.get(region, ()):
+                _add_again(into, self._again[s, region], s, self.facts, s not in self._inside)
+            if into is not splits[split]:
+                splits[split].subgraph(into)
+        for split, cluster in splits.items():
+            if split is not None:
+                self.dot.subgraph(cluster)
+
+    def _splits(self) -> dict[int | None, graphviz.Digraph]:
+        made: dict[int | None, graphviz.Digraph] = {None: self.dot}
+        for i, split in enumerate(self.facts.splits if self._several else ()):
+            made[i] = graphviz.Digraph(f"cluster_split{i}")
+            copies = ", ".join(t.name for t in split.inputs)
+            label = _escape(f"split {i} on {split.backend}") + (f"\\ncopies {_escape(copies)}" if copies else "")
+            made[i].attr(label=label, color="#c05000", style="dashed", penwidth="2", fontname="Helvetica")
+        return made
+
+    def _add_fold(self, splits: dict[int | None, graphviz.Digraph], fold: Fold, mine: Sequence[Tensor]) -> None:
+        ident = f"fold{fold.first}"
+        if any(self.boxes[t] == ident for t in mine):  # drawn in the first split that has a part of it
+            return
+        members = [t for t in self.shown if self.facts.layers.get(t) in range(fold.first, fold.end)]
+        self.boxes |= dict.fromkeys(members, ident)
+        _add_fold(splits[self._region(members[0])[0]], ident, fold, members, self.facts)
+
+    def _add_members(self, into: graphviz.Digraph, members: Sequence[Tensor]) -> None:
+        """Draw tensors, with a box around those that one step computes."""
+        together: dict[int, list[Tensor]] = {}
+        for t in members:
+            if t in self.facts.steps and t.op != "none":
+                together.setdefault(id(self.facts.steps[t]), []).append(t)
+        for t in members:
+            group = together.get(id(self.facts.steps.get(t)), [t])
+            if len(group) == 1:
+                _add(into, self.ids[t], t, self.facts)
+            elif t is group[0]:
+                self._fused = True
+                step = self.facts.steps[t]
+                box = graphviz.Digraph(f"cluster_{self.ids[t]}_fused")
+                label = _escape(f"{step.op}: {step.ns / 1e3:.1f} us, {_bytes(step.n_bytes)} moved")
+                box.attr(label=label, fontname="Helvetica", fontsize="10", labeljust="l", color="#3c8d5a")
+                box.attr(style="rounded,filled", fillcolor=COLOURS["fused"], penwidth="1")
+                for u in group:
+                    _add(box, self.ids[u], u, self.facts)
+                into.subgraph(box)
+
+    def add_edges(self) -> None:
+        """Draw an edge from each source to its reader, and dotted ones from stores to who reads there later."""
+        facts, done = self.facts, set[tuple[str, str]]()
+
+        def draw(tail: str, t: Tensor, folded: bool, label: str | None, style: str, **more: str) -> None:
+            ends = tail, self.boxes[t]
+            if ends[0] != ends[1] and not (folded and ends in done):
+                done.add(ends)
+                self.dot.edge(*ends, label=None if folded else label, style=style, **more)
+
+        for t in self.shown:
+            for i, s in enumerate(t.src):
                 if s is None:
                     continue
-            if s not in inside and s not in outside:
-                outside.add(s)
-                _add(dot, ids[s], s, facts, outside=True)
-            role = OPS[t.op].role(i) if len(t.src) > 1 else ""
-            copied = t in facts.split and s in facts.splits[facts.split[t]].inputs
-            style = "dashed" if OPS[t.op].kernel is None else "bold" if copied else "solid"
-            draw(s, t, f"{role} (copied)" if copied else role, style, **({"color": "#c05000"} if copied else {}))
-    for store, reader in read_later(graph):
-        if store in inside and reader in inside:
-            draw(store, reader, None, "dotted", tooltip=f"stored in {_escape(store.root.name)}")
+                if s not in self.ids:  # a removed tensor reads a tensor that is still there, under its name
+                    s = next((u for u in self.ids if u.name == s.name and (u.op == "none") == (s.op == "none")), None)
+                    if s is None:
+                        continue
+                if s not in self._inside and s not in self._outside:
+                    self._outside.add(s)
+                    _add(self.dot, self.ids[s], s, facts, outside=True)
+                role = OPS[t.op].role(i) if len(t.src) > 1 else ""
+                copied = t in facts.split and s in facts.splits[facts.split[t]].inputs
+                style = "dashed" if OPS[t.op].kernel is None else "bold" if copied else "solid"
+                tail = self._again.get((s, self._region(t)), self.boxes[s])
+                folded = self.boxes[s] != self.ids[s] or self.boxes[t] != self.ids[t]
+                more = {"color": "#c05000"} if copied else {}
+                draw(tail, t, folded, f"{role} (copied)" if copied else role, style, **more)
+        for store, reader in read_later(self.graph):
+            if store in self._inside and reader in self._inside:
+                folded = self.boxes[store] != self.ids[store] or self.boxes[reader] != self.ids[reader]
+                tooltip = f"stored in {_escape(store.root.name)}"
+                draw(self.boxes[store], reader, folded, None, "dotted", tooltip=tooltip)
+
+    def add_legend(self) -> None:
+        """Explain the shapes and colours of this drawing."""
+        kinds, folded = {kind_of(t) for t in self.shown}, self.boxes != self.ids
+        add_legend(self.dot, kinds, self.facts.status, folded, self._several, bool(self._again), self._fused)
 
 
 def _empty() -> graphviz.Digraph:
@@ -327,27 +430,47 @@ def _write(path: str | PathLike[str], data: bytes) -> None:
         raise GraphError(f"cannot write {path}: {e}") from None
 
 
-def render(graph: Graph, path: str | PathLike[str], **options: Unpack[Drawing]) -> None:
-    """Draw `graph` into an .svg, .png or .pdf file; `options` as of `dump_dot`.
+def render(
+    graph: Graph, path: str | PathLike[str], *, timeout: float | None = _SECONDS, **options: Unpack[Drawing]
+) -> None:
+    """Draw `graph` into an .svg, .png or .pdf file; `options` as of `dump_dot`. Graphviz's `dot` may take `timeout`
+    seconds (None: as long as it needs).
 
-    Raises GraphError when the `dot` program is missing or fails, or the file cannot be written.
+    Raises GraphError when the `dot` program is missing, fails or takes longer, or the file cannot be written.
     """
     out = _path(path)
     try:
-        drawn = to_digraph(graph, **options).pipe(format=out.suffix.lstrip(".") or "svg")
-    except graphviz.ExecutableNotFound:
+        drawn = _run_dot(to_digraph(graph, **options), out.suffix.lstrip(".") or "svg", timeout)
+    except FileNotFoundError:
         raise GraphError("drawing needs Graphviz's `dot` program; dump_dot() writes the text without it") from None
+    except subprocess.TimeoutExpired:
+        size = f"{graph.n_nodes} nodes and {graph.n_leafs} leafs"
+        raise GraphError(
+            f"dot did not finish {out} ({size}) within {timeout} s: draw less of it (fold=True, layers=(0, 1), "
+            "nodes=['kq-*']), let it take longer (timeout=), or write the text (dump_dot, a file named .dot)"
+        ) from None
     except (ValueError, subprocess.CalledProcessError) as e:
-        raise GraphError(f"dot could not draw {out}: {e}") from None
+        said = e.stderr.decode(errors="replace").strip() if isinstance(e, subprocess.CalledProcessError) else e
+        raise GraphError(f"dot could not draw {out}: {said}") from None
     _write(out, drawn)
 
 
+def _run_dot(drawing: graphviz.Digraph, form: str, timeout: float | None) -> bytes:
+    """Have Graphviz's `dot` draw. Raises FileNotFoundError without that program, and what `subprocess.run` raises."""
+    line = ["dot", f"-T{form}"]
+    return subprocess.run(line, input=drawing.source.encode(), capture_output=True, check=True, timeout=timeout).stdout
+
+
 def svg(graph: Graph) -> str | None:
-    """The picture of a graph in a notebook; None when Graphviz's program is not installed."""
+    """The picture of a graph in a notebook, or a summary when the graph is large or takes `dot` too long; None when
+    Graphviz's program is not installed."""
+    small = graph.n_nodes + graph.n_leafs <= _AT_A_GLANCE
+    drawn = to_digraph(graph, fold=not small)
+    few = small or drawn.source.count(" [label=") <= _AT_A_GLANCE
     try:
-        small = graph.n_nodes + graph.n_leafs <= _AT_A_GLANCE
-        drawn = to_digraph(graph, fold=not small)
-        few = small or drawn.source.count(" [label=") <= _AT_A_GLANCE
-        return (drawn if few else _summary(graph)).pipe(format="svg", encoding="utf-8")
-    except graphviz.ExecutableNotFound:
+        try:
+            return _run_dot(drawn if few else _summary(graph), "svg", _SECONDS_IN_A_NOTEBOOK).decode()
+        except subprocess.TimeoutExpired:
+            return _run_dot(_summary(graph), "svg", None).decode()
+    except FileNotFoundError:
         return None

@@ -1,12 +1,13 @@
-"""Facts that drawings of a graph show: kinds, layers and names of tensors, repeated layers, differences of graphs."""
+"""Facts that drawings of a graph show: kinds and names of tensors, repeated layers, differences of graphs."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
+from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 from ..buffers.alloc import Plan
@@ -15,25 +16,13 @@ from ..errors import GraphError
 from ..graph import Graph
 from ..opdef import OPS
 from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+from .layers import layers_of
 
 Kind = Literal["input", "weight", "node", "view", "output"]
 Status = Literal["same", "changed", "added", "removed"]
 
-NODE_OF_LAYER = re.compile(r"-(\d+)(?: |$)")
-_LAYER = re.compile(r"^blk\.(\d+)\.|^cache_[a-z]+_l(\d+)")
 _UNNAMED = re.compile(r"(node|leaf)_\d+")  # a graph's names for tensors that the user has not named
 _MAX_PERIOD = 16  # the longest period of layers that is looked for
-
-
-def layers_of(graph: Graph) -> dict[Tensor, int]:
-    """The layer of each tensor, by its name: `blk.3.attn_q.weight`, `cache_k_l3`; also `Qcur-3`, when such weights or
-    caches show that the graph is a model's."""
-    found = {t: _LAYER.search(t.name) for t in graph.leafs}
-    layers = {t: int(m[1] or m[2]) for t, m in found.items() if m}
-    if layers:
-        named = {t: NODE_OF_LAYER.search(t.name) for t in (*graph.leafs, *graph.nodes) if t not in layers}
-        layers |= {t: int(m[1]) for t, m in named.items() if m}
-    return layers
 
 
 def kind_of(t: Tensor) -> Kind:
@@ -52,7 +41,11 @@ def is_store(t: Tensor) -> bool:
 
 def parameters(t: Tensor) -> str:
     """The op's parameters as `s=0.5 b=0`, without the shape, which labels show anyhow."""
-    return " ".join(f"{k}={_text(v)}" for k, v in t.op_params.items() if not re.fullmatch(r"ne\d?", k))
+    return " ".join(f"{k}={v}" for k, v in _parameters(t).items())
+
+
+def _parameters(t: Tensor) -> dict[str, str]:
+    return {k: _text(v) for k, v in t.op_params.items() if not re.fullmatch(r"ne\d?", k)}
 
 
 def _text(value: object) -> str:
@@ -169,13 +162,22 @@ class Fold(NamedTuple):
         return f"{what}: {self.times} x" if self.period == 1 else f"{what}: {self.times} x {self.period}"
 
 
-def folds(shown: Iterable[Tensor], layers: Mapping[Tensor, int], note: Mapping[Tensor, Hashable]) -> list[Fold]:
-    """Find layers that repeat: they have the same tensors in the same order, with the same sources and equal notes."""
+def folds(shown: Sequence[Tensor], layers: Mapping[Tensor, int], note: Mapping[Tensor, Hashable]) -> list[Fold]:
+    """Find layers that repeat: they have the same tensors in the same order, with the same sources and equal notes.
+
+    Layers are not folded when their box would read what is computed from it outside, because no order of the boxes
+    shows such a graph.
+    """
     members: dict[int, list[Tensor]] = {}
+    readers: dict[Tensor, set[int | None]] = {}  # the layers that read a tensor without a layer
     for t in shown:
         if t in layers:
             members.setdefault(layers[t], []).append(t)
-    signs = {il: _signature(il, ts, note) for il, ts in members.items()}
+        for s in t.src:
+            if s is not None and s not in layers:
+                readers.setdefault(s, set()).add(layers.get(t))
+    begins = {s for s, read in readers.items() if s.op == "none" and read == {min(members, default=None)}}
+    signs = {il: _signature(il, ts, note, begins) for il, ts in members.items()}
     found: list[Fold] = []
     il, end = min(signs, default=0), max(signs, default=-1) + 1
     while il < end:
@@ -187,23 +189,50 @@ def folds(shown: Iterable[Tensor], layers: Mapping[Tensor, int], note: Mapping[T
             fold = Fold(il, period, (at - il) // period)
             if fold.times > 1 and fold.end > best.end:
                 best = fold
-        if best.times > 1:
+        if best.times > 1 and _has_order(shown, layers, [*found, best]):
             found.append(best)
         il = best.end
     return found
 
 
-def _signature(il: int, members: Sequence[Tensor], note: Mapping[Tensor, Hashable]) -> Hashable:
+def _has_order(shown: Sequence[Tensor], layers: Mapping[Tensor, int], made: Sequence[Fold]) -> bool:
+    """Whether the tensors still have an order when each fold is one box: no box needs what is computed from it."""
+    fold_of = {il: f for f in made for il in range(f.first, f.end)}
+    box: dict[Tensor, Fold | Tensor] = {t: fold_of[layers[t]] if layers.get(t) in fold_of else t for t in shown}
+    reads: dict[Fold | Tensor, set[Fold | Tensor]] = {b: set() for b in box.values()}
+    for t in shown:
+        reads[box[t]].update(box[s] for s in t.src if s in box and box[s] is not box[t])
+    users: dict[Fold | Tensor, list[Fold | Tensor]] = {}
+    for b, sources in reads.items():
+        for s in sources:
+            users.setdefault(s, []).append(b)
+    ready, n_done = [b for b, sources in reads.items() if not sources], 0
+    while ready:
+        n_done += 1
+        done = ready.pop()
+        for b in users.get(done, ()):
+            reads[b].discard(done)
+            if not reads[b]:
+                ready.append(b)
+    return n_done == len(reads)
+
+
+def _signature(
+    il: int, members: Sequence[Tensor], note: Mapping[Tensor, Hashable], begins: Collection[Tensor]
+) -> Hashable:
+    """What layers have in common that repeat. `begins`: leafs that only the first layer reads, where the next layers
+    may read a node."""
     at = {t: i for i, t in enumerate(members)}
     own = re.compile(rf"(?<!\d){il}(?!\d)")
+    outside: dict[Tensor, int] = {}
 
     def reads(s: Tensor | None) -> Hashable:
         if s is None or s in at:
             return s and at[s]
-        return s.name if s.op == "none" else s.ne  # the first layer reads inp_embd, others l_out
+        return s.name if s.op == "none" and s not in begins else (outside.setdefault(s, len(outside)), s.dtype, s.ne)
 
     def sign(t: Tensor) -> Hashable:
-        name = own.sub("#", t.name)
+        name = "" if _UNNAMED.fullmatch(t.name) else own.sub("#", t.name)
         return name, t.op, t.dtype, t.ne, t.nb, kind_of(t), parameters(t), note.get(t), tuple(map(reads, t.src))
 
     return tuple(map(sign, members))
@@ -227,22 +256,52 @@ def keys_of(graph: Graph) -> dict[Tensor, str]:
     return keys
 
 
-def statuses(graph: Graph, old: Graph) -> tuple[dict[Tensor, Status], list[Tensor]]:
-    """How each tensor of `graph` compares with the tensor of the same key in `old` (op, parameters, type, shape,
-    strides, sources), and the tensors of `old` that are missing in `graph`."""
+class Comparison(NamedTuple):
+    """How the tensors of a graph differ from the tensors of the same keys in another, earlier graph.
+
+    status   of each tensor of the graph
+    changes  what changed of a tensor, before and now: `Q8_0 -> Q4_0`
+    removed  the tensors of the earlier graph that are missing
+    """
+
+    status: dict[Tensor, Status]
+    changes: dict[Tensor, list[str]]
+    removed: list[Tensor]
+
+
+def compare(graph: Graph, old: Graph) -> Comparison:
+    """Compare op, parameters, type, shape, strides, kind and sources of each tensor with those in `old`."""
     if not isinstance(old, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"a graph is compared with a Graph, not {type(old).__name__}")
-    new_keys, old_keys = keys_of(graph), keys_of(old)
+    keys, old_keys = keys_of(graph), keys_of(old)
     before = {key: t for t, key in old_keys.items()}
+    found = Comparison({}, {}, [])
+    for t, key in keys.items():
+        was = before.pop(key, None)
+        if was is None:
+            found.status[t] = "added"
+            continue
+        changes = _changes(was, t, old_keys, keys)
+        found.status[t] = "changed" if changes else "same"
+        if changes:
+            found.changes[t] = changes
+    found.removed.extend(before.values())
+    return found
 
-    def facts(t: Tensor, keys: Mapping[Tensor, str]) -> Hashable:
-        reads = tuple([s and keys.get(s) for s in t.src])
-        return t.op, t.dtype, t.ne, t.nb, parameters(t), kind_of(t), reads
 
-    found: dict[Tensor, Status] = {}
-    for t, key in new_keys.items():
-        was = before.get(key)
-        same = was is not None and facts(was, old_keys) == facts(t, new_keys)
-        found[t] = "added" if was is None else "same" if same else "changed"
-    now: Collection[str] = set(new_keys.values())
-    return found, [t for t, key in old_keys.items() if key not in now]
+def _changes(was: Tensor, t: Tensor, old_keys: Mapping[Tensor, str], keys: Mapping[Tensor, str]) -> list[str]:
+    """What differs between two tensors, a text for each difference."""
+    pairs: list[tuple[str, object, object]] = [("", was.op, t.op), ("", was.dtype.name, t.dtype.name)]
+    pairs.append(("", list(was.ne), list(t.ne)))
+    if (was.dtype, was.ne) == (t.dtype, t.ne):
+        pairs.append(("nb ", list(was.nb), list(t.nb)))
+    if kind_of(was) != kind_of(t) and was.op == t.op:
+        pairs.append(("", kind_of(was), kind_of(t)))
+    if was.op == t.op:
+        old_values, values = _parameters(was), _parameters(t)
+        pairs += [(f"{k} ", old_values.get(k, "none"), values.get(k, "none")) for k in {**old_values, **values}]
+    changes = [f"{what}{a} -> {b}" for what, a, b in pairs if a != b]
+    for a, b in zip_longest(was.src, t.src):
+        if (a and old_keys.get(a)) != (b and keys.get(b)):
+            changes.append(f"reads {a.name if a else 'nothing'} -> {b.name if b else 'nothing'}")
+    return changes

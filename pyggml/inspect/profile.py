@@ -12,7 +12,7 @@ from pyggml.errors import BackendError
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
 
-from .picture import NODE_OF_LAYER
+from .layers import layer_of_node
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -39,8 +39,8 @@ class StepTime:
     @property
     def layer(self) -> int:
         """The layer in the step's name; -1 when it has none."""
-        found = NODE_OF_LAYER.search(self.name)
-        return int(found[1]) if found else -1
+        il = layer_of_node(self.name)
+        return -1 if il is None else il
 
 
 @dataclass

@@ -16,7 +16,8 @@ from pyggml.tools.cli import app
 
 import pyggml as gg
 from pyggml.errors import BackendError, GraphError
-from pyggml.inspect.picture import Fold, folds, keys_of, layers_of
+from pyggml.inspect.layers import layers_of
+from pyggml.inspect.picture import Fold, folds, keys_of
 from pyggml.inspect.record import Recorder, record, record_model
 from pyggml.inspect.values import first_rows, values_of
 from pyggml.llm.model import Model, load_model

@@ -16,7 +16,8 @@ from pyggml.graph import Graph
 from pyggml.opdef import OPS
 from pyggml.tensor import FLAG_INPUT, Tensor
 
-from ..picture import folds, is_store, kind_of, layers_of, parameters, place_of, read_later
+from ..layers import layers_of
+from ..picture import folds, is_store, kind_of, parameters, place_of, read_later
 from ..profile import StepTime
 from ..record import Run, record
 from ..values import Planes, Values
@@ -64,7 +65,7 @@ def page(run: Run, title: str, about: dict[str, str] | None = None) -> str:
 def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
     tensors = [*run.graph.leafs, *run.graph.nodes]
     index = {t: i for i, t in enumerate(tensors)}
-    layers, plan = _whole_layers(run), run.schedule.plan
+    layers, plan = layers_of(run.graph), run.schedule.plan
     backend = {t: split.backend for split in run.schedule.splits for t in split.nodes}
     scores = _scores(run.graph)
     pools = [
@@ -115,20 +116,6 @@ def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
         "n_threads": run.n_threads,
         "weights": sum(t.nbytes for t in run.graph.leafs if not t.flags & FLAG_INPUT),
     }
-
-
-def _whole_layers(run: Run) -> dict[Tensor, int]:
-    """The layer of each tensor. A node without a number in its name belongs to the layer around it."""
-    layers = layers_of(run.graph)
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for i, t in enumerate(run.graph.nodes):
-        if t in layers:
-            first.setdefault(layers[t], i)
-            last[layers[t]] = i
-    for il, begin in first.items():
-        layers |= {t: il for t in run.graph.nodes[begin : last[il]] if t not in layers}
-    return layers
 
 
 def _scores(graph: Graph) -> set[Tensor]:
