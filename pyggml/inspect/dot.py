@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _SHORT = 32  # characters of parameters in a label; the tooltip has all of them
 _AT_A_GLANCE = 200  # a notebook draws graphs of up to this many tensors
+_MANY = 500  # tensors, for which `dot` would take long to align boxes
 _SECONDS = 60.0  # for `dot`
 _SECONDS_IN_A_NOTEBOOK = 5.0
 
@@ -232,13 +233,15 @@ class _Drawing:
 
     A region is the part of the drawing where a tensor stands: its layer or fold, within its split. When an edge would
     run along a whole layer, from a tensor that belongs to none (an input, a mask), that tensor is drawn again in each
-    region that reads it.
+    region that reads it. A leaf that one layer alone reads stands in that layer, unless it is the first one.
     """
 
     def __init__(
         self, graph: Graph, shown: Sequence[Tensor], facts: _Facts, ids: dict[Tensor, str], fold: bool
     ) -> None:
         self.dot, self.graph, self.shown, self.facts, self.ids = _empty(), graph, shown, facts, ids
+        if len(shown) > _MANY:
+            self.dot.attr("graph", nslimit="1")  # `dot` aligns boxes for a shorter time
         self.boxes = dict(ids)  # the box of each tensor: its own, or the box of its fold
         note = {t: (facts.status.get(t), tuple(facts.changes.get(t, ())), facts.backend.get(t)) for t in shown}
         found = folds(shown, facts.layers, note) if fold else []
@@ -262,10 +265,15 @@ class _Drawing:
             for s in t.src:
                 if s is not None and s in self.ids and s not in self.facts.layers:
                     readers.setdefault(s, {})[self._region(t)] = None
-        order = {layer: i for i, layer in enumerate(dict.fromkeys(self._region(t)[1] for t in self.graph.nodes))}
+        place: dict[int | Fold | None, int] = {}  # of what stands above one another; a fold is as long as its layers
+        end = 0
+        for layer in dict.fromkeys(self._region(t)[1] for t in self.graph.nodes):
+            place[layer], end = end, end + (layer.end - layer.first if isinstance(layer, Fold) else 1)
         home: dict[Tensor, _Region] = {}
         for s, found in readers.items():
-            at = [order[layer] for _, layer in found if layer in order]
+            at = [place[layer] for _, layer in found if layer in place]
+            if len(found) == 1 and s.op == "none" and max(at, default=0) > 1:
+                home[s] = next(iter(found))
             if max(at, default=0) - min(at, default=0) < 2:
                 continue
             others = [region for region in found if s.op == "none" or region != self._region(s)]
@@ -348,6 +356,7 @@ class _Drawing:
     def add_edges(self) -> None:
         """Draw an edge from each source to its reader, and dotted ones from stores to who reads there later."""
         facts, done = self.facts, set[tuple[str, str]]()
+        left: set[Tensor] = set()  # the nodes that have been read in another region
 
         def draw(tail: str, t: Tensor, folded: bool, label: str | None, style: str, **more: str) -> None:
             ends = tail, self.boxes[t]
@@ -372,6 +381,11 @@ class _Drawing:
                 tail = self._again.get((s, self._region(t)), self.boxes[s])
                 folded = self.boxes[s] != self.ids[s] or self.boxes[t] != self.ids[t]
                 more = {"color": "#c05000"} if copied else {}
+                if (
+                    s.op != "none" and tail == self.boxes[s] and self._region(s) != self._region(t)
+                ):  # a residual does not pull layers sideways
+                    more |= {"weight": "0"} if s in left else {}
+                    left.add(s)
                 draw(tail, t, folded, f"{role} (copied)" if copied else role, style, **more)
         for store, reader in read_later(self.graph):
             if store in self._inside and reader in self._inside:
