@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
 
-from .errors import DTypeError, GraphError, ShapeError, explain, user_site
-
 T = TypeVar("T", bound="Operand")
 
 
@@ -16,7 +14,8 @@ class Recorder(Protocol):
     def binary(self, symbol: str, a: Any, b: Any) -> Any: ...
     def unary(self, symbol: str, a: Any) -> Any: ...
     def item(self, a: Any, key: Any) -> Any: ...
-    def method(self, name: str, a: Any, *args: Any) -> Any: ...
+    def method(self, name: str, a: Any, *args: Any, **unused: None) -> Any: ...
+    def refuse(self, what: str, text: str) -> NoReturn: ...
     def ufunc(self, name: str, method: str, inputs: Sequence[Any], options: Sequence[str]) -> Any: ...
 
 
@@ -133,7 +132,7 @@ class Operand:
         """The elements in another shape, in NumPy's order: `t.reshape(2, -1)`, where -1 is what is left of them. A view
         where they lie densely, else of a copy (`gg.cont`); the tensor itself where it has that shape."""
         if order != "C":
-            raise DTypeError(explain("reshape", f"order must be 'C', not {order!r:.40}", [], user_site()))
+            self.recorder.refuse("reshape", f"order must be 'C', not {order!r:.40}")
         return self.recorder.method("reshape", self, *shape)
 
     def flatten(self: T) -> T:
@@ -157,35 +156,30 @@ class Operand:
         """The sum along axes of NumPy's order (a number, several, None for all), which `keepdims` leaves with one
         element each. Floats keep their type, and are summed in double; I8, I16, I32 and I64 give I64. `dtype` and `out`
         are what `np.sum(t, axis)` hands on: None."""
-        _check_unused("sum", dtype, out)
-        return self.recorder.method("sum", self, axis, keepdims)
+        return self.recorder.method("sum", self, axis, keepdims, dtype=dtype, out=out)
 
     def mean(self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False) -> T:
         """The mean, as `sum`. Integers give F32."""
-        _check_unused("mean", dtype, out)
-        return self.recorder.method("mean", self, axis, keepdims)
+        return self.recorder.method("mean", self, axis, keepdims, dtype=dtype, out=out)
 
     def var(
         self: T, axis: Any = None, dtype: None = None, out: None = None, ddof: float = 0, keepdims: bool = False
     ) -> T:
         """The mean square of what elements differ from their mean, as `mean`; of n elements it is divided by
         n - ddof."""
-        _check_unused("var", dtype, out)
-        return self.recorder.method("var", self, axis, keepdims, ddof)
+        return self.recorder.method("var", self, axis, keepdims, ddof, dtype=dtype, out=out)
 
     def max(self: T, axis: Any = None, out: None = None, keepdims: bool = False) -> T:
         """The largest element, NaN where there is one; axes as in `sum`. F32, F16, BF16, I32, I64."""
-        _check_unused("max", None, out)
-        return self.recorder.method("max", self, axis, keepdims)
+        return self.recorder.method("max", self, axis, keepdims, out=out)
 
     def min(self: T, axis: Any = None, out: None = None, keepdims: bool = False) -> T:
         """The smallest element, NaN where there is one, as `max`."""
-        _check_unused("min", None, out)
-        return self.recorder.method("min", self, axis, keepdims)
+        return self.recorder.method("min", self, axis, keepdims, out=out)
 
     def __len__(self) -> int:
         if not self.shape:
-            raise ShapeError(explain("len", "a tensor of shape () has no entries", [], user_site()))
+            self.recorder.refuse("len", "a tensor of shape () has no entries")
         return self.shape[0]
 
     def __iter__(self: T) -> Iterator[T]:
@@ -194,17 +188,9 @@ class Operand:
 
     def __bool__(self) -> NoReturn:
         text = "values are not known when a graph is built. gg.where(c, a, b) chooses between them; of computed values"
-        raise GraphError(
-            explain("bool", f"{text} t.item() and t.numpy() tell, and `is` compares tensors", [], user_site())
-        )
+        self.recorder.refuse("bool", f"{text} t.item() and t.numpy() tell, and `is` compares tensors themselves")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements per dimension in NumPy order."""
         raise NotImplementedError
-
-
-def _check_unused(name: str, dtype: object, out: object) -> None:
-    if dtype is not None or out is not None:
-        text = "dtype and out must be None: t.astype(dtype) converts, and a node is a new tensor"
-        raise DTypeError(explain(name, text, [], user_site()))

@@ -14,7 +14,7 @@ from ..dtypes import DType, dtype_of
 from ..errors import DTypeError, ShapeError, integer
 from ..opdef import OpDef, fail, record, record_view
 from ..tensor import Tensor
-from ._common import type_of
+from ._common import is_number, type_of
 from .copy import cast, cont
 from .view import PERMUTE, RESHAPE, permute, reshape_1d, reshape_2d, reshape_3d, reshape_4d
 
@@ -31,9 +31,11 @@ def _numbers(given: Any) -> list[int] | None:
         return None
 
 
-def axes_of(op: OpDef, a: Tensor, axis: Any) -> list[int]:
+def axes_of(op: OpDef, a: Tensor, axis: Any, keepdims: Any) -> list[int]:
     """The axes of NumPy's order that `axis` names, in rising order: a number, several ones, or None for all. Raises
-    ShapeError."""
+    ShapeError, and DTypeError where `keepdims` is neither True nor False."""
+    if not (is_number(keepdims) and keepdims in (0, 1)):
+        raise fail(op, (a,), DTypeError, f"keepdims must be True or False, not {keepdims!r:.40}")
     if axis is None:
         return [*range(a.rank)]
     axes = _numbers((axis,))

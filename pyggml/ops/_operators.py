@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import copysign, inf
 from math import log as ln
-from typing import Any
+from typing import Any, NoReturn
 from typing import cast as cast_type
 
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, ShapeError, explain, user_site
+from ..errors import DTypeError, GGMLError, GraphError, ShapeError, explain, user_site
 from ..operators import Operand
 from ..tensor import Tensor
 from . import _ufuncs, compare
@@ -48,6 +48,7 @@ _METHODS: dict[str, Callable[..., Tensor]] = {
     "min": min_axes,
     "var": var_axes,
 }
+_ERRORS: dict[str, type[GGMLError]] = {"bool": GraphError, "len": ShapeError}
 _EXACT = 1 << 53  # integers up to here are doubles
 
 
@@ -82,8 +83,13 @@ class _Recorder:
     def item(self, a: Tensor, key: Any) -> Tensor:
         return item(a, key)
 
-    def method(self, name: str, a: Tensor, *args: Any) -> Tensor:
+    def method(self, name: str, a: Tensor, *args: Any, **unused: None) -> Tensor:
+        if any(value is not None for value in unused.values()):
+            self.refuse(name, "dtype and out must be None: t.astype(dtype) converts, and a node is a new tensor")
         return _METHODS[name](a, *args)
+
+    def refuse(self, what: str, text: str) -> NoReturn:
+        raise _ERRORS.get(what, DTypeError)(explain(what, text, [], user_site()))
 
     def ufunc(self, name: str, method: str, inputs: Sequence[Any], options: Sequence[str]) -> Any:
         if name in _ufuncs.SYMBOLS and method == "__call__" and not options:

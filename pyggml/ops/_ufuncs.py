@@ -94,7 +94,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def refuse(name: str, text: str, inputs: Sequence[Any]) -> NoReturn:
+def _refuse(name: str, text: str, inputs: Sequence[Any]) -> NoReturn:
     tensors = [(f"operand {i}", t.describe()) for i, t in enumerate(inputs) if isinstance(t, Tensor)]
     raise DTypeError(explain(f"np.{name}", text, tensors, user_site()))
 
@@ -103,13 +103,13 @@ def apply(name: str, method: str, inputs: Sequence[Any], options: Sequence[str])
     """What `np.name(*inputs)` is of tensors, where it is no operator. Raises DTypeError for what no op records."""
     if method != "__call__":
         text = f"{method} of tensors is not recorded; reductions are methods, such as t.sum(axis) and t.max(axis)"
-        refuse(f"{name}.{method}", text, inputs)
+        _refuse(f"{name}.{method}", text, inputs)
     if options:
         text = f"{', '.join(options)}= has no place in a graph: nodes are new tensors, so a = a + t instead of a += t"
-        refuse(name, f"{text}, and t.astype(dtype) converts", inputs)
+        _refuse(name, f"{text}, and t.astype(dtype) converts", inputs)
     if name in FLOATS:
         return FLOATS[name](as_floats(inputs[0]))
     if name in OTHERS:
         return OTHERS[name](*inputs)
     text = f"no op records it. Of computed values it is np.{name}(t.numpy()); in a graph gg.map_custom calls it"
-    refuse(name, text, inputs)
+    _refuse(name, text, inputs)

@@ -150,7 +150,7 @@ def sum(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
 
     With `axis` or `keepdims` it is NumPy's, `a.sum(axis, keepdims)`: axes count as in `a.shape`. See `Operand.sum`.
     """
-    return record(SUM, (a,), {}) if axis is None and not keepdims else sum_axes(_given("sum", a), axis, keepdims)
+    return record(SUM, (a,), {}) if axis is None and keepdims is False else sum_axes(_given("sum", a), axis, keepdims)
 
 
 def count_equal(a: Tensor, b: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ def _wide(a: Tensor) -> Tensor:
 
 def sum_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """See `Operand.sum`."""
-    axes = axes_of(SUM, a, axis)
+    axes = axes_of(SUM, a, axis, keepdims)
     if a.dtype in INTEGERS:
         return along(SUM_ROWS, a if a.dtype in (I32, I64) else cast(a, I32), axes, keepdims)
     if axes and len(axes) == a.rank:
@@ -303,22 +303,22 @@ def sum_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool 
 
 def mean_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """See `Operand.mean`."""
-    return _like(along(MEAN, _wide(as_floats(a)), axes_of(MEAN, a, axis), keepdims), a)
+    return _like(along(MEAN, _wide(as_floats(a)), axes_of(MEAN, a, axis, keepdims), keepdims), a)
 
 
 def max_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """See `Operand.max`."""
-    return along(MAX_ROWS, a, axes_of(MAX_ROWS, a, axis), keepdims)
+    return along(MAX_ROWS, a, axes_of(MAX_ROWS, a, axis, keepdims), keepdims)
 
 
 def min_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """See `Operand.min`."""
-    return along(MIN_ROWS, a, axes_of(MIN_ROWS, a, axis), keepdims)
+    return along(MIN_ROWS, a, axes_of(MIN_ROWS, a, axis, keepdims), keepdims)
 
 
 def var_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, ddof: float = 0) -> Tensor:
     """See `Operand.var`."""
-    axes = axes_of(MEAN, a, axis)
+    axes = axes_of(MEAN, a, axis, keepdims)
     n = prod(a.shape[i] for i in axes)
     if not is_number(ddof) or not ddof < n:
         raise fail(MEAN, (a,), ShapeError, f"ddof must be a number below {n}, the elements of each, not {ddof!r:.40}")
