@@ -219,13 +219,16 @@ def _check_model(saved: object, here: Mapping[str, Any]) -> None:
     """Raises StateError naming what differs."""
     if saved == here:
         return
-    there = _flat(saved)
-    differs = [f"{k} is {there.get(k)} there and {v} here" for k, v in _flat(here).items() if there.get(k) != v]
-    raise StateError("the state is of another model: " + ("; ".join(differs) or "it has keys unknown here"))
+    there, ours = _flat(saved), _flat(here)
+    differs = [f"{k} is {there.get(k)} there and {v} here" for k, v in ours.items() if there.get(k) != v]
+    if not differs:
+        unknown = ", ".join(k for k in there if k not in ours)
+        raise StateError(f"the state was saved by another version of pyggml: this one does not know its {unknown}")
+    raise StateError("the state is of another model: " + "; ".join(differs))
 
 
 def _flat(model: object) -> dict[str, object]:
-    """The fingerprint with its hparams beside the rest; empty for what is none."""
+    """The fingerprint, its hparams beside its other members; empty when `model` is no fingerprint."""
     if not isinstance(model, dict):
         return {}
     outer = cast("dict[str, object]", model)
