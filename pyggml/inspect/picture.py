@@ -199,7 +199,7 @@ def _signature(il: int, members: Sequence[Tensor], note: Mapping[Tensor, Hashabl
 
     def reads(s: Tensor | None) -> Hashable:
         if s is None or s in at:
-            return s and at[s]
+            return None if s is None else at[s]
         return s.name if s.op == "none" else s.ne  # the first layer reads inp_embd, others l_out
 
     def sign(t: Tensor) -> Hashable:
@@ -236,7 +236,7 @@ def statuses(graph: Graph, old: Graph) -> tuple[dict[Tensor, Status], list[Tenso
     before = {key: t for t, key in old_keys.items()}
 
     def facts(t: Tensor, keys: Mapping[Tensor, str]) -> Hashable:
-        reads = tuple([s and keys.get(s) for s in t.src])
+        reads = tuple([None if s is None else keys.get(s) for s in t.src])
         return t.op, t.dtype, t.ne, t.nb, parameters(t), kind_of(t), reads
 
     found: dict[Tensor, Status] = {}

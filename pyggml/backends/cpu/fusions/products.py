@@ -44,7 +44,7 @@ class Product(NamedTuple):
     @property
     def end(self) -> Tensor:
         """What is read of it."""
-        return self.sum or self.node
+        return self.node if self.sum is None else self.sum
 
     @property
     def nodes(self) -> tuple[Tensor, ...]:
@@ -106,7 +106,7 @@ def _biased(g: Nodes, t: Tensor) -> Product:
 def _unit(g: Nodes, gate: Tensor) -> tuple[Tensor, Gate] | None:
     """The node of a gated unit that reads `gate`, itself or through an activation."""
     reader = g.reader(gate)
-    for out in (reader, reader and g.reader(reader)):
+    for out in (reader, None if reader is None else g.reader(reader)):
         unit = None if out is None else gate_of(out)
         if out is not None and unit is not None and unit.gate is gate:
             return out, unit
