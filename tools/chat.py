@@ -62,9 +62,9 @@ def chat(
     keep: KeepOfChat = -1,
     as_json: Json = False,
 ) -> None:
-    """Talk with a model: a line is a message, a line that begins with / is a command (/help). Ctrl-C ends a reply, and
-    the program where it waits for a message. With --json each reply, or error, is one JSON object on a line, and an
-    error ends with exit code 1."""
+    """Talk with a model: a line is a message, a line that begins with / is a command (/help). Ctrl-C ends a reply;
+    while the program waits for a message, it ends the program. With --json each reply or error is a line with one JSON
+    object, and an error ends the program with exit code 1."""
     start = perf_counter()
     if escape:
         system, stop = unescape(system), [unescape(text) for text in stop or ()]
@@ -99,7 +99,7 @@ def chat(
 
 @dataclass
 class _Console:
-    """What a line that was typed does."""
+    """Does what the user types: messages and commands."""
 
     session: ChatSession
     as_json: bool
@@ -196,7 +196,8 @@ def _error(e: Exception) -> dict[str, dict[str, str]]:
 
 
 def _reader(stdin: TextIO, as_json: bool) -> Callable[[], str | None]:
-    """Reads a line; None at the end, or on Ctrl-C. At a terminal there is a prompt, and the line can be edited."""
+    """A function that reads a line; it returns None at the end of the input, or on Ctrl-C. At a terminal it shows a
+    prompt, and the line can be edited."""
     tty = stdin.isatty()
     if tty:
         import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]  # gives input() a history

@@ -93,7 +93,7 @@ def generate(
     start = perf_counter()
     if bool(model_draft) + lookup + mtp > 1:
         raise click.BadParameter("only one of --model-draft, --lookup and --mtp can be given")
-    if prompt_cache and (adapters.loras or adapters.vectors):  # what it keeps does not say what it was evaluated with
+    if prompt_cache and (adapters.loras or adapters.vectors):  # the cache does not record adapters
         raise click.BadParameter("--prompt-cache cannot be given with adapters")
     if escape:
         prompt, suffix = (None if text is None else unescape(text) for text in (prompt, suffix))
@@ -145,7 +145,7 @@ def generate(
 
     reason = "interrupted"
     try:
-        if display_prompt and not as_json and not g.source:  # an answer is shown alone
+        if display_prompt and not as_json and not g.source:  # the answer of an encoder-decoder is shown alone
             sys.stdout.write(text)
             sys.stdout.flush()
         for token in _with_bar(g, not (display_prompt and sys.stdout.isatty())):
@@ -193,7 +193,7 @@ def _with_bar(g: Generation, shown: bool) -> Iterator[Token]:
 
 @dataclass
 class _SessionFile:
-    """The prompt cache of a run, where it has one (`path`)."""
+    """The prompt cache of a run; without a `path`, there is no cache."""
 
     g: Generation
     path: Path | None
@@ -202,7 +202,7 @@ class _SessionFile:
     due: bool = False  # whether the prompt is to be saved
 
     def open(self, given: bool) -> None:
-        """Take from the file what it has of the prompt, or the prompt itself where none was given."""
+        """Load what the file has of the prompt. Without a prompt, continue the text in the file."""
         g = self.g
         if self.path is None:
             return
@@ -220,19 +220,19 @@ class _SessionFile:
         self.due = session.n_matched < len(g.prompt)
 
     def save_prompt(self) -> None:
-        """Once the prompt is evaluated, and no more."""
+        """Save the prompt, as soon as exactly the prompt is evaluated."""
         if self.due:
             self._save(self.g.prompt)
 
     def end(self) -> None:
-        """Save all that was evaluated, or the prompt where nothing was generated."""
+        """Save all that was evaluated, or only the prompt when nothing was generated."""
         if self.everything:
             self._save([*self.g.prompt, *self.g.ids])
         self.save_prompt()
 
     def _save(self, tokens: Sequence[int]) -> None:
         self.due = False
-        shifted = self.g.long is not None and self.g.long.moved  # tokens are not where they were
+        shifted = self.g.long is not None and self.g.long.moved  # tokens have moved in the cache
         if self.path is not None and not self.read_only and not shifted:
             from pyggml.llm.generate.prompt_cache import save_session
 

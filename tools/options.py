@@ -86,8 +86,8 @@ DraftPMin = Annotated[
 
 @contextmanager
 def usage(*errors: type[GGMLError]) -> Generator[None]:
-    """What these errors (SamplerError and BatchError) refuse within the block was given on the command line: an error
-    of usage, exit code 2."""
+    """Turn SamplerError and BatchError within the block into an error of usage (exit code 2): the values that they
+    refuse were given on the command line."""
     kinds = errors or (SamplerError, BatchError)
     try:
         yield

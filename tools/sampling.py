@@ -20,7 +20,7 @@ from .options import usage
 _PANEL = "Sampling (names and defaults as in llama.cpp)"
 _BIAS = re.compile(r"\s*(\d+)\s*([+-]\S+)\s*")
 _FILES = {"grammar": ("--grammar-file",), "json_schema": ("-jf", "--json-schema-file")}
-_TYPES: dict[str, Any] = {  # of options that the command line takes in another form
+_TYPES: dict[str, Any] = {  # types of the options that the command line takes in another form
     "dry_sequence_breakers": Optional[list[str]],
     "logit_bias": Optional[list[str]],
     "json_schema": Optional[str],
@@ -58,7 +58,7 @@ def _taken(values: dict[str, Any]) -> SamplingOptions:
         if path is not None:
             sampling[name] = read_text(path, limits.TEXT_FILE_BYTES, SamplerError)
     with usage():
-        SamplingParams(**sampling)  # before a model is loaded: are they in range?
+        SamplingParams(**sampling)  # checks ranges before a model is loaded
     return cast(SamplingOptions, sampling)
 
 

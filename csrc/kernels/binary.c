@@ -1,5 +1,5 @@
-// add, sub, mul, div: b repeats to the shape of a. Floats in f32; integers of one type wrap, and a quotient is
-// truncated, 0 where b is 0. dst may be a or b: no restrict.
+// add, sub, mul, div: b repeats to the shape of a. Floats are computed in f32. Integers of one type wrap around;
+// quotients are truncated, and 0 when b is 0. dst may be a or b: no restrict.
 #include "kernel.h"
 #include "simd/rows.h"
 
@@ -42,9 +42,9 @@ WRAPPED(int64_t, uint64_t)
 
 typedef void (*row_fn)(float *y, const float *a, const float *b, int64_t n, int one);
 
-enum { STRIP = 256 }; // elements at a time where a row is not dense f32
+enum { STRIP = 256 }; // elements at a time, for rows that are not dense f32
 
-// The next row of y, and what repeats to it.
+// Advance to the next row of y, and to the row of b that repeats to it.
 PG_INLINE void next_row(const pg_tensor *y, const pg_tensor *b, pg_idx *i, pg_idx *j) {
   j->i1 = ++i->i1 == y->ne[1] || j->i1 + 1 == b->ne[1] ? 0 : j->i1 + 1;
   if (i->i1 < y->ne[1]) return;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("ops", "inspect.watch"),
     ("graph",),
     ("buffers.alloc",),
-    ("backends.protocol", "backends.runs"),
+    ("backends.protocol", "backends.repeats"),
     ("backends.ref", "backends.cpu", "backends.quantize"),
     ("sched", "gguf_io", "inspect.taps"),
     ("compute",),
@@ -143,3 +144,10 @@ def test_public_functions_are_documented() -> None:
             if named and ast.get_docstring(node) is None:
                 missing.append(f"{module}.{node.name}")
     assert not missing
+
+
+def test_the_glossary_names_files_that_exist() -> None:
+    """The words of CONTRIBUTING.md are where it says that they are."""
+    rows = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| ")][1:]
+    files = [name for row in rows for name in re.findall(r"`([\w/]+\.(?:py|h))`", row)]
+    assert len(rows) > 20 and not [name for name in files if not (ROOT / name).is_file()]

@@ -1,8 +1,8 @@
 """The options of a sampler chain, each declared once. Names and defaults: llama.cpp's (common_params_sampling).
 
-A field of `SamplingParams` says all that is known of an option. The command line (`tools/sampling.py`), the names that
-OpenAI and llama-cpp-python use, and the checks of values follow from it. `SamplingOptions` repeats names and types for
-type checkers, which cannot read them from a dataclass; a test compares the two.
+Each option is a field of `SamplingParams`. The command line (`tools/sampling.py`), the names that OpenAI and
+llama-cpp-python use, and the checks of values are derived from the fields. `SamplingOptions` repeats names and types
+for type checkers, which cannot read them from a dataclass; a test compares the two.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .temperature import Temperature
 from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
 
 T = TypeVar("T")
-_HUGE = float(np.finfo(np.float32).max)  # samplers compute with f32
+_HUGE = float(np.finfo(np.float32).max)  # samplers compute in f32
 _TOKEN = re.compile("[0-9]{1,10}")
 # The samplers in the order in which a chain has them when `samplers` does not say otherwise.
 IN_ORDER: tuple[type[Sampler], ...] = (Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature)
@@ -52,7 +52,7 @@ _STRENGTH = Range(0, 1e9, "from 0 to 1e9")
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option beside its name, its type and its default.
+    """The description of an option, besides its name, its type and its default.
 
     flags       its flags on the command line, as click takes them
     help        what it does: for the command line's help and for the docstring
@@ -88,9 +88,9 @@ def _option(
 class SamplingParams:
     """All parameters of a sampler chain. Raises SamplerError for values of a wrong type or out of range.
 
-    A `seed` that is None or negative is another one each time. A token of `logit_bias` may be text, "15", as in JSON,
-    and False is a bias of -inf: never. `grammar` is GBNF or llguidance's Lark, `json_schema` text or an object.
-    `samplers` is a sequence of names or one text, joined by ";".
+    A `seed` that is None or negative stands for a random one. The tokens of `logit_bias` may be text, "15", as in JSON;
+    False as a bias stands for -inf: the token is never chosen. `grammar` is GBNF or llguidance's Lark, `json_schema` a
+    text or an object. `samplers` is a sequence of names, or one text with the names joined by ";".
     """
 
     seed: int | None = _option(None, "-s --seed", "Seed of the sampler (default: random).")
@@ -176,18 +176,19 @@ class SamplingParams:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """`samplers` as a tuple, of the names in `SAMPLERS`."""
+        """`samplers` as a tuple of names in `SAMPLERS`."""
         names = self.samplers.split(";") if isinstance(self.samplers, str) else self.samplers
         plain = [name.replace("-", "_") for name in names]
         return tuple([_ALIASES.get(name, name) for name in plain])
 
     def without_memory(self) -> SamplingParams:
-        """The same parameters without what depends on the tokens before: a token that is taken back leaves no trace."""
+        """The same parameters without the samplers that look at earlier tokens, so that taking back a token needs no
+        change in the chain."""
         return replace(self, **{f.name: f.default for f in fields(self) if OPTIONS[f.name].looks_back})
 
 
 OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(SamplingParams)}
-# Options as OpenAI and llama-cpp-python call them: ours.
+# The names of options in OpenAI's API and llama-cpp-python -> our names.
 OTHER_NAMES = {o.other_name: name for name, o in OPTIONS.items() if o.other_name} | {"max_tokens": "n_predict"}
 SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n" + "\n".join(f"    {n:21}  {o.help}" for n, o in OPTIONS.items())
 
@@ -202,7 +203,7 @@ def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of options by name. Raises TypeError for one that there is not."""
+    """SamplingParams from options by name. Raises TypeError for an unknown name."""
     for name in options:
         if name not in OPTIONS:
             like = get_close_matches(str(name), OPTIONS, 1)
@@ -236,7 +237,7 @@ def _is_bias(value: Any) -> bool:
     )
 
 
-# The type of a field, as it is written: whether a value has it, and how an error says it.
+# The type of a field, as written there -> whether a value has that type, and what an error calls the type.
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "float": (_is_number, "a finite number"),
     "int": (_is_int, "a whole number of 64 bits"),
@@ -288,7 +289,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class NamedOptions(SamplingOptions, total=False):
-    """... and by the names of `OTHER_NAMES`."""
+    """The same, also by the names of `OTHER_NAMES`."""
 
     temperature: float
     typical_p: float
