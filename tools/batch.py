@@ -19,14 +19,14 @@ from pyggml.llm.generate.request_file import Answers, RequestFile
 from pyggml.llm.model import model_digest
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.run_batch import batch as gg_batch
-from pyggml.llm.samplers.params import SamplingOptions, SamplingParams
+from pyggml.llm.samplers.params import N_PREDICT, SamplingOptions, SamplingParams
 from pyggml.stream.layout import memory_size
 
 from .adapters import Adapters
 from .command import Option
-from .options import Json, Stop
+from .options import Json
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
 _SHOWN = 80  # a record has texts up to this length in full
 _RAY = "On a cluster (pip install pyggml[ray])"
@@ -43,7 +43,7 @@ def batch(
         ),
     ],
     results: Annotated[Path, Option("-o", "--output", help="Results, one in each line.", metavar="F")],
-    n_predict: Annotated[int, Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
+    n_predict: Annotated[int, declared("n_predict", "Tokens of each; -1: no limit.")] = N_PREDICT,
     n_parallel: Annotated[int, Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
     stop: Stop = None,
     kv_ram: Annotated[

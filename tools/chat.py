@@ -22,11 +22,11 @@ from pyggml.llm.samplers import SamplerChain, SamplingParams
 from . import summary
 from .adapters import Adapters
 from .command import Option
-from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, usage
+from .options import ContextShift, CtxSize, Escape, Json, Special, TraceSampling, usage
 from .plain import for_terminal, plain
 from .prompt_text import unescape
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
 _PROMPT = "> "
 KeepOfChat = Annotated[
@@ -50,9 +50,7 @@ def chat(
             metavar="NAME|FILE",
         ),
     ] = None,
-    n_predict: Annotated[
-        int, Option("-n", "--n-predict", "--predict", help="Tokens of a reply; -1: until it ends.")
-    ] = -1,
+    n_predict: Annotated[int, declared("n_predict", "Tokens of a reply; -1: until it ends.")] = -1,
     stop: Stop = None,
     ctx_size: CtxSize = None,
     escape: Escape = True,

@@ -18,7 +18,7 @@ import click
 from pyggml.errors import GGMLError
 
 T = TypeVar("T")
-_PANEL = "Options"
+PANEL = "Options"
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9.e+-]*")
 
 
@@ -37,7 +37,7 @@ class Option:
         above: float | None = None,
         max: float | None = None,
         check: Callable[[Any], object] | None = None,
-        panel: str = _PANEL,
+        panel: str = PANEL,
     ) -> None:
         self.flags, self.help, self.metavar, self.panel = flags, help, metavar, panel
         self.min, self.above, self.max, self.check = min, above, max, check
@@ -121,11 +121,11 @@ class Verb(WholeOptions):
     panels: Mapping[str, str]  # option's name -> the panel that shows it
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        found: dict[str, list[tuple[str, str]]] = {_PANEL: []}
+        found: dict[str, list[tuple[str, str]]] = {PANEL: []}
         for p in self.get_params(ctx):
             record = p.get_help_record(ctx)
             if record is not None:
-                found.setdefault(self.panels.get(p.name or "", _PANEL), []).append(record)
+                found.setdefault(self.panels.get(p.name or "", PANEL), []).append(record)
         for panel, records in found.items():
             with formatter.section(panel):
                 formatter.write_dl(records)

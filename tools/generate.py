@@ -16,7 +16,7 @@ from pyggml.errors import GGMLError
 from pyggml.llm.generate.generation import Generation, Token, new_generation
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
 from pyggml.llm.model import load_model
-from pyggml.llm.samplers import StepTrace
+from pyggml.llm.samplers import N_PREDICT, StepTrace
 
 from . import summary
 from .adapters import Adapters
@@ -41,14 +41,13 @@ from .options import (
     PromptCacheAll,
     PromptCacheRo,
     Special,
-    Stop,
     TraceSampling,
     usage,
 )
 from .plain import for_terminal
 from .prompt_text import read_prompt, unescape
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
 
 def generate(
@@ -58,9 +57,7 @@ def generate(
     prompt: Annotated[Optional[str], Option("-p", "--prompt", help="The text to continue.")] = None,
     file: Annotated[Optional[Path], Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
     suffix: Annotated[Optional[str], Option("--suffix", help="Fill in what stands before this text.")] = None,
-    n_predict: Annotated[
-        int, Option("-n", "--n-predict", "--predict", help="Tokens; -1: no limit, -2: one context.")
-    ] = 128,
+    n_predict: Annotated[int, declared("n_predict", "Tokens; -1: no limit, -2: one context.")] = N_PREDICT,
     stop: Stop = None,
     cfg_scale: Annotated[float, Option("--cfg-scale", help="Classifier-free guidance; 1: off.")] = 1.0,
     negative_prompt: Annotated[str, Option("--negative-prompt", help="... away from this prompt.")] = "",

@@ -1,4 +1,4 @@
-"""Sampling on the command line: an option for each parameter of a sampler chain."""
+"""What is asked for a text, on the command line: an option for each parameter of a sampler chain, and others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyggml.errors import SamplerError
 from pyggml.llm.samplers.params import OPTIONS, SamplingOptions, SamplingParams
 from pyggml.small_file import read_text
 
-from .command import Group, Option
+from .command import PANEL, Group, Option
 from .options import usage
 
 _PANEL = "Sampling (names and defaults as in llama.cpp)"
@@ -28,15 +28,20 @@ _TYPES: dict[str, Any] = {  # types of the options that the command line takes i
 }
 
 
+def declared(name: str, help: str | None = None, panel: str = PANEL) -> Option:
+    """How an option of `SamplingParams` or `TextParams` is given: with the flags that its field names."""
+    option = OPTIONS[name]
+    return Option(*option.flags, help=option.help if help is None else help, panel=panel)
+
+
 def _options() -> tuple[dict[str, Any], dict[str, Any]]:
     """One option for each field of SamplingParams, and their defaults."""
     kinds = get_type_hints(SamplingParams)
     hints: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for f in fields(SamplingParams):
-        declared = OPTIONS[f.name]
         kind = _TYPES.get(f.name, kinds[f.name])
-        hints[f.name] = Annotated[kind, Option(*declared.flags, help=declared.help, panel=_PANEL)]
+        hints[f.name] = Annotated[kind, declared(f.name, panel=_PANEL)]
         default: Any = f.default
         defaults[f.name] = None if kind == Optional[list[str]] else ";".join(default) if kind is str else default
         if f.name in _FILES:
@@ -73,3 +78,4 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 Sampling = Annotated[SamplingOptions, Group(*_options(), _taken)]
+Stop = Annotated[Optional[list[str]], declared("stop")]

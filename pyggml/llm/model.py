@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
 from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
+from .elsewhere import Elsewhere
 from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
 from .loaded import DraftHead, LoadedModel
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
 
     from .embed import EmbedOptions, Text
     from .generate.batched import BatchOptions
-    from .openai.chat import ChatRequest
-    from .openai.request import SamplingRequest
-    from .openai.types import ChatCompletion, ChatCompletionChunk, Completion
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
 _N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples of so many bytes
@@ -179,64 +177,12 @@ class Model(LoadedModel):
         """`stream` for `async for`; each step runs in a thread."""
         return in_thread(self.stream(prompt, n_predict, n_probs, **options))
 
-    def create_completion(
-        self,
-        prompt: str | Sequence[int],
-        suffix: str | None = None,
-        max_tokens: int | None = 16,
-        logprobs: int | None = None,
-        echo: bool = False,
-        stream: bool = False,
-        **request: Unpack[SamplingRequest],
-    ) -> Completion | Iterator[Completion]:
-        """The text that follows a prompt, in the shape of OpenAI's completions; with `stream` an iterator of parts.
-
-        `max_tokens` None or 0: until the context is full. `logprobs`: how many alternatives each token has. `echo` puts
-        the prompt before the text. `suffix`: the text that is to follow. Sampling options have OpenAI's names, see
-        `SamplingRequest`.
-        Raises what `stream` raises.
-        """
-        from .openai.text import create_completion
-
-        return create_completion(
-            self, prompt, suffix=suffix, max_tokens=max_tokens, logprobs=logprobs, echo=echo, stream=stream, **request
-        )
-
-    def create_chat_completion(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-        logprobs: bool | None = False,
-        top_logprobs: int | None = None,
-        stream: bool = False,
-        **request: Unpack[ChatRequest],
-    ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
-        """The reply to a chat, in the shape of OpenAI's chat completions; with `stream` an iterator of parts.
-
-        Calls of `tools` (`tool_calls`, as JSON text) and reasoning (`reasoning_content`) are taken out of the reply,
-        in the notation of the model's family. `tool_choice`: "none", "auto", "required", or a function; a grammar
-        forces a call that is required. `response_format`: json_object or json_schema. `logprobs` gives each token
-        `top_logprobs` alternatives. `chat_template` replaces the model's own; `chat_template_kwargs` are variables for
-        the template (`enable_thinking`). The default temperature is 0.2. Raises ModelError for bad messages and tools,
-        and what `stream` raises.
-        """
+    if TYPE_CHECKING:
         from .openai.chat import create_chat_completion
-
-        return create_chat_completion(
-            self,
-            messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            response_format=response_format,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
-            stream=stream,
-            **request,
-        )
+        from .openai.text import create_completion
+    else:
+        create_chat_completion = Elsewhere("pyggml.llm.openai.chat")
+        create_completion = Elsewhere("pyggml.llm.openai.text")
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,10 @@ from pyggml.errors import ModelError
 
 from .embed import embed
 from .generate.batched import new_contexts
-from .generate.generation import N_PREDICT
 from .generate.requests import Result, answer
 from .loaded import LoadedModel
 from .model import load_model
-from .samplers import NamedOptions
+from .samplers import N_PREDICT, TextOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,14 +27,13 @@ def batch(
     requests: Iterable[Any],
     n_predict: int = N_PREDICT,
     *,
-    stop: str | Sequence[str] = (),
     n_parallel: int = 32,
     n_threads: int | None = None,
     flash_attn: bool = False,
     context: ContextOptions | None = None,
     kv_ram: int | str | None = None,
     ram: int | str | None = None,
-    **sampling: Unpack[NamedOptions],
+    **asked: Unpack[TextOptions],
 ) -> Iterator[Result]:
     """Continue many prompts, `n_parallel` at a time: when one ends, the next begins. Yields one dict for each request,
     in the order of the requests, as soon as all requests before it are done.
@@ -64,4 +62,4 @@ def batch(
     own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
     vectors = partial(embed, model, n_threads=n_threads, flash_attn=flash_attn)
     contexts = new_contexts(model, own, context)
-    return answer(model, requests, contexts, n_predict, vectors, stop=stop, n_parallel=n_parallel, **sampling)
+    return answer(model, requests, contexts, n_predict, vectors, n_parallel=n_parallel, **asked)

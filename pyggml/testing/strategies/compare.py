@@ -1,5 +1,7 @@
 """Cases of comparisons, maximum, minimum and where. All of them are exact."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
