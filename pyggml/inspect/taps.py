@@ -143,9 +143,9 @@ class Edit(_Watching):
         why = unfit(changed, t.dtype)
         if why is not None:
             raise DTypeError(f"the edit of {t.describe()}: {why} cannot be stored in it")
-        if changed.shape != t.shape:
-            raise ShapeError(f"the edit of {t.describe()} gave shape {changed.shape}, not {t.shape}")
-        t.store(changed.reshape(t.ne[::-1]))
+        if changed.shape != memory.shape:  # not of t.shape, where sizes follow a Var
+            raise ShapeError(f"the edit of {t.describe()} gave shape {changed.shape}, not {memory.shape}")
+        t.store(changed.reshape(t.layout[0][::-1]))
 
     def _warn(self, t: Tensor) -> None:
         self._warned = True

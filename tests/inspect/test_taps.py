@@ -194,6 +194,19 @@ def test_generation_is_steered(model: Model) -> None:
     assert "".join(model.generate("abc", 60, temp=0.0)) == plain
 
 
+def test_nodes_with_a_size_that_varies_are_edited(model: Model) -> None:
+    """A graph that serves a range of n_kv stores what an edit gives for the n_kv of this run."""
+    ctx = model.new_context(n_ctx=96, n_threads=1)
+    for n in (2, 1, 1, 40, 1):
+        with model.tap("kq-1", "kqv-1") as t, model.edit("kq_soft_max_ext-1", lambda a: a * 0):
+            ctx.decode([5] * n)
+        assert t["kq-1"][0].shape[-1] == (32 if ctx.memory.used <= 32 else 64)
+        assert not t["kqv-1"][0][..., :n, :].any()
+    error = pytest.raises(ShapeError, match=r"gave shape \(1, 1, 64\), not \(\d+, 1, 64\)")
+    with error, model.edit("kq_soft_max_ext-1", lambda a: a[:1]):
+        ctx.decode([5])
+
+
 def test_of_several_nodes_of_one_name_the_last() -> None:
     """Product and sum of a linear layer with bias are called the same."""
     with gg.Context() as c:
