@@ -161,7 +161,7 @@ def _named(kind: str, t: Tensor) -> Generator[None]:
     except GGMLError:
         raise
     except Exception as e:
-        raise GraphError(f"the {kind} of {t.describe()}: {type(e).__name__}: {e}") from e
+        raise GraphError(f"the {kind} of {t.describe()}, op {t.op}: {type(e).__name__}: {e}") from e
 
 
 def _values(t: Tensor) -> Array:
