@@ -1,4 +1,4 @@
-// What every kernel file includes: names per instruction set, rows, the SIMD vocabulary.
+// The header of all kernels: names per instruction set, rows of tensors, SIMD vectors.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static inline char *pg_row_at(const pg_tensor *t, int64_t i1, int64_t i2, int64_
 
 static inline int64_t pg_n_rows(const pg_tensor *t) { return t->ne[1] * t->ne[2] * t->ne[3]; }
 
-// Row number r of a tensor -> its indices in dimensions 1, 2, 3.
+// Convert the number r of a row to its indices in dimensions 1, 2, 3.
 typedef struct pg_idx {
   int64_t i1, i2, i3;
 } pg_idx;
@@ -31,8 +31,8 @@ static inline pg_idx pg_unravel(const pg_tensor *t, int64_t r) {
   return (pg_idx){i1, q % t->ne[2], q / t->ne[2]};
 }
 
-// Sizes of scratch memory, none of which is negative. INT64_MAX stands for all that int64 cannot count: no memory is
-// that large, and whoever asks for it is refused.
+// Multiply and add sizes of scratch memory, which are never negative. On overflow the result is INT64_MAX: no memory is
+// that large, so the request is refused.
 static inline int64_t pg_times(int64_t a, int64_t b) {
   int64_t c;
   return __builtin_mul_overflow(a, b, &c) ? INT64_MAX : c;
@@ -50,9 +50,9 @@ typedef struct pg_range {
 
 static inline pg_range pg_share(int64_t n, int ith, int nth) { return (pg_range){n * ith / nth, n * (ith + 1) / nth}; }
 
-// 1 where there is neither NaN nor an infinity among n floats.
+// Whether n floats are all finite.
 static inline int pg_all_finite(const float *x, int64_t n) {
-  int32_t most = 0; // an infinity is more than any number, in bits, too, and NaN is more than that
+  int32_t most = 0; // as bits, an infinity is greater than any number, and NaN is greater still
   for (int64_t i = 0; i < n; i++) {
     int32_t bits;
     memcpy(&bits, x + i, sizeof bits);
@@ -61,7 +61,7 @@ static inline int pg_all_finite(const float *x, int64_t n) {
   return most < 0x7f800000;
 }
 
-// Scalar conversions, exact where the target has the digits, else round to nearest even.
+// Conversions of single numbers: exact when the target has the digits, else rounded to nearest even.
 static inline float pg_f16_to_f32(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000) << 16, mag = h & 0x7fff;
   union {

@@ -1,16 +1,19 @@
-// The operands of kernels that compute several nodes together: numbers of their sources (pg_task.src) and parameters
-// (pg_task.param). Python reads the names here, too, and puts the operands there (pyggml/backends/cpu/fusions).
-// Where the kernel is also an op's own, its first operands are those of the op, in the order of the op.
+// The operands of kernels that compute several nodes together: the numbers of their sources (in pg_task.src) and of
+// their parameters (in pg_task.param). Python reads these names from this file, and fills the operands in
+// (pyggml/backends/cpu/fusions). When the kernel also computes a single op, the op's own operands come first, in their
+// order.
 #pragma once
 
-// norm and rms_norm. May be absent: the weight, a row; and what is added then, a row or as many as the norm has.
+// norm and rms_norm. May be absent: the weight (a row), and the operand that is added to the result (a row, or as many
+// rows as the norm has).
 enum { PG_NORM_X, PG_NORM_WEIGHT, PG_NORM_ADDED };
 enum { PG_NORM_EPS }; // parameters
 
-// Gated units, such as swiglu. Where the value is absent, the halves of each row of the gate are gate and value.
+// Gated units, such as swiglu. When the value is absent, the halves of each row of the gate are gate and value.
 enum { PG_GLU_GATE, PG_GLU_UP };
 
-// rope. May be absent: factors; and the weight of a norm that comes before, whose eps is behind the op's parameters.
+// rope. May be absent: factors, and the weight of a norm that comes before. The norm's eps stands behind the op's own
+// parameters.
 enum { PG_ROPE_X, PG_ROPE_POSITIONS, PG_ROPE_FACTORS, PG_ROPE_WEIGHT };
 enum { PG_ROPE_EPS = 13 };
 
@@ -24,22 +27,24 @@ enum {
   PG_ATTN_IN_ROWS // not 0: v is not transposed
 };
 
-// experts_sum. May be absent: a weight of each row, what is added to the sum.
+// experts_sum. May be absent: a weight for each row, and the operand that is added to the sum.
 enum { PG_EXPERTS_ROWS, PG_EXPERTS_WEIGHTS, PG_EXPERTS_ADDED };
 
-// Recurrences whose states are read from cells and stored there, behind the sources of the op: which of the cells the
-// sequences go on from, where the op has no such source; all cells, a row each; those that the new states go to.
+// Recurrences that read and store their states in cells. Behind the op's own sources come: the cells that sequences
+// begin with (when the op has no such source); all cells, a row each; and the cells that the new states go to.
 enum { PG_READ = 9, PG_CELLS, PG_WRITE };
 
-// conv_state: a convolution of the end of a window, which is in such cells (at FROM, too), and x. May be absent: bias.
+// conv_state: a convolution of x and of the tokens before it, which such cells (from FROM on) hold. May be absent:
+// bias.
 enum { PG_CONV_X, PG_CONV_WEIGHTS, PG_CONV_BIAS, PG_CONV_FROM };
 enum { PG_CONV_SILU };         // not 0: silu of the result
 enum { PG_CONV_MAX_TAPS = 8 }; // ne[0] of the weights, at most
 
-// mul_mat and mul_mat_id of repacked weights, or stored ones. May be absent: ids (mul_mat has none); what norms the
-// columns; up to two more matrices times the same columns, each with its result; a bias of each matrix (BIAS is that of
-// the first one); and what is added to the product. When the result is a gated unit, one more matrix has no result.
-// Products by expert have the weights of all experts, their biases, and nothing else but one more matrix of a unit.
+// mul_mat and mul_mat_id of repacked weights, or of stored ones. May be absent: ids (mul_mat has none); the weight of a
+// norm of the columns; up to two more matrices that are multiplied with the same columns, each with its result; a bias
+// for each matrix (BIAS: of the first one); and the operand that is added to the product. When the result is a gated
+// unit, the second matrix has no result of its own. Products by expert have the weights of all experts, their biases,
+// and at most a second matrix for a gated unit.
 enum {
   PG_MM_WEIGHTS,
   PG_MM_COLUMNS,
@@ -55,5 +60,5 @@ enum {
 enum { PG_MM_MAX = 3 };                                    // matrices, at most
 enum { PG_MM_STORE, PG_MM_EPS, PG_MM_ALPHA, PG_MM_LIMIT }; // parameters. STORE: enum r16_store
 
-// What becomes of a product v, after its bias is added: y = v, other + v, or a gated unit of other and v.
+// How a product v is stored, after its bias is added: y = v, y = other + v, or y = a gated unit of other and v.
 enum r16_store { R16_STORE, R16_ADD, R16_SWIGLU, R16_GEGLU, R16_REGLU, R16_SWIGLU_OAI };

@@ -1,5 +1,5 @@
-// The header of the C library: tensors, tasks, kernels, plans, the thread pool. What vocabularies need is in
-// vocab/vocab.h.
+// The header of the C library: tensors, tasks, kernels, plans, the thread pool. vocab/vocab.h is the one for
+// vocabularies.
 // Nothing in this library aborts, exits or prints: every function that can fail returns a status.
 #pragma once
 #include <stddef.h>
@@ -11,10 +11,10 @@ enum pg_status {
   PG_E_NOMEM = 2,   // no memory for a thread or a buffer
   PG_E_ABORTED = 3, // the abort flag was raised, or SIGINT came, between two ops
   PG_E_TYPE = 4,    // no conversion for this type
-  PG_E_NAN = 5,     // a number that has no place in an order
-  PG_E_HOST = 6,    // what Python computes raised an exception
+  PG_E_NAN = 5,     // a NaN among numbers to be sorted
+  PG_E_HOST = 6,    // a function of Python raised an exception
   PG_E_NESTED = 7,  // an op of this plan ran it again
-  PG_E_LOST = 8     // a file that it reads has become shorter
+  PG_E_LOST = 8     // a file that the plan reads has become shorter
 };
 
 enum { PG_MAX_SRC = 12, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
@@ -88,7 +88,7 @@ typedef struct pg_op {
   pg_task task;
 } pg_op;
 
-// At run time *where = base + stride * vars[var]: what changes from step to step without lowering again.
+// A number that changes from run to run without lowering again: each run sets *where = base + stride * vars[var].
 typedef struct pg_bind {
   int64_t *where;
   int64_t base;
@@ -96,14 +96,14 @@ typedef struct pg_bind {
   int64_t var;
 } pg_bind;
 
-// What is known of a plan's runs on one thread, see exec/pace.c.
+// What has been measured of a plan's runs, on one thread and on several, see exec/pace.c.
 typedef struct pg_pace {
-  int32_t alone; // they are as fast there, or faster
+  int32_t alone; // runs on one thread are at least as fast
   int32_t trial; // which run of a trial is next, from 1; 0: none is under way
-  int64_t runs;  // so far, but for those of trials
-  int64_t least; // nanoseconds of the shortest
+  int64_t runs;  // runs so far, without those of trials
+  int64_t least; // nanoseconds of the shortest run
   int64_t next;  // when the next trial may begin
-  int64_t ns[2]; // of a trial's runs: shared, alone
+  int64_t ns[2]; // nanoseconds of a trial's runs: shared, alone
 } pg_pace;
 
 // Fields that several threads touch while a plan runs are only reached through __atomic builtins.
@@ -120,7 +120,7 @@ typedef struct pg_plan {
   int64_t failed_op;  // where the first failure happened
   int64_t bad_value;  // its detail
   int32_t status;     // first failure
-  int32_t abort;      // raise to stop the run that is under way between two ops
+  int32_t abort;      // set it to stop the present run between two ops
   int32_t watch;      // SIGINT stops this run, too
   int32_t interrupts; // SIGINTs before this run
   int32_t busy;       // a thread runs this plan ...
@@ -152,46 +152,49 @@ int pg_isa_supported(int level);                   // can this CPU and OS run it
 const pg_row *pg_isa_table(int level, int64_t *n); // its kernels
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth);
 
-// Run on `n_threads` threads at most; the caller is thread 0, and workers take part from when they are awake. Threads
-// that run one plan take turns; that plans with the same scratch memory or data do is the caller's business.
-// Within an op another plan runs on the thread that asks for it. `watch`: SIGINT stops it, too.
+// Run a plan on `n_threads` threads at most. The caller is thread 0; workers take part as soon as they are awake.
+// Threads that run the same plan take turns. Plans that share scratch memory or data must not run at the same time: the
+// caller sees to that. A plan that is run from within an op runs on that thread alone. `watch`: SIGINT stops the run,
+// too.
 int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch);
 void pg_pool_stop(void); // join all workers
 
-// From now on a read of the `bytes` of a file that are mapped at `first`, and that it no longer has, gives zeros, and 1
-// at the address that is returned (NULL: no memory, or no file can be opened), until it is given back.
+// Guard `bytes` of a file that are mapped at `first`, until the guard is given back. When the file becomes shorter,
+// reading the lost part gives zeros, and sets the number at the returned address to 1. NULL: no memory, or no file can
+// be opened.
 const int32_t *pg_guard(int fd, const void *first, int64_t bytes);
-void pg_guard_again(void);           // the handler of SIGBUS, where another was set since
+void pg_guard_again(void);           // set our handler of SIGBUS again, when another one was set since
 int pg_is_lost(const int32_t *lost); // 1 there, or the file is shorter now
 void pg_unguard(const int32_t *lost);
 
-// Dense rows of `type` to n floats in all, and n_rows rows of n floats to it; `weights` (n of them, or NULL) says how
-// much each column's error counts. PG_E_TYPE where the type has no converter. Any thread may call them, several at a
-// time.
+// Convert dense rows of `type` to n floats in all; and n_rows rows of n floats to `type`. `weights` (n of them, or
+// NULL) say how much the error of each column counts. PG_E_TYPE: the type has no converter. Several threads may call
+// them at a time.
 int pg_dequantize(int level, int64_t type, const void *rows, float *dst, int64_t n);
 int pg_quantize(int level, int64_t type, const float *src, const float *weights, void *rows, int64_t n_rows, int64_t n,
                 int64_t row_bytes);
 
-// Weights repacked for the CPU, 16 rows at a time (products/r16/r16.h). Bytes of a matrix of m rows of k elements, 0
-// for a type that has no such form; then its groups of 16 rows first .. last - 1, from rows of row_bytes each. Any
-// thread may pack some groups. Unpacking is the way back; PG_E_TYPE of types that have none (any range says so).
+// Repack weights for the CPU, 16 rows at a time (products/r16/r16.h). pg_r16_bytes gives the bytes of a matrix with m
+// rows of k elements; 0 for a type that cannot be repacked. The others pack groups first .. last - 1 of 16 rows, from
+// rows of row_bytes each, and unpack them; several threads may do some groups each. PG_E_TYPE: the type cannot be
+// unpacked, whatever the range is.
 int64_t pg_r16_bytes(int64_t type, int64_t k, int64_t m);
 void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, int64_t m, void *dst, int64_t first,
                  int64_t last);
 int pg_r16_unpack(int64_t type, const void *packed, int64_t k, int64_t m, void *rows, int64_t row_bytes, int64_t first,
                   int64_t last);
 
-// Sampling with top-k, top-p, min-p and a temperature, in two steps: between them the caller takes exp of `exponents`.
-// First the k largest of n logits, 0 < k <= n < 2^32, descending, of equal ones the first: their places, how far they
-// are from the largest, and the same again [k ..] with all divided by temp. `keys` is scratch memory, n_keys k + 16 or
-// more. PG_E_NAN where a logit is NaN, or the largest or temp infinite. Then the row that u, 0 <= u < 1, falls on among
-// those that top_p (1: all) and min_p leave.
+// Sampling with top-k, top-p, min-p and a temperature, in two steps; between them the caller takes exp of `exponents`.
+// The first step finds the k largest of n logits, 0 < k <= n < 2^32, in descending order, equal ones in their order. It
+// gives their places and their differences from the largest; and from [k] on, the differences divided by temp. `keys`
+// is scratch memory; n_keys is at least k + 16. PG_E_NAN: a logit is NaN, or the largest logit or temp is infinite. The
+// second step gives the row that u, 0 <= u < 1, falls on, among the rows that top_p (1: all) and min_p leave.
 int pg_top_k(const float *logits, int64_t n, int64_t k, float temp, uint64_t *keys, int64_t n_keys, int64_t *ids,
              float *exponents);
 int64_t pg_draw(const float *weights, int64_t k, double top_p, double min_p, double u);
 
-// What one thread can do at most (exec/peak.c): reads n bytes at p (a multiple of 4 KiB, 64-byte aligned), or makes n
-// steps of multiplications of a kind. The result is bytes or operations done; 0 where no level up to this one has such
-// instructions.
+// Do what limits one thread, for measuring (exec/peak.c): read n bytes at p (n a multiple of 4 KiB, p 64-byte aligned),
+// or make n steps of multiplications of a kind. Returns the bytes or operations done; 0 when no level up to this one
+// has such instructions.
 enum pg_peak_kind { PG_PEAK_READ = 0, PG_PEAK_F32 = 1, PG_PEAK_INT8 = 2, PG_PEAK_BF16 = 3 };
 double pg_peak(int level, enum pg_peak_kind kind, const void *p, int64_t n);

@@ -1,4 +1,5 @@
-// Sampling: the steps of the usual chain of samplers on either side of NumPy's exp, in NumPy's order of rounding.
+// Sampling: the usual chain of samplers as two steps, before and after NumPy's exp. Rounding is in the same order as in
+// NumPy.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static int sample_has_better(const float *x, float limit) {
   return !(no[0] & no[1] & no[2] & no[3]);
 }
 
-// A logit and its place as one number: larger for a larger logit and, of equal ones, for the first.
+// A logit and its place as one number: larger for a larger logit, and among equal logits for an earlier place.
 static uint64_t sample_key(float x, int64_t id) {
   uint32_t bits;
   x += 0.0f; // -0 is 0

@@ -5,14 +5,14 @@ How to add an architecture:
 1. One line in PAGES: its `general.architecture` and the module of its page.
 2. Its record in ARCHITECTURES of that page. A decoder that differs from Llama in what blocks are given is a
    `decoder(...)` in `plain.py`. A decoder with one part of its own (attention, network, or a whole layer) is a subclass
-   of `Decoder` that overrides that method, as in `apertus.py`, `deepseek2.py` and `arctic.py`. A model with another
-   structure has a builder that reads top to bottom, as `llama.py` has.
+   of `PlainDecoder` that overrides that method, as in `apertus.py`, `deepseek2.py` and `arctic.py`. A model with
+   another structure has a builder that reads top to bottom, as `llama.py` has.
 3. The builder is the declaration of its tensors. It is run on shapes alone when a file is loaded: `b.linear`,
    `b.weight` and `b.optional` say which tensors the file must and may have, and their ne. Roles and keys are the gguf
    package's.
 4. Hyperparameters that one family has are a subclass `XParams` of HParams in its page. `read` returns it:
    `read_hparams(XParams, r, own=r.integer(Keys...))`. The builder is `def build_x(b: Build[XParams])`, and
-   `b.hparams` has that type; pyright compares the two where `Architecture` is made.
+   `b.hparams` has that type; pyright compares the two when `Architecture` is made.
 5. An input that only this model has is `b.input(name, type, ne, fill)` in its page, see `Build.input`.
 6. What differs within a block becomes an argument of the block. No block knows the name of an architecture.
 7. `tests/models/test_zoo.py` compares the logits with llama.cpp's.

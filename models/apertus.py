@@ -11,7 +11,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
 
@@ -26,7 +26,7 @@ class ApertusHParams(HParams):
     xielu_eps: tuple[float, ...]
 
 
-class Apertus(Decoder[ApertusHParams]):
+class Apertus(PlainDecoder[ApertusHParams]):
     """The network with xIELU."""
 
     def ffn(self, b: Build[ApertusHParams], cur: Tensor, il: int) -> Tensor:

@@ -29,18 +29,18 @@ MemoryKind = Literal["kv", "recurrent", "hybrid", "cross", "none"]
 
 @dataclass(frozen=True)
 class Architecture(Generic[H]):
-    """What makes a model of `general.architecture`.
+    """How the models of one or more `general.architecture` are read, built and remembered.
 
-    names    the architectures it serves
+    names    the architectures
     build    records the graph of a ubatch; what it asks of `b.weights` are the tensors that a file must or may have
-    read     the hyperparameters in the metadata: HParams, or a subclass with what this family alone has. They also say
+    read     reads the hyperparameters in the metadata: HParams, or a subclass with those of this family. They also say
              whether tokens see those after them (`causal_attn`), and which layers see a window only (`n_swa`)
-    memory   kv: keys and values of each token (with a sliding window where the hyperparameters ask for it); recurrent:
+    memory   kv: keys and values of each token (with a sliding window when the hyperparameters ask for it); recurrent:
              a state; hybrid: both; cross: keys and values, also of a text that was encoded; none: nothing, all tokens
              are evaluated at once
     logits   its graphs end with logits; those of encoders end with embeddings
-    nextn    files may have heads, layers after the model's that draft what follows (multi-token prediction): of their
-             hyperparameters `build` records the graph of one
+    nextn    files may have draft heads, layers after the model's that guess the next tokens (multi-token prediction).
+             With the hyperparameters of one, `build` records its graph
     encode   of encoder-decoders: records the graph of a text, which fills `Build.cross` with what the decoder's layers
              see of it; it ends with embeddings
     """
@@ -65,11 +65,11 @@ class Architecture(Generic[H]):
         return self.read(r)
 
     def head_hparams(self, name: str, kv: Mapping[str, object], head: int) -> H:
-        """Those of that head of the file, from 0 on. Raises as `hparams`."""
+        """The hyperparameters of draft head number `head` of the file, from 0 on. Raises as `hparams`."""
         return self.read(Reader(name, kv, head))
 
     def declare(self, hp: H, weights: Weights) -> Weights:
-        """Let the builder ask for all its weights: those that are there are then in `weights`, in its order.
+        """Let the builder ask for all its weights. `weights` then has those that exist, in the builder's order.
 
         Raises ModelError naming the tensor that is missing or has another shape.
         """
@@ -77,14 +77,14 @@ class Architecture(Generic[H]):
         return weights
 
     def build_stage(self, b: Build[H]) -> None:
-        """Record the graph of a ubatch, from its first layer on. Raises ModelError where it cannot begin there."""
+        """Record the graph of a ubatch, from its first layer on. Raises ModelError when it cannot begin there."""
         self.build(b)
         if b.first:
             begin_at(b)
 
     def least_graph(self, hp: H, weights: Weights, stage: range | None = None) -> Graph:
         """The graph of one token, over one cell (of an encoder-decoder the decoder's), of all layers or of a stage.
-        Raises as `declare`, ModelError where the model cannot be split there."""
+        Raises as `declare`, ModelError when the model cannot be split there."""
         if stage is not None and (self.encode is not None or not self.logits or hp.is_head):
             raise ModelError("a model with an encoder, or one that guesses for another, does not run in stages")
         first, end = (0, None) if stage is None else (stage.start, stage.stop if stage.stop < hp.n_layer else None)
@@ -112,7 +112,7 @@ class Architecture(Generic[H]):
     ) -> Memory:
         """The memory of a context of `size` cells, without its buffers. Raises ModelError for types that it cannot
         store."""
-        if hp.is_head:  # attends, and goes back: its cache keeps what is behind a window
+        if hp.is_head:  # guesses are taken back: the cache of a draft head keeps what lies before a window, too
             return Memory(KVCache(hp, size, n_swa=hp.n_swa if hp.is_swa(0) else 0, **options))
         n_seq_max, held = options.get("n_seq_max", 1), options.get("held")
         if self.memory == "recurrent":

@@ -10,10 +10,10 @@ from pyggml import ops as gg
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn, build_moe_ffn, build_norm, build_out_rows
-from .decoder import Decoder, decoder
+from .decoder import PlainDecoder, decoder
 
 
-class Arctic(Decoder):
+class Arctic(PlainDecoder):
     """The experts of a layer beside its attention and its network."""
 
     def layer(self, b: Build, inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

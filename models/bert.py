@@ -49,8 +49,8 @@ _TOKEN_TYPES = "tokenizer.ggml.token_type_count"
 
 @dataclass(frozen=True, kw_only=True)
 class BertHParams(HParams):
-    """Kinds of text (0: as many as have embeddings; that of the first is added to all tokens), and which layers are
-    mixtures: from the second on, every n-th (0: none)."""
+    """How many kinds of text there are (0: as many as have embeddings; all tokens count as the first kind), and which
+    layers are mixtures: from the second on, every n-th (0: none)."""
 
     n_token_types: int
     moe_every_n_layers: int = 0
@@ -121,7 +121,8 @@ def build_bert(b: Build[BertHParams], *, gated: bool = False) -> Graph:
 
 
 def _embeddings(b: Build, hp: BertHParams) -> Tensor:
-    """Those of the tokens, of the first kind of text, and of the positions, together normed: ne [n_embd, n_tokens]."""
+    """The sum of the embeddings of the tokens, of the first kind of text and of the positions, normed: ne
+    [n_embd, n_tokens]."""
     cur = build_inp_embd(b)
     there = b.weights.ne("token_types.weight")
     n_types = hp.n_token_types or (there[1] if there is not None else 0)
@@ -135,7 +136,7 @@ def _embeddings(b: Build, hp: BertHParams) -> Tensor:
 
 
 def _row_norm(b: Build, cur: Tensor, role: str, il: int) -> Tensor:
-    """The norm of all heads of a token together, where the model has one."""
+    """The norm of all heads of a token together, when the model has one."""
     head, n_head, n_tokens, _ = cur.ne
     if b.optional(role, (head * n_head,), il) is None:
         return cur
@@ -157,7 +158,7 @@ def _build_gated(b: Build[BertHParams]) -> Graph:
 
 
 def _build_jina2(b: Build[BertHParams]) -> Graph:
-    """The first of them have no gate of its own: it is in `ffn_up`, or there is none."""
+    """The graph of a ubatch. In the first of these models the gate is in `ffn_up`, or there is no gate."""
     n = b.hparams.layer(0)
     own = b.optional("ffn_gate", (b.hparams.n_embd, n.n_ff), 0) is not None
     return build_bert(b, gated=own or b.n_out("ffn_up", (n.n_ff, 2 * n.n_ff), 0) != n.n_ff)

@@ -23,7 +23,7 @@ from .ubatch import UBatch
 
 class TokenBlocks(NamedTuple):
     """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that. The key
-    is made of `n_read` tokens, up to the last one of the block: more than `size` where blocks overlap."""
+    is made of `n_read` tokens, up to the last one of the block: more than `size` when blocks overlap."""
 
     size: int
     n_read: int
@@ -31,7 +31,7 @@ class TokenBlocks(NamedTuple):
 
 
 def block_ends(t: TokenBlocks, n_tokens: int, n_seqs: int) -> int:
-    """How many blocks at most the tokens of `n_seqs` sequences, equally many of each, end."""
+    """The largest number of blocks that `n_tokens` tokens of `n_seqs` sequences, equally many of each, can end."""
     return n_seqs * (n_tokens // n_seqs // t.size + 1)
 
 
@@ -85,9 +85,13 @@ def block_inputs(t: TokenBlocks, pos: Ints, cells: Ints) -> tuple[Ints | Floats,
 
 
 class BlockKeys(NamedTuple):
-    """`keys`, ne [head, n_blocks], of the blocks that the tokens of a ubatch end, `pos` of each (as `build_inp_pos`),
-    `of` the block that each token ends (or any), and `end`, ne [n_kv]: 0 for cells of tokens that end one, else
-    -inf."""
+    """The keys of the blocks that the tokens of a ubatch end.
+
+    keys  ne [head, n_blocks]
+    pos   the position of each block (as `build_inp_pos`)
+    of    the block that each token ends, or any block when the token ends none
+    end   ne [n_kv]: 0 for cells of tokens that end a block, else -inf
+    """
 
     keys: Tensor
     pos: Tensor
@@ -110,10 +114,14 @@ def build_block_keys(
     name: str,
     il: int,
 ) -> BlockKeys:
-    """The keys of the blocks that the tokens end. `value`: the rows of the tokens, ne [head, n_tokens], or where blocks
-    overlap of two heads, the second for a token's own block and the first for the one after it. `gate`: the weights of
-    which `cur`, ne [n_embd, n_tokens], gives the scores that a softmax is of, and of what is added to them by the place
-    in a block; None: all tokens count the same. What the next blocks need is stored in `cells`."""
+    """The keys of the blocks that the tokens end. What the next blocks need is stored in `cells`.
+
+    value  the rows that keys are sums of: ne [head, n_tokens]. When blocks overlap, [2 * head, n_tokens]: the second
+           half of a row is for the token's own block, the first half for the block after it
+    gate   the roles of two weights. The first gives each token a score, as a product with `cur`, ne [n_embd, n_tokens];
+           the second is added to the scores by the token's place in its block. Rows are summed by a softmax of the
+           scores. None: all tokens count the same
+    """
     rows, mask, pos, of, at, end = build_inp_blocks(b, t)
     n, before = value.ne[0], t.n_read - 1
     n_blocks = block_ends(t, b.n_tokens, b.n_seqs)
@@ -133,7 +141,7 @@ def build_block_keys(
     def part(first: int) -> Tensor:  # ne [n_read, head, n_blocks]
         size, row_size = read.nb[0], read.nb[1]
 
-        def of_block(i: int) -> Tensor:  # where blocks overlap, i = 1 is the block itself, and reads the second halves
+        def of_block(i: int) -> Tensor:  # when blocks overlap, i = 1 is the block itself, and reads the second halves
             at = i * t.size * row_size + (first + i * head) * size
             return gg.view_3d(read, head, t.size, n_blocks, row_size, read.nb[2], at)
 

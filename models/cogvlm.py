@@ -8,13 +8,13 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import KV, Build, build_attn, build_inp_kq_mask, build_rope, split_qkv
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
 
 
-class CogVLM(Decoder):
-    """What reads tokens, and what reads pictures."""
+class CogVLM(PlainDecoder):
+    """A decoder with one set of weights for tokens and one for pictures."""
 
     def attention(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         """What attention gives in layer `il`, which reads `cur`."""

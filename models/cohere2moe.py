@@ -14,7 +14,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, NormKind, Router
 from .metadata import Reader, read_hparams, read_router, read_swa_pattern, read_window
 
@@ -26,7 +26,7 @@ class Cohere2MoeHParams(HParams):
     norm_kind: NormKind
 
 
-class Cohere2Moe(Decoder):
+class Cohere2Moe(PlainDecoder):
     """The average of the experts and the shared one."""
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:

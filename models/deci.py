@@ -7,10 +7,10 @@ from pyggml import ops as gg
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn, build_norm, build_out_rows
-from .decoder import Decoder, decoder
+from .decoder import PlainDecoder, decoder
 
 
-class Deci(Decoder):
+class Deci(PlainDecoder):
     """Llama whose layers may lack attention, or its heads, or the network."""
 
     def layer(self, b: Build, inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

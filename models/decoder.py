@@ -1,4 +1,4 @@
-"""Decoders that differ in what their blocks are given, and in nothing else: the differences, and one builder."""
+"""Plain decoders: models that differ only in the arguments of their blocks. The arguments, and one builder for all."""
 
 from __future__ import annotations
 
@@ -34,44 +34,45 @@ from .blocks import (
     build_rope_factors,
     build_shared_expert,
 )
-from .hparams import AttnTemperature, H, Head, HParams, NormKind, Router
+from .hparams import AttnTemperature, H, HParams, NormKind, RankHead, Router
 from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
-Value = float | str | bool | Head | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
+Value = float | str | bool | RankHead | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder(Generic[H]):
-    """How a plain decoder differs from the first Llama. What is a number, or is needed beside the graph, is a
-    hyperparameter instead: `rope_type`, `f_embedding_scale`, `f_attention_scale`, `n_swa` ...
+class PlainDecoder(Generic[H]):
+    """How a plain decoder differs from the first Llama. Differences that are numbers, or that are needed outside of the
+    graph, are hyperparameters instead: `rope_type`, `f_embedding_scale`, `f_attention_scale`, `n_swa` ...
 
-    norm          kind of all its norms
+    norm          the kind of all norms
     norm_weight   the norms before attention, network and output have weights
     embd_norm     plain: embeddings are normed; weighted: with weights
-    pre_norm      what attention and network read is normed
-    post_norm     what they give is normed
+    pre_norm      the inputs of attention and network are normed
+    post_norm     the outputs of attention and network are normed
     ffn_norm      the role of the norm before the network
-    qk_norm       head: Q and K of each head are normed before they are roped; heads: so, with weights of its own;
-                  roped: as head, but after; row: all heads of a token together, before
-    qk_norm_optional   they are normed where the model has weights for both
-    rope_factors  the rope has frequency factors, where the model has them
-    act           what the gate of the feed-forward network goes through, unless the file says otherwise
-    gated         whether there is a gate; without one `act` is of what `ffn_up` gives
+    qk_norm       head: Q and K of each head are normed before they are roped; heads: the same, with weights for each
+                  head; roped: as head, but after they are roped; row: all heads of a token together, before
+    qk_norm_optional   Q and K are normed only when the model has weights for both norms
+    rope_factors  the rope has frequency factors, when the model has them
+    act           the activation of the feed-forward network's gate, unless the file says otherwise
+    gated         whether there is a gate; without one the activation is that of `ffn_up`
     gate_in_up    `ffn_up` gives the gate too
-    biases        qkv: of those in a file only these are added (as in llama.cpp); none: nor these
+    biases        qkv: only the biases of Q, K and V are added, even when a file has others (as in llama.cpp); none: no
+                  biases are added
     sinks         some: attention has sinks in layers with weights for them; all: in all layers
-    attn_gate     what attention gives is multiplied with this of `attn_gate` times what it reads, which has an element
-                  for each of attention, or for each head
+    attn_gate     the output of attention is multiplied with a gate: this function of `attn_gate` times the input of
+                  attention. The gate has an element for each element of the output, or one for each head
     shared_gate   the shared expert of a mixture has a gate of its own
     parallel      attention and network both read the input of the layer, and both are added to it. The network reads
-                  what the norm before attention gives, unless it has one of its own; where there is `attn_norm_2`,
+                  what the norm before attention gives, unless it has one of its own; when there is `attn_norm_2`,
                   attention reads that
     output_norm   the role of the last norm
-    bare_norms    roles of norms whose weights are named so, without `.weight`
-    position_embd positions have embeddings, where the model has them (always, by the hyperparameter learned_positions)
-    first_norm    false: what the first attention reads is normed only where the model has a weight for that
+    bare_norms    roles of norms whose weights are named without `.weight`
+    position_embd embeddings of positions are added when the model has them (learned_positions: it must have them)
+    first_norm    false: the input of the first attention is normed only when the model has a weight for that
     lm_head       false: the graph ends with embeddings (encoders)
-    hidden_normed false: heads read what the last layer gives, before the last norm
+    hidden_normed false: draft heads read the output of the last layer before the last norm
     """
 
     norm: NormKind = "rms"
@@ -119,7 +120,7 @@ class Decoder(Generic[H]):
             return build_lm_head(b, cur, bias=self.biases == "all", hidden=cur if self.hidden_normed else inpL)
 
     def layer(self, b: Build[H], inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
-        """What layer `il` gives when the one before it gives `inpL`, ne [n_embd, n_tokens]."""
+        """The output of layer `il`, which reads `inpL`, ne [n_embd, n_tokens]."""
         normed = self._pre_norm(b, inpL, "attn_norm", "attn_norm", il, optional=il == 0 and not self.first_norm)
         attn = self.attention(b, self._attn_input(b, inpL, normed, il), pos, factors, il)
         attn, inpL, normed = build_out_rows(b, il, attn, inpL, normed)
@@ -138,7 +139,8 @@ class Decoder(Generic[H]):
         return build_norm(b, cur, role, name, il, self.norm, suffix="" if role in self.bare_norms else "weight")
 
     def post(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:
-        """What attention or network gives, as it is added to the residual."""
+        """The output `cur` of attention or network as it is added to the residual: normed and scaled, when the model
+        asks for it."""
         cur = self._norm(b, cur, role, name, il) if self.post_norm else cur
         scale = b.hparams.f_residual_scale
         return b.cb(gg.scale(cur, scale), f"{name}_scaled", il) if scale else cur
@@ -155,14 +157,14 @@ class Decoder(Generic[H]):
         return normed if own is None else self._pre_norm(b, inpL, self.ffn_norm, "ffn_norm", il)
 
     def attention(self, b: Build[H], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
-        """What attention gives in layer `il`, which reads `cur`."""
+        """The output of attention in layer `il`, which reads `cur`."""
         attn = build_attn(b, self.kv(b, cur, pos, factors, il))
         if self.attn_gate != "none":
             attn = build_attn_gate(b, attn, cur, il, gg.sigmoid if self.attn_gate == "sigmoid" else gg.softplus)
         return b.linear("attn_output", attn, b.hparams.n_embd, "kqv_out", il, bias=self.biases == "all")
 
     def kv(self, b: Build[H], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
-        """What attention takes in layer `il`, which reads `cur`."""
+        """The arguments of attention in layer `il`, which reads `cur`."""
         Qcur, Kcur, Vcur = build_qkv(b, cur, il, bias=self.biases != "none")
         if self.qk_norm not in ("none", "roped"):
             Qcur, Kcur = self._qk_norm(b, Qcur, Kcur, il)
@@ -214,15 +216,16 @@ class Decoder(Generic[H]):
 
 def decoder(
     *names: str,
-    build: Decoder | None = None,
+    build: PlainDecoder | None = None,
     memory: MemoryKind = "kv",
     nextn: bool = False,
     own_window: bool = False,
     **hparams: Value | Callable[[Reader], Value],
 ) -> Architecture:
-    """The architecture of plain decoders. `hparams` are hyperparameters that the common keys do not give, or how they
-    are read; `nextn`: see `Architecture`; `own_window`: files may have a sliding window, see `read_own_window`."""
-    build = build or Decoder()
+    """The architecture of plain decoders. `hparams` are hyperparameters that the common keys do not give: values, or
+    functions that read them. `nextn`: see `Architecture`. `own_window`: files may have a sliding window, see
+    `read_own_window`."""
+    build = build or PlainDecoder()
 
     def read(r: Reader) -> HParams:
         own = {name: value(r) if callable(value) else value for name, value in hparams.items()}

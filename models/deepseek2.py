@@ -20,7 +20,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import MLA, Build, build_inp_attn_scale, build_mla, build_moe_or_ffn
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, Router
 from .metadata import Reader, read_attn_temperature, read_hparams, read_router
 
@@ -82,7 +82,7 @@ def read_deepseek2(cls: type[D], r: Reader, *, mscale_of_key: bool = True, **own
     )
 
 
-class DeepSeek2(Decoder[D]):
+class DeepSeek2(PlainDecoder[D]):
     """Latent attention in the place of attention. A mixture always has an expert that all tokens share."""
 
     def attention(self, b: Build[D], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

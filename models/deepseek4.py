@@ -104,7 +104,7 @@ class DeepSeek4HParams(Indexer, HyperHParams):
         return _blocks(self.ratios[il]) if self.ratios[il] else None
 
     def state(self, il: int) -> StateShape:
-        """What a block needs of the tokens before: what is summed, and by what, of two blocks where they overlap."""
+        """What a block needs of the tokens before: what is summed, and by what, of two blocks when they overlap."""
         t = self.blocks(il)
         if t is None:
             return StateShape()
@@ -201,7 +201,7 @@ def _block_keys(b: Build, hp: DeepSeek4HParams, t: TokenBlocks, part: str, cur: 
 def _chosen(
     b: Build, hp: DeepSeek4HParams, t: TokenBlocks, cur: Tensor, q_row: Tensor, pos: Tensor, mask: Tensor, il: int
 ) -> Tensor:
-    """`mask`, of blocks, where the indexer chooses them."""
+    """`mask`, of blocks, when the indexer chooses them."""
     head, choose = hp.n_indexer_embd, must_choose(b, hp, hp.n_layer + il, t.size)
     ask = b.weight if choose else b.optional  # old files lack them
     there = [ask(f"indexer_compressor_{part}", (hp.n_embd, 2 * head), il) for part in ("kv", "gate")]

@@ -8,20 +8,20 @@ import math
 from pyggml.gguf_io.constants import Keys
 
 from .architecture import Architecture
-from .decoder import Decoder, decoder
-from .hparams import Head, HParams
-from .metadata import Reader, read_activation, read_head, read_hparams, read_window
+from .decoder import PlainDecoder, decoder
+from .hparams import HParams, RankHead
+from .metadata import Reader, read_activation, read_hparams, read_rank_head, read_window
 
 
 def _read_modern_bert(r: Reader) -> HParams:
     window = {}
     if r.integer(Keys.Attention.SLIDING_WINDOW, 0):
         window = read_window(r, 3, dense_first=True) | {"swa_type": "symmetric"}
-    head = read_head(r, Head(pooling="mean", act="gelu_erf" if read_activation(r) == "gelu_erf" else "gelu"))
-    return read_hparams(HParams, r, "layer", causal_attn=False, rope_type="neox", head=head, **window)
+    head = read_rank_head(r, RankHead(pooling="mean", act="gelu_erf" if read_activation(r) == "gelu_erf" else "gelu"))
+    return read_hparams(HParams, r, "layer", causal_attn=False, rope_type="neox", rank_head=head, **window)
 
 
-_MODERN_BERT = Decoder(
+_MODERN_BERT = PlainDecoder(
     norm="layer",
     embd_norm="weighted",
     first_norm=False,
@@ -51,14 +51,14 @@ ARCHITECTURES = (
     # NeoBERT (arXiv 2502.19587): as Llama, with one weight for Q, K and V, and one for gate and up.
     decoder(
         "neo-bert",
-        build=Decoder(gate_in_up=True, rope_factors=False, output_norm="enc.output_norm", lm_head=False),
+        build=PlainDecoder(gate_in_up=True, rope_factors=False, output_norm="enc.output_norm", lm_head=False),
         memory="none",
         causal_attn=False,
     ),
     # EuroBERT (arXiv 2503.05500): as Llama.
     decoder(
         "eurobert",
-        build=Decoder(rope_factors=False, lm_head=False),
+        build=PlainDecoder(rope_factors=False, lm_head=False),
         memory="none",
         causal_attn=False,
         rope_type="neox",
@@ -67,7 +67,7 @@ ARCHITECTURES = (
     # both sides; two more products of the pooled embeddings (`dense_2`, `dense_3`).
     Architecture(
         ("gemma-embedding",),
-        Decoder(act="gelu", post_norm=True, rope_factors=False, qk_norm="head", lm_head=False).build,
+        PlainDecoder(act="gelu", post_norm=True, rope_factors=False, qk_norm="head", lm_head=False).build,
         _read_gemma_embedding,
         "none",
         False,

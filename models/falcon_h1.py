@@ -10,7 +10,7 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import Build, llm_build_kv
 from .blocks.ssm import build_mamba2
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import StateShape
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams
@@ -23,7 +23,7 @@ class _FalconHParams(MambaHParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FalconH1(Decoder[MambaHParams]):
+class FalconH1(PlainDecoder[MambaHParams]):
     """Attention and Mamba-2 read the same, and what they give is added."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

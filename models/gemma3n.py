@@ -43,8 +43,8 @@ from .blocks.ffn import ACTIVATIONS
 from .gemma4 import Gemma4HParams, read_shared_kv
 from .metadata import Reader, read_hparams, read_window
 
-_N_KV = 20  # layers with K and V, and
-_N_SPARSE, _SPARSE = 10, 1.6448533535003662  # those with sparse gates (of which 95 % close), where files do not say
+_N_KV = 20  # layers with K and V, when files do not say
+_N_SPARSE, _SPARSE = 10, 1.6448533535003662  # layers with sparse gates (95 % of gates close), when files do not say
 _LAUREL_RANK = 64
 _MIN_MEAN = 1e-5  # of the squares of a stream that is made as long as another
 
@@ -146,7 +146,7 @@ def _modalities(b: Build[Gemma3nHParams], cur: Tensor, il: int) -> Tensor:
 
 
 def _predict(b: Build[Gemma3nHParams], streams: Tensor, il: int) -> Tensor:
-    """What the layer takes the streams, ne [n_embd, n_altup, n_tokens], to become: each plus a mixture of all."""
+    """The layer's prediction of the streams, ne [n_embd, n_altup, n_tokens]: each plus a mixture of all."""
     n, n_tokens = streams.ne[1], streams.ne[2]
     by = _modalities(b, _stream(streams, b.hparams.i_altup_act), il)
     coefs = gg.reshape_3d(b.linear("altup_predict_coef", by, n * n, "all_coefs", il), n, n, n_tokens)

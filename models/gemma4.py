@@ -69,7 +69,7 @@ class Gemma4HParams(HParams):
         return next((i for i in reversed(range(first)) if self.is_swa(i) == self.is_swa(il)), -1)
 
     def rope(self, il: int) -> RopeShape | None:
-        """Layers with the window have no frequency factors."""
+        """How layer `il` is roped. Layers with the window have no frequency factors."""
         shape = super().rope(il)
         return shape and shape._replace(factors=not self.is_swa(il))
 
@@ -79,7 +79,7 @@ def _kv_sizes(n: LayerShape) -> tuple[int, int, int]:
 
 
 def read_shared_kv(r: Reader, default: int = 0) -> int:
-    """How many layers have K and V of their own, where the file says how many do not; 0: all."""
+    """How many layers have K and V of their own; 0: all. The file says how many do not."""
     n_layer, n_shared = r.integer(Keys.LLM.BLOCK_COUNT), r.integer(Keys.Attention.SHARED_KV_LAYERS, default)
     if n_shared >= n_layer:
         r.fail(Keys.Attention.SHARED_KV_LAYERS, f"is {n_shared}; there are {n_layer} layers")
@@ -150,7 +150,7 @@ def _normed(b: Build, cur: Tensor, part: str, pos: Tensor, factors: Tensor | Non
 
 
 def _ffn(b: Build[Gemma4HParams], attn_out: Tensor, il: int) -> Tensor:
-    """The network, and where layer `il` has a router the experts beside it, each normed."""
+    """The network of layer `il`, plus its experts when the layer has a router, each normed."""
     hp, n_embd = b.hparams, attn_out.ne[0]
     cur = build_ffn(b, build_norm(b, attn_out, "ffn_norm", "ffn_norm", il), il, "gelu")
     if not hp.n_expert or b.optional("ffn_gate_inp", (n_embd, hp.n_expert), il) is None:

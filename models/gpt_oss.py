@@ -8,7 +8,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_moe_ffn
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, Router
 from .metadata import Reader, read_hparams, read_router, read_window
 
@@ -19,7 +19,7 @@ def _swiglu_oai(gate: Tensor, up: Tensor | None) -> Tensor:
     return gg.swiglu_oai(gate, up, _ALPHA, _LIMIT)
 
 
-class GptOss(Decoder):
+class GptOss(PlainDecoder):
     """Experts choose by their logits; the softmax is of those chosen."""
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:

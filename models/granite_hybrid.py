@@ -10,14 +10,14 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import Build
 from .blocks.ssm import build_mamba2
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraniteHybrid(Decoder[MambaHParams]):
-    """Where a layer has no heads, Mamba-2 is in the place of attention."""
+class GraniteHybrid(PlainDecoder[MambaHParams]):
+    """A decoder in which layers without heads have Mamba-2 in the place of attention."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

@@ -13,14 +13,14 @@ from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn
-from .decoder import Decoder, decoder
+from .decoder import PlainDecoder, decoder
 
 
-class GrokDecoder(Decoder):
+class GrokDecoder(PlainDecoder):
     """Decoders with a dense network beside the experts, and other names for the norms behind."""
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
-        """The experts, and the dense network where the model has one, together as large as one of them."""
+        """The experts, and the dense network when the model has one, together as large as one of them."""
         out = super().ffn(b, cur, il)
         if b.optional("ffn_up", (cur.ne[0], b.hparams.layer(il).n_ff), il) is None:
             return out

@@ -16,7 +16,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_expert_weights, build_experts, build_router
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
 
@@ -35,7 +35,7 @@ class GroveHParams(HParams):
             raise ModelError(f"the {self.n_expert} experts make no groups of experts_per_group {self.n_group_experts}")
 
 
-class GroveDecoder(Decoder[GroveHParams]):
+class GroveDecoder(PlainDecoder[GroveHParams]):
     """Decoders with adjugate experts."""
 
     def ffn(self, b: Build[GroveHParams], cur: Tensor, il: int) -> Tensor:

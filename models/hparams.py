@@ -40,7 +40,7 @@ class LayerShape(NamedTuple):
     n_head: int
     n_head_kv: int
     n_ff: int
-    n_ff_exp: int  # of each expert
+    n_ff_exp: int  # n_ff of each expert
     n_embd_head_k: int
     n_embd_head_v: int
     n_embd_q: int  # n_head * n_embd_head_k
@@ -52,22 +52,22 @@ class LayerShape(NamedTuple):
 class StateShape(NamedTuple):
     """How many floats a recurrent layer remembers of a sequence."""
 
-    r: int = 0  # of its last tokens: what a convolution over time or a token shift needs
-    s: int = 0  # of its state
-    p: int = 0  # of its last tokens, for a second convolution
+    r: int = 0  # of the last tokens, for a convolution over time or a token shift
+    s: int = 0  # of the state proper
+    p: int = 0  # of the last tokens, for a second convolution
 
 
 class RopeShape(NamedTuple):
     """How the heads of one layer are roped."""
 
     n_rot: int  # elements of a head that turn
-    first: int  # of them
+    first: int  # the first element that turns
     freq_base: float
     freq_scale: float
     ext_factor: float
     attn_factor: float
     type: RopeType | None = None  # None: as the model says
-    factors: bool = True  # with the frequency factors of the model, where it has them
+    factors: bool = True  # whether the model's frequency factors apply, when it has them
 
 
 class AttnTemperature(NamedTuple):
@@ -92,9 +92,9 @@ class Router:
 
     gating        what makes weights of its logits: the softmax over all experts (Mixtral), sigmoid (DeepSeek-V3), or
                   sqrt_softplus, the root of log(1 + exp(x)) (DeepSeek-V4)
-    of_selected   only the logits of the experts chosen go through it, which are chosen by their logits
+    of_selected   experts are chosen by their logits, and only the logits of those chosen go through the gating
     norm          the weights of the experts chosen are divided by their sum
-    scale         what the weights are multiplied with at last; 0: nothing
+    scale         a factor of the weights, applied last; 0: none
     n_group       groups of consecutive experts, scored by the sum of their two best; 0: there are none
     n_group_used  the best groups, from which experts are chosen
     """
@@ -107,7 +107,7 @@ class Router:
     n_group_used: int = 0
 
     def check(self, n_expert: int, n_expert_used: int) -> None:
-        """Raise ModelError for values that contradict each other, or the experts there are."""
+        """Raise ModelError for values that contradict each other, or the number of experts."""
         if not -_MAX_FLOAT < self.scale < _MAX_FLOAT:
             refuse("expert_weights_scale", self.scale, "it must be an f32")
         if self.n_group <= 1:
@@ -121,13 +121,13 @@ class Router:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class RankHead:
     """How a reranker makes scores of the tokens of a sequence, by its weights `cls`, `cls.norm` and `cls.output`.
 
-    pooling   mean, cls or last: what they read
+    pooling   which tokens the weights read: the mean of all, the first (cls) or the last
     act       what the first product goes through
     soft_max  the scores go through a softmax
-    n_out     how many they are (classes)
+    n_out     how many scores there are (classes)
     """
 
     pooling: Pooling = "cls"
@@ -138,9 +138,9 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class HParams:
-    """What a graph builder must know of a model; 0 asks for the default that follows from the others.
+    """What a graph builder must know of a model. A value of 0 asks for the default, which the comment names.
 
-    These are what many architectures have. What one family has is in a subclass beside its builder.
+    These are the hyperparameters of many architectures. Those of one family are in a subclass beside its builder.
     `rope_freq_scale` is 1 / the factor of position scaling; `yarn_ext_factor` is 1 for YaRN, else 0 (-1: by
     `rope_scaling_type`). Raises ModelError for values that contradict each other.
     """
@@ -151,21 +151,21 @@ class HParams:
     n_head: PerLayer
     n_ff: PerLayer
     n_ctx_train: int
-    n_head_kv: PerLayer = 0  # n_head
-    n_embd_head_k: int = 0  # n_embd / n_head
-    n_embd_head_v: int = 0  # n_embd / n_head
-    n_rot: int = 0  # n_embd_head_k
+    n_head_kv: PerLayer = 0  # heads of K and V; 0: as n_head
+    n_embd_head_k: int = 0  # elements of Q and K of a head; 0: n_embd / n_head
+    n_embd_head_v: int = 0  # elements of V of a head; 0: n_embd / n_head
+    n_rot: int = 0  # elements of a head that rope turns; 0: as n_embd_head_k
     f_norm_rms_eps: float = 1e-5
     f_norm_eps: float = 1e-5
     f_norm_inner_eps: float = (
-        0.0  # of norms within attention (of latent rows, of Q and K of delta nets); 0: as of the others
+        0.0  # epsilon of norms within attention (of latent rows, of Q and K of delta nets); 0: that of other norms
     )
-    f_embedding_scale: float = 0.0  # what the embeddings are multiplied with; 0: nothing
-    f_residual_scale: float = 0.0  # what attention and network are multiplied with before they are added; 0: nothing
-    f_logit_scale: float = 0.0  # what the logits are multiplied with; 0: nothing
-    f_attention_scale: float = 0.0  # 1 / sqrt(n_embd_head_k)
+    f_embedding_scale: float = 0.0  # a factor of the embeddings; 0: none
+    f_residual_scale: float = 0.0  # a factor of what attention and network add to the residual; 0: none
+    f_logit_scale: float = 0.0  # a factor of the logits; 0: none
+    f_attention_scale: float = 0.0  # the factor of the scores of attention; 0: 1 / sqrt(n_embd_head_k)
     f_clamp_kqv: float = 0.0  # Q, K and V are clamped to -f_clamp_kqv .. f_clamp_kqv; 0: they are not
-    act: Activation | None = None  # what networks go through, where a file says so: else what the builder has
+    act: Activation | None = None  # the activation of networks that the file names; None: the builder's own
     rope_type: RopeType = "norm"  # which elements of a head turn together: neighbours, or those half of n_rot apart
     rope_sections: tuple[int, ...] = ()  # mrope, imrope: how many pairs turn by each of a token's four positions
     k_norm_last: bool = False  # K is normed, with weights, after it is roped
@@ -174,39 +174,39 @@ class HParams:
     rope_scaling_type: str = "linear"
     rope_freq_scale: float = 1.0
     rope_attn_factor: float = 1.0
-    n_ctx_orig_yarn: int = 0  # n_ctx_train
+    n_ctx_orig_yarn: int = 0  # the context that YaRN extends; 0: n_ctx_train
     yarn_ext_factor: float = -1.0
     yarn_beta_fast: float = 32.0
     yarn_beta_slow: float = 1.0
-    yarn_truncate: bool = True  # the first and the last pair that it scales by a part are rounded to whole ones
+    yarn_truncate: bool = True  # YaRN rounds the first and the last pair that it scales in part to whole numbers
     n_expert: int = 0
     n_expert_used: int = 0
-    n_ff_exp: PerLayer = 0  # of each expert: n_ff
+    n_ff_exp: PerLayer = 0  # n_ff of each expert; 0: as n_ff
     n_ff_shexp: int = 0  # of the expert that all tokens share, or of several side by side; 0: there is none
     n_layer_dense_lead: int = 0  # layers before the first mixture of experts
     n_moe_layer_step: int = 1  # after them, every n-th layer is a mixture
     router: Router = Router()
-    first_block: int = 0  # of a file, that of layer 0; not 0 in a head: one layer that comes after a model's and drafts
+    first_block: int = 0  # the block of the file that is layer 0; above 0 for a draft head, whose block comes last
     causal_attn: bool = True  # tokens do not see those after them
     f_max_alibi_bias: float = 0.0  # ALiBi's largest slope exponent; 0: none
-    f_attn_logit_softcapping: float = 0.0  # scores of attention are kept within it by a tanh; 0: they are not
-    f_final_logit_softcapping: float = 0.0  # the same of logits
+    f_attn_logit_softcapping: float = 0.0  # a tanh keeps the scores of attention within this; 0: nothing does
+    f_final_logit_softcapping: float = 0.0  # a tanh keeps the logits within this; 0: nothing does
     attn_temperature: AttnTemperature | None = None  # None: Q of all positions is scaled alike
     n_swa: int = 0  # positions that a sliding-window layer sees, its own included; 0: there are no such layers
     swa_type: SwaType = "standard"  # see `first_visible`
     swa_pattern: PerLayer = 0  # every swa_pattern-th layer sees all (0: none); or 1 for each layer with the window
-    n_embd_head_k_swa: int = 0  # of layers with the window: n_embd_head_k
-    n_embd_head_v_swa: int = 0  # n_embd_head_v
-    n_rot_swa: int = 0  # n_rot
-    rope_freq_base_swa: float = 0.0  # rope_freq_base
-    rope_freq_scale_swa: float = 0.0  # rope_freq_scale
-    rope_attn_factor_swa: float = 0.0  # rope_attn_factor
-    yarn_ext_factor_swa: float = -1.0  # yarn_ext_factor
-    rope_layers: PerLayer = 1  # of each layer, 0 where nothing is roped
-    rope_first: int = 0  # elements of a head before those that are roped
-    rope_first_swa: int = 0  # rope_first
-    pooling: Pooling = "none"  # what embeddings of a text are made of, unless the user says
-    head: Head = Head()
+    n_embd_head_k_swa: int = 0  # in layers with the window; 0: as n_embd_head_k
+    n_embd_head_v_swa: int = 0  # in layers with the window; 0: as n_embd_head_v
+    n_rot_swa: int = 0  # in layers with the window; 0: as n_rot
+    rope_freq_base_swa: float = 0.0  # in layers with the window; 0: as rope_freq_base
+    rope_freq_scale_swa: float = 0.0  # in layers with the window; 0: as rope_freq_scale
+    rope_attn_factor_swa: float = 0.0  # in layers with the window; 0: as rope_attn_factor
+    yarn_ext_factor_swa: float = -1.0  # in layers with the window; -1: as yarn_ext_factor
+    rope_layers: PerLayer = 1  # for each layer, 0 when the layer has no rope
+    rope_first: int = 0  # elements of a head before those that rope turns
+    rope_first_swa: int = 0  # in layers with the window; 0: as rope_first
+    pooling: Pooling = "none"  # how the embeddings of tokens become one of a text, unless the user says
+    rank_head: RankHead = RankHead()
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
 
     def __post_init__(self) -> None:
@@ -314,16 +314,16 @@ class HParams:
 
     @property
     def cache_layers(self) -> Iterable[int]:
-        """The layers of the cache: those of the model, and what else has K in it."""
+        """The layers of the cache: those of the model, and more when something beside attention stores K."""
         return range(self.n_layer)
 
     def state(self, il: int) -> StateShape:
-        """What layer `il` remembers beside: of recurrent families, which say so."""
+        """What layer `il` remembers beside K and V. Recurrent families override this."""
         return StateShape()
 
     @property
     def n_recent(self) -> int:
-        """How many of the last tokens of each sequence the memory keeps: of families that read them, which say so."""
+        """How many of the last tokens of each sequence the memory keeps. Families that read them override this."""
         return 0
 
     def block(self, il: int) -> int:
@@ -332,7 +332,7 @@ class HParams:
 
     @property
     def is_head(self) -> bool:
-        """Whether this is a layer that comes after a model's and drafts: it reads hidden states beside tokens."""
+        """Whether this is a draft head: a layer after the model's own that reads hidden states beside tokens."""
         return self.first_block > 0
 
     def is_moe(self, il: int) -> bool:
@@ -341,17 +341,17 @@ class HParams:
 
     @property
     def n_pos_per_embd(self) -> int:
-        """The positions that a token has: four (of text: time, height and width all alike, and 0) or one."""
+        """How many positions a token has: one, or four (for text: time, height and width, which are equal, and 0)."""
         return 4 if self.rope_type in ("mrope", "imrope") else 1
 
     @property
     def n_ctx_scaled(self) -> int:
-        """Tokens that a text may have: as many as the model was trained with, more where its rope is scaled further."""
+        """How many tokens a text may have: as many as the model was trained with, or more when its rope is scaled."""
         return max(self.n_ctx_train, int(self.n_ctx_orig_yarn / min(self.rope_freq_scale, 1.0)))
 
     @property
     def fixed_positions(self) -> str:
-        """Why tokens in a cache cannot be given other positions; empty where they can."""
+        """Why tokens in a cache cannot be given other positions; empty when they can."""
         if self.learned_positions:
             return "their embeddings are in K and V (learned positions)"
         if self.k_norm_last:
@@ -385,7 +385,7 @@ class HParams:
             refuse(name, value, "it must be a positive 32-bit number")
 
     def _per_layer(self, name: str, value: PerLayer) -> PerLayer:
-        """One int where all layers agree, else a tuple with a value for each, of which some may be 0."""
+        """One int when all layers agree, else a tuple with a value for each layer. Some of these may be 0."""
         values = value if isinstance(value, tuple) else (value,)
         if len(values) not in (1, self.n_layer):
             refuse(name, f"{len(values)} values", f"there are {self.n_layer} layers")

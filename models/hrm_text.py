@@ -16,7 +16,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_inp_embd, build_inp_pos, build_lm_head, build_norm, build_out_rows
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
 
@@ -71,7 +71,7 @@ def build_hrm_text(b: Build[HRMHParams]) -> Graph:
 
 def _stack(b: Build, hp: HRMHParams, inpL: Tensor, pos: Tensor, first: int) -> Tensor:
     """One run of a stack, whose first layer is `first`, normed: ne as `inpL`, or the rows that are wanted."""
-    plain = Decoder(attn_gate="sigmoid")
+    plain = PlainDecoder(attn_gate="sigmoid")
     for il in range(first, first + hp.n_stack):
         cur = plain.attention(b, build_norm(b, inpL, "", "attn_norm", il), pos, None, il)
         cur, inpL = build_out_rows(b, il, cur, inpL)

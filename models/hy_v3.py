@@ -9,12 +9,12 @@ from pyggml.gguf_io.constants import Keys
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn
-from .decoder import Decoder, decoder
+from .decoder import PlainDecoder, decoder
 from .hparams import Router
 from .metadata import read_router
 
 
-class HyV3Decoder(Decoder):
+class HyV3Decoder(PlainDecoder):
     """Decoders whose weights say which layers are dense."""
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:

@@ -184,7 +184,7 @@ def head_by_weights(b: Build[HyperHParams], x: Tensor) -> Tensor:
 
 
 def head_by_mean(b: Build, x: Tensor) -> Tensor:
-    """What the logits are of: the mean of the streams, normed."""
+    """What the logits are made of: the mean of the streams, normed."""
     n_embd, n, n_tokens, _ = x.ne
     total = gg.view_2d(x, n_embd, n_tokens, x.nb[2], 0)
     for i in range(1, n):

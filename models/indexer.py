@@ -36,9 +36,9 @@ INDEX_EPS = 1e-6  # of the norm of keys, which is not in files
 
 
 class ChosenBlocks(NamedTuple):
-    """Blocks of `size` consecutive tokens that an indexer chooses as a whole, the first at a multiple of that. Each
-    token sees its own block, and so many before that they are n_own, in any case; with `tail` (n_own is 1) its own only
-    while that has more tokens to come."""
+    """Blocks of `size` consecutive tokens, each of which an indexer chooses as a whole. A block begins at a multiple of
+    `size`. A token sees the last n_own blocks, up to its own, in any case. With `tail` (n_own is 1) it sees its own
+    block only as long as that is not full."""
 
     size: int
     n_own: int = 1
@@ -132,7 +132,7 @@ class Indexer(HParams):
 
 
 def read_indexer(r: Reader, *, optional: bool = False) -> dict[str, Any]:
-    """What a file says of the indexer; `optional`: there may be none."""
+    """What a file says of the indexer. `optional`: the file may say nothing."""
     keys = Keys.Attention.Indexer
     if optional and not r.integer(keys.TOP_K, 0):
         return {"n_indexer_head": 0, "n_indexer_embd": 0, "n_chosen": MAX_INT}
@@ -150,8 +150,9 @@ def must_choose(b: Build, hp: Indexer, il: int, size: int = 1) -> bool:
 
 
 def build_chosen_mask(b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Tensor, il: int) -> Tensor:
-    """The mask of layer `il`, of what its indexer chooses, as `build_inp_kq_mask`. `cur`, ne [n_embd, n_tokens], is
-    what attention reads, `q_row`, ne [n_lora_q, n_tokens], what its Q comes from."""
+    """The mask of layer `il`, like that of `build_inp_kq_mask`, but only tokens that the layer's indexer chooses are
+    visible. `cur`, ne [n_embd, n_tokens], is what attention reads; its Q comes from `q_row`, ne [n_lora_q,
+    n_tokens]."""
     mask = build_inp_kq_mask(b, il)
     if not hp.n_indexer_head or hp.is_swa(il):
         return mask
@@ -170,7 +171,7 @@ def build_chosen_mask(b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Te
 
 
 def index_key(b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool) -> Tensor | None:
-    """The keys of the tokens, ne [n_indexer_embd, n_tokens], before they are roped; None where a file lacks their
+    """The keys of the tokens, ne [n_indexer_embd, n_tokens], before they are roped; None when a file lacks their
     weights, unless they are `required`."""
     ask, head = b.weight if required else b.optional, hp.n_indexer_embd
     there = [ask("indexer.attn_k", (hp.n_embd, head), il), ask("indexer.k_norm", (head,), il)]
@@ -184,7 +185,7 @@ def index_key(b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool) ->
 def index_scores_of_row(
     b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Tensor, il: int, *, required: bool
 ) -> Tensor | None:
-    """`index_scores` of queries that `q_row`, ne [n_lora_q, n_tokens], gives, with weights that `cur` gives; None where
+    """`index_scores` of queries that `q_row`, ne [n_lora_q, n_tokens], gives, with weights that `cur` gives; None when
     they are not `required`."""
     ask, head, n_head = b.weight if required else b.optional, hp.n_indexer_embd, hp.n_indexer_head
     ask("indexer.attn_q_b", (q_row.ne[0], n_head * head), il)
@@ -197,7 +198,7 @@ def index_scores_of_row(
 
 
 def chosen_before(b: Build, il: int) -> Tensor:
-    """The mask that the last indexer before layer `il` made. Raises ModelError where there is none."""
+    """The mask that the last indexer before layer `il` made. Raises ModelError when there is none."""
     if _CHOSEN not in b.masks:
         raise ModelError(f"layer {il} has no indexer, and none before it has")
     return b.masks[_CHOSEN]
@@ -218,9 +219,9 @@ def build_inp_chosen_blocks(b: Build, t: ChosenBlocks) -> tuple[Tensor, ...]:
 
 
 def chosen_block_inputs(t: ChosenBlocks, pos: Ints, cells: Ints) -> tuple[Ints, Ints]:
-    """int32 [n_kv]: the numbers, below n_kv, of the blocks that cells at positions `cells`, int32 [n_kv], belong to (0
-    for those that are empty); int32 [n_tokens, n_own]: of those that tokens at `pos` see in any case (negative:
-    none)."""
+    """The blocks of cells and tokens, by number, below n_kv. First, int32 [n_kv]: the block of each cell at positions
+    `cells`, int32 [n_kv] (0 for an empty cell). Second, int32 [n_tokens, n_own]: the blocks that each token at `pos`
+    sees in any case (negative: none)."""
     of: Ints = np.maximum(cells, 0) // t.size
     own: Ints = pos[:, None] // t.size - np.arange(t.n_own, dtype=np.int32)
     if of.max() >= len(of):  # positions that go far beyond the cells: their blocks are counted
@@ -234,8 +235,9 @@ def chosen_block_inputs(t: ChosenBlocks, pos: Ints, cells: Ints) -> tuple[Ints, 
 
 
 def build_chosen_blocks(b: Build, hp: Indexer, score: Tensor, end: Tensor, il: int) -> Tensor:
-    """The mask of layer `il` of the blocks that its indexer chooses, and of a token's own that is not full. `score`, ne
-    [n_kv, n_tokens], counts in the cells where `end`, ne [n_kv], is 0 (-inf in others): a block's is in its last."""
+    """The mask of layer `il`: a token sees the blocks that the indexer chooses, and its own block as long as that is
+    not full. `score`, ne [n_kv, n_tokens], has a block's score in its last cell; `end`, ne [n_kv], is 0 in those cells
+    and -inf in others."""
     t = hp.chosen_blocks[0]
     of, own = build_inp_chosen_blocks(b, t)
     mask = gg.top_k_mask(gg.add(score, end), build_inp_kq_mask(b, il), hp.n_chosen // t.size, of, own)
@@ -265,7 +267,7 @@ def store_index(b: Build, hp: Indexer, k: Tensor, pos: Tensor, il: int) -> None:
 
 
 def store_index_as_is(b: Build, hp: Indexer, k: Tensor, il: int) -> None:
-    """As `store_index`, of keys that are roped."""
+    """As `store_index`, for keys that are roped already."""
     layer = hp.index_layer(il)
     store_k(b, rotate(k, b.use(layer).kv.rotation_k(layer)), layer)
 
@@ -276,7 +278,7 @@ def index_keys(b: Build, hp: Indexer, il: int) -> Tensor:
 
 
 def index_rotated(b: Build, hp: Indexer, q: Tensor, il: int) -> Tensor:
-    """Queries as the keys are stored."""
+    """Queries, rotated as the stored keys are."""
     layer = hp.index_layer(il)
     return rotate(q, b.use(layer).kv.rotation_k(layer))
 
@@ -285,7 +287,7 @@ def index_projections(
     b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Queries, ne [n_indexer_embd, n_indexer_head, n_tokens], and keys, ne [n_indexer_embd, n_tokens], of indexers that
-    project what attention reads, before their norms. None where a file lacks their weights, unless they are
+    project what attention reads, before their norms. None when a file lacks their weights, unless they are
     `required`."""
     ask, head, n_head = b.weight if required else b.optional, hp.n_indexer_embd, hp.n_indexer_head
     roles = {"q_proj": (hp.n_embd, n_head * head), "k_proj": (hp.n_embd, head), "q_norm": (head,), "k_norm": (head,)}
@@ -296,7 +298,7 @@ def index_projections(
 
 
 def index_scores(b: Build, hp: Indexer, q: Tensor, w: Tensor | None, il: int) -> Tensor:
-    """How much each of the first n_kv cells is to each token: ne [n_kv, n_tokens]. `q`: ne [n_indexer_embd,
-    n_indexer_head, n_tokens], `w`: ne [n_indexer_head, n_tokens]."""
+    """The score of each of the first n_kv cells for each token: ne [n_kv, n_tokens]. `q`: ne [n_indexer_embd,
+    n_indexer_head, n_tokens]; `w`, the weights of the heads: ne [n_indexer_head, n_tokens]."""
     q = index_rotated(b, hp, q, il)
     return b.cb(gg.lightning_indexer(q, index_keys(b, hp, il), w), "indexer_score", il)

@@ -9,15 +9,15 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import Build, build_ffn, build_moe_ffn
 from .blocks.ssm import build_mamba
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import Router
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams, read_router
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jamba(Decoder[MambaHParams]):
-    """Where a layer has no heads, Mamba is in the place of attention."""
+class Jamba(PlainDecoder[MambaHParams]):
+    """A decoder in which layers without heads have Mamba in the place of attention."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

@@ -54,7 +54,7 @@ class KimiK3HParams(KimiHParams):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedKimi(KimiLinear[K]):
-    """Decays have a bound, where the file has one."""
+    """Decays have a bound, when the file has one."""
 
     def decay(self, b: Build[K], hp: K, cur: Tensor, il: int) -> Tensor:
         s, n_head = hp.n_embd_head_kda, hp.n_head_kda

@@ -24,7 +24,7 @@ from .blocks import (
 from .blocks.ffn import Activation, Glu
 from .blocks.linear_attn import build_delta_net, l2_norm
 from .blocks.states import as_f32, build_conv_window
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, Router, StateShape
 from .metadata import Reader, read_clamps, read_hparams, read_rope_sections, read_router
 
@@ -67,8 +67,8 @@ K = TypeVar("K", bound=KimiHParams)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KimiLinear(Decoder[K]):
-    """Where a layer has no heads of K and V, a delta net is in the place of attention."""
+class KimiLinear(PlainDecoder[K]):
+    """A decoder in which layers without heads of K and V have a delta net in the place of attention."""
 
     def attention(self, b: Build[K], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
@@ -99,7 +99,7 @@ class KimiLinear(Decoder[K]):
         )
 
     def gate(self, b: Build[K], hp: K, cur: Tensor, il: int) -> Tensor:
-        """What gates the results, before a sigmoid: ne [s * n_head, n_tokens]."""
+        """The gate of the results, before its sigmoid: ne [s * n_head, n_tokens]."""
         s = hp.n_embd_head_kda
         g = b.mul_mat(b.weight("ssm_g_a", (hp.n_embd, s), il), cur)
         return b.cb(b.mul_mat(b.weight("ssm_g_b", (s, s * hp.n_head_kda), il), g), "g2", il)

@@ -11,7 +11,7 @@ from pyggml.tensor import Tensor
 from .architecture import Architecture
 from .blocks import Build
 from .blocks.states import build_conv
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, StateShape
 from .metadata import Reader, read_hparams
 
@@ -28,8 +28,8 @@ class LFM2HParams(HParams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LFM2(Decoder[LFM2HParams]):
-    """Where a layer has no heads, a short convolution is in the place of attention."""
+class LFM2(PlainDecoder[LFM2HParams]):
+    """A decoder in which layers without heads have a short convolution in the place of attention."""
 
     def attention(self, b: Build[LFM2HParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

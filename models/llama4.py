@@ -16,7 +16,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import KV, Build, build_experts, build_inp_attn_scale, build_router, build_shared_expert
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import AttnTemperature, HParams, Router
 from .metadata import Reader, read_hparams, read_window
 
@@ -25,7 +25,7 @@ _CHUNK_KEY = "{arch}.attention.chunk_size"
 _NO_QK_NORM = 128  # experts of the model that norms no Q and K
 
 
-class Llama4(Decoder):
+class Llama4(PlainDecoder):
     """The norm of roped Q and K, the scale of Q that is not roped, and experts of weighted input."""
 
     def kv(self, b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:

@@ -19,7 +19,7 @@ from .metadata import Reader, read_hparams
 
 @dataclass(frozen=True, kw_only=True)
 class MambaHParams(HParams):
-    """Of models with state-space layers.
+    """Hyperparameters of models with state-space layers.
 
     ssm          their sizes
     dt_b_c_norm  their dt, B and C are normed (Falcon-Mamba)
@@ -31,14 +31,14 @@ class MambaHParams(HParams):
     f_dt_b_c_eps: float = 0.0
 
     def state(self, il: int) -> StateShape:
-        """What a layer remembers: those without a KV cache are state-space layers."""
+        """What layer `il` remembers. Layers without a KV cache are state-space layers."""
         return StateShape() if self.has_kv(il) else self.ssm.state
 
 
 def read_ssm(r: Reader) -> SSM:
-    """The sizes of state-space layers, Mamba-2's where there are groups.
+    """The sizes of state-space layers, Mamba-2's when there are groups.
 
-    Raises ModelError where they do not divide each other.
+    Raises ModelError when they do not divide each other.
     """
     keys = Keys.SSM
     m = SSM(

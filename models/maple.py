@@ -10,7 +10,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_moe_ffn, limited
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_swa_pattern
 
@@ -22,7 +22,7 @@ class MapleHParams(HParams):
     swiglu_clamp_exp: tuple[float, ...]
 
 
-class MapleDecoder(Decoder[MapleHParams]):
+class MapleDecoder(PlainDecoder[MapleHParams]):
     """Decoders with limited experts."""
 
     def ffn(self, b: Build[MapleHParams], cur: Tensor, il: int) -> Tensor:

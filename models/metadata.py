@@ -18,10 +18,10 @@ from .hparams import (
     AttnTemperature,
     Gating,
     H,
-    Head,
     NormKind,
     PerLayer,
     Pooling,
+    RankHead,
     Router,
 )
 
@@ -56,8 +56,8 @@ class Reader:
     """Typed access to the metadata of one architecture. Keys are the gguf package's (`Keys.LLM.CONTEXT_LENGTH`).
 
     A method takes a default for a key that a file may lack. It raises ModelError naming a key that is missing and has
-    no default, or whose value has another type or is out of range. With `head`, arrays give the values of that layer
-    for drafts, not those of the model's own layers.
+    no default, or whose value has another type or is out of range. With `head`, the number of a draft head, arrays give
+    the value for that head, not those for the model's own layers.
     """
 
     def __init__(self, arch: str, kv: Mapping[str, object], head: int | None = None) -> None:
@@ -65,12 +65,12 @@ class Reader:
 
     @property
     def n_layer(self) -> int:
-        """The layers of the model: the blocks of the file without those for drafts, which come last."""
+        """The layers of the model: the blocks of the file without the draft heads, which come last."""
         return self.integer(Keys.LLM.BLOCK_COUNT) - self.integer(Keys.LLM.NEXTN_PREDICT_LAYERS, 0)
 
     @property
     def layers(self) -> range:
-        """The blocks that are asked for: the model's layers, or the one that drafts."""
+        """The blocks that this reader is for: the model's layers, or the one of the draft head."""
         first = self.n_layer
         return range(first) if self._head is None else range(first + self._head, first + self._head + 1)
 
@@ -78,7 +78,7 @@ class Reader:
         """The values of `layers`, from an array with a value for each block of the file."""
         if len(values) == 1 or not self.integer(Keys.LLM.NEXTN_PREDICT_LAYERS, 0):
             return tuple(values)
-        if len(values) == self.n_layer:  # says nothing of the others: they are as the last one
+        if len(values) == self.n_layer:  # no values for draft heads: they are as the last layer
             return tuple(values) if self._head is None else tuple(values[-1:])
         return tuple(values[self.layers.start : self.layers.stop])
 
@@ -144,7 +144,7 @@ class Reader:
         return self.of_layers([int(cast("int", v)) for v in values])
 
     def per_layer(self, key: str, default: PerLayer | type[_Required] = _Required) -> PerLayer:
-        """A positive number for all layers, or an array with one for each, of which some may be 0."""
+        """A positive number for all layers, or an array with a number for each layer. Numbers in an array may be 0."""
         value = self.get(key, default)
         if isinstance(value, np.ndarray):
             values = cast("Sequence[object]", value.tolist())
@@ -159,14 +159,14 @@ class Reader:
 
 
 def read_clamps(r: Reader, key: str) -> tuple[float, ...]:
-    """What gate and up of a feed-forward network are kept within, in each layer; 0: they are not, as in all layers
-    where the file says nothing."""
+    """The limit of gate and up of a feed-forward network, for each layer; 0: no limit. 0 for all layers when the file
+    says nothing."""
     n = len(r.layers)
     return r.numbers(key, n) if r.get(key, None) is not None else (0.0,) * n
 
 
 def read_rope_sections(r: Reader) -> tuple[int, ...]:
-    """How many pairs of a head turn by each of the four positions of a token; none where the file does not say."""
+    """How many pairs of a head turn by each of the four positions of a token. Empty when the file does not say."""
     values = r.get(Keys.Rope.DIMENSION_SECTIONS, np.empty(0, np.int32))
     if not isinstance(values, np.ndarray):
         values = np.full(4, r.integer(Keys.Rope.DIMENSION_SECTIONS))
@@ -176,11 +176,11 @@ def read_rope_sections(r: Reader) -> tuple[int, ...]:
 def read_window(
     r: Reader, n_pattern: int, default: int | None = None, *, dense_first: bool = False, plain_rope: bool = False
 ) -> dict[str, Any]:
-    """The hyperparameters of a sliding window of `default` positions (None: the file must say) in all layers but each
-    last of `n_pattern` (with `dense_first` each first), unless the file says otherwise.
+    """The hyperparameters of a sliding window of `default` positions (None: the file must say). Of `n_pattern` layers
+    all but the last one have it (with `dense_first`: all but the first), unless the file says otherwise.
 
-    `plain_rope`: layers with it are roped with base 10000 unless the file says otherwise, and without scaling; else as
-    the others.
+    `plain_rope`: layers with the window are roped without scaling, with base 10000 unless the file says otherwise; else
+    they are roped as the other layers.
     """
     own = r.get(Keys.Rope.FREQ_BASE_SWA, None) is not None
     return {
@@ -202,20 +202,20 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
 
 
 def read_own_window(r: Reader) -> int:
-    """The sliding window of an architecture for which llama.cpp knows none: read only where the file says of each layer
-    whether it has it, which llama.cpp's files do not; else 0."""
+    """The sliding window of an architecture to which llama.cpp gives none. It is read only when the file says for each
+    layer whether it has the window, which files of llama.cpp do not; else 0."""
     said = isinstance(r.get(Keys.Attention.SLIDING_WINDOW_PATTERN, None), np.ndarray)
     return r.integer(Keys.Attention.SLIDING_WINDOW) if said else 0
 
 
 def read_own_pattern(r: Reader) -> PerLayer:
-    """The layers that have it, see `read_swa_pattern`."""
+    """Which layers have the window of `read_own_window`, see `read_swa_pattern`."""
     return read_swa_pattern(r, 0) if read_own_window(r) else 0
 
 
 def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
-    """Which layers are recurrent, 1 of each that is: what the file says, else all but each last of as many as it says,
-    or of `n_pattern`."""
+    """Which layers are recurrent, 1 for each that is. When the file does not say, all are but the last of every n: the
+    file's number, or `n_pattern`."""
     n_layer = len(r.layers)
     key = "{arch}.attention.recurrent_layers"
     if r.get(key, None) is not None:
@@ -223,7 +223,7 @@ def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
         if len(flags) != n_layer:
             r.fail(key, f"must hold {n_layer} numbers, one for each layer")
         return flags
-    if r.layers.start:  # those for drafts attend
+    if r.layers.start:  # draft heads attend
         return (0,) * n_layer
     n = r.integer(Keys.LLM.FULL_ATTENTION_INTERVAL, n_pattern)
     if n < 1:
@@ -232,7 +232,8 @@ def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
 
 
 def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any) -> H:
-    """The hyperparameters of one architecture: what all have in common, and `own`, which adds to them or replaces them.
+    """The hyperparameters of one architecture: those that all have in common, and `own`, which adds to or replaces
+    them.
 
     `norm` says which epsilon a file must have. Raises ModelError naming the key that is missing, of another type or out
     of range.
@@ -269,8 +270,8 @@ def read_router(r: Reader, default: Router | None = None) -> Router:
 
 
 def read_activation(r: Reader) -> Activation | None:
-    """What networks go through, by the transformers library's name; None where the file says nothing, as those of
-    llama.cpp but for ModernBERT's, which alone has the key there."""
+    """The activation of networks, by the transformers library's name; None when the file does not say. Of llama.cpp's
+    files only those of ModernBERT say it."""
     name = r.text(_HIDDEN_ACT, "")
     if name and name not in ACTIVATIONS:
         r.fail(_HIDDEN_ACT, f"is {name!r}; known are {', '.join(ACTIVATIONS)}")
@@ -285,11 +286,11 @@ def read_pooling(r: Reader, key: str, default: Pooling) -> Pooling:
     return _POOLING[number]
 
 
-def read_head(r: Reader, default: Head | None = None) -> Head:
+def read_rank_head(r: Reader, default: RankHead | None = None) -> RankHead:
     """The head of a reranker: what the file says of it, else as in `default`."""
-    default = default or Head()
+    default = default or RankHead()
     labels = r.get(Keys.Classifier.OUTPUT_LABELS, None)
-    return Head(
+    return RankHead(
         pooling=read_pooling(r, "{arch}.classifier.pooling_type", default.pooling),
         act=default.act,
         soft_max=default.soft_max,
@@ -345,7 +346,7 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "router": read_router(r),
         "causal_attn": r.boolean(attention.CAUSAL, True),
         "pooling": read_pooling(r, llm.POOLING_TYPE, "none"),
-        **({} if "head" in own else {"head": read_head(r)}),
+        **({} if "rank_head" in own else {"rank_head": read_rank_head(r)}),
     }
 
 

@@ -10,7 +10,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_ffn, build_moe_ffn
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, Router
 from .metadata import Reader, read_hparams, read_router, read_window
 
@@ -22,7 +22,7 @@ class MiMo2HParams(HParams):
     f_attn_value_scale: float
 
 
-class MiMo2(Decoder[MiMo2HParams]):
+class MiMo2(PlainDecoder[MiMo2HParams]):
     """The scale, and experts in the layers that have a router."""
 
     def attention(self, b: Build[MiMo2HParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
@@ -32,7 +32,7 @@ class MiMo2(Decoder[MiMo2HParams]):
         return b.cb(gg.scale(cur, scale), "attn_out_scaled", il) if scale else cur
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
-        """The feed-forward network, or the mixture of experts where layer `il` has a router (beside which a file may
+        """The feed-forward network, or the mixture of experts when layer `il` has a router (beside which a file may
         hold a network that nothing reads)."""
         n_embd, n_ff = cur.ne[0], b.hparams.layer(il).n_ff
         if b.optional("ffn_gate_inp", (n_embd, b.hparams.n_expert), il) is None:

@@ -38,11 +38,11 @@ class MiniMaxHParams(HParams):
     recurrent: tuple[int, ...]
 
     def has_kv(self, il: int) -> bool:
-        """The other layers have a cache."""
+        """Layers without lightning attention have a cache."""
         return not self.recurrent[il]
 
     def state(self, il: int) -> StateShape:
-        """A matrix of each head."""
+        """A recurrent layer remembers a matrix for each head."""
         n = self.layer(il)
         return StateShape(s=n.n_embd_q * n.n_embd_head_k) if self.recurrent[il] else StateShape()
 

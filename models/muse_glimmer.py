@@ -9,14 +9,14 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_norm
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_swa_pattern, read_window
 
-_POST_NORM_EPS, _SOFTCAP = 1e-8, 30.0  # the latter where a file does not say
+_POST_NORM_EPS, _SOFTCAP = 1e-8, 30.0  # the latter when a file does not say
 
 
-class MuseGlimmer(Decoder):
+class MuseGlimmer(PlainDecoder):
     """The epsilon of the norms behind attention and network."""
 
     def post(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:

@@ -10,7 +10,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_norm
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import MAX_LAYERS, HParams, PerLayer, refuse
 from .metadata import Reader, read_hparams
 
@@ -48,7 +48,7 @@ def _read(r: Reader) -> NanbeigeHParams:
     return read_hparams(NanbeigeHParams, r, n_layer=n_layer, n_loops=n_loops, skip_loop_final_norm=skip)
 
 
-class Nanbeige(Decoder[NanbeigeHParams]):
+class Nanbeige(PlainDecoder[NanbeigeHParams]):
     """Llama, with the last norm between two runs."""
 
     def layer(self, b: Build[NanbeigeHParams], inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

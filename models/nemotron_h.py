@@ -39,12 +39,12 @@ class NemotronHParams(MambaHParams):
     n_latent: int = 0
 
     def has_kv(self, il: int) -> bool:
-        """A layer attends where it has heads and no network; a head has both."""
+        """A layer attends when it has heads and no network. A draft head has both."""
         n = self.layer(il)
         return n.n_head_kv > 0 and (n.n_ff == 0 or self.is_head)
 
     def state(self, il: int) -> StateShape:
-        """A layer with neither is Mamba-2."""
+        """A layer with neither heads nor a network is Mamba-2."""
         n = self.layer(il)
         return self.ssm.state if n.n_head_kv == 0 and n.n_ff == 0 else StateShape()
 

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE (arXiv:2404.14219), as llama.cpp has it, or as its authors do, where the file says so.
+"""Phi-3.5-MoE (arXiv:2404.14219), as llama.cpp has it, or as its authors do, when the file says so.
 
 The authors' norms are layer norms, whose epsilon is `attention.layer_norm_epsilon`; llama.cpp does not take the mean
 off. Their router is a sparse mixer (arXiv:2409.12136), whose jitter is `expert_router_jitter`: each expert counts as
@@ -17,7 +17,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_experts, build_moe_ffn
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
 
@@ -34,7 +34,7 @@ class PhiMoEHParams(HParams):
     router_jitter: float
 
 
-class PhiMoE(Decoder[PhiMoEHParams]):
+class PhiMoE(PlainDecoder[PhiMoEHParams]):
     """The sparse mixer."""
 
     def ffn(self, b: Build[PhiMoEHParams], cur: Tensor, il: int) -> Tensor:

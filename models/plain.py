@@ -6,9 +6,9 @@ import math
 
 from pyggml.gguf_io.constants import Keys
 
-from .decoder import Decoder, decoder
-from .hparams import Head
-from .metadata import Reader, read_head, read_rope_sections
+from .decoder import PlainDecoder, decoder
+from .hparams import RankHead
+from .metadata import Reader, read_rank_head, read_rope_sections
 
 _ROPE_PATTERN = "{arch}.attention.rope_pattern"
 
@@ -19,8 +19,8 @@ def _roped(r: Reader) -> tuple[int, ...]:
     return tuple(int((il + 1) % 4 != 0) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
 
 
-def _yes_or_no(r: Reader) -> Head:
-    return read_head(r, Head(pooling="last", soft_max=True))
+def _yes_or_no(r: Reader) -> RankHead:
+    return read_rank_head(r, RankHead(pooling="last", soft_max=True))
 
 
 ARCHITECTURES = (
@@ -31,13 +31,13 @@ ARCHITECTURES = (
     # Qwen2 (arXiv:2407.10671): biases of Q, K and V. EXAONE 3 (arXiv:2408.03541) has none.
     decoder("qwen2", "exaone", rope_type="neox", own_window=True),
     # openPangu Embedded (arXiv:2505.22375): so, and a bias of the product after attention.
-    decoder("pangu-embedded", build=Decoder(rope_factors=False), rope_type="neox"),
+    decoder("pangu-embedded", build=PlainDecoder(rope_factors=False), rope_type="neox"),
     # Qwen3 (arXiv:2505.09388): Q and K of each head are normed. Its reranker (arXiv:2506.05176) ends with yes or no.
-    decoder("qwen3", build=Decoder(qk_norm="head"), rope_type="neox", head=_yes_or_no, own_window=True),
+    decoder("qwen3", build=PlainDecoder(qk_norm="head"), rope_type="neox", rank_head=_yes_or_no, own_window=True),
     # Qwen2-VL (arXiv:2409.12191) and Qwen3-VL (arXiv:2511.21631), the part for text: a token has three positions.
     decoder(
         "qwen2vl",
-        build=Decoder(biases="qkv"),
+        build=PlainDecoder(biases="qkv"),
         rope_type="mrope",
         rope_sections=read_rope_sections,
         f_norm_rms_eps=lambda r: r.number(Keys.Attention.LAYERNORM_RMS_EPS, 0.0),  # llama.cpp does not read it
@@ -46,49 +46,49 @@ ARCHITECTURES = (
     decoder(
         "qwen3vl",
         "qwen3tts",
-        build=Decoder(qk_norm="head"),
+        build=PlainDecoder(qk_norm="head"),
         rope_type="imrope",
         rope_sections=read_rope_sections,
-        head=_yes_or_no,
+        rank_head=_yes_or_no,
     ),
     # Dream (arXiv:2508.15487), from Qwen2, and LLaDA (arXiv:2502.09992), from Llama, write by diffusion: all tokens see
     # each other, and nothing is remembered.
-    decoder("dream", build=Decoder(biases="qkv"), memory="none", rope_type="neox", causal_attn=False),
-    decoder("llada", build=Decoder(biases="qkv", rope_factors=False), memory="none", causal_attn=False),
+    decoder("dream", build=PlainDecoder(biases="qkv"), memory="none", rope_type="neox", causal_attn=False),
+    decoder("llada", build=PlainDecoder(biases="qkv", rope_factors=False), memory="none", causal_attn=False),
     # AFM (huggingface.co/arcee-ai/AFM-4.5B): relu squared, and no gate.
-    decoder("arcee", build=Decoder(act="relu_sqr", gated=False)),
+    decoder("arcee", build=PlainDecoder(act="relu_sqr", gated=False)),
     # Seed-OSS (huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base): as Qwen2, but in the name of a norm.
-    decoder("seed_oss", build=Decoder(ffn_norm="post_attention_norm"), rope_type="neox"),
+    decoder("seed_oss", build=PlainDecoder(ffn_norm="post_attention_norm"), rope_type="neox"),
     # SmolLM3 (huggingface.co/HuggingFaceTB/SmolLM3-3B): every fourth layer is not roped (arXiv:2501.18795).
     decoder("smollm3", rope_layers=_roped, own_window=True),
     # Phi-3 (arXiv:2404.14219): one weight for Q, K and V, one for gate and up; long and short frequency factors.
-    decoder("phi3", build=Decoder(gate_in_up=True), rope_type="neox", own_window=True),
+    decoder("phi3", build=PlainDecoder(gate_in_up=True), rope_type="neox", own_window=True),
     # ChatGLM3 and GLM-4-9B (arXiv:2406.12793): one weight for gate and up, half of each head roped.
-    decoder("chatglm", build=Decoder(gate_in_up=True)),
+    decoder("chatglm", build=PlainDecoder(gate_in_up=True)),
     # GLM-4-0414 (huggingface.co/zai-org/GLM-4-32B-0414): norms behind attention and network too. GLM-4.1V
     # (arXiv:2507.01006), the part for text: a token has three positions.
     decoder(
         "glm4",
-        build=Decoder(gate_in_up=True, post_norm=True),
+        build=PlainDecoder(gate_in_up=True, post_norm=True),
         rope_type=lambda r: "mrope" if any(read_rope_sections(r)) else "norm",
         rope_sections=read_rope_sections,
         nextn=True,
     ),
     # Hunyuan (huggingface.co/tencent/Hunyuan-7B-Instruct): Q and K are normed after they are roped.
-    decoder("hunyuan-dense", build=Decoder(qk_norm="roped"), rope_type="neox"),
-    # HunyuanOCR (arXiv:2511.19575), the part for text: so, where a token has four positions or one.
+    decoder("hunyuan-dense", build=PlainDecoder(qk_norm="roped"), rope_type="neox"),
+    # HunyuanOCR (arXiv:2511.19575), the part for text: so, when a token has four positions or one.
     decoder(
         "hunyuan_vl",
-        build=Decoder(qk_norm="roped"),
+        build=PlainDecoder(qk_norm="roped"),
         rope_type=lambda r: "mrope" if any(read_rope_sections(r)) else "neox",
         rope_sections=read_rope_sections,
     ),
     # Maincoder (huggingface.co/Maincode/Maincoder-1B): so, but in the order of the rope.
-    decoder("maincoder", build=Decoder(qk_norm="roped")),
+    decoder("maincoder", build=PlainDecoder(qk_norm="roped")),
     # OpenELM (arXiv:2404.14619): heads and networks grow with the layers; Q and K of each head are normed.
-    decoder("openelm", build=Decoder(qk_norm="head"), rope_type="neox"),
+    decoder("openelm", build=PlainDecoder(qk_norm="head"), rope_type="neox"),
     # PLaMo (huggingface.co/pfnet/plamo-13b): attention and network side by side.
-    decoder("plamo", build=Decoder(parallel=True), rope_type="neox"),
+    decoder("plamo", build=PlainDecoder(parallel=True), rope_type="neox"),
     # Baichuan (arXiv:2309.10305): as Llama with 7B parameters, with ALiBi instead of a rope with 13B.
     decoder(
         "baichuan",
@@ -98,7 +98,7 @@ ARCHITECTURES = (
     # Gemma (arXiv:2403.08295)
     decoder(
         "gemma",
-        build=Decoder(act="gelu"),
+        build=PlainDecoder(act="gelu"),
         rope_type="neox",
         f_embedding_scale=lambda r: math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH)),
     ),

@@ -9,7 +9,7 @@ from pyggml.graph import Graph
 
 from .architecture import Architecture
 from .blocks import Build
-from .decoder import Decoder, decoder
+from .decoder import PlainDecoder, decoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
 
@@ -23,7 +23,7 @@ def _max_alibi_bias(r: Reader) -> float:
 
 
 def _one_over_head(r: Reader) -> float:
-    """1 / the size of a head, where others have the root of it."""
+    """1 / the size of a head. Other models take 1 / its root."""
     heads = r.integer(Keys.Attention.HEAD_COUNT)
     return 1.0 / (r.integer(Keys.Attention.KEY_LENGTH, 0) or r.integer(Keys.LLM.EMBEDDING_LENGTH) // heads)
 
@@ -41,15 +41,15 @@ def _read_gptneox(r: Reader) -> GPTNeoXHParams:
 
 
 def _build_gptneox(b: Build[GPTNeoXHParams]) -> Graph:
-    return Decoder(norm="layer", act="gelu", gated=False, parallel=b.hparams.use_par_res).build(b)
+    return PlainDecoder(norm="layer", act="gelu", gated=False, parallel=b.hparams.use_par_res).build(b)
 
 
 def _build_stablelm(b: Build) -> Graph:
     parallel = b.optional("ffn_norm", (b.hparams.n_embd,), 0) is None
-    return Decoder(norm="layer", qk_norm="heads", qk_norm_optional=True, parallel=parallel).build(b)
+    return PlainDecoder(norm="layer", qk_norm="heads", qk_norm_optional=True, parallel=parallel).build(b)
 
 
-_GPT = Decoder(norm="layer", act="gelu", gated=False)
+_GPT = PlainDecoder(norm="layer", act="gelu", gated=False)
 
 ARCHITECTURES = (
     # GPT-2 (openai.com/index/better-language-models), StarCoder (arXiv:2305.06161): learned positions.
@@ -61,14 +61,16 @@ ARCHITECTURES = (
     # BLOOM (arXiv:2211.05100): ALiBi, and embeddings are normed.
     decoder(
         "bloom",
-        build=Decoder(norm="layer", act="gelu", gated=False, embd_norm="weighted"),
+        build=PlainDecoder(norm="layer", act="gelu", gated=False, embd_norm="weighted"),
         rope_layers=0,
         f_max_alibi_bias=8.0,
     ),
     # MPT (huggingface.co/mosaicml/mpt-7b): ALiBi or learned positions; Q, K and V may be clamped, Q and K normed.
     decoder(
         "mpt",
-        build=Decoder(norm="layer", act="gelu", gated=False, qk_norm="row", qk_norm_optional=True, position_embd=True),
+        build=PlainDecoder(
+            norm="layer", act="gelu", gated=False, qk_norm="row", qk_norm_optional=True, position_embd=True
+        ),
         learned_positions=lambda r: not _max_alibi_bias(r),
         rope_layers=0,
         f_clamp_kqv=_clamp_kqv,
@@ -77,35 +79,35 @@ ARCHITECTURES = (
     # Jais (arXiv:2308.16149): ALiBi, a gate, and scores divided by the size of a head.
     decoder(
         "jais",
-        build=Decoder(norm="layer"),
+        build=PlainDecoder(norm="layer"),
         rope_layers=0,
         f_attention_scale=_one_over_head,
         f_max_alibi_bias=_max_alibi_bias,
     ),
     # Nemotron-4 (arXiv:2402.16819), Jais 2 (huggingface.co/inceptionai/Jais-2-8B-Chat): relu squared, and no gate.
-    decoder("nemotron", "jais2", build=Decoder(norm="layer", act="relu_sqr", gated=False), rope_type="neox"),
+    decoder("nemotron", "jais2", build=PlainDecoder(norm="layer", act="relu_sqr", gated=False), rope_type="neox"),
     # Orion (arXiv:2401.12246): as Llama, but for the norms.
-    decoder("orion", build=Decoder(norm="layer"), rope_type="neox"),
+    decoder("orion", build=PlainDecoder(norm="layer"), rope_type="neox"),
     # OLMo (arXiv:2402.00838): norms without weights; Q, K and V may be clamped.
-    decoder("olmo", build=Decoder(norm="layer", norm_weight=False), f_clamp_kqv=_clamp_kqv),
+    decoder("olmo", build=PlainDecoder(norm="layer", norm_weight=False), f_clamp_kqv=_clamp_kqv),
     # Phi-2 (huggingface.co/microsoft/phi-2): attention and network side by side; Q and K may be normed.
     decoder(
         "phi2",
-        build=Decoder(norm="layer", act="gelu", gated=False, parallel=True, qk_norm="head", qk_norm_optional=True),
+        build=PlainDecoder(norm="layer", act="gelu", gated=False, parallel=True, qk_norm="head", qk_norm_optional=True),
         rope_type="neox",
     ),
     # Falcon (arXiv:2311.16867): so; in the larger ones each with a norm of its own.
-    decoder("falcon", build=Decoder(norm="layer", act="gelu", gated=False, parallel=True), rope_type="neox"),
+    decoder("falcon", build=PlainDecoder(norm="layer", act="gelu", gated=False, parallel=True), rope_type="neox"),
     # GPT-NeoX (arXiv:2204.06745), Pythia (arXiv:2304.01373): each with a norm of its own, side by side or not.
     Architecture(("gptneox",), _build_gptneox, _read_gptneox),
     # GPT-J (huggingface.co/EleutherAI/gpt-j-6b): side by side, neighbours of a head roped, biases but of Q, K and V.
-    decoder("gptj", build=Decoder(norm="layer", act="gelu", gated=False, parallel=True)),
+    decoder("gptj", build=PlainDecoder(norm="layer", act="gelu", gated=False, parallel=True)),
     # StableLM (arXiv:2402.17834): as Llama, but for the norms; in the larger ones side by side, Q and K normed.
     Architecture(("stablelm",), _build_stablelm, lambda r: read_hparams(HParams, r, "layer", rope_type="neox")),
     # Command R (huggingface.co/CohereLabs/c4ai-command-r-v01): so, with a gate; in the larger one Q and K are normed.
     decoder(
         "command-r",
-        build=Decoder(norm="layer", qk_norm="heads", qk_norm_optional=True, parallel=True),
+        build=PlainDecoder(norm="layer", qk_norm="heads", qk_norm_optional=True, parallel=True),
         f_logit_scale=lambda r: r.number(Keys.LLM.LOGIT_SCALE, 0.0),
     ),
 )

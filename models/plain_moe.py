@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pyggml.gguf_io.constants import Keys
 
-from .decoder import Decoder, decoder
+from .decoder import PlainDecoder, decoder
 from .hparams import Gating, HParams, PerLayer, Router
 from .metadata import (
     Reader,
@@ -20,7 +20,7 @@ from .metadata import (
 
 
 def _router(*, gating: Gating = "softmax", norm: bool = True) -> Callable[[Reader], Router]:
-    """What reads the rules of a router, which are these where a file does not say."""
+    """What reads the rules of a router, which are these when a file does not say."""
     return lambda r: read_router(r, Router(gating=gating, norm=norm))
 
 
@@ -51,12 +51,12 @@ def _mistral3_attn_factor(r: Reader) -> float:
 
 
 ARCHITECTURES = (
-    # Ling (arXiv:2503.05139): shared experts; the weights of the others are normalised where the file says so.
+    # Ling (arXiv:2503.05139): shared experts; the weights of the others are normalised when the file says so.
     decoder("bailingmoe", router=_router(norm=False)),
     # Ling 2.0 (arXiv:2510.22115): Q and K normed, one layer without experts first, a sigmoid router with groups.
     decoder(
         "bailingmoe2",
-        build=Decoder(qk_norm="head"),
+        build=PlainDecoder(qk_norm="head"),
         rope_type="neox",
         n_ff_shexp=_n_ff_shexps,
         router=_router(gating="sigmoid", norm=False),
@@ -65,7 +65,7 @@ ARCHITECTURES = (
     # DBRX (databricks.com/blog/introducing-dbrx-new-state-art-open-llm): layer norms, and Q, K and V clamped.
     decoder(
         "dbrx",
-        build=Decoder(norm="layer", ffn_norm="attn_output_norm"),
+        build=PlainDecoder(norm="layer", ffn_norm="attn_output_norm"),
         rope_type="neox",
         f_clamp_kqv=lambda r: r.number(Keys.Attention.CLAMP_KQV),
     ),
@@ -74,20 +74,20 @@ ARCHITECTURES = (
     # dots.llm1 (arXiv:2506.05767): as DeepSeek-V3's router, with Q and K normed.
     decoder(
         "dots1",
-        build=Decoder(qk_norm="head"),
+        build=PlainDecoder(qk_norm="head"),
         rope_type="neox",
         router=_router(gating="sigmoid", norm=False),
         own_window=True,
     ),
     # ERNIE 4.5 (ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf): Llama's, or with a bias to choose experts
     # by, in every so many layers after the first.
-    decoder("ernie4_5", build=Decoder(biases="qkv"), n_expert=0, n_expert_used=0),
-    decoder("ernie4_5-moe", build=Decoder(biases="qkv")),
+    decoder("ernie4_5", build=PlainDecoder(biases="qkv"), n_expert=0, n_expert_used=0),
+    decoder("ernie4_5-moe", build=PlainDecoder(biases="qkv")),
     # GLM-4.5 (arXiv:2508.06471): as DeepSeek-V3's router, with Q and K normed in the largest. Of GLM-4.5V
     # (arXiv:2507.01006) the part for text: a token has three positions.
     decoder(
         "glm4moe",
-        build=Decoder(qk_norm="head", qk_norm_optional=True, ffn_norm="post_attention_norm"),
+        build=PlainDecoder(qk_norm="head", qk_norm_optional=True, ffn_norm="post_attention_norm"),
         rope_type=lambda r: "mrope" if any(read_rope_sections(r)) else "neox",
         rope_sections=read_rope_sections,
         router=_router(gating="sigmoid", norm=False),
@@ -103,12 +103,12 @@ ARCHITECTURES = (
         f_logit_scale=lambda r: _inverse(r, Keys.LLM.LOGIT_SCALE),
     ),
     # Hunyuan-A13B (huggingface.co/tencent/Hunyuan-A13B-Instruct): Q and K are normed after they are roped.
-    decoder("hunyuan-moe", build=Decoder(qk_norm="roped"), rope_type="neox"),
-    # Mellum 2 (huggingface.co/JetBrains): Qwen3's mixture, where three of four layers have a sliding window, whose rope
+    decoder("hunyuan-moe", build=PlainDecoder(qk_norm="roped"), rope_type="neox"),
+    # Mellum 2 (huggingface.co/JetBrains): Qwen3's mixture, with a sliding window in three of four layers, whose rope
     # is not scaled.
     decoder(
         "mellum",
-        build=Decoder(qk_norm="head"),
+        build=PlainDecoder(qk_norm="head"),
         rope_type="neox",
         n_swa=lambda r: r.integer(Keys.Attention.SLIDING_WINDOW, 0),
         swa_pattern=lambda r: read_swa_pattern(r, 4),
@@ -127,7 +127,7 @@ ARCHITECTURES = (
         f_logit_scale=lambda r: _inverse(r, Keys.LLM.LOGIT_SCALE, 256.0 / (r.integer(Keys.LLM.EMBEDDING_LENGTH) or 1)),
     ),
     # MiniMax-M2 (huggingface.co/MiniMaxAI/MiniMax-M2): Q and K normed over all heads, a sigmoid router with a bias.
-    decoder("minimax-m2", build=Decoder(qk_norm="row"), rope_type="neox", router=_router(gating="sigmoid")),
+    decoder("minimax-m2", build=PlainDecoder(qk_norm="row"), rope_type="neox", router=_router(gating="sigmoid")),
     # Ministral 3 (huggingface.co/mistralai/Ministral-3-8B-Instruct-2512): of long texts Q is scaled by the position,
     # and YaRN scales what is roped by less.
     decoder(
@@ -138,11 +138,11 @@ ARCHITECTURES = (
         rope_attn_factor=_mistral3_attn_factor,
     ),
     # OLMoE (arXiv:2409.02060): Q and K normed over all heads; the weights of experts are not normalised.
-    decoder("olmoe", build=Decoder(qk_norm="row"), rope_type="neox", router=_router(norm=False)),
+    decoder("olmoe", build=PlainDecoder(qk_norm="row"), rope_type="neox", router=_router(norm=False)),
     # Qwen1.5-MoE (qwenlm.github.io/blog/qwen-moe): a shared expert with a gate; weights are not normalised.
     decoder(
         "qwen2moe",
-        build=Decoder(shared_gate=True),
+        build=PlainDecoder(shared_gate=True),
         rope_type="neox",
         n_ff_exp=_n_ff_exp,
         n_ff_shexp=lambda r: r.integer(
@@ -153,11 +153,11 @@ ARCHITECTURES = (
     ),
     # Qwen3 (arXiv:2505.09388): Q and K normed. RND1 (huggingface.co/radicalnumerics/RND1-Base-0910), made of it, writes
     # by diffusion: all tokens see each other, and nothing is remembered. LLaDA-MoE (arXiv:2509.24389) too.
-    decoder("qwen3moe", build=Decoder(qk_norm="head"), rope_type="neox", n_ff_exp=_n_ff_exp, own_window=True),
-    decoder("rnd1", build=Decoder(qk_norm="head"), memory="none", rope_type="neox", causal_attn=False),
+    decoder("qwen3moe", build=PlainDecoder(qk_norm="head"), rope_type="neox", n_ff_exp=_n_ff_exp, own_window=True),
+    decoder("rnd1", build=PlainDecoder(qk_norm="head"), memory="none", rope_type="neox", causal_attn=False),
     decoder(
         "llada-moe",
-        build=Decoder(qk_norm="head"),
+        build=PlainDecoder(qk_norm="head"),
         memory="none",
         rope_type="neox",
         causal_attn=False,
@@ -165,6 +165,6 @@ ARCHITECTURES = (
     ),
     # Qwen3-VL (arXiv:2511.21631) and PaddleOCR-VL (arXiv:2510.14528), the parts for text: a token has three positions.
     # The latter is ERNIE 4.5's, and has no experts.
-    decoder("qwen3vlmoe", build=Decoder(qk_norm="head"), rope_type="imrope", rope_sections=read_rope_sections),
+    decoder("qwen3vlmoe", build=PlainDecoder(qk_norm="head"), rope_type="imrope", rope_sections=read_rope_sections),
     decoder("paddleocr", rope_type="mrope", rope_sections=read_rope_sections, n_expert=0, n_expert_used=0),
 )

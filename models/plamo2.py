@@ -11,14 +11,15 @@ from .architecture import Architecture
 from .blocks import Build, build_norm
 from .blocks.ssm import build_scan
 from .blocks.states import build_conv, parts_of_rows
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .mamba import MambaHParams, read_ssm
 from .metadata import Reader, read_hparams
 
 
 @dataclass(frozen=True, kw_only=True)
-class PLaMo2(Decoder[MambaHParams]):
-    """Where a layer has no heads, Mamba is in the place of attention: that of Mamba-2 with B, C and dt of Mamba."""
+class PLaMo2(PlainDecoder[MambaHParams]):
+    """A decoder in which layers without heads have a state-space layer in the place of attention: Mamba-2's scan, with
+    B, C and dt made as in Mamba."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

@@ -9,12 +9,12 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_norm
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_window
 
 
-class Plamo3(Decoder):
+class Plamo3(PlainDecoder):
     """The names of the norms behind attention and network."""
 
     def post(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:

@@ -15,7 +15,7 @@ from .blocks import KV, Build, build_attn, build_inp_kq_mask, build_norm, build_
 from .blocks.linear_attn import build_delta_net, l2_norm
 from .blocks.ssm import SSM
 from .blocks.states import build_conv, parts_of_rows
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, StateShape
 from .mamba import read_ssm
 from .metadata import Reader, read_hparams, read_recurrent, read_rope_sections
@@ -30,11 +30,11 @@ class QwenHParams(HParams):
     ssm: SSM
 
     def has_kv(self, il: int) -> bool:
-        """The other layers attend."""
+        """Layers without a delta net attend."""
         return not self.recurrent[il]
 
     def state(self, il: int) -> StateShape:
-        """What a delta net remembers is of a Mamba's size."""
+        """A delta net remembers as many floats as a Mamba layer of its sizes."""
         return self.ssm.state if self.recurrent[il] else StateShape()
 
 
@@ -42,7 +42,7 @@ Q = TypeVar("Q", bound=QwenHParams)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Next(Decoder[Q]):
+class Qwen3Next(PlainDecoder[Q]):
     """interleaved: heads of V that share one of Q and K lie side by side. The inputs of a delta net come from fewer,
     wider weights. net_gate: what the gate of its results goes through."""
 
@@ -127,7 +127,7 @@ class Qwen3Next(Decoder[Q]):
         return b.cb(gg.concat(gg.concat(q, k, 0), v, 0), "qkv_mixed", il), b.cb(z, "z", il)
 
     def _alpha_beta(self, b: Build, m: SSM, cur: Tensor, il: int) -> tuple[Tensor, Tensor]:
-        """What makes the decay, and how much is written: both ne [dt_rank, n_tokens]."""
+        """Alpha, which makes the decay, and beta, how much is written: both ne [dt_rank, n_tokens]."""
         if not self.interleaved:
             alpha, beta = (b.linear(f"ssm_{name}", cur, m.dt_rank, name, il) for name in ("alpha", "beta"))
             return alpha, beta

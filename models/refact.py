@@ -9,10 +9,10 @@ from pyggml import ops as gg
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_moe_ffn
-from .decoder import Decoder, decoder
+from .decoder import PlainDecoder, decoder
 
 
-class RefactDecoder(Decoder):
+class RefactDecoder(PlainDecoder):
     """Decoders that leave experts alone."""
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:

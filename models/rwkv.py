@@ -48,7 +48,7 @@ class RWKVHParams(HParams):
     crossed: bool
 
     def state(self, il: int) -> StateShape:
-        """What time mixing (and the network of RWKV) read last, and a matrix of each head."""
+        """The last token that time mixing (and the network of RWKV) read, and a matrix for each head."""
         return StateShape((1 if self.crossed else 2) * self.n_embd, self.n_embd * self.head_size)
 
 
@@ -130,8 +130,8 @@ def build_model(b: Build[RWKVHParams], *, version: int) -> Graph:
 
 
 def _previous(b: Build, cur: Tensor, before: Tensor, part: int) -> Tensor:
-    """For each token what `cur`, ne [n_embd, n_tokens], is of the one before it; of the first of a sequence, the part
-    of what was stored: ne as `cur`."""
+    """The columns of `cur`, ne [n_embd, n_tokens], moved by one token: each token gets that of the token before it. The
+    first token of a sequence gets a part of the stored state. ne as `cur`."""
     n, n_tokens, n_seqs = cur.ne[0], b.n_seq_tokens, b.n_seqs
     row = before.nb[1]
     first = gg.view_3d(before, n, 1, n_seqs, row, row, part * n * before.nb[0])
@@ -148,7 +148,7 @@ def _last(b: Build, cur: Tensor) -> Tensor:
 
 
 def _lerp(b: Build, cur: Tensor, sx: Tensor, role: str, il: int) -> Tensor:
-    """`cur` with as much of `sx`, what is on the way to the token before, as the weight says."""
+    """`cur` plus `sx`, the difference to the token before, times the weight of that role."""
     return gg.add(gg.mul(sx, b.weight(role, (cur.ne[0],), il)), cur)
 
 
@@ -168,7 +168,7 @@ def _channel_mix(b: Build, cur: Tensor, prev: Tensor, il: int, gated: bool) -> T
 
 
 def _time_mix6(b: Build, hp: RWKVHParams, cur: Tensor, prev: Tensor, il: int) -> Tensor:
-    """Time mixing of RWKV-6: ne [n_embd, n_tokens]. Where a model has no weight of the token itself, what is read fades
+    """Time mixing of RWKV-6: ne [n_embd, n_tokens]. When a model has no weight of the token itself, what is read fades
     as what is written, and is not normed (the crossings)."""
     n, n_tokens, head, n_head = hp.n_embd, b.n_tokens, hp.head_size, hp.n_head_wkv
     first = b.optional("time_mix_first", (head, n_head), il)
@@ -195,8 +195,8 @@ def _time_mix6(b: Build, hp: RWKVHParams, cur: Tensor, prev: Tensor, il: int) ->
 
 
 def _mixed6(b: Build, hp: RWKVHParams, cur: Tensor, sx: Tensor, il: int) -> list[Tensor]:
-    """What decay, K, V, receptance and gate are made of: how far each is on the way to the token before depends on the
-    token. Each of ne [n_embd, n_tokens]."""
+    """The inputs of decay, K, V, receptance and gate, each of ne [n_embd, n_tokens]. Each lies between the token and
+    the token before it; how far depends on the token."""
     n, n_mix, n_tokens = hp.n_embd, hp.n_mix, b.n_tokens
     base = gg.tanh(b.mul_mat(b.weight("time_mix_w1", (n, 5 * n_mix), il), _lerp(b, cur, sx, "time_mix_lerp_x", il)))
     base = gg.cont(gg.permute(gg.reshape_3d(base, n_mix, 5, n_tokens), 0, 2, 1, 3))
@@ -266,7 +266,7 @@ def _gate7(b: Build, hp: RWKVHParams, il: int) -> tuple[Tensor, Tensor] | tuple[
 
 
 def _planes(t: Tensor) -> list[Tensor]:
-    """ne [n, m, planes] as so many of ne [n, m]."""
+    """The planes of a tensor of ne [n, m, planes], each of ne [n, m]."""
     return [gg.view_2d(t, *t.ne[:2], t.nb[1], i * t.nb[2]) for i in range(t.ne[2])]
 
 
@@ -279,7 +279,7 @@ def _repeated(b: Build, hp: RWKVHParams, t: Tensor) -> Tensor:
 
 
 def _wkv(b: Build, hp: RWKVHParams, out: Tensor, il: int) -> Tensor:
-    """What tokens read, ne [n_embd, n_tokens], of a result that ends with the states, which are stored."""
+    """Store the states that `out` ends with, and return the rest, what tokens read: ne [n_embd, n_tokens]."""
     n, size, state = hp.n_embd, out.nb[0], hp.n_embd * hp.head_size
     b.cb(out, "wkv", il)
     last = gg.view_2d(out, state, b.n_seqs, size * state, size * n * b.n_tokens)

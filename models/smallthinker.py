@@ -12,14 +12,14 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import Build, build_experts, build_norm, build_out_rows, build_router
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_window
 
 _WINDOW = 4096
 
 
-class SmallThinker(Decoder):
+class SmallThinker(PlainDecoder):
     """The router reads what attention does."""
 
     def layer(self, b: Build, inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:

@@ -15,7 +15,7 @@ from pyggml.tensor import Tensor
 
 from .architecture import Architecture
 from .blocks import KV, Build, build_mla, build_norm
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .deepseek2 import DeepSeek2, DeepSeek2HParams, read_deepseek2
 from .hparams import Router
 from .indexer import (
@@ -40,19 +40,19 @@ _BLOCK_SIZE, _LOCAL_BLOCKS = (f"{{arch}}.attention.indexer.{key}" for key in ("b
 
 @dataclass(frozen=True, kw_only=True)
 class DSAHParams(Indexer, DeepSeek2HParams):
-    """Of DeepSeek's sparse attention."""
+    """Hyperparameters of DeepSeek's sparse attention."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MSAHParams(Indexer):
-    """Of MiniMax's: `n_chosen` blocks of tokens, with those that are seen in any case."""
+    """Hyperparameters of MiniMax's: `n_chosen` blocks of tokens, counting those that are seen in any case."""
 
     def has_indexer(self, il: int) -> bool:
         return il >= self.n_layer_dense_lead and super().has_indexer(il)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSA(Decoder[MSAHParams]):
+class MSA(PlainDecoder[MSAHParams]):
     """Each head of K has a head of the indexer, and sees the blocks that it chooses by their largest product."""
 
     def kv(self, b: Build[MSAHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:

@@ -1,4 +1,4 @@
-"""A graph that begins in the middle of a model: what it takes is what the layer before gave."""
+"""Graphs that begin in the middle of a model: their input is the output of the layer before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def begin_at(b: Build) -> None:
     """Leave out of the graph, one of tokens, what is before layer `b.first`: the output of the layer before becomes the
     input `inp_embd`, F32 ne [n_embd, n_tokens].
 
-    Raises ModelError where the rest reads more than that: the tokens, an earlier layer, or its K, V or states.
+    Raises ModelError when the rest reads more than that: the tokens, an earlier layer, or its K, V or states.
     """
     hidden, full = b.named(f"l_out-{b.first - 1}"), b.graph.nodes
     if hidden.ne[1] != b.n_tokens:
@@ -35,7 +35,7 @@ def begin_at(b: Build) -> None:
 
 
 def _earlier(b: Build) -> Iterator[Tensor]:
-    """What the memory has of layers before the first."""
+    """The tensors of the memory that belong to layers before `b.first`."""
     for kv in b.kv.caches:
         for tensors in (kv.k_l, kv.v_l):
             yield from (t for il, t in zip(kv.layers, tensors, strict=False) if il < b.first)

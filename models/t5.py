@@ -56,7 +56,7 @@ class RelativeHParams(HParams):
 
 @dataclass(frozen=True, kw_only=True)
 class T5HParams(RelativeHParams):
-    """Layers of the encoder; `n_layer` are the decoder's."""
+    """The hyperparameters of T5. `n_layer` are the layers of the decoder; here are those of the encoder."""
 
     n_layer_enc: int
 
@@ -132,7 +132,7 @@ def build_t5(b: Build[T5HParams]) -> Graph:
             Qcur = gg.reshape_3d(Qcur, n.n_embd_head_k, n.n_head, b.n_tokens)
             cur = build_attn(b, KV(Qcur, None, None, build_inp_kq_mask(b, il, cross=True), il, cross=True))
             cur = b.linear("dec.cross_attn_o", cur, hp.n_embd, "kqv_out_cross", il)
-            b.optional("dec.cross_attn_rel_b", (n.n_head, hp.n_rel_attn_bkts), il)  # in old files, for nothing
+            b.optional("dec.cross_attn_rel_b", (n.n_head, hp.n_rel_attn_bkts), il)  # in old files, unused
 
             cur, cross_inp = build_out_rows(b, il, cur, cross_inp)
             ffn_inp = b.cb(gg.add(cur, cross_inp), "ffn_inp", il)
@@ -142,7 +142,7 @@ def build_t5(b: Build[T5HParams]) -> Graph:
 
 
 def _encoder(b: Build[RelativeHParams], n_layer: int, *, all_rows: bool = False) -> Tensor:
-    """What the encoder gives: ne [n_embd, n_outputs], or of all tokens, ne [n_embd, n_tokens]."""
+    """The output of the encoder: ne [n_embd, n_outputs], or for all tokens, ne [n_embd, n_tokens]."""
     inpL = build_inp_embd(b)
     for il in range(n_layer):
         cur = build_norm(b, inpL, "enc.attn_norm", "attn_norm", il)
@@ -193,8 +193,9 @@ def relative_buckets(hp: RelativeHParams, cells: Ints, pos: Ints, causal: bool) 
     """int32 [n_tokens, n_kv]: the bucket of the distance of each of the `cells`, int32 [n_kv] positions, to each of the
     tokens at `pos` (T5's `_relative_position_bucket`; arXiv 1910.10683).
 
-    Where tokens see those after them (not `causal`) these have the second half of the buckets. The first half of the
-    rest holds one distance each, the other ever larger ranges, by the logarithm, up to `n_rel_attn_max_distance`.
+    When tokens see those after them (not `causal`), the later tokens have the second half of the buckets. Of the
+    buckets of one direction, the first half holds one distance each; the others hold larger and larger ranges, by the
+    logarithm, up to `n_rel_attn_max_distance`.
     """
     distance, n = cells[None, :].astype(np.int64) - pos[:, None], hp.n_rel_attn_bkts
     bucket = np.zeros_like(distance)

@@ -14,12 +14,12 @@ from .memory.recurrent import StateSlot
 class UBatch:
     """Tokens that are computed together.
 
-    equal_seqs    True where `n_seqs` sequences have `n_seq_tokens` tokens each, one after the other; else every token
+    equal_seqs    True when `n_seqs` sequences have `n_seq_tokens` tokens each, one after the other; else every token
                   counts as a sequence of its own: n_seqs is n_tokens, n_seq_tokens 1
     token, embd   int32 [n_tokens], or float32 [n_tokens, n_embd]: the one that the batch has, or both, see `Batch`
     pos           int32 [n_tokens]
     seq           int32 [n_tokens]: the (first) sequence of each token
-    sets          all sequences of each token; None where each has one
+    sets          all sequences of each token; None when each has one
     outputs       the indices of the tokens whose logits are wanted, ascending
     ids           int32 [n_tokens]: the index of each token in the batch
     states        the cells of a recurrent memory that the sequences read and write; None without such a memory

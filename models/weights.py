@@ -1,4 +1,5 @@
-"""The tensors of a model as its builder asks for them: what a file must have, may have, and has for nobody."""
+"""The tensors of a model as its builder asks for them: which a file must have, which it may have, and which nobody
+asked for."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ class TensorSpec(NamedTuple):
 
 
 class Weights(Mapping[str, Tensor]):
-    """The tensors that a builder asked for and that are there, by name.
+    """The tensors that a builder asked for and that exist, by name.
 
-    asked    everything that was asked for, there or not, in the builder's order
-    unused   the names of those that are there and that nothing asked for
+    asked    everything that was asked for, whether it exists or not, in the builder's order
+    unused   the names of tensors that exist and that nobody asked for
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -48,7 +49,7 @@ class Weights(Mapping[str, Tensor]):
         return t
 
     def ne(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor, asked for or not; None where there is none of that name."""
+        """The shape of a tensor, asked for or not. None when there is no tensor of that name."""
         t = self._tensors.get(name)
         return None if t is None else t.ne
 
@@ -70,7 +71,8 @@ class Weights(Mapping[str, Tensor]):
 
 
 class CheckedWeights(Weights):
-    """Weights that note what is wrong with a tensor and go on, to find all that is: `faults` says it by name."""
+    """Weights that note what is wrong with a tensor and go on, to find everything that is wrong. `faults` says what, by
+    name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(tensors)
@@ -78,7 +80,8 @@ class CheckedWeights(Weights):
         self._made = ShapeOnlyWeights()
 
     def ask(self, spec: TensorSpec) -> Tensor | None:
-        """The tensor, or one as it should be, or None for an optional one that is absent."""
+        """The tensor; a tensor of the right shape in the place of a wrong one; None for an optional one that is
+        absent."""
         try:
             return super().ask(spec)
         except ModelError as e:
@@ -89,7 +92,7 @@ class CheckedWeights(Weights):
 class ShapeOnlyWeights(Weights):
     """Weights without memory, made as they are asked for, to look at a graph without a file.
 
-    Matrices have type `dtype`, vectors F32. Of the tensors that a file may lack, those named in `optional` are there.
+    Matrices have type `dtype`, vectors F32. Tensors that a file may lack exist when `optional` has their names.
     """
 
     def __init__(self, optional: Container[str] = ("output.weight",), dtype: DType = DType.F16) -> None:
@@ -98,7 +101,7 @@ class ShapeOnlyWeights(Weights):
         super().__init__(self._made)
 
     def ask(self, spec: TensorSpec) -> Tensor | None:
-        """The tensor, made to measure, or None."""
+        """The tensor, made when it is asked for, or None."""
         if spec.name not in self._made and (not spec.optional or spec.name in self._optional):
             dtype = self._dtype if len(spec.ne) > 1 else DType.F32
             self._made[spec.name] = self._ctx.new_tensor(dtype, spec.ne, spec.name)

@@ -8,7 +8,7 @@ from typing import Any
 from pyggml.gguf_io.constants import Keys
 
 from .architecture import Architecture
-from .decoder import Decoder
+from .decoder import PlainDecoder
 from .hparams import HParams, Router
 from .metadata import PLAIN_ROPE, Reader, read_hparams, read_router, read_swa_pattern, read_window
 
@@ -117,31 +117,35 @@ def _spark2_5(r: Reader) -> HParams:
 
 ARCHITECTURES = (
     # Gemma 2 (arXiv 2408.00118): norms before and behind, softcaps of scores and logits, a window in every other layer.
-    Architecture(("gemma2",), Decoder(act="gelu", post_norm=True, rope_factors=False).build, _gemma2),
+    Architecture(("gemma2",), PlainDecoder(act="gelu", post_norm=True, rope_factors=False).build, _gemma2),
     # Gemma 3 (arXiv 2503.19786): Q and K normed instead of softcaps, a window and a rope of their own in five of six
     # layers.
-    Architecture(("gemma3",), Decoder(act="gelu", post_norm=True, rope_factors=False, qk_norm="head").build, _gemma3),
+    Architecture(
+        ("gemma3",), PlainDecoder(act="gelu", post_norm=True, rope_factors=False, qk_norm="head").build, _gemma3
+    ),
     # Command R7B, Command A (arXiv 2504.00698): parallel, three of four layers have a window; the others no rope.
-    Architecture(("cohere2",), Decoder(norm="layer", parallel=True).build, _cohere2),
+    Architecture(("cohere2",), PlainDecoder(norm="layer", parallel=True).build, _cohere2),
     # EXAONE 4 (arXiv 2507.11407): norms behind attention and network, none before; Q and K normed. In the larger one
     # three of four layers have a window; the others no rope.
-    Architecture(("exaone4",), Decoder(pre_norm=False, post_norm=True, qk_norm="head").build, _exaone4),
+    Architecture(("exaone4",), PlainDecoder(pre_norm=False, post_norm=True, qk_norm="head").build, _exaone4),
     # OLMo 2 (arXiv 2501.00656): norms behind, none before, and of Q and K whole; OLMo 3 (arXiv 2512.13961): three of
     # four layers have a window and a rope without YaRN.
-    Architecture(("olmo2",), Decoder(pre_norm=False, post_norm=True, qk_norm="row", rope_factors=False).build, _olmo2),
+    Architecture(
+        ("olmo2",), PlainDecoder(pre_norm=False, post_norm=True, qk_norm="row", rope_factors=False).build, _olmo2
+    ),
     # Granite with a window (IBM): its scales, and attention sinks.
-    Architecture(("granite_swa",), Decoder(sinks="some").build, _granite_swa),
+    Architecture(("granite_swa",), PlainDecoder(sinks="some").build, _granite_swa),
     # Trinity (huggingface.co/arcee-ai/Trinity-Mini): attention gated by a sigmoid, norms before and behind, Q and K
     # normed, a sigmoid router; every fourth layer has no window and no rope.
     Architecture(
-        ("afmoe",), Decoder(qk_norm="head", post_norm=True, attn_gate="sigmoid", rope_factors=False).build, _afmoe
+        ("afmoe",), PlainDecoder(qk_norm="head", post_norm=True, attn_gate="sigmoid", rope_factors=False).build, _afmoe
     ),
     # K-EXAONE (arXiv 2601.01739): only layers with the window are roped; Q and K normed, a sigmoid router.
-    Architecture(("exaone-moe",), Decoder(qk_norm="head").build, _exaone_moe),
+    Architecture(("exaone-moe",), PlainDecoder(qk_norm="head").build, _exaone_moe),
     # Laguna (Poolside, huggingface.co/poolside): attention gated by a softplus, Q and K normed; layers with the window
     # have a rope of their own, without YaRN.
-    Architecture(("laguna",), Decoder(qk_norm="head", attn_gate="softplus").build, _laguna),
+    Architecture(("laguna",), PlainDecoder(qk_norm="head", attn_gate="softplus").build, _laguna),
     # iFlytek Spark 2.5 (github.com/ggml-org/llama.cpp, src/models/spark2-5.cpp): the heads of attention are gated by a
     # sigmoid, a network of gelu.
-    Architecture(("spark2_5",), Decoder(act="gelu", attn_gate="sigmoid").build, _spark2_5),
+    Architecture(("spark2_5",), PlainDecoder(act="gelu", attn_gate="sigmoid").build, _spark2_5),
 )

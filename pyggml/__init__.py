@@ -40,11 +40,14 @@ from .tensor import Context, Tensor, Var
 if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import dump_dot, render
+    from .inspect.page import inspect
     from .llm.batch import Batch
     from .llm.generate.chat import ChatSession
     from .llm.model import Model, load_model
     from .llm.run_batch import batch
     from .llm.samplers import SamplingParams
+else:
+    from . import inspect  # the room itself, which can be called
 
 __version__ = "0.1.0"
 
@@ -130,6 +133,7 @@ __all__ = [
     "elementwise_cost",
     "eval",
     "get_include",
+    "inspect",
     "load",
     "load_model",
     "quantize",

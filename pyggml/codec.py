@@ -31,7 +31,7 @@ def check_rows(dtype: DType, n: int) -> int:
 
 
 def as_array(what: str, values: Any) -> Array:
-    """`values` as an array. Raises DTypeError for what NumPy takes for none (ragged lists)."""
+    """`values` as an array. Raises DTypeError when NumPy cannot make one of them (ragged lists)."""
     try:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError) as e:
@@ -39,8 +39,9 @@ def as_array(what: str, values: Any) -> Array:
 
 
 def unfit(values: Array, dtype: DType) -> str | None:
-    """What of `values` `dtype` has no number for, or None: what is no real number; for an integer type fractions, NaN
-    and what is out of its range; for a block type NaN and infinities. Floats and block types round."""
+    """What among `values` has no number in `dtype`, in words, or None. No type stores what is no real number. An
+    integer type stores no fractions, no NaN and nothing out of its range; a block type no NaN and no infinities. Floats
+    and block types round."""
     if values.dtype.kind not in "biuf":
         return f"values of type {values.dtype}"
     to = dtype.np_dtype
@@ -60,7 +61,7 @@ def unfit(values: Array, dtype: DType) -> str | None:
 
 
 def bf16_to_f32(bits: Array) -> Array:
-    """BF16 bit patterns (uint16) as float32, exactly."""
+    """BF16 bit patterns (uint16) as float32. The conversion is exact."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 

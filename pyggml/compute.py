@@ -25,12 +25,13 @@ def compute(
     """Run `graph` on `backend` ("cpu" or "ref"), after copying `inputs` (NumPy order) into its leafs. An input is the
     leaf or its name; a value that is not given is the one that was set() last.
 
-    The graph is planned once per backend, and again where it grew or has other outputs; results stay readable until it
-    runs again. Graphs of little work run on one thread, whatever `n_threads` (default: one per CPU). Raises GraphError
-    for an input that is foreign to the graph, no leaf, or missing; BackendError where a kernel refuses its data.
+    The graph is planned once per backend, and again when it has grown or has other outputs. Results stay readable until
+    it runs again. A graph of little work runs on one thread, whatever `n_threads` says (default: one per CPU). Raises
+    GraphError for an input that is foreign to the graph, no leaf, or missing; BackendError when a kernel refuses its
+    data.
 
-    Threads that compute one graph take turns, from setting the inputs to the end of the run. Its results are the last
-    one's then: threads that share a graph read them under its lock, too (`with graph.lock: gg.compute(graph, ...)`).
+    Threads that compute one graph take turns, from setting the inputs to the end of the run. The results are those of
+    the last run, so threads that share a graph read them under its lock (`with graph.lock: gg.compute(graph, ...)`).
     Threads with graphs of their own share constants and weights, but no inputs or nodes.
     """
     check_graph("compute", graph)
@@ -57,8 +58,8 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
     """Compute tensors, with all they depend on, and return their values as NumPy arrays: one for one tensor, else a
     tuple. `inputs`, `n_threads` and `backend` as in `compute`, as are the errors; AllocError for a leaf without value.
 
-    The arrays look at the tensors' memory where NumPy has the type (else they are float32); each `eval` computes anew,
-    into new memory. What is run again and again is better built once as a Graph for `compute`.
+    The arrays are views of the tensors' memory when NumPy has the type, else float32 copies. Each `eval` computes anew,
+    into new memory: build what runs again and again once, as a Graph for `compute`.
     """
     graph = Graph()
     for t in tensors:

@@ -77,7 +77,7 @@ def integer(value: Any) -> int:
 def whole(
     what: str, value: Any, low: int | None = None, high: int | None = None, error: type[GGMLError] = GGMLError
 ) -> int:
-    """`value` as an int. Raises `error` where it is no whole number from `low` to `high`."""
+    """`value` as an int. Raises `error` when it is not a whole number from `low` to `high`."""
     try:
         n = value if type(value) is int else integer(value)
         above = high is not None and n > high
@@ -90,7 +90,7 @@ def whole(
 
 
 def path_name(path: Any, error: type[GGMLError]) -> str:
-    """A path as text. Raises `error` for what is none (a number would be an open file)."""
+    """A path as text. Raises `error` when `path` is not a path (Python would take a number for an open file)."""
     try:
         name = os.fsdecode(path)
     except TypeError:
@@ -104,8 +104,8 @@ _site: ContextVar[Site | None] = ContextVar("pyggml_site", default=None)
 
 
 class OneSite:
-    """A `with` block in which all that is recorded has the site of whoever enters it: a model's graph is all of one
-    call."""
+    """A `with` block in which every recorded node gets the site of the call that entered the block: all nodes of a
+    model's graph belong to one call of the user."""
 
     def __enter__(self) -> None:
         self._token = _site.set(user_site())

@@ -15,10 +15,10 @@ from .errors import BackendError, GraphError
 class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
     """A lock for `with`; the thread that holds it may take it again, others wait (Ctrl-C ends the wait).
 
-    Raises BackendError in a forked child where another thread of the parent held it: its work will never be done.
-    Entering and leaving are the C code of RLock: Ctrl-C comes before or after them, and never leaves it locked.
+    Raises BackendError in a forked child when another thread of the parent held the lock: nobody would ever release it.
+    Entering and leaving are the C code of RLock, so that Ctrl-C comes before or after them and never leaves it locked.
 
-    telling  the node whose values a run, of the thread that holds the lock, shows to taps and edits; else empty
+    telling  the node whose values taps and edits are looking at, in a run of the thread that holds the lock; else empty
     """
 
     telling = ""
@@ -47,7 +47,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class Locked(Protocol):
-    """What has a lock."""
+    """An object with a lock."""
 
     @property
     def lock(self) -> Lock: ...
@@ -70,8 +70,8 @@ def locked(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P]
 
 
 def changing(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
-    """As `locked`, for what changes (or saves) the state that a run works on: raises GraphError where a tap or an edit
-    calls it in the middle of that run."""
+    """As `locked`, for a method that changes or saves the state that a run works on. The method raises GraphError when
+    a tap or an edit calls it in the middle of that run."""
 
     @wraps(f)
     def whole(self: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:

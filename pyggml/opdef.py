@@ -50,7 +50,8 @@ class Cost:
 @dataclass(frozen=True)
 class OpDef:
     """One op. Making the record defines the op, in this package or in another one; a function of that package then
-    records it with `record`. With its reference alone it runs on the backend `ref`. A package of its own adds a kernel
+    records it with `record`. The module that defined an op may define it again, as a notebook does whose cell runs
+    twice; two modules cannot. With its reference alone it runs on the backend `ref`. A package of its own adds a kernel
     with `register_kernel`.
 
     name      ggml's name
@@ -95,14 +96,18 @@ class OpDef:
     known: dict[Any, Layout] | None = field(init=False, repr=False, compare=False)  # see `_layout`; None: not kept
 
     def __post_init__(self) -> None:
-        if self.name in OPS:
-            raise ValueError(f"op {self.name} is defined twice")
+        before = OPS.get(self.name)
+        if before is not None and (_from_here(before) or before.shape.__module__ != self.shape.__module__):
+            raise ValueError(f"op {self.name} is defined twice, in {before.shape.__module__} before")
         OPS[self.name] = self
-        own = self.host is None and self.shape.__module__.startswith("pyggml.ops")
-        object.__setattr__(self, "known", {} if own else None)
+        object.__setattr__(self, "known", {} if self.host is None and _from_here(self) else None)
 
     def role(self, i: int) -> str:
         return self.srcs[i].rstrip("?")
+
+
+def _from_here(op: OpDef) -> bool:
+    return (op.shape.__module__ or "").startswith("pyggml.ops")  # None: of a snippet that ran by exec
 
 
 def opdef_of(t: Tensor) -> OpDef:

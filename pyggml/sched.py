@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 
 from .backends.protocol import Backend, Program, new_backend, node_error
 from .buffers import alloc
-from .buffers.buffer import Buffer, Stage
+from .buffers.buffer import Buffer, Streamed
 from .errors import BackendError, GraphError
 from .graph import Graph
 from .inspect.watch import Patterns, Watches
@@ -21,7 +21,7 @@ from .var import largest
 
 
 def check_graph(what: str, graph: Graph) -> None:
-    """Raise GraphError where `graph` is none."""
+    """Raise GraphError when `graph` is not a graph."""
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"{what} takes a Graph, not {type(graph).__name__}")
 
@@ -47,36 +47,36 @@ def _key(graph: Graph, watches: Watches) -> Key:
 
 
 class Cut(NamedTuple):
-    """Steps that run in one go, which nodes of them are watched (True: the last of its name), and what is held while
-    they run."""
+    """Steps that run in one go, which nodes of them are watched (True: the last of its name), and the streamed weights
+    that must be in memory while they run."""
 
     steps: Sequence[alloc.Step]
     watched: tuple[tuple[Tensor, bool], ...]
-    stages: tuple[Stage, ...]
+    streamed: tuple[Streamed, ...]
 
     @property
     def nodes(self) -> list[Tensor]:
-        """Those of the steps."""
+        """The nodes of the steps."""
         return [t for step in self.steps for t in step.nodes]
 
 
 class Part(NamedTuple):
-    """A cut, compiled."""
+    """A cut that its backend has compiled."""
 
     program: Program
     cut: Cut
 
     def run(self, interruptible: bool, n_threads: int | None) -> None:
         """Compute its nodes, with the weights that they read in memory."""
-        held: list[Stage] = []
+        held: list[Streamed] = []
         try:
-            for stage in self.cut.stages:
-                stage.acquire(self.cut.nodes)
-                held.append(stage)
+            for weights in self.cut.streamed:
+                weights.acquire(self.cut.nodes)
+                held.append(weights)
             self.program.run(interruptible, n_threads)
         finally:
-            for stage in held:
-                stage.release()
+            for weights in held:
+                weights.release()
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Split:
     nodes: list[Tensor] = field(default_factory=list[Tensor])
     inputs: dict[Tensor, Tensor] = field(default_factory=dict[Tensor, Tensor])  # source -> its copy
     steps: list[alloc.Step] = field(default_factory=list[alloc.Step])  # the nodes as the backend computes them
-    parts: list[Part] = field(default_factory=list[Part])  # one, where no one watches and no weights come and go
+    parts: list[Part] = field(default_factory=list[Part])  # one, unless nodes are watched or weights come and go
 
     def __str__(self) -> str:
         copies = ", ".join(t.name for t in self.inputs) or "none"
@@ -122,8 +122,8 @@ class Schedule:
 
     @locked
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
-        """Compute the graph, on no more than `n_threads` and its backends' threads. Where it is not `interruptible`, no
-        long run ends early on Ctrl-C."""
+        """Compute the graph, on no more than `n_threads` and its backends' threads. A long run ends early on Ctrl-C
+        only when it is `interruptible`."""
         for split in self.splits:
             for source, copy in split.inputs.items():
                 assert copy.buffer is not None
@@ -149,7 +149,8 @@ class Scheduler:
     read before the next one runs. `backends` are names or Backend objects.
 
     Each call holds `lock`. Threads that share a scheduler hold it themselves (`with scheduler.lock:`) from `alloc`, or
-    from setting the inputs, until they have read the outputs. `watches`: who is told values while graphs run.
+    from setting the inputs, until they have read the outputs. `watches`: the taps and edits that see values while
+    graphs run.
     """
 
     def __init__(self, backends: Sequence[str | Backend] = ("cpu", "ref"), n_threads: int | None = None) -> None:
@@ -176,7 +177,7 @@ class Scheduler:
     def set_tensor_backend(self, t: Tensor, backend: str | None) -> None:
         """Pin a node to a backend for the graphs planned from now on; None takes the pin off again.
 
-        A pin does not keep its node alive. Raises BackendError where the backend is none of this scheduler's, or has no
+        A pin does not keep its node alive. Raises BackendError when the backend is none of this scheduler's, or has no
         code for the node, or cannot reach the memory that the node writes into.
         """
         b = None if backend is None else self._backend(backend)
@@ -199,12 +200,12 @@ class Scheduler:
 
     @property
     def last(self) -> Schedule | None:
-        """That of the graph that was planned or run last, while it lives."""
+        """The schedule of the graph that was planned or run last, as long as it lives."""
         return self._last and self._last()
 
     @property
     def splits(self) -> list[Split]:
-        """Those of `last`."""
+        """The splits of `last`."""
         last = self.last
         return last.splits if last else []
 
@@ -216,8 +217,9 @@ class Scheduler:
 
     @changing
     def alloc(self, graph: Graph) -> Schedule:
-        """Plan `graph` (once, and again where it has changed): its tensors get memory, its nodes are compiled. Inputs
-        can then be set. Raises BackendError where a node writes into read-only memory (the weights of a model)."""
+        """Plan `graph`, unless that was done and the graph is unchanged: its tensors get memory, its nodes are
+        compiled. Inputs can then be set. Raises BackendError when a node writes into read-only memory (the weights of a
+        model)."""
         check_graph("alloc", graph)
         ready = self._ready.get(graph)
         moved = ready is not None and any(b is not self._buffers.get(n) for n, b in ready.buffers.items())
@@ -243,7 +245,7 @@ class Scheduler:
 
     @locked
     def assignment(self, graph: Graph) -> str:
-        """The splits and the backend of every node, one line each; fused ones stand together."""
+        """The splits and the backend of every node, one line each; fused nodes stand together."""
         lines: list[str] = []
         for i, split in enumerate(self.alloc(graph).splits):
             lines.append(f"split {i} on {split}")
@@ -276,7 +278,8 @@ class Scheduler:
         return own
 
     def _can_write(self, backend: str, t: Tensor, own: Mapping[Tensor, str]) -> bool:
-        """Whether `backend` reaches the memory that `t` writes through a view; all of the host reach the host's."""
+        """Whether `backend` reaches the memory that `t` writes through a view. Host memory is reached by every backend
+        that computes on the host."""
         if t.view_src is None or OPS[t.op].kernel is None:
             return True
         b, buft = self.backends[backend], self._buft_of(t.view_src, own)
@@ -335,14 +338,14 @@ class Scheduler:
 
     @locked
     def plan(self, graph: Graph, watched: Collection[Tensor] = ()) -> tuple[list[Split], alloc.Plan]:
-        """All passes: how it would run `graph` with these nodes `watched`, and where its results would lie. Nothing is
-        allocated. Raises BackendError as `alloc`."""
+        """All passes: how the backends would run `graph` with these nodes `watched`, and where results would lie.
+        Nothing is allocated. Raises BackendError as `alloc`."""
         check_graph("plan", graph)
         _refuse_read_only(graph)
         own = self.assign(graph)
         splits = self._split(graph, own, lambda root: self._buft_of(root, own))
         uses = Counter([s for t in graph.nodes for s in t.src if s is not None])
-        uses.update(watched)  # who watches reads: what is watched is not fused away
+        uses.update(watched)  # a watcher reads the node, so that it is not fused away
         for split in splits:
             split.steps = self.backends[split.backend].fuse(split.nodes, uses)
         steps = [step for split in splits for step in split.steps]
@@ -380,22 +383,23 @@ class Scheduler:
 
 
 def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: Backend) -> list[Cut]:
-    """The steps, cut after those that compute what is watched, and where other weights are to be in memory."""
-    if not watched and all(b.stage is None for b in backend.reads(alloc.joined(steps))):
+    """The steps in cuts. A cut ends after a step that computes a watched node, and before a step that needs other
+    streamed weights in memory."""
+    if not watched and all(b.streamed is None for b in backend.reads(alloc.joined(steps))):
         return [Cut(steps, (), ())]
-    cuts, begin, stages = list[Cut](), 0, ()
+    cuts, begin, streamed = list[Cut](), 0, ()
     for i, step in enumerate(steps):
-        needs = tuple(dict.fromkeys(b.stage for b in backend.reads(step) if b.stage is not None))
-        if needs and needs != stages and begin < i:  # not before: it may take what was just computed
-            cuts.append(Cut(steps[begin:i], (), stages))
+        needs = tuple(dict.fromkeys(b.streamed for b in backend.reads(step) if b.streamed is not None))
+        if needs and needs != streamed and begin < i:  # not before: it may take what was just computed
+            cuts.append(Cut(steps[begin:i], (), streamed))
             begin = i
-        stages = needs or stages
+        streamed = needs or streamed
         nodes = tuple((t, watched[t]) for t in step.nodes if t in watched)
         if nodes:
-            cuts.append(Cut(steps[begin : i + 1], nodes, stages))
-            begin, stages = i + 1, ()
+            cuts.append(Cut(steps[begin : i + 1], nodes, streamed))
+            begin, streamed = i + 1, ()
     if begin < len(steps):
-        cuts.append(Cut(steps[begin:], (), stages))
+        cuts.append(Cut(steps[begin:], (), streamed))
     return cuts
 
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 # Tests run in several processes: a second thread of BLAS in each of them only waits for a core. NumPy reads it once.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
-from hypothesis import settings
+
+from pyggml.opdef import OPS
 
 from .tiny_model import tiny, write_model
 
 __all__ = ["tiny", "write_model"]
 
-# CI repeats the same examples every time; runs by hand go on looking for new ones. No deadlines: machines are shared.
-settings.register_profile("here", deadline=None, derandomize=bool(os.environ.get("CI")))
-settings.load_profile("here")
+pytest_plugins = ["pyggml.testing.plugin"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in every job that a script starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,6 +40,17 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"shared data folder not found: {folder}")
     return folder
+
+
+@pytest.fixture
+def example_op(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The package in tests/example_op, as if it were installed. Skips when no C compiler is there to build it."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    monkeypatch.syspath_prepend(str(Path(__file__).with_name("example_op")))
+    package = importlib.import_module("example_op")
+    yield package
+    del OPS[package.OP.name], sys.modules["example_op"]
 
 
 @pytest.fixture(scope="session", autouse=True)

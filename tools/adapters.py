@@ -16,7 +16,7 @@ from pyggml.llm.model import Model
 from .command import Group, Option
 
 _PANEL = "Adapters (names as in llama.cpp)"
-Named = tuple[str, float]  # a path, and its scale
+Named = tuple[str, float]  # the path of an adapter, and its scale
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,16 @@ from pyggml.llm.generate.request_file import Answers, RequestFile
 from pyggml.llm.model import model_digest
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.run_batch import batch as gg_batch
-from pyggml.llm.samplers.params import SamplingOptions, SamplingParams
+from pyggml.llm.samplers.params import N_PREDICT, SamplingOptions, SamplingParams
 from pyggml.stream.layout import memory_size
 
 from .adapters import Adapters
 from .command import Option
-from .options import Json, Stop
+from .options import Json
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
-_SHOWN = 80  # characters of a value that a record has as it is
+_SHOWN = 80  # a record has texts up to this length in full
 _RAY = "On a cluster (pip install pyggml[ray])"
 
 
@@ -43,7 +43,7 @@ def batch(
         ),
     ],
     results: Annotated[Path, Option("-o", "--output", help="Results, one in each line.", metavar="F")],
-    n_predict: Annotated[int, Option("-n", "--n-predict", help="Tokens of each; -1: no limit.")] = 128,
+    n_predict: Annotated[int, declared("n_predict", "Tokens of each; -1: no limit.")] = N_PREDICT,
     n_parallel: Annotated[int, Option("-np", "--parallel", help="Evaluated side by side.", min=1)] = 32,
     stop: Stop = None,
     kv_ram: Annotated[
@@ -74,10 +74,11 @@ def batch(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Continue the prompt of each line of a file: {"prompt": "..."} or {"messages": [...]}, with "id", "n_predict",
-    "stop" and sampling parameters (as "temp", "json_schema") where it likes; or embed the text of {"input": "..."}.
-    Results are written in order as they come; run again after a kill, it goes on where it was. A bad line has an
-    "error" for its result. Results that another model gave, or other options, are refused: name another file."""
+    """Continue the prompt on each line of a file: {"prompt": "..."} or {"messages": [...]}. A line may also have "id",
+    "n_predict", "stop" and sampling parameters (such as "temp", "json_schema"). {"input": "..."} asks for the embedding
+    of a text. Results are written in order as they come; when it is run again after a kill, it goes on where it
+    stopped. The result of a bad line is an "error". A file with results of another model, or of other options, is
+    refused: name another file."""
     if ray is None and (workers is not None or stages is not None):
         raise click.BadParameter("--workers and --stages are of --ray")
     if ray is not None and kv_ram is not None:
@@ -104,7 +105,7 @@ def batch(
         with RayActors(ray) as actors:
             options.update({"workers": workers, "stages": stages, "ram": run.ram, "prepare": adapters.apply})
             options.update({"n_threads": run.threads, "flash_attn": run.flash_attn, "kv_overrides": overrides})
-            del context["n_threads"], context["n_threads_batch"]  # each node has as many as it has CPUs
+            del context["n_threads"], context["n_threads_batch"]  # each node uses all of its CPUs
             yield lambda todo: batch_on(actors, run.model, todo, n_predict, **options)
 
     n_tokens = 0
@@ -135,8 +136,8 @@ def batch(
 def _asked(
     sampling: SamplingOptions, n_predict: int, stop: Sequence[str] | None, context: ContextOptions
 ) -> dict[str, Any]:
-    """What results depend on besides their requests and the model, for the record of each: the options that are not
-    their defaults, and always how many tokens at most. Long texts, as of grammars, by their SHA-256."""
+    """The options that results depend on, for the record of each result: those that differ from their defaults, and
+    always `n_predict`. Long texts, such as grammars, are recorded as their SHA-256."""
     plain: dict[str, Any] = vars(SamplingParams())
     asked: dict[str, Any] = {"n_predict": n_predict}
     params = SamplingParams(**sampling)

@@ -25,12 +25,12 @@ from .running import Run
 
 
 def tokens(n: int, first: int, n_vocab: int) -> list[int]:
-    """Token ids that depend on their position only: no sampling, no tokenizer."""
+    """`n` token ids that depend only on their position: this needs no sampling and no tokenizer."""
     return [(i * 7919 + first * 31) % n_vocab for i in range(n)]
 
 
 def measure(run: Callable[[], float], repetitions: int, show: Show) -> list[float]:
-    """Tokens per second of each repetition, after one run that does not count."""
+    """Tokens per second of each repetition, after a first run that is not counted."""
     samples: list[float] = []
     show(0, repetitions + 1)
     run()
@@ -67,7 +67,7 @@ def bench(
     context |= {"n_batch": n_batch, "n_ubatch": min(run.ubatch_size, n_batch)}
     ctx = m.new_context(n_depth + max(n_prompt, n_gen) + 8, **context)
     n_vocab = m.hparams.n_vocab
-    encodes = m.architecture.encode is not None  # pp measures the encoder then, and tg the answer to a short text
+    encodes = m.architecture.encode is not None  # then pp measures the encoder, and tg the answer to a short text
     if encodes and n_depth:
         raise click.BadParameter("--n-depth is not for an encoder-decoder")
 

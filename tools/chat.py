@@ -22,11 +22,11 @@ from pyggml.llm.samplers import SamplerChain, SamplingParams
 from . import summary
 from .adapters import Adapters
 from .command import Option
-from .options import ContextShift, CtxSize, Escape, Json, Special, Stop, TraceSampling, usage
+from .options import ContextShift, CtxSize, Escape, Json, Special, TraceSampling, usage
 from .plain import for_terminal, plain
 from .prompt_text import unescape
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
 _PROMPT = "> "
 KeepOfChat = Annotated[
@@ -50,9 +50,7 @@ def chat(
             metavar="NAME|FILE",
         ),
     ] = None,
-    n_predict: Annotated[
-        int, Option("-n", "--n-predict", "--predict", help="Tokens of a reply; -1: until it ends.")
-    ] = -1,
+    n_predict: Annotated[int, declared("n_predict", "Tokens of a reply; -1: until it ends.")] = -1,
     stop: Stop = None,
     ctx_size: CtxSize = None,
     escape: Escape = True,
@@ -62,9 +60,9 @@ def chat(
     keep: KeepOfChat = -1,
     as_json: Json = False,
 ) -> None:
-    """Talk with a model: a line is a message, a line that begins with / is a command (/help). Ctrl-C ends a reply, and
-    the program where it waits for a message. With --json each reply, or error, is one JSON object on a line, and an
-    error ends with exit code 1."""
+    """Talk with a model: a line is a message, a line that begins with / is a command (/help). Ctrl-C ends a reply;
+    while the program waits for a message, it ends the program. With --json each reply or error is a line with one JSON
+    object, and an error ends the program with exit code 1."""
     start = perf_counter()
     if escape:
         system, stop = unescape(system), [unescape(text) for text in stop or ()]
@@ -99,7 +97,7 @@ def chat(
 
 @dataclass
 class _Console:
-    """What a line that was typed does."""
+    """Does what the user types: messages and commands."""
 
     session: ChatSession
     as_json: bool
@@ -196,7 +194,8 @@ def _error(e: Exception) -> dict[str, dict[str, str]]:
 
 
 def _reader(stdin: TextIO, as_json: bool) -> Callable[[], str | None]:
-    """Reads a line; None at the end, or on Ctrl-C. At a terminal there is a prompt, and the line can be edited."""
+    """A function that reads a line; it returns None at the end of the input, or on Ctrl-C. At a terminal it shows a
+    prompt, and the line can be edited."""
     tty = stdin.isatty()
     if tty:
         import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]  # gives input() a history

@@ -15,7 +15,7 @@ from .command import WholeOptions, verb
 from .exits import INTERRUPTED
 from .plain import plain
 
-_COLLECT_AFTER = 50_000  # new objects; a model and its graphs are fewer, and stay alive
+_COLLECT_AFTER = 50_000  # new objects; a model and its graphs have fewer, which all stay alive
 
 VERBS = {  # name: module and function
     "generate": "generate.generate",
@@ -82,7 +82,7 @@ app = _App(
 
 def main(args: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed (one line on stderr; a traceback with --debug), 2 usage, 130 Ctrl-C."""
-    if args is None:  # a process of its own: searching imported modules for garbage takes a tenth of a short run
+    if args is None:  # as a program: collect garbage less often, because it slows short runs down
         warnings.showwarning = _show_warning
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)

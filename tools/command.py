@@ -1,4 +1,4 @@
-"""Verbs of the command line as click commands: a verb is a function whose parameters say which options they are."""
+"""Make click commands from the functions of the verbs: annotations of a function's parameters describe the options."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import click
 from pyggml.errors import GGMLError
 
 T = TypeVar("T")
-_PANEL = "Options"
+PANEL = "Options"
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9.e+-]*")
 
 
 class Option:
-    """How a parameter is given: `Annotated[int, Option("-n", "--number", help="So many.", min=0)]`. Its type is the
-    annotation's: str, int, float, bool (a flag), Path, Literal, a list of one of them (repeatable), a tuple; or
-    Optional of it. A number is finite, and from `min`, or above `above`, to `max`. What `check` raises GGMLError for
-    is refused."""
+    """A parameter as an option: `Annotated[int, Option("-n", "--number", help="How many.", min=0)]`. The annotation
+    gives its type: str, int, float, bool (a flag), Path, Literal, a list of one of these (a repeatable option), a
+    tuple, or Optional of one of these. A number must be finite, at least `min` (or greater than `above`), and at most
+    `max`. A value for which `check` raises GGMLError is refused."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Option:
         above: float | None = None,
         max: float | None = None,
         check: Callable[[Any], object] | None = None,
-        panel: str = _PANEL,
+        panel: str = PANEL,
     ) -> None:
         self.flags, self.help, self.metavar, self.panel = flags, help, metavar, panel
         self.min, self.above, self.max, self.check = min, above, max, check
@@ -45,7 +45,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Argument:
-    """... by its place."""
+    """A parameter as an argument, known by its place."""
 
     help: str
     metavar: str | None = None
@@ -53,8 +53,8 @@ class Argument:
 
 @dataclass(frozen=True)
 class Group(Generic[T]):
-    """A parameter that stands for several options: their types (with the Option) and defaults by name, and what the
-    parameter is, of their values."""
+    """A parameter that stands for several options: their types (with their `Option`) and defaults by name, and the
+    function that makes the parameter from their values."""
 
     hints: Mapping[str, Any]
     defaults: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Group(Generic[T]):
 
     @staticmethod
     def of(record: type[T]) -> Group[T]:
-        """The fields of a dataclass."""
+        """The group of options for the fields of a dataclass."""
         names = [f.name for f in fields(record)]  # pyright: ignore[reportArgumentType]
         defaults = {f.name: f.default for f in fields(record)}  # pyright: ignore[reportArgumentType]
         hints = get_type_hints(record, include_extras=True)
@@ -70,11 +70,11 @@ class Group(Generic[T]):
 
 
 class WholeOptions(click.Command):
-    """A click command that takes an option as one word: `-hf` is no `-h -f`. One that it does not have is refused with
-    what to do instead, when it is llama.cpp's, or with the verbs that have it."""
+    """A click command that takes an option as one word: `-hf` is not `-h -f`. When it refuses an unknown option, it
+    says what to do instead if the option is llama.cpp's, or which verbs have it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, of options that are there."""
+        """Refuse unknown options, then parse as click does."""
         nargs = {
             flag: 0 if p.is_flag else p.nargs
             for p in self.get_params(ctx)
@@ -116,23 +116,23 @@ def _flags(ctx: click.Context, command: click.Command | None) -> set[str]:
 
 
 class Verb(WholeOptions):
-    """A verb, whose help shows options by panel."""
+    """The command of a verb. Its help groups the options in panels."""
 
-    panels: Mapping[str, str]  # of options, by name
+    panels: Mapping[str, str]  # option's name -> the panel that shows it
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        found: dict[str, list[tuple[str, str]]] = {_PANEL: []}
+        found: dict[str, list[tuple[str, str]]] = {PANEL: []}
         for p in self.get_params(ctx):
             record = p.get_help_record(ctx)
             if record is not None:
-                found.setdefault(self.panels.get(p.name or "", _PANEL), []).append(record)
+                found.setdefault(self.panels.get(p.name or "", PANEL), []).append(record)
         for panel, records in found.items():
             with formatter.section(panel):
                 formatter.write_dl(records)
 
 
 def verb(name: str, function: Callable[..., None]) -> Verb:
-    """The command that calls a function."""
+    """Make a command that calls `function`."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Group[Any]] = {}
     params: list[click.Parameter] = []

@@ -23,7 +23,7 @@ from .split import progress_of
 
 Matrix = npt.NDArray[np.float64]
 
-_ITERATIONS, _TOLERANCE = 1000, 1e-7  # of the power iteration, llama.cpp's
+_ITERATIONS, _TOLERANCE = 1000, 1e-7  # of the power iteration, as in llama.cpp
 _SAME = 1e-6  # smaller differences come from equal tokens
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
@@ -90,7 +90,7 @@ def _direction(differences: Matrix, il: int, method: Method) -> Matrix:
     if not mean.any():
         raise ModelError(f"layer {il} gives the same for positive and negative prompts")
     v: Matrix = mean / np.linalg.norm(mean)
-    for _ in range(_ITERATIONS if method == "pca" else 0):  # begins at the mean, which settles the sign
+    for _ in range(_ITERATIONS if method == "pca" else 0):  # start from the mean, which decides the sign
         u: Matrix = np.matmul(np.matmul(differences, v), differences)
         u = u / np.linalg.norm(u)
         moved = float(np.linalg.norm(u - v))

@@ -17,7 +17,7 @@ from .options import Json
 from .prompt_text import read_prompt
 from .running import Run
 
-_SHOWN, _WIDTH = 8, 40  # numbers of a vector, characters of a text
+_SHOWN, _WIDTH = 8, 40  # shown at most: numbers of a vector, characters of a text
 
 
 def embed(
@@ -46,8 +46,8 @@ def embed(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the first numbers of the vector of each text, and the cosines of each with each. With --query show the score
-    of each text."""
+    """Show the first numbers of each text's vector, and the cosine of each pair of vectors. With --query, show the
+    score of each text."""
     lines = list(texts or ())
     if file is not None:
         lines += [line for line in read_prompt(None, file).splitlines() if line.strip()]

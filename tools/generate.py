@@ -16,7 +16,7 @@ from pyggml.errors import GGMLError
 from pyggml.llm.generate.generation import Generation, Token, new_generation
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
 from pyggml.llm.model import load_model
-from pyggml.llm.samplers import StepTrace
+from pyggml.llm.samplers import N_PREDICT, StepTrace
 
 from . import summary
 from .adapters import Adapters
@@ -41,14 +41,13 @@ from .options import (
     PromptCacheAll,
     PromptCacheRo,
     Special,
-    Stop,
     TraceSampling,
     usage,
 )
 from .plain import for_terminal
 from .prompt_text import read_prompt, unescape
 from .running import Run
-from .sampling import Sampling
+from .sampling import Sampling, Stop, declared
 
 
 def generate(
@@ -58,9 +57,7 @@ def generate(
     prompt: Annotated[Optional[str], Option("-p", "--prompt", help="The text to continue.")] = None,
     file: Annotated[Optional[Path], Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
     suffix: Annotated[Optional[str], Option("--suffix", help="Fill in what stands before this text.")] = None,
-    n_predict: Annotated[
-        int, Option("-n", "--n-predict", "--predict", help="Tokens; -1: no limit, -2: one context.")
-    ] = 128,
+    n_predict: Annotated[int, declared("n_predict", "Tokens; -1: no limit, -2: one context.")] = N_PREDICT,
     stop: Stop = None,
     cfg_scale: Annotated[float, Option("--cfg-scale", help="Classifier-free guidance; 1: off.")] = 1.0,
     negative_prompt: Annotated[str, Option("--negative-prompt", help="... away from this prompt.")] = "",
@@ -93,7 +90,7 @@ def generate(
     start = perf_counter()
     if bool(model_draft) + lookup + mtp > 1:
         raise click.BadParameter("only one of --model-draft, --lookup and --mtp can be given")
-    if prompt_cache and (adapters.loras or adapters.vectors):  # what it keeps does not say what it was evaluated with
+    if prompt_cache and (adapters.loras or adapters.vectors):  # the cache does not record adapters
         raise click.BadParameter("--prompt-cache cannot be given with adapters")
     if escape:
         prompt, suffix = (None if text is None else unescape(text) for text in (prompt, suffix))
@@ -145,7 +142,7 @@ def generate(
 
     reason = "interrupted"
     try:
-        if display_prompt and not as_json and not g.source:  # an answer is shown alone
+        if display_prompt and not as_json and not g.source:  # the answer of an encoder-decoder is shown alone
             sys.stdout.write(text)
             sys.stdout.flush()
         for token in _with_bar(g, not (display_prompt and sys.stdout.isatty())):
@@ -193,7 +190,7 @@ def _with_bar(g: Generation, shown: bool) -> Iterator[Token]:
 
 @dataclass
 class _SessionFile:
-    """The prompt cache of a run, where it has one (`path`)."""
+    """The prompt cache of a run; without a `path`, there is no cache."""
 
     g: Generation
     path: Path | None
@@ -202,7 +199,7 @@ class _SessionFile:
     due: bool = False  # whether the prompt is to be saved
 
     def open(self, given: bool) -> None:
-        """Take from the file what it has of the prompt, or the prompt itself where none was given."""
+        """Load what the file has of the prompt. Without a prompt, continue the text in the file."""
         g = self.g
         if self.path is None:
             return
@@ -220,19 +217,19 @@ class _SessionFile:
         self.due = session.n_matched < len(g.prompt)
 
     def save_prompt(self) -> None:
-        """Once the prompt is evaluated, and no more."""
+        """Save the prompt, as soon as exactly the prompt is evaluated."""
         if self.due:
             self._save(self.g.prompt)
 
     def end(self) -> None:
-        """Save all that was evaluated, or the prompt where nothing was generated."""
+        """Save all that was evaluated, or only the prompt when nothing was generated."""
         if self.everything:
             self._save([*self.g.prompt, *self.g.ids])
         self.save_prompt()
 
     def _save(self, tokens: Sequence[int]) -> None:
         self.due = False
-        shifted = self.g.long is not None and self.g.long.moved  # tokens are not where they were
+        shifted = self.g.long is not None and self.g.long.moved  # tokens have moved in the cache
         if self.path is not None and not self.read_only and not shifted:
             from pyggml.llm.generate.prompt_cache import save_session
 

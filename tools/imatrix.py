@@ -55,8 +55,8 @@ def imatrix(
         bool, Option("--show-statistics", help="Show what --in-file holds, and measure nothing.")
     ] = False,
 ) -> None:
-    """Measure an importance matrix on a text: the mean squares of what each column of the weights is multiplied with,
-    for experts each by itself. Without a text, merge files. Ctrl-C ends it and keeps what was measured."""
+    """Measure an importance matrix on a text: for each column of the weights, the mean square of what it is multiplied
+    with; each expert separately. Without a text, merge files. Ctrl-C ends it and keeps what was measured."""
     sums = ImatrixSums(ctx_size)
     for path in in_files or ():
         sums.merge(load_sums(path, ctx_size))
@@ -118,7 +118,7 @@ def imatrix(
 
 
 def statistics(sums: ImatrixSums) -> str:
-    """A line for each tensor, as llama.cpp's tool shows them: by kind, those with the largest inputs first."""
+    """A line for each tensor, as llama.cpp's tool shows them: by kind, tensors with the largest inputs first."""
     rows: list[tuple[str, float, str]] = []
     for name in sums.sums:
         counts = sums.counts[name]
@@ -150,7 +150,7 @@ def statistics(sums: ImatrixSums) -> str:
 
 
 def _cosine(a: Doubles, b: Doubles | None) -> float:
-    """How alike the inputs of a tensor are to those of the layer before."""
+    """The cosine of a tensor's inputs and the inputs of the same tensor in the layer before."""
     if b is None or a.size != b.size:
         return 0.0
     x, y = a.reshape(-1), b.reshape(-1)

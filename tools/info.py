@@ -20,7 +20,7 @@ from pyggml.llm.model import default_model_path, load_model
 from .options import Json, ModelPath
 from .plain import for_rich
 
-SHOWN_ITEMS = 8  # of an array
+SHOWN_ITEMS = 8  # items of an array that are shown
 
 
 def items_of(value: KVValue) -> list[Any] | None:
@@ -39,7 +39,7 @@ def short(value: KVValue) -> str:
 
 
 def opened(path: str) -> GGUFFile | HFFolder:
-    """A file, or a folder. Raises GGUFError, ModelError."""
+    """Open a GGUF file or a folder. Raises GGUFError, ModelError."""
     return open_hf_folder(path) if is_folder(path) else open_model(path)
 
 
@@ -48,7 +48,7 @@ def _file_sizes(f: GGUFFile | HFFolder) -> list[int]:
 
 
 def summary(f: GGUFFile | HFFolder) -> dict[str, Any]:
-    """Version (0 of a folder), sizes and counts, metadata and tensors as plain objects (arrays by their length)."""
+    """Version (0 for a folder), sizes and counts, metadata and tensors as plain objects; of arrays only the length."""
 
     def plain(v: KVValue) -> Any:
         items = items_of(v)
@@ -68,7 +68,7 @@ def summary(f: GGUFFile | HFFolder) -> dict[str, Any]:
 
 
 def verdict(path: str) -> dict[str, Any]:
-    """Whether the architecture can run the file, and the tensors that no graph asks for."""
+    """Whether the architecture can run the file, and the tensors that no graph reads."""
     try:
         return {"problem": None, "unused": load_model(path, repack=False).unused}
     except ModelError as e:

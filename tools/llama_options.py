@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# What to do instead, and the options that this is said of.
+# What to do instead -> the options to which this applies.
 _INSTEAD = {
     "pyggml computes on the CPU alone: leave it out": """
         -ngl --gpu-layers --n-gpu-layers -dev --device --list-devices -sm --split-mode -ts --tensor-split -mg --main-gpu

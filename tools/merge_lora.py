@@ -19,7 +19,7 @@ def merge(
     out: Annotated[Path, Argument(metavar="OUT", help="GGUF file to write; it appears when it is complete.")],
     scale: Annotated[float, Option("--scale", help="How much the adapter counts.")] = 1.0,
 ) -> None:
-    """Write a GGUF model with a LoRA adapter added to its weights. What was quantised and is changed becomes F16."""
+    """Write a GGUF model with a LoRA adapter added to its weights. Quantised weights that it changes become F16."""
     with load_model(source, repack=False) as model:
         lora = model.load_lora(adapter)
         with progress_of("merge-lora") as told:

@@ -27,9 +27,9 @@ from .command import Option
 from .measure.op_cases import OP_CASES, Ne, OpCase
 from .options import Json, Threads
 
-COLD_BYTES = 96 << 20  # of weights in products of few columns: decoding reads a whole model
+COLD_BYTES = 96 << 20  # weights of products of few columns, too many for caches: decoding reads a whole model
 COLD_COLUMNS = 8
-MIN_SECONDS = 0.2  # of measuring, each row
+MIN_SECONDS = 0.2  # each row is measured at least so long
 TABLE_WIDTH = 110
 
 
@@ -69,7 +69,8 @@ def bytes_of(t: Tensor) -> int:
 
 
 def seconds_of(run: Callable[[], None]) -> float:
-    """The shortest of the runs that fit into MIN_SECONDS (at least three), after one that does not count."""
+    """The shortest time of the runs that fit into MIN_SECONDS (at least three), after a first run that is not
+    counted."""
     run()
     best, end, n = float("inf"), time.perf_counter() + MIN_SECONDS, 0
     while n < 3 or time.perf_counter() < end:

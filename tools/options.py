@@ -33,9 +33,6 @@ CtxSize = Annotated[
     Optional[int], Option("-c", "--ctx-size", help="Size of the context in tokens; 0: as trained.", min=0)
 ]
 FlashAttn = Annotated[bool, Option("-fa", "--flash-attn", help="Use flash attention.")]
-Stop = Annotated[
-    Optional[list[str]], Option("-r", "--stop", "--reverse-prompt", help="End before this text (repeatable).")
-]
 Escape = Annotated[
     bool,
     Option("--escape/--no-escape", "-e", help="Read \\n, \\t, \\xHH and the like in texts of the command line."),
@@ -86,8 +83,8 @@ DraftPMin = Annotated[
 
 @contextmanager
 def usage(*errors: type[GGMLError]) -> Generator[None]:
-    """What these errors (SamplerError and BatchError) refuse within the block was given on the command line: an error
-    of usage, exit code 2."""
+    """Turn SamplerError and BatchError within the block into an error of usage (exit code 2): the values that they
+    refuse were given on the command line."""
     kinds = errors or (SamplerError, BatchError)
     try:
         yield

@@ -1,5 +1,5 @@
-"""`pyggml perplexity`: how well a model predicts a text, how far it is from another, what it chooses among answers;
-computed as llama.cpp does."""
+"""`pyggml perplexity`: how well a model predicts a text, how much it differs from another model, how many tasks of
+multiple choice it gets right; computed as llama.cpp does."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def perplexity_of_file(
     multiple_choice_n: Annotated[int, Option("--multiple-choice-tasks", help="... so many; 0: all.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """The perplexity of a text, with its standard error. The text is cut into chunks, and the second half of each is
-    predicted; with --ppl-stride, overlapping chunks and their last tokens. Or how far two models are from each other:
-    first the base with --kl-divergence-base FILE, then the other with --kl-divergence, too. Or how many tasks of
-    several answers a model gets right. Progress goes to stderr."""
+    """Measure the perplexity of a text, with its standard error. The text is cut into chunks, and the second half of
+    each is predicted; with --ppl-stride chunks overlap, and the last tokens of each are predicted. Or measure how much
+    two models differ: first run the base with --kl-divergence-base FILE, then the other model with --kl-divergence,
+    too. Or count how many tasks of multiple choice a model gets right. Progress goes to stderr."""
     if kl_divergence + hellaswag + multiple_choice > 1:
         raise click.BadParameter("one of --kl-divergence, --hellaswag and --multiple-choice")
     if kl_divergence:
@@ -112,7 +112,7 @@ def _shown(p: Perplexity) -> str:
 
 
 def show_divergence(model: Model, base: LogitsFile, context: ContextOptions, as_json: bool) -> None:
-    """What `divergence` finds, a line for each chunk, and its statistics; or one JSON object."""
+    """Show the divergence, a line for each chunk, and its statistics at the end; or one JSON object."""
     last: Divergence | None = None
     if not as_json:
         print(f"chunk{'PPL':>16}{'ln(PPL(Q)/PPL(base))':>34}{'KL Divergence':>23}{'Δp RMS':>22}{'Same top p':>22}")
@@ -161,7 +161,7 @@ def _p_lines(d: Divergence) -> list[str]:
 
 
 def _percentiles(values: Doubles, which: tuple[float, ...]) -> list[tuple[str, float]]:
-    """Names as llama.cpp's, and values, from the largest to the least."""
+    """Percentiles by llama.cpp's names, from the largest to the least."""
     names = {50: "Median "} | {p: f"{p:4.1f}%  " for p in which if p != 50}
     found = [("Maximum", float(values.max()))]
     found += [(names[p], float(np.percentile(values, p))) for p in which]
@@ -188,7 +188,7 @@ def _divergence_json(d: Divergence) -> dict[str, Any]:
 
 
 def show_choices(model: Model, tasks: list[Task], n_ctx: int, context: ContextOptions, as_json: bool) -> None:
-    """How many of the tasks the model gets right."""
+    """Show how many of the tasks the model gets right."""
     last: Score | None = None
     with bar("tasks") as show, usage(BatchError):
         for last in score(model, tasks, n_ctx, context):

@@ -15,7 +15,7 @@ from pyggml.dtypes import DType
 from pyggml.errors import DTypeError
 from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.quantize.mixes import MIXES, find_mix
-from pyggml.llm.quantize.rewrite import Plan, TensorPlan, plan_quantization, write_quantized
+from pyggml.llm.quantize.rewrite import RewritePlan, TensorPlan, plan_quantization, write_quantized
 from pyggml.tensor import rank_of
 
 from .bars import bar
@@ -23,7 +23,7 @@ from .command import Argument, Option
 from .options import Json, Threads
 from .plain import for_rich
 
-TABLE_WIDTH = 110  # columns; figures are not cut at a narrower terminal
+TABLE_WIDTH = 110  # characters, so that a narrow terminal does not cut numbers
 _COPY = "COPY"
 _TYPE_HELP = f"One of {', '.join(MIXES)}; COPY: as they are."
 
@@ -51,7 +51,7 @@ def row_of(t: TensorPlan) -> dict[str, Any]:
     return row
 
 
-def table_of(plan: Plan) -> Table:
+def table_of(plan: RewritePlan) -> Table:
     """The tensors, one a line, with their errors if these were measured."""
     table = Table("tensor", "ne", "from", "to", "bits/weight", "RMSE", "NMSE", "max error", box=SIMPLE_HEAD)
     for t in plan.tensors:

@@ -27,7 +27,7 @@ _KINDS: dict[str, Callable[[str], Override]] = {"int": int, "float": float, "str
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What was asked for. A scaling of the rope is metadata that is replaced."""
+    """The values of these options. Scaling of the rope is done by replacing metadata."""
 
     model: ModelPath = None
     ram: Ram = None
@@ -104,7 +104,7 @@ class RunOptions:
     ] = None
 
     def load(self) -> Model:
-        """Load the model; a bar shows how far it is when that takes long."""
+        """Load the model; when this takes long, a bar shows the progress."""
         not_the_model(self.model, self.log_file)
         start_logging(self.verbose, self.log_file)
         overrides = self.kv_overrides()
@@ -116,7 +116,7 @@ class RunOptions:
                 use_mlock=self.mlock,
                 repack=self.repack,
                 kv_overrides=overrides,
-                progress=lambda fraction: show(fraction, 1.0) is None,  # no way to cancel
+                progress=lambda fraction: show(fraction, 1.0) is None,  # always True: it cannot be cancelled
             )
 
     def context(self) -> ContextOptions:

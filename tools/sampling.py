@@ -1,4 +1,4 @@
-"""Sampling on the command line: an option for each parameter of a sampler chain."""
+"""What is asked for a text, on the command line: an option for each parameter of a sampler chain, and others."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ from pyggml.errors import SamplerError
 from pyggml.llm.samplers.params import OPTIONS, SamplingOptions, SamplingParams
 from pyggml.small_file import read_text
 
-from .command import Group, Option
+from .command import PANEL, Group, Option
 from .options import usage
 
 _PANEL = "Sampling (names and defaults as in llama.cpp)"
 _BIAS = re.compile(r"\s*(\d+)\s*([+-]\S+)\s*")
 _FILES = {"grammar": ("--grammar-file",), "json_schema": ("-jf", "--json-schema-file")}
-_TYPES: dict[str, Any] = {  # of options that the command line takes in another form
+_TYPES: dict[str, Any] = {  # types of the options that the command line takes in another form
     "dry_sequence_breakers": Optional[list[str]],
     "logit_bias": Optional[list[str]],
     "json_schema": Optional[str],
     "samplers": str,
 }
+
+
+def declared(name: str, help: str | None = None, panel: str = PANEL) -> Option:
+    """How an option of `SamplingParams` or `TextParams` is given: with the flags that its field names."""
+    option = OPTIONS[name]
+    return Option(*option.flags, help=option.help if help is None else help, panel=panel)
 
 
 def _options() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -34,9 +40,8 @@ def _options() -> tuple[dict[str, Any], dict[str, Any]]:
     hints: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for f in fields(SamplingParams):
-        declared = OPTIONS[f.name]
         kind = _TYPES.get(f.name, kinds[f.name])
-        hints[f.name] = Annotated[kind, Option(*declared.flags, help=declared.help, panel=_PANEL)]
+        hints[f.name] = Annotated[kind, declared(f.name, panel=_PANEL)]
         default: Any = f.default
         defaults[f.name] = None if kind == Optional[list[str]] else ";".join(default) if kind is str else default
         if f.name in _FILES:
@@ -58,7 +63,7 @@ def _taken(values: dict[str, Any]) -> SamplingOptions:
         if path is not None:
             sampling[name] = read_text(path, limits.TEXT_FILE_BYTES, SamplerError)
     with usage():
-        SamplingParams(**sampling)  # before a model is loaded: are they in range?
+        SamplingParams(**sampling)  # checks ranges before a model is loaded
     return cast(SamplingOptions, sampling)
 
 
@@ -73,3 +78,4 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 Sampling = Annotated[SamplingOptions, Group(*_options(), _taken)]
+Stop = Annotated[Optional[list[str]], declared("stop")]

@@ -28,8 +28,8 @@ def tokenize(
     parse_special: Annotated[bool, Option("--parse-special", help="Read the names of control tokens.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the token ids of a text with their pieces. A piece of bytes that are no text is b'\\xNN', in JSON a list of
-    numbers. On a terminal the text comes first, each token in a colour."""
+    """Show the token ids of a text with their pieces. A piece whose bytes are not UTF-8 is shown as b'\\xNN', in
+    JSON as a list of numbers. On a terminal the text comes first, each token in a colour."""
     if text is not None and prompt is not None:
         raise click.BadParameter("the text and -p cannot both be given")
     vocab = load_model(model, vocab_only=True).vocab
@@ -51,7 +51,7 @@ def tokenize(
 
 
 def _piece(stored: bytes) -> str | bytes:
-    """The text of a token; its bytes where they are a part of a character only."""
+    """The text of a token, or its bytes when they are only a part of a character."""
     try:
         return stored.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,5 @@
-"""`pyggml trace` and `pyggml diff`: keep the values inside a run, and find the first node where two runs differ."""
+"""`pyggml trace` and `pyggml diff`: keep the values inside a run, and find the first node that differs between two
+runs."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Run the same tokens twice, or read traces, and show the first node that differs, and how the difference grows
-    from layer to layer; a side with quantize=Q4_K_M is quantized first. The exit code is 0 where all are within the
-    tolerance, and 3 where they are not."""
+    from layer to layer; a side with quantize=Q4_K_M is quantized first. The exit code is 0 when all nodes are within
+    the tolerance, else 3."""
     (left, options_a), (right, options_b) = _side(a), _side(b)
     d = traces.diff(left, right, prompt, *(nodes or ()), tolerance=tolerance, options_a=options_a, options_b=options_b)
     if as_json:
@@ -92,7 +93,7 @@ def _side(text: str) -> tuple[Model | traces.Trace, ContextOptions]:
             options["backend"] = isa
     if file_type is None:
         return load_model(path or None, repack=repack), options  # pyright: ignore[reportReturnType]
-    with TemporaryDirectory() as folder:  # the file goes with the folder; the model's mapping stays
+    with TemporaryDirectory() as folder:  # the file is deleted with the folder, but stays mapped
         plan = plan_quantization(path or default_model_path(), file_type, allow_requantize=True)
         model = load_model(write_quantized(plan, Path(folder) / "model.gguf")[0], repack=repack)
         return model, options  # pyright: ignore[reportReturnType]

@@ -1,13 +1,15 @@
-// Attention: tiles of query rows walk the keys in blocks with a running maximum and sum (arXiv 2205.14135).
-// A tile holds rows of one KV head, so that its query heads share the work of reading K and V. A few rows (decode) take
-// dot products straight from the cache (flash_attn_few.c); more go through a small matrix product (flash_attn_tile.c).
+// Attention without storing the scores: a tile of query rows walks the keys in blocks, with a running maximum and sum
+// (arXiv 2205.14135). All rows of a tile belong to one KV head, so its query heads share the work of reading K and V. A
+// few rows (decode) use dot products straight from the cache (flash_attn_few.c); more rows use a small matrix product
+// (flash_attn_tile.c).
 // flash_attn_ext is the op of that name; attn_vt is mul_mat(v, soft_max(mul_mat(k, q))) in one pass (operands.h).
 #include "attention/flash_attn.h"
 
 #include "products/borders.h"
 
-// The keys of few tiles are split, whatever the number of threads: it does not change the result.
-enum { SPLIT_KEYS = 512, PARTS = 64 }; // keys of a part, at least; parts of the whole op, about
+// When there are few tiles, their keys are split. Where they are split does not depend on the number of threads, so
+// the result does not either.
+enum { SPLIT_KEYS = 512, PARTS = 64 }; // least number of keys of a part; about how many parts the op has
 
 static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -25,7 +27,7 @@ static attention attn_unpack(attention a) {
   return a;
 }
 
-// y as it is seen here, where it is stored with heads before tokens.
+// Permute a y that is stored with heads before tokens to the order that is used here.
 static void heads_inside(pg_tensor *y) {
   const pg_tensor x = *y;
   for (int i = 1; i < 3; i++) {
@@ -60,8 +62,8 @@ static attention unpack_attn_vt(const pg_task *t) {
   return attn_unpack(a);
 }
 
-// Whether the rows leave half of each register of AVX-512 empty. On AMD they go to AVX2's kernels then, since two
-// instructions of AVX2 take no longer there than one of AVX-512.
+// Whether the rows fill only half of each AVX-512 register. Then AMD's CPUs use AVX2's kernels: there, two instructions
+// of AVX2 take no longer than one of AVX-512.
 static int attn_is_narrow(const attention *a) {
   return VF_N == 16 && pg_cpu_is_amd && a->n_rows > FEW && a->n_rows <= VF_N / 2;
 }
@@ -69,7 +71,7 @@ static int attn_is_narrow(const attention *a) {
 static int64_t attn_state_floats(const attention *a) { return a->tile * (a->dvp + 2); }
 
 static int64_t attn_scratch_floats(const attention *a) {
-  return a->tile * (a->dp + 3 * KEYS) + KEYS * PG_MAX(a->dp, a->dvp); // as `scratch` has it
+  return a->tile * (a->dp + 3 * KEYS) + KEYS * PG_MAX(a->dp, a->dvp); // what `scratch` needs
 }
 
 static state attn_state_at(const attention *a, char *work, int64_t i) {
@@ -77,7 +79,8 @@ static state attn_state_at(const attention *a, char *work, int64_t i) {
   return (state){p, p + a->tile, p + 2 * a->tile};
 }
 
-// States first (one per part of the keys of each tile, or one per thread), then each thread's scratch.
+// Scratch memory holds the states first: one for each part of each tile's keys, or one for each thread. Then comes each
+// thread's own scratch.
 static int64_t attn_n_states(const attention *a, int nth) { return a->n_splits > 1 ? a->n_units * a->n_splits : nth; }
 
 static int64_t attn_work_size(const attention *a, int nth) {
@@ -110,7 +113,7 @@ static float attn_sink_of(const attention *a, const tile *x, int r) {
   return a->sinks->data ? *(const float *)(a->sinks->data + tile_head(a, x, r) * a->sinks->nb[0]) : -INFINITY;
 }
 
-// One row of a tile by itself, key after key, in double.
+// One row of a tile, computed by itself: key after key, in double.
 typedef struct lone {
   const attention *a;
   const tile *x;
@@ -118,7 +121,7 @@ typedef struct lone {
   float *row; // of k or v, as f32
 } lone;
 
-// The score of a key; 0 where the mask hides it.
+// Compute the score of a key. Returns 0 when the mask hides the key.
 static int score_of(const lone *l, int64_t key, double *score) {
   const attention *a = l->a;
   float m = 0;
@@ -144,8 +147,8 @@ static void value_of(const lone *l, int64_t key) {
   }
 }
 
-// Compute a row again whose result has NaN or infinities. The sums over a tile may take these from keys that only other
-// rows of the tile see, from weights that f32 rounds to 0, and from products that f32 cannot hold.
+// Compute a row with NaN or infinities in its result again. Sums over a tile may get these from keys that only other
+// rows of the tile see, from weights that f32 rounds to 0, or from products that overflow f32.
 static void attn_row_again(const lone *l, float sink, float *y) {
   const attention *a = l->a;
   double top = sink, s = 0;
@@ -165,7 +168,7 @@ static void attn_row_again(const lone *l, float sink, float *y) {
     }
 }
 
-// Join the states of the parts of the keys and the sink, and write the tile's rows.
+// Join the states of all parts of the keys, add the sink, and write the tile's rows.
 static void attn_write_tile(const attention *a, const tile *x, const state *st, int64_t n, const scratch *w) {
   const int64_t row_step = a->tile == FEW ? a->dvp : 1, step = a->tile == FEW ? 1 : a->tile;
   for (int r = 0; r < x->n; r++) {

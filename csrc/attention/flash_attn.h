@@ -1,17 +1,17 @@
-// What the ways through attention share: the op unpacked, a tile of query rows, its mask, blocks of K and V as f32.
+// Shared by all kinds of attention: the unpacked op, a tile of query rows, its mask, and blocks of K and V as f32.
 #pragma once
 #include "formats/storage.h"
 #include "simd/rows.h"
 #include "kernels/softmax.h"
 
-enum { KEYS = 64, FEW = 4, TILE = 2 * VF_N }; // keys per block; query rows: few, and at most
+enum { KEYS = 64, FEW = 4, TILE = 2 * VF_N }; // keys of a block; few query rows; most query rows of a tile
 
 typedef struct attention {
   const pg_tensor *q, *k, *v, *m, *sinks;
-  pg_tensor y;         // [dv, n_tokens, n_head, n_batch], whatever order they are stored in
+  pg_tensor y;         // ne [dv, n_tokens, n_head, n_batch]; its strides may be in another order
   int transposed;      // v is [n_kv, dv, n_head_kv, n_batch], not [dv, n_kv, ..]
-  float none;          // what a row gets that sees no key
-  int64_t d, dv;       // elements of q (and k), of v
+  float none;          // the result of a row that sees no key
+  int64_t d, dv;       // elements of a row of q and k; of a row of v
   int64_t dp, dvp;     // ... rounded up to whole registers
   int64_t n_kv, group; // keys; query heads per KV head
   int64_t n_rows;      // query rows per KV head: n_tokens * group, the heads of one token side by side
@@ -24,7 +24,7 @@ typedef struct attention {
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-// A tile's running result over the keys seen so far. out: [tile][dvp] for FEW rows, else [dvp][tile].
+// The result of a tile over the keys seen so far. out: [tile][dvp] for FEW rows, else [dvp][tile].
 typedef struct state {
   float *top, *sum; // [tile] largest score; sum of exp(score - top)
   float *out;       // sum of exp(score - top) * v
@@ -42,7 +42,7 @@ typedef struct tile {
   int64_t head_kv, batch, row0;
   int n;                  // rows that exist
   const char *mask[TILE]; // per row
-  int own[TILE];          // the first row with the same mask: heads of one token have one
+  int own[TILE];          // the first row with the same mask: heads of a token share one
   float slope[TILE];
 } tile;
 
@@ -52,7 +52,7 @@ typedef struct block {
   int n;              // keys seen
   int run;            // they lie side by side
   int biased;         // the mask adds something to their scores
-  uint8_t keys[KEYS]; // which, counted from `first`
+  uint8_t keys[KEYS]; // the keys that are seen, counted from `first`
 } block;
 
 // The block of keys `first`..last (KEYS of them at most) for a tile. If biased, bias[r * row_step + i * key_step] is
@@ -111,9 +111,9 @@ PG_INLINE vf float_load(const char *p, int64_t i, int64_t type) {
   return vf_load_bf16((const uint16_t *)p + i);
 }
 
-// The block's keys as f32: to[i * ld ..] = row keys[i] of x, whose row 0 is at `head`.
+// Convert the rows of a block's keys to f32: to[i * ld ..] = row keys[i] of x, whose row 0 is at `head`.
 void PG_FN(attention_rows)(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld);
-// The same of a transposed x: to[c * KEYS + i] = element keys[i] of row c; zeros up to whole registers.
+// The same for a transposed x: to[c * KEYS + i] = element keys[i] of row c; padded with zeros to whole registers.
 void PG_FN(attention_columns)(const pg_tensor *x, const char *head, const block *b, float *to);
 
 // Adds keys first..last to a tile's state (which starts with top -inf, the rest 0).
@@ -122,7 +122,7 @@ void PG_FN(attend_few)(const attention *a, const tile *t, const scratch *w, cons
 void PG_FN(attend_tile)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
                         int64_t last);
 
-// The kernels, with something else in the place of attend_tile.
+// Run the op with another function instead of attend_tile.
 typedef void (*pg_attend)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
                           int64_t last);
 int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many);

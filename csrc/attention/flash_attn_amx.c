@@ -1,5 +1,6 @@
-// Attention of many query rows in tiles: the way of flash_attn_tile.c, with all operands as two bf16, a number
-// and what rounding leaves of it. Products of two rests are left out: scores are off by some 2**-16 of |q| |k|.
+// Attention of many query rows with tile registers. It works as flash_attn_tile.c does, but each operand becomes two
+// bf16 numbers: the rounded number and the rest that rounding left. Products of two rests are left out, so the error of
+// a score is about 2**-16 of |q| |k|.
 #include "simd/amx.h"
 #include "simd/to_bf16.h"
 #include "attention/flash_attn_tile.h"
@@ -17,8 +18,8 @@ int64_t AVX512(attn_vt_work)(const pg_task *t, int nth);
 
 enum { UNIT = 32, HALF = 16, LANES = 32 };
 
-// Operands take the place of their floats. Where the sum runs along a row, 32 floats become a line of numbers and a
-// line of rests.
+// Replace the floats of an operand by its numbers and rests, in the same memory. For sums along a row: 32 floats become
+// a line of numbers and a line of rests.
 PG_INLINE void split_row(float *x, int64_t n) {
   for (int64_t i = 0; i < n; i += UNIT) {
     const vf low = vf_load(x + i), high = vf_load(x + i + HALF);
@@ -27,7 +28,7 @@ PG_INLINE void split_row(float *x, int64_t n) {
   }
 }
 
-// Where it runs across rows, each LANES wide, two rows become four lines of pairs: of either half the numbers and the
+// For sums across rows, which are LANES wide: two rows become four lines of pairs, for each half its numbers and its
 // rests. n is even.
 PG_INLINE void pair_rows(float *x, int64_t n) {
   for (int64_t i = 0; i < n; i += 2, x += 2 * LANES) {
@@ -39,8 +40,8 @@ PG_INLINE void pair_rows(float *x, int64_t n) {
   }
 }
 
-// Where tiles want it along rows, but x has it across them: HALF columns of the n rows of x, `ld` wide, become rows of
-// `to` as split_row makes them, KEYS wide.
+// Transpose an operand, when the sum runs across the rows of x but tiles need it along rows: HALF columns of the n rows
+// of x, `ld` wide, become rows of `to`, KEYS wide, in the form of split_row.
 PG_INLINE void turn_columns(float *to, const float *x, int64_t ld, int64_t n) {
   for (int64_t i = 0; i < n; i += UNIT) {
     __m512i numbers[HALF], rests[HALF];
@@ -54,8 +55,7 @@ PG_INLINE void turn_columns(float *to, const float *x, int64_t ld, int64_t n) {
   }
 }
 
-// One term of a product: a part (0 numbers, 1 rests) of either operand. Registers: 0 and 1 rows, 2 and 3 lanes, 4 to 7
-// sums.
+// Load one part (0: numbers, 1: rests) of either operand. Tile registers: 0 and 1 rows, 2 and 3 lanes, 4 to 7 sums.
 #define LOAD_ROWS(part)                                                                                                \
   TILE_LOAD(0, a + (part)*HALF, ld * 4);                                                                               \
   if (both) TILE_LOAD(1, a + HALF * ld + (part)*HALF, ld * 4)
@@ -70,7 +70,7 @@ PG_INLINE void turn_columns(float *to, const float *x, int64_t ld, int64_t n) {
     TILE_DOT(7, 1, 3);                                                                                                 \
   }
 
-// out[i][lane] = sum over n of rows a, `ld` apart, times lanes b; of HALF rows, or of `both` halves.
+// out[i][lane] = sum over n of rows a, `ld` apart, times lanes b; for HALF rows, or for `both` halves.
 PG_INLINE void amx_product(float *out, const float *a, int64_t ld, const float *b, int64_t n, int both) {
   TILE_ZERO(4);
   TILE_ZERO(5);
@@ -143,7 +143,7 @@ static void amx_add_values(const attention *a, const scratch *w, const block *b,
 }
 
 static void attend(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first, int64_t last) {
-  const int exact = a->k->type == PG_F32 || a->v->type == PG_F32; // a cache in f32 is owed f32's precision
+  const int exact = a->k->type == PG_F32 || a->v->type == PG_F32; // a cache in f32 gets the precision of f32
   if (exact || a->tile != LANES || a->d % UNIT || a->dv % HALF) {
     AVX512(attend_tile)(a, t, w, st, first, last);
     return;

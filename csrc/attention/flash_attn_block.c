@@ -1,4 +1,4 @@
-// A block of K or V as f32.
+// Convert a block of K or V to f32.
 #include "attention/flash_attn.h"
 
 PG_INLINE vf float_load_n(const char *p, int64_t i, int n, int64_t type) {
@@ -7,7 +7,7 @@ PG_INLINE vf float_load_n(const char *p, int64_t i, int n, int64_t type) {
   return vf_load_bf16_n((const uint16_t *)p + i, n);
 }
 
-// n floats of a type, zeros up to whole registers.
+// Convert n floats of a type; pad with zeros to whole registers.
 PG_INLINE void floats(const char *p, float *to, int64_t n, int64_t type) {
   int64_t i = 0;
   for (; i + 4 * VF_N <= n; i += 4 * VF_N)

@@ -1,21 +1,21 @@
 // Attention of at most FEW query rows: dot products along the rows of K, sums of the rows of V (or dot products along
-// the rows of a transposed V). One or two query rows use them as they are stored, where registers can load them whole.
+// the rows of a transposed V). One or two query rows read K and V as they are stored, when rows are whole registers.
 #include "attention/flash_attn.h"
 #include "simd/units.h"
 
-enum { DIRECT = 2, SUMS = 8, AHEAD = 16 }; // query rows that use them as stored; sums at a time; rows to fetch ahead
+enum { DIRECT = 2, SUMS = 8, AHEAD = 16 }; // query rows that read K and V as stored; sums at a time; rows to prefetch
 
 typedef struct rows { // of a block
   const char *data;
-  const uint8_t *keys; // which, or NULL: 0, 1, 2 ..
+  const uint8_t *keys; // numbers of the rows; NULL: 0, 1, 2 ..
   int64_t nb, type;
-  const char *ahead; // what to fetch with row 0 ..
+  const char *ahead; // memory to prefetch while row 0 .. is read
   int64_t ahead_nb, bytes;
 } rows;
 
 PG_INLINE const char *row(const rows *x, int64_t i) { return x->data + (x->keys ? x->keys[i] : i) * x->nb; }
 
-// Rows of one head lie far apart in a cache, where no hardware prefetcher follows.
+// Prefetch in software: rows of one head lie so far apart in a cache that the hardware does not follow them.
 PG_INLINE void prefetch(const rows *x, int64_t i) {
   for (int64_t o = 0; o < x->bytes; o += 64) __builtin_prefetch(x->ahead + i * x->ahead_nb + o);
 }
@@ -88,7 +88,7 @@ PG_INLINE void mix(float *out, int64_t dvp, const float *keep, const float *s, c
   for (; c < dvp; c += VF_N) mix_part(out, dvp, keep, s, v, n, c, R, 1, type);
 }
 
-// Functions of their own: inlined into a larger one the sums would not stay in registers.
+// Not inlined: in a larger function the sums would not stay in registers.
 #define DOTS_OF(R, type)                                                                                               \
   static                                                                                                               \
       __attribute__((noinline)) void dots_##R##_##type(float *to, int64_t to_ld, const float *keep, const float *from, \
@@ -125,7 +125,7 @@ static const ways *ways_of(int64_t type) {
   return type == PG_F32 ? &ways_F32 : type == PG_F16 ? &ways_F16 : &ways_BF16;
 }
 
-// Scores -> exp(score - top), and what the result so far is multiplied with as the top rises.
+// Turn scores into exp(score - top). Returns the factor for the result so far, because `top` may have risen.
 static float exponentials(const attention *a, float *s, const float *bias, int n, float *top, float *sum) {
   float old = *top, peak;
   for (int i = 0; i < n && a->cap > 0; i += VF_N) vf_store(s + i, vf_set1(a->cap) * vf_tanh(vf_load(s + i)));
@@ -138,7 +138,7 @@ static float exponentials(const attention *a, float *s, const float *bias, int n
     m = vf_max(x, m);
   }
   peak = *top = vf_hmax(m);
-  if (peak == -INFINITY) peak = 0; // nothing visible yet
+  if (peak == -INFINITY) peak = 0; // no key was visible yet
   vf part = vf_zero();
   for (int i = 0; i < n; i += VF_N) {
     const vf e = vf_exp_below(vf_load(s + i) - vf_set1(peak));

@@ -1,9 +1,9 @@
-// Attention of many query rows. Lanes are query rows: scores, maxima and sums need no operation across lanes, and both
-// products (K with q, V with the weights) are the same one: broadcast an element of K or V, multiply with rows in
-// lanes.
+// Attention of many query rows. The lanes of a vector are query rows, so scores, maxima and sums need no operation
+// across lanes. Both products (K with q, V with the weights) are computed in the same way: broadcast an element of K or
+// V, and multiply it with all lanes.
 #include "attention/flash_attn_tile.h"
 
-// Result rows at a time, for one and two registers of lanes: as many sums as the registers hold.
+// Result rows computed at a time, for one and for two registers of lanes: as many sums as fit the registers.
 enum { BATCH_1 = VF_N == 16 ? 16 : 8, BATCH_2 = VF_N == 16 ? 12 : VF_N == 8 ? 6 : 4, PART = 4 };
 
 // One factor of a product: element (i, l) is at i * i_step + l * l_step.
@@ -16,7 +16,7 @@ typedef struct factor {
 // rows. keep NULL: out is only written.
 PG_INLINE void tile_product_part(float *out, const float *keep, factor a, const float *b, int64_t n_l, int I, int NV) {
   const int64_t ld = NV * VF_N;
-  const float *p[4]; // four rows each: few addresses
+  const float *p[4]; // one address for four rows, because there are few registers for addresses
   vf acc[16][2];
   UNROLL for (int i = 0; i < I; i++) UNROLL for (int v = 0; v < NV; v++) acc[i][v] = vf_zero();
   UNROLL for (int i = 0; i < I; i += 4) p[i / 4] = a.data + i * a.i_step;
@@ -35,7 +35,7 @@ PG_INLINE void tile_product_part(float *out, const float *keep, factor a, const 
   }
 }
 
-// Functions of their own: inlined into a larger one the sums would not stay in registers.
+// Not inlined: in a larger function the sums would not stay in registers.
 #define PRODUCT(name, ...)                                                                                             \
   static __attribute__((noinline)) void name(float *out, const float *keep, const float *a, int64_t step,              \
                                              const float *b, int64_t n_l) {                                            \
@@ -52,8 +52,8 @@ PRODUCT(across_2, ACROSS, BATCH_2, 2)
 PRODUCT(across_1_part, ACROSS, PART, 1)
 PRODUCT(across_2_part, ACROSS, PART, 2)
 
-// `along`: the sum runs along the rows of a, which lie `step` apart; else across them. Results are made for n_i rounded
-// up to a multiple of PART, which the buffers are.
+// `along`: the sum runs along the rows of a, which lie `step` apart; otherwise across them. n_i is rounded up to a
+// multiple of PART; the buffers have room for that.
 PG_INLINE void tile_product(float *out, const float *keep, const float *a, int along, int64_t step, const float *b,
                             int64_t n_i, int64_t n_l, fetch f, int NV) {
   const int64_t batch = NV == 1 ? BATCH_1 : BATCH_2, ld = NV * VF_N;

@@ -1,9 +1,9 @@
-// What the ways through many query rows share, whose lanes are rows.
+// Shared by the two kinds of attention of many query rows, in which lanes are query rows.
 #pragma once
 #include "attention/flash_attn.h"
 #include "simd/units.h"
 
-// The scaled queries: lanes without a row compute something harmless. No bias yet.
+// Write the scaled queries, and clear the bias. Lanes without a row compute something harmless.
 PG_INLINE void put_queries(const attention *a, const tile *t, const scratch *w, int64_t ld) {
   memset(w->q, 0, (size_t)(a->d * ld) * sizeof(float));
   memset(w->bias, 0, (size_t)(KEYS * ld) * sizeof(float));
@@ -13,7 +13,7 @@ PG_INLINE void put_queries(const attention *a, const tile *t, const scratch *w, 
   }
 }
 
-// Scores -> exp(score - top); keep: what the results so far are multiplied with as the tops rise.
+// Turn scores into exp(score - top). `keep` gets the factors for the results so far, because tops may have risen.
 PG_INLINE void exponentials(const attention *a, float *s, const float *bias, int n, const state *st, float *keep,
                             int NV) {
   const int64_t ld = NV * VF_N;
@@ -31,7 +31,7 @@ PG_INLINE void exponentials(const attention *a, float *s, const float *bias, int
       top = vf_max(x, top);
     }
     vf_store(st->top + v, top);
-    top = vf_if_lt(vf_set1(-3e38f), top, top, vf_zero()); // nothing visible yet
+    top = vf_if_lt(vf_set1(-3e38f), top, top, vf_zero()); // no key was visible yet
     vf part = vf_zero();
     for (int i = 0; i < n; i++) {
       const vf e = vf_exp_below(vf_load(s + i * ld + v) - top);
@@ -44,8 +44,8 @@ PG_INLINE void exponentials(const attention *a, float *s, const float *bias, int
   }
 }
 
-// What to fetch into the caches in the course of a product: the next block of K or V. All at once it would have to wait
-// for memory, and no hardware prefetcher follows the rows of one head, which lie far apart.
+// Memory to prefetch in the course of a product: the next block of K or V. It is requested bit by bit, because all at
+// once would have to wait for memory. The hardware does not follow the rows of one head, which lie far apart.
 typedef struct fetch {
   const char *data;
   int64_t n_rows, nb, bytes, done;
@@ -58,8 +58,8 @@ static fetch block_at(const pg_tensor *x, int transposed, const char *head, int6
   return (fetch){head + key * x->nb[1], KEYS, x->nb[1], row, 0};
 }
 
-// What comes after the block at `key`. Rows of a transposed v are fetched two blocks at a time: half of them in the
-// course of each.
+// The part of v that comes after the block at `key`. Rows of a transposed v are fetched for two blocks at a time, half
+// of the rows in the course of each block.
 static fetch next_v(const attention *a, const char *head, int64_t key) {
   if (!a->transposed) return block_at(a->v, 0, head, key + KEYS);
   const int64_t odd = key / KEYS % 2, half = a->dv / 2;
@@ -69,19 +69,20 @@ static fetch next_v(const attention *a, const char *head, int64_t key) {
   return f;
 }
 
-// Its rows in proportion, when i of n results are on their way.
+// Fetch rows in proportion to the work done: i of n results.
 PG_INLINE void fetch_up_to(fetch *f, int64_t i, int64_t n) {
   for (; f->done * n < f->n_rows * i; f->done++)
     for (int64_t o = 0; o < f->bytes; o += 64) __builtin_prefetch(f->data + f->done * f->nb + o);
 }
 
-// The two products of a block: scores of its keys, to w->s; and weights, which they have become there, times its
-// values, added to the result so far times `keep`. `next` is to be fetched meanwhile.
+// The two products of a block. The first one writes the scores of its keys to w->s. The second one multiplies the
+// weights, which have replaced the scores there, with the block's values, and adds the result so far times `keep`.
+// `next` is prefetched meanwhile.
 typedef void (*scores_of)(const attention *a, const scratch *w, const block *b, const char *k, fetch next);
 typedef void (*values_of)(const attention *a, const scratch *w, const block *b, const char *v, const float *keep,
                           const state *st, fetch next);
 
-// Keys first .. last, block by block. The queries are in place.
+// Walk the keys first .. last, block by block. The queries have been written before.
 PG_INLINE void walk_keys(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
                          int64_t last, int NV, scores_of scores, values_of add_values) {
   const char *k = tile_kv(a->k, t), *v = tile_kv(a->v, t);

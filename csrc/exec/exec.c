@@ -1,4 +1,4 @@
-// Runs a lowered plan: the leader walks the op records; a team of the pool takes part in ops that share work.
+// Run a lowered plan. The leader goes through the ops; a team of workers takes part in ops that can be shared.
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <string.h>
@@ -74,7 +74,7 @@ int64_t pg_now_ns(void) {
   return ts.tv_sec * 1000000000LL + ts.tv_nsec;
 }
 
-static _Thread_local int walking; // this thread is at work in a plan
+static _Thread_local int walking; // this thread is running a plan
 
 void pg_plan_op(pg_plan *p, int64_t i, int ith, int nth) {
   const pg_op *op = p->ops + i;
@@ -130,7 +130,7 @@ int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch) {
   }
   if (p->watch) pg_interrupt_release();
   if (status == PG_OK) status = p->status;
-  for (int64_t i = 0; status == PG_OK && i < p->n_files; i++) // lost before or during the run: what was read is zeros
+  for (int64_t i = 0; status == PG_OK && i < p->n_files; i++) // a file was lost, so zeros were read
     if (pg_is_lost(p->files[i])) status = PG_E_LOST;
   __atomic_store_n(&p->busy, 0, __ATOMIC_SEQ_CST);
   pg_wake(&p->busy, &p->waiting);

@@ -1,4 +1,4 @@
-// Between the plan executor and the thread pool.
+// The interface between the plan executor and the thread pool.
 #pragma once
 #include "pg.h"
 
@@ -8,29 +8,29 @@ void pg_plan_op(pg_plan *p, int64_t i, int ith, int nth); // thread ith's share 
 int64_t pg_now_ns(void);
 void pg_cpu_pause(void);
 void pg_sleep_while(const int32_t *word, int32_t value);             // until *word != value
-void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers); // the same, after spinning for a while
-void pg_wake(int32_t *word, int32_t *sleepers);                      // after *word has changed: wake who sleeps on it
-void pg_wake_all(const int32_t *word);                               // the same, when nobody counted the sleepers
+void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers); // the same, but spin for a while first
+void pg_wake(int32_t *word, int32_t *sleepers); // call it after changing *word: wakes the threads that sleep on it
+void pg_wake_all(const int32_t *word);          // the same, without a count of the sleepers
 
-// The leader of a plan and the workers that take part. Workers come and go between two ops.
+// The leader of a plan and the workers that take part. Workers join and leave between two ops.
 typedef struct pg_team {
-  int32_t wanted, n; // workers: at most, now
+  int32_t wanted, n; // number of workers: the most, and now
   int32_t late;      // some members must rest
   int32_t n_rests;   // how often a worker was late in this run
-  int32_t met;       // the workers that were asleep have been waited for
+  int32_t met;       // the leader has waited for the workers that were asleep
   int64_t began;     // when the op began
   int16_t member[PG_MAX_THREADS];
 } pg_team;
-int pg_pool_begin(pg_team *t, pg_plan *p); // until pg_pool_end nobody else runs a plan with a team
+int pg_pool_begin(pg_team *t, pg_plan *p); // until pg_pool_end, no other plan runs with a team
 void pg_pool_op(pg_team *t, pg_plan *p, int64_t i);
 void pg_pool_end(pg_team *t);
 void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers); // as pg_wait_while, within an op of a team
 
-// Whether the next run of a plan is for one thread; and how long a run took (`late`: workers were late in it).
+// Decide whether the next run of a plan uses one thread; and note how long a run took (`late`: workers were late).
 int pg_pace_alone(const pg_pace *p);
 void pg_pace_ran(pg_pace *p, int64_t n_threads, int64_t began, int64_t now, int late);
 
-// SIGINT while a long plan runs (interrupt.c): calls nest, and the handler of before is called as well.
+// Watch for SIGINT while a long plan runs (interrupt.c). Calls nest; the handler that was set before is called as well.
 int32_t pg_interrupt_watch(void); // returns pg_interrupts()
 void pg_interrupt_release(void);
-int32_t pg_interrupts(void); // how often it came while a plan watched
+int32_t pg_interrupts(void); // how often SIGINT came while a plan watched

@@ -1,5 +1,5 @@
-// Ctrl-C in a long run. While plans run that watch for it, our handler counts SIGINT and then calls the handler that
-// was there before. Between two ops the executor compares the count with the count at the start of the run.
+// Stop a long run on Ctrl-C. While a plan watches, our handler counts SIGINT and then calls the handler that was set
+// before. Between two ops the executor compares the count with the count at the start of the run.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -10,7 +10,7 @@ static struct {
   pthread_mutex_t lock;
   int watchers;
   struct sigaction old; // the handler before ours, usually Python's
-  int placed;           // ours was set and not taken back: a handler that was set since may call it
+  int placed;           // our handler was set and not taken back: a handler that was set later may call it
   int32_t count;
 } sigint = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -37,11 +37,11 @@ int32_t pg_interrupt_watch(void) {
   pthread_mutex_lock(&sigint.lock);
   struct sigaction now;
   sigaction(SIGINT, NULL, &now);
-  const int calls_ours = sigint.placed && !sigint_is_old(&now); // perhaps; two that call each other would never end
+  const int calls_ours = sigint.placed && !sigint_is_old(&now); // perhaps: two that call each other would never end
   if (sigint_is_function(&now) && !sigint_is_ours(&now) && !calls_ours) {
     sigint.old = now;
     sigint.placed = 1;
-    struct sigaction ours = now; // with its flags: a signal interrupts the system calls that it did before
+    struct sigaction ours = now; // keeps its flags, so that the same system calls are interrupted as before
     ours.sa_flags |= SA_SIGINFO;
     ours.sa_sigaction = on_sigint;
     sigaction(SIGINT, &ours, NULL);
@@ -52,7 +52,7 @@ int32_t pg_interrupt_watch(void) {
   return count;
 }
 
-// A handler that was set since is left in place.
+// Put the old handler back, unless other code has set its own since.
 static void sigint_restore(void) {
   struct sigaction now;
   sigaction(SIGINT, NULL, &now);
@@ -74,7 +74,7 @@ static void sigint_before_fork(void) { pthread_mutex_lock(&sigint.lock); }
 
 static void sigint_after_fork(void) { pthread_mutex_unlock(&sigint.lock); }
 
-// The threads whose plans ran are not in the child.
+// A forked child has no running plans: the threads that ran them are not in it.
 static void sigint_in_child(void) {
   sigint.watchers = 0;
   sigint_restore();

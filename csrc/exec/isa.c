@@ -1,5 +1,5 @@
-// Which instruction sets this binary carries, and which of them this CPU and OS can run. A level's table holds what is
-// compiled for it; the binding looks for the rest in the levels below (backends/cpu/isa.py).
+// Find out which instruction sets this binary has code for, and which of them this CPU and OS can run. A level's table
+// holds the kernels compiled for it; the binding looks for all others in the levels below (backends/cpu/isa.py).
 #define _GNU_SOURCE
 #include <string.h>
 
@@ -32,7 +32,7 @@ int pg_cpu_is_amd;
 
 #include "simd/amx.h"
 
-__attribute__((constructor)) static void isa_know_cpu(void) { // asking takes long on a virtual machine: once
+__attribute__((constructor)) static void isa_know_cpu(void) { // only once: it takes long on a virtual machine
   uint32_t a, b, c, d;
   pg_cpu_is_amd = __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx;
 }
@@ -63,7 +63,7 @@ static int cpu_has_avx512vnni(void) {
   return cpu_has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
 }
 
-// Linux lets a process use tile registers once it has asked to, for all its threads and its children.
+// Ask Linux for tile registers. It then allows them in all threads of the process and in its children.
 static int may_use_tiles(void) {
   enum { ARCH_GET_XCOMP_PERM = 0x1022, ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
   uint64_t permitted = 0;
@@ -74,7 +74,7 @@ static int may_use_tiles(void) {
 static sigjmp_buf no_tiles;
 static void on_sigill(int signal) { siglongjmp(no_tiles, 1); }
 
-// One product of tiles of ones, in case something between here and the CPU does not keep its promise.
+// Test one product of tiles of ones, in case a virtual machine announces tiles that do not work.
 static int tiles_work(void) {
   const struct sigaction leave = {.sa_handler = on_sigill};
   struct sigaction before;
@@ -99,7 +99,7 @@ static int tiles;
 static void try_tiles(void) { tiles = may_use_tiles() && tiles_work(); }
 
 static int cpu_has_amx(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT; // the handler of SIGILL is the process's: one thread at a time
+  static pthread_once_t once = PTHREAD_ONCE_INIT; // one thread at a time: all share the handler of SIGILL
   uint32_t a, b, c, d;
   const uint32_t bf16_tile = 1u << 22 | 1u << 24;
   if (!cpu_has_avx512vnni() || (cpu_xcr0() >> 17 & 3) != 3) return 0;
@@ -132,7 +132,7 @@ static int isa_known(int level) { return level >= 0 && level < pg_isa_count(); }
 const char *pg_isa_name(int level) { return isa_known(level) ? levels[level].name : ""; }
 
 int pg_isa_supported(int level) {
-#if defined(PG_EMULATE) // tests/emulate.sh: what is above avx2, level 1, is computed with it
+#if defined(PG_EMULATE) // tests/emulate.sh: levels above avx2 (level 1) are emulated with it
   if (isa_known(level) && level > 1) level = 1;
 #endif
   return isa_known(level) && levels[level].supported();

@@ -1,5 +1,5 @@
-// Files mapped into memory may shrink, and reading a page that is gone would end the process by SIGBUS. Our handler
-// puts zeros in place of that page and all after it, and notes the loss; whoever read there checks the note afterwards.
+// Survive mapped files that shrink: reading a page that is gone would end the process by SIGBUS. Our handler maps zeros
+// in place of that page and all pages after it, and notes the loss. Readers check the note afterwards.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 
 #include "pg.h"
 
-typedef struct mapped { // never freed but used again, since the handler walks the list while mappings come and go
+typedef struct mapped { // reused, but never freed: the handler may walk the list at any time
   int32_t lost;         // must be the first member: callers hold its address
   int fd;
   int64_t bytes;
@@ -43,12 +43,12 @@ static _Thread_local int handed_on; // this thread is in the handler before ours
 static void on_sigbus(int number, siginfo_t *info, void *context) {
   const int saved = errno;
   if (mapped_put_zeros((uintptr_t)info->si_addr)) {
-    errno = saved; // the read is done again
+    errno = saved; // on return, the read is repeated
   } else if (handed_on ||
              (!(before.sa_flags & SA_SIGINFO) && (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN))) {
-    signal(SIGBUS, SIG_DFL); // the read is done again, and ends the process
+    signal(SIGBUS, SIG_DFL); // on return, the read is repeated and ends the process
   } else {
-    handed_on = 1; // that handler may hand the signal back to ours
+    handed_on = 1; // that handler may call ours
     if (before.sa_flags & SA_SIGINFO) {
       before.sa_sigaction(number, info, context);
     } else {
@@ -110,7 +110,7 @@ int pg_is_lost(const int32_t *lost) {
   mapped *m = (mapped *)(uintptr_t)lost;
   struct stat now;
   if (fstat(m->fd, &now) || now.st_size < m->bytes)
-    __atomic_store_n(&m->lost, 1, __ATOMIC_RELEASE); // it may grow again
+    __atomic_store_n(&m->lost, 1, __ATOMIC_RELEASE); // stays set, even when the file grows again
   return __atomic_load_n(&m->lost, __ATOMIC_ACQUIRE);
 }
 

@@ -1,20 +1,20 @@
-// Whether a plan runs faster on one thread, so that more threads are never slower than one. One thread is faster when
-// ops are small, and when other processes want the CPUs: threads that wait for each other then wait for time slices.
-// Only the clock can tell, so now and then some runs are made both ways, in turn, and timed. Without these trials a
-// small model takes four times as long on a busy machine (docs/threads.md).
+// Find out whether a plan runs faster on one thread, so that more threads are never slower than one. One thread is
+// faster when ops are small, and when other processes want the CPUs: then threads that wait for each other wait for
+// time slices. Only the clock can tell, so now and then some runs are made both ways, in turn, and timed
+// (docs/threads.md has measurements).
 #include "exec/exec.h"
 
 enum {
-  SHORT_NS = 1500000,   // longer runs are tried only when workers were late: alone they may take several times as long
-  WARM = 8,             // short runs before the first trial
-  LONG_WARM = 32,       // long runs before the first trial, for each run that a block may make slower
-  BLOCK = 9,            // short runs of one kind; the first is not counted, its workers wake up or fall asleep
-  BLOCKS = 16,          // blocks of a trial, shared and alone in turn: enough to see workers that are late at times
-  LONG_BLOCK = 3,       // the same for long runs
-  LONG_BLOCKS = 4,      // each of which is long enough to see late workers
-  MARGIN = 16,          // runs are shared when that saves more than a sixteenth
+  SHORT_NS = 1500000, // longer runs are tried only when workers were late: a trial costs them more
+  WARM = 8,           // short runs before the first trial
+  LONG_WARM = 32,     // long runs before the first trial: for each run of a block, which may be slower
+  BLOCK = 9,          // short runs of one kind; the first is not counted, because workers wake up or fall asleep in it
+  BLOCKS = 16,     // blocks of a trial, shared and alone in turn: enough to notice workers that are only sometimes late
+  LONG_BLOCK = 3,  // the same for long runs
+  LONG_BLOCKS = 4, // fewer, because each is long enough to notice late workers
+  MARGIN = 16,     // runs are shared when that saves more than a sixteenth
   PAUSE_NS = 100000000, // the least time between two trials
-  COST = 100            // that time is also at least so many times what the last trial cost
+  COST = 100            // ... and at least so many times the cost of the last trial
 };
 
 static int pace_is_short(const pg_pace *p) { return p->least < SHORT_NS; }

@@ -1,8 +1,8 @@
-// What one thread of this machine can do, for op-bench: read memory, and multiply in each of the ways that kernels use.
-// Each function works on registers that the compiler must believe to change, so nothing is optimised away.
+// Measure the limits of one thread of this machine, for op-bench: reading memory, and multiplying with each instruction
+// that kernels use. The compiler must assume that the registers change, so it cannot optimise the work away.
 #include "pg.h"
 
-enum { CHAINS = 12 }; // independent sums: more than the latency of a multiplication times the units that do it
+enum { CHAINS = 12 }; // independent sums: more than a multiplication's latency times the number of units that multiply
 
 #define OPAQUE(x) __asm__ volatile("" : "+x"(x))
 #define UNROLLED _Pragma("GCC unroll 12")
@@ -68,7 +68,7 @@ static double bf16_amx(const char *p, int64_t n) {
   TILES_BEGIN();
   TILE_ZERO(0);
   TILE_ZERO(1);
-  for (int64_t r = 0; r < n; r += 4) { // as slow as 16 vectors each
+  for (int64_t r = 0; r < n; r += 4) { // a step is as slow as 16 vectors
     TILE_DOT(4, 0, 1);
     TILE_DOT(5, 0, 1);
     TILE_DOT(6, 0, 1);
@@ -80,7 +80,7 @@ static double bf16_amx(const char *p, int64_t n) {
 #endif
 
 static const struct {
-  int kind, level; // the lowest level, in the order of isa.c, that can run it
+  int kind, level; // `level`: the lowest one, in the order of isa.c, that can run it
   double (*run)(const char *p, int64_t n);
 } peaks[] = {
     {PG_PEAK_READ, 0, read_generic}, {PG_PEAK_F32, 0, f32_generic},

@@ -1,6 +1,6 @@
 // The persistent thread pool. The thread that runs a plan is its leader; it shares each op with the workers that are
 // awake. It waits once per run for workers that are still waking up. A worker that lost its CPU to another process
-// rests for a while: otherwise every op would wait for it. What that is worth is measured in docs/threads.md.
+// rests for a while: otherwise every op would wait for it (docs/threads.md has measurements).
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -9,15 +9,15 @@
 
 #include "exec/exec.h"
 
-// The states of a worker, its `claim`. NAPPING: it fell asleep while a plan runs that it may still join, so the leader
-// may claim it as it may an IDLE one. From FIRST_CLAIM on: it takes part in every step from `from` on. Each claim has
-// another number, so that a worker sees when it was let go and claimed again.
+// The states of a worker, in its `claim`. NAPPING: it fell asleep while a plan runs that it may still join; the leader
+// may claim it as if it were IDLE. FIRST_CLAIM and greater: it takes part in every step, beginning with `from`. Each
+// claim has another number, so that a worker notices when it was let go and claimed again.
 enum { ASLEEP, NAPPING, WAKING, IDLE, QUIT, FIRST_CLAIM };
-enum { AWAKE_NS = 500000 }; // how long a worker stays awake between two runs: Python's part of a token takes less
+enum { AWAKE_NS = 500000 }; // how long a worker stays awake between two runs: longer than Python's part of a token
 enum { LATE_NS = 1000000 }; // waking up takes less than this; a time slice of another process takes more
 enum { REST_NS = 4000000 }; // half of the first rest; each further rest is twice as long ...
 enum { MOST_RESTS = 7 };    // ... up to this many times
-enum { LOOK_AT = 8 };       // how many late workers are asked for their CPU time
+enum { LOOK_AT = 8 };       // for so many late workers, look up their CPU time
 
 typedef struct worker {
   int32_t claim;
@@ -86,7 +86,7 @@ static void *worker_main(void *arg) {
   for (int32_t claim; (claim = worker_await_claim(w)) != QUIT;) {
     for (int32_t step = pool_load(&w->from);; step = next_step(step)) {
       pg_wait_while(&pool.step, (int32_t)((uint32_t)step - 1), &pool.step_sleepers);
-      if (pool_load(&w->claim) != claim) break; // it was let go and may not touch the step
+      if (pool_load(&w->claim) != claim) break; // it was let go, and must not touch the step
       const int32_t rank = pool_load(&w->rank), n = pool.n_members;
       if (rank < pool.nth) pg_plan_op(pool.plan, pool.op, rank, pool.nth);
       pool_store(&w->done, step);
@@ -104,8 +104,8 @@ static void pool_in_child(void) {
 
 __attribute__((constructor)) static void pool_follow_forks(void) { pthread_atfork(NULL, NULL, pool_in_child); }
 
-// Start worker `i`. Signals go to the threads of the program, not to workers, except those that a worker's own
-// instructions raise.
+// Start worker `i`. It blocks all signals except those that its own instructions raise, so that the program's threads
+// get the others.
 static int worker_start(int i) {
   worker *w = pool.worker + i;
   *w = (worker){.claim = WAKING, .claims = w->claims};
@@ -146,8 +146,8 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
   return status;
 }
 
-// Note that a worker was late. Returns whether it rests now: not after the first time, which a moment's work of the
-// system explains.
+// Note that a worker was late. Returns whether it rests now; it does not after the first time, because the system may
+// just have had something short to do.
 static int worker_rest(pg_team *t, worker *w, int64_t now) {
   t->n_rests++;
   w->until = now + (w->rests ? (int64_t)REST_NS << w->rests : 0);
@@ -155,8 +155,8 @@ static int worker_rest(pg_team *t, worker *w, int64_t now) {
   return w->until > now;
 }
 
-// Wait for the workers that are waking up. One that takes longer than waking up takes must rest: something else has its
-// CPU.
+// Wait for the workers that are waking up. A worker that takes longer than that normally takes must rest: another
+// process has its CPU.
 static void team_meet(pg_team *t) {
   const int64_t from = pg_now_ns();
   int64_t waited = 0;
@@ -176,7 +176,7 @@ static void team_meet(pg_team *t) {
   t->met = 1;
 }
 
-// Let the workers join that are awake and do not rest.
+// Let workers join: those that are awake and do not rest.
 static void team_gather(pg_team *t) {
   for (int i = 0; i < t->wanted && t->n < t->wanted; i++) {
     worker *w = pool.worker + i;
@@ -191,7 +191,7 @@ static void team_gather(pg_team *t) {
   }
 }
 
-// Let all members go: they notice it when a step begins in which nobody takes part.
+// Let all members go: they notice that the next step has no members.
 static void team_dismiss(pg_team *t) {
   for (int k = 0; k < t->n; k++) __atomic_store_n(&pool.worker[t->member[k]].claim, IDLE, __ATOMIC_SEQ_CST);
   if (t->n) {
@@ -209,7 +209,7 @@ static int64_t worker_cpu_ns(int i) {
 }
 
 // Wait for members that are late. A member must rest when it did not run for half of that time, and the leader alone
-// would have been done with the op as soon: something else has the member's CPU.
+// would have finished the op as soon: then another process has the member's CPU.
 static void team_wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleepers) {
   const int64_t from = pg_now_ns();
   int64_t cpu[LOOK_AT];

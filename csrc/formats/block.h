@@ -1,5 +1,5 @@
-// What the files that define block formats share. A format is a pair of functions over one block; BLOCK_ROWS makes
-// the row functions of storage.h from them.
+// Shared by the files that define block formats. A format is a pair of functions for one block; BLOCK_ROWS makes the
+// row functions of storage.h from them.
 #pragma once
 #include "formats/formats.h"
 #include "formats/storage.h"
@@ -55,7 +55,7 @@ PG_INLINE float clampf(float x, float lo, float hi) { // NaN gives lo
   x = x > lo ? x : lo;
   return x < hi ? x : hi;
 }
-// To an integer in [lo, hi], truncated; NaN gives lo: no float ever reaches a conversion that C leaves undefined.
+// Truncate to an integer in [lo, hi]; NaN gives lo. So no float reaches a conversion that C leaves undefined.
 PG_INLINE int to_int(float x, float lo, float hi) { return (int)clampf(x, lo, hi); }
 
 // The nearest scale that f16 can store: an infinite one would turn the block's zeros into NaN.
@@ -66,5 +66,5 @@ PG_INLINE void store_scale(void *p, float x) { store_f16(p, clampf(x, -65504, 65
 #define PUT(y, n, expression)                                                                                          \
   for (int i = 0; i < (n); i += VF_N) vf_store((y) + i, expression)
 
-// Half away from zero, like roundf, for |x| < 2^22; a form that compilers vectorise.
+// Round halves away from zero, like roundf, for |x| < 2^22; compilers can vectorise this form.
 PG_INLINE float round_away(float x) { return x + copysignf(0x1.fffffep-2f, x); }

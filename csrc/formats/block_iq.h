@@ -1,4 +1,4 @@
-// What decoding and encoding the grid formats share.
+// Shared by decoding and encoding of the grid formats.
 #pragma once
 #include "formats/block.h"
 #include "formats/iq_grids.h"

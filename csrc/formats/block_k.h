@@ -13,7 +13,7 @@ PG_INLINE scale_min get_scale_min(const uint8_t *p, int i) {
   return (scale_min){(p[i + 4] & 15) | (p[i - 4] >> 6) << 4, (p[i + 4] >> 4) | (p[i] >> 6) << 4};
 }
 
-// The way back, into zeroed bytes.
+// The inverse, into bytes that are zero before.
 PG_INLINE void put_scale_min(uint8_t *restrict p, int i, int scale, int min) {
   if (i < 4) {
     p[i] |= (uint8_t)scale;

@@ -1,5 +1,5 @@
-// The block formats: X(GGUF's name, its name in symbols, elements of a block, its bytes, where in it d and m are). d
-// and m are scales in F16; d < 0: iq1_m_d puts it together; 0, 0 where a format has none.
+// The block formats: X(GGUF's name, the name in C, elements of a block, bytes of a block, offsets of d and m in it). d
+// and m are scales in F16. A d < 0 means that iq1_m_d assembles it; 0, 0 stand for a format without either.
 #pragma once
 
 // clang-format off

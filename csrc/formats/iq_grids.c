@@ -2,7 +2,7 @@
 // a number with 8 (or 4) digits in base k, element 0 the lowest digit, and every grid lists its points in rising order.
 // Stored here is therefore one bit per possible point; expand() makes the tables when the library is loaded.
 // Which points are in: facts of the formats, published as gguf.quants.IQ*.grid_hex in the gguf package (MIT);
-// tests/backend/test_blocks.py compares the two.
+// tests/backend/formats/test_blocks.py compares the two.
 #include "formats/iq_grids.h"
 
 static const uint64_t set_iq1[] = {

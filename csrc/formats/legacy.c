@@ -39,7 +39,7 @@ static void q8_0_decode(const uint8_t *restrict b, float *restrict y) {
   PUT(y, N, vf_mul(vf_load_i8((const int8_t *)b + 2 + i), d));
 }
 
-// -- encode: the reference quantisers (one look at the block's extreme values), whose bytes every GGUF writer agrees on
+// -- encode: the reference quantisers, which use only a block's extreme values; every GGUF writer gives these bytes
 
 static void put_nibbles(uint8_t *restrict b, const uint8_t *restrict q) {
   for (int j = 0; j < H; j++) b[j] = (q[j] & 15) | (uint8_t)(q[j + H] << 4);
@@ -104,7 +104,7 @@ static float affine_codes(const float *x, float d, float m, uint8_t *q, int top,
   return d;
 }
 
-// q4_0, q5_0: d, then what `put` makes of the codes. q4_1, q5_1: d, m, and so on.
+// Bytes of q4_0, q5_0: d, then the codes, which `put` writes. q4_1, q5_1: d, m, then the codes.
 PG_INLINE void encode_symmetric(const float *x, const float *weights, uint8_t *b, int n_blocks, int bytes, int half,
                                 void (*put)(uint8_t *b, const uint8_t *q)) {
   float d[SIDE];
@@ -151,7 +151,7 @@ static void q5_1_encode(const float *x, const float *weights, uint8_t *b, int n_
 }
 
 static void q8_0_encode(const float *restrict x, const float *weights, uint8_t *restrict b) {
-  (void)weights; // with 255 steps there is nothing to weigh
+  (void)weights; // ignored: with 255 steps they make no difference worth having
   float amax = 0;
   for (int j = 0; j < N; j++) amax = fabsf(x[j]) > amax ? fabsf(x[j]) : amax;
   const float d = amax / 127, inv = d != 0 ? 1 / d : 0;

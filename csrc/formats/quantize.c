@@ -1,4 +1,4 @@
-// Rows of blocks to f32 and back for the binding: the converters of storage.h at a chosen instruction set.
+// Convert rows of blocks to f32 and back, for Python: the converters of storage.h at a chosen instruction set.
 #include "pg.h"
 
 typedef void (*to_f32)(const void *row, float *dst, int64_t n);
@@ -26,7 +26,7 @@ static const struct {
 #endif
 };
 
-// The converters at a level, or, above the last that has its own, that one's.
+// The level whose converters are used at `level`: itself, or the last one that has its own.
 static int level_at(int level) {
   const int top = sizeof levels / sizeof *levels - 1;
   return level < 0 ? 0 : level > top ? top : level;

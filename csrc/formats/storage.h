@@ -1,21 +1,21 @@
-// Every storage type as rows of f32 and back: what get_rows, cpy, mul_mat and quantize build on.
+// Convert rows of every storage type to f32 and back; get_rows, cpy, mul_mat and quantize build on it.
 #pragma once
 #include "kernel.h"
 #include "simd/units.h"
 
-// n elements, a whole number of blocks, between a dense row of the type and dense f32. Rows need no alignment.
-// weights: how much the error of each of the n elements counts (> 0), or NULL: all the same.
+// Convert n elements, a whole number of blocks, between a dense row of the type and dense f32. Rows need no alignment.
+// weights: how much the error of each of the n elements counts (> 0); NULL: equally.
 typedef void (*pg_to_f32)(const void *row, float *dst, int64_t n);
 typedef void (*pg_from_f32)(const float *src, void *row, int64_t n);
 typedef void (*pg_from_f32_weighted)(const float *src, const float *weights, void *row, int64_t n);
 
-// The converters of a type, or NULL where it has none. The same bits come out on every instruction set.
+// The converters of a type; NULL when it has none. All instruction sets give the same bits.
 pg_to_f32 PG_FN(to_f32)(int64_t type);
 pg_from_f32 PG_FN(from_f32)(int64_t type);
 pg_from_f32_weighted PG_FN(from_f32_weighted)(int64_t type);
 
-// n floats x as blocks of t, one of the types that ops write: their blocks begin with a scale in F16. A block with NaN
-// or infinities becomes NaN as a whole.
+// Encode n floats x as blocks of t, one of the types that ops write; its blocks begin with a scale in F16. A block with
+// NaN or infinities becomes NaN as a whole.
 static inline void pg_encode(pg_from_f32 encode, const pg_tensor *t, const float *x, char *row, int64_t n) {
   encode(x, row, n);
   if (pg_all_finite(x, n)) return;

@@ -1,5 +1,5 @@
-// add, sub, mul, div: b repeats to the shape of a. Floats in f32; I32 with I32 wraps, and a quotient is truncated, 0
-// where b is 0. dst may be a or b: no restrict.
+// add, sub, mul, div: b repeats to the shape of a. Floats are computed in f32. I32 with I32 wraps around; quotients are
+// truncated, and 0 when b is 0. dst may be a or b: no restrict.
 #include "kernel.h"
 #include "simd/rows.h"
 
@@ -41,7 +41,7 @@ PG_INLINE int integer_rows(const pg_task *t, int ith, int nth, integer_fn f) {
   return PG_OK;
 }
 
-enum { STRIP = 256 }; // elements at a time where a row is not dense f32
+enum { STRIP = 256 }; // elements at a time, for rows that are not dense f32
 
 // Elements k.. of b's row, which may be shorter than n: it repeats.
 static void get_repeated(float *to, const pg_tensor *b, const char *row, int64_t k, int64_t n) {
@@ -57,7 +57,7 @@ static void get_repeated(float *to, const pg_tensor *b, const char *row, int64_t
   }
 }
 
-// The next row of y, and what repeats to it.
+// Advance to the next row of y, and to the row of b that repeats to it.
 PG_INLINE void next_row(const pg_tensor *y, const pg_tensor *b, pg_idx *i, pg_idx *j) {
   j->i1 = ++i->i1 == y->ne[1] || j->i1 + 1 == b->ne[1] ? 0 : j->i1 + 1;
   if (i->i1 < y->ne[1]) return;

@@ -1,22 +1,23 @@
-// States that go through several tokens at a time. What a chunk of tokens reads of the state before it, and writes to
-// the state after it, are products with vectors that all values share; tokens see each other through small triangles.
+// Recurrences over several tokens (a chunk) at a time. A chunk reads the state before it and writes the state after it
+// by products with vectors that all values share. How tokens within the chunk see each other is in small triangular
+// matrices.
 #pragma once
 #include "kernels/state.h"
 
 enum { PG_CHUNK = VF_N == 16 ? 8 : 4, PG_CHUNK_KEYS = 256, PG_KEYS_ROW = PG_CHUNK_KEYS + 16 };
 
-// What tokens do: s = w * s + k v^T, y = r s. DELTA: also reads along = a s, and writes v + c * along instead of v;
-// DELTA_BESIDE: writes b along^T beside it.
+// What a token does: s = w * s + k v^T, y = r s. DELTA: it also reads along = a s, and writes v + c * along instead of
+// v. BESIDE: it reads along, too, and writes b along^T in addition.
 typedef enum pg_chunk_form { PG_CHUNK_PLAIN, PG_CHUNK_DELTA, PG_CHUNK_BESIDE } pg_chunk_form;
 
 typedef struct pg_chunk_kind {
   pg_chunk_form form;
   int y_before, a_before; // the state is read before it fades
-  int values_inside;      // it is stored with values side by side, else keys
+  int values_inside;      // the state is stored with values side by side; otherwise with keys
 } pg_chunk_kind;
 
-// A token of a head: its vectors of keys, its values, and c. `own` is how it reads what it writes itself, r . k unless
-// `has_own`. The memory for those that are computed, or must be padded, is the token's.
+// A token of a head: its vectors of keys, its values, and c. `own` is the factor with which it reads what it writes
+// itself: r . k unless `has_own`. `memory` holds the vectors that are computed, or must be padded.
 enum { PG_W, PG_K, PG_R, PG_A, PG_B, PG_VECS };
 typedef struct pg_chunk_token {
   const float *vecs[PG_VECS], *v; // [n, padded], [n_rows, padded]
@@ -54,7 +55,7 @@ static int pg_chunk_fits(const pg_scan *x) {
   return x->n_tokens >= PG_CHUNK && x->n_slots == 1 && x->n <= PG_CHUNK_KEYS && x->n_rows >= VF_N / 2;
 }
 
-// to[t][s], s <= t: what t reads (by r, or a) of what s wrote (by k, or b), which fades in between.
+// to[t][s], s <= t: how much token t reads (by r, or a) of what token s wrote (by k, or b), after its fading.
 PG_INLINE void pg_chunk_triangle(const pg_chunk_work *m, float (*to)[PG_CHUNK], int64_t n, int by_a, int of_b,
                                  int before) {
   vf acc[PG_CHUNK][PG_CHUNK];
@@ -82,7 +83,7 @@ PG_INLINE void pg_chunk_triangle(const pg_chunk_work *m, float (*to)[PG_CHUNK], 
     for (int s = 0; s <= t; s += 4) vf_sum4(to[t] + s, acc[t][s], acc[t][s + 1], acc[t][s + 2], acc[t][s + 3]);
 }
 
-// Vectors for reading and writing, and how tokens see those before them. n is padded, with zeros.
+// Compute the vectors for reading and writing, and the triangles. n is padded, with zeros.
 PG_INLINE void pg_chunk_prepare(pg_chunk_work *m, int64_t n, pg_chunk_kind kind) {
   const int delta = kind.form != PG_CHUNK_PLAIN, beside = kind.form == PG_CHUNK_BESIDE;
   for (int64_t l = 0; l < n; l += VF_N) {
@@ -148,7 +149,7 @@ PG_INLINE void pg_chunk_tile(const pg_chunk_work *m, float *s, int64_t n, int64_
   }
 }
 
-// The state of a head into tiles, or out of them.
+// Move the state of a head into tiles, or (`out`) back.
 PG_INLINE void pg_chunk_move(float *tiles, float *s, int64_t n, int64_t n_rows, int values_inside, int out) {
   for (int64_t v = 0; v < n_rows; v += VF_N, tiles += n * VF_N) {
     const int64_t count = PG_MIN(VF_N, n_rows - v);
@@ -163,8 +164,8 @@ PG_INLINE void pg_chunk_move(float *tiles, float *s, int64_t n, int64_t n_rows, 
   }
 }
 
-// As pg_scan_run, for what pg_chunk_fits. A head whose results or state are not all finite goes through the tokens
-// again, one after the other: what they say of each other here, in sums of their own, is NaN in other places.
+// The same as pg_scan_run, for sizes that pg_chunk_fits. When results or state of a head are not all finite, its tokens
+// are computed again one after the other, because sums over a chunk spread NaN to other places.
 PG_INLINE void pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x, pg_scan_step step,
                             int64_t step_floats, pg_chunk_fill fill, pg_chunk_kind kind) {
   const int64_t n = x->n, n_rows = x->n_rows, head = n_rows * n, row = x->n_head * n_rows;
@@ -187,7 +188,7 @@ PG_INLINE void pg_chunk_run(const pg_task *t, int ith, int nth, const pg_scan *x
         c.token = first + k;
         if (c.token < last) {
           fill(t, &c, token);
-        } else { // reads and writes nothing, and fades nothing
+        } else { // padding: a token that reads and writes nothing, and fades nothing
           float *v = token->values;
           memset(token, 0, sizeof *token);
           memset(v, 0, (size_t)rows * sizeof(float));

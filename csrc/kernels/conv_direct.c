@@ -1,12 +1,12 @@
-// conv_2d_direct, conv_2d_dw_direct, conv_3d_direct: a strip of a row of the result at a time. The rows of the image
-// that it depends on are laid out once for CHANNELS output channels (conv_sum.h).
+// conv_2d_direct, conv_2d_dw_direct, conv_3d_direct: compute a strip of a row of the result at a time. The rows of the
+// image that it depends on are laid out once for CHANNELS output channels (conv_sum.h).
 #include "kernels/conv_sum.h"
 #include "kernels/window.h"
 
 enum { CHANNELS = 64, RUN = 256 };
 
-// Groups of `channels` input channels make `n_out` output channels each, with kernels of their own: one group, or, in a
-// depthwise convolution, as many as channels.
+// A convolution. Each group of `channels` input channels makes `n_out` output channels, with its own kernels. There is
+// one group, or in a depthwise convolution one for each channel.
 typedef struct conv {
   window w;
   int64_t groups, n_out, nb_group;                 // of the image
@@ -28,7 +28,7 @@ static int64_t weight_size(const conv *c) {
   return pg_times(pg_times(c->groups, c->blocks), pg_times(c->taps, c->outs));
 }
 
-// What the parts share, after `w` and n_out are known.
+// Compute the fields that follow from `w` and n_out.
 static void complete(conv *c) {
   const window *w = &c->w;
   c->taps = w->channels * w->k[2] * w->k[1] * w->k[0];

@@ -1,11 +1,11 @@
-// Sums of shifted rows, which convolutions without columns come down to: rows of the image are laid out so that each
-// tap of the kernel sees them densely from an offset of its own, with zeros where it looks beyond the image.
+// Sums of shifted rows, the core of convolutions without columns. Rows of the image are laid out so that each tap of
+// the kernel reads them densely, from its own offset, with zeros beyond the image.
 #pragma once
 #include "simd/rows.h"
 
 enum { STRIP = 64, OUTS = 4 }; // elements of a row of the result at a time (whole vectors), and output channels
 
-// Elements that the sums read from an offset on where n are wanted.
+// How many elements the sums read from an offset on, for n results.
 static inline int64_t pg_padded(int64_t n) { return (n + 4 * VF_N - 1) / (4 * VF_N) * (4 * VF_N); }
 
 // x[0..n) = elements first, first + step ... of a row of `size` of t's elements, zeros outside of it. NULL: all zeros.
@@ -13,7 +13,7 @@ static inline void pg_fill(float *x, int64_t n, const pg_tensor *t, const char *
                            int64_t step) {
   pg_tensor every = *t;
   every.nb[0] *= step;
-  every.ne[0] = 2; // more than one: nb[0] counts
+  every.ne[0] = 2; // more than one, so that nb[0] is used
   const int64_t before = PG_MIN(n, first < 0 ? (-first + step - 1) / step : 0);
   const int64_t after = row && first < size ? PG_MAX(before, PG_MIN(n, (size - first + step - 1) / step)) : before;
   memset(x, 0, before * sizeof *x);
@@ -37,7 +37,7 @@ PG_INLINE void pg_sum_tile(float *y, const float *weight, const float *x, const 
     for (int v = 0; v < vecs; v++) vf_store(y + o * STRIP + v * VF_N, sum[o * vecs + v]);
 }
 
-// The same for n elements, and a few more as vectors have it. outs: OUTS, or 1.
+// The same for n elements, rounded up to whole vectors. outs: OUTS, or 1.
 static inline void pg_sum_shifted(float *y, const float *weight, const float *x, const int32_t *at, int64_t n_taps,
                                   int64_t n, int outs) {
   int64_t j = 0;

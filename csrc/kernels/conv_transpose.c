@@ -1,6 +1,6 @@
 // conv_transpose_1d, conv_transpose_2d_p0. Element x of a row of the result, x = q * stride + phase, is the sum over j
-// of element q - j of the image times tap j * stride + phase of the kernel: for each phase of its own, a sum of shifted
-// rows. Phases without a tap are zeros.
+// of element q - j of the image times tap j * stride + phase of the kernel. So each phase is a sum of shifted rows.
+// Phases without a tap are zeros.
 #include "kernels/conv_sum.h"
 
 enum { CHANNELS = 64 };
@@ -95,7 +95,8 @@ static void put_offsets(const conv *c) {
   }
 }
 
-// The elements q .. q + n, and those before them that taps reach, of the rows that row `yh` of the result depends on.
+// Lay out the rows that row `yh` of the result depends on: elements q .. q + n, and the elements before that taps
+// reach.
 static void put_rows(const conv *c, const pg_tensor *b, const char *image, int64_t q, int64_t yh, int64_t n) {
   float *x = c->x;
   for (int64_t jh = 0; jh < c->jh; jh++) {
@@ -111,8 +112,7 @@ static void put_phase(const conv *c, float *py, const float *y, int64_t q0, int6
   for (int64_t j = 0; j < n; j++) py[(q0 + j) * c->sw + pw] = y[j];
 }
 
-// The taps of a phase along the height that meet a row of the image, and all of it along the width, in the order of
-// `at`.
+// The taps of a phase, in the order of `at`: along the height those that meet a row of the image, along the width all.
 typedef struct taps {
   int64_t n_h, n_w, n; // n: with channels
   const int32_t *at;
@@ -130,8 +130,8 @@ static taps taps_at(const conv *c, int64_t yh, int64_t pw) {
   return s;
 }
 
-// Near the ends of a row some taps meet no element, but the zeros beside it: 0 times a weight that is no finite number
-// is NaN. Elements of OUTS rows y, from q0 on, that came out so are summed again, of the taps that meet one.
+// Near the ends of a row some taps meet zeros instead of elements, and 0 times an infinite weight is NaN. Elements of
+// OUTS rows y, from q0 on, that became NaN are summed again, over the taps that meet an element.
 static void mend_ends(const conv *c, const taps *s, const float *weight, float *y, int64_t q0, int64_t n) {
   if (q0 >= s->n_w - 1 && q0 + n <= c->w) return;
   for (int64_t j = 0; j < n; j++) {

@@ -1,5 +1,5 @@
-// cpy, cont, dup, cast: the elements of src[0] in ne order into dst, converted. The element counts are equal, the
-// shapes may differ; any strides. One piece of code moves strided runs; everything else decides which runs.
+// cpy, cont, dup, cast: move the elements of src[0], in ne order, into dst, and convert them. Both have equally many
+// elements; shapes may differ, and strides are any. One function moves strided runs; the others decide which runs.
 #include "formats/storage.h"
 #include "simd/convert.h"
 #include "simd/units.h"
@@ -11,11 +11,11 @@ enum {
   MAX_TILE_UNIT = 8
 };
 
-// How to move a run of elements: same types as units of `unit` bytes (a block is one element), others through
-// `between`. Through floats numbers may become finite: NaN 0, others at most `limit`.
+// How to move a run of elements. Equal types move as units of `unit` bytes (a block is one unit); different types are
+// converted through the type `between`. With a `limit`, floats are made finite: NaN becomes 0, others are clamped.
 typedef struct mover {
   int64_t src, dst, between; // types
-  int64_t unit;              // 0 where src and dst differ
+  int64_t unit;              // 0 when the types differ
   float limit;               // 0: none
 } mover;
 
@@ -68,7 +68,7 @@ static void dense_strides(int64_t *nb, const int64_t *ne, int64_t unit) {
   for (int i = 0; i < 4; i++) nb[i] = unit, unit *= ne[i];
 }
 
-// Both sides over one shape; 0 where neither can take the other's.
+// Describe both sides with one shape. Returns 0 when neither can take the other's shape.
 static int common_shape(grid *g, const pg_tensor *dst, const pg_tensor *src, int64_t dst_unit, int64_t src_unit) {
   memcpy(g->ne, dst->ne, sizeof g->ne);
   memcpy(g->d, dst->nb, sizeof g->d);
@@ -91,7 +91,7 @@ static void swap_dims(grid *g, int i, int j) {
   }
 }
 
-// The order of the dimensions is free now: rising destination strides, ones last, neighbours merged where possible.
+// Reorder the dimensions: ascending strides of the destination, dimensions of 1 last, neighbours merged when possible.
 static void simplify(grid *g) {
   for (int i = 1; i < 4; i++)
     for (int j = i; j > 0 && g->ne[j] > 1 && (g->ne[j - 1] == 1 || g->d[j - 1] > g->d[j]); j--) swap_dims(g, j, j - 1);
@@ -123,7 +123,7 @@ static void by_rows(const grid *g, const mover *m, char *dst, const char *src, i
   }
 }
 
-// The source is dense along dimension 1, the destination along 0: read and write runs, and turn small tiles in between.
+// For a source that is dense along dimension 1, and a destination along 0: read and write runs, transpose small tiles.
 static void by_tiles(const grid *g, const mover *m, char *dst, const char *src, int ith, int nth) {
   const int64_t n = g->ne[0], n_cols = (g->ne[1] + TILE - 1) / TILE;
   const int64_t e = m->unit ? m->unit : size_between(m); // bytes of an element in the tile

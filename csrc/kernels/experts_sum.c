@@ -1,8 +1,8 @@
-// experts_sum: y[n, n_columns] = sum over i of x[n, i, n_columns], in order, each times weights[0, i, n_columns] where
-// there are weights; plus what is added, as y, where there is that. dst may be what is added: no restrict.
+// experts_sum: y[n, n_columns] = sum over i of x[n, i, n_columns], in order. With weights, each term is multiplied by
+// weights[0, i, n_columns]. With an `added` operand of y's shape, that is added. dst may be that operand: no restrict.
 #include "kernel.h"
 
-enum { UNIT = 512 }; // elements that threads share out
+enum { UNIT = 512 }; // elements of a share of the work
 
 int PG_FN(experts_sum_f32)(const pg_task *t, int ith, int nth) {
   const pg_tensor *y = &t->dst, *x = &t->src[PG_EXPERTS_ROWS], *w = &t->src[PG_EXPERTS_WEIGHTS];

@@ -1,5 +1,5 @@
-// get_rows, set_rows, add_id: rows of a tensor by index. An index outside the tensor fails the op; nothing is touched
-// for it.
+// get_rows, set_rows, add_id: rows of a tensor by index. An index outside the tensor makes the op fail, without any
+// access to memory for it.
 #include "formats/storage.h"
 #include "simd/rows.h"
 #include "simd/units.h"
@@ -35,7 +35,7 @@ int PG_FN(get_rows_any)(const pg_task *t, int ith, int nth) {
 }
 
 // The row c[i1, i2, i3] of dst's plane (i2, i3) = b[.., i1, i2, i3]; dst is a's memory, c is repeated along i2 and i3.
-// Each thread owns every nth row of dst: of equal indices the last one wins, on any number of threads.
+// Each thread owns every nth row of dst, so the last one of equal indices wins, on any number of threads.
 int PG_FN(set_rows_any)(const pg_task *t, int ith, int nth) {
   const pg_tensor *y = &t->dst, *b = &t->src[1], *c = &t->src[2];
   const int64_t n = y->ne[0], block = pg_block_size(y->type), strip_bytes = STRIP / block * pg_unit_size(y);

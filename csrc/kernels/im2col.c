@@ -1,7 +1,7 @@
-// im2col, im2col_3d: what each window of an image sees, as a row. col2im_1d: columns summed back into a signal.
+// im2col, im2col_3d: write the elements of each window of an image as a row. col2im_1d: sum columns into a signal.
 #include "kernels/window.h"
 
-enum { PLACES = 16 }; // along a row, at a time: as many rows of the result stay in the L1 cache
+enum { PLACES = 16 }; // windows of a row at a time: so many rows of the result stay in the L1 cache
 
 int64_t PG_FN(im2col_work)(const pg_task *t, int nth) {
   return t->dst.type == PG_F32 ? 0 : pg_times(t->dst.ne[0], PLACES * (int64_t)sizeof(float) * nth);

@@ -1,11 +1,12 @@
-// upscale (interpolate): a row of the result is a weighted sum of some rows of the source, then, along the row, of some
-// elements. Places and weights are tables, one per axis, of all modes (pyggml/ops/interpolate.py says what they are).
+// upscale (interpolate): a row of the result is a weighted sum of some rows of the source; then each element is a
+// weighted sum along that row. For every mode, a table per axis holds places and weights (as in
+// pyggml/ops/interpolate.py).
 #include "simd/rows.h"
 
 enum { NEAREST = 0, BILINEAR = 1, BICUBIC = 2, MODE = 255, ALIGN_CORNERS = 256, ANTIALIAS = 512 };
 
 // Element i of n_out is the sum over its n[i] taps j of source element at[j * n_out + i] times weight[j * n_out + i].
-// Taps from n[i] to max look at an element after the last with weight 0.
+// Taps from n[i] to max have weight 0 and read the element after the last.
 typedef struct table {
   int64_t n_in, n_out, max;
   int mode, align; // align: the outermost middles meet
@@ -27,7 +28,7 @@ static table table_of(const pg_task *t, int axis) {
   return a;
 }
 
-// Places the table in scratch memory; what lies behind it.
+// Place the table in scratch memory. Returns the memory behind it.
 static char *use(table *a, char *work) {
   a->n = (int32_t *)work;
   a->at = a->n + a->n_out;
@@ -35,7 +36,7 @@ static char *use(table *a, char *work) {
   return (char *)(a->weight + a->n_out * a->max);
 }
 
-// One more tap of element i: beyond the ends, the outermost element. Taps of weight 0 are left out.
+// Add a tap to element i. A place beyond the ends stands for the outermost element; taps of weight 0 are left out.
 static void put_tap(table *a, int64_t i, int64_t at, double weight) {
   if (weight == 0) return;
   const int64_t j = a->n[i]++ * a->n_out + i;
@@ -130,7 +131,7 @@ int PG_FN(upscale_f32)(const pg_task *t, int ith, int nth) {
   put_table(&h, ith, nth);
   pg_sync(t, nth);
   float *sum = (float *)rest + 2 * (w.n_in + 1) * ith, *x = sum + w.n_in + 1;
-  sum[w.n_in] = 0; // what taps without weight see
+  sum[w.n_in] = 0; // read by taps without weight
   const pg_range r = pg_share(pg_n_rows(y), ith, nth);
   for (int64_t ir = r.first; ir < r.last; ir++) {
     const pg_idx i = pg_unravel(y, ir);

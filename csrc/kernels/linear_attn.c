@@ -1,4 +1,4 @@
-// Linear attention and its kin: a state [S, S] per head that keys and values are written to and queries read.
+// Linear attention and related ops: each head has a state [S, S], which keys and values change and queries read.
 #include "kernels/chunk.h"
 #include "simd/vmath.h"
 
@@ -10,7 +10,8 @@ static const float *row(const pg_tensor *x, const pg_cell *c) {
   return (const float *)pg_row_at(x, c->head, c->token, c->seq);
 }
 
-// S, H [, tokens] of `values`; states of `from`. Many tokens in chunks, few one after the other.
+// Run an op: many tokens in chunks, few tokens one after the other. `values` gives S, heads and tokens; `from` has the
+// states.
 PG_INLINE int run(const pg_task *t, int ith, int nth, const pg_tensor *values, const pg_tensor *from, int64_t n_seqs,
                   int64_t n_slots, pg_scan_step step, pg_chunk_fill fill, pg_chunk_kind kind) {
   const int64_t n = values->ne[0], n_tokens = values->ne[2] * values->ne[3] / n_seqs;
@@ -30,7 +31,7 @@ PG_INLINE int run(const pg_task *t, int ith, int nth, const pg_tensor *values, c
   return PG_OK;
 }
 
-// Sequences whose states are the rows of `state`, or are gathered from there.
+// The number of sequences: rows of `state`, or ids of the rows to read from it.
 static int64_t seqs_of(const pg_task *t, const pg_tensor *state) {
   return t->src[PG_READ].data ? t->src[PG_READ].ne[0] : state->ne[1];
 }
@@ -71,7 +72,7 @@ static void outer(const pg_cell *cell, int64_t n, const float *w, const float *k
   }
 }
 
-// The tokens of all sequences follow each other there.
+// The cell's rows in x, in which the tokens of all sequences follow each other.
 static pg_cell flat(const pg_tensor *x, int64_t n_seqs, const pg_cell *c) {
   pg_cell f = *c;
   f.token += c->seq * (x->ne[2] / n_seqs);
@@ -79,7 +80,7 @@ static pg_cell flat(const pg_tensor *x, int64_t n_seqs, const pg_cell *c) {
   return f;
 }
 
-// k, v, r, tf, td, state: the token itself counts tf times, and decays after it has been read.
+// Sources k, v, r, tf, td, state. A token reads itself with the factor tf; the state decays after it has been read.
 static void wkv6(const pg_task *t, const pg_cell *cell, float *work) {
   const int64_t n = t->src[0].ne[0];
   const pg_cell c = flat(&t->src[0], seqs_of(t, &t->src[5]), cell);
@@ -107,7 +108,7 @@ static void wkv6_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x)
   x->has_own = 1;
 }
 
-// k, v, q, g, state: q reads what g and the token have left.
+// Sources k, v, q, g, state. q reads the state after it has decayed by g and the token was added.
 static void gla(const pg_task *t, const pg_cell *cell, float *p) {
   const int64_t n = t->src[0].ne[0];
   const pg_cell c = flat(&t->src[0], seqs_of(t, &t->src[4]), cell);
@@ -159,7 +160,8 @@ static void wkv7_token(const pg_task *t, const pg_cell *cell, pg_chunk_token *x)
   pg_chunk_vec(x, PG_B, row(&t->src[5], &c), n);
 }
 
-// Heads and sequences of q and k may be fewer: heads are repeated as a whole, sequences each.
+// The row of q or k for a cell. They may have fewer heads, which are repeated in turn, and fewer sequences, each of
+// which is repeated.
 static const float *shared_row(const pg_tensor *x, const pg_cell *c, int64_t n_seqs) {
   return (const float *)pg_row_at(x, c->head % x->ne[1], c->token, c->seq / (n_seqs / x->ne[3]));
 }

@@ -1,7 +1,7 @@
 // norm, group_norm, rms_norm, l2_norm. dst may be the source: no restrict.
 #include "simd/rms.h"
 
-// What is summed of d = x - shift: d and d^2.
+// Sums of d = x - shift, and of d^2.
 typedef struct moments {
   double d, dd;
 } moments;
@@ -47,7 +47,7 @@ static double sum_row(const float *x, int64_t n) {
   return sum;
 }
 
-// y = (x - shift - rest) * scale. The two steps keep what `shift` lost when the mean was rounded to it.
+// y = (x - shift - rest) * scale. `rest` is what `shift` lost when the mean was rounded to f32.
 static void put_row(float *y, const float *x, int64_t n, float shift, float rest, float scale) {
   int64_t i = 0;
   for (; i + VF_N <= n; i += VF_N) vf_store(y + i, (vf_load(x + i) - vf_set1(shift) - vf_set1(rest)) * vf_set1(scale));
@@ -73,7 +73,7 @@ typedef struct set {
     for (int64_t r = (s)->row0; r < (s)->row0 + (s)->n1; r++)
 #define ROW(t, s) ((float *)pg_row_at(t, r, c, (s)->i3))
 
-// `standardise` in double, for numbers whose squares or differences f32 does not hold.
+// `standardise` in double, for numbers whose squares or differences overflow f32.
 static void standardise_exactly(const pg_tensor *y, const pg_tensor *x, const set *s, double count, double eps) {
   const int64_t n = x->ne[0];
   double sum = 0, dd = 0;
@@ -91,7 +91,7 @@ static void standardise(const pg_tensor *y, const pg_tensor *x, const set *s, do
   double sum = 0;
   EACH_ROW(s) sum += sum_row(ROW(x, s), n);
   const float shift = (float)(sum / count);
-  moments m = {0, 0}; // about `shift`, so that nothing cancels where the mean is large
+  moments m = {0, 0}; // about `shift`, so that digits do not cancel when the mean is large
   EACH_ROW(s) add_moments(&m, ROW(x, s), n, shift);
   const double rest = m.d / count, variance = m.dd / count - rest * rest, square = (variance < 0 ? 0 : variance) + eps;
   if (!pg_fits_f32(square)) {
@@ -102,7 +102,7 @@ static void standardise(const pg_tensor *y, const pg_tensor *x, const set *s, do
   EACH_ROW(s) put_row(ROW(y, s), ROW(x, s), n, shift, (float)rest, scale);
 }
 
-// Rows of the norm times the weight, and what is added to them, where these are there (operands.h).
+// Multiply rows of the result by the weight, and add the operand to add, when the task has them (operands.h).
 static void multiply_add(const pg_task *t, pg_idx i, int multiply) {
   const pg_tensor *w = &t->src[PG_NORM_WEIGHT], *b = &t->src[PG_NORM_ADDED];
   const int64_t n = t->dst.ne[0];

@@ -1,4 +1,4 @@
-// pad, pad_reflect_1d, roll: the elements of src[0] moved along the dimensions, and what stands beside them.
+// pad, pad_reflect_1d, roll: move the elements of src[0] along the dimensions, and fill the places beside them.
 #include "simd/units.h"
 
 static int64_t wrap(int64_t i, int64_t n) { return (i % n + n) % n; }
@@ -12,7 +12,7 @@ static void wrapped_row(char *py, const char *pa, const pg_tensor *a, int64_t n,
   }
 }
 
-// param: zeros before and after, for each dimension; then 1 where src[0] repeats there instead
+// param: zeros before and after, for each dimension; then 1 to repeat src[0] there instead of zeros
 int PG_FN(pad_any)(const pg_task *t, int ith, int nth) {
   const pg_tensor *y = &t->dst, *a = &t->src[0];
   const int64_t unit = pg_unit_size(y), n = y->ne[0], before = (int64_t)t->param[0];

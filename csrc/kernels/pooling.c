@@ -1,4 +1,4 @@
-// pool_1d, pool_2d: the rows that a row of windows sees become one, element by element; then its windows are reduced.
+// pool_1d, pool_2d: the rows that a row of windows covers are reduced to one row; then each window along it is reduced.
 #include "simd/rows.h"
 
 typedef struct pool {
@@ -31,7 +31,7 @@ static float reduce(const pool *p, const float *x, int64_t n) {
   return (float)(sum / (p->clipped ? (double)n : (double)p->k0 * (double)p->k1));
 }
 
-// The shape rule sees to it that every window has an element of `a`.
+// The shape rule makes sure that every window has an element of `a`.
 static int rows(const pg_task *t, int ith, int nth, const pool *p) {
   const pg_tensor *a = &t->src[0], *y = &t->dst;
   const int64_t n = a->ne[0];

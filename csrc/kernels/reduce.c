@@ -118,7 +118,8 @@ int PG_FN(argmax_i32)(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
-// Sorting keys: order in the upper half (inverted for descending), index in the lower: distinct, so any sort is stable.
+// A sorting key: the order in the upper half (inverted for descending), the index in the lower half. Keys are distinct,
+// so every sort of them is stable.
 static inline uint64_t key_of(float x, int64_t k, uint32_t invert) {
   return (uint64_t)(order_of(x) ^ invert) << 32 | (uint64_t)k;
 }
@@ -132,7 +133,7 @@ static void insertion_sort(uint64_t *a, int64_t n) {
   }
 }
 
-// Sort n keys, already in order of their lower halves; tmp: n more.
+// Sort n keys that are in the order of their lower halves. tmp: room for n more.
 static void sort_keys(uint64_t *a, uint64_t *tmp, int64_t n) {
   if (n <= 64) {
     insertion_sort(a, n);
@@ -153,7 +154,7 @@ static void sort_keys(uint64_t *a, uint64_t *tmp, int64_t n) {
   }
 }
 
-enum { LIST = 128 }; // top_k keeps up to so many in a sorted list while it reads; beyond that it sorts the row
+enum { LIST = 128 }; // up to this k, top_k keeps a sorted list while it reads; for a larger k it sorts the row
 
 // The k smallest keys of a row, ascending, into keys[0..k).
 static void first_keys(uint64_t *keys, uint64_t *tmp, const pg_tensor *a, const char *row, int64_t k, uint32_t invert) {

@@ -1,9 +1,9 @@
-// set, acc: src[1] written into, or added to, a region of src[0]. dst is dense and may be src[0]: no restrict.
-// param: byte strides 1, 2, 3 of the region, and where it starts. Its elements are distinct (the shape rule sees to
-// it).
+// set, acc: write src[1] into a region of src[0], or add it there. dst is dense and may be src[0]: no restrict.
+// param: byte strides 1, 2, 3 of the region, and where it starts. The shape rule makes sure that no element occurs
+// twice in it.
 #include "simd/units.h"
 
-// The rest of dst is src[0]; every thread must be done before the region is touched.
+// Copy src[0] to dst. All threads must be done with it before the region is written.
 static void copy_first(const pg_task *t, int ith, int nth) {
   const pg_tensor *y = &t->dst;
   if (y->data == t->src[0].data) return;

@@ -1,14 +1,14 @@
-// rope: rotates pairs of the first n_dims elements of every row by angles that grow with the token's position, or with
+// rope: rotate pairs of the first n_dims elements of every row by angles that grow with the token's position, or with
 // one of its four positions (sections).
-// Angles and their sine and cosine are double; one table per token serves all its heads.
-// Where there is a weight, rows, dense f32, are normed first: rms_norm(row) * weight.
+// Angles, sines and cosines are double; all heads of a token use the same table of them.
+// With a weight, rows (dense f32) are normed first: rms_norm(row) * weight.
 #include "simd/rms.h"
 #include "simd/rows.h"
 
 enum { N_DIMS, MODE, N_CTX_ORIG, FREQ_BASE, FREQ_SCALE, EXT_FACTOR, ATTN_FACTOR, BETA_FAST, BETA_SLOW, SECTIONS };
 enum { NORM = 0, NEOX = 2, MROPE = 8, VISION = 24, IMROPE = 40, POSITIONS = 4 }; // modes
 
-static const double FAR = 0x1p31; // angles beyond are not taken apart here: positions alone reach that far
+static const double FAR = 0x1p31; // sin_cos takes angles up to this; only extreme positions reach beyond
 
 typedef struct table {
   int64_t n;      // dimensions that are rotated
@@ -70,8 +70,8 @@ static void frequencies(table *tb, const pg_task *t) {
   }
 }
 
-// Sine and cosine in a form that compilers vectorise: k quarter turns are taken off in two parts, then Taylor series.
-// |x| <= FAR.
+// Sine and cosine for |x| <= FAR, in a form that compilers vectorise: subtract k quarter turns in two parts, then use
+// Taylor series.
 PG_INLINE void sin_cos(double x, double *s, double *c) {
   const double magic = 0x1.8p52, shifted = x * 0.63661977236758134 + magic, k = shifted - magic;
   const double r = (x - k * 0x1.921fb544p0) - k * 0x1.0b4611a626331p-34, z = r * r;
@@ -99,7 +99,7 @@ static void fill_table(const table *tb, const pg_tensor *positions, int64_t toke
   }
   double s, c, most = 0;
   for (int k = 0; k < POSITIONS; k++) most = fmax(most, fabs((double)at[k]));
-  if (tb->fastest * most > FAR) { // libm takes whole turns off
+  if (tb->fastest * most > FAR) { // libm removes whole turns
     for (int64_t i = 0; i < half; i++)
       if (fabs(tb->angle[i]) > FAR) tb->angle[i] = atan2(sin(tb->angle[i]), cos(tb->angle[i]));
   }

@@ -1,7 +1,7 @@
-// repeat, concat, arange, timestep_embedding, diag: what fills a new dense tensor from smaller ones, or from none.
+// repeat, concat, arange, timestep_embedding, diag: fill a new dense tensor from smaller ones, or from parameters.
 #include "simd/units.h"
 
-// src[0] whole times along every dimension
+// repeat src[0] whole times along every dimension
 int PG_FN(repeat_any)(const pg_task *t, int ith, int nth) {
   const pg_tensor *y = &t->dst, *a = &t->src[0];
   const int64_t unit = pg_unit_size(y), n = y->ne[0], m = a->ne[0];
@@ -55,7 +55,7 @@ int PG_FN(diag_any)(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
-// param: start, stop (which the shape has used up), step
+// param: start, stop (only the shape rule needs it), step
 int PG_FN(arange_f32)(const pg_task *t, int ith, int nth) {
   float *y = (float *)t->dst.data;
   const pg_range r = pg_share(t->dst.ne[0], ith, nth);

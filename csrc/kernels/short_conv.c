@@ -1,8 +1,9 @@
-// The short convolution of each channel over time: of a window that is there, and of cells and the tokens after them.
+// The short convolution of each channel over time. ssm_conv takes whole windows; conv_state takes the last tokens from
+// cells, and new tokens after them.
 #include "kernels/state.h"
 #include "simd/vmath.h"
 
-enum { CHANNELS = 16, STRIP = 64 }; // channels and tokens at a time: dst is written line by line
+enum { CHANNELS = 16, STRIP = 64 }; // channels and tokens at a time, so that dst is written in whole cache lines
 
 // y[i] = sum of x[i + k] * c[k]
 static void convolve(float *y, const float *x, const float *c, int64_t n, int64_t n_c) {
@@ -37,7 +38,7 @@ int PG_FN(ssm_conv_f32)(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
-// conv_state: of rows of channels. A cell holds the last n_c - 1 tokens of each channel, which are stored again.
+// conv_state: its rows are channels. A cell holds the last n_c - 1 tokens of each channel, and gets the new last ones.
 enum { BLOCK = 512 }; // channels that a thread takes at a time
 
 static pg_scan scan_of(const pg_task *t) {
@@ -115,7 +116,7 @@ int PG_FN(conv_state_f32)(const pg_task *t, int ith, int nth) {
   if (status) return status;
   s.states = (float *)t->work;
   if (s.n == 3)
-    blocks_of(t, ith, nth, &s, 4); // what most models have: unrolled
+    blocks_of(t, ith, nth, &s, 4); // the size that most models have, unrolled
   else
     blocks_of(t, ith, nth, &s, s.n + 1);
   pg_scan_end(t, ith, nth, &s);

@@ -15,7 +15,7 @@ typedef struct job { // one row: softmax(x * scale + m * slope)
   float sink;              // one more score, without a column; -inf: none
 } job;
 
-// n elements, at most a register; the last one repeated where there are fewer.
+// Load n elements, at most a register; when there are fewer, the last one is repeated.
 PG_INLINE vf load_x(const float *x, int64_t n) {
   float b[VF_N];
   if (n >= VF_N) return vf_load(x);
@@ -32,7 +32,8 @@ PG_INLINE vf load_m(const char *m, int64_t i, int64_t n, enum mask_kind kind) {
   return vf_load_f16(b);
 }
 
-// x * scale + m * slope - top. Its error must be small against the result, not against its terms: hence the low parts.
+// x * scale + m * slope - top. The error must be small compared with the result, not with its terms, so the low parts
+// of the products are added.
 PG_INLINE vf below_top(const job *j, int64_t i, int64_t n, vf top, enum mask_kind kind) {
   const vf x = load_x(j->x + i, n), scale = vf_set1(j->scale);
   if (kind == NO_MASK) return vf_fma1(x, scale, -top);

@@ -1,4 +1,4 @@
-// What softmax and attention share: ALiBi (arXiv 2108.12409: what each head multiplies its mask with), the exponential.
+// Shared by softmax and attention: ALiBi (arXiv 2108.12409: each head's factor for its mask), and the exponential.
 #pragma once
 #include <float.h>
 #include <math.h>
@@ -14,7 +14,7 @@ static inline double pg_alibi_slope(double max_bias, int64_t h, int64_t n_head) 
   return exp2(-max_bias / 2 / (double)n_log2 * (double)(2 * (h - n_log2) + 1));
 }
 
-// -inf where the bias, a mask, is -inf: that hides a key whatever its score is. A bias of NaN hides nothing.
+// Apply a mask: a bias of -inf hides a key, whatever its score is. A bias of NaN hides nothing.
 PG_INLINE vf vf_masked(vf score, vf bias) { return vf_if_lt(bias, vf_set1(-FLT_MAX), vf_set1(-INFINITY), score); }
 
 // e^x for x <= 0; exactly 0 below -87, where results would be subnormal and slow (masked scores are all there).

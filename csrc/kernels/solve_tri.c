@@ -1,4 +1,4 @@
-// X with A X = B, A lower triangular. dst may be B: no restrict.
+// Solve A X = B for X, A lower triangular. dst may be B: no restrict.
 #include "kernel.h"
 
 enum { WIDTH = 4 }; // registers of columns at a time

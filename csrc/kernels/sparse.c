@@ -1,4 +1,5 @@
-// lightning_indexer: scores of keys, lanes are keys. top_k_mask: the mask of the largest, found digit by digit.
+// lightning_indexer: scores of keys; lanes are keys. top_k_mask: a mask of the largest elements, which are found digit
+// by digit.
 #include "formats/storage.h"
 #include "kernels/order.h"
 #include "simd/rows.h"
@@ -43,7 +44,7 @@ int PG_FN(lightning_indexer_any)(const pg_task *t, int ith, int nth) {
   const pg_range r = pg_share((n_kv + KEYS - 1) / KEYS, ith, nth);
   for (int64_t first = r.first * KEYS; first < PG_MIN(r.last * KEYS, n_kv); first += KEYS) {
     const int64_t n = PG_MIN(KEYS, n_kv - first);
-    for (int64_t c = 0; c < KEYS; c++) { // the last key again where there are fewer
+    for (int64_t c = 0; c < KEYS; c++) { // with fewer keys, the last one is repeated
       decode(pg_row_at(k, first + PG_MIN(c, n - 1), 0, 0), row, d);
       for (int64_t i = 0; i < d; i++) tile[i * KEYS + c] = row[i];
     }
@@ -70,8 +71,8 @@ int PG_FN(lightning_indexer_any)(const pg_task *t, int ith, int nth) {
 
 int64_t PG_FN(top_k_mask_work)(const pg_task *t, int nth) { return pg_times(t->src[0].ne[0], 2 * 4 * nth); }
 
-// The least of the k largest of n numbers, of which 0 stands for nothing. *ties: how many that are equal to it are
-// among them. UINT32_MAX with *ties = 0 where k is 0; 1 with *ties = n where they are no more than k.
+// The least of the k largest of n numbers; zeros do not count. *ties: how many of the k largest are equal to it. When k
+// is 0, UINT32_MAX with *ties = 0; when there are at most k numbers, 1 with *ties = n.
 static uint32_t kth_largest(const uint32_t *x, int64_t n, int64_t k, int64_t *ties) {
   uint32_t found = 0, known = 0;
   int64_t more = 0, left = k;
@@ -93,7 +94,7 @@ static uint32_t kth_largest(const uint32_t *x, int64_t n, int64_t k, int64_t *ti
   return found;
 }
 
-// An element that the mask shows, as a number that is larger where it is; 0 for -inf, NaN and what is hidden.
+// An element as a number of the same order; 0 for -inf, for NaN, and for elements that the mask hides.
 PG_INLINE uint32_t shown(float x, float mask) { return mask > -INFINITY && x > -INFINITY ? order_of(x) : 0; }
 
 PG_INLINE float mask_at(const pg_tensor *t, const char *row, int64_t i) {

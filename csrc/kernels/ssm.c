@@ -3,7 +3,7 @@
 #include "simd/vmath.h"
 
 enum { S, X, DT, A, B, C, IDS };              // sources of ssm_scan
-enum { MAX_HEADS = 16, STATE_FLOATS = 8192 }; // heads at a time: as many as a cache holds states of, and a line of y
+enum { MAX_HEADS = 16, STATE_FLOATS = 8192 }; // heads at a time: their states fit a cache, their results a line of y
 
 static int64_t scratch_floats(const pg_task *t) {
   return (t->src[S].ne[0] + t->src[S].ne[1] + 2 * VF_N - 1) / VF_N * VF_N; // decay and input of a head
@@ -37,7 +37,8 @@ static void fade_of(float *w, const float *a, int64_t n_a, float dt, int64_t n) 
   }
 }
 
-// s * exp(A dt) + B x dt, read by C. A has one number per head (Mamba-2), or one per element of a row (Mamba-1).
+// One token: s = s * exp(A dt) + B x dt, y = C . s. A has one number per head (Mamba-2), or per element of a row
+// (Mamba-1).
 static void step(const pg_task *t, const pg_cell *c, float *work) {
   const int64_t n = t->src[S].ne[0], n_rows = t->src[S].ne[1], per_group = t->src[X].ne[1] / t->src[B].ne[1];
   float *decay = work, *input = work + (n + VF_N - 1) / VF_N * VF_N;

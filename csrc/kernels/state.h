@@ -1,4 +1,4 @@
-// States that tokens change one after the other: what state-space models and linear attention share.
+// Shared by state-space models and linear attention: states that tokens change one after the other.
 #pragma once
 #include "kernel.h"
 
@@ -8,8 +8,8 @@
 typedef struct pg_scan {
   int64_t n, n_rows, n_head, n_tokens, n_seqs, n_slots;
   const pg_tensor *from; // the states before, dense
-  int64_t n_from;        // of so many sequences
-  const pg_tensor *ids;  // which of them each sequence goes on from; NULL: the one of its number
+  int64_t n_from;        // number of these states
+  const pg_tensor *ids;  // the state with which each sequence begins; NULL: the one with its number
   int64_t block;         // heads that go through the tokens together
   int direct;            // the last states go to their cells at once (pg_scan_begin) ...
   float *states;         // ... else here, one after the other
@@ -19,8 +19,8 @@ PG_INLINE int64_t pg_scan_id(const pg_tensor *ids, int64_t seq) {
   return *(const int32_t *)(ids->data + seq * ids->nb[0]);
 }
 
-// Whether all cells are there. No state is stored before all that it replaces are read: where one goes to the cell of
-// another sequence, all are stored at the end.
+// Begin a scan. PG_E_INDEX: a cell does not exist. No cell is overwritten before its state has been read: when a state
+// goes to the cell of another sequence, all states are stored at the end.
 PG_INLINE int pg_scan_begin(const pg_task *t, pg_scan *x) {
   const pg_tensor *cells = &t->src[PG_CELLS], *write = &t->src[PG_WRITE];
   x->direct = cells->data != NULL;
@@ -37,7 +37,7 @@ PG_INLINE int pg_scan_begin(const pg_task *t, pg_scan *x) {
   return PG_OK;
 }
 
-// The state of a sequence before its first token, and where that after its last one goes.
+// The state of a sequence before its first token; and the place of its state after the last token.
 PG_INLINE const float *pg_scan_from(const pg_scan *x, int64_t seq) {
   const int64_t id = x->ids ? pg_scan_id(x->ids, seq) : seq;
   return (const float *)x->from->data + id * x->n_head * x->n_rows * x->n;
@@ -48,7 +48,7 @@ PG_INLINE float *pg_scan_to(const pg_task *t, const pg_scan *x, int64_t seq) {
   return x->states + seq * x->n_head * x->n_rows * x->n;
 }
 
-// All threads come here when they have done their share.
+// End a scan: all threads call it when they have done their share.
 PG_INLINE void pg_scan_end(const pg_task *t, int ith, int nth, const pg_scan *x) {
   const pg_tensor *cells = &t->src[PG_CELLS], *write = &t->src[PG_WRITE];
   if (!cells->data || x->direct) return;
@@ -64,7 +64,7 @@ typedef struct pg_cell {
   int64_t head, n_heads, token, seq;
   const float *from; // [n_heads][n_rows][n] before it
   float *s;          // and after it, which may be the same
-  int once;          // nobody will read s soon
+  int once;          // s will not be read soon
   float *y;          // [n_heads][n_rows]
 } pg_cell;
 
@@ -98,8 +98,8 @@ PG_INLINE void pg_scan_run(const pg_task *t, int ith, int nth, const pg_scan *x,
   vf_stream_end();
 }
 
-// What a token does to a state: with along = a . s of before, row i becomes s * w + k * u[i], where u is v, or in the
-// form VALUE c * (v - along); in the form BESIDE, b * along is added to it. Then it is read: y[i] = r . s.
+// What a token does to a state. With along = a . s before the change, row i becomes s * w + k * u[i]. In the form
+// VALUE, u is c * (v - along), otherwise v. In the form BESIDE, b * along is added. Then the row is read: y[i] = r . s.
 typedef enum pg_turn_form { PG_TURN_PLAIN, PG_TURN_VALUE, PG_TURN_BESIDE } pg_turn_form;
 
 typedef struct pg_turn {

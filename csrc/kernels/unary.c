@@ -5,7 +5,7 @@
 // y[i] = f(x[i]) for dense f32; p: the op's parameters.
 typedef void (*vec_fn)(float *y, const float *x, int64_t n, const float *p);
 
-// The tail goes through a padded register, so that an element's result does not depend on where it stands.
+// The last elements use a padded register, so that an element's result does not depend on its place.
 #define VEC(name, expr)                                                                                                \
   PG_INLINE vf f_##name(vf x, const float *p) { return expr; }                                                         \
   static void vec_##name(float *y, const float *x, int64_t n, const float *p) {                                        \

@@ -29,7 +29,7 @@ static inline window pg_window(const double *param, int n_axes, const pg_tensor 
   return w;
 }
 
-// Where element `tap` of the window at `place` lies along axis i: below 0 or from n[i] on, it is a zero.
+// The index along axis i of element `tap` of the window at `place`. Below 0, and from n[i] on, elements are zeros.
 static inline int64_t pg_window_at(const window *w, int i, int64_t place, int64_t tap) {
   return place * w->s[i] + tap * w->d[i] - w->p[i];
 }

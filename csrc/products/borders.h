@@ -1,11 +1,12 @@
-// Columns up to which gemv.c multiplies weights in blocks; gemm.c multiplies more of them. By instruction set, on
-// Intel's CPUs and on AMD's. `python -m pyggml.tools.measure.borders` measures them, docs/products.md has results.
+// The borders between gemv.c and gemm.c: for products of weights in blocks, the largest number of columns that gemv.c
+// multiplies. They depend on the instruction set and on whose CPU it is. `python -m pyggml.tools.measure.borders`
+// measures them; docs/products.md has results.
 //
 // Throughput should never fall as columns are added. When it falls just beyond a border, the border is too low; when
 // a column just below it takes longer than one just beyond it, the border is too high.
 #pragma once
 
-extern int pg_cpu_is_amd; // else it is taken for Intel's (exec/isa.c)
+extern int pg_cpu_is_amd; // 0: treated as Intel's (exec/isa.c)
 
 // Level; FEW: codes are plain bytes or nibbles; FEW_SLOW: codes take longer to unpack; the same two on AMD's CPUs.
 #define PG_BORDERS(X)                                                                                                  \

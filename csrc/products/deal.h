@@ -1,6 +1,6 @@
-// Work in chunks, counted in what it is cut into (groups of rows, tiles, parts): the threads begin with a large chunk
-// each, three quarters of all, which is one stream of memory, and share the rest in small ones, which evens out threads
-// that are interrupted.
+// Deal work out to threads in chunks of units (groups of rows, tiles or parts). Each thread begins with a large chunk,
+// one stream of memory; together these are three quarters of the work. The rest is shared in small chunks, so that a
+// thread that was interrupted does less.
 #pragma once
 #include "kernel.h"
 

@@ -1,9 +1,9 @@
-// mul_mat_id's columns in the order of their experts, so that each expert's matrix is read once.
+// Sort mul_mat_id's columns by expert, so that each expert's matrix is read once.
 #pragma once
 #include "kernel.h"
 
-// Scratch: the columns by expert [n_used * n_tokens], then where each expert's columns end [n_expert]; whole cache
-// lines. Every thread sorts for itself: that is shorter than waiting for one that does.
+// Scratch memory in whole cache lines: the columns by expert [n_used * n_tokens], then where each expert's columns end
+// [n_expert]. Every thread sorts for itself, because that takes less time than waiting for one that does.
 static inline int64_t pg_sorted_bytes(const pg_task *t) {
   const pg_tensor *as = &t->src[0], *ids = &t->src[2];
   return pg_plus(pg_times(pg_plus(pg_times(ids->ne[0], ids->ne[1]), as->ne[2]), 4), 63) / 64 * 64;
@@ -13,7 +13,7 @@ static inline int32_t pg_expert_of(const pg_tensor *ids, int64_t c) {
   return *(const int32_t *)(ids->data + c % ids->ne[0] * ids->nb[0] + c / ids->ne[0] * ids->nb[1]);
 }
 
-// A counting sort. end[e]: one past the last column of expert e. PG_E_INDEX where an id is no expert's.
+// A counting sort. end[e]: one past the last column of expert e. PG_E_INDEX: an id that is no expert's.
 static inline int pg_sort_columns(const pg_task *t, int32_t *list, int32_t *end) {
   const pg_tensor *ids = &t->src[2];
   const int64_t n_expert = t->src[0].ne[2], n = ids->ne[0] * ids->ne[1];

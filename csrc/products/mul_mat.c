@@ -1,9 +1,9 @@
 // mul_mat: y[m, n, b2, b3] = rows of a[k, m, a2, a3] times columns of b[k, n, b2, b3]; a repeats along dimensions 2, 3.
-// Columns that meet the same matrix of a (grouped-query attention) make one product, so that it is read once.
+// Columns that meet the same matrix of a (grouped-query attention) become one product, so that the matrix is read once.
 #include "products/deal.h"
 #include "products/product.h"
 
-enum { PARTS = 8 }; // per thread: what evens out threads that are interrupted
+enum { PARTS = 8 }; // per thread: several, so that a thread that was interrupted does fewer
 
 int64_t PG_FN(mul_mat_work)(const pg_task *t, int nth) { return nth * PG_FN(product_work)(); }
 

@@ -1,7 +1,7 @@
 // Products of weights as they are stored, with the precision of f32. There are four ways:
 // - short rows: product_short.c;
 // - few columns: weights are used as they are stored, and each byte is read once from memory;
-// - few columns, of weights that have no tile of their own or must be decoded again for each tile: a block of rows is
+// - few columns, for types without a tile, or when each tile would decode the weights again: a block of rows is
 //   converted to f32 first;
 // - many columns: product_many.c.
 #include "products/product.h"
@@ -13,8 +13,8 @@
 #include "simd/units.h"
 
 enum {
-  FEW = 8 * VF_N,    // columns up to which rows are not laid out anew (docs/products.md)
-  FEW_BLOCKS = 8,    // columns up to which block types that have a tile are multiplied as they are stored
+  FEW = 8 * VF_N,    // most columns for which rows are not rearranged (docs/products.md)
+  FEW_BLOCKS = 8,    // most columns for which block types with a tile are multiplied as they are stored
   NEAR = 1 << 19,    // bytes of columns that stay in the L2 cache while all rows meet them
   LONG = 2048,       // in_turn: elements that stay in the L1 cache with a row ...
   LARGE = 1 << 19,   // ... and bytes of a matrix whose model does not stay in the L2 cache
@@ -22,7 +22,7 @@ enum {
   LD = KC + 16,      // stride of converted rows and columns: off the powers of two, which share cache sets
   MB = 2 * PG_MR,    // rows converted at a time: they stay in the L1 cache with a column
   COLS = 12,         // columns of a part are a multiple of this, as it is of those of a tile: the same tiles, and bits
-  PART_OPS = 1 << 15 // multiplications that are worth a part of their own
+  PART_OPS = 1 << 15 // least number of multiplications of a part
 };
 _Static_assert(MB % PG_MR == 0, "tiles must fit");
 
@@ -44,17 +44,17 @@ static void tile(const pg_tile *tiles, float *const *y, int64_t row, const char 
     for (int64_t i = 0; i < rows; i++) y[j][row + i] = add ? y[j][row + i] + spare[j][i] : spare[j][i];
 }
 
-// Elements of a column that all rows meet before the next ones: as many as stay near. This depends on the product
-// alone, not on a part, so that bits do not depend on the number of threads.
+// How many elements of the columns are multiplied with all rows before the next elements: as many as stay in the cache.
+// It depends on the product alone, not on a part, so that results do not depend on the number of threads.
 static int64_t elements_near(const pg_product *p) {
   const int64_t k = p->a->ne[0], fit = NEAR / 4 / p->n_cols / KC * KC;
   return k * p->n_cols * 4 <= NEAR ? k : PG_MAX(fit, KC);
 }
 
 // The tile that multiplies one column with rows one after the other, or NULL when rows side by side are faster. Rows in
-// turn are the stream that the CPU's prefetchers follow best. Intel's stop at the end of every page, so the tile asks
-// for memory itself, with AVX-512. AMD's need no help, and follow best what AVX2 reads at a time; but a row and the
-// column must stay in the L1 cache together, and the model must be larger than the L2 cache (docs/products.md).
+// turn are one stream of memory, which prefetchers follow best. Intel's stop at the end of every page, so the AVX-512
+// tile prefetches memory itself. AMD's need no help, and work best with AVX2's reads; but a row and the column must fit
+// the L1 cache together, and the model must be larger than the L2 cache (docs/products.md).
 static pg_tile in_turn(const pg_product *p) {
 #if VF_N >= 8
   const pg_tensor *a = p->a;

@@ -1,9 +1,9 @@
-// Products of the rows of one matrix with columns that lie anywhere: what mul_mat and mul_mat_id share.
+// Shared by mul_mat and mul_mat_id: products of the rows of one matrix with columns that lie anywhere in b.
 #pragma once
 #include "kernel.h"
 
-// Column c of a product is element (c % n[0], c / n[0] % n[1], c / n[0] / n[1]) of a grid, with byte strides in b and
-// y; b repeats along the first dimension after n_b. With `list` the columns are those numbers.
+// A product. Column c is element (c % n[0], c / n[0] % n[1], c / n[0] / n[1]) of a grid, with byte strides in b and y;
+// b repeats along the first dimension after n_b. With `list`, the columns are those with the numbers in it.
 typedef struct pg_product {
   const pg_tensor *a, *b; // for their types and rows
   const char *a_rows;     // row 0 of the matrix
@@ -44,11 +44,11 @@ int64_t PG_FN(product_work)(void); // bytes of scratch per thread
 void PG_FN(product)(const pg_product *p, pg_part part, float *work);
 pg_cut PG_FN(product_cut)(const pg_product *p, int64_t wanted);
 
-enum { PG_MANY_ROWS = 16 * VF_N };      // of a part, where columns are many: they are converted once per that many rows
-int64_t PG_FN(product_many_work)(void); // product_many.c: what product does with many columns
+enum { PG_MANY_ROWS = 16 * VF_N };      // rows of a part with many columns, which are converted once for all these rows
+int64_t PG_FN(product_many_work)(void); // product_many.c: the product of many columns
 void PG_FN(product_many)(const pg_product *p, pg_part part, float *work);
 
-enum { PG_SHORT = 64 }; // elements of a row at most: product_short.c, what product does with short rows of floats
+enum { PG_SHORT = 64 }; // most elements of a row for product_short.c, the product of short rows of floats
 void PG_FN(product_short)(const pg_product *p, pg_part part, float *work);
 
 // The i-th part of the cut.
@@ -57,7 +57,7 @@ static inline pg_part pg_part_of(const pg_product *p, const pg_cut *c, int64_t i
   return (pg_part){{r, PG_MIN(r + c->rows, p->a->ne[1])}, {j, PG_MIN(j + c->cols, p->n_cols)}};
 }
 
-// The chunk after `last` (-1: the first one) for this thread: all of them where it is alone.
+// The chunk after `last` (-1: the first one) for this thread. A single thread gets all of them.
 static inline int64_t pg_next_chunk(const pg_task *t, int nth, int64_t last) {
   return nth == 1 ? last + 1 : pg_next(t);
 }

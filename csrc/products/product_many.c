@@ -1,6 +1,6 @@
-// A product with many columns: rows are converted to f32 once and laid out so that lanes of a vector are rows. An
-// element of a column meets all of them, so no sum runs across lanes, and short rows cost no more per element than long
-// ones.
+// A product with many columns: rows are converted to f32 once, and laid out so that the lanes of a vector are rows.
+// Each element of a column is multiplied with all lanes, so no sum runs across lanes, and short rows cost no more per
+// element than long ones.
 #include "formats/storage.h"
 #include "simd/lanes.h"
 #include "products/product.h"
@@ -11,7 +11,7 @@ enum {
   KC = 512, // elements of a row at a time: a multiple of every block size
   NR = VF_N == 16  ? 12
        : VF_N == 8 ? 6
-                   : 4, // columns at a time: with two vectors of rows each, what registers hold
+                   : 4, // columns at a time: with two vectors of rows, as many as fit the registers
   TILE_ROWS = 2 * VF_N,
   MB = PG_MANY_ROWS, // rows converted at a time: half a MiB at most, for the L2 cache
   LD = KC + 16       // stride of columns: off the powers of two, which share cache sets
@@ -40,7 +40,7 @@ PG_INLINE void tile(int nr, const float *a, const float *b, int64_t k, sums to) 
   }
 }
 
-// Functions of their own: inlined into a larger one the sums would not stay in registers.
+// Not inlined: in a larger function the sums would not stay in registers.
 static __attribute__((noinline)) void tile_all(const float *a, const float *b, int64_t k, sums to) {
   tile(NR, a, b, k, to);
 }
@@ -62,8 +62,8 @@ PG_INLINE void put_sums(sums from, float *const *y, int64_t cols, int64_t rows, 
   }
 }
 
-// Elements k0 .. k0 + kc of rows first .. first + n: tiles of [kc][TILE_ROWS]; rows that are missing in the last are
-// zero.
+// Write elements k0 .. k0 + kc of rows first .. first + n as tiles of [kc][TILE_ROWS]; missing rows of the last tile
+// are zeros.
 static void put_rows(const pg_product *p, int64_t first, int64_t n, int64_t k0, int64_t kc, float *to) {
   const pg_to_f32 to_f32 = PG_FN(to_f32)(p->a->type);
   const int64_t at = k0 / pg_block_size(p->a->type) * p->a->nb[0];
@@ -80,8 +80,8 @@ static void put_rows(const pg_product *p, int64_t first, int64_t n, int64_t k0, 
   }
 }
 
-// Where n columns are and where their results go. Elements k0 .. are fetched into the L2 cache: the hardware would
-// begin anew in each column.
+// Find n columns and the places of their results. Elements from k0 on are prefetched into the L2 cache, because the
+// hardware would begin anew in each column.
 PG_INLINE void find_columns(const pg_product *p, int64_t first, int64_t n, int64_t k0, const char **cols, float **y) {
   const int64_t nb = p->b->nb[0], bytes = PG_MIN(KC, p->a->ne[0] - k0) * nb;
   for (int64_t j = 0; j < n; j++) {

@@ -11,7 +11,7 @@ enum {
   LANES = 2 * VF_N, // rows of a tile
   NR = VF_N == 16  ? 12
        : VF_N == 8 ? 6
-                   : 4, // columns of a tile: with two vectors of rows each, what registers hold
+                   : 4, // columns of a tile: with two vectors of rows, as many as fit the registers
   MB = PG_MANY_ROWS
 };
 _Static_assert(MB % LANES == 0 && LANES % 4 == 0, "tiles must fit");
@@ -36,7 +36,7 @@ PG_INLINE void tile(int nr, float *const *y, const float *a, const float *const 
   }
 }
 
-// Functions of their own: inlined into a larger one the sums would not stay in registers.
+// Not inlined: in a larger function the sums would not stay in registers.
 static __attribute__((noinline)) void tile_all(float *const *y, const float *a, const float *const *b, int64_t k) {
   tile(NR, y, a, b, k);
 }

@@ -1,6 +1,6 @@
-// Tiles for the weight types that are multiplied straight from memory. Vectors run along k: neither operand is
-// transposed, one column costs what a matrix-vector product should, and a long sum is VF_N or more short ones.
-// `type` and `nr` are constants wherever these functions are inlined, so that the accumulators stay in registers.
+// Tiles for the weight types that are multiplied straight from memory. Vectors run along k, so neither operand is
+// transposed, one column costs no more than a matrix-vector product, and a long sum is split into VF_N or more short
+// ones. `type` and `nr` are constants wherever these functions are inlined, so that sums stay in registers.
 #include "products/tile.h"
 
 #include "simd/ahead.h"
@@ -20,7 +20,8 @@ PG_INLINE int bytes_of(int type, int n) { // n elements
   return type == PG_F32 ? n * 4 : type == PG_Q8_0 ? n / BLOCK * 34 : type == PG_Q4_0 ? n / BLOCK * 18 : n * 2;
 }
 
-// What to ask for while `mr` rows are read: what follows them, not too near; NULL where something lies between rows.
+// The memory to prefetch while `mr` rows are read: the memory behind them, not too near. NULL when rows are not
+// adjacent.
 PG_INLINE const char *next_rows(int type, int mr, rows a, int64_t k) {
   const int64_t stride = a[1] - a[0];
   return stride * BLOCK == k * bytes_of(type, BLOCK) ? a[0] + PG_MAX(mr * stride, PG_AHEAD) : NULL;
@@ -98,7 +99,8 @@ PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k
 
 // -- blocks: a scale times the sum over the block of integers times x
 
-// Vector v of the block at p. The offset goes first: taken from the sum, it would make NaN of an infinite x.
+// Vector v of the integers of the block at p. The offset is subtracted here: from the sum, it would turn an infinite x
+// into NaN.
 PG_INLINE vf integers(int type, const char *p, int v) {
   const int i = v * VF_N;
   if (type == PG_Q8_0) return vf_load_i8((const int8_t *)p + 2 + i);

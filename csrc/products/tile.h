@@ -1,8 +1,8 @@
-// The inner loop of every matrix product: dot products of PG_MR rows of a with a few columns of b.
+// The inner loop of products of stored weights: dot products of PG_MR rows of a with a few columns of b.
 #pragma once
 #include "kernel.h"
 
-enum { PG_MR = 4, PG_NR = VF_N == 16 ? 6 : VF_N == 8 ? 3 : 2 }; // as many accumulators as the registers hold
+enum { PG_MR = 4, PG_NR = VF_N == 16 ? 6 : VF_N == 8 ? 3 : 2 }; // as many sums as fit the registers
 enum { PG_TALL = 8 };                                           // rows of a tall tile
 
 // y[j][0..PG_MR) = the rows a[0..PG_MR) times the column b[j], over k elements; with `add`, added to what y holds.
@@ -12,9 +12,8 @@ typedef void (*pg_tile)(float *const *y, const char *const *a, const float *cons
 // The kernels for a weight type, entry n - 1 for n columns (n <= PG_NR); NULL: convert the weights to F32 first.
 const pg_tile *PG_FN(tiles)(int64_t type);
 
-// PG_TALL rows times one column, the same bits as from tiles; NULL: tiles are as fast.
+// PG_TALL rows times one column, with the same bits as tiles; NULL: tiles are as fast.
 pg_tile PG_FN(tall_tile)(int64_t type);
-// PG_MR rows times one column, one row after the other; NULL: there is none. AVX2's is asked for at levels above it,
-// too.
+// PG_MR rows times one column, one row after the other; NULL: there is none. Levels above AVX2 may use AVX2's, too.
 pg_tile PG_FN(tile_in_turn)(int64_t type);
 pg_tile PG_CAT(tile_in_turn, __, avx2)(int64_t type);

@@ -1,9 +1,9 @@
-// Tile registers (AMX): 8 of 16 lines of 64 bytes. The compiler knows nothing of them, so all that touches them is
-// volatile, and stays in order.
+// Tile registers (AMX): 8 registers of 16 lines of 64 bytes. The compiler does not know them, so all instructions on
+// them are volatile, and stay in order.
 #pragma once
 #include <stdint.h>
 
-// What the registers are: all whole. A compiler's own function for this (gcc 12) may drop what it does not see used.
+// The configuration: all registers are whole. gcc 12's own function for it may drop fields that it believes are unused.
 static const struct pg_tile_config {
   uint8_t palette, start_row, reserved[14];
   uint16_t line_bytes[16];
@@ -11,7 +11,7 @@ static const struct pg_tile_config {
 } pg_tile_config __attribute__((aligned(64))) = {
     .palette = 1, .line_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .lines = {16, 16, 16, 16, 16, 16, 16, 16}};
 
-// What a thread does before it uses tiles, and after: they are part of what the system saves of a thread.
+// A thread begins and ends its use of tiles, because the system saves those in use whenever it switches threads.
 #define TILES_BEGIN() __asm__ volatile("ldtilecfg %0" ::"m"(pg_tile_config))
 #define TILES_END() __asm__ volatile("tilerelease" ::)
 

@@ -1,6 +1,6 @@
-// Plain elements (floats and integers) from one type to another, through the type that holds both sides' values: F32
-// where no wider one is needed, F64, or I64 between integers. Integers are truncated; what does not fit becomes the
-// nearest number that does, NaN becomes 0.
+// Convert plain elements (floats and integers) from one type to another. They go through a type that holds the values
+// of both: F32, or F64 when that is too narrow, or I64 between integers. Conversion to an integer truncates and clamps
+// to the type's range; NaN becomes 0.
 #pragma once
 #include "simd/rows.h"
 
@@ -24,7 +24,8 @@ static inline int64_t pg_narrowed(int64_t x, int bits) {
   return x > most ? most : x < -most - 1 ? -most - 1 : x;
 }
 
-// x as f32, the last bit set where that is not exact: rounded once more to F16, it is as if it had been rounded once.
+// x as f32, with the last bit set when that is not exact. Rounding it again to F16 then gives the same as rounding
+// once.
 static inline float pg_to_odd(double x) {
   union {
     float f;

@@ -1,4 +1,4 @@
-// Rows laid out so that lanes of a vector are rows: products whose sums run across no lanes.
+// Lay rows out so that the lanes of a vector are rows; then sums of products do not run across lanes.
 #pragma once
 #include "kernel.h"
 

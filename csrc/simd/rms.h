@@ -1,4 +1,4 @@
-// The root mean square of a row, as rms_norm takes it: its kernel, and the products that do the norm themselves.
+// The root mean square of a row, for rms_norm and for products that compute the norm themselves.
 #pragma once
 #include "kernel.h"
 
@@ -7,8 +7,8 @@ static inline int pg_fits_f32(double mean_square) { return mean_square > 1e-30 &
 
 enum { PIECE = 64 * VF_N }; // elements whose f32 sum is added to a double
 
-// `floor` is what will be added to the mean of the squares, or is more than it where they are small. Rows whose squares
-// f32 does not hold are summed in double: there are few.
+// The sum of squares of n floats. `floor` is a number that will be added to their mean, or a bound below which smaller
+// squares do not matter. Rows whose squares overflow or underflow f32 are summed in double; such rows are rare.
 static inline double pg_sum_squares(const float *x, int64_t n, double floor) {
   double sum = 0;
   int64_t i = 0;
@@ -33,7 +33,7 @@ static inline double pg_sum_squares(const float *x, int64_t n, double floor) {
   return sum;
 }
 
-// What rms_norm multiplies a row by.
+// The factor by which rms_norm multiplies a row.
 static inline double pg_rms_scale(const float *x, int64_t n, double eps) {
   return 1 / sqrt(pg_sum_squares(x, n, eps) / (double)n + eps);
 }

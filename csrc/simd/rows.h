@@ -1,4 +1,4 @@
-// Rows of any float type and stride, as f32: what kernels use where a row is not dense f32.
+// Read and write rows of any float type and stride as f32, for kernels whose rows are not dense f32.
 #pragma once
 #include "kernel.h"
 

@@ -13,8 +13,8 @@ typedef __m512 vf;
 typedef int32_t vbits __attribute__((vector_size(64))); // the lanes as integers: (vbits)x
 PG_INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
 PG_INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
-PG_INLINE void vf_stream(float *p, vf a) { _mm512_stream_ps(p, a); } // past the caches; p is aligned
-PG_INLINE void vf_stream_end(void) { _mm_sfence(); }                 // before other threads may read that
+PG_INLINE void vf_stream(float *p, vf a) { _mm512_stream_ps(p, a); } // stores past the caches; p is aligned
+PG_INLINE void vf_stream_end(void) { _mm_sfence(); } // call it before other threads read what was streamed
 PG_INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
 PG_INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); } // a * b + c
 PG_INLINE vf vf_fma1(vf a, vf b, vf c) { return vf_fma(a, b, c); } // the product unrounded everywhere (generic: slow)
@@ -38,7 +38,7 @@ PG_INLINE vf vf_ceil(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_POS_IN
 PG_INLINE vf vf_trunc(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC); }
 // a * 2^n, n integral and within the exponent's range
 PG_INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
-PG_INLINE vf vf_scale2_normal(vf a, vf n) { return _mm512_scalef_ps(a, n); } // where 2^n itself is a normal number
+PG_INLINE vf vf_scale2_normal(vf a, vf n) { return _mm512_scalef_ps(a, n); } // 2^n itself must be a normal number
 PG_INLINE vf vf_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 PG_INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 PG_INLINE vf vf_swap_pairs(vf a) { return _mm512_permute_ps(a, 0xb1); } // lanes 1 0 3 2 ...

@@ -1,4 +1,5 @@
-// Floats to bf16. What is below its normal range, 1e-38, becomes 0; what rounds beyond it, 3.39e38, infinite.
+// Convert floats to bf16. Numbers below its normal range (1e-38) become 0, and those that round beyond it (3.39e38)
+// become infinite.
 #pragma once
 #include "kernel.h"
 
@@ -13,13 +14,13 @@ PG_INLINE __m512i bf16_pairs(vf even, vf odd) {
   return _mm512_permutexvar_epi16(turns, bf16_of(even, odd));
 }
 
-// What rounding leaves of x.
+// The rest of x that rounding leaves.
 PG_INLINE vf bf16_rest(vf x) {
   const __m512i rounded = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
   return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(rounded, 16)));
 }
 
-// 16 lines of 16 pairs to as many lines, the first of which has the first pair of all. `step`: bytes between them.
+// Transpose 16 lines of 16 pairs: the first line of the result has the first pair of each. `step`: bytes between lines.
 PG_INLINE void bf16_turn(void *to, int64_t step, const __m512i *lines) {
   __m512i a[16], b[16];
   _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2) {

@@ -1,4 +1,4 @@
-// Tensors as units of bytes (an element, or a block of a block type), for kernels that move data of any type.
+// Treat tensors as units of bytes (an element, or a block of a block type), for kernels that move data of any type.
 #pragma once
 #include "formats/formats.h"
 #include "kernel.h"

@@ -1,4 +1,4 @@
-// Words into the texts whose scores have the highest sum. Sums are doubles, of equal ones the first holds.
+// Cut words into the texts whose scores have the highest sum. Sums are doubles; among equal sums the first one counts.
 #include <math.h>
 
 #include "vocab/trie.h"
@@ -24,7 +24,7 @@ int64_t pg_best_cut(const pg_trie *t, const double *scores, const uint8_t *words
       step[at] = (pg_step){.token = unk, .from = 0};
     }
     for (int64_t at = 0; at < n; at++) {
-      if (best[at] == -INFINITY) continue; // within a character
+      if (best[at] == -INFINITY) continue; // inside a character
       const int64_t next = at + utf8_length(word + at, n - at);
       int known = 0;
       int64_t end = at;

@@ -1,5 +1,5 @@
-// Byte-pair merging: in a word the adjacent pair of the lowest rank becomes one symbol, the leftmost of equals, until
-// no pair has a rank. A heap of (rank, place) makes it n log n; entries that a later merge made stale are skipped.
+// Byte-pair merging: the adjacent pair of the lowest rank in a word becomes one symbol (among equals the leftmost),
+// until no pair has a rank. A heap of (rank, place) makes it n log n; entries that a merge has made stale are skipped.
 #include "vocab/hash.h"
 #include "vocab/heap.h"
 #include "vocab/watch.h"
@@ -35,7 +35,7 @@ typedef struct {
   int64_t n_heap;
 } word;
 
-// The rank of the symbol at `i` with the one behind it goes onto the heap.
+// Put the pair of the symbol at `i` and the one behind it onto the heap, if it has a rank.
 static void bpe_offer(word *w, int32_t i) {
   const int32_t next = w->links[i].next, pair = next < 0 ? -1 : bpe_find(w->b, w->symbols[i], w->symbols[next]);
   w->links[i].pair = pair;

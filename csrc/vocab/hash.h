@@ -8,8 +8,8 @@ static inline uint64_t seeded_hash(const pg_seed *seed, uint64_t key) {
   return hash ^ hash >> 32;
 }
 
-// A text's hash is a polynomial of its bytes at `base`, modulo the prime 2^61 - 1: two texts of n bytes have the same
-// one for n bases at most. The hash of what stands before or behind a byte follows from that of the whole.
+// A text's hash is a polynomial of its bytes at `base`, modulo the prime 2^61 - 1. So two texts of n bytes have the
+// same hash for at most n bases. The hashes of parts of a text can be computed from the hash of the whole.
 static const uint64_t TEXT_PRIME = (1ull << 61) - 1;
 
 static inline uint64_t text_modulo(unsigned __int128 a) { // a < 2^123
@@ -25,7 +25,7 @@ static inline uint64_t text_hash(const pg_seed *seed, uint64_t hash, uint8_t byt
   return text_times(hash + byte + 1, seed->base);
 }
 
-// Up to four bytes at once: their products do not wait for each other.
+// The hash of n more bytes, up to four at once, so that their products do not wait for each other.
 static inline uint64_t text_hash_of(const pg_seed *seed, uint64_t hash, const uint8_t *text, int64_t n) {
   for (int64_t i = 0; i < n; i += 4) {
     const uint64_t *power = seed->powers + (n - i < 4 ? n - i : 4);
@@ -37,7 +37,7 @@ static inline uint64_t text_hash_of(const pg_seed *seed, uint64_t hash, const ui
   return hash;
 }
 
-// The hash of n bytes without the first, from theirs; `power` is base^n.
+// The hash of n bytes without the first one, from the hash of all n; `power` is base^n.
 static inline uint64_t text_hash_behind(uint64_t hash, uint8_t first, uint64_t power) {
   const uint64_t gone = text_times((uint64_t)first + 1, power);
   return hash >= gone ? hash - gone : hash + TEXT_PRIME - gone;

@@ -1,10 +1,10 @@
-// Words into the longest texts from the left.
+// Cut words into the longest texts, from the left.
 #include <string.h>
 
 #include "vocab/trie.h"
 #include "vocab/watch.h"
 
-// The longest text that text[0 .. n] begins with, -1 where there is none, and its length.
+// The longest text that text[0 .. n] begins with, and its length; -1 when there is none.
 static int32_t longest_text(const pg_trie *t, const uint8_t *text, int64_t n, int64_t *length, int64_t *steps) {
   int32_t longest = -1, node = 0;
   int64_t end = 0;
@@ -39,7 +39,7 @@ static int64_t put_utf8(uint8_t *out, uint32_t c) {
   return n;
 }
 
-// A word is parts, each of which is covered or unknown as a whole.
+// A word has parts. A part is either covered by texts or unknown, as a whole.
 typedef struct {
   const pg_trie *t;
   int32_t unk;

@@ -1,4 +1,4 @@
-// Which pairs of symbols merge: as a list of merges says, or as texts say that have scores.
+// Find the pairs of symbols that merge: from a list of merges, or from texts with scores.
 #include "vocab/texts.h"
 #include "vocab/utf8.h"
 
@@ -27,7 +27,7 @@ static int32_t code_point(const uint8_t *text, int64_t n) {
   return c;
 }
 
-// Is there a symbol for these bytes, and which.
+// Whether there is a symbol for these bytes, and which one.
 static int symbol_of(const pg_texts *t, uint64_t hash, const uint8_t *text, int64_t n, int32_t *symbol) {
   *symbol = text_at(t, hash, text, n);
   if (*symbol >= 0) return 1;

@@ -1,6 +1,7 @@
-// Texts cut out of another, the longest first. A heap has a text for each place where one may begin: the longest that
-// lies in what is not taken yet. One that another has cut into is put back as the next shorter text of its place. Each
-// cut does this to fewer places than it has bytes, so that all of it is n log n steps, but for the lengths of texts.
+// Cut texts out of another text, the longest first. A heap has an entry for each place where one may begin: the longest
+// text that lies in the part not taken yet. When a cut has taken some of its bytes, the entry is put back with the next
+// shorter text of its place. Each cut does this to fewer places than it has bytes, so that there are n log n steps,
+// besides the lengths of texts.
 #include "vocab/heap.h"
 #include "vocab/trie.h"
 #include "vocab/watch.h"
@@ -15,7 +16,7 @@ typedef struct {
   text_watch watch;
 } cutter;
 
-// The longest text that begins at `at` and lies in what is not taken, -1 where there is none; or `any` such text.
+// The longest text that begins at `at` and lies in the part not taken; -1 when there is none. `any`: any such text.
 static int32_t special_text_here(cutter *c, int64_t at, int any) {
   int32_t found = -1, node = 0;
   for (;
@@ -73,7 +74,7 @@ int64_t pg_special_cut(const pg_trie *t, const uint8_t *how, const int32_t *leng
     const uint64_t key = heap_pop(heap, &n_heap);
     const int32_t text = (int32_t)(key >> 32), length = lengths[text];
     const int64_t at = (int64_t)(uint32_t)key;
-    if (!marks[at] && !marks[at + length - 1]) { // what is taken in a row is longer than this text
+    if (!marks[at] && !marks[at + length - 1]) { // enough, because every run of taken bytes is longer than this text
       marks[at] = text + 1;
       for (int64_t i = 1; i < length; i++) marks[at + i] = INSIDE;
       places[n_places++] = at;

@@ -1,4 +1,4 @@
-// Lists of texts: as a GGUF file has them, and the table that finds them.
+// Lists of texts: read them from a GGUF file, and build the table that finds them.
 #include "vocab/texts.h"
 
 int64_t pg_gguf_strings(const uint8_t *data, int64_t size, int64_t *at, int64_t n, uint8_t *packed) {
@@ -22,7 +22,7 @@ void pg_texts_index(const pg_texts *t, int64_t n) {
     int64_t length;
     const uint8_t *text = text_of(t, i, &length);
     const uint64_t hash = text_hash_of(&t->seed, 0, text, length);
-    if (text_at(t, hash, text, length) >= 0) continue; // the first of equals
+    if (text_at(t, hash, text, length) >= 0) continue; // among equal texts the first counts
     uint64_t s = text_slot(t, hash);
     while (t->slots[s]) s = (s + 1) & (uint64_t)(t->n_slots - 1);
     t->slots[s] = text_entry(hash, i);

@@ -14,10 +14,10 @@ static inline uint64_t text_slot(const pg_texts *t, uint64_t hash) {
   return (hash ^ hash >> 32) & (uint64_t)(t->n_slots - 1);
 }
 
-// What a slot holds: the upper half of the hash, and the text's number + 1.
+// The contents of a slot: the upper half of the hash, and the text's number + 1.
 static inline uint64_t text_entry(uint64_t hash, int32_t i) { return (hash & ~0xffffffffull) | ((uint64_t)i + 1); }
 
-// The text of bytes a[0 .. n_a] b[0 .. n_b] with this hash, -1 where there is none.
+// The text with the bytes a[0 .. n_a] b[0 .. n_b] and this hash; -1 when there is none.
 static inline int32_t text_of_two(const pg_texts *t, uint64_t hash, const uint8_t *a, int64_t n_a, const uint8_t *b,
                                   int64_t n_b) {
   for (uint64_t s = text_slot(t, hash); t->slots[s]; s = (s + 1) & (uint64_t)(t->n_slots - 1)) {

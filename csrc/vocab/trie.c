@@ -1,4 +1,4 @@
-// Tries: a text shares the nodes of what it begins with; those of the rest stand one behind the other.
+// Build tries. Texts that begin alike share nodes; the further nodes of a text follow each other in memory.
 #include "vocab/trie.h"
 
 void pg_trie_index(pg_trie *t, const uint8_t *bytes, const int64_t *ends, int64_t n) {

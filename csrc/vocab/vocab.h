@@ -1,21 +1,21 @@
-// What vocabularies need of C: lists of strings, texts found by their bytes, words into tokens. The functions with
-// `watch` go over texts of any length. Where `watch` is not 0, SIGINT stops them: they return PG_STOPPED, and what they
-// were to write is not to be read.
+// The C part of vocabularies: lists of strings, finding texts by their bytes, cutting words into tokens. Functions with
+// `watch` may read texts of any length. When `watch` is not 0, SIGINT stops them: they return PG_STOPPED, and their
+// results must not be read.
 #pragma once
 #include <stdint.h>
 
 enum { PG_STOPPED = -1 };
 
-// What the hashes of tables depend on. Nobody outside the process knows it, so that no vocabulary can be made to fill
-// one chain of a table. 0 < base < 2^61 - 1; base * inverse = 1 and powers[i] = base^(i + 1) modulo 2^61 - 1;
-// the factors are odd.
+// The seed of the hashes of tables. It is not known outside the process, so that nobody can make a vocabulary whose
+// texts all fall into one chain of a table. 0 < base < 2^61 - 1; base * inverse = 1 and powers[i] = base^(i + 1) modulo
+// 2^61 - 1; the factors are odd.
 typedef struct {
   uint64_t base, inverse, powers[4], flip, factors[2];
 } pg_seed;
 
-// Strings as GGUF has them, a length of 8 bytes before each: walks up to n of them from data + *at on, and returns how
-// many lie within `size` bytes; *at is then where the next would begin. `packed`, unless it is NULL, gets their bytes,
-// a NUL behind each.
+// Read strings of a GGUF file, each behind its length in 8 bytes: up to n of them, from data + *at on. Returns how many
+// lie within `size` bytes; *at becomes the place of the next one. `packed`, unless it is NULL, gets their bytes, with a
+// NUL behind each.
 int64_t pg_gguf_strings(const uint8_t *data, int64_t size, int64_t *at, int64_t n, uint8_t *packed);
 
 // Numbered texts, to be found by their bytes (vocab/texts.h): text i ends at bytes + ends[i], where a NUL stands, and
@@ -46,11 +46,12 @@ typedef struct {
 } pg_trie;
 void pg_trie_index(pg_trie *t, const uint8_t *bytes, const int64_t *ends, int64_t n);
 
-// Byte-pair merging (vocab/bpe.c). Pair i of symbols, left[i] and right[i], becomes merged[i]; its rank is ranks[i], or
-// i where `ranks` is NULL. `slots` finds a pair: a power of two of them, more than there are pairs, -1 each before
-// pg_bpe_index, which takes the first of equal pairs. pg_bpe_merge merges words of symbols, word i up to ends[i], less
-// than 2^31 each; what comes out is put at the front of `symbols`, where each word ends now into `ends`, and its number
-// returned. Scratch memory: links for the longest word, and three times as many heap entries.
+// Byte-pair merging (vocab/bpe.c). Pair i of symbols, left[i] and right[i], becomes merged[i]. Its rank is ranks[i], or
+// i when `ranks` is NULL. `slots` is a table that finds a pair: a power of two of slots, more than there are pairs, all
+// -1 before pg_bpe_index fills it; the first of equal pairs counts. pg_bpe_merge merges words of symbols; word i ends
+// at ends[i], and has less than 2^31 symbols. The merged symbols replace the front of `symbols`, the new ends of words
+// replace `ends`, and the number of symbols is returned. Scratch memory: links for the longest word, and three times as
+// many heap entries.
 typedef struct {
   const int32_t *left, *right, *merged, *ranks;
   int32_t *slots;
@@ -64,38 +65,40 @@ void pg_bpe_index(const pg_bpe *b, int64_t n);
 int64_t pg_bpe_merge(const pg_bpe *b, int32_t *symbols, int64_t *ends, int64_t n_words, pg_bpe_link *links,
                      uint64_t *heap, int watch);
 
-// Pairs of symbols (vocab/pairs.c). Of n merges, "left right" each, packed as texts are: the texts of both sides and of
-// their union, -1 where there is none. Of n texts: all pairs of texts or single characters that make one, which are
-// returned by their number, at most one for each byte; a character that is no text is -1 - its code point.
+// Pairs of symbols (vocab/pairs.c). pg_pairs_of_merges takes n merges, each "left right", packed as texts are. It gives
+// the texts of both sides and of their union; -1 when there is none. The other function takes n texts, and finds all
+// pairs of texts or single characters that make one of them. It returns the number of pairs, at most one for each byte.
+// A character that is not a text is given as -1 - its code point.
 void pg_pairs_of_merges(const pg_texts *t, const uint8_t *merges, const int64_t *ends, int64_t n, int32_t *left,
                         int32_t *right, int32_t *merged);
 int64_t pg_pairs_of_texts(const pg_texts *t, int64_t n, int32_t *left, int32_t *right, int32_t *merged);
 
-// Words into texts by the longest match from the left (vocab/longest.c); the number of ids is returned.
-// pg_longest_match reads words of characters, and `ends` says where the ids of each end: of `codes`, 0 counts for
-// nothing, a negative one is a part of its own, and 10 ends a word. Each part is read with `prefix` before it, and is
-// `unk` (none: -1) where texts do not cover it. `part` has room for all bytes; there are never more ids than those, and
-// a prefix for each code. pg_longest_cut reads bytes; one that no text begins with is `unk`.
+// Cut words into texts by the longest match from the left (vocab/longest.c). Both functions return the number of ids.
+// pg_longest_match reads words of characters; `ends` gets the place where the ids of each word end. In `codes`, 0 is
+// skipped, a negative code is a part of its own, and 10 ends a word. Each part is read with `prefix` before it; a part
+// that texts do not cover is `unk` (-1: nothing). `part` needs room for all bytes and a prefix for each code; there are
+// never more ids than that. pg_longest_cut reads bytes; a byte with which no text begins is `unk`.
 int64_t pg_longest_match(const pg_trie *t, const int32_t *codes, int64_t n_codes, const char *prefix, int32_t unk,
                          uint8_t *part, int32_t *ids, int64_t *ends, int watch);
 int64_t pg_longest_cut(const pg_trie *t, const uint8_t *bytes, int64_t n, int32_t unk, int32_t *ids, int watch);
 
-// Words into the texts with the highest sum of scores (vocab/best_cut.c). Word i ends at ends[i], less than 2^31 bytes
-// behind where it begins; the number of ids is returned, and `ends` says then where those of each word end. A character
-// may be `unk`, which scores `unknown`: where no text is this character, or `always`. `best` and `step` have an entry
-// more than the longest word has bytes; there are never more ids than bytes.
+// Cut words into the texts with the highest sum of scores (vocab/best_cut.c). Word i ends at ends[i], and has less than
+// 2^31 bytes. Returns the number of ids; `ends` then says where the ids of each word end. A character may become `unk`,
+// with the score `unknown`, when no text is this character, or `always`. `best` and `step` have one entry more than the
+// longest word has bytes; there are never more ids than bytes.
 typedef struct {
   int32_t token, from;
 } pg_step;
 int64_t pg_best_cut(const pg_trie *t, const double *scores, const uint8_t *words, int64_t *ends, int64_t n_words,
                     double unknown, int32_t unk, int always, double *best, pg_step *step, int32_t *ids, int watch);
 
-// Texts cut out of another (vocab/special.c), text 0 wherever it occurs, then text 1 in what is left, and so on: the
-// texts of the trie are numbered from the longest to the shortest. how[i] has PG_CUT where text i counts, and
-// PG_LSTRIP and PG_RSTRIP where it takes white space before and behind it along. pg_special_begin returns at how many
-// places one that counts begins, and puts the longest of each place into `heap`, unless that is NULL. pg_special_cut
-// takes this heap and as many `places`, lengths of texts, n zeroed marks, and returns the number of parts, at most one
-// more than twice the places: where each begins and ends, and its text's number, -1 for what lies between. n < 2^32.
+// Cut texts out of another text (vocab/special.c): text 0 wherever it occurs, then text 1 in what is left, and so on.
+// The texts of the trie are numbered from the longest to the shortest. how[i] has PG_CUT when text i counts, and
+// PG_LSTRIP or PG_RSTRIP when it swallows white space before or behind it. pg_special_begin returns the number of
+// places where a text that counts begins, and puts the longest text of each place into `heap`, unless that is NULL.
+// pg_special_cut takes this heap, as many `places`, the lengths of texts, and n zeroed marks. It returns the number of
+// parts, at most one more than twice the places, with the beginning and end of each part, and its text's number (-1:
+// text between). n < 2^32.
 enum pg_special { PG_CUT = 1, PG_LSTRIP = 2, PG_RSTRIP = 4 };
 typedef struct {
   int64_t begin, end, text;

@@ -1,4 +1,4 @@
-// Ctrl-C while a long text is read: the number of SIGINTs is compared with that at the start, once in many steps.
+// Notice Ctrl-C while a long text is read: once in many steps, compare the number of SIGINTs with that at the start.
 #pragma once
 #include "exec/exec.h"
 #include "vocab/vocab.h"
@@ -22,7 +22,7 @@ static inline int watch_stops(text_watch *w, int64_t steps) {
   return pg_interrupts() != w->before;
 }
 
-// What a function with `watch` returns.
+// The return value of a function with `watch`: PG_STOPPED after SIGINT, else n.
 static inline int64_t watch_end(const text_watch *w, int64_t n) {
   if (w->on) pg_interrupt_release();
   return n;

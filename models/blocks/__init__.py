@@ -43,7 +43,7 @@ from .moe import (
     router_probs,
 )
 from .norm import build_norm
-from .output import build_head, build_lm_head, build_result_embd
+from .output import build_lm_head, build_pooling, build_result_embd
 from .rope import build_rope, build_rope_factors, rope, rope_factors
 
 __all__ = [
@@ -64,7 +64,7 @@ __all__ = [
     "build_expert_weights",
     "build_experts",
     "build_ffn",
-    "build_head",
+    "build_pooling",
     "build_inp_attn_scale",
     "build_inp_embd",
     "build_inp_kq_mask",

@@ -1,4 +1,4 @@
-"""What adapters add to a graph: low-rank products beside those of weights, and vectors to the residual."""
+"""What adapters add to a graph: low-rank products to those of weights, and vectors to the residual."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pyggml.tensor import Tensor
 class LowRank(NamedTuple):
     """What a LoRA adapter adds to the product of a weight of ne [k, m]: b @ (scale * (a @ cur)).
 
-    a ne [k, rank], b ne [rank, m]; for the experts' weights a third dimension as the weight has. For token embeddings a
-    has ne [rank, n_vocab], its rows are looked up, and b ne [rank, n_embd]. scale: F32, ne [1], read when graphs run.
+    a has ne [k, rank], b ne [rank, m]; for the weights of experts both have the third dimension of the weight. For
+    token embeddings a has ne [rank, n_vocab] and its rows are looked up; b has ne [rank, n_embd]. scale: F32, ne [1],
+    read when graphs run.
     """
 
     a: Tensor
@@ -22,9 +23,9 @@ class LowRank(NamedTuple):
 
 
 class Adapters:
-    """The adapters that a graph is built with. Graphs built with the same object differ in nothing by them.
+    """The adapters that a graph is built with. Graphs that are built with the same object can replace each other.
 
-    low_rank  by the name of the weight (`output.weight` also where the model has none, and takes its embeddings)
+    low_rank  by the name of the weight (`output.weight` also when the model uses its embeddings instead)
     control   by layer: what is added to its output, F32 ne [n_embd]
     """
 

@@ -13,14 +13,14 @@ from pyggml.tensor import Tensor
 from ..hparams import LayerShape
 from .build import Build, CacheUse
 
-# Nodes that flash attention does not have, or not in this layout
+# Names of nodes that flash attention does not make, or makes in another layout
 _SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext", "v", "kqv")
 
 
 def build_qkv(b: Build, cur: Tensor, il: int, *, bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, ne [n_embd_head_k, n_head, n_tokens], K, ne [n_embd_head_k, n_head_kv, n_tokens], and V, ne
-    [n_embd_v_gqa, n_tokens], of `cur`: by one weight each, or by one for all where the model has `attn_qkv`. Clamped
-    where the model asks for it (`f_clamp_kqv`). `bias`: as for `Build.linear`."""
+    """Q, ne [n_embd_head_k, n_head, n_tokens], K, ne [n_embd_head_k, n_head_kv, n_tokens], and V, ne [n_embd_v_gqa,
+    n_tokens], of `cur`. Each is the product of a weight of its own, or all are one product when the model has
+    `attn_qkv`. They are clamped when the model asks for it (`f_clamp_kqv`). `bias`: as for `Build.linear`."""
     n = b.hparams.layer(il)
     if not n.n_head_kv:
         raise ModelError(f"hyperparameter n_head_kv: layer {il} has no heads, as those of this architecture must")
@@ -36,7 +36,7 @@ def build_qkv(b: Build, cur: Tensor, il: int, *, bias: bool = True) -> tuple[Ten
 
 
 def split_qkv(b: Build, wqkv: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, K and V as of `build_qkv`, views of `wqkv`, which has them in each row one after the other."""
+    """Q, K and V as `build_qkv` returns them: views of `wqkv`, whose rows have all three one after the other."""
     n = b.hparams.layer(il)
     sizes = (n.n_embd_q, n.n_embd_k_gqa, n.n_embd_v_gqa)
     size, row = wqkv.nb[0], wqkv.nb[1]
@@ -58,15 +58,18 @@ def _heads(b: Build, cur: Tensor, n_head: int) -> Tensor:
 
 @dataclass(frozen=True)
 class KV:
-    """What attention over the cache takes, for layer `il`.
+    """The arguments of attention over the cache, for layer `il`.
 
-    q_cur ne [n_embd_head_k, n_head, n_tokens], k_cur ne [n_embd_head_k, n_head_kv, n_tokens] (None where the layer
-    attends to those of another, `hp.kv_layer`), v_cur ne [n_embd_v_gqa, n_tokens] (None where it is in K), kq_mask ne
-    [n_kv, n_tokens padded], or one for each head of K: ne [n_kv, n_tokens, n_head_kv]. sinks: ne [n_head], one more
-    score of each head. v_mla: ne [n_embd_head_v, n, n_head], what makes the values of each head of those in the cache.
-    scale: of the scores, the model's for 0. bias: ne [n_kv, n_tokens, n_head], added to the scores before they are
-    scaled. cross: without k_cur and v_cur, over what the encoder gave. beside: a layer of another cache whose cells are
-    attended to, too, and their mask (V is in K).
+    q_cur    ne [n_embd_head_k, n_head, n_tokens]
+    k_cur    ne [n_embd_head_k, n_head_kv, n_tokens]; None: the layer attends to K and V of another (`hp.kv_layer`)
+    v_cur    ne [n_embd_v_gqa, n_tokens]; None: V is in K
+    kq_mask  ne [n_kv, n_tokens padded], or one for each head of K: ne [n_kv, n_tokens, n_head_kv]
+    sinks    ne [n_head]: one more score of each head
+    v_mla    ne [n_embd_head_v, n, n_head]: multiplied with the values in the cache, it gives those of each head
+    scale    a factor of the scores; 0: the model's
+    bias     ne [n_kv, n_tokens, n_head]: added to the scores before they are scaled
+    cross    attend to what the encoder gave; there are no k_cur and v_cur then
+    beside   a layer of another cache whose cells are attended to as well, and their mask (V is in K)
     """
 
     q_cur: Tensor
@@ -102,8 +105,8 @@ def build_attn(b: Build, a: KV) -> Tensor:
 
 
 def build_cross_kv(b: Build, k_cur: Tensor, v_cur: Tensor, il: int) -> None:
-    """Store what attention of the decoder's layer `il` sees of a text: ne [n_embd_k_gqa, n_tokens] and
-    [n_embd_v_gqa, n_tokens]."""
+    """Store K, ne [n_embd_k_gqa, n_tokens], and V, ne [n_embd_v_gqa, n_tokens], of an encoded text, for attention in
+    the decoder's layer `il`."""
     kv, n = b.cross.kv, b.hparams.layer(il)
     k_cur, v_cur = rotate(k_cur, kv.rotation_k(il)), rotate(v_cur, kv.rotation_v(n.n_embd_head_v))
     b.graph.build_forward_expand(k_cur)
@@ -112,7 +115,7 @@ def build_cross_kv(b: Build, k_cur: Tensor, v_cur: Tensor, il: int) -> None:
 
 
 def _rotated(b: Build, a: KV, use: CacheUse) -> KV:
-    """Q, K and V as the cache stores the last two."""
+    """The arguments with Q, K and V rotated, as the cache stores K and V."""
     kv, n = use.kv, b.hparams.layer(a.il)
     by_k, by_v = kv.rotation_k(a.il), kv.rotation_v(n.n_embd_head_v)
     k, v = (None if t is None else rotate(t, by) for t, by in ((a.k_cur, by_k), (a.v_cur, by_v)))
@@ -120,7 +123,7 @@ def _rotated(b: Build, a: KV, use: CacheUse) -> KV:
 
 
 def rotate(cur: Tensor, by: Tensor | None) -> Tensor:
-    """`cur`, each part of a row as long as those of `by` multiplied with it."""
+    """`cur` with its rows cut into parts as long as the rows of `by`, and each part multiplied with `by`."""
     if by is None:
         return cur
     n = by.ne[0]
@@ -129,8 +132,8 @@ def rotate(cur: Tensor, by: Tensor | None) -> Tensor:
 
 
 def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[[Tensor], Tensor]) -> Tensor:
-    """`attn`, what attention gives before it is projected, times `act` of a product of `cur`, with an element for each
-    of `attn`, or one for each head: ne as `attn`."""
+    """Gate `attn`, what attention gives before it is projected: times `act` of a product of `cur`. The product has an
+    element for each element of `attn`, or one for each head. ne as `attn`."""
     n_head = b.hparams.layer(il).n_head
     n_gate = b.n_out("attn_gate", (n_head, attn.ne[0]), il)
     gate = b.cb(act(b.linear("attn_gate", cur, n_gate, "attn_gate", il)), "attn_gate_act", il)
@@ -147,9 +150,8 @@ def store_k(b: Build, k_cur: Tensor, il: int) -> None:
 
 
 def _kv_store(b: Build, use: CacheUse, k_cur: Tensor, v_cur: Tensor | None, il: int) -> None:
-    """Copy K and V into the slot of the ubatch, where they are kept. A token whose numbers overflow shows that in K,
-    which its own sequence sees and the mask hides from others; V, which a weight of 0 does not hide, is stored
-    finite."""
+    """Copy K and V into the slot of the ubatch, unless the cache keeps nothing. K may overflow: its own sequence sees
+    that, and the mask hides it from others. V is stored finite, because a weight of 0 does not hide NaN."""
     n, kv, head = b.hparams.layer(il), use.kv, use.head
     if kv.transient:
         return
@@ -216,7 +218,7 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
 
 
 def _kqv_of_groups(b: Build, a: KV, use: CacheUse) -> Tensor:
-    """As `_kqv`, with a mask for each head of K: the heads that share it are those of one batch of several."""
+    """As `_kqv`, with a mask for each head of K. The heads of Q that share a head of K are a batch of their own."""
     n, il, scale = b.hparams.layer(a.il), a.il, a.scale or b.hparams.f_attention_scale
     groups, n_tokens = n.n_head_kv, b.n_tokens
     heads = gg.reshape_4d(a.q_cur, n.n_embd_head_k, n.n_head // groups, groups, n_tokens)

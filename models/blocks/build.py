@@ -1,4 +1,4 @@
-"""One graph in the making: what every block takes."""
+"""`Build`: one graph in the making, the first argument of every block."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mask_name(kv: KVCache) -> str:
 
 
 class InputGroup(NamedTuple):
-    """The names of inputs that one function fills, which gives the values of each."""
+    """Inputs that one function fills: their names, and the function, which returns the values of each."""
 
     names: tuple[str, ...]
     fill: Fill
@@ -44,7 +44,7 @@ class InputGroup(NamedTuple):
 class Input(NamedTuple):
     """A leaf of a graph that gets new values before each run.
 
-    fill      gives its values. None: its group is filled, or, without one, whoever runs the graph sets them
+    fill      gives its values. None: the function of its group does, or, without a group, whoever runs the graph
     group     the inputs that were asked for together with it
     of_tokens its values follow from token ids, which a stage after the first does not have
     """
@@ -56,7 +56,7 @@ class Input(NamedTuple):
 
 
 class CacheUse(NamedTuple):
-    """How a graph uses one cache: the cells that attention looks at (those of the ubatch where it is transient), the
+    """How a graph uses one cache: the cells that attention looks at (those of the ubatch when it is transient), the
     first cell of the ubatch's slot (bound when the graph runs), and the name of the mask."""
 
     kv: KVCache
@@ -65,7 +65,7 @@ class CacheUse(NamedTuple):
     mask: str
 
 
-# What a head may have of its own in its block, by the roles of what it else shares with the model.
+# Tensors that a draft head may have in its own block, by role; a missing one falls back to the model's.
 _OF_HEAD = {
     "token_embd": ("nextn.embed_tokens",),
     "output_norm": ("nextn.shared_head_norm", "layer_output_norm"),
@@ -80,24 +80,24 @@ def _no_one(name: str) -> bool:
 class Build(Generic[H_co]):
     """One graph in the making: the model, the cache, the sizes of the batch, and the inputs created so far.
 
-    weights     what `weight`, `optional` and `linear` ask; it notes what they asked for
+    weights     the tensors that `weight`, `optional` and `linear` ask for; it notes which were asked for
     n_tokens    tokens of the ubatch
     n_outputs   tokens of which logits are wanted
     n_kv        cells that attention looks at, in each of the memory's caches
-    n_seqs      of a memory with states: the tokens are those of so many sequences, equally many of each, one sequence
+    n_seqs      for a memory with states: the tokens belong to so many sequences, equally many to each, one sequence
                 after the other
     embd        embeddings are given instead of tokens
     embeddings  the graph ends with the embeddings of tokens instead of their logits
-    layer       those after this layer (0: as they go into the first), instead of after the last one and its norm (None)
+    layer       these are the embeddings after this layer (0: before the first); None: after the last one and its norm
     first       the graph is to begin with this layer, see `begin_at`
     uses        how each of the memory's caches is used
     adapters    what is added to products and to the outputs of layers
     twins       the layers that are like one before them in such graphs, see `layers`
-    asked       whether anyone will look at the node of a name: what is fused in one op is then built of several
-    n_logits    tokens of which logits are wanted, where all have an output: a graph of `hidden` states
-    hidden      the node with what heads read of each token, ne [n_embd, n_tokens], in such a graph
+    asked       whether anyone will look at the node of a name: an op that fuses it is then built of several ops
+    n_logits    tokens of which logits are wanted, in a graph of `hidden` states, where all tokens have an output
+    hidden      the node that draft heads read, ne [n_embd, n_tokens], in a graph of hidden states
 
-    Of the hyperparameters of a head it is the graph of that head, see `build_inp_embd`.
+    With the hyperparameters of a draft head it is the graph of that head, see `build_inp_embd`.
     """
 
     def __init__(
@@ -145,9 +145,9 @@ class Build(Generic[H_co]):
         self.asked: Callable[[str], bool] = _no_one
 
     def layers(self, layer: Callable[[Tensor, int], Tensor], inpL: Tensor) -> Tensor:
-        """What the last layer gives, where the first one reads `inpL`, and each what the one before it gives.
-        `layer(inpL, il)` builds one; it hands nothing to other layers but its result. Those that `twins` names are
-        repeated instead."""
+        """Build all layers and return the result of the last one. The first layer reads `inpL`, each other one the
+        result of the layer before it. `layer(inpL, il)` builds one layer, which hands nothing to other layers but its
+        result. Layers in `twins` are repeated instead of built."""
         self.graph.build_forward_expand(inpL)
         for il in range(self.hparams.n_layer):
             begin, twin = self.graph.n_nodes, self.twins.get(il)
@@ -164,12 +164,12 @@ class Build(Generic[H_co]):
         return inpL
 
     def use(self, il: int) -> CacheUse:
-        """The cache of layer `il`."""
+        """How layer `il` uses its cache."""
         return next(u for u in self.uses if il in u.kv.index and not u.kv.cross)
 
     @property
     def cross(self) -> CacheUse:
-        """The cache of what the encoder gave, which the memory must have."""
+        """How the cache of the encoded text is used. The memory must have one."""
         return next(u for u in self.uses if u.kv.cross)
 
     @property
@@ -190,8 +190,8 @@ class Build(Generic[H_co]):
         return t
 
     def named(self, name: str) -> Tensor:
-        """The node that was given that name, of a graph that ends after a `layer`, or begins with one. Raises
-        ModelError."""
+        """The node of that name, in a graph that ends after a `layer` or begins with one. Raises ModelError when there
+        is none."""
         if name not in self._named:
             raise ModelError(f"the graph of this architecture has no {name} to be cut at")
         return self._named[name]
@@ -228,7 +228,7 @@ class Build(Generic[H_co]):
     def weight(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor:
         """The weight of that role (of layer `il`), which a model must have.
 
-        Raises ModelError where it is missing or has another shape.
+        Raises ModelError when it is missing or has another shape.
         """
         spec = TensorSpec(self.name(role, il, suffix), ne)
         t = self.weights.ask(spec)
@@ -245,12 +245,12 @@ class Build(Generic[H_co]):
         return tensor_name(role, il if il < 0 else self.hparams.block(il), suffix)
 
     def optional(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor | None:
-        """The weight (or bias) of that role, or None where the model has none. Raises ModelError for another shape."""
+        """The weight (or bias) of that role, or None when the model has none. Raises ModelError for another shape."""
         return self.weights.ask(TensorSpec(self.name(role, il, suffix), ne, True))
 
     def n_out(self, role: str, choices: tuple[int, ...], il: int = -1) -> int:
-        """How many rows the weight of that role has: one of `choices`, the first where the model has no such weight, or
-        another one (which asking for it then says)."""
+        """How many rows the weight of that role has: one of `choices`. The first of them when the model has no such
+        weight, or one with another number of rows: asking for the weight then raises."""
         ne = self.weights.ne(self.name(role, il))
         return ne[1] if ne is not None and ne[1] in choices else choices[0]
 
@@ -259,8 +259,8 @@ class Build(Generic[H_co]):
         return self.adapters.product(gg.mul_mat(w, cur), w.name, cur)
 
     def linear(self, role: str, cur: Tensor, n_out: int, name: str, il: int = -1, *, bias: bool = True) -> Tensor:
-        """weight @ cur, with a weight of ne [cur.ne[0], n_out], and the bias where the model has one: ne
-        [n_out, n_tokens]. Both nodes are called `name`. `bias` false: it may have one, which is not added."""
+        """weight @ cur, with a weight of ne [cur.ne[0], n_out], plus the bias when the model has one: ne
+        [n_out, n_tokens]. Both nodes are called `name`. With `bias` false, a bias that the model has is not added."""
         cur = self.cb(self.mul_mat(self.weight(role, (cur.ne[0], n_out), il), cur), name, il)
         b = self.optional(role, (n_out,), il, "bias")
         return cur if b is None or not bias else self.cb(gg.add(cur, b), name, il)

@@ -33,7 +33,7 @@ _HALVES: dict[Activation, Callable[[Tensor], Tensor]] = {  # of the first half o
 
 
 def act_of(b: Build, act: Activation | Glu) -> Activation | Glu:
-    """What a network goes through: what the file says, else what the builder has. A function of gate and up stays."""
+    """The activation of a network: the file's, else the builder's `act`. A function of gate and up is kept."""
     return act if callable(act) else b.hparams.act or act
 
 
@@ -49,7 +49,7 @@ def of_halves(act: Activation | Glu, both: Tensor) -> Tensor:
 
 
 def limited(limit: float) -> Activation | Glu:
-    """silu(gate) * up, of gate and up within `limit`; 0: there is none."""
+    """silu(gate) * up, with gate and up kept within `limit`; 0: without a limit."""
     return partial(gg.swiglu_clamp, limit=limit) if limit else "silu"
 
 
@@ -68,9 +68,9 @@ def build_ffn(
     """down(act(gate(cur)) * up(cur)), or without a gate down(act(up(cur))): ne [n_embd, n_tokens]. `act` may be a
     function of gate and up together.
 
-    `n_ff`: that of the layer, unless given. `kind` ends the roles of its weights: `_shexp`, the experts that all share.
-    `bias`: as for `Build.linear`. `gate_in_up`: `ffn_up` gives the gate, and then what it lets through.
-    Without a gate, what `act` gives is divided by `ffn.act.scales` where the model has them.
+    `n_ff`: that of the layer, unless given. `kind` ends the roles of its weights: `_shexp` for the expert that all
+    tokens share. `bias`: as for `Build.linear`. `gate_in_up`: the first half of the rows of `ffn_up` is the gate.
+    Without a gate, what `act` gives is divided by `ffn.act.scales` when the model has them.
     """
     n_ff, act = n_ff or b.hparams.layer(il).n_ff, act_of(b, act)
     if gate_in_up:

@@ -49,9 +49,9 @@ def given_embd(u: UBatch, memory: Memory) -> Floats:
 
 
 def build_inp_embd(b: Build) -> Tensor:
-    """The embeddings of the tokens, or those that are given, scaled where the model asks for it: ne
-    [n_embd, n_tokens]. Of a head: what it makes of those of tokens and of the hidden states of the tokens before them,
-    which are given in the place of embeddings (DeepSeek-V3, arXiv 2412.19437, 2.2)."""
+    """The embeddings of the tokens, or those that are given, scaled when the model asks for it: ne
+    [n_embd, n_tokens]. In the graph of a draft head they are made of two things (DeepSeek-V3, arXiv 2412.19437, 2.2):
+    the embeddings of tokens, and the hidden states of the tokens before them, which are given as embeddings are."""
     if b.hparams.is_head:
         return _build_inp_head(b)
     if b.embd:
@@ -72,9 +72,10 @@ def _build_inp_head(b: Build) -> Tensor:
 
 
 def build_inp_per_layer(b: Build, inpL: Tensor, n: int) -> Tensor:
-    """What the layers read of each token beside the stream, `n` elements each: an embedding of the token's own for each
-    layer, and a product of its embedding `inpL`, ne [n_embd, n_tokens], normed; their sum over the root of 2: ne
-    [n, n_layer, n_tokens]. Embeddings that are given are no token's: of those the first one's are taken."""
+    """What each layer reads of each token beside the residual, `n` elements: ne [n, n_layer, n_tokens]. It is the sum
+    of two things, over the root of 2: an embedding that the token has for the layer, and a normed product of its
+    embedding `inpL`, ne [n_embd, n_tokens]. When embeddings are given, there are no tokens: those of token 0 are
+    taken."""
     hp = b.hparams
     size = n * hp.n_layer
     w = b.weight("per_layer_token_embd", (size, hp.n_vocab))
@@ -90,7 +91,7 @@ def build_inp_per_layer(b: Build, inpL: Tensor, n: int) -> Tensor:
 
 
 def per_layer_rows(per_layer: Tensor, il: int) -> Tensor:
-    """Of what `build_inp_per_layer` gives that of layer `il`: ne [n, n_tokens]."""
+    """The part for layer `il` of what `build_inp_per_layer` gives: ne [n, n_tokens]."""
     return gg.view_2d(per_layer, per_layer.ne[0], per_layer.ne[2], per_layer.nb[2], il * per_layer.nb[1])
 
 
@@ -105,12 +106,12 @@ def _positions(u: UBatch, memory: Memory) -> Ints:
 
 
 def _four_positions(u: UBatch, memory: Memory) -> Ints:
-    """Those of text: time, height and width are alike, and the fourth is 0."""
+    """The four positions of text tokens: time, height and width are equal, and the fourth is 0."""
     return np.concatenate((u.pos, u.pos, u.pos, np.zeros_like(u.pos)))
 
 
 def build_pos_embd(b: Build, cur: Tensor, *, optional: bool = False) -> Tensor:
-    """`cur`, ne [n_embd, n_tokens], plus the embeddings of the positions; `optional`: where the model has them."""
+    """`cur`, ne [n_embd, n_tokens], plus the embeddings of the positions. `optional`: the model may lack them."""
     ne = (cur.ne[0], b.hparams.n_ctx_train)
     embd = b.optional("position_embd", ne) if optional else b.weight("position_embd", ne)
     if embd is None:
@@ -147,8 +148,8 @@ def build_inp_kq_mask(b: Build, il: int, *, cross: bool = False) -> Tensor:
 
 
 def build_inp_out_ids(b: Build) -> Tensor:
-    """The rows that go on to the end of the graph: I32 ne [n_outputs]. Those of which logits are wanted, or all in a
-    graph of hidden states."""
+    """The rows that go on to the end of the graph, I32 ne [n_outputs]: those of which logits are wanted, or all rows in
+    a graph of hidden states."""
     return b.input("inp_out_ids", DType.I32, (b.n_outputs,), _all_rows if b.n_logits else _wanted_rows)
 
 

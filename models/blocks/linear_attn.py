@@ -19,8 +19,8 @@ def build_delta_net(b: Build, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: 
     """The gated delta rule (see `gated_delta_net`) over the ubatch's tokens, from the states of its sequences, which
     are stored: ne [S, n_head, n_tokens].
 
-    v: ne [S, n_head, n_tokens]; q, k: so, or with a divisor of n_head (repeated as a whole); g: ne [1 or S, n_head,
-    n_tokens], logarithms of what the state fades by; beta: ne [1, n_head, n_tokens].
+    v has ne [S, n_head, n_tokens]. q and k have the same, or fewer heads, a divisor of n_head, which are repeated as a
+    whole. g, ne [1 or S, n_head, n_tokens]: the logarithm of what the state fades by. beta: ne [1, n_head, n_tokens].
     """
     s, n_head, n_tokens, _ = v.ne
     states = b.states.s_l[il]
@@ -40,7 +40,7 @@ def build_linear_attn(b: Build, q: Tensor, k: Tensor, v: Tensor, g: Tensor, il: 
 
 
 def _results(b: Build, out: Tensor, s: int, n_head: int, n_tokens: int, il: int) -> Tensor:
-    """What tokens read, of a result that ends with the states, which are stored: ne [S, n_head, n_tokens]."""
+    """Store the states that `out` ends with, and return the rest, what tokens read: ne [S, n_head, n_tokens]."""
     size, n = out.nb[0], s * n_head
     last = gg.view_2d(out, s * n, b.n_seqs, size * s * n, size * n * n_tokens)
     store_state(b, b.states.s_l[il], last, "state_updated", il)

@@ -18,8 +18,8 @@ from .rope import build_rope
 class MLA(NamedTuple):
     """The sizes of multi-head latent attention in one layer; those of a head include the n_rot roped elements.
 
-    n_lora_q       elements of the row that Q of all heads comes from; 0: from what attention reads
-    n_lora_kv      elements of the latent row (without its roped elements, which are all heads' K)
+    n_lora_q       elements of the row that Q of all heads comes from; 0: Q comes from what attention reads
+    n_lora_kv      elements of the latent row (without its roped elements, which all heads have as part of K)
     n_embd_head_k  elements of Q and K of a head, the n_rot that are roped last
     n_embd_head_v  elements of V of a head
     n_rot          elements that are roped; 0: none
@@ -53,10 +53,11 @@ def build_mla(
 ) -> Tensor:
     """Attention of the heads, before it is projected: ne [n_head * m.n_embd_head_v, n_tokens].
 
-    Where V is in K (`hp.v_in_k`), the cache holds the latent rows, ne [n_lora_kv + n_rot]: Q is brought to them by
-    `attn_k_b`, and what comes out to the heads by `attn_v_b`. Else it holds K and V of each head. `q_scale`, ne
-    [1, 1, n_tokens], is what Q is multiplied with. `k_norm`: the roped elements of K are normed before. `scale` and
-    `sinks`: as in KV. `choose`: of the row that Q comes from gives the mask; without it that is the layer's.
+    When V is in K (`hp.v_in_k`), the cache holds the latent rows, ne [n_lora_kv + n_rot]. `attn_k_b` then turns Q of
+    each head into a latent row, and `attn_v_b` turns the latent result into values of each head. Otherwise the cache
+    holds K and V of each head. `q_scale`, ne [1, 1, n_tokens], is a factor of Q. `k_norm`: the elements of K that are
+    roped are normed before. `scale` and `sinks`: as in KV. `choose` is called with the row that Q comes from, and gives
+    the mask; without it the mask is the layer's.
     """
     n_head, n_tokens = b.hparams.layer(il).n_head, cur.ne[1]
     q_row = _q_row(b, cur, il, m.n_lora_q) if m.n_lora_q else cur
@@ -105,14 +106,14 @@ def _q_row(b: Build, cur: Tensor, il: int, n_lora: int) -> Tensor:
 
 
 def _split(a: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
-    """The first `n` elements of each row, and the rest; None where that is nothing."""
+    """The first `n` elements of each row, and the rest. None for a part without elements."""
     parts = (0, n), (n, a.ne[0] - n)
     first, rest = (gg.view_3d(a, m, a.ne[1], a.ne[2], a.nb[1], a.nb[2], i * a.nb[0]) if m else None for i, m in parts)
     return first, rest
 
 
 def _beside(a: Tensor | None, b: Tensor | None) -> Tensor:
-    """The rows of both, one after the other; one may be nothing."""
+    """The rows of `a` with those of `b` behind them. One of the two may be None."""
     if a is None or b is None:
         cur = b if a is None else a
         assert cur is not None

@@ -29,7 +29,8 @@ def build_moe_ffn(b: Build, cur: Tensor, il: int, act: Activation | Glu = "silu"
 def build_shared_expert(
     b: Build, cur: Tensor, il: int, act: Activation | Glu = "silu", *, gated: bool = False
 ) -> Tensor:
-    """The expert that all tokens share: ne [n_embd, n_tokens]. `gated`: times the sigmoid of a product of its own."""
+    """The expert that all tokens share: ne [n_embd, n_tokens]. `gated`: its output is multiplied with the sigmoid of
+    another product of `cur`."""
     out = build_ffn(b, cur, il, act, n_ff=b.hparams.n_ff_shexp, kind="_shexp")
     if not gated:
         return b.cb(out, "ffn_shexp", il)
@@ -41,8 +42,9 @@ def build_shared_expert(
 def build_moe_or_ffn(
     b: Build, cur: Tensor, il: int, act: Activation | Glu = "silu", shared_act: Activation | Glu = "silu"
 ) -> Tensor:
-    """The network of layer `il`, ne [n_embd, n_tokens]: in layers with a mixture its experts, which go through `act`,
-    plus the expert that all tokens share; in the others a plain network. These two go through `shared_act`."""
+    """The network of layer `il`, ne [n_embd, n_tokens]. In layers with a mixture: the experts, whose activation is
+    `act`, plus the expert that all tokens share. In the other layers: a plain network. The shared expert and the plain
+    network have the activation `shared_act`."""
     if not b.hparams.is_moe(il):
         return build_ffn(b, cur, il, shared_act)
     out = build_moe_ffn(b, cur, il, act)
@@ -54,8 +56,9 @@ def build_router(
 ) -> tuple[Tensor, Tensor]:
     """Which experts each token goes to, I32 ne [n_used, n_tokens], and how much each counts, ne [1, n_used, n_tokens].
 
-    `logits`: those of the model's router, ne [n_expert, n_tokens], where they are not just a product with `cur`.
-    A model may have a `bias_role`, which is added to the weights to choose by, and to those only.
+    `logits`: those of the model's router, ne [n_expert, n_tokens], when they are more than a product with `cur`.
+    A model may have a bias of the role `bias_role`. It is added when experts are chosen, and does not change how much
+    they count.
     """
     rule, n_expert = b.hparams.router, b.hparams.n_expert
     if logits is None:
@@ -73,7 +76,7 @@ def build_router(
 
 
 def router_probs(b: Build, logits: Tensor, il: int) -> Tensor:
-    """What experts are chosen by, before any bias: ne as `logits`."""
+    """The probabilities that experts are chosen by, before any bias: ne as `logits`."""
     rule = b.hparams.router
     return logits if rule.of_selected else b.cb(_GATING[rule.gating](logits), "ffn_moe_probs", il)
 
@@ -127,12 +130,12 @@ def build_experts(
 ) -> Tensor:
     """down(act(gate(cur)) * up(cur)) of the selected experts, times their weights, summed: ne as `cur`.
 
-    act            what the gate goes through, or a function of gate and up together
-    gated          without a gate, down(act(up(cur)))
-    weights_first  the weights are of what the experts read, not of what they give
-    kind           ends the roles of their weights
-    n_expert       how many they are, where the router knows of others
-    A model may have `gate` and `up` in one weight, biases, and a scale of each expert.
+    act            the activation of the gate, or a function of gate and up together
+    gated          false: there is no gate, and an expert is down(act(up(cur)))
+    weights_first  the weights multiply what the experts read, not what they give
+    kind           ends the roles of the experts' weights
+    n_expert       how many experts there are, when the router knows of others
+    A model may have `gate` and `up` in one weight, biases, and a scale for each expert.
     """
     n_embd, n_tokens, act = cur.ne[0], cur.ne[1], act_of(b, act)
     n_expert, n_used = n_expert or b.hparams.n_expert, selected.ne[0]

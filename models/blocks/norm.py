@@ -22,7 +22,7 @@ def build_norm(
     eps: float = 0.0,
     suffix: str = "weight",
 ) -> Tensor:
-    """The norm of each row, its weight, and its bias where the model has one. Shape as `cur`. Without a `role` it has
+    """The norm of each row, its weight, and its bias when the model has one. Shape as `cur`. Without a `role` it has
     neither.
 
     rms     divided by the root of the mean square

@@ -1,4 +1,5 @@
-"""What comes out of a graph: logits or embeddings of the rows that are wanted, and what is made of pooled ones."""
+"""What comes out of a graph: logits or embeddings of the rows that are wanted; and what is made of pooled
+embeddings."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from .norm import build_norm
 def build_lm_head(b: Build, cur: Tensor, *, bias: bool = True, hidden: Tensor | None = None) -> Graph:
     """The logits of `cur`, ne [n_embd, n_outputs]: `result_output`, ne [n_vocab, n_outputs], which ends the graph. A
     model without output weights uses its embeddings (tied). `bias`: as for `Build.linear`. A graph of embeddings ends
-    with those instead. In one of hidden states `hidden` are these, by default `cur`, and n_logits rows go on."""
+    with `result_embd` instead. In a graph of hidden states, `hidden` are those states (default: `cur`), and n_logits of
+    the rows get logits."""
     if b.embeddings:
         return build_result_embd(b, cur)
     if b.n_logits:
         b.hidden = (cur if hidden is None else hidden).set_output()
         b.graph.build_forward_expand(b.hidden)
         cur = gg.get_rows(cur, build_inp_logit_ids(b))
-    _head_weights(b)  # a model of logits may have them, too
+    _pooling_weights(b)  # a model of logits may have them, too
     n_vocab = b.hparams.n_vocab
     output = b.optional("output", (cur.ne[0], n_vocab))
     logits = gg.mul_mat(token_embd(b) if output is None else output, cur)
@@ -45,8 +47,9 @@ def build_lm_head(b: Build, cur: Tensor, *, bias: bool = True, hidden: Tensor | 
 
 
 def build_result_embd(b: Build, cur: Tensor) -> Graph:
-    """`cur`, ne [n_embd, n_outputs], as the end of the graph, or what `b.layer` gave, and no node after it."""
-    _head_weights(b)
+    """End the graph with `cur`, ne [n_embd, n_outputs], or with the output of layer `b.layer`, without the nodes after
+    it."""
+    _pooling_weights(b)
     if b.layer is not None:
         hidden = b.named("inp_embd") if b.layer == 0 else b.named(f"l_out-{b.layer - 1}")
         full = b.graph.build_forward_expand(hidden).nodes
@@ -60,9 +63,9 @@ def build_result_embd(b: Build, cur: Tensor) -> Graph:
     return b.graph
 
 
-class _Head(NamedTuple):
-    """What models may have for pooled embeddings: two products (embedding-gemma); of rerankers a dense layer, its norm,
-    and what gives the scores."""
+class _PoolingWeights(NamedTuple):
+    """Weights that a model may have for pooled embeddings: two products (embedding-gemma); in rerankers a dense layer,
+    its norm, and the product that gives the scores."""
 
     dense: tuple[Tensor | None, Tensor | None]
     cls: tuple[Tensor | None, Tensor | None]  # weight, bias
@@ -70,11 +73,11 @@ class _Head(NamedTuple):
     out: tuple[Tensor | None, Tensor | None]
 
 
-def _head_weights(b: Build) -> _Head:
-    n_embd, n_out = b.hparams.n_embd, b.hparams.head.n_out
+def _pooling_weights(b: Build) -> _PoolingWeights:
+    n_embd, n_out = b.hparams.n_embd, b.hparams.rank_head.n_out
     size = (b.weights.ne("dense_2.weight") or (0, n_embd))[1]
     n_cls = b.n_out("cls", (n_embd, n_out))
-    return _Head(
+    return _PoolingWeights(
         (b.optional("dense_2", (n_embd, size)), b.optional("dense_3", (size, n_embd))),
         (b.optional("cls", (n_embd, n_cls)), b.optional("cls", (n_cls,), suffix="bias")),
         b.optional("cls.norm", (n_embd,)),
@@ -82,12 +85,12 @@ def _head_weights(b: Build) -> _Head:
     )
 
 
-def build_head(b: Build, rank: bool) -> Graph:
-    """What the model makes of the pooled embeddings `inp_pooled`, ne [n_embd, n_tokens], those of a sequence in each
-    row: `result_embd_pooled`, its embeddings, or the scores of a reranker, ne [n_out, n_tokens]. No nodes where it
-    makes nothing of them."""
+def build_pooling(b: Build, rank: bool) -> Graph:
+    """The graph over pooled embeddings: `inp_pooled`, ne [n_embd, n_tokens], has those of a sequence in each row. It
+    ends with `result_embd_pooled`: embeddings, or the scores of a reranker, ne [n_out, n_tokens]. The graph is empty
+    when the model leaves pooled embeddings as they are."""
     with b.ctx:
-        h, rule = _head_weights(b), b.hparams.head
+        h, rule = _pooling_weights(b), b.hparams.rank_head
         inp = cur = b.input("inp_pooled", DType.F32, (b.hparams.n_embd, b.n_tokens), None)
         if rank:
             if h.cls[0] is not None:

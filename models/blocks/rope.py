@@ -24,7 +24,7 @@ _MODES = {
 
 
 def build_rope(b: Build, cur: Tensor, pos: Tensor, factors: Tensor | None, name: str, il: int) -> Tensor:
-    """`cur`, ne [n_embd_head, n_head, n_tokens], roped, where layer `il` ropes."""
+    """`cur`, ne [n_embd_head, n_head, n_tokens], roped, when layer `il` ropes."""
     shape = b.hparams.rope(il)
     return cur if shape is None else b.cb(rope(b.hparams, shape, cur, pos, factors, shape.attn_factor), name, il)
 
@@ -39,7 +39,7 @@ def rope(
     *,
     back: bool = False,
 ) -> Tensor:
-    """rope_ext (rope_multi where tokens have four positions) with the model's frequencies, of the first elements of
+    """rope_ext (rope_multi when tokens have four positions) with the model's frequencies, of the first elements of
     each row; `back`: rope_ext_back. `cur`: ne [n_embd_head, n_head, n_tokens]."""
     mode, factors = _MODES[shape.type or hp.rope_type], factors if shape.factors else None
     if shape.ext_factor and not hp.yarn_truncate:  # rope_ext rounds: what YaRN does goes into frequency factors
@@ -63,7 +63,7 @@ def rope(
 
 @lru_cache
 def _unrounded(n_ctx: int, shape: RopeShape, beta_fast: float, beta_slow: float) -> Tensor:
-    """By what YaRN (arXiv 2309.00071) divides the frequency of each pair: ne [n_rot / 2]."""
+    """The divisors of the frequencies of pairs by YaRN (arXiv 2309.00071): ne [n_rot / 2]."""
 
     def pair(turns: float) -> float:  # which turns so often within n_ctx positions
         return shape.n_rot * math.log(n_ctx / (turns * 2 * math.pi)) / (2 * math.log(shape.freq_base))

@@ -23,12 +23,13 @@ def slot_of_states(u: UBatch) -> StateSlot:
 
 
 def read_state(b: Build, cells: Tensor, name: str, il: int) -> Tensor:
-    """The states of the ubatch's sequences, ne [floats, n_seqs], of those in `cells`, ne [floats, n_cells]."""
+    """The states that the ubatch's sequences go on from, ne [floats, n_seqs], read from `cells`, ne [floats,
+    n_cells]."""
     return b.cb(gg.get_rows(cells, build_inp_s_read(b)), name, il)
 
 
 def store_state(b: Build, cells: Tensor, states: Tensor, name: str, il: int) -> None:
-    """Put `states`, of as many elements as ne [floats, n_seqs] has, into the cells that the ubatch's sequences have."""
+    """Put `states`, floats * n_seqs elements of any shape, into the cells of the ubatch's sequences."""
     if not states.is_contiguous:
         states = gg.cont(states)
     rows = gg.reshape_2d(states, cells.ne[0], b.n_seqs)
@@ -43,9 +44,9 @@ def by_sequence(b: Build, cur: Tensor) -> Tensor:
 
 
 def build_conv_window(b: Build, cur: Tensor, d_conv: int, il: int) -> Tensor:
-    """What a convolution over `d_conv` tokens reads: the last d_conv - 1 columns of before, then `cur`, ne
-    [channels, n_tokens], a row for each channel: ne [d_conv - 1 + n_seq_tokens, channels, n_seqs]. Its last columns are
-    stored for the next tokens."""
+    """What a convolution over `d_conv` tokens reads: the d_conv - 1 columns of the tokens before, then those of `cur`,
+    ne [channels, n_tokens]. The result has a row for each channel: ne [d_conv - 1 + n_seq_tokens, channels, n_seqs].
+    Its last columns are stored for the next tokens."""
     channels, n_seqs, cells = cur.ne[0], b.n_seqs, b.states.r_l[il]
     before = gg.reshape_3d(read_state(b, cells, "conv_states", il), d_conv - 1, channels, n_seqs)
     window = b.cb(gg.concat(before, gg.transpose(by_sequence(b, cur)), 0), "conv_input", il)
@@ -57,7 +58,7 @@ def build_conv_window(b: Build, cur: Tensor, d_conv: int, il: int) -> Tensor:
 
 def build_conv(b: Build, cur: Tensor, role: str, d_conv: int, il: int) -> Tensor:
     """`cur`, ne [channels, n_tokens], convolved over time with the weights of that role, ne [d_conv, channels],
-    plus the bias where the model has one: ne as `cur`."""
+    plus the bias when the model has one: ne as `cur`."""
     channels = cur.ne[0]
     window = build_conv_window(b, cur, d_conv, il)
     out = gg.ssm_conv(window, as_f32(b.weight(role, (d_conv, channels), il)))

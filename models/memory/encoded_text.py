@@ -27,7 +27,7 @@ class EncodedText(KVCache):
         self._decoder = decoder
 
     def seq_pos_min(self, seq_id: int) -> int:
-        """-1: it has no positions of the decoder's."""
+        """-1: the text has no positions of the decoder's."""
         return -1
 
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:

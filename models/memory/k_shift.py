@@ -16,7 +16,7 @@ from .kv_cache import KVCache
 
 
 def build_k_shift(hp: HParams, weights: Mapping[str, Tensor], kv: KVCache) -> tuple[Graph, Tensor]:
-    """The graph, and its input `K_shift`: I32 ne [size], added to the position of each cell. The graph is empty where
+    """The graph, and its input `K_shift`: I32 ne [size], added to the position of each cell. The graph is empty when
     no layer of the cache is roped.
 
     Other types than F32 are roped in F32 and stored again.

@@ -19,7 +19,7 @@ from ..hparams import HParams, SwaType
 from . import kv_view
 from .kv_cells import KVCells, Slot, checked_seq
 from .kv_rows import kv_rows
-from .state_file import Array, Reader, ascending, members_of
+from .state_file import Array, StateReader, ascending, members_of
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PADDING, PADDING_FLASH_ATTN = 32, 256
 _CELL = 8  # bytes of a cell's position and delta; one more for each sequence
 
-# What these store of K and V is rotated first, so that no element stands out in its block (QuaRot, arXiv 2404.00456).
+# Types that store K and V rotated, so that no element stands out in its block (QuaRot, arXiv 2404.00456).
 ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)
 
 
@@ -47,13 +47,13 @@ class KVCache(KVCells):
     `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa (layers that have no
     V, of an indexer, come last); `index` says which `i` a layer reads, also one that shares those of another
     (`hp.kv_layer`). V is stored transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`.
-    Where V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
+    When V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
     it starts; `n_rewind`: see `WindowCache`. A `transient` one has the cells of one batch and stores nothing: its
     tokens see each other, the next ones do not. A `cross` one holds what an encoder gave: the encoder fills it, and the
     decoder's tokens see all that is of their sequences. `causal`: tokens do not see those after them. In types of
     ROTATED_TYPES K and V of each head are stored rotated, see `rotation_k`. K and V of layers that are not `held` get
     no memory (None: all do): other stages of the model have them. Raises ModelError for types that the layout cannot
-    store, AllocError where the machine has not that much memory.
+    store, AllocError when the machine has not that much memory.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class KVCache(KVCells):
         self._rotations = {n: ctx.new_tensor(DType.F32, (n, n), f"kv_rotation_{n}") for n in sorted(sizes)}
 
     def rotation_k(self, il: int) -> Tensor | None:
-        """What parts of a head of K (and of Q, whose products stay as they are) of layer `il` are multiplied with
-        before it is stored: a Hadamard matrix, ne [n, n], symmetric and its own inverse; None where K is stored as it
-        is."""
+        """The matrix that parts of a head of K in layer `il` are multiplied with before K is stored: a Hadamard matrix,
+        ne [n, n], symmetric and its own inverse. Q is multiplied with it too, so that the products of Q and K stay as
+        they are. None when K is stored as it is."""
         n = self._rotated_k.get(self.layers[self.index[il]])
         return None if n is None else self._rotations[n]
 
     def rotation_v(self, n_embd_head: int) -> Tensor | None:
-        """The same for V (and for what attention makes of it, to take it back)."""
+        """The same for V. The result of attention is multiplied with it, which takes the rotation back."""
         return self._rotations.get(_power_of_2(n_embd_head)) if self.type_v in ROTATED_TYPES else None
 
     def seen_pos(self, pos: Ints) -> Ints:
@@ -123,8 +123,8 @@ class KVCache(KVCells):
 
     @property
     def v_limit(self) -> float:
-        """The largest number that type_v stores (blocks have scales of F16). What is stored of V is kept finite: a
-        weight of 0 does not hide NaN."""
+        """The largest number that type_v stores (blocks have scales of F16). V is stored finite, because 0 times NaN is
+        NaN: a weight of 0 would not hide it."""
         bits = {DType.F32: 0x7F7FFFFF, DType.BF16: 0x7F7F0000}.get(self.type_v, 0x477FE000)
         return float(np.uint32(bits).view(np.float32))
 
@@ -174,7 +174,7 @@ class KVCache(KVCells):
         cells = [index.astype(np.int32), self.pos[index], self.delta[index], members]
         return [*cells, *(rows[index] for rows in kv_rows(self))]
 
-    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+    def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
         """See `Store.load`. All cells go where they were, or to the first ones when the cache is smaller now; those of
         a sequence to the first empty ones, side by side or not."""
         header = r.next("caches")

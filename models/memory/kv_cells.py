@@ -28,7 +28,7 @@ LAST_POS = INT32_MAX - 1
 
 
 def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
-    """Whose each column of bool [n_seq_max, n] is, see `KVCells.owner`."""
+    """The owner of each column of `seq`, bool [n_seq_max, n], see `KVCells.owner`."""
     owners = np.full(seq.shape[1], EMPTY, np.int32)
     for s, row in enumerate(seq):
         cells = np.flatnonzero(row)
@@ -37,7 +37,7 @@ def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
 
 
 class Copyable(Protocol):
-    """What can be changed on a copy."""
+    """An object that can be copied, so that a change is tried on the copy first."""
 
     def copied(self: Cells) -> Cells:
         """The same, with arrays of its own."""
@@ -45,8 +45,9 @@ class Copyable(Protocol):
 
 
 def change(cells: Sequence[Cells], op: Callable[[Cells], T]) -> list[T]:
-    """What `op` returns for each of `cells`, which it changes: all of them, or none when it raises or a signal comes.
-    It works on copies. `list` puts these in place in one call, in which no signal is handled."""
+    """Change each of `cells` by `op`, and return what `op` returned for each. All of them are changed, or none when
+    `op` raises or a signal comes: `op` works on copies, and `list` puts these in place in one call, in which no signal
+    is handled."""
     copies = [c.copied() for c in cells]
     results = [op(c) for c in copies]
     list(map(dict[str, Any].update, map(vars, cells), map(vars, copies)))
@@ -54,7 +55,7 @@ def change(cells: Sequence[Cells], op: Callable[[Cells], T]) -> list[T]:
 
 
 def at_once(op: Callable[Concatenate[Cells, P], T]) -> Callable[Concatenate[Cells, P], T]:
-    """An operation as a whole, see `change`."""
+    """Make a method an operation that is done as a whole or not at all, see `change`."""
 
     @wraps(op)
     def run(cells: Cells, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -64,12 +65,12 @@ def at_once(op: Callable[Concatenate[Cells, P], T]) -> Callable[Concatenate[Cell
 
 
 def is_negative(seq_id: int) -> bool:
-    """Whether `seq_id` stands for all sequences. Raises GGMLError for what is no whole number."""
+    """Whether `seq_id` stands for all sequences. Raises GGMLError when it is no whole number."""
     return whole("a sequence", seq_id) < 0
 
 
 def checked_seq(seq_id: int, n_seq_max: int) -> int:
-    """`seq_id`, where there is such a sequence. Raises GGMLError."""
+    """`seq_id`. Raises GGMLError when there is no such sequence."""
     seq = whole("a sequence", seq_id)
     if not 0 <= seq < n_seq_max:
         raise GGMLError(f"sequence {seq} is outside 0..{n_seq_max - 1} (n_seq_max = {n_seq_max})")
@@ -97,16 +98,16 @@ class KVCells:
     pos     int32 [size]: the position of the token a cell holds, -1 for an empty cell
     delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`), 0 for an empty cell
     seq     bool [n_seq_max, size]: which sequences a cell belongs to
-    pos_max int32 [n_seq_max]: the largest position of each sequence, -1 where it has no cells
-    owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED where it belongs to several
+    pos_max int32 [n_seq_max]: the largest position of each sequence, -1 when it has no cells
+    owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED when it belongs to several
     head    where the search for the next slot starts
     used    cells that are not empty
     end     one past the last cell that is not empty
-    fixed   why tokens cannot be given other positions, for seq_add and seq_div to say; empty where they can
+    fixed   why tokens cannot be given other positions, for seq_add and seq_div to say; empty when they can
     version rises by one with every change of the cells (`hold` is one change)
     lock    held by operations on sequences and, as it is the context's, by everything that a context does
 
-    Operations are done as a whole or, where they raise or a signal comes, not at all; `hold` alone changes the cells
+    Operations are done as a whole or, when they raise or a signal comes, not at all; `hold` alone changes the cells
     bit by bit, for speed, and is taken back with `undo`.
     """
 
@@ -184,7 +185,7 @@ class KVCells:
     def hold(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> None:
         """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i].
 
-        The head moves behind the slot. Where a signal breaks this off, `undo` puts all right that was done.
+        The head moves behind the slot. When a signal breaks this off, `undo` takes back what was done.
         """
         n, start = slot.n, slot.start
         stop = start + n
@@ -235,11 +236,11 @@ class KVCells:
     # -- operations on sequences ----------------------------------------------------------------------------------
 
     def seq_pos_max(self, seq_id: int) -> int:
-        """The largest position of a sequence, -1 where it has no cells."""
+        """The largest position of a sequence, -1 when it has no cells."""
         return int(self.pos_max[self._checked(seq_id)])
 
     def seq_pos_min(self, seq_id: int) -> int:
-        """The smallest position of a sequence, -1 where it has no cells."""
+        """The smallest position of a sequence, -1 when it has no cells."""
         pos = self.pos[self.seq[self._checked(seq_id)]]
         return int(pos.min()) if len(pos) else -1
 
@@ -259,8 +260,8 @@ class KVCells:
 
     @changing
     def forget(self, first: Ints) -> None:
-        """Remove from each sequence the positions before its own of `first`, int32 [n_seq_max]: what `seq_rm` of each
-        would, in one pass over the cells."""
+        """Remove from each sequence s the positions before first[s], int32 [n_seq_max], as `seq_rm` of each would do,
+        in one pass over the cells."""
         pos, owner = self.pos[: self.end], self.owner[: self.end]
         before = np.append(first, (-1, -1)).astype(np.int32)  # of SHARED and EMPTY: never
         old = np.flatnonzero(pos < before[owner])
@@ -335,7 +336,7 @@ class KVCells:
 
     @at_once
     def shift_done(self) -> None:
-        """K was roped to the positions as they are now."""
+        """Note that K was roped to the positions that the cells have now."""
         self.delta.fill(0)
         self.has_shift = False
 
@@ -346,8 +347,8 @@ class KVCells:
         self.wants_defrag = True
 
     def fragmentation(self) -> float:
-        """The part of the cells up to the last one in use that are empty (the padding does not count); 0 for fewer
-        than 128 cells, where it costs nothing."""
+        """The share of empty cells among those up to the last one in use (the padding does not count); 0 for fewer than
+        128 cells, in which holes cost nothing."""
         n = self.n_kv()
         return max(0.0, 1.0 - (self.used + self.padding) / n) if n >= 128 else 0.0
 

@@ -31,9 +31,9 @@ def first_visible(pos: Pos, n_swa: int, swa_type: SwaType) -> Pos:
 class KVMask:
     """The mask of one cache: `memory` is float32 [rows, cells.size], row i for token i of a ubatch.
 
-    0 where a cell belongs to the token's sequence, else -inf, also where the cell is after the token (`causal`) or
-    outside of its window (`n_swa` > 0, `swa_type`: see `first_visible`). With `alibi` the visible ones are minus the
-    distance of the positions instead of 0 (the op multiplies them with a slope for each head).
+    A cell that the token sees has 0, or with `alibi` minus the distance of the positions (the op multiplies it with a
+    slope for each head). A cell of another sequence has -inf, and so has one after the token (`causal`) or outside of
+    its window (`n_swa` > 0, `swa_type`: see `first_visible`).
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class KVMask:
 
     def write(self, pos: Ints, seq: Ints, slot: Slot | None, n_kv: int, shared: bool = False) -> None:
         """Write rows 0 .. n_tokens - 1, columns 0 .. n_kv - 1, for tokens at `pos` of sequences `seq` that were just
-        put into `slot` (None: into another cache). `shared`: some belong to several sequences. Other rows and columns
-        are not to be read.
+        put into `slot` (None: into another cache). `shared`: some tokens belong to several sequences. Do not read other
+        rows and columns.
 
-        Where every row is the token that follows the one it had last time, only the new cells are written.
+        When each row's token follows the token that the row had last time, only the new cells are written.
         """
         n = len(pos)
         if (

@@ -13,7 +13,7 @@ from .encoded_text import EncodedText
 from .kv_cache import KVCache
 from .kv_cells import Cell, SeqSets, change
 from .recurrent import RecurrentCells
-from .state_file import Array, Reader
+from .state_file import Array, StateReader
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -61,7 +61,8 @@ class Store(Protocol):
         ...
 
     def undo(self, slots: Sequence[Any]) -> None:
-        """Take back slots, in the order they were taken: all is as it was before the first of them."""
+        """Take back slots, in the order they were taken: all is as it was before the first of them. The tokens of the
+        last one may not be in it, or only in part: a signal can come before `take`, or within it."""
         ...
 
     def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
@@ -73,18 +74,19 @@ class Store(Protocol):
         ...
 
     def defrag(self) -> None:
-        """Close holes between cells before the next step."""
+        """Close holes between cells before the next step. Only of a KVCache may that wait: a graph moves its data then.
+        Other stores close them at once."""
         ...
 
     def save(self, header: dict[str, Any], seq: int | None) -> list[Array]:
-        """The arrays with what is kept of one sequence, or (None) of all. What reading them needs goes into `header`,
-        see `pyggml/llm/state/save_load.py`."""
+        """The arrays that hold what is kept of sequence `seq`, or of all sequences (None). What reading them needs goes
+        into `header`, see `pyggml/llm/state/save_load.py`."""
         ...
 
-    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
-        """Read and check what `save` gave, and return the function that puts it in the place of all that the store
-        keeps, or of sequence `seq`. That function cannot fail; until it is called nothing changes. Raises StateError
-        for what `save` does not give, KVCacheFull when there is no room."""
+    def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
+        """Read and check what `save` gave, and return a function. The function replaces all that the store keeps, or
+        what it keeps of sequence `seq`. It cannot fail; nothing changes until it is called. Raises StateError for
+        arrays that `save` does not give, KVCacheFull when there is no room."""
         ...
 
     def clear(self) -> None: ...
@@ -212,7 +214,7 @@ class Memory:
         return max(s.seq_pos_min(seq_id) for s in self.stores)
 
     def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
-        """Whether `seq_rm` removes that."""
+        """Whether `seq_rm` with these arguments would return True."""
         return all(s.can_remove(seq_id, p0, p1) for s in self.stores)
 
     @changing
@@ -254,8 +256,8 @@ class Memory:
         self._move(lambda s: s.seq_div(seq_id, p0, p1, d))
 
     def _move(self, op: Callable[[Store], None]) -> None:
-        """Move positions in the stores by `op`. States beside cells follow the cells: sequences that share cells move
-        too."""
+        """Move positions in the stores by `op`. States beside cells take the positions that the cells have then,
+        because a sequence that shares moved cells moves too."""
         moved: list[Ints] = []
 
         def move(store: Store) -> None:

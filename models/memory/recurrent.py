@@ -24,7 +24,7 @@ from pyggml.types import Ints
 
 from ..hparams import HParams
 from .kv_cells import INT32_MAX, LAST_POS, Cell, at_once, checked_seq, is_negative
-from .state_file import Array, Reader, members_of
+from .state_file import Array, StateReader, members_of
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
@@ -34,8 +34,8 @@ NOTHING = 0  # the cell that is never written: the state (all 0) of sequences th
 
 @dataclass(frozen=True)
 class StateSlot:
-    """For each sequence of a ubatch, the cell whose state it goes on from and the one that the new state goes to (int32
-    [n_seqs]); the arrays of the cells as they were, and as they are when this has been computed."""
+    """For each sequence of a ubatch, the cell with the state that it goes on from and the cell for the new state (int32
+    [n_seqs]); and the arrays of the cells before the ubatch is computed and after it."""
 
     read: Ints
     write: Ints
@@ -49,13 +49,13 @@ class RecurrentCells:
     r_l, s_l  of each layer that has them, F32 ne [floats of a state, n_cells]: what a convolution or a token shift
               needs of the last tokens, and the state proper (`HParams.state`); p_l: of a second convolution
     recent    of models that read them (`HParams.n_recent`), F32 ne [tokens, n_cells]: the last tokens before a state
-              stands, each plus 1, 0 where there is none
-    tail      int32 [n_seq_max]: the cell with the state of a sequence, NOTHING where it is empty
+              stands, each plus 1, 0 when there is none
+    tail      int32 [n_seq_max]: the cell with the state of a sequence, NOTHING when it is empty
     pos_max   int32 [n_seq_max]: the position of the last token in that state, -1 where it is empty
     kept, kept_pos   the same of the state before the last decode
     size      what a context was asked for; a state takes any number of tokens
 
-    Operations are done as a whole or, where they raise or a signal comes, not at all.
+    Operations are done as a whole or, when they raise or a signal comes, not at all.
     """
 
     used = 0
@@ -65,7 +65,7 @@ class RecurrentCells:
     kept_pos: Ints
 
     def __init__(self, hp: HParams, size: int, n_seq_max: int = 1, held: Container[int] | None = None) -> None:
-        """Layers that are not `held` get no memory (None: all do). Raises AllocError where the machine has not that
+        """Layers that are not `held` get no memory (None: all do). Raises AllocError when the machine has not that
         much."""
         self.size, self.n_seq_max, self.n_cells = size, n_seq_max, 2 * n_seq_max + 1
         self.lock = Lock()
@@ -98,7 +98,7 @@ class RecurrentCells:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Of all layers held, r before s before p, and `recent` last."""
+        """The tensors of all layers held: r before s before p, and `recent` last."""
         layers = sorted({*self.r_l, *self.s_l} & set(self._held))
         of_layers = [t.get(il) for il in layers for t in (self.r_l, self.s_l, self.p_l)]
         return [t for t in (*of_layers, self.recent) if t is not None]
@@ -130,7 +130,7 @@ class RecurrentCells:
         """Cells for a ubatch of equal sequences (several may share tokens, and the state after them). `taken`: the
         slots that the same decode has already.
 
-        Raises BatchError where tokens are shared by sequences whose states differ.
+        Raises BatchError when tokens are shared by sequences whose states differ.
         """
         before, now = self._arrays(), self._arrays()
         tail, kept = now["tail"], now["kept"]
@@ -158,8 +158,8 @@ class RecurrentCells:
         vars(self).update(slot.after)
 
     def undo(self, slots: Sequence[StateSlot]) -> None:
-        """Take back slots (in the order they were taken): all is as it was before the first of them, but that states
-        which were kept until then are lost."""
+        """Take back slots (in the order they were taken): all is as it was before the first of them, except that kept
+        states are lost."""
         if not slots:
             return
         before: dict[str, Ints] = {name: a.copy() for name, a in slots[0].before.items()}
@@ -189,8 +189,8 @@ class RecurrentCells:
         return self.seq_pos_max(seq_id)
 
     def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
-        """Whether `seq_rm` removes that: a whole sequence (seq_id < 0: each), nothing, or an end of which the state
-        before it was kept."""
+        """Whether `seq_rm` would return True: for a whole sequence (seq_id < 0: each), for no positions, and for an end
+        before which the state was kept."""
         first, end = self._range(p0, p1)
         ids = range(self.n_seq_max) if is_negative(seq_id) else (self._checked(seq_id),)
         return all(
@@ -204,7 +204,7 @@ class RecurrentCells:
     @at_once
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). False, with
-        nothing changed, where `can_remove` is: a state cannot forget single tokens."""
+        nothing changed, when `can_remove` is False: a state cannot forget single tokens."""
         if not self.can_remove(seq_id, p0, p1):
             return False
         first, end = self._range(p0, p1)
@@ -221,7 +221,7 @@ class RecurrentCells:
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let sequence `dst` go on from the state of `src` too, or from the kept one; no data moves.
 
-        Raises GGMLError where the positions p0 <= p < p1 do not end with either.
+        Raises GGMLError when the positions p0 <= p < p1 do not end with either.
         """
         first, end = self._range(p0, p1)
         if self._checked(src) == self._checked(dst):
@@ -246,15 +246,15 @@ class RecurrentCells:
     @changing
     @at_once
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
-        """Add `delta` to the positions p0 <= p < p1 of a sequence: to that of its state, where it is one of them. A
-        sequence whose position were negative is removed."""
+        """Add `delta` to the position of a sequence's state, when it is one of p0 <= p < p1. A sequence whose position
+        would be negative is removed."""
         delta = whole("seq_add: delta", delta, -INT32_MAX, INT32_MAX)
         self._move(seq_id, p0, p1, lambda pos: pos + delta)
 
     @changing
     @at_once
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
-        """Divide the positions p0 <= p < p1 of a sequence by `d` (whole numbers), see `seq_add`."""
+        """Divide the position of a sequence's state by `d` (whole numbers), see `seq_add`."""
         d = whole("seq_div: the divisor", d)
         if d < 1:
             raise GGMLError(f"seq_div: the divisor must be at least 1, not {d}")
@@ -262,8 +262,8 @@ class RecurrentCells:
 
     @at_once
     def place(self, pos: npt.NDArray[np.integer[Any]]) -> None:
-        """Put the states of all sequences at positions `pos` [n_seq_max] (negative: remove it). Those kept of moved
-        ones are lost. Raises GGMLError for positions that are too large."""
+        """Give the states of all sequences the positions `pos` [n_seq_max] (negative: remove the sequence). A moved
+        sequence loses its kept state. Raises GGMLError for positions that are too large."""
         if pos.max() > LAST_POS:
             raise GGMLError(f"a position would be {pos.max()}, beyond {LAST_POS}")
         for s in np.flatnonzero(pos != self.pos_max).tolist():
@@ -275,7 +275,7 @@ class RecurrentCells:
     # -- saved states ---------------------------------------------------------------------------------------------
 
     def save(self, header: dict[str, Any], seq: int | None) -> list[Array]:
-        """See `Store.save`: the states that sequences have; those kept are not saved."""
+        """See `Store.save`: the states that sequences have. Kept states are not saved."""
         only = None if seq is None else self._checked(seq)
         found = [state for state in self.in_use() if only is None or only in state[2]]
         members = np.zeros((self.n_seq_max if only is None else 1, len(found)), np.uint8)
@@ -286,7 +286,7 @@ class RecurrentCells:
         pos = np.array([pos for pos, _, _ in found], np.int32)
         return [pos, members, *(rows[cells] for rows in self.rows())]
 
-    def load(self, r: Reader, seq: int | None) -> Callable[[], None]:
+    def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
         """See `Store.load`."""
         header = r.object("states")
         n, n_seqs = r.count("cells", header), r.count("seqs", header)

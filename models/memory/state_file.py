@@ -48,8 +48,9 @@ def pack(header: Mapping[str, Any], arrays: Iterable[Array]) -> list[bytes | mem
     return [*parts, digest.digest()]
 
 
-class Reader:
-    """The header and then the arrays of a file, in order. Raises StateError for all that `pack` does not write."""
+class StateReader:
+    """Reads the header and then the arrays of a file, in order. Raises StateError for everything that `pack` does not
+    write."""
 
     def __init__(self, data: bytes) -> None:
         if data[: len(MAGIC)] != MAGIC[: len(data)] or not data:
@@ -112,7 +113,7 @@ class Reader:
         return np.frombuffer(part, dtype).reshape(shape)
 
     def end(self) -> None:
-        """All must have been read."""
+        """Raises StateError when something is left to read."""
         for name, items in self._lists.items():
             if items:
                 raise StateError(f"the header of the state should not have {len(items)} {name} more")
@@ -121,8 +122,8 @@ class Reader:
 
 
 def members_of(saved: npt.NDArray[np.bool_], n_seq_max: int) -> npt.NDArray[np.bool_]:
-    """Which sequences have each cell of a saved state, bool [n_seqs, n], as bool [n_seq_max, n]. Raises StateError for
-    a sequence that there is not here."""
+    """Which sequences have each cell of a saved state: bool [n_seqs, n] as bool [n_seq_max, n]. Raises StateError for a
+    sequence that this context does not have."""
     highest = max(np.flatnonzero(saved.any(axis=1)), default=0)
     if highest >= n_seq_max:
         raise StateError(f"the state has a sequence {highest}, but n_seq_max is {n_seq_max}")
@@ -132,12 +133,12 @@ def members_of(saved: npt.NDArray[np.bool_], n_seq_max: int) -> npt.NDArray[np.b
 
 
 def ascending(a: Ints) -> bool:
-    """Whether indices are from 0 on, each larger than the one before."""
+    """Whether indices rise from one to the next, and none is negative."""
     return not a.size or (a[0] >= 0 and bool((a[1:] > a[:-1]).all()))
 
 
 def write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file that appears whole or, on any error, not at all. Raises StateError where it cannot be written."""
+    """Write a file that appears whole or, on any error, not at all. Raises StateError when it cannot be written."""
     path = path_name(path, StateError)
     try:
         with AtomicFile(path) as out:
@@ -147,7 +148,7 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file. Raises StateError where it cannot be read."""
+    """The bytes of a file. Raises StateError when it cannot be read."""
     path = path_name(path, StateError)
     try:
         with open_regular(path, StateError) as f:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class WindowCache(KVCache):
     """K and V of `layers` with a window (hparams `n_swa`), beside those of `base`, whose layers see everything.
 
-    It has room for a window of each sequence and one batch (a transient one for one batch alone). What no later token
-    can see is dropped after each decode (`settle`), but for `n_rewind` positions more, so that as many tokens can be
+    It has room for a window of each sequence and one batch (a transient one for one batch alone). After each decode,
+    `settle` drops what no later token can see. It keeps `n_rewind` positions more, so that as many tokens can be
     removed from the end of a sequence.
     """
 

@@ -18,17 +18,17 @@ class Program(Protocol):
     """Nodes made ready to run, again and again, on one backend."""
 
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
-        """Compute the nodes, on no more than `n_threads` and the backend's threads. A long run may end early on Ctrl-C
-        where it is `interruptible`. Raises BackendError naming the node that failed."""
+        """Compute the nodes, on no more than `n_threads` and the backend's threads. An `interruptible` run may end
+        early on Ctrl-C when it is long. Raises BackendError naming the node that failed."""
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Runs nodes whose memory it can reach; all that the scheduler knows of one.
+    """Runs nodes whose memory it can reach. This is all that the scheduler knows of a backend.
 
-    What it cannot read where it is, is copied into its own kind of buffer before it runs: host memory, or a
-    `DeviceBuffer` (see there). A node that writes into memory runs where that memory is.
+    Before nodes run, the scheduler copies sources that the backend cannot read in place into its own kind of buffer:
+    host memory, or a `DeviceBuffer` (see there). A node that writes into memory runs where that memory is.
 
     A backend whose programs take elements and strides that are Sizes as their Vars are bound (`Tensor.layout`) says so
     with an attribute `varies = True`. Others are given plain numbers.
@@ -51,7 +51,8 @@ class Backend(Protocol):
         ...
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        """The memory of other origin than its own that it reads for a step: of leafs, or copies that it has of them."""
+        """The memory that the backend reads for a step and did not plan itself: that of leafs, or of its copies of
+        leafs."""
         ...
 
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> Program:

@@ -21,12 +21,12 @@ def source_array(t: Tensor) -> Array:
 
 
 def _stored_rows(t: Tensor) -> Array:
-    """The blocks of a tensor as bytes [ne3, ne2, ne1, bytes per row]: what moves blocks does not decode them."""
+    """The blocks of a tensor as bytes [ne3, ne2, ne1, bytes per row]: ops that only move blocks do not decode them."""
     return t.rows_of_blocks(t.raw())
 
 
 def _store_changed(t: Tensor, values: Array) -> None:
-    """Store `values`; blocks whose elements stay the same keep their bytes, where an encoder may choose others."""
+    """Store `values`. Blocks whose elements stay the same keep their bytes: an encoder might choose other bytes."""
     before, rows = t.elements(), _stored_rows(t)
     old = np.array(rows)
     t.store(values)

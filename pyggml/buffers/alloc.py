@@ -39,9 +39,9 @@ class Step(NamedTuple):
     """What a backend computes at a time: a node, or several that it has fused.
 
     nodes   in the order of the graph; the last one names the step
-    inner   those that are values on the way: nothing else reads them, they get no memory
+    inner   the nodes whose values nothing outside the step reads: they get no memory
     match   what fused them (None for one node)
-    like    a step before it that it repeats: the same but for the values that it reads, and where all of them lie
+    like    an earlier step that this one repeats: the same nodes, which read other values and lie elsewhere
     """
 
     nodes: tuple[Tensor, ...]
@@ -55,7 +55,7 @@ class Step(NamedTuple):
         return "" if self.match is None else self.match.fusion
 
     def sources(self) -> list[Tensor]:
-        """What its nodes read and nothing in it computes on the way: a tensor once for each use."""
+        """What its nodes read from outside the step: a tensor once for each use."""
         inner = self.inner
         return [s for t in self.nodes for s in t.src if s is not None and s not in inner]
 
@@ -74,13 +74,13 @@ class Step(NamedTuple):
         return next(Operand(i, node.src.index(t)) for i, node in enumerate(self.nodes) if t in node.src)
 
     def tensor(self, o: Operand) -> Tensor:
-        """What that operand is in this step."""
+        """The tensor that the operand is in this step."""
         t = self.nodes[o.node] if o.src is None else self.nodes[o.node].src[o.src]
         assert t is not None
         return t
 
     def of(self, nodes: tuple[Tensor, ...], like: Step | None) -> Step:
-        """The same step of other nodes, those that correspond to its own."""
+        """The same step over other nodes, which correspond to its own one by one."""
         inner = self.inner
         if inner:
             inner = frozenset([t for t, own in zip(nodes, self.nodes, strict=True) if own in inner])
@@ -88,12 +88,12 @@ class Step(NamedTuple):
 
 
 def joined(steps: Iterable[Step]) -> Step:
-    """All the nodes of these steps as if they were one."""
+    """One step with all the nodes of these steps."""
     return Step(tuple([t for step in steps for t in step.nodes]))
 
 
 def steps_of(nodes: Iterable[Tensor]) -> list[Step]:
-    """Each node by itself."""
+    """A step for each node by itself."""
     return [Step((t,)) for t in nodes]
 
 
@@ -159,7 +159,7 @@ def plan(
     """Lay out every result that has no memory yet. Leafs have memory of their own: their values outlive a run.
 
     Inputs and outputs are never recycled and never overwritten in place. A node may take over the memory
-    of a source it is the last user of, where its op allows it (OpDef.inplace) and type, shape and pool agree. A view
+    of a source it is the last user of, when its op allows it (OpDef.inplace) and type, shape and pool agree. A view
     lives where its root lives. All that a step reads lives until its end.
     """
     result = Plan(n_steps=len(steps))

@@ -19,7 +19,8 @@ IN_FILE = "CPU_FILE"  # the buffer type of host memory that the system may write
 
 
 def check_memory(size: int, what: str) -> None:
-    """Raises AllocError where `what` needs more bytes than the machine has: it would be given them, and die of them."""
+    """Raises AllocError when `what` needs more bytes than the machine has. The system would grant them, and kill the
+    process when it uses them."""
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > have:
         raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; this machine has {have / 2**30:.1f}")
@@ -27,8 +28,8 @@ def check_memory(size: int, what: str) -> None:
 
 def file_memory(size: int) -> Bytes:
     """`size` zeroed bytes, uint8, of a file without a name, in TMPDIR or /var/tmp (not /tmp: that is memory on many
-    machines). It is gone with them, or the process. What a forked child does to them the parent sees, too. Raises
-    AllocError where there is no room for it."""
+    machines). The file is gone when nobody holds the bytes, or the process ends. A parent sees what a forked child
+    writes. Raises AllocError when there is no room for the file."""
     import tempfile  # it takes 5 ms to import
 
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
@@ -43,10 +44,10 @@ def file_memory(size: int) -> Bytes:
 class MappedFile:
     """A whole file, mapped for reading.
 
-    While it is in use the file may be replaced (renamed over, deleted), but not be made shorter or written to. If it is
-    made shorter, the process lives on: what the file lost reads as zeros, for whoever holds an array of it, and `check`
-    raises from then on; so every run that has read it does, and every look at a tensor in it. What cannot be told
-    apart: other bytes written into it, and a copy that is being made of it in just that moment.
+    While it is in use the file may be replaced (renamed over, deleted), but not be made shorter or written to. When it
+    is made shorter, the process lives on: the lost part reads as zeros for whoever holds an array of it. From then on
+    `check` raises, and so do every run that has read the file and every look at a tensor in it. Nobody notices
+    bytes that are written into the file, or a loss while an array of it is being copied.
     """
 
     guard: ClassVar[Callable[[MappedFile, int], Sequence[int]] | None] = None  # what catches such reads
@@ -60,7 +61,7 @@ class MappedFile:
         self.lost = (0,) if MappedFile.guard is None else MappedFile.guard(self, fd)
 
     def check(self) -> None:
-        """Raises GGUFError where the file has become shorter since it was mapped."""
+        """Raises GGUFError when the file has become shorter since it was mapped."""
         if self.map.size() < self.data.nbytes or self.lost[0]:
             text = (
                 f"had {self.data.nbytes} bytes when it was opened and has {self.map.size()} now: what was read is lost"
@@ -68,17 +69,17 @@ class MappedFile:
             raise GGUFError(f"{self.path}: the file {text}; load it again")
 
 
-class Stage(Protocol):
-    """What several weights share memory by: theirs holds them from `acquire` to `release` alone. The scheduler does
-    both around the nodes that read them."""
+class Streamed(Protocol):
+    """Weights that come and go together, in memory that others use too. They are sure to be there from `acquire` to
+    `release` only: the scheduler calls both, around the nodes that read them."""
 
     def acquire(self, nodes: Sequence[Any] = ()) -> None:
-        """Wait until the weights that `nodes` (tensors) read are there. They stay for as many `release`s as there were
-        of these."""
+        """Wait until the weights that `nodes` (tensors) read are in memory. They stay until `release` was called as
+        often as `acquire`."""
         ...
 
     def release(self) -> None:
-        """They may go."""
+        """The weights may go."""
         ...
 
 
@@ -87,10 +88,10 @@ class Buffer:
 
     `memory` is a uint8 array that keeps the block alive, `base` its address, `size` its bytes, `buft` the name of the
     buffer type ("CPU", "CPU_MMAP", "REF" ...), `writable` False for memory that belongs to a mapped file, `file`.
-    `stage`: who reads the memory at its address holds that, where there is one.
+    `streamed`: the weights that come and go in this memory, if they do. Acquire them before reading at an address.
     """
 
-    __slots__ = ("base", "buft", "file", "memory", "size", "stage", "writable")
+    __slots__ = ("base", "buft", "file", "memory", "size", "streamed", "writable")
 
     is_host: ClassVar[bool] = True
     device_types: ClassVar[dict[str, Callable[[int], Buffer]]] = {}  # buffer types that are no host memory
@@ -101,13 +102,13 @@ class Buffer:
         self.base: int = memory.__array_interface__["data"][0]
         self.size: int = memory.nbytes
         self.buft = buft
-        self.stage: Stage | None = None
+        self.streamed: Streamed | None = None
         self.writable: bool = memory.flags.writeable
 
     @classmethod
     def allocate(cls, size: int, buft: str = "CPU") -> Buffer:
         """`size` zeroed bytes of a buffer type (the host's: aligned to a cache line; IN_FILE: of one that is CPU's).
-        Raises AllocError where there is no memory."""
+        Raises AllocError when there is no memory."""
         if buft in cls.device_types:
             return cls.device_types[buft](size)
         if buft == IN_FILE:
@@ -129,8 +130,8 @@ class Buffer:
 
 
 class FetchedBuffer(Buffer):
-    """Host memory (None: none at all) that holds a weight while its stage is held. The host gets its own bytes of it:
-    those that `fetch` gives, uint8, read-only."""
+    """Host memory (None: none at all) that holds a weight while `streamed` is acquired. Whoever reads the weight on the
+    host gets bytes of their own instead: those that `fetch` gives, uint8, read-only."""
 
     __slots__ = ("_fetch",)
 
@@ -139,7 +140,7 @@ class FetchedBuffer(Buffer):
         if memory is not None:
             super().__init__(memory, "CPU", file)
         else:
-            self.size, self.buft, self.file, self.stage = 0, "CPU", file, None
+            self.size, self.buft, self.file, self.streamed = 0, "CPU", file, None
         self.writable = False
 
     def __getattr__(self, name: str) -> Any:
@@ -180,7 +181,7 @@ class DeviceBuffer(Buffer):
 
     def __init__(self, base: int, size: int, buft: str) -> None:
         self.base, self.size, self.buft, self.file, self.writable = base, size, buft, None, True
-        self.stage = None
+        self.streamed = None
 
     def fetch(self, start: int, n: int) -> Bytes:
         """A copy of `n` bytes from `start` on, as uint8 on the host."""

@@ -58,7 +58,7 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def _relative(a: Tensor, b: Tensor) -> tuple[int, int]:
-    """Their offsets, without what depends on a Var where that is the same in both."""
+    """The offsets of both. A Var that moves both alike is left out."""
     x, y = a.view_offs, b.view_offs
     if isinstance(x, Size) and isinstance(y, Size) and x.var is y.var and x.stride == y.stride:
         return x.const, y.const

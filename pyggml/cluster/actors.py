@@ -33,7 +33,7 @@ class Actor(Protocol):
     """An object in another process. Calls run one at a time, in their order."""
 
     def call(self, method: str, *args: Any) -> Any:
-        """Begin a call; returns what stands for its result, also as an argument of other calls."""
+        """Begin a call, and return a handle of its result. The handle may be an argument of other calls."""
         ...
 
     def kill(self) -> None:
@@ -42,19 +42,19 @@ class Actor(Protocol):
 
 
 class Actors(Protocol):
-    """What starts actors, on the nodes of a cluster."""
+    """Starts actors on the nodes of a cluster."""
 
     def nodes(self) -> list[Node]:
-        """Those that are alive."""
+        """The nodes that are alive."""
         ...
 
     def start(self, kind: type, seat: Seat) -> Actor:
-        """A new `kind()` there."""
+        """Start an actor, a new `kind()`, in that seat."""
         ...
 
     def get(self, result: Any) -> Any:
-        """Wait for what `call` stands for. Raises what it raised, ActorDied where its actor, or one that its arguments
-        came from, is gone."""
+        """Wait for the result that `call` gave a handle of. Raises what the call raised; ActorDied when the actor is
+        gone, or an actor that the arguments came from."""
         ...
 
 
@@ -63,8 +63,8 @@ def is_there(actors: Actors, node: str) -> bool:
     return any(n.id == node for n in actors.nodes())
 
 
-class Source(NamedTuple):
-    """Which model an actor loads, and what is done with it then."""
+class ModelRef(NamedTuple):
+    """Which model an actor loads, and how. `prepare` is called with the model when it is loaded."""
 
     path: str
     ram: str | None = None
@@ -80,7 +80,7 @@ class Source(NamedTuple):
 
 
 class About(NamedTuple):
-    """What an actor loaded, which must be the same for all of them, and its process."""
+    """The model that an actor loaded, which must be the same for all actors, and the process of the actor."""
 
     version: str
     arch: str
@@ -89,29 +89,29 @@ class About(NamedTuple):
 
 
 def about(model: Model) -> About:
-    """Of a model, in the process that has it."""
+    """The About of a model, in the process that has it."""
     from pyggml import __version__
 
     return About(__version__, model.arch, sum(t.nbytes for t in model.tensors.values()), os.getpid())
 
 
-class Edit(NamedTuple):
+class MemoryOp(NamedTuple):
     """An operation on the sequences of a context, for every stage to do: a function of `Memory`, and its arguments."""
 
-    op: Callable[..., object]
+    do: Callable[..., object]
     args: tuple[int, ...]
 
 
 class BatchActor:
     """A model that answers requests."""
 
-    def load(self, source: Source) -> About:
+    def load(self, model: ModelRef) -> About:
         """Load the model. Raises as `load_model`."""
-        self._model = source.load()
+        self._model = model.load()
         return about(self._model)
 
     def begin(self, requests: Sequence[Any], n_predict: int, options: BatchOptions) -> None:
-        """Take requests, in place of those before. Raises as `batch`."""
+        """Take requests, which replace those before. Raises as `batch`."""
         self._results: Iterator[Result] = batch(self._model, requests, n_predict, **options)
 
     def more(self) -> Result:
@@ -120,11 +120,11 @@ class BatchActor:
 
 
 class StageActor:
-    """Some of the layers of a model, and contexts of those that decode, by number."""
+    """Some of the layers of a model, and contexts that run these layers, by number."""
 
-    def load(self, source: Source, layers: tuple[int, int], n_threads: int) -> About:
-        """Load these layers; contexts run on so many threads. Raises as `load_model`."""
-        self._model, self._n_threads = source.load(layers), n_threads
+    def load(self, model: ModelRef, layers: tuple[int, int], n_threads: int) -> About:
+        """Load these layers. Contexts run on `n_threads` threads. Raises as `load_model`."""
+        self._model, self._n_threads = model.load(layers), n_threads
         self._contexts: dict[int, Decoder] = {}
         return about(self._model)
 
@@ -143,14 +143,16 @@ class StageActor:
         for key in list(self._contexts):
             self.close(key)
 
-    def decode(self, key: int, edits: Sequence[Edit], part: Batch, hidden: Floats | None) -> Floats:
-        """Change the memory of a context, then evaluate the tokens of a batch; `hidden` is what the stage before gave.
+    def decode(self, key: int, ops: Sequence[MemoryOp], part: Batch, hidden: Floats | None) -> Floats:
+        """Do `ops` on the memory of a context, then evaluate the tokens of a batch. `hidden` is what the stage before
+        gave.
 
-        Returns float32 [n_tokens, n_embd], of the last stage [n_outputs, n_vocab]. Raises as `LlamaContext.decode`.
+        Returns float32 [n_tokens, n_embd]; the last stage returns logits, [n_outputs, n_vocab]. Raises as
+        `LlamaContext.decode`.
         """
         ctx, stage = self._contexts[key], self._model.stage
-        for edit in edits:
-            edit.op(ctx.memory, *edit.args)
+        for op in ops:
+            op.do(ctx.memory, *op.args)
         ends = stage is None or stage.stop == self._model.hparams.n_layer
         here = Batch()
         here.pos, here.seq_ids = part.pos, part.seq_ids
@@ -164,7 +166,7 @@ class StageActor:
 
 
 def check_alike(actors: Sequence[About]) -> None:
-    """Raises GGMLError where actors have other models, or other versions of pyggml."""
+    """Raises GGMLError when actors have other models, or other versions of pyggml."""
     for other in actors[1:]:
         if other[:3] != actors[0][:3]:
             raise GGMLError(f"the nodes have different models, or versions of pyggml: {actors[0][:3]}, {other[:3]}")

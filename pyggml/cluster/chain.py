@@ -18,7 +18,7 @@ from pyggml.llm.ubatch import SBatch
 from pyggml.models.memory.memory import Memory, Slots
 from pyggml.types import Floats, Ints
 
-from .actors import Actor, ActorDied, Actors, Edit
+from .actors import Actor, ActorDied, Actors, MemoryOp
 from .pool import ATTEMPTS, WorkerDied
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """Stages, each of which takes what the one before gave. Several threads evaluate batches: while one stage has that
-    of one, others have those of others.
+    """The stages of a model: each takes what the one before it gave. Several threads evaluate batches at the same time:
+    while one batch is in one stage, others are in other stages.
 
-    `start(i)` starts the actor of stage i, with its layers loaded. `epoch`: how often stages were replaced.
+    `start(i)` starts the actor of stage i, with its layers loaded. `epoch` counts how often stages were replaced.
     """
 
     def __init__(self, model: LoadedModel, actors: Actors, n: int, start: Callable[[int], Actor]) -> None:
@@ -46,21 +46,21 @@ class Chain:
         return StagedContext(self, key, epoch, n_ctx, options)
 
     def close_context(self, epoch: int, key: int) -> None:
-        """Let go of one, where it is still there."""
+        """Let go of a context, when it is still there."""
         with suppress(WorkerDied):
             self._all(epoch, "close", key)
 
-    def evaluate(self, epoch: int, key: int, edits: Sequence[Edit], batch: Batch) -> Floats:
-        """The logits of a batch. Raises as `LlamaContext.decode`, WorkerDied where a stage has died since `epoch`."""
+    def evaluate(self, epoch: int, key: int, ops: Sequence[MemoryOp], batch: Batch) -> Floats:
+        """The logits of a batch. Raises as `LlamaContext.decode`, WorkerDied when a stage has died since `epoch`."""
         given = None
-        with self._lock:  # every stage has the batches of all threads in one order
+        with self._lock:  # so that all stages see the batches of all threads in the same order
             self._check(epoch)
             for stage in self._stages:
-                given = stage.call("decode", key, edits, batch, given)
+                given = stage.call("decode", key, ops, batch, given)
         return self._get(epoch, given)
 
     def repair(self, epoch: int) -> None:
-        """Replace stages that died since `epoch`, where that was not done, and forget all contexts."""
+        """Replace the stages that died since `epoch`, unless that was done already, and forget all contexts."""
         with self._lock:
             if epoch != self.epoch:
                 return
@@ -107,8 +107,8 @@ class Chain:
 
 
 class StagedMemory(Memory):
-    """The sequences of a StagedContext: cells without K and V, which the driver fills and empties as every stage does
-    its own. Operations on sequences are noted in `edits`: the stages do them before the next batch."""
+    """The sequences of a StagedContext: cells without K and V. The driver fills and empties them as every stage fills
+    and empties its own. Operations on sequences are noted in `ops`: the stages do them before the next batch."""
 
     def __init__(self, model: LoadedModel, n_ctx: int, n_batch: int, options: ContextOptions) -> None:
         n_seq_max, flash_attn = options.get("n_seq_max", 1), options.get("flash_attn", False)
@@ -116,7 +116,7 @@ class StagedMemory(Memory):
             model.hparams, n_ctx, n_batch=n_batch, n_seq_max=n_seq_max, flash_attn=flash_attn, held=()
         )
         super().__init__(*own.stores, encoding=own.encoding)
-        self.edits: list[Edit] = []
+        self.ops: list[MemoryOp] = []
 
     def clear(self) -> None:
         self.seq_rm(-1)
@@ -124,12 +124,12 @@ class StagedMemory(Memory):
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         removed = super().seq_rm(seq_id, p0, p1)
         if removed:
-            self.edits.append(Edit(Memory.seq_rm, (seq_id, p0, p1)))
+            self.ops.append(MemoryOp(Memory.seq_rm, (seq_id, p0, p1)))
         return removed
 
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         super().seq_cp(src, dst, p0, p1)
-        self.edits.append(Edit(Memory.seq_cp, (src, dst, p0, p1)))
+        self.ops.append(MemoryOp(Memory.seq_cp, (src, dst, p0, p1)))
 
     def seq_keep(self, seq_id: int) -> None:
         for other in set(range(self.n_seq_max)) - {seq_id}:
@@ -137,11 +137,11 @@ class StagedMemory(Memory):
 
     def seq_add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         super().seq_add(seq_id, p0, p1, delta)
-        self.edits.append(Edit(Memory.seq_add, (seq_id, p0, p1, delta)))
+        self.ops.append(MemoryOp(Memory.seq_add, (seq_id, p0, p1, delta)))
 
     def seq_div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         super().seq_div(seq_id, p0, p1, d)
-        self.edits.append(Edit(Memory.seq_div, (seq_id, p0, p1, d)))
+        self.ops.append(MemoryOp(Memory.seq_div, (seq_id, p0, p1, d)))
 
     def take_all(self, batch: Batch, n_ubatch: int) -> list[Slots]:
         """Put the tokens of a batch into slots, which are returned. Raises as `LlamaContext.decode`, with nothing
@@ -159,14 +159,14 @@ class StagedMemory(Memory):
         return taken
 
     def close_holes(self) -> None:
-        """Make room, as a stage does when a batch does not fit side by side."""
+        """Move cells together, as a stage does when a batch has no room side by side."""
         self.settle()
         for cache in self.caches:
             cache.defrag_done()
 
 
 class StagedContext:
-    """A Decoder of a model in stages. It gives logits alone."""
+    """A Decoder that runs a model in stages. It gives logits, and no embeddings."""
 
     n_threads = 1  # of this process, which waits for the stages
 
@@ -190,9 +190,9 @@ class StagedContext:
         except KVCacheFull:
             memory.close_holes()
             taken = memory.take_all(batch, self._n_ubatch)
-        edits, memory.edits = memory.edits, []
+        ops, memory.ops = memory.ops, []
         try:
-            self.logits = self._chain.evaluate(self._epoch, self._key, edits, batch)
+            self.logits = self._chain.evaluate(self._epoch, self._key, ops, batch)
         except BaseException:
             memory.undo(taken)
             raise

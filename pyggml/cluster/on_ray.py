@@ -43,7 +43,7 @@ class RayActors:
     """Processes of a Ray cluster: at `address`; "auto" is the one that this machine belongs to; "local" starts one on
     this machine, on `n_cpus` (default: all), which ends with it. A context manager.
 
-    Raises ModelError where Ray is not installed, BackendError where it does not start or there is no such cluster.
+    Raises ModelError when Ray is not installed, BackendError when it does not start or there is no such cluster.
     """
 
     def __init__(self, address: str = _HERE, n_cpus: int | None = None) -> None:
@@ -96,5 +96,5 @@ class RayActors:
 
 
 def _short(e: BaseException) -> str:
-    """Of what Ray says about a death, which is a page, the beginning."""
+    """The beginning of what Ray says about the end of an actor, which is a page long."""
     return f"{' '.join(str(e).split()):.200}"

@@ -1,4 +1,4 @@
-"""Workers that share requests: results in order; what a worker that dies was at is done again."""
+"""Workers that share requests. Results come in order; the requests of a worker that dies are done again."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _log = logging.getLogger("pyggml")
 
 
 class WorkerDied(Exception):
-    """A worker is gone, with what it was at."""
+    """A worker is gone, with the requests that it was answering."""
 
 
 class Worker(Protocol):
-    """Answers requests, some at a time."""
+    """Answers requests, several at a time."""
 
     def answers(self, requests: Sequence[Any]) -> Iterator[Result]:
         """A result for each, in order, `index` counting from 0. Raises WorkerDied."""
         ...
 
     def replace(self) -> bool:
-        """Begin anew after WorkerDied; whether that was possible."""
+        """Begin anew after WorkerDied. Returns whether that was possible."""
         ...
 
     def close(self) -> None:
-        """End all that it does, in whatever thread."""
+        """End the worker, and whatever it is doing in any thread."""
         ...
 
 
@@ -53,7 +53,8 @@ class Pool:
     def run(self, requests: Sequence[Any]) -> Iterator[Result]:
         """A result for each request, in their order. Once.
 
-        Raises what a worker raises; BatchError where three in a row die at the same request, and where none is left.
+        Raises what a worker raises; BatchError when three workers in a row die at the same request, or no worker is
+        left.
         """
         self._requests, self._left = requests, deque(range(len(requests)))
         self._undone, self._busy = len(requests), len(self._workers)
@@ -82,7 +83,7 @@ class Pool:
                 t.join()
 
     def _work(self, worker: Worker) -> None:
-        """In a thread of each worker."""
+        """Answer requests with a worker until there are none left. Runs in a thread for each worker."""
         try:
             while chunk := self._take():
                 n = 0
@@ -103,7 +104,7 @@ class Pool:
                 self._changed.notify_all()
 
     def _take(self) -> list[int]:
-        """The next requests, once there are any; none where all are answered."""
+        """Wait for the next requests. Returns none when all are answered."""
         with self._changed:
             while not self._left and self._undone and self._error is None:
                 self._changed.wait()  # another worker may die
@@ -115,7 +116,7 @@ class Pool:
             return [self._left.popleft() for _ in range(n)]
 
     def _done(self, i: int, result: Result) -> bool:
-        """Keep a result; False where nobody waits for it."""
+        """Keep a result; False when nobody waits for it."""
         with self._changed:
             if not self._undone:
                 return False

@@ -1,4 +1,4 @@
-"""Requests on a cluster: how many workers or stages, where, and that all is ended in the end."""
+"""Requests on a cluster: starts workers or stages on its nodes, hands out the requests, and ends everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyggml.gguf_io.read import Override
 from pyggml.llm.generate.requests import Result
 from pyggml.llm.model import default_model_path, load_model, tensor_sizes
 
-from .actors import About, Actor, Actors, Prepare, Source, StageActor, check_alike, is_there
+from .actors import About, Actor, Actors, ModelRef, Prepare, StageActor, check_alike, is_there
 from .chain import Chain
 from .pool import Pool, Worker
 from .seats import spread, take_seats
@@ -43,31 +43,31 @@ def batch_on(
     """`gg.batch` on a cluster: the same results, in the same order.
 
     The file of `model` (by default the one that ships with the package) must be there on every node, under that path.
-    Each of the `workers` (default: one on each node) loads it, on as many threads as its node has CPUs for it, and has
-    `n_parallel` prompts under way. With `stages` there is one model, its layers spread over so many processes by the
-    threads that they have; the prompts under way, `n_parallel` in all, are in one group more than there are stages, so
-    that each has something to do. `ram`: what each process may take for weights. `prepare(model)` is called in each
-    when it is loaded; `kv_overrides` replaces metadata. A process that dies is replaced, and what it was at is done
-    again.
+    Each of the `workers` (default: one on each node) loads it, uses as many threads as its node has CPUs for it, and
+    has `n_parallel` prompts under way. With `stages` there is one model, whose layers are spread over so many
+    processes, more layers for more threads. The prompts under way, `n_parallel` in all, are then in one group more than
+    there are stages, so that each stage has something to do. `ram` is what each process may take for weights.
+    `prepare(model)` is called in each process when the model is loaded; `kv_overrides` replaces metadata. A process
+    that dies is replaced, and its prompts are done again.
 
     Raises as `gg.batch` and `load_model`; ModelError for a model that cannot be split, or that the nodes cannot hold;
-    BatchError where three processes in a row die at the same prompt, and where none can be started any more.
+    BatchError when three processes in a row die at the same prompt, or no process can be started any more.
     """
     if workers is not None and stages is not None:
         raise ModelError("workers have whole models each, stages are parts of one: give one of the two")
     if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     path = default_model_path() if model is None else Path(path_name(model, ModelError)).resolve()
-    source = Source(str(path), ram, prepare, kv_overrides)
+    ref = ModelRef(str(path), ram, prepare, kv_overrides)
     options = options.copy()
     n_parallel = whole("n_parallel", options.get("n_parallel", 32), 1, error=BatchError)
     todo = list(requests)
     made: list[Worker] = []
     try:
         if stages is None:
-            made += _workers(actors, source, workers, n_predict, options)
+            made += _workers(actors, ref, workers, n_predict, options)
         else:
-            chain = chain_of(actors, source, stages, options.pop("n_threads", None))
+            chain = chain_of(actors, ref, stages, options.pop("n_threads", None))
             n_groups = stages + 1
             n_parallel = options["n_parallel"] = -(-n_parallel // n_groups)
             made += [StagesWorker(chain, n_predict, options) for _ in range(n_groups)]
@@ -77,35 +77,35 @@ def batch_on(
             w.close()
 
 
-def _workers(actors: Actors, source: Source, n: int | None, n_predict: int, options: BatchOptions) -> list[ModelWorker]:
+def _workers(actors: Actors, ref: ModelRef, n: int | None, n_predict: int, options: BatchOptions) -> list[ModelWorker]:
     made: list[ModelWorker] = []
     for seat in take_seats(actors.nodes(), n):
         own = options.copy()
         own["n_threads"] = options.get("n_threads") or seat.n_threads
-        made.append(ModelWorker(actors, seat, source, n_predict, own))
+        made.append(ModelWorker(actors, seat, ref, n_predict, own))
     check_alike([about for w in made if (about := w.about()) is not None])
     return made
 
 
-def chain_of(actors: Actors, source: Source, n: int, n_threads: int | None) -> Chain:
+def chain_of(actors: Actors, ref: ModelRef, n: int, n_threads: int | None) -> Chain:
     """A model in `n` stages. Raises ModelError when it cannot be split."""
     whole("stages", n, 1, error=ModelError)
     seats = take_seats(actors.nodes(), n)
-    driver = load_model(source.path, vocab_only=True, kv_overrides=source.kv_overrides)
-    hp, sizes = driver.hparams, tensor_sizes(source.path)
+    driver = load_model(ref.path, vocab_only=True, kv_overrides=ref.kv_overrides)
+    hp, sizes = driver.hparams, tensor_sizes(ref.path)
     blocks: dict[int, int] = {}
     for name, size in sizes.items():
         if found := _BLOCK.match(name):
             blocks[int(found[1])] = blocks.get(int(found[1]), 0) + size
     head = sizes.get("output.weight", sizes.get("token_embd.weight", 0))
-    layers = spread([blocks.get(hp.block(il), 0) for il in range(hp.n_layer)], head, seats, source.ram is not None)
+    layers = spread([blocks.get(hp.block(il), 0) for il in range(hp.n_layer)], head, seats, ref.ram is not None)
     loaded: dict[int, About] = {}
 
     def start(i: int) -> Actor:
         if not is_there(actors, seats[i].node):
             raise ModelError(f"the node of stage {i + 1} (layers {layers[i][0]} to {layers[i][1] - 1}) is gone")
         actor = actors.start(StageActor, seats[i])
-        loaded[i] = actors.get(actor.call("load", source, layers[i], n_threads or seats[i].n_threads))
+        loaded[i] = actors.get(actor.call("load", ref, layers[i], n_threads or seats[i].n_threads))
         check_alike(list(loaded.values()))
         return actor
 

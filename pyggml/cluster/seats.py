@@ -18,8 +18,8 @@ class Node(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Where an actor runs, on how many threads; `share` is that of the node's CPUs that it is given, `memory` that of
-    its bytes."""
+    """Where an actor runs, and on how many threads. `share` is how much of the node's CPUs it is given, `memory` how
+    many of its bytes."""
 
     node: str
     n_threads: int
@@ -28,8 +28,8 @@ class Seat(NamedTuple):
 
 
 def take_seats(nodes: Sequence[Node], n: int | None) -> list[Seat]:
-    """Seats for `n` actors, each where the most CPUs are left to it; by default one on each node. Raises ModelError for
-    a bad `n`, and where no node has CPUs."""
+    """Seats for `n` actors, each on the node with the most CPUs left; by default one on each node. Raises ModelError
+    for a bad `n`, and when no node has CPUs."""
     able = [node for node in nodes if node.n_cpus > 0]
     if not able:
         raise ModelError("the cluster has no CPUs")
@@ -50,7 +50,7 @@ def take_seats(nodes: Sequence[Node], n: int | None) -> list[Seat]:
 def spread(sizes: Sequence[int], last: int, seats: Sequence[Seat], streamed: bool) -> list[tuple[int, int]]:
     """Layers (from, up to) for each seat: so that the slowest one, by bytes for each thread, is as fast as can be.
 
-    sizes: bytes of each layer; `last`: those of the output, which are beside the last one's. Raises ModelError where
+    sizes: bytes of each layer; `last`: those of the output, which are beside the last one's. Raises ModelError when
     there are fewer layers than seats, or their memory cannot hold them (unless it is `streamed`).
     """
     n, k = len(sizes), len(seats)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.requests import Result, answer
 
-from .actors import About, Actor, ActorDied, Actors, BatchActor, Source, is_there
+from .actors import About, Actor, ActorDied, Actors, BatchActor, ModelRef, is_there
 from .chain import Chain
 from .pool import WorkerDied
 from .seats import Seat
@@ -22,20 +22,20 @@ _AHEAD = 2  # results that are asked for before they are needed
 
 
 class ModelWorker:
-    """An actor with a model of its own."""
+    """A worker whose actor has a model of its own."""
 
-    def __init__(self, actors: Actors, seat: Seat, source: Source, n_predict: int, options: BatchOptions) -> None:
-        self._actors, self._seat, self._source = actors, seat, source
+    def __init__(self, actors: Actors, seat: Seat, model: ModelRef, n_predict: int, options: BatchOptions) -> None:
+        self._actors, self._seat, self._model = actors, seat, model
         self._n_predict, self._options = n_predict, options
         self._actor, self._loaded = self._start()
 
     def _start(self) -> tuple[Actor, Any]:
-        """An actor, and what stands for the About of its model."""
+        """Start an actor, and return it with the handle of the About of its model."""
         actor = self._actors.start(BatchActor, self._seat)
-        return actor, actor.call("load", self._source)
+        return actor, actor.call("load", self._model)
 
     def about(self) -> About | None:
-        """Of its model, once that is loaded; None where it died meanwhile. Raises as `load_model`."""
+        """Wait for the About of its model. None when the actor died meanwhile. Raises as `load_model`."""
         try:
             return self._actors.get(self._loaded)
         except ActorDied:
@@ -57,7 +57,7 @@ class ModelWorker:
             raise WorkerDied(str(e)) from e
 
     def replace(self) -> bool:
-        """See `Worker`: on the same node, while that is there."""
+        """See `Worker`: the new actor runs on the same node, as long as that is alive."""
         if not is_there(self._actors, self._seat.node):
             return False
         self._actor, self._loaded = self._start()
@@ -69,7 +69,7 @@ class ModelWorker:
 
 
 class StagesWorker:
-    """A micro-batch: some of the sequences that go through the stages of a model."""
+    """A worker that sends some of the sequences through the stages of a model."""
 
     def __init__(self, chain: Chain, n_predict: int, options: BatchOptions) -> None:
         self._chain, self._epoch = chain, chain.epoch

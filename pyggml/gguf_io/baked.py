@@ -112,7 +112,7 @@ def _weights(file: GGUFFile) -> Iterator[GGUFTensor]:
 
 
 def _listed(file: GGUFFile) -> tuple[list[str], list[int], list[int]]:
-    """Names, types, and four numbers of ne each."""
+    """The name, type and ne (four numbers) of each weight."""
     names, types, shapes = (file.kv.get(key) for key in (_NAMES, _TYPES, _NE))
     if isinstance(names, list) and isinstance(types, np.ndarray) and isinstance(shapes, np.ndarray):
         numbers = types.dtype.kind in "iu" and shapes.dtype.kind in "iu"

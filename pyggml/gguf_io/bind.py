@@ -13,9 +13,9 @@ from .read import GGUFFile, GGUFTensor
 
 
 def bind(file: GGUFFile, copies: bool = True) -> dict[str, Tensor]:
-    """A tensor for each tensor of the file and its other parts, by name, with the file as its memory: graphs read it,
-    and never write. `copies`: products read the repacked copies that the file has; the stored bytes of such a weight
-    are made when something else needs them."""
+    """A tensor for each tensor of the file and its other parts, by name. Its memory is the file: graphs read it and
+    never write to it. With `copies`, products read the repacked copies that the file has, and the stored bytes of such
+    a weight are made when something else needs them."""
     buffers = [read_only(part.data, part.mapped) for part in file.parts]
     lazy = {t.name: _lazy(file, t) for t in file.tensors.values() if t.offset < 0}
     tensors = bound(
@@ -41,7 +41,7 @@ def read_only(data: Bytes, mapped: MappedFile | None) -> Buffer:
 
 
 def bound(where: Iterable[tuple[str, DType, Ne, Buffer, int]]) -> dict[str, Tensor]:
-    """Tensors by name, of (name, type, ne, memory, offset in it)."""
+    """Tensors by name, made of (name, type, ne, memory, offset in the memory)."""
     ctx = Context()
     tensors: dict[str, Tensor] = {}
     for name, dtype, ne, buffer, offset in where:

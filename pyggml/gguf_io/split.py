@@ -131,7 +131,7 @@ class PartReader:
         return data
 
     def chunks(self, t: GGUFTensor) -> Iterator[Bytes]:
-        """All bytes of the tensor, some at a time."""
+        """All bytes of the tensor, in pieces."""
         for start in range(0, t.nbytes, _CHUNK):
             yield self.read(t, start, min(_CHUNK, t.nbytes - start))
 

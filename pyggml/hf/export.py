@@ -35,7 +35,7 @@ from .families.spelling import INSIDE, OUTSIDE, SIDES
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
 from .metadata import COMMON, of_model, said_activation
-from .moves import Sizes, Split, Value
+from .moves import Merged, Sizes, Value
 from .safetensors import SINGLE
 
 Progress = Callable[[int, int], None]
@@ -255,7 +255,7 @@ class _Written:
 
     name: str
     sources: tuple[GGUFTensor, ...]
-    split: Split | None = None
+    merged: Merged | None = None
     expert: int = -1
 
 
@@ -287,14 +287,14 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
                     )
                 yield _Written(name + suffix, (t,))
                 continue
-        end, split = next(((e, s) for e, s in family.splits.items() if own in s.roles), ("", None))
-        if split is not None:
-            names = [f"blk.{layer}.{r}" + ("" if r.endswith(".bias") else ".weight") for r in split.roles]
+        end, merged = next(((e, s) for e, s in family.merged.items() if own in s.roles), ("", None))
+        if merged is not None:
+            names = [f"blk.{layer}.{r}" + ("" if r.endswith(".bias") else ".weight") for r in merged.roles]
             lacking = next((n for n in names if n not in file.tensors), None)
             if lacking is not None:
                 raise ModelError(f"the model has no tensor {lacking}")
             taken.update(names)
-            yield _Written(f"{begin}.{end}", tuple(file.tensors[n] for n in names), split)
+            yield _Written(f"{begin}.{end}", tuple(file.tensors[n] for n in names), merged)
             continue
         table = INSIDE if layer else OUTSIDE
         beside = [k for k in family.spelled if k.startswith(f"{own}|")]
@@ -323,7 +323,7 @@ def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], valu
                     elif values:
                         a = step.back(a)
                 parts.append(a)
-            return parts[0] if w.split is None else w.split.back(parts, sizes)
+            return parts[0] if w.merged is None else w.merged.back(parts, sizes)
     except (ValueError, IndexError, ArithmeticError) as e:
         found = ", ".join(f"{t.name} of ne {list(t.ne)}" for t in w.sources)
         raise ModelError(f"{found} cannot become {w.name}: {e}") from None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .config import Config
-from .moves import Move, Split, Value
+from .moves import Merged, Move, Value
 
 Array = npt.NDArray[Any]
 Change = Move | Value
@@ -71,7 +71,7 @@ class Family:
     padded   roles of tables with one row for each token. A checkpoint may lack rows at the end; its first row is
              repeated for them
     moves    how tensors are moved, by role (`attn_q`; `attn_q.bias` alone; `*_norm.weight`: all that end so)
-    splits   end of a name in the checkpoint -> how that tensor becomes several
+    merged   end of a name in the checkpoint -> how that tensor becomes several tensors
     names    regular expression -> replacement: turns names that gguf's tables lack into names that they have
     skip     regular expressions of tensors that no GGUF has
     table    the architecture whose tensor names are used when gguf has no table for `arch`
@@ -99,7 +99,7 @@ class Family:
     by_tensors: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, object]] = lambda ne: {}
     padded: tuple[str, ...] = ()
     moves: Mapping[str, Change | tuple[Change, ...]] = field(default_factory=dict[str, "Change | tuple[Change, ...]"])
-    splits: Mapping[str, Split] = field(default_factory=dict[str, Split])
+    merged: Mapping[str, Merged] = field(default_factory=dict[str, Merged])
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     skip: tuple[str, ...] = ()
     table: str = ""

@@ -1,8 +1,8 @@
 """How tensors of a checkpoint become tensors of a GGUF. Each move is declared once, with its inverse.
 
 A `Move` changes where elements lie. It works on arrays of any type and keeps their bits. A `Value` changes the elements
-and makes them F32. A `Split` makes several tensors of one. All take the model's sizes from the GGUF metadata alone,
-because the way back has nothing else.
+and makes them F32. A `Merged` tensor of a checkpoint becomes several of a GGUF. All take the model's sizes from the
+GGUF metadata alone, because the way back has nothing else.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Split:
-    """Makes several tensors, one for each of the `roles`, of one tensor of the checkpoint. `there(array, sizes)` gives
-    them in the order of `roles`; `back` puts them together again."""
+class Merged:
+    """A tensor of the checkpoint that holds several tensors of a GGUF, one for each of the `roles`. `there(array,
+    sizes)` gives them in the order of `roles`; `back` merges them again."""
 
     roles: tuple[str, ...]
     there: Callable[[Array, Sizes], list[Array]]
@@ -173,9 +173,9 @@ def _halves_shapes(shape: Shape, s: Sizes) -> list[Shape]:
     return [half, half]
 
 
-def halves(*roles: str) -> Split:
+def halves(*roles: str) -> Merged:
     """The first half of the rows (of each matrix) for the first role, the second half for the second."""
-    return Split(
+    return Merged(
         roles,
         lambda a, s: np.split(a, 2, -2),
         lambda parts, s: np.concatenate(parts, -2),
@@ -183,9 +183,9 @@ def halves(*roles: str) -> Split:
     )
 
 
-def halves_transposed(*roles: str) -> Split:
+def halves_transposed(*roles: str) -> Merged:
     """As `halves`, for matrices that are stored [inputs, outputs]."""
-    return Split(
+    return Merged(
         roles,
         lambda a, s: [_transposed(p, s) for p in np.split(a, 2, -1)],
         lambda parts, s: np.concatenate([_transposed(p, s) for p in parts], -1),
@@ -193,7 +193,7 @@ def halves_transposed(*roles: str) -> Split:
     )
 
 
-def alternating(*roles: str, transposed: bool) -> Split:
+def alternating(*roles: str, transposed: bool) -> Merged:
     """Even outputs for the first role, odd ones for the second; `transposed`: matrices are [inputs, outputs]."""
 
     def there(a: Array, s: Sizes) -> list[Array]:
@@ -209,12 +209,12 @@ def alternating(*roles: str, transposed: bool) -> Split:
         half = (*sh[:-2], sh[-1] // 2, sh[-2]) if transposed else (*sh[:-1], sh[-1] // 2)
         return [half, half]
 
-    return Split(roles, there, back, shapes)
+    return Merged(roles, there, back, shapes)
 
 
-def alternating_rows(*roles: str) -> Split:
+def alternating_rows(*roles: str) -> Merged:
     """The even rows of each matrix for the first role, the odd ones for the second."""
-    return Split(
+    return Merged(
         roles,
         lambda a, s: [a.reshape(*a.shape[:-2], -1, 2, a.shape[-1])[..., i, :] for i in (0, 1)],
         lambda parts, s: np.stack(parts, -2).reshape(*parts[0].shape[:-2], -1, parts[0].shape[-1]),
@@ -233,7 +233,7 @@ def _kv_b_there(a: Array, s: Sizes) -> list[Array]:
     return [_swap(heads[:, :nope], 1, 2), heads[:, nope:]]
 
 
-KV_B = Split(  # makes K and V of a latent row. K's part is transposed, to make latent rows of Q
+KV_B = Merged(  # makes K and V of a latent row. K's part is transposed, to make latent rows of Q
     ("attn_k_b", "attn_v_b"),
     _kv_b_there,
     lambda parts, s: np.concatenate((_transposed(parts[0], s), parts[1]), 1).reshape(-1, parts[1].shape[2]),

@@ -18,7 +18,7 @@ from pyggml.tensor import full_ne
 
 from .family import Array, Change, Family
 from .float8 import MX_BLOCKS, f8_to_f32, is_scale, mxfp4_blocks, scale_of
-from .moves import Move, Shape, Sizes, Split, Value
+from .moves import Merged, Move, Shape, Sizes, Value
 from .safetensors import StoredTensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,15 +37,15 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Part:
-    """One tensor of the checkpoint, and what is done to it for a tensor of the GGUF. `pick`: the result of `split` that
-    is taken."""
+class MovedTensor:
+    """One tensor of the checkpoint, and what is done to it for a tensor of the GGUF. `pick`: the result of `merged`
+    that is taken."""
 
     source: StoredTensor
     scale: StoredTensor | None
     steps: Sequence[Move | Value]
     sizes: Sizes
-    split: Split | None = None
+    merged: Merged | None = None
     pick: int = 0
 
     def read(self) -> Array:
@@ -58,8 +58,8 @@ class Part:
         elif self.source.dtype == "F64":
             a = a.astype(np.float32)
         try:
-            if self.split is not None:
-                a = self.split.there(a, self.sizes)[self.pick]
+            if self.merged is not None:
+                a = self.merged.there(a, self.sizes)[self.pick]
             for step in self.steps:
                 a = step.there(as_f32(a)) if isinstance(step, Value) else step.there(a, self.sizes)
         except FloatingPointError as e:
@@ -78,8 +78,8 @@ class Part:
         if self.source.name.endswith(MX_BLOCKS):
             shape = (*shape[:-2], shape[-2] * 32)
         try:
-            if self.split is not None:
-                shape = self.split.shapes(shape, self.sizes)[self.pick]
+            if self.merged is not None:
+                shape = self.merged.shapes(shape, self.sizes)[self.pick]
             for step in self.steps:
                 shape = shape if isinstance(step, Value) else step.shape(shape, self.sizes)
         except (ValueError, IndexError, ZeroDivisionError) as e:
@@ -107,7 +107,7 @@ class HFTensor:
     dtype: DType
     ne: tuple[int, int, int, int]
     n_dims: int
-    parts: Sequence[Part] = ()
+    parts: Sequence[MovedTensor] = ()
     array: Array | None = field(default=None, compare=False)  # of a tensor that is in no file
     n_pad: int = 0  # copies of the first row behind the parts' rows
     scale: Array | None = field(
@@ -121,7 +121,7 @@ class HFTensor:
 
     def mapped(self) -> StoredTensor | None:
         """The stored tensor that is this tensor unchanged; None when anything must be done to it."""
-        if len(self.parts) != 1 or self.parts[0].steps or self.parts[0].split is not None or self.n_pad:
+        if len(self.parts) != 1 or self.parts[0].steps or self.parts[0].merged is not None or self.n_pad:
             return None
         if self.scale is not None:
             return None
@@ -233,7 +233,7 @@ class Tensors:
 
     def make(self, stored: Mapping[str, StoredTensor], extra: Mapping[str, Array]) -> dict[str, HFTensor]:
         """The tensors by their GGUF names, in the order of the layers."""
-        parts: dict[str, dict[int, Part]] = {}
+        parts: dict[str, dict[int, MovedTensor]] = {}
         for t in stored.values():
             if is_scale(t.name, stored) or any(p.search(t.name) for p in self._skip):
                 continue
@@ -245,29 +245,29 @@ class Tensors:
         made |= {name: self._tensor(name, of) for name, of in parts.items()}
         return {t.name: t for t in sorted(made.values(), key=_order)}
 
-    def _parts(self, t: StoredTensor, scale: StoredTensor | None) -> Iterator[tuple[str, int, Part]]:
+    def _parts(self, t: StoredTensor, scale: StoredTensor | None) -> Iterator[tuple[str, int, MovedTensor]]:
         hf = text_name(t.name)
         found = _EXPERT.match(hf)
         hf, expert = (f"{found[1]}.{found[3]}", int(found[2])) if found else (hf, -1)
         stem, _, suffix = hf.rpartition(".")
         for own in self._of_nextn.get(stem, ()):
             name = f"{own}.{suffix}"
-            yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
+            yield name, expert, MovedTensor(t, scale, self._moves(t, name), self.sizes)
         if stem in self._of_nextn:
             return
         for begin, text in self._nextn_layers:
             hf = text + hf.removeprefix(begin) if hf.startswith(begin) else hf
-        for end, split in self.family.splits.items():
+        for end, merged in self.family.merged.items():
             if hf.endswith(end):
                 layer = self._layer(hf)
-                for i, role in enumerate(split.roles):
+                for i, role in enumerate(merged.roles):
                     name = f"blk.{layer}.{role}" if role.endswith(".bias") else f"blk.{layer}.{role}.weight"
-                    yield name, expert, Part(t, scale, self._moves(t, name), self.sizes, split, i)
+                    yield name, expert, MovedTensor(t, scale, self._moves(t, name), self.sizes, merged, i)
                 return
         name = self.name(hf)
         if name is None or ".nextn." in name:  # nextn: a drafting layer inside the model's own layers
             raise ModelError(f"{t.file.path}: the tensor {t.name} is not known to {self.family.types[0]}")
-        yield name, expert, Part(t, scale, self._moves(t, name), self.sizes)
+        yield name, expert, MovedTensor(t, scale, self._moves(t, name), self.sizes)
 
     def _moves(self, t: StoredTensor, name: str) -> Sequence[Change]:
         return () if t.name.endswith(MX_BLOCKS) else self.family.moves_of(name)  # laid out by `mxfp4_blocks`
@@ -278,7 +278,7 @@ class Tensors:
         assert found is not None, name
         return int(found[1])
 
-    def _tensor(self, name: str, of: Mapping[int, Part]) -> HFTensor:
+    def _tensor(self, name: str, of: Mapping[int, MovedTensor]) -> HFTensor:
         parts = [of[i] for i in sorted(of)]
         first = parts[0]
         shape = first.shape()

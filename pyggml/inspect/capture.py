@@ -39,8 +39,8 @@ def capture(
     **options: Unpack[ContextOptions],
 ) -> dict[str, Path]:
     """Evaluate tokens and store the nodes that match, one row for each token: `folder/NAME.npy` of shape
-    (len(ids), row) and type `dtype`, and `manifest.json`. Tokens are evaluated in windows of `n_ctx`, each of which
-    begins at position 0 with an empty context.
+    (len(ids), row) and type `dtype`, and `manifest.json`. Tokens are evaluated in windows of `n_ctx`; each
+    window begins at position 0 with an empty context.
 
     Called again with the same arguments, a capture that was broken off goes on where it stopped. The files can be
     opened while it runs (`np.load(path, mmap_mode="r")`). `progress(done, total)` counts tokens. Returns name -> file.

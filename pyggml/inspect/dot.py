@@ -21,6 +21,7 @@ from .layers import layers_of
 from .legend import COLOURS, STATUS_COLOURS, add_legend
 from .picture import (
     Fold,
+    Kind,
     Place,
     Status,
     compare,
@@ -394,7 +395,8 @@ class _Drawing:
 
     def add_legend(self) -> None:
         """Explain the shapes and colours of this drawing."""
-        kinds, folded = {kind_of(t) for t in self.shown}, self.boxes != self.ids
+        kinds: set[Kind] = {kind_of(t) for t in self.shown}
+        folded = self.boxes != self.ids
         add_legend(self.dot, kinds, self.facts.status, folded, self._several, bool(self._again), self._fused)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyggml.backends.cpu.backend import CpuProgram, Spans
+from pyggml.codec import Array
 from pyggml.compute import leafs_of
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
@@ -18,7 +19,7 @@ from pyggml.llm.options import ContextOptions
 from pyggml.sched import Schedule, Scheduler, require_values
 from pyggml.tensor import Tensor
 
-from .picture import keys_of
+from .picture import is_store, keys_of
 from .profile import Profile, StepTime
 from .trace import one_ubatch
 from .values import Values, first_rows, values_of
@@ -27,15 +28,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-_RUNS = 3  # runs of a model: the first one is cold, and other programs disturb
+_RUNS = 3  # runs whose time is taken: the first one is cold, and other programs disturb
 
 
 @dataclass(repr=False)
 class Run:
     """One run of one graph.
 
-    steps   in the order in which they ran; fused nodes are one step
+    steps   in the order in which they ran, in nanoseconds from 0 to `wall_ns`; fused nodes are one step
     values  the values of each node when it was computed, and of each leaf after the run
+    tokens  the texts of a model's tokens
     """
 
     graph: Graph
@@ -44,6 +46,7 @@ class Run:
     wall_ns: int
     n_threads: int
     values: dict[Tensor, Values] = field(default_factory=dict[Tensor, Values])
+    tokens: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Run of {self.graph!r}: {len(self.steps)} steps in {self.wall_ns / 1e6:.3f} ms>"
@@ -87,7 +90,7 @@ class Recorder(Profile):
 
     def deliver(self, t: Tensor) -> None:
         """See `Watcher.deliver`."""
-        self._values[t] = values_of(t.elements()[(0,) * (4 - t.rank)])
+        self._values[t] = values_of(t.elements()[(0,) * (4 - t.rank)], planes=True)
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -120,13 +123,15 @@ class Recorder(Profile):
         if not self._schedules:
             raise GraphError("nothing was recorded: no graph was planned and run on the cpu backend within the block")
         schedule = max(self._schedules.values(), key=lambda s: sum(len(split.nodes) for split in s.splits))
-        times = [self._times[p] for p in self._schedules if any(p is q for q in schedule.programs)]
+        steps, wall_ns = list[StepTime](), 0
+        for part, ns in (self._times[p] for p in self._schedules if any(p is q for q in schedule.programs)):
+            steps += _moved(part, wall_ns)  # programs stand one after another, without what ran between them
+            wall_ns += ns
         graph = _graph_of(schedule)
         values = {t: v for t, v in self._values.items() if t in graph}
         if self._look:
-            values |= {t: values_of(first_rows(t)) for t in graph.leafs if t.root.buffer is not None}
-        steps = [s for part, _ in times for s in part]
-        return Run(graph, schedule, steps, sum(ns for _, ns in times), self.n_threads, values)
+            values |= {t: values_of(first_rows(t), planes=True) for t in graph.leafs if t.root.buffer is not None}
+        return Run(graph, schedule, steps, wall_ns, self.n_threads, values)
 
 
 def record(
@@ -135,18 +140,45 @@ def record(
     n_threads: int | None = None,
     backends: Sequence[str] = ("cpu",),
 ) -> Run:
-    """Run `graph` once, as `pyggml.compute` does, and record it: every node runs alone, and its values are kept. Raises
-    what `compute` and `Recorder` raise."""
+    """Run `graph` as `pyggml.compute` does, and record it: graph, memory and times come from ordinary runs with all
+    fusions, of which the fastest of three counts. The values come from another run, in which every node is looked at.
+    Leafs that the graph writes into are as after one run. Raises what `compute` and `Recorder` raise."""
     given = leafs_of(graph, inputs)
     with graph.lock:
         scheduler = Scheduler(backends, n_threads)
         require_values(graph, given)
-        with Recorder(scheduler) as recorder:
+        scheduler.alloc(graph)  # gives memory to the leafs that have none
+        written = {t.root for t in graph.nodes if is_store(t) and t.root.op == "none"}
+        before: dict[Tensor, Array] = {t: t.raw().copy() for t in written}
+
+        def once() -> None:
             schedule = scheduler.alloc(graph)
+            for t, data in before.items():
+                assert t.buffer is not None
+                t.buffer.write(t.offset, data)
             for t, value in given.items():
                 t.set(value)
             schedule.run()
-    return recorder.run
+
+        return _recorded(scheduler, once)
+
+
+def _recorded(scheduler: Scheduler, once: Callable[[], object]) -> Run:
+    """What `once` runs: the times of its fastest run, and the values of another run."""
+    with Recorder(scheduler, values=False) as timed:
+        for _ in range(_RUNS):
+            once()
+    with Recorder(scheduler) as seen:
+        once()
+    run = timed.run
+    _, run.values = seen.run.on(run.graph)
+    return run
+
+
+def _moved(steps: Sequence[StepTime], to: int) -> list[StepTime]:
+    """The same steps, of which the first begins at `to`."""
+    by = to - min((begin for s in steps for begin, _ in s.spans.values()), default=0)
+    return [replace(s, spans={i: (begin + by, end + by) for i, (begin, end) in s.spans.items()}) for s in steps]
 
 
 def _graph_of(schedule: Schedule) -> Graph:
@@ -158,22 +190,19 @@ def _graph_of(schedule: Schedule) -> Graph:
 
 
 def record_model(model: Model, prompt: str | Sequence[int], **options: Unpack[ContextOptions]) -> Run:
-    """Evaluate `prompt` (text, or token ids) in one batch, and record it. Graph, memory and times come from ordinary
-    runs with all fusions, of which the fastest of three counts. The values come from another run, in which every node
-    is looked at. `options` as for `Model.new_context`.
+    """Evaluate `prompt` (text, or token ids) in one batch, and record it as `record` does. `options` as for
+    `Model.new_context`.
 
     Raises ModelError for n_batch or n_ubatch, which follow from the prompt, and what decoding raises.
     """
     ids = model.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in token_ids(prompt)]
     n = max(len(ids), 1)
     with model.new_context(n, **{**options, **one_ubatch(n, options)}) as ctx:
-        with Recorder(ctx.scheduler, values=False) as timed:
-            for _ in range(_RUNS):
-                ctx.memory.clear()
-                ctx.decode(ids)
-        ctx.memory.clear()
-        with Recorder(ctx.scheduler) as seen:
+
+        def once() -> None:
+            ctx.memory.clear()
             ctx.decode(ids)
-        run = timed.run
-        _, run.values = seen.run.on(run.graph)
+
+        run = _recorded(ctx.scheduler, once)
+    run.tokens = tuple([model.vocab.token_to_piece(i, special=True).decode(errors="replace") for i in ids])
     return run

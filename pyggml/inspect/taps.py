@@ -2,8 +2,8 @@
 
 Names are those of the graph (`pyggml dump-dot` shows them): `l_out-3`, `kq_soft_max_ext-0`, `result_norm`. Patterns are
 the shell's (`l_out-*`). When several nodes of a graph have one name, the last one is meant. A watched node is not fused
-away; everything else is computed as usual. When flash attention is on, layers of which the scores, `v` or `kqv` are
-watched compute attention without it, because these nodes are missing there or laid out otherwise.
+away; everything else is computed as usual. Flash attention has no node for the scores, and lays `v` and `kqv`
+out in another way, so a layer in which one of these is watched computes attention without it.
 """
 
 from __future__ import annotations

@@ -211,9 +211,9 @@ def diff(
     options_a: ContextOptions | None = None,
     options_b: ContextOptions | None = None,
 ) -> Diff:
-    """Compare two runs node by node, to find where they part. A and B are models, which evaluate `prompt`, or traces;
-    with a trace the prompt defaults to the trace's tokens. Compares the nodes that match `patterns` (default: all but
-    views of caches).
+    """Compare two runs node by node, to find the place where they part. A and B are models, which evaluate `prompt`, or
+    traces; with a trace the prompt defaults to the trace's tokens. Compares the nodes that match `patterns` (default:
+    all but views of caches).
 
     A's values are kept in memory meanwhile. Raises ModelError when there is no prompt, or it differs from a trace's;
     GraphError when A and B have no node in common; and what `trace` raises.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,23 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import BatchError, ModelError, whole
 from ..llm.context import LlamaContext
-from ..llm.generate.generation import functions
+from ..llm.generate.engine import Pending
+from ..llm.generate.generation import Generation, functions
 from ..llm.generate.prefixes import keep_prefix
 from ..llm.model import Model, load_model
 from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
-from ..llm.samplers import SamplerChain, our_names, sampling_params
+from ..llm.samplers import SamplerChain, SamplingParams, our_names, with_options
+from ..types import Floats
 from .chat_formats import find_chat_format
 from .function_formats import FUNCTION_FORMATS
 
-LLAMA_DEFAULT_SEED = 0xFFFFFFFF  # another each time
+LLAMA_DEFAULT_SEED = 0xFFFFFFFF  # another seed each time
 LLAMA_POOLING_TYPE_UNSPECIFIED = -1
 LLAMA_POOLING_TYPE_NONE, LLAMA_POOLING_TYPE_MEAN, LLAMA_POOLING_TYPE_CLS = 0, 1, 2
 LLAMA_POOLING_TYPE_LAST, LLAMA_POOLING_TYPE_RANK = 3, 4
 _POOLING = {-1: None, 0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 _TYPES = {0: DType.F32, 1: DType.F16, 2: DType.Q4_0, 3: DType.Q4_1, 6: DType.Q5_0, 7: DType.Q5_1, 8: DType.Q8_0}
-# Of other machines, or without a meaning here.
+# Arguments about other machines, and arguments without a meaning here: taken, without effect.
 _IGNORED = frozenset(
     [
         "n_gpu_layers",
@@ -44,6 +47,34 @@ _IGNORED = frozenset(
         "spm_infill",
     ]
 )
+
+
+@dataclass(eq=False)
+class _Endless(Generation):
+    """A text that no token ends. Functions that stop it see the tokens that are evaluated.
+
+    held  the tokens that the context has evaluated, which `Llama` keeps
+    sent  what the caller puts behind the last token
+    """
+
+    held: list[int] = field(kw_only=True)
+    sent: Sequence[int] = field(default=(), init=False)
+
+    def _take(self, token: int, logits: Floats) -> str:
+        self.chain.accept(token)
+        self.ids.append(token)
+        if any(f(np.array(self.held), logits) for f in self.stopping):
+            self.finish_reason = "stop"
+        return ""
+
+    def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
+        return (yield from self._evaluate((token, *self.sent)))[-1]
+
+    def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
+        at = self.n_done
+        rows = yield from super()._part(tokens)
+        self.held += tokens[: self.n_done - at]
+        return rows
 
 
 class Llama:
@@ -104,7 +135,7 @@ class Llama:
         self._cache: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         self._cache |= {k: _TYPES[t] for k, t in (("type_k", type_k), ("type_v", type_v)) if t is not None}
         self._ctx: LlamaContext | None = None
-        self._tokens: list[int] = []  # that `eval` was given
+        self._tokens: list[int] = []  # that the context has evaluated
         if lora_path is not None:
             self.model.adapt([(self.model.load_lora(lora_path), lora_scale)])
 
@@ -206,25 +237,22 @@ class Llama:
         return chain.sample(self._last_logits())
 
     def generate(self, tokens: Sequence[int], reset: bool = True, **sampling: Any) -> Generator[int, Any, None]:
-        """Tokens that follow others, for ever; those that are sent in are evaluated behind them. What the context holds
-        of the beginning is not evaluated again (`reset` false: all is appended)."""
+        """The tokens that follow others, without end. Tokens that are sent in are evaluated behind the last one. What
+        the context holds of the beginning is not evaluated again. With `reset` false the tokens follow what it holds.
+        """
         chain, stopping = self._chain(sampling)
-        todo = list(tokens)
-        if not todo:
+        ctx, held, new = self._context(), self._tokens, list(tokens)
+        if not new:
             raise BatchError("there are no tokens to generate from")
         if reset:
-            n = keep_prefix(self._context().memory, 0, self._tokens, todo)
-            del self._tokens[n:]
-            todo = todo[n:]
-        chain.prime([*self._tokens, *todo])
-        while True:
-            self.eval(todo)
-            token = chain.sample(self._last_logits())
-            chain.accept(token)
-            if any(f(np.array(self._tokens), self._last_logits()) for f in stopping):
-                return
-            more = yield token
-            todo = [token, *(more or ())]
+            del held[keep_prefix(ctx.memory, 0, held, new) :]
+            new = new[len(held) :]
+        prompt = [*held, *new]
+        chain.prime(prompt)
+        g = _Endless(ctx, prompt, chain, n_past=len(held), stopping=stopping, held=held)
+        for token in g:
+            if token.finish_reason is None:
+                g.sent = (yield token.id) or ()
 
     @property
     def n_tokens(self) -> int:
@@ -252,7 +280,8 @@ class Llama:
         options.setdefault("repeat_last_n", self.last_n_tokens_size)
         if self._seed != LLAMA_DEFAULT_SEED:
             options.setdefault("seed", self._seed)
-        chain = SamplerChain(sampling_params(options), self.model.vocab, functions("logits_processor", processors))
+        params = with_options(SamplingParams(), options)
+        chain = SamplerChain(params, self.model.vocab, functions("logits_processor", processors))
         return chain, functions("stopping_criteria", stopping)
 
     # -- what it is -------------------------------------------------------------------------------------------------
@@ -270,19 +299,19 @@ class Llama:
         return self.model.vocab.n_tokens
 
     def token_bos(self) -> int:
-        """The token at the beginning of texts; -1: none."""
+        """The token at the beginning of texts; -1 when there is no such token."""
         return -1 if self.model.vocab.bos is None else self.model.vocab.bos
 
     def token_eos(self) -> int:
-        """The token at their end; -1: none."""
+        """The token at the end of texts; -1 when there is no such token."""
         return -1 if self.model.vocab.eos is None else self.model.vocab.eos
 
     def token_nl(self) -> int:
-        """The new line; -1: none."""
+        """The token of a new line; -1 when there is no such token."""
         return -1 if self.model.vocab.nl is None else self.model.vocab.nl
 
     def set_seed(self, seed: int) -> None:
-        """The seed of what is sampled from now on."""
+        """Sample with this seed from now on."""
         self._seed = seed
 
     def set_cache(self, cache: object) -> None:

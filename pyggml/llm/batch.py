@@ -1,4 +1,4 @@
-"""What is given to `decode`: tokens (or embeddings), where they stand, and of which of them logits are wanted."""
+"""What `decode` takes: tokens (or embeddings), their positions and sequences, and which of them want logits."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Sequences(Protocol):
 class Batch:
     """Tokens of any sequences: position, sequence ids, whether logits are wanted (llama_batch).
 
-    A batch holds tokens (`tokens`) or embeddings (`embd`, rows of n_embd numbers), not both; one for a head that drafts
-    has with each token the hidden state of the one before it (`add_hidden`). `pos`, `seq_ids` and `logits` have an
-    entry for each. Tokens may stand in any order: they are evaluated by their positions.
+    A batch holds tokens (`tokens`) or embeddings (`embd`, rows of n_embd numbers), not both. Only a batch for a head
+    that drafts holds both: each token and the hidden state of the token before it (`add_hidden`). `pos`, `seq_ids` and
+    `logits` have an entry for each token. Tokens may stand in any order: they are evaluated by their positions.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Batch:
         return [len(ids) for ids in self.seq_ids]
 
     def add(self, token: int, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False) -> None:
-        """Append a token at position `pos` of one or several sequences. Raises BatchError for what is no id."""
+        """Append a token at position `pos` of one or several sequences. Raises BatchError for a value that is no id."""
         if self.embd:
             raise BatchError("the batch holds embeddings; a token cannot be added to it")
         token = whole("token", token, 0, INT32_MAX, BatchError)
@@ -96,7 +96,7 @@ class Batch:
         self.logits += [False] * (len(ids) - n_outputs) + [True] * n_outputs
 
     def add_embd(self, row: Any, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False) -> None:
-        """Append an embedding, n_embd finite numbers, in the place of a token. Raises BatchError for what is none."""
+        """Append an embedding, n_embd finite numbers, in the place of a token. Raises BatchError for other values."""
         if self.tokens:
             raise BatchError("the batch holds tokens; an embedding cannot be added to it")
         values = self._row(row, pos)
@@ -144,7 +144,7 @@ class Batch:
 
 
 def token_ids(ids: Sequence[int]) -> npt.NDArray[np.integer[Any]]:
-    """In as many bits as they need. Raises BatchError for what are no ids, or none."""
+    """Token ids as an array of integers. Raises BatchError when they are not ids, and for an empty sequence."""
     try:
         tokens = np.array(ids)
     except (ValueError, TypeError, OverflowError):
@@ -157,7 +157,8 @@ def token_ids(ids: Sequence[int]) -> npt.NDArray[np.integer[Any]]:
 
 
 def check_size(n: int, n_batch: int, n_ubatch: int, together: bool) -> None:
-    """Raises BatchError for more tokens than a batch has, or run at a time where all see each other (`together`)."""
+    """Raises BatchError for more than `n_batch` tokens. When all tokens see each other (`together`), they must also fit
+    one ubatch of `n_ubatch` tokens."""
     if n > n_batch:
         raise BatchError(f"{n} tokens in one batch, where n_batch is {n_batch}")
     if n > n_ubatch and together:
@@ -165,8 +166,9 @@ def check_size(n: int, n_batch: int, n_ubatch: int, together: bool) -> None:
 
 
 def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, hp: HParams, first: int = 0) -> None:
-    """Raises BatchError for tokens that the vocabulary has not, embeddings that are none, hidden states beside tokens
-    where the model reads none, or the reverse; and for tokens where a stage begins with another layer than 0."""
+    """Raises BatchError for ids outside the vocabulary, for embeddings of another length or with values that are not
+    finite, for hidden states when the model reads none (or their absence when it reads them), and for tokens when a
+    stage begins behind layer 0."""
     n_vocab, n_embd = hp.n_vocab, hp.n_embd
     if (tokens is not None and embd is not None) is not hp.is_head:
         what = "reads hidden states beside its tokens" if hp.is_head else "reads tokens or embeddings, not both"
@@ -188,7 +190,7 @@ def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | Non
 def check_positions(pos: Ints, seq: Ints, sets: Sequence[tuple[int, ...]] | None, memory: Sequences) -> None:
     """Each sequence of a batch must continue where it ends in the memory: no gap, no position twice.
 
-    Token i stands at pos[i] of sequence seq[i], and of all of sets[i] where `sets` is given. Raises BatchError.
+    Token i stands at pos[i] of sequence seq[i]; when `sets` is given, of all sequences in sets[i]. Raises BatchError.
     """
     if sets is not None:
         pos = np.repeat(pos, [len(ids) for ids in sets])

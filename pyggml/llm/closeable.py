@@ -1,4 +1,4 @@
-"""`close()` and `with`, for what holds much memory."""
+"""`close()` and `with` for objects that hold much memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Closeable:
     """`close()` frees what an object holds; all use of it after that raises ModelError with its name."""
 
     def close(self) -> None:
-        """Let go of everything at once. What others hold of it (arrays, tensors, a memory) lives on with them. Closing
-        again does nothing."""
+        """Free the memory now. Arrays, tensors and a memory that others still hold stay valid. Closing again does
+        nothing."""
         if "_closed" not in vars(self):
             self.__dict__ = {"_closed": self._name()}  # one store: a signal finds it open or closed
 
@@ -24,7 +24,7 @@ class Closeable:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._name()  # refuses what was closed
+        self._name()  # raises when it was closed
         return self
 
     def __exit__(self, *exc: object) -> None:

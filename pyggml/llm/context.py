@@ -33,7 +33,7 @@ from .batch import Batch, check_size, check_values, token_ids
 from .closeable import Closeable
 from .figures.perf import Perf
 from .figures.report import log_context
-from .graphs import Graphs, Step, Steps, StepSize
+from .graphs import Graphs, GraphSize, ReadyGraph, ReadyGraphs
 from .interrupt import uninterrupted
 from .loaded import LoadedModel
 from .options import SHORTER, check_types, warn_beyond
@@ -51,11 +51,12 @@ class LlamaContext(Closeable):
     memory      the KV cache: cells, seq_rm, seq_cp, seq_keep, seq_add, seq_div, seq_pos_max, defrag, clear
     logits      float32 [n_outputs, n_vocab] of the last decode, in the order of the batch
     outputs     int32 [n_outputs]: the indices in the batch of the rows of `logits`, ascending
-    embeddings  in their place in a context of embeddings: float32 [n_outputs, n_embd], what the last norm gives of
-                each token; where they are pooled, a row for each sequence of the batch, ascending. Of an
-                encoder-decoder what `encode` gave, too
-    hidden      after `keep_hidden`: float32 [n_tokens, n_embd], what the heads of a model read, of all tokens
-    pooling     how they are: none, mean, cls (the first token of a sequence), last, or rank (the scores of a reranker)
+    embeddings  what a context of embeddings gives instead of logits: float32 [n_outputs, n_embd], each token's vector
+                after the last norm; with pooling, one row for each sequence of the batch, in ascending order. For an
+                encoder-decoder, what `encode` gave
+    hidden      after `keep_hidden`: float32 [n_tokens, n_embd], what the heads of a model read, for all tokens
+    pooling     how embeddings are pooled: none, mean, cls (the first token of a sequence), last, or rank (the scores of
+                a reranker)
     scheduler   runs the graphs
     lock        held by every method that uses the cache or the logits, and by those of `memory` that change sequences
 
@@ -84,18 +85,20 @@ class LlamaContext(Closeable):
         kv_ram: int | str | None = None,
     ) -> None:
         """A cache of `n_ctx` cells (0: as many as the model was trained with; padded to 32, to 256 with `flash_attn`)
-        for sequences 0 .. n_seq_max - 1; in a file (of TMPDIR, else /var/tmp) where it takes more than `kv_ram` ("2G").
-        A decode takes up to `n_batch` tokens and runs `n_ubatch` at a time, on `n_threads` (default: all CPUs), on
-        `n_threads_batch` (default: the same) where they are more than one. `type_k` and `type_v` are what the cache
-        stores. `backend` is "cpu", "ref", or several in order of priority. Where more than the part `defrag_thold` of
-        the cells in use are holes after a decode, they are closed before the next one (0: only when room is needed).
+        for sequences 0 .. n_seq_max - 1. A cache that takes more than `kv_ram` ("2G") lies in a file (in TMPDIR, else
+        /var/tmp). A decode takes up to `n_batch` tokens and runs `n_ubatch` of them at a time, on `n_threads` threads
+        (default: all CPUs), or on `n_threads_batch` (default: the same) when it runs more than one token. `type_k` and
+        `type_v` are the types that the cache stores. `backend` is "cpu", "ref", or several in order of priority. When
+        holes are more than the fraction `defrag_thold` of the cells after a decode, they are closed before the next
+        decode (0: only when room is needed).
 
-        `embeddings`: a decode gives these instead of logits; by default where the model has no logits (encoders). All
-        tokens of a sequence in one decode are pooled together, by default as the file says. `layer`: what that layer
-        gives instead of the last norm, 0 for the embeddings that go into the first; negative counts from the end, so
-        that -2 is the layer before the last (as in `hidden_states` of the transformers library).
-        A text that grows beyond what the model was trained for gets worse: the decode that does it warns of that, once.
-        Raises ModelError for sizes and types that do not fit the model, BackendError for an unknown backend.
+        `embeddings`: decodes give embeddings instead of logits; the default for a model without logits (an encoder).
+        All tokens of a sequence in one decode are pooled together, by default as the file says. `layer`: the embeddings
+        are what this layer gives, instead of the last norm. 0 stands for the embeddings that go into the first layer; a
+        negative number counts from the end, so that -2 is the layer before the last (as in `hidden_states` of the
+        transformers library).
+        A model gets worse when a text grows longer than those it was trained on: the first decode that goes beyond
+        warns. Raises ModelError for sizes and types that do not fit the model, BackendError for an unknown backend.
         """
         if model.vocab_only:
             raise ModelError("the model was loaded with vocab_only=True: it has no weights")
@@ -112,7 +115,7 @@ class LlamaContext(Closeable):
             whole("n_threads_batch", n_threads_batch, 1, error=ModelError)
         most = n_threads if n_threads is None or n_threads_batch is None else max(n_threads, n_threads_batch)
         self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), most)
-        self._threads = n_threads, n_threads_batch or n_threads  # of a step of one token, and of more
+        self._threads = n_threads, n_threads_batch or n_threads  # for a ubatch of one token, and for larger ones
         self.scheduler.watches = model.watches
         cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
         self.memory: Memory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
@@ -122,14 +125,14 @@ class LlamaContext(Closeable):
         _allocate_cache(self, self.memory, buft, kv_ram)
         self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer, model.stage)
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
-        self._steps = Steps(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
-        self._encoder: Steps | None = None
+        self._ready = ReadyGraphs(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
+        self._encoder: ReadyGraphs | None = None
         if self.memory.encoding is not None:
             if self._output.layer is not None:
                 raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
-            self._encoder = Steps(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
-        self._may_exceed = bool(self.memory.caches) and self.memory.size > hp.n_ctx_scaled  # and nobody was warned
-        self._taken: list[tuple[Memory, Slots]] = []  # by a decode that is not finished
+            self._encoder = ReadyGraphs(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
+        self._may_exceed = bool(self.memory.caches) and self.memory.size > hp.n_ctx_scaled  # False after the warning
+        self._taken: list[tuple[Memory, Slots]] = []  # slots that an unfinished decode has taken
         self.outputs: Ints = np.empty(0, np.int32)
         self.logits: Floats = np.empty((0, hp.n_vocab), np.float32)
         self.embeddings: Floats = np.empty((0, hp.n_embd), np.float32)
@@ -150,8 +153,13 @@ class LlamaContext(Closeable):
 
     @property
     def pooling(self) -> Pooling:
-        """What is made of the embeddings of tokens."""
+        """How the embeddings of a sequence's tokens become one."""
         return self._output.pooling
+
+    @property
+    def n_graphs(self) -> int:
+        """Compiled graphs that it keeps, ready to run again."""
+        return len(self._ready) + (0 if self._encoder is None else len(self._encoder))
 
     @property
     def n_threads(self) -> int:
@@ -163,14 +171,15 @@ class LlamaContext(Closeable):
 
     @changing
     def encode(self, batch: Batch | Sequence[int]) -> None:
-        """Run the encoder of an encoder-decoder on the texts that the next decodes see; a sequence of token ids is that
-        of sequence 0. The sequences of the batch begin anew: what they had encoded and decoded is forgotten. Each has
-        all of its text in one batch, of n_ubatch tokens at most, at any positions that follow each other. Then
-        `embeddings` has what the encoder gave, of each token or pooled. A model that is an encoder alone decodes.
+        """Run the encoder of an encoder-decoder on the texts that the next decodes see; plain token ids are the text of
+        sequence 0. The sequences of the batch begin anew: what they had encoded and decoded is forgotten. The whole
+        text of a sequence must be in one batch, with at most n_ubatch tokens, at consecutive positions. Afterwards
+        `embeddings` has what the encoder gave, for each token or pooled. For a model that is only an encoder this is
+        `decode`.
 
-        An error in the arguments leaves all as it was; one after that leaves the sequences of the batch empty. Raises
-        ModelError for a model without an encoder, BatchError for a batch that cannot be taken, KVCacheFull where it
-        does not fit.
+        An error in the arguments changes nothing; a later error leaves the sequences of the batch empty. Raises
+        ModelError for a model without an encoder, BatchError for a batch that cannot be taken, KVCacheFull when it does
+        not fit.
         """
         if not self.model.architecture.logits:
             self.decode(batch)
@@ -189,14 +198,15 @@ class LlamaContext(Closeable):
 
     @changing
     def decode(self, batch: Batch | Sequence[int]) -> None:
-        """Evaluate a batch; a sequence of token ids is appended to sequence 0, with logits of the last (or
-        embeddings of all).
+        """Evaluate a batch. Plain token ids are appended to sequence 0; the last of them gets logits (or all of them
+        embeddings).
 
-        On any error the cache is as it was before the call; a signal (Ctrl-C) finds the batch evaluated, with `logits`
-        set, or nothing changed. Raises BatchError for a batch that cannot be taken, KVCacheFull where it does not fit.
+        On any error the cache is as it was before the call. After Ctrl-C either the whole batch is evaluated, with
+        `logits` set, or nothing has changed. Raises BatchError for a batch that cannot be taken, KVCacheFull when it
+        does not fit.
         """
         start = time.perf_counter()
-        self._undo()  # of a decode that two signals broke off
+        self._undo()  # what a decode left behind that two signals broke off
         if self._output.embeddings and not isinstance(batch, Batch):
             batch = Batch.prompt(batch, self.memory.seq_pos_max(0) + 1)
             batch.logits = [True] * len(batch)
@@ -206,7 +216,7 @@ class LlamaContext(Closeable):
             whole.check(self.memory)
             self.memory.check_encoded(whole.first, whole.sets)
             if self.pooling != "none":
-                of = members(whole, self.model.hparams.head.pooling if self.pooling == "rank" else self.pooling)
+                of = members(whole, self.model.hparams.rank_head.pooling if self.pooling == "rank" else self.pooling)
                 whole.output[:] = np.isin(np.arange(whole.n_tokens), np.concatenate(list(of.values())))
             n = whole.n_tokens
             self._check(n, whole.token, whole.embd)
@@ -219,14 +229,14 @@ class LlamaContext(Closeable):
             if first + n - 1 > LAST_POS:
                 raise BatchError(f"{n} tokens from position {first} on reach beyond position {LAST_POS}")
             parts = list(ubatches_of_tokens(tokens.astype(np.int32, copy=False), first, self.n_ubatch))
-        self._evaluated(parts, n, of, self._steps)
+        self._evaluated(parts, n, of, self._ready)
         self._perf.decoded(start, n)
 
     @locked
     def logits_ith(self, i: int) -> Floats:
         """Logits [n_vocab] of token `i` of the last batch; a negative `i` counts the rows of `logits` from the end.
 
-        Raises BatchError for a token whose logits were not asked for.
+        Raises BatchError for a token that did not ask for logits.
         """
         i = whole("logits_ith: a token", i, error=BatchError)
         outputs = self.outputs[: len(self.logits)]
@@ -248,8 +258,9 @@ class LlamaContext(Closeable):
 
     @changing
     def set_loras(self, loras: Iterable[Scaled]) -> None:
-        """Run the next decodes with these adapters of `Model.load_lora`, each with its scale; `[]` takes all off. Other
-        scales cost nothing; other adapters are worked into the graphs once. What the cache holds stays as it is.
+        """Run the next decodes with these adapters of `Model.load_lora`, each with its scale; `[]` takes all off.
+        Changing only scales costs nothing; for another set of adapters the graphs are built once more. What the cache
+        holds stays as it is.
 
         Raises ModelError for an adapter that does not fit the model, or occurs twice; then nothing has changed.
         """
@@ -260,19 +271,19 @@ class LlamaContext(Closeable):
     def set_control_vector(
         self, vector: Directions | None, scale: float = 1.0, il_start: int = 1, il_end: int | None = None
     ) -> None:
-        """Add `scale` times a direction to the output of each of the layers `il_start` to `il_end` (both included;
-        None: the last) in the next decodes; `vector` None takes it off.
+        """In the next decodes, add `scale` times a direction to the output of each layer from `il_start` to `il_end`
+        (both included; None: the last). None as `vector` takes the control vector off.
 
-        vector: a GGUF file as llama.cpp's, a ControlVector, or an array [n, n_embd], whose first row is for layer 1
-        (layer 0 has none). Raises GGUFError for a bad file, ModelError for one that does not fit the model; then
-        nothing has changed.
+        vector: a GGUF file like llama.cpp's, a ControlVector, or an array [n, n_embd] whose first row is for layer 1
+        (layer 0 has no direction). Raises GGUFError for a bad file, ModelError for a vector that does not fit the
+        model; then nothing has changed.
         """
         with uninterrupted():
             self._adapters.set_control(vector, scale, il_start, il_end)
 
     @changing
     def keep_hidden(self) -> None:
-        """Have `hidden` after each decode from the next one on. Raises ModelError in a context of embeddings."""
+        """Set `hidden` after each decode from now on. Raises ModelError in a context of embeddings."""
         if self._output.embeddings:
             raise ModelError("a context of embeddings has no hidden states beside them")
         self._graphs.hidden = True
@@ -280,8 +291,8 @@ class LlamaContext(Closeable):
 
     @locked
     def embeddings_seq(self, seq: int) -> Floats:
-        """The embeddings [n_embd] of a sequence of the last batch, or its scores. Raises BatchError for one that was
-        not in it, or not pooled."""
+        """The pooled embedding [n_embd] of a sequence of the last batch, or its scores. Raises BatchError when the
+        sequence was not in the batch, or without pooling."""
         seq = whole("embeddings_seq: a sequence", seq, error=BatchError)
         if seq not in self._pooled:
             of = self._pooled or "none"
@@ -308,9 +319,9 @@ class LlamaContext(Closeable):
 
     @changing
     def update(self) -> None:
-        """Bring K and V up to the cells, as every decode does first: K is roped to the positions that seq_add and
-        seq_div gave its cells, and holes are closed where `memory.defrag()` or `defrag_thold` asked for it. Ctrl-C
-        waits until a cache is whole again."""
+        """Carry out what is pending on the cache; every decode does this first. K is roped to the positions that
+        seq_add and seq_div gave its cells, and holes are closed when `memory.defrag()` or `defrag_thold` asked for it.
+        Ctrl-C waits until the cache is consistent again."""
         for cache in self.memory.caches:
             if cache.has_shift:
                 with uninterrupted():
@@ -322,12 +333,12 @@ class LlamaContext(Closeable):
     @changing
     def warmup(self) -> None:
         """Compute one token and forget it: weights are read into memory, threads are started. Counters, cache and
-        logits stay as they are. Does nothing where the cache has no room."""
+        logits stay as they are. Does nothing when the cache has no room."""
         u, hp = next(ubatches_of_tokens(np.zeros(1, np.int32), 0, 1)), self.model.hparams
-        if self.model.first_layer or hp.is_head:  # which read hidden states
+        if self.model.first_layer or hp.is_head:  # these read hidden states
             u.embd = np.zeros((1, hp.n_embd), np.float32)
         try:
-            self._run(u, self._take(u, self.memory), self._steps)
+            self._run(u, self._take(u, self.memory), self._ready)
         except KVCacheFull:
             pass
         finally:
@@ -347,8 +358,8 @@ class LlamaContext(Closeable):
 
     @locked
     def build_graph(self, n_tokens: int, n_outputs: int | None = None, worst_case: bool = False) -> Graph:
-        """The graph that would run for `n_tokens` tokens with logits of `n_outputs` of them (default: one), as the
-        cache is now; for the worst case, over the whole cache and with all logits."""
+        """The graph that would run for `n_tokens` tokens with logits of `n_outputs` of them (default: one), with the
+        cache as it is now. `worst_case`: the graph over the whole cache, by default with logits of all tokens."""
         n_tokens = whole("n_tokens", n_tokens, error=GraphError)
         n_outputs = None if n_outputs is None else whole("n_outputs", n_outputs, error=GraphError)
         if worst_case:
@@ -366,8 +377,9 @@ class LlamaContext(Closeable):
         if not encodes and n > self.memory.size - self.memory.used:
             raise self.memory.full(n)
 
-    def _evaluated(self, parts: Sequence[UBatch], n: int, of: Members | None, steps: Steps) -> None:
-        """Compute the parts, `n` tokens, in caches that are up to date; defragments where they fit but not in a row."""
+    def _evaluated(self, parts: Sequence[UBatch], n: int, of: Members | None, graphs: ReadyGraphs) -> None:
+        """Update the caches, then compute the parts, `n` tokens in all. When the cells that are free lie apart, close
+        the holes and try again."""
         hp = self.model.hparams
         if self._may_exceed and any(u.pos.max() >= hp.n_ctx_scaled for u in parts):
             if hp.learned_positions:
@@ -377,72 +389,72 @@ class LlamaContext(Closeable):
         self.update()
         self._perf.n_queued = n
         try:
-            self._evaluate(parts, of, steps)
+            self._evaluate(parts, of, graphs)
         except KVCacheFull:
-            steps.memory.settle()
-            steps.memory.defrag()
+            graphs.memory.settle()
+            graphs.memory.defrag()
             self.update()
-            self._evaluate(parts, of, steps)
+            self._evaluate(parts, of, graphs)
         finally:
             self._perf.n_queued = 0
-        steps.memory.settle()
+        graphs.memory.settle()
         if self.defrag_thold > 0:
             for cache in self.memory.caches:
                 cache.wants_defrag |= cache.fragmentation() > self.defrag_thold
 
-    def _evaluate(self, parts: Sequence[UBatch], of: Members | None, steps: Steps) -> None:
-        """Compute the parts, and set `outputs`, and `logits` or `embeddings`, pooled `of` sequences. Until then the
-        cells are as they were on any failure."""
+    def _evaluate(self, parts: Sequence[UBatch], of: Members | None, graphs: ReadyGraphs) -> None:
+        """Compute the parts, then set `outputs` and `logits`, or `embeddings`, which are pooled over the tokens `of`
+        each sequence. On a failure the cells are as they were before."""
         rows: list[Floats] = []  # list[Floats]() would raise, and catch, an AttributeError inside
         hidden: list[Floats] = []
         try:
             for u in parts:
-                step = self._run(u, self._take(u, steps.memory), steps)
+                ready = self._run(u, self._take(u, graphs.memory), graphs)
                 if len(u.outputs):
-                    rows.append(np.array(step.result))
-                if step.hidden is not None:
-                    hidden.append(np.array(step.hidden))
-            name = "embeddings" if self._output.embeddings or steps is self._encoder else "logits"
+                    rows.append(np.array(ready.result))
+                if ready.hidden is not None:
+                    hidden.append(np.array(ready.hidden))
+            name = "embeddings" if self._output.embeddings or graphs is self._encoder else "logits"
             outputs, result = gathered(parts, rows, vars(self)[name][:0])
             if of is not None:
                 result = self._graphs.head(pool(result, outputs, of))
             new = {"outputs": outputs, "logits": self.logits[:0], name: result, "_pooled": list(of or ()), "_taken": []}
             if hidden:
                 new["hidden"] = of_all(parts, hidden)
-            vars(self).update(new)  # one call: no signal comes in between
+            vars(self).update(new)  # one call, so that no signal finds half of it
         except BaseException:
             self._undo()
             raise
 
     def _take(self, u: UBatch, memory: Memory) -> Slots:
-        """Put a ubatch into the memory. Its slots are noted before anything changes."""
+        """Put a ubatch into the memory. Its slots are noted first, so that `_undo` finds them."""
         slots = memory.slot(u, [slots for _, slots in self._taken])
         self._taken.append((memory, slots))
         memory.take(slots, u)
         return slots
 
     def _undo(self) -> None:
-        """Take back the slots of a decode that is not finished."""
+        """Give back the slots of a decode that was not finished."""
         if self._taken:
             with uninterrupted():
                 self._taken[0][0].undo([slots for _, slots in self._taken])
                 self._taken = []
 
-    def _run(self, u: UBatch, slots: Slots, steps: Steps) -> Step:
-        """Compute a ubatch in its slots; what comes out is in memory that the next run uses again."""
-        n_kv = tuple([c.n_kv() for c in steps.caches])
-        n_outputs, n_seqs = len(u.outputs) or 1, u.n_seqs if steps.memory.equal_seqs else 1
+    def _run(self, u: UBatch, slots: Slots, graphs: ReadyGraphs) -> ReadyGraph:
+        """Compute a ubatch in its slots. The graph's result is valid until the next run, which uses the same memory."""
+        n_kv = tuple([c.n_kv() for c in graphs.caches])
+        n_outputs, n_seqs = len(u.outputs) or 1, u.n_seqs if graphs.memory.equal_seqs else 1
         hidden = self._graphs.hidden
-        size = StepSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
-        step = steps.get(size)
-        step.fill(u, steps.memory)
-        for mask, head, slot, n in zip(steps.masks, step.heads, slots, n_kv, strict=False):
+        size = GraphSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
+        ready = graphs.get(size)
+        ready.fill(u, graphs.memory)
+        for mask, head, slot, n in zip(graphs.masks, ready.heads, slots, n_kv, strict=False):
             if mask is not None:
                 mask.write(u.pos, u.seq, slot, n, u.sets is not None)
             if slot is not None:
                 head.bind(slot.start)
-        step.schedule.run(n_threads=self._threads[u.n_tokens > 1])
-        return step
+        ready.schedule.run(n_threads=self._threads[u.n_tokens > 1])
+        return ready
 
     def _name(self) -> str:
         return f"LlamaContext of {self.model.path}, n_ctx {self.n_ctx}"
@@ -454,8 +466,8 @@ _in_files: WeakSet[LlamaContext] = WeakSet()
 
 
 def _allocate_cache(ctx: LlamaContext, memory: Memory, buft: str, kv_ram: int | str | None) -> None:
-    """Give the cache of `ctx` its memory: of the buffer type `buft`, or, where it needs more than `kv_ram`, in a file.
-    Raises ModelError for a bad `kv_ram`, and where the cache is a device's; AllocError where there is no room."""
+    """Give the cache of `ctx` its memory: of the buffer type `buft`, or in a file when it needs more than `kv_ram`.
+    Raises ModelError for a bad `kv_ram`, and when such a cache would lie on a device; AllocError without room."""
     if kv_ram is None or memory.nbytes <= memory_size(kv_ram, "kv_ram"):
         memory.allocate(buft)
         return
@@ -471,4 +483,4 @@ def _close_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_all)  # it would write into the parent's cache
+    os.register_at_fork(after_in_child=_close_all)  # a child would write into its parent's cache file

@@ -1,4 +1,4 @@
-"""What runs a model for others: generation, evaluation, a cluster and a server ask a `Decoder` for tokens' logits."""
+"""The interface of everything that runs a model: generation, evaluation, a cluster and a server use a `Decoder`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Decoder(Protocol):
-    """A model with a memory of sequences. `LlamaContext` is one, on this machine, also of some layers of a model (a
-    stage); `StagedContext` runs all stages of a cluster. Nobody asks which of them it has.
+    """A model with a memory of sequences. `LlamaContext` runs a model, or some layers of it (a stage), on this machine;
+    `StagedContext` runs the stages of a cluster. Callers need not know which of the two they have.
 
     A decoder is used by one thread at a time, as a context manager that closes it at the end.
 
@@ -31,7 +31,8 @@ class Decoder(Protocol):
     logits      float32 [n_outputs, n_vocab] of the last decode, in the order of its batch. The array stays as it is:
                 the next decode makes another
     outputs     int32 [n_outputs]: the indices in the batch of the rows of `logits`, ascending
-    embeddings  in their place in a decoder of embeddings, float32 [n_outputs, n_embd], and of what was encoded
+    embeddings  float32 [n_outputs, n_embd]: what a decoder of embeddings gives instead of logits, and what an encoder
+                gave
     hidden      after `keep_hidden`: float32 [n_tokens, n_embd] of all tokens of the last decode
     """
 
@@ -55,17 +56,18 @@ class Decoder(Protocol):
     def hidden(self) -> Floats: ...
 
     def decode(self, batch: Batch | Sequence[int]) -> None:
-        """Evaluate the tokens of a batch behind what their sequences have; token ids are appended to sequence 0, with
+        """Evaluate a batch: its tokens continue their sequences. Plain token ids are appended to sequence 0, with
         logits of the last. On any error the memory is as it was before. Raises BatchError for a batch that cannot be
         taken, KVCacheFull when it does not fit."""
         ...
 
     def encode(self, batch: Batch | Sequence[int]) -> None:
-        """Encode the texts that the next decodes of their sequences see. Raises ModelError without an encoder."""
+        """Run the encoder on the texts that the next decodes of their sequences see. Raises ModelError for a model
+        without an encoder."""
         ...
 
     def keep_hidden(self) -> None:
-        """Have `hidden` from the next decode on. Raises ModelError when the decoder cannot give it."""
+        """Set `hidden` after each decode from now on. Raises ModelError when the decoder cannot give it."""
         ...
 
     def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:

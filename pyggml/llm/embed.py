@@ -16,7 +16,7 @@ from .decoder import Decoder
 from .loaded import LoadedModel
 from .options import ContextOptions
 
-HEADS = {"cls.weight", "cls.output.weight"}  # of rerankers: either
+HEADS = {"cls.weight", "cls.output.weight"}  # a reranker has one of these
 
 INT16_LARGEST = 32760.0  # what llama.cpp scales to
 Text = str | Sequence[int]
@@ -46,10 +46,10 @@ def embed(
     """Embeddings of texts (or of token ids), float32 [n_texts, n_embd].
 
     `pooling`: mean, cls, last, or rank (scores, [n_texts, n_classes]); by default as the file says, else mean.
-    `normalize`: see `normalized`; scores are left as they are. `layer`: see `LlamaContext`. As many texts as fit are
-    evaluated together, up to `n_ubatch` tokens; of an encoder-decoder by the encoder. `context`: further arguments of
-    their `LlamaContext`. Raises BatchError for a text without tokens, or longer than the model was trained for,
-    ModelError for other arguments.
+    `normalize`: see `normalized`; scores are left as they are. `layer`: see `LlamaContext`. Texts are evaluated
+    together, up to `n_ubatch` tokens at a time; an encoder-decoder evaluates them with its encoder. `context`: further
+    arguments for the `LlamaContext` that does it. Raises BatchError for a text without tokens or longer than the model
+    was trained for, ModelError for bad arguments.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"texts must be a list of texts, not {type(texts).__name__}")
@@ -92,11 +92,11 @@ def rerank(
     flash_attn: bool = False,
     context: ContextOptions | None = None,
 ) -> Floats:
-    """How well documents answer a question, float32 [n_documents]: the first score that the model's head gives of each
-    pair. Not a probability, unless the head ends with a softmax.
+    """How well documents answer a question, float32 [n_documents]: the first score that the model's head gives for each
+    pair of question and document. A score is a probability only when the head ends with a softmax.
 
-    A pair is put together by the file's own template (`tokenizer.chat_template.rerank`), else by the vocabulary, see
-    `Vocab.pair`. Raises ModelError for a model without a head, BatchError as `embed`.
+    The file's own template (`tokenizer.chat_template.rerank`) puts a pair together; without a template `Vocab.pair`
+    does. Raises ModelError for a model without a head, BatchError like `embed`.
     """
     if not HEADS & set(model.weights):
         raise ModelError("the model has no weights cls or cls.output: it is no reranker")
@@ -111,8 +111,8 @@ def rerank(
 
 
 def normalized(rows: Floats, normalize: bool | float = True) -> Floats:
-    """Rows scaled: True or 2 to length 1; False or -1 not at all; 0 so that the largest number is 32760 (for int16);
-    another number p to 1 in the p-norm. The numbers are llama.cpp's. Rows of zeros stay."""
+    """Scale each row. True or 2: to length 1. False or -1: not at all. 0: so that its largest number is 32760 (for
+    int16). Another number p: to 1 in the p-norm. The numbers are llama.cpp's. Rows of zeros stay zeros."""
     p = {True: 2.0, False: -1.0}[normalize] if isinstance(normalize, bool) else float(normalize)
     if p == -1.0:
         return rows
@@ -127,7 +127,7 @@ def normalized(rows: Floats, normalize: bool | float = True) -> Floats:
 
 
 def _packed(ids: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
-    """Indices of texts that are evaluated together: of like length, `size` tokens at most."""
+    """Lists of the indices of texts to evaluate together: texts of similar length, at most `size` tokens in all."""
     part: list[int] = []
     n = 0
     for i in sorted(range(len(ids)), key=lambda i: len(ids[i])):

@@ -1,4 +1,4 @@
-"""The graphs of a context: `Graphs` builds them, and `Steps` keeps those of decodes, ready to run again."""
+"""The graphs of a context: `Graphs` builds them, and `ReadyGraphs` keeps those of decodes, ready to run again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyggml.dtypes import DType
 from pyggml.errors import OneSite
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
-from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, build_head, mask_name
+from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, build_pooling, mask_name
 from pyggml.models.blocks.build import Fill, FillOne, Values
 from pyggml.models.hparams import HParams
 from pyggml.models.memory.k_shift import build_k_shift
@@ -35,35 +35,36 @@ from .loaded import LoadedModel
 from .outputs import Output
 from .ubatch import UBatch
 
-_MAX_STEPS = 64  # graphs kept for reuse
+_MAX_GRAPHS = 64  # graphs kept for reuse
 
 
-class StepSize(NamedTuple):
-    """What the graphs of a context differ in."""
+class GraphSize(NamedTuple):
+    """What distinguishes one graph of a context from another."""
 
     n_tokens: int
     n_outputs: int
     embd: bool
     n_kv: tuple[int, ...]  # of each cache
     adapters: Adapters = NO_ADAPTERS
-    n_seqs: int = 1  # of a memory with states, see `Build`
-    hidden: bool = False  # the hidden states of all tokens come out, too
+    n_seqs: int = 1  # sequences, for a memory with states: see `Build`
+    hidden: bool = False  # the graph also gives the hidden states of all tokens
 
-    def with_n_kv(self, n_kv: Sequence[int]) -> StepSize:
-        """The same with another n_kv of the first caches."""
+    def with_n_kv(self, n_kv: Sequence[int]) -> GraphSize:
+        """The same size, with these n_kv for the first caches."""
         return self._replace(n_kv=(*n_kv, *self.n_kv[len(n_kv) :]))
 
 
 class Graphs:
-    """Builds the graphs of a context, and runs those that are no steps. `hidden`: steps also give hidden states."""
+    """Builds the graphs of a context. It also runs those that do not belong to a decode: moving cells, pooling heads.
+    When `hidden` is set, the graphs of decodes also give hidden states."""
 
     def __init__(self, model: LoadedModel, memory: Memory, output: Output, scheduler: Scheduler) -> None:
         self._model, self._memory, self._output, self._scheduler = model, memory, output, scheduler
         self.hidden = False
         self._twins: WeakKeyDictionary[Adapters, dict[tuple[bool, int, bool], Mapping[int, Twin]]] = WeakKeyDictionary()
 
-    def build(self, size: StepSize) -> Build:
-        """The graph of a ubatch of that size; of a stage from its first layer on."""
+    def build(self, size: GraphSize) -> Build:
+        """The graph for a ubatch of that size. The graph of a stage begins with the stage's first layer."""
         first = self._model.first_layer
         b = Build(
             self._model.hparams,
@@ -91,8 +92,8 @@ class Graphs:
             known[of] = find_twins(b.graph, b.built)
         return b
 
-    def encode(self, size: StepSize) -> Build:
-        """The graph that an encoder-decoder's encoder runs for a ubatch of that size."""
+    def encode(self, size: GraphSize) -> Build:
+        """The graph of an encoder-decoder's encoder for a ubatch of that size."""
         encode, memory = self._model.architecture.encode, self._memory.encoding
         assert encode is not None and memory is not None, self._memory
         b = Build(
@@ -111,31 +112,31 @@ class Graphs:
         return b
 
     def largest(self, n_tokens: int, n_outputs: int, adapters: Adapters = NO_ADAPTERS) -> Build:
-        """The largest graph of so many tokens: over whole caches, of as many sequences as there can be."""
+        """The largest graph for `n_tokens` tokens: over whole caches, with as many sequences as possible."""
         memory = self._memory
         n_seqs = gcd(n_tokens, memory.n_seq_max) if memory.equal_seqs else 1
         n_kv = tuple(c.size for c in memory.caches)
-        return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs, self.hidden))
+        return self.build(GraphSize(n_tokens, n_outputs, False, n_kv, adapters, n_seqs, self.hidden))
 
     def next(self, n_tokens: int, n_outputs: int, adapters: Adapters) -> Build:
-        """The graph that so many tokens of one sequence would run, as the caches are now."""
+        """The graph that would run for `n_tokens` tokens of one sequence, with the caches as they are now."""
         caches = self._memory.caches
         ends = [c.find_slot(n_tokens) + n_tokens if 0 < n_tokens <= c.size and not c.cross else 0 for c in caches]
         n_kv = tuple(c.n_kv(end) for c, end in zip(caches, ends, strict=True))
-        return self.build(StepSize(n_tokens, n_outputs, False, n_kv, adapters, hidden=self.hidden))
+        return self.build(GraphSize(n_tokens, n_outputs, False, n_kv, adapters, hidden=self.hidden))
 
     def reserve(self, n_tokens: int, adapters: Adapters) -> None:
         """Make room for the largest graph with these adapters."""
         self._scheduler.reserve(self.largest(n_tokens, n_tokens, adapters).graph)
         if self._memory.encoding is not None:
             n_kv = tuple(c.size for c in self._memory.encoding.caches)
-            self._scheduler.reserve(self.encode(StepSize(n_tokens, n_tokens, False, n_kv, adapters)).graph)
+            self._scheduler.reserve(self.encode(GraphSize(n_tokens, n_tokens, False, n_kv, adapters)).graph)
 
     def head(self, pooled: Floats) -> Floats:
-        """What the model makes of pooled embeddings, see `build_head`."""
+        """The output of the model's head for pooled embeddings, see `build_pooling`."""
         sizes = tuple(c.size for c in self._memory.caches)
         b = Build(self._model.hparams, self._model.weights, self._memory, len(pooled), len(pooled), sizes)
-        graph = build_head(b, self._output.pooling == "rank")
+        graph = build_pooling(b, self._output.pooling == "rank")
         if not graph.nodes:
             return pooled
         schedule = self._scheduler.alloc(graph)
@@ -144,7 +145,7 @@ class Graphs:
         return np.array(graph.nodes[-1].numpy(), np.float32)
 
     def shift(self, cache: KVCache) -> None:
-        """Rope K to where its cells are now."""
+        """Rope K to the positions that its cells have now."""
         graph, delta = build_k_shift(self._model.hparams, self._model.weights, cache)
         self._move(graph, delta, cache.delta)
         cache.shift_done()
@@ -157,7 +158,8 @@ class Graphs:
         cache.defrag_done()
 
     def _move(self, graph: Graph, given: Tensor, values: Ints) -> None:
-        """Run a graph over a cache, which is empty where the cache has no layers."""
+        """Run a graph that changes a cache, after setting its input `given`. A cache without layers has an empty
+        graph."""
         if graph.nodes:
             schedule = self._scheduler.alloc(graph)
             given.numpy()[:] = values
@@ -166,18 +168,18 @@ class Graphs:
 
 # -- graphs that run again and again ----------------------------------------------------------------------------------
 
-_Key = tuple[StepSize, bool, Patterns]  # True: for all n_kv; what is watched
+_Key = tuple[GraphSize, bool, Patterns]  # its size; whether it runs for all n_kv; which nodes are watched
 
 
 @dataclass(slots=True)
-class Step:
+class ReadyGraph:
     """A graph ready to run.
 
-    heads   where the slot of the ubatch begins in each cache, bound before each run
-    inputs  the function that fills each input that has its own, and a flat view of the input
-    groups  the function that fills each group of inputs, and flat views of them
-    result  logits or embeddings, a row for each token of which they are wanted
-    hidden  a row for each token, in a graph of hidden states
+    heads   for each cache the cell where the slot of the ubatch begins, bound before each run
+    inputs  for each input with its own fill function: the function and a flat view of the input
+    groups  for each group of inputs that one function fills: the function and flat views of the inputs
+    result  logits or embeddings, a row for each token that wants them
+    hidden  hidden states, a row for each token; None when the graph does not give them
     """
 
     schedule: Schedule
@@ -188,7 +190,7 @@ class Step:
     hidden: Floats | None
 
     def fill(self, u: UBatch, memory: Memory) -> None:
-        """Set the inputs for a ubatch that is in its cells."""
+        """Set the inputs for a ubatch that has been put into the memory."""
         for fill, to in self.inputs:
             _set(to, fill(u, memory))
         for fill, inputs in self.groups:
@@ -197,14 +199,14 @@ class Step:
 
 
 def _set(to: Values, values: Values) -> None:
-    """Put `values` into a view of an input, which may have room for more cells."""
+    """Write `values` to the beginning of `to`, which may have room for more cells."""
     to[: values.size] = values if values.ndim == 1 else values.reshape(-1)
 
 
 @contextmanager
 def _uncollected() -> Generator[None]:
-    """Without garbage collection: thousands of objects are made at once, all to stay, and looking through them for
-    garbage takes half as long again as making them."""
+    """Pause garbage collection. Building a graph makes thousands of objects that all stay, and searching them for
+    garbage would take half as long as building."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -215,17 +217,17 @@ def _uncollected() -> Generator[None]:
 
 
 def _blocks_of(cache: KVCache) -> tuple[int, Var]:
-    """The n_kv of a cache is so many cells times a Var."""
+    """The n_kv of a cache as a product: a block of cells, and the number of blocks as a Var."""
     block = cache.padding if cache.size % cache.padding == 0 else 1
     return block, Var("n_kv", cache.size // block, lo=min(cache.padding, cache.size) // block)
 
 
-class Steps:
+class ReadyGraphs:
     """The graphs of a context, by size; the least recently used ones are dropped.
 
-    A size that comes for the first time gets a graph of its own. One token, and what comes again with another n_kv
-    (generation), get one graph that runs for all n_kv. `caches` are the memory's, and `masks` has the mask of each:
-    None for encoded text in the steps of an encoder, which store it and do not look at it.
+    A size that comes for the first time gets a graph for its n_kv alone. A single token, and a size that comes again
+    with another n_kv, get one graph that runs for every n_kv. `caches` are the memory's. `masks` has the mask of each
+    cache; None for the cache of encoded text in the graphs of an encoder, because those only write to it.
     """
 
     def __init__(
@@ -234,16 +236,16 @@ class Steps:
         memory: Memory,
         n_ubatch: int,
         scheduler: Scheduler,
-        build: Callable[[StepSize], Build],
+        build: Callable[[GraphSize], Build],
     ) -> None:
         self.memory, self.caches = memory, memory.caches
         self._scheduler, self._build = scheduler, build
-        self._steps: OrderedDict[_Key, Step] = OrderedDict()
-        self._seen: set[StepSize] = set()  # with n_kv = 0
-        self._last: tuple[StepSize, Patterns, Step] | None = None  # what `get` gave
-        transient = any(c.transient for c in self.caches)  # which look at the cells of the batch
+        self._graphs: OrderedDict[_Key, ReadyGraph] = OrderedDict()
+        self._seen: set[GraphSize] = set()  # sizes that came before, their n_kv replaced by 0
+        self._last: tuple[GraphSize, Patterns, ReadyGraph] | None = None  # what `get` gave
+        transient = any(c.transient for c in self.caches)  # such a cache only has the batch's cells
         self._n_kv = [_blocks_of(c) for c in self.caches]
-        self._n_vary = 0 if transient or not scheduler.varies else len(self.caches)  # the first so many caches vary
+        self._n_vary = 0 if transient or not scheduler.varies else len(self.caches)  # caches whose n_kv varies
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
         self._inputs: dict[str, Tensor] = {}
@@ -255,57 +257,60 @@ class Steps:
         made = {c: KVMask(c, t.numpy(), c.causal, c.n_swa, alibi, c.swa_type) for c, t in masks.items()}
         self.masks = tuple(made.get(c) for c in self.caches)
 
-    def get(self, size: StepSize) -> Step:
-        """The step for a ubatch of that size."""
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def get(self, size: GraphSize) -> ReadyGraph:
+        """The graph for a ubatch of that size."""
         watched, last = self._scheduler.watches.patterns, self._last
         if last is not None and last[0] == size and last[1] == watched:
             return last[2]
         key = (size, False, watched)
-        if key not in self._steps:
+        if key not in self._graphs:
             key = (self._whole(size), True, watched)
-            if key not in self._steps:
+            if key not in self._graphs:
                 key = self._make(size)
-        self._steps.move_to_end(key)
-        step = self._steps[key]
+        self._graphs.move_to_end(key)
+        ready = self._graphs[key]
         for (block, n_blocks), n_kv in zip(self._n_kv, size.n_kv, strict=True):
             n_blocks.bind(n_kv // block)
-        self._last = size, watched, step
-        return step
+        self._last = size, watched, ready
+        return ready
 
-    def _whole(self, size: StepSize) -> StepSize:
-        """The same with the largest n_kv."""
+    def _whole(self, size: GraphSize) -> GraphSize:
+        """The size with the largest n_kv, which stands for a graph that runs for every n_kv."""
         return size.with_n_kv([c.size for c in self.caches[: self._n_vary]])
 
-    def _make(self, size: StepSize) -> _Key:
-        """Build a step, and return its key."""
-        step, watched = None, self._scheduler.watches.patterns
+    def _make(self, size: GraphSize) -> _Key:
+        """Build a graph, and return its key."""
+        ready, watched = None, self._scheduler.watches.patterns
         seen = size.with_n_kv([0] * len(size.n_kv))
         with _uncollected():
             if size.n_tokens == 1 or seen in self._seen:
-                step = self._varying(size)
-            key = (size, False, watched) if step is None else (self._whole(size), True, watched)
-            self._steps[key] = self._step(size) if step is None else step
+                ready = self._varying(size)
+            key = (size, False, watched) if ready is None else (self._whole(size), True, watched)
+            self._graphs[key] = self._made(size) if ready is None else ready
         self._seen.add(seen)
-        if len(self._steps) > _MAX_STEPS:
-            self._steps.popitem(last=False)
+        if len(self._graphs) > _MAX_GRAPHS:
+            self._graphs.popitem(last=False)
         return key
 
-    def _varying(self, size: StepSize) -> Step | None:
-        """A step for every n_kv, or None when there is no such step. When a graph cannot have the n_kv of all caches as
-        a Size, then from now on only the n_kv of the first varies; when it cannot have even that, none does."""
+    def _varying(self, size: GraphSize) -> ReadyGraph | None:
+        """A graph that runs for every n_kv, or None when there is no such graph. Try to vary the n_kv of all caches; if
+        a graph cannot, vary only the first cache's from now on; if that fails too, vary none."""
         while self._n_vary:
             varying = self._n_kv[: self._n_vary]
             if all(n_blocks.lo == n_blocks.hi for _, n_blocks in varying):
                 return None
             for _, n_blocks in varying:
-                n_blocks.bind(n_blocks.hi)  # the step looks at the whole memory of its inputs
+                n_blocks.bind(n_blocks.hi)  # so that the graph sees its inputs at full size
             try:
-                return self._step(size.with_n_kv([block * n_blocks for block, n_blocks in varying]))
+                return self._made(size.with_n_kv([block * n_blocks for block, n_blocks in varying]))
             except Varies:
                 self._n_vary = 1 if self._n_vary > 1 else 0
         return None
 
-    def _step(self, size: StepSize) -> Step:
+    def _made(self, size: GraphSize) -> ReadyGraph:
         """A graph of that size, ready to run."""
         b = self._attached(size)
         schedule = self._scheduler.alloc(b.graph)
@@ -313,7 +318,7 @@ class Steps:
         def view(name: str) -> Values:
             return b.inputs[name].tensor.numpy().reshape(-1)
 
-        return Step(
+        return ReadyGraph(
             schedule=schedule,
             heads=tuple(u.head for u in b.uses),
             inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
@@ -322,8 +327,8 @@ class Steps:
             hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
         )
 
-    def _attached(self, size: StepSize) -> Build:
-        """The graph, its inputs in the memory that all graphs share."""
+    def _attached(self, size: GraphSize) -> Build:
+        """The graph, with its inputs in the memory that all graphs share."""
         b = self._build(size)
         for name, i in b.inputs.items():
             shared = self._shared(name, i.tensor)
@@ -331,7 +336,7 @@ class Steps:
         return b
 
     def _shared(self, name: str, t: Tensor) -> Tensor:
-        """The memory of the input of that name, large enough for `t`. When it has to grow, steps that were made before
+        """The memory of the input of that name, large enough for `t`. When it has to grow, graphs that were made before
         keep what they have."""
         shared = self._inputs.get(name)
         if shared is None or shared.nbytes < largest(t.nbytes):

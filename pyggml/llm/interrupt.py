@@ -1,4 +1,4 @@
-"""What Ctrl-C must not cut in two."""
+"""Protect changes that Ctrl-C must not leave half done."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uninterrupted() -> Generator[None]:
-    """A block in which Ctrl-C waits for the end: the KeyboardInterrupt comes behind it. Python raises none in other
-    threads than the main one, and none where SIGINT has a handler that is not Python's."""
+    """A block in which Ctrl-C waits: the KeyboardInterrupt is raised at its end. Nothing needs to be done in threads
+    other than the main one, where Python never raises it, or when SIGINT has a handler that is not Python's."""
     old = signal.getsignal(signal.SIGINT)
     if old is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -23,7 +23,7 @@ def uninterrupted() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, old)
-        if came and callable(old):  # not raised again: set_wakeup_fd's reader (asyncio) has been told of it
+        if came and callable(old):  # the signal is not sent again: set_wakeup_fd's reader (asyncio) has seen it
             old(signal.SIGINT, sys._getframe())  # pyright: ignore[reportPrivateUsage]
         elif came:
             signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A file that is loaded: hyperparameters, weights as they lie in it, and the vocabulary."""
+"""A loaded file: hyperparameters, weights as they lie in the file, and the vocabulary."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class LoadedModel(Closeable):
         tensors: Mapping[str, Tensor] | None,
         layers: tuple[int, int] | None = None,
     ) -> None:
-        """`layers`: from which on, and up to which (not included), where it is a stage. Raises ModelError where the
-        model has no such stage."""
+        """`layers`: the first layer and the end (not included) of a stage; None: the whole model. Raises ModelError
+        when the model has no such stage."""
         self.path, self.arch, self.kv = path, arch, kv
-        self.contexts: WeakSet[Closeable] = WeakSet()  # those that are open: closed with the model
-        self.loras: tuple[Scaled, ...] = ()  # what new contexts begin with
+        self.contexts: WeakSet[Closeable] = WeakSet()  # open contexts, which are closed with the model
+        self.loras: tuple[Scaled, ...] = ()  # new contexts begin with these
         self.control = ControlVector({})
         self.vocab_only = tensors is None
         self.watches = Watches()  # who looks into the graphs of its contexts
-        self.weight_stream: WeightStream | None = None  # where the weights are kept within a budget
+        self.weight_stream: WeightStream | None = None  # for weights kept within a budget
         self.tensors: Mapping[str, Tensor] = tensors or {}
         self.weights = Weights(self.tensors)
         if not self.vocab_only:
             self.architecture.declare(self.hparams, self.weights)
-        self.stage: range | None = None if layers is None else self._checked(layers)  # the layers it has; None: all
+        self.stage: range | None = None if layers is None else self._checked(layers)  # the layers of a stage; None: all
 
     @cached_property
     def architecture(self) -> Architecture:
-        """What the page of `arch` says. Raises ModelError where it is not supported."""
+        """The record of `arch` in its page. Raises ModelError when it is not supported."""
         return get_architecture(self.arch)
 
     @cached_property
@@ -65,13 +65,13 @@ class LoadedModel(Closeable):
 
     @cached_property
     def vocab(self) -> Vocab:
-        """The vocabulary. Raises ModelError where the file has none, or one of a kind that is not supported."""
+        """The vocabulary. Raises ModelError when the file has no vocabulary, or one of an unsupported kind."""
         return Vocab.from_gguf(self.kv)
 
     @property
     def decoder_start(self) -> int | None:
-        """Of an encoder-decoder the token that begins what is decoded: what the file says, else bos; None of others.
-        Raises ModelError where there is none, or no such token."""
+        """The token that an encoder-decoder's decoder begins with: the one that the file names, else bos. None for
+        other models. Raises ModelError when there is no such token."""
         if self.architecture.encode is None:
             return None
         key = f"{self.arch}.decoder_start_token_id"
@@ -82,7 +82,7 @@ class LoadedModel(Closeable):
 
     @property
     def unused(self) -> list[str]:
-        """The names of the tensors that neither the model reads nor its heads."""
+        """The names of the tensors that neither the model nor its heads read."""
         hp = self.hparams
         blocks = range(hp.n_layer, hp.n_layer + self.n_heads) if self.architecture.nextn else ()
         own = tuple(f"blk.{i}." for i in blocks)
@@ -90,7 +90,7 @@ class LoadedModel(Closeable):
 
     @property
     def n_heads(self) -> int:
-        """How many layers of the file come after the model's and draft what follows (multi-token prediction)."""
+        """How many layers in the file come after the model's own and draft tokens (multi-token prediction)."""
         said = range(Reader(self.arch, self.kv).integer("{arch}.nextn_predict_layers", 0))
         n_layer = self.hparams.n_layer
         return sum(tensor_name("nextn.eh_proj", n_layer + i) in self.tensors for i in said)
@@ -104,32 +104,32 @@ class LoadedModel(Closeable):
         return self.vocab.detokenize(ids, remove_special, unparse_special)
 
     def tap(self, *patterns: str, callback: Callback | None = None) -> Tap:
-        """Copies of the values of nodes whose names match, of all contexts, while a `with` block lasts:
+        """While a `with` block lasts, copy the values of all nodes whose names match, in all contexts:
 
             with model.tap("l_out-*") as t:
                 ctx.decode(ids)
             t["l_out-3"]  # a list: an array (n_tokens, n_embd) for each run of the graph
 
-        With a `callback`, `callback(name, array)` is called instead as each is computed; the (read-only) array is the
-        tensor's memory and good until it returns. See `Tap`. Raises GraphError for what is no name.
+        With a `callback`, `callback(name, array)` is called for each node as soon as it is computed. The (read-only)
+        array is the tensor's memory, valid until the callback returns. See `Tap`. Raises GraphError for a bad name.
         """
         return Tap(self.watches, patterns, callback)
 
     def edit(self, pattern: str, change: Change) -> Edit:
-        """Change nodes whose names match before anything reads them, while a `with` block lasts: `change(array)`
-        writes into the array, or returns another of its shape. See `Edit`.
+        """While a `with` block lasts, change nodes whose names match before anything reads them: `change(array)` writes
+        into the array, or returns another array of its shape. See `Edit`.
 
             with model.edit("l_out-5", lambda x: x + 4 * direction):
                 print("".join(model.generate("I think that", 32)))
 
-        Raises GraphError for what is no name; in the decode ShapeError for a result of another shape, GraphError
-        where `change` raises.
+        Raises GraphError for a bad name. The decode raises ShapeError for a result of another shape, and GraphError
+        when `change` raises.
         """
         return Edit(self.watches, (pattern,), change)
 
     @property
     def first_layer(self) -> int:
-        """The layer that it begins with: of a stage, which takes what the one before gave, another than 0."""
+        """The layer that it begins with: 0, but for a stage that takes what another stage gave."""
         return 0 if self.stage is None else self.stage.start
 
     def _checked(self, layers: tuple[int, int]) -> range:
@@ -142,7 +142,7 @@ class LoadedModel(Closeable):
         return range(first, end)
 
     def close(self) -> None:
-        """Close the contexts, then let go of weights and file. Tensors and arrays that others hold live on."""
+        """Close the contexts, then free weights and file. Tensors and arrays that others hold stay valid."""
         for ctx in tuple(vars(self).get("contexts", ())):
             ctx.close()
         stream = vars(self).get("weight_stream")
@@ -154,11 +154,12 @@ class LoadedModel(Closeable):
         return f"Model {self.arch} {self.path} {len(self.tensors)} tensors"
 
 
-class Head(LoadedModel):
-    """One of the heads in the file of `model`: a model of one layer, which guesses from tokens and hidden states, and
-    shares embeddings, last norm and output with it where it has none of its own. Contexts of it close with the model's.
+class DraftHead(LoadedModel):
+    """One of the heads in the file of `model`: a model of one layer that drafts from tokens and hidden states.
+    Embeddings, last norm or output that the head lacks are those of `model`. Its contexts close with the contexts of
+    `model`.
 
-    Raises ModelError where a tensor is missing, or has another shape.
+    Raises ModelError when a tensor is missing or has another shape.
     """
 
     def __init__(self, model: LoadedModel, i: int) -> None:

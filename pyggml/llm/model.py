@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +29,10 @@ from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
 from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
+from .elsewhere import Elsewhere
 from .figures.report import log_model
 from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
-from .loaded import Head, LoadedModel
+from .loaded import DraftHead, LoadedModel
 from .options import ContextOptions
 
 if TYPE_CHECKING:
@@ -41,12 +42,9 @@ if TYPE_CHECKING:
 
     from .embed import EmbedOptions, Text
     from .generate.batched import BatchOptions
-    from .openai.chat import ChatRequest
-    from .openai.request import SamplingRequest
-    from .openai.types import ChatCompletion, ChatCompletionChunk, Completion
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
-_N_SAMPLES, _SAMPLE = 256, 64  # of a file that is told from others: how many, and bytes of each
+_N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples of so many bytes
 Progress = Callable[[float], bool]
 _log = logging.getLogger("pyggml")
 
@@ -55,12 +53,12 @@ class Model(LoadedModel):
     """A loaded GGUF model; made by `load_model`.
 
     Its memory is freed with the last reference to it, by `close()`, or at the end of a `with` block; after that all use
-    raises ModelError. With a model its contexts are closed, also those of generations that are under way.
+    raises ModelError. Closing a model closes its contexts, also those of unfinished generations.
 
     arch      `general.architecture`
     kv        the metadata, overrides applied
     tensors   all tensors of the file by name; their memory is the file's (read-only)
-    weights   those that the architecture reads; `unused` names the others, but for those of heads
+    weights   the tensors that the architecture reads; `unused` names the tensors that neither it nor heads read
     """
 
     def new_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> LlamaContext:
@@ -68,12 +66,12 @@ class Model(LoadedModel):
         return LlamaContext(self, n_ctx, **options)
 
     @cached_property
-    def heads(self) -> tuple[Head, ...]:
-        """The heads that its file has for drafts (multi-token prediction), loaded as they are asked for; see
+    def heads(self) -> tuple[DraftHead, ...]:
+        """The heads in the file that draft tokens (multi-token prediction), loaded on first use; see
         `generate.speculative.with_draft`.
 
-        Raises ModelError for a file without them, of an architecture whose heads are not supported, for weights that
-        are read as they are needed (`ram`), and for heads that lack a tensor.
+        Raises ModelError for a file without heads, for an architecture whose heads are not supported, for a model
+        loaded with `ram`, and for heads that lack a tensor.
         """
         self._name()
         if not self.n_heads:
@@ -83,19 +81,19 @@ class Model(LoadedModel):
         if self.vocab_only or self.weight_stream is not None:
             what = "vocab_only=True: it has no weights" if self.vocab_only else "ram=: its heads cannot draft"
             raise ModelError(f"the model was loaded with {what}")
-        heads = tuple(Head(self, i) for i in range(self.n_heads))
+        heads = tuple(DraftHead(self, i) for i in range(self.n_heads))
         if any(t.form.copy is not None for t in self.weights.values()):
             repack_weights([t for head in heads for t in _factors(head.weights)])
         return heads
 
     def load_lora(self, path: str | os.PathLike[str]) -> Lora:
-        """A LoRA adapter for this model, from a GGUF file or a PEFT folder: `ctx.set_loras([(lora, 1.0)])` has a
-        context run with it.
+        """A LoRA adapter for this model, from a GGUF file or a PEFT folder. `ctx.set_loras([(lora, 1.0)])` switches it
+        on.
 
-        Raises GGUFError for a bad file, ModelError for an adapter that does not fit: another architecture, a tensor
-        that the model has not, or of another shape.
+        Raises GGUFError for a bad file, ModelError for an adapter that does not fit: its architecture differs, or one
+        of its tensors is missing in the model or has another shape.
         """
-        self._name()  # refuses what was closed
+        self._name()  # raises when the model was closed
         name = path_name(path, ModelError)
         if self.vocab_only:
             raise ModelError("the model was loaded with vocab_only=True: it has no weights to adapt")
@@ -109,8 +107,8 @@ class Model(LoadedModel):
         return lora
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
-        """What contexts made from now on begin with (those of generations, too): adapters with their scales, and a
-        control vector. Raises ModelError for what does not fit the model."""
+        """Set the adapters (with their scales) and the control vector that contexts made from now on begin with, also
+        those of generations. Raises ModelError for one that does not fit the model."""
         self._name()
         scaled = checked(loras)
         for lora, _ in scaled:
@@ -148,8 +146,8 @@ class Model(LoadedModel):
     def infill(
         self, prefix: str, suffix: str, n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> Iterator[str]:
-        """The text that the model puts between two others, as `generate` yields text. Raises ModelError where it has no
-        tokens for that."""
+        """The text that the model puts between two others, yielded like the text of `generate`. Raises ModelError for a
+        model without the tokens for it."""
         return self.generate(self.vocab.infill_ids(prefix, suffix), n_predict, **options)
 
     def stream(
@@ -159,10 +157,10 @@ class Model(LoadedModel):
         tokens (negative: until the context is full). Closing the iterator ends it.
 
         Each token has its log-probability and the `n_probs` likeliest alternatives. `stop` strings end the text and are
-        not shown. `n_ctx` None makes room for prompt and continuation. With `cfg_scale` other than 1 the prompt counts
-        so many times more than `negative_prompt` (classifier-free guidance). `context`: further arguments of its
-        `LlamaContext`. With `special` control tokens are text, too. All else: `SamplingParams`.
-        Raises ModelError, BatchError for a bad prompt, KVCacheFull where the prompt is longer than the context,
+        not shown. `n_ctx` None makes room for prompt and continuation. `cfg_scale` is the factor by which the prompt
+        counts more than `negative_prompt` (classifier-free guidance; 1: off). `context`: further arguments for the
+        `LlamaContext`. `special`: control tokens are text, too. All other options: `SamplingParams`.
+        Raises ModelError, BatchError for a bad prompt, KVCacheFull when the prompt is longer than the context,
         SamplerError for bad sampling parameters.
         """
         return until_end(new_generation(self, prompt, n_predict, n_probs, **options))
@@ -179,63 +177,12 @@ class Model(LoadedModel):
         """`stream` for `async for`; each step runs in a thread."""
         return in_thread(self.stream(prompt, n_predict, n_probs, **options))
 
-    def create_completion(
-        self,
-        prompt: str | Sequence[int],
-        suffix: str | None = None,
-        max_tokens: int | None = 16,
-        logprobs: int | None = None,
-        echo: bool = False,
-        stream: bool = False,
-        **request: Unpack[SamplingRequest],
-    ) -> Completion | Iterator[Completion]:
-        """The text that follows a prompt, in the shape of OpenAI's completions; with `stream` an iterator of parts.
-
-        `max_tokens` None or 0: until the context is full. `logprobs`: so many alternatives of each token. `echo` puts
-        the prompt before the text. `suffix`: what is to follow it. Sampling by OpenAI's names, see `SamplingRequest`.
-        Raises what `stream` raises.
-        """
-        from .openai.text import create_completion
-
-        return create_completion(
-            self, prompt, suffix=suffix, max_tokens=max_tokens, logprobs=logprobs, echo=echo, stream=stream, **request
-        )
-
-    def create_chat_completion(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        response_format: Mapping[str, Any] | None = None,
-        max_tokens: int | None = None,
-        logprobs: bool | None = False,
-        top_logprobs: int | None = None,
-        stream: bool = False,
-        **request: Unpack[ChatRequest],
-    ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
-        """The reply to a chat, in the shape of OpenAI's chat completions; with `stream` an iterator of parts.
-
-        Calls of `tools` are read out of the reply in the form of the family (`tool_calls`, as JSON text), and so
-        is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call, which
-        a grammar then forces. `response_format`: json_object or json_schema. `logprobs` with `top_logprobs`
-        alternatives. The chat template is the model's own, or that of `chat_template`; `chat_template_kwargs` are
-        variables for it (`enable_thinking`). Temperature 0.2 unless another is given. Raises ModelError for bad
-        messages and tools, and what `stream` raises.
-        """
+    if TYPE_CHECKING:
         from .openai.chat import create_chat_completion
-
-        return create_chat_completion(
-            self,
-            messages,
-            tools=tools,
-            tool_choice=tool_choice,
-            response_format=response_format,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
-            stream=stream,
-            **request,
-        )
+        from .openai.text import create_completion
+    else:
+        create_chat_completion = Elsewhere("pyggml.llm.openai.chat")
+        create_completion = Elsewhere("pyggml.llm.openai.text")
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
@@ -252,15 +199,15 @@ class Model(LoadedModel):
         n_probs: int = 0,
         **options: Unpack[BatchOptions],
     ) -> Iterator[tuple[int, Token]]:
-        """Continue several prompts at once, each as `stream` does, `n_parallel` (8) at a time: as one ends, the next
-        joins. Yields the index of the prompt with each token."""
+        """Continue several prompts at once, each as `stream` does, `n_parallel` (8) at a time: when one ends, the next
+        begins. Yields the index of a prompt and its next token."""
         from .generate.batched import stream_batch
 
         return stream_batch(self, prompts, n_predict, n_probs, **options)
 
 
 def default_model_path() -> Path:
-    """The model that ships with the package. Raises ModelError where it is missing."""
+    """The model that ships with the package. Raises ModelError when it is missing."""
     path = Path(__file__).parents[1] / "data" / DEFAULT_MODEL
     if not path.is_file():
         raise ModelError(f"this installation has no model of its own ({path} is missing): name a GGUF file")
@@ -278,26 +225,25 @@ def load_model(
     ram: int | str | None = None,
     layers: tuple[int, int] | None = None,
 ) -> Model:
-    """Load a GGUF model, by default the one that ships with the package; of a model in several files the first
-    (NAME-00001-of-00003.gguf); or a Hugging Face folder. Weights stay where they are in the mapped files
-    (`use_mmap=False` reads them into memory); those of a folder that are laid out in another way are copied.
+    """Load a GGUF file or a Hugging Face folder; by default the model that ships with the package. For a model in
+    several files, `path` is the first (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files
+    (`use_mmap=False` reads them into memory); weights of a folder that have another layout there are copied.
 
     `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata
     (`{arch}` in a key is the architecture, as in `gguf.Keys`);
     `progress(fraction)` is called now and then and cancels the load by returning False. `repack` copies the weights of
-    matrix products to the layout that the CPU's kernels are fastest with, and gives the file's pages back; without it
-    products repack blocks in passing, each time they read them: the same results, at half to all of the speed. While
-    a mapped file is in use it must not be written to; where it is made shorter, what reads it raises GGUFError (see
-    `MappedFile`).
+    matrix products to the layout that is fastest on this CPU, and gives the file's pages back. Without it, products
+    repack blocks each time they read them: the results are the same, but it is slower. A mapped file must not be
+    written to while it is in use; when it is made shorter, reading it raises GGUFError (see `MappedFile`).
 
-    `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay, the others are read each
-    time a graph needs them, the next one while one computes. Results are the same. Beside it there are the K/V cache
-    and the compute buffers of contexts; `model.weight_stream` has the figures.
-    `layers` (first, end): a stage of the model, these layers alone (`end` not included), with the embeddings of tokens
-    where they are the first and the output where they are the last; no other weights are read. Contexts of a stage take
-    (`Batch.add_embd`) what the layer before gave, and give the next one's in `embeddings`.
-    What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for one that its architecture
-    cannot run, for a `ram` that cannot do, or when cancelled.
+    `ram` ("2GiB", or bytes) is a budget for all weights in memory: as many layers as fit stay there, and the others are
+    read each time a graph needs them, each while the layer before it computes. Results are the same. The K/V cache and
+    the compute buffers of contexts are not part of the budget; `model.weight_stream` has the figures.
+    `layers` (first, end): load a stage of the model, these layers alone (`end` not included). The first stage has the
+    embeddings of tokens, the last one the output; no other weights are read. A context of a later stage takes what the
+    layer before gave (`Batch.add_embd`), and one of an earlier stage gives what the next layer reads (`embeddings`).
+    What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for a file that its
+    architecture cannot run, for a `ram` that is too small, or when cancelled.
     """
     budget = _budget(ram) if ram is not None else None if layers is None else sys.maxsize
     if budget is not None and not use_mmap:
@@ -354,7 +300,7 @@ def _budget(ram: int | str) -> int:
 
 
 def tensor_sizes(path: str | os.PathLike[str]) -> dict[str, int]:
-    """Bytes of each tensor of a model, which are not read. Raises GGUFError for a bad file."""
+    """Bytes of each tensor of a model, without reading the tensors. Raises GGUFError for a bad file."""
     return {name: t.nbytes for name, t in _bound(_opened(path, True, False), True, False, False).items()}
 
 
@@ -378,8 +324,8 @@ def model_digest(path: str | os.PathLike[str] | None = None, kv_overrides: Mappi
 
 
 def _refuse_unused(file: GGUFFile | HFFolder, model: Model) -> None:
-    """Raise ModelError where a checkpoint has tensors that nothing asks for: it is another model than its GGUF could
-    be. Those of heads that are not supported may be there."""
+    """Raise ModelError when a checkpoint has tensors that nothing reads: then it is another model than the one that its
+    config describes. Tensors of heads that are not supported are allowed."""
     first_head = 1 + max(map(model.hparams.block, range(model.hparams.n_layer)))
     blocks = [(name, re.match(r"blk\.(\d+)\.", name)) for name in model.unused]
     names = [name for name, block in blocks if block is None or int(block[1]) < first_head]
@@ -390,7 +336,7 @@ def _refuse_unused(file: GGUFFile | HFFolder, model: Model) -> None:
 def _opened(path: str | os.PathLike[str], use_mmap: bool, vocab_only: bool) -> GGUFFile | HFFolder:
     if not os.path.isdir(path):
         return open_model(path, use_mmap)
-    from pyggml.hf.folder import open_hf_folder  # files do not wait for what reads folders
+    from pyggml.hf.folder import open_hf_folder  # imported late: loading a file does not need it
 
     return open_hf_folder(path, vocab_only)
 
@@ -404,7 +350,7 @@ def _bound(file: GGUFFile | HFFolder, use_mmap: bool, copy: bool, repacked: bool
 
 
 def _factors(weights: Mapping[str, Tensor]) -> list[Tensor]:
-    """The weights that matrix products read: not the embeddings, unless they are the output's weights, too."""
+    """The weights that matrix products read; the embeddings only when they are the output's weights, too."""
     return [t for name, t in weights.items() if name != "token_embd.weight" or "output.weight" not in weights]
 
 

@@ -1,4 +1,4 @@
-"""What a context can be asked for."""
+"""The options of contexts, and their checks."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class ContextOptions(TypedDict, total=False):
 SHORTER = (
     "give a shorter prompt or a smaller n_predict, let old text go (--context-shift), or scale the rope, if it has one "
     "(--rope-scaling yarn --rope-scale 2; kv_overrides in Python)"
-)  # what to do about texts that are too long
-_warned: dict[Any, Any] = {}  # which line was warned of what: the registry of `warnings`
+)  # advice for texts that are too long
+_warned: dict[Any, Any] = {}  # the registry of `warnings`: which lines have been warned of what
 
 
 def warn_beyond(hp: HParams) -> None:
-    """Warn, at the user's line, of a text that is longer than the model can be expected to understand."""
+    """Warn, at the user's line, that a text is longer than those that the model was trained on."""
     said = f"a text has more than the {hp.n_ctx_scaled} tokens that the model was trained for, and is worse from there"
     warn_explicit(f"{said}: {SHORTER}", UserWarning, *user_site(), registry=_warned)
 
 
 def check_types(**given: Any) -> None:
-    """Raises ModelError for arguments of `LlamaContext` that are of another type."""
+    """Raises ModelError for arguments of `LlamaContext` with a wrong type."""
     stored = f"one of {', '.join(f'gg.{t.name}' for t in CACHE_TYPES)}"
     rules = {
         "type_k": stored,

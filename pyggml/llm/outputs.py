@@ -1,4 +1,4 @@
-"""What a context gives: logits or embeddings, their rows in the order of the batch, and what pooling makes of them."""
+"""The output of a context: logits or embeddings, in the order of the batch, and pooling."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Members = dict[int, Ints]  # sequence -> the tokens (indices of a batch, ascendi
 
 
 class Output(NamedTuple):
-    """What the graphs of a context end with.
+    """What the graphs of a context give at their end.
 
-    embeddings   those of tokens, instead of logits
-    pooling      what is made of them
-    layer        of the tokens after this layer, see `Build`
+    embeddings   embeddings of tokens instead of logits
+    pooling      how the embeddings of a sequence become one
+    layer        take the embeddings after this layer, see `Build`
     """
 
     embeddings: bool = False
@@ -33,8 +33,8 @@ class Output(NamedTuple):
 def checked_output(
     hp: HParams, logits: bool, embeddings: bool | None, pooling: str | None, layer: int, stage: range | None = None
 ) -> Output:
-    """What a context gives that was made with these options, of a model that has `logits` or not; a `stage` that does
-    not end the model gives what its last layer does of each token. Raises ModelError."""
+    """The output of a context with these options, checked. `logits`: whether the model has any. The output of a `stage`
+    before the model's end is what its last layer gives for each token. Raises ModelError."""
     if stage is not None and stage.stop < hp.n_layer:
         if embeddings is not None or pooling is not None or layer != -1:
             raise ModelError(f"layers up to {stage.stop} of {hp.n_layer} give embeddings of tokens, and nothing else")
@@ -58,7 +58,7 @@ def checked_output(
 
 
 def gathered(parts: Sequence[UBatch], rows: Sequence[Floats], none: Floats) -> tuple[Ints, Floats]:
-    """`outputs` and their rows, in the order of the batch; `none` where none were asked for."""
+    """`outputs` and their rows, in the order of the batch; `none` as the rows when no token wants any."""
     ids = [u.ids if len(u.outputs) == u.n_tokens else u.ids[u.outputs] for u in parts]
     outputs = ids[0] if len(ids) == 1 else np.concatenate(ids)
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else none
@@ -78,8 +78,8 @@ def of_all(parts: Sequence[UBatch], rows: Sequence[Floats]) -> Floats:
 
 
 def members(batch: SBatch, kind: Pooling) -> Members:
-    """Of each sequence of the batch all tokens (mean), that of the smallest position (cls), or of the largest (last).
-    Sequences ascend."""
+    """The tokens of each sequence of the batch that pooling counts: all of them (mean), the one with the smallest
+    position (cls), or the one with the largest (last). Sequences ascend."""
     tokens: dict[int, list[int]] = {}
     for i, seqs in enumerate(batch.seq_ids):
         for s in seqs:
@@ -91,6 +91,7 @@ def members(batch: SBatch, kind: Pooling) -> Members:
 
 
 def pool(rows: Floats, outputs: Ints, of: Members) -> Floats:
-    """float32 [n_seqs, n_embd]: the mean of the rows of each sequence; `rows` are those of the tokens `outputs`."""
+    """The mean row of each sequence, float32 [n_seqs, n_embd]. `rows` belong to the tokens `outputs`; `of` says which
+    tokens count for each sequence."""
     means = [rows[np.searchsorted(outputs, tokens)].mean(axis=0, dtype=np.float64) for tokens in of.values()]
     return np.array(means, np.float32)

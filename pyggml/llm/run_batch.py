@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,10 @@ from pyggml.errors import ModelError
 
 from .embed import embed
 from .generate.batched import new_contexts
-from .generate.generation import N_PREDICT
 from .generate.requests import Result, answer
 from .loaded import LoadedModel
 from .model import load_model
-from .samplers import NamedOptions
+from .samplers import N_PREDICT, TextOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,33 +27,33 @@ def batch(
     requests: Iterable[Any],
     n_predict: int = N_PREDICT,
     *,
-    stop: str | Sequence[str] = (),
     n_parallel: int = 32,
     n_threads: int | None = None,
     flash_attn: bool = False,
     context: ContextOptions | None = None,
     kv_ram: int | str | None = None,
     ram: int | str | None = None,
-    **sampling: Unpack[NamedOptions],
+    **asked: Unpack[TextOptions],
 ) -> Iterator[Result]:
-    """Continue many prompts, `n_parallel` at a time: as one ends, the next joins. Yields one dict for each request, in
-    their order, as soon as those before it are done.
+    """Continue many prompts, `n_parallel` at a time: when one ends, the next begins. Yields one dict for each request,
+    in the order of the requests, as soon as all requests before it are done.
 
-    A request is a text, or a mapping with `prompt` (text or token ids) or `messages` (of a chat, for the model's
-    template), and if it likes `id`, `n_predict`, `stop` and the fields of `SamplingParams`, before those given here; or
-    with `input`, text or token ids, of which the result has the `embedding`, a list of numbers (see `Model.embed`). Of
-    a model that is streamed each read of a layer serves all that are under way. The context has room for the longest
-    `n_parallel` of them (`context`: further arguments of it); prompt and text together are no longer than the model was
-    trained for. Which others are under way may decide between tokens that are as good as equally likely, and the last
-    digits of embeddings (see `stream_batch`). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
+    A request is a text or a mapping. A mapping has `prompt` (text or token ids) or `messages` (a chat, for the model's
+    template), and may have `id`, `n_predict`, `stop` and the fields of `SamplingParams`, which then count instead of
+    those given here. Or it has `input`, text or token ids, and the result has its `embedding`, a list of numbers (see
+    `Model.embed`). When the model's weights are streamed, each read of a layer serves all requests that are under way.
+    The context has room for the `n_parallel` longest of them (`context`: further arguments for it). Prompt and text
+    together are no longer than the model was trained for. Which other requests run at the same time may decide between
+    tokens that are nearly equally likely, and change the last digits of embeddings (see `stream_batch`). A cache larger
+    than `kv_ram` lies in a file, see `LlamaContext`.
 
-    `model` may be the path of a model, or None for the one that ships with the package. It is loaded, then, with at
-    most `ram` ("2GiB", or bytes) of its weights in memory, see `load_model`.
+    `model` may be a path, or None for the model that ships with the package. Such a model is loaded with at most `ram`
+    ("2GiB", or bytes) of its weights in memory, see `load_model`.
 
-    A result has `index`, the request's `id` where it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`;
-    or `error`, what is wrong with that request (so has one that is a GGMLError itself), whatever it is: the others go
-    on. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling parameters, ModelError for `ram` beside
-    a model that is loaded, and what `load_model` raises.
+    A result has `index`, the request's `id` if it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`. When
+    a request fails, its result has `error` instead, with what is wrong, and the others go on; the same holds for a
+    request that is a GGMLError itself. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling
+    parameters, ModelError for `ram` with a model that is loaded already, and what `load_model` raises.
     """
     if not isinstance(model, LoadedModel):
         model = load_model(model, ram=ram)
@@ -63,4 +62,4 @@ def batch(
     own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
     vectors = partial(embed, model, n_threads=n_threads, flash_attn=flash_attn)
     contexts = new_contexts(model, own, context)
-    return answer(model, requests, contexts, n_predict, vectors, stop=stop, n_parallel=n_parallel, **sampling)
+    return answer(model, requests, contexts, n_predict, vectors, n_parallel=n_parallel, **asked)

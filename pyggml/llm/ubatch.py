@@ -1,7 +1,7 @@
-"""From a batch to what runs at a time: `SBatch` sorts and splits a batch into parts, each a `UBatch`.
+"""Split a batch into parts that run at once: `SBatch` sorts a batch and hands out its parts, each a `UBatch`.
 
-The splits are llama.cpp's: simple (attention models: any tokens in order), equal (recurrent models: as many tokens of
-each of several sequences), by sequence (tokens of one sequence).
+The splits are llama.cpp's: simple (for attention models: any tokens in order), equal (for recurrent models: several
+sequences, equally many tokens of each), by sequence (tokens of one sequence).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FIRST.flags.writeable = False
 
 @dataclass(slots=True)
 class SeqGroup:
-    """Tokens ids[offset : offset + length] of an SBatch that belong to the same `n_seq_id` sequences `seq_id` (none in
-    a simple split: they may belong to any). What was handed out is no longer in it."""
+    """The tokens ids[offset : offset + length] of an SBatch, which all belong to the same `n_seq_id` sequences `seq_id`
+    (in a simple split to any, and `seq_id` is empty). Tokens that were handed out are no longer in the group."""
 
     n_seq_id: int
     seq_id: tuple[int, ...]
@@ -41,9 +41,9 @@ class SBatch:
     out_ids   batch indices of the tokens handed out whose logits are wanted, in that order
     n_tokens  tokens still to be handed out
 
-    With `simple_split` that is the batch's own order (by position, where the tokens of a sequence stand in another).
-    Else tokens that several sequences share come first, then by sequence ids, then by position; of the groups the
-    shared ones come first, then the shortest.
+    With `simple_split` the order of evaluation is the batch's own, or by position when the tokens of a sequence are not
+    in order. Otherwise tokens that several sequences share come first, then tokens are sorted by sequence ids, then by
+    position; shared groups come first, then shorter ones.
     """
 
     def __init__(self, batch: Batch, simple_split: bool = True) -> None:
@@ -68,19 +68,20 @@ class SBatch:
             self.seq = self._groups()
 
     def check(self, memory: Sequences) -> None:
-        """Raises BatchError where the sequences do not exist, or do not continue what is in the memory."""
+        """Raises BatchError when the sequences do not exist, or do not continue what is in the memory."""
         check_positions(self.pos, self.first, self.sets, memory)
 
     # -- splits ---------------------------------------------------------------------------------------------------
 
     def split_simple(self, n_ubatch: int) -> UBatch:
-        """The next tokens, at most `n_ubatch`. For an SBatch with `simple_split`."""
+        """The next tokens, at most `n_ubatch` of them. Only for an SBatch with `simple_split`."""
         self._expect(simple=True)
         group = self.seq[0]
         return self._take([(group, min(group.length, n_ubatch))])
 
     def split_equal(self, n_ubatch: int) -> UBatch:
-        """As many tokens of each of the next sequences (as the first, the shortest, has), at most `n_ubatch` in all.
+        """Equally many tokens of each of the next sequences, at most `n_ubatch` in all; as many of each as the first
+        and shortest has.
 
         Tokens that several sequences share run alone.
         """
@@ -175,14 +176,14 @@ class SBatch:
 
 
 class _Nothing:
-    """The sequences of a memory that is empty."""
+    """The sequences of an empty memory."""
 
     def __init__(self, n_seq_max: int) -> None:
         self.n_seq_max, self.pos_max = n_seq_max, np.full(n_seq_max, -1, np.int32)
 
 
 def texts_of(batch: Batch | Sequence[int], n_seq_max: int) -> SBatch:
-    """Whole texts of sequences (token ids: of sequence 0), what is made of all tokens wanted. Raises BatchError."""
+    """The whole texts of sequences (plain token ids: sequence 0), with outputs of all tokens. Raises BatchError."""
     texts = SBatch(batch if isinstance(batch, Batch) else Batch.prompt(batch))
     texts.check(_Nothing(n_seq_max))
     texts.output[:] = True
@@ -190,8 +191,8 @@ def texts_of(batch: Batch | Sequence[int], n_seq_max: int) -> SBatch:
 
 
 def ubatches_of_tokens(tokens: Ints, start: int, n_ubatch: int) -> Iterator[UBatch]:
-    """Tokens of sequence 0 from position `start` on, logits of the last wanted, at most `n_ubatch` at a time: what an
-    SBatch would hand out in equal splits, without the work of making one."""
+    """Tokens of sequence 0 from position `start` on, at most `n_ubatch` at a time, with logits of the last. The result
+    is the same as an SBatch's equal splits, without the work of making one."""
     n = len(tokens)
     if n == 1:
         yield UBatch(True, 1, 1, 1, tokens, None, np.array((start,), np.int32), FIRST, None, FIRST, FIRST)

@@ -12,8 +12,8 @@ from . import ffi, lib
 
 
 def guard(file: MappedFile, fd: int) -> Sequence[int]:
-    """From now on pages that the file loses are read as zeros. The result's only number becomes 1 with the first.
-    Raises OSError."""
+    """From now on pages that the file loses are read as zeros. The only number of the result becomes 1 when the first
+    page is lost. Raises OSError."""
     lost = lib.pg_guard(fd, ffi.cast("void *", file.data.__array_interface__["data"][0]), file.data.nbytes)
     if lost == ffi.NULL:
         raise OSError(ffi.errno, os.strerror(ffi.errno))

@@ -13,8 +13,9 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class TopDraw:
-    """Draws by the logits divided by `temp`: among the `k` largest, of these the fewest whose probabilities reach
-    `top_p` (1: all), and of these those that are at least `min_p` times as likely as the first.
+    """Draws a token by the logits divided by `temp`. It draws among the `k` largest logits; of these among the fewest
+    whose probabilities reach `top_p` together (1: all); and of these among those that are at least `min_p` times as
+    likely as the first.
 
     Sums and comparisons are those of the samplers one by one, and both take NumPy's exp: not a bit differs.
     """
@@ -28,8 +29,9 @@ class TopDraw:
         self._weights_c = ffi.from_buffer("float[]", self._weights)
 
     def draw(self, logits: Floats, rng: np.random.Generator) -> int | None:
-        """The place of the logit that is drawn. None, with no random number taken, when there are no more than `k`
-        logits, or they are no plain row of float32, or one is NaN or infinite: the samplers know what to do."""
+        """The index of the logit that is drawn. None, with no random number taken, when there are no more than `k`
+        logits, when they are not a plain row of float32, or when one is NaN or infinite: the samplers handle these
+        cases."""
         k, n, weights = self._k, len(logits), self._weights
         if n <= k or logits.dtype != _F32 or not logits.flags.c_contiguous:
             return None

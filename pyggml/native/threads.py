@@ -11,13 +11,13 @@ from . import lib
 
 
 def n_cpus() -> int:
-    """CPUs this process may use, as far as the thread pool goes (256)."""
+    """How many CPUs this process may use, 256 at most: the size of the thread pool."""
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(n, lib.PG_MAX_THREADS)
 
 
 def thread_count(wanted: int | None) -> int:
-    """`wanted` threads, by default one per CPU. Raises BackendError for what is no whole number from 1."""
+    """`wanted` threads, by default one per CPU. Raises BackendError unless `wanted` is a whole number from 1."""
     if wanted is None:
         return n_cpus()
     if not isinstance(wanted, Integral) or wanted < 1:

@@ -1,4 +1,4 @@
-"""What several op families share."""
+"""Helpers for several families of ops."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def ne_of(a: Tensor) -> Ne:
 
 
 def type_of(value: DType | int | str) -> DType | None:
-    """The type that is given as itself, by its GGUF number, or by name; None when there is no such type."""
+    """The type for a DType, a GGUF number or a name; None when there is no such type."""
     if isinstance(value, str):
         return DType.__members__.get(value.upper())
     return next((t for t in DType if value is t or (isinstance(value, Integral) and value == t.gguf_id)), None)
 
 
 def same_shape(srcs: Srcs, params: Params) -> Ne:
-    """Shape rule: the result is as the first source."""
+    """Shape rule: the result has the shape of the first source."""
     return src(srcs, 0).ne
 
 

@@ -15,8 +15,8 @@ Axis = tuple[int, int]  # elements, byte stride
 def item(a: Tensor, key: Any) -> Tensor:
     """The view of `a` that NumPy's basic indexing gives; see `pyggml.operators.Operand`.
 
-    One element is of shape (1,): no tensor has less than one dimension. Blocks are taken whole: the last dimension of
-    a block type is sliced at multiples of its block size, without a step.
+    A single element has shape (1,), because every tensor has at least one dimension. Blocks stay whole: the last
+    dimension of a block type is sliced at multiples of its block size, without a step.
     """
     keys = _expanded(a, key)
     axes: list[Axis] = []  # of the result, NumPy order

@@ -17,7 +17,7 @@ SINKS: tuple[DType | None, ...] = (None, F32)
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> Array:
-    """What each head multiplies its mask with: all 1 where max_bias is 0 (arXiv 2108.12409, ggml_soft_max_ext)."""
+    """The factor by which each head multiplies its mask; 1 when max_bias is 0 (arXiv 2108.12409, ggml_soft_max_ext)."""
     if max_bias <= 0:
         return np.ones(n_head)
     n_log2 = 1 << int(math.log2(n_head))
@@ -43,18 +43,18 @@ def check_mask(mask: Tensor | None, ne: Ne, max_bias: float) -> None:
 
 
 def check_sinks(sinks: Tensor | None, n_head: int) -> None:
-    """Rules of sinks for so many heads."""
+    """Rules of the sinks of `n_head` heads."""
     if sinks is not None:
         rule(sinks.ne == (n_head, 1, 1, 1), f"sinks must hold one score for each of the {n_head} heads: ne [{n_head}]")
 
 
 def sink_scores(sinks: Array | None) -> Array:
-    """Reference: the score of each head's sink, [1, head, 1, 1]; -inf where there are none."""
+    """Reference: the score of each head's sink, [1, head, 1, 1]; -inf without sinks."""
     return np.full((1, 1, 1, 1), -np.inf) if sinks is None else sinks.reshape(1, -1, 1, 1)
 
 
 def biased(scores: Array, mask: Array | None, max_bias: float) -> Array:
-    """Reference: scores [batch, head, token, kv] + slope * mask, the mask repeated over batches and heads; -inf where
+    """Reference: scores [batch, head, token, kv] + slope * mask, the mask repeated over batches and heads. -inf where
     the mask is, whatever the score."""
     if mask is None:
         return scores

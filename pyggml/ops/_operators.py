@@ -63,7 +63,7 @@ class _Recorder:
 
 
 def _operand(x: Any) -> Tensor | Array | Number | None:
-    """A tensor or an array as it is, a number as Python's; None for what has no place in an expression."""
+    """A tensor or an array as it is, a number as Python's; None for a value that cannot stand in an expression."""
     if isinstance(x, Tensor):
         return x
     if isinstance(x, np.generic) or type(x) is np.ndarray:
@@ -80,7 +80,7 @@ def _operand(x: Any) -> Tensor | Array | Number | None:
 
 
 def _leaf(symbol: str, x: Tensor | Array, other: Tensor | Array) -> Tensor:
-    """An array as a constant beside the tensor `other`: I32 where both are integers, else F32."""
+    """An array as a constant in an expression with the tensor `other`: I32 when both are integers, else F32."""
     if isinstance(x, Tensor):
         return x
     assert isinstance(other, Tensor)

@@ -1,4 +1,4 @@
-"""What ops share whose tokens change a state one after the other (csrc/kernels/state.h)."""
+"""Helpers for ops in which one token after the other changes a state (csrc/kernels/state.h)."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def run(step: Callable[[Array, int], tuple[Array, Array]], state: Array, n_token
 
 
 def cost_of(flops: int, t: Tensor) -> Cost:
-    """Cost of so many operations, everything read and written once."""
+    """The cost of a node with `flops` operations that reads and writes everything once."""
     return Cost(flops, sum(s.nbytes for s in t.src if s is not None), t.nbytes)

@@ -35,7 +35,7 @@ def places(b: Sequence[int], a: Sequence[int], params: Params) -> list[int]:
 
 
 def check_taps(n: int) -> None:
-    """The rule of how many elements a kernel has for one output."""
+    """The rule that limits how many elements a kernel has for one output."""
     rule(n <= MAX_TAPS, f"a must have at most {MAX_TAPS} elements for each output channel, not {n}")
 
 
@@ -83,6 +83,6 @@ def kernel_rows(kernels: Sequence[DType] = KERNEL_TYPES) -> dict[tuple[DType | N
 
 
 def product_cost(t: Tensor, products: int) -> Cost:
-    """Cost of a node of so many products that reads its two sources once."""
+    """The cost of a node that computes `products` products and reads its two sources once."""
     read = stored_bytes(src(t.src, 0)) + stored_bytes(src(t.src, 1))
     return Cost(2 * products, read, stored_bytes(t))

@@ -63,7 +63,7 @@ def _ref_flash_attn_ext(
 
 
 def _mixed(e: Array, seen: Array, v: Array) -> Array:
-    """Weights [token, key] times v [key, dv]; of no key that a token does not see."""
+    """Weights [token, key] times v [key, dv], without the keys that a token does not see: their v may be NaN."""
     if np.isfinite(v).all():
         return e @ v
     return np.stack([(e[t, seen[t], None] * v[seen[t]]).sum(axis=0) for t in range(len(e))])
@@ -110,8 +110,9 @@ def flash_attn_ext(
     sinks: None, or F32, ne [n_head], as in `soft_max_ext` (ggml_flash_attn_ext_add_sinks).
 
     Result: F32, ne [dv, n_head, n_tokens, n_batch] (heads before tokens, as in ggml); sums are accumulated in f32.
-    A key that the mask hides from a token takes no part for it, whatever k and v hold there (NaN too): unused cells of
-    a cache may hold anything. A token that sees no key gets zeros. Other scores of NaN or +inf make their row NaN.
+    A key that the mask hides from a token does not affect the token, whatever k and v hold there (even NaN): unused
+    cells of a cache may hold anything. A token that sees no key gets zeros. Other scores of NaN or +inf make their row
+    NaN.
     Raises ShapeError, DTypeError. Source: arXiv 2205.14135 (blocks, running maximum and sum).
     """
     params = {"scale": scale, "max_bias": max_bias, "logit_softcap": logit_softcap}

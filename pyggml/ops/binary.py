@@ -1,7 +1,7 @@
 """Arithmetic of two tensors, the second repeated to the shape of the first.
 
 The result has the type of `a`: F32, F16 or BF16 with any of these or I32 (which counts as F32), or I32 with I32, which
-wraps around; its quotients are truncated, and 0 where b is 0. ggml knows equal types and F16 or BF16 with F32.
+wraps around; its quotients are truncated, and 0 when b is 0. ggml knows equal types and F16 or BF16 with F32.
 """
 
 from __future__ import annotations

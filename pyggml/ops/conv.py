@@ -1,7 +1,7 @@
-"""Convolutions as matrix products, of the nodes that ggml records for them: im2col, reshapes, mul_mat.
+"""Convolutions as matrix products. They record the nodes that ggml records: im2col, reshapes, mul_mat.
 
-Kernels are F32, F16 or BF16, images any of these. The columns are F16 beside F16 kernels, as in ggml, else F32: ggml
-rounds them to F16 beside F32 kernels, too, and `mul_mat` there the kernel as well (NMSE about 1e-7).
+Kernels and images are F32, F16 or BF16. The columns are F16 when the kernel is, as in ggml, else F32. (For F32 kernels
+ggml rounds the columns to F16, and its `mul_mat` then rounds the kernel as well: an NMSE of about 1e-7.)
 All raise ShapeError and DTypeError, in the name of the node at fault.
 """
 
@@ -36,7 +36,7 @@ def conv_1d(a: Tensor, b: Tensor, s0: int, p0: int, d0: int) -> Tensor:
     """Convolution of signals by a matrix product (ggml_conv_1d): stride s0, p0 zeros at each end, dilation d0.
 
     a: kernel ne [K, IC, OC], dense; b: ne [L, IC, N]. Result: F32, ne [OL, OC, N],
-    OL = (L + 2 p0 - d0 (K - 1) - 1) // s0 + 1. Where N > 1 the product is permuted, as in `conv_2d` (ggml mixes
+    OL = (L + 2 p0 - d0 (K - 1) - 1) // s0 + 1. When N > 1 the product is permuted, as in `conv_2d` (ggml mixes
     the signals).
     """
     columns = im2col(a, b, s0, 0, p0, 0, d0, 0, False, _column_type(a))

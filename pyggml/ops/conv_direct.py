@@ -118,7 +118,7 @@ CONV_3D_DIRECT = OpDef(
 
 
 def conv_2d_direct(a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int) -> Tensor:
-    """Convolution of images in one node (ggml_conv_2d_direct): as `conv_2d`, without its columns in memory.
+    """Convolution of images in one node (ggml_conv_2d_direct): the result of `conv_2d`, without columns in memory.
 
     a: kernel ne [KW, KH, IC, OC], F32, F16 or BF16; b: F32 ne [W, H, IC, N]; any layouts; strides s0, s1, zeros around
     p0, p1, dilations d0, d1 along width and height. Result: F32, ne [OW, OH, OC, N],

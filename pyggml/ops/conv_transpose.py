@@ -95,10 +95,11 @@ def conv_transpose_1d(a: Tensor, b: Tensor, s0: int, p0: int, d0: int) -> Tensor
 
 
 def conv_transpose_2d_p0(a: Tensor, b: Tensor, stride: int) -> Tensor:
-    """Transposed convolution of images, as a U-Net goes up by (ggml_conv_transpose_2d_p0): no padding, one stride.
+    """Transposed convolution of images (ggml_conv_transpose_2d_p0), with which a U-Net enlarges them: no padding, the
+    same stride along width and height.
 
     a: kernel ne [KW, KH, OC, IC], F32, F16 or BF16; b: F32 ne [W, H, IC, N]; any layouts.
     Result: F32, ne [(W - 1) * stride + KW, (H - 1) * stride + KH, OC, N]. A weight of NaN
-    reaches what it meets an element of the image in, nothing beside that. Raises ShapeError, DTypeError.
+    affects only the results that it is multiplied into. Raises ShapeError, DTypeError.
     """
     return record(CONV_TRANSPOSE_2D_P0, (a, b), {"stride": stride})

@@ -1,4 +1,4 @@
-"""Copies: the elements of a tensor, in ne order, into another one, converted where the types differ."""
+"""Copies: the elements of a tensor, in ne order, go into another one, and are converted when the types differ."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def copy_cost(t: Tensor) -> Cost:
 
 
 def _to_integer(a: Array, to: np.dtype[Any]) -> Array:
-    """Truncated; what does not fit the integer type `to` becomes the nearest number that does, NaN becomes 0."""
+    """`a` truncated to the integer type `to`. Numbers beyond its range become its least or largest; NaN becomes 0."""
     ends = np.iinfo(to)
     if a.dtype.kind == "i":
         return np.clip(a.astype(np.int64), ends.min, ends.max)
@@ -151,13 +151,13 @@ DUP = OpDef(
 
 
 def cpy(a: Tensor, b: Tensor, limit: float = 0.0) -> Tensor:
-    """Copy the elements of `a` into `b`, in ne order, converted to the type of `b` (ggml_cpy). With a `limit` floats
-    become finite first: NaN becomes 0, what is beyond -limit .. limit its nearer end (rounded to f32).
+    """Copy the elements of `a` into `b`, in ne order, converted to the type of `b` (ggml_cpy). With a `limit`, floats
+    are made finite first: NaN becomes 0, and numbers are clamped to -limit .. limit (limit rounded to f32).
 
-    a, b: as many elements, any shapes and strides. Types: equal ones; any of F32, F16, BF16, F64, I8, I16, I32, I64 (to
-    an integer: truncated, at its ends where it does not fit, 0 for NaN; F64 to BF16 is rounded to F32 first); F32 or
-    F16 to Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL (a block with NaN or infinities becomes NaN as a whole, here and in
-    `set_rows`); block types to F32.
+    a, b: equally many elements, any shapes and strides. Types: equal ones; or any two of F32, F16, BF16, F64, I8, I16,
+    I32, I64; or F32 or F16 to Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL; or a block type to F32. Conversion to an integer
+    truncates and clamps to the type's range; NaN becomes 0. F64 to BF16 is rounded to F32 first. A block with NaN or
+    infinities becomes NaN as a whole, here and in `set_rows`.
     Result: a view of `b`, after the copy. Raises ShapeError, also when `a` and `b` share bytes but are not the same
     elements, and DTypeError.
     """

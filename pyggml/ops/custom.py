@@ -19,7 +19,7 @@ _MAX_SRC = 10  # as in ggml
 
 
 class _AnyTypes(Mapping[DTypeRow, DType]):
-    """Sources of any types; the result has the one that is asked for."""
+    """Sources of any types; the result has the type that the caller asks for."""
 
     def __getitem__(self, row: DTypeRow) -> DType:
         t = row[-1]
@@ -91,16 +91,17 @@ def map_custom(
     n_tasks: int | None = 1,
     ctx: Context | None = None,
 ) -> Tensor:
-    """What `fn(dst, *sources)` writes into `dst` (ggml_map_custom1 .. 3, ggml_custom_4d).
+    """A tensor that a Python function computes: `fn(dst, *sources)` writes it into `dst` (ggml_map_custom1 .. 3,
+    ggml_custom_4d).
 
-    tensors: up to ten, any types and layouts; ne, dtype: of the result, by default those of the first tensor.
-    `fn` gets NumPy arrays of `.shape`, the sources read-only: views of the memory where NumPy has the type, else
-    float32 copies (a `dst` of such a type is encoded afterwards). What `dst` holds before is not said, what `fn`
-    returns is not looked at. It runs whenever the graph does, with the GIL, on one thread; with another `n_tasks`
-    (None: as many as there are threads) on up to that many threads at a time, as `fn(dst, *sources, ith=i, nth=n)`
-    for each i below n, its share of the work: it pays where `fn` releases the GIL.
-    `fn` may compute other graphs, not the one it is part of. Raises ShapeError, DTypeError; an exception in `fn` comes
-    out of the run as the __cause__ of a BackendError.
+    tensors: the sources, up to ten, of any types and layouts. ne, dtype: of the result, by default those of the first
+    tensor. `fn` gets NumPy arrays of `.shape`, the sources read-only. They are views of the memory when NumPy has the
+    type, else float32 copies (a `dst` of such a type is encoded afterwards). The contents of `dst` are undefined
+    before, and the value that `fn` returns is ignored. `fn` runs whenever the graph does, holding the GIL, on one
+    thread. With another `n_tasks` n (None: one per thread), it is called on up to that many threads as
+    `fn(dst, *sources, ith=i, nth=n)` for each i below n, to do its share of the work; this pays when `fn` releases the
+    GIL. `fn` may compute other graphs, but not the graph that it is part of. Raises ShapeError, DTypeError; an
+    exception in `fn` comes out of the run as the __cause__ of a BackendError.
     """
     role = next((i for i, t in enumerate(tensors) if not isinstance(t, Tensor)), None)  # pyright: ignore[reportUnnecessaryIsInstance]
     first = tensors[0] if tensors and role != 0 else None

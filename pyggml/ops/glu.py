@@ -1,7 +1,8 @@
 """Gated linear units: one half through an activation, times the other half. Source: ggml_glu; Shazeer 2020.
 
-F32, F16 or BF16, any layout; the result has the type of the sources. The activation is rounded to F32 before it meets
-the other half, and so is its factor before that: where one is 0 then, an infinity in the other half gives NaN.
+F32, F16 or BF16, any layout; the result has the type of the sources. The activation, and the factor by which it
+multiplies the gate, are rounded to F32 before they are multiplied with the other half. When one of them is then 0, an
+infinity in the other half gives NaN.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Convolution as a matrix product: what each window of an image sees, as a row; and rows summed back into a signal."""
+"""Convolution as a matrix product: each window of an image becomes a row of a matrix. And the way back: rows are summed
+into a signal."""
 
 from __future__ import annotations
 
@@ -135,11 +136,12 @@ def im2col(
     is_2D: bool,
     dst_type: DType | int | str,
 ) -> Tensor:
-    """What each window of an image sees, as a row (ggml_im2col); its product with kernels is their convolution.
+    """A matrix with the elements of each window of an image as a row (ggml_im2col). Its product with kernels is their
+    convolution with the image.
 
-    a: the kernel, of which only the shape matters, ne [KW, KH, IC, OC] (not is_2D: [K, IC, OC]); b: ne [W, H, IC, N]
+    a: the kernel (only its shape matters), ne [KW, KH, IC, OC] (not is_2D: [K, IC, OC]); b: ne [W, H, IC, N]
     (not is_2D: [W, IC, N]), any layout; both F32, F16 or BF16. The window moves by s0, s1 over b and p0, p1 zeros
-    around it; its elements are d0, d1 apart (not is_2D: s1, p1, d1 are not looked at).
+    around it; its elements are d0, d1 apart (not is_2D: s1, p1, d1 are ignored).
     Result: `dst_type` F32, F16 or BF16 (or its number or name), ne [IC * KH * KW, OW, OH, N] (not is_2D: [IC * K, OW,
     N]), OW = (W + 2 p0 - d0 (KW - 1) - 1) // s0 + 1. Use: `conv_2d`, `conv_1d`. Raises ShapeError, DTypeError.
     """
@@ -164,7 +166,7 @@ def im2col_3d(
 ) -> Tensor:
     """`im2col` of volumes (ggml_im2col_3d), of IC channels each.
 
-    a: the kernel, of which only the shape matters, ne [KW, KH, KD, IC * OC]; b: ne [W, H, D, IC * N], any layout; both
+    a: the kernel (only its shape matters), ne [KW, KH, KD, IC * OC]; b: ne [W, H, D, IC * N], any layout; both
     F32, F16 or BF16. Strides s0 .. s2, zeros around p0 .. p2, dilations d0 .. d2 along width, height, depth.
     Result: `dst_type`, ne [IC * KD * KH * KW, OW, OH, OD * N]. Use: `conv_3d`. Raises ShapeError, DTypeError.
     """
@@ -173,7 +175,7 @@ def im2col_3d(
 
 
 def col2im_1d(a: Tensor, s0: int, oc: int, p0: int) -> Tensor:
-    """Columns summed back into a signal (ggml_col2im_1d): column t of channel c is added from element t * s0 - p0 on.
+    """Sum columns into a signal (ggml_col2im_1d): column t of channel c is added from element t * s0 - p0 on.
 
     a: ne [K * oc, T], F32, F16 or BF16, any layout; result: type of `a`, ne [(T - 1) * s0 + K - 2 p0, oc]. After
     `mul_mat` of a kernel [IC, K * oc] and a signal [IC, T] it is a transposed convolution, cropped by p0 at both ends.

@@ -1,5 +1,5 @@
-"""Images in another size: nearest, bilinear, bicubic. Every mode is a weighted sum along the height, then one along the
-width, of a few elements of the source (their places and weights: `taps`)."""
+"""Resize images: nearest, bilinear, bicubic. Every mode takes weighted sums of a few elements, first along the height,
+then along the width; `taps` says which elements, with which weights."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def _nearest(n_in: int, n_out: int, align: bool) -> tuple[Array, Array]:
 
 
 def _antialias(x: Array, n_in: int, step: float, half: float) -> tuple[Array, Array]:
-    """A triangle as wide as the step; `x`: its centres, from the edge of element 0 (half = 0: from its middle)."""
+    """The weights of a triangle as wide as the step. `x`: its centres, counted from the edge of element 0 (half = 0:
+    from the middle of element 0)."""
     support = max(1.0, step)
     first = np.maximum(np.floor(x - support + half), 0)[:, None]
     last = np.minimum(np.floor(x + support + half), n_in)[:, None]
@@ -79,14 +80,16 @@ def _antialias(x: Array, n_in: int, step: float, half: float) -> tuple[Array, Ar
 
 
 def _cubic(d: Array) -> Array:
-    """The weights of the elements 1 before, 0, 1 and 2 after a place that is d after one of them."""
+    """Bicubic weights for a place at distance d behind an element: of the element before that one, of itself, and of
+    the two after it."""
     a, near, far = _SHARPNESS, np.stack([d, 1 - d], 1), np.stack([1 + d, 2 - d], 1)
     near, far = ((a + 2) * near - (a + 3)) * near**2 + 1, ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
     return np.stack([far[:, 0], near[:, 0], near[:, 1], far[:, 1]], axis=1)
 
 
 def taps(n_in: int, n_out: int, mode: int) -> tuple[Array, Array]:
-    """Of each element of the result, along one axis, the elements it is a sum of and their weights: [n_out, n_taps]."""
+    """For each element of the result along one axis, the source elements that it sums and their weights: both arrays
+    are [n_out, n_taps]."""
     align = bool(mode & ScaleFlag.ALIGN_CORNERS) and n_in > 1 and n_out > 1
     if mode & 255 == ScaleMode.NEAREST:
         return _nearest(n_in, n_out, align)
@@ -106,7 +109,7 @@ def taps(n_in: int, n_out: int, mode: int) -> tuple[Array, Array]:
 
 
 def _along(a: Array, axis: int, n_out: int, mode: int) -> Array:
-    """`a` with another size along `axis`. An element of weight 0 does not count, even where it is NaN."""
+    """`a` with another size along `axis`. An element with weight 0 does not count, even when it is NaN."""
     at, w = taps(a.shape[axis], n_out, mode)
     shape = [-1 if i == axis else 1 for i in range(a.ndim)]
     y = np.zeros([n_out if i == axis else n for i, n in enumerate(a.shape)])
@@ -160,5 +163,5 @@ def upscale_ext(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, mode: int | s
 def upscale(a: Tensor, scale_factor: int, mode: int | str) -> Tensor:
     """`interpolate` with ne[0] and ne[1] `scale_factor` times as large, a whole number (ggml_upscale)."""
     ne = ne_of(a)
-    times = int(scale_factor) if is_whole(scale_factor, 1) else 0  # which interpolate refuses
+    times = int(scale_factor) if is_whole(scale_factor, 1) else 0  # interpolate refuses a 0
     return interpolate(a, ne[0] * times, ne[1] * times, ne[2], ne[3], mode)

@@ -1,4 +1,4 @@
-"""Linear attention and its kin: a state [S, S] per head, which keys and values are written to and queries read."""
+"""Linear attention and related ops: each head has a state [S, S]. Keys and values change it, queries read it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def _define(
 
 
 def _token_rows(roles: tuple[str, ...]) -> Callable[[Srcs, Params], Ne]:
-    """Shape rule: a row of S per head and token in all sources but tf, whose rows are one per head, and the states."""
+    """Shape rule: all sources have a row of S for each head and token; only tf has one for each head, and the states
+    have shapes of their own."""
 
     def shape(srcs: Srcs, params: Params) -> Ne:
         first, state = src(srcs, 0), src(srcs, len(roles) - 1)
@@ -188,11 +189,11 @@ def gated_delta_net(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, st
     by exp(g), then what it has under the key moves by beta towards the value, s = s + beta * (v - s k) k^T, and is
     read: y = s q / sqrt(S).
 
-    v: F32, ne [S, n_head, n_tokens, n_seqs]; q, k: so, or with divisors of n_head (repeated as a whole) and of n_seqs
-    (repeated each); g: ne [1, ...] or, for a decay per key (arXiv 2510.26692), [S, ...] as v; beta: ne [1, ...] as v.
-    Rows dense. state: F32, ne [S, S, n_head, n_seqs], contiguous, keys side by side.
-    Result: F32, ne [S * n_head, n_tokens * n_seqs + K * S * n_seqs]: y [S, n_head, n_tokens, n_seqs], then K times
-    states, laid out as `state`: after the last token, after the one before it, and so on (zeros where there was none).
-    Use views. Raises ShapeError, DTypeError.
+    v: F32, ne [S, n_head, n_tokens, n_seqs]. q, k: the same, or with divisors of n_head (all heads are repeated in
+    turn) and of n_seqs (each sequence is repeated). g: ne [1, ...] or, for a decay per key (arXiv 2510.26692), [S,
+    ...], the rest as v; beta: ne [1, ...], the rest as v. Rows dense. state: F32, ne [S, S, n_head, n_seqs],
+    contiguous, keys side by side. Result: F32, ne [S * n_head, n_tokens * n_seqs + K * S * n_seqs]: y [S, n_head,
+    n_tokens, n_seqs], then K times states, laid out as `state`: after the last token, after the one before it, and so
+    on (zeros when tokens run out). Use views. Raises ShapeError, DTypeError.
     """
     return record(GATED_DELTA_NET, (q, k, v, g, beta, state), {"K": K})

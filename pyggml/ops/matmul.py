@@ -133,7 +133,7 @@ def _mul_mat_id_ref(a: Array, b: Array, ids: Array) -> Array:
 
 def _mul_mat_id_cost(t: Tensor) -> Cost:
     a = src(t.src, 0)
-    used = min(a.ne[2], t.ne[1] * t.ne[2])  # at most so many of the experts are read
+    used = min(a.ne[2], t.ne[1] * t.ne[2])  # the most experts that can be read
     return _cost(t, a.ne[0], _stored(a) // a.ne[2] * used)
 
 

@@ -93,8 +93,8 @@ GROUP_NORM = _define("group_norm", ("n_groups", "eps"), _groups, _ref_group_norm
 def norm(a: Tensor, eps: float) -> Tensor:
     """Each row minus its mean, divided by sqrt(its variance + eps) (ggml_norm; layer norm without weights).
 
-    a: F32, ne [n, ...], NumPy shape (..., n), dense rows. Result: as `a`. Rows whose squares f32 does not
-    hold, which overflow in ggml, are summed in double. Raises ShapeError (also for eps < 0), DTypeError.
+    a: F32, ne [n, ...], NumPy shape (..., n), dense rows. Result: as `a`. Rows whose squares overflow f32 are summed in
+    double (in ggml they overflow). Raises ShapeError (also for eps < 0), DTypeError.
     """
     return record(NORM, (a,), {"eps": eps})
 
@@ -114,7 +114,7 @@ rms_norm_inplace = inplace(RMS_NORM, rms_norm)
 
 
 def l2_norm(a: Tensor, eps: float) -> Tensor:
-    """Each row divided by its Euclidean length, or by eps where that is larger (ggml_l2_norm).
+    """Each row divided by its Euclidean length, or by eps when eps is larger (ggml_l2_norm).
 
     Shapes, types, range and errors as `norm`.
     """

@@ -1,6 +1,6 @@
-"""Tensors with borders (zeros, their own elements again, their mirror image), and their elements moved round.
+"""Add borders to tensors (zeros, their own elements again, or their mirror image), and move elements round.
 
-All take any type but block types, any layout, and give the same type; they raise ShapeError and DTypeError.
+All take any type but block types, in any layout, and give the same type; they raise ShapeError and DTypeError.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _2d_shape(srcs: Srcs, params: Params) -> Ne:
 
 
 def _pooled(a: Array, i: int, params: Params, f: Callable[..., Array]) -> Array:
-    """`f` of what each window along dimension i sees of `a`."""
+    """`f` of the elements of `a` in each window along dimension i."""
     axis, (k, s, p) = 3 - i, (params[f"{name}{i}"] for name in "ksp")
     n, first = a.shape[axis], -floor(p)
     ends = [(max(0, at), min(n, at + k)) for at in range(first, first + _place(n, k, s, p, i) * s, s)]
@@ -108,7 +108,8 @@ def pool_1d(a: Tensor, op: OpPool | int | str, k0: int, s0: int, p0: int) -> Ten
     """The largest element ("max", 0) or the mean ("avg", 1) of each window of a signal (ggml_pool_1d).
 
     a: F32, F16 or BF16 ne [W, ...], any layout; k0 elements per window, which moves by s0 from p0 < k0 elements before
-    the row to as many after it. What lies outside does not count, also not in the mean. NaN makes its windows NaN.
+    the row to p0 elements after it. Places outside the row do not count, also not in the mean. NaN makes its windows
+    NaN.
     Result: F32, ne [(W + 2 p0 - k0) // s0 + 1, ...]. Raises ShapeError, DTypeError.
     """
     return record(POOL_1D, (a,), {"op": op, "k0": k0, "s0": s0, "p0": p0})
@@ -118,8 +119,8 @@ def pool_2d(a: Tensor, op: OpPool | int | str, k0: int, k1: int, s0: int, s1: in
     """The largest element ("max", 0) or the mean ("avg", 1) of each window of an image (ggml_pool_2d).
 
     a: F32, F16 or BF16 ne [W, H, ...], any layout; windows of k0 * k1 elements, which move by s0 and s1. p0 and p1
-    elements lie around the image (0.5: one, behind it); they are no maximum, but zeros of the mean, whose divisor is
-    always k0 * k1 (`pool_1d` differs, both as in ggml). NaN makes its windows NaN.
+    elements lie around the image (0.5: one, behind it). The maximum ignores them; in the mean they count as zeros,
+    because its divisor is always k0 * k1 (`pool_1d` differs; both are as in ggml). NaN makes its windows NaN.
     Result: F32, ne [floor((W + 2 p0 - k0) / s0) + 1, the same of H, ...]. Raises ShapeError, DTypeError.
     """
     params = {"op": op, "k0": k0, "k1": k1, "s0": s0, "s1": s1, "p0": p0, "p1": p1}

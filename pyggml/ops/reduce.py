@@ -210,7 +210,7 @@ def argsort(a: Tensor, order: int | str = SortOrder.ASC) -> Tensor:
 
 
 def top_k(a: Tensor, k: int) -> Tensor:
-    """The indices of the `k` largest elements of each row, largest first, the first of equals first (ggml_top_k, which
+    """The indices of the `k` largest elements of each row, largest first, equal ones in their order (ggml_top_k, which
     promises no order).
 
     a: F32 ne [n0, n1, n2, n3]; result: I32 ne [k, n1, n2, n3]. Raises ShapeError for k outside 1..n0, DTypeError.
@@ -219,8 +219,8 @@ def top_k(a: Tensor, k: int) -> Tensor:
 
 
 def argsort_top_k(a: Tensor, k: int) -> Tensor:
-    """`top_k`, as ggml_argsort_top_k finds it: a view of the first `k` of each row of `argsort`, descending. Two nodes
-    and a whole sort; `top_k` is quicker.
+    """`top_k` in two nodes: `argsort` in descending order, and a view of the first `k` of each row
+    (ggml_argsort_top_k). `top_k` itself is faster.
 
     a: F32 ne [n0, n1, n2, n3]; result: I32 ne [k, n1, n2, n3]. Raises ShapeError for k outside 1..n0, DTypeError.
     """

@@ -1,8 +1,9 @@
 """A tensor with a region of it overwritten by, or added to, another tensor: set and acc.
 
-The region lies in `a` as a view does: `b`'s shape, rows nb1, matrices nb2, blocks nb3 bytes apart, from `offset` bytes
-on. `a` is contiguous, the region within it and its elements distinct, on whole elements. The result is a new tensor, or
-`a` itself for the `_inplace` variants. All raise ShapeError and DTypeError.
+The region is like a view of `a`: it has the shape of `b`, begins `offset` bytes after the start of `a`, and its rows
+are nb1, its matrices nb2 and its blocks nb3 bytes apart. `a` is contiguous; the region lies within it, on whole
+elements, none of them twice. The result is a new tensor, or `a` itself for the `_inplace` variants. All raise
+ShapeError and DTypeError.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ ACC = OpDef(
 
 
 def _record(op: OpDef, a: Tensor, b: Tensor, steps: Sequence[int], offset: int, inplace: int | None) -> Tensor:
-    """`steps`: nb1 .. as far as given; the others are a's own."""
+    """Record the op. `steps`: nb1, nb2, ... as far as they are given; the others are a's own strides."""
     known = isinstance(a, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
     nb1, nb2, nb3 = (*steps, *(a.nb if known else (0, 0, 0, 0))[1 + len(steps) :])
     size = a.dtype.type_size if known else 1

@@ -37,7 +37,7 @@ _SECTIONS = ("section0", "section1", "section2", "section3")
 ROPE_TYPE_NORM = 0  # pairs are elements 2i, 2i + 1
 ROPE_TYPE_NEOX = 2  # pairs are elements i, i + n_dims / 2
 ROPE_TYPE_MROPE = 8  # as NEOX; sections of the pairs turn by positions of their own
-ROPE_TYPE_VISION = 24  # so, and the angles of each section begin anew; pairs are elements i, i + n_dims
+ROPE_TYPE_VISION = 24  # as MROPE, but the angles of each section begin anew; pairs are elements i, i + n_dims
 ROPE_TYPE_IMROPE = 40  # as MROPE, the first three sections interleaved
 
 _MODES = IntEnum("_MODES", {"NORM": ROPE_TYPE_NORM, "NEOX": ROPE_TYPE_NEOX})
@@ -69,7 +69,7 @@ def _n_pairs(n_dims: int, mode: int) -> int:
 
 
 def _rotated(srcs: Srcs, params: Params) -> Ne:
-    """The rules that all modes have."""
+    """The rules of all modes."""
     a, c, n_dims = src(srcs, 0), srcs[2], params["n_dims"]
     ok = is_whole(n_dims, 2) and n_dims % 2 == 0 and n_dims <= a.ne[0]
     rule(ok, f"n_dims must be even and from 2 to a's ne[0] {a.ne[0]}, not {n_dims}")
@@ -85,7 +85,7 @@ def _rotated(srcs: Srcs, params: Params) -> Ne:
 
 
 def _angles(n_dims: int, steps: Array, c: Array | None, p: dict[str, Any]) -> Array:
-    """Angle per position of each pair, which is so many steps from the fastest."""
+    """Angle per position of each pair; `steps` says how many steps it is from the fastest pair."""
     extrapolated = p["freq_base"] ** (-2 * steps / n_dims)
     if c is not None:
         extrapolated = extrapolated / c.reshape(-1)[: len(steps)]
@@ -103,7 +103,8 @@ def _angles(n_dims: int, steps: Array, c: Array | None, p: dict[str, Any]) -> Ar
 
 
 def _sectors(n_pairs: int, mode: int, sections: Array) -> tuple[Array, Array]:
-    """Which of four positions each pair turns by, and how many steps it is from the fastest that does."""
+    """For each pair: which of the four positions it turns by, and how many steps it is from the fastest pair that turns
+    by the same."""
     pair = np.arange(n_pairs)
     if mode < ROPE_TYPE_MROPE:
         return np.zeros_like(pair), pair
@@ -222,7 +223,8 @@ def rope_ext_back(
     beta_fast: float,
     beta_slow: float,
 ) -> Tensor:
-    """`rope_ext` with the angles reversed: its gradient, and its inverse where nothing scales (ggml_rope_ext_back)."""
+    """`rope_ext` with the angles reversed: its gradient, and its inverse when nothing is scaled
+    (ggml_rope_ext_back)."""
     p = _params(n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return record(ROPE_EXT_BACK, (a, b, c), p)
 
@@ -242,16 +244,16 @@ def rope_multi(
     beta_fast: float,
     beta_slow: float,
 ) -> Tensor:
-    """`rope_ext` where pairs turn by one of four positions of their token (ggml_rope_multi): in images and videos its
-    time, row and column (Qwen2-VL, arXiv 2409.12191).
+    """`rope_ext` for tokens with four positions each; every pair turns by one of the four (ggml_rope_multi). In images
+    and videos the positions are time, row and column (Qwen2-VL, arXiv 2409.12191).
 
-    a, c and the scaling: as in `rope_ext`. b: I32, ne [4 * n_tokens]: first positions of all tokens, then second ones,
-    and so on. sections: four numbers of pairs that turn by the first to fourth position, in turn until all have one.
-    mode, by number or name: ROPE_TYPE_MROPE, "mrope" (pairs i, i + n_dims / 2, pair i as fast as in `rope_ext`);
-    ROPE_TYPE_IMROPE, "imrope" (so, but pairs take the first three positions by turns, as long as sections has any left,
-    else the fourth); ROPE_TYPE_VISION, "vision" (pairs i, i + n_dims, where n_dims is half of head_dim; each section
-    begins with the fastest pair; c: ne [n_dims]).
-    Result: shape and type of `a`. Raises ShapeError, DTypeError.
+    a, c and the scaling: as in `rope_ext`. b: I32, ne [4 * n_tokens]: the first positions of all tokens, then the
+    second ones, and so on. sections: how many pairs turn by the first, second, third and fourth position; when pairs
+    are left, the sections begin again. mode, by number or name: ROPE_TYPE_MROPE, "mrope": pairs i, i + n_dims / 2; pair
+    i is as fast as in `rope_ext`. ROPE_TYPE_IMROPE, "imrope": as "mrope", but consecutive pairs take the first three
+    positions in turn, as long as the section of a position has pairs left; the others take the fourth.
+    ROPE_TYPE_VISION, "vision": pairs i, i + n_dims, with n_dims half of head_dim; each section begins with the fastest
+    pair; c: ne [n_dims]. Result: shape and type of `a`. Raises ShapeError, DTypeError.
     """
     p = _params(n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return record(ROPE_MULTI, (a, b, c), {**p, **_section_params(sections)})

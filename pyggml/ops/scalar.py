@@ -100,7 +100,7 @@ CLAMP = OpDef(
 
 
 def clamp(a: Tensor, min: float, max: float) -> Tensor:
-    """a, but no less than `min` and no more than `max` (which wins where min > max).
+    """a, but no less than `min` and no more than `max`, which wins when min > max.
 
     Unlike ggml_clamp it leaves `a` as it is; `clamp_inplace` is ggml's.
     """
@@ -129,7 +129,7 @@ LEAKY_RELU = OpDef(
 
 
 def leaky_relu(a: Tensor, negative_slope: float, inplace: bool = False) -> Tensor:
-    """a where it is not negative, else negative_slope a; with `inplace` written over `a` (ggml_leaky_relu)."""
+    """Elements of a, the negative ones times negative_slope; with `inplace` written over `a` (ggml_leaky_relu)."""
     if not (is_number(inplace) and inplace in (0, 1)):
         raise DTypeError(explain("leaky_relu", f"inplace must be True or False, not {inplace!r:.40}", [], user_site()))
     params = {"negative_slope": negative_slope}
@@ -199,7 +199,7 @@ FILL = OpDef(
 
 
 def fill(a: Tensor, c: float) -> Tensor:
-    """`c` in every element of a tensor like `a`, of which only shape and type matter (ggml_fill)."""
+    """A tensor with the shape and type of `a`, and `c` in every element (ggml_fill)."""
     return record(FILL, (a,), {"c": c})
 
 

@@ -1,4 +1,4 @@
-"""New tensors made of smaller ones: repeat, concat, diag, timestep_embedding; and arange, made of none."""
+"""Make tensors from smaller ones: repeat, concat, diag, timestep_embedding; and arange, which needs no source."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ ARANGE = OpDef(
 
 
 def repeat(a: Tensor, b: Tensor) -> Tensor:
-    """`a` repeated whole times to the shape of `b`, of which only the shape matters (ggml_repeat).
+    """`a` repeated whole times to the shape of `b`; the elements of `b` do not matter (ggml_repeat).
 
     a: any type but block types, each ne divides b's. Result: ne of `b`, type of `a`. Raises ShapeError, DTypeError.
     """
@@ -186,8 +186,8 @@ def diag(a: Tensor) -> Tensor:
 
 
 def timestep_embedding(timesteps: Tensor, dim: int, max_period: float) -> Tensor:
-    """What a diffusion model is told of its progress (ggml_timestep_embedding; arXiv 2112.10741): in row i the cosines,
-    then the sines of timesteps[i] max_period^(-2 j / dim), j from 0; the last of an odd `dim` is 0.
+    """The embedding of the time steps of a diffusion model (ggml_timestep_embedding; arXiv 2112.10741). Row i has the
+    cosines, then the sines of timesteps[i] max_period^(-2 j / dim), j from 0; when `dim` is odd, its last element is 0.
 
     timesteps: F32 ne [n]; result: F32 ne [dim, n], NumPy shape (n, dim). Raises ShapeError, DTypeError.
     """

@@ -81,14 +81,15 @@ def soft_max_ext(
     max_bias: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Softmax over rows of scale * a + slope * mask (ggml_soft_max_ext), what attention does with its scores.
+    """Softmax over rows of scale * a + slope * mask (ggml_soft_max_ext), as attention takes it of its scores.
 
     a: F32, ne [n_kv, n_tokens, n_head, n_batch], contiguous. mask: None, or F32 or F16, ne [n_kv, n_tokens or more
     (padding), m2, m3], contiguous, m2 and m3 dividing n_head and n_batch; -inf hides a position, whatever `a` holds
-    there (NaN too). slope: 1, or with max_bias > 0 (ALiBi, arXiv 2108.12409) each head's, from 2^(-max_bias / n_head)
-    down. sinks: None, or F32, ne [n_head]: one more score per head, neither scaled nor masked, that takes its share of
-    every row and leaves no column (attention sinks, arXiv 2309.17453; ggml_soft_max_add_sinks). Result: as `a`. A row
-    that is all masked gives NaN, as in ggml, with sinks 0. scale is rounded to f32. Raises ShapeError, DTypeError.
+    there (even NaN). slope: 1, or with max_bias > 0 (ALiBi, arXiv 2108.12409) one for each head, from
+    2^(-max_bias / n_head) down. sinks: None, or F32, ne [n_head]: one more score per head, neither scaled nor masked,
+    that takes its share of every row but has no column in the result (attention sinks, arXiv 2309.17453;
+    ggml_soft_max_add_sinks). Result: as `a`. A row that is masked throughout gives NaN, as in ggml; with sinks, 0.
+    scale is rounded to f32. Raises ShapeError, DTypeError.
     """
     return record(SOFT_MAX, (a, mask, sinks), {"scale": scale, "max_bias": max_bias})
 
@@ -133,7 +134,7 @@ DIAG_MASK_ZERO = _define_mask("diag_mask_zero", 0.0, "a, the future 0")
 
 
 def diag_mask_inf(a: Tensor, n_past: int) -> Tensor:
-    """`a` with -inf where column > n_past + row, in each matrix (ggml_diag_mask_inf): the future of each token.
+    """`a` with -inf in columns > n_past + row of each matrix (ggml_diag_mask_inf): each token's future is hidden.
 
     a: F32, ne [n_kv, n_tokens, ...]. Result: as `a`. Raises ShapeError for n_past < 0, DTypeError.
     """
@@ -144,7 +145,7 @@ diag_mask_inf_inplace = inplace(DIAG_MASK_INF, diag_mask_inf)
 
 
 def diag_mask_zero(a: Tensor, n_past: int) -> Tensor:
-    """`a` with 0 where column > n_past + row, in each matrix (ggml_diag_mask_zero). As `diag_mask_inf`."""
+    """`a` with 0 in columns > n_past + row of each matrix (ggml_diag_mask_zero). As `diag_mask_inf`."""
     return record(DIAG_MASK_ZERO, (a,), {"n_past": n_past})
 
 

@@ -1,4 +1,4 @@
-"""Systems of equations with a triangular matrix."""
+"""Solve systems of equations with a triangular matrix."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ SOLVE_TRI = OpDef(
 
 
 def solve_tri(a: Tensor, b: Tensor, left: bool = True, lower: bool = True, uni: bool = False) -> Tensor:
-    """x with a x = b, in NumPy's matrices, for the lower triangular part of `a` (ggml_solve_tri).
+    """Solve a x = b (as NumPy's matrices) for x, with the lower triangular part of `a` (ggml_solve_tri). Chunked forms
+    of linear attention compute inverses with it.
 
-    a: F32, ne [n, n, n2, n3]; what is above its diagonal is not looked at. b: F32, ne [n_columns, n, n2, n3]. Rows
-    dense. Result: as b. A zero on the diagonal gives infinities and NaN. left, lower, uni: as the defaults; ggml knows
-    no others. The inverses in chunked forms of linear attention. Raises ShapeError, DTypeError.
+    a: F32, ne [n, n, n2, n3]; elements above its diagonal are ignored. b: F32, ne [n_columns, n, n2, n3]. Rows dense.
+    Result: as b. A zero on the diagonal gives infinities and NaN. left, lower, uni: only the defaults, as in ggml.
+    Raises ShapeError, DTypeError.
     """
     return record(SOLVE_TRI, (a, b), {"left": left, "lower": lower, "uni": uni})

@@ -1,4 +1,4 @@
-"""Sparse attention: the scores of an indexer, and the mask of what is chosen by them."""
+"""Sparse attention: the scores of an indexer, and a mask that shows only the keys with the best scores."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LIGHTNING_INDEXER = OpDef(
 
 
 def lightning_indexer(q: Tensor, k: Tensor, w: Tensor | None = None) -> Tensor:
-    """How much each key is to each token: the sum over heads of w * relu(q k), without ever storing the products
+    """How much each key matters to each token: the sum over heads of w * relu(q k), without ever storing the products
     (ggml_lightning_indexer, which adds a mask; arXiv 2512.02556).
 
     q: F32, ne [d, n_head, n_tokens]. k: ne [d, n_kv], F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL. w: F32,
@@ -128,14 +128,15 @@ TOP_K_MASK = OpDef(
 
 
 def top_k_mask(a: Tensor, mask: Tensor, k: int, blocks: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-    """`mask` where an element of `a` is among the `k` largest of its row that the mask shows, else -inf: attention with
-    it sees the chosen ones only. Elements of -inf or NaN are not chosen; of equals the first ones are.
+    """A mask for attention that sees only chosen keys: the value of `mask` for the `k` largest elements in each row of
+    `a`, and -inf for all others. Only elements that `mask` shows are chosen, and none that is -inf or NaN; among equal
+    elements the first ones.
 
     a: F32, ne [n_kv, n_tokens, n_head, n_batch], rows dense. mask: F32 or F16, as in `soft_max_ext`. blocks: I32, ne
-    [n_kv], 0 <= block < n_kv: what is chosen are `k` blocks, by the largest of the elements of each that the mask shows
-    (of equals the one with the least number), and with a block all of it. own: I32, ne [n, n_tokens]: blocks that a
-    token sees, whatever their elements, beside the `k` (negative: none). Result: of the mask's type, ne as `a`. Raises
-    ShapeError, DTypeError; computing it with a block out of range raises BackendError. No op of ggml's: there it is
-    top_k, fill, set_rows and add.
+    [n_kv], 0 <= block < n_kv: the block of each key. Then `k` whole blocks are chosen, by the largest element of each
+    that the mask shows; among equal blocks, the one with the least number. own: I32, ne [n, n_tokens]: blocks that a
+    token sees in addition, whatever their elements (negative: none). Result: type of the mask, ne as `a`. Raises
+    ShapeError, DTypeError; computing it with a block out of range raises BackendError. ggml has no such op: llama.cpp
+    uses top_k, fill, set_rows and add.
     """
     return record(TOP_K_MASK, (a, mask, blocks, own), {"k": k})

@@ -50,10 +50,11 @@ SSM_CONV = OpDef(
 
 def ssm_conv(sx: Tensor, c: Tensor) -> Tensor:
     """Convolve each channel with its own weights over time (ggml_ssm_conv): y[i, t] = sum of sx[t + k, i] * c[k, i].
+    This is the short convolution of Mamba and of most linear attention.
 
-    sx: F32, ne [d_conv - 1 + n_tokens, d_inner, n_seqs]: the last inputs of before, then the new ones. c: F32, ne
-    [d_conv, d_inner]. Rows dense. Result: ne [d_inner, n_tokens, n_seqs], NumPy (n_seqs, n_tokens, d_inner).
-    The short convolution of Mamba and of most linear attention. Raises ShapeError, DTypeError.
+    sx: F32, ne [d_conv - 1 + n_tokens, d_inner, n_seqs]: the last inputs before these tokens, then the tokens' inputs.
+    c: F32, ne [d_conv, d_inner]. Rows dense. Result: ne [d_inner, n_tokens, n_seqs], NumPy (n_seqs, n_tokens, d_inner).
+    Raises ShapeError, DTypeError.
     """
     return record(SSM_CONV, (sx, c), {})
 
@@ -119,14 +120,14 @@ def ssm_scan(s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, 
     """The selective scan of Mamba (ggml_ssm_scan): each head of each sequence turns its state, token by token, into
     exp(A * d) * state + d * x B with d = softplus(dt), and reads C . state.
 
-    s: states, F32, ne [d_state, head_dim, n_head, n_states], contiguous; ids: I32, ne [n_seqs]: which of them each
-    sequence goes on from. x: F32, ne [head_dim, n_head, n_tokens, n_seqs]; dt: F32, ne [n_head, n_tokens, n_seqs]
-    (bias added, softplus not taken yet). A: F32, ne [1, n_head] (Mamba-2) or [d_state, n_head] (Mamba-1: head_dim is
-    1); both negative where states fade. B, C: F32, ne [d_state, n_group, n_tokens, n_seqs], each group for n_head /
-    n_group heads. Rows dense.
+    s: states, F32, ne [d_state, head_dim, n_head, n_states], contiguous; ids: I32, ne [n_seqs]: the state with which
+    each sequence begins. x: F32, ne [head_dim, n_head, n_tokens, n_seqs]; dt: F32, ne [n_head, n_tokens, n_seqs] (with
+    its bias, before the softplus). A: F32, ne [1, n_head] (Mamba-2) or [d_state, n_head] (Mamba-1: head_dim is 1); a
+    negative A lets states fade. B, C: F32, ne [d_state, n_group, n_tokens, n_seqs]; n_head / n_group heads share a
+    group. Rows dense.
 
     Result: F32, one row: y [head_dim, n_head, n_tokens, n_seqs], then K times states [d_state, head_dim, n_head,
-    n_seqs]: after the last token, after the one before it, and so on (zeros where there was none). Use views.
+    n_seqs]: after the last token, after the one before it, and so on (zeros when tokens run out). Use views.
     Raises ShapeError, DTypeError, and BackendError for an id outside of s.
     """
     return record(SSM_SCAN, (s, x, dt, A, B, C, ids), {"K": K})

@@ -105,7 +105,7 @@ def _define(
 
 
 def sigmoid_of(x: Array) -> Array:
-    """1 / (1 + e^-x): what silu multiplies x with."""
+    """1 / (1 + e^-x), the factor by which silu multiplies x."""
     return 1 / (1 + np.exp(-x))
 
 
@@ -114,17 +114,18 @@ def _hardsigmoid(x: Array) -> Array:
 
 
 def gelu_factor(x: Array) -> Array:
-    """What gelu multiplies x with: (1 + tanh(z)) / 2 is sigmoid(2 z), which keeps its digits far below 0."""
+    """The factor by which gelu multiplies x. (1 + tanh(z)) / 2 is computed as sigmoid(2 z), which keeps its digits far
+    below 0."""
     return sigmoid_of(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
 def gelu_quick_factor(x: Array) -> Array:
-    """What gelu_quick multiplies x with."""
+    """The factor by which gelu_quick multiplies x."""
     return sigmoid_of(1.702 * x)
 
 
 def gelu_erf_factor(x: Array) -> Array:
-    """What gelu_erf multiplies x with: the normal distribution's integral from -inf to x."""
+    """The factor by which gelu_erf multiplies x: the integral of the normal distribution from -inf to x."""
     return 0.5 * _erfc(-x / math.sqrt(2))
 
 

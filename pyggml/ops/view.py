@@ -1,4 +1,4 @@
-"""Other looks at the same memory: reshape, view, permute, transpose. They record a node and compute nothing."""
+"""Other views of the same memory: reshape, view, permute, transpose. They record a node and compute nothing."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def reshape_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
 
 
 def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int) -> Tensor:
-    """A view of `a`; `steps` are nb[1].. as far as given, the others follow from them and `dims`."""
+    """A view of `a`. `steps`: nb[1], nb[2], ... as far as they are given; the others follow from these and `dims`."""
     srcs = _tensor(VIEW, a)
     dt = a.dtype
     n0, n1, n2, n3 = (*_whole(VIEW, a, "ne", dims, 1), 1, 1, 1)[:4]
@@ -164,8 +164,9 @@ def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int)
 def view_1d(a: Tensor, ne0: int, offset: int) -> Tensor:
     """`ne0` consecutive elements that start `offset` bytes after the start of `a` (ggml_view_1d).
 
-    A view looks at memory: strides of `a` do not matter. It must lie within the bytes of the tensor that owns the
-    memory (an offset that follows from a Var with every value of it), on whole elements or blocks. Result: ne [ne0].
+    The view is of memory: the strides of `a` do not matter. It must lie within the bytes of the tensor that owns the
+    memory, on whole elements or blocks; an offset that depends on a Var must do so for every value of the Var. Result:
+    ne [ne0].
     Raises ShapeError.
     """
     return _view(a, (ne0,), (), offset)

@@ -1,5 +1,5 @@
-"""What the image encoder of Segment Anything (arXiv 2304.02643) has around its attention: windows of an image, and
-relative positions."""
+"""Ops for the attention of Segment Anything's image encoder (arXiv 2304.02643): windows of an image, and relative
+positions."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def get_rel_pos(a: Tensor, qh: int, kh: int) -> Tensor:
 
 
 def add_rel_pos(a: Tensor, pw: Tensor, ph: Tensor) -> Tensor:
-    """Attention scores plus what they gain by the distances along width and height (ggml_add_rel_pos).
+    """Add to attention scores a term for the distance along the width and one along the height (ggml_add_rel_pos).
 
     a: F32 ne [k * k, QW * QH, N], the keys of a square; pw, ph: F32 ne [k, QW, QH, N]; any layouts. Result: as `a`,
     y[.., kh * k + kw] = a[.., kh * k + kw] + ph[.., kh] + pw[.., kw]. Raises ShapeError, DTypeError.

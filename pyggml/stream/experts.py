@@ -18,11 +18,11 @@ from pyggml.tensor import Tensor
 from .ring import Job, Ring
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-Key = tuple[int, int]  # the number of a layer's stage, an expert
+Key = tuple[int, int]  # the number of a layer, an expert
 
 
-class Place:
-    """Addresses for all experts of a tensor, `size` bytes each; only those that are written to take memory."""
+class Addresses:
+    """Addresses for all experts of a tensor, `size` bytes each. Only the experts that are written there take memory."""
 
     def __init__(self, n_expert: int, size: int) -> None:
         self.size = size
@@ -36,7 +36,7 @@ class Place:
         return (-(-self.size // mmap.PAGESIZE) + 1) * mmap.PAGESIZE
 
     def forget(self, expert: int, after_other: bool, before_other: bool) -> None:
-        """Give its memory back, but for pages that it shares with neighbours that stay."""
+        """Give the memory of an expert back, but for pages that it shares with neighbours that stay."""
         start, end = expert * self.size, (expert + 1) * self.size
         first = (-(-start // mmap.PAGESIZE) if after_other else start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (end // mmap.PAGESIZE if before_other else -(-end // mmap.PAGESIZE)) * mmap.PAGESIZE
@@ -46,30 +46,30 @@ class Place:
 
 
 class Layer(NamedTuple):
-    """The experts of a layer: how many, their places in each of its tensors, and the jobs that read one of them."""
+    """The experts of a layer: how many, their addresses in each of its tensors, and the jobs that read one of them."""
 
     n_expert: int
-    places: Sequence[Place]
+    addresses: Sequence[Addresses]
     jobs: Callable[[int], list[Job]]
 
     @property
     def taken(self) -> int:
         """Bytes of memory of one expert."""
-        return sum(p.taken for p in self.places)
+        return sum(a.taken for a in self.addresses)
 
 
-class ExpertStage:
-    """The experts of a layer that a graph is about to use: a Stage of the scheduler."""
+class StreamedExperts:
+    """The experts of a layer that a graph is about to use: `Streamed` of the scheduler."""
 
     def __init__(self, cache: ExpertCache, number: int, layer: Layer) -> None:
         self._cache, self.number, self.layer = cache, number, layer
 
     def acquire(self, nodes: Sequence[Tensor] = ()) -> None:
-        """See `Stage`. Raises what reading them raised."""
+        """See `Streamed`. Raises what reading them raised."""
         self._cache.acquire(self, self._picked(nodes))
 
     def release(self) -> None:
-        """See `Stage`."""
+        """See `Streamed`."""
         self._cache.release(self)
 
     def _picked(self, nodes: Sequence[Tensor]) -> list[int]:
@@ -86,36 +86,36 @@ class ExpertStage:
 
     def _has(self, t: Tensor) -> bool:
         buffer = t.buffer if t.form.copy is None else t.form.copy
-        return buffer is not None and buffer.stage is self
+        return buffer is not None and buffer.streamed is self
 
 
 class ExpertCache:
-    """Keeps the experts that were used last within `capacity` bytes, which those of any one layer fit in."""
+    """Keeps the experts that were used last within `capacity` bytes. All experts of any one layer fit in."""
 
     def __init__(self, capacity: int, ring: Ring, readers: ThreadPoolExecutor) -> None:
         self.capacity, self.bytes_read = capacity, 0
         self._ring, self._readers = ring, readers
         self._changed = threading.Condition()
-        self._stages: WeakValueDictionary[int, ExpertStage] = WeakValueDictionary()
+        self._streamed: WeakValueDictionary[int, StreamedExperts] = WeakValueDictionary()
         self._here: OrderedDict[Key, int] = OrderedDict()  # bytes; the one used last at the end
         self._held: Counter[Key] = Counter()
-        self._taken: dict[tuple[int, int], list[list[Key]]] = {}  # by thread and stage
+        self._taken: dict[tuple[int, int], list[list[Key]]] = {}  # by thread and layer
 
     @property
     def used(self) -> int:
         """Bytes of memory that experts take now."""
         return sum(self._here.values())
 
-    def stage(self, number: int, layer: Layer) -> ExpertStage:
-        """The stage of a layer's experts."""
-        made = self._stages[number] = ExpertStage(self, number, layer)
+    def streamed(self, number: int, layer: Layer) -> StreamedExperts:
+        """The experts of layer `number`, as what the scheduler holds while a graph uses them."""
+        made = self._streamed[number] = StreamedExperts(self, number, layer)
         return made
 
-    def acquire(self, stage: ExpertStage, experts: Sequence[int]) -> None:
+    def acquire(self, streamed: StreamedExperts, experts: Sequence[int]) -> None:
         """Have these experts in memory, until `release`."""
         self._ring.check()
-        keys = [(stage.number, e) for e in experts]
-        size = stage.layer.taken
+        keys = [(streamed.number, e) for e in experts]
+        size = streamed.layer.taken
         with self._changed:
             wanted = set(keys)
             while sum(n for k, n in self._here.items() if self._held[k] and k not in wanted) + size * len(keys) > (
@@ -124,16 +124,16 @@ class ExpertCache:
                 self._changed.wait()  # for other threads, which hold what they use
             missing = [k for k in keys if k not in self._here]
             self._make_room(size * len(missing), wanted)
-            self._read(stage, missing)
+            self._read(streamed, missing)
             for k in keys:
                 self._here.move_to_end(k)
             self._held.update(keys)
-            self._taken.setdefault((threading.get_ident(), stage.number), []).append(keys)
+            self._taken.setdefault((threading.get_ident(), streamed.number), []).append(keys)
 
-    def release(self, stage: ExpertStage) -> None:
-        """The experts of a stage that this thread acquired last may go."""
+    def release(self, streamed: StreamedExperts) -> None:
+        """The experts of a layer that this thread acquired last may go."""
         with self._changed:
-            self._held.subtract(self._taken[threading.get_ident(), stage.number].pop())
+            self._held.subtract(self._taken[threading.get_ident(), streamed.number].pop())
             self._changed.notify_all()
 
     def _make_room(self, n: int, wanted: set[Key]) -> None:
@@ -142,14 +142,14 @@ class ExpertCache:
             if used + n <= self.capacity:
                 return
             used -= self._here.pop(k)
-            stage = self._stages.get(k[0])
-            if stage is not None:
-                for place in stage.layer.places:
-                    place.forget(k[1], (k[0], k[1] - 1) in self._here, (k[0], k[1] + 1) in self._here)
+            streamed = self._streamed.get(k[0])
+            if streamed is not None:
+                for addresses in streamed.layer.addresses:
+                    addresses.forget(k[1], (k[0], k[1] - 1) in self._here, (k[0], k[1] + 1) in self._here)
 
-    def _read(self, stage: ExpertStage, keys: Sequence[Key]) -> None:
+    def _read(self, streamed: StreamedExperts, keys: Sequence[Key]) -> None:
         try:
-            futures = {k: [self._readers.submit(job) for job in stage.layer.jobs(k[1])] for k in keys}
+            futures = {k: [self._readers.submit(job) for job in streamed.layer.jobs(k[1])] for k in keys}
         except RuntimeError:  # they were shut down in this moment
             self._ring.check()
             raise
@@ -158,6 +158,6 @@ class ExpertCache:
         finally:
             for k, of in futures.items():
                 if all(f.done() and f.exception() is None for f in of):
-                    self._here[k] = stage.layer.taken
+                    self._here[k] = streamed.layer.taken
         for of in futures.values():
             self.bytes_read += sum(f.result() for f in of)

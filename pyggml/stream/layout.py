@@ -1,4 +1,4 @@
-"""Which weights of a model stay in memory, and where the others take turns. Pure: sizes in, places out."""
+"""Which weights of a model stay in memory, and where the others take turns. Pure: takes sizes, returns places."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def memory_size(ram: int | str, name: str = "ram") -> int:
 
 
 def shown_size(n: int) -> str:
-    """Bytes for people: no less than there are."""
+    """A number of bytes as people write it, rounded up."""
     return f"{-(-n // (1 << 20))} MiB" if n >= 1 << 20 else f"{n} bytes"
 
 
@@ -40,9 +40,9 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of items in one block of `size` bytes: those of `pinned` for good, those of each of `groups` (in the
-    order of the graph) while their group is in memory. Neighbours do not overlap; nor do the last and the first, when
-    that is possible."""
+    """Places of items in one block of `size` bytes. Items in `pinned` keep theirs for good. Those in `groups`, in the
+    order of the graph, have theirs while their group is in memory: groups that follow each other do not overlap, nor do
+    the last and the first when that is possible."""
 
     size: int
     pinned: tuple[Item, ...]
@@ -61,9 +61,9 @@ def padded(n: int) -> int:
 
 
 def lay_out(groups: Sequence[Sequence[Item]], fixed: Sequence[Item], budget: int, beside: int = 0) -> Layout:
-    """Choose the items that stay, within `budget` less the bytes `beside` them: all of `fixed`; then whole groups, the
-    largest first, and groups of one size spread evenly, so that the reader has time between those that it reads; then
-    single items that fit.
+    """Choose the items that stay, within `budget` less the bytes `beside` them. All of `fixed` stay. Then whole groups
+    stay, the largest first; groups of one size are spread evenly, so that there is time to read those between them.
+    Then single items stay that fit.
 
     Raises ModelError, which names the least budget, when two neighbouring groups do not fit beside `fixed`.
     """
@@ -89,7 +89,7 @@ def lay_out(groups: Sequence[Sequence[Item]], fixed: Sequence[Item], budget: int
 
 
 def _ring(sums: Sequence[int]) -> int:
-    """Bytes that groups of these sizes take turns in: as many as two neighbours have. Those of 0 are none."""
+    """Bytes that groups of these sizes take turns in: as many as two neighbours need. A size of 0 is no group."""
     sizes = [s for s in sums if s]
     if len(sizes) < 2:
         return sum(sizes)
@@ -97,7 +97,7 @@ def _ring(sums: Sequence[int]) -> int:
 
 
 def _placed(pinned: Sequence[Item], groups: Sequence[tuple[Item, ...]]) -> Layout:
-    """Every other group lies at the beginning of the ring, those between at its end."""
+    """Places: every second group lies at the beginning of the ring, the others at its end."""
     offsets = dict(_row(pinned, 0))
     start = sum(padded(i.size) for i in pinned)
     sums = [sum(padded(i.size) for i in items) for items in groups]

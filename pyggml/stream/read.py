@@ -140,7 +140,7 @@ class Files:
         return [lambda matrix=matrix, group=group: job(matrix, group) for matrix, group in starts]
 
     def _staging(self, n: int) -> Buffer:
-        """Memory of `n` bytes of this thread."""
+        """`n` bytes of memory that this thread alone uses."""
         have: Buffer | None = getattr(self._staged, "buffer", None)
         if have is None or have.size < n:
             have = self._staged.buffer = Buffer.allocate(n)

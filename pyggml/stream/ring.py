@@ -21,7 +21,7 @@ class _State(Enum):
 
 
 class Group:
-    """Weights that come and go together, in the bytes `start` to `end` of the ring: a Stage of the scheduler."""
+    """Weights that come and go together, in the bytes `start` to `end` of the ring: `Streamed` of the scheduler."""
 
     def __init__(self, ring: Ring, name: str, start: int, end: int, jobs: Sequence[Job]) -> None:
         self._ring, self.name, self.start, self.end, self.jobs = ring, name, start, end, jobs
@@ -33,11 +33,11 @@ class Group:
         self.next: ref[Group] = ref(self)  # the group that was asked for after it, the last time
 
     def acquire(self, nodes: Sequence[Any] = ()) -> None:
-        """See `Stage`. Raises what reading it raised, BackendError when it can never come."""
+        """See `Streamed`. Raises what reading it raised, BackendError when it can never come."""
         self._ring.acquire(self)
 
     def release(self) -> None:
-        """See `Stage`."""
+        """See `Streamed`."""
         self._ring.release(self)
 
     @property
@@ -47,8 +47,9 @@ class Group:
 
 
 class Ring:
-    """Reads groups into the places that they share: the group that is asked for, and meanwhile the one after it. Groups
-    hold the ring, and the ring does not hold groups: all are freed with the tensors of their weights."""
+    """Reads groups into the places that they share: the group that is asked for, and while that is used the one after
+    it. Groups refer to the ring, and the ring does not refer to groups: all are freed with the tensors of their
+    weights."""
 
     def __init__(self, readers: ThreadPoolExecutor) -> None:
         self._readers = readers
@@ -124,7 +125,7 @@ class Ring:
             self._readers.submit(self._run, g, job)
 
     def _run(self, g: Group, job: Job) -> None:
-        """In a reader: one job of a group."""
+        """Do one job of a group. Runs in a reader's thread."""
         n, error = 0, None
         try:
             if not self._closed and g.error is None and threading.main_thread().is_alive():

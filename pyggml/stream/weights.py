@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
-from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer, MappedFile, Stage
+from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer, MappedFile, Streamed
 from pyggml.dtypes import DType
 from pyggml.form import BUFT, repacked
 from pyggml.gguf_io.bind import read_only
@@ -17,7 +17,7 @@ from pyggml.graph import Graph
 from pyggml.native.packing import copy_size, matrix_size
 from pyggml.tensor import Ne, Tensor
 
-from .experts import ExpertCache, Layer, Place
+from .experts import Addresses, ExpertCache, Layer
 from .layout import Item, lay_out, padded, shown_size
 from .read import Files, Origin, staging_size
 from .ring import READERS, Group, Job, Ring, in_turn
@@ -28,8 +28,8 @@ _WORTH = 1 << 16  # bytes from which on an expert is read by itself: it takes wh
 _LAYER = re.compile(r"(\w+\.)*?blk\.\d+\.")
 
 
-class RowStage:
-    """A mapped tensor of which a graph reads a few rows: a Stage that gives their pages back after each run."""
+class StreamedRows:
+    """A mapped tensor of which a graph reads a few rows: a Streamed that gives their pages back after each run."""
 
     def __init__(self, file: MappedFile, offset: int, nbytes: int) -> None:
         self._file = file
@@ -39,18 +39,18 @@ class RowStage:
             file.map.madvise(mmap.MADV_RANDOM, self._start, self._size)
 
     def acquire(self, nodes: Sequence[Any] = ()) -> None:
-        """See `Stage`: they are read when they are looked at."""
+        """See `Streamed`: they are read when they are looked at."""
 
     def release(self) -> None:
-        """See `Stage`."""
+        """See `Streamed`."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self._file.map.madvise(mmap.MADV_DONTNEED, self._start, self._size)
 
 
 class WeightStream:
     """Keeps the weights of a model within `budget` bytes of memory: `pinned` bytes stay, `streamed` are read for each
-    run of a graph into `ring` bytes that they share, through `staging`. `bytes_read` counts what was read of the files
-    since the model was loaded.
+    run of a graph into `ring` bytes that they share, through `staging` bytes. `bytes_read` counts what was read from
+    the files since the model was loaded.
 
     A tensor looks the same to everyone else: NumPy reads its bytes from the file, or makes them anew.
     """
@@ -104,17 +104,17 @@ class WeightStream:
             jobs[i] = self._files.jobs(origins[i.name], i.packed, t.dtype, t.ne, place)
         self._pinned_jobs = [job for i in layout.pinned for job in jobs[i]]
         self._groups: list[Group] = []
-        stages: dict[Item, Stage] = {}
+        streamed: dict[Item, Streamed] = {}
         for n, of in enumerate(layout.groups):
             group = Group(self._ring, _group(of[0].name), *layout.span(n), [job for i in of for job in jobs[i]])
             self._groups.append(group)
-            stages |= dict.fromkeys(of, group)
+            streamed |= dict.fromkeys(of, group)
         in_turn(self._groups)
         for n, (name, layer) in enumerate(layers.items()):
-            stages |= dict.fromkeys(mixed[name], self._cache.stage(n, layer))
-            places |= {i: place.memory for i, place in zip(mixed[name], layer.places, strict=True)}
+            streamed |= dict.fromkeys(mixed[name], self._cache.streamed(n, layer))
+            places |= {i: a.memory for i, a in zip(mixed[name], layer.addresses, strict=True)}
         for name, t in weights.items():
-            _bind(t, origins[name], ROWS in uses[name], {i: (places[i], stages.get(i)) for i in items[name]})
+            _bind(t, origins[name], ROWS in uses[name], {i: (places[i], streamed.get(i)) for i in items[name]})
         files = [f for o in origins.values() for f in (o.file, o.packed and o.packed[0])]
         self._mapped = {f for f in files if f is not None}
 
@@ -125,7 +125,7 @@ class WeightStream:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of weights that were read of the model's files."""
+        """Bytes of weights that were read from the model's files."""
         return self._ring.bytes_read + self._cache.bytes_read
 
     @property
@@ -166,23 +166,23 @@ class WeightStream:
 
     def _layer(self, experts: Sequence[tuple[Tensor, Item, Origin]]) -> Layer:
         """The experts in such tensors of one layer."""
-        parts: list[tuple[DType, Ne, int, bool, Origin, Place]] = []
+        parts: list[tuple[DType, Ne, int, bool, Origin, Addresses]] = []
         for t, item, origin in experts:
             size = matrix_size(t.dtype, t.ne) if item.packed else t.nb[2]
-            parts.append((t.dtype, (*t.ne[:2], 1, 1), t.nb[2], item.packed, origin, Place(t.ne[2], size)))
+            parts.append((t.dtype, (*t.ne[:2], 1, 1), t.nb[2], item.packed, origin, Addresses(t.ne[2], size)))
 
         def jobs(e: int) -> list[Job]:
             found: list[Job] = []
-            for dtype, ne, stored, is_packed, origin, place in parts:
+            for dtype, ne, stored, is_packed, origin, addresses in parts:
                 here = replace(origin, offset=origin.offset + e * stored)
                 if origin.packed is not None:
-                    here = replace(here, packed=(origin.packed[0], origin.packed[1] + e * place.size))
-                memory = place.memory[e * place.size : (e + 1) * place.size]
+                    here = replace(here, packed=(origin.packed[0], origin.packed[1] + e * addresses.size))
+                memory = addresses.memory[e * addresses.size : (e + 1) * addresses.size]
                 found += files.jobs(here, is_packed, dtype, ne, memory)
             return found
 
         files = self._files
-        return Layer(experts[0][0].ne[2], [place for *_, place in parts], jobs)
+        return Layer(experts[0][0].ne[2], [addresses for *_, addresses in parts], jobs)
 
 
 def _group(name: str) -> str:
@@ -194,7 +194,7 @@ def _group(name: str) -> str:
 def _experts(
     weights: Mapping[str, Tensor], origins: Mapping[str, Origin], graph: Graph, items: Mapping[str, Sequence[Item]]
 ) -> dict[str, list[Item]]:
-    """By layer, the weights that only products by expert read, and that a file has expert by expert."""
+    """For each layer, the weights that only products by expert read and that a file stores expert by expert."""
     read = dict.fromkeys(weights.values(), True)
     for node in graph.nodes:
         for i, t in enumerate(node.src):
@@ -245,22 +245,22 @@ def _items(t: Tensor, forms: set[str]) -> list[Item]:
     return [Item(t.name, form == PACKED, size[form]) for form in sorted(forms - {ROWS})]
 
 
-def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[Bytes, Stage | None]]) -> None:
+def _bind(t: Tensor, origin: Origin, has_rows: bool, items: Mapping[Item, tuple[Bytes, Streamed | None]]) -> None:
     """Give a weight its memory and its form."""
     file, nbytes = origin.file, t.nbytes
     stored = next((found for item, found in items.items() if not item.packed), None)
     if stored is not None:
-        memory, stage = stored[0][:], stored[1]
+        memory, streamed = stored[0][:], stored[1]
         memory.flags.writeable = False
-        t.buffer = Buffer(memory) if stage is None else FetchedBuffer(memory, lambda: origin.fetch(nbytes), file)
-        t.buffer.stage, t.offset = stage, 0
+        t.buffer = Buffer(memory) if streamed is None else FetchedBuffer(memory, lambda: origin.fetch(nbytes), file)
+        t.buffer.streamed, t.offset = streamed, 0
     elif file is None:
         t.buffer, t.offset = FetchedBuffer(None, lambda: origin.fetch(nbytes)), 0
     elif has_rows:
         t.buffer, t.offset = read_only(file.data, file), origin.offset
-        t.buffer.stage = RowStage(file, origin.offset, nbytes)
-    for item, (place, stage) in items.items():
+        t.buffer.streamed = StreamedRows(file, origin.offset, nbytes)
+    for item, (place, streamed) in items.items():
         if item.packed:
             copy = Buffer(place, BUFT)
-            copy.stage = stage
+            copy.streamed = streamed
             t.form = repacked(copy)

@@ -17,11 +17,19 @@ from pyggml.buffers.alloc import Step, steps_of
 from pyggml.ops._mask import biased, sink_scores
 from pyggml.sched import Scheduler
 from pyggml.tensor import Tensor
-
-from .cases.cases_attention import BLOCK_TYPES, HEADS_INSIDE, KEYS, ROW_TYPES, TOKENS, bound, mild, tiles_bound
-from .cases.cases_matmul import bound as product_bound
-from .cases.cases_softmax import causal, distances, draw_sinks, gaussian, hidden_rows
-from .harness import Src, Values, check_guards, make_source, nmse, place
+from pyggml.testing.harness import Src, Values, check_guards, make_source, nmse, place
+from pyggml.testing.strategies.attention import (
+    BLOCK_TYPES,
+    HEADS_INSIDE,
+    KEYS,
+    ROW_TYPES,
+    TOKENS,
+    bound,
+    mild,
+    tiles_bound,
+)
+from pyggml.testing.strategies.matmul import bound as product_bound
+from pyggml.testing.strategies.softmax import causal, distances, draw_sinks, gaussian, hidden_rows
 
 
 def unset_cells(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

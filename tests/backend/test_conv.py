@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 import pyggml as gg
 from pyggml.tensor import Tensor
-
-from .cases.cases_conv import FEW, SEEDS, Axis, axes, numbers, positive
-from .cases.cases_matmul import FLOATS, bound
-from .harness import nmse
+from pyggml.testing.harness import nmse
+from pyggml.testing.strategies.conv import FEW, SEEDS, Axis, axes, numbers, positive
+from pyggml.testing.strategies.matmul import FLOATS, bound
 
 Op = Callable[..., Tensor]
 _WH = st.tuples(axes(), axes())

@@ -14,9 +14,9 @@ import pyggml as gg
 from pyggml.backends.cpu import isa_levels
 from pyggml.opdef import OPS, record
 from pyggml.tensor import Tensor
-
-from .harness import Case, Src, Values, both, check_places, gaussian, nmse, record_case
-from .test_ops import STRATEGIES, levels_of
+from pyggml.testing import STRATEGIES, levels_of
+from pyggml.testing.draw import SPECIAL, planted
+from pyggml.testing.harness import Case, Src, both, check_places, gaussian, nmse, record_case
 
 WHOLE = [
     0,
@@ -116,24 +116,6 @@ def test_beyond_int() -> None:
         ):
             with pytest.raises(gg.ShapeError):
                 refused()
-
-
-SPECIAL = ([np.nan], [np.inf], [-np.inf], [np.nan, np.inf, -np.inf])
-
-
-def planted(spec: Src | None, special: list[float], one_of: int) -> Src | None:
-    """A float source with some special values, one of `one_of` elements, and at least one."""
-    if spec is None or spec.dtype not in (gg.F32, gg.F16, gg.BF16):
-        return spec
-    before: Values = spec.values or gaussian
-
-    def values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        x = np.array(before(rng, shape), np.float64)
-        n = int(rng.choice([1, 1 + x.size // one_of]))
-        x.flat[rng.integers(0, x.size, n)] = rng.choice(np.array(special), n)
-        return x
-
-    return replace(spec, values=values)
 
 
 @pytest.mark.parametrize(("op", "isa"), [(op, isa) for op in sorted(STRATEGIES) for isa in levels_of(op)])

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from pyggml.backends.cpu import isa_levels
-from pyggml.backends.cpu.isa import table_of
 from pyggml.opdef import OPS
-
-from .harness import Case, run_case
-
-STRATEGIES: dict[str, st.SearchStrategy[Case]] = {}
-for _file in sorted((Path(__file__).parent / "cases").glob("cases_*.py")):
-    STRATEGIES.update(importlib.import_module(f"{__package__}.cases.{_file.stem}").STRATEGIES)
-
-
-def levels_of(op: str) -> list[str]:
-    """The instruction sets that have a kernel of their own for this op (views have none: any will do)."""
-    stem = OPS[op].kernel
-    return [name for name in isa_levels() if stem in table_of(name)] or ["generic"]
+from pyggml.testing import STRATEGIES, check_op, levels_of
 
 
 @pytest.mark.parametrize(("op", "isa"), [(op, isa) for op in sorted(STRATEGIES) for isa in levels_of(op)])
 def test_op_equals_reference(op: str, isa: str) -> None:
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-    @given(STRATEGIES[op], st.sampled_from([1, 2]))
-    def check(case: Case, n_threads: int) -> None:
-        run_case(case, isa, n_threads)
-
-    check()
+    check_op(OPS[op], isa=isa, max_examples=25)
 
 
 @pytest.mark.parametrize("op", sorted(OPS))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import sys
 import threading
 import time
-from pathlib import Path
-from types import FrameType
+from collections.abc import Callable
+from types import FrameType, ModuleType
 
 import numpy as np
 import pytest
@@ -15,10 +17,10 @@ from hypothesis import strategies as st
 
 import pyggml as gg
 from pyggml.errors import user_site
+from pyggml.native import ffi
 from pyggml.opdef import OPS
 
 from . import device
-from .own_op import Package
 
 X = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
 
@@ -122,23 +124,60 @@ def test_wrong_arguments_of_map_custom() -> None:
             call()
 
 
-def test_an_op_of_another_package(tmp_path: Path) -> None:
-    own = Package(tmp_path)
+def test_an_op_of_another_package(example_op: ModuleType) -> None:
+    hypot = example_op.hypot
+    x = gg.Context().from_numpy(X)
+    y = hypot(gg.sqr(x), x, 0.5)
+    want = 0.5 * np.hypot(X * X, X)
+    for backend in ("cpu", "ref"):
+        np.testing.assert_allclose(gg.eval(y, backend=backend, n_threads=2), want, rtol=1e-5)
+    with pytest.raises(gg.ShapeError, match="of one shape"):
+        hypot(x, x.T)
+    with pytest.raises(gg.DTypeError, match="b cannot be F16 beside a of F32; it may be F32"):
+        hypot(x, gg.cast(x, gg.F16))
+    for wrong, text in ((0, "NULL"), ("hypot", "whole number"), (print, "whole number"), (ffi.NULL, "NULL")):
+        with pytest.raises(gg.BackendError, match=text):
+            gg.register_kernel(example_op.OP, wrong, gg.F32)
+    assert "hypot" in gg.dump_dot(gg.Graph().build_forward_expand(y))
+
+
+def test_a_kernel_by_ctypes_by_cffi_and_by_address(example_op: ModuleType) -> None:
+    x = gg.Context().from_numpy(X)
+    function = example_op.LIB.own_hypot_f32
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    for f in (function, address, ffi.cast("void *", address)):
+        gg.register_kernel(example_op.OP, f, gg.F32, gg.F32, gg.F32)
+        np.testing.assert_allclose(gg.eval(example_op.hypot(x, x)), np.hypot(X, X), rtol=1e-5)
+
+
+def test_the_module_of_an_op_may_define_it_again() -> None:
+    def define(shape: Callable[..., tuple[int, ...]], factor: int) -> gg.OpDef:
+        return gg.OpDef(
+            name="times",
+            srcs=("a",),
+            params=(),
+            shape=shape,
+            dtypes={(gg.F32,): gg.F32},
+            ref=lambda a: factor * a,
+            kernel="times",
+            cost=gg.elementwise_cost(1),
+            inplace=(),
+            label="times",
+        )
+
+    def shape(srcs, params):
+        return srcs[0].ne
+
     try:
         x = gg.Context().from_numpy(X)
-        y = own.hypot(gg.sqr(x), x, 0.5)
-        want = 0.5 * np.hypot(X * X, X)
-        for backend in ("cpu", "ref"):
-            np.testing.assert_allclose(gg.eval(y, backend=backend, n_threads=2), want, rtol=1e-5)
-        with pytest.raises(gg.ShapeError, match="of one shape"):
-            own.hypot(x, x.T)
-        with pytest.raises(gg.DTypeError, match="b cannot be F16 beside a of F32; it may be F32"):
-            own.hypot(x, gg.cast(x, gg.F16))
-        with pytest.raises(gg.BackendError, match="NULL"):
-            gg.register_kernel(own.op, 0, gg.F32)
-        assert "hypot" in gg.dump_dot(gg.Graph().build_forward_expand(y))
+        for factor in (2, 3):
+            y = gg.record(define(shape, factor), (x,), {})
+            np.testing.assert_allclose(gg.eval(y, backend="ref"), factor * X, rtol=1e-6)
+        for theirs, name in ((OPS["silu"], "silu"), (OPS["times"], "times")):
+            with pytest.raises(ValueError, match=f"op {name} is defined twice"):
+                dataclasses.replace(theirs, shape=dict if name == "times" else shape)
     finally:
-        del OPS["hypot"]
+        del OPS["times"]
 
 
 def network(ctx: gg.Context) -> tuple[gg.Graph, gg.Tensor]:

@@ -9,8 +9,7 @@ import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.buffers.alloc import steps_of
 from pyggml.opdef import OPS
-
-from .harness import place
+from pyggml.testing.harness import place
 
 ULPS = {"exp": 1, "expm1": 4, "log": 2, "softplus": 2, "sin": 2, "cos": 2, "tanh": 4, "sigmoid": 4}
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1e-40, 1.1754944e-38, 3.4e38, -3.4e38]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pyggml as gg
-from pyggml.cluster.actors import About, Source, check_alike
+from pyggml.cluster.actors import About, ModelRef, check_alike
 from pyggml.cluster.pool import Pool, WorkerDied
 from pyggml.cluster.run import batch_on, chain_of
 from pyggml.cluster.seats import Node, Seat, spread, take_seats
@@ -172,7 +172,7 @@ def edited(ctx: Decoder) -> list[Any]:
 
 
 def test_a_decoder_of_stages_is_one_like_any_other() -> None:
-    source, model = Source(str(default_model_path())), load_model()
+    source, model = ModelRef(str(default_model_path())), load_model()
     options: ContextOptions = {"n_seq_max": 3, "n_batch": 64, "n_ubatch": 4}
     chain = chain_of(FakeActors(), source, 2, 1)
     staged = edited(chain.context(64, options))

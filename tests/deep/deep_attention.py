@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pyggml.backends.cpu import isa_levels
 from pyggml.backends.cpu.isa import table_of
+from pyggml.testing.harness import run_case
+from pyggml.testing.strategies.attention import KEYS, TOKENS, flash_attn_cases
 
-from ..backend.cases.cases_attention import KEYS, TOKENS, flash_attn_cases
-from ..backend.harness import run_case
 from ..backend.test_attention import attentions, check
 from . import COUNT, SEED
 

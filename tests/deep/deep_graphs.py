@@ -202,7 +202,9 @@ def node_by_node(seed: int, isa: str) -> tuple[Net, list[bytes], list[bytes]]:
 
 
 def whole(seed: int, isa: str, fusions: Collection[str], grow: bool) -> tuple[list[bytes], list[bytes], set[str]]:
-    """The same of a planned graph: in one go, or first its first half, with fewer outputs."""
+    """The outputs and leafs of a planned graph, and the fusions that took place. It runs in one go; with `grow` its
+    first half runs before that, with fewer outputs.
+    """
     net = Net(seed, isa)
     sched = gg.Scheduler([CpuBackend(2, isa, fusions)])
     g, half = gg.Graph(), len(net.order) // 2 + 1

@@ -11,8 +11,8 @@ import pytest
 
 import pyggml as gg
 from pyggml.tensor import Tensor
+from pyggml.testing.harness import nmse
 
-from ..backend.harness import nmse
 from ..conftest import shared_dir
 
 # Losses, backward ops and optimiser steps: they come with training.

@@ -9,7 +9,7 @@ import pytest
 
 from pyggml.hf.families import PAGES
 from pyggml.hf.family import Family
-from pyggml.hf.moves import ROW, Move, Sizes, Split, Value
+from pyggml.hf.moves import ROW, Merged, Move, Sizes, Value
 
 SIZES = Sizes(n_head=4, n_head_kv=2, head_k=6, head_v=6, n_rot=6, ints=lambda key, default=0: 4)
 FAMILIES: list[Family] = [f for page in PAGES for f in import_module(f"pyggml.hf.families.{page}").FAMILIES]
@@ -22,10 +22,10 @@ DIMS |= {
     "linear_attn.in_proj_qkvz.weight": 2,
     "kimi-linear.ssm_a": 4,
 }
-Any = Move | Value | Split
+Any = Move | Value | Merged
 MOVES: dict[int, tuple[str, Any]] = {}
 for _f in FAMILIES:
-    for _role, _steps in [*_f.moves.items(), *_f.splits.items()]:
+    for _role, _steps in [*_f.moves.items(), *_f.merged.items()]:
         _own = f"{_f.arch}.{_role}"
         MOVES |= {
             id(m): (_own if _own in DIMS else _role, m) for m in (_steps if isinstance(_steps, tuple) else (_steps,))
@@ -48,7 +48,7 @@ def test_there_and_back(role: str, move: Any) -> None:
             worked += 1
             continue
         try:
-            if isinstance(move, Split):
+            if isinstance(move, Merged):
                 parts = move.there(a, SIZES)
                 assert [p.shape for p in parts] == move.shapes(shape, SIZES)
                 back = move.back(parts, SIZES)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyggml.models.architecture import Architecture
 from pyggml.models.blocks import Build
 
 from pyggml.backends.cpu import CpuProgram
@@ -18,9 +19,8 @@ from pyggml.errors import BackendError, BatchError, KVCacheFull, ModelError
 from pyggml.graph import Graph
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
-from pyggml.llm.graphs import StepSize
 from pyggml.llm.model import Model, load_model
-from pyggml.sched import Scheduler
+from pyggml.sched import Schedule, Scheduler
 from pyggml.tensor import Tensor
 from pyggml.var import largest
 
@@ -153,26 +153,27 @@ def test_shifted_positions_give_the_same_logits(tiny: Path, scaling: str, type_k
     assert nmse(moved.logits, ctx.logits) < (1e-11 if type_k is DType.F32 else 1e-6)
 
 
-def counting(ctx: LlamaContext) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(n_tokens, n_outputs, n_kv) of the graphs that the context builds from now on."""
-    built: list[tuple[int, int, tuple[int, ...]]] = []
-    original = ctx._steps._build
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(n_tokens, n_outputs, n_kv) of the graphs that contexts build."""
+    sizes: list[tuple[int, int, tuple[int, ...]]] = []
+    original = Architecture.build_stage
 
-    def build(size: StepSize) -> Build:
-        built.append((size.n_tokens, size.n_outputs, tuple(map(largest, size.n_kv))))
-        return original(size)
+    def build_stage(self: Architecture, b: Build) -> None:
+        sizes.append((b.n_tokens, b.n_outputs, tuple(map(largest, b.n_kv))))
+        original(self, b)
 
-    ctx._steps._build = build
-    return built
+    monkeypatch.setattr(Architecture, "build_stage", build_stage)
+    return sizes
 
 
 @pytest.mark.parametrize("flash_attn", [False, True])
-def test_graphs_are_reused(model: Model, flash_attn: bool) -> None:
+def test_graphs_are_reused(model: Model, flash_attn: bool, built: list[tuple[int, int, tuple[int, ...]]]) -> None:
     """One token has one graph for all n_kv, which is built once."""
     pad = 256 if flash_attn else 32
     ctx = new(model, n_ctx=6 * pad, flash_attn=flash_attn)
     ctx.decode(IDS)
-    built = counting(ctx)
+    built.clear()
     ids = [3 + i % 200 for i in range(3 * pad)]
     for t in ids:
         ctx.decode([t])
@@ -180,16 +181,19 @@ def test_graphs_are_reused(model: Model, flash_attn: bool) -> None:
     expected = new(model, n_ctx=6 * pad, n_ubatch=1000, flash_attn=flash_attn)
     expected.decode([*IDS, *ids])
     assert nmse(ctx.logits, expected.logits) < 1e-11
+    built.clear()
     ctx.memory.clear()
     ctx.decode(IDS)
     ctx.decode([3])
-    assert len(built) == 1
+    assert not built
 
 
-def test_a_varying_graph_gives_the_same_logits_at_every_n_kv(model: Model) -> None:
+def test_a_varying_graph_gives_the_same_logits_at_every_n_kv(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """n_kv grows, shrinks and jumps; a context with a graph for each n_kv is the measure."""
-    ctx, plain = (new(model, n_ctx=512) for _ in range(2))
-    plain._steps._n_vary = 0
+    ctx = new(model, n_ctx=512)
+    with monkeypatch.context() as m:
+        m.setattr(Scheduler, "varies", False)
+        plain = new(model, n_ctx=512)
     for step in range(60):
         for c in (ctx, plain):
             if step % 7 == 6:
@@ -198,7 +202,7 @@ def test_a_varying_graph_gives_the_same_logits_at_every_n_kv(model: Model) -> No
             batch = Batch.prompt([5 + (step + i) % 90 for i in range((1, 40, 8)[step % 3])], pos)
             c.decode(batch)
         assert (ctx.logits == plain.logits).all()
-    assert len(ctx._steps._steps) < len(plain._steps._steps)
+    assert ctx.n_graphs < plain.n_graphs
 
 
 def test_build_graph_is_the_one_that_would_run(model: Model) -> None:
@@ -252,18 +256,16 @@ def test_fragmented_cache_is_defragmented_where_the_room_is_needed(model: Model)
     assert nmse(ctx.logits, expected.logits) < ROUNDING
 
 
-def test_failed_computation_leaves_the_cache_as_it_was(model: Model) -> None:
+def test_failed_computation_leaves_the_cache_as_it_was(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = new(model)
     ctx.decode(IDS)
     ctx.decode([4])
     before = state(ctx)
 
-    class Broken:
-        def run(self, n_threads: int | None = None) -> None:
-            raise BackendError("broken")
+    def broken(self: Schedule, interruptible: bool = True, n_threads: int | None = None) -> None:
+        raise BackendError("broken")
 
-    for step in ctx._steps._steps.values():
-        step.schedule = Broken()  # pyright: ignore
+    monkeypatch.setattr(Schedule, "run", broken)
     with pytest.raises(BackendError, match="broken"):
         ctx.decode([5])
     assert state(ctx) == before
@@ -382,43 +384,43 @@ def test_sizes(model: Model) -> None:
     assert new(model, n_ctx=0).n_ctx == model.hparams.n_ctx_train == 128
 
 
-def test_nodes_pinned_to_ref_give_the_same_logits(model: Model) -> None:
+def pin_to_ref(monkeypatch: pytest.MonkeyPatch, ctx: LlamaContext, *names: str) -> None:
+    """Compute the nodes of these names, in the graphs that are built from now on, with the backend "ref"."""
+    original = Architecture.build_stage
+
+    def build_stage(self: Architecture, b: Build) -> None:
+        original(self, b)
+        for name in names:
+            node = b.graph.get_tensor(name)
+            assert node
+            ctx.scheduler.set_tensor_backend(node, "ref")
+
+    monkeypatch.setattr(Architecture, "build_stage", build_stage)
+
+
+def test_nodes_pinned_to_ref_give_the_same_logits(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, ctx = new(model), new(model, backend=("cpu", "ref"))
     expected.decode(IDS)
-    original = ctx._graphs.build
-
-    def pinned(size):  # pyright: ignore
-        b = original(size)
-        for name in ("kq-0", "ffn_out-1", "Vcur-1"):
-            node = b.graph.get_tensor(name)
-            ctx.scheduler.set_tensor_backend(node, "ref")
-        return b
-
-    ctx._steps._build = pinned
+    pin_to_ref(monkeypatch, ctx, "kq-0", "ffn_out-1", "Vcur-1")
     ctx.decode(IDS)
     assert len(ctx.scheduler.splits) > 3
     assert nmse(ctx.logits, expected.logits) < ROUNDING
 
 
 @pytest.mark.parametrize("backend", ["ref", ("cpu", "ref")])
-def test_varying_graphs_on_several_backends(model: Model, backend: object) -> None:
+def test_varying_graphs_on_several_backends(model: Model, backend: object, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, ctx = new(model), new(model, backend=backend)
-    original = ctx._graphs.build
 
-    def pinned(size: StepSize) -> Build:
-        b = original(size)
-        node = b.graph.get_tensor("kq-0")
-        assert node
-        ctx.scheduler.set_tensor_backend(node, "ref")
-        return b
-
-    ctx._steps._build = pinned
-    for c in (expected, ctx):
+    def decode(c: LlamaContext) -> None:
         c.decode(IDS)
         for t in range(3, 45):
             c.decode([t])
+
+    decode(expected)
+    pin_to_ref(monkeypatch, ctx, "kq-0")
+    decode(ctx)
     assert nmse(ctx.logits, expected.logits) < ROUNDING
-    assert len(ctx._steps._steps) == 2
+    assert ctx.n_graphs == 2
 
 
 # -- embeddings ------------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from pyggml.errors import BatchError
+from pyggml.graph import Graph
 from pyggml.llm.batch import Batch
-from pyggml.llm.graphs import StepSize
 from pyggml.llm.model import Model, load_model
+from pyggml.sched import Schedule, Scheduler
 
 from .test_context import IDS, ROUNDING, all_logits, new, nmse, state
 
@@ -44,9 +45,22 @@ def test_embeddings_as_input(model: Model, n_ubatch: int) -> None:
     assert ctx.memory.used == 13
 
 
-def test_the_graph_of_embeddings_has_them_as_a_leaf(model: Model) -> None:
+def test_the_graph_of_embeddings_has_them_as_a_leaf(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = new(model)
-    g = ctx._graphs.build(StepSize(4, 1, True, (32,))).graph
+    graphs: list[Graph] = []
+    alloc = Scheduler.alloc
+
+    def noted(self: Scheduler, graph: Graph) -> Schedule:
+        graphs.append(graph)
+        return alloc(self, graph)
+
+    monkeypatch.setattr(Scheduler, "alloc", noted)
+    batch = Batch()
+    for i in range(4):
+        batch.add_embd(np.ones(32), i, logits=i == 3)
+    ctx.decode(batch)
+    (g,) = graphs
+    ctx.memory.clear()
     leaf = g.get_tensor("inp_embd")
     assert leaf and leaf.op == "none" and leaf.ne == (32, 4, 1, 1) and g.get_tensor("inp_tokens") is None
     assert g.n_nodes == ctx.build_graph(4).n_nodes - 1

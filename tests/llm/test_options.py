@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from pyggml.llm.generate.batched import BatchOptions, stream_batch
 from pyggml.llm.generate.generation import GenerateOptions, new_generation
 from pyggml.llm.openai.request import SamplingRequest
 from pyggml.llm.options import ContextOptions
-from pyggml.llm.samplers import NamedOptions, SamplingOptions
-from pyggml.llm.samplers.params import OTHER_NAMES
+from pyggml.llm.run_batch import batch
+from pyggml.llm.samplers import SamplingOptions, TextOptions
+from pyggml.llm.samplers.params import N_PREDICT, OTHER_NAMES, TextParams
 
 
 def declared(kind: Any) -> dict[str, str]:
@@ -39,13 +41,19 @@ def keywords(f: Callable[..., Any]) -> dict[str, str]:
     ],
 )
 def test_keywords_are_those_of_the_function(kind: Any, f: Callable[..., Any]) -> None:
-    sampling = declared(NamedOptions) if kind in (GenerateOptions, BatchOptions) else {}
-    assert declared(kind) == sampling | keywords(f)
+    of_texts = declared(TextOptions) if kind in (GenerateOptions, BatchOptions) else {}
+    assert declared(kind) == of_texts | keywords(f)
 
 
 def test_other_names_have_the_types_of_ours() -> None:
-    ours = {**declared(SamplingOptions), "n_predict": "int"}
-    assert declared(NamedOptions) == declared(SamplingOptions) | {name: ours[n] for name, n in OTHER_NAMES.items()}
+    ours = {f.name: str(f.type) for f in fields(TextParams)}
+    assert declared(TextOptions) == {
+        **declared(SamplingOptions),
+        "stop": ours["stop"],
+        **{name: ours[n] for name, n in OTHER_NAMES.items()},
+    }
+    assert ours.keys() - declared(TextOptions).keys() == {"n_predict"}  # it has a place of its own, behind the prompts
+    assert all(inspect.signature(f).parameters["n_predict"].default == N_PREDICT for f in (stream_batch, batch))
 
 
 def test_a_request_has_options_or_none() -> None:

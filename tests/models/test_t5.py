@@ -382,7 +382,7 @@ def test_adapter(t5: Golden, tmp_path: Path) -> None:
 
 
 def test_embeddings(t5: Golden) -> None:
-    """Of texts those of the encoder, pooled."""
+    """The embeddings of texts are the encoder's, pooled."""
     rows = t5.model.embed([t5.text, t5.text[:5]], normalize=False)
     equal(rows[0], t5.hidden.mean(axis=0))
     equal(t5.model.embed([t5.text[:5]], "mean", False)[0], rows[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -24,15 +25,16 @@ LAYERS: list[tuple[str, ...]] = [
     ("ops", "inspect.watch"),
     ("graph",),
     ("buffers.alloc",),
-    ("backends.protocol", "backends.runs"),
+    ("backends.protocol", "backends.repeats"),
     ("backends.ref", "backends.cpu", "backends.quantize"),
     ("sched", "gguf_io", "inspect.taps"),
     ("compute",),
+    ("testing",),
     ("models",),
     ("llm.vocab",),
     ("hf",),
     ("stream",),
-    ("llm.quantize", "llm.closeable", "llm.adapters", "llm.grammars"),
+    ("llm.quantize", "llm.closeable", "llm.elsewhere", "llm.adapters", "llm.grammars"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
     ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder"),
     ("llm.outputs",),
@@ -122,7 +124,7 @@ def test_who_names_the_cpu_backend() -> None:
     """Whoever runs graphs or shows their runs. Rooms that read and keep weights say what they are by `Tensor.form`."""
     for module, path in sources():
         if any(name.startswith("backends.cpu") for name in imports(module, path)):
-            allowed = ("backends", "llm.model", "llm.context", "inspect", "tools")
+            allowed = ("backends", "testing", "llm.model", "llm.context", "inspect", "tools")
             assert module == "" or module.startswith(allowed), path
 
 
@@ -135,11 +137,21 @@ def test_a_c_file_is_known_by_its_name() -> None:
 
 
 def test_public_functions_are_documented() -> None:
-    """Every public function and class below pyggml, models and tools says what it does."""
+    """Every public function and class below pyggml, models and tools says what it does. Files of `testing.strategies`
+    export STRATEGIES alone."""
     missing: list[str] = []
     for module, path in sources():
+        if module.startswith("testing.strategies."):
+            continue
         for node in ast.parse(path.read_text()).body:
             named = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
             if named and ast.get_docstring(node) is None:
                 missing.append(f"{module}.{node.name}")
     assert not missing
+
+
+def test_the_glossary_names_files_that_exist() -> None:
+    """The words of CONTRIBUTING.md are where it says that they are."""
+    rows = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| ")][1:]
+    files = [name for row in rows for name in re.findall(r"`([\w/]+\.(?:py|h))`", row)]
+    assert len(rows) > 20 and not [name for name in files if not (ROOT / name).is_file()]

@@ -1,4 +1,5 @@
-"""Where is what differs between two prompts kept? python tools/examples/activation_patching.py [MODEL.gguf]"""
+"""Find where a model keeps the difference between two prompts: python tools/examples/activation_patching.py
+[MODEL.gguf]"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def main(path: str | None = None, clean: str = "The king took his", other: str =
     base = logits(model, b[:n])
     token, against = int(np.argmax(want - base)), int(np.argmax(base - want))
     gap = (want - base)[token] - (want - base)[against]
-    for il in range(model.hparams.n_layer - 1):  # the last has the row of the last token alone
+    for il in range(model.hparams.n_layer - 1):  # the last layer has only the last token's row
         row: list[str] = []
         for pos in range(n):
 
@@ -34,7 +35,7 @@ def main(path: str | None = None, clean: str = "The king took his", other: str =
 
 
 def logits(model: gg.Model, ids: list[int]) -> np.ndarray:
-    """Of the token that comes next."""
+    """The logits of the next token."""
     ctx = model.new_context(n_ctx=64)
     ctx.decode(ids)
     return ctx.logits[-1].copy()

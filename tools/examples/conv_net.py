@@ -29,7 +29,7 @@ def in_pyggml(images: Array, weights: dict[str, Array]) -> Array:
 
 
 def in_numpy(x: Array, w: dict[str, Array]) -> Array:
-    """The same."""
+    """The same, computed by NumPy."""
     for name, p in (("conv1", 2), ("conv2", 0)):
         seen = sliding_window_view(np.pad(x, [(0, 0), (0, 0), (p, p), (p, p)]), (5, 5), (2, 3))
         x = np.maximum(np.einsum("nchwij,ocij->nohw", seen, w[name]), 0)

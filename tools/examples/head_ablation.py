@@ -12,7 +12,7 @@ TEXT = "Once upon a time there was a king who had a beautiful daughter, and the 
 
 
 def main(path: str | None = None, text: str = TEXT) -> None:
-    """Silence one head after the other, and print how many more nats a token of the text costs then."""
+    """Silence one head after the other, and print by how many nats the loss of a token of the text grows."""
     model = gg.load_model(path)
     ids = model.tokenize(text)
     plain = loss(model, ids)
@@ -30,7 +30,7 @@ def main(path: str | None = None, text: str = TEXT) -> None:
 
 
 def loss(model: gg.Model, ids: list[int]) -> float:
-    """Nats a token of the text costs after the first."""
+    """The mean loss in nats of the text's tokens, without the first."""
     batch, ctx = gg.Batch(), model.new_context(n_ctx=len(ids))
     for pos, token in enumerate(ids):
         batch.add(token, pos, logits=True)

@@ -24,7 +24,7 @@ KERNELS = {
 
 
 def unet(f: Any, x: Any, w: dict[str, Any]) -> Any:
-    """Two steps down and two up, each of which also sees what the way down had at its size."""
+    """Two steps down and two steps up. Each step up also sees the result that the way down had at its size."""
     full = f.conv(w["in"], x)
     half = f.conv(w["down1"], f.pool(full))
     quarter = f.conv(w["down2"], f.pool(half))
@@ -34,18 +34,19 @@ def unet(f: Any, x: Any, w: dict[str, Any]) -> Any:
 
 
 class InNumpy:
-    """Of arrays [n, channels, height, width]."""
+    """The steps for NumPy arrays [n, channels, height, width]."""
 
     @staticmethod
     def conv(a: Array, x: Array) -> Array:
-        """Kernels [out, channels, k, k], half their size around; no value below 0."""
+        """Convolve with kernels [out, channels, k, k], with half their size as padding; then replace negative values by
+        0."""
         p = a.shape[2] // 2
         seen = sliding_window_view(np.pad(x, [(0, 0), (0, 0), (p, p), (p, p)]), a.shape[2:], (2, 3))
         return np.maximum(np.einsum("nchwij,ocij->nohw", seen, a), 0)
 
     @staticmethod
     def pool(x: Array) -> Array:
-        """The largest of each 2 * 2 pixels."""
+        """The largest value of each 2 * 2 pixels."""
         n, c, h, w = x.shape
         return x.reshape(n, c, h // 2, 2, w // 2, 2).max(axis=(3, 5))
 
@@ -62,7 +63,7 @@ class InNumpy:
 
 
 class InPyggml:
-    """The same of tensors, ne [width, height, channels, n]."""
+    """The steps for tensors, ne [width, height, channels, n]."""
 
     @staticmethod
     def conv(a: gg.Tensor, x: gg.Tensor) -> gg.Tensor:

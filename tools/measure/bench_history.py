@@ -18,7 +18,7 @@ from pyggml.llm.quantize.mixes import file_type_name
 
 
 def commit() -> str | None:
-    """`git describe` of the checkout that pyggml is run from, None when it is installed elsewhere."""
+    """`git describe` of the checkout that pyggml runs from; None when it does not run from a checkout."""
     root = Path(pyggml.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None

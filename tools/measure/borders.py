@@ -1,9 +1,9 @@
 """`python -m pyggml.tools.measure.borders [TYPE ...]`: how a matrix product's time per column goes with their number.
 
 For every instruction set of this CPU: us a column, one thread, and the numbers of columns at which throughput falls by
-more than 5 %. The borders between ways through a product are set by this (csrc/products/borders.h, ROUND_BEYOND in
-pyggml/backends/cpu/products.py); docs/products.md keeps results. CPU time of the thread is counted, so that other work
-of the machine disturbs little.
+more than 5 %. The borders between the kernels of a product are chosen by these numbers (csrc/products/borders.h, and
+ROUND_BEYOND in pyggml/backends/cpu/products.py); docs/products.md keeps results. The thread's CPU time is counted, so
+that other processes disturb little.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .op_cases import leaf
 TYPES = (DType.Q4_0, DType.Q8_0, DType.Q4_K, DType.Q6_K, DType.IQ4_XS, DType.F16, DType.BF16, DType.F32)
 COLUMNS = (*range(1, 41), 48, 64, 96, 97, 128, 129, 256)
 SHAPE = (2048, 5632)  # k, m
-MATRICES = 3  # in turn: few columns wait for memory, as in a model
+MATRICES = 3  # multiplied in turn, so that few columns wait for memory, as in a model
 ROUNDS = 5
 FALL = 0.05
 
 
 def us_by_columns(isa: str, dtype: DType, columns: Sequence[int], shape: tuple[int, int] = SHAPE) -> dict[int, float]:
-    """Microseconds per column, the least of all rounds."""
+    """Microseconds per column: the least of all rounds."""
     backend = CpuBackend(1, isa)
     with Context() as ctx:
         weights = [leaf(ctx, dtype, *shape) for _ in range(MATRICES)]

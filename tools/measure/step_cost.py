@@ -1,8 +1,8 @@
 """`python -m pyggml.tools.measure.step_cost [MODEL]`: what Python costs per decode step, with the C run left out.
 
-Everything but the kernels is measured: the batch is checked and split, a slot is found, the mask written, the graph
-found, rows are gathered. Printed is the median CPU time of this thread over one pass through the cache, with 1, 8 and
-64 sequences at n_ctx 4096. The graphs exist before.
+It measures everything except the kernels: checking and splitting the batch, finding a slot, writing the mask, finding
+the graph, gathering rows. It prints the median CPU time of this thread over one pass through the cache, with 1, 8 and
+64 sequences at n_ctx 4096. Building the graphs does not count.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dropout:
-    """Zeroes about a share p of x. It has its own generator, so that threads draw the same whatever their order."""
+    """Sets about a share p of x to zero. It has its own generator, so that threads draw the same numbers in any
+    order."""
 
     p: float
     rng: torch.Generator
@@ -105,7 +106,7 @@ class Llama(nn.Module):
         self.register_buffer("cos", angle.cos().float(), persistent=False)
         self.register_buffer("sin", angle.sin().float(), persistent=False)
         for name, w in self.named_parameters():
-            if w.ndim == 2:  # what is added to the residual stream starts smaller the deeper the model
+            if w.ndim == 2:  # the deeper the model, the smaller the first additions to the residual stream
                 into_residual = "attn_output" in name or "ffn_down" in name
                 nn.init.normal_(w, std=0.02 * (2 * hp.n_layer) ** -0.5 if into_residual else 0.02)
 

@@ -79,9 +79,9 @@ def tales_of(text: str) -> list[str]:
 
 
 def hold_out(tales: list[str], share: float, rng: random.Random) -> tuple[list[str], list[str]]:
-    """Split into (train, held out) by whole tales. The text holds many tales in two translations: one that shares
-    more than 2 % of its 6-word runs with the others is never held out, for it would measure memory. Nor is a tale
-    that would fill more than a tenth of the held-out text."""
+    """Split into (train, held out) by whole tales. The text holds many tales in two translations, so a tale that shares
+    more than 2 % of its 6-word runs with the others is never held out: its loss would measure memory. A tale that
+    would fill more than a tenth of the held-out text is not held out either."""
     grams = [{tuple(w[i : i + 6]) for i in range(len(w) - 5)} for w in (re.findall(r"\w+", t.lower()) for t in tales)]
     seen: dict[tuple[str, ...], int] = {}
     for g in grams:
@@ -101,8 +101,8 @@ def hold_out(tales: list[str], share: float, rng: random.Random) -> tuple[list[s
 
 
 def train_vocab(tales: list[str], n_vocab: int, path: Path) -> spm.SentencePieceProcessor:
-    """An SPM (BPE) vocabulary with byte fallback. It learns from paragraphs without the leading space, for that is how
-    they stand after a newline; `encode` adds the space before a text, as add_space_prefix does in llama.cpp."""
+    """Train an SPM (BPE) vocabulary with byte fallback. It learns from paragraphs without a leading space, because that
+    is how they stand after a newline; `encode` adds a space before a text, as add_space_prefix does in llama.cpp."""
     model = io.BytesIO()
     spm.SentencePieceTrainer.Train(
         sentence_iterator=iter([line for t in tales for line in t.split("\n")]),
@@ -129,8 +129,8 @@ def encode(sp: spm.SentencePieceProcessor, text: str) -> list[int]:
 
 
 def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Generator):
-    """Windows [n_batch, n_ctx + 1], for ever. An epoch is all windows of the joined tales at a random offset, and for
-    every eighth of them one more that begins where a long tale begins: so begins a prompt."""
+    """Endless windows [n_batch, n_ctx + 1]. An epoch has all windows of the joined tales at a random offset, and for
+    every eighth of them one more that begins with a long tale, as a prompt does."""
     stream = np.concatenate([np.array(t) for t in tales])
     begins = np.cumsum([0, *(len(t) for t in tales)])[:-1]
     begins = begins[[len(t) > n_ctx for t in tales]]
@@ -143,7 +143,7 @@ def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Gen
 
 
 def autocast(bf16: bool) -> contextlib.AbstractContextManager[object]:
-    """bfloat16 products where asked for."""
+    """A block in which products are computed in bfloat16, if `bf16`."""
     return torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext()
 
 
@@ -194,7 +194,7 @@ def train(
     print("step\tepoch\tminutes\ttok/s\tlr\ttrain\theldout\theldout/byte", file=log)
     for step in range(1, args.steps + 1):
         minutes = (clock() - start) / 60
-        done = max(step / args.steps, minutes / args.minutes)  # the clock takes over where the machine is too slow
+        done = max(step / args.steps, minutes / args.minutes)  # on a slow machine the clock decides
         lr = args.lr * min(1.0, step / args.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
         for opt in optimizers:
             for group in opt.param_groups:
@@ -206,7 +206,7 @@ def train(
             p.grad = torch.stack([g[i] for g in grads]).mean(0)
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         list(pool.map(lambda opt: opt.step(), optimizers))
-        mean += (sum(losses) / args.batch - mean) / min(step, 100)  # of about the last hundred steps, with dropout
+        mean += (sum(losses) / args.batch - mean) / min(step, 100)  # over about the last hundred steps, with dropout
         if step % args.eval_every == 0 or step == args.steps or done >= 1:
             t = clock()
             nats, n = held_out_loss(model, held, args.bf16)
@@ -258,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
     if not args.text.is_file():
         parser.error(f"no such file: {args.text}")
     args.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # threads share out windows, not products: less waiting where others use the machine
+    torch.set_num_threads(1)  # threads share windows, not products, so that they wait less for each other
     torch.manual_seed(args.seed)
     torch.use_deterministic_algorithms(True)
 

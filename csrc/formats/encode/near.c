@@ -27,7 +27,8 @@ static void read_digits(const pg_near *t, const int8_t *points, int n, digits *d
   }
 }
 
-// The points nearest to lattice point `number`, by the squared distance of their digits; of equals the first.
+// Find the points nearest to lattice point `number`, by the squared distance of their digits; among equal distances the
+// first points.
 static void find_near(const pg_near *t, const digits *d, int number) {
   int16_t distance[MAX_POINTS] = {0};
   for (int i = 0, rest = number; i < t->dim; i++, rest /= t->base) {

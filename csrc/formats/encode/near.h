@@ -1,5 +1,6 @@
-// Where to look for the best point of a grid: for every point of the lattice that it is a part of (all digits 0, 1, ..
-// for the elements, rounded from the values to match), the grid's points that are nearest.
+// Tables that narrow the search for the best point of a grid. A grid is part of a lattice: all points with digits 0, 1,
+// .. as elements. The values to match are rounded to a lattice point, and for each of these a table has the nearest
+// points of the grid.
 #pragma once
 #include <stdint.h>
 
@@ -18,9 +19,9 @@ typedef enum pg_grid {
 typedef struct pg_near {
   int dim, base, bits;         // elements of a point, levels of an element
   float level[8];              // values of the digits, repeated to the end
-  uint16_t (*packed)[PG_NEAR]; // of a lattice point, nearest first: points of the grid
-  uint16_t *point;             // of a lattice point that is in the grid: which of the grid's
+  uint16_t (*packed)[PG_NEAR]; // for a lattice point the grid's points, nearest first
+  uint16_t *point;             // for a lattice point in the grid, its number there
 } pg_near;
 
-// Made when first asked for. Any thread may ask.
+// The tables are made on first use. Any thread may call it.
 const pg_near *pg_near_of(pg_grid grid);

@@ -1,6 +1,6 @@
-// Searching the best codes for blocks: error sums, least squares, scans over candidate scales, for 16 (sub-)blocks side
-// by side. A lane of a vector is a block, so no sum runs across lanes, and every instruction set adds in the same order
-// and finds the same codes.
+// Search for the best codes of blocks: error sums, least squares, scans over candidate scales, for 16 (sub-)blocks side
+// by side. A lane of a vector is a block, so no sum runs across lanes, and all instruction sets add in the same order
+// and find the same codes.
 #pragma once
 #include "formats/block.h"
 #include "formats/block_lut.h"
@@ -43,7 +43,7 @@ typedef struct side {
   _Alignas(64) float x[32][SIDE], w[32][SIDE];
 } side;
 
-// No scale reaches this far, so that what lies beyond is stored as it is; and sums of squares end far from infinity.
+// Values are clamped to this. No block can store larger ones, and sums of squares stay finite.
 #define FARTHEST 0x1p40f
 
 // n_blocks blocks of n elements, a multiple of 16, and their weights (NULL: ones).
@@ -83,12 +83,12 @@ EACH_LANE(f16s_rounded, f16_rounded)
 
 // -- x ~ s * v, v an integer in lo..hi, or one of the 16 values of IQ4 (hi == 0)
 
-// Scales are looked for that make a block's extreme value one of `ends` (its place among the codes, or beyond them).
-// Which ones: chosen one after the other, each to lower the error most beside those before, over gaussian,
-// heavy-tailed, outlying and weighted blocks. The best of 8 to 12 leave 0.2 to 1 % more than the best of 140.
+// The search tries scales that put a block's extreme value at one of `ends` (a place among the codes, or beyond them).
+// The ends were chosen one after the other, each to lower the error most beside those before, over gaussian,
+// heavy-tailed, outlying and weighted blocks (docs/products.md, Encoding).
 typedef struct codes {
   float lo, hi;
-  float noise; // what is left of gaussian blocks, of their sum of squares
+  float noise; // error of gaussian blocks, as a share of their sum of squares
   int n_ends;
   float ends[12];
 } codes;
@@ -100,7 +100,7 @@ static const codes codes_3bit = {-4, 3, 0.02f, 8, {-6.1f, -5, -4.5f, -4.1f, -3.7
                    codes_iq4 = {
                        -127, 0, 0.0054f, 12, {-159, -142, -133, -129, -123, -110, -104, 92, 107, 113, 119, 128}};
 
-// Blocks of which less or more is left than that times these are searched once more.
+// A block is searched once more when its error is below or above `noise` times these.
 static const float NOISE_LEAST = 0.65f, NOISE_MOST = 1.6f;
 
 PG_INLINE float nearest(float t, codes c) { return round_even(clampf(t, c.lo, c.hi)); }
@@ -152,13 +152,13 @@ PG_INLINE vf extremes(const float *x, int n) {
   return ext;
 }
 
-// The best s for each block: of each of c.ends, the codes' least-squares scale.
+// The best s for each block: for each of c.ends, try the least-squares scale of its codes.
 PG_INLINE vf sym_scales(const float *x, const float *w, int n, codes c) {
   const vf ext = extremes(x, n), inv = inverses(ext);
   sums best = {vf_zero(), vf_set1(1)};
   for (int k = 0; k < c.n_ends; k++) {
     sums t = sym_sums(x, w, n, vf_mul(inv, vf_set1(c.ends[k])), c);
-    t.xv = vf_mul(t.xv, inv); // so that no power leaves the range of f32
+    t.xv = vf_mul(t.xv, inv); // normalised, so that no power overflows f32
     const vf gain = vf_mul(vf_mul(t.xv, t.xv), best.vv), before = vf_mul(vf_mul(best.xv, best.xv), t.vv);
     best.xv = vf_if_lt(before, gain, t.xv, best.xv);
     best.vv = vf_if_lt(before, gain, t.vv, best.vv);
@@ -166,10 +166,10 @@ PG_INLINE vf sym_scales(const float *x, const float *w, int n, codes c) {
   return vf_mul(ext, vf_div(best.xv, best.vv));
 }
 
-// The scale that puts the value of the greatest magnitude at c.lo, where codes reach farthest.
+// The plain scale: it puts the value of the greatest magnitude at c.lo, the code of the greatest magnitude.
 PG_INLINE vf sym_plain(const float *x, int n, codes c) { return vf_div(extremes(x, n), vf_set1(c.lo)); }
 
-// The scale `other`, where it leaves less than `e`.
+// Take the scale `other` in blocks whose error with it is less than `e`.
 PG_INLINE void take_scale(vf *s, vf *e, const float *x, const float *w, int n, vf other, codes c) {
   const vf stored = scales_stored(other), of_other = sym_error(x, w, n, stored, c);
   *s = vf_if_lt(of_other, *e, stored, *s);
@@ -184,8 +184,8 @@ PG_INLINE int any_less(vf a, vf b) {
   return any;
 }
 
-// The scale of blocks with one of their own, as f16 stores it: the best one, unless the plain one or zeros are better.
-// For blocks a quarter of which is 0, or of which little is left, every code of the upper half is tried as an end.
+// The scales of blocks that each have one, as f16 stores it: the best one, unless the plain one or zeros are better.
+// When a quarter of a block is 0, or its error is small, every code of the upper half is tried as an end.
 PG_INLINE void sym_stored(const side *b, int n, codes c, float *d) {
   for (int l = 0; l < SIDE; l += VF_N) {
     const float *x = b->x[0] + l, *w = b->w[0] + l;
@@ -215,12 +215,12 @@ typedef struct sym_block {
   _Alignas(64) float scale[SIDE];
 } sym_block;
 
-// The d that makes an integer of the greatest scale: `last`, where integers reach farthest, or one near it.
+// The d with which the greatest scale becomes the integer `last`: the greatest one, or one near it.
 PG_INLINE void sym_ds(const float *s, int n_sub, float last, float *d) {
   for (int o = 0; o < SIDE / n_sub; o++) d[o] = scale_stored(extreme(s + o * n_sub, n_sub) / last);
 }
 
-// Integers next to s / d; but not 0 for a scale that is not, unless codes without a 0 would make values of it.
+// The integers nearest to s / d. A scale that is not 0 does not become 0, except for codes that have no 0.
 PG_INLINE vf sym_integers(vf s, vf d, codes c, int lo, int hi) {
   const vf t = vf_mul(s, inverses(d)), i = rounds_even(clamps(t, (float)lo, (float)hi));
   if (c.hi == 0) return i;
@@ -241,7 +241,7 @@ PG_INLINE void sums_of_super_blocks(const float *e, int n_sub, float *sum) {
   }
 }
 
-// Takes from `other` the super-blocks whose error is less.
+// Take the super-blocks of `other` that have a smaller error.
 PG_INLINE void take_better(sym_block *best, float *least, const sym_block *other, const float *error, int n_sub) {
   for (int o = 0; o < SIDE / n_sub; o++)
     if (error[o] < least[o]) {
@@ -251,9 +251,10 @@ PG_INLINE void take_better(sym_block *best, float *least, const sym_block *other
     }
 }
 
-// One look at a d: the best integers and codes for it. Tried are the integers for the scales s, which become the
-// codes' least-squares ones; or, without s, those there and the ones next to them. Sets the integers, `error` (with s
-// less the sum of w x x, which is quicker, but nothing for errors as small as f32's) and *next_d, the least-squares d.
+// Find the best integers and codes for a d. With s, try the integers for the scales s, which become the least-squares
+// scales of the codes; without s, try the present integers and those next to them. Sets the integers, `error` and
+// *next_d, the least-squares d. With s, `error` is less the sum of w x x: quicker, but too coarse for the smallest
+// errors.
 PG_INLINE void sym_look(const side *b, int n, codes c, int lo, int hi, float *s, sym_block *of, float *error,
                         float *next_d) {
   _Alignas(64) float e[SIDE], xv[SIDE], vv[SIDE];
@@ -304,9 +305,9 @@ PG_INLINE void sym_plain_block(const side *b, int n, codes c, int lo, int hi, sy
     vf_store(of->scale + l, sym_integers(vf_load(s + l), of_super_blocks(of->d, 256 / n, l), c, lo, hi));
 }
 
-// Whether a super-block is looked at once more: while that lowers its error by a 1000th, and what is left of it is not
-// near what is left of gaussian noise, for which the first looks are enough. A super-block is searched as if it were
-// alone, whatever the one beside it does: what it no longer looks for is not taken.
+// Decides whether a super-block is searched once more: as long as that lowers its error by a 1000th, and unless its
+// error is near that of gaussian noise, for which the first passes are enough. The result of a super-block does not
+// depend on the one beside it: when its search has ended, further results are not taken.
 typedef struct going {
   int on[2];
   float last[2];
@@ -331,8 +332,8 @@ PG_INLINE void going_on(going *g, float *error) {
   }
 }
 
-// The best d and integers in lo..hi; or the plain ones, or zeros, where those are better. Of a super-block unlike noise
-// also what is next to the best and to the plain ones.
+// The best d and integers in lo..hi; the plain ones, or zeros, when those are better. For a super-block unlike noise,
+// the neighbours of the best and of the plain ones are tried, too.
 PG_INLINE void sym_search(const side *b, int n, codes c, int lo, int hi, sym_block *best) {
   enum { LOOKS = 2, NEAR_LOOKS = 3 };
   const int n_sub = 256 / n, tries = c.hi == 3 ? 1 : 3; // few codes gain little

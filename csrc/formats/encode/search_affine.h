@@ -63,8 +63,8 @@ PG_INLINE affine affine_plain(const float *x, int n, int top, int positive_m) {
   return (affine){vf_div(vf_sub(hi, lo), vf_set1((float)top)), vf_sub(vf_zero(), lo)};
 }
 
-// The least-squares s and m of codes, m >= 0 if asked; before, where all codes are 0. Equal codes, of values that
-// nearly are, determine one number only; so does m at its limit.
+// The least-squares s and m of codes (`positive_m`: m >= 0); `before` when all codes are 0. When all codes are equal,
+// or m is at its limit, only one of the two numbers can be fitted.
 PG_INLINE affine least_squares(const affine_sums *t, affine before, int positive_m) {
   const vf zero = vf_zero(), det = vf_sub(vf_mul(t->w, t->qq), vf_mul(t->q, t->q));
   const vf s = vf_sub(vf_mul(t->w, t->xq), vf_mul(t->x, t->q)), m = vf_sub(vf_mul(t->q, t->xq), vf_mul(t->qq, t->x));
@@ -80,9 +80,8 @@ PG_INLINE vf affine_cost(const affine_sums *t, affine a) {
   return vf_add(vf_mul(a.s, of_s), vf_mul(a.m, vf_add(vf_sub(vf_mul(a.m, t->w), two_sq), vf_add(t->x, t->x))));
 }
 
-// Ranges of the codes to begin with: what is cut off a block's own at its lower and its upper end, in steps of a
-// 1000th. Chosen as the ends of `codes` are; what they leave is less than 42 looks along one line left. `noise`: as in
-// `codes`.
+// The ranges of codes with which a search begins: how much is cut off a block's own range at its lower and its upper
+// end, in thousandths. They were chosen as the ends of `codes` were. `noise`: as in `codes`.
 typedef struct ranges {
   float noise;
   int n;
@@ -101,10 +100,10 @@ PG_INLINE ranges ranges_of(int top) { return top == 3 ? ranges_2bit : top == 15 
 
 typedef struct affine_fit {
   affine a;
-  affine_sums t; // of codes whose least-squares s and m these are
+  affine_sums t; // sums of the codes whose least-squares fit this is
 } affine_fit;
 
-// Where e < least, the codes of `from`.
+// In lanes with e < least, take the codes of `from`.
 PG_INLINE void take_sums(affine_sums *to, const affine_sums *from, vf e, vf least) {
   to->q = vf_if_lt(e, least, from->q, to->q);
   to->qq = vf_if_lt(e, least, from->qq, to->qq);
@@ -121,8 +120,8 @@ PG_INLINE affine affine_zero(affine plain, int top, int step) {
   return (affine){s, vf_mul(s, j)};
 }
 
-// The best s and m for each block, m >= 0 if asked: of each range the least-squares ones, and of the best of those
-// again, twice.
+// The best s and m for each block (`positive_m`: m >= 0): try the least-squares fit of each range, then fit the best
+// one again, twice.
 PG_INLINE affine_fit affine_fitted(const float *x, const float *w, int n, int top, int positive_m) {
   const ranges r = ranges_of(top);
   const affine plain = affine_plain(x, n, top, positive_m);
@@ -150,8 +149,8 @@ PG_INLINE affine_fit affine_fitted(const float *x, const float *w, int n, int to
   return best;
 }
 
-// The s and m of blocks with a pair of their own, as f16 stores them: the best ones, unless rounding made the plain
-// ones, or none at all, better.
+// The s and m of blocks that each have a pair, as f16 stores them: the best ones, unless after rounding the plain ones,
+// or zeros, are better.
 PG_INLINE void affine_stored(const side *b, int n, int top, float *s, float *m) {
   for (int l = 0; l < SIDE; l += VF_N) {
     const float *x = b->x[0] + l, *w = b->w[0] + l;
@@ -211,7 +210,7 @@ PG_INLINE void affine_take_better(affine_block *best, float *least, const affine
     }
 }
 
-// The d and dmin that make the greatest s last_s, the greatest m last_m.
+// The d and dmin with which the greatest s becomes last_s, and the greatest m last_m.
 PG_INLINE void affine_ds(const float *s, const float *m, int n_sub, float last_s, float last_m, affine_block *b) {
   for (int o = 0; o < SIDE / n_sub; o++) {
     float max_s = 0, max_m = 0;
@@ -224,7 +223,7 @@ PG_INLINE void affine_ds(const float *s, const float *m, int n_sub, float last_s
   }
 }
 
-// The least-squares d and dmin for the integers and codes of super-block o; those it has where they determine none.
+// The least-squares d and dmin for the integers and codes of super-block o; its present ones when these determine none.
 // Minimises |x - d * Q + dmin * M|.
 PG_INLINE void affine_next(const affine_block *of, const affine_fits *f, int o, int n_sub, affine_block *next) {
   double qq = 0, qm = 0, mm = 0, xq = 0, xm = 0;
@@ -248,9 +247,9 @@ PG_INLINE void affine_next(const affine_block *of, const affine_fits *f, int o, 
   next->dmin[o] = scale_stored((float)PG_MAX(dmin, 0));
 }
 
-// One look at d and dmin: the best integers and codes for them. Tried are either scale next to a fit's, each with the
-// minimum that goes with it; or, without fits, the integers there and all next to them. Sets the integers, `error`
-// (with fits less the sum of w x x, see sym_look) and `next`.
+// Find the best integers and codes for a d and dmin. With fits, try the two integers next to each fit's scale, each
+// with the minimum that goes with it; without fits, try the present integers and all next to them. Sets the integers,
+// `error` (with fits less the sum of w x x, see sym_look) and `next`.
 PG_INLINE void affine_look(const side *b, int n, int top, int limit, const affine_fits *fits, affine_block *of,
                            float *error, affine_block *next) {
   _Alignas(64) float e[SIDE];
@@ -300,7 +299,7 @@ PG_INLINE void affine_errors(const side *b, int n, int top, const affine_block *
   sums_of_super_blocks(e, n_sub, error);
 }
 
-// Fits, or where NULL the plain ones, in integers; the greatest s at `limit` - less.
+// Round fits (NULL: the plain ones) to integers; the greatest s becomes `limit` - less.
 PG_INLINE void affine_rounded(const side *b, int n, int top, int limit, const affine_fits *fits, int less,
                               affine_block *of) {
   const int n_sub = 256 / n;
@@ -318,9 +317,9 @@ PG_INLINE void affine_rounded(const side *b, int n, int top, int limit, const af
   }
 }
 
-// The best d, dmin and integers up to `limit`: the greatest scale at its limit or below, of those looked at the best
-// once more with its least-squares d and dmin. Or the plain ones, or zeros, where those are better. A super-block
-// unlike noise is looked at from more sides.
+// The best d, dmin and integers up to `limit`. Try the greatest scale at its limit and below, then refine the best try
+// with its least-squares d and dmin. The plain ones or zeros are taken when they are better. More is tried for a
+// super-block unlike noise.
 PG_INLINE void affine_search(const side *b, int n, int top, int limit, affine_block *best) {
   enum { TRIES = 3, NEAR_LOOKS = 5 };
   const int n_sub = 256 / n;

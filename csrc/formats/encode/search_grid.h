@@ -1,8 +1,8 @@
-// Searching blocks of x ~ unit * (2i + 1) * point, where sub-blocks share i, groups of 8 (or 4) elements are points of
-// a grid, and unit is d over a constant: 16 sub-blocks side by side. At a scale s the best point for a group minimises
-// s^2 b - 2 s a with a = sum w x p, b = sum w p p. It is looked for among the grid's points nearest to the lattice
-// point that x / s rounds to. The points that a scan over scales finds make a list, from which the scales that d and i
-// can express choose.
+// Search for codes of blocks x ~ unit * (2i + 1) * point: sub-blocks share i, groups of 8 (or 4) elements are points of
+// a grid, and unit is d over a constant. 16 sub-blocks are searched side by side. At a scale s the best point for a
+// group minimises s^2 b - 2 s a with a = sum w x p, b = sum w p p. It is searched among the grid's points nearest to
+// the lattice point that x / s rounds to. A scan over scales makes a list of points; then each scale that d and i can
+// express takes the best ones of the list.
 #pragma once
 #include "formats/block_iq.h"
 #include "formats/encode/near.h"
@@ -59,8 +59,8 @@ PG_INLINE vbits load_packed(const uint16_t *p) {
   return __builtin_convertvector(v, vbits);
 }
 
-// Of the points listed the best for one group: the greatest sum of p (w x - p w s / 2). Its place in the list stands in
-// the lowest bits of a sum, so that the greatest sum tells it.
+// The best of the listed points for one group: the one with the greatest sum of p (w x - p w s / 2). The lowest bits of
+// each sum are replaced by the point's place in the list, so that the greatest sum also gives the place.
 PG_INLINE uint16_t best_near(const uint16_t *list, int dim, int bits, by_digit level, const float *wx,
                              const float *half) {
   by_digit gain[8];
@@ -86,7 +86,7 @@ PG_INLINE uint16_t best_near(const uint16_t *list, int dim, int bits, by_digit l
   return list[at & (PG_NEAR - 1)];
 }
 
-// Adds what the scales s[SIDE] find.
+// Add the points that are best at the scales s[SIDE].
 PG_INLINE void find_points(const grid *g, const side *of, const float *s, finds *f, int dim, int base) {
   const int bits = base == 3 ? 2 : 3, n_groups = g->sub / dim, e = f->n++;
   _Alignas(64) float wx[32][SIDE], half[32][SIDE];
@@ -131,8 +131,8 @@ PG_INLINE void find_points(const grid *g, const side *of, const float *s, finds 
   }
 }
 
-// What the points found make of a scale s in the sub-blocks of a part: the least cost, sum (x - s p)^2 less sum x^2;
-// the sums a and b; and which entry of which sign each group takes (SECOND up: of the second).
+// Evaluate a scale s with the points found, in the sub-blocks of a part: the least cost, sum (x - s p)^2 less sum x^2;
+// the sums a and b; and which entry each group takes, with which sign (from SECOND on: the second sign).
 enum { SECOND = 32 };
 
 typedef struct choice {
@@ -171,8 +171,8 @@ PG_INLINE choice choose(const grid *g, const finds *f, int first, int l, vf s, i
   return c[0];
 }
 
-// Tries SCALES scales, size[] * by[i]; where a point found is better, *best is its least-squares scale, *gain what that
-// takes off the error.
+// Try SCALES scales, size[] * by[i]. When points that they find are better, *best becomes their least-squares scale,
+// and *gain how much it lowers the error.
 PG_INLINE void scan(const grid *g, const side *of, const float *size, const float *by, finds *f, float *best,
                     float *gain, int dim, int base) {
   for (int i = 0; i < SCALES; i++) {
@@ -188,8 +188,8 @@ PG_INLINE void scan(const grid *g, const side *of, const float *size, const floa
   }
 }
 
-// The least magnitude of a grid's levels, where the values of a super-block are so much alike that it may serve all of
-// them; else 0.
+// The least magnitude of a grid's levels, when the values of a super-block are so similar that one level may serve for
+// all of them; else 0.
 PG_INLINE float level_of_flat(const grid *g, const float (*x)[SIDE], int first, int end) {
   float most = 0, least = INFINITY;
   for (int i = 0; i < g->sub; i++)
@@ -234,12 +234,12 @@ PG_INLINE void search_grid(const grid *g, const side *of, found *out, int dim, i
 
   float least[2] = {0, 0}, s_max[2] = {0, 0};
   for (int k = 0; k < SIDE; k++) s_max[k / n_sub] = PG_MAX(s_max[k / n_sub], scale[k]);
-  for (int o = 0; o < n_super; o++) out->unit[o] = 0; // where nothing is better than zeros
+  for (int o = 0; o < n_super; o++) out->unit[o] = 0; // zeros, unless something is better
   for (int k = 0; k < SIDE; k++) out->level[k] = 0;
   for (int t = 0; t < TRIES; t++) {
     float unit[2];
     for (int o = 0; o < n_super; o++) unit[o] = unit_of(g, s_max[o] / ((float)top * (0.84f + 0.06f * (float)t)));
-    for (int pass = 0; pass < PASSES; pass++) { // the second at the least-squares unit of the first
+    for (int pass = 0; pass < PASSES; pass++) { // the second pass uses the least-squares unit of the first
       _Alignas(64) float units[SIDE], level[SIDE], cost[SIDE], a[SIDE], b[SIDE];
       for (int k = 0; k < SIDE; k++) units[k] = unit[k / n_sub];
       for (int l = 0; l < SIDE; l += VF_N) {
@@ -269,7 +269,7 @@ PG_INLINE void search_grid(const grid *g, const side *of, found *out, int dim, i
     }
   }
 
-  // The best points for what was chosen.
+  // The best points at the chosen scales.
   _Alignas(64) float s[SIDE], entry[MAX_ROWS][SIDE];
   for (int k = 0; k < SIDE; k++) s[k] = out->unit[k / n_sub] * (float)(2 * out->level[k] + 1);
   find_points(g, of, s, &f, dim, base);

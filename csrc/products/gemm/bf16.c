@@ -4,11 +4,11 @@
 
 enum {
   LINE = 64, // bytes from one line to the next
-  AWAKE = 8  // units between stores of tiles: a store that comes long after the last one is slow (docs/products.md)
+  AWAKE = 8  // units between stores of tiles, because one that comes long after the last is slow (docs/products.md)
 };
 
-// Of rows (columns of the product) in tile registers 0 and 1 and rows of weights in 2 and 3; `both`: of more columns
-// than one register holds.
+// The operands: columns of the product as rows of tile registers 0 and 1, rows of weights in 2 and 3. `both`: there are
+// more columns than one register holds.
 #define LOAD_COLUMNS(p)                                                                                                \
   do {                                                                                                                 \
     TILE_LOAD(0, p, LINE);                                                                                             \
@@ -25,7 +25,7 @@ enum {
     TILE_DOT(7, 1, 3);                                                                                                 \
   }
 
-// Add the product of n elements: of all parts, less those that are as small as what more parts would add.
+// Add the products of n elements: of all pairs of parts, except those that are as small as the rounding of the parts.
 PG_INLINE void add(const uint16_t *w, int w_parts, const uint16_t *x, int x_parts, int64_t n, int both) {
   uint16_t nobody[R16_TILE];
   for (int64_t at = 0, unit = 1; at < n * NT; at += 2 * R16_TILE, unit++) {

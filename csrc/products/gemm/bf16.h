@@ -1,6 +1,7 @@
-// bf16, multiplied by tiles (AMX): NMSE 3e-6. Floats are owed more precision than block types: what bf16 leaves of an
-// F16 weight, and of the columns that meet floats, is a second bf16; all products count but those of two rests (NMSE
-// 1e-11). Exact products have columns in three, which leave nothing, and are as good as in f32.
+// The numbers of gemm.h as bf16, multiplied by tiles (AMX): NMSE 3e-6 for block types. Floats need more precision: an
+// F16 weight, and the columns that meet floats, become two bf16 numbers, the second of which is the rest that rounding
+// left. All their products count except those of two rests (NMSE 1e-11). Exact products have columns of three numbers,
+// without a rest, and are as precise as f32.
 //
 // A tile register holds 16 lines of 64 bytes. A line of columns is 32 elements of one column, a line of weights one
 // pair of elements of 16 rows. Pairs are as in fixed.h: elements 0 and 2 of a quartet, then 1 and 3.
@@ -11,7 +12,7 @@
 
 enum {
   KC = 2048, // elements of a strip at most
-  NT = 32,   // two tile registers of columns and two of rows make four of sums, half of what there is
+  NT = 32,   // columns of two tile registers: with two of rows they need four of sums, half of all registers
   TILE_ROWS = 32,
   R16_PANELS = 8, // panels at a time: they stay in the L2 cache
   R16_WHOLE = NT, // columns that a product of a tile writes at least
@@ -19,7 +20,7 @@ enum {
   R16_TILE = R16_HALF * R16_UNIT
 };
 
-// Numbers of bf16 that stand for a weight, and for an element of a column.
+// How many bf16 numbers stand for a weight; and for an element of a column.
 PG_INLINE int r16_weight_parts(const r16_product *p) { return p->f.type == PG_F16 ? 2 : 1; }
 PG_INLINE int r16_column_parts(const r16_product *p) { return !r16_of_floats(p) ? 1 : p->exact ? 3 : 2; }
 
@@ -37,11 +38,11 @@ typedef struct r16_panel {
 PG_INLINE __m512i r16_pairs(__m512i v) { return _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(v, 0xd8), 0xd8); }
 PG_INLINE __m512i r16_bf16(const float *x) { return r16_pairs(bf16_of(vf_load(x), vf_load(x + 16))); }
 
-// x[0..n) = what rounding leaves of them; n is a multiple of 16.
+// Replace x[0..n) by the rests that rounding leaves; n is a multiple of 16.
 PG_INLINE void r16_rest(float *x, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) vf_store(x + i, bf16_rest(vf_load(x + i)));
 }
 
-// What a thread does before and after it multiplies.
+// Called by a thread before, and after, it multiplies.
 PG_INLINE void r16_begin(void) { TILES_BEGIN(); }
 PG_INLINE void r16_end(void) { TILES_END(); }

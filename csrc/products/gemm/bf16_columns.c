@@ -1,5 +1,5 @@
-// Columns to bf16. Strips follow each other, and the groups of each, so that what a chunk reads at a time is in one
-// piece: [strip][group][part][unit][column][32].
+// Convert columns to bf16. All groups of a strip lie together, so that a chunk reads one piece of memory at a time:
+// [strip][group][part][unit][column][32].
 #include "products/gemm/bf16_columns.h"
 #include "products/gemm/columns.h"
 

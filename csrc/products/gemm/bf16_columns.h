@@ -1,4 +1,4 @@
-// Where columns in bf16 are.
+// The layout of columns in bf16.
 #pragma once
 #include "products/gemm/gemm.h"
 

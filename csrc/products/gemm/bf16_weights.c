@@ -1,4 +1,4 @@
-// Rows to bf16, laid out as tile registers want them.
+// Convert rows to bf16, in the layout of tile registers.
 #include "products/gemm/gemm.h"
 #include "products/r16/scales.h"
 
@@ -24,7 +24,7 @@ PG_INLINE vf element(vi q, int i) {
   }
 }
 
-// n units of a group of 16 rows. A code less its offset is exact, so are zeros.
+// Convert n units of a group of 16 rows. Codes are exact after their offset is subtracted, and zeros stay zeros.
 PG_INLINE void put_units(r16_format f, const uint8_t *group, int n, uint16_t *to) {
   const int halves = r16_halves(f), block_bytes = r16_block_bytes(f);
   for (int u = 0; u < n; u++, to += UNIT_STEP) {
@@ -59,7 +59,7 @@ typedef void (*put_fn)(const uint8_t *group, int n, uint16_t *to);
 static const put_fn put_of[] = {R16_FORMATS(X)};
 #undef X
 
-// 32 elements of a row: what stands for them, in the order of pairs.
+// 32 elements of a row, in the order of pairs.
 PG_INLINE __m512i bf16_unit(const uint16_t *row) { return r16_pairs(_mm512_loadu_si512(row)); }
 PG_INLINE void f16_unit(const uint16_t *row, __m512i *number, __m512i *rest) {
   const vf low = vf_load_f16(row), high = vf_load_f16(row + 16);

@@ -1,12 +1,12 @@
-// Columns of a product as f32, normed where the product says so.
+// Read columns of a product as f32, normed if the product has a norm.
 #pragma once
 #include "products/gemm/gemm.h"
 #include "simd/rms.h"
 #include "simd/rows.h"
 
-// Columns that are converted together: where each starts, and what its norm multiplies it by.
+// Columns that are converted together: the start of each, and the factor of its norm.
 typedef struct r16_quad {
-  int64_t n; // that there are
+  int64_t n; // how many there are
   const char *column[R16_QUAD];
   double scale[R16_QUAD];
 } r16_quad;

@@ -30,14 +30,14 @@ PG_INLINE vi dot_pairs(vi sum, vi a, vi b) { return _mm256_add_epi32(sum, _mm256
 PG_INLINE vf vf_of_i32(vi a) { return _mm256_cvtepi32_ps(a); }
 #endif
 
-// Sums stay where they are, and additions in their order: what gcc prefers does not fit the registers.
+// Keep sums in their registers and additions in their order: gcc's own order does not fit the registers.
 #if defined(PG_EMULATE)
 #define STAYS(sum)
 #else
 #define STAYS(sum) __asm__("" : "+v"(sum))
 #endif
 
-// Where a tile's results go, and what came before them, if anything did: columns lie `ld` and TILE_ROWS apart.
+// The place of a tile's results, whose columns lie `ld` apart; and the sums before them, if any, TILE_ROWS apart.
 typedef struct target {
   float *to;
   int64_t ld;
@@ -52,7 +52,7 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
   const int width = (nt + 3) / 4 * 4;
   vi sum[NT][2];
   UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
-  for (int64_t i = 0; i < pairs; i += 2) { // the instructions that do not multiply are shared by two pairs
+  for (int64_t i = 0; i < pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
     __builtin_prefetch(next);
     __builtin_prefetch(next + f.step);
     next += 2 * f.step;
@@ -77,8 +77,8 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
   }
 }
 
-// One for each number of columns, so that no column is paid for that is not there. Functions of their own: inlined
-// into a larger one the sums would not stay in registers.
+// A function for each number of columns, so that missing columns cost nothing. They are not inlined: in a larger
+// function the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
   static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const int16_t *x, const float *steps,            \
                                                   int64_t pairs, target t) {                                           \
@@ -108,7 +108,7 @@ void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_pan
                          const r16_product *p, int64_t group, int64_t strip) {
   const r16_fixed x = r16_fixed_of(c, group, strip);
   const int64_t n = r16_group_columns(c, group);
-  for (int64_t j = 0; j < n && before; j++) // a strip later they are no longer near
+  for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
     for (int i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(before[j] + i);
   tiles[n - 1](w, x.ints, x.steps, r16_strip_elements(c, strip) / 2, (target){to, ld, before ? before : nothing});
   w->next = r16_no_fetch(w);

@@ -1,8 +1,8 @@
-// Fixed point: both operands become 16-bit integers with one step (f32) per row and per column for every strip of KC
-// elements or fewer, and are multiplied exactly. That is as fast as bf16 where there is an instruction for it, almost
-// twice as fast as f32 elsewhere, and 13 bits more precise than 8-bit activations.
+// The numbers of gemm.h in fixed point: both operands become 16-bit integers, and are multiplied exactly. In every
+// strip of KC elements or fewer, each row and each column has one step (f32), by which its integers are multiplied.
+// That is faster than f32, and much more precise than 8-bit activations.
 //
-// The steps are such that the norms of a row and of a column in a strip stay below R16_NORM. So no sum of their
+// The steps are chosen so that the norms of a row and of a column in a strip stay below R16_NORM. So no sum of their
 // products exceeds R16_NORM^2 < 2^31 in size, by the Cauchy-Schwarz inequality, whatever the values are.
 //
 // Pairs: the elements of quartet p of a unit (products/r16/r16.h) make pair 2p, elements 0 and 2, and pair 2p + 1,
@@ -15,21 +15,21 @@ enum {
   PAIRS = KC / 2,
   R16_NORM = 46000,         // leaves room for rounding: 46000 + sqrt(KC) is below sqrt(2^31)
   R16_MAX = 32766,          // of one integer, before rounding
-  NT = VF_N == 16 ? 14 : 4, // columns of a tile: with two registers of rows each, as many sums as the registers hold
+  NT = VF_N == 16 ? 14 : 4, // columns of a tile: with two registers of rows, as many sums as fit the registers
   TILE_ROWS = 2 * VF_N,
-  R16_PANELS = 1, // panels at a time: one meets all columns while it is in the L1 cache
+  R16_PANELS = 1, // panels at a time: a panel is multiplied with all columns while it is in the L1 cache
   R16_WHOLE = 1,  // columns that a product of a tile writes at least
   TILE_GROUPS = TILE_ROWS / R16_ROWS
 };
 
-// First of n columns in a group of n_groups: equal groups, since a tile of few columns waits for its own sums.
+// The first column of a group. Groups are equal, because a tile of few columns would wait for its own sums.
 PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return n * group / n_groups; }
 
-// Elements of a strip for the rows of `p`. Floats are owed more precision than block types: NMSE 1.5e-8 in all.
+// Elements of a strip for the rows of `p`: fewer for floats, which need more precision (NMSE 1.5e-8).
 PG_INLINE int64_t r16_strip(const r16_product *p) { return r16_of_floats(p) ? KC / 2 : KC; }
 
-// Memory that is fetched while something else is computed: cache lines `step` bytes apart, `run` of them, then as many
-// after a jump, and so on.
+// Memory that is prefetched in the course of a computation: `run` cache lines that lie `step` bytes apart, then, after
+// a jump, the same number again, and so on.
 typedef struct r16_fetch {
   const char *at;
   int64_t step, run, jump;
@@ -39,14 +39,14 @@ typedef struct r16_fetch {
 typedef struct r16_panel {
   _Alignas(64) int16_t ints[PAIRS][TILE_ROWS][2];
   float steps[TILE_ROWS];
-  r16_fetch next; // what the next panels are made of: one that waits for memory would leave the arithmetic idle
+  r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
 
-// Weights as they are stored are fetched when they are taken apart.
+// No prefetch, for weights as they are stored: they are fetched when they are unpacked.
 PG_INLINE r16_fetch r16_no_fetch(const r16_panel *w) { return (r16_fetch){.at = (const char *)w}; }
 
 // F16 or BF16 rows as they are stored.
 void PG_FN(r16_put_panel_of_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
 
-PG_INLINE void r16_begin(void) {} // what a thread does before and after it multiplies
+PG_INLINE void r16_begin(void) {} // called by a thread before, and after, it multiplies
 PG_INLINE void r16_end(void) {}

@@ -1,4 +1,4 @@
-// Columns of b, and rows of floats, to fixed point, laid out for the tiles of fixed.c.
+// Convert columns of b, and rows of floats, to fixed point, in the layout of fixed.c's tiles.
 #include "products/gemm/columns.h"
 #include "products/gemm/fixed_columns.h"
 
@@ -39,8 +39,8 @@ PG_INLINE extent extent_of(const float *x, float unit, int64_t n) {
   return (extent){vf_hmax(vf_max(max[0], max[1])), vf_sum(vf_add(sum[0], sum[1]))};
 }
 
-// x[0..n) to fixed point; returns the step. NaN or an infinity anywhere makes the step NaN, values below 1e-30 count as
-// 0.
+// Convert x[0..n) to fixed point; returns the step. With NaN or an infinity anywhere, the step is NaN. When all values
+// are below 1e-30, they count as 0.
 static float put_column(int16_t *dst, const float *x, int64_t n) {
   extent e = extent_of(x, 1.0f, n);
   float unit = 1.0f;

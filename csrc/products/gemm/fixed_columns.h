@@ -1,16 +1,16 @@
-// Where columns in fixed point are.
+// The layout of columns in fixed point.
 #pragma once
 #include "products/gemm/gemm.h"
 
-// A strip of a group of columns, `width` of them: those that there are and zeros, to a multiple of 4.
+// A strip of a group of columns, filled up with zero columns to `width`, a multiple of 4.
 typedef struct r16_fixed {
   int width;
   int16_t *ints; // [pair][column][2]
   float *steps;  // [column]
 } r16_fixed;
 
-// All integers come first, strips after each other and the groups of each, so that what a chunk reads at a time is in
-// one piece; then the steps: [strip][group][R16_WIDTH].
+// All integers come first; all groups of a strip lie together, so that a chunk reads one piece of memory at a time.
+// Then come the steps: [strip][group][R16_WIDTH].
 static inline r16_fixed r16_fixed_of(const r16_columns *c, int64_t group, int64_t strip) {
   const int64_t width = (r16_group_columns(c, group) + 3) / 4 * 4, n = r16_strip_elements(c, strip);
   int16_t *ints = (int16_t *)c->data;

@@ -1,4 +1,4 @@
-// Repacked weights to fixed point: a strip of a group of 16 rows at a time.
+// Convert repacked weights to fixed point, a strip of a group of 16 rows at a time.
 #include "products/gemm/gemm.h"
 #include "products/r16/scales.h"
 
@@ -24,7 +24,7 @@ PG_INLINE int top_of(int table) {
 
 PG_INLINE int has_min(r16_format f) { return r16_head_bytes(f) == 64; }
 
-// Codes less `zero` are gemm's, from low to high. With a minimum to each scale they lie around 0 too.
+// The range of signed codes: codes less `zero` are from low to high. They lie around 0 also in formats with minima.
 typedef struct span {
   int zero, low, high;
 } span;
@@ -41,14 +41,14 @@ PG_INLINE int bits_of(r16_format f) { // of a signed code
   return 33 - __builtin_clz((unsigned)PG_MAX(-s.low - 1, s.high));
 }
 
-// The same of a signed code.
+// The same for a signed code.
 PG_INLINE r16_line line_of(r16_format f, const uint8_t *head, const uint8_t *scales, int part, int half) {
   r16_line l = r16_line_of(f, head, scales, part, half);
   if (has_min(f)) l.shift = vf_fma(l.scale, vf_set1((float)span_of(f).zero), l.shift);
   return l;
 }
 
-// What no weight exceeds in size.
+// An upper bound of the magnitude of weights.
 PG_INLINE vf bound_of(r16_format f, r16_line l) {
   const span s = span_of(f);
   if (!has_min(f)) return vf_mul(vf_abs(l.scale), vf_set1((float)PG_MAX(-s.low, s.high)));
@@ -83,7 +83,7 @@ PG_INLINE vi twice16(vf a) {
 }
 #endif
 
-// Quartet p of a unit: its two pairs of codes at the top of 16 bits, less what `zero` is there.
+// Quartet p of a unit: its two pairs of codes in the top bits of 16, less `zero` in the same place.
 PG_INLINE void quartet_at_top(r16_format f, const uint8_t *unit, int part, int p, vi pairs[2]) {
   const int up = 8 - bits_of(f), zero = span_of(f).zero << 8 << up & 0xffff; // a table's 128 may be shifted out
   if (f.codes == R16_NIBBLES && !f.table) {
@@ -98,7 +98,7 @@ PG_INLINE void quartet_at_top(r16_format f, const uint8_t *unit, int part, int p
   pairs[1] = zero == 0x8000 ? and_xor16(b, mask, zero) : sub16(and16(b, mask), zero);
 }
 
-// The same as weights: times scale / 2^15, plus shift.
+// The same, turned into weights: times scale / 2^15, plus shift.
 PG_INLINE void put_quartet(r16_format f, const uint8_t *unit, int part, int p, vi scale, vi shift, int16_t *even,
                            int16_t *odd) {
   vi pairs[2];
@@ -130,7 +130,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, int
     }
   }
   vf unit = one;
-  if (f.scales == R16_E8M0) { // squares may overflow or vanish
+  if (f.scales == R16_E8M0) { // squares may overflow or underflow
     unit = vf_if_lt(max, tiny, vf_zero(), vf_div(one, max));
     sum = vf_zero();
     for (int u = 0; u < n; u++) {
@@ -171,11 +171,12 @@ typedef void (*put_fn)(const uint8_t *group, int n, int16_t (*to)[TILE_ROWS][2],
 static const put_fn put_of[] = {R16_FORMATS(X)};
 #undef X
 
-// The next strip of these rows, or the first one of those that come after a chunk's. `run` is even.
+// The memory to prefetch: the next strip of these rows; after the last one, the first strip of the rows behind the
+// chunk. `run` is even.
 static r16_fetch fetch_after(const r16_product *p, int64_t tile, int64_t strip) {
   const int64_t next = (strip + 1) * r16_strip(p), k = next < p->k ? next : 0, n = PG_MIN(r16_strip(p), p->k - k);
   const int64_t t = k ? tile : tile + R16_TILES;
-  if (r16_of_floats(p)) { // of two lines the second comes by itself
+  if (r16_of_floats(p)) { // of two neighbouring lines, the CPU fetches the second by itself
     const int64_t run = n > 64 ? 2 : 0;
     return (r16_fetch){(const char *)p->w + t * TILE_ROWS * p->row_bytes + k * 2, 128, run, p->row_bytes - run * 128};
   }

@@ -1,17 +1,17 @@
-// The product itself: panels of rows (converted once for all the columns of a chunk) times groups of columns. gemm.h
-// says how.
+// Multiply a matrix with many columns, as gemm.h describes: panels of rows, converted once for all columns of a chunk,
+// times groups of columns.
 #include "products/gemm/gemm.h"
 
 enum {
   GROUPS = (512 + NT - 1) / NT, // groups of columns at a time, at most: their sums stay in the L2 cache
   CHUNKS = 8,                   // per thread, at least
-  HALVES = 2                    // of a column: shares in which they are converted
+  HALVES = 2                    // of a column: each is converted as a share of its own
 };
 
-// What a thread works with.
+// Memory of one thread.
 typedef struct scratch {
   r16_panel panels[R16_PANELS];
-  r16_totals totals[]; // of each group and tile of a chunk: y's rows share cache sets as a rule
+  r16_totals totals[]; // of each group and tile of a chunk; not in y, whose columns often share cache sets
 } scratch;
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -26,9 +26,9 @@ int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) {
   return pg_plus(columns_bytes(p), pg_times(nth, scratch_bytes(p)));
 }
 
-// Where the results of a group of columns are.
+// The places of the results of a group of columns.
 typedef struct results {
-  int64_t n, ld; // columns; floats from one to the next, 0 where they lie anywhere
+  int64_t n, ld; // columns; floats from one to the next, 0 when they are not evenly spaced
   float *y[NT];
   const float *other[NT];
 } results;
@@ -86,7 +86,7 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
 
 void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
   const r16_columns c = r16_columns_in(work, p);
-  // A group is more than one share, or all other threads would wait where there is only one.
+  // A group is more than one share: when there is only one group, other threads would have to wait.
   const int64_t n = c.n_groups * R16_QUADS * HALVES;
   for (int64_t i = r16_take(q, n, -1); i >= 0; i = r16_take(q, n, i)) {
     const int64_t quad = i / HALVES, half = i % HALVES;

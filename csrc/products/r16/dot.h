@@ -1,5 +1,5 @@
-// The codes of a unit times the integers of columns, and what their scales make of that: for weights that are repacked
-// (gemv.c) and for those that are taken as they are stored (passing.c), with the same bits.
+// Multiply the codes of a unit with the integers of columns, and apply the scales. Both repacked weights (gemv.c) and
+// stored ones (passing.c) use this, and get the same bits.
 #pragma once
 #include "products/r16/integers.h"
 #include "products/r16/vec.h"
@@ -9,20 +9,21 @@ enum {
 #if defined(__AVX512VNNI__)
   NC = 8, // columns at a time: as many accumulators as the registers hold
 #else
-  NC = 5, // six take as long as three twice
+  NC = 5, // six would take as long as three twice
 #endif
-  TAKEN = 4 // of those, where rows are taken as they are stored
+  TAKEN = 4 // the same, for rows that are read as they are stored
 };
 
 #define EACH(n, i) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
 
 typedef const r16_x *const *blocks; // one of each column
 
-// Quartet p of a unit `from` somewhere, of the rows of a part: r16_quartet, or codes that are in registers.
+// A function that gives quartet p of a unit, for the rows of a part: r16_quartet, or one that takes codes from
+// registers.
 typedef vi (*quartet_fn)(r16_format f, const void *from, int part, int p);
 
-// t[c][i][h] = sum over half h of the unit of (code - offset) * integer, for the VF_N rows of part i. Where both halves
-// have one scale, t[c][i][0] is the sum over the unit.
+// t[c][i][h] = sum over half h of the unit of (code - offset) * integer, for the VF_N rows of part i. When both halves
+// share a scale, t[c][i][0] is the sum over the unit.
 typedef vf dots[PARTS][2];
 
 #define X(name, codes, table, offset, ...) _Static_assert(!((offset) & ((offset)-1)), "less_offset shifts");
@@ -30,14 +31,14 @@ R16_FORMATS(X)
 #undef X
 
 #if defined(__AVX512VNNI__)
-// The sum of -offset * integer over half h of a unit, or over all of it where both halves have one scale.
+// The sum of -offset * integer over half h of a unit; over the whole unit when both halves share a scale.
 PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {
   if (!f.offset) return _mm512_setzero_si512();
   return _mm512_slli_epi32(_mm512_set1_epi32(x->less[r16_halves(f) == 1 ? 2 : h]), __builtin_ctz(f.offset));
 }
 
-// sum + a times 4 bytes in all lanes. A compiler loads these first, which makes two instructions of one: as many as
-// can begin in the time that the products take.
+// sum + a times 4 bytes in all lanes. In assembly, because a compiler would load the bytes with an instruction of their
+// own, and there is no time for twice as many instructions.
 PG_INLINE vi add_dot(vi sum, vi a, const int8_t *b) {
 #if defined(PG_EMULATE)
   int32_t v;
@@ -82,16 +83,16 @@ PG_INLINE vi x_at(const void *p) {
   return _mm256_set1_epi32(v);
 }
 
-// sum + a * b. Additions stay in this order: as a tree, which gcc prefers, their terms do not fit the registers.
+// sum + a * b. Additions stay in this order: gcc would make a tree of them, whose terms do not fit the registers.
 PG_INLINE vi add_dot(vi sum, vi a, vi b) {
   sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
   __asm__("" : "+x"(sum));
   return sum;
 }
 
-// Quartets whose products with a plane, whose bytes are -128 at least, can be summed in 16 bits; 0 where words are
-// faster: codes of six bits leave room for two; more columns want more sums than there are registers, and so do bits
-// that lie apart where blocks of 256 are taken as they are stored (n = 1).
+// How many quartets' products with a plane (bytes from -128 on) are summed in 16 bits. 0: words are faster. That is so
+// for codes of six bits, which leave room for two quartets only; and when the sums would not fit the registers: with
+// more columns, and for codes whose bits lie apart in blocks of 256 that are read as they are stored (n = 1).
 PG_INLINE int quartets_in_16(r16_format f, int nc, int n) {
   if (f.table || nc > (f.codes == R16_NIBBLES ? 2 : 1)) return 0;
   switch (f.codes) {
@@ -107,14 +108,15 @@ PG_INLINE int quartets_in_16(r16_format f, int nc, int n) {
   }
 }
 
-// sum + a, in this order, too.
+// sum + a; additions stay in this order, too.
 PG_INLINE vi add_16(vi sum, vi a) {
   sum = _mm256_add_epi16(sum, a);
   __asm__("" : "+x"(sum));
   return sum;
 }
 
-// Codes as bytes times both planes of the integers: as many instructions as to multiply words, none to make them.
+// Multiply codes, as bytes, with both planes of the integers. That takes as many instructions as multiplying words, and
+// saves those that widen codes to words.
 PG_INLINE void dot_planes(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                           dots *t) {
   const int halves = r16_halves(f), per = R16_QUARTETS / halves, run = PG_MIN(per, quartets_in_16(f, nc, n));
@@ -144,7 +146,8 @@ PG_INLINE void dot_planes(r16_format f, int nc, quartet_fn quartet, const void *
   }
 }
 
-// Several parts at once: codes are unpacked once for NC columns, and an integer is loaded once for all rows.
+// Multiply codes as words, several parts at once: codes are unpacked once for NC columns, and an integer is loaded once
+// for all rows.
 PG_INLINE void dot_words(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                          dots *t) {
   const int halves = r16_halves(f), per = R16_QUARTETS / halves;
@@ -177,7 +180,7 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
 }
 #endif
 
-// Scales and what goes with the minima, of VF_N rows and both halves of a unit.
+// Scales and factors of the minima, for VF_N rows and both halves of a unit.
 typedef struct scales {
   vf s0, s1, m0, m1;
 } scales;
@@ -213,7 +216,7 @@ PG_INLINE scales scales_of(r16_format f, const uint8_t *p) {
   return r;
 }
 
-// What a block of weights adds up to, for VF_N rows and one column: sum, and what the minima take away from it.
+// The sums of a block, for VF_N rows and one column: of the products, and of what the minima subtract.
 typedef struct sums {
   vf sum, min;
 } sums;
@@ -252,8 +255,8 @@ PG_INLINE vf add_block(r16_format f, vf acc, sums s, vf d, vf m) {
   return vf_fma(f.scales == R16_D_M ? s.min : vf_sub(vf_zero(), s.min), m, acc);
 }
 
-// Columns up to which rows as they are stored are multiplied where they are taken; for more of them, a strip of them is
-// repacked once for all. For blocks of 256, which are long to compile, only one column is.
+// The most columns for which stored rows are multiplied directly; for more, a strip of rows is repacked once for all
+// columns. Blocks of 256 take long to compile, so only one column is multiplied directly.
 PG_INLINE int64_t r16_taken(r16_format f) { return f.units < 8 ? TAKEN : 1; }
 
 // A group of 16 rows of p, all there and as they are stored, times nc columns: y[c][0 .. 16) (passing.c).

@@ -1,19 +1,19 @@
-// A repacked matrix times few columns: bound by memory, so each byte of the matrix is read once, in order, with
-// prefetch. The codes of a unit times the integers of x are summed exactly; scales enter in f32, once per unit. r16.h
-// has the layout.
+// A repacked matrix times few columns. Memory is the limit, so each byte of the matrix is read once, in order, with
+// prefetch. Products of codes and of the integers of x are summed exactly over a unit; then scales are applied in f32.
+// r16.h has the layout.
 #include "products/r16/dot.h"
 
 enum {
-  STRIP = 1024, // elements of rows as they are stored that are repacked at a time: they stay in the L1 cache
+  STRIP = 1024, // elements of stored rows that are repacked at a time: they stay in the L1 cache
   AHEAD = 8192, // bytes of prefetch ...
-  NEAR = 2560   // ... and when the CPU's own prefetchers do most of it: AMD's, for two to four columns
+  NEAR = 2560   // ... and on AMD's CPUs for two to four columns, when their own prefetchers do most of it
 };
 
-// How far prefetch goes.
+// How many bytes ahead prefetch goes.
 PG_INLINE int64_t ahead_of(int64_t nc) { return pg_cpu_is_amd && nc > 1 && nc <= 4 ? NEAR : AHEAD; }
 
-// Ask for `bytes` from p on. On AMD one column asks for the L2 cache, which can wait for more lines at once than L1
-// (docs/products.md). A line that is left out is waited for, so heads are asked for, too.
+// Prefetch `bytes` from p on. For one column on AMD's CPUs it goes into the L2 cache, which can wait for more lines at
+// once than L1 (docs/products.md). Heads are prefetched, too, because every line left out would be waited for.
 PG_INLINE void prefetch(int nc, const uint8_t *p, int bytes) {
   if (nc == 1 && pg_cpu_is_amd) {
     _Pragma("GCC unroll 16") for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
@@ -23,7 +23,7 @@ PG_INLINE void prefetch(int nc, const uint8_t *p, int bytes) {
 }
 
 PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
-  if (nc == 1 && f.codes == R16_BYTES) { // waits for memory: the first part asks for all lines soon
+  if (nc == 1 && f.codes == R16_BYTES) { // memory is the limit: the first part prefetches all lines early
     EACH(PARTS, i) dot_parts(f, nc, r16_quartet, unit, i, 1, x, t);
   } else {
     dot_parts(f, nc, r16_quartet, unit, 0, PARTS, x, t);
@@ -37,8 +37,8 @@ PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, blocks x, sum
   EACH(PARTS, i) add_part(f, nc, scales_of(f, unit + r16_lines(f) * R16_LINE + i * VF_N), i, t, x, s[i]);
 }
 
-// y[c][0..16) = a group of 16 rows times nc columns. With `add`, what they have so far is added to. `ahead`: ahead_of,
-// or 0 in a strip, which is in the L1 cache: one column then asks for nothing.
+// y[c][0..16) = a group of 16 rows times nc columns; with `add`, added to what y holds. `ahead`: ahead_of, or 0 for a
+// strip, which is in the L1 cache and needs no prefetch.
 PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y,
                      int64_t ahead, int add) {
   const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), asks = nc > 1 || ahead;
@@ -90,14 +90,14 @@ R16_FORMATS(X)
 static const group_fn *const groups_of[] = {R16_FORMATS(X)};
 #undef X
 
-// Columns of a product: where each is, and where its results go.
+// Columns of a product, and the places of their results.
 typedef struct columns {
   int64_t n;
   const r16_x *x[NC];
   float *y[NC];
 } columns;
 
-// Those from `first` on that are taken at a time: no pass has many fewer than another.
+// The columns from `first` on that one pass multiplies: passes have similar numbers of columns.
 static columns columns_of(const r16_product *p, const r16_x *x, int64_t first) {
   const int64_t left = p->n_cols - first, passes = (left + NC - 1) / NC;
   columns s = {.n = (left + passes - 1) / passes};
@@ -109,7 +109,7 @@ static columns columns_of(const r16_product *p, const r16_x *x, int64_t first) {
   return s;
 }
 
-// Group g of 16 rows times all columns; from the second time on the group comes from a cache.
+// Group g of 16 rows times all columns. From the second pass on, the group comes from a cache.
 static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
   const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
   const uint8_t *w = r16_group_at(p, g, 0, p->k, NULL);
@@ -124,8 +124,8 @@ static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
   }
 }
 
-// The same of rows as they are stored, with the same bits: taken from registers for few columns, for more of them
-// a strip is repacked once for all.
+// The same for rows as they are stored, with the same bits. For few columns, codes go from registers into products; for
+// more columns, a strip is repacked once for all.
 static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
   const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
   _Alignas(64) uint8_t own[STRIP / R16_UNIT * R16_UNIT_MAX];
@@ -162,7 +162,7 @@ void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q
   const pg_deal d = pg_deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
   for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
     const pg_range r = pg_chunk_of(&d, i);
-    for (int j = 0; j < n_p; j++) // all of one, then the other: memory is slower where streams take turns
+    for (int j = 0; j < n_p; j++) // one product after the other: memory is slower when two streams take turns
       for (int64_t g = r.first; g < r.last; g++) (p->row_bytes ? stored_group_of : group_of)(p + j, x, g);
   }
 }

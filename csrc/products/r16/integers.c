@@ -1,4 +1,4 @@
-// Columns of b to blocks of 32 integers with a scale each (integers.h).
+// Convert columns of b to blocks of 32 integers, each with a scale (integers.h).
 #include "products/r16/integers.h"
 
 #include "simd/rms.h"
@@ -34,8 +34,8 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
 }
 #endif
 
-// One block. NaN and infinities make the whole block NaN; blocks too small for the scale to be a normal number count as
-// 0.
+// Convert one block. With NaN or infinities the whole block is NaN. A block whose scale would not be a normal number
+// counts as 0.
 PG_INLINE void put_block(r16_x *x, const float *v) {
   vf top = vf_zero(), bad = vf_zero();
   for (int i = 0; i < R16_UNIT; i += VF_N) {

@@ -1,5 +1,5 @@
-// Columns in integers of 16 bits, a block of 32 elements at a time: exact products with the codes, no bandwidth to
-// speak of.
+// Columns as integers of 16 bits, in blocks of 32 elements with a scale each. Their products with codes are exact, and
+// they take little bandwidth.
 #pragma once
 #include "products/r16/repacked.h"
 

@@ -1,6 +1,6 @@
-// mul_mat and mul_mat_id of repacked weights (r16.h): a matrix keeps the type and the shape of the tensor that was
-// repacked, its data is the repacked copy, of its nb only nb[2] means something: bytes from one matrix to the next
-// (mul_mat_id). And of weights as they are stored: blocks, which are repacked in passing, or floats.
+// mul_mat and mul_mat_id of repacked weights (r16.h), and of weights as they are stored: floats, or blocks that are
+// repacked in passing. A repacked matrix keeps the type and the shape of the original tensor, and its data is the
+// repacked copy. Of its nb only nb[2] is used, the bytes from one matrix to the next (mul_mat_id).
 #include "products/experts.h"
 #include "products/r16/repacked.h"
 
@@ -14,7 +14,7 @@ PG_INLINE int64_t x_bytes(const pg_task *t) {
   return up64(R16_FN(r16_x_bytes)(t->src[0].ne[0], pg_n_rows(&t->src[1])));
 }
 
-// A way through many columns: products/gemm/gemm.c in some numbers.
+// A product of many columns: products/gemm/gemm.c with one kind of numbers.
 typedef struct gemm {
   int64_t (*work)(const r16_product *p, int nth);
   void (*columns)(const r16_product *p, r16_queue *q, char *work);
@@ -30,7 +30,7 @@ PG_INLINE gemm gemm_for(const r16_product *p) {
   return GEMM(PG_ISA);
 }
 
-// Enough for all columns, or fewer.
+// Scratch bytes, enough for all columns or fewer.
 static int64_t gemm_bytes(r16_product p, int nth) {
   int64_t bytes = gemm_for(&p).work(&p, nth);
 #if defined(__AMX_BF16__)
@@ -50,7 +50,7 @@ int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
   return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
 }
 
-// p takes the results of the product before it as its gate.
+// Let p take the results of the product before it as its gate.
 PG_INLINE void gate(r16_product *p, const pg_task *t) {
   p->store = (int)t->param[PG_MM_STORE];
   p->alpha = (float)t->param[PG_MM_ALPHA];
@@ -63,7 +63,7 @@ typedef struct products {
   int n;
 } products;
 
-enum { REPACKED, STORED, HALF, EXACT }; // what the matrices are; EXACT: HALF, and the product as precise as f32's
+enum { REPACKED, STORED, HALF, EXACT }; // what the matrices are; EXACT: as HALF, but with the precision of f32
 
 PG_INLINE products products_of(const pg_task *t, int form) {
   const pg_tensor *norm = &t->src[PG_MM_NORM];
@@ -96,7 +96,7 @@ PG_INLINE products products_of(const pg_task *t, int form) {
 
 static int multiply(const pg_task *t, int ith, int nth, int form) {
   const products s = products_of(t, form);
-  int few[PG_MM_MAX] = {0}, n_few = 0; // each goes the way that it goes alone, whatever it shares the columns with
+  int few[PG_MM_MAX] = {0}, n_few = 0; // each matrix is multiplied as it would be alone, without the others
   for (int i = 0; i < s.n; i++) {
     few[i] = form < HALF && s.p[i].n_cols <= r16_few(r16_unpacks_slowly(s.p[i].f));
     n_few += few[i];
@@ -116,7 +116,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
       R16_FN(r16_gemv)(s.p + i, n_p, x, &q);
     else
       g.multiply(s.p + i, n_p, &q, columns, ith);
-    if (gated && n_p == 1) pg_sync(t, nth); // the gate is whole before it is taken
+    if (gated && n_p == 1) pg_sync(t, nth); // the gate must be complete before it is used
   }
   return PG_OK;
 }
@@ -136,7 +136,7 @@ PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
 int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) { return gemm_bytes(shape_of(t, 0), nth); }
 
 #if defined(__AMX_BF16__)
-// mul_mat_exact: of the same matrices, and wherever they come from.
+// mul_mat_exact: of the same matrices, wherever they come from, with the precision of f32.
 int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT); }
 
 int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
@@ -184,7 +184,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
       p[i].n_cols = n_cols;
     }
     if (n_cols > r16_few(r16_unpacks_slowly(f))) {
-      pg_sync(t, nth); // the scratch of the expert before is free
+      pg_sync(t, nth); // the previous expert's scratch is free
       const gemm g = gemm_for(p);
       g.columns(p, &q, work);
       g.multiply(p, n_p, &q, work, ith);

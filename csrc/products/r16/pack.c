@@ -1,7 +1,7 @@
-// Stored rows -> R16 (r16.h), and back. A format is a function TAKE that takes a unit of 32 elements of four rows
-// apart, and a function GIVE that puts a unit of one row together again; the rest is common. Only formats in which no
-// bit is lost have a GIVE: not those whose codes were numbers of points on a grid. For any CPU, in vectors that every
-// CPU has: packing waits for memory.
+// Repack stored rows as R16 (r16.h), and unpack them. Each format has a function TAKE, which unpacks a unit of 32
+// elements of four rows, and a function GIVE, which assembles a unit of one row again; the rest is common. Formats
+// whose codes number points of a grid have no GIVE, because R16 does not keep the numbers. The code runs on any CPU,
+// with vectors that every CPU has, because memory is the limit.
 #include "formats/block_iq.h"
 #include "formats/block_k.h"
 #include "products/r16/stored.h"
@@ -27,12 +27,12 @@ PG_INLINE lanes load_1(const uint8_t *restrict b, int64_t stride) {
   return (lanes){load_u32(b), load_u32(b + stride), load_u32(b + 2 * stride), load_u32(b + 3 * stride)};
 }
 
-// A unit, number `n` of a block, to the block's bytes `b`, which are zeros at first.
+// Write unit number `n` to the bytes `b` of its block, which are zeros at first.
 typedef void (*give_fn)(const row_unit *restrict u, int n, uint8_t *restrict b);
 
 #define GIVE(name) static void give_##name(const row_unit *restrict u, int n, uint8_t *restrict b)
 
-// The four dwords at b, each of all rows.
+// Load the four dwords at b, each for all rows.
 PG_INLINE void load_4(lanes *restrict q, const uint8_t *restrict b, int64_t stride) {
   lanes a[LANES];
   EACH_LANE(r) memcpy(a + r, b + r * stride, sizeof *a);
@@ -42,7 +42,7 @@ PG_INLINE void load_4(lanes *restrict q, const uint8_t *restrict b, int64_t stri
   q[2] = SHUFFLE(z, w, 0, 1, 4, 5), q[3] = SHUFFLE(z, w, 2, 3, 6, 7);
 }
 
-// The 32 bytes at b: the bits (mask << shift) of each, moved down to bit `to`, and added to the codes.
+// Add bits to the codes: the bits (mask << shift) of each of the 32 bytes at b, moved to bit `to`.
 PG_INLINE void or_bits(lanes *restrict q, const uint8_t *restrict b, int64_t stride, int shift, uint32_t mask, int to) {
   for (int i = 0; i < R16_QUARTETS; i += 4) {
     lanes a[4];
@@ -55,7 +55,7 @@ PG_INLINE void take_bits(lanes *restrict q, const uint8_t *restrict b, int64_t s
   or_bits(q, b, stride, shift, mask, 0);
 }
 
-// Bits (mask << from) of each code into the 32 bytes at b, at bit `shift`.
+// Put the bits (mask << from) of each code into the 32 bytes at b, at bit `shift`.
 PG_INLINE void give_bits(uint8_t *restrict b, const uint32_t *restrict q, int shift, uint32_t mask, int from) {
   for (int i = 0; i < R16_QUARTETS; i++)
     store_u32(b + 4 * i, load_u32(b + 4 * i) | (q[i] >> from & BYTES(mask)) << shift);
@@ -236,7 +236,7 @@ TAKE(NVFP4) {
   }
 }
 
-// -- what is looked up, row by row
+// -- formats that need tables, row by row
 
 #define TAKE_ROW(name)                                                                                                 \
   PG_INLINE void row_##name(const uint8_t *restrict b, int n, row_unit *restrict u);                                   \
@@ -252,7 +252,8 @@ TAKE(NVFP4) {
 
 // Grids, as formats/iq.c describes them.
 
-// Four elements of a point: `bits` of each from bit `from` on, which number its levels, and above them its sign.
+// The codes of four elements of a point: `bits` bits of each, from bit `from` on, number its level; above them is its
+// sign.
 PG_INLINE uint32_t point_4(const int8_t *restrict point, int from, int bits, uint32_t signs) {
   signs &= 15;
   return (load_u32(point) >> from & BYTES((1u << bits) - 1)) | SPREAD(signs) << bits;
@@ -336,7 +337,7 @@ TAKE_ROW(TQ1_0) {
 
 // -- units to lines
 
-// Lines of `bits` bits of each code from bit `from` on, of four rows; returns how many: as many lines as bits.
+// Write the lines with `bits` bits of each code, from bit `from` on, for four rows. Returns their number, `bits`.
 PG_INLINE int put_lines_of(const lanes *restrict q, int bits, int from, uint8_t *restrict to) {
   const int per = R16_QUARTETS / bits; // quartets per line
   for (int j = 0; j < bits; j++) {
@@ -369,7 +370,7 @@ PG_INLINE void put_lines(int codes, const lanes *restrict q, uint8_t *restrict t
   }
 }
 
-// Rows 4 * quad .. of one block of a group.
+// Pack four rows, from 4 * quad on, of one block of a group.
 PG_INLINE void pack_quad(r16_format f, stored s, take_fn take, const uint8_t *restrict b, int64_t stride, int quad,
                          uint8_t *restrict to) {
   const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), lines = r16_lines(f) * R16_LINE;
@@ -422,7 +423,7 @@ void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, i
       packers[type](src, row_bytes, n_blocks, to);
       continue;
     }
-    for (int64_t b = 0; b < n_blocks; b++, to += r16_block_bytes(f)) { // the rows that are missing are zeros
+    for (int64_t b = 0; b < n_blocks; b++, to += r16_block_bytes(f)) { // missing rows are zeros
       uint8_t block[R16_ROWS][R16_MAX_STORED] = {{0}};
       for (int64_t r = 0; r < n; r++) memcpy(block[r], src + r * row_bytes + b * bytes, bytes);
       packers[type](block[0], R16_MAX_STORED, 1, to);
@@ -447,7 +448,7 @@ static give_fn give_of(int64_t type) {
   }
 }
 
-// Lines of `bits` bits of each code to bit `to` on of the codes of row r.
+// Read lines with `bits` bits of each code, for row r; add them to the codes from bit `to` on.
 PG_INLINE void get_lines(const uint8_t *restrict lines, int r, int bits, int to, uint32_t *restrict q) {
   const int per = R16_QUARTETS / bits; // quartets per line
   for (int p = 0; p < R16_QUARTETS; p++) {
@@ -473,7 +474,7 @@ static void get_codes(int codes, const uint8_t *restrict unit, int r, uint32_t *
   }
 }
 
-// Row r of a block of a group.
+// Unpack row r of a block of a group.
 static void unpack_row(r16_format f, stored s, give_fn give, const uint8_t *restrict from, int r, uint8_t *restrict b) {
   const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), lines = r16_lines(f) * R16_LINE;
   memset(b, 0, s.bytes);

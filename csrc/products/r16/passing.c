@@ -1,12 +1,12 @@
-// Products of rows as they are stored (take.h): each block is repacked in passing. For few columns its codes meet the
-// integers of the columns where they are, in registers; for more of them, and for products/gemm, they are put into
-// a strip. Both give the bits that a repacked copy gives. A last group that is not full goes to pack.c.
+// Products of rows as they are stored (take.h): each block is repacked each time it is read. For few columns, its codes
+// are multiplied directly from registers; for more columns, and for products/gemm, they are written to a strip. Both
+// give the same bits as a repacked copy. pack.c repacks a last group that is not full.
 #include "products/r16/dot.h"
 #include "products/r16/take.h"
 #include "simd/ahead.h"
 
-// Types of small blocks, which are one stretch, and of blocks of 256: the units of a stretch (IQ2_S: four in one are no
-// faster, and long to compile). How they begin.
+// The types with small blocks, which are one stretch each; and the types with blocks of 256, with the number of units
+// of a stretch (IQ2_S: a stretch of four units would be no faster, and slow to compile).
 #define SMALL(X)                                                                                                       \
   X(Q4_0, NULL)                                                                                                        \
   X(Q4_1, NULL)                                                                                                        \
@@ -41,7 +41,7 @@ typedef struct type {
   codes_fn codes;
 } type;
 
-// Bytes that a unit of a part asks for, as many as it reads.
+// Bytes that a unit of a part prefetches: as many as it reads.
 PG_INLINE int share_of(type t) { return VF_N * t.s.bytes / t.f.units; }
 
 PG_INLINE rows d_of(type t, const source *b) {
@@ -51,15 +51,15 @@ PG_INLINE rows d_of(type t, const source *b) {
   return (v[2] >> 12 & 0xf) | (v[2] >> 24 & 0xf0) | (v[3] >> 4 & 0xf00) | (v[3] >> 16 & 0xf000);
 }
 
-// Bits of each code that the first lines of a format have.
+// How many bits of each code are in the first lines of a format.
 PG_INLINE int low_bits(r16_format f) { return f.codes == R16_BYTES ? 8 : f.codes >= R16_CRUMBS ? 2 : 4; }
 PG_INLINE int high_bits(r16_format f) { return r16_lines(f) - low_bits(f); } // a line has one of each
 
 // -- few columns
 
-// Whether codes are multiplied where they are in their bytes, and their scales are divided by what this makes of them,
-// a power of 2: pays where four units share bytes and nothing is put above the codes. (dot_planes has no room for
-// that.)
+// Whether codes are multiplied without shifting them down in their bytes; their scales are then divided by the
+// matching power of 2. It pays when four units share bytes and codes have no further bits elsewhere. (In dot_planes,
+// sums have no room for it.)
 PG_INLINE int is_in_place(r16_format f) {
 #if defined(__AVX512VNNI__)
   return f.codes == R16_CRUMBS && f.scales == R16_DM_SM16;
@@ -118,9 +118,9 @@ PG_INLINE void multiply(type t, int nc, const uint8_t *b, int64_t stride, int64_
   EACH(nc, c) vf_store(y[c], acc[c]);
 }
 
-// -- more of them
+// -- more columns
 
-// Lines of `n` bits of each code from bit `from` on; a line has those of R16_QUARTETS / n quartets.
+// Write lines with `n` bits of each code, from bit `from` on; a line holds R16_QUARTETS / n quartets.
 PG_INLINE void put_lines(uint8_t *to, const rows *q, int n, int from) {
   UNROLL for (int j = 0; j < n; j++) {
     rows v = {0};
@@ -188,12 +188,12 @@ static const ways ways_of[] = {SMALL(X) LARGE(Y)};
 #undef X
 #undef Y
 
-// Where elements k .. of a group begin.
+// The place where elements from k on of a group begin.
 static const uint8_t *rows_at(const r16_product *p, int64_t group, int64_t k) {
   return p->w + group * R16_ROWS * p->row_bytes + k / (R16_UNIT * p->f.units) * stored_of(p->f.type).bytes;
 }
 
-// How far ahead is asked for while `n` rows are read.
+// How many bytes ahead prefetch goes while `n` rows are read.
 static int64_t ahead(const r16_product *p, int n) { return PG_MAX(n * p->row_bytes, PG_AHEAD); }
 
 const uint8_t *PG_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to) {

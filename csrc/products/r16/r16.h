@@ -3,7 +3,7 @@
 // Rows are taken in groups of 16 (the last group is filled up with zero rows). A group is a sequence of blocks along k;
 // groups follow each other. A block is
 //
-//   head    what a format holds once per block: 16 x f16 d, or 16 x f16 d and 16 x f16 m; nothing in R16_E8M0, R16_E4M3
+//   head    the numbers of a whole block: 16 x f16 d, or 16 x f16 d and 16 x f16 m; empty in R16_E8M0, R16_E4M3
 //   units   1, 2 or 8 (blocks of 32, 64 or 256): each stands for 16 rows x 32 k and is
 //             codes    lines of 64 bytes, one 4-byte lane per row (row r: bytes 4r .. 4r+3)
 //             scales   0, 16 or 32 bytes, see r16_scales; byte r (and 16 + r) belongs to row r
@@ -19,8 +19,8 @@
 // 3-bit codes crumbs, then bits for bit 2. A format with a table of values looks its codes up in it, giving
 // bytes. The bytes need no alignment, and have none: a block is rarely a whole number of cache lines.
 //
-// Points of a grid cannot be looked up in 16 rows at once: there a code is one element, its sign included. So the IQ
-// types grow (docs/products.md).
+// Points of a grid cannot be looked up for 16 rows at once, so a code stands for one element with its sign. That is why
+// the IQ types grow (docs/products.md).
 #pragma once
 #include "kernel.h"
 
@@ -34,7 +34,7 @@ enum {
 
 enum r16_codes { R16_BYTES, R16_NIBBLES, R16_NIBBLES_BITS, R16_NIBBLES_CRUMBS, R16_CRUMBS, R16_CRUMBS_BITS };
 
-// How a weight w comes from its code q (less the format's offset: v = q - offset), but for the format's factor.
+// How a weight w follows from its code q, with v = q - offset (of the format), without the format's factor.
 enum r16_scales {
   R16_D,       // head d;        w = d * v
   R16_D_M,     // head d, m;     w = d * v + m
@@ -58,7 +58,7 @@ typedef struct r16_format {
   float factor;
 } r16_format;
 
-// One line per type. Everything that depends on a type follows from it, except the packer of pack.c.
+// One line per type. It decides everything that depends on the type, except the functions of pack.c and take.h.
 #define R16_FORMATS(X)                                                                                                 \
   X(Q4_0, R16_NIBBLES, R16_PLAIN, 8, 1, R16_D, 1)                                                                      \
   X(Q4_1, R16_NIBBLES, R16_PLAIN, 0, 1, R16_D_M, 1)                                                                    \

@@ -1,13 +1,12 @@
-// One product of a repacked matrix with columns: what the mul_mat kernels (mul_mat_r16.c) hand to the two ways of
-// computing it, gemv.c for few columns and products/gemm/gemm.c for many. mul_mat is one product, mul_mat_id one per
-// expert.
+// One product of a repacked matrix with columns. The kernels of mul_mat_r16.c describe it, and gemv.c computes it for
+// few columns, products/gemm/gemm.c for many. mul_mat is one product, mul_mat_id one product per expert.
 #pragma once
 #include "products/borders.h"
 #include "products/deal.h"
 #include "products/r16/r16.h"
 #include "simd/vmath.h"
 
-// Columns up to which gemv.c is the faster one; those that it takes at most, whichever level asks.
+// The borders of this level (borders.h); and the most columns that gemv.c takes at any level.
 #define R16_BORDER(name) ((int)PG_CAT(name, _, PG_ISA))
 enum { R16_GEMV_MAX = 64 };
 _Static_assert(R16_BORDER(FEW_SLOW) <= R16_BORDER(FEW) && R16_BORDER(FEW_SLOW_AMD) <= R16_BORDER(FEW_AMD) &&
@@ -21,11 +20,10 @@ PG_INLINE int r16_few(int slow) {
 #if defined(__AMX_BF16__)
 enum {
   R16_FIXED = 32
-}; // columns up to which fixed point (avx512vnni's products/gemm/gemm.c) is: tiles want more to pay for panels
+}; // the most columns for which avx512vnni's fixed point is faster than tiles, whose panels cost more
 #endif
 
-// What gemv.c, integers.c and passing.c have is the same at a level with tiles as at the one below, and is compiled
-// once.
+// gemv.c, integers.c and passing.c are the same at the level with tiles as at the one below, and are compiled once.
 #if defined(__AMX_BF16__)
 #define R16_FN(name) PG_CAT(name, __, avx512vnni)
 #else
@@ -57,14 +55,14 @@ static inline float *r16_result(const r16_product *p, int64_t c, int64_t *b_col)
   return (float *)pg_row_at(p->y, i.i1, i.i2, i.i3);
 }
 
-// Where the values of `other` for column c are, NULL where nothing needs them.
+// The values of `other` for column c; NULL when they are not needed.
 static inline const float *r16_other(const r16_product *p, int64_t c) {
   if (p->store == R16_STORE) return NULL;
   const pg_idx i = pg_unravel(p->y, p->list ? p->list[c] : c);
   return (const float *)pg_row_at(p->other, i.i1, i.i2, i.i3);
 }
 
-// Whether the products themselves are the results.
+// Whether the results are the products, without bias or a further step.
 static inline int r16_is_plain(const r16_product *p) { return p->store == R16_STORE && !p->bias; }
 
 PG_INLINE vf r16_stored(const r16_product *p, vf v, vf other) {
@@ -82,8 +80,8 @@ PG_INLINE vf r16_stored(const r16_product *p, vf v, vf other) {
   }
 }
 
-// Results y[row..row + rows) of a column from products v, which has room for whole vectors. y may be other, of which
-// R16_STORE needs none.
+// Store results y[row..row + rows) of a column from products v, which has room for whole vectors. y may be `other`,
+// which R16_STORE does not use.
 PG_INLINE void r16_put(const r16_product *p, float *y, const float *v, const float *other, int64_t row, int64_t rows) {
   for (int64_t i = 0; i < rows; i += VF_N) {
     const int n = (int)PG_MIN(VF_N, rows - i);
@@ -101,10 +99,10 @@ PG_INLINE void r16_put(const r16_product *p, float *y, const float *v, const flo
   }
 }
 
-// Whether the matrix is F16 or BF16: its format has nothing but its type.
+// Whether the matrix is F16 or BF16: then its format is only a type.
 static inline int r16_of_floats(const r16_product *p) { return !p->f.units; }
 
-// Elements k .. k + n, whole blocks, of a group of 16 rows, repacked: where they are, or in `to` (passing.c).
+// Elements k .. k + n, whole blocks, of a group of 16 rows in repacked form: in place, or written to `to` (passing.c).
 const uint8_t *R16_FN(r16_pass)(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to);
 static inline const uint8_t *r16_group_at(const r16_product *p, int64_t group, int64_t k, int64_t n, uint8_t *to) {
   if (p->row_bytes) return R16_FN(r16_pass)(p, group, k, n, to);
@@ -117,8 +115,8 @@ static inline const char *r16_column(const pg_tensor *b, int64_t b_col) {
   return pg_row_at(b, i.i1, i.i2, i.i3);
 }
 
-// Chunks of shared work, dealt out by pg_next, which has one counter per op: they are numbered through all its
-// products.
+// Chunks of shared work, dealt out by pg_next. It has one counter per op, so chunks are numbered through all products
+// of the op.
 typedef struct r16_queue {
   const pg_task *t;
   int nth;
@@ -128,8 +126,8 @@ typedef struct r16_queue {
 
 static inline r16_queue r16_queue_of(const pg_task *t, int nth) { return (r16_queue){t, nth, -1, 0}; }
 
-// This thread's next chunk (`last` is the one before, -1 at first) of the n that the current product has, or -1: all
-// are taken. Every thread asks until it gets -1.
+// This thread's next chunk of the n chunks of the current product (`last`: its previous one, -1 at first). -1: all are
+// taken. Every thread must ask until it gets -1.
 static inline int64_t r16_take(r16_queue *q, int64_t n, int64_t last) {
   if (q->nth == 1) return last + 1 < n ? last + 1 : -1;
   if (q->next < 0) q->next = pg_next(q->t);
@@ -142,19 +140,19 @@ static inline int64_t r16_take(r16_queue *q, int64_t n, int64_t last) {
   return i;
 }
 
-// The results of neither depend on the number of threads.
+// The two ways. Their results do not depend on the number of threads.
 
 // A column in integers, a block of 32 at a time, see integers.c.
 typedef struct r16_x r16_x;
 int64_t R16_FN(r16_x_bytes)(int64_t k, int64_t n_cols);
 void R16_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth); // this thread's share of all columns of b
-// x is complete, of all of b's columns. n_p: 1, or 2 products of the same shape, of which the second takes the results
-// of the first as `other`.
+// x holds all columns of b. n_p: 1, or 2 products of the same shape; the second one takes the results of the first as
+// `other`.
 void R16_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q);
 
-// `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer.
-// All threads call both with the same products: the columns once, which ends in a pg_sync, then any products of them
-// (n_p as above). The caller syncs before it uses `work` again.
+// `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer. All
+// threads call both functions with the same products: the first one once, for the columns, which ends in a pg_sync;
+// then the second one for any products of them (n_p as above). The caller syncs before it uses `work` again.
 #define R16_GEMM(isa)                                                                                                  \
   int64_t PG_CAT(r16_gemm_work, __, isa)(const r16_product *p, int nth);                                               \
   void PG_CAT(r16_gemm_columns, __, isa)(const r16_product *p, r16_queue *q, char *work);                              \

@@ -1,8 +1,8 @@
-// What a code means: w = scale * (code - offset) + shift, lane by lane the scales of VF_N rows.
+// The scales of codes: w = scale * (code - offset) + shift. Lanes are VF_N rows.
 #pragma once
 #include "products/r16/vec.h"
 
-// For the rows of a part, and one half of a unit (the formats with scales per 16) or all. `scales`: of the unit.
+// Scale and shift for the rows of a part: for one half of a unit (in formats with scales per 16), or for all of it.
 typedef struct r16_line {
   vf scale, shift;
 } r16_line;

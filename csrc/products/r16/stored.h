@@ -1,4 +1,4 @@
-// Blocks as they are stored, for those who take them apart or put them together.
+// Blocks as they are stored: shared by the code that unpacks and assembles them.
 #pragma once
 #include "formats/formats.h"
 #include "products/r16/r16.h"

@@ -1,5 +1,5 @@
-// Rows as they are stored, VF_N at a time -> codes and scales of R16 (r16.h) in registers, their lanes rows. What
-// pack.c does once, done each time a product reads its weights as they are stored (passing.c).
+// Unpack rows as they are stored, VF_N at a time, to codes and scales of R16 (r16.h) in registers, whose lanes are
+// rows. pack.c does the same once; this is for products that read stored weights (passing.c).
 #pragma once
 #include "formats/iq_grids.h"
 #include "products/r16/stored.h"
@@ -16,8 +16,8 @@ typedef uint8_t row_bytes __attribute__((vector_size(4 * VF_N)));
 #define OF(name) _mm256_##name
 #endif
 
-// Where the rows of a part are: every fourth, and how far the next three are from it. So a row is one address to the
-// CPU: 16 of them would not fit its registers.
+// The places of the rows of a part: the address of every fourth row, and the distance to the next three, because 16
+// addresses would not fit the CPU's registers.
 typedef struct source {
   const uint8_t *fourth[VF_N / 4];
   int64_t one, three;
@@ -27,7 +27,7 @@ PG_INLINE source source_of(const uint8_t *first, int64_t stride) {
   source b = {.one = stride, .three = 3 * stride};
   UNROLL for (int i = 0; i < VF_N / 4; i++) {
     b.fourth[i] = first + 4 * i * stride;
-    __asm__("" : "+r"(b.fourth[i])); // not to be worked out again
+    __asm__("" : "+r"(b.fourth[i])); // kept in a register instead of being computed again
   }
   __asm__("" : "+r"(b.three));
   return b;
@@ -38,11 +38,11 @@ PG_INLINE __m128i load_row(const source *b, int r, int at) {
   return _mm_loadu_si128((const __m128i *)(r % 4 == 3 ? p + b->three : p + r % 4 * b->one));
 }
 
-// The four dwords of each row from byte `at` on.
+// Load four dwords of each row from byte `at` on.
 PG_INLINE void load_4(rows *q, const source *b, int at) {
   vi a[4];
 #if VF_N == 16
-  UNROLL for (int i = 0; i < 4; i++) { // blends as they load: nothing is left to the one port that shuffles
+  UNROLL for (int i = 0; i < 4; i++) { // blends while loading, because only one port shuffles
     a[i] = _mm512_broadcast_i32x4(load_row(b, i, at));
     a[i] = _mm512_mask_broadcast_i32x4(a[i], 0x00f0, load_row(b, 4 + i, at));
     a[i] = _mm512_mask_broadcast_i32x4(a[i], 0x0f00, load_row(b, 8 + i, at));
@@ -62,8 +62,8 @@ PG_INLINE void load_8(rows *q, const source *b, int at) {
   load_4(q + 4, b, at + 16);
 }
 
-// The word at byte `at` of a block, which is as long as `bytes`: nothing beyond it is read. Above 16 bits it may be
-// anything.
+// Load the word at byte `at` of a block of `bytes` bytes, without reading beyond the block. Bits above 16 are
+// undefined.
 PG_INLINE rows load_word(const source *b, int bytes, int at) {
   const int first = PG_MIN(at, bytes - 16);
   rows q[4];
@@ -71,7 +71,7 @@ PG_INLINE rows load_word(const source *b, int bytes, int at) {
   return q[(at - first) / 4] >> (at - first) % 4 * 8;
 }
 
-// Bytes below 64 less 32: nothing is borrowed.
+// Subtract 32 from bytes below 64, without borrowing from the next byte.
 #define LESS_32(v) ((((v) | BYTES(0x80)) - BYTES(32)) ^ BYTES(0x80))
 
 // n bits of each byte of a from bit `from` on, moved to bit `to`.
@@ -98,7 +98,7 @@ PG_INLINE rows if_set(rows h, int bit, uint32_t value) {
   return (rows)((signed_rows)(h << (31 - bit)) >> 31) & BYTES(value);
 }
 
-// Signs stored in seven bits, four times from bit 0 of w on: the number of negatives is even, so an eighth is the
+// Four sets of signs, seven bits each, from bit 0 of w on. The number of negatives is even, so the eighth sign is the
 // parity.
 PG_INLINE rows even_signs_4(rows w) {
   const rows y = (w & 0x7f) | (w << 1 & 0x7f00) | (w << 2 & 0x7f0000) | (w << 3 & 0x7f000000);
@@ -116,7 +116,7 @@ PG_INLINE rows even_signs_4(rows w) {
   ((rows)_mm256_i32gather_epi32((const int *)((const int8_t *)(grid) + (at)), (vi)(index), size))
 #endif
 
-// The bytes 0 .. 3 of each row to four places.
+// Store bytes 0 .. 3 of each row to four places.
 PG_INLINE void put_4_scales(uint8_t *const to[4], rows v) {
 #if VF_N == 16
   const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)),
@@ -132,20 +132,20 @@ PG_INLINE void put_4_scales(uint8_t *const to[4], rows v) {
   UNROLL for (int i = 0; i < 4; i++) memcpy(to[i], (const uint8_t *)&v + i * VF_N, VF_N);
 }
 
-// -- a type: how a block begins, and the codes of unit u of stretch s of it, which is a few units that share loads
+// -- a type: the beginning of a block, and the codes of unit u in stretch s (a few units that share loads)
 
-// Codes, not yet masked: their low bits (as many as the first lines of the format have of each) are in `low` from bit
-// low_from on, those above them in `high` from high_from on.
+// Codes, not yet masked. `low` has their low bits (those in the first lines of the format) from bit low_from on, `high`
+// the bits above from bit high_from on.
 typedef struct codes {
   rows low[R16_QUARTETS], high[R16_QUARTETS];
   int low_from, high_from;
 } codes;
 
-typedef struct piece { // what is kept from one unit to the next
+typedef struct piece { // values kept from one unit to the next
   rows q[8], other[8], more[8];
 } piece;
 
-typedef struct places { // of the scales: of the first unit, and from one unit to the next
+typedef struct places { // of scales: the place of the first unit, and the distance to the next
   uint8_t *first;
   int apart;
 } places;
@@ -226,7 +226,7 @@ CODES(Q2_K) {
 
 BEGIN(Q3_K) {
   rows d[4];
-  load_4(d, b, 94); // the scales begin two bytes on: what follows d may not be there
+  load_4(d, b, 94); // loaded from two bytes earlier: the block may end behind d
   const rows low[2] = {d[0] >> 16 | d[1] << 16, d[1] >> 16 | d[2] << 16}, top = d[2] >> 16 | d[3] << 16;
   UNROLL for (int i = 0; i < 4; i++) {
     const rows v = bits(low[i % 2], i / 2 * 4, 4, 0) | bits(top, 2 * i, 2, 4);
@@ -297,7 +297,7 @@ CODES(TQ2_0) {
   put_low(q, t->q, u * 2);
 }
 
-// Fractions of 256 to base 3: the first trit of each byte; the others.
+// Bytes are fractions of 256 in base 3. Get the first trit of each byte; then the others.
 PG_INLINE rows first_trit(rows v) {
   const row_bytes x = (row_bytes)v;
   return (rows)(-(row_bytes)(x > 85) - (row_bytes)(x > 170));
@@ -324,7 +324,7 @@ CODES(TQ1_0) { // trit u of 32 bytes; then two or one of 16 bytes each; at last 
 // Grids, as formats/iq.c describes them: a code is the bits of an element that number its levels and, above
 // them, its sign.
 
-// The quartets of point g, of eight elements.
+// Put the quartets of point g, which has eight elements.
 #define PUT_POINT_8(g, grid, index, sign)                                                                              \
   UNROLL for (int h = 0; h < 2; h++) q->low[2 * (g) + h] = POINTS(grid, 8, index, 4 * h), q->high[2 * (g) + h] = sign
 

@@ -1,4 +1,5 @@
-// Codes in registers: vi holds VF_N lanes of 4 bytes, one per row: all of a line at 512 bits, half of one at 256.
+// Codes in registers: vi has VF_N lanes of 4 bytes, one lane per row. With 512 bits that is a whole line, with 256 half
+// of one.
 #pragma once
 #include "formats/block_lut.h"
 #include "products/r16/r16.h"
@@ -68,7 +69,7 @@ PG_INLINE vi vi_move_bits(vi a, int from, int to) {
   return from > to ? vi_shr(a, from - to) : from < to ? vi_shl(a, to - from) : a;
 }
 
-// Codes as unsigned bytes: themselves, or the values that they number, plus 128.
+// Codes as unsigned bytes: the codes themselves, or, in formats with a table, their values plus 128.
 PG_INLINE vi r16_values(r16_format f, vi q) {
   switch (f.table) {
   case R16_IQ1:

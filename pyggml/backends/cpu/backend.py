@@ -107,8 +107,8 @@ class CpuProgram:
 
 
 def _work(steps: Sequence[Step], nodes: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Operations and bytes of the steps that end with these nodes. What one node of a step writes and another reads is
-    not in memory at all."""
+    """Operations and bytes of the steps that end with these nodes. Values that pass between the nodes of one step count
+    for no bytes: they are never in memory."""
     of = {step.nodes[-1]: step for step in steps}
     rows: list[tuple[int, int]] = []
     for step in (of[t] for t in nodes):
@@ -126,8 +126,9 @@ class CpuBackend(HostBackend):
     Raises BackendError for an instruction set that this CPU or build does not have, a thread count below 1, or an
     unknown fusion.
 
-    `measure(program, spans)` is called after each run where it is set: int64 [n_ops, n_threads, 2], when (nanoseconds
-    of time.perf_counter_ns) each thread began and ended the ops of `program.lowered.nodes`; 0 where it took no part.
+    When `measure` is set, `measure(program, spans)` is called after each run. `spans`, int64 [n_ops, n_threads, 2], are
+    the times (nanoseconds of time.perf_counter_ns) at which each thread began and ended the ops of
+    `program.lowered.nodes`; 0 for a thread that took no part.
     """
 
     name = "cpu"

@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from ...buffers.alloc import Step
 from ...errors import BackendError
 from ...tensor import Tensor
-from ..runs import runs_of
+from ..repeats import stretches_of
 from .fusions import ORDER, Nodes
 from .products import choose
 
-# What can be switched on and off. Of products, always on where the CPU has its own way for them, there are the parts.
+# The fusions that can be switched on and off. Products that the CPU computes in a way of its own are always found;
+# `norm`, `share`, `glu` and `residual` also say what may be fused to them.
 FUSIONS = ("norm", "share", "glu", "residual", "rope", "attention", "experts", "scan", "conv")
 
 
@@ -34,13 +35,13 @@ def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled:
     """The steps that compute `nodes`, in order. `uses`: how often the whole graph reads each tensor."""
     kernels = {t: found[0] for t in nodes if (found := choose(isa, t)) is not None}
     made: dict[int, list[Step]] = {}
-    for run in runs_of(nodes, uses, kernels):
-        part = nodes[run.begin : run.end]
-        if run.like is None:
-            made[run.begin] = _steps(Nodes(part, uses, kernels, isa, enabled))
+    for stretch in stretches_of(nodes, uses, kernels):
+        part = nodes[stretch.begin : stretch.end]
+        if stretch.like is None:
+            made[stretch.begin] = _steps(Nodes(part, uses, kernels, isa, enabled))
         else:
-            to = dict(zip(nodes[run.like : run.like + len(part)], part, strict=True))
-            made[run.begin] = [s.of(tuple([to[t] for t in s.nodes]), s) for s in made[run.like]]
+            to = dict(zip(nodes[stretch.like : stretch.like + len(part)], part, strict=True))
+            made[stretch.begin] = [s.of(tuple([to[t] for t in s.nodes]), s) for s in made[stretch.like]]
     return [s for steps in made.values() for s in steps]
 
 

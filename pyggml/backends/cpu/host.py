@@ -39,7 +39,7 @@ class HostCalls:
         return lib.PG_OK
 
     def failed(self, e: BaseException) -> None:
-        """A call has raised: the first that did so counts."""
+        """Note that a call has raised. Only the first one is kept."""
         self._error = self._error or e
 
     def reraise(self, t: Tensor) -> None:
@@ -55,7 +55,7 @@ def _of(task: Any) -> HostCalls:
 
 
 def _before_call(_kind: object, e: BaseException, trace: TracebackType) -> None:
-    """Ctrl-C may be raised on the way into `call`."""
+    """Note a Ctrl-C that was raised on the way into `call`."""
     _of(trace.tb_frame.f_locals["task"]).failed(e)
 
 

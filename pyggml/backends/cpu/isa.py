@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -21,11 +22,13 @@ _outside: dict[str, list[tuple[tuple[int, int, int], Kernel]]] = {}  # kernels o
 
 @dataclass(frozen=True)
 class Kernel:
-    """One row of a dispatch table: its C symbol, its address, and the row for its work function."""
+    """One row of a dispatch table: its C symbol, its address, the row for its work function, and what must stay alive
+    beside it."""
 
     symbol: str
     address: int
     row: Any
+    keep: object = None
 
 
 @cache
@@ -73,26 +76,44 @@ def find_kernel(isa: str, stem: str, dst: int, src0: int, src1: int) -> Kernel |
     return next((k for types, k in _outside.get(stem, ()) if types == ids), None)
 
 
-def register_kernel(op: OpDef, address: int, dst: DType, *srcs: DType | None, work: int = 0) -> None:
-    """Let the C function at `address` (`pg_kernel` in pg.h; `get_include`) compute `op` on the cpu backend, at every
-    instruction set, for a result of type `dst` and first two sources of these types (None: absent).
+_FUNCTION_TYPE = type(ctypes.CFUNCTYPE(None))  # the class of all types of ctypes functions
+Function = Any  # a C function of another package: a ctypes function, a cffi function pointer, or its address
 
-    Parameters come as doubles in the order of `op.params`. The function takes strides as they come, computes the share
-    of thread `ith` of `nth`, and returns a status. It cannot call what pg.h declares "for kernels". `work` is the
-    address of a `pg_work` that says how much scratch memory the function needs. Both must stay loaded.
-    Raises BackendError for an address that is none.
-    """
-    at, at_work = (
-        whole(f"register_kernel: the address for {op.name}", a, 0, error=BackendError) for a in (address, work)
-    )
+
+def _address(what: str, function: Function) -> int:
+    """Where a C function is. Raises BackendError when it is none, or NULL."""
+    if isinstance(type(function), _FUNCTION_TYPE):
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    if isinstance(function, ffi.CData):
+        return int(ffi.cast("intptr_t", function))
+    return whole(what, function, 0, error=BackendError)
+
+
+def own_kernel(op: OpDef, function: Function, work: Function = 0) -> Kernel:
+    """A C function of another package as a kernel of `op`; see `register_kernel`."""
+    at = _address(f"register_kernel: the address for {op.name}", function)
+    at_work = _address(f"register_kernel: the work function for {op.name}", work)
     if not at or op.kernel is None:
         raise BackendError(f"register_kernel: {op.name} has no kernel, or its address is NULL")
     row = ffi.new("pg_row *")
     row.fn, row.work = ffi.cast("pg_kernel", at), ffi.cast("pg_work", at_work)
+    return Kernel(f"{op.kernel} at {at:#x}", at, row, (function, work))
+
+
+def register_kernel(op: OpDef, function: Function, dst: DType, *srcs: DType | None, work: Function = 0) -> None:
+    """Let a C function (`pg_kernel` in pg.h; `get_include`) compute `op` on the cpu backend, at every instruction set,
+    for a result of type `dst` and first two sources of these types (None: absent).
+
+    `function` is a ctypes function (`ctypes.CDLL(path).name`), a cffi pointer (`ffi.addressof(lib, "name")`) or an
+    address; its library must stay loaded. `work`, likewise, is a `pg_work` that says how much scratch memory it needs.
+    Parameters come as doubles in the order of `op.params`. The function takes strides as they come, computes the share
+    of thread `ith` of `nth`, and returns a status. It cannot call what pg.h declares "for kernels". A function that is
+    registered later for the same types replaces the earlier one. `pyggml.testing` checks such functions.
+    Raises BackendError for what is no C function.
+    """
+    kernel = own_kernel(op, function, work)
     src0, src1 = [NONE if t is None else t.gguf_id for t in (*srcs, None, None)][:2]
-    _outside.setdefault(op.kernel, []).insert(
-        0, ((dst.gguf_id, src0, src1), Kernel(f"{op.kernel} at {at:#x}", at, row))
-    )
+    _outside.setdefault(op.kernel or "", []).insert(0, ((dst.gguf_id, src0, src1), kernel))
     find_kernel.cache_clear()
 
 

@@ -52,7 +52,7 @@ class Lowered:
     work_size: int
     cost_ns: float = 0.0  # a rough guess
     n_threads: int = 1
-    files: set[MappedFile] = field(default_factory=set[MappedFile])  # that it reads
+    files: set[MappedFile] = field(default_factory=set[MappedFile])  # the files that the records read
 
     def words(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
         """The records as int64 [n_ops, words], over the same memory."""

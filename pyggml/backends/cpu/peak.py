@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: the yardstick of `pyggml op-bench`."""
+"""The limits of this machine, measured, which `pyggml op-bench` compares kernels with."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def repack(
     n_threads: int | None = None,
     isa: str | None = None,
 ) -> int:
-    """Make repacked copies of those of `tensors` that the layout has, allow rounding of the others
+    """Make repacked copies of those `tensors` whose types the layout has, allow products to round the others
     (`allow_rounding`), and return how many copies were made.
 
     A copy is as large as the tensor, within 4 %, except for types with a grid or trits: docs/products.md has their
@@ -90,7 +90,7 @@ def repack(
 def allow_rounding(tensors: Iterable[Tensor]) -> None:
     """Let products of many columns round the matrices of F16 and BF16 among these, and the columns.
 
-    They become 16-bit fixed point (NMSE 1.5e-8), or two numbers in bf16 where there are tiles (2e-11).
+    Both become 16-bit fixed point, or two numbers in bf16 when there are tiles. docs/products.md has the errors.
     """
     for t in tensors:
         if _is_dense_leaf(t) and is_float_matrix(t):
@@ -100,8 +100,7 @@ def allow_rounding(tensors: Iterable[Tensor]) -> None:
 def repack_in_passing(tensors: Iterable[Tensor]) -> None:
     """Let products repack the blocks of these tensors each time they read them, when the layout has their types.
 
-    They give the bits that products of copies give. Otherwise they have the precision of F32, and take two to six times
-    as long.
+    These products give the bits that products of copies give. Otherwise they have the precision of F32, and are slower.
     """
     for t in tensors:
         if _has_layout(t):

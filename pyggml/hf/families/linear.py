@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import dense_back, dense_lead, layers_of, of_model
-from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Move, Shape, Sizes, Split
+from ..moves import A_LOG, CONV1D, KV_B, PLUS_ONE, ROW, Merged, Move, Shape, Sizes
 from .mla import INNER_EPS, NOPE_AND_ROPE
 from .spelling import BLOCK_SPARSE, mtp_layers, shared
 
@@ -55,7 +55,7 @@ def _qkvz_shapes(shape: tuple[int, ...], s: Sizes) -> list[tuple[int, ...]]:
     return [(n_k * (2 * d_k + d_v), shape[1]), (n_k * d_v, shape[1])]
 
 
-QKVZ = Split(("attn_qkv", "attn_gate"), _qkvz_there, _qkvz_back, _qkvz_shapes)
+QKVZ = Merged(("attn_qkv", "attn_gate"), _qkvz_there, _qkvz_back, _qkvz_shapes)
 
 
 def _tiled(first: bool = False, columns: bool = False) -> Move:
@@ -210,7 +210,7 @@ FAMILIES = (
         act="",
         keys={**_SSM, **_RECURRENT, **_EXPERTS},
         moves=_NEXT,
-        splits={"linear_attn.in_proj_qkvz.weight": QKVZ},
+        merged={"linear_attn.in_proj_qkvz.weight": QKVZ},
         names=_DT_BIAS,
         nextn=_NEXTN,
         spelled=_DELTA,
@@ -277,7 +277,7 @@ FAMILIES = (
         },
         moves={"ssm_a": (A_LOG, _HEADS_ONLY)},
         spelled=_KIMI,
-        splits={"self_attn.kv_b_proj.weight": KV_B},
+        merged={"self_attn.kv_b_proj.weight": KV_B},
         names={
             **_DT_BIAS,
             r"\.block_sparse_moe\.((?:gate|up|down)_proj)\.": r".mlp.\1.",

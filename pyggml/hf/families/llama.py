@@ -17,7 +17,7 @@ GRANITE_KEYS: dict[str, Key] = {
     "logit_scale": "logits_scaling",
 }
 
-GRANITE_SPLITS = {
+GRANITE_MERGED = {
     "block_sparse_moe.input_linear.weight": halves("ffn_gate_exps", "ffn_up_exps"),
     "shared_mlp.input_linear.weight": halves("ffn_gate_shexp", "ffn_up_shexp"),
 }
@@ -104,7 +104,7 @@ FAMILIES = (
         cls="GraniteMoeForCausalLM",
         keys={**GRANITE_KEYS, "expert_shared_feed_forward_length": "shared_intermediate_size"},
         moves=ROPE_PAIRS,
-        splits=GRANITE_SPLITS,
+        merged=GRANITE_MERGED,
         spelled=GRANITE_SPELLED,
     ),
 )

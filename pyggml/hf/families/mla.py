@@ -68,7 +68,7 @@ def _told_q(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
 
 
 _V3: dict[str, Key] = {**_MLA, "expert_gating_func": 2}  # always sigmoid, whatever the config says
-_SPLITS = {"self_attn.kv_b_proj.weight": KV_B}
+_MERGED = {"self_attn.kv_b_proj.weight": KV_B}
 _BIAS = {r"^model\.layers\.(\d+)\.(?:.*\.)?e_score_correction_bias$": r"=blk.\1.exp_probs_b.bias"}
 _DSA: dict[str, Key] = {
     **_V3,
@@ -109,7 +109,7 @@ FAMILIES = (
             "expert_gating_func": Of(lambda c: None),
             "expert_weights_norm": Of(lambda c: False),  # whatever norm_topk_prob says
         },
-        splits=_SPLITS,
+        merged=_MERGED,
         told=(*_TOLD, "norm_topk_prob"),
         constants={"topk_method": "greedy"},
     ),
@@ -119,7 +119,7 @@ FAMILIES = (
         cls="DeepseekV3ForCausalLM",
         by_tensors=_told_q,
         keys=_V3,
-        splits=_SPLITS,
+        merged=_MERGED,
         told=_TOLD,
         names=_BIAS,
         nextn=APPENDED,
@@ -129,7 +129,7 @@ FAMILIES = (
         types=("deepseek_v32",),
         cls="DeepseekV32ForCausalLM",
         keys=_DSA,
-        splits=_SPLITS,
+        merged=_MERGED,
         told=_TOLD,
         names={**_BIAS, **_INDEXER},
         table="deepseek2",
@@ -142,7 +142,7 @@ FAMILIES = (
         types=("glm_moe_dsa",),
         cls="GlmMoeDsaForCausalLM",
         keys={**_DSA, "attention.indexer.types": Of(_indexers, _indexers_back)},
-        splits=_SPLITS,
+        merged=_MERGED,
         told=_TOLD,
         names={**_BIAS, **_INDEXER},
         spelled=_INDEXER_SPELLED,

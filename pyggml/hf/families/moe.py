@@ -342,7 +342,7 @@ FAMILIES = (
             r"^model\.layers\.(\d+)\.mlp\.experts\.down_proj_bias$": r"=blk.\1.ffn_down_exps.bias",
             r"^model\.layers\.(\d+)\.mlp\.experts\.down_proj_blocks$": r"=blk.\1.ffn_down_exps.weight",
         },
-        splits={
+        merged={
             "mlp.experts.gate_up_proj": alternating("ffn_gate_exps", "ffn_up_exps", transposed=True),
             "mlp.experts.gate_up_proj_bias": alternating("ffn_gate_exps.bias", "ffn_up_exps.bias", transposed=False),
             "mlp.experts.gate_up_proj_blocks": alternating_rows("ffn_gate_exps", "ffn_up_exps"),  # of MXFP4
@@ -367,7 +367,7 @@ FAMILIES = (
             # Only pyggml reads this key (models/llama4.py); llama.cpp always takes 8192.
             "attention.chunk_size": "attention_chunk_size",
         },
-        splits={"feed_forward.experts.gate_up_proj": halves_transposed("ffn_gate_exps", "ffn_up_exps")},
+        merged={"feed_forward.experts.gate_up_proj": halves_transposed("ffn_gate_exps", "ffn_up_exps")},
         moves={"ffn_down_exps.weight": TRANSPOSED},
     ),
 )

@@ -13,7 +13,7 @@ from pyggml.errors import ModelError
 from ..config import Config
 from ..family import Array, Back, Family, Key, Of
 from ..moves import A_LOG, COLUMN, CONV1D, ROPE_PAIRS, in_groups
-from .llama import GRANITE_KEYS, GRANITE_SPELLED, GRANITE_SPLITS
+from .llama import GRANITE_KEYS, GRANITE_MERGED, GRANITE_SPELLED
 from .spelling import experts, mamba
 
 _ATTENTION = ("full_attention", "attention", "*")
@@ -366,7 +366,7 @@ FAMILIES = (
             ),
         },
         moves={**ROPE_PAIRS, **_MAMBA2},
-        splits=GRANITE_SPLITS,
+        merged=GRANITE_MERGED,
         names=_DT_BIAS,
         spelled={**GRANITE_SPELLED, **mamba("mamba", dt_proj=False)},
     ),

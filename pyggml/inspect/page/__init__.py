@@ -4,21 +4,48 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping, Sequence
 from html import escape
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from pyggml.errors import GraphError
+from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.graph import Graph
 from pyggml.opdef import OPS
 from pyggml.tensor import FLAG_INPUT, Tensor
 
 from ..layers import layers_of
-from ..picture import is_store, kind_of, parameters, place_of, read_later
+from ..picture import folds, is_store, kind_of, parameters, place_of, read_later
 from ..profile import StepTime
-from ..record import Run
-from ..values import Values
+from ..record import Run, record
+from ..values import Planes, Values
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("layout.js", "graph.js", "charts.js", "table.js", "details.js", "main.js")
+
+
+def inspect(
+    graph: Graph | Run,
+    path: str | PathLike[str],
+    inputs: Mapping[Tensor | str, Any] | None = None,
+    n_threads: int | None = None,
+    backends: Sequence[str] = ("cpu",),
+) -> None:
+    """Run `graph` as `pyggml.inspect.record.record` does, with `inputs` as for `compute`, and write one HTML page that
+    shows the graph, the time of each step on each thread, memory, and the values of every node. The page needs no
+    network. A run that was recorded before is shown as it is.
+
+    Raises GraphError for what is neither a graph nor a run, and what recording raises; OSError when the file cannot be
+    written.
+    """
+    if not isinstance(graph, (Graph, Run)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise GraphError(f"gg.inspect shows a Graph, or a recorded Run, not {type(graph).__name__}")
+    run = graph if isinstance(graph, Run) else record(graph, inputs, n_threads, backends)
+    html = page(run, Path(fspath(path)).stem)
+    with AtomicFile(Path(path)) as out:
+        out.file.write(html.encode())
 
 
 def page(run: Run, title: str, about: dict[str, str] | None = None) -> str:
@@ -38,9 +65,9 @@ def page(run: Run, title: str, about: dict[str, str] | None = None) -> str:
 def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
     tensors = [*run.graph.leafs, *run.graph.nodes]
     index = {t: i for i, t in enumerate(tensors)}
-    layers, plan = _whole_layers(run), run.schedule.plan
+    layers, plan = layers_of(run.graph), run.schedule.plan
     backend = {t: split.backend for split in run.schedule.splits for t in split.nodes}
-    start = min((begin for s in run.steps for begin, _ in s.spans.values()), default=0)
+    scores = _scores(run.graph)
     pools = [
         {
             "name": pool,
@@ -72,13 +99,16 @@ def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
         row |= {"place": str(place)} if place is not None else {}
         row |= {"backend": backend[t]} if t in backend else {}
         row |= {"store": t.root.name} if is_store(t) else {}
+        row |= {"scores": True} if t in scores else {}
         row |= {"values": _values(run.values[t])} if t in run.values else {}
         rows.append(row)
     return {
         "title": title,
         "about": about,
         "tensors": rows,
-        "steps": [_step(s, index, start) for s in run.steps],
+        "folds": folds(tensors, layers, {}),
+        "tokens": run.tokens,
+        "steps": [_step(s, index) for s in run.steps],
         "stored": [[index[a], index[b]] for a, b in read_later(run.graph)],
         "pools": pools,
         "n_steps": plan.n_steps,
@@ -88,29 +118,31 @@ def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _whole_layers(run: Run) -> dict[Tensor, int]:
-    """The layer of each tensor. A node without a number in its name belongs to the layer around it."""
-    layers = layers_of(run.graph)
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for i, t in enumerate(run.graph.nodes):
-        if t in layers:
-            first.setdefault(layers[t], i)
-            last[layers[t]] = i
-    for il, begin in first.items():
-        layers |= {t: il for t in run.graph.nodes[begin : last[il]] if t not in layers}
-    return layers
+def _scores(graph: Graph) -> set[Tensor]:
+    """Masks, and what attention computes from a mask: a row for each token, a column for each cell of the cache."""
+    found: set[Tensor] = set()
+    for t in graph.nodes:
+        roles = [OPS[t.op].role(i) for i in range(len(t.src))]
+        mask = t.src[roles.index("mask")] if "mask" in roles else None
+        if mask is None:
+            continue
+        found |= {mask, mask.root}
+        s: Tensor | None = t
+        while t.op == "soft_max" and s is not None and s.ne == t.ne:  # down to the product of Q and K
+            found.add(s)
+            s = None if s.op == "mul_mat" else s.src[0]
+    return found
 
 
-def _step(s: StepTime, index: dict[Tensor, int], start: int) -> dict[str, Any]:
-    spans = [[thread, (begin - start) / 1e3, (end - start) / 1e3] for thread, (begin, end) in s.spans.items()]
+def _step(s: StepTime, index: dict[Tensor, int]) -> dict[str, Any]:
+    spans = [[thread, begin / 1e3, end / 1e3] for thread, (begin, end) in s.spans.items()]
     nodes = [index[t] for t in s.nodes if t in index]
     return {"nodes": nodes, "op": s.op, "spans": spans, "us": s.ns / 1e3, "flops": s.flops, "bytes": s.n_bytes}
 
 
-def _number(x: float) -> float | str:
-    """A number for JSON, with six digits; NaN and infinities as text."""
-    return float(f"{x:.6g}") if abs(x) < float("inf") else str(x)
+def _number(x: float, digits: int = 6) -> float | str:
+    """A number for JSON, with so many digits; NaN and infinities as text."""
+    return float(f"{x:.{digits}g}") if abs(x) < float("inf") else str(x)
 
 
 def _values(v: Values) -> dict[str, Any]:
@@ -123,7 +155,16 @@ def _values(v: Values) -> dict[str, Any]:
         "mean": _number(v.mean),
         "std": _number(v.std),
         "bins": v.histogram,
-        "corner": [[_number(x) for x in row] for row in v.corner],
-        "pixels": base64.b64encode(v.pixels.tobytes()).decode(),
-        "columns": v.pixels.shape[1],
+        **({} if v.planes is None else _planes(v.planes)),
+    }
+
+
+def _planes(p: Planes) -> dict[str, Any]:
+    return {
+        "planes": p.n,
+        "rows": p.rows,
+        "columns": p.columns,
+        "corners": [[[_number(x, 5) for x in row] for row in corner] for corner in p.corners],
+        "pixels": base64.b64encode(p.pixels.tobytes()).decode(),
+        "size": p.pixels.shape[1:],
     }

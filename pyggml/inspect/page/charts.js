@@ -5,9 +5,13 @@ const bytes = (n) => (n < 1e4 ? n + " B" : n < 1e7 ? (n / 1e3).toFixed(0) + " kB
 const rate = (n, us) => (us > 0 ? n / us / 1e3 : 0); // bytes or operations in microseconds, as 10^9 per second
 const fixed = (x) => (x === 0 ? "–" : x < 10 ? x.toFixed(2) : x.toFixed(1));
 const number = (x) => (typeof x === "string" ? x : x === 0 ? "0" : Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3 ? x.toExponential(2) : String(+x.toPrecision(4)));
-const PALETTE = ["#6fa8f5", "#f2a65e", "#7fc97a", "#e57f86", "#b39ddb", "#c9a98b", "#ef9fd0", "#b9c24d", "#5ec6cf", "#a8b3c2"];
-const opColours = new Map();
-const opColour = (op) => { if (!opColours.has(op)) opColours.set(op, PALETTE[opColours.size % PALETTE.length]); return opColours.get(op); };
+// What a step works at: of a fused one, the first of these that any of its nodes does.
+const WORK = [
+  ["attention", "#c9a98b", /^(soft_max|flash_attn|diag_mask|lightning|top_k_mask)/], ["product", "#6fa8f5", /^(mul_mat|out_prod|conv_|im2col|solve_tri)/],
+  ["recurrence", "#b9c24d", /^(ssm_|rwkv|gated_)/], ["norm", "#f2a65e", /norm$/], ["rope", "#e57f86", /^rope/],
+  ["copy", "#b39ddb", /^(cpy|cont|dup|cast|get_rows|set_rows|concat|repeat|pad|roll|set|acc|win_|col2im)/], ["by element", "#7fc97a", /./],
+];
+const workOf = (ops) => WORK.find(([, , which]) => ops.some((op) => which.test(op)));
 
 function zoomable(canvas, pan, zoom, click, move) {
   let from = null, moved = 0;
@@ -44,24 +48,23 @@ function Bars(canvas, end, marginLeft, rows, rects, axis, pick, tip) {
     g2.fillStyle = colours.panel; g2.fillRect(0, 0, w, h);
     g2.font = "11px system-ui, sans-serif"; g2.textBaseline = "middle"; g2.lineWidth = 1;
     const step = nice((to - from) / Math.max(2, w / 110));
-    g2.textAlign = "center";
     for (let v = Math.ceil(from / step) * step; v <= to; v += step) {
       g2.strokeStyle = colours.line; g2.beginPath(); g2.moveTo(X(v), top); g2.lineTo(X(v), h - bottom); g2.stroke();
-      g2.fillStyle = colours.muted; g2.fillText(axis(v), X(v), h - bottom / 2);
+      g2.fillStyle = colours.muted; g2.textAlign = X(v) > w - 40 ? "right" : "center"; g2.fillText(axis(v), Math.min(X(v), w - 4), h - bottom / 2);
     }
     g2.save(); g2.beginPath(); g2.rect(marginLeft, 0, w - marginLeft, h - bottom + 1); g2.clip();
     const known = selected >= 0 && rects.some((r) => r.tensors.includes(selected));
     for (const r of rects) {
       if (r.x1 < from || r.x0 > to) continue;
       const x0 = X(r.x0), y0 = Y(r.y0), rw = Math.max(0.7, X(r.x1) - x0 - 0.4), rh = Math.max(0.7, Y(r.y1) - y0 - 0.4);
-      g2.fillStyle = r.fill; g2.globalAlpha = known && !r.tensors.includes(selected) ? 0.45 : 1; g2.fillRect(x0, y0, rw, rh);
+      const dim = known && r.tensors.length && !r.tensors.includes(selected);
+      g2.fillStyle = r.fill ?? colours.layer; g2.globalAlpha = dim ? 0.45 : 1; g2.fillRect(x0, y0, rw, rh);
       if (r.tensors.includes(selected)) { g2.strokeStyle = colours.ink; g2.lineWidth = 2; g2.strokeRect(x0, y0, rw, rh); }
       g2.globalAlpha = 1;
       const left = Math.max(x0, marginLeft), room = Math.min(x0 + rw, w) - left;
-      if (room > 34 && rh > 12) {
-        const most = Math.floor((room - 8) / 6.2), text = r.label.length <= most ? r.label : r.label.slice(0, Math.max(0, most - 1)) + "…";
-        g2.fillStyle = colours["bar-ink"]; g2.textAlign = "left"; g2.fillText(text, left + 5, y0 + rh / 2);
-      }
+      if (rh < 12) continue;
+      const most = Math.floor((room - 6) / 6.2), label = r.labels.find((l) => l.length <= most) ?? (most > 5 ? r.labels[r.labels.length - 1].slice(0, most - 1) + "…" : "");
+      g2.fillStyle = colours[r.fill && !dim ? "bar-ink" : "ink"]; g2.textAlign = "left"; g2.fillText(label, left + 4, y0 + rh / 2);
     }
     g2.restore();
     g2.fillStyle = colours.muted; g2.textAlign = "right";
@@ -78,7 +81,7 @@ function Bars(canvas, end, marginLeft, rows, rects, axis, pick, tip) {
   zoomable(canvas, (dx) => { const d = dx / (size[0] - marginLeft - 12) * (to - from); keep(from - d, to - d); }, (x, y, f) => {
     const v = from + (x - marginLeft) / (size[0] - marginLeft - 12) * (to - from), span = Math.max(end / 5000, (to - from) / f);
     keep(v - (v - from) * span / (to - from), v + (to - v) * span / (to - from));
-  }, (x, y) => { const r = at(x, y); pick(r ? r.tensors[r.tensors.length - 1] : -1); },
+  }, (x, y) => { const r = at(x, y); pick(r && r.tensors.length ? r.tensors[r.tensors.length - 1] : -1); },
   (x, y, e) => { const r = x === null ? null : at(x, y); canvas.style.cursor = r ? "pointer" : "grab"; tip(r ? r.tip() : "", e); });
   return {
     resize() { const r = canvas.getBoundingClientRect(); size = [r.width, r.height]; draw(); },
@@ -89,16 +92,20 @@ function Bars(canvas, end, marginLeft, rows, rects, axis, pick, tip) {
 const nice = (x) => { const p = 10 ** Math.floor(Math.log10(x)); return [1, 2, 5, 10].map((m) => m * p).find((m) => m >= x); };
 
 function timeLine(canvas, data, pick, tip) {
-  const T = data.tensors, rects = [], n = data.n_threads;
-  let end = 1;
-  for (const s of data.steps) for (const [thread, begin, stop] of s.spans) {
+  const T = data.tensors, rects = [], n = data.n_threads, layered = T.some((t) => t.layer !== undefined), above = layered ? 0.13 : 0;
+  let end = 1e-3, now = null;
+  for (const s of data.steps) {
+    const last = T[s.nodes[s.nodes.length - 1]], name = last.name, begin = Math.min(...s.spans.map((p) => p[1])), stop = Math.max(...s.spans.map((p) => p[2]));
     end = Math.max(end, stop);
-    const name = T[s.nodes[s.nodes.length - 1]].name;
-    rects.push({ x0: begin, x1: stop, y0: (thread + 0.06) / n, y1: (thread + 0.94) / n, tensors: s.nodes, fill: opColour(s.op), label: `${s.op} ${name}`,
-      tip: () => `${s.op} · ${name}\nthread ${thread}: ${micro(stop - begin)}, from ${micro(begin)} on\n${micro(s.us)} in all, ${fixed(rate(s.bytes, s.us))} GB/s, ${fixed(rate(s.flops, s.us))} GFLOPS` });
+    if (layered && last.layer !== now?.layer) rects.push(now = { layer: last.layer, x0: begin, y0: 0, y1: above - 0.02, tensors: [],
+      labels: last.layer === undefined ? [""] : [`layer ${last.layer}`, `${last.layer}`, ""] });
+    if (now) { now.x1 = stop; now.hide = now.layer === undefined; now.tip = now.hide ? () => "" : ((r) => () => `layer ${r.layer}: ${micro(r.x1 - r.x0)}`)(now); }
+    for (const [thread, from, to] of s.spans)
+      rects.push({ x0: from, x1: to, y0: above + (1 - above) * (thread + 0.04) / n, y1: above + (1 - above) * (thread + 0.96) / n, tensors: s.nodes, fill: s.work[1], labels: [`${name} · ${s.op}`, name],
+        tip: () => `${name} · ${s.op}\nthread ${thread}: ${micro(to - from)}, from ${micro(from)} on\n${micro(s.us)} in all, ${fixed(rate(s.bytes, s.us))} GB/s, ${fixed(rate(s.flops, s.us))} GFLOPS${s.nodes.length > 1 ? `\nfused: ${s.nodes.map((i) => T[i].name).join(", ")}` : ""}` });
   }
-  const rows = [...Array(n).keys()].map((i) => [`thread ${i}`, (i + 0.5) / n]);
-  return Bars(canvas, end, 70, rows, rects, micro, pick, tip);
+  const rows = [...Array(n).keys()].map((i) => [`thread ${i}`, above + (1 - above) * (i + 0.5) / n]);
+  return Bars(canvas, end, 70, rows, rects.filter((r) => !r.hide), micro, pick, tip);
 }
 
 function memoryMap(canvas, data, pick, tip) {
@@ -109,7 +116,7 @@ function memoryMap(canvas, data, pick, tip) {
     rows.push([pool.name, (at + pool.size / 2) / total]);
     rows.push([bytes(pool.size), (at + pool.size) / total]);
     for (const [i, offset, size, first, last] of pool.blocks)
-      rects.push({ x0: first, x1: last + 1, y0: (at + offset) / total, y1: (at + offset + size) / total, tensors: [i], fill: opColour(T[i].op), label: T[i].name,
+      rects.push({ x0: first, x1: last + 1, y0: (at + offset) / total, y1: (at + offset + size) / total, tensors: [i], fill: workOf([T[i].op])[1], labels: [`${T[i].name} · ${T[i].op}`, T[i].name],
         tip: () => `${T[i].name} · ${T[i].op}\n${bytes(size)} at byte ${offset} of ${pool.name}\nsteps ${first} to ${last}` });
     base += pool.size;
   }

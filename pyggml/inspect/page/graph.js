@@ -1,108 +1,179 @@
-// The graph on its canvas: layers that fold, pan and zoom, selection.
-const HUB = 3; // leafs that so many layers read: their edges are drawn when they are selected
+// The graph on its canvas: layers and folds that open, pan and zoom, selection.
+const READABLE = 9, PAD = 18, HEAD = 34; // pixels of the smallest text; around and above what is inside an open layer
+const LATER = 3; // nodes between two readers of a leaf: beyond, it is drawn once more
 function Graph(canvas, data, pick, hover) {
   const T = data.tensors, g2 = canvas.getContext("2d");
   const view = { x: 0, y: 0, k: 1 }, open = new Set();
-  let colours = {}, byTime = false, selected = -1, hovered = null, items = [], edges = [], frame = 0, size = [0, 0];
-  const layersOf = [...new Set(T.map((t) => t.layer).filter((l) => l !== undefined))].sort((a, b) => a - b);
-  const slowest = Math.max(1e-9, ...T.map((t) => t.us || 0));
-  const slowestLayer = Math.max(1e-9, ...layersOf.map((il) => layerTime(il)));
-  function layerTime(il) { return T.reduce((s, t) => s + (t.layer === il ? t.us || 0 : 0), 0); }
-  const isHub = T.map((t) => t.op === "none" && new Set(t.users.map((u) => T[u].layer)).size >= HUB);
-  g2.font = "12px system-ui, sans-serif";
-  const widths = T.map((t) => Math.max(g2.measureText(t.name).width, g2.measureText(t.op === "none" ? `${t.type} ${trimmed(t.ne)}` : `${t.op}  ${t.us ? micro(t.us) : ""}`).width * 0.88));
-  const boxOf = (i) => ({ tensor: i, w: Math.min(230, Math.max(64, widths[i] + 22)), h: T[i].op === "none" ? 32 : 38 });
+  let colours = {}, byTime = false, selected = -1, mates = new Set(), hovered = null, items = [], edges = [], frame = 0, size = [0, 0], smallest = Infinity, whole = [0, 0, 1, 1];
 
-  function place(members, keyOf, boxes) { // lays boxes out by the edges between them
-    const at = new Map(boxes.map((b, i) => [b.key, i])), seen = new Map();
-    for (const i of members) for (const s of T[i].src) {
-      if (s < 0 || isHub[s]) continue;
-      const a = at.get(keyOf(s)), b = at.get(keyOf(i));
-      if (a !== undefined && b !== undefined && a !== b) seen.set(a + "," + b, [a, b]);
+  // what is drawn: boxes of tensors in layers, equal layers in folds. A leaf is drawn in each layer that reads it, and
+  // again for readers that come much later
+  const root = { key: "root", kids: [] }, groups = new Map(), parents = new Map(), boxesOf = T.map(() => []);
+  const layers = [...new Set(T.map((t) => t.layer).filter((l) => l !== undefined))].sort((a, b) => a - b);
+  const homes = T.map((t) => (t.layer === undefined ? "" : "layer " + t.layer));
+  let last = "";
+  T.forEach((t, i) => { if (t.op !== "none" && t.layer === undefined) homes[i] = "after " + last; else if (t.op !== "none") last = homes[i]; });
+  for (const il of layers) {
+    const fold = data.folds.find(([first, period, times]) => il >= first && il < first + period * times);
+    let into = root;
+    if (fold) {
+      const [first, period, times] = fold, key = "fold " + first;
+      if (!groups.has(key)) add({ key, kids: [], title: `layers ${first} to ${first + period * times - 1}`, times, period, layers: [] }, root);
+      into = groups.get(key);
+      into.layers.push(il);
     }
-    for (const [s, i] of data.stored) { // what is stored is read below
-      const a = at.get(keyOf(s)), b = at.get(keyOf(i));
-      if (a !== undefined && b !== undefined && a !== b) seen.set(a + "," + b, [a, b]);
-    }
-    const between = [...seen.values()];
-    const done = layered(boxes, between);
-    const routes = new Map(between.map(([a, b], k) => [boxes[a].key + ">" + boxes[b].key, done.routes[k]]));
-    return { w: done.w, h: done.h, routes };
+    add({ key: "layer " + il, kids: [], title: `layer ${il}`, layers: [il] }, into);
   }
-  const inner = new Map(); // layer -> its layout, made when it is opened first
-  function insideOf(il) {
-    if (!inner.has(il)) {
-      const members = T.map((t, i) => i).filter((i) => T[i].layer === il);
-      const boxes = members.map((i) => ({ ...boxOf(i), key: "t" + i }));
-      inner.set(il, { boxes, ...place(members, (i) => "t" + i, boxes) });
+  function add(group, into) { groups.set(group.key, group); parents.set(group.key, into); into.kids.push(group); }
+  const widths = T.map((t) => { g2.font = "12.5px system-ui, sans-serif"; return Math.max(g2.measureText(t.name).width, g2.measureText(below(t)).width * 0.9); });
+  function below(t) { return t.op === "none" ? `${t.type} ${trimmed(t.ne)}` : `${t.op}${t.us && t.last ? "  " + micro(t.us) : ""}`; }
+  function boxIn(i, home, copy = 0) { // the box of a tensor in a layer (or beside the layers)
+    const key = `${i} in ${home}, ${copy}`;
+    if (!parents.has(key)) {
+      add({ key, tensor: i, w: Math.min(230, Math.max(64, widths[i] + 22)), h: T[i].op === "none" ? 34 : 40 }, groups.get(home) || root);
+      boxesOf[i].push(key);
     }
-    return inner.get(il);
+    return key;
+  }
+  const copies = new Map(); // "leaf reader" -> which of its boxes the reader reads
+  T.forEach((t, i) => {
+    if (t.op !== "none" || !t.users.length) boxIn(i, homes[i]);
+    else t.users.reduce((copy, u, k) => { copy += k && u - t.users[k - 1] > LATER ? 1 : 0; copies.set(i + " " + u, copy); boxIn(i, homes[u], copy); return copy; }, 0);
+  });
+  const chain = (key) => { const found = []; for (let at = key; at !== "root"; at = parents.get(at).key) found.push(at); return found.reverse(); };
+  const links = [];
+  const link = (s, i, dotted, role) => links.push({ a: chain(T[s].op === "none" ? boxIn(s, homes[i], copies.get(s + " " + i)) : boxIn(s, homes[s])), b: chain(boxIn(i, homes[i])), s, i, dotted, role });
+  T.forEach((t, i) => t.src.forEach((s, k) => { if (s >= 0) link(s, i, false, t.src.length > 1 ? t.roles[k] : ""); }));
+  data.stored.forEach(([s, i]) => link(s, i, true, "")); // what is stored is read below
+  const timeOf = (g) => g.layers.reduce((sum, il) => sum + (times.get(il) || 0), 0), times = new Map(), counts = new Map();
+  for (const t of T) if (t.layer !== undefined && t.op !== "none") { times.set(t.layer, (times.get(t.layer) || 0) + (t.us || 0)); counts.set(t.layer, (counts.get(t.layer) || 0) + 1); }
+  const slowest = Math.max(1e-9, ...T.map((t) => t.us || 0)), slowestLayer = Math.max(1e-9, ...times.values());
+
+  // A line crosses the border of an open layer at a port: it has a part in each group on its way.
+  function segments() {
+    const found = new Map();
+    const part = (group, from, to, link, key) => {
+      const of = found.get(group) || found.set(group, new Map()).get(group), name = `${from}>${to}${key}${link.dotted ? "." : ""}`;
+      const seg = of.get(name) || of.set(name, { from, to, links: [], dotted: link.dotted, s: link.s }).get(name);
+      seg.links.push(link);
+    };
+    for (const l of links) {
+      let d = 0;
+      while (l.a[d] === l.b[d] && d < l.a.length && open.has(l.a[d])) d++;
+      if (l.a[d] === l.b[d]) continue; // both in one layer that is closed, or at one place
+      part(d ? l.a[d - 1] : "root", l.a[d], l.b[d], l, open.has(l.a[d]) || open.has(l.b[d]) ? l.s : "");
+      for (let e = d; open.has(l.a[e]); e++) part(l.a[e], l.a[e + 1], "out " + l.s, l, "");
+      for (let e = d; open.has(l.b[e]); e++) part(l.b[e], "in " + l.s, l.b[e + 1], l, "");
+    }
+    return found;
+  }
+  const kept = new Map(); // layouts of layers: what they hold does not change
+  function lay(group, segs) {
+    const known = kept.get(group.key);
+    if (known && known.room === size.join()) return known;
+    const boxes = group.kids.map((kid) => {
+      if (kid.tensor !== undefined) return { ...kid };
+      if (!open.has(kid.key)) return { key: kid.key, group: kid, w: 196, h: 50 };
+      const inside = lay(kid, segs);
+      return { key: kid.key, group: kid, w: inside.w + 2 * PAD, h: inside.h + HEAD + PAD, inside };
+    });
+    const mine = [...(segs.get(group.key) || new Map()).values()], at = new Map(boxes.map((b) => [b.key, b])), pairs = new Map();
+    for (const seg of mine) for (const end of [seg.from, seg.to]) if (!at.has(end)) {
+      const port = { key: end, port: true, w: 6, h: 0, end: end.startsWith("in ") ? "top" : "bottom" };
+      at.set(end, port); boxes.push(port);
+    }
+    const index = new Map(boxes.map((b, i) => [b.key, i]));
+    for (const { from, to } of mine) pairs.set(from + ">" + to, [index.get(from), index.get(to)]);
+    const done = layered(boxes, [...pairs.values()], { w: Math.max(300, size[0] - 60), h: Math.max(250, size[1] - 110) });
+    const routes = new Map([...pairs.keys()].map((key, i) => [key, done.routes[i]]));
+    const laid = { w: done.w, h: done.h, boxes, at, segs: mine.map((seg) => ({ ...seg, points: routes.get(seg.from + ">" + seg.to) })), room: size.join() };
+    if (group !== root && !group.kids.some((kid) => kid.group || kid.kids)) kept.set(group.key, laid);
+    return laid;
   }
   function build() {
-    const boxes = [];
-    T.forEach((t, i) => { if (t.layer === undefined) boxes.push({ ...boxOf(i), key: "t" + i }); });
-    for (const il of layersOf) {
-      const box = { layer: il, key: "l" + il, w: 190, h: 50 };
-      if (open.has(il)) { const in_ = insideOf(il); box.w = in_.w + 40; box.h = in_.h + 64; box.open = in_; }
-      boxes.push(box);
-    }
-    const keyOf = (i) => (T[i].layer === undefined ? "t" + i : "l" + T[i].layer);
-    const outer = place(T.map((t, i) => i), keyOf, boxes);
     items = []; edges = [];
-    const shown = new Map(), routes = [];
-    for (const [key, points] of outer.routes) routes.push([key, points]);
-    for (const b of boxes) {
-      items.push(b);
-      shown.set(b.key, b);
-      if (!b.open) continue;
-      const dx = b.x - b.w / 2 + 20, dy = b.y - b.h / 2 + 44;
-      for (const c of b.open.boxes) { const d = { ...c, x: c.x + dx, y: c.y + dy }; items.push(d); shown.set(d.key, d); }
-      for (const [key, points] of b.open.routes) routes.push([key, points.map(([x, y]) => [x + dx, y + dy])]);
+    const laid = lay(root, segments());
+    whole = [0, 0, laid.w, laid.h];
+    put(laid, 0, 0);
+    draw();
+  }
+  function put(laid, dx, dy) {
+    const placed = new Map();
+    for (const b of laid.boxes) {
+      const c = { ...b, x: b.x + dx, y: b.y + dy };
+      placed.set(b.key, c);
+      if (b.port) continue;
+      items.push(c);
+      if (b.inside) put(b.inside, c.x - c.w / 2 + PAD, c.y - c.h / 2 + HEAD);
     }
-    const byKey = new Map(routes);
-    const of = (i) => shown.get("t" + i) || shown.get("l" + T[i].layer);
-    const seen = new Set();
-    const add = (s, i, dotted) => {
-      const a = of(s), b = of(i), key = a.key + ">" + b.key + (dotted ? "." : "");
-      if (a === b || seen.has(key)) return;
-      seen.add(key);
-      // an edge into or out of an open layer passes where that of the layer as a whole does
-      const points = byKey.get(a.key + ">" + b.key) || byKey.get(keyOf(s) + ">" + keyOf(i)) || [];
-      edges.push({ a, b, points, s, i, hub: isHub[s], dotted, view: T[i].kind === "view" });
-    };
-    T.forEach((t, i) => t.src.forEach((s) => { if (s >= 0) add(s, i, false); }));
-    data.stored.forEach(([s, i]) => add(s, i, true));
+    const into = new Map();
+    for (const seg of laid.segs) {
+      const a = placed.get(seg.from), b = placed.get(seg.to), points = seg.points.map(([x, y, corner]) => [x + dx, y + dy, corner]);
+      const port = (box, way, edge) => { const p = box.inside.at.get(way + seg.s); return [box.x - box.w / 2 + PAD + p.x, edge]; };
+      const from = a.inside ? port(a, "out ", a.y + a.h / 2) : [a.x, a.y + a.h / 2];
+      const to = b.inside ? port(b, "in ", b.y - b.h / 2) : [b.x, b.y - b.h / 2];
+      if (a.port) from[1] = dy - HEAD; // on the border of the layer
+      if (b.port) to[1] = dy + laid.h + PAD;
+      const e = { ...seg, from, to, points, arrow: !b.port && !b.inside, role: b.tensor === undefined ? "" : [...new Set(seg.links.map((l) => l.role))].filter(Boolean).join(", ") };
+      edges.push(e);
+      if (e.arrow) into.set(b, [...(into.get(b) || []), e]);
+    }
+    for (const [b, es] of into) { // lines that enter a box stand side by side
+      const side = (e) => (e.points.length ? e.points[e.points.length - 1] : e.from)[0], step = Math.min(es.some((e) => e.role.length > 2) ? 44 : 30, 0.84 * b.w / es.length);
+      es.sort((d, e) => side(d) - side(e)).forEach((e, k) => { e.to[0] += (k - (es.length - 1) / 2) * step; });
+    }
+    for (const e of edges) for (const [end, k] of [[e.from, 0], [e.to, e.points.length - 1]]) if (e.points[k]?.[2]) e.points[k][0] = end[0];
+  }
+  function scaleOf([x0, y0, x1, y1]) { return Math.min(1.3, (size[0] - 40) / (x1 - x0), (size[1] - 100) / (y1 - y0)); }
+  function fit(least = 0.005) { // shows everything; or the beginning, where everything would be smaller than `least`
+    const [x0, y0, x1, y1] = whole, k = view.k = Math.max(least, scaleOf(whole));
+    view.x = (x1 - x0) * k > size[0] - 40 ? 20 - x0 * k : size[0] / 2 - (x0 + x1) / 2 * k;
+    view.y = (y1 - y0) * k > size[1] - 100 ? 50 - y0 * k : size[1] / 2 - (y0 + y1) / 2 * k;
     draw();
   }
-  const bounds = () => {
-    let box = [Infinity, Infinity, -Infinity, -Infinity];
-    for (const b of items) box = [Math.min(box[0], b.x - b.w / 2), Math.min(box[1], b.y - b.h / 2), Math.max(box[2], b.x + b.w / 2), Math.max(box[3], b.y + b.h / 2)];
-    return box;
-  };
-  function show([x0, y0, x1, y1], most) {
-    const k = Math.min(most, (size[0] - 60) / (x1 - x0), (size[1] - 100) / (y1 - y0));
-    view.k = Math.max(k, 0.005); view.x = size[0] / 2 - (x0 + x1) / 2 * view.k; view.y = size[1] / 2 - (y0 + y1) / 2 * view.k;
-    draw();
+  const READABLE_SCALE = 0.8; // where both lines of a box can be read
+  const closable = () => [...groups].filter(([, g]) => g.layers).map(([key]) => key); // layers and folds
+  const opens = (way) => { open.clear(); way.forEach((key) => open.add(key)); build(); };
+  function start() { // as much as can be read at once, and all of a small graph
+    const all = closable(), ways = T.length < 1500 && all.length < 12 ? [all] : [];
+    if (T.length >= 120) ways.push(all.filter((key) => key.startsWith("fold")), []);
+    ways.some((way) => { opens(way); return scaleOf(whole) >= READABLE_SCALE; });
+    fit(READABLE_SCALE);
   }
-  const fit = () => show(bounds(), 1.3);
   function draw() { if (!frame) frame = requestAnimationFrame(() => { frame = 0; paint(); }); }
   function heat(part) { return `color-mix(in srgb, ${colours.hot} ${Math.round(100 * Math.sqrt(Math.min(1, part)))}%, ${colours.cold})`; }
   const heats = new Map();
   function heatOf(part) { const k = Math.round(part * 200); if (!heats.has(k)) heats.set(k, heat(k / 200)); return heats.get(k); }
-  function short(text, width) {
-    const most = Math.floor(width / 6.4);
-    return text.length <= most ? text : text.slice(0, most - 1) + "…";
+  // Text of `px` pixels at scale 1, never smaller than READABLE on the screen: the first of `texts` that fits into `width`
+  // (of the graph), or as much of the last one as does.
+  function write(texts, x, y, px, width, weight = "") {
+    const on = Math.max(READABLE, px * view.k), most = Math.floor(width * view.k / (on * 0.56));
+    const text = texts.find((text) => text.length <= most) ?? texts[texts.length - 1];
+    if (most < 4 && most < text.length) return;
+    smallest = Math.min(smallest, on);
+    g2.font = `${weight} ${on / view.k}px system-ui, sans-serif`;
+    g2.fillText(text.length <= most ? text : text.slice(0, most - 1) + "…", x, y);
   }
   function path(e) {
-    const x0 = e.a.x, y0 = e.a.y + e.a.h / 2, x1 = e.b.x, y1 = e.b.y - e.b.h / 2;
-    let px = x0, py = y0;
-    g2.moveTo(x0, y0);
-    if (view.k < 0.2) { for (const [x, y] of [...e.points, [x1, y1]]) g2.lineTo(x, y); return; }
-    for (const [x, y] of [...e.points, [x1, y1]]) {
-      const bend = Math.min(60, Math.max(10, Math.abs(y - py) / 2));
-      g2.bezierCurveTo(px, py + bend, x, y - bend, x, y);
-      px = x; py = y;
-    }
+    let [px, py] = e.from, corner = false;
+    const points = [...e.points, e.to];
+    g2.moveTo(px, py);
+    points.forEach(([x, y, turns], i) => {
+      if (view.k < 0.2) g2.lineTo(x, y);
+      else if (turns) g2.arcTo(x, y, points[i + 1][0], points[i + 1][1], 7);
+      else if (corner || x === px) g2.lineTo(x, y);
+      else { const bend = Math.max(8, Math.abs(y - py) * 0.55); g2.bezierCurveTo(px, py + bend, x, y - bend, x, y); }
+      px = x; py = y; corner = turns;
+    });
+  }
+  function lines(es, colour, width, dash) {
+    g2.beginPath(); g2.strokeStyle = g2.fillStyle = colour; g2.lineWidth = width; g2.setLineDash(dash);
+    es.forEach(path);
+    g2.stroke(); g2.setLineDash([]);
+    if (view.k < 0.3) return;
+    g2.beginPath();
+    for (const { arrow, to: [x, y] } of es) if (arrow) { g2.moveTo(x, y); g2.lineTo(x - 3.6, y - 7.5); g2.lineTo(x + 3.6, y - 7.5); g2.closePath(); }
+    g2.fill();
   }
   function paint() {
     const ratio = window.devicePixelRatio || 1, [w, h] = size;
@@ -114,92 +185,95 @@ function Graph(canvas, data, pick, hover) {
     const x0 = -view.x / view.k, y0 = -view.y / view.k, x1 = x0 + w / view.k, y1 = y0 + h / view.k;
     const seen = (b) => b.x + b.w / 2 > x0 && b.x - b.w / 2 < x1 && b.y + b.h / 2 > y0 && b.y - b.h / 2 < y1;
     const far = view.k < 0.3, thin = 1 / Math.max(view.k, 0.4);
-    for (const b of items) if (b.open && seen(b)) box(b, colours["layer-open"], colours["layer-line"], 12);
-    const touched = (e) => selected >= 0 && (e.s === selected || e.i === selected);
-    for (const dotted of [false, true]) {
-      g2.beginPath(); g2.strokeStyle = colours.edge; g2.lineWidth = (dotted ? 1.2 : 1) * thin; g2.setLineDash(dotted ? [2, 4] : []);
-      for (const e of edges) {
-        if (e.hub || e.dotted !== dotted || Math.max(e.a.y, e.b.y) < y0 || Math.min(e.a.y, e.b.y) > y1) continue;
-        path(e);
-      }
-      g2.stroke();
-    }
-    g2.setLineDash([]);
-    g2.beginPath(); g2.strokeStyle = colours.accent; g2.lineWidth = 2 * thin;
-    for (const e of edges) if (touched(e)) path(e);
-    g2.stroke();
-    for (const b of items) {
-      if (b.open) { if (seen(b) && view.k > 0.1) { g2.fillStyle = colours.muted; g2.font = "600 13px system-ui, sans-serif"; g2.textAlign = "left"; g2.fillText(`▾ layer ${b.layer}`, b.x - b.w / 2 + 16, b.y - b.h / 2 + 22); } continue; }
-      if (!seen(b)) continue;
-      const t = b.tensor === undefined ? null : T[b.tensor], kind = t ? t.kind : "layer";
-      const fill = !byTime ? colours[kind] : t ? heatOf((t.us || 0) / slowest) : heatOf(layerTime(b.layer) / slowestLayer);
-      const on = t && b.tensor === selected, bad = t && t.values && t.values.nan > 0;
-      g2.setLineDash(kind === "view" && !far ? [4, 3] : []);
-      g2.lineWidth = (on || bad ? 3 : b === hovered ? 2 : 1) * thin;
-      box(b, fill, on || b === hovered ? colours.accent : bad ? colours.bad : byTime && far ? fill : colours[kind + "-line"], t && t.op === "none" ? 16 : 7);
-      g2.setLineDash([]);
-      if (far && !(b.layer !== undefined && view.k > 0.16)) continue;
-      g2.fillStyle = colours.ink; g2.textAlign = "center"; g2.font = t ? "12px system-ui, sans-serif" : "600 14px system-ui, sans-serif";
-      g2.fillText(t ? short(t.name, b.w) : `▸ layer ${b.layer}`, b.x, b.y - 2);
-      g2.fillStyle = colours.muted; g2.font = "10.5px system-ui, sans-serif";
-      const below = t ? (t.op === "none" ? `${t.type} ${trimmed(t.ne)}` : `${t.op}${t.us && t.last ? "  " + micro(t.us) : ""}`) : `${count(b.layer)} nodes  ${micro(layerTime(b.layer))}`;
-      g2.fillText(short(below, b.w + 16), b.x, b.y + 12);
-    }
+    smallest = Infinity;
+    g2.textBaseline = "middle";
+    for (const b of items) if (b.inside && seen(b)) box(b, colours[b.group.times ? "fold-open" : "layer-open"], colours["layer-line"], 12, thin);
+    const crosses = (e) => { const ys = [e.from[1], e.to[1], ...e.points.map((p) => p[1])], xs = [e.from[0], e.to[0], ...e.points.map((p) => p[0])]; return Math.max(...ys) > y0 && Math.min(...ys) < y1 && Math.max(...xs) > x0 && Math.min(...xs) < x1; };
+    const near = edges.filter(crosses), touched = near.filter((e) => selected >= 0 && e.links.some((l) => l.s === selected || l.i === selected));
+    lines(near.filter((e) => !e.dotted), colours.edge, thin, []);
+    lines(near.filter((e) => e.dotted), colours.edge, 1.2 * thin, [2, 4]);
+    lines(touched, colours.accent, 2 * thin, []);
+    for (const titles of [false, true]) for (const b of items) if (seen(b) && !b.inside !== titles) item(b, far, thin);
+    g2.textAlign = "left"; g2.fillStyle = colours.muted;
+    if (view.k > 0.7) for (const e of near) if (e.role) write([e.role], e.to[0] + 4, e.to[1] - 7, 10, 60);
   }
-  const counts = new Map();
-  function count(il) { if (!counts.has(il)) counts.set(il, T.filter((t) => t.layer === il && t.op !== "none").length); return counts.get(il); }
-  function box(b, fill, line, r) {
-    if (view.k < 0.2) { // too small for corners and borders
-      g2.fillStyle = b.open ? fill : line; g2.fillRect(b.x - b.w / 2, b.y - b.h / 2, b.w, b.h);
+  function item(b, far, thin) {
+    if (b.inside) {
+      const left = b.x - b.w / 2, top = b.y - b.h / 2, high = Math.max(1.3 * READABLE / view.k, HEAD);
+      if (b.h * view.k < 14) return;
+      g2.textAlign = "left"; g2.fillStyle = colours[b.group.times ? "fold-open" : "layer-open"];
+      if (high > HEAD) g2.fillRect(left, top, b.w, high); // from afar the title needs more room than there is
+      g2.fillStyle = colours.muted;
+      write([`▾ ${b.group.title}  ${sub(b.group)}`, b.group.title, `${b.group.layers[0]}`], left + Math.min(12, b.w * 0.1), top + (high > HEAD ? high / 2 : 16), 13, b.w * 0.9, "600");
       return;
     }
-    g2.beginPath(); g2.roundRect(b.x - b.w / 2, b.y - b.h / 2, b.w, b.h, r);
+    const t = b.tensor === undefined ? null : T[b.tensor], kind = t ? t.kind : "layer";
+    const fill = !byTime ? colours[kind] : t ? heatOf((t.us || 0) / slowest) : heatOf(timeOf(b.group) / b.group.layers.length / slowestLayer);
+    const chosen = t && b.tensor === selected, mate = t && mates.has(b.tensor), bad = t && t.values && t.values.nan > 0;
+    const line = chosen || mate || b === hovered ? colours.accent : bad ? colours.bad : byTime && far ? fill : colours[kind + "-line"];
+    if (b.group && b.group.times && !far) for (const off of [8, 4]) box({ ...b, x: b.x + off, y: b.y + off }, fill, line, 7, thin);
+    g2.setLineDash((kind === "view" || mate) && !chosen && !far ? [4, 3] : []);
+    box(b, fill, line, t && t.op === "none" ? 16 : 7, (chosen || bad ? 3 : mate || b === hovered ? 2 : 1) * thin);
+    g2.setLineDash([]);
+    const lines = Math.floor(b.h * view.k / (READABLE * 1.25)); // that fit into the box
+    if (lines < 1) return;
+    g2.textAlign = "center"; g2.fillStyle = colours.ink;
+    write([t ? t.name : `▸ ${b.group.title}`], b.x, b.y - (lines > 1 ? b.h * 0.18 : 0), t ? 12.5 : 14, b.w - 6, t ? "" : "600");
+    if (lines > 1) { g2.fillStyle = colours.muted; write([t ? below(t) : sub(b.group)], b.x, b.y + b.h * 0.22, 11.3, b.w - 6); }
+  }
+  function sub(g) { return `${g.times ? `${g.times} × ` : ""}${g.layers.slice(0, g.period || 1).reduce((n, il) => n + (counts.get(il) || 0), 0)} nodes  ${micro(timeOf(g))}`; }
+  function box(b, fill, line, r, width) {
+    if (view.k < 0.15) { // too small for corners and borders
+      g2.fillStyle = b.inside ? fill : line; g2.fillRect(b.x - b.w / 2, b.y - b.h / 2, b.w, b.h);
+      return;
+    }
+    g2.beginPath(); g2.roundRect(b.x - b.w / 2, b.y - b.h / 2, b.w, b.h, r); g2.lineWidth = width;
     g2.fillStyle = fill; g2.fill(); g2.strokeStyle = line; g2.stroke();
   }
   function at(x, y) { // the topmost item under a point of the canvas
     const gx = (x - view.x) / view.k, gy = (y - view.y) / view.k;
     for (let i = items.length - 1; i >= 0; i--) {
       const b = items[i];
-      if (Math.abs(gx - b.x) <= b.w / 2 && Math.abs(gy - b.y) <= b.h / 2) { if (b.open && gy > b.y - b.h / 2 + 34) continue; return b; }
+      if (Math.abs(gx - b.x) <= b.w / 2 && Math.abs(gy - b.y) <= b.h / 2 && !(b.inside && gy > b.y - b.h / 2 + HEAD - 4)) return b;
     }
     return null;
   }
-  function toggle(il, keep) { // opens or closes a layer; what stands at the point `keep` of the canvas stays there
-    const before = items.find((b) => b.layer === il);
-    const top = before ? (before.y - before.h / 2) * view.k + view.y : 0, mid = before ? before.x * view.k + view.x : 0;
-    if (open.has(il)) open.delete(il); else open.add(il);
+  function toggle(key, keep) { // opens or closes a group; what stands at the point `keep` of the canvas stays there
+    const title = () => { const b = items.find((c) => c.key === key); return b ? [b.x * view.k, (b.y - b.h / 2) * view.k] : [0, 0]; };
+    const before = title();
+    if (open.has(key)) open.delete(key); else open.add(key);
     build();
-    const now = items.find((b) => b.layer === il);
-    if (keep && now) { view.y += top - ((now.y - now.h / 2) * view.k + view.y); view.x += mid - (now.x * view.k + view.x); draw(); }
+    const now = title();
+    if (keep) { view.x += before[0] - now[0]; view.y += before[1] - now[1]; draw(); }
   }
   zoomable(canvas, (dx, dy) => { view.x += dx; view.y += dy; draw(); }, (x, y, f) => {
     const k = Math.min(4, Math.max(0.005, view.k * f));
     view.x = x - (x - view.x) * k / view.k; view.y = y - (y - view.y) * k / view.k; view.k = k; draw();
-  }, (x, y) => { const b = at(x, y); if (!b) pick(-1); else if (b.layer !== undefined) toggle(b.layer, true); else pick(b.tensor); },
+  }, (x, y) => { const b = at(x, y); if (!b) pick(-1); else if (b.group) toggle(b.key, true); else pick(b.tensor); },
   (x, y) => {
     const b = x === null ? null : at(x, y);
     if (b !== hovered) { hovered = b; draw(); }
     canvas.style.cursor = b ? "pointer" : "grab";
     hover(b && b.tensor !== undefined ? b.tensor : -1);
   });
+  const shownAs = (i) => items.find((c) => c.tensor === i);
   return {
-    fit, draw, paint, toggle, open, layers: layersOf,
+    fit, draw, paint, start, toggle, layers,
     resize() { const r = canvas.getBoundingClientRect(); size = [r.width, r.height]; draw(); },
     theme(c) { colours = c; heats.clear(); draw(); },
     colour(time) { byTime = time; draw(); },
-    openAll(yes) { open.clear(); if (yes) layersOf.forEach((il) => open.add(il)); build(); fit(); },
+    openAll(yes) { opens(yes ? closable() : []); fit(); },
     select(i, bring) {
       selected = i;
+      mates = new Set(i < 0 || !T[i].step ? [] : T[i].step.nodes.filter((j) => j !== i));
       if (i >= 0 && bring) {
-        if (T[i].layer !== undefined && !open.has(T[i].layer)) { open.add(T[i].layer); build(); }
-        const b = items.find((c) => c.tensor === i);
-        const k = Math.max(view.k, 0.75);
-        view.k = k; view.x = size[0] / 2 - b.x * k; view.y = size[1] / 2 - b.y * k;
+        if (!shownAs(i)) { chain(boxesOf[i][0]).slice(0, -1).forEach((key) => open.add(key)); build(); }
+        const b = shownAs(i), k = view.k = Math.max(view.k, READABLE_SCALE);
+        view.x = size[0] / 2 - b.x * k; view.y = size[1] / 2 - b.y * k;
       }
       draw();
     },
-    where(i) { const b = items.find((c) => c.tensor === i || (i < 0 && c.layer === -i - 1)); return b ? [b.x * view.k + view.x, (b.open ? b.y - b.h / 2 + 15 : b.y) * view.k + view.y] : null; },
-    zoom(k) { view.k = k; draw(); }, pan(dx, dy) { view.x += dx; view.y += dy; },
-    shown: () => items.length, folded: () => !open.size, scale: () => view.k, build,
+    where(i) { const b = typeof i === "string" ? items.find((c) => c.key === i) : shownAs(i); return b ? [b.x * view.k + view.x, (b.inside ? b.y - b.h / 2 + 15 : b.y) * view.k + view.y] : null; },
+    shown: () => items.length, folded: () => !open.size, scale: () => view.k, smallest: () => smallest, edges: () => edges, items: () => items, build,
   };
 }

@@ -1,6 +1,8 @@
-// Layered drawing of boxes {w, h, leaf} and edges [from, to] (indices): each row of boxes below what it reads.
-// Sets x and y (the centre) of every box; returns {w, h, routes}: for each edge the points it goes through.
-function layered(boxes, edges, gapX = 18, gapY = 26) {
+// Layered drawing of boxes {w, h, end} and edges [from, to] (indices): each row of boxes below what it reads; boxes of
+// `end` "top" or "bottom" stand above or below all others. Rows are wrapped into columns, as many as show them largest in
+// `room` {w, h}. Sets x and y (the centre) of every box; returns {w, h, routes}: for each edge the points [x, y, corner] it
+// goes through between its boxes. Lines between corners are straight.
+function layered(boxes, edges, room, gapX = 18, gapY = 30) {
   const n = boxes.length, reads = boxes.map(() => []), users = boxes.map(() => []);
   for (const [a, b] of edges) reads[b].push(a);
   const rank = new Array(n).fill(-1), path = new Set(); // a box on the path to itself: that edge is not looked at
@@ -20,14 +22,16 @@ function layered(boxes, edges, gapX = 18, gapY = 26) {
   }
   reads.forEach((from, b) => from.forEach((a) => users[a].push(b)));
   for (let i = 0; i < n; i++) if (!reads[i].length && users[i].length) rank[i] = Math.min(...users[i].map((b) => rank[b])) - 1;
-  const least = Math.min(0, ...rank);
+  const first = Math.min(0, ...rank) - 1, last = Math.max(0, ...rank) + 1;
+  boxes.forEach((b, i) => { if (b.end) rank[i] = b.end === "top" ? first : last; });
+  const least = Math.min(...rank);
   // cells: the boxes, and points where long edges pass a row
-  const cells = boxes.map((box, i) => ({ box, w: box.w, h: box.h, rank: rank[i] - least, up: [], down: [], x: 0 }));
+  const cells = boxes.map((box, i) => ({ box, w: box.w, h: box.h, rank: rank[i] - least, up: [], down: [], x: 0, source: i }));
   const paths = edges.map(([a, b]) => {
     const path = [a];
     if (cells[a].rank >= cells[b].rank) return path;
     for (let r = cells[a].rank + 1; r < cells[b].rank; r++) {
-      cells.push({ w: 6, h: 0, rank: r, up: [], down: [], x: 0 });
+      cells.push({ w: 6, h: 0, rank: r, up: [], down: [], x: 0, source: a });
       path.push(cells.length - 1);
     }
     path.push(b);
@@ -66,13 +70,53 @@ function layered(boxes, edges, gapX = 18, gapY = 26) {
       for (const b of blocks) for (const c of b.cells) c.x = c.off + b.sum / b.weight;
     }
   }
-  let left = Infinity, right = -Infinity, y = 0;
-  for (const c of cells) { left = Math.min(left, c.x - c.w / 2); right = Math.max(right, c.x + c.w / 2); }
-  for (const row of rows) {
-    const h = Math.max(...row.map((c) => c.h));
-    for (const c of row) { c.y = y + h / 2; c.x -= left; if (c.box) { c.box.x = c.x; c.box.y = c.y; } }
-    y += h + gapY;
+  // columns of rows, from the left to the right
+  const high = rows.map((row) => Math.max(...row.map((c) => c.h)));
+  const crossing = rows.map((row) => new Set(row.flatMap((c) => c.up.map((d) => d.source))).size); // lines from the row above
+  const ends = rows.map((row) => [Math.min(...row.map((c) => c.x - c.w / 2)), Math.max(...row.map((c) => c.x + c.w / 2))]);
+  let best = null;
+  for (let n = 1; n <= Math.min(40, rows.length); n++) {
+    const starts = cut(n), cols = starts.map((from, g) => {
+      const to = starts[g + 1] ?? rows.length, left = Math.min(...ends.slice(from, to).map((e) => e[0])), right = Math.max(...ends.slice(from, to).map((e) => e[1]));
+      return { from, to, left, w: right - left, h: high.slice(from, to).reduce((s, h) => s + h + gapY, -gapY) };
+    });
+    const lanes = Math.max(0, ...starts.slice(1).map((r) => crossing[r])), gap = 36 + 6 * lanes, edge = n > 1 ? 16 + 6 * lanes : 0;
+    const w = cols.reduce((s, c) => s + c.w + gap, -gap), h = Math.max(...cols.map((c) => c.h)) + 2 * edge, k = Math.min(1, room.w / w, room.h / h);
+    if (!best || k > best.k * 1.06) best = { k, cols, gap, edge, w, h };
   }
-  const routes = paths.map((path) => path.slice(1, -1).map((i) => [cells[i].x, cells[i].y]));
-  return { w: right - left, h: y - gapY, routes };
+  function cut(n) { // the rows with which n columns begin: about equally high, with few lines between them
+    const total = high.reduce((s, h) => s + h + gapY, 0), starts = [0];
+    let y = 0, found = -1, cost = Infinity;
+    for (let r = 0; r < rows.length; r++) {
+      const off = starts.length < n && r ? Math.abs(y - starts.length * total / n) / (total / n) : Infinity;
+      if (off < 0.3 && off * 6 + crossing[r] < cost) { cost = off * 6 + crossing[r]; found = r; }
+      if (found > 0 && (off >= 0.3 || r === rows.length - 1)) { starts.push(found); found = -1; cost = Infinity; }
+      y += high[r] + gapY;
+    }
+    return starts;
+  }
+  let x = 0;
+  best.cols.forEach((col, g) => {
+    let y = best.edge;
+    for (let r = col.from; r < col.to; r++) {
+      for (const c of rows[r]) { c.y = y + high[r] / 2; c.top = y; c.bottom = y + high[r]; c.x += x - col.left; c.col = g; if (c.box) { c.box.x = c.x; c.box.y = c.y; } }
+      y += high[r] + gapY;
+    }
+    col.bottom = y - gapY; col.right = x + col.w; col.lane = new Map();
+    x += col.w + best.gap;
+  });
+  const routes = paths.map((path) => {
+    const points = [];
+    path.forEach((i, k) => {
+      const c = cells[i], before = k ? cells[path[k - 1]] : c;
+      if (before.col !== c.col) { // down, up between the columns, and down again
+        const col = best.cols[before.col], lane = col.lane.get(path[0]) ?? col.lane.size, off = 8 + 6 * lane;
+        col.lane.set(path[0], lane);
+        points.push([before.x, col.bottom + off, true], [col.right + 10 + off, col.bottom + off, true], [col.right + 10 + off, best.edge - off, true], [c.x, best.edge - off, true]);
+      }
+      if (!c.box) points.push([c.x, c.top], [c.x, c.bottom]);
+    });
+    return points;
+  });
+  return { w: best.w, h: best.h, routes };
 }

@@ -2,6 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent), T = data.tensors, id = (name) => document.getElementById(name);
 T.forEach((t) => { t.users = []; });
 T.forEach((t, i) => { for (const s of new Set(t.src)) if (s >= 0) T[s].users.push(i); });
+data.steps.forEach((s) => { s.work = workOf(s.nodes.map((i) => T[i].op)); });
 data.steps.forEach((s) => s.nodes.forEach((i, k) => { T[i].step = s; T[i].last = k === s.nodes.length - 1; T[i].us = T[i].last ? s.us : 0; }));
 id("title").textContent = data.title;
 id("about").textContent = Object.entries(data.about).map(([k, v]) => `${k}: ${v}`).join("   ·   ");
@@ -23,7 +24,7 @@ let mouse = null;
 addEventListener("pointermove", (e) => { mouse = e; }, true);
 const about = (i) => { const t = T[i]; return `${t.name} · ${t.op === "none" ? t.kind : t.op}\n${t.type} ${trimmed(t.ne)}${t.step ? "\n" + micro(t.step.us) : ""}${t.values ? `\n${number(t.values.low)} .. ${number(t.values.high)}` : ""}`; };
 const graph = Graph(id("graph"), data, (i) => select(i), (i) => tip(i < 0 ? "" : about(i), mouse));
-const panel = details(id("details"), data, select);
+const panel = details(id("details"), data, select, tip);
 const time = timeLine(id("time"), data, (i) => select(i, true), tip), memory = memoryMap(id("memory"), data, (i) => select(i, true), tip);
 const nodes = nodeTable(id("tab-nodes"), data, (i) => select(i, true));
 opTable(id("tab-ops"), data);
@@ -54,16 +55,19 @@ id("search").onkeydown = (e) => {
 };
 
 // buttons and keys
-const HINTS = { time: "wheel: zoom, drag: move, click: select", memory: "each block: a tensor, from the step that makes it to the last that needs it", ops: "steps of the run, fused as they ran", nodes: "click a head to sort" };
+const HINTS = { time: "wheel: zoom, drag: move, click: select", memory: "each block: a tensor, from the step that makes it to the last that needs it", ops: "steps of the run, fused as they ran", nodes: "click the head of a column to sort" };
+const swatch = (fill, line, text) => { const span = element("span"), i = element("i"); i.style.background = fill; i.style.borderColor = line; span.append(i, text); return span; };
 function show(tab) {
   for (const b of document.querySelectorAll("nav button")) b.className = b.dataset.tab === tab ? "on" : "";
   for (const t of document.querySelectorAll(".tab")) t.classList.toggle("on", t.id === "tab-" + tab);
   id("hint").textContent = HINTS[tab];
+  const works = tab === "nodes" ? [] : WORK.filter((w) => tab === "memory" ? T.some((t) => t.op !== "none" && workOf([t.op]) === w) : data.steps.some((s) => s.work === w));
+  id("works").replaceChildren(...works.map(([name, colour]) => swatch(colour, colour, name)));
   resize();
 }
 function resize() { for (const part of [graph, time, memory, nodes]) part.resize(); }
 let all = false, byTime = false;
-const NAMES = ["bg", "panel", "ink", "muted", "line", "edge", "accent", "hot", "cold", "node", "node-line", "view", "view-line", "weight", "weight-line", "input", "input-line", "output", "output-line", "layer", "layer-line", "layer-open", "bad", "bar-ink"];
+const NAMES = ["bg", "panel", "ink", "muted", "line", "edge", "accent", "hot", "cold", "node", "node-line", "view", "view-line", "weight", "weight-line", "input", "input-line", "output", "output-line", "layer", "layer-line", "layer-open", "fold-open", "bad", "bar-ink"];
 function theme(name) {
   document.documentElement.dataset.theme = name;
   const style = getComputedStyle(document.documentElement), colours = Object.fromEntries(NAMES.map((n) => [n, style.getPropertyValue("--" + n).trim()]));
@@ -72,7 +76,7 @@ function theme(name) {
 }
 function key() {
   const kinds = byTime ? [["cold", "fast"], ["hot", "slow"]] : [["node", "computed"], ["view", "view"], ["weight", "weight, cache"], ["input", "input"], ["output", "output"], ["layer", "layer"]];
-  id("key").replaceChildren(...kinds.map(([kind, text]) => { const span = element("span"), i = element("i"); i.style.background = `var(--${kind})`; i.style.borderColor = byTime ? `var(--${kind})` : `var(--${kind}-line)`; span.append(i, text); return span; }));
+  id("key").replaceChildren(...kinds.map(([kind, text]) => swatch(`var(--${kind})`, byTime ? `var(--${kind})` : `var(--${kind}-line)`, text)));
 }
 const actions = {
   fit: () => graph.fit(),
@@ -92,8 +96,7 @@ addEventListener("keydown", (e) => {
 addEventListener("resize", resize);
 show("time");
 theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-if (!graph.layers.length || T.length < 120) graph.layers.forEach((il) => graph.open.add(il));
-graph.build();
-graph.fit();
+graph.start();
+if (!graph.folded()) { all = true; id("unfold").textContent = "Fold all"; }
 select(-1);
 window.inspector = { graph, time, memory, select, show, theme, data, selected: () => selected };

@@ -11,7 +11,7 @@ function nodeTable(box, data, pick) {
     ["min", (t) => t.values?.low ?? 0, false, (v, t) => (t.values ? number(v) : "")], ["max", (t) => t.values?.high ?? 0, false, (v, t) => (t.values ? number(v) : "")],
     ["mean", (t) => t.values?.mean ?? 0, false, (v, t) => (t.values ? number(v) : "")], ["NaN", (t) => t.values?.nan ?? 0, false, (v) => (v ? v : "")],
   ];
-  let order = T.map((t, i) => i), all = order, by = -1, down = true, selected = -1;
+  let order = T.map((t, i) => i), all = order, by = columns.findIndex(([name]) => name === "time"), down = true, selected = -1;
   const table = element("table", "rows"), head = element("tr"), body = element("tbody");
   columns.forEach(([name, , text], c) => {
     const th = element("th", text ? "text" : "", name);
@@ -50,14 +50,14 @@ function nodeTable(box, data, pick) {
 function opTable(box, data) {
   const rows = new Map();
   for (const s of data.steps) {
-    const r = rows.get(s.op) || rows.set(s.op, { n: 0, us: 0, bytes: 0, flops: 0 }).get(s.op);
+    const r = rows.get(s.op) || rows.set(s.op, { n: 0, us: 0, bytes: 0, flops: 0, work: s.work }).get(s.op);
     r.n++; r.us += s.us; r.bytes += s.bytes; r.flops += s.flops;
   }
   const total = Math.max(1e-9, [...rows.values()].reduce((a, r) => a + r.us, 0)), table = element("table", "rows"), head = element("tr"), body = element("tbody");
   for (const [name, text] of [["op", 1], ["share of the time", 1], ["steps"], ["time"], ["moved"], ["GB/s"], ["GFLOPS"]]) head.append(element("th", text ? "text" : "", name));
   for (const [op, r] of [...rows].sort((a, b) => b[1].us - a[1].us)) {
     const tr = element("tr"), share = element("td", "text"), meter = element("span", "meter");
-    meter.style.width = 220 * r.us / total + "px"; meter.style.background = opColour(op);
+    meter.style.width = 220 * r.us / total + "px"; meter.style.background = r.work[1];
     share.append(meter, (100 * r.us / total).toFixed(1) + " %");
     tr.append(element("td", "text", op), share, element("td", "", r.n), element("td", "", micro(r.us)), element("td", "", bytes(r.bytes)),
       element("td", "", fixed(rate(r.bytes, r.us))), element("td", "", fixed(rate(r.flops, r.us))));

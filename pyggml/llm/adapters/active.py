@@ -1,4 +1,4 @@
-"""The adapters of one context: the tensors that its graphs are built with, and the scales that they read."""
+"""The adapters of one context: the tensors that its graphs are built with, and the scales that the graphs read."""
 
 from __future__ import annotations
 

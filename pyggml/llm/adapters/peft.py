@@ -186,17 +186,17 @@ class _Patterns:
 def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[tuple[str, tuple[Array, Array, float]]]:
     """A and B of each GGUF tensor that the module's weight becomes."""
     a, b = half.a.stored(), half.b.stored()
-    split = next((s for end, s in names.family.splits.items() if f"{module}.weight".endswith(end)), None)
-    if split is None:
+    merged = next((s for end, s in names.family.merged.items() if f"{module}.weight".endswith(end)), None)
+    if merged is None:
         name = names.name(f"{module}.weight")
         if name is None:
             raise half.fail(f"is not known to {names.family.types[0]}")
         parts = [(name, b)]
     else:
         layer = re.search(r"\.(\d+)\.", module)
-        roles = [f"blk.{layer[1]}.{role}.weight" for role in split.roles] if layer else []
+        roles = [f"blk.{layer[1]}.{role}.weight" for role in merged.roles] if layer else []
         try:
-            parts = list(zip(roles, split.there(b, names.sizes), strict=True))
+            parts = list(zip(roles, merged.there(b, names.sizes), strict=True))
         except (ValueError, IndexError) as e:
             raise half.fail(f"cannot be split as the weight is: {e}") from None
     out: list[tuple[str, tuple[Array, Array, float]]] = []

@@ -1,1 +1,1 @@
-"""What a text says of a model: perplexity, divergence from another, choices among answers, importance matrices."""
+"""Measure a model on texts: perplexity, divergence from another model, multiple choice, importance matrices."""

@@ -1,5 +1,5 @@
-"""Tasks of several answers, of which the model's choice is the one it finds likeliest, as llama.cpp's perplexity tool
-reads and scores them: HellaSwag's text files, and its binary files of multiple-choice tasks."""
+"""Multiple-choice tasks: the model chooses the answer that it finds likeliest. Files and scores are those of
+llama.cpp's perplexity tool: HellaSwag's text files, and binary files of tasks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .chunks import nll_of
 if TYPE_CHECKING:
     from ..loaded import LoadedModel
 
-_Z = 1.95996398454  # of the 95 % of a normal distribution
+_Z = 1.95996398454  # 95 % of a normal distribution lie within so many standard deviations
 _HELLASWAG = 6  # lines of a task: the beginning, the index of the right ending, four endings
 
 
 @dataclass(frozen=True)
 class Task:
-    """A text, how it may go on, and which of these are right."""
+    """A text, several ways to continue it, and which of them are right."""
 
     question: str
     answers: Sequence[str]
@@ -64,14 +64,14 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """From where to where the share is, with 95 % probability (Wilson)."""
+        """The two ends of the interval in which the share lies with 95 % probability (Wilson)."""
         z = _Z**2 / self.n_done
         half = z * sqrt(self.n_done * (4 * self.share * (1 - self.share) + z)) / (2 * _Z)
         return (self.share + z / 2 - half) / (1 + z), (self.share + z / 2 + half) / (1 + z)
 
 
 def hellaswag_tasks(text: str) -> list[Task]:
-    """The tasks of a HellaSwag file: six lines each. Raises BatchError for one that is otherwise."""
+    """The tasks of a HellaSwag file: six lines each. Raises BatchError for a malformed task."""
     lines = text.removesuffix("\n").split("\n")
     if len(lines) % _HELLASWAG:
         raise BatchError(f"HellaSwag: {len(lines)} lines are no tasks of {_HELLASWAG} lines")
@@ -85,8 +85,9 @@ def hellaswag_tasks(text: str) -> list[Task]:
 
 
 def choice_tasks(data: bytes) -> list[Task]:
-    """The tasks of a binary file: their number, their positions (uint32 each), then for each the question and twice the
-    answers (a single right one; several, which are not used) with a label each. Raises GGUFError for what is none."""
+    """The tasks of a binary file: the number of tasks and their positions (uint32 each), then for each task its
+    question and two lists of answers with labels. The first list has a single right answer; the second may have
+    several, and is not used. Raises GGUFError for a file that is not one."""
     at = 0
 
     def number() -> int:
@@ -125,7 +126,8 @@ def choice_tasks(data: bytes) -> list[Task]:
 
 
 def chosen_tasks(tasks: Sequence[Task], n: int) -> list[Task]:
-    """`n` of the tasks at random, the same each time; all of them, in order, where there are no more (or n is 0)."""
+    """`n` of the tasks at random, the same ones each time. All tasks, in order, when `n` is 0 or at least their
+    number."""
     if n <= 0 or n >= len(tasks):
         return list(tasks)
     return [tasks[i] for i in np.random.default_rng(1).permutation(len(tasks))[:n]]
@@ -134,10 +136,11 @@ def chosen_tasks(tasks: Sequence[Task], n: int) -> list[Task]:
 def score(
     model: LoadedModel, tasks: Sequence[Task], n_ctx: int = 512, context: ContextOptions | None = None
 ) -> Iterator[Score]:
-    """How many of the tasks a model gets right, anew after each: where the answer whose tokens have the largest mean
-    log-probability behind the question is a right one.
+    """How many of the tasks a model gets right; yields the score after each task. The model chooses the answer whose
+    tokens have the largest mean log-probability behind the question.
 
-    Raises BatchError for a task without question, answers or text in one, KVCacheFull for one longer than `n_ctx`.
+    Raises BatchError for a task without a question or answers, or with an empty answer; KVCacheFull for a task longer
+    than `n_ctx`.
     """
     most = max((len(t.answers) for t in tasks), default=0)
     for t in tasks:
@@ -162,10 +165,10 @@ def _scores(ctx: Decoder, tasks: Sequence[Task]) -> Iterator[Score]:
 
 
 def _log_probs(ctx: Decoder, task: Task) -> list[float]:
-    """The mean log-probability of each answer's tokens; what all have in common is evaluated once."""
+    """The mean log-probability of each answer's tokens. The beginning that all answers share is evaluated once."""
     texts = [ctx.model.tokenize(f"{task.question} {answer}") for answer in task.answers]
     common = next((i for i, t in enumerate(zip(*texts, strict=False)) if len(set(t)) > 1), min(map(len, texts)))
-    common = max(min(common, min(map(len, texts)) - 1), 1)  # there is something to predict, and from
+    common = max(min(common, min(map(len, texts)) - 1), 1)  # leave a token to predict, and one to predict it from
     needed = common + sum(len(t) - common for t in texts)
     if needed > ctx.n_ctx:
         raise KVCacheFull(f"a task of {needed} tokens, where the context has {ctx.n_ctx} cells", needed, ctx.n_ctx)
@@ -182,7 +185,7 @@ def _log_probs(ctx: Decoder, task: Task) -> list[float]:
 
 
 def _decoded(ctx: Decoder, steps: Sequence[tuple[int, int, tuple[int, ...]]], outputs: Sequence[int]) -> Floats:
-    """The logits [n, n_vocab] of some of the tokens (with position and sequences) that are evaluated."""
+    """Evaluate tokens (each with its position and sequences); returns the logits [n, n_vocab] of some of them."""
     wanted, rows = set(outputs), [np.empty((0, ctx.model.hparams.n_vocab), np.float32)]
     for start in range(0, len(steps), ctx.n_batch):
         batch = Batch()

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Tokens = npt.NDArray[np.int32]
 _N_BATCH = 512
-_BLOCK = 1 << 20  # logits that are looked at together
+_BLOCK = 1 << 20  # logits that are processed together
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """A text in chunks of `n_ctx` tokens that begin every `step`, of which the tokens behind position `first` are
-    predicted; `bos` stands in the place of the first token of each, where it is not None."""
+    """A text in chunks of `n_ctx` tokens; a chunk begins every `step` tokens. In each chunk the tokens behind position
+    `first` are predicted. A `bos` that is not None replaces the first token of each chunk."""
 
     ids: Tokens
     n_ctx: int
@@ -42,7 +42,7 @@ class Chunks:
 
 
 def cut(model: LoadedModel, text: str | Sequence[int], n_ctx: int, n_chunks: int, stride: int = 0) -> Chunks:
-    """The chunks of a text, see `perplexity.perplexity`, which says what is raised."""
+    """The chunks of a text. Options and errors: see `perplexity.perplexity`."""
     n_ctx = n_ctx or model.hparams.n_ctx_train
     if n_ctx < 3 or not 0 <= stride < n_ctx or n_chunks == 0:
         raise BatchError(f"chunks of {n_ctx} tokens with stride {stride}, {n_chunks} of them, make no sense")
@@ -59,7 +59,7 @@ def cut(model: LoadedModel, text: str | Sequence[int], n_ctx: int, n_chunks: int
 
 
 def bos_of(model: LoadedModel) -> int | None:
-    """The token that a chunk begins with, where texts do."""
+    """The token that a chunk begins with, when texts of this model begin with bos; else None."""
     return model.vocab.bos if model.vocab.add_bos else None
 
 
@@ -73,8 +73,8 @@ def new_context(model: LoadedModel, n_ctx: int, context: ContextOptions | None) 
 def predicted(
     ctx: Decoder, chunk: Tokens, first: int, bos: int | None, every_output: bool = False
 ) -> Iterator[tuple[Floats, Tokens]]:
-    """The logits [n, n_vocab] that predict the tokens behind position `first` of a chunk, and these tokens [n], as they
-    are computed. With `every_output` all tokens go through the whole model."""
+    """The tokens [n] behind position `first` of a chunk and the logits [n, n_vocab] that predict them, in parts as they
+    are computed. `every_output`: all tokens go through the whole model."""
     tokens: list[int] = chunk.tolist()
     if bos is not None:
         tokens[0] = bos

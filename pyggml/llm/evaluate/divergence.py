@@ -1,5 +1,5 @@
-"""How far a model is from another, whose log-probabilities were saved: the Kullback-Leibler divergence of what they
-predict, and statistics of it as llama.cpp's perplexity tool computes them."""
+"""Compare a model with another one (the base) whose log-probabilities were saved: the Kullback-Leibler divergence of
+their predictions, with the statistics of llama.cpp's perplexity tool."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .logits_file import LogitsFile
 if TYPE_CHECKING:
     from ..loaded import LoadedModel
 
-_LEAST = -16.0  # base log-probabilities below count as none
-_FEW = 10  # so few values have no uncertainty
+_LEAST = -16.0  # tokens whose log-probability in the base is lower do not count
+_FEW = 10  # with so few values no uncertainty is computed
 Doubles = npt.NDArray[np.float64]
 
 
@@ -36,12 +36,12 @@ class Uncertain(NamedTuple):
 
 @dataclass
 class Divergence:
-    """Of each token that was predicted, in order (arrays [n]), and what follows from them.
+    """What was measured for each predicted token, in order (arrays [n]), and statistics of it.
 
     nll, nll_base  negative log-likelihoods by the model and by the base
     kld            KL divergence of the model's distribution from the base's, in nats
     p_diff         probability of the token by the model, less that by the base
-    same_top       whether both find the same token likeliest
+    same_top       whether model and base find the same token likeliest
     """
 
     n_done: int = 0
@@ -64,7 +64,7 @@ class Divergence:
 
     @property
     def correlation(self) -> float:
-        """Of the logarithms of the perplexities."""
+        """The correlation of the logarithms of the two perplexities."""
         errors = mean(self.nll).error * mean(self.nll_base).error
         return self._covariance / errors if errors > 0 else 0.0
 
@@ -95,7 +95,7 @@ class Divergence:
 
     @property
     def top(self) -> Uncertain:
-        """The share of tokens where both find the same one likeliest."""
+        """The share of tokens for which model and base find the same token likeliest."""
         share, n = float(self.same_top.mean()), len(self.same_top)
         return Uncertain(share, sqrt(share * (1 - share) / (n - 1)) if n > 1 else 0.0)
 
@@ -116,7 +116,8 @@ def mean(values: Doubles) -> Uncertain:
 
 
 def divergence(model: LoadedModel, base: LogitsFile, context: ContextOptions | None = None) -> Iterator[Divergence]:
-    """The divergence of a model from what `base` holds, for its tokens; anew after each chunk, the last is the result.
+    """The divergence of a model from the base on the tokens saved in `base`. Yields after each chunk; the last one is
+    the result.
 
     Raises ModelError for a model of another vocabulary, or that ends each text with eos.
     """

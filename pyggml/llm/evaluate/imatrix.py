@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measured:
-    """How far it is: chunks done of those to do, and their perplexity (None where it was not asked for)."""
+    """The progress: chunks done, chunks in all, and the perplexity so far (None when it is not computed)."""
 
     n_done: int
     n_chunks: int
@@ -42,11 +42,11 @@ def measure_imatrix(
     with_perplexity: bool = True,
     context: ContextOptions | None = None,
 ) -> Iterator[Measured]:
-    """Add to `sums` what a model's weights are multiplied with while it reads a text (or token ids), in chunks of
-    `sums.chunk_size` tokens from `first_chunk` on; yields after each.
+    """Evaluate a text (or token ids) in chunks of `sums.chunk_size` tokens, from `first_chunk` on, and add to `sums`
+    the squares of what the model's weights are multiplied with. Yields after each chunk.
 
-    The inputs of output.weight count with `process_output`. Raises BatchError for a text of fewer than two chunks,
-    ModelError for a model that ends each text with eos, or gives values that are not finite.
+    `process_output`: count the inputs of output.weight, too. Raises BatchError for a text of fewer than two chunks,
+    ModelError for a model that ends each text with eos, or one that gives values that are not finite.
     """
     n_ctx = sums.chunk_size
     ids = model.vocab.tokenize(text, True, parse_special) if isinstance(text, str) else list(text)

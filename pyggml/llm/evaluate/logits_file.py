@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"_logits_"
 _HEADER = struct.Struct("<8sIII")
-_RANGE = 16.0  # log-probabilities so far below the largest are all the least
+_RANGE = 16.0  # log-probabilities further below the largest are stored as the least
 _STEPS = np.float32(65535)
 Codes = npt.NDArray[np.uint16]
 
@@ -53,12 +53,12 @@ class LogitsWriter:
 
 
 class LogitsFile:
-    """A file that was saved.
+    """A saved file, opened.
 
-    n_ctx, n_vocab, n_chunks   what it was computed with
+    n_ctx, n_vocab, n_chunks   the sizes it was computed with
     tokens                     int32 [n_chunks, n_ctx]
 
-    Raises GGUFError for one that is no such file, or ends too early.
+    Raises GGUFError for a file that is not one, or that ends too early.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -72,7 +72,7 @@ class LogitsFile:
         if len(head) < _HEADER.size or not head.startswith(_MAGIC):
             raise GGUFError(f"{name}: is no file of log-probabilities (perplexity --kl-divergence-base)")
         _, self.n_ctx, self.n_vocab, self.n_chunks = _HEADER.unpack(head)
-        self._n_rows = self.n_ctx - 1 - self.n_ctx // 2  # of a chunk
+        self._n_rows = self.n_ctx - 1 - self.n_ctx // 2  # rows of each chunk
         at, n_tokens = _HEADER.size, self.n_ctx * self.n_chunks
         row = 4 + 2 * ((self.n_vocab + 1) // 2)
         if size < at + 4 * n_tokens + 2 * row * self._n_rows * self.n_chunks or self._n_rows < 1 or not self.n_vocab:

@@ -50,18 +50,18 @@ def perplexity(
     context: ContextOptions | None = None,
     save_logits: str | os.PathLike[str] | None = None,
 ) -> Iterator[Perplexity]:
-    """The perplexity of a text (or of token ids), estimated anew after each chunk; the last one is the result.
+    """The perplexity of a text (or of token ids). Yields an estimate after each chunk; the last one is the result.
 
     The text is cut into chunks of `n_ctx` tokens (0: as trained), of which the first `n_chunks` are taken (negative:
-    all). Each is evaluated by itself, its first token replaced by bos where the model wants one, and the tokens of its
+    all). Each is evaluated by itself, its first token replaced by bos when the model wants one. The tokens of its
     second half are predicted: those at n_ctx / 2 + 1 and after.
 
     With `stride` > 0 a chunk begins every `stride` tokens and its last `stride` tokens are predicted, so that each has
-    at least n_ctx - stride before it; the chunks have `stride` / 2 tokens more, and their first token stays, as in
-    llama.cpp (it means to put bos there, but only does so after the chunk was evaluated).
+    at least n_ctx - stride tokens before it. Chunks are then `stride` / 2 tokens longer, and their first token stays:
+    llama.cpp means to put bos there, but does so only after the chunk was evaluated.
 
-    `save_logits`: a file for the log-probabilities of all tokens at what is predicted, see `logits_file`; it appears
-    with the last chunk. Not with a stride.
+    `save_logits`: a file for the log-probabilities of the whole vocabulary at each predicted token, see `logits_file`.
+    It appears with the last chunk. It cannot be combined with a stride.
 
     Raises BatchError for a text of fewer than two chunks and for sizes that make no sense, ModelError for a model that
     ends each text with eos.
@@ -100,7 +100,7 @@ class NllSum:
         self.squares += float((nll**2).sum())
 
     def estimate(self, n_done: int, n_chunks: int) -> Perplexity:
-        """What they say after `n_done` of `n_chunks` chunks."""
+        """The perplexity after `n_done` of `n_chunks` chunks."""
         mean = self.total / self.count
         variance = self.squares / self.count - mean**2
         error = sqrt(variance / (self.count - 1)) * exp(mean) if variance > 0 and self.count > 1 else nan

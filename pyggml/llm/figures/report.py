@@ -17,8 +17,8 @@ from ..loaded import LoadedModel
 
 _log = logging.getLogger("pyggml")
 _MIB = 1 << 20
-_SHOWN = 40  # characters of a text in the metadata
-_PER_LAYER = ("n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v", "n_ff")  # of the first layer
+_SHOWN = 40  # a text in the metadata is cut behind so many characters
+_PER_LAYER = ("n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v", "n_ff")  # reported for the first layer
 _HPARAMS = ("n_ctx_train", "n_embd", "n_layer", *_PER_LAYER, "n_rot", "n_vocab", "n_expert", "n_expert_used")
 _ROPE = ("rope_type", "rope_scaling_type", "rope_freq_base", "rope_freq_scale", "n_ctx_orig_yarn")
 

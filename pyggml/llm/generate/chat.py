@@ -1,4 +1,4 @@
-"""A chat: turns of messages in one context, of which only the new tokens are evaluated."""
+"""A chat: messages in one context, which evaluates the new tokens of each turn alone."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class ChatSession:
         context_shift: bool = False,
         n_keep: int = -1,
     ) -> None:
-        """With `context_shift` the oldest tokens behind the first `n_keep` (negative: the system message) are dropped
-        where the context is full."""
+        """With `context_shift` a full context drops its oldest tokens, but for the first `n_keep` (negative: the system
+        message)."""
         if ctx.model.architecture.encode is not None:
             raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers a text (`generate`) and has no chat")
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
@@ -52,12 +52,12 @@ class ChatSession:
         self.stop = (*template.stop, *stop)
         self.messages: list[Message] = []
         self.generation: Generation | None = None
-        self._ids: list[int] = []  # of all that was given to the context; it may hold fewer, where it was interrupted
+        self._ids: list[int] = []  # the tokens that the context was given; after an interruption it holds fewer
         self._prompt = self._reply = ""  # the text they are of, up to the last reply, and that
         self.reset(system)
 
     def reset(self, system: str | None = None) -> None:
-        """Forget all messages, and take another system message where one is given ("": none)."""
+        """Forget all messages but the system message, or replace that one, too (with "" by no system message)."""
         if system is None:
             self.messages = self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
         else:
@@ -66,9 +66,9 @@ class ChatSession:
 
     def say(self, content: str) -> Generator[Token, None, None]:
         """Take a message of the user; yields the tokens of the reply. It becomes a message when it ends, or as far as
-        it came where the iterator is closed or interrupted.
+        it came when the iterator is closed or interrupted.
 
-        Raises KVCacheFull where the chat does not fit the context, ModelError where the template refuses it; then, as
+        Raises KVCacheFull when the chat does not fit the context, ModelError when the template refuses it. Then, and
         after an interruption before the first token, the message is forgotten.
         """
         self.messages.append(_user(content))
@@ -121,7 +121,7 @@ class ChatSession:
             self._drop(long)
 
     def _shortened(self, ids: list[int], long: LongContext) -> list[int]:
-        """A chat that is evaluated anew, without its oldest tokens where it does not fit; the last message stays."""
+        """The tokens of a chat that is evaluated anew. When they do not fit, the oldest go; the last message stays."""
         room = self.ctx.n_ctx - 1 - long.n_keep
         n_last = len(self.ctx.model.vocab.tokenize(self.messages[-1]["content"])) + _FRAME
         if len(ids) < self.ctx.n_ctx or n_last > room:
@@ -129,8 +129,8 @@ class ChatSession:
         return ids[: long.n_keep] + ids[-max(n_last, room // 2) :]
 
     def _prepare(self, long: LongContext | None) -> tuple[list[int], list[int]]:
-        """The ids of the chat up to the reply, and those that are to be evaluated; the context is cut back to the
-        others."""
+        """The ids of the chat up to the reply, and how they end: the ids that are still to be evaluated. The context is
+        cut back to the ids before them."""
         vocab, memory = self.ctx.model.vocab, self.ctx.memory
         text = self.template.render(self.messages, vocab)
         behind = self._behind_reply(text)
@@ -147,8 +147,8 @@ class ChatSession:
         return self._ids, new
 
     def _behind_reply(self, text: str) -> str | None:
-        """What follows the last reply in `text`, if that is the chat so far: then the reply keeps the tokens it was
-        made of, though others may spell the same. Templates change the spaces around it."""
+        """What follows the last reply in `text`, when `text` begins with the chat so far. Then the reply keeps the
+        tokens that it was made of; other tokens may spell the same. Templates change the spaces around a reply."""
         body, reply = text.removeprefix(self._prompt).lstrip(), self._reply.strip()
         if self._prompt and text.startswith(self._prompt) and body.startswith(reply):
             return body[len(reply) :]

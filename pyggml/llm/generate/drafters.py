@@ -119,7 +119,7 @@ class _Pair(NamedTuple):
     hidden: Floats
 
 
-class _Head:
+class _DraftHead:
     """A head, and the context in which it has evaluated the pairs of a text from index `start` to `end`. That of index
     `base` stood, or would, at position 0."""
 
@@ -181,7 +181,7 @@ class HeadDrafter:
         if not heads:
             raise ModelError("the model's file has no heads that draft (multi-token prediction)")
         ctx.keep_hidden()
-        self.ctx, self._heads, self._n_min, self._p_min = ctx, [_Head(h) for h in heads], n_min, p_min
+        self.ctx, self._heads, self._n_min, self._p_min = ctx, [_DraftHead(h) for h in heads], n_min, p_min
         self._guesser = _Guesser(params, ctx.model.vocab)
         self._pairs: list[_Pair] = []  # of the text, before index _end: those that not all heads have evaluated
         self._end = 0
@@ -223,7 +223,7 @@ class HeadDrafter:
             self._pairs.append(_Pair(token if i == end else self._tokens[i - self._at], self._hidden[i - 1 - self._at]))
             self._end = i + 1
 
-    def _evaluate(self, heads: Sequence[_Head]) -> None:
+    def _evaluate(self, heads: Sequence[_DraftHead]) -> None:
         for head in heads:
             head.evaluate(self._pairs, self._end)
         self._drop()

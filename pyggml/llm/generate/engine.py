@@ -8,8 +8,10 @@ others end. A generation of one is an engine that has one to run.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pyggml.types import Floats
@@ -29,14 +31,14 @@ _WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this man
 class Token(NamedTuple):
     """One step of a generation.
 
-    text           what can be shown now: whole characters; of several tokens, or none, where characters or stop strings
-                   span tokens
+    text           the text that can be shown now: whole characters. It is empty, or the text of several tokens, when a
+                   character or a possible stop string spans tokens
     id             the token
-    logprob        the model's log-probability of it, before any sampler (None where it was not asked for)
+    logprob        the model's log-probability of it, before any sampler (None when it was not asked for)
     top            the likeliest tokens with their log-probabilities, `n_probs` of them
     finish_reason  on the last one: "eog" (the model ended: `id` is that end, no part of the text), "stop" (a stop
                    string), "length" (n_predict, or the context is full); else None
-    trace          what each sampler did, where the chain keeps traces
+    trace          what each sampler did, when the chain keeps traces
     """
 
     text: str
@@ -48,8 +50,7 @@ class Token(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Tokens to evaluate: where each stands in its sequence, which sequence that is, and how many of the last give
-    logits."""
+    """Tokens to evaluate: the position of each, the sequence of each, and how many of the last give logits."""
 
     tokens: Sequence[int]
     pos: Sequence[int]
@@ -66,8 +67,8 @@ Failed: TypeAlias = "Callable[[Generation, Exception], None]"  # a generation, a
 
 @dataclass
 class _Slot:
-    """A sequence of the context, and the generation in it. One that has ended stays until another comes, which may
-    begin alike."""
+    """A sequence of the context, and the generation in it. When the generation has ended its tokens stay until another
+    one comes, whose text may begin alike."""
 
     generation: Generation
     steps: Steps
@@ -79,54 +80,102 @@ class _Slot:
         """Prompt and continuation, of which the first `n_done` tokens are evaluated."""
         return [*self.generation.prompt, *self.generation.ids]
 
+    def end(self) -> None:
+        """Break the generation off."""
+        self.pending, self.ended = None, True
+        self.steps.close()
 
-_Turn: TypeAlias = "tuple[_Slot, Any]"  # what goes on, with the logits of its Pending; with None it begins
+
+_Turn: TypeAlias = "tuple[_Slot, Any]"  # a slot, and the logits of its Pending; None lets its generation begin
 
 
 class Engine:
-    """Runs generations in the sequences of a context."""
+    """Runs generations in the sequences of a context, all of them in one thread.
 
-    def __init__(self, ctx: Decoder, generations: Iterable[Generation], failed: Failed | None = None) -> None:
-        """Each of the generations begins when a sequence is free for it. One that raises an error ends; `failed` is
-        told why, and without it the error ends all."""
-        self._ctx, self._waiting, self._failed = ctx, iter(generations), failed
-        self._next = next(self._waiting, None)
+    A batch is given to the constructor and `run`. A server calls `submit` as requests come, `cancel` as clients leave,
+    and `step` while the engine is `busy`.
+    """
+
+    def __init__(self, ctx: Decoder, generations: Iterable[Generation] = (), failed: Failed | None = None) -> None:
+        """Each of the generations begins when a sequence is free for it. The next one is asked for when the one before
+        it has begun. A generation that raises an error ends, and `failed` is told why; without `failed` the error goes
+        to the caller."""
+        self._ctx, self._more, self._failed = ctx, iter(generations), failed
+        self._waiting = deque(islice(self._more, 1))
         self._slots: list[_Slot] = []  # by sequence, of those that were used
 
+    @property
+    def busy(self) -> bool:
+        """Whether a generation waits or is under way."""
+        return bool(self._waiting) or any(not slot.ended for slot in self._slots)
+
+    def submit(self, generation: Generation) -> None:
+        """Let a generation begin behind those that wait, as soon as a sequence is free for it. Others may be under way,
+        or all may have ended."""
+        self._waiting.append(generation)
+
+    def cancel(self, generation: Generation) -> None:
+        """End a generation, whether it waits or is under way; no further token of it comes, and the cells of its
+        sequence are free. (A generation that has the context to itself leaves there what it has evaluated.) Does
+        nothing when the generation has ended. It is called between two tokens, of this generation or another one."""
+        self._waiting = deque(g for g in self._waiting if g is not generation)
+        self._more = filter(lambda g: g is not generation, self._more)
+        for seq, slot in enumerate(self._slots):
+            if slot.generation is generation and not slot.ended:
+                slot.end()
+                if generation.n_cells is not None:
+                    self._ctx.memory.seq_rm(seq)
+                    generation.n_done = 0
+
     def run(self) -> Generator[tuple[Generation, Token]]:
-        """The tokens of all generations as they are chosen. Closing it ends those that are under way."""
+        """The tokens of all generations as they are chosen, until none is left. Closing it ends those that are under
+        way."""
         try:
-            while turns := (self._admitted() if self._next is not None else None) or self._evaluated():
-                for slot, logits in turns:
-                    slot.pending = None
-                    try:
-                        item = slot.steps.send(logits)
-                        while isinstance(item, Token):
-                            yield slot.generation, item
-                            item = next(slot.steps)
-                        slot.pending = item
-                    except StopIteration:
-                        slot.ended = True
-                    except Exception as e:
-                        if self._failed is None:
-                            raise
-                        slot.ended = True
-                        self._failed(slot.generation, e)
+            while turns := self._turns():
+                yield from self._taken(turns)
         finally:
             for slot in self._slots:
-                slot.steps.close()
+                slot.end()
+
+    def step(self) -> Generator[tuple[Generation, Token]]:
+        """Let generations begin, or evaluate one batch. Yields the tokens that are chosen then; take all of them before
+        the next step."""
+        yield from self._taken(self._turns())
+
+    def _turns(self) -> list[_Turn]:
+        """The slots that have their turn now, those that begin before all others; empty when no generation is left."""
+        return (self._admitted() if self._waiting else None) or self._evaluated()
+
+    def _taken(self, turns: list[_Turn]) -> Generator[tuple[Generation, Token]]:
+        """Let each slot choose tokens, until it wants more evaluated."""
+        for slot, logits in turns:
+            slot.pending = None
+            try:
+                item = slot.steps.send(logits)
+                while isinstance(item, Token):
+                    yield slot.generation, item
+                    item = next(slot.steps)
+                slot.pending = item
+            except StopIteration:
+                slot.ended = True
+            except Exception as e:
+                slot.ended = True
+                if self._failed is None:
+                    raise
+                self._failed(slot.generation, e)
 
     def _admitted(self) -> list[_Turn]:
         """Give free sequences to the generations that wait, in their order. Returns those that begin."""
         turns: list[_Turn] = []
         for seq in range(self._ctx.memory.n_seq_max):
             if seq == len(self._slots) or self._slots[seq].ended:
-                g = self._next
-                if g is None or not self._place(g, seq):
+                if not self._waiting or not self._place(self._waiting[0], seq):
                     break
+                g = self._waiting.popleft()
                 slot = _Slot(g, g.steps())
                 self._slots[seq : seq + 1] = [slot]
-                self._next = next(self._waiting, None)
+                if not self._waiting:
+                    self._waiting.extend(islice(self._more, 1))
                 turns.append((slot, None))
         return turns
 

@@ -21,14 +21,13 @@ from ..context import LlamaContext
 from ..decoder import Decoder
 from ..options import ContextOptions
 from ..samplers import (
+    N_PREDICT,
     LogitsProcessor,
-    NamedOptions,
     SamplerChain,
-    SamplingOptions,
+    TextOptions,
     guided,
     log_softmax,
-    our_names,
-    sampling_params,
+    text_params,
 )
 from .engine import Engine, FinishReason, Pending, Placed, Steps, Token
 from .long_context import LongContext
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
 
 StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
-N_PREDICT = 128  # tokens that are generated where nothing else is said
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,15 +64,15 @@ class Guidance:
     negative: Sequence[int]
 
 
-@dataclass
+@dataclass(eq=False)
 class Generation:
-    """What follows `prompt`, which is appended to sequence 0 of the context; iterate over it once for the tokens. Where
-    there is a `source`, an encoder-decoder's text, it is encoded first.
+    """The text that follows `prompt`, which is appended to sequence 0 of the context. Iterate over it once for the
+    tokens, or give it to an `Engine`. An encoder-decoder encodes `source` first.
 
-    At most `n_predict` tokens (negative: any number), until the context is full and `long` makes no room. `ids`,
-    `timings` and `finish_reason` tell how far it came, also where it was broken off: Ctrl-C leaves the context whole,
-    with `ids` evaluated but for the last. Raises BatchError for a bad prompt, KVCacheFull where it does not fit,
-    SamplerError.
+    It ends after `n_predict` tokens (negative: any number), or when the context is full and `long` makes no room.
+    `ids`, `timings` and `finish_reason` tell how far it came, also when it was broken off: Ctrl-C leaves the context
+    whole, with all of `ids` evaluated but the last. Raises BatchError for a bad prompt, KVCacheFull when it does not
+    fit, SamplerError.
     """
 
     ctx: Decoder
@@ -87,11 +85,11 @@ class Generation:
     long: LongContext | None = None
     n_past: int = 0  # tokens of the prompt that its sequence holds already
     source: Sequence[int] = ()
-    stopping: Sequence[StoppingCriteria] = ()  # any of them ends it behind a token, as a stop string does
+    stopping: Sequence[StoppingCriteria] = ()  # any of them may end it behind a token, as a stop string does
     special: bool = False  # whether control tokens are text, too
     progress: Callable[[int, int], None] | None = None  # told of the prompt's tokens: evaluated, all
-    n_cells: int | None = None  # that it may take, beside others; None: the context is its own, from sequence 0 on
-    index: int = 0  # among several
+    n_cells: int | None = None  # cells that it may take, beside others; None: it has the context to itself
+    index: int = 0  # the place of its prompt among several
     seq: int = field(default=0, init=False)
     n_done: int = field(default=0, init=False)  # tokens that its sequence holds
     ids: list[int] = field(default_factory=list[int], init=False)
@@ -107,7 +105,7 @@ class Generation:
             whole("n_probs", self.n_probs, 0, None, BatchError)
 
     def check_room(self) -> None:
-        """Raises KVCacheFull, naming both lengths, where the prompt does not fit the context."""
+        """Raises KVCacheFull, naming both lengths, when the prompt does not fit the context."""
         memory, n = self.ctx.memory, len(self.prompt) - self.n_past
         what = f"the prompt has {n} tokens"
         if self.guidance is not None:
@@ -120,7 +118,7 @@ class Generation:
             raise KVCacheFull(f"{what}; the context has room for {memory.size}{taken}", n, free)
 
     def rest(self) -> str:
-        """The text that is held back where the generation was broken off."""
+        """The text that was held back, of a generation that was broken off."""
         return self._text.flush()
 
     @property
@@ -166,11 +164,7 @@ class Generation:
         self.n_done, rows = self.n_past, ctx.logits
         todo = prompt[self.n_past :]
         for part in (todo,) if self.long is None else self.long.parts(todo):
-            end = self.n_done + len(part)
-            while self.n_done < end:
-                rows = yield from self._part(prompt[self.n_done : end])
-                if self.progress is not None:
-                    self.progress(self.n_done, len(prompt))
+            rows = yield from self._evaluate(part)
         logits = rows[-1]
         if self.guidance is None:
             return logits
@@ -195,6 +189,17 @@ class Generation:
         """Have a part of the prompt evaluated, or the first tokens of it; the logits behind it."""
         return (yield self._pending(tokens))
 
+    def _evaluate(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
+        """Have tokens of the text evaluated, in as many batches as they need; the logits behind them."""
+        rows = self.ctx.logits
+        while tokens:
+            at = self.n_done
+            rows = yield from self._part(tokens)
+            tokens = tokens[self.n_done - at :]
+            if self.progress is not None:
+                self.progress(self.n_done, len(self.prompt))
+        return rows
+
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
         """Have a token evaluated; the logits [n_vocab] behind it."""
         if self.guidance is None:
@@ -215,28 +220,34 @@ class Generation:
     # -- choice -----------------------------------------------------------------------------------------------------
 
     def _choose(self, logits: Floats) -> Token:
-        """The next token, by the logits behind the text. The generation ends with it when it cannot be evaluated in its
-        turn."""
+        """The next token, by the logits behind the text."""
         start = perf_counter()
-        token, text = self._sample(logits), self._text
-        if self.ctx.model.vocab.is_eog(token):
-            piece, self.finish_reason = (text.push(token) if self.special else "") + text.flush(), "eog"
-        else:
-            self.chain.accept(token)
-            self.ids.append(token)
-            piece = text.push(token)
-            if text.stopped:
-                self.finish_reason = "stop"
-            elif self.stopping and self._is_to_stop(logits):
-                piece += text.flush()
-                self.finish_reason = "stop"
-            elif len(self.ids) == self.n_predict or not self._has_room():
-                piece += text.flush()
-                self.finish_reason = "stop" if text.stopped else "length"
+        token = self._sample(logits)
+        piece = self._take(token, logits)
         self.timings.sample += perf_counter() - start
         self.timings.n_sample += 1
         self.ctx.perf_sampled(start)
         return self._record(piece, token, logits)
+
+    def _take(self, token: int, logits: Floats) -> str:
+        """Put a token behind the text, and return what can be shown now. The generation ends with the token when that
+        says so, or when there is no room to evaluate it in its turn."""
+        text = self._text
+        if self.ctx.model.vocab.is_eog(token):
+            self.finish_reason = "eog"
+            return (text.push(token) if self.special else "") + text.flush()
+        self.chain.accept(token)
+        self.ids.append(token)
+        piece = text.push(token)
+        if text.stopped:
+            self.finish_reason = "stop"
+        elif self.stopping and self._is_to_stop(logits):
+            piece += text.flush()
+            self.finish_reason = "stop"
+        elif len(self.ids) == self.n_predict or not self._has_room():
+            piece += text.flush()
+            self.finish_reason = "stop" if text.stopped else "length"
+        return piece
 
     def _is_to_stop(self, logits: Floats) -> bool:
         ids = np.array([*self.prompt, *self.ids], np.int64)
@@ -257,19 +268,22 @@ class Generation:
         return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
 
 
-class GenerateOptions(NamedOptions, total=False):
-    """Keyword arguments of `Model.generate` and its kin: the fields of `SamplingParams`, their names in `OTHER_NAMES`,
-    and these."""
+class RunOptions(TextOptions, total=False):
+    """Keyword arguments of every function that continues prompts, one or several."""
 
-    stop: str | Sequence[str]
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor]
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria]
-    n_ctx: int | None
     n_threads: int | None
     flash_attn: bool
+    context: ContextOptions | None
+
+
+class GenerateOptions(RunOptions, total=False):
+    """Keyword arguments of `Model.generate` and its kin."""
+
+    n_ctx: int | None
     cfg_scale: float
     negative_prompt: str | Sequence[int]
-    context: ContextOptions | None
     special: bool
 
 
@@ -279,7 +293,6 @@ def new_generation(
     n_predict: int = N_PREDICT,
     n_probs: int | None = None,
     *,
-    stop: str | Sequence[str] = (),
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = (),
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] = (),
     n_ctx: int | None = None,
@@ -289,14 +302,14 @@ def new_generation(
     negative_prompt: str | Sequence[int] = "",
     context: ContextOptions | None = None,
     special: bool = False,
-    **sampling: Unpack[NamedOptions],
+    **asked: Unpack[TextOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
-    n_predict, chosen = n_predict_of(n_predict, sampling)
-    chain = SamplerChain(sampling_params(chosen), model.vocab, functions("logits_processor", logits_processor))
+    text = text_params(n_predict, asked)
+    n_predict = text.n_predict
+    chain = SamplerChain(text, model.vocab, functions("logits_processor", logits_processor))
     stopping = functions("stopping_criteria", stopping_criteria)
-    source, ids = source_and_prompt(model, prompt)
-    n_predict = whole("n_predict", n_predict, error=BatchError)
+    source, ids = source_and_prompt(model, ids_of(model, prompt))
     if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
         raise SamplerError(f"cfg_scale must be a finite number, not {cfg_scale!r:.60}")
     chain.prime(ids)
@@ -314,25 +327,13 @@ def new_generation(
     options.update(context or {})
     options["n_seq_max"] = n_seq_max
     ctx = LlamaContext(model, n_ctx, **options)
-    stops = (stop,) if isinstance(stop, str) else stop
     return Generation(
-        ctx, ids, chain, n_predict, stops, n_probs, guidance, special=special, source=source, stopping=stopping
+        ctx, ids, chain, n_predict, text.stops, n_probs, guidance, special=special, source=source, stopping=stopping
     )
 
 
-def n_predict_of(n_predict: int, options: NamedOptions) -> tuple[int, SamplingOptions]:
-    """How many tokens to predict, and the other options by our names: `max_tokens` among them goes before the default.
-    Raises TypeError for both, and for another option that is given under two names."""
-    ours = our_names(options)
-    if "n_predict" in ours:
-        if n_predict != N_PREDICT:
-            raise TypeError("max_tokens is another name of n_predict: give one of the two")
-        n_predict = ours.pop("n_predict")
-    return n_predict, cast(SamplingOptions, ours)
-
-
 def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:
-    """One function or several, as several. Raises SamplerError for what is none."""
+    """One function or several, as a sequence. Raises SamplerError for anything else."""
     several = cast("Sequence[F]", given if isinstance(given, (list, tuple)) else (given,))
     if not all(map(callable, several)):
         raise SamplerError(f"{name} must be a function or a list of functions, not {given!r:.60}")
@@ -372,10 +373,10 @@ async def in_thread(items: Iterator[T]) -> AsyncIterator[T]:
             items.close()
 
 
-def source_and_prompt(model: LoadedModel, prompt: str | Sequence[int]) -> tuple[list[int], list[int]]:
-    """What an encoder-decoder encodes, and the token that it begins with; of others nothing, and the prompt. Raises as
-    `ids_of`, BatchError for an empty source."""
-    ids, start = ids_of(model, prompt), model.decoder_start
+def source_and_prompt(model: LoadedModel, ids: list[int]) -> tuple[list[int], list[int]]:
+    """The tokens to encode and the tokens to continue, of those that were given. An encoder-decoder encodes what it is
+    given and continues a start token; other models encode nothing. Raises BatchError for an empty source."""
+    start = model.decoder_start
     if start is None:
         return [], ids
     if not ids:
@@ -384,13 +385,13 @@ def source_and_prompt(model: LoadedModel, prompt: str | Sequence[int]) -> tuple[
 
 
 def sizes_to_encode(n: int) -> ContextOptions:
-    """Of a context that encodes texts of up to `n` tokens, each at once."""
+    """Sizes of batches in which a context can encode a text of up to `n` tokens, which it does at once."""
     return {"n_batch": max(2048, n), "n_ubatch": max(512, n)}
 
 
 def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:
-    """The tokens of a prompt. Raises BatchError for one that is neither text nor token ids, ModelError for an encoder,
-    which continues none."""
+    """The tokens of a prompt. Raises BatchError for a prompt that is neither text nor token ids, ModelError for a model
+    that is an encoder, which continues no prompt."""
     if not model.architecture.logits:
         raise ModelError(f"{model.arch} is an encoder: it gives embeddings (`Model.embed`) and continues no text")
     if isinstance(prompt, str):

@@ -78,7 +78,7 @@ class LongContext:
             yield prompt[i : i + n]
 
     def make_room(self, n: int = 1) -> bool:
-        """Prepare for `n` more tokens; False where the context is full and must not or cannot be shifted."""
+        """Prepare for `n` more tokens. False when the context is full and must not, or cannot, be shifted."""
         if self.grp_attn_n > 1:
             self._group()
             return self.ctx.memory.used + n <= self.ctx.n_ctx

@@ -1,7 +1,7 @@
 """The chat templates that llama.cpp has by name, as Jinja sources of our own.
 
-Most are a frame around each message: a `Form` says what stands before and after it, by role. Where the text begins with
-bos, tokenizing adds it.
+Most are a frame around each message: a `Frame` says what stands before and after it, by role. Where the text begins
+with bos, tokenizing adds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Around = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Form:
+class Frame:
     """How messages are framed.
 
     roles         role -> what stands before and after its content; "*": any other role (which without it is left out).
@@ -33,7 +33,7 @@ class Form:
     system_first: bool = False
 
     def source(self) -> str:
-        """The form as a Jinja template."""
+        """The frame as a Jinja template."""
         if self.system_first:
             rest = {role: around for role, around in self.roles.items() if role != "system"}
             framed = "{%- if m.role == 'system' -%}{%- if loop.first -%}" + self._content("system") + "{%- endif -%}"
@@ -64,7 +64,7 @@ class Form:
 
 
 def _text(text: str) -> str:
-    """Jinja that gives a text, in which {role} and its kin stand for that of the message `m`."""
+    """Jinja that gives a text, in which {role}, {Role} and {ROLE} are the role of the message `m`, see `Frame`."""
     if not text:
         return ""
     expression = repr(text)
@@ -73,9 +73,9 @@ def _text(text: str) -> str:
     return "{{- " + expression + " -}}"
 
 
-def _same(before: str, after: str, reply: str, **kwargs: object) -> Form:
-    """A form that is the same for every role."""
-    return Form({"*": (before, after)}, reply, **kwargs)  # pyright: ignore[reportArgumentType]
+def _same(before: str, after: str, reply: str, **kwargs: object) -> Frame:
+    """A frame that is the same for every role."""
+    return Frame({"*": (before, after)}, reply, **kwargs)  # pyright: ignore[reportArgumentType]
 
 
 def _llama2(system: Around, between: str = "[INST] ", content: str = "m.content") -> str:
@@ -90,7 +90,7 @@ def _llama2(system: Around, between: str = "[INST] ", content: str = "m.content"
 
 
 def _mistral(outside: str, inside: str, reply: str = "m.content") -> str:
-    """Mistral's first forms: `outside` and `inside` are the spaces around and within [INST]."""
+    """Mistral's first frames: `outside` and `inside` are the spaces around and within [INST]."""
     return (
         "{%- set turn = namespace(open=false) -%}{%- for m in messages -%}"
         "{%- if not turn.open -%}" + _text(f"{outside}[INST]{inside}") + "{%- set turn.open = true -%}{%- endif -%}"
@@ -100,9 +100,9 @@ def _mistral(outside: str, inside: str, reply: str = "m.content") -> str:
     )  # fmt: skip
 
 
-def _mistral_v7(space: str) -> Form:
+def _mistral_v7(space: str) -> Frame:
     roles = {"system": (f"[SYSTEM_PROMPT]{space}", "[/SYSTEM_PROMPT]"), "user": (f"[INST]{space}", "[/INST]")}
-    return Form({**roles, "*": (space, "</s>")})
+    return Frame({**roles, "*": (space, "</s>")})
 
 
 # A system message goes into the user's that follows it.
@@ -127,14 +127,14 @@ _MONARCH = (
 )
 _RWKV_ROLES = {"system": ("System: ", "\n\n"), "user": ("User: ", "\n\n"), "assistant": ("Assistant: ", "\n\n")}
 _RWKV_REPLY = "{%- if messages[-1].role == 'user' -%}{{- 'Assistant:' -}}{%- endif -%}"
-_RWKV = Form(_RWKV_ROLES, trim=("*",)).source() + _RWKV_REPLY
+_RWKV = Frame(_RWKV_ROLES, trim=("*",)).source() + _RWKV_REPLY
 
 _EXAONE = {"system": ("[|system|]", "[|endofturn|]\n"), "user": ("[|user|]", "\n")}
 _EXAONE["assistant"] = ("[|assistant|]", "[|endofturn|]\n")
 _VICUNA = {"user": ("USER: ", "\n"), "assistant": ("ASSISTANT: ", "</s>\n")}
 _GRANITE = ("<|start_of_role|>{role}<|end_of_role|>", "<|end_of_text|>\n")
 _GRANITE_CALL = ("<|start_of_role|>assistant<|end_of_role|><|tool_call|>", "<|end_of_text|>\n")
-_GRANITE_4 = Form({"assistant_tool_call": _GRANITE_CALL, "*": _GRANITE}, "<|start_of_role|>assistant<|end_of_role|>")
+_GRANITE_4 = Frame({"assistant_tool_call": _GRANITE_CALL, "*": _GRANITE}, "<|start_of_role|>assistant<|end_of_role|>")
 _COHERE = ("SYSTEM", "system"), ("USER", "user"), ("CHATBOT", "assistant")
 _PANGU = {"system": "系统", "user": "用户", "assistant": "助手", "tool": "工具", "function": "方法"}
 _KIMI = {
@@ -145,12 +145,12 @@ _KIMI = {
 }  # role -> whose token begins it
 _END = "<｜end▁of▁sentence｜>"
 
-_FORMS: dict[str, Form | str] = {
-    "bailing": Form({"user": ("<role>HUMAN</role>", ""), "*": ("<role>{ROLE}</role>", "")}, "<role>ASSISTANT</role>"),
-    "bailing-think": Form(
+_FRAMES: dict[str, Frame | str] = {
+    "bailing": Frame({"user": ("<role>HUMAN</role>", ""), "*": ("<role>{ROLE}</role>", "")}, "<role>ASSISTANT</role>"),
+    "bailing-think": Frame(
         {"user": ("<role>HUMAN</role>", ""), "*": ("<role>{ROLE}</role>", "")}, "<role>ASSISTANT</role><think>"
     ),
-    "bailing2": Form(
+    "bailing2": Frame(
         {"user": ("<role>HUMAN</role>", "<|role_end|>"), "*": ("<role>{ROLE}</role>", "<|role_end|>")},
         "<role>ASSISTANT</role>",
         no_system="<role>SYSTEM</role>detailed thinking off<|role_end|>",
@@ -158,12 +158,12 @@ _FORMS: dict[str, Form | str] = {
     "chatglm3": _same("<|{role}|>\n ", "", "<|assistant|>", begin="[gMASK]sop"),
     "chatglm4": _same("<|{role}|>\n", "", "<|assistant|>\n", begin="[gMASK]<sop>"),
     "chatml": _same("<|im_start|>{role}\n", "<|im_end|>\n", "<|im_start|>assistant\n"),
-    "command-r": Form(
+    "command-r": Frame(
         {role: (f"<|START_OF_TURN_TOKEN|><|{name}_TOKEN|>", "<|END_OF_TURN_TOKEN|>") for name, role in _COHERE},
         "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
         trim=("*",),
     ),
-    "deepseek": Form(
+    "deepseek": Frame(
         {
             "system": ("", ""),
             "user": ("### Instruction:\n", "\n"),
@@ -172,22 +172,22 @@ _FORMS: dict[str, Form | str] = {
         "### Response:\n",
     ),
     "deepseek-ocr": _same("", "", ""),
-    "deepseek2": Form(
+    "deepseek2": Frame(
         {"system": ("", "\n\n"), "user": ("User: ", "\n\n"), "assistant": ("Assistant: ", _END)}, "Assistant:"
     ),
-    "deepseek3": Form(
+    "deepseek3": Frame(
         {"system": ("", "\n\n"), "user": ("<｜User｜>", ""), "assistant": ("<｜Assistant｜>", _END)}, "<｜Assistant｜>"
     ),
-    "exaone-moe": Form(
+    "exaone-moe": Frame(
         {r: (f"<|{r}|>\n", "<|endofturn|>\n") for r in ("system", "user", "assistant", "tool")},
         "<|assistant|>\n",
         trim=("*",),
     ),
-    "exaone3": Form(_EXAONE, "[|assistant|]", trim=("*",)),
-    "exaone4": Form({**_EXAONE, "tool": ("[|tool|]", "[|endofturn|]\n")}, "[|assistant|]", trim=("*",)),
+    "exaone3": Frame(_EXAONE, "[|assistant|]", trim=("*",)),
+    "exaone4": Frame({**_EXAONE, "tool": ("[|tool|]", "[|endofturn|]\n")}, "[|assistant|]", trim=("*",)),
     "falcon3": _same("<|{role}|>\n", "\n", "<|assistant|>\n"),
     "gemma": _GEMMA,
-    "gigachat": Form(
+    "gigachat": Frame(
         {
             "system": ("", "<|message_sep|>"),
             "user": ("user<|role_sep|>", "<|message_sep|>available functions<|role_sep|>[]<|message_sep|>"),
@@ -198,20 +198,20 @@ _FORMS: dict[str, Form | str] = {
         system_first=True,
     ),
     "glmedge": _same("<|{role}|>\n", "", "<|assistant|>"),
-    "gpt-oss": Form(
+    "gpt-oss": Frame(
         {
             "assistant": ("<|start|>assistant<|message|>", "<|return|>"),
             "*": ("<|start|>{role}<|message|>", "<|end|>"),
         },
         "<|start|>assistant",
     ),
-    "granite": Form(
+    "granite": Frame(
         {"assistant_tool_call": (_GRANITE[0] + "<|tool_call|>", _GRANITE[1]), "*": _GRANITE},
         "<|start_of_role|>assistant<|end_of_role|>",
     ),
     "granite-4.0": _GRANITE_4,
     "granite-4.1": _GRANITE_4,
-    "grok-2": Form(
+    "grok-2": Frame(
         {
             "system": ("System: ", "<|separator|>\n\n"),
             "user": ("Human: ", "<|separator|>\n\n"),
@@ -220,7 +220,7 @@ _FORMS: dict[str, Form | str] = {
         "Assistant:",
         trim=("system", "user"),
     ),
-    "hunyuan-dense": Form(
+    "hunyuan-dense": Frame(
         {
             "system": ("", "<｜hy_place▁holder▁no▁3｜>"),
             "assistant": ("<｜hy_Assistant｜>", "<｜hy_place▁holder▁no▁2｜>"),
@@ -228,14 +228,14 @@ _FORMS: dict[str, Form | str] = {
         },
         system_first=True,
     ),
-    "hunyuan-moe": Form(
+    "hunyuan-moe": Frame(
         {
             "system": ("<|startoftext|>", "<|extra_4|>"),
             "assistant": ("", "<|eos|>"),
             "*": ("<|startoftext|>", "<|extra_0|>"),
         }
     ),
-    "hunyuan-vl": Form(
+    "hunyuan-vl": Frame(
         {
             "system": ("", "<｜hy_place▁holder▁no▁3｜>"),
             "user": ("", "<｜hy_User｜>"),
@@ -244,7 +244,7 @@ _FORMS: dict[str, Form | str] = {
         begin="<｜hy_begin▁of▁sentence｜>",
         system_first=True,
     ),
-    "kimi-k2": Form(
+    "kimi-k2": Frame(
         {r: (f"<|im_{t}|>{r}<|im_middle|>", "<|im_end|>") for r, t in _KIMI.items()} | {"*": ("", "<|im_end|>")},
         "<|im_assistant|>assistant<|im_middle|>",
     ),
@@ -265,19 +265,19 @@ _FORMS: dict[str, Form | str] = {
         trim=("*",),
     ),
     "megrez": _same("<|role_start|>{role}<|role_end|>", "<|turn_end|>", "<|role_start|>assistant<|role_end|>"),
-    "minicpm": Form({"user": ("<用户>", "<AI>"), "*": ("", "")}, trim=("*",)),
+    "minicpm": Frame({"user": ("<用户>", "<AI>"), "*": ("", "")}, trim=("*",)),
     "mistral-v1": _mistral(" ", " "),
     "mistral-v3": _mistral("", " ", "(m.content | trim)"),
     "mistral-v3-tekken": _mistral("", ""),
     "mistral-v7": _mistral_v7(" "),
     "mistral-v7-tekken": _mistral_v7(""),
     "monarch": _MONARCH,
-    "openchat": Form(
+    "openchat": Frame(
         {"system": ("", "<|end_of_turn|>"), "*": ("GPT4 Correct {Role}: ", "<|end_of_turn|>")},
         "GPT4 Correct Assistant:",
     ),
     "orion": _ORION,
-    "pangu-embedded": Form(
+    "pangu-embedded": Frame(
         {role: (f"[unused9]{name}：", "[unused10]") for role, name in _PANGU.items()},
         "[unused9]助手：",
         no_system="[unused9]系统：[unused10]",
@@ -285,12 +285,12 @@ _FORMS: dict[str, Form | str] = {
     "phi3": _same("<|{role}|>\n", "<|end|>\n", "<|assistant|>\n"),
     "phi4": _same("<|im_start|>{role}<|im_sep|>", "<|im_end|>", "<|im_start|>assistant<|im_sep|>"),
     "rwkv-world": _RWKV,
-    "seed_oss": Form(
+    "seed_oss": Frame(
         {"assistant": ("<seed:bos>assistant\n", "<seed:eos>"), "*": ("<seed:bos>{role}\n", "<seed:eos>")},
         "<seed:bos>assistant\n",
         trim=("assistant",),
     ),
-    "smolvlm": Form(
+    "smolvlm": Frame(
         {
             "system": ("", "\n\n"),
             "user": ("User: ", "<end_of_utterance>\n"),
@@ -300,9 +300,9 @@ _FORMS: dict[str, Form | str] = {
         begin="<|im_start|>",
     ),
     "solar-open": _same("<|begin|>{role}<|content|>", "<|end|>", "<|begin|>assistant"),
-    "vicuna": Form({"system": ("", "\n\n"), **_VICUNA}, "ASSISTANT:"),
-    "vicuna-orca": Form({"system": ("SYSTEM: ", "\n"), **_VICUNA}, "ASSISTANT:"),
-    "yandex": Form({"user": (" Пользователь: ", "\n\n"), "assistant": (" Ассистент: ", "\n\n")}, " Ассистент:[SEP]"),
+    "vicuna": Frame({"system": ("", "\n\n"), **_VICUNA}, "ASSISTANT:"),
+    "vicuna-orca": Frame({"system": ("SYSTEM: ", "\n"), **_VICUNA}, "ASSISTANT:"),
+    "yandex": Frame({"user": (" Пользователь: ", "\n\n"), "assistant": (" Ассистент: ", "\n\n")}, " Ассистент:[SEP]"),
     "zephyr": _same("<|{role}|>\n", "<|endoftext|>\n", "<|assistant|>\n"),
 }
 
@@ -338,12 +338,12 @@ class NamedTemplate:
     stop: tuple[str, ...] = field(default=())
 
 
-def _made(name: str, form: Form | str) -> NamedTemplate:
-    if isinstance(form, str):
-        return NamedTemplate(form, _STOPS[name])
-    around = form.roles.get("assistant", form.roles.get("*", ("", "")))
+def _made(name: str, frame: Frame | str) -> NamedTemplate:
+    if isinstance(frame, str):
+        return NamedTemplate(frame, _STOPS[name])
+    around = frame.roles.get("assistant", frame.roles.get("*", ("", "")))
     end = around[1].strip()
-    return NamedTemplate(form.source(), _STOPS.get(name, (end,) if end else ()))
+    return NamedTemplate(frame.source(), _STOPS.get(name, (end,) if end else ()))
 
 
-TEMPLATES: Mapping[str, NamedTemplate] = {name: _made(name, form) for name, form in _FORMS.items()}
+TEMPLATES: Mapping[str, NamedTemplate] = {name: _made(name, frame) for name, frame in _FRAMES.items()}

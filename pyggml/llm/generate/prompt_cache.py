@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Session(NamedTuple):
     """What a session file gave.
 
-    prompt      the prompt: the one asked for, or (where that was empty) the tokens of the file
+    prompt      the prompt that was asked for; when it was empty, the tokens of the file
     n_matched   tokens of the prompt that the file begins with
-    n_past      tokens of the prompt that need no evaluation: n_matched, or one less where the logits of the last one
-                must be computed again. Sequence 0 holds just these
+    n_past      tokens of the prompt that need no evaluation: n_matched, or one less when the logits of the last token
+                must be computed again. Sequence 0 holds just these tokens
     report      the same in words, as llama.cpp says it
     """
 
@@ -49,7 +49,7 @@ def open_session(ctx: Decoder, path: Path, prompt: Sequence[int]) -> Session:
         return Session(prompt, 0, 0, "the session file is empty, a new session will be initialized")
     tokens = ctx.load_state(path)
     if not _holds(ctx.memory, len(tokens)):
-        tokens = []  # a state, but not that of these tokens
+        tokens = []  # the state is not that of these tokens
     wanted = prompt or tokens
     n = n_past = common_prefix(wanted, tokens)
     if n == len(wanted) and (len(tokens) > n or not len(ctx.logits)):
@@ -63,7 +63,8 @@ def open_session(ctx: Decoder, path: Path, prompt: Sequence[int]) -> Session:
 def save_session(ctx: Decoder, path: Path, tokens: Sequence[int]) -> None:
     """Write the context to a session file, with those of `tokens` that were evaluated in sequence 0.
 
-    Not for a context whose positions were changed (`LongContext.moved`). Raises StateError where it cannot be written.
+    Not for a context whose positions were changed (`LongContext.moved`). Raises StateError when the file cannot be
+    written.
     """
     ctx.save_state(path, tokens[: ctx.memory.seq_pos_max(0) + 1])
 

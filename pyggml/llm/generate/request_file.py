@@ -76,8 +76,8 @@ class RequestFile:
         return sum(self._is_error.values())
 
     def run(self, answers: Answers) -> Iterator[Result]:
-        """Do what is to be done: `answers` gives the results of requests, as `batch` does. Yields each when the file
-        has it."""
+        """Have the requests answered that have no result yet. `answers` gives the results of requests, as `batch` does.
+        Yields each result when the file has it."""
         todo = [i for i in range(self.n_requests) if i not in self._is_error]
         for result in answers([_parsed(self._lines[i]) for i in todo]):
             index = todo[int(result["index"])]
@@ -149,7 +149,7 @@ class RequestFile:
         raise BatchError(f"{self.path}: {why}: name another file for the results, or remove this one")
 
     def _put_in_order(self) -> None:
-        """Write the file anew where results of requests that were tried again stand at its end."""
+        """Put the results in the order of their requests: those of requests that were tried again stand at the end."""
         lines, _ = self._read(self._out)
         latest = {json.loads(line)["index"]: line for line in lines}
         if list(latest) == list(range(len(lines))):

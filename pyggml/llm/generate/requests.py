@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import BatchError, GGMLError, whole
 from pyggml.types import Floats
@@ -12,34 +12,26 @@ from pyggml.types import Floats
 from ..decoder import Decoder
 from ..loaded import LoadedModel
 from ..options import SHORTER
-from ..samplers import NamedOptions, SamplerChain, SamplingParams, our_names, sampling_params
+from ..samplers import N_PREDICT, SamplerChain, TextOptions, TextParams, our_names, text_params
+from ..samplers.params import OPTIONS
 from .batched import NewContext, shared_context, together
-from .generation import N_PREDICT, Generation, ids_of, n_predict_of
+from .generation import Generation, ids_of, source_and_prompt
 from .templates import find_template
-from .text import chat_ids, stop_strings
+from .text import chat_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_SAMPLING = {f.name for f in fields(SamplingParams)}
 _TEXTS = 128  # that are embedded at a time
-_FIELDS = {"id", "input", "prompt", "messages", "n_predict", "stop", *_SAMPLING}  # or `OTHER_NAMES` of them
+_FIELDS = {"id", "input", "prompt", "messages", *OPTIONS}  # or `OTHER_NAMES` of them
 Result = dict[str, Any]
 Embed = Callable[[Sequence[Sequence[int]]], Floats]
 
 
-class _Defaults(NamedTuple):
-    """What a request has where it does not say otherwise."""
-
-    n_predict: int
-    stop: str | Sequence[str]
-    sampling: SamplingParams
-
-
 @dataclass(frozen=True)
 class _Text:
-    """What is embedded."""
+    """A text to embed."""
 
     index: int
     ids: Sequence[int]
@@ -50,15 +42,17 @@ class _Request:
     index: int
     source: Sequence[int]  # what an encoder-decoder encodes
     prompt: Sequence[int]
-    n_predict: int
-    stop: Sequence[str]
-    sampling: SamplingParams
+    params: TextParams
+
+    @property
+    def n_cells(self) -> int:
+        return len(self.prompt) + self.params.n_predict
 
     def start(self, ctx: Decoder) -> Generation:
-        chain = SamplerChain(self.sampling, ctx.model.vocab)
+        chain = SamplerChain(self.params, ctx.model.vocab)
         chain.prime(self.prompt)
-        g = Generation(ctx, self.prompt, chain, self.n_predict, self.stop, source=self.source)
-        g.n_cells, g.index = len(self.prompt) + self.n_predict, self.index
+        g = Generation(ctx, self.prompt, chain, self.params.n_predict, self.params.stops, source=self.source)
+        g.n_cells, g.index = self.n_cells, self.index
         return g
 
 
@@ -69,16 +63,14 @@ def answer(
     n_predict: int = N_PREDICT,
     vectors: Embed | None = None,
     *,
-    stop: str | Sequence[str] = (),
     n_parallel: int = 32,
-    **sampling: Unpack[NamedOptions],
+    **asked: Unpack[TextOptions],
 ) -> Iterator[Result]:
     """As `gg.batch`, in contexts that `new_context` makes. The model needs only a vocabulary. Requests with `input` are
     refused without `vectors`, which embeds token ids."""
     _ = model.hparams  # refuses what was closed
     whole("n_parallel", n_parallel, 1, error=BatchError)
-    n_predict, chosen = n_predict_of(n_predict, sampling)
-    defaults = _Defaults(whole("n_predict", n_predict, error=BatchError), stop, sampling_params(chosen))
+    defaults = text_params(n_predict, asked)
     if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     results: list[Result] = []
@@ -105,16 +97,16 @@ def answer(
 def _answers(
     todo: Sequence[_Request], results: list[Result], n_parallel: int, new_context: NewContext
 ) -> Iterator[None]:
-    """Fill in the results; yields now and then."""
+    """Fill in the results of texts that are continued; yields now and then."""
     if not todo:
         return
-    ctx = shared_context(new_context, n_parallel, [(len(r.source), len(r.prompt) + r.n_predict) for r in todo])
+    ctx = shared_context(new_context, n_parallel, [(len(r.source), r.n_cells) for r in todo])
 
     def generations() -> Iterator[Generation]:
         for request in todo:
             try:
                 g = request.start(ctx)
-            except Exception as e:  # a grammar that is none
+            except Exception as e:  # as for a grammar that cannot be read
                 results[request.index]["error"] = _reason(e)
                 continue
             yield g
@@ -154,7 +146,7 @@ def _in_order(
 
 
 def _text(model: LoadedModel, index: int, request: Mapping[str, Any]) -> _Text:
-    """Raises BatchError for what cannot be embedded."""
+    """A request for an embedding. Raises BatchError when it has other fields, or no text that can be embedded."""
     if more := [key for key in request if key not in ("id", "input")]:
         raise BatchError(f"a request with an input has an id, if it likes, but no {more[0]!r:.60}")
     given, hp = request["input"], model.hparams
@@ -168,8 +160,8 @@ def _text(model: LoadedModel, index: int, request: Mapping[str, Any]) -> _Text:
 
 
 def _reason(e: Exception) -> str:
-    """What is wrong with a request, by what it raised. Whatever a request can make happen ends that request alone, and
-    so must what nobody thought of."""
+    """What is wrong with a request, in words, by the error that it raised. Every error ends its request alone, also an
+    error that nobody thought of."""
     match e:
         case GGMLError():
             return str(e)
@@ -181,8 +173,8 @@ def _reason(e: Exception) -> str:
             return f"{type(e).__name__}: {e}"
 
 
-def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> _Request:
-    """Raises BatchError, SamplerError or ModelError for what is no request."""
+def _read(model: LoadedModel, index: int, request: Any, defaults: TextParams) -> _Request:
+    """A request, checked, with its prompt as tokens. Raises BatchError, SamplerError or ModelError."""
     if isinstance(request, GGMLError):
         raise request
     if not isinstance(request, Mapping):
@@ -196,14 +188,13 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> 
         raise BatchError(f"a request has no field {unknown[0]!r:.60}; it may have {', '.join(sorted(_FIELDS))}")
     if ("prompt" in given) == ("messages" in given):
         raise BatchError("a request has either a prompt or messages")
-    stops = stop_strings(given.get("stop", defaults.stop), BatchError)
-    start = model.decoder_start
-    if "messages" in given and start is not None:
+    params = replace(defaults, **{k: v for k, v in given.items() if k in OPTIONS})
+    if "messages" in given and model.decoder_start is not None:
         raise BatchError(f"{model.arch} is an encoder-decoder, which has no chat: a request has a prompt")
     if "messages" in given:
         template = find_template(None, model.kv)
         prompt = chat_ids(model.vocab, template.render(given["messages"], model.vocab))
-        stops = (*template.stop, *stops)
+        params = replace(params, stop=(*template.stop, *params.stops))
     else:
         prompt = ids_of(model, given["prompt"])
     if not prompt:
@@ -213,11 +204,10 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: _Defaults) -> 
     n_ctx = model.hparams.n_ctx_scaled
     if len(prompt) >= n_ctx:
         raise BatchError(f"the prompt has {len(prompt)} tokens; the model was trained for {n_ctx}: {SHORTER}")
-    source, prompt = ([], prompt) if start is None else (prompt, [start])
-    room = n_ctx - len(prompt)
-    n_predict = whole("n_predict", given.get("n_predict", defaults.n_predict), error=BatchError)
-    n_predict = room if n_predict < 0 else min(n_predict, room)
-    if n_predict == 0:
+    if params.n_predict == 0:
         raise BatchError("n_predict is 0: there is nothing to do")
-    sampling = replace(defaults.sampling, **{k: v for k, v in given.items() if k in _SAMPLING})
-    return _Request(index, source, prompt, n_predict, stops, sampling)
+    source, prompt = source_and_prompt(model, prompt)
+    room = n_ctx - len(prompt)
+    if not 0 <= params.n_predict <= room:
+        params = replace(params, n_predict=room)
+    return _Request(index, source, prompt, params)

@@ -52,15 +52,16 @@ _PAUSE, _MAX_TRIAL_PAUSE, _MAX_PAUSE = 2, 8, 64  # tokens without guesses
 
 
 class _Pays:
-    """Whether guessing pays, by what the last guesses gained and cost. Where it did not, it pauses, ever longer; then
-    one guess alone is made on trial, not evaluated but compared with the token that comes."""
+    """Whether guessing pays, by what the last guesses gained and cost. When they did not pay, guessing pauses, each
+    time longer. After a pause a single guess is made on trial: it is not evaluated, but compared with the next token.
+    """
 
     def __init__(self) -> None:
         self._credit, self._next, self._pause = 0.0, _PAUSE, 0
         self.on_trial = False
 
     def count(self, n_drafted: int, n_accepted: int) -> None:
-        """So many tokens were guessed, and so many of them were right."""
+        """Count guesses that were evaluated, and how many of them were right."""
         self._credit = min(self._credit + n_accepted - _COST * n_drafted, _CREDIT)
         if n_accepted > _COST * n_drafted:
             self._next = _PAUSE
@@ -84,7 +85,7 @@ class _Pays:
         return self._pause == 0
 
 
-@dataclass
+@dataclass(eq=False)
 class SpeculativeGeneration(Generation):
     """A generation that lets `drafter` guess up to `n_max` tokens at a time while its guesses are right often enough.
     `stats` tells how many of those that were evaluated were.
@@ -106,10 +107,10 @@ class SpeculativeGeneration(Generation):
         self._trial: tuple[int, int] | None = None  # a token that was guessed, and its index among `ids`
         self._guesses: list[Guess] = []  # of the tokens that follow, evaluated
         self._rows: Iterator[Floats] = iter(())  # the logits behind each of them
-        self._end = 0  # the position behind what is sure
-        self._batch: list[int] = []  # what was evaluated last, from the position _start on
+        self._end = 0  # the position behind the tokens that are sure
+        self._batch: list[int] = []  # the tokens that were evaluated last, from the position _start on
         self._start = 0
-        self._again: list[int] = []  # the part of it that is sure and must be evaluated again
+        self._again: list[int] = []  # those of them that are sure and must be evaluated again
 
     def steps(self) -> Steps:
         if self.long is not None and self.long.grp_attn_n > 1:
@@ -201,7 +202,7 @@ class SpeculativeGeneration(Generation):
             self._trial = None
         if not self._pays.guesses():
             return []
-        # no guesses where the context is shifted before it is quite full
+        # a context that is almost full has room for fewer guesses: it is shifted before it is quite full
         n_again = len(self._again)
         n = min(self.n_max, memory.size - memory.used - n_again - 2, self.ctx.n_batch - n_again - 1)
         if self.n_predict >= 0:
@@ -229,10 +230,10 @@ def with_draft(
 
     draft_max    tokens guessed at a time, at most
     draft_min    ... and at least: a model goes on, unsure as it may be; what lookup finds is not used if it is shorter
-    draft_p_min  a model stops where its likeliest token is less likely
+    draft_p_min  a model stops when its likeliest token is less likely
 
-    Raises SamplerError for numbers that make no sense, ModelError where the models' vocabularies differ, or there are
-    no heads.
+    Raises SamplerError for numbers that make no sense, ModelError when the models' vocabularies differ, or there are no
+    heads.
     """
     if not 0 <= draft_min <= draft_max or draft_max < 1:
         raise SamplerError(f"drafts of {draft_min} to {draft_max} tokens make no sense")
@@ -271,7 +272,7 @@ def chosen(ids: npt.NDArray[np.int64], p: Probs, guess: int, q: Probs, rng: np.r
 
 
 def check_vocabularies(target: Vocab, draft: Vocab) -> None:
-    """Raises ModelError where a draft model's tokens are not those of the model."""
+    """Raises ModelError when a draft model's tokens are not those of the model."""
     if target.n_tokens != draft.n_tokens:
         raise ModelError(f"the draft model has {draft.n_tokens} tokens, the model {target.n_tokens}")
     for i in range(target.n_tokens):

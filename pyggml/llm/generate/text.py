@@ -11,7 +11,7 @@ from ..vocab import StreamDecoder, Vocab
 
 
 def stop_strings(stop: Any, error: type[GGMLError]) -> tuple[str, ...]:
-    """One stop string, or several, as a tuple. Raises `error` for what is neither."""
+    """One stop string, or several, as a tuple. Raises `error` for anything else."""
     several: Any = (stop,) if isinstance(stop, str) else stop
     if not isinstance(several, Sequence) or not all(isinstance(s, str) for s in cast("Sequence[object]", several)):
         raise error(f"stop must be a string, or a list of them, not {stop!r:.60}")

@@ -1,4 +1,4 @@
-"""`create_chat_completion`: the reply to a chat, with tools, as JSON, in parts."""
+"""`Model.create_chat_completion`: the reply to a chat, with tools, as JSON, in parts."""
 
 from __future__ import annotations
 
@@ -35,36 +35,35 @@ Schema = Mapping[str, Any]
 _NINE = {"mistral", "mistral-args"}  # whose templates want ids of nine letters
 
 
-class ChatRequest(SamplingRequest, total=False):
-    """What else a chat may ask for, see `Model.create_chat_completion`. `name`: of the model, in the answer."""
-
-    functions: Sequence[Mapping[str, Any]] | None
-    function_call: str | Mapping[str, Any] | None
-    chat_template: str | ChatTemplate | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    name: str | None
-
-
 def create_chat_completion(
     model: LoadedModel,
-    messages: Sequence[Mapping[str, Any]],
     /,
-    *,
+    messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
     tool_choice: str | Mapping[str, Any] | None = None,
-    functions: Sequence[Mapping[str, Any]] | None = None,
-    function_call: str | Mapping[str, Any] | None = None,
     response_format: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
     logprobs: bool | None = False,
     top_logprobs: int | None = None,
     stream: bool = False,
+    *,
+    functions: Sequence[Mapping[str, Any]] | None = None,
+    function_call: str | Mapping[str, Any] | None = None,
     chat_template: str | ChatTemplate | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
     **request: Unpack[SamplingRequest],
 ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
-    """See `Model.create_chat_completion`."""
+    """The reply to a chat, in the shape of OpenAI's chat completions; with `stream` an iterator of parts.
+
+    Calls of `tools` are read out of the reply in the form of the model's family (`tool_calls`, as JSON text), and so
+    is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call; a grammar
+    forces the call. `functions` and `function_call` are older names of the two. `response_format`: json_object or
+    json_schema. `logprobs` with `top_logprobs` alternatives. The chat template is the model's own, or that of
+    `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `name`: of the model, in the
+    answer. The temperature is 0.2 unless another is given. Raises ModelError for bad messages and tools, and what
+    `Model.stream` raises.
+    """
     tools, functions = _dicts("tools", tools), _dicts("functions", functions)
     if functions is not None and tools is None:
         tools = [{"type": "function", "function": f} for f in functions]
@@ -97,7 +96,7 @@ def _of_function_call(choice: str | Mapping[str, Any] | None) -> str | Mapping[s
 
 
 def _forced(choice: str | Mapping[str, Any] | None, schemas: Mapping[str, Schema]) -> Mapping[str, Schema]:
-    """The tools of which one must be called; empty when the model may choose."""
+    """The tools one of which the model must call; empty when the model may choose."""
     if choice in (None, "auto", "none"):
         return {}
     if choice in ("required", "any"):
@@ -147,7 +146,7 @@ class _Raw(TextStream):
 
 
 class _Answer:
-    """A reply in the making."""
+    """Makes an answer, whole or in parts, of the tokens of a reply."""
 
     def __init__(self, model: LoadedModel, form: Format, names: frozenset[str], thinking: bool, name: str) -> None:
         self.model, self.form, self.names, self.thinking, self.name = model, form, names, thinking, name
@@ -174,7 +173,7 @@ class _Answer:
         return {"grammar": grammar}
 
     def whole(self, g: Generation) -> ChatCompletion:
-        """All of it."""
+        """The answer when the reply has ended."""
         reply, reason, shown = Reply(), None, None
         for reply, token, logprobs in self._replies(g, last_only=True):  # noqa: B007
             reason = finish(token)
@@ -191,7 +190,7 @@ class _Answer:
         }
 
     def chunks(self, g: Generation) -> Iterator[ChatCompletionChunk]:
-        """It in parts: the role, then text as it comes and each call once it is whole, then why it ended."""
+        """The answer in parts: the role, then text as it comes and each call once it is whole, then why it ended."""
         yield self._chunk({"role": "assistant"}, None, None)
         before, reason = Reply(), None
         for reply, token, logprobs in self._replies(g, last_only=False):
@@ -226,7 +225,7 @@ class _Answer:
                 entries = []
 
     def _add(self, message: ChatMessage, reply: Reply, first: int) -> None:
-        """Put reasoning and calls, from that one on, into a message."""
+        """Put reasoning and calls, from the call `first` on, into a message."""
         if reply.reasoning:
             message["reasoning_content"] = reply.reasoning
         calls: list[ToolCall] = []

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from pyggml.errors import BatchError, ModelError, SamplerError, whole
 
-from ..generate.generation import Generation, StoppingCriteria, Token, new_generation
+from ..generate.generation import Generation, StoppingCriteria, Token, ids_of, new_generation
 from ..loaded import LoadedModel
 from ..samplers import LogitsProcessor
 from ..samplers.params import OTHER_NAMES
@@ -17,8 +17,9 @@ from .types import FinishReason, Usage
 
 
 class SamplingRequest(TypedDict, total=False):
-    """What requests of both kinds may say: OpenAI's and llama-cpp-python's names; `None` is the default. `grammar`:
-    GBNF, or what has it in `_grammar` (LlamaGrammar). The fields of `SamplingParams` may be given besides."""
+    """Options of completions and of chats by OpenAI's and llama-cpp-python's names. `None` means the default.
+    `grammar`: GBNF, or an object with GBNF in `_grammar` (LlamaGrammar). The fields of `SamplingParams` may be given,
+    too."""
 
     temperature: float | None
     top_p: float | None
@@ -53,7 +54,8 @@ def started(
     n_probs: int | None,
     request: Mapping[str, Any],
 ) -> Generation:
-    """The generation of a request. Raises SamplerError for words that mean nothing."""
+    """The generation that a request asks for, in a context of its own. Raises SamplerError for an option that is not
+    known."""
     options = dict(request)
     for ignored in ("tfs_z", "model", "user"):
         options.pop(ignored, None)
@@ -72,12 +74,13 @@ def started(
     if "n_ctx" in options:
         whole("n_ctx", options["n_ctx"], 1, error=ModelError)
     n_predict = -1 if max_tokens is None else max(whole("max_tokens", max_tokens, error=BatchError), -1)
-    n_predict = n_predict or -1  # 0 is none, as in llama-cpp-python: until the context is full
+    n_predict = n_predict or -1  # 0 means no limit, as in llama-cpp-python: until the context is full
     if n_predict < 0 and "n_ctx" not in options:
         options["n_ctx"] = model.hparams.n_ctx_train
     elif "n_ctx" in options and n_predict >= 0:
         n_ctx = options["n_ctx"]
-        n_prompt = len(model.tokenize(prompt)) if isinstance(prompt, str) else len(prompt)
+        prompt = ids_of(model, prompt)
+        n_prompt = len(prompt)
         options["n_ctx"] = min(n_ctx, n_prompt + n_predict) if n_prompt < n_ctx else n_ctx
     try:
         return new_generation(model, prompt, n_predict, n_probs, **options)

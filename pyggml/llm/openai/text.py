@@ -1,4 +1,4 @@
-"""`create_completion`: a text that continues a prompt."""
+"""`Model.create_completion`: a text that continues a prompt."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ if TYPE_CHECKING:
 
 def create_completion(
     model: LoadedModel,
-    prompt: str | Sequence[int],
     /,
-    *,
+    prompt: str | Sequence[int],
     suffix: str | None = None,
     max_tokens: int | None = 16,
     logprobs: int | None = None,
     echo: bool = False,
     stream: bool = False,
+    *,
     name: str | None = None,
     **request: Unpack[SamplingRequest],
 ) -> Completion | Iterator[Completion]:
-    """See `Model.create_completion`."""
+    """The text that follows a prompt, in the shape of OpenAI's completions; with `stream` an iterator of parts.
+
+    `max_tokens` None or 0: until the context is full. `logprobs`: that many alternatives of each token. `echo` puts the
+    prompt before the text. `suffix`: what is to follow it. `name`: of the model, in the answer. Sampling by OpenAI's
+    names, see `SamplingRequest`. Raises what `Model.stream` raises.
+    """
     if logprobs is not None:
         whole("logprobs", logprobs, 0, error=SamplerError)
     text = prompt if isinstance(prompt, str) else model.detokenize(prompt)

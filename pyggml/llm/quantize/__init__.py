@@ -1,1 +1,1 @@
-"""Rewriting a model in other types: mixes, the importance matrix."""
+"""Quantisation: rewrite a model with its weights in other types. Mixes, importance matrices."""

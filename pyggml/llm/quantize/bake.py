@@ -1,4 +1,4 @@
-"""Which weights a file has repacked for the CPU (`pyggml.gguf_io.baked`), and their bytes."""
+"""Choose the weights that a file stores repacked for the CPU (`pyggml.gguf_io.baked`), and make their bytes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def baked_weights(arch: str, kv: Mapping[str, Any], shapes: Mapping[str, tuple[DType, Ne]]) -> dict[str, bool]:
-    """Of a model with tensors of these types and ne those that products read, and whether something looks up their
-    rows, too; not what anything else reads as well. Raises ModelError when the architecture cannot run them."""
+    """The tensors that only products and row lookups read, and for each whether rows are looked up. `shapes` has the
+    types and ne of the model's tensors. Raises ModelError when the architecture cannot run them."""
     architecture = get_architecture(arch)
     ctx = Context()
     tensors = {name: ctx.new_tensor(dtype, ne, name) for name, (dtype, ne) in shapes.items()}
@@ -45,13 +45,13 @@ def baked_weights(arch: str, kv: Mapping[str, Any], shapes: Mapping[str, tuple[D
     for name, t in weights.items():
         is_product = t not in others and (t in in_products or t not in has_rows)
         if can_bake(name, t.dtype, t.ne) and is_product:
-            baked[name] = t in has_rows or t not in read  # who reads what this graph does not is not known
+            baked[name] = t in has_rows or t not in read  # this graph does not read it: rows may be looked up elsewhere
     return baked
 
 
 def packed_pieces(dtype: DType, ne: Ne, pieces: Iterable[tuple[int, Bytes]]) -> Iterator[tuple[int, Bytes]]:
-    """The repacked bytes of a tensor from its stored rows, uint8 [rows, bytes of a row]; pieces within one matrix, each
-    with its number of elements."""
+    """Repack a tensor. `pieces` are its stored rows, uint8 [rows, bytes of a row], each piece within one matrix. Yields
+    the bytes of each repacked piece with its number of elements."""
     row_size = dtype.row_size(ne[0])
     group_size = matrix_size(dtype, ne) // -(-ne[1] // GROUP)
     held, row, count = np.empty((0, row_size), np.uint8), 0, 0

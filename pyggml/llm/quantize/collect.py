@@ -1,4 +1,4 @@
-"""Measures an importance matrix: squares of what goes into products with a model's weights, summed by column."""
+"""Measure an importance matrix: for each column of a weight, sum the squares of the inputs of its products."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .imatrix import ImatrixSums
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MIN_ROWS = 16  # smaller products are no evaluation of a text
+_MIN_ROWS = 16  # products with fewer rows do not belong to the evaluation of a text
 _PRODUCTS = ("mul_mat", "mul_mat_id")
 
 
 class Collector:
-    """Adds to `sums` what the graphs of a model multiply its weights with, while a `with` block lasts. `output`: also
-    what goes into output.weight.
+    """While a `with` block lasts, add to `sums` the squares of what a model's graphs multiply its weights with.
+    `output`: include the inputs of output.weight.
 
-    A matrix of experts is counted for each of them by itself, as tokens are routed. Raises ModelError for values that
-    are not finite.
+    The matrices of experts are counted separately, each with the tokens that are routed to it. Raises ModelError for
+    values that are not finite.
     """
 
     patterns = ("(inputs of weights)",)
@@ -40,7 +40,7 @@ class Collector:
         return False
 
     def chosen(self, nodes: Sequence[Tensor]) -> Collection[Tensor]:
-        """See `Watcher.chosen`: the products, and their inputs, which must be there when they are told."""
+        """See `Watcher.chosen`. Besides the products their inputs are chosen, because `deliver` reads them."""
         products = [t for t in nodes if self._measures(t)]
         inputs = {s.root for t in products for s in t.src[1:] if s is not None}
         return {*products, *(t for t in nodes if t in inputs)}
@@ -86,11 +86,12 @@ def _is_output(weight: Tensor) -> bool:
 
 
 def _by_matrix(x: np.ndarray[Any, Any], ne2: int, ne3: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Sums of squares [matrices * columns] of x [n3, n2, rows, columns], and how many rows a matrix got, [1]."""
+    """Sums of the squares of x [n3, n2, rows, columns] for each matrix, [matrices * columns], and the number of rows
+    that each matrix got, [1]."""
     n3, n2, rows, columns = x.shape
     matrices = np.zeros((ne3, ne2, columns))
     for i3 in range(n3):
-        for i2 in range(n2):  # which matrix: as the product broadcasts
+        for i2 in range(n2):  # the product broadcasts matrices in this way
             matrices[i3 * ne3 // n3, i2 * ne2 // n2] += _squares(x[i3, i2])
     return matrices.reshape(1, -1), np.array([n3 * n2 * rows / (ne2 * ne3)])
 
@@ -98,7 +99,8 @@ def _by_matrix(x: np.ndarray[Any, Any], ne2: int, ne3: int) -> tuple[np.ndarray[
 def _by_expert(
     x: np.ndarray[Any, Any], ids: np.ndarray[Any, Any], n_expert: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Sums of squares [experts, columns] of x [tokens, used or 1, columns] by ids [tokens, used], and counts."""
+    """Sums of the squares of x [tokens, used or 1, columns] for each expert, [experts, columns], and how many rows each
+    expert got. ids [tokens, used]: the experts of each token."""
     columns = x.shape[2]
     rows = np.broadcast_to(x, (x.shape[0], ids.shape[1], columns)).reshape(-1, columns)
     flat = ids.reshape(-1)

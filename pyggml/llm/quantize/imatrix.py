@@ -28,12 +28,12 @@ _ALIGNMENT = 32
 
 @dataclass
 class ImatrixSums:
-    """What was measured so far; files of it are merged by adding them up.
+    """What was measured so far. Files are merged by adding up.
 
-    sums        tensor name -> sums of squared inputs [matrices, columns]; of a tensor that no token chooses a matrix
-                of, [1, all of them]
+    sums        tensor name -> sums of squared inputs [matrices, columns]. When tokens do not choose among the tensor's
+                matrices (experts), [1, columns of all matrices]
     counts      tensor name -> how many inputs each matrix got
-    datasets    the texts
+    datasets    names of the texts
     chunk_size  tokens of a chunk
     """
 
@@ -43,7 +43,8 @@ class ImatrixSums:
     datasets: list[str] = field(default_factory=list[str])
 
     def add(self, name: str, sums: Doubles, counts: Doubles) -> None:
-        """Count some more inputs of a tensor. Raises ShapeError when they are of another shape than before."""
+        """Add the sums and counts of further inputs of a tensor. Raises ShapeError when their shape differs from
+        before."""
         old = self.sums.get(name)
         if old is None:
             self.sums[name], self.counts[name] = sums, counts
@@ -57,7 +58,7 @@ class ImatrixSums:
         self.sums[name], self.counts[name] = old + sums, self.counts[name] + counts
 
     def merge(self, other: ImatrixSums) -> None:
-        """Count what another file has, too."""
+        """Add what another file has."""
         for name, sums in other.sums.items():
             self.add(name, sums, other.counts[name])
         self.datasets += other.datasets
@@ -68,12 +69,12 @@ class ImatrixSums:
         return int(max((c.max() for c in self.counts.values()), default=0.0) // max(self.chunk_size, 1))
 
     def partial(self) -> dict[str, float]:
-        """Tensors some of whose matrices got no input -> the share of them that did."""
+        """Name -> share of matrices that got input, for tensors of which some matrices got none."""
         shares = {name: float((c > 0).mean()) for name, c in self.counts.items()}
         return {name: share for name, share in shares.items() if share < 1}
 
     def means(self) -> dict[str, Floats]:
-        """Tensor name -> mean squares, float32 [matrices, columns]; 1 where a matrix got no input."""
+        """Tensor name -> mean squares, float32 [matrices, columns]; 1 for a matrix without input."""
         found: dict[str, Floats] = {}
         for name, sums in self.sums.items():
             count = self.counts[name][:, None]
@@ -84,14 +85,15 @@ class ImatrixSums:
 def load_imatrix(path: str | os.PathLike[str]) -> dict[str, Floats]:
     """Tensor name -> mean squares of its inputs, float32 [matrices of the tensor, columns].
 
-    Reads llama.cpp's GGUF files (sums and counts per matrix; a matrix that got no input counts evenly) and the `.dat`
-    files of its older versions. Raises GGUFError for a file that is neither, or whose values are not finite.
+    Reads llama.cpp's GGUF files (sums and counts per matrix) and the `.dat` files of its older versions. All columns of
+    a matrix that got no input weigh the same. Raises GGUFError for a file of another kind, or values that are not
+    finite.
     """
     return load_sums(path).means()
 
 
 def load_sums(path: str | os.PathLike[str], chunk_size: int = 512) -> ImatrixSums:
-    """What a file holds, as it was summed up. A `.dat` file counts chunks, of `chunk_size` tokens. Raises as
+    """The sums and counts in a file. A `.dat` file counts in chunks, of `chunk_size` tokens. Raises the errors of
     `load_imatrix`."""
     name = os.fspath(path)
     try:
@@ -100,7 +102,7 @@ def load_sums(path: str | os.PathLike[str], chunk_size: int = 512) -> ImatrixSum
             data = b"" if start == b"GGUF" else start + f.read()
     except OSError as e:
         raise GGUFError(f"{name}: cannot be read: {e.strerror}") from e
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are refused below
         found = _from_dat(name, data, chunk_size) if data else _from_gguf(open_gguf(path))
         means = found.means()
     if not found.sums:
@@ -112,7 +114,7 @@ def load_sums(path: str | os.PathLike[str], chunk_size: int = 512) -> ImatrixSum
 
 
 def save_sums(path: str | os.PathLike[str], found: ImatrixSums) -> None:
-    """Write a GGUF file as llama.cpp's; it appears when it is complete."""
+    """Write a GGUF file like llama.cpp's; it appears when it is complete."""
     kv = [
         kv_record("general.type", "imatrix"),
         kv_record(_DATASETS, found.datasets or [""]),
@@ -131,7 +133,7 @@ def save_sums(path: str | os.PathLike[str], found: ImatrixSums) -> None:
 
 
 def save_dat(path: str | os.PathLike[str], found: ImatrixSums) -> None:
-    """Write a `.dat` file, as llama.cpp's older versions read them: means, counted in chunks. Tensors without any input
+    """Write a `.dat` file, which older versions of llama.cpp read: means, counted in chunks. Tensors without any input
     are left out."""
     means = found.means()
     names = sorted(name for name in means if found.counts[name].any())

@@ -17,8 +17,8 @@ D = DType
 
 
 @dataclass(frozen=True)
-class Place:
-    """What conditions look at: the layer of a tensor, and the model around it."""
+class Facts:
+    """What the conditions of a mix depend on: the layer of a tensor, and properties of the model."""
 
     il: int
     n_layer: int
@@ -28,64 +28,64 @@ class Place:
     is_70b: bool  # 80 layers with grouped queries
 
 
-Condition = Callable[[Place], bool]
+Condition = Callable[[Facts], bool]
 Row = tuple[str, Condition, DType]
 
 
-def always(p: Place) -> bool:
+def always(f: Facts) -> bool:
     """Every tensor of its kind."""
     return True
 
 
-def more_bits(p: Place) -> bool:
+def more_bits(f: Facts) -> bool:
     """The first and the last eighth of the layers, and every third between."""
-    eighth = p.n_layer // 8
-    return p.il < eighth or p.il >= 7 * p.n_layer // 8 or (p.il - eighth) % 3 == 2
+    eighth = f.n_layer // 8
+    return f.il < eighth or f.il >= 7 * f.n_layer // 8 or (f.il - eighth) % 3 == 2
 
 
-def middle(p: Place) -> bool:
+def middle(f: Facts) -> bool:
     """Neither the first nor the last eighth of the layers."""
-    return p.n_layer // 8 <= p.il < 7 * p.n_layer // 8
+    return f.n_layer // 8 <= f.il < 7 * f.n_layer // 8
 
 
-def first_eighth(p: Place) -> bool:
+def first_eighth(f: Facts) -> bool:
     """The first eighth of the layers."""
-    return p.il < p.n_layer // 8
+    return f.il < f.n_layer // 8
 
 
-def gqa4(p: Place) -> bool:
+def gqa4(f: Facts) -> bool:
     """Attention where at least four query heads share a KV head: K and V are small."""
-    return p.n_gqa >= 4
+    return f.n_gqa >= 4
 
 
-def moe8(p: Place) -> bool:
+def moe8(f: Facts) -> bool:
     """Models of eight experts (Mixtral), where attention is a small part."""
-    return p.n_expert == 8
+    return f.n_expert == 8
 
 
-def with_imatrix(p: Place) -> bool:
+def with_imatrix(f: Facts) -> bool:
     """An importance matrix is given."""
-    return p.has_imatrix
+    return f.has_imatrix
 
 
 def no(condition: Condition) -> Condition:
     """The opposite."""
-    return lambda p: not condition(p)
+    return lambda f: not condition(f)
 
 
 def both(a: Condition, b: Condition) -> Condition:
     """Both hold."""
-    return lambda p: a(p) and b(p)
+    return lambda f: a(f) and b(f)
 
 
 def either(a: Condition, b: Condition) -> Condition:
     """At least one holds."""
-    return lambda p: a(p) or b(p)
+    return lambda f: a(f) or b(f)
 
 
 def before(n: int) -> Condition:
     """The first `n` layers."""
-    return lambda p: p.il < n
+    return lambda f: f.il < n
 
 
 @dataclass(frozen=True)
@@ -96,14 +96,14 @@ class Mix:
     base: DType
     rows: tuple[Row, ...] = ()
     output: DType = D.Q6_K
-    bump_v: bool = True  # attn_v gets more bits in 70B and Mixtral models, attn_k in the latter
+    bump_v: bool = True  # more bits for attn_v in 70B and Mixtral models, and for attn_k in Mixtral models
 
 
 def _few_bits(file_type: int, base: DType, better: DType, attn_output: DType | None = None) -> Mix:
-    """The mixes of 1 and 2 bits: `better` for the embedding, V and the first layers."""
+    """A mix of 1 or 2 bits, with the type `better` for the embedding, V and the first layers."""
     rows: list[Row] = [
         ("token_embd", always, better if better is D.IQ3_S else D.Q2_K),
-        ("attn_v", either(gqa4, lambda p: p.n_expert >= 4), D.Q4_K),
+        ("attn_v", either(gqa4, lambda f: f.n_expert >= 4), D.Q4_K),
         ("attn_v", always, better),
         ("attn_k", moe8, D.Q4_K),
         ("ffn_down", first_eighth, better),
@@ -150,7 +150,7 @@ MIXES: Mapping[str, Mix] = {
         (
             ("attn_v", before(2), D.Q5_K),
             ("attn_v", always, D.Q4_K),
-            ("ffn_down", lambda p: p.il < p.n_layer // 16, D.Q5_K),
+            ("ffn_down", lambda f: f.il < f.n_layer // 16, D.Q5_K),
             ("ffn_down", always, D.Q4_K),
             _MOE_OUT,
             ("attn_output", always, D.Q4_K),
@@ -227,7 +227,7 @@ MIXES: Mapping[str, Mix] = {
 }
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
-# What a tensor becomes whose rows are no whole number of 256-element blocks; F16 where nothing else fits.
+# The type instead, when a tensor's rows are not a multiple of 256 elements; F16 when nothing else fits.
 _FALLBACK: Mapping[DType, DType] = {
     **dict.fromkeys((D.IQ1_S, D.IQ1_M, D.IQ2_XXS, D.IQ2_XS, D.IQ2_S, D.IQ3_XXS, D.IQ3_S, D.IQ4_XS), D.IQ4_NL),
     **dict.fromkeys((D.Q2_K, D.Q3_K, D.TQ1_0, D.TQ2_0), D.Q4_0),
@@ -235,14 +235,14 @@ _FALLBACK: Mapping[DType, DType] = {
     D.Q5_K: D.Q5_1,
     D.Q6_K: D.Q8_0,
 }
-_ATTENTION = {  # tensor -> the part that it counts as: a fused one is as delicate as V
+_ATTENTION = {  # tensor -> the part that it counts as; a fused tensor needs as many bits as V
     "attn_qkv": "attn_v",
     "attn_kv_b": "attn_v",
     **{name: name for name in ("attn_q", "attn_k", "attn_v", "attn_output")},
     **{f"cross_{name}": name for name in ("attn_q", "attn_k", "attn_v")},
 }
-_FFN = ("ffn_down", "ffn_gate", "ffn_up")  # and what begins so: of experts
-_SMALL = (  # parts of layers that are small, or that are no matrices
+_FFN = ("ffn_down", "ffn_gate", "ffn_up")  # also as the beginning of the names of experts' tensors
+_SMALL = (  # parts of layers that are small or not matrices
     *("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv", "ple_conv1d"),
     *("ple_norm_key", "ple_norm_query", "ple_norm_conv", "ffn_gate_tid2eid"),
     *("attn_compressor_ape", "indexer_compressor_ape"),
@@ -260,7 +260,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def find_mix(name: str) -> tuple[str, Mix]:
-    """The mix of that name (any case; Q4_K means Q4_K_M). Raises DTypeError listing the names."""
+    """The mix with that name (in any case; Q4_K means Q4_K_M). Raises DTypeError, which lists the names."""
     upper = name.upper()
     upper = _ALIASES.get(upper, upper)
     if upper not in MIXES:
@@ -269,20 +269,20 @@ def find_mix(name: str) -> tuple[str, Mix]:
 
 
 def file_type_name(file_type: object) -> str | None:
-    """The name of a value of `general.file_type`, None where it is none of ours."""
+    """The name for a value of `general.file_type`; None for a value that is not in the table."""
     return next((name for name, mix in MIXES.items() if mix.file_type == file_type), None)
 
 
 def is_quantizable(name: str, ne: tuple[int, ...]) -> bool:
-    """Whether a tensor takes part: matrices (and stacks of them) of weights, but not norms, an expert router, the
-    embeddings of positions, distances and token types, or the small parts of layers."""
+    """Whether a tensor is quantised: matrices (and stacks of them) are, except norms, expert routers, the embeddings of
+    positions, distances and token types, and small parts of layers."""
     return name.endswith("weight") and ne[1] * ne[2] * ne[3] > 1 and not name.endswith(_LEFT)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How types are assigned, besides the mix: the options of llama-quantize. `types`: patterns, and what tensors get
-    in whose names they are found (the first decides)."""
+    """The options of llama-quantize that assign types besides the mix. `types`: pairs of a pattern and a type; the
+    first pattern found in a tensor's name decides."""
 
     mix: Mix
     has_imatrix: bool = False
@@ -293,7 +293,8 @@ class Choice:
 
 
 def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tuple[int, ...]) -> DType:
-    """The type that a quantizable tensor gets; a type of smaller blocks, or F16, where its rows do not divide."""
+    """The type that a quantizable tensor gets: a type with smaller blocks, or F16, when its rows are not whole
+    blocks."""
     mix = choice.mix
     if name in _TABLES and choice.token_embedding_type is not None:
         return _fitting(ne[0], choice.token_embedding_type)
@@ -309,7 +310,7 @@ def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tu
         return _fitting(ne[0], choice.output_tensor_type or (mix.output if fits else D.Q8_0))
     if mix.base is D.MXFP4:
         return _fitting(ne[0], D.MXFP4 if ne[2] > 1 else D.Q8_0)
-    return _fitting(ne[0], _from_rows(mix, _place(choice, hp, name, ne), _part(name)))
+    return _fitting(ne[0], _from_rows(mix, _facts(choice, hp, name, ne), _part(name)))
 
 
 def _part(name: str) -> str:
@@ -319,11 +320,11 @@ def _part(name: str) -> str:
     return _ATTENTION.get(role) or next((part for part in _FFN if role.startswith(part)), "")
 
 
-def _place(choice: Choice, hp: HParams, name: str, ne: tuple[int, ...]) -> Place:
+def _facts(choice: Choice, hp: HParams, name: str, ne: tuple[int, ...]) -> Facts:
     found = _LAYER.search(name)
     attends = next((hp.layer(il) for il in range(hp.n_layer) if hp.has_kv(il)), None)
     n_gqa = attends.n_head // attends.n_head_kv if attends else 1
-    return Place(
+    return Facts(
         il=int(found[1]) if found else 0,
         n_layer=hp.n_layer,
         n_gqa=n_gqa,
@@ -333,19 +334,19 @@ def _place(choice: Choice, hp: HParams, name: str, ne: tuple[int, ...]) -> Place
     )
 
 
-def _from_rows(mix: Mix, place: Place, part: str) -> DType:
-    chosen = next((dtype for row_part, holds, dtype in mix.rows if row_part == part and holds(place)), mix.base)
+def _from_rows(mix: Mix, facts: Facts, part: str) -> DType:
+    chosen = next((dtype for row_part, holds, dtype in mix.rows if row_part == part and holds(facts)), mix.base)
     if not mix.bump_v:
         return chosen
-    if part in ("attn_v", "attn_k") and moe8(place):
+    if part in ("attn_v", "attn_k") and moe8(facts):
         return D.Q8_0
-    if part == "attn_v" and place.is_70b and chosen in (D.Q3_K, D.Q4_K):
+    if part == "attn_v" and facts.is_70b and chosen in (D.Q3_K, D.Q4_K):
         return D.Q5_K
     return chosen
 
 
 def _fitting(n: int, dtype: DType) -> DType:
-    """`dtype`, or what stands in for it where rows of `n` elements are no whole number of its blocks."""
+    """`dtype`, or the type instead when rows of `n` elements are not whole blocks of `dtype`."""
     if n % dtype.block_size == 0:
         return dtype
     substitute = _FALLBACK.get(dtype, D.F16)

@@ -1,4 +1,4 @@
-"""Write a model as a GGUF file with its weights in other types, a few rows at a time: of a GGUF file or a folder."""
+"""Write a GGUF file or a Hugging Face folder as a GGUF file with its weights in other types, a few rows at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FEW_BITS = (DType.IQ3_XXS, DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ1_
 
 @dataclass
 class TensorError:
-    """What a tensor lost: sums over its elements x and what is stored for them."""
+    """What a tensor lost in conversion: sums over its elements x and their stored values."""
 
     n: int = 0
     error: float = 0.0  # sum of squared differences
@@ -48,7 +48,7 @@ class TensorError:
     max_error: float = 0.0
 
     def add(self, x: Floats, stored: Floats) -> None:
-        """Count some more elements."""
+        """Add the errors of further elements."""
         diff = np.subtract(stored, x, dtype=np.float64).reshape(-1)
         self.n += diff.size
         self.error += float(diff @ diff)
@@ -56,7 +56,7 @@ class TensorError:
         self.max_error = max(self.max_error, float(np.max(np.abs(diff), initial=0.0)))
 
     def include(self, other: TensorError) -> None:
-        """Count the elements of another."""
+        """Add the sums of another one."""
         self.n += other.n
         self.error += other.error
         self.power += other.power
@@ -75,8 +75,8 @@ class TensorError:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """One tensor of the new file: `weights` [matrices, columns] are its importance matrix, `error` fills while it is
-    written (None where nobody asked). It is written as `stored`, `packed` for the CPU, or both."""
+    """One tensor of the new file. `weights` [matrices, columns] are its importance matrix. `error` adds up while the
+    tensor is written; None when no report was asked for. It is written as `stored`, `packed` for the CPU, or both."""
 
     source: SourceTensor
     dtype: DType
@@ -87,7 +87,7 @@ class TensorPlan:
 
     @property
     def infos(self) -> list[TensorInfo]:
-        """What it is in the new file."""
+        """Its entries in the new file."""
         name, ne = self.source.name, self.source.ne
         as_stored = [(name, self.dtype, ne[: rank_of(ne)])] if self.stored else []
         return [*as_stored, baked_info(name, self.dtype, ne)] if self.packed else as_stored
@@ -104,8 +104,9 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What `write` will do. `without_imatrix` names tensors of so few bits that they want an importance matrix."""
+class RewritePlan:
+    """What `write_quantized` will do. `without_imatrix` names the tensors that lack an importance matrix although they
+    get very few bits."""
 
     source: Source
     file_type: int
@@ -142,17 +143,19 @@ def plan_quantization(
     allow_requantize: bool = False,
     report: bool = False,
     layout: str | None = None,
-) -> Plan:
+) -> RewritePlan:
     """Choose the type of each tensor of `path`, a GGUF file or a Hugging Face folder, as llama.cpp does for the file
-    type `type_name`; None leaves them as they are. `vocab_only` plans a file without tensors.
+    type `type_name`; None keeps the types. `vocab_only` plans a file without tensors.
 
-    `pure` gives every matrix the base type of the mix; the two types override it for `output.weight` and
-    `token_embd.weight`, and `tensor_types` (pairs of a regular expression and a type) the mix for tensors whose names
-    they are found in; `leave_output_tensor` keeps `output.weight` as it is. `report` measures what each tensor loses
-    while it is written. `layout` "r16" stores what products read as the CPU's kernels do, see `pyggml.gguf_io.baked`.
-    Raises GGUFError for a bad file, ModelError for an unknown architecture or hyperparameters, DTypeError for an
-    unknown type name, a pattern that is none or that no tensor has, for a tensor that is quantized already without
-    `allow_requantize`, or a layout that no weight can have, ShapeError for an importance matrix that does not fit.
+    `pure` gives every matrix the base type of the mix. `output_tensor_type` and `token_embedding_type` override the mix
+    for `output.weight` and `token_embd.weight`; `tensor_types` (pairs of a regular expression and a type) override it
+    for tensors in whose names the expression is found. `leave_output_tensor` keeps `output.weight` as it is. `report`
+    measures what each tensor loses while it is written. `layout` "r16" stores the weights of products in the layout of
+    the CPU's kernels, see `pyggml.gguf_io.baked`.
+    Raises GGUFError for a bad file, ModelError for an unknown architecture or bad hyperparameters, ShapeError for an
+    importance matrix that does not fit. Raises DTypeError for an unknown type name, a pattern that is malformed or that
+    no tensor matches, a tensor that is quantized already (without `allow_requantize`), and a layout that no weight can
+    have.
     """
     source = open_source(path, vocab_only)
     arch = source.kv.get("general.architecture")
@@ -162,7 +165,7 @@ def plan_quantization(
         as_they_are = [] if vocab_only else [TensorPlan(t, t.dtype) for t in source.tensors.values()]
         said = source.kv.get(_FILE_TYPE_KEY)
         file_type = said if isinstance(said, int) else _file_type_of(as_they_are)
-        return Plan(source, file_type, _laid_out(source, arch, as_they_are, layout), [])
+        return RewritePlan(source, file_type, _laid_out(source, arch, as_they_are, layout), [])
     _, mix = find_mix(type_name)
     hp = get_architecture(arch).hparams(arch, source.kv)
     types = tuple((_pattern(text), dtype) for text, dtype in tensor_types)
@@ -184,7 +187,7 @@ def plan_quantization(
                 without.append(t.name)
         measured = report and is_quantizable(t.name, t.ne)
         tensors.append(TensorPlan(t, dtype, weights, TensorError() if measured else None))
-    return Plan(source, mix.file_type, _laid_out(source, arch, tensors, layout), without)
+    return RewritePlan(source, mix.file_type, _laid_out(source, arch, tensors, layout), without)
 
 
 def _laid_out(source: Source, arch: str, tensors: list[TensorPlan], layout: str | None) -> list[TensorPlan]:
@@ -208,7 +211,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _file_type_of(tensors: list[TensorPlan]) -> int:
-    """The file type of what most elements are."""
+    """The file type for the tensor type that most elements have."""
     sizes: dict[DType, int] = {}
     for t in tensors:
         sizes[t.dtype] = sizes.get(t.dtype, 0) + math.prod(t.source.ne)
@@ -217,18 +220,18 @@ def _file_type_of(tensors: list[TensorPlan]) -> int:
 
 
 def write_quantized(
-    plan: Plan,
+    plan: RewritePlan,
     path: str | os.PathLike[str],
     n_threads: int | None = None,
     progress: Progress | None = None,
     split_size: int | None = None,
 ) -> list[str]:
-    """Write the new file; returns its name. It appears at `path` when it is complete; until then, and if anything
-    fails, there is what was there before.
+    """Write the new file; returns its name. It appears at `path` when it is complete; until then, and after a failure,
+    a file that was there before stays.
 
-    Metadata is passed on as it is, but for `general.file_type` and `general.quantization_version`; of a model in
-    several files one is made. With `split_size` it is written in parts of so many bytes of tensors, see
-    `split_tensors`; returns the parts.
+    Metadata stays the same, except `general.file_type` and `general.quantization_version`. A model in several files
+    becomes one file. With `split_size` it is written in parts with at most that many bytes of tensors, see
+    `split_tensors`; then the names of the parts are returned.
     Raises GGUFError when the output is the source, cannot be written, or a weight has no value in its new type.
     """
     out = os.fspath(path)
@@ -274,8 +277,8 @@ def write_quantized(
 
 
 def _convert(source: Source, t: TensorPlan, n_threads: int | None) -> Iterator[tuple[int, Bytes]]:
-    """The stored bytes of the new tensor in pieces of some rows, each with its number of elements. A thread converts
-    a piece; some are ahead, so that reading and writing wait for none."""
+    """The stored bytes of the new tensor in pieces of some rows, each with its number of elements. Threads convert one
+    piece each, some pieces ahead, so that reading and writing need not wait."""
     n, per_matrix, row = t.source.ne[0], t.source.ne[1], 0
     if t.dtype is t.source.dtype:
         for piece in source.rows(t.source.name, _CHUNK):
@@ -332,12 +335,12 @@ def _weights_of(t: SourceTensor, imatrix: Imatrix | None) -> Floats | None:
     if found.size == t.ne[0] * t.ne[2]:
         return found.reshape(t.ne[2], t.ne[0])
     if t.name == "token_embd.weight":
-        return None  # llama.cpp, too, goes on without
+        return None  # llama.cpp goes on without a matrix, too
     raise ShapeError(f"imatrix size {found.size} is different from tensor size {t.ne[0] * t.ne[2]} for {t.name}")
 
 
 def _wants_imatrix(name: str, dtype: DType, mix: Mix) -> bool:
-    """Where llama.cpp refuses to go on without one."""
+    """Whether llama.cpp refuses to quantise this tensor without an importance matrix."""
     if name in ("token_embd.weight", "output.weight"):
         return False
     return dtype in _FEW_BITS or (dtype is DType.Q2_K and mix is MIXES["Q2_K_S"])

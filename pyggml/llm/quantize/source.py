@@ -1,4 +1,4 @@
-"""What is rewritten: a GGUF file or a Hugging Face folder, as tensors of rows and records of metadata."""
+"""The source of a rewritten model: a GGUF file or a Hugging Face folder, as tensors of rows and records of metadata."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pyggml.models import get_architecture
 from pyggml.models.weights import CheckedWeights
 from pyggml.tensor import Context
 
-_SHOWN = 20  # faults of a folder
+_SHOWN = 20  # faults of a folder that an error lists
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class SourceTensor(Protocol):
-    """A tensor of a source: the type that its `rows` have, `ne` of four entries, its stored bytes."""
+    """A tensor of a source: the type of its `rows`, its `ne` (four entries), the number of stored bytes."""
 
     @property
     def name(self) -> str: ...
@@ -35,7 +35,7 @@ class SourceTensor(Protocol):
 
 
 class Source(Protocol):
-    """A model to write: `HFFolder`, or a GGUF file (or all its parts) as `GGUFSource`."""
+    """A model to rewrite: an `HFFolder`, or a `GGUFSource` for a GGUF file (or all its parts)."""
 
     @property
     def path(self) -> str: ...
@@ -47,7 +47,7 @@ class Source(Protocol):
     def alignment(self) -> int: ...
 
     def records(self, without: Container[str]) -> list[bytes]:
-        """The records of its metadata, but of the keys `without`."""
+        """The records of its metadata, except those of the keys `without`."""
         ...
 
     def rows(self, name: str, n_elements: int) -> Iterator[Bytes]:
@@ -56,7 +56,7 @@ class Source(Protocol):
         ...
 
     def refuse_output(self, out: str) -> None:
-        """Raise GGUFError where writing `out` would overwrite what is read."""
+        """Raise GGUFError when writing `out` would overwrite a file that is read."""
         ...
 
 
@@ -88,8 +88,8 @@ class GGUFSource:
 
 
 def open_source(path: str | os.PathLike[str], vocab_only: bool = False) -> Source:
-    """A GGUF file (of several parts the first), or a Hugging Face folder. Raises GGUFError; ModelError, also when the
-    tensors of a folder are not those of its model."""
+    """Open a GGUF file (the first, if it has several parts) or a Hugging Face folder. Raises GGUFError for a bad file;
+    ModelError for a bad folder, also when its tensors are not those of its model."""
     if not is_folder(path):
         return GGUFSource(open_model(path))
     folder = open_hf_folder(path, vocab_only)
@@ -99,7 +99,7 @@ def open_source(path: str | os.PathLike[str], vocab_only: bool = False) -> Sourc
 
 
 def _check_tensors(folder: HFFolder) -> None:
-    """Raises ModelError naming the tensors that are missing or have other shapes than the model asks for."""
+    """Raises ModelError, naming the tensors that are missing or whose shapes are not those of the model."""
     architecture, ctx = get_architecture(folder.family.arch), Context()
     weights = CheckedWeights({name: ctx.new_tensor(t.dtype, t.ne, name) for name, t in folder.tensors.items()})
     architecture.declare(architecture.hparams(folder.family.arch, folder.kv), weights)

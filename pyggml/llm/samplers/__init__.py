@@ -3,19 +3,31 @@
 from .base import LogitsProcessor
 from .chain import SamplerChain
 from .guidance import guided, log_softmax
-from .params import NamedOptions, SamplingOptions, SamplingParams, our_names, sampling_params
+from .params import (
+    N_PREDICT,
+    SamplingOptions,
+    SamplingParams,
+    TextOptions,
+    TextParams,
+    our_names,
+    text_params,
+    with_options,
+)
 from .trace import SamplerTrace, StepTrace
 
 __all__ = [
     "LogitsProcessor",
-    "NamedOptions",
+    "N_PREDICT",
     "SamplerChain",
     "SamplerTrace",
     "SamplingOptions",
     "SamplingParams",
     "our_names",
-    "sampling_params",
     "StepTrace",
+    "TextOptions",
+    "TextParams",
     "guided",
     "log_softmax",
+    "text_params",
+    "with_options",
 ]

@@ -1,4 +1,4 @@
-"""What every sampler is."""
+"""The base class of samplers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .params import SamplingParams
 
-# The ids so far, and the logits of the next token, which it may change; returns those to go on with.
+# Takes the ids so far and the logits of the next token, which it may change; returns the logits to go on with.
 LogitsProcessor = Callable[[npt.NDArray[np.int64], Floats], Floats]
 
 
@@ -63,8 +63,8 @@ class Sampler:
 
 
 class Processors(Sampler):
-    """Functions of the caller, each with the logits that the one before returned. Raises SamplerError for what they
-    return in another shape."""
+    """The caller's functions, one after the other: each takes the logits that the one before returned. Raises
+    SamplerError for logits of another shape."""
 
     name = "logits-processor"
 

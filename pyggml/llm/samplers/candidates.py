@@ -13,17 +13,17 @@ from pyggml.types import Floats
 Ids = npt.NDArray[np.int64]
 LONG = 4096  # more weights than this are neither sorted nor added one by one without need
 _BLOCK = 1024
-_FIRST_PART = 256  # so many of a long vocabulary are sorted at first when the best few are wanted
+_FIRST_PART = 256  # of a long vocabulary, first sort so many when only the best few are wanted
 
 
 class Candidates:
     """Tokens with their logits.
 
     ids        int64 [n], or None while it is the whole vocabulary in order (row = id)
-    logits     float32 [n]; not to be written to but through `writable`
+    logits     float32 [n]; to be written to only through `writable`
     is_sorted  whether the logits descend
 
-    NumPy takes 0-d arrays (`x[i, ...]`) much faster than its scalars: hence these below.
+    The methods use 0-d arrays (`x[i, ...]`), because NumPy computes with them much faster than with its scalars.
     """
 
     __slots__ = ("_owned", "_weights", "ids", "is_sorted", "logits")
@@ -39,7 +39,7 @@ class Candidates:
         return len(self.logits)
 
     def best(self) -> int:
-        """The row of the largest logit, the first of equals. Raises SamplerError when there is none to choose."""
+        """The row of the largest logit, the first one among equals. Raises SamplerError when no token can be chosen."""
         if not len(self.logits):
             raise SamplerError("no token is left to choose, or all logits are NaN")
         row = 0 if self.is_sorted else int(self.logits.argmax())
@@ -81,7 +81,7 @@ class Candidates:
             self.ids = rows if rows.dtype.kind == "i" else rows.nonzero()[0]
         self.logits = self.logits[rows]
         self._owned = True
-        if self._weights is not None:  # they hold while the best is among them
+        if self._weights is not None:  # still valid when the best row is kept
             self._weights = self._weights[rows] if isinstance(rows, slice) and not rows.start else None
 
     def sort(self) -> None:
@@ -90,7 +90,7 @@ class Candidates:
             self._reorder(self.logits.argsort()[::-1])
 
     def keep_top(self, k: int) -> None:
-        """Keep the `k` largest logits, sorted; of equal ones the first rows. Raises SamplerError for NaN."""
+        """Keep the `k` largest logits, sorted; among equal logits the first rows. Raises SamplerError for NaN."""
         n = len(self.logits)
         if self.is_sorted:
             self.keep(slice(0, k))
@@ -104,14 +104,14 @@ class Candidates:
             self._reorder(rows[np.negative(self.logits[rows]).argsort(kind="stable")[:k]])
 
     def replace(self, logits: Floats, same_order: bool) -> None:
-        """Give all rows new logits; `same_order` says that the order of any two is as it was."""
+        """Give all rows new logits; `same_order` promises that sorting old and new logits gives the same order."""
         self.logits = logits
         self._owned = True
         self._weights = None
         self.is_sorted = self.is_sorted and same_order
 
     def writable(self) -> Floats:
-        """The logits, to be changed in place: any order is lost. The array that was given in stays as it is."""
+        """The logits, to be changed in place. They count as unsorted then. The caller's array is not changed."""
         logits = self.logits if self._owned else np.array(self.logits)
         self.replace(logits, False)
         return logits
@@ -124,7 +124,7 @@ class Candidates:
         return rows, places
 
     def nucleus(self, p: float) -> None:
-        """Keep the fewest of the largest whose probabilities reach `p`, sorted."""
+        """Keep the likeliest tokens, sorted: the fewest whose probabilities add up to `p`."""
         n = len(self.logits)
         if self.is_sorted or n <= LONG:
             self.sort()
@@ -135,7 +135,7 @@ class Candidates:
             return
         part, weights = _FIRST_PART, self.weights()
         wanted = p * float(weights.sum())
-        while True:  # of a long vocabulary the most likely few make up nearly all: sort no more than needed
+        while True:  # sort no more than needed: a few likely tokens have nearly all of the probability
             rows = weights.argpartition(n - part)[n - part :] if part < n else np.arange(n)
             rows = rows[np.negative(self.logits[rows]).argsort(kind="stable")]
             sums = np.add.accumulate(weights[rows], dtype=np.float64)
@@ -151,7 +151,7 @@ class Candidates:
         if len(self.logits) == 1:
             return self.token(self.best())
         weights, start = self.weights(), 0
-        if len(weights) > LONG:  # the block first: running sums are slow
+        if len(weights) > LONG:  # find the block first, because running sums are slow
             edges = np.arange(0, len(weights), _BLOCK)
             block = _pick(np.add.reduceat(weights, edges), u)
             u = rng.random()
@@ -160,7 +160,7 @@ class Candidates:
         return self.token(start + _pick(weights, u))
 
     def _reorder(self, rows: Ids) -> None:
-        """Take the rows in this order, in which their logits descend."""
+        """Put the rows in this order, in which their logits descend."""
         self.ids = rows if self.ids is None else self.ids[rows]
         self.logits = self.logits[rows]
         self._owned = self.is_sorted = True
@@ -168,12 +168,12 @@ class Candidates:
 
 
 def _pick(weights: Floats, u: float) -> int:
-    """The row in which the running sum of the weights passes the share `u` < 1 of its end."""
+    """The first row at which the running sum of the weights exceeds `u` (below 1) times their total."""
     sums = np.add.accumulate(weights)
     total = sums.item(-1)
     if not 0 < total < np.inf:
         raise SamplerError(f"the probabilities sum up to {total}: a logit is NaN or infinite")
     row = int(sums.searchsorted(np.array(u * total, np.float32), "right"))
-    if row == len(sums):  # rounded up to the total: the last that has a probability
+    if row == len(sums):  # `u` times the total was rounded up: take the last row with a probability
         row = int(sums.searchsorted(sums[-1, ...]))
     return row

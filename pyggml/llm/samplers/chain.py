@@ -22,10 +22,10 @@ from .truncate import MinP, TopK, TopP
 
 
 class SamplerChain:
-    """The samplers that `params` ask for, in order, and the draw at their end. `sample` chooses, `accept` tells the
-    chain what was taken (it may be another token). `processors` change the logits before all samplers.
+    """The samplers that `params` ask for, in order, and the draw at their end. `sample` chooses a token; `accept` tells
+    the chain which token was taken (it may be another one). `processors` change the logits before all samplers.
 
-    samplers   those that have an effect, as objects
+    samplers   the samplers that have an effect, as objects
     traces     None, or a list to which `sample` appends what each sampler did
 
     Tokens that the model's file suppresses are never chosen. Raises SamplerError for a bias of a token outside the
@@ -65,7 +65,8 @@ class SamplerChain:
         return c.draw(self._rng)
 
     def distribution(self, logits: Floats) -> tuple[Ids, np.ndarray]:
-        """The tokens that `sample` would choose from, and their probabilities (float64); XTC draws anew each time."""
+        """The tokens that `sample` would choose from, and their probabilities (float64). With XTC they may differ from
+        call to call, because it draws a random number."""
         c = Candidates(logits)
         for s in self.samplers:
             s.apply(c)
@@ -82,7 +83,7 @@ class SamplerChain:
             s.accept(token)
 
     def reset(self) -> None:
-        """Forget all tokens; the random numbers go on."""
+        """Forget all tokens. The sequence of random numbers does not start again."""
         for s in self.samplers:
             s.reset()
 
@@ -114,7 +115,7 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
     if bias:
         chain.append(LogitBias(bias))
     if p.grammar is not None or p.json_schema is not None:
-        from .grammar import Grammar  # takes longer to import than all else of a chain
+        from .grammar import Grammar  # slow to import, so only when it is needed
 
         chain.append(Grammar(vocab, p.grammar, p.json_schema))
     greedy = p.temp < COLDEST and p.dynatemp_range <= 0

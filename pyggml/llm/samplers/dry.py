@@ -21,9 +21,9 @@ Breakers = dict[int, set[tuple[int, ...]]]  # last token -> the tokens before it
 
 
 class Dry(Sampler):
-    """Where the last m >= allowed_length tokens occurred before, the token that followed them there loses
-    multiplier * base ** (m - allowed_length), for its largest m. No repeat goes beyond the last sequence breaker or the
-    last `last_n` tokens."""
+    """When the last m >= allowed_length tokens occurred before, the token that followed them there loses
+    multiplier * base ** (m - allowed_length), with the largest such m. Repeats are searched only among the last
+    `last_n` tokens, and not beyond the last sequence breaker."""
 
     name = "dry"
 
@@ -38,7 +38,7 @@ class Dry(Sampler):
     def __init__(self, multiplier: float, base: float, allowed_length: int, last_n: int, breakers: Breakers) -> None:
         self.multiplier, self.base, self.allowed_length = multiplier, base, allowed_length
         self._last_n, self._breakers = last_n, breakers
-        # No more than this in the exponent, so that the penalty stays a number.
+        # The largest exponent: above it, the penalty would be infinite.
         most = min(_MAX_PENALTY / multiplier, 1e300)
         self._max = math.log(most) / math.log(base) if base > 1 else math.inf
         self.reset()
@@ -92,8 +92,8 @@ class Dry(Sampler):
 
 
 def find_breakers(texts: Sequence[str], vocab: Vocab) -> Breakers:
-    """The token sequences that spell one of `texts`: any token that holds it, or one that ends with its beginning and
-    the tokens of the rest."""
+    """The token sequences that contain one of `texts`: a single token that contains it, or a token that ends with its
+    beginning, followed by the tokens of the rest."""
     breakers: Breakers = {}
     pieces = [vocab.token_to_piece(i) for i in range(vocab.n_tokens)]
     for text in texts:
@@ -112,7 +112,7 @@ def find_breakers(texts: Sequence[str], vocab: Vocab) -> Breakers:
 
 
 def _tokens_of(text: bytes, vocab: Vocab) -> list[int]:
-    """Tokens of a text inside another. None when it starts within a character."""
+    """The tokens of a text that continues another text. None when it starts within a character."""
     try:
         return vocab.tokenize(text.decode(), add_special=False, continued=True)
     except UnicodeDecodeError:

@@ -26,18 +26,19 @@ from .candidates import Candidates
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"  # as in llama.cpp: models like to go on with spaces for ever
+_JSON_SPACE = r"( |\n{1,2}[ \t]{0,20})?"  # as in llama.cpp: without a limit, models go on with spaces for ever
 _LARK, _GBNF = (
     re.compile(r"^(%llguidance\b|\s*start\s*:(?!:))", re.MULTILINE),
     re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE),
 )
 _OPTIONS = re.compile(r"^%llguidance\b", re.MULTILINE)
-_NO_FORCING = '%llguidance {"no_forcing": true}\n'  # it would look for all of the text that can only go on in one way
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'  # otherwise it looks for all text that can only go on in one way
 _tokenizers: WeakKeyDictionary[Vocab, LLTokenizer] = WeakKeyDictionary()
 
 
 class Grammar(Sampler):
-    """Leaves out every token that the grammar does not allow next; only ends of generation once it is complete.
+    """Leaves out every token that the grammar does not allow next. When the text is complete, only tokens that end the
+    generation remain.
 
     Raises SamplerError for a grammar that cannot be read, or without the package llguidance.
     """
@@ -69,7 +70,7 @@ class Grammar(Sampler):
         self._mask = allocate_token_bitmask(1, vocab.n_tokens)
         self._fill = partial(fill_next_token_bitmask, self._matcher, self._mask)
         self._vocab = vocab
-        trial = self._matcher.deep_copy()  # some show only at their first mask that they match nothing
+        trial = self._matcher.deep_copy()  # some grammars show only at their first mask that they match nothing
         fill_next_token_bitmask(trial, self._mask)
         _check(trial, f"{what} cannot begin")
 
@@ -101,7 +102,7 @@ def _check(matcher: LLMatcher, what: str) -> None:
 
 
 def _lark(grammar: str, vocab: Vocab) -> str:
-    """What llguidance reads: its own Lark as it is, GBNF converted."""
+    """The grammar as llguidance reads it: its own Lark unchanged, GBNF converted."""
     if _LARK.search(grammar) and not _GBNF.search(grammar):
         return grammar
     return lark(parse_gbnf(grammar, lambda text: vocab.tokenize(text, False, True, continued=True), vocab.n_tokens))
@@ -113,8 +114,8 @@ def lark_of_schema(schema: Any) -> str:
 
 
 def known_schema(schema: Any) -> str:
-    """A JSON schema as a text with the keywords that llguidance knows, and how it is to read it. Warns of demands that
-    are left out. Raises SamplerError for a text that is no schema, and for a schema that asks for too much."""
+    """A JSON schema as a text with the keywords that llguidance knows, and options for reading it. Warns of demands
+    that are left out. Raises SamplerError for a text that is not a schema, and for a schema that asks for too much."""
     from llguidance import LLMatcher, LLTokenizer
 
     single_bytes = LLTokenizer("byte")
@@ -131,7 +132,7 @@ def known_schema(schema: Any) -> str:
         if matcher.is_error():
             return False
         matcher.consume_token(ord('"'))
-        for _ in range(2):  # one that is too large shows at the second character
+        for _ in range(2):  # a grammar that is too large fails at the second character
             following = int.from_bytes(matcher.compute_bitmask(), "little")
             matcher.consume_token((following & -following).bit_length() - 1)
             _check(matcher, f"the JSON schema's pattern {pattern!r:.60} cannot be matched")
@@ -152,7 +153,7 @@ def _warn(left_out: Sequence[str]) -> None:
 
 
 def _tokenizer(vocab: Vocab, ends: list[int]) -> LLTokenizer:
-    """llguidance's view of the vocabulary; kept, as it takes long to build for a long one."""
+    """llguidance's view of the vocabulary. It is kept, because building it takes long for a large vocabulary."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     if vocab not in _tokenizers:
@@ -174,6 +175,6 @@ class _Source:
 
     def __call__(self, text: str) -> list[int]:
         ids: list[int] = self._vocab.tokenize(text, add_special=False, continued=True)
-        if b"".join(self.tokens[i] for i in ids) != text.encode():  # no token for spaces, or none for a character
+        if b"".join(self.tokens[i] for i in ids) != text.encode():  # no token for spaces, or for a character
             return self.greedy.greedy_tokenize(text)
         return ids

@@ -14,8 +14,8 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def guided(logits: Floats, negative: Floats, scale: float) -> Floats:
-    """scale * (l - g) + g of the log-probabilities l of the prompt and g of the negative prompt. What the prompt rules
-    out (-inf) stays so."""
+    """scale * (l - g) + g, with the log-probabilities l after the prompt and g after the negative prompt. Tokens that
+    the prompt rules out (-inf) stay ruled out."""
     l, g = log_softmax(logits), log_softmax(negative)  # noqa: E741
     weights = np.array([scale, 1 - scale], np.float32)
     with np.errstate(invalid="ignore"):

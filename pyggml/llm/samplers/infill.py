@@ -17,9 +17,10 @@ _MIN_P = 0.2
 
 
 class Infill(Sampler):
-    """Stands behind top_k and top_p. If the ends of generation together, times three times the number of candidates,
-    outweigh the text, only they stay. Else tokens that begin alike are combined into the likeliest of them, and those
-    below 0.2, and then those below 1 / (their number + 1), are left out. When no token stays, the generation ends."""
+    """Stands behind top_k and top_p. Compare the probability of all tokens that end the generation, times three times
+    the number of candidates, with that of all other tokens. When it is larger, only the ends stay. Otherwise tokens
+    that begin alike are combined into the likeliest of them; then tokens with a probability below 0.2 are left
+    out, and of the n that stay those below 1 / (n + 1). When no token stays, the generation ends."""
 
     name = "infill"
 

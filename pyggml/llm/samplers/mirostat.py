@@ -10,13 +10,13 @@ import numpy as np
 from .base import Sampler
 from .candidates import Candidates
 
-_MOST = 500.0  # bits: 2 ** mu is a number, and no token surprises as much
+_MOST = 500.0  # largest mu in bits: 2 ** mu is finite, and no token is as surprising
 _M = 100  # tokens from which version 1 estimates the exponent of Zipf's law
 
 
 class Mirostat(Sampler):
-    """Leaves out what would surprise too much and adapts that limit, `mu` (bits), to what was drawn. The last sampler
-    of its chain."""
+    """Leaves out tokens that would surprise more than `mu` (bits), and adapts `mu` to the tokens that were drawn. It is
+    the last sampler of its chain."""
 
     def __init__(self, version: int, tau: float, eta: float, n_vocab: int) -> None:
         self.name = "mirostat" if version == 1 else "mirostat_v2"
@@ -46,7 +46,8 @@ class Mirostat(Sampler):
             self.mu = min(max(self.mu - self.eta * (surprise - self.tau), -_MOST), _MOST)
 
     def _k(self, c: Candidates) -> int:
-        """How many tokens give the surprise `mu`, if probabilities follow Zipf's law with the exponent of the first."""
+        """How many tokens give the surprise `mu`, if all probabilities follow Zipf's law with the exponent that fits
+        the first tokens."""
         weights = c.weights()
         top = -np.sort(-weights[weights >= np.partition(weights, -_M)[-_M]] if len(c) > _M else -weights)[:_M]
         top = top[top > 0].astype(np.float64)

@@ -1,8 +1,9 @@
-"""The options of a sampler chain, each declared once. Names and defaults: llama.cpp's (common_params_sampling).
+"""What can be asked for a text, each option declared once. Names and defaults: llama.cpp's (common_params_sampling).
 
-A field of `SamplingParams` says all that is known of an option. The command line (`tools/sampling.py`), the names that
-OpenAI and llama-cpp-python use, and the checks of values follow from it. `SamplingOptions` repeats names and types for
-type checkers, which cannot read them from a dataclass; a test compares the two.
+A field of `SamplingParams`, or of `TextParams`, says all that is known of an option. The command line
+(`tools/sampling.py`), the names that OpenAI and llama-cpp-python use, and the checks of values follow from it.
+`SamplingOptions` and `TextOptions` repeat names and types for type checkers, which cannot read them from a dataclass; a
+test compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from pyggml.errors import SamplerError
+from pyggml.errors import BatchError, GGMLError, SamplerError
 
 from .base import Sampler
 from .dry import Dry
@@ -27,7 +28,9 @@ from .temperature import Temperature
 from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
 
 T = TypeVar("T")
-_HUGE = float(np.finfo(np.float32).max)  # samplers compute with f32
+P = TypeVar("P", bound="SamplingParams")
+N_PREDICT = 128  # tokens that follow a prompt when nothing else is said
+_HUGE = float(np.finfo(np.float32).max)  # samplers compute in f32
 _TOKEN = re.compile("[0-9]{1,10}")
 # The samplers in the order in which a chain has them when `samplers` does not say otherwise.
 IN_ORDER: tuple[type[Sampler], ...] = (Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature)
@@ -52,13 +55,14 @@ _STRENGTH = Range(0, 1e9, "from 0 to 1e9")
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option beside its name, its type and its default.
+    """The description of an option, besides its name, its type and its default.
 
     flags       its flags on the command line, as click takes them
     help        what it does: for the command line's help and for the docstring
     range       the numbers that it may have; None: all that its type allows
     other_name  what OpenAI or llama-cpp-python calls it
     looks_back  whether it switches on a sampler that depends on the tokens before
+    error       what a value raises that it cannot have
     """
 
     flags: tuple[str, ...]
@@ -66,6 +70,7 @@ class Option:
     range: Range | None
     other_name: str | None
     looks_back: bool
+    error: type[GGMLError]
 
 
 def _option(
@@ -76,9 +81,10 @@ def _option(
     other_name: str | None = None,
     *,
     looks_back: bool = False,
+    error: type[GGMLError] = SamplerError,
 ) -> T:
     """The field of an option."""
-    metadata = {"option": Option(tuple(flags.split()), help, range, other_name, looks_back)}
+    metadata = {"option": Option(tuple(flags.split()), help, range, other_name, looks_back, error)}
     if isinstance(default, dict):
         return cast(T, field(default_factory=dict[Any, Any], metadata=metadata))
     return cast(T, field(default=default, metadata=metadata))
@@ -88,9 +94,9 @@ def _option(
 class SamplingParams:
     """All parameters of a sampler chain. Raises SamplerError for values of a wrong type or out of range.
 
-    A `seed` that is None or negative is another one each time. A token of `logit_bias` may be text, "15", as in JSON,
-    and False is a bias of -inf: never. `grammar` is GBNF or llguidance's Lark, `json_schema` text or an object.
-    `samplers` is a sequence of names or one text, joined by ";".
+    A `seed` that is None or negative stands for a random one. The tokens of `logit_bias` may be text, "15", as in JSON;
+    False as a bias stands for -inf: the token is never chosen. `grammar` is GBNF or llguidance's Lark, `json_schema` a
+    text or an object. `samplers` is a sequence of names, or one text with the names joined by ";".
     """
 
     seed: int | None = _option(None, "-s --seed", "Seed of the sampler (default: random).")
@@ -157,13 +163,13 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        for name, option in OPTIONS.items():
-            value: Any = getattr(self, name)
-            fits, rule = _KINDS[self.__annotations__[name]]
+        for f in fields(self):
+            name, option, value = f.name, OPTIONS[f.name], getattr(self, f.name)
+            fits, rule = _KINDS[str(f.type)]
             if not fits(value):
-                raise SamplerError(f"{name} must be {rule}, not {value!r:.60}")
+                raise option.error(f"{name} must be {rule}, not {value!r:.60}")
             if option.range is not None and not option.range.least <= value <= option.range.most:
-                raise SamplerError(f"{name} must be {option.range.text}, not {value}")
+                raise option.error(f"{name} must be {option.range.text}, not {value}")
             if isinstance(value, np.generic):
                 object.__setattr__(self, name, cast(Any, value).item())
         biases = {int(token): -inf if bias is False else bias for token, bias in self.logit_bias.items()}
@@ -176,20 +182,38 @@ class SamplingParams:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """`samplers` as a tuple, of the names in `SAMPLERS`."""
+        """`samplers` as a tuple of names in `SAMPLERS`."""
         names = self.samplers.split(";") if isinstance(self.samplers, str) else self.samplers
         plain = [name.replace("-", "_") for name in names]
         return tuple([_ALIASES.get(name, name) for name in plain])
 
     def without_memory(self) -> SamplingParams:
-        """The same parameters without what depends on the tokens before: a token that is taken back leaves no trace."""
+        """The same parameters without the samplers that look at earlier tokens, so that taking back a token needs no
+        change in the chain."""
         return replace(self, **{f.name: f.default for f in fields(self) if OPTIONS[f.name].looks_back})
 
 
-OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(SamplingParams)}
-# Options as OpenAI and llama-cpp-python call them: ours.
-OTHER_NAMES = {o.other_name: name for name, o in OPTIONS.items() if o.other_name} | {"max_tokens": "n_predict"}
-SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n" + "\n".join(f"    {n:21}  {o.help}" for n, o in OPTIONS.items())
+@dataclass(frozen=True)
+class TextParams(SamplingParams):
+    """All that one text may be asked for: how its tokens are chosen, and where it ends."""
+
+    n_predict: int = _option(
+        N_PREDICT, "-n --n-predict --predict", "Tokens; negative: no limit.", None, "max_tokens", error=BatchError
+    )
+    stop: str | Sequence[str] = _option((), "-r --stop --reverse-prompt", "End before this text (repeatable).")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(TextParams)}
+# The names of options in OpenAI's API and llama-cpp-python -> our names.
+OTHER_NAMES = {o.other_name: name for name, o in OPTIONS.items() if o.other_name}
+SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n" + "\n".join(
+    f"    {f.name:21}  {OPTIONS[f.name].help}" for f in fields(SamplingParams)
+)
 
 
 def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,13 +225,26 @@ def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
     return ours
 
 
-def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
-    """SamplingParams of options by name. Raises TypeError for one that there is not."""
+def text_params(n_predict: int, options: Mapping[str, Any]) -> TextParams:
+    """The parameters of a text, by our names or others'. `max_tokens` among the options replaces the default of
+    `n_predict`. Raises TypeError for an option that there is not, or that is given under two names."""
+    ours = our_names(options)
+    if "n_predict" not in ours:
+        ours["n_predict"] = n_predict
+    elif n_predict != N_PREDICT:
+        raise TypeError("max_tokens is another name of n_predict: give one of the two")
+    return with_options(TextParams(), ours)
+
+
+def with_options(params: P, options: Mapping[str, Any]) -> P:
+    """The same parameters but for the options that are given, by our names. Raises TypeError for one that there is
+    not."""
+    known = [f.name for f in fields(params)]
     for name in options:
-        if name not in OPTIONS:
-            like = get_close_matches(str(name), OPTIONS, 1)
+        if name not in known:
+            like = get_close_matches(str(name), known, 1)
             raise TypeError(f"there is no option {name!r:.60}" + (f" (is {like[0]!r} meant?)" if like else ""))
-    return SamplingParams(**options)
+    return replace(params, **options)
 
 
 def _is_number(value: Any) -> bool:
@@ -236,14 +273,14 @@ def _is_bias(value: Any) -> bool:
     )
 
 
-# The type of a field, as it is written: whether a value has it, and how an error says it.
+# The type of a field, as written there -> whether a value has that type, and what an error calls the type.
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "float": (_is_number, "a finite number"),
     "int": (_is_int, "a whole number of 64 bits"),
     "int | None": (lambda value: value is None or _is_whole(value), "a whole number, or None"),  # a seed, of any size
     "bool": (lambda value: isinstance(value, bool) or _is_int(value), "True or False"),
     "Sequence[str]": (_are_texts, "strings"),
-    "str | Sequence[str]": (_are_texts, "strings"),
+    "str | Sequence[str]": (_are_texts, "a string, or a list of them"),
     "Mapping[int, float]": (_is_bias, "a mapping of tokens to numbers"),
     "str | None": (lambda value: value is None or isinstance(value, str), "str | None"),
     "str | Mapping[str, Any] | None": (
@@ -287,9 +324,10 @@ class SamplingOptions(TypedDict, total=False):
     samplers: str | Sequence[str]
 
 
-class NamedOptions(SamplingOptions, total=False):
-    """... and by the names of `OTHER_NAMES`."""
+class TextOptions(SamplingOptions, total=False):
+    """The fields of `TextParams` and their other names, `OTHER_NAMES`. (`n_predict` is an argument of its own.)"""
 
+    stop: str | Sequence[str]
     temperature: float
     typical_p: float
     mirostat_mode: int

@@ -14,7 +14,7 @@ _MOST = 1e15  # with it, logits stay finite at the coldest temperature
 
 
 class LogitBias(Sampler):
-    """A number added to the logits of some tokens; -inf forbids one. Larger ones than 1e15 are as good as that."""
+    """A number added to the logits of some tokens; -inf forbids a token. Numbers beyond +-1e15 count as +-1e15."""
 
     name = "logit_bias"
 
@@ -28,8 +28,8 @@ class LogitBias(Sampler):
 
 
 class Penalties(Sampler):
-    """Tokens among the last n: positive logits divided by `repeat` and negative ones multiplied, then `frequency` for
-    each occurrence and `presence` for any subtracted. The token `exempt` is left alone."""
+    """Penalises tokens among the last n: positive logits are divided by `repeat`, negative ones multiplied by it; then
+    `frequency` is subtracted for each occurrence, and `presence` once. The token `exempt` is left alone."""
 
     name = "penalties"
 

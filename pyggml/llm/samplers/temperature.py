@@ -7,7 +7,7 @@ import numpy as np
 from .base import Sampler, Setting
 from .candidates import Candidates
 
-COLDEST = 1e-20  # below it two logits differ by more than any number can say: the likeliest token is certain
+COLDEST = 1e-20  # below it, differences of logits overflow: the likeliest token is certain
 _HOTTEST = float(np.finfo(np.float32).max)
 
 
@@ -49,7 +49,7 @@ class DynamicTemperature(Sampler):
         p = c.probs()
         entropy = -float(np.dot(p, np.log(p, out=np.zeros_like(p), where=p > 0)))
         temp = self.low + (self.high - self.low) * min(max(0.0, entropy / np.log(len(c))), 1.0) ** self.exponent
-        if temp < 1e-6:  # no entropy, and `low` is 0: what remains is the best
+        if temp < 1e-6:  # the entropy and `low` are 0: only the best token remains
             c.keep_top(1)
         else:
             with np.errstate(over="ignore"):  # a logit that is penalised beyond all numbers becomes -inf

@@ -1,4 +1,4 @@
-"""What each sampler of a chain did at one step."""
+"""Record what each sampler of a chain does at one step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .candidates import Candidates, Ids
 
 @dataclass(frozen=True)
 class SamplerTrace:
-    """One sampler: its name with parameters, candidates before and after it, and behind it the probability of the token
-    that was chosen in the end and the likeliest token with its probability."""
+    """One sampler: its name with parameters, and the number of candidates before and after it. Then, as the
+    probabilities are after it: that of the token that was chosen in the end, and the likeliest token with its
+    probability."""
 
     sampler: str
     n_before: int
@@ -25,7 +26,8 @@ class SamplerTrace:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One step: the token that was chosen, and every sampler in order; the first entry, `logits`, is the model."""
+    """One step: the token that was chosen, and all samplers in order. The first entry, `logits`, is the model's
+    output."""
 
     token: int
     samplers: tuple[SamplerTrace, ...]

@@ -33,7 +33,7 @@ class TopK(Sampler):
 
 
 class TopP(Sampler):
-    """Nucleus: the likeliest tokens, as few as reach the probability p together."""
+    """Nucleus: the likeliest tokens, the fewest whose probabilities add up to p."""
 
     name, keeps_best = "top_p", True
 
@@ -127,7 +127,8 @@ class TopNSigma(Sampler):
 
 
 class Xtc(Sampler):
-    """Exclude top choices: with some probability, of the tokens at or above the threshold only the last stays."""
+    """Exclude top choices: with some probability, all tokens at or above the threshold go, except the least likely
+    one."""
 
     name = "xtc"
 

@@ -1,16 +1,16 @@
-"""Saving and loading what a context remembers: all of it, or one sequence.
+"""Save and load what a context remembers: all of it, or one sequence.
 
 The file (container: `state_file`) has in its header
 
     kind      "context" or "sequence"
-    model     what the model must be: `arch`, `hparams`, `rope_factors` (a tensor's name, or null), `type_k`, `type_v`,
-              `weights`, a digest of the names, types and shapes of all tensors and of the values of output_norm, and
-              `stage`, the first layer and the end, where it is one
+    model     the model that the state belongs to: `arch`, `hparams`, `rope_factors` (a tensor's name, or null),
+              `type_k`, `type_v`; `weights`, a digest of the names, types and shapes of all tensors and of the values of
+              output_norm; and for a stage `stage`, its first layer and its end
     tokens    how many tokens the caller put with the state
     caches    for each cache (an interleaved memory has two) `cells`, how many are saved; `seqs`, how many sequences
               they may belong to (0 in a sequence's file); `head`, where the next search for a slot starts
-    states    where recurrent layers have states: `cells`, how many are saved, and `seqs`, of how many sequences (1 in
-              a sequence's file)
+    states    for a model with recurrent layers: `cells`, how many states are saved, and `seqs`, of how many sequences
+              (1 in a sequence's file)
     outputs   rows of logits
 
 and the arrays (C order)
@@ -25,8 +25,8 @@ and the arrays (C order)
     of states (`RecurrentCells.save`)
       pos     i32 [cells]            the last position that each has seen
       seq     u8 [seqs, cells]       1 where the sequence has that state
-      states  per layer, what of its last tokens it needs and the state proper: f32 [cells, floats]
-    outputs   i32 [outputs]          indices in the batch of the rows of
+      states  per layer, the part of the last tokens that it needs, then the state: f32 [cells, floats]
+    outputs   i32 [outputs]          for each row of logits, the index of its token in the batch
     logits    f32 [outputs, n_vocab]
 
 Only cells in use are saved. A state can be loaded with another n_ctx, n_seq_max or flash_attn, as long as it fits.
@@ -50,7 +50,7 @@ from pyggml.models.memory import state_file
 from pyggml.models.memory.kv_cache import ROTATED_TYPES
 from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.memory import Memory
-from pyggml.models.memory.state_file import Array, Path, Reader, ascending
+from pyggml.models.memory.state_file import Array, Path, StateReader, ascending
 from pyggml.types import Floats, Ints
 
 from ..interrupt import uninterrupted
@@ -58,7 +58,7 @@ from ..loaded import LoadedModel
 
 
 class Stateful(Protocol):
-    """What of a context is saved."""
+    """The part of a context that is saved."""
 
     lock: Lock
     outputs: Ints
@@ -76,7 +76,7 @@ class Stateful(Protocol):
 def save_state(ctx: Stateful, path: Path, tokens: Sequence[int] = ()) -> None:
     """Write the cache and the logits of the last decode to a file, and `tokens` with them (for a prompt cache).
 
-    The file appears whole or not at all. Raises StateError where it cannot be written.
+    The file appears whole or not at all. Raises StateError when it cannot be written.
     """
     state_file.write(path, _pack(ctx, None, tokens))
 
@@ -84,9 +84,9 @@ def save_state(ctx: Stateful, path: Path, tokens: Sequence[int] = ()) -> None:
 def load_state(ctx: Stateful, path: Path) -> list[int]:
     """Put a context into the state in a file; returns the tokens saved with it.
 
-    The cells go where they were, or to the first ones where the cache is smaller now. Raises StateError for a file that
-    is truncated, damaged, newer, of another model or no state at all, KVCacheFull where it does not fit; then nothing
-    has changed. Ctrl-C waits until the state is in place.
+    Cells go to the places that they had, or to the first places when the cache is smaller now. Raises StateError for a
+    file that is truncated, damaged, newer, of another model or not a state at all, KVCacheFull when it does not fit;
+    then nothing has changed. Ctrl-C waits until the state is in place.
     """
     return load_state_bytes(ctx, state_file.read(path))
 
@@ -119,8 +119,8 @@ def save_seq(ctx: Stateful, path: Path, seq: int) -> None:
 def load_seq(ctx: Stateful, path: Path, seq: int | None = None) -> int:
     """Add the sequence in a file to the cache, as sequence `seq` (replacing it), or under the first id that is free.
 
-    Returns the id. It takes the first empty cells, side by side or not. Errors: see `load_state`; StateError also where
-    no id is free.
+    Returns the id. The sequence takes the first empty cells, side by side or not. Errors: see `load_state`; StateError
+    also when no id is free.
     """
     return load_seq_bytes(ctx, state_file.read(path), seq)
 
@@ -139,7 +139,7 @@ def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
         seq = next(free, None)
         if seq is None:
             raise StateError(f"all {memory.n_seq_max} sequences are in use (n_seq_max = {memory.n_seq_max})")
-    memory.seq_pos_max(seq)  # refuses an id that there is not
+    memory.seq_pos_max(seq)  # raises for an unknown id
     _, puts, _, _ = _read(ctx, r, seq)
     with uninterrupted():
         for put in puts:
@@ -151,14 +151,14 @@ def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
 
 
 def _model_of(ctx: Stateful) -> dict[str, Any]:
-    """What a state of this context must have been saved from, as JSON gives it back."""
+    """The description of the model that a state of this context belongs to, as JSON gives it back."""
     m, kv = ctx.model, next(iter(ctx.memory.caches), None)
     digest = hashlib.sha256()
     for name, t in sorted(m.weights.items()):
         digest.update(f"{name} {t.dtype.name} {t.ne}\n".encode())
     if "output_norm.weight" in m.weights:
         digest.update(m.weights["output_norm.weight"].tobytes())
-    factors = rope_factors(m.hparams, m.weights, ctx.memory.size)  # long or short ones, by the size of the context
+    factors = rope_factors(m.hparams, m.weights, ctx.memory.size)  # long or short ones: the context's size decides
     fingerprint: dict[str, Any] = {
         "arch": m.arch,
         "rope_factors": factors.name if factors else None,
@@ -192,9 +192,9 @@ def _pack(ctx: Stateful, seq: int | None, tokens: Sequence[int]) -> list[bytes |
     return state_file.pack(header, (*arrays, ctx.outputs[:n_outputs], ctx.logits[:n_outputs]))
 
 
-def _opened(ctx: Stateful, data: bytes, kind: str) -> Reader:
-    """A state of that kind and of this model. Raises StateError for another."""
-    r = Reader(data)
+def _opened(ctx: Stateful, data: bytes, kind: str) -> StateReader:
+    """Open a state. Raises StateError when it is of another kind or of another model."""
+    r = StateReader(data)
     found = r.header.get("kind")
     if found != kind:
         raise StateError(f"this is the state of a {found}, not of a {kind}")
@@ -202,9 +202,9 @@ def _opened(ctx: Stateful, data: bytes, kind: str) -> Reader:
     return r
 
 
-def _read(ctx: Stateful, r: Reader, seq: int | None) -> tuple[list[int], list[Callable[[], None]], Ints, Floats]:
-    """The tokens of a state, the functions that put it into the stores, the outputs and their logits; nothing changes.
-    Raises StateError for what `_pack` does not write, KVCacheFull when it does not fit."""
+def _read(ctx: Stateful, r: StateReader, seq: int | None) -> tuple[list[int], list[Callable[[], None]], Ints, Floats]:
+    """Read a state without changing anything: its tokens, functions that put it into the stores, the outputs and their
+    logits. Raises StateError for data that `_pack` does not write, KVCacheFull when it does not fit."""
     n_vocab, n_outputs = ctx.model.hparams.n_vocab, r.count("outputs")
     tokens = r.array(np.int32, r.count("tokens"))
     puts = [store.load(r, seq) for store in ctx.memory.stores]
@@ -216,16 +216,19 @@ def _read(ctx: Stateful, r: Reader, seq: int | None) -> tuple[list[int], list[Ca
 
 
 def _check_model(saved: object, here: Mapping[str, Any]) -> None:
-    """Raises StateError naming what differs."""
+    """Raises StateError that names the difference."""
     if saved == here:
         return
-    there = _flat(saved)
-    differs = [f"{k} is {there.get(k)} there and {v} here" for k, v in _flat(here).items() if there.get(k) != v]
-    raise StateError("the state is of another model: " + ("; ".join(differs) or "it has keys unknown here"))
+    there, ours = _flat(saved), _flat(here)
+    differs = [f"{k} is {there.get(k)} there and {v} here" for k, v in ours.items() if there.get(k) != v]
+    if not differs:
+        unknown = ", ".join(k for k in there if k not in ours)
+        raise StateError(f"the state was saved by another version of pyggml: this one does not know its {unknown}")
+    raise StateError("the state is of another model: " + "; ".join(differs))
 
 
 def _flat(model: object) -> dict[str, object]:
-    """The fingerprint with its hparams beside the rest; empty for what is none."""
+    """The description of a model as one flat dict, with the hparams among the other entries; empty for other values."""
     if not isinstance(model, dict):
         return {}
     outer = cast("dict[str, object]", model)

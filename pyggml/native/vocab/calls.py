@@ -42,8 +42,8 @@ def pack(texts: Sequence[str]) -> tuple[bytes, Ends]:
 
 
 def interruptible(size: int, call: Callable[[bool], int]) -> int:
-    """What `call` returns, a C function for a text of `size`, which is to watch for SIGINT where it is given True.
-    Where it was stopped, Python's handler has its turn; when that raises nothing, the call begins anew."""
+    """Call `call`, a C function for a text of `size`, and return what it returns. It watches for SIGINT when it is
+    given True. When it was stopped, Python's handler has its turn; when that raises nothing, the call begins anew."""
     watch = size >= _LONG and threading.current_thread() is threading.main_thread()
     while (result := call(watch)) == lib.PG_STOPPED:
         pass

@@ -14,7 +14,7 @@ Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 
 class Texts:
-    """Texts and their numbers, from 0. Any thread may ask."""
+    """Texts and their numbers, from 0. Any thread may use it."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         data, ends = pack(texts)

@@ -22,7 +22,7 @@ _MOST_NODES = 1 << 28  # csrc/vocab/trie.h
 
 
 class Trie:
-    """Texts and their numbers, from 0; of equal texts the first counts. Any thread may ask."""
+    """Texts and their numbers, from 0; of equal texts the first counts. Any thread may use it."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         """Raises ModelError for a text that is too long: how far texts are looked for, at each place, depends on it."""

@@ -11,7 +11,7 @@ import pytest
 import pyggml as gg
 from pyggml.graph import Graph
 from pyggml.llm.context import LlamaContext
-from pyggml.llm.graphs import Graphs, StepSize
+from pyggml.llm.graphs import Graphs, GraphSize
 from pyggml.llm.model import load_model
 from pyggml.sched import Scheduler
 
@@ -62,7 +62,7 @@ def content(graph: Graph) -> list[tuple[Any, ...]]:
 def test_graphs_are_those_of_all_layers(ctx: LlamaContext) -> None:
     graphs: Graphs = vars(ctx)["_graphs"]
     for n_tokens, n_outputs, part in ((1, 1, 4), (2, 1, 2), (7, 3, 1), (33, 33, 2), (64, 1, 1)):
-        size = StepSize(n_tokens, n_outputs, False, tuple(c.size // part for c in ctx.memory.caches))
+        size = GraphSize(n_tokens, n_outputs, False, tuple(c.size // part for c in ctx.memory.caches))
         repeated = graphs.build(size).graph
         assert sum(t.like is not None for t in repeated.nodes) >= repeated.n_nodes // N_LAYER
         vars(graphs)["_twins"].clear()

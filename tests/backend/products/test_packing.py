@@ -8,8 +8,8 @@ import numpy as np
 
 from pyggml.native import ffi, lib
 from pyggml.native.packing import can_unpack, matrix_size, pack_groups, unpacked
+from pyggml.testing.harness import FILL, gaussian
 
-from ..harness import FILL, gaussian
 from .test_repack import TYPES, source
 
 

@@ -8,8 +8,8 @@ import pytest
 import pyggml as gg
 from pyggml.backends.cpu.products import choose
 from pyggml.backends.cpu.repack import repack, repack_in_passing
+from pyggml.testing.harness import gaussian, place
 
-from ..harness import gaussian, place
 from .test_repack import ISAS, TYPES, run, source, symbols
 
 

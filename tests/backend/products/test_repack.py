@@ -23,8 +23,7 @@ from pyggml.backends.cpu.repack import can_repack, repack
 from pyggml.backends.ref import compute_node
 from pyggml.buffers.alloc import steps_of
 from pyggml.buffers.buffer import Buffer
-
-from ..harness import check_guards, fill, gaussian, nmse, place
+from pyggml.testing.harness import check_guards, fill, gaussian, nmse, place
 
 TYPES = [t for t in gg.DType if t.is_quantized and t.name not in ("Q8_1", "Q8_K", "Q1_0")]  # which no kernel reads
 # Where a block's f16 d and m are; IQ1_M keeps d in the top nibbles of four words.

@@ -13,8 +13,8 @@ from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.products import ROUND_BEYOND
 from pyggml.backends.cpu.repack import repack
 from pyggml.buffers.alloc import steps_of
+from pyggml.testing.harness import check_guards, fill, gaussian, nmse, place
 
-from ..harness import check_guards, fill, gaussian, nmse, place
 from .test_repack import TILES, TYPES, few, in_bf16
 
 ISAS = [isa for isa in isa_levels() if isa not in ("generic", "avx512")]  # the levels with such kernels of their own

@@ -49,11 +49,11 @@ def test_layers(tmp_path: Path) -> None:
             for edit in edits:
                 edit.__exit__(None, None, None)
         ctx.set_control_vector({2: rows[0]})
-        n = len(ctx._steps._steps)  # pyright: ignore[reportPrivateUsage]
+        n = ctx.n_graphs
         before = logits(ctx)
         ctx.set_control_vector({2: rows[1]}, -3.0)
         assert distance(logits(ctx), before) > 1e-3
-        assert len(ctx._steps._steps) <= n + 1  # pyright: ignore[reportPrivateUsage]
+        assert ctx.n_graphs <= n + 1
 
 
 def test_files(tmp_path: Path) -> None:

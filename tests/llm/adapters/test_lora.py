@@ -187,11 +187,11 @@ def test_scales_change_nothing_but_numbers(plain: Model, tmp_path: Path) -> None
         assert ctx.loras == ((a, scales[0]), (b, scales[1]))
         got = logits(ctx)
         assert np.array_equal(first.setdefault(scales, got), got)
-    n = len(ctx._steps._steps)  # pyright: ignore[reportPrivateUsage]
+    n = ctx.n_graphs
     for scale in (3.0, 4.0, 5.0):
         ctx.set_loras([(a, scale), (b, 1.0)])
         logits(ctx)
-    assert len(ctx._steps._steps) == n  # pyright: ignore[reportPrivateUsage]
+    assert ctx.n_graphs == n
 
 
 def test_states_and_sequences(plain: Model, tmp_path: Path) -> None:

@@ -103,6 +103,34 @@ def test_tokens_one_by_one(path: str) -> None:
     llm.close()
 
 
+@pytest.mark.parametrize("n_batch", [4, 512])
+def test_tokens_that_are_sent_in_and_put_behind_others(path: str, n_batch: int) -> None:
+    llm = Llama(path, n_ctx=64, n_batch=n_batch, n_threads=1)
+    ids, sent = llm.tokenize(b"hello there"), [7, 8, 9, 10, 11, 12]
+
+    def after(tokens: list[int]) -> int:
+        return next(Llama(path, n_ctx=64, n_threads=1).generate(tokens, temp=0.0))
+
+    stream = llm.generate(ids, temp=0.0)
+    first = next(stream)
+    assert first == after(ids)
+    assert stream.send(sent) == after([*ids, first, *sent]) and llm.n_tokens == len(ids) + 7
+    llm.eval([20])  # between two tokens of a stream
+    assert next(stream) == llm.sample(temp=0.0) and llm.n_tokens == len(ids) + 9
+    llm.reset()
+    llm.eval(ids)
+    assert next(llm.generate(sent, reset=False, temp=0.0)) == after([*ids, *sent])
+    assert llm.n_tokens == len(ids) + len(sent)
+    with pytest.raises(GGMLError, match="context has room for 64"):
+        next(llm.generate([5] * 65))
+    rest = llm.generate(ids, temp=0.0)
+    while llm.n_tokens < 64:
+        next(rest)
+    with pytest.raises(GGMLError):  # it does not end by itself
+        next(rest)
+    assert llm.n_tokens == 64
+
+
 def test_embeddings(path: str) -> None:
     llm = Llama(path, embedding=True, n_threads=1)
     assert np.shape(llm.embed("ab")) == (6, 32)  # nothing pools them: one for each token

@@ -232,6 +232,10 @@ def test_lies_with_a_right_checksum_are_refused(model: Model) -> None:
         refused(ctx, signed({**header, **change}, body), "state")
     for text in (b"", b"[]", b"{", b"\xff", b"[" * 100000, b"1" * 5000):
         refused(ctx, signed(text, body), "not a JSON object")
+    earlier = {**header["model"], "hparams": {**header["model"]["hparams"], "n_loops": 1}}
+    refused(
+        ctx, signed({**header, "model": earlier}, body), "another version of pyggml: this one does not know its n_loops"
+    )
     refused(ctx, signed(header, body + b"1"), "1 bytes too many")
     tokens, cells = 4 * len(IDS), 4 * cache["cells"]
     starts = np.cumsum([0, tokens, cells, cells, cells])

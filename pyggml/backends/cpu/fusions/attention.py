@@ -20,8 +20,8 @@ def _uncapped(scores: Tensor) -> tuple[Tensor, ...]:
 
 
 def _turned(v: Tensor) -> tuple[Tensor, ...]:
-    """(rows, [the cast of them to floats], their transpose, `v`) where that is the dense copy of transposed rows, else
-    just `v`."""
+    """When `v` is the dense copy of transposed rows: (rows, [the cast of the rows to floats], their transpose, `v`).
+    Else just `v`."""
     view = v.src[0] if v.op == "cont" else None
     last = view.src[0] if view is not None and view.op == "transpose" else None
     if view is None or last is None or v.ne != view.ne:
@@ -32,7 +32,7 @@ def _turned(v: Tensor) -> tuple[Tensor, ...]:
 
 
 def _merged(g: Nodes, t: Tensor) -> tuple[Tensor, ...]:
-    """permute(t, 0, 2, 1, 3) and its dense copy, where nothing else reads t."""
+    """permute(t, 0, 2, 1, 3) and its dense copy, when nothing else reads t."""
     view = g.reader(t)
     if view is None or view.op != "permute" or view.flags & (FLAG_INPUT | FLAG_OUTPUT):
         return ()
@@ -44,7 +44,7 @@ def _merged(g: Nodes, t: Tensor) -> tuple[Tensor, ...]:
 
 
 def _find(g: Nodes, t: Tensor) -> Step | None:
-    """`t` is v times the weights of it, v and k of the same heads."""
+    """Find attention whose last product is `t`: v times its weights, with v and k of the same heads."""
     v, weights = t.src
     if t.view_src is not None or v is None or weights is None or weights.op != "soft_max":
         return None

@@ -15,7 +15,7 @@ from .nodes import Fusion, Nodes, fused, is_f32_rows, other_source
 
 class Window(NamedTuple):
     """What a convolution reads: d_conv - 1 tokens of each of the cells `before`, then `x`, ne [channels, n_seq_tokens,
-    n_seqs]. nodes: on the way to what is stored."""
+    n_seqs]. nodes: those that lead to what is stored."""
 
     node: Tensor
     x: Tensor
@@ -45,7 +45,7 @@ def _window(to: Stored) -> Window | None:
 
 
 def _conv(g: Nodes, store: Tensor) -> Step | None:
-    """`store` keeps the end of the window of a convolution."""
+    """Find a convolution, the end of whose window `store` keeps."""
     to = stored(store)
     window = None if to is None else _window(to)
     conv = None if window is None else next((t for t in g.readers.get(window.node, ()) if t.op == "ssm_conv"), None)

@@ -1,4 +1,4 @@
-"""experts: the sum of what experts give, times their weights, and what is added to it (csrc/kernels/experts_sum.c)."""
+"""experts: the sum of the experts' outputs times their weights, and a residual (csrc/kernels/experts_sum.c)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .nodes import Fusion, Nodes, fused, is_f32_rows, other_source
 
 
 def _are_rows(views: Sequence[Tensor], t: Tensor) -> bool:
-    """Whether they are a view for each row of `t`, ne [n, n_rows, n_columns], of all columns, in order."""
+    """Whether `views` are one view for each row of `t`, ne [n, n_rows, n_columns], over all columns, in order."""
     if t.view_src is not None or not is_f32_rows(t) or t.ne[3] != 1 or not len(views) == t.ne[1] > 1:
         return False
     same = (t.ne[0], t.ne[2], 1, 1), (4, t.nb[2])
@@ -21,7 +21,7 @@ def _are_rows(views: Sequence[Tensor], t: Tensor) -> bool:
 
 
 def _weighted(t: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(rows, weights) where `t`, ne [n, n_rows, n_columns], is rows times a number for each."""
+    """(rows, weights) when `t`, ne [n, n_rows, n_columns], is rows times a number for each."""
     if t.op != "mul" or t.view_src is not None:
         return None
     rows, weights = t.src
@@ -30,8 +30,8 @@ def _weighted(t: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _find(g: Nodes, first: Tensor) -> Step | None:
-    """`first` is the view of the first rows: the sum over all rows, each times its weight where nothing else reads the
-    products, and what is added to that."""
+    """Find the sum over all rows, of which `first` views the first ones. Weights of the rows are part of it when
+    nothing else reads the products with them, and so is what is added to the sum."""
     t = first.src[0]
     views = g.readers.get(t, []) if t is not None else []
     if t is None or views[0] is not first or not _are_rows(views, t) or not all(map(g.passes, views)):

@@ -1,4 +1,4 @@
-"""glu: act(gate) * up in one pass. Where products give gate and up, they store the result themselves (products.py)."""
+"""glu: act(gate) * up in one pass. Products that give gate and up store the result themselves (products.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNITS = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}  # activation -> t
 
 
 class Gate(NamedTuple):
-    """A gated unit: `unit` (the op of that name) of `gate` and `up`, or of the halves of each row of `gate`, where `up`
+    """A gated unit: `unit` (the op of that name) of `gate` and `up`, or of the halves of each row of `gate`, when `up`
     is None. `act`: the node of the activation, where that is not in the unit's own."""
 
     unit: str

@@ -1,4 +1,4 @@
-"""What the fusions ask of the nodes, and make of those that they have found."""
+"""`Nodes`, which patterns of fusions look through, and `fused`, which makes a step of the nodes that they find."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _F32 = DType.F32.gguf_id
 class Nodes:
     """Nodes of a graph that are to be fused.
 
-    at       the place of each
+    at       the place of each node in the graph
     uses     how often the whole graph reads a tensor
     readers  which of the nodes read it, once for each use
-    kernels  those of the products that the CPU has its own way for (of one matrix, or by expert)
+    kernels  the kernels of products that the CPU computes in a way of its own (of one matrix, or by expert)
     enabled  the fusions that may be used
-    taken    what steps have been made of: node -> the step that stands in its place, if one does
+    taken    nodes that are part of a fused step: node -> that step for the node in whose place it stands, None for
+             its other nodes
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Nodes:
         self.taken: dict[Tensor, Step | None] = {}
 
     def passes(self, t: Tensor, n: int = 1) -> bool:
-        """Whether `t` is a node here that is read n times, all by these nodes, and need not exist otherwise."""
+        """Whether `t` is one of these nodes, is read n times by these nodes, and is needed for nothing else."""
         return (
             t in self.at
             and t not in self.taken
@@ -67,12 +68,12 @@ class Nodes:
         )
 
     def reader(self, t: Tensor) -> Tensor | None:
-        """The one node that reads `t`, where it has no other use and no step has taken either."""
+        """The one node that reads `t`; None when `t` has another use, or a step has taken one of the two."""
         out = self.readers[t][0] if self.passes(t) else None
         return None if out is None or out in self.taken else out
 
     def in_order(self, nodes: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        """As they stand in the graph."""
+        """The nodes in the order of the graph."""
         return tuple(sorted(nodes, key=self.at.__getitem__))
 
     def unwritten(self, sources: Iterable[Tensor | None], first: Tensor, last: Tensor) -> bool:
@@ -82,7 +83,7 @@ class Nodes:
         return not written or {s.root for s in sources if s is not None}.isdisjoint(written)
 
     def kernel(self, stem: str, src0: DType = DType.F32) -> Kernel | None:
-        """The kernel for a first source of that type, and F32."""
+        """The kernel for a first source of the type of `src0` and a second one of F32."""
         return find_kernel(self.isa, stem, _F32, src0.gguf_id, _F32)
 
 
@@ -90,9 +91,10 @@ class Fusion(NamedTuple):
     """One way to compute nodes together.
 
     name  what its steps are called
-    ops   those of the node that `find` begins with
-    find  the step that such a node is part of, or None. Nodes of another step are not asked for. The step stands where
-          its last node stood; where it has results that are read before that, where its first one did (`early`)
+    ops   the ops of nodes that `find` begins with
+    find  returns the step that such a node is part of, or None. It is not called for nodes of other steps
+    early the step stands where its first result stood, because that may be read before the last node. Else the step
+          stands where its last node stood
     """
 
     name: str
@@ -124,10 +126,10 @@ def fused(
 
 
 def is_f32_rows(t: Tensor | None) -> bool:
-    """Whether its rows are dense f32."""
+    """Whether the rows of `t` are dense f32."""
     return t is not None and t.dtype is DType.F32 and t.nb[0] == 4
 
 
 def other_source(t: Tensor, s: Tensor) -> Tensor | None:
-    """Of a node with two sources the one that is not `s`."""
+    """The source of `t`, a node with two sources, that is not `s`."""
     return t.src[1] if t.src[0] is s else t.src[0]

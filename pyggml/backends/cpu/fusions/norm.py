@@ -20,12 +20,12 @@ class Norm(NamedTuple):
 
     @property
     def eps(self) -> float:
-        """As the op has it."""
+        """The epsilon of the norm."""
         return self.nodes[0].op_params["eps"]
 
 
 def norm_of(t: Tensor) -> Norm | None:
-    """The norm where `t` is the product of its rows and one row, all dense f32."""
+    """The norm when `t` is the product of its rows and one row, all dense f32."""
     if t.op != "mul" or t.view_src is not None:
         return None
     norm, weight = t.src
@@ -36,7 +36,7 @@ def norm_of(t: Tensor) -> Norm | None:
 
 
 def norm_before(g: Nodes, t: Tensor | None, n: int = 1) -> Norm | None:
-    """The rms_norm that makes `t`, where nothing but the n reads of it by one step needs it."""
+    """The rms_norm that makes `t`; None unless `t` is read n times by one step and needed for nothing else."""
     found = norm_of(t) if t is not None and g.passes(t, n) else None
     return found if found is not None and found.nodes[0].op == "rms_norm" and g.passes(found.nodes[0]) else None
 

@@ -54,7 +54,7 @@ class Products(NamedTuple):
 
     nodes  all, in order
     store  what the kernel makes of them (enum r16_store)
-    last   the nodes behind the products, of which the last one is the result; none where they are the results
+    last   the nodes behind the products, of which the last one is the result; none when they are the results
     added  what is added to the product
     """
 
@@ -82,7 +82,7 @@ def _together(g: Nodes, *products: Product, **rest: Any) -> Products | None:
 
 
 def _bias_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(product of matrices, leaf of one row) where `t` is their sum; of products by expert, a leaf of a row of each."""
+    """(product of matrices, leaf of one row) when `t` is their sum; of products by expert, a leaf of a row of each."""
     if t.op not in ("add", "add_id") or t.view_src is not None:
         return None
     product, bias, *ids = t.src

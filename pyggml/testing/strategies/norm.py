@@ -1,5 +1,7 @@
 """Cases of norm, rms_norm, l2_norm, group_norm."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Cases of flash_attn_ext."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,7 +11,7 @@ import pyggml as gg
 from pyggml.tensor import Tensor
 
 from ..harness import Case, Src, Values, gaussian
-from .cases_softmax import causal, distances, draw_sinks, hidden_rows, mild
+from .softmax import causal, distances, draw_sinks, hidden_rows, mild
 
 BLOCK_TYPES = [gg.Q8_0, gg.Q4_0, gg.Q4_1, gg.Q5_0, gg.Q5_1, gg.IQ4_NL]
 ROW_TYPES = [gg.F32, gg.F16, gg.F16, gg.BF16]

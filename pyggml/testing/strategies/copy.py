@@ -1,6 +1,10 @@
 """Cases of cpy, cast, cont, dup, get_rows, set_rows, repeat, concat, arange. All of them are exact."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from hypothesis import strategies as st
@@ -96,7 +100,7 @@ def cast_cases(draw: st.DrawFn) -> Case:
 def cont_cases(draw: st.DrawFn) -> Case:
     t = draw(st.sampled_from((*PLAIN_TYPES, *READABLE_BLOCKS)))
     n0, n1, n2, n3 = ne = draw(shapes(t))
-    ops = [
+    ops: list[Callable[[Tensor], Tensor]] = [
         gg.cont,
         lambda a: gg.cont_1d(a, n0 * n1 * n2 * n3),
         lambda a: gg.cont_2d(a, n0 * n3, n1 * n2),

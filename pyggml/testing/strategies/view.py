@@ -1,7 +1,10 @@
 """Cases of reshape, view, permute, transpose, seen through cont (null/test_view.py tests what they mean)."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
 
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
 
 from ..harness import Case, Src
-from .cases_copy import SEEDS
+from .copy import SEEDS
 
 TYPES = [DType.F32, DType.F16, DType.BF16, DType.I32, DType.Q8_0]
 
@@ -26,7 +29,7 @@ def shapes(draw: st.DrawFn, t: DType) -> tuple[int, int, int, int]:
 def reshape_cases(draw: st.DrawFn) -> Case:
     t = draw(st.sampled_from(TYPES))
     n0, n1, n2, n3 = ne = draw(shapes(t))
-    ops = [
+    ops: list[Callable[[Tensor], Tensor]] = [
         lambda a: gg.reshape_1d(a, n0 * n1 * n2 * n3),
         lambda a: gg.reshape_2d(a, n0 * n2, n1 * n3),
         lambda a: gg.reshape_3d(a, n0, n3, n1 * n2),

@@ -1,5 +1,7 @@
 """Cases of add, sub, mul, div."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Cases of pads, roll, set, acc, diag, tri, diag_mask_zero, add_id, count_equal, timestep_embedding."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from pyggml.ops.copy import PLAIN_TYPES
 from pyggml.tensor import Tensor
 
 from ..harness import Case, Src
-from .cases_copy import SEEDS, layouts, shapes
+from .copy import SEEDS, layouts, shapes
 
 
 @st.composite

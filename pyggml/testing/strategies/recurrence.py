@@ -4,6 +4,8 @@ Values are positive, so that no sum cancels (what gated_delta_net takes away is 
 signs: each of its results is at most as exact as the largest before it, which counts too). Then a bound follows from
 how many roundings a result has had."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Cases of soft_max (with and without mask) and diag_mask_inf."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import numpy as np

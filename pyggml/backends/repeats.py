@@ -1,5 +1,5 @@
-"""Runs of nodes that repeat earlier nodes of a graph (`Graph.repeat`). What a backend makes of the earlier nodes, it
-makes of the run, too, without looking at it."""
+"""Stretches of nodes that repeat earlier nodes of a graph (`Graph.repeat`). What a backend makes of the earlier nodes,
+it makes of the stretch, too, without looking at it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import NamedTuple
 from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
 
 
-class Run(NamedTuple):
-    """The nodes from `begin` to `end`. `like`: where the run begins that they repeat, if they repeat one."""
+class Stretch(NamedTuple):
+    """The nodes from `begin` to `end`. `like`: where the stretch begins that they repeat, if they repeat one."""
 
     begin: int
     end: int
     like: int | None = None
 
 
-def runs_of(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], kernels: Mapping[Tensor, object]) -> list[Run]:
-    """Cut the nodes into runs: at the borders of each run that repeats another, and at those of the other.
+def stretches_of(
+    nodes: Sequence[Tensor], uses: Mapping[Tensor, int], kernels: Mapping[Tensor, object]
+) -> list[Stretch]:
+    """Cut the nodes into stretches: at the borders of each stretch that repeats another, and at those of the other.
 
-    The nodes are one run when runs overlap, or when a node differs from the node that it repeats in its number of
-    readers (`uses`), in whether it is an input or output, or in its entry of `kernels`.
+    The nodes are one stretch when stretches overlap, or when a node differs from the node that it repeats in its number
+    of readers (`uses`), in whether it is an input or output, or in its entry of `kernels`.
     """
     repeats = _repeats(nodes)
     spans = {span for begin, end, like in repeats for span in ((begin, end), (like, like + end - begin))}
@@ -31,13 +33,13 @@ def runs_of(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], kernels: Mappin
     said = [(uses.get(t), t.flags & (FLAG_INPUT | FLAG_OUTPUT), kernels.get(t)) for t in nodes]
     same = all(said[begin:end] == said[like : like + end - begin] for begin, end, like in repeats)
     if not same or not spans <= cut:
-        return [Run(0, len(nodes))]
+        return [Stretch(0, len(nodes))]
     like_of = {begin: like for begin, _, like in repeats}
-    return [Run(begin, end, like_of.get(begin)) for begin, end in sorted(cut)]
+    return [Stretch(begin, end, like_of.get(begin)) for begin, end in sorted(cut)]
 
 
 def _repeats(nodes: Sequence[Tensor]) -> list[tuple[int, int, int]]:
-    """For each run that repeats another: where it begins and ends, and where the other begins."""
+    """For each stretch that repeats another: where it begins and ends, and where the other begins."""
     at = {t: i for i, t in enumerate(nodes)}
     found: list[tuple[int, int, int]] = []
     i = 0

@@ -1,5 +1,7 @@
 """Cases of the elementwise functions of one tensor, with and without parameters."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

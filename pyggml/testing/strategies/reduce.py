@@ -1,5 +1,7 @@
 """Cases of sums and of order along rows."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Cases of ops that Python computes."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import numpy as np

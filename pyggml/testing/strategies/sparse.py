@@ -1,5 +1,7 @@
 """Cases of lightning_indexer and top_k_mask."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from hypothesis import strategies as st
@@ -7,9 +9,9 @@ from hypothesis import strategies as st
 import pyggml as gg
 
 from ..harness import Case, Src, Values
-from .cases_attention import BLOCK_TYPES, HEADS_INSIDE, ROW_TYPES
-from .cases_reduce import ties
-from .cases_softmax import causal, hidden_rows, mild
+from .attention import BLOCK_TYPES, HEADS_INSIDE, ROW_TYPES
+from .reduce import ties
+from .softmax import causal, hidden_rows, mild
 
 LENGTHS = st.one_of(st.integers(1, 70), st.integers(255, 260))
 TRANSPOSED = (0, 2, 1, 3)

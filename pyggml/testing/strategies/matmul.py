@@ -6,6 +6,8 @@ besides u or two for each product and for decoding a block: NMSE <= (k + 16) u^2
 share a pattern of signs along k, and no sum cancels.
 """
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import numpy as np

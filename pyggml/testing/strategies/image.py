@@ -1,5 +1,7 @@
 """Cases of pooling, interpolation, and of windows with relative positions."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from math import floor
@@ -11,9 +13,9 @@ import pyggml as gg
 from pyggml.dtypes import DType
 
 from ..harness import Case, Src, gaussian
-from .cases_conv import LAYOUTS, SEEDS, positive
-from .cases_matmul import FLOATS, bound
-from .cases_reduce import with_infinity, with_nan
+from .conv import LAYOUTS, SEEDS, positive
+from .matmul import FLOATS, bound
+from .reduce import with_infinity, with_nan
 
 POOLS = st.sampled_from([gg.OpPool.MAX, gg.OpPool.AVG, "max", "avg"])
 MODES = st.sampled_from(["nearest", "bilinear", "bicubic", 0, 1, 2, 256, 257, 258, 513, 769, "bilinear|antialias"])
@@ -61,8 +63,8 @@ def pool_1d_cases(draw: st.DrawFn) -> Case:
 def pool_2d_cases(draw: st.DrawFn) -> Case:
     w, h, op = draw(pool_axes(90, False)), draw(pool_axes(9, False)), draw(POOLS)
     a = pooled(draw, op, w[0], h[0], draw(FEW), draw(FEW))
-    args = [x for pair in zip(w[1:], h[1:], strict=True) for x in pair]
-    return Case((a,), lambda a: gg.pool_2d(a, op, *args), bound(w[1] * h[1]), draw(SEEDS))
+    (_, k0, s0, p0), (_, k1, s1, p1) = w, h
+    return Case((a,), lambda a: gg.pool_2d(a, op, k0, k1, s0, s1, p0, p1), bound(w[1] * h[1]), draw(SEEDS))
 
 
 @st.composite

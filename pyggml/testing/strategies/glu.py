@@ -1,5 +1,7 @@
 """Cases of the gated linear units: halves of one tensor, swapped halves, two tensors."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,7 +13,7 @@ import pyggml as gg
 from pyggml.tensor import Tensor
 
 from ..harness import Case, Src
-from .cases_unary import FINITE_EDGES, NMSE, PERMUTES, edges, lengths, scaled
+from .unary import FINITE_EDGES, NMSE, PERMUTES, edges, lengths, scaled
 
 
 def cases(split: Callable[[Tensor, Tensor], Tensor], *of_halves: Callable[[Tensor], Tensor]) -> st.SearchStrategy[Case]:

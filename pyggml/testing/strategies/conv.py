@@ -1,5 +1,7 @@
 """Cases of convolutions and of im2col. All values are positive, so that no sum cancels: then a sum of k products in f32
-is off by at most (k + 16) u^2 (see cases_matmul)."""
+is off by at most (k + 16) u^2 (see matmul.py)."""
+
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pyggml as gg
 from pyggml.tensor import Tensor
 
 from ..harness import Case, Src, gaussian
-from .cases_matmul import FLOATS, bound
+from .matmul import FLOATS, bound
 
 LAYOUTS = [(None, 0), (None, 0), (None, 3), ((1, 0, 2, 3), 0), ((2, 0, 1, 3), 0), ((0, 3, 1, 2), 0)]
 SEEDS = st.integers(0, 99)

@@ -1,5 +1,7 @@
 """Cases of rope, with sections too, and its reverse."""
 
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

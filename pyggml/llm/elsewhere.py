@@ -1,0 +1,19 @@
+"""Methods that another module defines, which is imported when they are first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+class Elsewhere:
+    """A method of a class: the function of the same name in `module`. Type checkers are given an import instead."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return getattr(import_module(self.module), self.name).__get__(instance, owner)

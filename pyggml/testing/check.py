@@ -1,0 +1,173 @@
+"""Checks of an op, of a C function and of a backend, each by drawn cases against the references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.database import ExampleDatabase
+from hypothesis.errors import Unsatisfiable
+
+from ..backends.cpu.isa import Function, Kernel, isa_levels, own_kernel, table_of
+from ..backends.protocol import Backend, new_backend
+from ..buffers.alloc import steps_of
+from ..buffers.buffer import Buffer
+from ..dtypes import DType
+from ..errors import BackendError
+from ..graph import Graph
+from ..opdef import OPS, OpDef
+from ..sched import Scheduler
+from ..tensor import Tensor
+from .draw import cases_of
+from .harness import Case, Outcome, both_of, compare, explained, outcome, record_case, run_case
+from .strategies import STRATEGIES
+
+Cases = st.SearchStrategy[Case]
+_SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
+
+
+def levels_of(op: str) -> list[str]:
+    """The instruction sets that have a kernel of their own for this op (views have none: any will do)."""
+    stem = OPS[op].kernel
+    return [name for name in isa_levels() if stem in table_of(name)] or ["generic"]
+
+
+class _OfOneOp(ExampleDatabase):
+    """The cases of one op that failed before. All checks are one function, for which hypothesis would keep one list."""
+
+    def __init__(self, base: ExampleDatabase, op: str) -> None:
+        super().__init__()
+        self._base, self._op = base, op.encode()
+
+    def save(self, key: bytes, value: bytes) -> None:
+        self._base.save(key + self._op, value)
+
+    def fetch(self, key: bytes) -> Iterable[bytes]:
+        return self._base.fetch(key + self._op)
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        self._base.delete(key + self._op, value)
+
+
+def _search(check: Callable[..., None], op: str, max_examples: int | None, *drawn: st.SearchStrategy[Any]) -> None:
+    """Run `check` on drawn examples. The number of examples and whether they are the same each time follow from the
+    profile of hypothesis in use."""
+    profile = settings() if max_examples is None else settings(max_examples=max_examples)
+    run = settings(
+        profile,
+        deadline=None,
+        suppress_health_check=_SLOW,
+        report_multiple_bugs=False,
+        phases=[p for p in profile.phases if p is not Phase.explain],
+        database=None if profile.database is None else _OfOneOp(profile.database, op),
+    )
+    check.__name__ = f"check_{op}"
+    try:
+        run(given(*drawn)(check))()
+    except Unsatisfiable:
+        raise BackendError(f"no case of {op} was accepted: give cases=cases_of(op, shapes=..., params=...)") from None
+
+
+def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, max_examples: int | None = None) -> None:
+    """Look for a case in which the C kernels of `op` do not do what its reference does, on one thread or two.
+
+    cases         what is drawn; default: pyggml's own strategy, `cases_of(op)` for an op of one's own
+    isa           an instruction set; default: all those that have a kernel of their own
+    max_examples  default: as the profile of hypothesis says
+
+    Sources are dense, padded and permuted; memory lies between guard bytes. Raises Mismatch for the smallest case that
+    was found, BackendError when a kernel is missing or fails.
+    """
+    if op.kernel is None and op.name not in STRATEGIES:
+        raise BackendError(f"{op.name} has no kernel to check: name one in its OpDef, and register_kernel it")
+
+    def check(case: Case, level: str, n_threads: int) -> None:
+        run_case(case, level, n_threads)
+
+    levels = levels_of(op.name) if isa is None else [isa]
+    drawn = _cases(op, cases)
+    _search(check, op.name, max_examples, drawn, st.sampled_from(levels), st.sampled_from([1, 2]))
+
+
+def check_kernel(
+    op: OpDef,
+    function: Function,
+    dst: DType,
+    *srcs: DType | None,
+    work: Function = 0,
+    cases: Cases | None = None,
+    max_examples: int | None = None,
+) -> None:
+    """Look for a case in which a C function does not do what the reference of `op` does. It need not be registered, and
+    `op` may be one of pyggml's.
+
+    The function and its types are given as to `register_kernel`; `cases` and `max_examples` as to `check_op`. Cases of
+    other types are left out. Raises Mismatch for the smallest case that was found, BackendError when the function
+    fails.
+    """
+    kernel: Kernel = own_kernel(op, function, work)
+    if cases is None and op.name not in STRATEGIES:
+        rows = [row for row, result in op.dtypes.items() if row[: len(srcs)] == srcs and result is dst]
+        if not rows:
+            raise BackendError(f"{op.name} has no row of dtypes for {[t and t.name for t in srcs]} -> {dst.name}")
+        cases = st.sampled_from(rows).flatmap(lambda row: cases_of(op, types=row))
+
+    def check(case: Case, n_threads: int) -> None:
+        node = record_case(case)
+        own = [None if s is None else s.dtype for s in node.src[: len(srcs)]]
+        assume(node.op == op.name and node.dtype is dst and own == [*srcs])
+        run_case(case, "generic", n_threads, kernel)
+
+    _search(check, op.name, max_examples, _cases(op, cases), st.sampled_from([1, 2]))
+
+
+def check_backend(
+    backend: str | Backend, ops: Collection[str] | None = None, *, max_examples: int | None = None
+) -> list[str]:
+    """Look for a case that a backend says it supports, and computes otherwise than the references do.
+
+    backend       by its registered name, or itself
+    ops           names of ops; default: all that have a strategy
+    max_examples  for each op; default: as the profile of hypothesis says
+
+    A backend that reads host memory computes between guard bytes; another one is given its tensors by a scheduler.
+    Returns the ops that the backend has computed. Raises Mismatch, and BackendError when it has computed none.
+    """
+    b = new_backend(backend) if isinstance(backend, str) else backend
+    computed: dict[str, None] = {}
+
+    def check(case: Case) -> None:
+        node = record_case(case)
+        if not all(b.supports_op(t) for t in Graph().build_forward_expand(node).nodes if OPS[t.op].kernel is not None):
+            return
+        with explained(node, b.name):
+            found = _both_on(b, case, node)
+            if found is not None:
+                computed[node.op] = None
+                compare(*found, case.nmse)
+
+    for name in sorted(STRATEGIES if ops is None else ops):
+        _search(check, name, max_examples, _cases(OPS[name], None))
+    if not computed:
+        raise BackendError(f"the backend {b.name} has computed none of these ops: its supports_op refused all cases")
+    return list(computed)
+
+
+def _cases(op: OpDef, cases: Cases | None) -> Cases:
+    return cases if cases is not None else STRATEGIES[op.name] if op.name in STRATEGIES else cases_of(op)
+
+
+def _both_on(b: Backend, case: Case, node: Tensor) -> tuple[Outcome, Outcome] | None:
+    """What a backend computes, and what the reference does. None when the scheduler gives the node to another one."""
+    if b.buft not in Buffer.device_types:
+        return both_of(node, lambda nodes: b.compile(steps_of(nodes), lambda s: s))
+    found: list[Outcome] = []
+    for sched, t in ((Scheduler([b, "ref"]), node), (Scheduler(["ref"]), record_case(case))):
+        graph = Graph().build_forward_expand(t)
+        if t is node and sched.assign(graph)[t] != b.name:
+            return None
+        sched.compute(graph)
+        found.append(outcome(t))
+    return found[0], found[1]
