@@ -186,6 +186,16 @@ def test_an_error_in_a_callback_names_the_node(model: Model) -> None:
         logits(model)
 
 
+def test_an_error_of_pyggml_keeps_its_class_and_names_the_node(model: Model) -> None:
+    def fail(x: Any) -> None:
+        raise gg.KVCacheFull("no room", needed=3, free=2)
+
+    where = r"the edit of l_out-1: F32 ne \[32, 1, 1, 1\], op add: no room"
+    with pytest.raises(gg.KVCacheFull, match=where) as raised, model.edit("l_out-1", fail):
+        logits(model)
+    assert (raised.value.needed, raised.value.free) == (3, 2) and isinstance(raised.value.__cause__, gg.KVCacheFull)
+
+
 def test_generation_is_steered(model: Model) -> None:
     """Contexts that are made later, and graphs that serve a range of n_kv, are watched, too."""
     plain = "".join(model.generate("abc", 60, temp=0.0))
