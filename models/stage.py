@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
 
 from pyggml.errors import ModelError
 from pyggml.graph import Graph
@@ -22,8 +23,9 @@ def begin_at(b: Build) -> None:
         raise ModelError(f"{hidden.name} has {hidden.ne[1]} streams of each token: no stage can begin after this layer")
     hidden.op, hidden.op_params, hidden.src = "none", {}, ()
     b.graph = Graph()
-    for node in full[full.index(hidden) + 1 :]:
-        b.graph.build_forward_expand(node)
+    for node in dropwhile(lambda t: t is not hidden, full):
+        if node is not hidden:
+            b.graph.build_forward_expand(node)
     of_tokens = [name for name, i in b.inputs.items() if i.of_tokens]
     before = {*_earlier(b), *(b.inputs.pop(name).tensor for name in of_tokens)}
     for t in b.graph.leafs:

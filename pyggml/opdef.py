@@ -75,7 +75,8 @@ class OpDef:
     infinite  the parameters that may be infinite or NaN; `shape` refuses values that make no sense
     host      computes a node in Python, on any backend of the host: (node, its sources, ith, nth), task ith of nth.
               Such an op needs no kernel, and its parameters may be any objects
-    ranks     indices of sources: the result has at least as many dimensions as each of them
+    ranks     indices of sources: the result has at least as many dimensions as each of them; one element of sources
+              that are all of shape () is of that shape, too
     """
 
     name: str
@@ -236,7 +237,7 @@ def record(
     dtype, ne, nb, own_rank = _layout(op, srcs, params, dtype, target is None)
     if target is None:
         assert nb is not None
-        return _new(op, srcs, params, ctx, dtype, ne, nb, rank or own_rank, None, 0)
+        return _new(op, srcs, params, ctx, dtype, ne, nb, own_rank if rank is None else rank, None, 0)
     base = srcs[target]
     assert base is not None
     if base.dtype is not dtype or base.ne != ne:
@@ -285,12 +286,10 @@ def _new_layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_
 
 
 def _rank(op: OpDef, srcs: Srcs, ne: Ne) -> int:
-    rank = rank_of(ne)
-    for i in op.ranks:
-        s = srcs[i] if i < len(srcs) else None
-        if s is not None and s.rank > rank:
-            rank = s.rank
-    return rank
+    ranks = [s.rank for i in op.ranks if i < len(srcs) and (s := srcs[i]) is not None]
+    if ranks and not any(ranks) and ne == (1, 1, 1, 1):
+        return 0
+    return max([rank_of(ne), *ranks])
 
 
 def record_view(op: OpDef, a: Tensor, params: Params, ne: Ne, nb: Ne, rank: int, offset: int = 0) -> Tensor:

@@ -163,7 +163,7 @@ class Scheduler:
         self.lock = Lock()
         self.watches = Watches()
         self._last: ref[Schedule] | None = None
-        self._pins: WeakKeyDictionary[Tensor, str] = WeakKeyDictionary()
+        self._pins: dict[int, tuple[ref[Tensor], str]] = {}  # by id: tensors are not compared with ==
         self._buffers: dict[str, Buffer] = {}
         self._ready: WeakKeyDictionary[Graph, Schedule] = WeakKeyDictionary()
 
@@ -186,11 +186,12 @@ class Scheduler:
         if t.op == "none":
             raise GraphError(f"only nodes run on a backend; {t.describe()} is a leaf")
         if b is None or backend is None:
-            self._pins.pop(t, None)
+            self._pins.pop(id(t), None)
         elif OPS[t.op].kernel is not None and not b.supports_op(t):
             raise BackendError(f"{backend} has no code for {t.op} of these types ({t.describe()})")
         else:
-            self._pins[t] = backend
+            pins, key = self._pins, id(t)
+            pins[key] = ref(t, lambda _: pins.pop(key, None)), backend
         self._ready.clear()
 
     @property
@@ -266,7 +267,8 @@ class Scheduler:
         """Pass 1: a backend for each node: its pin, else the first in priority order that supports it. Raises
         BackendError for a node that none can compute."""
         own: dict[Tensor, str] = {}
-        first, pins = next(iter(self.backends)), dict(self._pins)
+        first = next(iter(self.backends))
+        pins = {t: name for weak, name in self._pins.values() if (t := weak()) is not None}
         done = {} if pins or len(self.backends) > 1 else own  # of nodes that stand for those that repeat them
         for t in graph.nodes:
             if (pin := pins.get(t)) is None and (OPS[t.op].kernel is None or (t.like in done and t.view_src is None)):
@@ -317,7 +319,7 @@ class Scheduler:
                 continue
             known = reached[name]
             unknown = [s for s in t.src if s is not None and s.root not in known]
-            needs = [s for s in unknown if self._needs_copy(s, t, name, buft_of)]
+            needs = {s: None for s in unknown if self._needs_copy(s, t, name, buft_of)}
             known.update(s.root for s in unknown if s not in needs and s.root is not t.view_src)
             if not splits or splits[-1].backend != name or any(s.root in written for s in needs):
                 splits.append(Split(name))

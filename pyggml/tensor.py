@@ -142,12 +142,12 @@ class Tensor(Operand):
     @property
     def shape(self) -> tuple[int, ...]:
         """Elements per dimension in NumPy order (ne reversed, without the ones beyond its rank)."""
-        return self.ne[self.rank - 1 :: -1] if self.rank < 4 else self.ne[::-1]
+        return self.ne[::-1][4 - self.rank :]
 
     @property
     def strides(self) -> tuple[int, ...]:
         """Byte strides in NumPy order."""
-        return self.nb[self.rank - 1 :: -1] if self.rank < 4 else self.nb[::-1]
+        return self.nb[::-1][4 - self.rank :]
 
     @property
     def n_elements(self) -> int:
@@ -268,7 +268,14 @@ class Tensor(Operand):
         its memory was used again by later nodes.
         """
         self.check_readable()
-        return self.elements()[(0,) * (4 - self.rank)]
+        return self.elements()[(*(0,) * (4 - self.rank), ...)]
+
+    def item(self) -> int | float:
+        """The value of a tensor of one element as Python's number. Raises as `numpy`, and ShapeError for more than one
+        element."""
+        if self.n_elements != 1:
+            raise ShapeError(f"item: {self.describe()} has {self.n_elements} elements, not one")
+        return self.numpy().item()
 
     def check_readable(self) -> None:
         """Raises AllocError where the values cannot be read: see `numpy`."""

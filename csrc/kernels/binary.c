@@ -1,5 +1,5 @@
-// add, sub, mul, div: b repeats to the shape of a. Floats are computed in f32. I32 with I32 wraps around; quotients are
-// truncated, and 0 when b is 0. dst may be a or b: no restrict.
+// add, sub, mul, div: b repeats to the shape of a. Floats are computed in f32. Integers of one type wrap around;
+// quotients are truncated, and 0 when b is 0. dst may be a or b: no restrict.
 #include "kernel.h"
 #include "simd/rows.h"
 
@@ -17,45 +17,32 @@ ROW(mul, vf_mul, *)
 ROW(div, vf_div, /)
 #undef ROW
 
-static int32_t wrapped_add(int32_t a, int32_t b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
-static int32_t wrapped_sub(int32_t a, int32_t b) { return (int32_t)((uint32_t)a - (uint32_t)b); }
-static int32_t wrapped_mul(int32_t a, int32_t b) { return (int32_t)((uint32_t)a * (uint32_t)b); }
-static int32_t wrapped_div(int32_t a, int32_t b) { return b == 0 ? 0 : b == -1 ? wrapped_sub(0, a) : a / b; }
+#define WRAPPED(T, U)                                                                                                  \
+  static T T##_add(T a, T b) { return (T)((U)a + (U)b); }                                                              \
+  static T T##_sub(T a, T b) { return (T)((U)a - (U)b); }                                                              \
+  static T T##_mul(T a, T b) { return (T)((U)a * (U)b); }                                                              \
+  static T T##_div(T a, T b) { return b == 0 ? 0 : b == -1 ? T##_sub(0, a) : a / b; }                                  \
+  typedef T (*T##_fn)(T a, T b);                                                                                       \
+                                                                                                                       \
+  PG_INLINE int T##_rows(const pg_task *t, int ith, int nth, T##_fn f) {                                               \
+    const pg_tensor *y = &t->dst, *a = &t->src[0], *b = &t->src[1];                                                    \
+    const pg_range r = pg_share(pg_n_rows(y), ith, nth);                                                               \
+    for (int64_t ir = r.first; ir < r.last; ir++) {                                                                    \
+      const pg_idx i = pg_unravel(y, ir);                                                                              \
+      char *py = pg_row_at(y, i.i1, i.i2, i.i3);                                                                       \
+      const char *pa = pg_row_at(a, i.i1, i.i2, i.i3);                                                                 \
+      const char *pb = pg_row_at(b, i.i1 % b->ne[1], i.i2 % b->ne[2], i.i3 % b->ne[3]);                                \
+      for (int64_t k = 0, kb = 0; k < y->ne[0]; k++, kb = kb + 1 == b->ne[0] ? 0 : kb + 1)                             \
+        *(T *)(py + k * y->nb[0]) = f(*(const T *)(pa + k * a->nb[0]), *(const T *)(pb + kb * b->nb[0]));              \
+    }                                                                                                                  \
+    return PG_OK;                                                                                                      \
+  }
+WRAPPED(int32_t, uint32_t)
+WRAPPED(int64_t, uint64_t)
 
 typedef void (*row_fn)(float *y, const float *a, const float *b, int64_t n, int one);
 
-typedef int32_t (*integer_fn)(int32_t a, int32_t b);
-
-PG_INLINE int integer_rows(const pg_task *t, int ith, int nth, integer_fn f) {
-  const pg_tensor *y = &t->dst, *a = &t->src[0], *b = &t->src[1];
-  const pg_range r = pg_share(pg_n_rows(y), ith, nth);
-  for (int64_t ir = r.first; ir < r.last; ir++) {
-    const pg_idx i = pg_unravel(y, ir);
-    char *py = pg_row_at(y, i.i1, i.i2, i.i3);
-    const char *pa = pg_row_at(a, i.i1, i.i2, i.i3);
-    const char *pb = pg_row_at(b, i.i1 % b->ne[1], i.i2 % b->ne[2], i.i3 % b->ne[3]);
-    for (int64_t k = 0, kb = 0; k < y->ne[0]; k++, kb = kb + 1 == b->ne[0] ? 0 : kb + 1)
-      *(int32_t *)(py + k * y->nb[0]) =
-          f(*(const int32_t *)(pa + k * a->nb[0]), *(const int32_t *)(pb + kb * b->nb[0]));
-  }
-  return PG_OK;
-}
-
 enum { STRIP = 256 }; // elements at a time, for rows that are not dense f32
-
-// Elements k.. of b's row, which may be shorter than n: it repeats.
-static void get_repeated(float *to, const pg_tensor *b, const char *row, int64_t k, int64_t n) {
-  if (b->ne[0] == 1) {
-    pg_get_f32(to, b, row, 0, 1);
-    for (int64_t j = 1; j < n; j++) to[j] = to[0];
-    return;
-  }
-  for (int64_t j = 0; j < n;) {
-    const int64_t kb = (k + j) % b->ne[0], m = PG_MIN(n - j, b->ne[0] - kb);
-    pg_get_f32(to + j, b, row, kb, m);
-    j += m;
-  }
-}
 
 // Advance to the next row of y, and to the row of b that repeats to it.
 PG_INLINE void next_row(const pg_tensor *y, const pg_tensor *b, pg_idx *i, pg_idx *j) {
@@ -86,7 +73,7 @@ static int rows(const pg_task *t, int ith, int nth, row_fn f) {
       float fa[STRIP], fb[STRIP];
       const int64_t m = PG_MIN(STRIP, n - k);
       pg_get_f32(fa, a, pa, k, m);
-      get_repeated(fb, b, pb, k, m);
+      pg_get_repeated_f32(fb, b, pb, k, m);
       f(fa, fa, fb, m, 0);
       pg_put_f32(y, py, k, fa, m);
     }
@@ -96,7 +83,9 @@ static int rows(const pg_task *t, int ith, int nth, row_fn f) {
 
 #define OP(name)                                                                                                       \
   int PG_FN(name##_any)(const pg_task *t, int ith, int nth) {                                                          \
-    return t->dst.type == PG_I32 ? integer_rows(t, ith, nth, wrapped_##name) : rows(t, ith, nth, row_##name);          \
+    if (t->dst.type == PG_I32) return int32_t_rows(t, ith, nth, int32_t_##name);                                       \
+    if (t->dst.type == PG_I64) return int64_t_rows(t, ith, nth, int64_t_##name);                                       \
+    return rows(t, ith, nth, row_##name);                                                                              \
   }
 OP(add)
 OP(sub)

@@ -81,6 +81,66 @@ static int row_sums(const pg_task *t, int ith, int nth, double divisor) {
 int PG_FN(sum_rows_f32)(const pg_task *t, int ith, int nth) { return row_sums(t, ith, nth, 1.0); }
 int PG_FN(mean_f32)(const pg_task *t, int ith, int nth) { return row_sums(t, ith, nth, (double)t->src[0].ne[0]); }
 
+// Sums of integers wrap.
+int PG_FN(sum_rows_i64)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0];
+  const pg_range r = pg_share(pg_n_rows(a), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx i = pg_unravel(a, ir);
+    const char *row = pg_row_at(a, i.i1, i.i2, i.i3);
+    uint64_t total = 0;
+    for (int64_t k = 0; k < a->ne[0]; k++) {
+      const char *p = row + k * a->nb[0];
+      total += a->type == PG_I32 ? (uint64_t) * (const int32_t *)p : *(const uint64_t *)p;
+    }
+    *(uint64_t *)pg_row_at(&t->dst, i.i1, i.i2, i.i3) = total;
+  }
+  return PG_OK;
+}
+
+// The largest and the smallest of a row; NaN where there is one.
+#define BEST(name, op)                                                                                                 \
+  static float name##_f32(const pg_tensor *a, const char *row) {                                                       \
+    float best, s[STRIP];                                                                                              \
+    pg_get_f32(&best, a, row, 0, 1);                                                                                   \
+    for (int64_t k = 0; k < a->ne[0]; k += STRIP) {                                                                    \
+      const int64_t n = PG_MIN(STRIP, a->ne[0] - k);                                                                   \
+      pg_get_f32(s, a, row, k, n);                                                                                     \
+      for (int64_t i = 0; i < n; i++) best = s[i] op best || s[i] != s[i] ? s[i] : best;                               \
+    }                                                                                                                  \
+    return best;                                                                                                       \
+  }                                                                                                                    \
+  int PG_FN(name##_any)(const pg_task *t, int ith, int nth) {                                                          \
+    const pg_tensor *a = &t->src[0];                                                                                   \
+    const pg_range r = pg_share(pg_n_rows(a), ith, nth);                                                               \
+    for (int64_t ir = r.first; ir < r.last; ir++) {                                                                    \
+      const pg_idx i = pg_unravel(a, ir);                                                                              \
+      const char *row = pg_row_at(a, i.i1, i.i2, i.i3);                                                                \
+      char *y = pg_row_at(&t->dst, i.i1, i.i2, i.i3);                                                                  \
+      if (a->type == PG_I32) {                                                                                         \
+        int32_t best = *(const int32_t *)row;                                                                          \
+        for (int64_t k = 1; k < a->ne[0]; k++) {                                                                       \
+          const int32_t x = *(const int32_t *)(row + k * a->nb[0]);                                                    \
+          best = x op best ? x : best;                                                                                 \
+        }                                                                                                              \
+        *(int32_t *)y = best;                                                                                          \
+      } else if (a->type == PG_I64) {                                                                                  \
+        int64_t best = *(const int64_t *)row;                                                                          \
+        for (int64_t k = 1; k < a->ne[0]; k++) {                                                                       \
+          const int64_t x = *(const int64_t *)(row + k * a->nb[0]);                                                    \
+          best = x op best ? x : best;                                                                                 \
+        }                                                                                                              \
+        *(int64_t *)y = best;                                                                                          \
+      } else {                                                                                                         \
+        const float best = name##_f32(a, row);                                                                         \
+        pg_put_f32(&t->dst, y, 0, &best, 1);                                                                           \
+      }                                                                                                                \
+    }                                                                                                                  \
+    return PG_OK;                                                                                                      \
+  }
+BEST(max_rows, >)
+BEST(min_rows, <)
+
 // dst may be the source.
 int PG_FN(cumsum_f32)(const pg_task *t, int ith, int nth) {
   const pg_tensor *a = &t->src[0], *y = &t->dst;

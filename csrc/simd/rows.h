@@ -32,6 +32,20 @@ static inline void pg_get_f32(float *dst, const pg_tensor *t, const char *row, i
   }
 }
 
+// dst[0..n) = elements k.. of a row that may be shorter: it repeats.
+static inline void pg_get_repeated_f32(float *dst, const pg_tensor *t, const char *row, int64_t k, int64_t n) {
+  if (t->ne[0] == 1) {
+    pg_get_f32(dst, t, row, 0, 1);
+    for (int64_t j = 1; j < n; j++) dst[j] = dst[0];
+    return;
+  }
+  for (int64_t j = 0; j < n;) {
+    const int64_t at = (k + j) % t->ne[0], m = PG_MIN(n - j, t->ne[0] - at);
+    pg_get_f32(dst + j, t, row, at, m);
+    j += m;
+  }
+}
+
 // Elements k.. of the row = src[0..n), rounded to the row's type.
 static inline void pg_put_f32(const pg_tensor *t, char *row, int64_t k, const float *src, int64_t n) {
   const int64_t nb = t->nb[0];

@@ -3,6 +3,7 @@ embeddings."""
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import NamedTuple
 
 from pyggml import ops as gg
@@ -56,8 +57,9 @@ def build_result_embd(b: Build, cur: Tensor) -> Graph:
         b.graph = Graph()
         if hidden.ne[1] != b.n_tokens:
             raise ModelError(f"{hidden.name} has {hidden.ne[1]} streams of each token: no embeddings after this layer")
-        for node in full[: full.index(hidden) + 1]:  # those before it store K and V
+        for node in takewhile(lambda t: t is not hidden, full):  # those before it store K and V
             b.graph.build_forward_expand(node)
+        b.graph.build_forward_expand(hidden)
         cur = gg.get_rows(hidden, build_inp_out_ids(b))
     b.graph.build_forward_expand(b.cb(cur, "result_embd").set_output())
     return b.graph

@@ -69,9 +69,10 @@ class Step(NamedTuple):
 
     def operand(self, t: Tensor) -> Operand:
         """`t` as a node of this step, else as the source of the first node that reads it."""
-        if t in self.nodes:
-            return Operand(self.nodes.index(t))
-        return next(Operand(i, node.src.index(t)) for i, node in enumerate(self.nodes) if t in node.src)
+        for i, node in enumerate(self.nodes):
+            if node is t:
+                return Operand(i)
+        return next(Operand(i, j) for i, node in enumerate(self.nodes) for j, s in enumerate(node.src) if s is t)
 
     def tensor(self, o: Operand) -> Tensor:
         """The tensor that the operand is in this step."""
@@ -195,11 +196,11 @@ def plan(
                 continue
             if (
                 last[s] == at
-                and used[at].count(s) == 1  # this one
                 and s.dtype is t.dtype
                 and s.nb == t.nb
                 and s.ne == t.ne
                 and result.offsets[s][0] == pool_of(t)
+                and sum(u is s for u in used[at]) == 1  # this one
             ):
                 return s
         return None

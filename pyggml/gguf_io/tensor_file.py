@@ -52,7 +52,7 @@ def save(
         if not isinstance(alignment, int) or not 0 < alignment < 1 << 32 or alignment & (alignment - 1):
             raise GGUFError(f"{ALIGNMENT_KEY} must be a power of two, not {alignment!r:.40}")
         records.append(kv_record(ALIGNMENT_KEY, alignment))
-    infos = [(n, t.dtype, t.ne[: t.rank]) for n, t in named.items()]
+    infos = [(n, t.dtype, t.ne[: t.rank or 1]) for n, t in named.items()]
     for t in named.values():
         t.check_readable()
     try:

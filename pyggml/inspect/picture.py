@@ -228,7 +228,7 @@ def _signature(
 
     def reads(s: Tensor | None) -> Hashable:
         if s is None or s in at:
-            return s and at[s]
+            return None if s is None else at[s]
         return s.name if s.op == "none" and s not in begins else (outside.setdefault(s, len(outside)), s.dtype, s.ne)
 
     def sign(t: Tensor) -> Hashable:
@@ -302,6 +302,7 @@ def _changes(was: Tensor, t: Tensor, old_keys: Mapping[Tensor, str], keys: Mappi
         pairs += [(f"{k} ", old_values.get(k, "none"), values.get(k, "none")) for k in {**old_values, **values}]
     changes = [f"{what}{a} -> {b}" for what, a, b in pairs if a != b]
     for a, b in zip_longest(was.src, t.src):
-        if (a and old_keys.get(a)) != (b and keys.get(b)):
-            changes.append(f"reads {a.name if a else 'nothing'} -> {b.name if b else 'nothing'}")
+        if (None if a is None else old_keys.get(a)) != (None if b is None else keys.get(b)):
+            names = ["nothing" if s is None else s.name for s in (a, b)]
+            changes.append(f"reads {names[0]} -> {names[1]}")
     return changes

@@ -90,7 +90,7 @@ class Recorder(Profile):
 
     def deliver(self, t: Tensor) -> None:
         """See `Watcher.deliver`."""
-        self._values[t] = values_of(t.elements()[(0,) * (4 - t.rank)], planes=True)
+        self._values[t] = values_of(t.elements()[(*(0,) * (4 - t.rank), ...)], planes=True)
 
     def __enter__(self) -> Self:
         super().__enter__()

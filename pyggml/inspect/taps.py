@@ -169,4 +169,4 @@ def _named(kind: str, t: Tensor) -> Generator[None]:
 
 def _values(t: Tensor) -> Array:
     """The present values of `t` in NumPy order: its memory, if NumPy has the type. The plan may recycle it later."""
-    return t.elements()[(0,) * (4 - t.rank)]
+    return t.elements()[(*(0,) * (4 - t.rank), ...)]

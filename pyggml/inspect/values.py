@@ -120,7 +120,7 @@ def first_rows(t: Tensor) -> Array:
     `Tensor.numpy`."""
     t.check_readable()
     if t.n_elements <= _LEAF_ELEMENTS:
-        return t.elements()[(0,) * (4 - t.rank)]
+        return t.elements()[(*(0,) * (4 - t.rank), ...)]
     n = max(1, min(t.ne[1], _LEAF_ELEMENTS // t.ne[0]))
     if t.dtype.np_dtype is not None:
         return t.elements()[0, 0, :n]

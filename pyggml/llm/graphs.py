@@ -265,6 +265,7 @@ class ReadyGraphs:
         watched, last = self._scheduler.watches.patterns, self._last
         if last is not None and last[0] == size and last[1] == watched:
             return last[2]
+        self._last = None  # until all n_kv are bound again: building a graph binds others
         key = (size, False, watched)
         if key not in self._graphs:
             key = (self._whole(size), True, watched)

@@ -3,11 +3,13 @@
 from . import _operators as _operators
 from . import attention as _attention
 from . import binary as _binary
+from . import compare as _compare
 from . import conv as _conv
 from . import conv_direct as _conv_direct
 from . import conv_transpose as _conv_transpose
 from . import copy as _copy
 from . import custom as _custom
+from . import einsum as _einsum
 from . import glu as _glu
 from . import im2col as _im2col
 from . import interpolate as _interpolate
@@ -31,11 +33,13 @@ from . import view as _view
 from . import win_attention as _win_attention
 from .attention import *
 from .binary import *
+from .compare import *
 from .conv import *
 from .conv_direct import *
 from .conv_transpose import *
 from .copy import *
 from .custom import *
+from .einsum import *
 from .glu import *
 from .im2col import *
 from .interpolate import *
@@ -61,11 +65,13 @@ from .win_attention import *
 __all__: list[str] = []
 __all__ += _attention.__all__
 __all__ += _binary.__all__
+__all__ += _compare.__all__
 __all__ += _conv.__all__
 __all__ += _conv_direct.__all__
 __all__ += _conv_transpose.__all__
 __all__ += _copy.__all__
 __all__ += _custom.__all__
+__all__ += _einsum.__all__
 __all__ += _glu.__all__
 __all__ += _im2col.__all__
 __all__ += _interpolate.__all__

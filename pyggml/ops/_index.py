@@ -15,8 +15,8 @@ Axis = tuple[int, int]  # elements, byte stride
 def item(a: Tensor, key: Any) -> Tensor:
     """The view of `a` that NumPy's basic indexing gives; see `pyggml.operators.Operand`.
 
-    A single element has shape (1,), because every tensor has at least one dimension. Blocks stay whole: the last
-    dimension of a block type is sliced at multiples of its block size, without a step.
+    One element is of shape (). Blocks are taken whole: the last dimension of a block type is sliced at multiples of its
+    block size, without a step.
     """
     keys = _expanded(a, key)
     axes: list[Axis] = []  # of the result, NumPy order
@@ -29,7 +29,6 @@ def item(a: Tensor, key: Any) -> Tensor:
         start, axis = _along(a, dim, k)
         offset += start
         axes += [] if axis is None else [axis]
-    axes = axes or [(1, a.nb[0])]
     if len(axes) > 4:
         raise _refusal(a, ShapeError, f"the result would have {len(axes)} dimensions; tensors have at most four")
     ne, nb = [n for n, _ in reversed(axes)], [step for _, step in reversed(axes)]

@@ -1,48 +1,70 @@
-"""`+ - * / @ **`, `abs`, `.T` and indices of tensors, as `pyggml.operators.Operand` documents them."""
+"""Operators, methods, indices and NumPy's functions of tensors, as `pyggml.operators.Operand` documents them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import copysign, inf
 from math import log as ln
-from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any, NoReturn
 from typing import cast as cast_type
-
-import numpy as np
 
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, ShapeError, explain, user_site
+from ..errors import DTypeError, GGMLError, GraphError, ShapeError, explain, user_site
 from ..operators import Operand
-from ..tensor import Context, Tensor
-from ._common import can_repeat
+from ..tensor import Tensor
+from . import _ufuncs, compare
+from ._axes import astype, permuted, reshaped, transposed
+from ._common import BF16, F16, F32, I32, can_repeat
 from ._index import item
+from ._promote import INTEGERS, Number, as_floats, common_type, leaf, operand
 from .binary import add, div, mul, sub
 from .copy import cast, cont
 from .matmul import mul_mat
+from .reduce import max_axes, mean_axes, min_axes, sum_axes, var_axes
 from .scalar import fill, scale, scale_bias
 from .shape import repeat_4d
 from .unary import abs as abs_
 from .unary import exp, log, neg, sqr, sqrt
-from .view import permute, reshape_1d, reshape_2d, reshape_3d, transpose
+from .view import transpose
 
 _TENSOR_OPS = {"+": add, "-": sub, "*": mul, "/": div}
+_COMPARED = {
+    "==": compare.equal,
+    "!=": compare.not_equal,
+    "<": compare.less,
+    "<=": compare.less_equal,
+    ">": compare.greater,
+    ">=": compare.greater_equal,
+}
+_METHODS: dict[str, Callable[..., Tensor]] = {
+    "reshape": reshaped,
+    "permute": permuted,
+    "transpose": transposed,
+    "astype": astype,
+    "sum": sum_axes,
+    "mean": mean_axes,
+    "max": max_axes,
+    "min": min_axes,
+    "var": var_axes,
+}
+_ERRORS: dict[str, type[GGMLError]] = {"bool": GraphError, "len": ShapeError}
 _EXACT = 1 << 53  # integers up to here are doubles
-_INTEGERS = (DType.I8, DType.I16, DType.I32, DType.I64)
-
-Number: TypeAlias = "int | float"
 
 
 class _Recorder:
     def binary(self, symbol: str, a: Any, b: Any) -> Any:
-        x, y = _operand(a), _operand(b)
+        x, y = operand(a), operand(b)
         if x is None or y is None:
             return NotImplemented
+        if symbol in _COMPARED:
+            return _COMPARED[symbol](x, y)
         if symbol == "**":
             return _power(symbol, x, y)
         if isinstance(x, int | float) or isinstance(y, int | float):
             return NotImplemented if symbol == "@" else _with_number(symbol, x, y)
-        left, right = _leaf(symbol, x, y), _leaf(symbol, y, x)
+        left = x if isinstance(x, Tensor) else leaf(symbol, x, cast_type(Tensor, y))
+        right = y if isinstance(y, Tensor) else leaf(symbol, y, left)
         return _matmul(left, right) if symbol == "@" else _arithmetic(symbol, left, right)
 
     def unary(self, symbol: str, a: Tensor) -> Tensor:
@@ -50,56 +72,62 @@ class _Recorder:
             _check_transposable(symbol, a)
             if a.rank < 3:
                 return transpose(a) if a.rank == 2 else a
-            return permute(a, 2, 1, 0, 3) if a.rank == 3 else permute(a, 3, 2, 1, 0)
+            return transposed(a)
         if symbol == "abs":
-            if a.dtype in _INTEGERS:
+            if a.dtype in INTEGERS:
                 rule = f"ggml has none of {a.dtype.name}; abs(gg.cast(x, gg.F32)) is one of floats"
                 raise DTypeError(explain(symbol, rule, [("x", a.describe())], user_site()))
             return abs_(a)
-        return _with_number("*", a, -1) if a.dtype in _INTEGERS else neg(a)
+        return _with_number("*", a, -1) if a.dtype in INTEGERS else neg(a)
 
     def item(self, a: Tensor, key: Any) -> Tensor:
         return item(a, key)
 
+    def method(self, name: str, a: Tensor, *args: Any, **unused: None) -> Tensor:
+        if any(value is not None for value in unused.values()):
+            self.refuse(name, "dtype and out must be None: t.astype(dtype) converts, and a node is a new tensor")
+        return _METHODS[name](a, *args)
 
-def _operand(x: Any) -> Tensor | Array | Number | None:
-    """A tensor or an array as it is, a number as Python's; None for a value that cannot stand in an expression."""
-    if isinstance(x, Tensor):
-        return x
-    if isinstance(x, np.generic) or type(x) is np.ndarray:
-        array = cast_type(Array, x)
-        if array.ndim:
-            return array
-        x = array.item()
-    if isinstance(x, Integral):
-        return int(x)
-    try:
-        return float(x) if isinstance(x, Real) else None
-    except OverflowError:
-        return None
+    def refuse(self, what: str, text: str) -> NoReturn:
+        raise _ERRORS.get(what, DTypeError)(explain(what, text, [], user_site()))
 
-
-def _leaf(symbol: str, x: Tensor | Array, other: Tensor | Array) -> Tensor:
-    """An array as a constant in an expression with the tensor `other`: I32 when both are integers, else F32."""
-    if isinstance(x, Tensor):
-        return x
-    assert isinstance(other, Tensor)
-    if x.dtype.kind not in "biuf":
-        raise DTypeError(explain(symbol, f"an array of {x.dtype} has no real numbers", [], user_site()))
-    whole = x.dtype.kind in "iu" and other.dtype in _INTEGERS
-    return (Context.current() or other.ctx).from_numpy(x, other.dtype if whole else DType.F32)
-
-
-def _as_floats(t: Tensor) -> Tensor:
-    return cast(t, DType.F32) if t.dtype in _INTEGERS else t
+    def ufunc(self, name: str, method: str, inputs: Sequence[Any], options: Sequence[str]) -> Any:
+        if name in _ufuncs.SYMBOLS and method == "__call__" and not options:
+            return self.binary(_ufuncs.SYMBOLS[name], *inputs)
+        return _ufuncs.apply(name, method, inputs, options)
 
 
 # -- + - * / ----------------------------------------------------------------------------------------------------------
 
 
+def _beside(dtype: DType, result: DType) -> bool:
+    """Whether the ops take a second source of this type beside a first one of the type of the result."""
+    return dtype is result or (result is F32 and dtype in (F16, BF16, I32))
+
+
+def _promoted(symbol: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """`a` of their common type, and `b` of one that the ops take beside it; either may come first where that saves a
+    conversion."""
+    dtype = common_type(a.dtype, b.dtype)
+    if dtype is None:  # the op says what it does not take
+        return a, b
+    if (
+        a.dtype is not dtype
+        and b.dtype is dtype
+        and symbol in "+*"
+        and _beside(a.dtype, dtype)
+        and can_repeat(a.ne, b.ne)
+    ):
+        return b, a
+    a = a if a.dtype is dtype else cast(a, dtype)
+    return a, b if _beside(b.dtype, dtype) else cast(b, dtype)
+
+
 def _arithmetic(symbol: str, a: Tensor, b: Tensor) -> Tensor:
-    if symbol == "/" or (a.dtype in _INTEGERS) != (b.dtype in _INTEGERS):
-        a, b = _as_floats(a), _as_floats(b)
+    if symbol == "/":
+        a, b = as_floats(a), as_floats(b)
+    if a.dtype is not b.dtype:
+        a, b = _promoted(symbol, a, b)
     if not can_repeat(b.ne, a.ne):
         if symbol in "+*" and can_repeat(a.ne, b.ne) and a.dtype is b.dtype:
             a, b = b, a
@@ -114,11 +142,11 @@ def _arithmetic(symbol: str, a: Tensor, b: Tensor) -> Tensor:
 def _with_number(symbol: str, a: Tensor | Array | Number, b: Tensor | Array | Number) -> Tensor:
     t, s, swapped = (b, a, True) if isinstance(b, Tensor) else (a, b, False)
     assert isinstance(t, Tensor) and isinstance(s, int | float)
-    if t.dtype in _INTEGERS:
+    if t.dtype in INTEGERS:
         if isinstance(s, int) and symbol != "/":
-            constant = _leaf(symbol, np.full(1, s, object if abs(s) >> 63 else np.int64), t)
+            constant = leaf(symbol, s, t)
             return _arithmetic(symbol, constant, t) if swapped else _arithmetic(symbol, t, constant)
-        t = _as_floats(t)
+        t = as_floats(t)
     if symbol == "*":
         return scale(t, s)
     if symbol == "/":
@@ -134,12 +162,12 @@ def _with_number(symbol: str, a: Tensor | Array | Number, b: Tensor | Array | Nu
 def _power(symbol: str, a: Tensor | Array | Number, p: Tensor | Array | Number) -> Tensor:
     if isinstance(p, Tensor) and isinstance(a, int | float):
         if 0 < a < inf:
-            return exp(scale(_as_floats(p), ln(a)))
+            return exp(scale(as_floats(p), ln(a)))
         raise DTypeError(explain(symbol, f"the base must be a positive number, not {a}", [], user_site()))
     if not isinstance(a, Tensor) or not isinstance(p, int | float) or not -_EXACT <= p <= _EXACT:
         text = f"the exponent must be a number of up to 2^53, not {p if isinstance(p, float) else type(p).__name__}"
         raise DTypeError(explain(symbol, text, [], user_site()))
-    t = _as_floats(a)
+    t = as_floats(a)
     if p < 0:
         return _with_number("/", 1, _power(symbol, t, -p))
     if p == 0:
@@ -173,9 +201,11 @@ def _check_transposable(symbol: str, x: Tensor) -> None:
 
 def _check_shapes(a: Tensor, b: Tensor) -> None:
     """What NumPy's matmul asks of shapes, in NumPy's terms."""
-    rows = b.shape[0] if b.rank == 1 else b.shape[-2]
+    rows = b.shape[0] if b.rank == 1 else b.shape[-2] if b.rank else 0
     rule = None
-    if a.shape[-1] != rows:
+    if not a.rank or not b.rank:
+        rule = "an operand of shape () is no vector; * multiplies by it"
+    elif a.shape[-1] != rows:
         rule = f"the last dimension of a, {a.shape[-1]}, is not b's {'only' if b.rank == 1 else 'last but one'}, {rows}"
     elif any(n != m and 1 not in (n, m) for n, m in zip(a.ne[2:], b.ne[2:], strict=True)):
         rule = f"the dimensions before the last two, {a.shape[:-2]} and {b.shape[:-2]}, must be equal or 1"
@@ -186,7 +216,7 @@ def _check_shapes(a: Tensor, b: Tensor) -> None:
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     """NumPy's matmul, vectors included."""
-    a, b = _as_floats(a), _as_floats(b)
+    a, b = as_floats(a), as_floats(b)
     _check_shapes(a, b)
     _check_transposable("@", b)
     columns = b if b.rank == 1 else transpose(b)
@@ -196,10 +226,9 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     y = mul_mat(rows, left)  # ne [n, m, ..]
     if b.rank > 1 and a.rank > 1:
         return y
-    dims = [n for i, n in enumerate(y.ne[: max(a.rank, b.rank)]) if i != (0 if b.rank == 1 else 1)] or [1]
-    if a.rank == b.rank == 1 or len(dims) == 1:
-        return reshape_1d(y, dims[0])
-    return reshape_2d(y, dims[0], dims[1]) if len(dims) == 2 else reshape_3d(y, dims[0], dims[1], dims[2])
+    whole = y.ne[: max(a.rank, b.rank)]
+    gone = ((0,) if b.rank == 1 else ()) + ((1,) if a.rank == 1 else ())
+    return reshaped(y, *[n for i, n in enumerate(whole) if i not in gone][::-1])
 
 
 Operand.recorder = _Recorder()

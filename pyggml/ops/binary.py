@@ -1,7 +1,8 @@
 """Arithmetic of two tensors, the second repeated to the shape of the first.
 
-The result has the type of `a`: F32, F16 or BF16 with any of these or I32 (which counts as F32), or I32 with I32, which
-wraps around; its quotients are truncated, and 0 when b is 0. ggml knows equal types and F16 or BF16 with F32.
+The result has the type of `a`: F32, F16 or BF16 with any of these or I32 (which counts as F32), or I32 with I32 and I64
+with I64, which wrap around; their quotients are truncated, and 0 where b is 0. ggml knows equal types and F16 or BF16
+with F32.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import DTypeRow, OpDef, elementwise_cost, record
 from ..tensor import Tensor
-from ._common import BF16, F16, F32, I32, b_repeats_to_a, inplace
+from ._common import BF16, F16, F32, I32, I64, b_repeats_to_a, inplace
 
 __all__ = [
     "add",
@@ -30,6 +31,7 @@ __all__ = [
 
 _DTYPES: dict[DTypeRow, DType] = {(a, b): a for a in (F32, F16, BF16) for b in (F32, F16, BF16, I32)}
 _DTYPES[I32, I32] = I32
+_DTYPES[I64, I64] = I64
 
 
 def _repeated(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
@@ -45,7 +47,9 @@ def _repeated(f: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Ar
 def _quotient(a: Array, b: Array) -> Array:
     if a.dtype.kind != "i":
         return a / b
-    return np.where(b == 0, 0, np.trunc(a / np.where(b == 0, 1, b))).astype(np.int64)
+    divisor = np.where(b == 0, 1, b)
+    down = np.floor_divide(a, divisor)
+    return np.where(b == 0, 0, down + ((down * divisor != a) & ((a < 0) != (b < 0))))
 
 
 def _define(name: str, f: Callable[[Array, Array], Array], label: str) -> OpDef:
@@ -73,8 +77,8 @@ DIV = _define("div", _quotient, "a / b")
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b, with `b` repeated whole times to the shape of `a` (ggml_add).
 
-    a: ne [n0, n1, n2, n3], F32, F16, BF16 or I32; b: each ne divides a's, a float type or I32 (which alone goes with an
-    I32 `a`). Result: shape and type of `a`. Raises ShapeError, DTypeError.
+    a: ne [n0, n1, n2, n3], F32, F16, BF16, I32 or I64; b: each ne divides a's, a float type or I32, of an integer `a`
+    its type. Result: shape and type of `a`. Raises ShapeError, DTypeError.
     """
     return record(ADD, (a, b), {})
 

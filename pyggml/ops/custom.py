@@ -41,7 +41,7 @@ def _shape(srcs: Srcs, params: Params) -> Ne:
 
 
 def _values(t: Tensor) -> Array:
-    return t.elements()[(0,) * (4 - t.rank)]
+    return t.elements()[(*(0,) * (4 - t.rank), ...)]
 
 
 def _call(t: Tensor, srcs: Sequence[Tensor | None], ith: int, nth: int) -> None:

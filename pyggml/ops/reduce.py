@@ -1,21 +1,28 @@
-"""Sums and order along rows (dimension 0), and the sum of everything.
+"""Sums and order along rows (dimension 0), the sum of everything, and what becomes of whole axes, NumPy's way.
 
 Order: -0 equals 0, and NaN counts as larger than every number (as NumPy sorts it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
+from math import prod
 
 import numpy as np
 
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import ShapeError
+from ..errors import DTypeError, ShapeError, explain, user_site
 from ..opdef import DTypeRow, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, I64, is_whole, same_shape, src
+from ._axes import along, axes_of
+from ._common import BF16, F16, F32, I32, I64, is_number, is_whole, same_shape, src
+from ._promote import INTEGERS, as_floats
+from .binary import sub
+from .copy import cast
+from .scalar import scale
+from .unary import sqr
 
 __all__ = [
     "SortOrder",
@@ -24,7 +31,9 @@ __all__ = [
     "argsort_top_k",
     "count_equal",
     "cumsum",
+    "max_rows",
     "mean",
+    "min_rows",
     "sum",
     "sum_rows",
     "top_k",
@@ -64,7 +73,15 @@ def _sum_ref(a: Array) -> Array:
 
 
 def _sum_rows_ref(a: Array) -> Array:
-    return np.sum(a, axis=3, keepdims=True)
+    return np.sum(a, axis=3, keepdims=True, dtype=np.int64 if a.dtype.kind == "i" else None)
+
+
+def _max_rows_ref(a: Array) -> Array:
+    return np.max(a, axis=3, keepdims=True)
+
+
+def _min_rows_ref(a: Array) -> Array:
+    return np.min(a, axis=3, keepdims=True)
 
 
 def _mean_ref(a: Array) -> Array:
@@ -105,7 +122,10 @@ def _define(
 
 
 SUM = _define("sum", _one, {(F32,): F32, (F16,): F16, (BF16,): BF16}, _sum_ref, 1, ranks=())
-SUM_ROWS = _define("sum_rows", _one_per_row, {(F32,): F32}, _sum_rows_ref, 1)
+SUM_ROWS = _define("sum_rows", _one_per_row, {(F32,): F32, (I32,): I64, (I64,): I64}, _sum_rows_ref, 1)
+_BEST: Mapping[DTypeRow, DType] = {(t,): t for t in (F32, F16, BF16, I32, I64)}
+MAX_ROWS = _define("max_rows", _one_per_row, _BEST, _max_rows_ref, 1)
+MIN_ROWS = _define("min_rows", _one_per_row, _BEST, _min_rows_ref, 1)
 MEAN = _define("mean", _one_per_row, {(F32,): F32}, _mean_ref, 1)
 CUMSUM = _define("cumsum", same_shape, {(F32,): F32}, _cumsum_ref, 1, inplace=(0,))
 COUNT_EQUAL = OpDef(
@@ -123,12 +143,14 @@ COUNT_EQUAL = OpDef(
 )
 
 
-def sum(a: Tensor) -> Tensor:
+def sum(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """The sum of all elements, accumulated in double (ggml_sum).
 
     a: any shape, F32, F16 or BF16; result: ne [1], type of `a`. Raises DTypeError.
+
+    With `axis` or `keepdims` it is NumPy's, `a.sum(axis, keepdims)`: axes count as in `a.shape`. See `Operand.sum`.
     """
-    return record(SUM, (a,), {})
+    return record(SUM, (a,), {}) if axis is None and keepdims is False else sum_axes(_given("sum", a), axis, keepdims)
 
 
 def count_equal(a: Tensor, b: Tensor) -> Tensor:
@@ -140,13 +162,31 @@ def count_equal(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sum_rows(a: Tensor) -> Tensor:
-    """The sum of each row, accumulated in double (ggml_sum_rows). F32 ne [n0, n1, n2, n3] -> [1, n1, n2, n3]."""
+    """The sum of each row, accumulated in double (ggml_sum_rows). F32 ne [n0, n1, n2, n3] -> [1, n1, n2, n3]. I32 and
+    I64 give I64, which wraps around."""
     return record(SUM_ROWS, (a,), {})
 
 
-def mean(a: Tensor) -> Tensor:
-    """The mean of each row, accumulated in double (ggml_mean). F32 ne [n0, n1, n2, n3] -> [1, n1, n2, n3]."""
-    return record(MEAN, (a,), {})
+def max_rows(a: Tensor) -> Tensor:
+    """The largest element of each row; NaN where there is one. Not in ggml.
+
+    a: F32, F16, BF16, I32 or I64 ne [n0, n1, n2, n3]; result: ne [1, n1, n2, n3], type of `a`. Raises DTypeError.
+    """
+    return record(MAX_ROWS, (a,), {})
+
+
+def min_rows(a: Tensor) -> Tensor:
+    """The smallest element of each row; NaN where there is one. As `max_rows`."""
+    return record(MIN_ROWS, (a,), {})
+
+
+def mean(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """The mean of each row, accumulated in double (ggml_mean). F32 ne [n0, n1, n2, n3] -> [1, n1, n2, n3].
+
+    With `axis` it is NumPy's, `a.mean(axis, keepdims)`: axes count as in `a.shape`. Without one it stays ggml's, which
+    keeps its dimensions; `a.mean()` is the mean of all elements. See `Operand.mean`.
+    """
+    return record(MEAN, (a,), {}) if axis is None else mean_axes(_given("mean", a), axis, keepdims)
 
 
 def cumsum(a: Tensor) -> Tensor:
@@ -230,3 +270,58 @@ def argsort_top_k(a: Tensor, k: int) -> Tensor:
     except RuleBroken as e:
         raise fail(ARGSORT, (a,), ShapeError, str(e)) from None
     return ids[..., :k]
+
+
+# -- axes, NumPy's way --------------------------------------------------------------------------------------------
+
+
+def _given(op: str, a: Tensor) -> Tensor:
+    if not isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DTypeError(explain(op, f"a must be a Tensor, not {type(a).__name__}", [], user_site()))
+    return a
+
+
+def _like(y: Tensor, a: Tensor) -> Tensor:
+    """`y` in the type of `a`, where that is one of floats."""
+    return cast(y, a.dtype) if a.dtype in (F16, BF16) else y
+
+
+def _wide(a: Tensor) -> Tensor:
+    """Floats as F32, which sums are made of."""
+    return cast(a, F32) if a.dtype in (F16, BF16) else a
+
+
+def sum_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """See `Operand.sum`."""
+    axes = axes_of(SUM, a, axis, keepdims)
+    if a.dtype in INTEGERS:
+        return along(SUM_ROWS, a if a.dtype in (I32, I64) else cast(a, I32), axes, keepdims)
+    if axes and len(axes) == a.rank:
+        return record(SUM, (a,), {}, rank=a.rank if keepdims else 0)
+    return _like(along(SUM_ROWS, _wide(a), axes, keepdims), a)
+
+
+def mean_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """See `Operand.mean`."""
+    return _like(along(MEAN, _wide(as_floats(a)), axes_of(MEAN, a, axis, keepdims), keepdims), a)
+
+
+def max_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """See `Operand.max`."""
+    return along(MAX_ROWS, a, axes_of(MAX_ROWS, a, axis, keepdims), keepdims)
+
+
+def min_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """See `Operand.min`."""
+    return along(MIN_ROWS, a, axes_of(MIN_ROWS, a, axis, keepdims), keepdims)
+
+
+def var_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, ddof: float = 0) -> Tensor:
+    """See `Operand.var`."""
+    axes = axes_of(MEAN, a, axis, keepdims)
+    n = prod(a.shape[i] for i in axes)
+    if not is_number(ddof) or not ddof < n:
+        raise fail(MEAN, (a,), ShapeError, f"ddof must be a number below {n}, the elements of each, not {ddof!r:.40}")
+    x = _wide(as_floats(a))
+    squares = along(MEAN, sqr(sub(x, along(MEAN, x, axes, True))), axes, keepdims)
+    return _like(scale(squares, n / (n - ddof)) if ddof else squares, a)

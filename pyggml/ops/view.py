@@ -83,7 +83,7 @@ def _whole(op: OpDef, a: Tensor, what: str, numbers: Sequence[int], least: int) 
 
 def _reshape(a: Tensor, dims: tuple[int, ...]) -> Tensor:
     srcs = _tensor(RESHAPE, a)
-    n0, n1, n2, n3 = (*_whole(RESHAPE, a, "ne", dims, 1), 1, 1, 1)[:4]
+    n0, n1, n2, n3 = (*_whole(RESHAPE, a, "ne", dims, 1), 1, 1, 1, 1)[:4]
     ne: Ne = (n0, n1, n2, n3)
     if n0 * n1 * n2 * n3 != a.n_elements:
         raise fail(RESHAPE, srcs, ShapeError, f"ne {list(ne)} must have as many elements as a")
@@ -215,7 +215,7 @@ def permute(a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int) -> Tensor
     axes = _whole(PERMUTE, a, "axes", (axis0, axis1, axis2, axis3), 0)
     if {*axes} != {0, 1, 2, 3}:
         raise fail(PERMUTE, srcs, ShapeError, f"the axes must be 0, 1, 2, 3 in some order, not {list(axes)}")
-    return _permuted(PERMUTE, a, axes, {"axes": axes}, max(axes[: a.rank]) + 1)
+    return _permuted(PERMUTE, a, axes, {"axes": axes}, max(axes[: a.rank], default=-1) + 1)
 
 
 def transpose(a: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ def test_build_graph_is_the_one_that_would_run(model: Model) -> None:
     g = ctx.build_graph(1)
     assert g.n_nodes == 32 * 2 + 6
     kq, out, mask = (g.get_tensor(n) for n in ("kq-0", "result_output", "KQ_mask"))
-    assert kq and out and mask
+    assert kq is not None and out is not None and mask is not None
     assert (kq.ne, out.ne, mask.ne) == ((32, 1, 4, 1), (259, 1, 1, 1), (32, 32, 1, 1))
     kq = ctx.build_graph(16, worst_case=True).get_tensor("kq-0")
     assert kq is not None and kq.ne == (64, 16, 4, 1)
@@ -392,7 +392,7 @@ def pin_to_ref(monkeypatch: pytest.MonkeyPatch, ctx: LlamaContext, *names: str) 
         original(self, b)
         for name in names:
             node = b.graph.get_tensor(name)
-            assert node
+            assert node is not None
             ctx.scheduler.set_tensor_backend(node, "ref")
 
     monkeypatch.setattr(Architecture, "build_stage", build_stage)

@@ -62,7 +62,8 @@ def test_the_graph_of_embeddings_has_them_as_a_leaf(model: Model, monkeypatch: p
     (g,) = graphs
     ctx.memory.clear()
     leaf = g.get_tensor("inp_embd")
-    assert leaf and leaf.op == "none" and leaf.ne == (32, 4, 1, 1) and g.get_tensor("inp_tokens") is None
+    assert leaf is not None and leaf.op == "none" and leaf.ne == (32, 4, 1, 1)
+    assert g.get_tensor("inp_tokens") is None
     assert g.n_nodes == ctx.build_graph(4).n_nodes - 1
 
 

@@ -181,7 +181,7 @@ def fused_share(t: Tiny, tmp_path: Path) -> None:
         alone = [node.name for s in steps for node in s.nodes if node.op == "soft_max" and s.fusion != "attention"]
         assert not [name for name in alone if name.startswith("kq")]
         nodes = [node for s in steps for node in s.nodes if node.op in ("mul_mat", "mul_mat_id")]
-        stored = {node.src[0] for node in nodes if node.src[0] and node.src[0].form.copy is None}
+        stored = {node.src[0] for node in nodes if node.src[0] is not None and node.src[0].form.copy is None}
         assert not {w.name for w in stored if w is not None and can_repack(isa_name(), w)}
 
 

@@ -161,7 +161,7 @@ def _model_of(ctx: Stateful) -> dict[str, Any]:
     factors = rope_factors(m.hparams, m.weights, ctx.memory.size)  # long or short ones: the context's size decides
     fingerprint: dict[str, Any] = {
         "arch": m.arch,
-        "rope_factors": factors.name if factors else None,
+        "rope_factors": factors.name if factors is not None else None,
         "hparams": asdict(m.hparams),
         "type_k": _stored(kv.type_k) if kv else None,
         "type_v": _stored(kv.type_v) if kv else None,

@@ -15,8 +15,8 @@ from pyggml.tensor import Tensor
 from ..harness import Case, Src, gaussian
 
 FLOATS = (gg.F32, gg.F16, gg.BF16)
-TYPES = [(gg.F32, gg.F32), (gg.I32, gg.I32), *((a, b) for a in FLOATS for b in (*FLOATS, gg.I32))]
-NMSE = {gg.F32: 1e-13, gg.F16: 1e-6, gg.BF16: 1e-4, gg.I32: 0.0}
+TYPES = [(gg.F32, gg.F32), (gg.I32, gg.I32), (gg.I64, gg.I64), *((a, b) for a in FLOATS for b in (*FLOATS, gg.I32))]
+NMSE = {gg.F32: 1e-13, gg.F16: 1e-6, gg.BF16: 1e-4, gg.I32: 0.0, gg.I64: 0.0}
 
 
 def away_from_zero(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -32,6 +32,10 @@ def extreme(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.choice(np.array([0, -1, 7, -7, 2**31 - 1, -(2**31), 123456789]), shape)
 
 
+def extreme_i64(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.choice(np.array([0, -1, 7, -7, 2**63 - 1, -(2**63), 2**53 + 1, 3 * 2**60 + 1]), shape)
+
+
 def cases(op: Callable[..., Tensor], op_inplace: Callable[..., Tensor]) -> st.SearchStrategy[Case]:
     @st.composite
     def draw_case(draw: st.DrawFn) -> Case:
@@ -42,6 +46,8 @@ def cases(op: Callable[..., Tensor], op_inplace: Callable[..., Tensor]) -> st.Se
         a_values, b_values = gaussian, small if tb is gg.I32 else away_from_zero
         if ta is gg.I32:
             a_values = b_values = draw(st.sampled_from([small, extreme]))
+        if ta is gg.I64:
+            a_values = b_values = draw(st.sampled_from([small, extreme_i64]))
         a = Src(ta, a_ne, draw(st.sampled_from([None, (0, 2, 1, 3), (1, 0, 2, 3), (3, 1, 2, 0)])), 0, a_values)
         b = Src(tb, b_ne, draw(st.sampled_from([None, (0, 2, 1, 3), (2, 0, 1, 3)])), 0, b_values)
         return Case((a, b), draw(st.sampled_from([op, op_inplace])), NMSE[ta], draw(st.integers(0, 99)))

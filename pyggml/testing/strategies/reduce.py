@@ -49,6 +49,28 @@ def sums(op: Callable[[Tensor], Tensor], types: list[gg.DType], longest: int) ->
     return draw_case()
 
 
+def whole(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.integers(-(2**31), 2**31, shape)
+
+
+@st.composite
+def integer_sums(draw: st.DrawFn) -> Case:
+    ne = (draw(lengths), *(draw(st.integers(1, 3)) for _ in range(3)))
+    a = Src(draw(st.sampled_from([gg.I32, gg.I64])), ne, *draw(st.sampled_from(LAYOUTS)), whole)
+    return Case((a,), gg.sum_rows, 0.0, draw(st.integers(0, 99)))
+
+
+def best(op: Callable[[Tensor], Tensor]) -> st.SearchStrategy[Case]:
+    @st.composite
+    def draw_case(draw: st.DrawFn) -> Case:
+        ne = (draw(lengths), *(draw(st.integers(1, 3)) for _ in range(3)))
+        t = draw(st.sampled_from([gg.F32, gg.F16, gg.BF16, gg.I32, gg.I64]))
+        values = whole if t in (gg.I32, gg.I64) else draw(st.sampled_from([gaussian, ties, with_infinity, with_nan]))
+        return Case((Src(t, ne, *draw(st.sampled_from(LAYOUTS)), values),), op, 0.0, draw(st.integers(0, 99)))
+
+    return draw_case()
+
+
 @st.composite
 def order_sources(draw: st.DrawFn, rank: int) -> Src:
     ne = (draw(lengths), *(draw(st.integers(1, 3)) if d < rank else 1 for d in range(1, 4)))
@@ -77,7 +99,9 @@ def top_k_cases(draw: st.DrawFn) -> Case:
 
 STRATEGIES = {
     "sum": sums(gg.sum, [gg.F32, gg.F16, gg.BF16], 40_000),
-    "sum_rows": sums(gg.sum_rows, [gg.F32], 40_000),
+    "sum_rows": st.one_of(sums(gg.sum_rows, [gg.F32], 40_000), integer_sums()),
+    "max_rows": best(gg.max_rows),
+    "min_rows": best(gg.min_rows),
     "mean": sums(gg.mean, [gg.F32], 40_000),
     "cumsum": sums(gg.cumsum, [gg.F32], 40_000),
     "argmax": argmax_cases(),

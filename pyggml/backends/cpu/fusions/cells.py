@@ -75,12 +75,13 @@ def alone(g: Nodes, store: Tensor, nodes: Collection[Tensor], results: Collectio
     if not all(t in g.at for t in nodes):
         return None
     ordered = g.in_order(nodes)
-    inner = frozenset(ordered).difference(results)
+    own = frozenset(ordered)
+    inner = own.difference(results)
     if not all(g.passes(t, sum(s is t for node in ordered for s in node.src)) for t in inner):
         return None
     read, cells = {s.root for s in Step(ordered, inner).sources()}, store.root
     for t in g.nodes[g.at[ordered[0]] : g.at[ordered[-1]]]:
-        if t not in ordered and OPS[t.op].kernel is not None:
+        if t not in own and OPS[t.op].kernel is not None:
             changes = t.view_src is not None and t.root in read
             if changes or any(s is not None and s.root is cells for s in t.src):
                 return None

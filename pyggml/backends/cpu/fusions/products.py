@@ -9,6 +9,8 @@ residual  a product, its bias, and what is added to it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import dropwhile
+from operator import is_
 from typing import Any, NamedTuple
 
 from pyggml.native import lib
@@ -42,7 +44,7 @@ class Product(NamedTuple):
     @property
     def end(self) -> Tensor:
         """What is read of it."""
-        return self.sum or self.node
+        return self.node if self.sum is None else self.sum
 
     @property
     def nodes(self) -> tuple[Tensor, ...]:
@@ -104,7 +106,7 @@ def _biased(g: Nodes, t: Tensor) -> Product:
 def _unit(g: Nodes, gate: Tensor) -> tuple[Tensor, Gate] | None:
     """The node of a gated unit that reads `gate`, itself or through an activation."""
     reader = g.reader(gate)
-    for out in (reader, reader and g.reader(reader)):
+    for out in (reader, None if reader is None else g.reader(reader)):
         unit = None if out is None else gate_of(out)
         if out is not None and unit is not None and unit.gate is gate:
             return out, unit
@@ -154,11 +156,10 @@ def _find(g: Nodes, t: Tensor) -> Step | None:
     x, *ids = t.src[1:]
     if t not in g.kernels or x is None:
         return None
-    readers = g.readers[x]
     same = [
         r
-        for r in readers[readers.index(t) :]
-        if g.kernels.get(r) is g.kernels[t] and r.src[1:] == t.src[1:] and r not in g.taken
+        for r in dropwhile(lambda r: r is not t, g.readers[x])
+        if g.kernels.get(r) is g.kernels[t] and all(map(is_, r.src[1:], t.src[1:])) and r not in g.taken
     ]
     n = lib.PG_MM_MAX if "share" in g.enabled and not ids else 1
     found = _gated(g, same) or (None if ids else _with_residual(g, t)) or _shared(g, same[:n])

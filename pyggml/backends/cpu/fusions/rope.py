@@ -23,7 +23,7 @@ def _find(g: Nodes, rope: Tensor) -> Step | None:
     x, positions, factors = rope.src
     normed, stored = norm_before(g, x), _stored(g, rope)
     for norm, store in ((normed, stored), (None, stored), (normed, None)):
-        nodes = (*(norm.nodes if norm else ()), rope, *((store,) if store else ()))
+        nodes = (*(norm.nodes if norm else ()), rope, *((store,) if store is not None else ()))
         row, weight, eps = (norm.x, norm.weight, norm.eps) if norm else (x, None, 0.0)
         if len(nodes) == 1 or row is None or not g.unwritten((row, weight, positions, factors), nodes[0], nodes[-1]):
             continue
@@ -34,7 +34,7 @@ def _find(g: Nodes, rope: Tensor) -> Step | None:
             lib.PG_ROPE_WEIGHT: weight,
         }
         params = {**dict(enumerate(rope.op_params.values())), lib.PG_ROPE_EPS: eps}
-        heir = None if store else row
+        heir = None if store is not None else row
         return fused("rope", nodes, nodes[-1:], kernel_of(g.isa, rope), srcs, params, heir=heir, shape=rope)
     return None
 

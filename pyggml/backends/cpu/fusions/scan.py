@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from pyggml.native import lib
 
 from ....buffers.alloc import Step
@@ -42,10 +40,11 @@ def _scan(g: Nodes, store: Tensor) -> Step | None:
             return None
         nodes = (*found.nodes, *behind, out, store)
         srcs |= {state: found.cells, lib.PG_READ: found.read}
-    if not _reads_results(g, out, nodes, out.nbytes - states.nbytes):
+    own = {*nodes}
+    if not _reads_results(g, out, own, out.nbytes - states.nbytes):
         return None
     between = g.nodes[g.at[out] + 1 : g.at[store]]
-    if any(t not in nodes and OPS[t.op].kernel is not None for t in between):
+    if any(t not in own and OPS[t.op].kernel is not None for t in between):
         return None
     if (ordered := alone(g, store, nodes, (out, store))) is None:
         return None
@@ -54,7 +53,7 @@ def _scan(g: Nodes, store: Tensor) -> Step | None:
     return fused("scan", ordered, (out, store), kernel_of(g.isa, out), srcs, params)
 
 
-def _reads_results(g: Nodes, out: Tensor, nodes: Collection[Tensor], end: int) -> bool:
+def _reads_results(g: Nodes, out: Tensor, nodes: set[Tensor], end: int) -> bool:
     """Whether who reads a scan, but for these nodes, only views its first `end` bytes."""
     readers = g.readers[out]
     for v in readers:
