@@ -167,6 +167,24 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, ..
     return sizes
 
 
+def test_a_graph_that_could_not_be_built_leaves_the_others_right(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was to vary has bound n_kv to its largest before it fails."""
+    ctx, expected = new(model, n_ctx=96), new(model, n_ctx=96)
+    for c in (ctx, expected):
+        for ids in (IDS[:3], [3 + i for i in range(30)], [5]):
+            c.decode(ids)
+
+    def build_stage(self: Architecture, b: Build) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as m, pytest.raises(MemoryError):
+        m.setattr(Architecture, "build_stage", build_stage)
+        ctx.decode(IDS[:3])  # as at the start, with another n_kv
+    for c in (ctx, expected):
+        c.decode([8])
+    assert np.array_equal(ctx.logits, expected.logits)
+
+
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_graphs_are_reused(model: Model, flash_attn: bool, built: list[tuple[int, int, tuple[int, ...]]]) -> None:
     """One token has one graph for all n_kv, which is built once."""

@@ -166,9 +166,8 @@ def _model_of(ctx: Stateful) -> dict[str, Any]:
         "type_k": _stored(kv.type_k) if kv else None,
         "type_v": _stored(kv.type_v) if kv else None,
         "weights": digest.hexdigest(),
+        "stage": None if m.stage is None else [m.stage.start, m.stage.stop],
     }
-    if m.stage is not None:
-        fingerprint["stage"] = [m.stage.start, m.stage.stop]
     return json.loads(json.dumps(fingerprint))
 
 
