@@ -23,6 +23,7 @@ from .tiny_model import tiny, write_model
 __all__ = ["tiny", "write_model"]
 
 pytest_plugins = ["pyggml.testing.plugin"]
+collect_ignore = ["example_op"]  # a package of its own: tests/testing runs its test
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in every job that a script starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

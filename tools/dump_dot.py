@@ -43,7 +43,7 @@ def dump_dot(
     fold: Annotated[bool, Option("--fold", help="Draw layers that repeat as one box with a count.")] = False,
     against: Annotated[
         Optional[str],
-        Option("--against", help="Colour what differs from the graph of this model.", metavar="FILE"),
+        Option("--against", help="Colour and name what differs from the graph of this model.", metavar="FILE"),
     ] = None,
     legend: Annotated[bool, Option("--legend", help="Say what shapes and colours mean.")] = False,
     flash_attn: FlashAttn = False,
@@ -58,7 +58,7 @@ def dump_dot(
     graph = m.new_context(n_ctx, flash_attn=flash_attn).build_graph(n) if run is None else run.graph
     old = None if against is None else load_model(against).new_context(n_ctx, flash_attn=flash_attn).build_graph(n)
     options: dot.Drawing = {"layers": only, "nodes": nodes or (), "around": around, "fold": fold}
-    options |= {"run": run, "against": old, "legend": legend}
+    options |= {"run": run, "against": old, "legend": legend or old is not None}
     if out.suffix in (".svg", ".png", ".pdf"):
         dot.render(graph, out, **options)
     else:

@@ -382,10 +382,9 @@ class _Drawing:
                 tail = self._again.get((s, self._region(t)), self.boxes[s])
                 folded = self.boxes[s] != self.ids[s] or self.boxes[t] != self.ids[t]
                 more = {"color": "#c05000"} if copied else {}
-                if (
-                    s.op != "none" and tail == self.boxes[s] and self._region(s) != self._region(t)
-                ):  # a residual does not pull layers sideways
-                    more |= {"weight": "0"} if s in left else {}
+                crosses = self._region(s) != self._region(t)
+                if s.op != "none" and tail == self.boxes[s] and crosses:
+                    more |= {"weight": "0"} if s in left else {}  # a residual does not pull layers sideways
                     left.add(s)
                 draw(tail, t, folded, f"{role} (copied)" if copied else role, style, **more)
         for store, reader in read_later(self.graph):

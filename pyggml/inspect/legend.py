@@ -34,7 +34,7 @@ _KINDS: dict[Kind, str] = {
 }
 _STATUSES: dict[Status, str] = {
     "same": "the same in both graphs",
-    "changed": "changed: before -> now",
+    "changed": "changed: before -&gt; now",
     "added": "added: only in this graph",
     "removed": "removed: only in the graph compared with (dashed)",
 }

@@ -201,7 +201,7 @@ def _has_order(shown: Sequence[Tensor], layers: Mapping[Tensor, int], made: Sequ
     box: dict[Tensor, Fold | Tensor] = {t: fold_of[layers[t]] if layers.get(t) in fold_of else t for t in shown}
     reads: dict[Fold | Tensor, set[Fold | Tensor]] = {b: set() for b in box.values()}
     for t in shown:
-        reads[box[t]].update(box[s] for s in t.src if s in box and box[s] is not box[t])
+        reads[box[t]].update(box[s] for s in t.src if s is not None and s in box and box[s] is not box[t])
     users: dict[Fold | Tensor, list[Fold | Tensor]] = {}
     for b, sources in reads.items():
         for s in sources:

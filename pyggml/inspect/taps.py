@@ -155,13 +155,16 @@ class Edit(_Watching):
 
 @contextmanager
 def _named(kind: str, t: Tensor) -> Generator[None]:
-    """Turn an error of the user's function into a GraphError with the name of the node; pyggml's own errors pass."""
+    """Say at which node the user's function failed: pyggml's errors keep their class, others become a GraphError."""
     try:
         yield
-    except GGMLError:
-        raise
     except Exception as e:
-        raise GraphError(f"the {kind} of {t.describe()}: {type(e).__name__}: {e}") from e
+        where = f"the {kind} of {t.describe()}, op {t.op}: "
+        if not isinstance(e, GGMLError):
+            raise GraphError(f"{where}{type(e).__name__}: {e}") from e
+        named = type(e)(f"{where}{e}")
+        named.__dict__.update(e.__dict__)
+        raise named from e
 
 
 def _values(t: Tensor) -> Array:

@@ -233,6 +233,120 @@ def test_values_of_odd_arrays() -> None:
         assert first_rows(w).shape == (1 << 12, 1 << 10) and first_rows(w).mean() == pytest.approx(1, rel=1e-2)
 
 
+# -- layers of nodes without names ------------------------------------------------------------------------------------
+
+
+def unnamed(n_layer: int) -> gg.Graph:
+    """Blocks of eight nodes without names, with a residual, over weights blk.N.*."""
+    with gg.Context() as ctx:
+        x = ctx.new_tensor(gg.F32, 16, "x").set_input()
+        for il in range(n_layer):
+            w = ctx.new_tensor(gg.F32, (16, 16), f"blk.{il}.w.weight")
+            v = ctx.new_tensor(gg.F32, 16, f"blk.{il}.norm.weight")
+            y = gg.silu(gg.mul_mat(w, gg.mul(gg.rms_norm(x, 1e-5), v)))
+            x = gg.sqr(gg.add(gg.scale(gg.mul(y, v), 0.5), x))
+    return gg.Graph().build_forward_expand(x)
+
+
+@pytest.mark.parametrize("n_layer", [2, 16, 130])
+def test_nodes_without_names_take_the_layer_around_them(n_layer: int) -> None:
+    """Weights that fold without the nodes that read them make a picture that `dot` works on for minutes."""
+    g = unnamed(n_layer)
+    layers = layers_of(g)
+    assert [layers[t] for t in g.nodes] == [il for il in range(n_layer) for _ in range(8)]
+    found = parsed(gg.dump_dot(g, fold=True))
+    assert set(found["boxes"]) == {"fold0", f"leaf{[t.name for t in g.leafs].index('x')}"} and len(found["edges"]) == 1
+    label = found["boxes"]["fold0"]["label"]
+    assert f"layers 0..{n_layer - 1}: {n_layer} x" in label and "8 nodes, 2 leafs each time" in label
+
+
+def test_the_layers_of_a_model_are_whole(model: Model) -> None:
+    for flash_attn in (False, True):
+        graph = model.new_context(64, flash_attn=flash_attn).build_graph(3)
+        layers = layers_of(graph)
+        outside = [t.name for t in graph.nodes if t not in layers]
+        assert outside == ["inp_embd", *["KQ_mask (copy)"] * flash_attn, "norm", "result_norm", "result_output"]
+
+
+def test_a_fold_that_would_read_what_is_computed_from_it_is_not_made() -> None:
+    with gg.Context() as ctx:
+        x = ctx.new_tensor(gg.F32, 4, "x").set_input()
+        for il in (0, 1, 9, 2, 3):  # 9: "between" reads layer 1, layer 2 reads it
+            if il == 9:
+                x = gg.neg(gg.add(x, ctx.new_tensor(gg.F32, 4, "other"))).set_name("between")
+                continue
+            x = gg.mul(x, ctx.new_tensor(gg.F32, 4, f"blk.{il}.w")).set_name(f"l_out-{il}")
+        g = gg.Graph().build_forward_expand(x)
+    between = next(t for t in g.nodes if t.name == "between")
+    layers = {t: il for t, il in layers_of(g).items() if t is not between and t is not between.src[0]}
+    every = [*g.leafs, *g.nodes]
+    assert folds(every, layers, {}) == []
+    assert folds(every, layers_of(g), {}) == [Fold(2, 1, 2)]  # layer 1 ends with it
+
+
+def test_what_several_layers_read_is_drawn_again_in_each(deep: Model) -> None:
+    graph = deep.new_context(64).build_graph(3)
+    found = parsed(gg.dump_dot(graph, layers=(0, 4)))
+    own = {name for name in found["boxes"] if re.fullmatch(r"(node|leaf)\d+", name)}
+    again = set(found["boxes"]) - own
+    assert all(name.startswith("again") for name in again)
+    labels = [found["boxes"][name]["label"].split("\\n")[0] for name in again]
+    assert sorted(labels) == ["KQ_mask"] * 3 + ["inp_pos"] * 3
+    at = {o["_gvid"]: o["name"] for o in found["boxes"].values()}
+    for il in range(1, 4):
+        inside = {at[i] for i in found["clusters"][f"cluster_{il}"]["nodes"]}
+        assert len(inside & again) == 2
+        assert {a for a, b, _ in found["edges"] if a in again and b in inside} == inside & again
+    text = gg.dump_dot(graph)
+    assert len(re.findall(r"^\t+(?:node|leaf)\d+ \[", text, re.M)) == graph.n_nodes + graph.n_leafs
+    reads = sum(s is not None for t in graph.nodes for s in t.src)
+    assert len([e for e in re.findall(r"^\t\w+ -> .*", text, re.M) if "style=dotted" not in e]) == reads
+    assert text.count(' [label="inp_pos') == text.count(' [label="KQ_mask') == 40
+
+
+# -- what differs, what is fused, how long it takes -------------------------------------------------------------------
+
+
+def test_a_drawing_says_what_differs() -> None:
+    def build(kind: gg.DType, ne: int, s: float, other: bool) -> gg.Graph:
+        with gg.Context() as ctx:
+            w = ctx.new_tensor(kind, (32, 8), "w")
+            x = ctx.new_tensor(gg.F32, (32, ne), "x").set_input()
+            y = gg.scale(gg.mul_mat(w, x).set_name("y"), s).set_name("z")
+            return gg.Graph().build_forward_expand((gg.neg if other else gg.sqr)(y).set_name("out"))
+
+    before = build(gg.Q8_0, 2, 0.5, False)
+    text = gg.dump_dot(build(gg.Q4_0, 3, 0.25, True), against=before, legend=True)
+    labels = {b["label"].split("\\n")[0]: b["label"] for b in parsed(text)["boxes"].values() if "\\n" in b["label"]}
+    assert labels["w"].endswith("Q8_0 -> Q4_0") and labels["x"].endswith("[32, 2, 1, 1] -> [32, 3, 1, 1]")
+    assert labels["z"].endswith("s 0.5 -> 0.25") and "sqr -> neg" in labels["out"]
+    assert "changed: before -&gt; now" in text and "added" not in text
+    same = gg.dump_dot(build(gg.Q8_0, 2, 0.5, False), against=before)
+    assert "#ffc966" not in same
+
+
+def test_nodes_of_one_step_stand_in_a_box(model: Model) -> None:
+    run = record_model(model, IDS)
+    found = parsed(gg.dump_dot(run.graph, run=run))
+    names = {o["_gvid"]: o["label"].split("\\n")[0] for o in found["boxes"].values()}
+    boxes = {c["label"].split(":")[0]: c for name, c in found["clusters"].items() if name.endswith("_fused")}
+    together = {s.op: s for s in run.steps if len(s.nodes) > 1}
+    assert set(boxes) == set(together) and "attention" in boxes
+    for box in (c for name, c in found["clusters"].items() if name.endswith("_fused")):
+        members = sorted(names[i] for i in box["nodes"])
+        assert any(members == sorted(t.name for t in s.nodes) for s in run.steps) and " us, " in box["label"]
+
+
+def test_render_gives_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tmp_path / "dot"
+    slow.write_text("#!/bin/sh\nexec sleep 20\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(GraphError, match=r"16 nodes and 5 leafs.* within 0.1 s: draw less.*fold=True.*timeout="):
+        gg.render(unnamed(2), tmp_path / "x.svg", timeout=0.1)
+    assert not (tmp_path / "x.svg").exists()
+
+
 def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     out = tmp_path / "g.dot"
     line = ["dump-dot", "-m", str(tiny), "-o", str(out)]
@@ -241,7 +355,9 @@ def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     assert "mean" in out.read_text() and "legend" in out.read_text()
     other = write_gguf(tmp_path / "other.gguf", KV | {"llama.block_count": 3})
     done = CliRunner().invoke(app, [*line, "--against", str(other), "--fold"])
-    assert done.exit_code == 0 and STATUS_RED in out.read_text()
+    assert (
+        done.exit_code == 0 and STATUS_RED in out.read_text() and "only in the graph compared with" in out.read_text()
+    )
 
 
 STATUS_RED = "#f4a6a6"

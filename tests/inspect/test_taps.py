@@ -115,10 +115,13 @@ def test_an_edit_that_fails_leaves_the_cache_as_it_was(model: Model) -> None:
         raise ZeroDivisionError("mine")
 
     with (
-        pytest.raises(GraphError, match=r"the edit of l_out-1: F32.*: ZeroDivisionError: mine"),
+        pytest.raises(
+            GraphError, match=r"the edit of l_out-1: F32 ne \[32, 1, 1, 1\], op add: ZeroDivisionError: mine"
+        ) as raised,
         model.edit("l_out-1", fail),
     ):
         ctx.decode([5])
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
     assert ctx.memory.seq_pos_max(0) == len(IDS) - 1
     ctx.decode([5])
     assert np.isfinite(ctx.logits).all() and ctx.memory.seq_pos_max(0) == len(IDS)
@@ -181,6 +184,16 @@ def test_an_error_in_a_callback_names_the_node(model: Model) -> None:
     error = pytest.raises(GraphError, match=r"the tap of l_out-1: F32.*KeyError: 'x'")
     with error, model.tap("l_out-1", callback=lambda name, x: {}["x"]):
         logits(model)
+
+
+def test_an_error_of_pyggml_keeps_its_class_and_names_the_node(model: Model) -> None:
+    def fail(x: Any) -> None:
+        raise gg.KVCacheFull("no room", needed=3, free=2)
+
+    where = r"the edit of l_out-1: F32 ne \[32, 1, 1, 1\], op add: no room"
+    with pytest.raises(gg.KVCacheFull, match=where) as raised, model.edit("l_out-1", fail):
+        logits(model)
+    assert (raised.value.needed, raised.value.free) == (3, 2) and isinstance(raised.value.__cause__, gg.KVCacheFull)
 
 
 def test_generation_is_steered(model: Model) -> None:

@@ -45,6 +45,16 @@ def test_a_trace_comes_back(model: Model, tmp_path: Path) -> None:
     assert diff(back, model).first is None  # of the tokens that it tells
 
 
+def test_arrays_of_a_trace_are_contiguous(model: Model) -> None:
+    """Of the node that attention lays out otherwise, too; its shape is one with flash attention."""
+    shapes: list[tuple[int, ...]] = []
+    for flash_attn in (False, True):
+        arrays = trace(model, IDS, "kqv_merged-*", "Qcur-*", "q-*", "v_cache_view-*", flash_attn=flash_attn).arrays
+        assert all(x.flags.c_contiguous for x in arrays.values())
+        shapes.append(arrays["kqv_merged-0"].shape)
+    assert shapes == [(7, 4, 8)] * 2
+
+
 def test_another_library_s_hidden_states(model: Model, tmp_path: Path) -> None:
     want = trace(model, IDS, "l_out-*").arrays
     np.savez(tmp_path / "other.npz", **{name: x + np.float32(1e-5) for name, x in want.items()})

@@ -151,7 +151,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dequantize to": lambda a: gg.dequantize(b"1234", gg.F32, a),
     "Var": lambda a, b: gg.Var("v", a, b),
     "bind": lambda a: gg.Var("v", 5).bind(a),
-    "offset": lambda a, b: gg.view_1d(TENSORS[0], 1, a * gg.Var("v", 2) + b),
+    "stride": lambda a: gg.view_1d(TENSORS[0], 1, a * gg.Var("v", 2)),
+    "offset": lambda b: gg.view_1d(TENSORS[0], 1, 4 * gg.Var("v", 2) + b),
 }
 
 
