@@ -219,11 +219,11 @@ def _check_model(saved: object, here: Mapping[str, Any]) -> None:
     if saved == here:
         return
     there, ours = _flat(saved), _flat(here)
-    differs = [f"{k} is {there.get(k)} there and {v} here" for k, v in ours.items() if there.get(k) != v]
-    if not differs:
-        unknown = ", ".join(k for k in there if k not in ours)
-        raise StateError(f"the state was saved by another version of pyggml: this one does not know its {unknown}")
-    raise StateError("the state is of another model: " + "; ".join(differs))
+    differs = [f"{k} is {there[k]} there and {v} here" for k, v in ours.items() if k in there and there[k] != v]
+    if there and not differs:
+        names = ", ".join(sorted(there.keys() ^ ours.keys()))
+        raise StateError(f"the state was saved by another version of pyggml: only one of them knows {names}")
+    raise StateError("the state is of another model: " + ("; ".join(differs) or "it says nothing about its model"))
 
 
 def _flat(model: object) -> dict[str, object]:

@@ -234,7 +234,7 @@ def test_lies_with_a_right_checksum_are_refused(model: Model) -> None:
         refused(ctx, signed(text, body), "not a JSON object")
     earlier = {**header["model"], "hparams": {**header["model"]["hparams"], "n_loops": 1}}
     refused(
-        ctx, signed({**header, "model": earlier}, body), "another version of pyggml: this one does not know its n_loops"
+        ctx, signed({**header, "model": earlier}, body), "another version of pyggml: only one of them knows n_loops"
     )
     refused(ctx, signed(header, body + b"1"), "1 bytes too many")
     tokens, cells = 4 * len(IDS), 4 * cache["cells"]
