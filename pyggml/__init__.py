@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .llm.model import Model, load_model
     from .llm.run_batch import batch
     from .llm.samplers import SamplingParams
+    from .models import register_architecture
 else:
     from . import inspect  # the room itself, which can be called
 
@@ -138,6 +139,7 @@ __all__ = [
     "load_model",
     "quantize",
     "record",
+    "register_architecture",
     "register_backend",
     "register_device_buffer",
     "register_kernel",
@@ -156,6 +158,7 @@ _LATER = {
     "ChatSession": "llm.generate.chat",
     "SamplingParams": "llm.samplers",
     "batch": "llm.run_batch",
+    "register_architecture": "models",
 }
 
 
