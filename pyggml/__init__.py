@@ -27,6 +27,7 @@ from .errors import (
     GraphError,
     KVCacheFull,
     ModelError,
+    OptionError,
     SamplerError,
     ShapeError,
     StateError,
@@ -39,13 +40,18 @@ from .tensor import Context, Tensor, Var
 
 if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
-    from .inspect.dot import dump_dot, render
+    from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
     from .llm.batch import Batch
+    from .llm.context import LlamaContext
+    from .llm.embed import EmbedOptions
+    from .llm.generate.batched import BatchOptions
     from .llm.generate.chat import ChatSession
+    from .llm.generate.generation import GenerateOptions
     from .llm.model import Model, load_model
+    from .llm.options import ContextOptions
     from .llm.run_batch import batch
-    from .llm.samplers import SamplingParams
+    from .llm.samplers import SamplingOptions, SamplingParams, TextOptions
     from .models import register_architecture
 else:
     from . import inspect  # the room itself, which can be called
@@ -106,26 +112,35 @@ __all__ = [
     "BackendError",
     "BatchError",
     "Batch",
+    "BatchOptions",
     "ChatSession",
     "Context",
+    "ContextOptions",
     "Cost",
     "DType",
     "DTypeError",
+    "Drawing",
+    "EmbedOptions",
     "GGMLError",
     "GGUFError",
+    "GenerateOptions",
     "Graph",
     "GraphError",
     "KVCacheFull",
+    "LlamaContext",
     "Model",
     "OpDef",
     "ModelError",
+    "OptionError",
     "SamplerError",
+    "SamplingOptions",
     "SamplingParams",
     "Scheduler",
     "ShapeError",
     "StateError",
     "Tensor",
     "TensorFile",
+    "TextOptions",
     "Var",
     "batch",
     "compute",
@@ -152,11 +167,16 @@ __all__ += ops.__all__
 # Imported when they are asked for: who builds graphs does not wait for what runs or draws models.
 _LATER = {
     **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
-    **dict.fromkeys(("dump_dot", "render"), "inspect.dot"),
+    **dict.fromkeys(("Drawing", "dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
+    **dict.fromkeys(("SamplingOptions", "SamplingParams", "TextOptions"), "llm.samplers"),
     "Batch": "llm.batch",
+    "BatchOptions": "llm.generate.batched",
     "ChatSession": "llm.generate.chat",
-    "SamplingParams": "llm.samplers",
+    "ContextOptions": "llm.options",
+    "EmbedOptions": "llm.embed",
+    "GenerateOptions": "llm.generate.generation",
+    "LlamaContext": "llm.context",
     "batch": "llm.run_batch",
     "register_architecture": "models",
 }

@@ -67,6 +67,10 @@ class SamplerError(GGMLError):
     """A sampler's parameter is out of its range, a grammar cannot be read, or no token is left to choose."""
 
 
+class OptionError(GGMLError, TypeError):
+    """A keyword argument that there is not, or one that is given under two names."""
+
+
 def integer(value: Any) -> int:
     """operator.index, for which np.True_ is 1 before NumPy 2.3; a `Size` stays one. Raises TypeError."""
     if isinstance(value, np.bool_):
