@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NoReturn, SupportsIndex
 
-from .errors import GraphError
+from .errors import GraphError, not_sent
 from .lock import Lock
 from .tensor import FLAG_PARAM, Tensor, shown
 
@@ -35,6 +35,10 @@ class Graph:
     @property
     def n_leafs(self) -> int:
         return len(self.leafs)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "build it there from a function, and send the values of its inputs (t.numpy(), or pyggml.save)"
+        raise not_sent(self, instead)
 
     def __contains__(self, t: Tensor) -> bool:
         return t in self._seen

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, SupportsIndex
 from weakref import WeakKeyDictionary, ref
 
 from .backends.protocol import Backend, Program, new_backend, node_error
 from .buffers import alloc
 from .buffers.buffer import Buffer, Streamed
-from .errors import BackendError, GraphError
+from .errors import BackendError, GraphError, not_sent
 from .graph import Graph
 from .inspect.watch import Patterns, Watches
 from .lock import Lock, changing, locked
@@ -170,6 +170,11 @@ class Scheduler:
     def __repr__(self) -> str:
         sizes = [f"{name} ({self.buffer_size(name)} bytes)" for name in self.backends]
         return f"<Scheduler {', '.join(sizes)}; {len(self._pins)} pinned nodes, {len(self._ready)} graphs>"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise not_sent(
+            self, "it holds memory and threads of this process. Make one there, with backends of the same names"
+        )
 
     # -- what users call ------------------------------------------------------------------------------------------
 

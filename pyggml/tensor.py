@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeAlias
 from weakref import ref
 
 import numpy as np
@@ -14,7 +14,7 @@ from . import codec
 from .buffers.buffer import ALIGNMENT, Buffer
 from .codec import Array
 from .dtypes import DType, dtype_of
-from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, user_site
+from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, not_sent, user_site
 from .form import STORED, Form
 from .operators import Operand
 from .var import Size as Size
@@ -357,6 +357,10 @@ class Tensor(Operand):
             )  # NumPy's own
         return a if dtype is None else a.astype(dtype, copy=False)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "it belongs to graphs of this process. Send t.numpy() or t.tobytes(), or write it with pyggml.save"
+        raise not_sent(self, instead)
+
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.numpy().__dlpack__(**kwargs)
 
@@ -396,6 +400,10 @@ class Context:
         n_bytes = sum(t.nbytes for t in self.tensors if t.op == "none")
         n_leafs = sum(t.op == "none" for t in self.tensors)
         return f"<Context {n_leafs} leafs of {n_bytes} bytes, {len(self.tensors) - n_leafs} nodes>"
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "its tensors lie in memory of this process. pyggml.save writes them, pyggml.load reads them there"
+        raise not_sent(self, instead)
 
     def adopt(self, t: Tensor) -> Tensor:
         """Take a new tensor into the list of those it owns."""
