@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .buffers.buffer import Bytes
-from .dtypes import WRITABLE_BLOCKS, DType
+from .dtypes import WRITABLE_BLOCKS, DType, no_dtype
 from .errors import DTypeError, ShapeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,7 +23,7 @@ def check_rows(dtype: DType, n: int) -> int:
     """Bytes of a row of `n` elements of `dtype`; ShapeError when it is not a whole number of blocks, DTypeError when
     `dtype` is no DType."""
     if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DTypeError(f"{dtype!r:.40} is no pyggml.DType")
+        raise DTypeError(no_dtype(dtype))
     try:
         return dtype.row_size(n)
     except ValueError as e:

@@ -49,7 +49,7 @@ class Graph:
         Raises GraphError for a cycle, or beyond `size`; the graph is then as it was.
         """
         if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise GraphError(f"build_forward_expand takes a Tensor, not {type(tensor).__name__}")
+            raise GraphError(f"build_forward_expand takes one Tensor at a time, not {type(tensor).__name__}")
         n_nodes, n_leafs = len(self.nodes), len(self.leafs)
         try:
             self._visit(tensor)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from inspect import signature
 from math import isfinite, isinf
 from numbers import Integral, Real
 from struct import Struct
+from types import FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -139,9 +143,29 @@ def _check_sources(op: OpDef, srcs: Srcs) -> None:
         if s is None and role.endswith("?"):
             continue
         if not isinstance(s, Tensor):
-            raise DTypeError(
-                explain(op.name, f"{op.role(i)} must be a Tensor, not {type(s).__name__}", [], user_site())
-            )
+            raise no_tensor(op.name, op.role(i), s)
+
+
+def no_tensor(op: str, role: str, x: object) -> DTypeError:
+    """The exception for what stands in the place of a tensor: it shows how the op's function is called."""
+    how = " (Context.from_numpy makes one)" if isinstance(x, (np.ndarray, list, tuple)) else _usage()
+    return DTypeError(explain(op, f"{role} must be a Tensor, not {type(x).__name__}{how}", [], user_site()))
+
+
+def _usage() -> str:
+    """For messages: the arguments of the function of `pyggml.ops` that was called, if it was one."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    function = None
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("pyggml.ops."):
+        function = frame.f_globals.get(frame.f_code.co_name)
+        frame = frame.f_back
+    if not isinstance(function, FunctionType):
+        return ""
+    shown = signature(function)
+    plain = [p.replace(annotation=p.empty) for p in shown.parameters.values()]
+    return f"; it is called as {function.__name__}{shown.replace(parameters=plain, return_annotation=shown.empty)}"
 
 
 _EXACT = 1 << 53  # integers up to here are doubles
@@ -186,8 +210,9 @@ def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
         kind = op.enums.get(name)
         n = _number(x) if kind is None else _member(kind, x)
         if n is None and kind is None:
-            text = f"{name} must be a number (an integer up to 2^53, or a fraction within F32), not {x!r:.40}"
-            raise fail(op, srcs, DTypeError, text)
+            number = "a number (an integer up to 2^53, or a fraction within F32)"
+            given = f"a Tensor{_usage()}" if isinstance(x, Tensor) else f"{x!r:.40}"
+            raise fail(op, srcs, DTypeError, f"{name} must be {number}, not {given}")
         if n is None:
             members = ", ".join(f"{int(m)} ({m.name.lower()})" for m in kind or ())
             raise fail(op, srcs, ShapeError, f"{name} must be one of {members}, not {x!r:.40}")
@@ -266,16 +291,16 @@ def _layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_memo
 
 
 def _new_layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_memory: bool) -> Layout:
-    row = tuple([None if s is None else s.dtype for s in srcs])
-    row = row if asked is None else (*row, asked)
+    row = _row(srcs, asked)
     try:
         dtype = op.dtypes[row]
     except KeyError:
-        raise fail(op, srcs, DTypeError, _at_fault(op, srcs, row)) from None
+        text = f"{_at_fault(op, srcs, row)}{_exchanged(op, srcs, params, asked)}"
+        raise fail(op, srcs, DTypeError, text) from None
     try:
         ne = op.shape(srcs, params)
     except RuleBroken as e:
-        raise fail(op, srcs, ShapeError, str(e)) from None
+        raise fail(op, srcs, ShapeError, f"{e}{_exchanged(op, srcs, params, asked)}") from None
     if not own_memory:
         return dtype, ne, None, 0
     try:
@@ -283,6 +308,23 @@ def _new_layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_
     except ShapeError as e:
         raise fail(op, srcs, ShapeError, str(e)) from None
     return dtype, ne, nb, _rank(op, srcs, ne)
+
+
+def _row(srcs: Srcs, asked: DType | None) -> DTypeRow:
+    row = tuple([None if s is None else s.dtype for s in srcs])
+    return row if asked is None else (*row, asked)
+
+
+def _exchanged(op: OpDef, srcs: Srcs, params: Params, asked: DType | None) -> str:
+    """For messages: that the first two sources fit in the other order, if they do."""
+    a, b, *rest = *srcs, None, None
+    other = (b, a, *rest[: len(srcs) - 2])
+    if a is None or b is None or _row(other, asked) not in op.dtypes:
+        return ""
+    with suppress(Exception):  # whatever the rule of another package's op raises
+        op.shape(other, params)
+        return f". Exchanged they fit: {op.name}({op.role(1)}, {op.role(0)})"
+    return ""
 
 
 def _rank(op: OpDef, srcs: Srcs, ne: Ne) -> int:

@@ -23,7 +23,9 @@ from .var import largest
 def check_graph(what: str, graph: Graph) -> None:
     """Raise GraphError when `graph` is not a graph."""
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"{what} takes a Graph, not {type(graph).__name__}")
+        of_tensor = ": Graph().build_forward_expand(t) makes one, pyggml.eval(t) gives the values of t"
+        how = of_tensor if isinstance(graph, Tensor) else ""
+        raise GraphError(f"{what} takes a Graph, not {type(graph).__name__}{how}")
 
 
 def require_values(graph: Graph, given: Container[Tensor] = ()) -> None:
@@ -185,9 +187,10 @@ class Scheduler:
         A pin does not keep its node alive. Raises BackendError when the backend is none of this scheduler's, or has no
         code for the node, or cannot reach the memory that the node writes into.
         """
-        b = None if backend is None else self._backend(backend)
         if not isinstance(t, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise GraphError(f"only nodes run on a backend, not {type(t).__name__}")
+            how = ": the node comes before the backend" if isinstance(backend, Tensor) else ""
+            raise GraphError(f"only nodes run on a backend, not {type(t).__name__}{how}")
+        b = None if backend is None else self._backend(backend)
         if t.op == "none":
             raise GraphError(f"only nodes run on a backend; {t.describe()} is a leaf")
         if b is None or backend is None:

@@ -416,12 +416,17 @@ class Context:
 
         Raises ShapeError for a bad shape, DTypeError where `dtype` is no DType.
         """
+        if isinstance(ne, DType):
+            text = f"the type comes before the shape: new_tensor({ne.name}, {dtype!r:.40})"
+            raise DTypeError(explain("new_tensor", text, [], user_site()))
         dims = dims_of("new_tensor", ne)
         full = full_ne(dims)
         try:
             nb = contiguous_nb(dtype, full)
         except ShapeError as e:
             raise ShapeError(explain("new_tensor", str(e), [], user_site())) from None
+        except DTypeError as e:
+            raise DTypeError(explain("new_tensor", str(e), [], user_site())) from None
         t = Tensor(self, dtype, full, nb, max(len(dims), rank_of(full)), user_site())
         t.name = check_name(name)
         return self.adopt(t)
@@ -434,6 +439,9 @@ class Context:
         arrays of other kinds, and values that the type does not have (as `Tensor.set`), ShapeError for more than four
         dimensions or no elements. Numbers beyond those of a float type become infinite, as in `gg.cast`.
         """
+        if isinstance(array, DType):
+            text = f"the array comes before the type: from_numpy(array, {array.name})"
+            raise DTypeError(explain("from_numpy", text, [], user_site()))
         a = codec.as_array("from_numpy", array)
         if dtype is None:
             own = dtype_of(a) if isinstance(array, np.ndarray | np.generic | Tensor) else None
@@ -448,6 +456,9 @@ class Context:
     def from_bytes(self, data: bytes | Array, dtype: DType, ne: int | Sequence[int], name: str = "") -> Tensor:
         """A leaf with a copy of stored bytes of any type. Raises ShapeError where the byte count does not match ne,
         DTypeError where `data` holds no bytes."""
+        if isinstance(data, DType) or isinstance(ne, DType):
+            text = "the data comes first, then the type, then the shape: from_bytes(data, dtype, ne)"
+            raise DTypeError(explain("from_bytes", text, [], user_site()))
         t = self.new_tensor(dtype, ne, name)
         try:
             raw = np.frombuffer(data, np.uint8)

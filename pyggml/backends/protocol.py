@@ -81,7 +81,11 @@ BACKENDS: dict[str, Callable[[int | None], Backend]] = {}
 
 def register_backend(name: str, make: Callable[[int | None], Backend]) -> None:
     """Let `name` stand for a backend that `make(n_threads)` makes, wherever backends are named (`compute`, `Scheduler`,
-    `Model.new_context`). The Backend protocol says what it must do."""
+    `Model.new_context`). The Backend protocol says what it must do. Raises BackendError for other arguments."""
+    if not isinstance(name, str) or not callable(make):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BackendError(
+            f"register_backend takes a name and a function that makes a backend, not {name!r:.40}, {make!r:.40}"
+        )
     BACKENDS[name] = make
 
 

@@ -209,7 +209,8 @@ def to_digraph(
     memory later. Raises GraphError when nothing is left to draw.
     """
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"only a Graph can be drawn, not {type(graph).__name__}")
+        how = {Tensor: ": Graph().build_forward_expand(t) makes one", str: ": the graph comes before the path"}
+        raise GraphError(f"only a Graph can be drawn, not {type(graph).__name__}{how.get(type(graph), '')}")
     if not (scheduler is None or isinstance(scheduler, Scheduler)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"scheduler must be a Scheduler, not {type(scheduler).__name__}")
     if not (run is None or hasattr(run, "step_of")):
@@ -441,7 +442,7 @@ def dump_dot(graph: Graph, path: str | PathLike[str] | None = None, **options: U
 
 def _path(path: str | PathLike[str]) -> Path:
     if not isinstance(path, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"a drawing is written to a path, not {path!r}")
+        raise GraphError(f"a drawing is written to a path, not {path!r:.60}")
     return Path(path)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, ShapeError, explain, integer, user_site
-from ..opdef import Cost, OpDef, Params, Srcs, fail, record_view
+from ..errors import ShapeError, integer
+from ..opdef import Cost, OpDef, Params, Srcs, fail, no_tensor, record_view
 from ..tensor import Ne, Size, Tensor, contiguous_nb
 from ..var import ends
 from ._common import same_shape
@@ -63,7 +63,7 @@ _MAX_ELEMENTS = 2**53  # strides of 0 take no memory: kernels count elements, an
 
 def _tensor(op: OpDef, a: Tensor) -> Srcs:
     if not isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DTypeError(explain(op.name, f"a must be a Tensor, not {type(a).__name__}", [], user_site()))
+        raise no_tensor(op.name, "a", a)
     return (a,)
 
 
