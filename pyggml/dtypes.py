@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -89,7 +89,7 @@ def no_dtype(x: object) -> str:
     meant = DType.__members__.get(x.upper()) if isinstance(x, str) else None
     if meant is None and isinstance(x, (str, type, np.dtype)):
         with suppress(TypeError):
-            meant = _BY_NUMPY.get(np.dtype(x))
+            meant = _BY_NUMPY.get(np.dtype(cast(Any, x)))
     return f"{x!r:.40} is no pyggml.DType" + (f" (is pyggml.{meant.name} meant?)" if meant is not None else "")
 
 

@@ -148,8 +148,9 @@ def _check_sources(op: OpDef, srcs: Srcs) -> None:
 
 def no_tensor(op: str, role: str, x: object) -> DTypeError:
     """The exception for what stands in the place of a tensor: it shows how the op's function is called."""
-    how = " (Context.from_numpy makes one)" if isinstance(x, (np.ndarray, list, tuple)) else _usage()
-    return DTypeError(explain(op, f"{role} must be a Tensor, not {type(x).__name__}{how}", [], user_site()))
+    text = f"{role} must be a Tensor, not {type(x).__name__}"
+    text += " (Context.from_numpy makes one)" if isinstance(x, (np.ndarray, list, tuple)) else _usage()
+    return DTypeError(explain(op, text, [], user_site()))
 
 
 def _usage() -> str:
