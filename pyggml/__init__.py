@@ -34,6 +34,7 @@ from .errors import (
 )
 from .graph import Graph
 from .opdef import Cost, OpDef, elementwise_cost, record, rule
+from .operators import Operand
 from .ops import *
 from .sched import Scheduler
 from .tensor import Context, Tensor, Var
@@ -58,9 +59,10 @@ else:
 
 __version__ = "0.1.0"
 
-# What notebooks show: imported when one does.
+# What notebooks and messages show: imported when they do.
 Graph.svg = lambda graph: import_module(".inspect.dot", __name__).svg(graph)
 Tensor.html = lambda t: import_module(".inspect.notebook", __name__).tensor_html(t)
+Operand.missing = lambda name: import_module(".missing", __name__).of_tensor(name)
 Plan.html = lambda plan: import_module(".inspect.notebook", __name__).plan_html(plan)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until the program asks for it
@@ -184,7 +186,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise import_module(".missing", __name__).of_module(name)
     value = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     return value
 

@@ -432,9 +432,11 @@ def dump_dot(graph: Graph, path: str | PathLike[str] | None = None, **options: U
     """The DOT text of `graph`, which is also written to `path` when one is given. `options`: the fields of `Drawing`
     (layers, nodes, around, fold, scheduler, run, against, legend).
 
-    Raises GraphError when nothing is left to draw, or the file cannot be written.
+    Raises GraphError when nothing is left to draw, the file cannot be written, or has the suffix of a picture.
     """
     text = to_digraph(graph, **options).source
+    if path is not None and _path(path).suffix in (".svg", ".png", ".pdf"):
+        raise GraphError(f"dump_dot writes Graphviz's text: render(graph, {str(path)!r}) draws")
     if path is not None:
         _write(path, text.encode())
     return text

@@ -61,9 +61,9 @@ _MAX_STRIDE = 2**63 - 1
 _MAX_ELEMENTS = 2**53  # strides of 0 take no memory: kernels count elements, and a thread's share of them, in 63 bits
 
 
-def _tensor(op: OpDef, a: Tensor) -> Srcs:
+def _tensor(op: OpDef, a: Tensor, role: str = "a") -> Srcs:
     if not isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise no_tensor(op.name, "a", a)
+        raise no_tensor(op.name, role, a)
     return (a,)
 
 
@@ -102,7 +102,7 @@ def reshape(a: Tensor, b: Tensor) -> Tensor:
     a: contiguous, as many elements as `b`, any type. Result: ne of `b`, a view of `a`.
     Raises ShapeError.
     """
-    _tensor(RESHAPE, b)
+    _tensor(RESHAPE, b, "b")
     return _reshape(a, b.ne[: b.rank])
 
 

@@ -12,10 +12,12 @@ import numpy as np
 import pyggml.models
 import pytest
 from pyggml.models import Architecture, get_architecture
+from pyggml.models.blocks import Build, build_inp_embd
 from pyggml.models.decoder import PlainDecoder, decoder
 from pyggml.models.weights import ShapeOnlyWeights
 
 import pyggml as gg
+from pyggml.graph import Graph
 
 from ..random_model import KV, write_random
 
@@ -113,6 +115,36 @@ def test_the_command_line_finds_packages(tmp_path: Path) -> None:
     plain = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)  # cwd: on the path of -c
     assert plain.returncode == 0, plain.stderr
     assert "l_out-3" in (tmp_path / "g.dot").read_text()
+
+
+def _nothing(b: Build) -> Graph:
+    b.weight("token_embd", (b.hparams.n_embd, b.hparams.n_vocab))
+    return b.graph
+
+
+def _sums(b: Build) -> Graph:
+    with b.ctx:
+        return b.graph.build_forward_expand(gg.sum(build_inp_embd(b)).set_name("sums"))
+
+
+@pytest.mark.parametrize(
+    ("build", "read", "says"),
+    [
+        (
+            _nothing,
+            OWN.read,
+            r"the graph of tests-own \(b\.graph\) ends with no nodes, not with logits of ne",
+        ),
+        (_sums, OWN.read, r"ends with sums: F32 ne \[1, 1, 1, 1\], not with logits of ne \[64"),
+        (OWN.build, lambda r: 5, "the architecture tests-own: its `read` gave no HParams, but 5"),
+    ],
+)
+def test_a_builder_ends_with_logits(build: Any, read: Any, says: str, tmp_path: Path) -> None:
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(Architecture(("tests-own",), build, read))
+    with pytest.raises(gg.ModelError, match=says):
+        gg.load_model(path)
 
 
 def test_declared_tensors_are_what_a_file_must_have() -> None:

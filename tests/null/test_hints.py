@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 import pyggml as gg
+from pyggml import missing
+from pyggml.opdef import OPS
 
 CTX = gg.Context()
 X = CTX.from_numpy(np.ones((2, 4)), gg.F32, "x")
@@ -33,8 +36,18 @@ def _own(a: Any, b: Any) -> gg.Tensor:
         return srcs[1].ne
 
     op = gg.OpDef(
-        "hints_own", ("a", "b"), (), shape, {(gg.F32, gg.F32): gg.F32}, np.add, None, gg.elementwise_cost(1), (), ""
+        "hints_own",
+        ("a", "b"),
+        (),
+        shape,
+        {(gg.F32, gg.F32): gg.F32},
+        np.add,
+        "hints_own",
+        gg.elementwise_cost(1),
+        (),
+        "",
     )
+    del OPS[op.name]
     return gg.record(op, (a, b), {})
 
 
@@ -117,7 +130,7 @@ CALLS: dict[str, tuple[Callable[[], Any], type[gg.GGMLError], str]] = {
     "an array": (
         lambda: gg.add(X, np.ones(4)),  # pyright: ignore[reportArgumentType]
         gg.DTypeError,
-        "b must be a Tensor, not ndarray (Context.from_numpy makes one)",
+        "b must be a Tensor, not ndarray; it is called as add(a, b). Context.from_numpy makes a tensor",
     ),
     "compute": (
         lambda: gg.compute(X),  # pyright: ignore[reportArgumentType]
@@ -145,6 +158,17 @@ CALLS: dict[str, tuple[Callable[[], Any], type[gg.GGMLError], str]] = {
         gg.GraphError,
         "only a Graph can be drawn, not Tensor: Graph().build_forward_expand(t) makes one",
     ),
+    "dump_dot of a picture": (
+        lambda: gg.dump_dot(_graph(), "g.svg"),
+        gg.GraphError,
+        "dump_dot writes Graphviz's text: render(graph, 'g.svg') draws",
+    ),
+    "reshape": (
+        lambda: gg.reshape(X, (4, 2)),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "b must be a Tensor, not tuple; it is called as reshape(a, b)",
+    ),
+    "[] =": (lambda: X.__setitem__(0, 1), gg.GraphError, "t[1:3].set(array) writes values now"),
     "save": (
         lambda: gg.save({"x": X}, "x.gguf"),  # pyright: ignore[reportArgumentType]
         gg.GGUFError,
@@ -184,3 +208,34 @@ def test_no_hint_where_neither_order_fits() -> None:
     with pytest.raises(gg.ShapeError) as e:
         gg.add(X, W)
     assert "fit" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("softmax", "module 'pyggml' has no attribute 'softmax': pyggml.soft_max(a)"),
+        ("ggml_mul_mat", "'ggml_mul_mat': pyggml.mul_mat"),
+        ("GGML_TYPE_Q4_0", "'GGML_TYPE_Q4_0': pyggml.Q4_0"),
+        ("soft_maxx", "'soft_maxx': pyggml.soft_max"),
+        ("zeros", "'zeros': pyggml.Context().from_numpy(array)"),
+        ("no_such_thing", "module 'pyggml' has no attribute 'no_such_thing'"),
+    ],
+)
+def test_names_of_other_libraries(name: str, says: str) -> None:
+    with pytest.raises(AttributeError) as e:
+        getattr(gg, name)
+    assert says in str(e.value)
+    assert not hasattr(gg, name)
+
+
+def test_attributes_of_other_libraries() -> None:
+    for name, says in (("exp", "pyggml.exp(t)"), ("tolist", "t.numpy().tolist()"), ("zzz", "no attribute 'zzz'")):
+        with pytest.raises(AttributeError) as e:
+            getattr(X, name)
+        assert str(e.value).endswith(says)
+    assert not hasattr(X, "ndim") and not hasattr(X, "__array_interface__") and not hasattr(X, "_repr_png_")
+
+
+def test_hints_name_what_there_is() -> None:
+    for text in (*vars(missing)["_MODULE"].values(), *vars(missing)["_TENSOR"].values()):
+        assert all(hasattr(gg, name) for name in re.findall(r"pyggml\.(\w+)", text)), text

@@ -28,7 +28,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("backends.protocol", "backends.repeats"),
     ("backends.ref", "backends.cpu", "backends.quantize"),
     ("sched", "gguf_io", "inspect.taps"),
-    ("compute",),
+    ("compute", "missing"),
     ("testing",),
     ("models",),
     ("llm.vocab",),

@@ -89,6 +89,13 @@ def test_help_explains_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         assert says in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_verb_that_is_misspelt(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, says in (("quantise", "Did you mean 'quantize'?"), ("zzz", "No such command 'zzz'.")):
+        with pytest.raises(SystemExit) as e:
+            main([word])
+        assert e.value.code == 2 and says in capsys.readouterr().err
+
+
 def test_every_argument_has_help() -> None:
     for name in VERBS:
         command = app.get_command(None, name)
