@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from difflib import get_close_matches
+from typing import Any
 
 from . import ops
 
@@ -46,12 +47,13 @@ _TENSOR = {
 
 def of_module(name: str) -> AttributeError:
     """The error about `pyggml.NAME`, with what is meant, or a name that is spelt like it."""
-    package = sys.modules[__package__ or ""]
+    package: Any = sys.modules["pyggml"]
+    names: list[str] = package.__all__
     plain = name.lower().removeprefix("ggml_").removeprefix("type_")
     for known in (plain, plain.upper()):
-        if known != name and known in package.__all__:
+        if known != name and known in names:
             return _error("module 'pyggml'", name, f"pyggml.{known}")
-    like = get_close_matches(name, package.__all__, 1, 0.75)
+    like = get_close_matches(name, names, 1, 0.75)
     return _error("module 'pyggml'", name, _MODULE.get(plain) or (f"pyggml.{like[0]}" if like else ""))
 
 

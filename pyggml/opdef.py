@@ -182,7 +182,7 @@ def _of_definition(op: OpDef, srcs: Srcs, params: Params) -> Params:
         text = f"its sources are given as a tuple, (a, b), not as {type(srcs).__name__}"
     elif not least <= len(srcs) <= n:
         text = f"it has {n} sources ({', '.join(op.srcs)}), {len(srcs)} were given"
-    elif params.keys() != {*op.params}:
+    elif {*params} != {*op.params}:
         text = f"its parameters are {', '.join(op.params) or 'none'}; given were {', '.join(params) or 'none'}"
     elif op.kernel is None:
         text = "kernel=None is for views: name a kernel (no C function needs to exist for backend='ref')"

@@ -307,8 +307,8 @@ class Scheduler:
                 return name
         text = f"none of {', '.join(self.backends)} has code for {t.op} of these types"
         where = "" if t.view_src is None else f" and can write into {t.root.describe()}"
-        own = "register_kernel gives it a kernel; " if OPS[t.op].known is None else ""
-        how = "" if "ref" in self.backends else f"; {own}the backend ref computes every op by its definition"
+        to_add = "register_kernel gives it a kernel; " if OPS[t.op].known is None else ""
+        how = "" if "ref" in self.backends else f"; {to_add}the backend ref computes every op by its definition"
         raise BackendError(f"{text}{where} ({t.describe()}){how}")
 
     def _split(self, graph: Graph, names: Mapping[Tensor, str], buft_of: Callable[[Tensor], str]) -> list[Split]:
