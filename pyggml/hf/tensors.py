@@ -111,9 +111,7 @@ class HFTensor:
     parts: Sequence[MovedTensor] = ()
     array: Array | None = field(default=None, compare=False)  # the elements, when the tensor is in no file
     n_pad: int = 0  # how many copies of the first row follow the other rows
-    scale: Array | None = field(
-        default=None, compare=False
-    )  # [rows or 1, elements or 1]: factors of the elements
+    scale: Array | None = field(default=None, compare=False)  # [rows or 1, elements or 1]: factors of the elements
 
     @property
     def nbytes(self) -> int:
