@@ -16,7 +16,6 @@ from pyggml.tensor import Context, Tensor, allocate_tensors
 from pyggml.types import Ints
 
 from ..hparams import HParams, SwaType
-from . import kv_view
 from .kv_cells import KVCells, Slot, checked_seq
 from .kv_rows import kv_rows
 from .state_file import Array, StateReader, ascending, members_of
@@ -232,9 +231,13 @@ class KVCache(KVCells):
             t.numpy()[:] = _hadamard(n)
 
     def __str__(self) -> str:
+        from . import kv_view
+
         return f"{self.report()}\n{kv_view.text(self)}"
 
     def _repr_html_(self) -> str:
+        from . import kv_view
+
         return kv_view.html(self, self.report())
 
 

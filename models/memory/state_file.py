@@ -13,7 +13,6 @@ bytes  what (little-endian)
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -36,16 +35,23 @@ Array = npt.NDArray[Any]
 Path = str | os.PathLike[str]
 
 
+def digest(parts: Iterable[bytes | memoryview]) -> bytes:
+    """The SHA-256 of these bytes, one after the other."""
+    from hashlib import sha256  # which loads OpenSSL
+
+    h = sha256()
+    for part in parts:
+        h.update(part)
+    return h.digest()
+
+
 def pack(header: Mapping[str, Any], arrays: Iterable[Array]) -> list[bytes | memoryview]:
     """The parts of a file with that header and those arrays."""
     text = json.dumps(header, separators=(",", ":")).encode()
     body = [np.ascontiguousarray(a).data.cast("B") for a in arrays if a.size]
     size = _FIXED.size + len(text) + sum(len(part) for part in body) + _DIGEST
     parts: list[bytes | memoryview] = [_FIXED.pack(MAGIC, VERSION, len(text), size), text, *body]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return [*parts, digest.digest()]
+    return [*parts, digest(parts)]
 
 
 class StateReader:
@@ -66,7 +72,7 @@ class StateReader:
         if len(data) != size or end + _DIGEST > size:
             raise StateError("the state is damaged: its lengths contradict each other")
         view = memoryview(data)
-        if hashlib.sha256(view[:-_DIGEST]).digest() != data[-_DIGEST:]:
+        if digest([view[:-_DIGEST]]) != data[-_DIGEST:]:
             raise StateError("the state is damaged: its checksum does not match")
         try:
             header = json.loads(bytes(view[_FIXED.size : end]))

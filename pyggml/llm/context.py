@@ -24,7 +24,7 @@ from pyggml.models.memory.kv_cache import CacheOptions
 from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
-from pyggml.stream.layout import memory_size
+from pyggml.stream.sizes import memory_size
 from pyggml.types import Floats, Ints
 
 from .adapters.active import ActiveAdapters, Scaled
@@ -38,7 +38,6 @@ from .interrupt import uninterrupted
 from .loaded import LoadedModel
 from .options import SHORTER, check_types, warn_beyond
 from .outputs import Members, checked_output, gathered, members, of_all, pool
-from .state import save_load as state
 from .ubatch import FIRST, SBatch, UBatch, texts_of, ubatches_of_tokens
 
 
@@ -303,18 +302,26 @@ class LlamaContext(Closeable):
 
     def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:
         """Write cache and logits to a file, see `state.save_state`."""
+        from .state import save_load as state
+
         state.save_state(self, path, tokens)
 
     def load_state(self, path: str | os.PathLike[str]) -> list[int]:
         """Restore what `save_state` wrote; returns its tokens, see `state.load_state`."""
+        from .state import save_load as state
+
         return state.load_state(self, path)
 
     def save_seq(self, path: str | os.PathLike[str], seq: int) -> None:
         """Write one sequence to a file, see `state.save_seq`."""
+        from .state import save_load as state
+
         state.save_seq(self, path, seq)
 
     def load_seq(self, path: str | os.PathLike[str], seq: int | None = None) -> int:
         """Add a saved sequence to the cache, by default under a free id; returns the id, see `state.load_seq`."""
+        from .state import save_load as state
+
         return state.load_seq(self, path, seq)
 
     @changing

@@ -19,9 +19,10 @@ from pyggml.native.packing import copy_size, matrix_size
 from pyggml.tensor import Ne, Tensor
 
 from .experts import Addresses, ExpertCache, Layer
-from .layout import Item, lay_out, padded, shown_size
+from .layout import Item, lay_out, padded
 from .read import Files, Origin, staging_size
 from .ring import READERS, Group, Job, Ring, in_turn
+from .sizes import shown_size
 
 ROWS, PACKED, STORED = "rows", "packed", "stored"
 Packs = Callable[[Tensor, Tensor | None], bool]  # see WeightStream

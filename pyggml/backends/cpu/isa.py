@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyggml.native import LIBRARY, ffi, lib
 from pyggml.native.stale import check_build
@@ -20,8 +19,7 @@ NONE, ANY = -1, -2  # as in pg.h
 _outside: dict[str, list[tuple[tuple[int, int, int], Kernel]]] = {}  # kernels of other packages, as in `table_of`
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One row of a dispatch table: its C symbol, its address, the row for its work function, and what must stay alive
     beside it."""
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..loaded import LoadedModel
+    from .speculative import DraftStats
 
 StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
 T = TypeVar("T")
@@ -103,6 +104,11 @@ class Generation:
             raise ModelError(f"layers {stage.start} to {stage.stop} of {n_layer} are a stage, which gives no text")
         if self.n_probs is not None:
             whole("n_probs", self.n_probs, 0, None, BatchError)
+
+    @property
+    def draft_stats(self) -> DraftStats | None:
+        """How many guessed tokens were right; None without drafts."""
+        return None
 
     def check_room(self) -> None:
         """Raises KVCacheFull, naming both lengths, when the prompt does not fit the context."""

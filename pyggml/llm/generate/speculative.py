@@ -114,6 +114,10 @@ class SpeculativeGeneration(Generation):
         self._start = 0
         self._again: list[int] = []  # tokens of _batch that belong to the text but must be evaluated again
 
+    @property
+    def draft_stats(self) -> DraftStats:
+        return self.stats
+
     def steps(self) -> Steps:
         if self.long is not None and self.long.grp_attn_n > 1:
             raise SamplerError("speculative decoding and self-extend cannot be combined")

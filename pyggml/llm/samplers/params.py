@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from math import inf, isnan
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from pyggml.errors import BatchError, GGMLError, SamplerError
+from pyggml.errors import BatchError, GGMLError, SamplerError, nearest
 
 from .base import Sampler
 from .dry import Dry
@@ -53,8 +52,7 @@ _FACTOR, _PENALTY = Range(1e-6, 1e6, "from 1e-6 to 1e6"), Range(-1e9, 1e9, "from
 _STRENGTH = Range(0, 1e9, "from 0 to 1e9")
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """The description of an option, besides its name, its type and its default.
 
     flags       its flags on the command line, as click takes them
@@ -243,7 +241,7 @@ def with_options(params: P, options: Mapping[str, Any]) -> P:
     known = [f.name for f in fields(params)]
     for name in options:
         if name not in known:
-            like = get_close_matches(str(name), known, 1)
+            like = nearest(str(name), known, 1)
             raise TypeError(f"there is no option {name!r:.60}" + (f" (is {like[0]!r} meant?)" if like else ""))
     return replace(params, **options)
 

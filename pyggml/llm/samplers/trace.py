@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,7 @@ import numpy.typing as npt
 from .candidates import Candidates, Ids
 
 
-@dataclass(frozen=True)
-class SamplerTrace:
+class SamplerTrace(NamedTuple):
     """What one sampler did: its name with parameters, and the number of candidates before and after it. Then three
     things after it: the probability of the token that was chosen in the end, the likeliest token, and the probability
     of that."""
@@ -24,8 +23,7 @@ class SamplerTrace:
     p_best: float
 
 
-@dataclass(frozen=True)
-class StepTrace:
+class StepTrace(NamedTuple):
     """One step: the token that was chosen, and all samplers in order. The first entry, `logits`, is the model's
     output."""
 

@@ -7,9 +7,8 @@ Unicode's; the letters of contractions and of `[a-z]` are ASCII. Possessive `++`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, nearest
 
 from .split import Rule, ascii_thousands, thousands
 
@@ -185,7 +184,7 @@ def find_pre(name: str) -> Pre:
     """The pre-tokenizer of this name. Raises ModelError for an unknown name."""
     if name in PRE:
         return PRE[name]
-    near = ", ".join(get_close_matches(name, PRE, n=5, cutoff=0.4)) or ", ".join(sorted(PRE))
+    near = ", ".join(nearest(name, PRE, 5, 0.4)) or ", ".join(sorted(PRE))
     raise ModelError(
         f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre); near ones: {near}. "
         "kv_overrides={'tokenizer.ggml.pre': NAME} sets another"
