@@ -22,11 +22,10 @@ An architecture of another package or of a notebook is a page there that calls `
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, nearest
 from pyggml.graph import Graph
 
 from .architecture import Architecture
@@ -227,7 +226,7 @@ def get_architecture(name: str) -> Architecture:
     if name in _registered:
         return _registered[name].architecture
     known = [*PAGES, *_registered]
-    near = ", ".join(get_close_matches(name, known, 5, 0.5)) or "none"
+    near = ", ".join(nearest(name, known, 5, 0.5)) or "none"
     raise ModelError(
         f"the architecture {name!r} is not supported; of the {len(known)} that are, like it: {near}. "
         "One of your own: pyggml.register_architecture"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from difflib import get_close_matches
 from typing import Any
 
 from . import ops
+from .errors import nearest
 
 _ARRAYS = "pyggml.Context().from_numpy(array) makes a tensor of an array"
 _MODULE = {
@@ -53,7 +53,7 @@ def of_module(name: str) -> AttributeError:
     for known in (plain, plain.upper()):
         if known != name and known in names:
             return _error("module 'pyggml'", name, f"pyggml.{known}")
-    like = get_close_matches(name, names, 1, 0.75)
+    like = nearest(name, names, 1, 0.75)
     return _error("module 'pyggml'", name, _MODULE.get(plain) or (f"pyggml.{like[0]}" if like else ""))
 
 

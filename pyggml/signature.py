@@ -7,7 +7,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar, cast
 
-from .errors import OptionError
+from .errors import OptionError, nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,8 +42,6 @@ def check_options(what: str, options: Collection[str], known: Collection[str]) -
     """Raises OptionError for the first option that is not `known`, with the known one that is spelt most like it."""
     for name in options:
         if name not in known:
-            from difflib import get_close_matches  # seldom needed
-
-            like = get_close_matches(str(name), known, 1)
+            like = nearest(str(name), known, 1)
             said = f" (is {like[0]!r} meant?)" if like else f"; it has {', '.join(known)}"
             raise OptionError(f"{what} has no option {str(name)!r:.60}{said}")

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import click
 
-from pyggml.errors import GGMLError
+from pyggml.errors import GGMLError, nearest
 
 from .command import WholeOptions, verb
 from .exits import INTERRUPTED
@@ -51,11 +51,8 @@ class _App(WholeOptions, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name a verb that is spelt like an unknown one."""
-        if args[0] not in VERBS:
-            from difflib import get_close_matches  # seldom needed
-
-            if like := get_close_matches(args[0], VERBS, 1):
-                ctx.fail(f"No such command {args[0]!r}. Did you mean {like[0]!r}?")
+        if args[0] not in VERBS and (like := nearest(args[0], VERBS, 1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {like[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
