@@ -35,6 +35,7 @@ from .graph import Graph
 from .opdef import Cost, OpDef, elementwise_cost, record, rule
 from .ops import *
 from .sched import Scheduler
+from .scope import scope
 from .tensor import Context, Tensor, Var
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ __all__ = [
     "render",
     "rule",
     "save",
+    "scope",
 ]
 __all__ += ops.__all__
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from .errors import GraphError
+from .hazards import note_built
 from .lock import Lock
-from .tensor import FLAG_PARAM, Tensor, shown
+from .scope import named
+from .tensor import FLAG_PARAM, FLAG_STORE, Tensor, shown
 
 DEFAULT_SIZE = 1 << 16
 
@@ -83,8 +85,8 @@ class Graph:
             t.src = tuple([to.get(s, s) for s in like.src])
             if like.view_src is not None:
                 t.view_src, t.view_offs = to.get(like.view_src, like.view_src), like.view_offs
-            t.name = name or f"node_{i}"
-        ctx.tensors.extend(new)
+            t.name = named(name, f"node_{i}")
+            ctx.note(t)
         own.extend(new)
         self._seen.update(new)
 
@@ -113,14 +115,20 @@ class Graph:
                 self._add(t)
 
     def _add(self, t: Tensor) -> None:
-        leaf = t.op == "none" and not t.flags & FLAG_PARAM
-        kind, items = ("leaf", self.leafs) if leaf else ("node", self.nodes)
+        flags = t.flags
+        if t.op == "none" and not flags & FLAG_PARAM:
+            kind, items = "leaf", self.leafs
+        else:
+            kind, items = "node", self.nodes
         if len(items) == self.size:
             raise GraphError(
                 f"the graph is full: {self.size} {kind}s (at {t.describe()}); make it with Graph(size=...)"
             )
-        if not t.name:
-            t.name = f"{kind}_{len(items)}"
+        name = t.name
+        if not name or name[-1] == "/":
+            t.name = f"{name}{kind}_{len(items)}"
+        if flags & FLAG_STORE:
+            note_built(t)
         items.append(t)
         self._seen.add(t)
 

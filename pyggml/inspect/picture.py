@@ -15,7 +15,7 @@ from ..buffers.overlap import may_overlap
 from ..errors import GraphError
 from ..graph import Graph
 from ..opdef import OPS
-from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
+from ..tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_STORE, Tensor
 from .layers import layers_of
 
 Kind = Literal["input", "weight", "node", "view", "output"]
@@ -36,7 +36,7 @@ def kind_of(t: Tensor) -> Kind:
 
 def is_store(t: Tensor) -> bool:
     """Whether `t` is an op that writes over memory of another tensor."""
-    return t.view_src is not None and OPS[t.op].kernel is not None
+    return bool(t.flags & FLAG_STORE)
 
 
 def parameters(t: Tensor) -> str:

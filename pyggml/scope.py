@@ -1,0 +1,61 @@
+"""Scopes: `with gg.scope("layer 3"):` begins the names of what is made inside with `layer 3/`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from .errors import GraphError
+
+_prefix: ContextVar[str] = ContextVar("pyggml_scope", default="")  # threads and tasks have each their own
+prefix = _prefix.get  # what names begin with now: "" or `layer 3/`
+
+
+@contextmanager
+def scope(name: str) -> Generator[None]:
+    """A `with` block in which the names of tensors begin with `name/`: those that `set_name` and `name=` give, and
+    those that a graph gives to tensors without one (`layer 3/node_17`). Scopes inside scopes are joined with slashes.
+    It can be put before a function, too: `@gg.scope("attention")`.
+
+    Drawings show a scope as a box. Scopes that count, such as `layer 0`, `layer 1`, fold as the layers of a model do;
+    profiles and the inspector's page take them for layers, and a tap for `layer 3/*` sees all that is inside. Raises
+    GraphError for a name that is no text, or empty.
+    """
+    if not isinstance(name, str) or not all(name.split("/")):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise GraphError(f"a scope needs a name such as 'layer 3' (with no empty part between slashes), not {name!r:.60}")
+    with _begin(f"{prefix()}{name}/"):
+        yield
+
+
+@contextmanager
+def no_scope() -> Generator[None]:
+    """A `with` block in which names are as they are given, whatever scopes are open around it."""
+    with _begin(""):
+        yield
+
+
+@contextmanager
+def _begin(text: str) -> Generator[None]:
+    before = prefix()
+    _prefix.set(text)
+    try:
+        yield
+    finally:
+        _prefix.set(before)
+
+
+def named(name: str, own: str) -> str:
+    """The name of a tensor: `name`, completed by `own` when nobody has given it one."""
+    return name if name and name[-1] != "/" else name + own
+
+
+def is_own(name: str, own: str) -> bool:
+    """Whether `name` is that of a tensor to which nobody has given another one than `own`."""
+    scope, _, last = name.rpartition("/")
+    return last == own
+
+
+def scope_of(name: str) -> str:
+    """The scope in which a tensor of this name was made: `layer 3/attention`, or "" for none."""
+    return name.rpartition("/")[0]
