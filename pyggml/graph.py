@@ -59,8 +59,8 @@ class Graph:
 
     def repeat(self, nodes: range, to: dict[Tensor | None, Tensor], names: Sequence[str]) -> None:
         """Add a copy of each of `nodes` of this graph, replacing each source by `to[source]` when it has an entry. The
-        copies are called `names` ("": as the graph names nodes), and are entered in `to`. Leafs in `to` that are new to
-        the graph are added in their order there.
+        copies are called `names` (for "" and `scope/` as the graph names nodes), and are entered in `to`. Leafs in `to`
+        that are new to the graph are added in their order there.
 
         Raises GraphError for a range that is not in the graph, for names that are not as many, for a tensor of another
         type or layout than the one that it replaces, or beyond `size`; the graph is then as it was.

@@ -24,7 +24,6 @@ from .dtypes import DType
 from .errors import GraphError, explain
 from .tensor import FLAG_AFTER, FLAG_BUILT, FLAG_INTO, FLAG_OUTPUT, FLAG_STORE, Ne, Size, Tensor, last_byte, shown
 
-
 _MARKS = FLAG_STORE | FLAG_AFTER | FLAG_OUTPUT
 
 
@@ -97,9 +96,10 @@ def overwritten(t: Tensor) -> tuple[int, Tensor] | None:
         if s.root.stores is None:
             continue
         for store in _unseen(s, what):
-            if not store.flags & (FLAG_INTO | FLAG_BUILT) and may_overlap(written(store), what):
-                if not _depends(s, store):
-                    return i, store
+            if store.flags & (FLAG_INTO | FLAG_BUILT) or not may_overlap(written(store), what):
+                continue
+            if not _depends(s, store):
+                return i, store
     return None
 
 
@@ -243,8 +243,11 @@ def _what(t: Tensor) -> str:
 
 
 def _lines(root: Tensor, *nodes: Tensor) -> list[tuple[str, str]]:
-    at = [f", recorded at {t.site[0]}:{t.site[1]}" if t.site is not None else "" for t in nodes]
-    return [("the memory", root.describe()), *[(t.op, t.describe() + where) for t, where in zip(nodes, at, strict=True)]]
+    lines = [("the memory", root.describe())]
+    for t in nodes:
+        at = "" if t.site is None else f", recorded at {t.site[0]}:{t.site[1]}"
+        lines.append((t.op, t.describe() + at))
+    return lines
 
 
 def _out_of_order(root: Tensor, first: _Use, second: _Use) -> GraphError:

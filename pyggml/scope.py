@@ -23,7 +23,7 @@ def scope(name: str) -> Generator[None]:
     GraphError for a name that is no text, or empty.
     """
     if not isinstance(name, str) or not all(name.split("/")):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"a scope needs a name such as 'layer 3' (with no empty part between slashes), not {name!r:.60}")
+        raise GraphError(f"a scope needs a name such as 'layer 3', or several with a slash between, not {name!r:.60}")
     with _begin(f"{prefix()}{name}/"):
         yield
 
@@ -50,10 +50,10 @@ def named(name: str, own: str) -> str:
     return name if name and name[-1] != "/" else name + own
 
 
-def is_own(name: str, own: str) -> bool:
-    """Whether `name` is that of a tensor to which nobody has given another one than `own`."""
-    scope, _, last = name.rpartition("/")
-    return last == own
+def given(name: str, own: str) -> str:
+    """The name of a tensor as it was before `named` completed it with `own`."""
+    before = name.removesuffix(own)
+    return before if not before or before[-1] == "/" else name
 
 
 def scope_of(name: str) -> str:

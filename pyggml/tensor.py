@@ -342,7 +342,8 @@ class Tensor(Operand):
     def set_name(self, name: str) -> Tensor:
         """Name it, for messages and drawings; within `gg.scope("s")` it is called `s/name`. Raises GraphError where
         `name` is no string."""
-        self.name = prefix() + check_name(name)
+        name, before = check_name(name), prefix()
+        self.name = name if name.startswith(before) else before + name
         return self
 
     def set_input(self) -> Tensor:
@@ -435,12 +436,14 @@ class Context:
         """Let go of all tensors and their values. The memory is free when no array is a view of it any more.
 
         Tensors that the program still holds are without value from then on: reading one raises AllocError, computing
-        with a leaf raises GraphError until it is `set()` again, and a node can be computed again. The context can be
-        used for new tensors.
+        with a leaf raises GraphError until it is `set()` again, and a node can be computed again. Nodes that write over
+        leafs of other contexts and are in no graph do not count as hazards any more. The context can be used for new
+        tensors.
         """
         for t in self.tensors:
             t.buffer, t.form, t.stores = None, STORED, None
             t.flags &= ~(FLAG_PLANNED | FLAG_RECYCLED)
+            t.flags |= FLAG_BUILT if t.flags & FLAG_STORE else 0
         self._leafs, self._others = [], []
 
     def adopt(self, t: Tensor) -> Tensor:
