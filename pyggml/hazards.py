@@ -83,8 +83,14 @@ def _reads(t: Tensor) -> Iterator[tuple[int, Tensor, Elements]]:
             continue
         if not t.flags & FLAG_STORE or all(s is not u for u in over):
             yield i, s, s
-        elif not t.flags & FLAG_INTO or len(over) > 1:  # else it is written, not read
+        elif not t.flags & FLAG_INTO:
             yield i, s, written(t)
+        elif len(over) > 1 and s is max(over, key=_serial):  # a copy of something onto itself: else it is not read
+            yield i, s, s
+
+
+def _serial(t: Tensor) -> int:
+    return t.serial
 
 
 # -- when a node is recorded -------------------------------------------------------------------------------------------
