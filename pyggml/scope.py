@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -56,6 +56,14 @@ def given(name: str, own: str) -> str:
     return before if not before or before[-1] == "/" else name
 
 
-def scope_of(name: str) -> str:
-    """The scope in which a tensor of this name was made: `layer 3/attention`, or "" for none."""
-    return name.rpartition("/")[0]
+def scopes_of(name: str) -> tuple[str, ...]:
+    """The scopes in which a tensor of this name was made, the outermost first: `layer 3`, `attention`."""
+    return tuple(name.split("/")[:-1])
+
+
+def common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The scopes with which all of these begin."""
+    n = min(map(len, paths))
+    while any(path[:n] != paths[0][:n] for path in paths):
+        n -= 1
+    return paths[0][:n]

@@ -16,6 +16,7 @@ from ..errors import GraphError
 from ..graph import Graph
 from ..opdef import OPS
 from ..sched import Scheduler, Split
+from ..scope import common
 from ..tensor import Tensor
 from .layers import layers_of
 from .legend import COLOURS, STATUS_COLOURS, add_legend
@@ -347,7 +348,7 @@ class _Drawing:
             if t in self.facts.steps and t.op != "none":
                 together.setdefault(id(self.facts.steps[t]), []).append(t)
         groups = {group[0]: group for t in members for group in [together.get(id(self.facts.steps.get(t)), [t])]}
-        inside = {t: _common([self.facts.layers.inside.get(u, ()) for u in group]) for t, group in groups.items()}
+        inside = {t: common([self.facts.layers.inside.get(u, ()) for u in group]) for t, group in groups.items()}
         self._add_groups(into, [*groups.values()], inside)
 
     def _add_groups(
@@ -421,14 +422,6 @@ class _Drawing:
         kinds: set[Kind] = {kind_of(t) for t in self.shown}
         folded = self.boxes != self.ids
         add_legend(self.dot, kinds, self.facts.status, folded, self._several, bool(self._again), self._fused)
-
-
-def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The scopes that all of these begin with."""
-    n = min(map(len, paths))
-    while any(path[:n] != paths[0][:n] for path in paths):
-        n -= 1
-    return paths[0][:n]
 
 
 def _empty() -> graphviz.Digraph:

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ..graph import Graph
-from ..scope import scope_of
+from ..scope import scopes_of
 from ..tensor import FLAG_INPUT, Tensor
 
 _NODE = re.compile(r"-(\d+)(?: |$)")  # Qcur-3, Qcur-3 (reshaped)
@@ -35,16 +35,15 @@ class ScopedLayer(NamedTuple):
 
 def scoped_layer(name: str) -> ScopedLayer | None:
     """The layer that the scopes of a name say; None for a name without scopes."""
-    scope = scope_of(name)
-    if not scope:
+    parts = scopes_of(name)
+    if not parts:
         return None
-    parts = scope.split("/")
     for i, part in enumerate(parts):
         found = _COUNTED.fullmatch(part)
         if found is not None:
             row = "" if i == 0 and _MODEL.fullmatch(found[1]) else "/".join([*parts[:i], found[1]])
-            return ScopedLayer(row, int(found[2]), "/".join(parts[: i + 1]), tuple(parts[i + 1 :]))
-    return ScopedLayer(parts[0], None, parts[0], tuple(parts[1:]))
+            return ScopedLayer(row, int(found[2]), "/".join(parts[: i + 1]), parts[i + 1 :])
+    return ScopedLayer(parts[0], None, parts[0], parts[1:])
 
 
 def layer_of_leaf(name: str) -> int | None:
@@ -124,7 +123,7 @@ def layers_of(graph: Graph) -> Layers:
             layers.names.setdefault(il, f"layer {keys[t][1]}")
     for t, s in scoped.items():
         own = keys[t] == (s.row, s.number)
-        layers.inside[t] = s.inside if own else tuple(scope_of(t.name).split("/"))
+        layers.inside[t] = s.inside if own else scopes_of(t.name)
         if own:
             layers.names[layers[t]] = s.name
     return layers

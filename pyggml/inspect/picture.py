@@ -15,7 +15,7 @@ from ..buffers.overlap import may_overlap
 from ..errors import GraphError
 from ..graph import Graph
 from ..opdef import OPS
-from ..scope import scope_of
+from ..scope import scopes_of
 from ..tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_STORE, Tensor
 from .layers import Layers, layers_of
 
@@ -235,7 +235,7 @@ def _signature(
         return s.name if s.op == "none" and s not in begins else (outside.setdefault(s, len(outside)), s.dtype, s.ne)
 
     def sign(t: Tensor) -> Hashable:
-        name = own.sub("#", scope_of(t.name) if _UNNAMED.fullmatch(t.name) else t.name)
+        name = own.sub("#", "/".join(scopes_of(t.name)) if _UNNAMED.fullmatch(t.name) else t.name)
         return name, t.op, t.dtype, t.ne, t.nb, kind_of(t), parameters(t), note.get(t), tuple(map(reads, t.src))
 
     return tuple(map(sign, members))

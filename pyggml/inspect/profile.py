@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pyggml.backends.cpu.backend import CpuBackend, CpuProgram, Spans, Work
 from pyggml.errors import BackendError
 from pyggml.sched import Scheduler
-from pyggml.scope import scope_of
+from pyggml.scope import common, scopes_of
 from pyggml.tensor import Tensor
 
 from .layers import layer_of_node
@@ -43,6 +43,11 @@ class StepTime:
         """The layer that the step's name says: `3` for `Qcur-3` and `layer 3/Qcur`, `encoder/layer 3` and `head` for
         those of other scopes, "" for none."""
         return layer_of_node(self.name)
+
+    @property
+    def scope(self) -> str:
+        """The scope in which all its nodes were made: `layer 3/attention`."""
+        return "/".join(common([scopes_of(t.name) for t in self.nodes]))
 
 
 @dataclass
@@ -125,7 +130,7 @@ class Profile:
         ran), or by `scope`, all that was made in one (`layer 3/attention`, as they ran)."""
         rows: dict[str, Row] = {}
         for s in self.steps:
-            key = s.op if by == "op" else s.layer if by == "layer" else scope_of(s.name)
+            key = s.op if by == "op" else s.layer if by == "layer" else s.scope
             row = rows.setdefault(key, Row(key))
             row.n, row.ns, row.flops, row.n_bytes = (
                 row.n + 1,

@@ -90,7 +90,7 @@ def run(program: Program, only: Callable[[Tensor], bool]) -> tuple[list[Any], li
 REFUSED = r"hazard: |was overwritten by the "
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_programs_mean_what_they_say_in_any_order(data: st.DataObject) -> None:
     """With the outputs in any order, and any of them missing."""
