@@ -8,6 +8,8 @@ const number = (x) => (typeof x === "string" ? x : x === 0 ? "0" : Math.abs(x) >
 // Layers by name: the shortest that tells one, and what several are called together.
 const numberOf = (names, il) => names[il].match(/\d+$/)?.[0] ?? names[il];
 const titleOf = (names, first, last) => (names[first] === `layer ${first}` ? `layers ${first} to ${last}` : `${names[first]} to ${numberOf(names, last)}`);
+// The name of a tensor within the box of its layer: without the layer's own scope.
+const inLayer = (names, t) => (t.layer !== undefined && t.name.startsWith(names[t.layer] + "/") ? t.name.slice(names[t.layer].length + 1) : t.name);
 // What a step works at: of a fused one, the first of these that any of its nodes does.
 const WORK = [
   ["attention", "#c9a98b", /^(soft_max|flash_attn|diag_mask|lightning|top_k_mask)/], ["product", "#6fa8f5", /^(mul_mat|out_prod|conv_|im2col|solve_tri)/],

@@ -25,7 +25,7 @@ function Graph(canvas, data, pick, hover) {
     add({ key: "layer " + il, kids: [], title: data.layers[il], layers: [il] }, into);
   }
   function add(group, into) { groups.set(group.key, group); parents.set(group.key, into); into.kids.push(group); }
-  const widths = T.map((t) => { g2.font = "12.5px system-ui, sans-serif"; return Math.max(g2.measureText(t.name).width, g2.measureText(below(t)).width * 0.9); });
+  const widths = T.map((t) => { g2.font = "12.5px system-ui, sans-serif"; return Math.max(g2.measureText(inLayer(data.layers, t)).width, g2.measureText(below(t)).width * 0.9); });
   function below(t) { return t.op === "none" ? `${t.type} ${trimmed(t.ne)}` : `${t.op}${t.us && t.last ? "  " + micro(t.us) : ""}`; }
   function boxIn(i, home, copy = 0) { // the box of a tensor in a layer (or beside the layers)
     const key = `${i} in ${home}, ${copy}`;
@@ -218,7 +218,7 @@ function Graph(canvas, data, pick, hover) {
     const lines = Math.floor(b.h * view.k / (READABLE * 1.25)); // that fit into the box
     if (lines < 1) return;
     g2.textAlign = "center"; g2.fillStyle = colours.ink;
-    write([t ? t.name : `▸ ${b.group.title}`], b.x, b.y - (lines > 1 ? b.h * 0.18 : 0), t ? 12.5 : 14, b.w - 6, t ? "" : "600");
+    write([t ? inLayer(data.layers, t) : `▸ ${b.group.title}`], b.x, b.y - (lines > 1 ? b.h * 0.18 : 0), t ? 12.5 : 14, b.w - 6, t ? "" : "600");
     if (lines > 1) { g2.fillStyle = colours.muted; write([t ? below(t) : sub(b.group)], b.x, b.y + b.h * 0.22, 11.3, b.w - 6); }
   }
   function sub(g) { return `${g.times ? `${g.times} × ` : ""}${g.layers.slice(0, g.period || 1).reduce((n, il) => n + (counts.get(il) || 0), 0)} nodes  ${micro(timeOf(g))}`; }
