@@ -10,7 +10,7 @@ from ..dtypes import DType
 from ..tensor import Ne, Size
 from ..var import largest
 
-_MAX_WORK = 10_000  # of the exact answer; beyond, they count as overlapping
+_MAX_WORK = 10_000  # when the exact answer takes more work, tensors count as overlapping
 
 Axes = list[tuple[int, int]]  # (elements, byte stride) per dimension
 
