@@ -24,12 +24,8 @@ from pyggml.models.memory.kv_cache import CacheOptions
 from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
-<<<<<<< HEAD
 from pyggml.scope import no_scope
-from pyggml.stream.layout import memory_size
-=======
 from pyggml.stream.sizes import memory_size
->>>>>>> main
 from pyggml.types import Floats, Ints
 
 from .adapters.active import ActiveAdapters, Scaled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -326,3 +327,21 @@ def test_threads_that_write_one_leaf() -> None:
     for t in threads:
         t.join()
     assert errors == [] and gg.eval(x + 1).tolist() == [1] * 4
+
+
+def test_a_model_goes_on_when_building_its_graph_was_interrupted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store into the cache was recorded, and never built; the traceback keeps it."""
+    ctx = gg.load_model(tiny).new_context(64)
+    build = gg.Graph.build_forward_expand
+
+    def interrupted(self: gg.Graph, t: Tensor) -> gg.Graph:
+        if t.op == "cpy":
+            raise KeyboardInterrupt
+        return build(self, t)
+
+    monkeypatch.setattr(gg.Graph, "build_forward_expand", interrupted)
+    with pytest.raises(KeyboardInterrupt) as held:
+        ctx.decode([5, 6, 7])
+    monkeypatch.undo()
+    ctx.decode([5, 6, 7])
+    assert held.value is not None and np.isfinite(ctx.logits).all()
