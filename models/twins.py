@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyggml.graph import Graph
+from pyggml.scope import given
 from pyggml.tensor import Tensor
 
 
@@ -27,7 +28,7 @@ class Twin(NamedTuple):
 
     like   the layer that is repeated
     leafs  each weight of that layer (and its part of the cache), and what takes its place; in the order of the graph
-    names  the names of the nodes, "" for a node that the graph names
+    names  the names of the nodes, "" (or the scope of the node) for a node that the graph names
     """
 
     like: int
@@ -45,7 +46,7 @@ def find_twins(graph: Graph, layers: Sequence[BuiltLayer]) -> dict[int, Twin]:
             if leafs is not None:
                 nodes = layers[il].nodes
                 named = zip(nodes, graph.nodes[nodes.start : nodes.stop], strict=True)
-                twins[il] = Twin(like, leafs, ["" if t.name == f"node_{i}" else t.name for i, t in named])
+                twins[il] = Twin(like, leafs, [given(t.name, f"node_{i}") for i, t in named])
                 break
     return twins
 

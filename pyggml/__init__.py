@@ -37,6 +37,7 @@ from .opdef import Cost, OpDef, elementwise_cost, record, rule
 from .operators import Operand
 from .ops import *
 from .sched import Scheduler
+from .scope import scope
 from .tensor import Context, Tensor, Var
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ __all__ = [
     "render",
     "rule",
     "save",
+    "scope",
 ]
 __all__ += ops.__all__
 

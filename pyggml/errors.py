@@ -78,6 +78,8 @@ def not_sent(what: object, instead: str, error: type[GGMLError] = GraphError) ->
 
 def integer(value: Any) -> int:
     """operator.index, for which np.True_ is 1 before NumPy 2.3; a `Size` stays one. Raises TypeError."""
+    if type(value) is int:
+        return value
     if isinstance(value, np.bool_):
         raise TypeError(f"{value!r} is no integer")
     return value + 0 if isinstance(value, int) else index(value)

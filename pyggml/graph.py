@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, NoReturn, SupportsIndex
 
 from .errors import GraphError, not_sent
+from .hazards import note_built
 from .lock import Lock
-from .tensor import FLAG_PARAM, Tensor, shown
+from .scope import named
+from .tensor import FLAG_PARAM, FLAG_STORE, Tensor, shown
 
 DEFAULT_SIZE = 1 << 16
 
@@ -61,8 +63,8 @@ class Graph:
 
     def repeat(self, nodes: range, to: dict[Tensor | None, Tensor], names: Sequence[str]) -> None:
         """Add a copy of each of `nodes` of this graph, replacing each source by `to[source]` when it has an entry. The
-        copies are called `names` ("": as the graph names nodes), and are entered in `to`. Leafs in `to` that are new to
-        the graph are added in their order there.
+        copies are called `names` (for "" and `scope/` as the graph names nodes), and are entered in `to`. Leafs in `to`
+        that are new to the graph are added in their order there.
 
         Raises GraphError for a range that is not in the graph, for names that are not as many, for a tensor of another
         type or layout than the one that it replaces, or beyond `size`; the graph is then as it was.
@@ -87,8 +89,8 @@ class Graph:
             t.src = tuple([to.get(s, s) for s in like.src])
             if like.view_src is not None:
                 t.view_src, t.view_offs = to.get(like.view_src, like.view_src), like.view_offs
-            t.name = name or f"node_{i}"
-        ctx.tensors.extend(new)
+            t.name = named(name, f"node_{i}")
+            ctx.note(t)
         own.extend(new)
         self._seen.update(new)
 
@@ -117,14 +119,20 @@ class Graph:
                 self._add(t)
 
     def _add(self, t: Tensor) -> None:
-        leaf = t.op == "none" and not t.flags & FLAG_PARAM
-        kind, items = ("leaf", self.leafs) if leaf else ("node", self.nodes)
+        flags = t.flags
+        if t.op == "none" and not flags & FLAG_PARAM:
+            kind, items = "leaf", self.leafs
+        else:
+            kind, items = "node", self.nodes
         if len(items) == self.size:
             raise GraphError(
                 f"the graph is full: {self.size} {kind}s (at {t.describe()}); make it with Graph(size=...)"
             )
-        if not t.name:
-            t.name = f"{kind}_{len(items)}"
+        name = t.name
+        if not name or name[-1] == "/":
+            t.name = f"{name}{kind}_{len(items)}"
+        if flags & FLAG_STORE:
+            note_built(t)
         items.append(t)
         self._seen.add(t)
 

@@ -20,7 +20,21 @@ from .buffers.overlap import may_overlap, overlaps_itself, same_elements
 from .codec import Array
 from .dtypes import DType
 from .errors import DTypeError, GraphError, ShapeError, explain, integer, user_site
-from .tensor import Context, Ne, Size, Tensor, contiguous_nb, dims_of, full_ne, rank_of
+from .hazards import note_store, overwritten
+from .tensor import (
+    FLAG_AFTER,
+    FLAG_INTO,
+    FLAG_STORE,
+    Context,
+    Ne,
+    Size,
+    Tensor,
+    contiguous_nb,
+    dims_of,
+    full_ne,
+    opened,
+    rank_of,
+)
 
 Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
@@ -191,12 +205,16 @@ def _of_definition(op: OpDef, srcs: Srcs, params: Params) -> Params:
     return {name: params[name] for name in op.params}
 
 
-def _check_sources(op: OpDef, srcs: Srcs) -> None:
-    for i, (s, role) in enumerate(zip(srcs, op.srcs, strict=False)):
-        if s is None and role.endswith("?"):
-            continue
-        if not isinstance(s, Tensor):
+def _check_sources(op: OpDef, srcs: Srcs) -> bool:
+    """Raise DTypeError for a source that is no tensor. Returns whether there are stores into the memory of any."""
+    stored = False
+    for i, s in enumerate(srcs):
+        if isinstance(s, Tensor):
+            if (s if s.view_src is None else s.view_src).stores is not None:
+                stored = True
+        elif i < len(op.srcs) and not (s is None and op.srcs[i][-1] == "?"):
             raise no_tensor(op.name, op.role(i), s)
+    return stored
 
 
 def no_tensor(op: str, role: str, x: object) -> DTypeError:
@@ -307,11 +325,12 @@ def record(
     else to the open context, else to the context of the first source.
     `dtype` is a result type that the user asks for (cast); the op's `dtypes` rows then end with it. `rank` is the
     number of dimensions when it does not follow from ne and `OpDef.ranks`.
-    Raises DTypeError and ShapeError with the op, its tensors, the rule and the user's line.
+    Raises DTypeError and ShapeError with the op, its tensors, the rule and the user's line; GraphError when a source
+    was overwritten by an `_inplace` op (`pyggml.hazards`).
     """
     if op.known is None:
         params = _of_definition(op, srcs, params)
-    _check_sources(op, srcs)
+    stored = _check_sources(op, srcs)
     params = params if op.host is not None or not params else _numbers(op, srcs, params)
     if dtype is not None and not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise fail(op, srcs, DTypeError, f"{dtype!r:.40} is no pyggml.DType")
@@ -319,13 +338,35 @@ def record(
     dtype, ne, nb, own_rank = _layout(op, srcs, params, dtype, target is None)
     if target is None:
         assert nb is not None
-        return _new(op, srcs, params, ctx, dtype, ne, nb, own_rank if rank is None else rank, None, 0)
+        t = _new(op, srcs, params, ctx, dtype, ne, nb, own_rank if rank is None else rank, None, 0)
+        if stored:
+            _check_reads(op, t)
+        return t
     base = srcs[target]
     assert base is not None
     if base.dtype is not dtype or base.ne != ne:
         raise fail(op, srcs, ShapeError, f"the result ({dtype.name} ne {list(ne)}) does not fit into {op.role(target)}")
     _check_memory(op, srcs, target)
-    return _new(op, srcs, params, ctx, dtype, ne, base.nb, base.rank, base.root, base.view_offs)
+    t = _new(op, srcs, params, ctx, dtype, ne, base.nb, base.rank, base.root, base.view_offs)
+    t.flags = FLAG_STORE if op.writes is None else FLAG_STORE | FLAG_INTO
+    if stored:
+        _check_reads(op, t)
+    note_store(t)
+    return t
+
+
+def _check_reads(op: OpDef, t: Tensor) -> None:
+    """Raise GraphError when the new node `t` reads what an `_inplace` op has overwritten before, see `hazards`."""
+    t.flags |= FLAG_AFTER
+    found = overwritten(t)
+    if found is not None:
+        role, by = op.role(found[0]), found[1]
+        at = "" if by.site is None else f" at {by.site[0]}:{by.site[1]}"
+        text = (
+            f"{role} was overwritten by the {by.op} in place{at} ({by.describe()}): read the result of that, or make "
+            f"a copy before it (gg.dup({role})), or put it into a graph before (build_forward_expand)"
+        )
+        raise fail(op, t.src, GraphError, text)
 
 
 def _layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_memory: bool) -> Layout:
@@ -412,16 +453,25 @@ def _new(
 ) -> Tensor:
     if ctx is not None and not isinstance(ctx, Context):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(explain(op.name, f"ctx must be a Context, not {type(ctx).__name__}", [], user_site()))
-    owner = ctx or Context.current() or next((s.ctx for s in srcs if s is not None), None)
+    owner = ctx
     if owner is None:
-        raise GraphError(explain(op.name, "needs ctx= or an open Context", [], user_site()))
+        innermost = opened()
+        owner = _context_of(op, srcs) if innermost is None else innermost[0]
     t = Tensor(owner, dtype, ne, nb, rank, user_site())
     t.op = op.name
     t.op_params = params
     t.src = srcs
     t.view_src = view_src
     t.view_offs = view_offs
-    return owner.adopt(t)
+    return owner.note(t)
+
+
+def _context_of(op: OpDef, srcs: Srcs) -> Context:
+    """The context of the first source."""
+    for s in srcs:
+        if s is not None:
+            return s.ctx
+    raise GraphError(explain(op.name, "needs ctx= or an open Context", [], user_site()))
 
 
 def _at_fault(op: OpDef, srcs: Srcs, row: DTypeRow) -> str:

@@ -13,10 +13,11 @@ from .buffers import alloc
 from .buffers.buffer import Buffer, Streamed
 from .errors import BackendError, GraphError, not_sent
 from .graph import Graph
+from .hazards import check_graph as check_hazards
 from .inspect.watch import Patterns, Watches
 from .lock import Lock, changing, locked
 from .opdef import OPS
-from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor
+from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_STORE, FLAG_UNSET, Tensor
 from .var import largest
 
 
@@ -228,7 +229,7 @@ class Scheduler:
     def alloc(self, graph: Graph) -> Schedule:
         """Plan `graph`, unless that was done and the graph is unchanged: its tensors get memory, its nodes are
         compiled. Inputs can then be set. Raises BackendError when a node writes into read-only memory (the weights of a
-        model)."""
+        model), GraphError for nodes that use the same memory in another order than the program (`pyggml.hazards`)."""
         check_graph("alloc", graph)
         ready = self._ready.get(graph)
         moved = ready is not None and any(b is not self._buffers.get(n) for n, b in ready.buffers.items())
@@ -331,7 +332,9 @@ class Scheduler:
             unknown = [s for s in t.src if s is not None and s.root not in known]
             needs = {s: None for s in unknown if self._needs_copy(s, t, name, buft_of)}
             known.update(s.root for s in unknown if s not in needs and s.root is not t.view_src)
-            if not splits or splits[-1].backend != name or any(s.root in written for s in needs):
+            copied = splits[-1].inputs if splits else {}
+            stale = any(s.root in written for s in t.src if s is not None and (s in needs or s in copied))
+            if not splits or splits[-1].backend != name or stale:
                 splits.append(Split(name))
                 written.clear()
             splits[-1].nodes.append(t)
@@ -351,9 +354,10 @@ class Scheduler:
     @locked
     def plan(self, graph: Graph, watched: Collection[Tensor] = ()) -> tuple[list[Split], alloc.Plan]:
         """All passes: how the backends would run `graph` with these nodes `watched`, and where results would lie.
-        Nothing is allocated. Raises BackendError as `alloc`."""
+        Nothing is allocated. Raises BackendError as `alloc`, and GraphError for a hazard (`pyggml.hazards`)."""
         check_graph("plan", graph)
         _refuse_read_only(graph)
+        check_hazards(graph.nodes, graph)
         own = self.assign(graph)
         splits = self._split(graph, own, lambda root: self._buft_of(root, own))
         uses = Counter([s for t in graph.nodes for s in t.src if s is not None])
@@ -418,7 +422,7 @@ def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: 
 def _refuse_read_only(graph: Graph) -> None:
     for t in graph.nodes:
         root = t.view_src
-        if root is not None and root.buffer is not None and not root.buffer.writable and OPS[t.op].kernel is not None:
+        if root is not None and root.buffer is not None and not root.buffer.writable and t.flags & FLAG_STORE:
             raise node_error(t, f"the result would be written into {root.describe()}, which is read-only")
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from itertools import count
+from operator import attrgetter
+from threading import Lock
 from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeAlias
 from weakref import ref
 
@@ -17,6 +20,7 @@ from .dtypes import DType, dtype_of
 from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, not_sent, user_site
 from .form import STORED, Form
 from .operators import Operand
+from .scope import named, prefix
 from .var import Size as Size
 from .var import Var as Var
 from .var import largest
@@ -27,7 +31,13 @@ FLAG_INPUT, FLAG_OUTPUT, FLAG_PARAM = 1, 2, 4
 FLAG_PLANNED = 8  # a node whose memory is a scheduler's, not its own
 FLAG_RECYCLED = 16  # ... and is used again later in the same graph
 FLAG_UNSET = 32  # a leaf that a scheduler gave memory of its own; no value was set() yet
+FLAG_STORE = 64  # a node that writes over memory of another tensor: cpy, set_rows, the _inplace variants
+FLAG_INTO = 128  # ... whose purpose that is (cpy, set_rows)
+FLAG_BUILT = 256  # ... that is in a graph, or was
+FLAG_AFTER = 512  # a node that was recorded after stores into what it reads
 
+_serials = count()
+_NO_PARAMS: Mapping[str, Any] = {}
 _MAX_BYTES = 2**63 - 1
 
 
@@ -42,7 +52,8 @@ def contiguous_nb(dtype: DType, ne: Ne) -> Ne:
     return (dtype.type_size, nb1, nb2, nb3)
 
 
-def _nbytes(dt: DType, ne: Ne, nb: Ne) -> int:
+def last_byte(dt: DType, ne: Ne, nb: Ne) -> int:
+    """Bytes from the first to the end of the last element."""
     last = (ne[1] - 1) * nb[1] + (ne[2] - 1) * nb[2] + (ne[3] - 1) * nb[3]
     if dt.block_size == 1:
         return last + (ne[0] - 1) * nb[0] + dt.type_size
@@ -81,13 +92,17 @@ def rank_of(ne: Ne) -> int:
     return 4 if ne[3] > 1 else 3 if ne[2] > 1 else 2 if ne[1] > 1 else 1
 
 
+Stores: TypeAlias = "tuple[ref[Tensor], Stores | None]"
+
+
 class Tensor(Operand):
     """A node or leaf of a graph: what it is (`dtype`, `ne`, `nb`), where it comes from (`op`, `op_params`, `src`),
     and where its bytes are (`buffer` + `offset`, or `view_src` + `view_offs`).
 
     `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order. A
     number of them that follows from a Var is a `Size`. `form` is what products read it as (`pyggml.form`). `like` is
-    the node that it repeats (`Graph.repeat`).
+    the node that it repeats (`Graph.repeat`). `serial` grows from each tensor that is made to the next. `stores`: the
+    nodes that write over its memory and still count, the latest first (`pyggml.hazards`).
     """
 
     html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml installs it
@@ -107,8 +122,10 @@ class Tensor(Operand):
         "op",
         "op_params",
         "rank",
+        "serial",
         "site",
         "src",
+        "stores",
         "view_offs",
         "view_src",
     )
@@ -120,12 +137,14 @@ class Tensor(Operand):
         self.nb = nb
         self.rank = rank
         self.op = "none"
-        self.op_params: Mapping[str, Any] = {}
+        self.op_params: Mapping[str, Any] = _NO_PARAMS
         self.src: tuple[Tensor | None, ...] = ()
         self.view_src: Tensor | None = None
         self.view_offs = 0
         self.flags = 0
-        self.name = ""
+        self.name = prefix()
+        self.serial = next(_serials)
+        self.stores: Stores | None = None
         self.buffer: Buffer | None = None
         self.offset = 0
         self.form: Form = STORED
@@ -161,7 +180,7 @@ class Tensor(Operand):
     @property
     def nbytes(self) -> int:
         """Bytes from the first to the end of the last element."""
-        return _nbytes(self.dtype, self.ne, self.nb)
+        return last_byte(self.dtype, self.ne, self.nb)
 
     @property
     def is_contiguous(self) -> bool:
@@ -209,7 +228,7 @@ class Tensor(Operand):
         if root.buffer.file is not None:
             root.buffer.file.check()
         start = root.offset + int(self.view_offs)
-        return root.buffer.read(start, _nbytes(self.dtype, *self.layout))
+        return root.buffer.read(start, last_byte(self.dtype, *self.layout))
 
     def _no_memory(self) -> AllocError:
         how = "set() it" if self.root.op == "none" else "pyggml.eval(t), or pyggml.compute of its graph, computes it"
@@ -321,8 +340,10 @@ class Tensor(Operand):
         self.buffer, self.offset = Buffer.allocate(largest(self.nbytes), buft), 0
 
     def set_name(self, name: str) -> Tensor:
-        """Name it, for messages and drawings. Raises GraphError where `name` is no string."""
-        self.name = check_name(name)
+        """Name it, for messages and drawings; within `gg.scope("s")` it is called `s/name`. Raises GraphError where
+        `name` is no string."""
+        name, before = check_name(name), prefix()
+        self.name = name if name.startswith(before) else before + name
         return self
 
     def set_input(self) -> Tensor:
@@ -337,7 +358,7 @@ class Tensor(Operand):
 
     def describe(self) -> str:
         """`name: TYPE ne [..]`, with strides where they are not dense, for messages."""
-        name = shown(self.name) or ("(leaf)" if self.op == "none" else f"({self.op})")
+        name = shown(named(self.name, "(leaf)" if self.op == "none" else f"({self.op})"))
         text = f"{name}: {self.dtype.name} ne {list(self.ne)}"
         return text if self.is_contiguous else f"{text} nb {list(self.nb)}"
 
@@ -371,16 +392,23 @@ class Tensor(Operand):
 # The context whose `with` block is open, and the blocks around it; threads and tasks have each their own.
 _Open: TypeAlias = "tuple[Context, _Open | None]"
 _open: ContextVar[_Open | None] = ContextVar("pyggml_context", default=None)
+opened = _open.get
+
+_ROOM = 1000
+_forgetting = Lock()
 
 
 class Context:
     """Owns tensors. Ops recorded inside its `with` block belong to it; outside of one, to their first source's context.
 
-    `tensors` lists what it owns, in creation order.
+    Leafs stay as long as the context, or until `clear()`. A node goes when nothing refers to it any more: neither the
+    program, nor another node, nor a graph; the constants of an expression go with it.
     """
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
+        self._leafs: list[Tensor] = []
+        self._others: list[ref[Tensor]] = []  # nodes and constants; some are gone
+        self._room = _ROOM  # entries of `_others` before it is looked through
 
     def __enter__(self) -> Context:
         _open.set((self, _open.get()))
@@ -397,18 +425,53 @@ class Context:
         return innermost and innermost[0]
 
     def __repr__(self) -> str:
-        n_bytes = sum(t.nbytes for t in self.tensors if t.op == "none")
-        n_leafs = sum(t.op == "none" for t in self.tensors)
-        return f"<Context {n_leafs} leafs of {n_bytes} bytes, {len(self.tensors) - n_leafs} nodes>"
+        tensors = self.tensors
+        leafs = [t for t in tensors if t.op == "none"]
+        n_bytes = sum(t.nbytes for t in leafs)
+        return f"<Context {len(leafs)} leafs of {n_bytes} bytes, {len(tensors) - len(leafs)} nodes>"
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that it owns, in the order in which they were made."""
+        others = [t for r in self._others if (t := r()) is not None]
+        return sorted([*self._leafs, *others], key=attrgetter("serial"))
+
+    def clear(self) -> None:
+        """Let go of all tensors and their values. The memory is free when no array is a view of it any more.
+
+        Tensors that the program still holds are without value from then on: reading one raises AllocError, computing
+        with a leaf raises GraphError until it is `set()` again, and a node can be computed again. Nodes that write over
+        leafs of other contexts and are in no graph do not count as hazards any more. The context can be used for new
+        tensors.
+        """
+        for t in self.tensors:
+            t.buffer, t.form, t.stores = None, STORED, None
+            t.flags &= ~(FLAG_PLANNED | FLAG_RECYCLED)
+            t.flags |= FLAG_BUILT if t.flags & FLAG_STORE else 0
+        self._leafs, self._others = [], []
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         instead = "its tensors lie in memory of this process. pyggml.save writes them, pyggml.load reads them there"
         raise not_sent(self, instead)
 
     def adopt(self, t: Tensor) -> Tensor:
-        """Take a new tensor into the list of those it owns."""
-        self.tensors.append(t)
+        """Take a new leaf into the list of those it owns."""
+        self._leafs.append(t)
         return t
+
+    def note(self, t: Tensor) -> Tensor:
+        """Take a new node, or the constant of an expression, into the list of those it owns, without keeping it."""
+        self._others.append(ref(t))
+        if not t.serial & 127 and len(self._others) > self._room:
+            self._forget()
+        return t
+
+    def _forget(self) -> None:
+        """Strike out the tensors that are gone."""
+        with _forgetting:
+            n = len(self._others)  # other threads append meanwhile
+            self._others[:n] = [r for r in self._others[:n] if r() is not None]
+            self._room = 2 * len(self._others) + _ROOM
 
     def new_tensor(self, dtype: DType, ne: int | Sequence[int], name: str = "") -> Tensor:
         """A leaf of `dtype` with `ne` elements per dimension (ne[0] fastest; NumPy shape is `ne` reversed; a number is
@@ -416,6 +479,9 @@ class Context:
 
         Raises ShapeError for a bad shape, DTypeError where `dtype` is no DType.
         """
+        return self.adopt(self._new_leaf(dtype, ne, name))
+
+    def _new_leaf(self, dtype: DType, ne: int | Sequence[int], name: str) -> Tensor:
         if isinstance(ne, DType):
             text = f"the type comes before the shape: new_tensor({ne.name}, {dtype!r:.40})"
             raise DTypeError(explain("new_tensor", text, [], user_site()))
@@ -428,8 +494,8 @@ class Context:
         except DTypeError as e:
             raise DTypeError(explain("new_tensor", str(e), [], user_site())) from None
         t = Tensor(self, dtype, full, nb, max(len(dims), rank_of(full)), user_site())
-        t.name = check_name(name)
-        return self.adopt(t)
+        t.name += check_name(name)
+        return t
 
     def from_numpy(self, array: Any, dtype: DType | None = None, name: str = "") -> Tensor:
         """A leaf with a copy of `array` (NumPy shape reversed is its ne), converted to `dtype`.
@@ -439,6 +505,14 @@ class Context:
         arrays of other kinds, and values that the type does not have (as `Tensor.set`), ShapeError for more than four
         dimensions or no elements. Numbers beyond those of a float type become infinite, as in `gg.cast`.
         """
+        return self.adopt(self._copy_of(array, dtype, name))
+
+    def constant(self, array: Any, dtype: DType | None = None) -> Tensor:
+        """As `from_numpy`, a leaf that the context does not keep: it goes with the last node that reads it. Expressions
+        make such leafs of arrays and numbers."""
+        return self.note(self._copy_of(array, dtype, ""))
+
+    def _copy_of(self, array: Any, dtype: DType | None, name: str) -> Tensor:
         if isinstance(array, DType):
             text = f"the array comes before the type: from_numpy(array, {array.name})"
             raise DTypeError(explain("from_numpy", text, [], user_site()))
@@ -451,7 +525,7 @@ class Context:
             raise DTypeError(f"from_numpy: no tensor type stores {a.dtype} (give dtype=)")
         if a.ndim > 4 or 0 in a.shape:
             raise ShapeError(f"from_numpy: shape {a.shape} is not one to four positive numbers")
-        return self.new_tensor(dtype, a.shape[::-1] or (1,), name).set(a.reshape(a.shape or (1,)))
+        return self._new_leaf(dtype, a.shape[::-1] or (1,), name).set(a.reshape(a.shape or (1,)))
 
     def from_bytes(self, data: bytes | Array, dtype: DType, ne: int | Sequence[int], name: str = "") -> Tensor:
         """A leaf with a copy of stored bytes of any type. Raises ShapeError where the byte count does not match ne,
@@ -459,7 +533,7 @@ class Context:
         if isinstance(data, DType) or isinstance(ne, DType):
             text = "the data comes first, then the type, then the shape: from_bytes(data, dtype, ne)"
             raise DTypeError(explain("from_bytes", text, [], user_site()))
-        t = self.new_tensor(dtype, ne, name)
+        t = self._new_leaf(dtype, ne, name)
         try:
             raw = np.frombuffer(data, np.uint8)
         except (TypeError, ValueError, BufferError) as e:
@@ -468,10 +542,10 @@ class Context:
             raise ShapeError(f"from_bytes: {raw.nbytes} bytes given, {t.describe()} takes {t.nbytes}")
         t.allocate()
         t.raw()[...] = raw
-        return t
+        return self.adopt(t)
 
     def get_tensor(self, name: str) -> Tensor | None:
-        """The first tensor of that name, or None."""
+        """The first tensor of that name that it owns, or None."""
         return next((t for t in self.tensors if t.name == name), None)
 
 

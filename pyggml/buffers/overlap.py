@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from ..tensor import Size, Tensor
+from ..dtypes import DType
+from ..tensor import Ne, Size
 from ..var import largest
 
 _MAX_WORK = 10_000  # when the exact answer takes more work, tensors count as overlapping
 
 Axes = list[tuple[int, int]]  # (elements, byte stride) per dimension
+
+
+class Elements(Protocol):
+    """A tensor, or elements of one that lie as those of a tensor."""
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def ne(self) -> Ne: ...
+    @property
+    def nb(self) -> Ne: ...
+    @property
+    def view_offs(self) -> int: ...
 
 
 class _Bytes:
@@ -25,12 +41,12 @@ class _Bytes:
         }
 
 
-def _axes(t: Tensor) -> Axes:
+def _axes(t: Elements) -> Axes:
     ne, nb = tuple(map(largest, t.ne)), tuple(map(largest, t.nb))
     return [(ne[0] // t.dtype.block_size, nb[0]), (ne[1], nb[1]), (ne[2], nb[2]), (ne[3], nb[3])]
 
 
-def overlaps_itself(t: Tensor) -> bool:
+def overlaps_itself(t: Elements) -> bool:
     """Whether elements of `t` may share bytes (rows that repeat, or start within one another)."""
     filled = t.dtype.type_size
     for n, stride in sorted(_axes(t), key=lambda axis: axis[1]):
@@ -40,12 +56,12 @@ def overlaps_itself(t: Tensor) -> bool:
     return False
 
 
-def same_elements(a: Tensor, b: Tensor) -> bool:
+def same_elements(a: Elements, b: Elements) -> bool:
     """Whether `a` and `b` of one root are the same elements in the same order."""
     return a.ne == b.ne and a.nb == b.nb and a.dtype is b.dtype and a.view_offs == b.view_offs
 
 
-def may_overlap(a: Tensor, b: Tensor) -> bool:
+def may_overlap(a: Elements, b: Elements) -> bool:
     """Whether `a` and `b` of one root have bytes in common, for any value that a Var in their offsets may take (for
     every pair of values, unless both move alike)."""
     (x, axes_x), (y, axes_y) = (_range(t, start) for t, start in zip((a, b), _relative(a, b), strict=True))
@@ -57,7 +73,7 @@ def may_overlap(a: Tensor, b: Tensor) -> bool:
         return True
 
 
-def _relative(a: Tensor, b: Tensor) -> tuple[int, int]:
+def _relative(a: Elements, b: Elements) -> tuple[int, int]:
     """The offsets of both. A Var that moves both alike is left out."""
     x, y = a.view_offs, b.view_offs
     if isinstance(x, Size) and isinstance(y, Size) and x.var is y.var and x.stride == y.stride:
@@ -65,7 +81,7 @@ def _relative(a: Tensor, b: Tensor) -> tuple[int, int]:
     return x, y
 
 
-def _range(t: Tensor, start: int) -> tuple[int, Axes]:
+def _range(t: Elements, start: int) -> tuple[int, Axes]:
     """The first byte, and the axes: one more for a start that moves."""
     axes = _axes(t)
     if not isinstance(start, Size):

@@ -10,6 +10,7 @@ import numpy as np
 
 from pyggml.codec import Array
 from pyggml.errors import GGUFError, path_name
+from pyggml.scope import no_scope
 from pyggml.tensor import Context, Tensor
 
 from .read import ALIGNMENT_KEY, GGUF_DEFAULT_ALIGNMENT, MAX_NAME, KVValue, open_gguf
@@ -65,6 +66,7 @@ def save(
         raise GGUFError(f"{out}: cannot be written: {e.strerror}") from e
 
 
+@no_scope()
 def load(path: str | os.PathLike[str]) -> TensorFile:
     """The tensors of a GGUF file by name, as leafs of a context of their own with copies of the data (so the file can
     be replaced, and the tensors set), and its metadata: `load(path)["w"]`, `load(path).metadata`.

@@ -40,8 +40,8 @@ def capture(
     progress: Callable[[int, int], object] | None = None,
     **options: Unpack[ContextOptions],
 ) -> dict[str, Path]:
-    """Evaluate tokens and store the nodes that match, one row for each token: `folder/NAME.npy` of shape
-    (len(ids), row) and type `dtype`, and `manifest.json`. Tokens are evaluated in windows of `n_ctx`; each
+    """Evaluate tokens and store the nodes that match, one row for each token: `folder/NAME.npy` (with dots for slashes)
+    of shape (len(ids), row) and type `dtype`, and `manifest.json`. Tokens are evaluated in windows of `n_ctx`; each
     window begins at position 0 with an empty context.
 
     Called again with the same arguments, a capture that was broken off goes on where it stopped. The files can be
@@ -68,7 +68,7 @@ def capture(
         if name not in files:
             if done and name not in names:
                 raise ModelError(f"{root} has no {name} of the {done} tokens that are done")
-            files[name] = _rows(root / f"{name}.npy", (len(tokens), rows.shape[1]), kind, done)
+            files[name] = _rows(_path(root, name), (len(tokens), rows.shape[1]), kind, done)
         files[name][begin : begin + size] = rows
 
     with model.new_context(n_ctx, **{**options, **sizes}) as ctx, model.tap(*patterns, callback=keep):
@@ -84,7 +84,11 @@ def capture(
             _note(root, about | {"done": begin + size, "nodes": list(files)})
             if progress is not None:
                 progress(begin + size, len(tokens))
-    return {name: root / f"{name}.npy" for name in files or names}
+    return {name: _path(root, name) for name in files or names}
+
+
+def _path(root: Path, name: str) -> Path:
+    return root / f"{name.replace('/', '.')}.npy"
 
 
 def _float_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
@@ -111,7 +115,7 @@ def _done(root: Path, about: dict[str, Any]) -> tuple[int, list[str]]:
     other = [k for k in about if there.get(k) != about[k]]
     if other:
         raise ModelError(f"{root} holds another capture: {', '.join(other)} differ ({there.get(other[0])!r:.60} there)")
-    missing = [name for name in names if not (root / f"{name}.npy").exists()]
+    missing = [name for name in names if not _path(root, name).exists()]
     if missing:
         raise ModelError(f"{root} holds only a part of this capture: {missing[0]}.npy is missing")
     return done, names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -16,6 +16,7 @@ from ..errors import GraphError
 from ..graph import Graph
 from ..opdef import OPS
 from ..sched import Scheduler, Split
+from ..scope import common
 from ..signature import hands_on, keywords_of
 from ..tensor import Tensor
 from .layers import layers_of
@@ -93,7 +94,10 @@ class _Facts:
         if old is not None:
             self.status, self.changes, self.removed = compare(graph, old)
             self.status |= dict.fromkeys(self.removed, "removed")
-            self.layers |= {t: il for t, il in layers_of(old).items() if t in set(self.removed)}
+            before, removed = layers_of(old), set(self.removed)
+            self.layers |= {t: il for t, il in before.items() if t in removed}
+            self.layers.names = before.names | self.layers.names
+            self.layers.inside |= before.inside
 
     def _placed(self, graph: Graph, splits: list[Split], plan: Plan) -> None:
         self.splits = splits
@@ -175,7 +179,9 @@ def _add_fold(into: graphviz.Digraph, ident: str, fold: Fold, members: Sequence[
     nodes = [t for t in members if t.op != "none"]
     each = f"{len(nodes) // fold.times} nodes, {(len(members) - len(nodes)) // fold.times} leafs each time"
     ops = Counter(t.op for t in nodes if OPS[t.op].kernel is not None)
-    lines = [str(fold), each, *(f"{op} x {n // fold.times}" for op, n in ops.most_common(4))]
+    title = f"{facts.layers.title(fold.first, fold.end)}: {fold.times} x"
+    lines = [title if fold.period == 1 else f"{title} {fold.period}", each]
+    lines += [f"{op} x {n // fold.times}" for op, n in ops.most_common(4)]
     ns = sum(facts.steps[t].ns for t in nodes if t in facts.steps and facts.steps[t].nodes[-1].name == t.name)
     lines += [f"{ns / 1e3:.1f} us in all"] if ns else []
     n_nan = sum(facts.values[t].n_nan for t in members if t in facts.values)
@@ -204,9 +210,9 @@ def to_digraph(
 ) -> graphviz.Digraph:
     """The drawing of `graph` as a graphviz.Digraph, see `Drawing`.
 
-    The nodes of one layer of a model stand in a cluster; so do the nodes of a split when there are several splits. A
-    node that writes over memory of another has two borders, and a dotted edge leads from it to the node that reads the
-    memory later. Raises GraphError when nothing is left to draw.
+    The nodes of one layer of a model stand in a cluster; so do those of a scope, and those of a split when there are
+    several. A node that writes over memory of another has two borders, and a dotted edge leads from it to the node that
+    reads the memory later. Raises GraphError when nothing is left to draw.
     """
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
         how = {Tensor: ": Graph().build_forward_expand(t) makes one", str: ": the graph comes before the path"}
@@ -254,7 +260,7 @@ class _Drawing:
         self._several = len(facts.splits) > 1
         self._inside, self._outside = set(shown), set[Tensor]()
         self._again: dict[tuple[Tensor, _Region], str] = {}  # the boxes of tensors that are drawn again
-        self._fused = False
+        self._fused, self._n_scopes = False, 0
         last = max((i for i, t in enumerate(graph.nodes) if t in facts.layers), default=graph.n_nodes)
         self._behind = set(graph.nodes[last + 1 :])
 
@@ -310,7 +316,8 @@ class _Drawing:
                 members = [t for t in members if t not in self.facts.layers]
             elif layer is not None and layer >= 0:
                 into = graphviz.Digraph(f"cluster_{layer}" if split is None else f"cluster_{layer}_split{split}")
-                into.attr(label=f"layer {layer}", color="#999999", fontname="Helvetica", style="solid", penwidth="1")
+                label = _escape(self.facts.layers.names[layer])
+                into.attr(label=label, color="#999999", fontname="Helvetica", style="solid", penwidth="1")
             self._add_members(into, members)
             for s in again.get(region, ()):
                 _add_again(into, self._again[s, region], s, self.facts, s not in self._inside)
@@ -338,25 +345,42 @@ class _Drawing:
         _add_fold(splits[self._region(members[0])[0]], ident, fold, members, self.facts)
 
     def _add_members(self, into: graphviz.Digraph, members: Sequence[Tensor]) -> None:
-        """Draw tensors, with a box around those that one step computes."""
+        """Draw tensors, with a box around those of a scope within their layer, and around those that one step
+        computes."""
         together: dict[int, list[Tensor]] = {}
         for t in members:
             if t in self.facts.steps and t.op != "none":
                 together.setdefault(id(self.facts.steps[t]), []).append(t)
-        for t in members:
-            group = together.get(id(self.facts.steps.get(t)), [t])
-            if len(group) == 1:
-                _add(into, self.ids[t], t, self.facts)
-            elif t is group[0]:
+        groups = {group[0]: group for t in members for group in [together.get(id(self.facts.steps.get(t)), [t])]}
+        inside = {t: common([self.facts.layers.inside.get(u, ()) for u in group]) for t, group in groups.items()}
+        self._add_groups(into, [*groups.values()], inside)
+
+    def _add_groups(
+        self, into: graphviz.Digraph, groups: Sequence[Sequence[Tensor]], inside: Mapping[Tensor, tuple[str, ...]]
+    ) -> None:
+        """Draw tensors that stand together. `inside`: the scopes of each group, by its first tensor."""
+        scopes: dict[str, list[Sequence[Tensor]]] = {}
+        for group in groups:
+            if inside[group[0]]:
+                scopes.setdefault(inside[group[0]][0], []).append(group)
+            elif len(group) == 1:
+                _add(into, self.ids[group[0]], group[0], self.facts)
+            else:
                 self._fused = True
-                step = self.facts.steps[t]
-                box = graphviz.Digraph(f"cluster_{self.ids[t]}_fused")
+                step = self.facts.steps[group[0]]
+                box = graphviz.Digraph(f"cluster_{self.ids[group[0]]}_fused")
                 label = _escape(f"{step.op}: {step.ns / 1e3:.1f} us, {_bytes(step.n_bytes)} moved")
                 box.attr(label=label, fontname="Helvetica", fontsize="10", labeljust="l", color="#3c8d5a")
                 box.attr(style="rounded,filled", fillcolor=COLOURS["fused"], penwidth="1")
                 for u in group:
                     _add(box, self.ids[u], u, self.facts)
                 into.subgraph(box)
+        for name, members in scopes.items():
+            self._n_scopes += 1
+            box = graphviz.Digraph(f"cluster_scope{self._n_scopes}")
+            box.attr(label=_escape(name), color="#bbbbbb", fontname="Helvetica", fontsize="10", style="rounded,solid")
+            self._add_groups(box, members, {group[0]: inside[group[0]][1:] for group in members})
+            into.subgraph(box)
 
     def add_edges(self) -> None:
         """Draw an edge from each source to its reader, and dotted ones from stores to who reads there later."""

@@ -15,13 +15,14 @@ from ..buffers.overlap import may_overlap
 from ..errors import GraphError
 from ..graph import Graph
 from ..opdef import OPS
-from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
-from .layers import layers_of
+from ..scope import scopes_of
+from ..tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_STORE, Tensor
+from .layers import Layers, layers_of
 
 Kind = Literal["input", "weight", "node", "view", "output"]
 Status = Literal["same", "changed", "added", "removed"]
 
-_UNNAMED = re.compile(r"(node|leaf)_\d+")  # a graph's names for tensors that the user has not named
+_UNNAMED = re.compile(r"(?:.*/)?(node|leaf)_\d+")  # a graph's names for tensors that the user has not named
 _MAX_PERIOD = 16  # the longest period of layers that is looked for
 
 
@@ -36,7 +37,7 @@ def kind_of(t: Tensor) -> Kind:
 
 def is_store(t: Tensor) -> bool:
     """Whether `t` is an op that writes over memory of another tensor."""
-    return t.view_src is not None and OPS[t.op].kernel is not None
+    return bool(t.flags & FLAG_STORE)
 
 
 def parameters(t: Tensor) -> str:
@@ -176,8 +177,10 @@ def folds(shown: Sequence[Tensor], layers: Mapping[Tensor, int], note: Mapping[T
         for s in t.src:
             if s is not None and s not in layers:
                 readers.setdefault(s, set()).add(layers.get(t))
-    begins = {s for s, read in readers.items() if s.op == "none" and read == {min(members, default=None)}}
-    signs = {il: _signature(il, ts, note, begins) for il, ts in members.items()}
+    first = [{il} for il in members if il - 1 not in members]
+    begins = {s for s, read in readers.items() if s.op == "none" and read in first}
+    number = layers.number if isinstance(layers, Layers) else str
+    signs = {il: _signature(number(il), ts, note, begins) for il, ts in members.items()}
     found: list[Fold] = []
     il, end = min(signs, default=0), max(signs, default=-1) + 1
     while il < end:
@@ -218,12 +221,12 @@ def _has_order(shown: Sequence[Tensor], layers: Mapping[Tensor, int], made: Sequ
 
 
 def _signature(
-    il: int, members: Sequence[Tensor], note: Mapping[Tensor, Hashable], begins: Collection[Tensor]
+    number: str, members: Sequence[Tensor], note: Mapping[Tensor, Hashable], begins: Collection[Tensor]
 ) -> Hashable:
-    """What layers have in common that repeat. `begins`: leafs that only the first layer reads, where the next layers
-    may read a node."""
+    """What layers have in common that repeat. `number`: the layer's, in the names of its tensors. `begins`: leafs that
+    only the first layer reads, where the next layers may read a node."""
     at = {t: i for i, t in enumerate(members)}
-    own = re.compile(rf"(?<!\d){il}(?!\d)")
+    own = re.compile(rf"(?<!\d)0*{number}(?!\d)" if number else r"(?!)")
     outside: dict[Tensor, int] = {}
 
     def reads(s: Tensor | None) -> Hashable:
@@ -232,7 +235,7 @@ def _signature(
         return s.name if s.op == "none" and s not in begins else (outside.setdefault(s, len(outside)), s.dtype, s.ne)
 
     def sign(t: Tensor) -> Hashable:
-        name = "" if _UNNAMED.fullmatch(t.name) else own.sub("#", t.name)
+        name = own.sub("#", "/".join(scopes_of(t.name)) if _UNNAMED.fullmatch(t.name) else t.name)
         return name, t.op, t.dtype, t.ne, t.nb, kind_of(t), parameters(t), note.get(t), tuple(map(reads, t.src))
 
     return tuple(map(sign, members))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyggml.backends.cpu.backend import CpuBackend, CpuProgram, Spans, Work
 from pyggml.errors import BackendError
 from pyggml.sched import Scheduler
+from pyggml.scope import common, scopes_of
 from pyggml.tensor import Tensor
 
 from .layers import layer_of_node
@@ -37,10 +39,15 @@ class StepTime:
         return max(end for _, end in self.spans.values()) - min(begin for begin, _ in self.spans.values())
 
     @property
-    def layer(self) -> int:
-        """The layer in the step's name; -1 when it has none."""
-        il = layer_of_node(self.name)
-        return -1 if il is None else il
+    def layer(self) -> str:
+        """The layer that the step's name says: `3` for `Qcur-3` and `layer 3/Qcur`, `encoder/layer 3` and `head` for
+        those of other scopes, "" for none."""
+        return layer_of_node(self.name)
+
+    @property
+    def scope(self) -> str:
+        """The scope in which all its nodes were made: `layer 3/attention`."""
+        return "/".join(common([scopes_of(t.name) for t in self.nodes]))
 
 
 @dataclass
@@ -118,11 +125,12 @@ class Profile:
         self._runs.clear()
         return self._steps
 
-    def table(self, by: Literal["op", "layer"] = "op") -> list[Row]:
-        """The steps summed up by `op` (the longest first) or by `layer` (in order)."""
+    def table(self, by: Literal["op", "layer", "scope"] = "op") -> list[Row]:
+        """The steps summed up by `op` (the longest first), by `layer` (those of a model in order, then others as they
+        ran), or by `scope`, all that was made in one (`layer 3/attention`, as they ran)."""
         rows: dict[str, Row] = {}
         for s in self.steps:
-            key = s.op if by == "op" else "" if s.layer < 0 else str(s.layer)
+            key = s.op if by == "op" else s.layer if by == "layer" else s.scope
             row = rows.setdefault(key, Row(key))
             row.n, row.ns, row.flops, row.n_bytes = (
                 row.n + 1,
@@ -131,7 +139,11 @@ class Profile:
                 row.n_bytes + s.n_bytes,
             )
             row.busy_ns += sum(end - begin for begin, end in s.spans.values())
-        return sorted(rows.values(), key=(lambda r: -r.ns) if by == "op" else lambda r: int(r.key or -1))
+        if by == "op":
+            return sorted(rows.values(), key=lambda r: -r.ns)
+        if by == "layer":
+            return sorted(rows.values(), key=lambda r: int(r.key) if r.key.isdecimal() else inf if r.key else -1)
+        return list(rows.values())
 
     @property
     def idle(self) -> float:

@@ -24,6 +24,7 @@ from pyggml.models.memory.kv_cache import CacheOptions
 from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
+from pyggml.scope import no_scope
 from pyggml.stream.sizes import memory_size
 from pyggml.types import Floats, Ints
 
@@ -117,7 +118,8 @@ class LlamaContext(Closeable):
         self._threads = n_threads, n_threads_batch or n_threads  # for a ubatch of one token, and for larger ones
         self.scheduler.watches = model.watches
         cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
-        self.memory: Memory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
+        with no_scope():
+            self.memory: Memory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
         self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
         buft = next(iter(self.scheduler.backends.values())).buft

@@ -27,6 +27,7 @@ from pyggml.models.memory.kv_mask import KVMask
 from pyggml.models.memory.memory import Memory
 from pyggml.models.twins import Twin, find_twins
 from pyggml.sched import Schedule, Scheduler
+from pyggml.scope import no_scope
 from pyggml.tensor import Context, Tensor, Var, allocate_tensors
 from pyggml.types import Floats, Ints
 from pyggml.var import Varies, largest
@@ -63,6 +64,7 @@ class Graphs:
         self.hidden = False
         self._twins: WeakKeyDictionary[Adapters, dict[tuple[bool, int, bool], Mapping[int, Twin]]] = WeakKeyDictionary()
 
+    @no_scope()
     def build(self, size: GraphSize) -> Build:
         """The graph for a ubatch of that size. The graph of a stage begins with the stage's first layer."""
         first = self._model.first_layer
@@ -86,12 +88,13 @@ class Graphs:
         known = self._twins.setdefault(size.adapters, {}) if whole and not self._model.watches.patterns else None
         of = size.embd, size.n_seqs, size.hidden
         b.twins = {} if known is None else known.get(of, {})
-        with OneSite():
+        with OneSite(), _undone(b):
             self._model.architecture.build_stage(b)
         if known is not None and of not in known:
             known[of] = find_twins(b.graph, b.built)
         return b
 
+    @no_scope()
     def encode(self, size: GraphSize) -> Build:
         """The graph of an encoder-decoder's encoder for a ubatch of that size."""
         encode, memory = self._model.architecture.encode, self._memory.encoding
@@ -107,7 +110,7 @@ class Graphs:
             size.adapters,
         )
         b.asked = self._model.watches.asks
-        with OneSite():
+        with OneSite(), _undone(b):
             encode(b)
         return b
 
@@ -132,6 +135,7 @@ class Graphs:
             n_kv = tuple(c.size for c in self._memory.encoding.caches)
             self._scheduler.reserve(self.encode(GraphSize(n_tokens, n_tokens, False, n_kv, adapters)).graph)
 
+    @no_scope()
     def head(self, pooled: Floats) -> Floats:
         """The output of the model's head for pooled embeddings, see `build_pooling`."""
         sizes = tuple(c.size for c in self._memory.caches)
@@ -144,12 +148,14 @@ class Graphs:
         schedule.run()
         return np.array(graph.nodes[-1].numpy(), np.float32)
 
+    @no_scope()
     def shift(self, cache: KVCache) -> None:
         """Rope K to the positions that its cells have now."""
         graph, delta = build_k_shift(self._model.hparams, self._model.weights, cache)
         self._move(graph, delta, cache.delta)
         cache.shift_done()
 
+    @no_scope()
     def defrag(self, cache: KVCache) -> None:
         """Close the holes between cells."""
         if cache.used < cache.end:
@@ -164,6 +170,17 @@ class Graphs:
             schedule = self._scheduler.alloc(graph)
             given.numpy()[:] = values
             schedule.run(interruptible=False)
+
+
+@contextmanager
+def _undone(b: Build) -> Generator[None]:
+    """When building fails (Ctrl-C), let go of what there is: a node that was to store into the cache, and is in no
+    graph, must not count as a hazard for the next graphs."""
+    try:
+        yield
+    except BaseException:
+        b.ctx.clear()
+        raise
 
 
 # -- graphs that run again and again ----------------------------------------------------------------------------------

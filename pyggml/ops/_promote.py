@@ -55,13 +55,13 @@ def leaf(op: str, x: Tensor | Array | Number, other: Tensor) -> Tensor:
         except OverflowError:
             text = f"{x!r:.40} is beyond the numbers of {dtype.name}"
             raise DTypeError(explain(op, text, [("beside", other.describe())], user_site())) from None
-        number = ctx.from_numpy(values, dtype)
+        number = ctx.constant(values, dtype)
         number.rank = 0
         return number
     if x.dtype.kind not in "biuf":
         raise DTypeError(explain(op, f"an array of {x.dtype} has no real numbers", [], user_site()))
     whole = x.dtype.kind in "biu" and other.dtype in INTEGERS
-    return ctx.from_numpy(x, other.dtype if whole else F16 if x.dtype == np.float16 else F32)
+    return ctx.constant(x, other.dtype if whole else F16 if x.dtype == np.float16 else F32)
 
 
 def as_floats(t: Tensor) -> Tensor:

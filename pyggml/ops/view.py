@@ -71,7 +71,10 @@ def _whole(op: OpDef, a: Tensor, what: str, numbers: Sequence[int], least: int) 
     """`numbers` as a tuple of ints of at least `least`."""
     try:
         t = tuple(map(integer, numbers))
-        if all(n >= least for n in t):
+        for n in t:
+            if n < least:
+                break
+        else:
             return t
     except TypeError:
         pass

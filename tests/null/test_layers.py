@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Left never imports right; entries of one group do not import each other (except inside one package).
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "operators", "limits"),
-    ("small_file", "signature"),
+    ("small_file", "signature", "scope"),
     ("var",),
     ("dtypes", "lock"),
     ("buffers.buffer", "types"),
@@ -21,6 +21,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("codec",),
     ("tensor",),
     ("buffers.overlap",),
+    ("hazards",),
     ("opdef",),
     ("ops", "inspect.watch"),
     ("graph",),

@@ -106,6 +106,7 @@ def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
         "title": title,
         "about": about,
         "tensors": rows,
+        "layers": layers.names,
         "folds": folds(tensors, layers, {}),
         "tokens": run.tokens,
         "steps": [_step(s, index) for s in run.steps],

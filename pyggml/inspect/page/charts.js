@@ -5,6 +5,11 @@ const bytes = (n) => (n < 1e4 ? n + " B" : n < 1e7 ? (n / 1e3).toFixed(0) + " kB
 const rate = (n, us) => (us > 0 ? n / us / 1e3 : 0); // bytes or operations in microseconds, as 10^9 per second
 const fixed = (x) => (x === 0 ? "–" : x < 10 ? x.toFixed(2) : x.toFixed(1));
 const number = (x) => (typeof x === "string" ? x : x === 0 ? "0" : Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3 ? x.toExponential(2) : String(+x.toPrecision(4)));
+// Layers by name: the shortest that tells one, and what several are called together.
+const numberOf = (names, il) => names[il].match(/\d+$/)?.[0] ?? names[il];
+const titleOf = (names, first, last) => (names[first] === `layer ${first}` ? `layers ${first} to ${last}` : `${names[first]} to ${numberOf(names, last)}`);
+// The name of a tensor within the box of its layer: without the layer's own scope.
+const inLayer = (names, t) => (t.layer !== undefined && t.name.startsWith(names[t.layer] + "/") ? t.name.slice(names[t.layer].length + 1) : t.name);
 // What a step works at: of a fused one, the first of these that any of its nodes does.
 const WORK = [
   ["attention", "#c9a98b", /^(soft_max|flash_attn|diag_mask|lightning|top_k_mask)/], ["product", "#6fa8f5", /^(mul_mat|out_prod|conv_|im2col|solve_tri)/],
@@ -98,8 +103,8 @@ function timeLine(canvas, data, pick, tip) {
     const last = T[s.nodes[s.nodes.length - 1]], name = last.name, begin = Math.min(...s.spans.map((p) => p[1])), stop = Math.max(...s.spans.map((p) => p[2]));
     end = Math.max(end, stop);
     if (layered && last.layer !== now?.layer) rects.push(now = { layer: last.layer, x0: begin, y0: 0, y1: above - 0.02, tensors: [],
-      labels: last.layer === undefined ? [""] : [`layer ${last.layer}`, `${last.layer}`, ""] });
-    if (now) { now.x1 = stop; now.hide = now.layer === undefined; now.tip = now.hide ? () => "" : ((r) => () => `layer ${r.layer}: ${micro(r.x1 - r.x0)}`)(now); }
+      labels: last.layer === undefined ? [""] : [data.layers[last.layer], numberOf(data.layers, last.layer), ""] });
+    if (now) { now.x1 = stop; now.hide = now.layer === undefined; now.tip = now.hide ? () => "" : ((r) => () => `${data.layers[r.layer]}: ${micro(r.x1 - r.x0)}`)(now); }
     for (const [thread, from, to] of s.spans)
       rects.push({ x0: from, x1: to, y0: above + (1 - above) * (thread + 0.04) / n, y1: above + (1 - above) * (thread + 0.96) / n, tensors: s.nodes, fill: s.work[1], labels: [`${name} · ${s.op}`, name],
         tip: () => `${name} · ${s.op}\nthread ${thread}: ${micro(to - from)}, from ${micro(from)} on\n${micro(s.us)} in all, ${fixed(rate(s.bytes, s.us))} GB/s, ${fixed(rate(s.flops, s.us))} GFLOPS${s.nodes.length > 1 ? `\nfused: ${s.nodes.map((i) => T[i].name).join(", ")}` : ""}` });

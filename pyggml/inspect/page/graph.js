@@ -18,14 +18,14 @@ function Graph(canvas, data, pick, hover) {
     let into = root;
     if (fold) {
       const [first, period, times] = fold, key = "fold " + first;
-      if (!groups.has(key)) add({ key, kids: [], title: `layers ${first} to ${first + period * times - 1}`, times, period, layers: [] }, root);
+      if (!groups.has(key)) add({ key, kids: [], title: titleOf(data.layers, first, first + period * times - 1), times, period, layers: [] }, root);
       into = groups.get(key);
       into.layers.push(il);
     }
-    add({ key: "layer " + il, kids: [], title: `layer ${il}`, layers: [il] }, into);
+    add({ key: "layer " + il, kids: [], title: data.layers[il], layers: [il] }, into);
   }
   function add(group, into) { groups.set(group.key, group); parents.set(group.key, into); into.kids.push(group); }
-  const widths = T.map((t) => { g2.font = "12.5px system-ui, sans-serif"; return Math.max(g2.measureText(t.name).width, g2.measureText(below(t)).width * 0.9); });
+  const widths = T.map((t) => { g2.font = "12.5px system-ui, sans-serif"; return Math.max(g2.measureText(inLayer(data.layers, t)).width, g2.measureText(below(t)).width * 0.9); });
   function below(t) { return t.op === "none" ? `${t.type} ${trimmed(t.ne)}` : `${t.op}${t.us && t.last ? "  " + micro(t.us) : ""}`; }
   function boxIn(i, home, copy = 0) { // the box of a tensor in a layer (or beside the layers)
     const key = `${i} in ${home}, ${copy}`;
@@ -204,7 +204,7 @@ function Graph(canvas, data, pick, hover) {
       g2.textAlign = "left"; g2.fillStyle = colours[b.group.times ? "fold-open" : "layer-open"];
       if (high > HEAD) g2.fillRect(left, top, b.w, high); // from afar the title needs more room than there is
       g2.fillStyle = colours.muted;
-      write([`▾ ${b.group.title}  ${sub(b.group)}`, b.group.title, `${b.group.layers[0]}`], left + Math.min(12, b.w * 0.1), top + (high > HEAD ? high / 2 : 16), 13, b.w * 0.9, "600");
+      write([`▾ ${b.group.title}  ${sub(b.group)}`, b.group.title, numberOf(data.layers, b.group.layers[0])], left + Math.min(12, b.w * 0.1), top + (high > HEAD ? high / 2 : 16), 13, b.w * 0.9, "600");
       return;
     }
     const t = b.tensor === undefined ? null : T[b.tensor], kind = t ? t.kind : "layer";
@@ -218,7 +218,7 @@ function Graph(canvas, data, pick, hover) {
     const lines = Math.floor(b.h * view.k / (READABLE * 1.25)); // that fit into the box
     if (lines < 1) return;
     g2.textAlign = "center"; g2.fillStyle = colours.ink;
-    write([t ? t.name : `▸ ${b.group.title}`], b.x, b.y - (lines > 1 ? b.h * 0.18 : 0), t ? 12.5 : 14, b.w - 6, t ? "" : "600");
+    write([t ? inLayer(data.layers, t) : `▸ ${b.group.title}`], b.x, b.y - (lines > 1 ? b.h * 0.18 : 0), t ? 12.5 : 14, b.w - 6, t ? "" : "600");
     if (lines > 1) { g2.fillStyle = colours.muted; write([t ? below(t) : sub(b.group)], b.x, b.y + b.h * 0.22, 11.3, b.w - 6); }
   }
   function sub(g) { return `${g.times ? `${g.times} × ` : ""}${g.layers.slice(0, g.period || 1).reduce((n, il) => n + (counts.get(il) || 0), 0)} nodes  ${micro(timeOf(g))}`; }

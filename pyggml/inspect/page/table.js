@@ -4,7 +4,7 @@ function element(tag, className, text) { const e = document.createElement(tag); 
 function nodeTable(box, data, pick) {
   const T = data.tensors;
   const columns = [
-    ["name", (t) => t.name, true], ["op", (t) => (t.op === "none" ? "leaf" : t.op), true], ["layer", (t) => t.layer ?? -1, false, (v) => (v < 0 ? "" : v)],
+    ["name", (t) => t.name, true], ["op", (t) => (t.op === "none" ? "leaf" : t.op), true], ["layer", (t) => t.layer ?? -1, false, (v) => (v < 0 ? "" : data.layers[v] === `layer ${v}` ? v : data.layers[v])],
     ["type", (t) => t.type, true], ["shape", (t) => t.ne.reduce((a, b) => a * b, 1), false, (v, t) => trimmed(t.ne)],
     ["time", (t) => (t.last ? t.us : 0), false, (v) => (v ? micro(v) : "")], ["moved", (t) => (t.last ? t.step.bytes : 0), false, (v) => (v ? bytes(v) : "")],
     ["GB/s", (t) => (t.last ? rate(t.step.bytes, t.us) : 0), false, (v) => (v ? fixed(v) : "")], ["GFLOPS", (t) => (t.last ? rate(t.step.flops, t.us) : 0), false, (v) => (v ? fixed(v) : "")],

@@ -206,9 +206,10 @@ def two_products(between: Callable[[gg.Tensor], gg.Tensor], fusions: tuple[str, 
         repack(w)
         x = gg.neg(ctx.from_numpy(rng.standard_normal((2, 256)).astype(np.float32)))
         g = gg.Graph()
-        first, second = (gg.mul_mat(a, x) for a in w)
-        for t in (first, between(x), second):
-            g.build_forward_expand(t.set_output())
+        first = gg.mul_mat(w[0], x).set_output()
+        g.build_forward_expand(first).build_forward_expand(between(x).set_output())
+        second = gg.mul_mat(w[1], x).set_output()
+        g.build_forward_expand(second)
     schedule = Scheduler([CpuBackend(1, None, fusions)]).alloc(g)
     schedule.run()
     return [s.fusion for s in schedule.splits[0].steps if s.fusion], np.stack([first.numpy(), second.numpy()])
