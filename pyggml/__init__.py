@@ -34,7 +34,6 @@ from .errors import (
 )
 from .graph import Graph
 from .opdef import Cost, OpDef, elementwise_cost, record, rule
-from .operators import Operand
 from .ops import *
 from .sched import Scheduler
 from .scope import scope
@@ -60,10 +59,9 @@ else:
 
 __version__ = "0.1.0"
 
-# What notebooks and messages show: imported when they do.
+# What notebooks show: imported when one does.
 Graph.svg = lambda graph: import_module(".inspect.dot", __name__).svg(graph)
 Tensor.html = lambda t: import_module(".inspect.notebook", __name__).tensor_html(t)
-Operand.missing = lambda name: import_module(".missing", __name__).of_tensor(name)
 Plan.html = lambda plan: import_module(".inspect.notebook", __name__).plan_html(plan)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until the program asks for it
