@@ -57,7 +57,7 @@ def _call(t: Tensor, srcs: Sequence[Tensor | None], ith: int, nth: int) -> None:
     direct = t.dtype.np_dtype is not None and t.buffer is not None and t.buffer.is_host
     dst: Array = _values(t) if direct else np.array(_values(t))
     result: Any = fn(dst, *arrays) if n_tasks == 1 else fn(dst, *arrays, ith=ith, nth=nth)
-    if isinstance(result, np.ndarray) and not np.may_share_memory(cast("Array", result), cast("Array", dst)):
+    if isinstance(result, np.ndarray) and not np.may_share_memory(cast("Array", result), dst):
         raise GraphError("fn returned an array: it writes the result into its first argument instead (dst[:] = ...)")
     if not direct:
         t.store(dst.reshape(t.ne[::-1]))
