@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from itertools import count
 from operator import attrgetter
 from threading import Lock
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeAlias
 from weakref import ref
 
 import numpy as np
@@ -17,7 +17,7 @@ from . import codec
 from .buffers.buffer import ALIGNMENT, Buffer
 from .codec import Array
 from .dtypes import DType, dtype_of
-from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, user_site
+from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, not_sent, user_site
 from .form import STORED, Form
 from .operators import Operand
 from .scope import named, prefix
@@ -378,6 +378,10 @@ class Tensor(Operand):
             )  # NumPy's own
         return a if dtype is None else a.astype(dtype, copy=False)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "it belongs to graphs of this process. Send t.numpy() or t.tobytes(), or write it with pyggml.save"
+        raise not_sent(self, instead)
+
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.numpy().__dlpack__(**kwargs)
 
@@ -446,6 +450,10 @@ class Context:
             t.flags |= FLAG_BUILT if t.flags & FLAG_STORE else 0
         self._leafs, self._others = [], []
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "its tensors lie in memory of this process. pyggml.save writes them, pyggml.load reads them there"
+        raise not_sent(self, instead)
+
     def adopt(self, t: Tensor) -> Tensor:
         """Take a new leaf into the list of those it owns."""
         self._leafs.append(t)
@@ -474,12 +482,17 @@ class Context:
         return self.adopt(self._new_leaf(dtype, ne, name))
 
     def _new_leaf(self, dtype: DType, ne: int | Sequence[int], name: str) -> Tensor:
+        if isinstance(ne, DType):
+            text = f"the type comes before the shape: new_tensor({ne.name}, {dtype!r:.40})"
+            raise DTypeError(explain("new_tensor", text, [], user_site()))
         dims = dims_of("new_tensor", ne)
         full = full_ne(dims)
         try:
             nb = contiguous_nb(dtype, full)
         except ShapeError as e:
             raise ShapeError(explain("new_tensor", str(e), [], user_site())) from None
+        except DTypeError as e:
+            raise DTypeError(explain("new_tensor", str(e), [], user_site())) from None
         t = Tensor(self, dtype, full, nb, max(len(dims), rank_of(full)), user_site())
         t.name += check_name(name)
         return t
@@ -500,6 +513,9 @@ class Context:
         return self.note(self._copy_of(array, dtype, ""))
 
     def _copy_of(self, array: Any, dtype: DType | None, name: str) -> Tensor:
+        if isinstance(array, DType):
+            text = f"the array comes before the type: from_numpy(array, {array.name})"
+            raise DTypeError(explain("from_numpy", text, [], user_site()))
         a = codec.as_array("from_numpy", array)
         if dtype is None:
             own = dtype_of(a) if isinstance(array, np.ndarray | np.generic | Tensor) else None
@@ -514,6 +530,9 @@ class Context:
     def from_bytes(self, data: bytes | Array, dtype: DType, ne: int | Sequence[int], name: str = "") -> Tensor:
         """A leaf with a copy of stored bytes of any type. Raises ShapeError where the byte count does not match ne,
         DTypeError where `data` holds no bytes."""
+        if isinstance(data, DType) or isinstance(ne, DType):
+            text = "the data comes first, then the type, then the shape: from_bytes(data, dtype, ne)"
+            raise DTypeError(explain("from_bytes", text, [], user_site()))
         t = self._new_leaf(dtype, ne, name)
         try:
             raw = np.frombuffer(data, np.uint8)

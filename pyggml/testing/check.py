@@ -15,7 +15,7 @@ from ..backends.protocol import Backend, new_backend
 from ..buffers.alloc import steps_of
 from ..buffers.buffer import Buffer
 from ..dtypes import DType
-from ..errors import BackendError
+from ..errors import BackendError, nearest
 from ..graph import Graph
 from ..opdef import OPS, OpDef
 from ..sched import Scheduler
@@ -80,6 +80,7 @@ def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, m
     Sources are dense, padded and permuted; memory lies between guard bytes. Raises Mismatch for the smallest case that
     was found, BackendError when a kernel is missing or fails.
     """
+    _check_op(op)
     if op.kernel is None and op.name not in STRATEGIES:
         raise BackendError(f"{op.name} has no kernel to check: name one in its OpDef, and register_kernel it")
 
@@ -107,6 +108,7 @@ def check_kernel(
     other types are left out. Raises Mismatch for the smallest case that was found, BackendError when the function
     fails.
     """
+    _check_op(op)
     kernel: Kernel = own_kernel(op, function, work)
     if cases is None and op.name not in STRATEGIES:
         rows = [row for row, result in op.dtypes.items() if row[: len(srcs)] == srcs and result is dst]
@@ -137,6 +139,10 @@ def check_backend(
     """
     b = new_backend(backend) if isinstance(backend, str) else backend
     computed: dict[str, None] = {}
+    for name in ops or ():
+        if name not in OPS:
+            near = ", ".join(nearest(str(name), OPS)) or "none"
+            raise BackendError(f"check_backend: no op is called {name!r:.60}; near: {near}")
 
     def check(case: Case) -> None:
         node = record_case(case)
@@ -153,6 +159,12 @@ def check_backend(
     if not computed:
         raise BackendError(f"the backend {b.name} has computed none of these ops: its supports_op refused all cases")
     return list(computed)
+
+
+def _check_op(op: object) -> None:
+    if not isinstance(op, OpDef):
+        how = "of one's own; pyggml's are pyggml.opdef.OPS['silu'] ..."
+        raise BackendError(f"the definition of an op (OpDef) is checked, not {op!r:.60}: one {how}")
 
 
 def _cases(op: OpDef, cases: Cases | None) -> Cases:
