@@ -37,8 +37,11 @@ class Region(NamedTuple):
 
 
 def note_store(t: Tensor) -> None:
-    """Enter a store that was just recorded in the tensor that it writes into."""
+    """Enter a store that was just recorded in the tensor that it writes into. Not one into memory that cannot be
+    written (weights of a model): no graph with it can be planned."""
     root = t.root
+    if root.buffer is not None and not root.buffer.writable:
+        return
     older = root.stores
     while older is not None and _settled(root, older[0]()):
         older = older[1]

@@ -40,6 +40,7 @@ class Net:
         self.ctx, self.n = gg.Context(), int(rng.choice([1, 3, 40]))
         self.refused = 0
         self.order: list[Tensor] = []
+        self.built = gg.Graph()  # `order`, as it grows: what is in a graph may be read by its old name
         self.weights = [self._leaf((SIDE, SIDE), TYPES[rng.integers(len(TYPES))], 0.2) for _ in range(3)]
         repack(self.weights, isa=isa)
         self.row = self._leaf((SIDE,), gg.F32)
@@ -57,6 +58,7 @@ class Net:
                     self.refused += 1
                     continue
                 self.order.append(t)
+                self.built.build_forward_expand(t)
                 if rng.random() < 0.2:
                     t.set_output()
         self.order[-1].set_output()
@@ -78,10 +80,10 @@ class Net:
         return getattr(gg, UNARY[self.rng.integers(len(UNARY))])(gg.cont(self._any()))
 
     def do_unary_in_place(self) -> Tensor:
-        a = self._any()
-        return [gg.scale_inplace(a, 0.5), gg.clamp_inplace(a, -2.0, 2.0), gg.rms_norm_inplace(a, 1e-5)][
-            self.rng.integers(3)
-        ]
+        a, which = self._any(), self.rng.integers(3)
+        if which == 0:
+            return gg.scale_inplace(a, 0.5)
+        return gg.clamp_inplace(a, -2.0, 2.0) if which == 1 else gg.rms_norm_inplace(a, 1e-5)
 
     def do_binary(self) -> Tensor:
         return getattr(gg, BINARY[self.rng.integers(len(BINARY))])(self._any(), self._any())
