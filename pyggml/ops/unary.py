@@ -192,8 +192,8 @@ def _swish_bend(c: float) -> Callable[[Tensor], Tensor]:
     """The second derivative of x sigmoid(c x): c s (1 - s) (2 + c x (1 - 2 s))."""
 
     def bend(x: Tensor) -> Tensor:
-        s = ops.sigmoid(x * c)
-        return (s - s * s) * (x * (1 - 2 * s) * c + 2) * c
+        s, rest = ops.sigmoid(x * c), ops.sigmoid(x * -c)
+        return s * rest * (x * (rest - s) * c + 2) * c
 
     return bend
 
@@ -201,9 +201,10 @@ def _swish_bend(c: float) -> Callable[[Tensor], Tensor]:
 def _gelu_bend(x: Tensor) -> Tensor:
     """The second derivative of x sigmoid(u): s (1 - s) (2 u' + x u'' + x u'^2 (1 - 2 s))."""
     x2 = ops.sqr(x)
-    s = ops.sigmoid(x * (x2 * (_GELU * _CUBE) + _GELU))
+    u = x * (x2 * (_GELU * _CUBE) + _GELU)
+    s, rest = ops.sigmoid(u), ops.sigmoid(-u)
     u1 = x2 * (3 * _GELU * _CUBE) + _GELU
-    return (s - s * s) * (u1 * 2 + x2 * (6 * _GELU * _CUBE) + x * ops.sqr(u1) * (1 - 2 * s))
+    return s * rest * (u1 * 2 + x2 * (6 * _GELU * _CUBE) + x * ops.sqr(u1) * (rest - s))
 
 
 def _gelu_erf_bend(x: Tensor) -> Tensor:
