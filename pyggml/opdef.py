@@ -105,7 +105,7 @@ class OpDef:
     params: tuple[str, ...]
     shape: Callable[[Srcs, Params], Ne]
     dtypes: Mapping[DTypeRow, DType]
-    ref: Callable[..., Array]
+    ref: Callable[..., Array | tuple[Array, ...]]
     kernel: str | None
     cost: Callable[[Tensor], Cost]
     inplace: tuple[int, ...]
