@@ -20,10 +20,9 @@ How to add an architecture:
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, nearest
 from pyggml.graph import Graph
 
 from .architecture import Architecture
@@ -179,7 +178,7 @@ PAGES = {  # general.architecture -> the module that describes it
 def get_architecture(name: str) -> Architecture:
     """The architecture of that name. Raises ModelError naming those whose names are like it."""
     if name not in PAGES:
-        near = ", ".join(get_close_matches(name, PAGES, 5, 0.5)) or "none"
+        near = ", ".join(nearest(name, PAGES, 5, 0.5)) or "none"
         raise ModelError(f"the architecture {name!r} is not supported; of the {len(PAGES)} that are, like it: {near}")
     page: tuple[Architecture, ...] = import_module(f".{PAGES[name]}", __name__).ARCHITECTURES
     return next(a for a in page if name in a.names)

@@ -7,7 +7,6 @@ import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, get_args, ge
 
 import click
 
-from pyggml.errors import GGMLError
+from pyggml.errors import GGMLError, nearest
 
 T = TypeVar("T")
 PANEL = "Options"
@@ -107,7 +106,7 @@ def _refuse(ctx: click.Context, option: str, known: Iterable[str]) -> NoReturn:
         verbs = [name for name in app.list_commands(ctx) if option in _flags(ctx, app.get_command(ctx, name))]
     if verbs:
         raise click.UsageError(f"No such option {option!r}; it is one of: pyggml {', '.join(verbs)}", ctx)
-    raise click.NoSuchOption(option, possibilities=get_close_matches(option, known), ctx=ctx)
+    raise click.NoSuchOption(option, possibilities=nearest(option, known), ctx=ctx)
 
 
 def _flags(ctx: click.Context, command: click.Command | None) -> set[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pyggml.codec import Array, as_array, unfit
-from pyggml.errors import DTypeError, GGMLError, GraphError, ShapeError, user_site
+from pyggml.errors import DTypeError, GGMLError, GraphError, ShapeError, nearest, user_site
 from pyggml.inspect.watch import Watches
 from pyggml.tensor import Tensor
 
@@ -96,7 +95,7 @@ class Tap(_Watching, Mapping[str, list[Array]]):
 
     def __getitem__(self, name: str) -> list[Array]:
         if name not in self._arrays:
-            near = ", ".join(get_close_matches(name, self._arrays, 3, 0.3)) or "none"
+            near = ", ".join(nearest(name, self._arrays, 3, 0.3)) or "none"
             raise KeyError(
                 f"no node {name!r} has been computed under {self!r}; of the {len(self)} that have, near: {near}"
             )

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
 from pyggml.models import get_architecture
+from pyggml.stream.sizes import memory_size
 from pyggml.tensor import Tensor
 from pyggml.types import Floats
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .generate.batched import BatchOptions
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
-_N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples of so many bytes
+_N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
 _log = logging.getLogger("pyggml")
 
@@ -107,8 +107,8 @@ class Model(LoadedModel):
         return lora
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
-        """Set the adapters (with their scales) and the control vector that contexts made from now on begin with, also
-        those of generations. Raises ModelError for one that does not fit the model."""
+        """Set the adapters (with their scales) and the control vector for all contexts that are made from now on, also
+        for those of generations. Raises ModelError when one does not fit the model."""
         self._name()
         scaled = checked(loras)
         for lora, _ in scaled:
@@ -245,7 +245,7 @@ def load_model(
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for a file that its
     architecture cannot run, for a `ram` that is too small, or when cancelled.
     """
-    budget = _budget(ram) if ram is not None else None if layers is None else sys.maxsize
+    budget = memory_size(ram) if ram is not None else None if layers is None else sys.maxsize
     if budget is not None and not use_mmap:
         what = "layers" if ram is None else "ram"
         raise ModelError(f"{what}: weights that use_mmap=False reads into memory are no longer read from the file")
@@ -293,12 +293,6 @@ def load_model(
     return model
 
 
-def _budget(ram: int | str) -> int:
-    from pyggml.stream.layout import memory_size
-
-    return memory_size(ram)
-
-
 def tensor_sizes(path: str | os.PathLike[str]) -> dict[str, int]:
     """Bytes of each tensor of a model, without reading the tensors. Raises GGUFError for a bad file."""
     return {name: t.nbytes for name, t in _bound(_opened(path, True, False), True, False, False).items()}
@@ -308,6 +302,8 @@ def model_digest(path: str | os.PathLike[str] | None = None, kv_overrides: Mappi
     """A hash that tells models apart, 16 hexadecimal digits: of the metadata, the names, types and shapes of tensors,
     the sizes of the files, and some of their bytes. The model's path and name do not count. Raises GGUFError for a bad
     file, ModelError for a bad folder."""
+    from hashlib import sha256  # which loads OpenSSL
+
     file = _opened(default_model_path() if path is None else path, True, False)
     h = sha256()
     for key, value in sorted(with_overrides(file.kv, kv_overrides).items()):
@@ -350,7 +346,8 @@ def _bound(file: GGUFFile | HFFolder, use_mmap: bool, copy: bool, repacked: bool
 
 
 def _factors(weights: Mapping[str, Tensor]) -> list[Tensor]:
-    """The weights that matrix products read; the embeddings only when they are the output's weights, too."""
+    """The weights that matrix products read. The embeddings are among them only when they also serve as the output's
+    weights."""
     return [t for name, t in weights.items() if name != "token_embd.weight" or "output.weight" not in weights]
 
 
