@@ -12,7 +12,7 @@ from math import isfinite, isinf
 from numbers import Integral, Real
 from struct import Struct
 from types import FrameType, FunctionType
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -40,6 +40,9 @@ Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
 DTypeRow = tuple[DType | None, ...]  # one per source role; None: absent
 
+# Of one source: the gradient itself, a part of it, or a function that records it when it is wanted; None: it has none.
+Gradient: TypeAlias = "Tensor | Part | Callable[[], Tensor | Part] | None"
+
 Layout = tuple[DType, Ne, Ne | None, int]  # of a result: type, ne, nb (None: that of what it is written over), rank
 
 OPS: dict[str, OpDef] = {}
@@ -63,6 +66,17 @@ class Cost:
     flops: int
     read: int
     written: int
+
+
+class Part(NamedTuple):
+    """A gradient that is zero except in one region of the source, where it is `g`. The region lies in a dense tensor
+    (F32, the source's ne) as that of `gg.acc` does: `offset` bytes after its start, strides nb1, nb2, nb3 in bytes."""
+
+    g: Tensor
+    nb1: int
+    nb2: int
+    nb3: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -89,12 +103,19 @@ class OpDef:
               same elements in the same order; any other overlap is refused when the op is recorded
     label     how a graph drawing shows it
     writes    index of the source that the result is a view of (cpy, set_rows); None for other ops
+    changes   indices of sources that it writes over besides, in their memory. `ref` of such an op gives a tuple: the
+              result, and what these sources become
     enums     the parameters that are members of an enumeration; the user gives them by number or by name, in any case
     infinite  the parameters that may be infinite or NaN; `shape` refuses values that make no sense
     host      computes a node in Python, on any backend of the host: (node, its sources, ith, nth), task ith of nth.
               Such an op needs no kernel, and its parameters may be any objects
     ranks     indices of sources: the result has at least as many dimensions as each of them; one element of sources
               that are all of shape () is of that shape, too
+    grad      records the gradients of the sources: (node, gy) -> one entry for each source. `gy` is the gradient of the
+              node: F32, with the node's ne, any layout. An entry is a tensor, F32, with the source's ne in any layout;
+              or a `Part` of one; or a function without arguments that records either, so that nothing is recorded for
+              a source whose gradient nobody wants; or None for a source that has no gradient (indices, masks). An op
+              whose `grad` is None has no derivative
     """
 
     name: str
@@ -102,16 +123,18 @@ class OpDef:
     params: tuple[str, ...]
     shape: Callable[[Srcs, Params], Ne]
     dtypes: Mapping[DTypeRow, DType]
-    ref: Callable[..., Array]
+    ref: Callable[..., Array | tuple[Array, ...]]
     kernel: str | None
     cost: Callable[[Tensor], Cost]
     inplace: tuple[int, ...]
     label: str
     writes: int | None = None
+    changes: tuple[int, ...] = ()
     enums: Mapping[str, type[IntEnum]] = field(default_factory=dict[str, type[IntEnum]])
     ranks: tuple[int, ...] = (0,)
     infinite: tuple[str, ...] = ()
     host: Callable[[Tensor, Srcs, int, int], None] | None = None
+    grad: Callable[[Tensor, Tensor], Sequence[Gradient]] | None = None
     known: dict[Any, Layout] | None = field(init=False, repr=False, compare=False)  # see `_layout`; None: not kept
 
     def __post_init__(self) -> None:
@@ -139,6 +162,8 @@ def _check_definition(op: OpDef) -> None:
         "srcs": (op.srcs, _are(str, op.srcs), 'a tuple of names, ("a",)'),
         "params": (op.params, _are(str, op.params), 'a tuple of names, ("eps",)'),
         "inplace": (op.inplace, _are(int, op.inplace), "a tuple of indices of sources, (0,)"),
+        "changes": (op.changes, _are(int, op.changes), "a tuple of indices of sources, (2, 3)"),
+        "grad": (op.grad, op.grad is None or callable(op.grad), "a function, or None"),
         "kernel": (op.kernel, op.kernel is None or isinstance(op.kernel, str), "the stem of C symbols"),  # pyright: ignore[reportUnnecessaryIsInstance]
         "dtypes": (op.dtypes, isinstance(op.dtypes, Mapping), "a dict of rows, {(gg.F32,): gg.F32}"),  # pyright: ignore[reportUnnecessaryIsInstance]
         **{
@@ -161,6 +186,15 @@ def _check_definition(op: OpDef) -> None:
 
 def _are(kind: type | tuple[type, ...], values: object) -> bool:
     return isinstance(values, tuple) and all(isinstance(x, kind) for x in cast("tuple[object, ...]", values))
+
+
+def written_by(t: Tensor) -> list[Tensor]:
+    """The owners of the memory that a node writes over: those of its target and of the sources that it changes."""
+    op = OPS[t.op]
+    if op.kernel is None or (t.view_src is None and not op.changes):
+        return []
+    changed = [s.root for i in op.changes if (s := t.src[i]) is not None]
+    return changed if t.view_src is None else [t.view_src, *changed]
 
 
 def opdef_of(t: Tensor) -> OpDef:
@@ -346,7 +380,8 @@ def record(
     assert base is not None
     if base.dtype is not dtype or base.ne != ne:
         raise fail(op, srcs, ShapeError, f"the result ({dtype.name} ne {list(ne)}) does not fit into {op.role(target)}")
-    _check_memory(op, srcs, target)
+    for i in (target, *op.changes):
+        _check_memory(op, srcs, i)
     t = _new(op, srcs, params, ctx, dtype, ne, base.nb, base.rank, base.root, base.view_offs)
     t.flags = FLAG_STORE if op.writes is None else FLAG_STORE | FLAG_INTO
     if stored:

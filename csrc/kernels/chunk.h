@@ -18,7 +18,6 @@ typedef struct pg_chunk_kind {
 
 // A token of a head: its vectors of keys, its values, and c. `own` is the factor with which it reads what it writes
 // itself: r . k unless `has_own`. `memory` holds the vectors that are computed, or must be padded.
-enum { PG_W, PG_K, PG_R, PG_A, PG_B, PG_VECS };
 typedef struct pg_chunk_token {
   const float *vecs[PG_VECS], *v; // [n, padded], [n_rows, padded]
   float c, own;

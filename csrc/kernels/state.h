@@ -2,6 +2,10 @@
 #pragma once
 #include "kernel.h"
 
+// The vectors of keys that a token may bring: the state fades by w, the token writes under k, reads with r; it reads
+// along a, too, and writes what it has read there under b.
+enum { PG_W, PG_K, PG_R, PG_A, PG_B, PG_VECS };
+
 // The recurrence of an op. Each head of each sequence has a state of n_rows rows of n elements; each token gives it
 // n_rows results. dst holds the results [n_rows, n_head, n_tokens, n_seqs], then n_slots times states
 // [n, n_rows, n_head, n_seqs]: the last ones, those of a token earlier, and so on; zeros from before the first token.

@@ -25,6 +25,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("opdef",),
     ("ops", "inspect.watch"),
     ("graph",),
+    ("learn.gradients",),
     ("buffers.alloc",),
     ("backends.protocol", "backends.repeats"),
     ("backends.ref", "backends.cpu", "backends.quantize"),
@@ -51,7 +52,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("inspect",),
     ("tools",),
 ]
-FREE = {"", "__main__", "backends", "buffers", "llm"}  # the package's own front doors
+FREE = {"", "__main__", "backends", "buffers", "learn", "llm"}  # the package's own front doors
 
 
 def sources() -> list[tuple[str, Path]]:
