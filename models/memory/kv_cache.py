@@ -31,13 +31,15 @@ ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)
 
 
 class CacheOptions(TypedDict, total=False):
-    """What a cache is made for, beside a model and its size. `held`: the layers that get memory, see `KVCache`."""
+    """What a cache is made for, beside a model and its size. `held`: the layers that get memory, and `transient`, see
+    `KVCache`."""
 
     n_seq_max: int
     type_k: DType
     type_v: DType
     flash_attn: bool
     held: Container[int] | None
+    transient: bool
 
 
 class KVCache(KVCells):
@@ -47,10 +49,11 @@ class KVCache(KVCells):
     V, of an indexer, come last); `index` says which `i` a layer reads, also one that shares those of another
     (`hp.kv_layer`). V is stored transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`.
     When V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
-    it starts; `n_rewind`: see `WindowCache`. A `transient` one has the cells of one batch and stores nothing: its
-    tokens see each other, the next ones do not. A `cross` one holds what an encoder gave: the encoder fills it, and the
-    decoder's tokens see all that is of their sequences. `causal`: tokens do not see those after them. In types of
-    ROTATED_TYPES K and V of each head are stored rotated, see `rotation_k`. K and V of layers that are not `held` get
+    it starts; `n_rewind`: see `WindowCache`. A `transient` one has the cells of one batch and stores nothing: graphs
+    read K and V where they were computed (`Build.kept`), and the tokens of the next batch do not see them. A `cross`
+    one holds what an encoder gave: the encoder fills it, and the decoder's tokens see all that is of their sequences.
+    `causal`: tokens do not see those after them, unless the model lets them. In types of ROTATED_TYPES K and V of each
+    head are stored rotated, see `rotation_k`. K and V of layers that are not `held` get
     no memory (None: all do): other stages of the model have them. Raises ModelError for types that the layout cannot
     store, AllocError when the machine has not that much memory.
     """
@@ -64,14 +67,15 @@ class KVCache(KVCells):
         type_v: DType = DType.F16,
         flash_attn: bool = False,
         held: Container[int] | None = None,
+        transient: bool = False,
         *,
         layers: Sequence[int] | None = None,
         n_swa: int = 0,
-        transient: bool = False,
         cross: bool = False,
+        causal: bool = True,
     ) -> None:
         self.transient, self.cross = transient, cross
-        self.causal = hp.causal_attn and not (transient or cross)
+        self.causal = causal and hp.causal_attn and not cross
         self.flash_attn, self.v_in_k, self.v_trans = flash_attn, hp.v_in_k, not (flash_attn or hp.v_in_k)
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
         self.n_swa, self.n_rewind = n_swa, 0

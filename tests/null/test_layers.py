@@ -35,6 +35,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("hf",),
     ("stream",),
     ("llm.quantize", "llm.closeable", "llm.elsewhere", "llm.adapters", "llm.grammars"),
+    ("learn.texts",),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
     ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder"),
     ("llm.outputs",),
@@ -50,7 +51,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("inspect",),
     ("tools",),
 ]
-FREE = {"", "__main__", "backends", "buffers", "llm"}  # the package's own front doors
+FREE = {"", "__main__", "backends", "buffers", "learn", "llm"}  # the package's own front doors
 
 
 def sources() -> list[tuple[str, Path]]:
