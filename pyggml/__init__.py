@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import dump_dot, render
     from .inspect.page import inspect
+    from .learn.gradients import grad
     from .llm.batch import Batch
     from .llm.generate.chat import ChatSession
     from .llm.model import Model, load_model
@@ -55,6 +56,9 @@ __version__ = "0.1.0"
 Graph.svg = lambda graph: import_module(".inspect.dot", __name__).svg(graph)
 Tensor.html = lambda t: import_module(".inspect.notebook", __name__).tensor_html(t)
 Plan.html = lambda plan: import_module(".inspect.notebook", __name__).plan_html(plan)
+
+# What records gradients: as late.
+Graph.gradients = lambda graph, loss, accs: import_module(".learn.gradients", __name__).expand(graph, loss, accs)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until the program asks for it
 
@@ -133,6 +137,7 @@ __all__ = [
     "elementwise_cost",
     "eval",
     "get_include",
+    "grad",
     "inspect",
     "load",
     "load_model",
@@ -152,6 +157,7 @@ _LATER = {
     **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
     **dict.fromkeys(("dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
+    "grad": "learn.gradients",
     "Batch": "llm.batch",
     "ChatSession": "llm.generate.chat",
     "SamplingParams": "llm.samplers",

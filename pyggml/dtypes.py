@@ -51,6 +51,7 @@ class DType(Enum):
         self.block_size = block_size
         self.type_size = type_size
         self.is_quantized = block_size > 1
+        self.is_float = block_size == 1 and not np_name.startswith("i")
         self.np_dtype: np.dtype[Any] | None = np.dtype(np_name) if np_name else None
 
     __hash__ = object.__hash__  # members are themselves alone; Enum's own is slow

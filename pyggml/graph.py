@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 from .errors import GraphError
 from .lock import Lock
-from .tensor import FLAG_PARAM, Tensor, shown
+from .tensor import Tensor, shown
 
 DEFAULT_SIZE = 1 << 16
 
@@ -18,6 +18,8 @@ class Graph:
     `size` bounds nodes and leafs alike. `gg.compute` holds `lock` while it runs the graph: see there.
     """
 
+    # What records gradients (see `build_backward_expand`); pyggml installs it.
+    gradients: ClassVar[Callable[[Graph, Tensor, Mapping[Tensor, Tensor] | None], dict[Tensor, Tensor]]]
     svg: ClassVar[Callable[[Graph], str | None] | None] = None  # how notebooks draw a graph; pyggml installs it
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
@@ -27,6 +29,7 @@ class Graph:
         self.nodes: list[Tensor] = []
         self.leafs: list[Tensor] = []
         self._seen: set[Tensor] = set()
+        self._grads: dict[Tensor, Tensor] = {}
 
     @property
     def n_nodes(self) -> int:
@@ -54,6 +57,28 @@ class Graph:
             del self.nodes[n_nodes:], self.leafs[n_leafs:]
             raise
         return self
+
+    def build_backward_expand(self, loss: Tensor, grad_accs: Mapping[Tensor, Tensor] | None = None) -> Graph:
+        """Add the nodes that compute the gradients of `loss`, one element that is in the graph, with respect to its
+        parameters (`Tensor.set_param`). `grad(t)` gives them.
+
+        grad_accs: leafs by parameter, F32 with its ne. Each run adds the gradient of that parameter to its accumulator;
+        `grad(t)` is then a view of the accumulator, which the caller sets to 0 when a sum begins.
+
+        Raises GraphError when the loss is not in the graph or depends on no parameter, and as `pyggml.grad`. Source:
+        ggml_build_backward_expand.
+        """
+        self._grads |= Graph.gradients(self, loss, grad_accs)
+        return self
+
+    def grad(self, t: Tensor) -> Tensor:
+        """The gradient of a parameter, of its shape, F32 (ggml_graph_get_grad). Raises GraphError when
+        `build_backward_expand` has recorded none."""
+        if t not in self._grads:
+            raise GraphError(
+                f"the graph has no gradient of {t.describe()}: set_param() and build_backward_expand() first"
+            )
+        return self._grads[t]
 
     def repeat(self, nodes: range, to: dict[Tensor | None, Tensor], names: Sequence[str]) -> None:
         """Add a copy of each of `nodes` of this graph, replacing each source by `to[source]` when it has an entry. The
@@ -113,7 +138,7 @@ class Graph:
                 self._add(t)
 
     def _add(self, t: Tensor) -> None:
-        leaf = t.op == "none" and not t.flags & FLAG_PARAM
+        leaf = t.op == "none"
         kind, items = ("leaf", self.leafs) if leaf else ("node", self.nodes)
         if len(items) == self.size:
             raise GraphError(

@@ -8,7 +8,7 @@ from enum import IntEnum
 from math import isfinite, isinf
 from numbers import Integral, Real
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from .tensor import Context, Ne, Size, Tensor, contiguous_nb, rank_of
 Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
 DTypeRow = tuple[DType | None, ...]  # one per source role; None: absent
+
+# Of one source: the gradient itself, a part of it, or a function that records it when it is wanted; None: it has none.
+Gradient: TypeAlias = "Tensor | Part | Callable[[], Tensor | Part] | None"
 
 Layout = tuple[DType, Ne, Ne | None, int]  # of a result: type, ne, nb (None: that of what it is written over), rank
 
@@ -45,6 +48,17 @@ class Cost:
     flops: int
     read: int
     written: int
+
+
+class Part(NamedTuple):
+    """A gradient that is zero except in one region of the source, where it is `g`. The region lies in a dense tensor
+    (F32, the source's ne) as that of `gg.acc` does: `offset` bytes after its start, strides nb1, nb2, nb3 in bytes."""
+
+    g: Tensor
+    nb1: int
+    nb2: int
+    nb3: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,11 @@ class OpDef:
               Such an op needs no kernel, and its parameters may be any objects
     ranks     indices of sources: the result has at least as many dimensions as each of them; one element of sources
               that are all of shape () is of that shape, too
+    grad      records the gradients of the sources: (node, gy) -> one entry for each source. `gy` is the gradient of the
+              node: F32, with the node's ne, any layout. An entry is a tensor, F32, with the source's ne in any layout;
+              or a `Part` of one; or a function without arguments that records either, so that nothing is recorded for
+              a source whose gradient nobody wants; or None for a source that has no gradient (indices, masks). An op
+              whose `grad` is None has no derivative
     """
 
     name: str
@@ -94,6 +113,7 @@ class OpDef:
     ranks: tuple[int, ...] = (0,)
     infinite: tuple[str, ...] = ()
     host: Callable[[Tensor, Srcs, int, int], None] | None = None
+    grad: Callable[[Tensor, Tensor], Sequence[Gradient]] | None = None
     known: dict[Any, Layout] | None = field(init=False, repr=False, compare=False)  # see `_layout`; None: not kept
 
     def __post_init__(self) -> None:

@@ -335,6 +335,16 @@ class Tensor(Operand):
         self.flags |= FLAG_OUTPUT
         return self
 
+    def set_param(self) -> Tensor:
+        """Mark as a parameter, whose gradient `Graph.build_backward_expand` records (ggml_set_param). Raises GraphError
+        for a node, DTypeError for a type that has no gradient."""
+        if self.op != "none":
+            raise GraphError(f"set_param: {self.describe()} is computed by {self.op}; parameters are leafs")
+        if not self.dtype.is_float:
+            raise DTypeError(f"set_param: {self.describe()} has no gradient; parameters are F32, F16, BF16 or F64")
+        self.flags |= FLAG_PARAM
+        return self
+
     def describe(self) -> str:
         """`name: TYPE ne [..]`, with strides where they are not dense, for messages."""
         name = shown(self.name) or ("(leaf)" if self.op == "none" else f"({self.op})")

@@ -1,5 +1,5 @@
-// get_rows, set_rows, add_id: rows of a tensor by index. An index outside the tensor makes the op fail, without any
-// access to memory for it.
+// get_rows, get_rows_back, set_rows, add_id: rows of a tensor by index. An index outside the tensor makes the op fail,
+// without any access to memory for it.
 #include "formats/storage.h"
 #include "simd/rows.h"
 #include "simd/units.h"
@@ -29,6 +29,31 @@ int PG_FN(get_rows_any)(const pg_task *t, int ith, int nth) {
       pg_move_units(py, pg_unit_size(y), pa, a->nb[0], n, pg_unit_size(y));
     } else {
       pg_get_f32((float *)py, a, pa, 0, n);
+    }
+  }
+  return PG_OK;
+}
+
+// The row ids[i1, i2, i3] of dst's plane (i2, i3), zeros at first, += a's row (i1, i2, i3). Each thread owns every nth
+// row of dst, so that sums have one order on any number of threads.
+int PG_FN(get_rows_back_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *y = &t->dst, *a = &t->src[0], *ids = &t->src[1];
+  const int64_t n = y->ne[0], rows = pg_n_rows(a);
+  const int dense = pg_is_f32_row(a);
+  for (int64_t ir = ith, all = pg_n_rows(y); ir < all; ir += nth) memset(y->data + ir * y->nb[1], 0, (size_t)n * 4);
+  for (int64_t ir = 0; ir < rows; ir++) {
+    const pg_idx i = pg_unravel(a, ir);
+    const int64_t id = index_at(ids, i.i1, i.i2, i.i3);
+    if (id < 0 || id >= y->ne[1]) return pg_fail(t, PG_E_INDEX, id);
+    if ((id + (i.i2 + i.i3 * y->ne[2]) * y->ne[1]) % nth != ith) continue;
+    float *py = (float *)pg_row_at(y, id, i.i2, i.i3);
+    const char *pa = pg_row_at(a, i.i1, i.i2, i.i3);
+    for (int64_t k = 0; k < n; k += STRIP) {
+      float s[STRIP];
+      const int64_t m = PG_MIN(STRIP, n - k);
+      const float *x = dense ? (const float *)pa + k : s;
+      if (!dense) pg_get_f32(s, a, pa, k, m);
+      for (int64_t j = 0; j < m; j++) py[k + j] += x[j];
     }
   }
   return PG_OK;

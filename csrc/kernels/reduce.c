@@ -1,4 +1,4 @@
-// Sums and order along rows.
+// Sums and order along rows; sums over repeats (repeat_back).
 #include "simd/rows.h"
 #include "kernels/order.h"
 
@@ -42,6 +42,55 @@ int PG_FN(sum_any)(const pg_task *t, int ith, int nth) {
     for (int64_t s = 0; s < strips; s++) total += part[s];
     const float y = (float)total;
     pg_put_f32(&t->dst, t->dst.data, 0, &y, 1);
+  }
+  return PG_OK;
+}
+
+enum { REPEATED = 64, ADDED = 64 }; // elements of dst at a time; rows whose f32 sum is added to a double
+
+// y[0..n) = the sum over all repeats of elements k .. k + n of dst's row i in src[0].
+static void sum_repeats(const pg_task *t, pg_idx i, int64_t k, int64_t n, double *y) {
+  const pg_tensor *a = &t->src[0], *d = &t->dst;
+  const int dense = pg_is_f32_row(a);
+  float part[REPEATED] = {0}, row[REPEATED];
+  int64_t added = 0;
+  for (int64_t j = 0; j < n; j++) y[j] = 0;
+  for (int64_t i3 = i.i3; i3 < a->ne[3]; i3 += d->ne[3])
+    for (int64_t i2 = i.i2; i2 < a->ne[2]; i2 += d->ne[2])
+      for (int64_t i1 = i.i1; i1 < a->ne[1]; i1 += d->ne[1]) {
+        const char *pa = pg_row_at(a, i1, i2, i3);
+        for (int64_t i0 = k; i0 < a->ne[0]; i0 += d->ne[0]) {
+          const float *x = dense ? (const float *)pa + i0 : row;
+          if (!dense) pg_get_f32(row, a, pa, i0, n);
+          for (int64_t j = 0; j < n; j++) part[j] += x[j];
+          if (++added < ADDED) continue;
+          for (int64_t j = 0; j < n; j++) y[j] += part[j];
+          memset(part, 0, sizeof part);
+          added = 0;
+        }
+      }
+  for (int64_t j = 0; j < n; j++) y[j] += part[j];
+}
+
+int PG_FN(repeat_back_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0], *d = &t->dst;
+  const int64_t n = d->ne[0], strips = (n + REPEATED - 1) / REPEATED;
+  const pg_range r = pg_share(strips * pg_n_rows(d), ith, nth);
+  for (int64_t u = r.first; u < r.last; u++) {
+    const pg_idx i = pg_unravel(d, u / strips);
+    const int64_t k = u % strips * REPEATED, m = PG_MIN(REPEATED, n - k);
+    float *y = (float *)pg_row_at(d, i.i1, i.i2, i.i3) + k;
+    double sum[REPEATED] = {0};
+    if (n > 1) {
+      sum_repeats(t, i, k, m, sum);
+    } else { // whole rows
+      for (int64_t i3 = i.i3; i3 < a->ne[3]; i3 += d->ne[3])
+        for (int64_t i2 = i.i2; i2 < a->ne[2]; i2 += d->ne[2])
+          for (int64_t i1 = i.i1; i1 < a->ne[1]; i1 += d->ne[1])
+            for (int64_t i0 = 0; i0 < a->ne[0]; i0 += STRIP)
+              sum[0] += sum_strip(a, pg_row_at(a, i1, i2, i3), i0, PG_MIN(STRIP, a->ne[0] - i0));
+    }
+    for (int64_t j = 0; j < m; j++) y[j] = (float)sum[j];
   }
   return PG_OK;
 }

@@ -7,15 +7,17 @@ with F32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import DType
-from ..opdef import DTypeRow, OpDef, elementwise_cost, record
+from ..opdef import DTypeRow, Gradient, OpDef, elementwise_cost, record
 from ..tensor import Tensor
-from ._common import BF16, F16, F32, I32, I64, b_repeats_to_a, inplace
+from ._common import BF16, F16, F32, I32, I64, b_repeats_to_a, inplace, src
+from ._gradients import as_f32, summed
 
 __all__ = [
     "add",
@@ -52,7 +54,32 @@ def _quotient(a: Array, b: Array) -> Array:
     return np.where(b == 0, 0, down + ((down * divisor != a) & ((a < 0) != (b < 0))))
 
 
-def _define(name: str, f: Callable[[Array, Array], Array], label: str) -> OpDef:
+def _grad_add(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    b = src(node.src, 1)
+    return gy, lambda: summed(gy, b)
+
+
+def _grad_sub(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    b = src(node.src, 1)
+    return gy, lambda: ops.neg(summed(gy, b))
+
+
+def _grad_mul(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, b = src(node.src, 0), src(node.src, 1)
+    return lambda: ops.mul(gy, b), lambda: summed(ops.mul(gy, a), b)
+
+
+def _grad_div(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    b = src(node.src, 1)
+    return lambda: ops.div(gy, b), lambda: ops.neg(ops.div(summed(ops.mul(gy, node), b), as_f32(b)))
+
+
+def _define(
+    name: str,
+    f: Callable[[Array, Array], Array],
+    label: str,
+    grad: Callable[[Tensor, Tensor], Sequence[Gradient]],
+) -> OpDef:
     return OpDef(
         name=name,
         srcs=("a", "b"),
@@ -65,13 +92,14 @@ def _define(name: str, f: Callable[[Array, Array], Array], label: str) -> OpDef:
         inplace=(0, 1),
         label=label,
         ranks=(0, 1),
+        grad=grad,
     )
 
 
-ADD = _define("add", np.add, "a + b")
-SUB = _define("sub", np.subtract, "a - b")
-MUL = _define("mul", np.multiply, "a * b")
-DIV = _define("div", _quotient, "a / b")
+ADD = _define("add", np.add, "a + b", _grad_add)
+SUB = _define("sub", np.subtract, "a - b", _grad_sub)
+MUL = _define("mul", np.multiply, "a * b", _grad_mul)
+DIV = _define("div", _quotient, "a / b", _grad_div)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS, WRITABLE_BLOCKS, DType
-from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, DTypeRow, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, I32, I64, given_ne, ne_of, same_shape, src
+from ._gradients import as_f32, in_shape, passed, zeros
 
 __all__ = [
     "cast",
@@ -97,6 +99,16 @@ def _dup_ref(a: Array) -> Array:
     return a
 
 
+def _grad_cpy(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, b, limit = src(node.src, 0), src(node.src, 1), node.op_params["limit"]
+
+    def of_a() -> Tensor:
+        g = in_shape(gy, a)
+        return g * (ops.abs(as_f32(a)) <= limit) if limit else g
+
+    return of_a, zeros(b)
+
+
 _SAME: Mapping[DTypeRow, DType] = {(t,): t for t in (*PLAIN_TYPES, *READABLE_BLOCKS)}
 
 CPY = OpDef(
@@ -111,6 +123,7 @@ CPY = OpDef(
     inplace=(0,),
     label="a -> b",
     writes=1,
+    grad=_grad_cpy,
 )
 CAST = OpDef(
     name="cast",
@@ -123,6 +136,7 @@ CAST = OpDef(
     cost=copy_cost,
     inplace=(),
     label="cast(a)",
+    grad=passed,
 )
 CONT = OpDef(
     name="cont",
@@ -135,6 +149,7 @@ CONT = OpDef(
     cost=copy_cost,
     inplace=(),
     label="cont(a)",
+    grad=passed,
 )
 DUP = OpDef(
     name="dup",
@@ -147,6 +162,7 @@ DUP = OpDef(
     cost=copy_cost,
     inplace=(),
     label="dup(a)",
+    grad=passed,
 )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, I32, MAX_INT, src
+from ._gradients import dense, dense_rows
 
 __all__ = [
     "mul_mat",
@@ -68,6 +72,30 @@ def _mul_mat_cost(t: Tensor) -> Cost:
     return _cost(t, a.ne[0], _stored(a))
 
 
+def _outer(x: Tensor, gy: Tensor, a: Tensor) -> Tensor:
+    """The sum of outer products of the columns of `x` and of `gy`, in the shape of `a`, whose matrices repeat along
+    dimensions 2 and 3: matrix i2 of `a` meets consecutive ones of `x`, whose columns are then those of one matrix."""
+    r2, r3 = x.ne[2] // a.ne[2], x.ne[3] // a.ne[3]
+    if r3 > 1 and (a.ne[2] > 1 or a.ne[3] > 1):  # matrices that meet one of `a` lie apart
+        full = ops.out_prod(dense_rows(x), gy)
+        if r2 > 1:
+            full = ops.repeat_back(
+                ops.reshape_4d(full, a.ne[0] * a.ne[1], r2, a.ne[2], x.ne[3]), (a.ne[0] * a.ne[1], 1, a.ne[2], x.ne[3])
+            )
+        n = a.ne[0] * a.ne[1] * a.ne[2]
+        return ops.reshape(ops.repeat_back(ops.reshape_3d(full, n, r3, a.ne[3]), (n, 1, a.ne[3])), a)
+    if r2 > 1 or r3 > 1:
+        n = x.ne[1] * r2 * r3
+        x = ops.reshape_4d(dense(x), x.ne[0], n, a.ne[2], a.ne[3])
+        gy = ops.reshape_4d(dense(gy), gy.ne[0], n, a.ne[2], a.ne[3])
+    return ops.out_prod(dense_rows(x), gy)
+
+
+def _grad_mul_mat(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, b = src(node.src, 0), src(node.src, 1)
+    return lambda: _outer(b, gy, a), lambda: ops.out_prod(a, ops.transpose(gy))
+
+
 MUL_MAT = OpDef(
     name="mul_mat",
     srcs=("a", "b"),
@@ -79,6 +107,7 @@ MUL_MAT = OpDef(
     cost=_mul_mat_cost,
     inplace=(),
     label="a·b",
+    grad=_grad_mul_mat,
     ranks=(1,),
 )
 
@@ -183,6 +212,15 @@ def _out_prod_cost(t: Tensor) -> Cost:
     return _cost(t, a.ne[1], _stored(a))
 
 
+def _grad_out_prod(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, b = src(node.src, 0), src(node.src, 1)
+
+    def of_a() -> Tensor:
+        return _outer(gy, ops.transpose(b), a)
+
+    return of_a, lambda: ops.transpose(mul_mat(a, gy))
+
+
 OUT_PROD = OpDef(
     name="out_prod",
     srcs=("a", "b"),
@@ -194,6 +232,7 @@ OUT_PROD = OpDef(
     cost=_out_prod_cost,
     inplace=(),
     label="Σ a⊗b",
+    grad=_grad_out_prod,
 )
 
 

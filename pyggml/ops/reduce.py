@@ -11,13 +11,15 @@ from math import prod
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import DType
 from ..errors import DTypeError, ShapeError, explain, user_site
-from ..opdef import DTypeRow, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
+from ..opdef import DTypeRow, Gradient, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
 from ..tensor import Ne, Tensor
 from ._axes import along, axes_of
 from ._common import BF16, F16, F32, I32, I64, is_number, is_whole, same_shape, src
+from ._gradients import spread
 from ._promote import INTEGERS, as_floats
 from .binary import sub
 from .copy import cast
@@ -92,6 +94,31 @@ def _cumsum_ref(a: Array) -> Array:
     return np.cumsum(a, axis=3)
 
 
+def _grad_sum(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a = src(node.src, 0)
+    return (lambda: spread(gy, a),)
+
+
+def _grad_mean(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a = src(node.src, 0)
+    return (lambda: spread(gy * (1 / a.ne[0]), a),)
+
+
+def _grad_cumsum(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    return (lambda: ops.sub(ops.add(gy, sum_rows(gy)), cumsum(gy)),)  # the sum from each element on
+
+
+def _grad_best(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Equal elements share the gradient."""
+    a = src(node.src, 0)
+
+    def of_a() -> Tensor:
+        best = ops.cast(ops.equal(a, node), F32)
+        return ops.mul(best, ops.div(gy, sum_rows(best)))
+
+    return (of_a,)
+
+
 def _define(
     name: str,
     shape: Callable[[Srcs, Params], Ne],
@@ -104,6 +131,7 @@ def _define(
     enums: Mapping[str, type[IntEnum]] | None = None,
     inplace: tuple[int, ...] = (),
     ranks: tuple[int, ...] = (0,),
+    grad: Callable[[Tensor, Tensor], Sequence[Gradient]] | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -118,16 +146,17 @@ def _define(
         label=label or f"{name}(a)",
         ranks=ranks,
         enums=enums or {},
+        grad=grad,
     )
 
 
-SUM = _define("sum", _one, {(F32,): F32, (F16,): F16, (BF16,): BF16}, _sum_ref, 1, ranks=())
-SUM_ROWS = _define("sum_rows", _one_per_row, {(F32,): F32, (I32,): I64, (I64,): I64}, _sum_rows_ref, 1)
+SUM = _define("sum", _one, {(F32,): F32, (F16,): F16, (BF16,): BF16}, _sum_ref, 1, ranks=(), grad=_grad_sum)
+SUM_ROWS = _define("sum_rows", _one_per_row, {(F32,): F32, (I32,): I64, (I64,): I64}, _sum_rows_ref, 1, grad=_grad_sum)
 _BEST: Mapping[DTypeRow, DType] = {(t,): t for t in (F32, F16, BF16, I32, I64)}
-MAX_ROWS = _define("max_rows", _one_per_row, _BEST, _max_rows_ref, 1)
-MIN_ROWS = _define("min_rows", _one_per_row, _BEST, _min_rows_ref, 1)
-MEAN = _define("mean", _one_per_row, {(F32,): F32}, _mean_ref, 1)
-CUMSUM = _define("cumsum", same_shape, {(F32,): F32}, _cumsum_ref, 1, inplace=(0,))
+MAX_ROWS = _define("max_rows", _one_per_row, _BEST, _max_rows_ref, 1, grad=_grad_best)
+MIN_ROWS = _define("min_rows", _one_per_row, _BEST, _min_rows_ref, 1, grad=_grad_best)
+MEAN = _define("mean", _one_per_row, {(F32,): F32}, _mean_ref, 1, grad=_grad_mean)
+CUMSUM = _define("cumsum", same_shape, {(F32,): F32}, _cumsum_ref, 1, inplace=(0,), grad=_grad_cumsum)
 COUNT_EQUAL = OpDef(
     name="count_equal",
     srcs=("a", "b"),

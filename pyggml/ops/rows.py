@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS, WRITABLE_BLOCKS, DType
-from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..opdef import Cost, DTypeRow, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, I64, src
+from ._common import BF16, F16, F32, I32, I64, given_ne, src
+from ._gradients import constant, dense, summed
 from .copy import copy_cost, stored_bytes
 
 __all__ = [
     "add_id",
     "get_rows",
+    "get_rows_back",
     "set_rows",
 ]
 
@@ -47,6 +51,56 @@ def _get_cost(t: Tensor) -> Cost:
 def _get_dtypes() -> dict[DTypeRow, DType]:
     rows = dict.fromkeys((F32, F16, BF16, *READABLE_BLOCKS), F32) | {t: t for t in (DType.I16, I32)}
     return {(a, i): y for a, y in rows.items() for i in (I32, I64)}
+
+
+def _grad_get(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, b = src(node.src, 0), src(node.src, 1)
+    return lambda: get_rows_back(gy, b, a), None
+
+
+def _back_shape(srcs: Srcs, params: Params) -> Ne:
+    a, b, ne = src(srcs, 0), src(srcs, 1), given_ne(params)
+    rule(a.ne[0] == ne[0], f"rows of a and of the result must be equally long, not {a.ne[0]} and {ne[0]}")
+    rule(b.ne[3] == 1, "b must have at most 3 dimensions")
+    rule(a.ne[1:] == b.ne[:3], f"b must have an index for each of a's rows: ne {list(a.ne[1:])}, not {list(b.ne)}")
+    rule(a.ne[2:] == ne[2:], f"a and the result must agree in ne[2], ne[3], not {list(a.ne[2:])} and {list(ne[2:])}")
+    return ne
+
+
+def _back_ref(a: Array, b: Array, ne0: int, ne1: int, ne2: int, ne3: int) -> Array:
+    _check_range(b, ne1)
+    out = np.zeros((ne3, ne2, ne1, ne0))
+    for i3, i2 in product(range(ne3), range(ne2)):
+        np.add.at(out[i3, i2], b[0, i3, i2], a[i3, i2])
+    return out
+
+
+def _grad_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    b = src(node.src, 1)
+    return lambda: get_rows(gy, b), None
+
+
+def _numbers(b: Tensor) -> Tensor:
+    """The numbers of b's rows, from 1 on: F32, ne [1, b.ne[1], b.ne[2], b.ne[3]]."""
+    n = constant(np.arange(1, b.ne[1] + 1, dtype=np.float32)[:, None], b)
+    return ops.repeat_4d(n, 1, *b.ne[1:])
+
+
+def _grad_set(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Of equal indices the last row of b stays, and the others have no gradient. Which rows stay is known by writing
+    their numbers with the same indices."""
+    a, b, c = src(node.src, 0), src(node.src, 1), src(node.src, 2)
+
+    def written() -> Tensor:
+        """For each row of a: the number of the row of b that it holds, or 0."""
+        none = ops.repeat_4d(constant(np.zeros(1, np.float32), b), 1, *a.ne[1:])
+        return set_rows(none, _numbers(b), c)
+
+    def of_b() -> Tensor:
+        ids = ops.repeat_4d(c, b.ne[1], b.ne[2], b.ne[3], 1)
+        return get_rows(gy, ids) * (get_rows(written(), ids) == _numbers(b))
+
+    return lambda: gy * (written() == 0), of_b, None
 
 
 def _set_shape(srcs: Srcs, params: Params) -> Ne:
@@ -84,6 +138,20 @@ GET_ROWS = OpDef(
     cost=_get_cost,
     inplace=(),
     label="a[b]",
+    grad=_grad_get,
+)
+GET_ROWS_BACK = OpDef(
+    name="get_rows_back",
+    srcs=("a", "b"),
+    params=("ne0", "ne1", "ne2", "ne3"),
+    shape=_back_shape,
+    dtypes={(F32, i): F32 for i in (I32, I64)},
+    ref=_back_ref,
+    kernel="get_rows_back",
+    cost=elementwise_cost(1),
+    inplace=(),
+    label="sum of a by b",
+    grad=_grad_back,
 )
 SET_ROWS = OpDef(
     name="set_rows",
@@ -97,6 +165,7 @@ SET_ROWS = OpDef(
     inplace=(),
     label="a[c] = b",
     writes=0,
+    grad=_grad_set,
 )
 
 
@@ -114,6 +183,17 @@ def _add_ref(a: Array, b: Array, ids: Array) -> Array:
     return a + b[0, 0][ids[0, 0]]
 
 
+def _grad_add_id(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    b, ids = src(node.src, 1), src(node.src, 2)
+
+    def of_b() -> Tensor:
+        g = summed(gy, (*gy.ne[:3], 1))
+        rows = ops.reshape_2d(dense(g), g.ne[0], g.ne[1] * g.ne[2])
+        return get_rows_back(rows, ops.reshape_1d(dense(ids), ids.n_elements), b)
+
+    return gy, of_b, None
+
+
 ADD_ID = OpDef(
     name="add_id",
     srcs=("a", "b", "ids"),
@@ -125,6 +205,7 @@ ADD_ID = OpDef(
     cost=elementwise_cost(1),
     inplace=(0,),
     label="a + b[ids]",
+    grad=_grad_add_id,
 )
 
 
@@ -146,6 +227,18 @@ def get_rows(a: Tensor, b: Tensor) -> Tensor:
     index out of range raises BackendError.
     """
     return record(GET_ROWS, (a, b), {})
+
+
+def get_rows_back(a: Tensor, b: Tensor, c: Tensor | Sequence[int]) -> Tensor:
+    """Rows of zeros, to which the rows of `a` are added where `b` says (ggml_get_rows_back), the gradient of
+    `get_rows`. In ne order result[:, b[i, j, k], j, k] is the sum over i of a[:, i, j, k].
+
+    a: F32 ne [n, r, b2, b3], any layout; b: ne [r, b2, b3], I32 or I64, 0 <= index < m; c: a tensor of the result's
+    shape, whose elements do not matter, or an ne: [n, m, b2, b3] (ggml: matrices). Result: F32, the rows of one index
+    added in their order. Raises ShapeError, DTypeError; BackendError as `get_rows`.
+    """
+    ne, rank = (c.ne, c.rank) if isinstance(c, Tensor) else ((*c, 1, 1, 1, 1)[:4], None)
+    return record(GET_ROWS_BACK, (a, b), dict(zip(GET_ROWS_BACK.params, ne, strict=True)), rank=rank)
 
 
 def set_rows(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

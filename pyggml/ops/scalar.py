@@ -7,14 +7,18 @@ NaN in, NaN out (but `fill`). Each `_inplace` variant writes its result over `a`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import DType
 from ..errors import DTypeError, explain, user_site
-from ..opdef import Cost, DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..opdef import Cost, DTypeRow, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, inplace, is_number, same_shape, src
+from ._gradients import as_f32, steps
 
 __all__ = [
     "add1",
@@ -51,6 +55,7 @@ SCALE = OpDef(
     cost=elementwise_cost(2),
     inplace=(0,),
     label="s a + b",
+    grad=lambda node, gy: (lambda: scale(gy, node.op_params["s"]),),
 )
 
 
@@ -84,6 +89,16 @@ def _clamp_ref(a: Array, min: float, max: float) -> Array:
     return np.minimum(np.maximum(a, min), max)
 
 
+def _grad_clamp(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    low, high = node.op_params["min"], node.op_params["max"]
+
+    def of_a() -> Tensor:
+        a = src(node.src, 0)
+        return gy * (ops.equal(node, a) if low <= high else ops.isnan(a))
+
+    return (of_a,)
+
+
 CLAMP = OpDef(
     name="clamp",
     srcs=("a",),
@@ -96,6 +111,7 @@ CLAMP = OpDef(
     cost=elementwise_cost(2),
     inplace=(0,),
     label="clamp(a, min, max)",
+    grad=_grad_clamp,
 )
 
 
@@ -114,6 +130,11 @@ def _leaky_relu_ref(a: Array, negative_slope: float) -> Array:
     return np.where(a < 0, a * negative_slope, a)
 
 
+def _grad_leaky_relu(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    slope = node.op_params["negative_slope"]
+    return (lambda: ops.where(ops.less(src(node.src, 0), 0), gy * slope, gy),)
+
+
 LEAKY_RELU = OpDef(
     name="leaky_relu",
     srcs=("a",),
@@ -125,6 +146,7 @@ LEAKY_RELU = OpDef(
     cost=elementwise_cost(2),
     inplace=(0,),
     label="leaky_relu(a)",
+    grad=_grad_leaky_relu,
 )
 
 
@@ -154,6 +176,19 @@ def _xielu_ref(a: Array, alpha_n: float, alpha_p: float, beta: float, eps: float
     return np.where(a > 0, above, (np.expm1(np.minimum(a, eps)) - a) * n + beta * a)
 
 
+def _grad_xielu(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    p = node.op_params
+    above, below = _xielu_factors(p["alpha_n"], p["alpha_p"], p["beta"])
+
+    def of_a() -> Tensor:
+        x = as_f32(src(node.src, 0))
+        low = ops.clamp(x, -np.inf, p["eps"])
+        bent = ops.expm1(low) if p["eps"] >= 0 else ops.exp(low) * (x <= p["eps"]) - 1
+        return gy * (ops.where(x > 0, x * (2 * above), bent * below) + p["beta"])
+
+    return (of_a,)
+
+
 XIELU = OpDef(
     name="xielu",
     srcs=("a",),
@@ -165,6 +200,7 @@ XIELU = OpDef(
     cost=elementwise_cost(20),
     inplace=(0,),
     label="xielu(a)",
+    grad=_grad_xielu,
 )
 
 
@@ -195,6 +231,7 @@ FILL = OpDef(
     cost=_fill_cost,
     inplace=(0,),
     label="c",
+    grad=steps,
 )
 
 
@@ -215,6 +252,10 @@ def _add1_ref(a: Array, b: Array) -> Array:
     return a + b.item()
 
 
+def _grad_add1(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    return gy, lambda: ops.sum(gy)
+
+
 ADD1 = OpDef(
     name="add1",
     srcs=("a", "b"),
@@ -226,6 +267,7 @@ ADD1 = OpDef(
     cost=elementwise_cost(1),
     inplace=(0,),
     label="a + b",
+    grad=_grad_add1,
 )
 
 

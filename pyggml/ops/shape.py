@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil, inf
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
-from ..opdef import Cost, OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor
 from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
+from ._gradients import dense, dense_rows, spread, summed
 from .copy import PLAIN_TYPES
 
 __all__ = [
@@ -19,6 +22,7 @@ __all__ = [
     "diag",
     "repeat",
     "repeat_4d",
+    "repeat_back",
     "timestep_embedding",
 ]
 
@@ -33,6 +37,28 @@ def _repeat_ref(a: Array, ne0: int, ne1: int, ne2: int, ne3: int) -> Array:
     return np.tile(a, [n // m for n, m in zip((ne3, ne2, ne1, ne0), a.shape, strict=True)])
 
 
+def _grad_repeat(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a = src(node.src, 0)
+    return (lambda: summed(gy, a),)
+
+
+def _repeat_back_shape(srcs: Srcs, params: Params) -> Ne:
+    a, ne = src(srcs, 0), given_ne(params)
+    rule(can_repeat(ne, a.ne), f"each of the result's ne {list(ne)} must divide that of a, {list(a.ne)}")
+    return ne
+
+
+def _repeat_back_ref(a: Array, ne0: int, ne1: int, ne2: int, ne3: int) -> Array:
+    ne = (ne3, ne2, ne1, ne0)
+    split = [m for n, k in zip(a.shape, ne, strict=True) for m in (n // k, k)]
+    return a.reshape(split).sum(axis=(0, 2, 4, 6))
+
+
+def _grad_repeat_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a = src(node.src, 0)
+    return (lambda: spread(gy, a),)
+
+
 def _concat_shape(srcs: Srcs, params: Params) -> Ne:
     a, b, dim = src(srcs, 0), src(srcs, 1), params["dim"]
     rule(is_whole(dim, 0) and dim < 4, f"dim must be 0, 1, 2 or 3, not {dim}")
@@ -43,6 +69,26 @@ def _concat_shape(srcs: Srcs, params: Params) -> Ne:
 
 def _concat_ref(a: Array, b: Array, dim: int) -> Array:
     return np.concatenate([a, b], axis=3 - dim)
+
+
+def _grad_concat(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, b, dim = src(node.src, 0), src(node.src, 1), node.op_params["dim"]
+
+    def part(s: Tensor, first: int) -> Tensor:
+        g = dense_rows(gy)
+        return ops.view_4d(g, *s.ne, *g.nb[1:], first * g.nb[dim])
+
+    return lambda: part(a, 0), lambda: part(b, a.ne[dim])
+
+
+def _grad_diag(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a = src(node.src, 0)
+
+    def diagonal() -> Tensor:
+        g = dense(gy)
+        return ops.reshape(ops.cont(ops.view_4d(g, 1, *node.ne[1:], g.nb[0] + g.nb[1], g.nb[2], g.nb[3], 0)), a)
+
+    return (diagonal,)
 
 
 def _diag_shape(srcs: Srcs, params: Params) -> Ne:
@@ -98,6 +144,20 @@ REPEAT = OpDef(
     cost=elementwise_cost(0),
     inplace=(),
     label="repeat(a)",
+    grad=_grad_repeat,
+)
+REPEAT_BACK = OpDef(
+    name="repeat_back",
+    srcs=("a",),
+    params=("ne0", "ne1", "ne2", "ne3"),
+    shape=_repeat_back_shape,
+    dtypes={(F32,): F32},
+    ref=_repeat_back_ref,
+    kernel="repeat_back",
+    cost=elementwise_cost(1),
+    inplace=(),
+    label="sum of a's repeats",
+    grad=_grad_repeat_back,
 )
 CONCAT = OpDef(
     name="concat",
@@ -110,6 +170,7 @@ CONCAT = OpDef(
     cost=elementwise_cost(0),
     inplace=(),
     label="concat(a, b)",
+    grad=_grad_concat,
     ranks=(0, 1),
 )
 DIAG = OpDef(
@@ -123,6 +184,7 @@ DIAG = OpDef(
     cost=elementwise_cost(0),
     inplace=(),
     label="diag(a)",
+    grad=_grad_diag,
 )
 TIMESTEP_EMBEDDING = OpDef(
     name="timestep_embedding",
@@ -166,6 +228,16 @@ def repeat_4d(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
 
 def _repeat(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, rank: int | None) -> Tensor:
     return record(REPEAT, (a,), {"ne0": ne0, "ne1": ne1, "ne2": ne2, "ne3": ne3}, rank=rank)
+
+
+def repeat_back(a: Tensor, b: Tensor | Sequence[int]) -> Tensor:
+    """`a` summed over its repeats of the shape of `b`: the gradient of `repeat` (ggml_repeat_back).
+
+    a: F32, any layout; each ne of `b` divides a's. b: a tensor, whose elements do not matter, or an ne. Result: F32, ne
+    of `b`, accumulated in double. Raises ShapeError, DTypeError.
+    """
+    ne, rank = (b.ne, b.rank) if isinstance(b, Tensor) else ((*b, 1, 1, 1, 1)[:4], None)
+    return record(REPEAT_BACK, (a,), dict(zip(REPEAT_BACK.params, ne, strict=True)), rank=rank)
 
 
 def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from .. import ops
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, ShapeError, explain, integer, user_site
-from ..opdef import Cost, OpDef, Params, Srcs, fail, record_view
+from ..errors import DTypeError, GraphError, ShapeError, explain, integer, user_site
+from ..opdef import Cost, Gradient, OpDef, Params, Part, Srcs, fail, record_view
 from ..tensor import Ne, Size, Tensor, contiguous_nb
 from ..var import ends
-from ._common import same_shape
+from ._common import same_shape, src
+from ._gradients import constant, dense, passed
 
 __all__ = [
     "permute",
@@ -36,7 +40,60 @@ def _nothing(t: Tensor) -> Cost:
     return Cost(0, 0, 0)
 
 
-def _define(name: str, params: tuple[str, ...], label: str) -> OpDef:
+def _grad_permuted(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    axes: Sequence[int] = node.op_params.get("axes", (1, 0, 2, 3))
+    back = [axes.index(i) for i in range(4)]  # gy's dimension axes[i] becomes dimension i
+    return (lambda: permute(gy, *back),)
+
+
+def _grad_view(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    return (lambda: _placed(node, gy, src(node.src, 0)),)
+
+
+def _placed(node: Tensor, gy: Tensor, a: Tensor) -> Part | Tensor:
+    """The gradient `gy` of a view of `a`, at its place in `a`. Elements that the view has more than once are added."""
+    if isinstance(node.view_offs, Size) or isinstance(a.view_offs, Size):
+        raise fail(VIEW, (a,), GraphError, "a view at an offset with a Var has no gradient")
+    size, start, steps = a.dtype.type_size, node.view_offs - a.view_offs, list(node.nb)
+    if any(n > 1 and step == 0 for n, step in zip(node.ne, steps, strict=True)):
+        ne = [n if step else 1 for n, step in zip(node.ne, steps, strict=True)]
+        gy = ops.repeat_back(gy, ne)
+    # dimensions of one element say nothing; the densest comes first, as the region's dimension 0 has no stride
+    axes = sorted((i for i in range(4) if gy.ne[i] > 1), key=lambda i: steps[i])
+    if not axes or steps[axes[0]] != size:
+        axes = [next(i for i in range(4) if i not in axes), *axes] if len(axes) < 4 else axes
+    ends = [size, *[gy.ne[i] * steps[i] for i in axes]]
+    apart = all(steps[i] >= end for i, end in zip(axes, ends, strict=False) if gy.ne[i] > 1)
+    inside = a.is_contiguous and start >= 0 and start + node.nbytes <= a.nbytes
+    if inside and apart and (gy.ne[axes[0]] == 1 or steps[axes[0]] == size):
+        order = [*axes, *[i for i in range(4) if i not in axes]]
+        g = gy if order == [0, 1, 2, 3] else permute(gy, *[order.index(i) for i in range(4)])
+        nb1, nb2, nb3 = (steps[i] // size * 4 for i in order[1:])
+        return Part(g, nb1, nb2, nb3, start // size * 4)
+    places = _places(node, a, steps, gy.ne)
+    g = ops.get_rows_back(reshape_2d(dense(gy), 1, gy.n_elements), constant(places, a), (1, a.n_elements, 1, 1))
+    return reshape(g, a)
+
+
+def _places(node: Tensor, a: Tensor, steps: Sequence[int], ne: Ne) -> Array:
+    """For each element of a view, which element of `a` it is, counted in ne order."""
+
+    def addresses(ne: Ne, nb: Sequence[int], offset: int) -> Array:
+        at = [np.arange(n, dtype=np.int64) * step for n, step in zip(ne, nb, strict=True)]
+        return (offset + at[3][:, None, None, None] + at[2][:, None, None] + at[1][:, None] + at[0]).reshape(-1)
+
+    known, index = np.unique(addresses(a.ne, a.nb, a.view_offs), return_index=True)
+    wanted = addresses(ne, steps, node.view_offs)
+    at = np.searchsorted(known, wanted).clip(max=len(known) - 1)
+    if not np.array_equal(known[at], wanted):
+        text = "the view has elements that are none of a's, which have no gradient here: view a dense tensor"
+        raise GraphError(explain(VIEW.name, text, [("view", node.describe()), ("a", a.describe())], node.site))
+    return index[at].astype(np.int32)
+
+
+def _define(
+    name: str, params: tuple[str, ...], label: str, grad: Callable[[Tensor, Tensor], Sequence[Gradient]]
+) -> OpDef:
     return OpDef(
         name=name,
         srcs=("a",),
@@ -48,13 +105,14 @@ def _define(name: str, params: tuple[str, ...], label: str) -> OpDef:
         cost=_nothing,
         inplace=(),
         label=label,
+        grad=grad,
     )
 
 
-RESHAPE = _define("reshape", (), "reshape(a)")
-VIEW = _define("view", ("offset",), "view(a)")
-PERMUTE = _define("permute", ("axes",), "permute(a)")
-TRANSPOSE = _define("transpose", (), "transpose(a)")
+RESHAPE = _define("reshape", (), "reshape(a)", passed)
+VIEW = _define("view", ("offset",), "view(a)", _grad_view)
+PERMUTE = _define("permute", ("axes",), "permute(a)", _grad_permuted)
+TRANSPOSE = _define("transpose", (), "transpose(a)", _grad_permuted)
 
 _NO_PARAMS: Params = {}
 _MAX_STRIDE = 2**63 - 1

@@ -51,7 +51,7 @@ class _OfOneOp(ExampleDatabase):
         self._base.delete(key + self._op, value)
 
 
-def _search(check: Callable[..., None], op: str, max_examples: int | None, *drawn: st.SearchStrategy[Any]) -> None:
+def search(check: Callable[..., None], op: str, max_examples: int | None, *drawn: st.SearchStrategy[Any]) -> None:
     """Run `check` on drawn examples. The number of examples and whether they are the same each time follow from the
     profile of hypothesis in use."""
     profile = settings() if max_examples is None else settings(max_examples=max_examples)
@@ -87,8 +87,8 @@ def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, m
         run_case(case, level, n_threads)
 
     levels = levels_of(op.name) if isa is None else [isa]
-    drawn = _cases(op, cases)
-    _search(check, op.name, max_examples, drawn, st.sampled_from(levels), st.sampled_from([1, 2]))
+    drawn = cases_for(op, cases)
+    search(check, op.name, max_examples, drawn, st.sampled_from(levels), st.sampled_from([1, 2]))
 
 
 def check_kernel(
@@ -120,7 +120,7 @@ def check_kernel(
         assume(node.op == op.name and node.dtype is dst and own == [*srcs])
         run_case(case, "generic", n_threads, kernel)
 
-    _search(check, op.name, max_examples, _cases(op, cases), st.sampled_from([1, 2]))
+    search(check, op.name, max_examples, cases_for(op, cases), st.sampled_from([1, 2]))
 
 
 def check_backend(
@@ -149,13 +149,14 @@ def check_backend(
                 compare(*found, case.nmse)
 
     for name in sorted(STRATEGIES if ops is None else ops):
-        _search(check, name, max_examples, _cases(OPS[name], None))
+        search(check, name, max_examples, cases_for(OPS[name], None))
     if not computed:
         raise BackendError(f"the backend {b.name} has computed none of these ops: its supports_op refused all cases")
     return list(computed)
 
 
-def _cases(op: OpDef, cases: Cases | None) -> Cases:
+def cases_for(op: OpDef, cases: Cases | None) -> Cases:
+    """The cases that are given, else those of the op's strategy, else those that follow from its definition."""
     return cases if cases is not None else STRATEGIES[op.name] if op.name in STRATEGIES else cases_of(op)
 
 

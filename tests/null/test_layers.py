@@ -24,6 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("opdef",),
     ("ops", "inspect.watch"),
     ("graph",),
+    ("learn.gradients",),
     ("buffers.alloc",),
     ("backends.protocol", "backends.repeats"),
     ("backends.ref", "backends.cpu", "backends.quantize"),

@@ -1,4 +1,5 @@
-"""Cases of cpy, cast, cont, dup, get_rows, set_rows, repeat, concat, arange. All of them are exact."""
+"""Cases of cpy, cast, cont, dup, get_rows, set_rows, repeat, concat, arange, which are exact, and of the sums that are
+the gradients of get_rows and repeat."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
@@ -46,6 +47,11 @@ def values_for(t: DType) -> Values:
     if t.is_quantized:
         return gaussian
     return integers(t) if t.name.startswith("I") else special
+
+
+def positive(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """What does not cancel in sums."""
+    return np.abs(gaussian(rng, shape))
 
 
 @st.composite
@@ -157,6 +163,26 @@ def repeat_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def repeat_back_cases(draw: st.DrawFn) -> Case:
+    ne = (draw(LENGTHS | st.sampled_from([1, 1])), *(draw(st.integers(1, 3)) for _ in range(3)))
+    a_ne = tuple(n * draw(st.sampled_from([1, 1, 2, 3, 70 if i else 3])) for i, n in enumerate(ne[:2]))
+    a_ne = (*a_ne, *(n * draw(st.integers(1, 2)) for n in ne[2:]))
+    a = Src(DType.F32, a_ne, draw(st.sampled_from(PERMUTES)), 0, positive)
+    return Case((a,), lambda a: gg.repeat_back(a, ne), 1e-13, draw(SEEDS))
+
+
+@st.composite
+def get_rows_back_cases(draw: st.DrawFn) -> Case:
+    n, m, b2, b3 = draw(shapes(DType.F32))
+    r = draw(st.integers(1, 20))
+    a = Src(DType.F32, (n, r, b2, b3), draw(st.sampled_from(PERMUTES)), 0, positive)
+    i_type = draw(st.sampled_from([DType.I32, DType.I64]))
+    permute = draw(st.sampled_from([None, (1, 0, 2, 3)]))
+    b = Src(i_type, (r, b2, b3), permute, 0, lambda rng, shape: rng.integers(0, m, shape))
+    return Case((a, b), lambda a, b: gg.get_rows_back(a, b, (n, m, b2, b3)), 1e-12, draw(SEEDS))
+
+
+@st.composite
 def concat_cases(draw: st.DrawFn) -> Case:
     t = draw(st.one_of(st.sampled_from(PLAIN_TYPES), st.sampled_from(READABLE_BLOCKS)))
     a_ne, dim = draw(shapes(t)), draw(st.integers(0, 3))
@@ -183,8 +209,10 @@ STRATEGIES = {
     "cont": cont_cases(),
     "dup": dup_cases(),
     "get_rows": get_rows_cases(),
+    "get_rows_back": get_rows_back_cases(),
     "set_rows": set_rows_cases(),
     "repeat": repeat_cases(),
+    "repeat_back": repeat_back_cases(),
     "concat": concat_cases(),
     "arange": arange_cases(),
 }

@@ -77,6 +77,13 @@ def add1_cases(draw: st.DrawFn) -> Case:
     return Case((a, b), draw(st.sampled_from([gg.add1, gg.add1_inplace])), NMSE[a.dtype], draw(st.integers(0, 99)))
 
 
+@st.composite
+def back_cases(draw: st.DrawFn, name: str) -> Case:
+    b = draw(sources())
+    a = Src(gg.F32, b.ne, draw(st.sampled_from(PERMUTES)))
+    return Case((a, b), getattr(gg, f"{name}_back"), 1e-12, draw(st.integers(0, 99)))
+
+
 INEXACT = [
     "silu",
     "gelu",
@@ -120,4 +127,5 @@ STRATEGIES = {
     "xielu": cases([with_numbers(gg.xielu, 0.8, 0.7, 0.5, 1e-6), with_numbers(gg.xielu, -1.0, 2.0, 0.0, -1e-6)]),
     "fill": cases([with_numbers(gg.fill, 2.4), with_numbers(gg.fill_inplace, float("-inf"))], exact=True),
     "add1": add1_cases(),
+    **{f"{name}_back": back_cases(name) for name in ("silu", "gelu", "gelu_quick", "gelu_erf")},
 }

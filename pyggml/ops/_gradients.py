@@ -1,0 +1,68 @@
+"""What the gradients of several families of ops are made of.
+
+Gradients are recorded with ops of all families. Those are looked up in the package when a gradient is recorded (`from
+.. import ops`), as families need each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .. import ops
+from ..opdef import Gradient
+from ..tensor import Context, Ne, Tensor
+from ._common import F32
+
+
+def as_f32(t: Tensor) -> Tensor:
+    """`t` in F32, the type of gradients and of what they are computed from."""
+    return t if t.dtype is F32 else ops.cast(t, F32)
+
+
+def dense(t: Tensor) -> Tensor:
+    """`t` itself where it is contiguous, else a copy."""
+    return t if t.is_contiguous else ops.cont(t)
+
+
+def dense_rows(t: Tensor) -> Tensor:
+    """`t` itself where its rows are dense, else a copy."""
+    return t if t.ne[0] == 1 or t.nb[0] == t.dtype.type_size else ops.cont(t)
+
+
+def in_shape(g: Tensor, a: Tensor) -> Tensor:
+    """The elements of `g` in the shape of `a`."""
+    return g if g.ne == a.ne else ops.reshape(dense(g), a)
+
+
+def summed(g: Tensor, a: Tensor | Ne) -> Tensor:
+    """`g` summed to the shape of `a`, which was repeated to that of `g`."""
+    return g if g.ne == (a.ne if isinstance(a, Tensor) else a) else ops.repeat_back(g, a)
+
+
+def spread(g: Tensor, a: Tensor) -> Tensor:
+    """`g` repeated to the shape of `a`."""
+    return g if g.ne == a.ne else ops.repeat(g, a)
+
+
+def constant(values: object, beside: Tensor) -> Tensor:
+    """A leaf with these values, in the context of the nodes that are recorded next."""
+    return (Context.current() or beside.ctx).from_numpy(np.asarray(values))
+
+
+def zeros(a: Tensor) -> Callable[[], Tensor]:
+    """The gradient of a source on which the result does not depend, or depends in steps."""
+    return lambda: ops.repeat_4d(constant(np.zeros(1, np.float32), a), *a.ne)
+
+
+def steps(node: Tensor, gy: Tensor) -> tuple[Gradient, ...]:
+    """The gradients of an op whose result changes in steps: 0."""
+    return tuple(None if s is None else zeros(s) for s in node.src)
+
+
+def passed(node: Tensor, gy: Tensor) -> tuple[Gradient, ...]:
+    """The gradient of an op that moves its only source, in order, to where it is dense or of another shape or type."""
+    a = node.src[0]
+    assert a is not None
+    return (lambda: in_shape(gy, a),)
