@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from .inspect.dot import dump_dot, render
     from .inspect.page import inspect
     from .learn.gradients import grad
+    from .learn.lora import LoRA
+    from .learn.optimisers import SGD, AdamW
     from .llm.batch import Batch
     from .llm.generate.chat import ChatSession
     from .llm.model import Model, load_model
@@ -105,6 +107,7 @@ __all__ = [
     "Q8_K",
     "TQ1_0",
     "TQ2_0",
+    "AdamW",
     "AllocError",
     "BackendError",
     "BatchError",
@@ -119,9 +122,11 @@ __all__ = [
     "Graph",
     "GraphError",
     "KVCacheFull",
+    "LoRA",
     "Model",
     "OpDef",
     "ModelError",
+    "SGD",
     "SamplerError",
     "SamplingParams",
     "Scheduler",
@@ -158,6 +163,8 @@ _LATER = {
     **dict.fromkeys(("dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
     "grad": "learn.gradients",
+    "LoRA": "learn.lora",
+    **dict.fromkeys(("AdamW", "SGD"), "learn.optimisers"),
     "Batch": "llm.batch",
     "ChatSession": "llm.generate.chat",
     "SamplingParams": "llm.samplers",
