@@ -85,6 +85,8 @@ class OpDef:
               same elements in the same order; any other overlap is refused when the op is recorded
     label     how a graph drawing shows it
     writes    index of the source that the result is a view of (cpy, set_rows); None for other ops
+    changes   indices of sources that it writes over besides, in their memory. `ref` of such an op gives a tuple: the
+              result, and what these sources become
     enums     the parameters that are members of an enumeration; the user gives them by number or by name, in any case
     infinite  the parameters that may be infinite or NaN; `shape` refuses values that make no sense
     host      computes a node in Python, on any backend of the host: (node, its sources, ith, nth), task ith of nth.
@@ -109,6 +111,7 @@ class OpDef:
     inplace: tuple[int, ...]
     label: str
     writes: int | None = None
+    changes: tuple[int, ...] = ()
     enums: Mapping[str, type[IntEnum]] = field(default_factory=dict[str, type[IntEnum]])
     ranks: tuple[int, ...] = (0,)
     infinite: tuple[str, ...] = ()
@@ -129,6 +132,15 @@ class OpDef:
 
 def _from_here(op: OpDef) -> bool:
     return (op.shape.__module__ or "").startswith("pyggml.ops")  # None: of a snippet that ran by exec
+
+
+def written_by(t: Tensor) -> list[Tensor]:
+    """The owners of the memory that a node writes over: those of its target and of the sources that it changes."""
+    op = OPS[t.op]
+    if op.kernel is None or (t.view_src is None and not op.changes):
+        return []
+    changed = [s.root for i in op.changes if (s := t.src[i]) is not None]
+    return changed if t.view_src is None else [t.view_src, *changed]
 
 
 def opdef_of(t: Tensor) -> OpDef:
@@ -262,7 +274,8 @@ def record(
     assert base is not None
     if base.dtype is not dtype or base.ne != ne:
         raise fail(op, srcs, ShapeError, f"the result ({dtype.name} ne {list(ne)}) does not fit into {op.role(target)}")
-    _check_memory(op, srcs, target)
+    for i in (target, *op.changes):
+        _check_memory(op, srcs, i)
     return _new(op, srcs, params, ctx, dtype, ne, base.nb, base.rank, base.root, base.view_offs)
 
 

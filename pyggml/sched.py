@@ -15,7 +15,7 @@ from .errors import BackendError, GraphError
 from .graph import Graph
 from .inspect.watch import Patterns, Watches
 from .lock import Lock, changing, locked
-from .opdef import OPS
+from .opdef import OPS, written_by
 from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor
 from .var import largest
 
@@ -282,10 +282,9 @@ class Scheduler:
     def _can_write(self, backend: str, t: Tensor, own: Mapping[Tensor, str]) -> bool:
         """Whether `backend` reaches the memory that `t` writes through a view. Host memory is reached by every backend
         that computes on the host."""
-        if t.view_src is None or OPS[t.op].kernel is None:
-            return True
-        b, buft = self.backends[backend], self._buft_of(t.view_src, own)
-        return b.supports_buft(buft) or not {b.buft, buft} & {*Buffer.device_types}
+        b, devices = self.backends[backend], {*Buffer.device_types}
+        bufts = [self._buft_of(root, own) for root in written_by(t)]
+        return all(b.supports_buft(buft) or not {b.buft, buft} & devices for buft in bufts)
 
     def _buft_of(self, root: Tensor, own: Mapping[Tensor, str]) -> str:
         """The buffer type that `root` is or will be in; `own`: the backends of nodes."""
@@ -328,13 +327,12 @@ class Scheduler:
             for s in needs:
                 if s not in splits[-1].inputs:
                     splits[-1].inputs[s] = _copy_of(s, name)
-            if t.view_src is not None:
-                written.add(t.view_src)
+            written.update(written_by(t))
         return splits
 
     def _needs_copy(self, s: Tensor, t: Tensor, backend: str, buft_of: Callable[[Tensor], str]) -> bool:
         """Whether `backend` cannot read source `s` of `t` where it is. What `t` writes through is never copied."""
-        if OPS[t.op].kernel is None or s.root is t.view_src:
+        if OPS[t.op].kernel is None or any(s.root is root for root in written_by(t)):
             return False
         return not self.backends[backend].supports_buft(buft_of(s.root))
 
@@ -407,9 +405,9 @@ def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: 
 
 def _refuse_read_only(graph: Graph) -> None:
     for t in graph.nodes:
-        root = t.view_src
-        if root is not None and root.buffer is not None and not root.buffer.writable and OPS[t.op].kernel is not None:
-            raise node_error(t, f"the result would be written into {root.describe()}, which is read-only")
+        for root in written_by(t):
+            if root.buffer is not None and not root.buffer.writable:
+                raise node_error(t, f"the result would be written into {root.describe()}, which is read-only")
 
 
 def _copy_of(s: Tensor, backend: str) -> Tensor:

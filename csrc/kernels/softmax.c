@@ -1,4 +1,5 @@
-// soft_max (with mask, scale, ALiBi, sinks), diag_mask_inf and diag_mask_zero, tri. dst may be the source: no restrict.
+// soft_max (with mask, scale, ALiBi, sinks) and its gradient, diag_mask_inf, diag_mask_zero, tri. dst may be the
+// source: no restrict.
 #include "simd/rows.h"
 #include "kernels/softmax.h"
 
@@ -107,6 +108,33 @@ int PG_FN(soft_max_any)(const pg_task *t, int ith, int nth) {
       j.slope_rest = (float)(slope - j.slope);
     }
     (m->type == PG_F32 ? row_mask_f32 : row_mask_f16)(&j);
+  }
+  return PG_OK;
+}
+
+// src[0]: the gradient g of the result y, src[1]: y; param: scale. dst = scale y (g - sum of g y over the row).
+int PG_FN(soft_max_ext_back_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *d = &t->dst;
+  const int64_t n = d->ne[0];
+  const vf scale = vf_set1((float)t->param[0]);
+  const pg_range r = pg_share(pg_n_rows(d), ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx at = pg_unravel(d, ir);
+    float *pd = (float *)pg_row_at(d, at.i1, at.i2, at.i3);
+    const float *g = (const float *)pg_row_at(&t->src[0], at.i1, at.i2, at.i3);
+    const float *y = (const float *)pg_row_at(&t->src[1], at.i1, at.i2, at.i3);
+    double sum = 0;
+    int64_t i = 0;
+    while (i + VF_N <= n) {
+      const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
+      vf part = vf_zero();
+      for (; i <= end; i += VF_N) part = vf_fma(vf_load(g + i), vf_load(y + i), part);
+      sum += vf_sum(part);
+    }
+    for (; i < n; i++) sum += (double)g[i] * y[i];
+    const vf dot = vf_set1((float)sum);
+    for (i = 0; i + VF_N <= n; i += VF_N) vf_store(pd + i, scale * vf_load(y + i) * (vf_load(g + i) - dot));
+    for (; i < n; i++) pd[i] = (float)t->param[0] * y[i] * (g[i] - (float)sum);
   }
   return PG_OK;
 }

@@ -4,19 +4,20 @@
 
 // Scratch memory in whole cache lines: the columns by expert [n_used * n_tokens], then where each expert's columns end
 // [n_expert]. Every thread sorts for itself, because that takes less time than waiting for one that does.
-static inline int64_t pg_sorted_bytes(const pg_task *t) {
-  const pg_tensor *as = &t->src[0], *ids = &t->src[2];
-  return pg_plus(pg_times(pg_plus(pg_times(ids->ne[0], ids->ne[1]), as->ne[2]), 4), 63) / 64 * 64;
+static inline int64_t pg_sorted_bytes_of(const pg_tensor *ids, int64_t n_expert) {
+  return pg_plus(pg_times(pg_plus(pg_times(ids->ne[0], ids->ne[1]), n_expert), 4), 63) / 64 * 64;
 }
+
+static inline int64_t pg_sorted_bytes(const pg_task *t) { return pg_sorted_bytes_of(&t->src[2], t->src[0].ne[2]); }
 
 static inline int32_t pg_expert_of(const pg_tensor *ids, int64_t c) {
   return *(const int32_t *)(ids->data + c % ids->ne[0] * ids->nb[0] + c / ids->ne[0] * ids->nb[1]);
 }
 
 // A counting sort. end[e]: one past the last column of expert e. PG_E_INDEX: an id that is no expert's.
-static inline int pg_sort_columns(const pg_task *t, int32_t *list, int32_t *end) {
+static inline int pg_sort_columns_of(const pg_task *t, int64_t n_expert, int32_t *list, int32_t *end) {
   const pg_tensor *ids = &t->src[2];
-  const int64_t n_expert = t->src[0].ne[2], n = ids->ne[0] * ids->ne[1];
+  const int64_t n = ids->ne[0] * ids->ne[1];
   memset(end, 0, n_expert * sizeof *end);
   for (int64_t c = 0; c < n; c++) {
     const int32_t e = pg_expert_of(ids, c);
@@ -31,4 +32,8 @@ static inline int pg_sort_columns(const pg_task *t, int32_t *list, int32_t *end)
   }
   for (int64_t c = 0; c < n; c++) list[end[pg_expert_of(ids, c)]++] = (int32_t)c;
   return PG_OK;
+}
+
+static inline int pg_sort_columns(const pg_task *t, int32_t *list, int32_t *end) {
+  return pg_sort_columns_of(t, t->src[0].ne[2], list, end);
 }

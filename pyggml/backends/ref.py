@@ -53,7 +53,14 @@ def compute_node(t: Tensor, resolve: Resolve = lambda s: s) -> None:
     sources = [None if s is None else load(resolve(s)) for s in t.src]
     try:
         with np.errstate(all="ignore"):
-            values = np.asarray(op.ref(*sources, **params))
+            values = op.ref(*sources, **params)
+            if op.changes:
+                values, *changed = values
+                for i, a in zip(op.changes, changed, strict=True):
+                    s = t.src[i]
+                    assert s is not None
+                    s.store(a)
+            values = np.asarray(values)
             if blocks:
                 _stored_rows(t)[...] = values
             elif t.dtype.is_quantized and op.writes is not None:

@@ -15,7 +15,7 @@ from ..buffers.overlap import may_overlap, same_elements
 from ..dtypes import DType
 from ..errors import DTypeError, GraphError, OneSite, ShapeError, explain, user_site
 from ..graph import Graph
-from ..opdef import OPS, Part
+from ..opdef import OPS, Part, written_by
 from ..ops._gradients import as_f32, dense
 from ..tensor import FLAG_PARAM, Context, Tensor
 
@@ -65,13 +65,12 @@ def expand(graph: Graph, loss: Tensor, grad_accs: Mapping[Tensor, Tensor] | None
         raise GraphError(f"{what}: {loss.describe()} depends on no parameter; mark them with set_param()")
     accs = {} if grad_accs is None else dict(grad_accs)
     for t, acc in accs.items():
-        if t not in params:
+        if t not in {*params}:
             raise GraphError(f"{what}: grad_accs has {t.describe()}, which is no parameter of this graph")
         if acc.dtype is not DType.F32 or acc.ne != t.ne:
             raise ShapeError(f"{what}: the accumulator of {t.describe()} must be F32 of its ne, not {acc.describe()}")
     with OneSite():
-        order = [*(t for t in graph.leafs if t in below), *(t for t in graph.nodes if t in below)]
-        found = _walk(what, order, loss, _seed(what, loss, None), params)
+        found = _walk(what, [*graph.leafs, *graph.nodes], loss, _seed(what, loss, None), params)
         for t, acc in accs.items():
             found[t] = ops.add_inplace(acc, found[t]).set_name(found[t].name)
     for t in params:
@@ -129,13 +128,14 @@ def _below(y: Tensor) -> list[Tensor]:
 
 
 def _walk(what: str, order: Sequence[Tensor], y: Tensor, gy: Tensor, wrt: Sequence[Tensor]) -> dict[Tensor, Tensor]:
-    """The gradients of all tensors between `wrt` and `y`, those of `wrt` dense, of their shapes and named."""
+    """The gradients of all tensors between `wrt` and `y`, those of `wrt` dense, of their shapes and named. `order`: all
+    that runs, sources before their readers."""
     wanted = set(wrt)
     for t in order:
         if t.dtype.is_float and any(s in wanted for s in t.src):
             wanted.add(t)
     memory, given = _Memory(order), {gy, *order}
-    memory.check_reads(wanted)
+    memory.check_reads(y, wanted)
     found = {y: gy} if y in wanted else {}
     for t in reversed(order):
         if t in found and any(s in wanted for s in t.src):
@@ -207,18 +207,19 @@ class _Memory:
         self.at = {t: i for i, t in enumerate(order)}
         self.writers: dict[Tensor, list[Tensor]] = {}
         for t in order:
-            if t.view_src is not None and OPS[t.op].kernel is not None and t.op != "dup":  # dup_inplace changes nothing
-                self.writers.setdefault(t.view_src, []).append(t)
+            if t.op not in ("none", "dup"):  # dup_inplace changes nothing
+                for root in written_by(t):
+                    self.writers.setdefault(root, []).append(t)
 
-    def check_reads(self, wanted: Container[Tensor | None]) -> None:
-        """Raise GraphError when a node reads what another one has written without having it as a source, and the
-        gradient of either is wanted."""
+    def check_reads(self, y: Tensor, wanted: Container[Tensor | None]) -> None:
+        """Raise GraphError when a node that `y` depends on reads what another one has written without having it as a
+        source, and the gradient of either is wanted."""
         if not self.writers:
             return
-        for t, at in self.at.items():
+        for t in _below(y):
             for s in t.src:
                 for w in self._later(s):
-                    if s is not None and self.at[w] < at and (s in wanted or w in wanted):
+                    if s is not None and self.at[w] < self.at[t] and (s in wanted or w in wanted):
                         text = f"{s.describe()} is read after {w.op} has written over it: read the result of {w.op}"
                         raise GraphError(explain(t.op, text, [("node", t.describe()), ("by", _at(w))], t.site))
 

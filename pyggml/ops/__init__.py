@@ -14,8 +14,10 @@ from . import glu as _glu
 from . import im2col as _im2col
 from . import interpolate as _interpolate
 from . import linear_attn as _linear_attn
+from . import loss as _loss
 from . import matmul as _matmul
 from . import norm as _norm
+from . import opt_step as _opt_step
 from . import pad as _pad
 from . import pooling as _pooling
 from . import reduce as _reduce
@@ -44,8 +46,10 @@ from .glu import *
 from .im2col import *
 from .interpolate import *
 from .linear_attn import *
+from .loss import *
 from .matmul import *
 from .norm import *
+from .opt_step import *
 from .pad import *
 from .pooling import *
 from .reduce import *
@@ -76,8 +80,10 @@ __all__ += _glu.__all__
 __all__ += _im2col.__all__
 __all__ += _interpolate.__all__
 __all__ += _linear_attn.__all__
+__all__ += _loss.__all__
 __all__ += _matmul.__all__
 __all__ += _norm.__all__
+__all__ += _opt_step.__all__
 __all__ += _pooling.__all__
 __all__ += _pad.__all__
 __all__ += _reduce.__all__

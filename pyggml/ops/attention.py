@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import CACHE_TYPES
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import OPS, Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F32, MAX_F32, src
+from ._gradients import constant
 from ._mask import MASKS, SINKS, biased, check_mask, check_sinks, sink_scores
+from .matmul import outer_summed
 
 __all__ = [
     "flash_attn_ext",
@@ -69,6 +75,50 @@ def _mixed(e: Array, seen: Array, v: Array) -> Array:
     return np.stack([(e[t, seen[t], None] * v[seen[t]]).sum(axis=0) for t in range(len(e))])
 
 
+def _called(entry: Gradient) -> Tensor:
+    g = entry() if callable(entry) else entry
+    assert isinstance(g, Tensor)
+    return g
+
+
+def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Through the weights, which are recorded as a matrix for each head: ne [n_kv, n_tokens, n_head, n_batch]."""
+    q, k, v, mask, sinks = src(node.src, 0), src(node.src, 1), src(node.src, 2), node.src[3], node.src[4]
+    scale, cap = node.op_params["scale"], node.op_params["logit_softcap"]
+    g = ops.permute(gy, 0, 2, 1, 3)  # tokens before heads
+
+    @cache
+    def capped() -> Tensor:
+        return ops.tanh(ops.mul_mat(k, q) * (scale / cap))
+
+    @cache
+    def weights() -> Tensor:
+        """A token that sees no key has weights of 0 with sinks, and NaN without: there is one, beside which every key
+        has all of the weight."""
+        nothing = constant(np.full(q.ne[2], -MAX_F32, np.float32), q) if sinks is None else sinks
+        scores, factor = (capped() * cap, 1.0) if cap else (ops.mul_mat(k, q), scale)
+        return ops.soft_max_ext(scores, mask, factor, node.op_params["max_bias"], nothing)
+
+    @cache
+    def of_soft_max() -> Sequence[Gradient]:
+        grad = OPS["soft_max"].grad
+        assert grad is not None
+        return grad(weights(), ops.mul_mat(v, g))
+
+    @cache
+    def of_scores() -> Tensor:
+        gs = _called(of_soft_max()[0])
+        return gs * (1 - ops.sqr(capped())) * scale if cap else gs
+
+    return (
+        lambda: ops.out_prod(k, ops.transpose(of_scores())),
+        lambda: outer_summed(q, of_scores(), k),
+        lambda: outer_summed(g, weights(), v),
+        None if mask is None else lambda: _called(of_soft_max()[1]),
+        None if sinks is None else lambda: _called(of_soft_max()[2]),
+    )
+
+
 def _cost(t: Tensor) -> Cost:
     q, k, v = src(t.src, 0), src(t.src, 1), src(t.src, 2)
     scores = q.n_rows * k.ne[1]
@@ -87,6 +137,7 @@ FLASH_ATTN_EXT = OpDef(
     cost=_cost,
     inplace=(),
     label="softmax(q k) v",
+    grad=_grad,
 )
 
 

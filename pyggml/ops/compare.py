@@ -5,16 +5,18 @@ Operands are tensors, NumPy arrays and numbers; types and shapes as in `pyggml.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import DType
-from ..opdef import DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..opdef import DTypeRow, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, I64, can_repeat
+from ._common import BF16, F16, F32, I32, I64, can_repeat, src
+from ._gradients import summed
 from ._promote import of_one_type, operand
 from .copy import PLAIN_TYPES
 
@@ -57,6 +59,22 @@ def _repeated(f: Callable[..., Array]) -> Callable[..., Array]:
     return ref
 
 
+def _grad_best(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Equal elements share the gradient."""
+    a, b = src(node.src, 0), src(node.src, 1)
+
+    def of(x: Tensor) -> Tensor:
+        share = ops.cast(equal(x, node), F32) - ops.cast(equal(a, b), F32) * 0.5
+        return summed(gy * share, x)
+
+    return lambda: of(a), lambda: of(b)
+
+
+def _grad_where(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    c, a, b = src(node.src, 0), src(node.src, 1), src(node.src, 2)
+    return None, lambda: summed(where(c, gy, 0.0), a), lambda: summed(where(c, 0.0, gy), b)
+
+
 def _define(
     name: str,
     ref: Callable[..., Array],
@@ -64,6 +82,7 @@ def _define(
     label: str,
     inplace: tuple[int, ...] = (),
     srcs: tuple[str, ...] = ("a", "b"),
+    grad: Callable[[Tensor, Tensor], Sequence[Gradient]] | None = None,
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -77,6 +96,7 @@ def _define(
         inplace=inplace,
         label=label,
         ranks=tuple(range(len(srcs))),
+        grad=grad,
     )
 
 
@@ -86,9 +106,9 @@ LESS = _define("less", np.less, _COMPARED, "a < b")
 LESS_EQUAL = _define("less_equal", np.less_equal, _COMPARED, "a ≤ b")
 GREATER = _define("greater", np.greater, _COMPARED, "a > b")
 GREATER_EQUAL = _define("greater_equal", np.greater_equal, _COMPARED, "a ≥ b")
-MAXIMUM = _define("maximum", np.maximum, _PICKED, "max(a, b)", (0, 1))
-MINIMUM = _define("minimum", np.minimum, _PICKED, "min(a, b)", (0, 1))
-WHERE = _define("where", np.where, _CHOSEN, "c ? a : b", (1, 2), ("c", "a", "b"))
+MAXIMUM = _define("maximum", np.maximum, _PICKED, "max(a, b)", (0, 1), grad=_grad_best)
+MINIMUM = _define("minimum", np.minimum, _PICKED, "min(a, b)", (0, 1), grad=_grad_best)
+WHERE = _define("where", np.where, _CHOSEN, "c ? a : b", (1, 2), ("c", "a", "b"), _grad_where)
 
 
 def _pair(op: OpDef, a: Any, b: Any) -> Tensor:

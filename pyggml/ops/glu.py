@@ -7,14 +7,16 @@ infinity in the other half gives NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..opdef import Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, src
+from ._gradients import as_f32, dense_rows
 from .unary import gelu_erf_factor, gelu_factor, gelu_quick_factor, sigmoid_of
 
 __all__ = [
@@ -59,7 +61,35 @@ def _gate_and_value(a: Array, b: Array | None, swapped: bool) -> tuple[Array, Ar
     return (second, first) if swapped else (first, second)
 
 
-def _define(name: str, ref: Callable[..., Array], label: str, flops: int, numbers: tuple[str, ...] = ()) -> OpDef:
+# (gradient of the result, gate, value, the op's numbers) -> the gradient of the gate, or of the value
+Slope = Callable[..., Tensor]
+
+
+def _define(
+    name: str,
+    ref: Callable[..., Array],
+    of_gate: Slope,
+    of_value: Slope,
+    label: str,
+    flops: int,
+    numbers: tuple[str, ...] = (),
+) -> OpDef:
+    def grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+        a, b = as_f32(src(node.src, 0)), node.src[1]
+        given = [node.op_params[n] for n in numbers]
+        if b is not None:
+            b = as_f32(b)
+            return lambda: of_gate(gy, a, b, *given), lambda: of_value(gy, a, b, *given)
+
+        def of_halves() -> Tensor:
+            rows, n = dense_rows(a), node.ne[0]
+            first, second = (ops.view_4d(rows, *node.ne, *rows.nb[1:], i * n * 4) for i in (0, 1))
+            gate, value = (second, first) if node.op_params["swapped"] else (first, second)
+            g, v = of_gate(gy, gate, value, *given), of_value(gy, gate, value, *given)
+            return ops.concat(v, g, 0) if node.op_params["swapped"] else ops.concat(g, v, 0)
+
+        return of_halves, None
+
     return OpDef(
         name=name,
         srcs=("a", "b?"),
@@ -72,6 +102,7 @@ def _define(name: str, ref: Callable[..., Array], label: str, flops: int, number
         cost=elementwise_cost(flops),
         inplace=(0, 1),
         label=label,
+        grad=grad,
     )
 
 
@@ -108,13 +139,60 @@ def _swiglu_clamp_ref(a: Array, b: Array | None, swapped: bool, limit: float) ->
     return _f32(x * _f32(sigmoid_of(x))) * np.clip(value, -limit, limit)
 
 
-REGLU = _define("reglu", _reglu_ref, "relu(a) * b", 2)
-GEGLU = _define("geglu", _times(gelu_factor), "gelu(a) * b", 20)
-GEGLU_ERF = _define("geglu_erf", _times(gelu_erf_factor), "gelu_erf(a) * b", 20)
-GEGLU_QUICK = _define("geglu_quick", _times(gelu_quick_factor), "gelu_quick(a) * b", 20)
-SWIGLU = _define("swiglu", _times(sigmoid_of), "silu(a) * b", 20)
-SWIGLU_OAI = _define("swiglu_oai", _swiglu_oai_ref, "swish(a) * (b + 1)", 20, ("alpha", "limit"))
-SWIGLU_CLAMP = _define("swiglu_clamp", _swiglu_clamp_ref, "silu(a) * b, clamped", 20, ("limit",))
+def _define_times(name: str, act: str, factor: Callable[[Array], Array]) -> OpDef:
+    """A unit that is act(gate) * value, where act(gate) is gate * factor(gate). `act` and its `_back` are ops."""
+
+    def of_gate(gy: Tensor, gate: Tensor, value: Tensor) -> Tensor:
+        return getattr(ops, f"{act}_back")(gy * value, gate)
+
+    def of_value(gy: Tensor, gate: Tensor, value: Tensor) -> Tensor:
+        return getattr(ops, f"{name}_split")(gate, gy)
+
+    return _define(name, _times(factor), of_gate, of_value, f"{act}(a) * b", 20)
+
+
+def _inside(value: Tensor, limit: float) -> Tensor:
+    """1 where a value is within -limit .. limit: there it has a gradient."""
+    return ops.abs(value) <= limit
+
+
+def _oai_of_gate(gy: Tensor, gate: Tensor, value: Tensor, alpha: float, limit: float) -> Tensor:
+    z = ops.clamp(gate, -np.inf, limit) * alpha
+    s = ops.sigmoid(z)
+    return gy * (ops.clamp(value, -limit, limit) + 1) * (s + z * s * ops.sigmoid(-z)) * (gate <= limit)
+
+
+def _oai_of_value(gy: Tensor, gate: Tensor, value: Tensor, alpha: float, limit: float) -> Tensor:
+    x = ops.clamp(gate, -np.inf, limit)
+    return gy * x * ops.sigmoid(x * alpha) * _inside(value, limit)
+
+
+def _clamp_of_gate(gy: Tensor, gate: Tensor, value: Tensor, limit: float) -> Tensor:
+    return ops.silu_back(gy * ops.clamp(value, -limit, limit), gate) * (gate <= limit)
+
+
+def _clamp_of_value(gy: Tensor, gate: Tensor, value: Tensor, limit: float) -> Tensor:
+    return gy * ops.silu(ops.clamp(gate, -np.inf, limit)) * _inside(value, limit)
+
+
+REGLU = _define(
+    "reglu",
+    _reglu_ref,
+    lambda gy, gate, value: gy * value * ops.step(gate),
+    lambda gy, gate, value: reglu_split(gate, gy),
+    "relu(a) * b",
+    2,
+)
+GEGLU = _define_times("geglu", "gelu", gelu_factor)
+GEGLU_ERF = _define_times("geglu_erf", "gelu_erf", gelu_erf_factor)
+GEGLU_QUICK = _define_times("geglu_quick", "gelu_quick", gelu_quick_factor)
+SWIGLU = _define_times("swiglu", "silu", sigmoid_of)
+SWIGLU_OAI = _define(
+    "swiglu_oai", _swiglu_oai_ref, _oai_of_gate, _oai_of_value, "swish(a) * (b + 1)", 20, ("alpha", "limit")
+)
+SWIGLU_CLAMP = _define(
+    "swiglu_clamp", _swiglu_clamp_ref, _clamp_of_gate, _clamp_of_value, "silu(a) * b, clamped", 20, ("limit",)
+)
 
 
 def reglu(a: Tensor) -> Tensor:

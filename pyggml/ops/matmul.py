@@ -11,12 +11,14 @@ from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, MAX_INT, src
-from ._gradients import dense, dense_rows
+from ._common import BF16, F16, F32, I32, MAX_INT, is_int, src
+from ._gradients import dense, dense_rows, summed
 
 __all__ = [
     "mul_mat",
     "mul_mat_id",
+    "mul_mat_id_back_as",
+    "mul_mat_id_back_b",
     "out_prod",
 ]
 
@@ -72,7 +74,7 @@ def _mul_mat_cost(t: Tensor) -> Cost:
     return _cost(t, a.ne[0], _stored(a))
 
 
-def _outer(x: Tensor, gy: Tensor, a: Tensor) -> Tensor:
+def outer_summed(x: Tensor, gy: Tensor, a: Tensor) -> Tensor:
     """The sum of outer products of the columns of `x` and of `gy`, in the shape of `a`, whose matrices repeat along
     dimensions 2 and 3: matrix i2 of `a` meets consecutive ones of `x`, whose columns are then those of one matrix."""
     r2, r3 = x.ne[2] // a.ne[2], x.ne[3] // a.ne[3]
@@ -93,7 +95,7 @@ def _outer(x: Tensor, gy: Tensor, a: Tensor) -> Tensor:
 
 def _grad_mul_mat(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
     a, b = src(node.src, 0), src(node.src, 1)
-    return lambda: _outer(b, gy, a), lambda: ops.out_prod(a, ops.transpose(gy))
+    return lambda: outer_summed(b, gy, a), lambda: ops.out_prod(a, ops.transpose(gy))
 
 
 MUL_MAT = OpDef(
@@ -166,6 +168,15 @@ def _mul_mat_id_cost(t: Tensor) -> Cost:
     return _cost(t, a.ne[0], _stored(a) // a.ne[2] * used)
 
 
+def _grad_mul_mat_id(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    as_, b, ids = src(node.src, 0), src(node.src, 1), src(node.src, 2)
+
+    def of_b() -> Tensor:
+        return summed(mul_mat_id_back_b(as_, gy, ids), b)
+
+    return lambda: mul_mat_id_back_as(dense_rows(b), gy, ids, as_.ne[2]), of_b, None
+
+
 MUL_MAT_ID = OpDef(
     name="mul_mat_id",
     srcs=("as", "b", "ids"),
@@ -177,6 +188,7 @@ MUL_MAT_ID = OpDef(
     cost=_mul_mat_id_cost,
     inplace=(),
     label="as[ids]·b",
+    grad=_grad_mul_mat_id,
     ranks=(1,),
 )
 
@@ -190,6 +202,125 @@ def mul_mat_id(as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     Raises ShapeError, DTypeError; computing raises BackendError for an id outside 0..n_expert - 1.
     """
     return record(MUL_MAT_ID, (as_, b, ids), {})
+
+
+def _back_ids(b: Tensor, ids: Tensor) -> None:
+    rule(ids.ne[2] == 1 and ids.ne[3] == 1, "ids is a matrix: ne [n_used, n_tokens]")
+    rule(b.ne[3] == 1, "there are at most three dimensions")
+    rule(b.ne[1:3] == ids.ne[:2], f"b must have a column for each of ids: {list(ids.ne[:2])}, not {list(b.ne[1:3])}")
+    rule(ids.n_elements <= MAX_INT, f"ids may have at most {MAX_INT} elements, not {ids.n_elements}")
+
+
+def _check_ids(ids: Array, n_expert: int) -> Array:
+    bad = ids[(ids < 0) | (ids >= n_expert)]
+    if bad.size:
+        raise IndexError(f"row index {bad[0]} is out of range")
+    return ids[0, 0]
+
+
+def _back_b_shape(srcs: Srcs, params: Params) -> Ne:
+    a, b, ids = src(srcs, 0), src(srcs, 1), src(srcs, 2)
+    rule(a.ne[1] == b.ne[0], f"rows of as and b's dimension 0 are summed over: {a.ne[1]} is not {b.ne[0]}")
+    rule(a.ne[3] == 1, "as has at most three dimensions")
+    _dense_rows(a, "as")
+    _back_ids(b, ids)
+    return (a.ne[0], *b.ne[1:])
+
+
+def _back_b_ref(a: Array, b: Array, ids: Array) -> Array:
+    chosen = _check_ids(ids, a.shape[1])
+    y = np.empty((1, *b.shape[1:3], a.shape[3]))
+    for e in np.unique(chosen):
+        y[0, chosen == e] = b[0, chosen == e] @ a[0, e]
+    return y
+
+
+def _grad_back_b(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """y[k, u, t] is the sum over m of as[k, m, e] b[m, u, t], e = ids[u, t]."""
+    a, b, ids = src(node.src, 0), src(node.src, 1), src(node.src, 2)
+    return lambda: mul_mat_id_back_as(dense_rows(gy), b, ids, a.ne[2]), lambda: mul_mat_id(a, gy, ids), None
+
+
+def _back_as_shape(srcs: Srcs, params: Params) -> Ne:
+    a, b, ids, n = src(srcs, 0), src(srcs, 1), src(srcs, 2), params["n_expert"]
+    rule(is_int(n, 1), f"n_expert must be a whole number from 1 to {MAX_INT}, not {n}")
+    _dense_rows(a, "a")
+    _back_ids(b, ids)
+    rule(a.ne[3] == 1 and a.ne[2] == b.ne[2], f"a and b must have as many tokens, not {a.ne[2]} and {b.ne[2]}")
+    rule(ids.ne[0] % a.ne[1] == 0, f"a's ne[1] = {a.ne[1]} must divide the {ids.ne[0]} experts used per token")
+    return (a.ne[0], b.ne[0], n, 1)
+
+
+def _back_as_ref(a: Array, b: Array, ids: Array, n_expert: int) -> Array:
+    chosen = _check_ids(ids, n_expert)
+    per_use = np.tile(a[0], (1, chosen.shape[1] // a.shape[2], 1))  # [n_tokens, n_used, k]
+    return np.stack([b[0, chosen == e].T @ per_use[chosen == e] for e in range(n_expert)])[None]
+
+
+def _grad_back_as(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """y[k, m, e] is the sum over the columns (u, t) of e of a[k, u, t] b[m, u, t]."""
+    a, b, ids = src(node.src, 0), src(node.src, 1), src(node.src, 2)
+
+    def of_a() -> Tensor:
+        return summed(mul_mat_id_back_b(dense_rows(gy), b, ids), a)
+
+    return of_a, lambda: mul_mat_id(dense_rows(gy), a, ids), None
+
+
+def _back_cost(t: Tensor) -> Cost:
+    a, b = src(t.src, 0), src(t.src, 1)
+    return Cost(2 * a.ne[0] * b.n_elements, _stored(a) + 4 * b.n_elements, 4 * t.n_elements)
+
+
+MUL_MAT_ID_BACK_B = OpDef(
+    name="mul_mat_id_back_b",
+    srcs=("as", "b", "ids"),
+    params=(),
+    shape=_back_b_shape,
+    dtypes={(a, F32, I32): F32 for a in WEIGHT_TYPES},
+    ref=_back_b_ref,
+    kernel="mul_mat_id_back_b",
+    cost=_back_cost,
+    inplace=(),
+    label="b·as[ids]",
+    ranks=(1,),
+    grad=_grad_back_b,
+)
+MUL_MAT_ID_BACK_AS = OpDef(
+    name="mul_mat_id_back_as",
+    srcs=("a", "b", "ids"),
+    params=("n_expert",),
+    shape=_back_as_shape,
+    dtypes={(F32, F32, I32): F32},
+    ref=_back_as_ref,
+    kernel="mul_mat_id_back_as",
+    cost=_back_cost,
+    inplace=(),
+    label="Σ a⊗b by ids",
+    ranks=(0,),
+    grad=_grad_back_as,
+)
+
+
+def mul_mat_id_back_b(as_: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    """The gradient of `mul_mat_id` by its columns: y[k, u, t] is the sum over m of as_[k, m, ids[u, t]] * b[m, u, t].
+
+    as_: ne [k, m, n_expert], any float or block type, dense rows; b: the gradient of the result, F32, ne [m, n_used,
+    n_tokens], any layout; ids: I32, ne [n_used, n_tokens]. Result: F32, ne [k, n_used, n_tokens].
+    Raises ShapeError, DTypeError; BackendError as `mul_mat_id`.
+    """
+    return record(MUL_MAT_ID_BACK_B, (as_, b, ids), {})
+
+
+def mul_mat_id_back_as(a: Tensor, b: Tensor, ids: Tensor, n_expert: int) -> Tensor:
+    """The gradient of `mul_mat_id` by its matrices: y[k, m, e] is the sum over all (u, t) with ids[u, t] = e of
+    a[k, u % n_b, t] * b[m, u, t].
+
+    a: the columns, F32, ne [k, n_b, n_tokens], dense rows; b: the gradient of the result, F32, ne [m, n_used,
+    n_tokens], any layout; ids: I32, ne [n_used, n_tokens]. Result: F32, ne [k, m, n_expert].
+    Raises ShapeError, DTypeError; BackendError as `mul_mat_id`.
+    """
+    return record(MUL_MAT_ID_BACK_AS, (a, b, ids), {"n_expert": n_expert})
 
 
 # -- out_prod
@@ -216,7 +347,7 @@ def _grad_out_prod(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
     a, b = src(node.src, 0), src(node.src, 1)
 
     def of_a() -> Tensor:
-        return _outer(gy, ops.transpose(b), a)
+        return outer_summed(gy, ops.transpose(b), a)
 
     return of_a, lambda: ops.transpose(mul_mat(a, gy))
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F32, inplace, is_whole, src
+from ._gradients import dense_rows
 
 __all__ = [
     "group_norm",
+    "group_norm_back",
     "group_norm_inplace",
     "l2_norm",
+    "l2_norm_back",
     "l2_norm_inplace",
     "norm",
+    "norm_back",
     "norm_inplace",
     "rms_norm",
+    "rms_norm_back",
     "rms_norm_inplace",
 ]
 
@@ -44,10 +50,49 @@ def _cost(t: Tensor) -> Cost:
     return Cost(6 * t.n_elements, 4 * t.n_elements, 4 * t.n_elements)
 
 
+Bend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # (of the result, a, b, eps) -> gradient of b in `_back`
+
+
 def _define(
-    name: str, params: tuple[str, ...], shape: Callable[[Srcs, Params], Ne], ref: Callable[..., Array], label: str
-) -> OpDef:
-    return OpDef(
+    name: str,
+    params: tuple[str, ...],
+    shape: Callable[[Srcs, Params], Ne],
+    ref: Callable[..., Array],
+    ref_back: Callable[..., Array],
+    label: str,
+    bend: Bend | None = None,
+) -> tuple[OpDef, OpDef]:
+    """A norm, and the op that computes its gradient. `bend` records the second derivative."""
+
+    def grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+        a = src(node.src, 0)
+        return (lambda: record(back, (dense_rows(gy), a), node.op_params),)
+
+    def grad_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+        a, b = src(node.src, 0), src(node.src, 1)
+        of_b = None if bend is None else lambda: bend(gy, a, b, node.op_params["eps"])
+        return lambda: record(back, (dense_rows(gy), b), node.op_params), of_b
+
+    def back_shape(srcs: Srcs, params: Params) -> Ne:
+        a, b = src(srcs, 0), src(srcs, 1)
+        rule(a.ne == b.ne, f"a and b must have the same ne, not {list(a.ne)} and {list(b.ne)}")
+        shape((b,), params)
+        return shape(srcs, params)
+
+    back = OpDef(
+        name=f"{name}_back",
+        srcs=("a", "b"),
+        params=params,
+        shape=back_shape,
+        dtypes={(F32, F32): F32},
+        ref=ref_back,
+        kernel=f"{name}_back",
+        cost=elementwise_cost(12),
+        inplace=(0, 1),
+        label=f"gradient of {name}",
+        grad=grad_back,
+    )
+    norm = OpDef(
         name=name,
         srcs=("a",),
         params=params,
@@ -58,7 +103,9 @@ def _define(
         cost=_cost,
         inplace=(0,),
         label=label,
+        grad=grad,
     )
+    return norm, back
 
 
 def _standardised(a: Array, axis: Any, eps: float) -> Array:
@@ -84,10 +131,52 @@ def _ref_group_norm(a: Array, n_groups: int, eps: float) -> Array:
     return np.concatenate(parts, axis=1)
 
 
-NORM = _define("norm", ("eps",), _rows, _ref_norm, "(a - mean) / std")
-RMS_NORM = _define("rms_norm", ("eps",), _rows, _ref_rms_norm, "a / rms(a)")
-L2_NORM = _define("l2_norm", ("eps",), _rows, _ref_l2_norm, "a / |a|")
-GROUP_NORM = _define("group_norm", ("n_groups", "eps"), _groups, _ref_group_norm, "(a - mean) / std, by group")
+def _ref_rms_norm_back(a: Array, b: Array, eps: float, axis: Any = 3) -> Array:
+    r = 1 / np.sqrt(np.square(b).mean(axis=axis, keepdims=True) + eps)
+    return r * (a - b * r * r * (a * b).mean(axis=axis, keepdims=True))
+
+
+def _ref_norm_back(a: Array, b: Array, eps: float, axis: Any = 3) -> Array:
+    g = _ref_rms_norm_back(a, b - b.mean(axis=axis, keepdims=True), eps, axis)
+    return g - g.mean(axis=axis, keepdims=True)
+
+
+def _ref_l2_norm_back(a: Array, b: Array, eps: float) -> Array:
+    length = np.sqrt(np.square(b).sum(axis=3, keepdims=True))
+    along = (a * b).sum(axis=3, keepdims=True) / np.square(length)
+    return np.where(length < eps, a / eps, (a - b * along) / length)
+
+
+def _ref_group_norm_back(a: Array, b: Array, n_groups: int, eps: float) -> Array:
+    n = -(-a.shape[1] // n_groups)
+    parts = [_ref_norm_back(a[:, i : i + n], b[:, i : i + n], eps, (1, 2, 3)) for i in range(0, a.shape[1], n)]
+    return np.concatenate(parts, axis=1)
+
+
+def _mean_of(x: Tensor) -> Tensor:
+    return ops.mean(dense_rows(x))
+
+
+def _rms_bend(h: Tensor, g: Tensor, x: Tensor, eps: float) -> Tensor:
+    """The gradient of the mean of h (r g - r^3 x mean(g x)) by x, where r' = -r^3 x / n."""
+    r2 = 1 / (_mean_of(ops.sqr(x)) + eps)
+    gx, hx, hg = _mean_of(g * x), _mean_of(h * x), _mean_of(h * g)
+    return (x * (r2 * 3 * gx * hx - hg) - g * hx - h * gx) * (r2 * ops.sqrt(r2))
+
+
+def _norm_bend(h: Tensor, g: Tensor, x: Tensor, eps: float) -> Tensor:
+    g = _rms_bend(h - _mean_of(h), g, x - _mean_of(x), eps)
+    return g - _mean_of(g)
+
+
+NORM, NORM_BACK = _define("norm", ("eps",), _rows, _ref_norm, _ref_norm_back, "(a - mean) / std", _norm_bend)
+RMS_NORM, RMS_NORM_BACK = _define(
+    "rms_norm", ("eps",), _rows, _ref_rms_norm, _ref_rms_norm_back, "a / rms(a)", _rms_bend
+)
+L2_NORM, L2_NORM_BACK = _define("l2_norm", ("eps",), _rows, _ref_l2_norm, _ref_l2_norm_back, "a / |a|")
+GROUP_NORM, GROUP_NORM_BACK = _define(
+    "group_norm", ("n_groups", "eps"), _groups, _ref_group_norm, _ref_group_norm_back, "(a - mean) / std, by group"
+)
 
 
 def norm(a: Tensor, eps: float) -> Tensor:
@@ -135,3 +224,26 @@ def group_norm(a: Tensor, n_groups: int, eps: float) -> Tensor:
 
 
 group_norm_inplace = inplace(GROUP_NORM, group_norm)
+
+
+def norm_back(a: Tensor, b: Tensor, eps: float) -> Tensor:
+    """The gradient of `norm`: `a` is that of its result, `b` its source.
+
+    a, b: F32, the same ne, dense rows. Result: F32, as `b`. Raises ShapeError (also for eps < 0), DTypeError.
+    """
+    return record(NORM_BACK, (a, b), {"eps": eps})
+
+
+def rms_norm_back(a: Tensor, b: Tensor, eps: float) -> Tensor:
+    """The gradient of `rms_norm` (ggml_rms_norm_back). As `norm_back`."""
+    return record(RMS_NORM_BACK, (a, b), {"eps": eps})
+
+
+def l2_norm_back(a: Tensor, b: Tensor, eps: float) -> Tensor:
+    """The gradient of `l2_norm`. As `norm_back`."""
+    return record(L2_NORM_BACK, (a, b), {"eps": eps})
+
+
+def group_norm_back(a: Tensor, b: Tensor, n_groups: int, eps: float) -> Tensor:
+    """The gradient of `group_norm`. As `norm_back`, ne [width, height, channels, batch]; n_groups as there."""
+    return record(GROUP_NORM_BACK, (a, b), {"n_groups": n_groups, "eps": eps})

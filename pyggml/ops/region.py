@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F32, is_whole, src
+from ._gradients import dense, zeros
 from .copy import PLAIN_TYPES
 
 __all__ = [
@@ -70,6 +72,23 @@ def _cost(t: Tensor) -> Cost:
     return Cost(b.n_elements, whole + b.nbytes, whole + b.nbytes)
 
 
+def _in_gradient(node: Tensor) -> tuple[int, int, int, int]:
+    """nb1, nb2, nb3 and offset of the region in a dense F32 tensor."""
+    p = node.op_params
+    nb1, nb2, nb3, offset = (p[name] // p["size"] * 4 for name in ("nb1", "nb2", "nb3", "offset"))
+    return nb1, nb2, nb3, offset
+
+
+def _grad_set(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    b = src(node.src, 1)
+    return lambda: set(dense(gy), zeros(b)(), *_in_gradient(node)), _grad_acc(node, gy)[1]
+
+
+def _grad_acc(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    b = src(node.src, 1)
+    return gy, lambda: ops.view_4d(dense(gy), *b.ne, *_in_gradient(node))
+
+
 _PARAMS = ("nb1", "nb2", "nb3", "offset", "size")
 SET = OpDef(
     name="set",
@@ -82,6 +101,7 @@ SET = OpDef(
     cost=_cost,
     inplace=(0,),
     label="a[..] = b",
+    grad=_grad_set,
 )
 ACC = OpDef(
     name="acc",
@@ -94,6 +114,7 @@ ACC = OpDef(
     cost=_cost,
     inplace=(0,),
     label="a[..] += b",
+    grad=_grad_acc,
 )
 
 

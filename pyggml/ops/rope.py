@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import OPS, Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F16, F32, I32, inplace, is_int, is_number, is_whole, src
 
@@ -26,6 +26,7 @@ __all__ = [
     "rope_ext_inplace",
     "rope_inplace",
     "rope_multi",
+    "rope_multi_back",
     "rope_multi_inplace",
 ]
 
@@ -140,12 +141,18 @@ def _cost(t: Tensor) -> Cost:
 
 def _define(
     name: str,
+    reverse: str,
     kernel: str,
     direction: float,
     params: tuple[str, ...],
     modes: type[IntEnum],
     shape: Callable[[Srcs, Params], Ne],
 ) -> OpDef:
+    """`reverse`: the op that turns by the same angles the other way, which computes the gradient."""
+
+    def grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+        return lambda: record(OPS[reverse], (gy, node.src[1], node.src[2]), node.op_params), None, None
+
     return OpDef(
         name=name,
         srcs=("a", "b", "c?"),
@@ -158,12 +165,16 @@ def _define(
         cost=_cost,
         inplace=(0,),
         label="rope(a, b)",
+        grad=grad,
     )
 
 
-ROPE = _define("rope", "rope", 1.0, _PARAMS, _MODES, _shape)
-ROPE_EXT_BACK = _define("rope_ext_back", "rope_back", -1.0, _PARAMS, _MODES, _shape)
-ROPE_MULTI = _define("rope_multi", "rope", 1.0, (*_PARAMS, *_SECTIONS), _MULTI_MODES, _multi_shape)
+ROPE = _define("rope", "rope_ext_back", "rope", 1.0, _PARAMS, _MODES, _shape)
+ROPE_EXT_BACK = _define("rope_ext_back", "rope", "rope_back", -1.0, _PARAMS, _MODES, _shape)
+ROPE_MULTI = _define("rope_multi", "rope_multi_back", "rope", 1.0, (*_PARAMS, *_SECTIONS), _MULTI_MODES, _multi_shape)
+ROPE_MULTI_BACK = _define(
+    "rope_multi_back", "rope_multi", "rope_back", -1.0, (*_PARAMS, *_SECTIONS), _MULTI_MODES, _multi_shape
+)
 
 
 def rope(a: Tensor, b: Tensor, n_dims: int, mode: int | str) -> Tensor:
@@ -257,6 +268,26 @@ def rope_multi(
     """
     p = _params(n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
     return record(ROPE_MULTI, (a, b, c), {**p, **_section_params(sections)})
+
+
+def rope_multi_back(
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None,
+    n_dims: int,
+    sections: Sequence[int],
+    mode: int | str,
+    n_ctx_orig: int,
+    freq_base: float,
+    freq_scale: float,
+    ext_factor: float,
+    attn_factor: float,
+    beta_fast: float,
+    beta_slow: float,
+) -> Tensor:
+    """`rope_multi` with the angles reversed: its gradient (ggml_rope_multi_back)."""
+    p = _params(n_dims, mode, n_ctx_orig, freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+    return record(ROPE_MULTI_BACK, (a, b, c), {**p, **_section_params(sections)})
 
 
 def rope_multi_inplace(

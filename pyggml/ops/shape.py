@@ -13,7 +13,7 @@ from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor
 from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
-from ._gradients import dense, dense_rows, spread, summed
+from ._gradients import constant, dense, dense_rows, spread, summed, zeros
 from .copy import PLAIN_TYPES
 
 __all__ = [
@@ -115,6 +115,23 @@ def _timestep_ref(timesteps: Array, dim: int, max_period: float) -> Array:
     return np.concatenate([np.cos(angles), np.sin(angles), np.zeros((timesteps.size, dim % 2))], axis=1)[None, None]
 
 
+def _grad_timestep(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """By each time step t the sum over frequencies f of f (cos(t f) gy_sin - sin(t f) gy_cos)."""
+    t, half = src(node.src, 0), node.op_params["dim"] // 2
+
+    def of_t() -> Tensor:
+        if not half:
+            return zeros(t)()
+        f = np.exp(-np.log(node.op_params["max_period"]) * np.arange(half) / half).astype(np.float32)
+        g = dense_rows(gy)
+        cos, sin, g_cos, g_sin = (
+            ops.view_2d(x, half, x.ne[1], x.nb[1], at * half * 4) for x in (node, g) for at in (0, 1)
+        )
+        return ops.reshape(ops.sum_rows((cos * g_sin - sin * g_cos) * constant(f, node)), t)
+
+    return (of_t,)
+
+
 def _arange_n(start: float, stop: float, step: float) -> int:
     n = (stop - start) / step if step != 0 else 0.0
     rule(0 < n < inf, f"step {step} must lead from start {start} towards stop {stop}")
@@ -197,6 +214,7 @@ TIMESTEP_EMBEDDING = OpDef(
     cost=elementwise_cost(40),
     inplace=(),
     label="embedding of timesteps",
+    grad=_grad_timestep,
 )
 ARANGE = OpDef(
     name="arange",

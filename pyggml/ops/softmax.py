@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, inplace, is_whole, src
-from ._mask import MASKS, SINKS, biased, check_mask, check_sinks, sink_scores
+from ._gradients import constant, dense_rows, summed
+from ._mask import MASKS, SINKS, alibi_slopes, biased, check_mask, check_sinks, sink_scores
 
 __all__ = [
     "TriType",
@@ -20,6 +23,8 @@ __all__ = [
     "diag_mask_zero_inplace",
     "soft_max",
     "soft_max_ext",
+    "soft_max_ext_back",
+    "soft_max_ext_back_inplace",
     "soft_max_ext_inplace",
     "soft_max_inplace",
     "tri",
@@ -46,6 +51,29 @@ def _cost(t: Tensor) -> Cost:
     return Cost(20 * t.n_elements, 4 * t.n_elements + (0 if mask is None else mask.nbytes), 4 * t.n_elements)
 
 
+def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    mask, sinks = node.src[1], node.src[2]
+    scale, max_bias = node.op_params["scale"], node.op_params["max_bias"]
+
+    def of_mask() -> Tensor:
+        assert mask is not None
+        g = soft_max_ext_back(dense_rows(gy), node, 1.0, 0.0)
+        if max_bias:
+            g = g * constant(alibi_slopes(node.ne[2], max_bias).astype(np.float32).reshape(-1, 1, 1), node)
+        m = mask.ne
+        g = summed(g, (m[0], node.ne[1], m[2], m[3]))
+        return g if m[1] == node.ne[1] else ops.pad(g, 0, m[1] - node.ne[1], 0, 0)
+
+    def of_sinks() -> Tensor:
+        """The sink of a head takes what its rows leave of 1, and from each of them that share of what they weigh."""
+        assert sinks is not None
+        left = 1 - ops.sum_rows(node)
+        weighed = ops.sum_rows(dense_rows(gy * node))
+        return ops.reshape(summed(-left * weighed, (1, 1, node.ne[2], 1)), sinks)
+
+    return lambda: soft_max_ext_back(dense_rows(gy), node, scale, 0.0), of_mask, of_sinks
+
+
 SOFT_MAX = OpDef(
     name="soft_max",
     srcs=("a", "mask?", "sinks?"),
@@ -57,6 +85,47 @@ SOFT_MAX = OpDef(
     cost=_cost,
     inplace=(0,),
     label="softmax(a)",
+    grad=_grad,
+)
+
+
+def _back_shape(srcs: Srcs, params: Params) -> Ne:
+    a, b = src(srcs, 0), src(srcs, 1)
+    rule(a.ne == b.ne, f"a and b must have the same ne, not {list(a.ne)} and {list(b.ne)}")
+    for role, t in (("a", a), ("b", b)):
+        rule(t.ne[0] == 1 or t.nb[0] == 4, f"rows of {role} must be dense (nb[0] = {t.nb[0]}, not 4)")
+    rule(params["max_bias"] == 0, "max_bias must be 0: slopes of a mask do not change the gradient")
+    return a.ne
+
+
+def _back_ref(a: Array, b: Array, scale: float, max_bias: float) -> Array:
+    return scale * b * (a - (a * b).sum(axis=3, keepdims=True))
+
+
+def _grad_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, b, scale = src(node.src, 0), src(node.src, 1), node.op_params["scale"]
+
+    def of_b() -> Tensor:
+        """Of scale (h b a - (h b) (a b)), both sums over the row."""
+        h = dense_rows(gy)
+        ab, hb = ops.sum_rows(dense_rows(a * b)), ops.sum_rows(dense_rows(h * b))
+        return (h * (a - ab) - a * hb) * scale
+
+    return lambda: soft_max_ext_back(dense_rows(gy), b, scale, 0.0), of_b
+
+
+SOFT_MAX_EXT_BACK = OpDef(
+    name="soft_max_ext_back",
+    srcs=("a", "b"),
+    params=("scale", "max_bias"),
+    shape=_back_shape,
+    dtypes={(F32, F32): F32},
+    ref=_back_ref,
+    kernel="soft_max_ext_back",
+    cost=elementwise_cost(5),
+    inplace=(0, 1),
+    label="gradient of softmax",
+    grad=_grad_back,
 )
 
 
@@ -105,6 +174,18 @@ def soft_max_ext_inplace(
     return record(SOFT_MAX, (a, mask, sinks), {"scale": scale, "max_bias": max_bias}, inplace=0)
 
 
+def soft_max_ext_back(a: Tensor, b: Tensor, scale: float, max_bias: float) -> Tensor:
+    """The gradient of `soft_max_ext` by its scores (ggml_soft_max_ext_back): scale b (a - the sum of a b over the row).
+
+    a: the gradient of the result, b: the result itself; F32, the same ne, dense rows. max_bias: 0, as in ggml. Result:
+    F32, as `a`. Raises ShapeError, DTypeError.
+    """
+    return record(SOFT_MAX_EXT_BACK, (a, b), {"scale": scale, "max_bias": max_bias})
+
+
+soft_max_ext_back_inplace = inplace(SOFT_MAX_EXT_BACK, soft_max_ext_back)
+
+
 def _diag_shape(srcs: Srcs, params: Params) -> Ne:
     n_past = params["n_past"]
     rule(is_whole(n_past, 0), f"n_past must be a whole number from 0, not {n_past}")
@@ -126,6 +207,7 @@ def _define_mask(name: str, value: float, label: str) -> OpDef:
         cost=_cost,
         inplace=(0,),
         label=label,
+        grad=lambda node, gy: (lambda: diag_mask_zero(gy, node.op_params["n_past"]),),
     )
 
 
@@ -185,6 +267,7 @@ TRI = OpDef(
     inplace=(0,),
     label="triangle of a",
     enums={"type": TriType},
+    grad=lambda node, gy: (lambda: tri(gy, node.op_params["type"]),),
 )
 
 

@@ -58,15 +58,14 @@ def _placed(node: Tensor, gy: Tensor, a: Tensor) -> Part | Tensor:
     if any(n > 1 and step == 0 for n, step in zip(node.ne, steps, strict=True)):
         ne = [n if step else 1 for n, step in zip(node.ne, steps, strict=True)]
         gy = ops.repeat_back(gy, ne)
-    # dimensions of one element say nothing; the densest comes first, as the region's dimension 0 has no stride
-    axes = sorted((i for i in range(4) if gy.ne[i] > 1), key=lambda i: steps[i])
-    if not axes or steps[axes[0]] != size:
-        axes = [next(i for i in range(4) if i not in axes), *axes] if len(axes) < 4 else axes
-    ends = [size, *[gy.ne[i] * steps[i] for i in axes]]
-    apart = all(steps[i] >= end for i, end in zip(axes, ends, strict=False) if gy.ne[i] > 1)
+    # A region has no stride along dimension 0: that is the densest one, or one of one element.
+    long = sorted((i for i in range(4) if gy.ne[i] > 1), key=lambda i: steps[i])
+    short = [i for i in range(4) if gy.ne[i] == 1]
+    order = [*long, *short] if long and steps[long[0]] == size else [*short[:1], *long, *short[1:]]
+    ends = [size, *[gy.ne[i] * steps[i] for i in long]]
+    apart = all(steps[i] >= end for i, end in zip(long, ends, strict=False))
     inside = a.is_contiguous and start >= 0 and start + node.nbytes <= a.nbytes
-    if inside and apart and (gy.ne[axes[0]] == 1 or steps[axes[0]] == size):
-        order = [*axes, *[i for i in range(4) if i not in axes]]
+    if inside and apart and (gy.ne[order[0]] == 1 or steps[order[0]] == size):
         g = gy if order == [0, 1, 2, 3] else permute(gy, *[order.index(i) for i in range(4)])
         nb1, nb2, nb3 = (steps[i] // size * 4 for i in order[1:])
         return Part(g, nb1, nb2, nb3, start // size * 4)

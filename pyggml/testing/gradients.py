@@ -40,8 +40,11 @@ class Exact:
             op = OPS[t.op]
             if op.kernel is not None:
                 with np.errstate(all="ignore"):
-                    values = np.asarray(op.ref(*[None if s is None else self[s] for s in t.src], **t.op_params))
-                self[t][...] = values.reshape(t.ne[::-1])
+                    values = op.ref(*[None if s is None else self[s] for s in t.src], **t.op_params)
+                into = (t, *[t.src[i] for i in op.changes])
+                for s, a in zip(into, values if op.changes else (values,), strict=True):
+                    assert s is not None
+                    self[s][...] = np.reshape(a, s.ne[::-1])
 
     def __getitem__(self, t: Tensor) -> Array:
         """The elements of a tensor, [ne3, ne2, ne1, ne0]: a view of its memory."""
@@ -148,13 +151,14 @@ def _check_direction(
     if got.shape != v.shape or not np.isfinite(got).all():
         raise Mismatch(f"it is not finite: {exact[g]}")
     scale = float(np.abs(got).sum() + np.abs(want).sum())
-    if abs(float(got.sum() - want.sum())) > _RELATIVE * scale + 1e-9:
+    kinks = float(np.abs(weight * bend).sum())  # what is not quite smooth: the central difference is off by half of it
+    if abs(float(got.sum() - want.sum())) > _RELATIVE * scale + kinks + 1e-9:
         raise Mismatch(f"along a direction it is {got.sum()}, the central difference {want.sum()}")
 
 
 def _check_cpu(nodes: Graph, g: Tensor, gy: Tensor, rng: np.random.Generator) -> None:
-    """Compare what the CPU computes with float64. How far off it may be follows from what the reference backend makes of
-    it, which rounds every node, and from how much the gradient changes when its operands change by a rounding."""
+    """Compare what the CPU computes with float64. Its error may be some times that of the reference backend, which
+    rounds every node, and some times what changes when all operands change by a rounding."""
     gy.set(rng.standard_normal(gy.shape))
     exact = Exact()
     exact.compute(nodes.nodes)

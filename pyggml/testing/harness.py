@@ -22,7 +22,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..errors import DTypeError, explain
 from ..graph import Graph
-from ..opdef import opdef_of
+from ..opdef import opdef_of, written_by
 from ..ops import permute, view_4d
 from ..tensor import Context, Tensor
 
@@ -219,6 +219,8 @@ def both_of(node: Tensor, compile: Callable[[list[Tensor]], Program]) -> tuple[O
     for t in g.nodes:
         compute_node(t)
     want = outcome(node)
+    changed = [s for i in opdef_of(node).changes if (s := node.src[i]) is not None]
+    wanted = [outcome(s) for s in changed]
     for t in owners:
         t.raw()[...] = before[t]
 
@@ -226,10 +228,12 @@ def both_of(node: Tensor, compile: Callable[[list[Tensor]], Program]) -> tuple[O
     got = outcome(node)
     for t in owners:
         check_guards(t)
-    written = {t.root for t in g.nodes if opdef_of(t).kernel is not None}
+    written = {root for t in g.nodes if opdef_of(t).kernel is not None for root in (t.root, *written_by(t))}
     for t in owners:
         if t not in written and not np.array_equal(t.raw(), before[t]):
             raise Mismatch(f"the source {t.describe()} was overwritten")
+    for s, old in zip(changed, wanted, strict=True):
+        compare(outcome(s), old, tolerance(s.dtype))
     return got, want
 
 

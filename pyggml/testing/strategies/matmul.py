@@ -91,6 +91,40 @@ def mul_mat_id_cases(draw: st.DrawFn) -> Case:
     return Case((a, b, ids), gg.mul_mat_id, bound(k), draw(st.integers(0, 99)))
 
 
+def expert_ids(draw: st.DrawFn, n_used: int, n_tokens: int, n_expert: int) -> Src:
+    pad = draw(st.sampled_from([0, 3]))
+    return Src(gg.I32, (n_used, n_tokens), None, pad, lambda rng, shape: rng.integers(0, n_expert, shape))
+
+
+@st.composite
+def mul_mat_id_back_b_cases(draw: st.DrawFn) -> Case:
+    ta, k = draw(weights_and_k())
+    m, n_used, n_expert = draw(st.integers(1, 40)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    n_tokens = draw(st.integers(1, 3) | st.integers(4, 40))
+    permute = draw(st.sampled_from([None, (0, 2, 1, 3), (1, 0, 2, 3)]))
+    b = Src(gg.F32, (m, n_used, n_tokens), permute, 0, signed_along(axis_of(0, permute)))
+    srcs = (draw_a(draw, ta, (k, m, n_expert), 1), b, expert_ids(draw, n_used, n_tokens, n_expert))
+    return Case(srcs, gg.mul_mat_id_back_b, bound(m), draw(st.integers(0, 99)))
+
+
+@st.composite
+def mul_mat_id_back_as_cases(draw: st.DrawFn) -> Case:
+    _, k = draw(weights_and_k())
+    m, n_used, n_expert = draw(st.integers(1, 40)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    n_b = draw(st.sampled_from([i for i in range(1, n_used + 1) if n_used % i == 0]))
+    n_tokens = draw(st.integers(1, 3) | st.integers(4, 40))
+
+    def positive(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        return np.abs(gaussian(rng, shape))
+
+    permute = draw(st.sampled_from([None, (0, 2, 1, 3), (1, 0, 2, 3)]))
+    a = Src(gg.F32, (k, n_b, n_tokens), draw(st.sampled_from([None, (0, 2, 1, 3)])), 0, positive)
+    b = Src(gg.F32, (m, n_used, n_tokens), permute, 0, positive)
+    srcs = (a, b, expert_ids(draw, n_used, n_tokens, n_expert))
+    build = lambda a, b, ids: gg.mul_mat_id_back_as(a, b, ids, n_expert)  # noqa: E731
+    return Case(srcs, build, bound(n_used * n_tokens), draw(st.integers(0, 99)))
+
+
 @st.composite
 def out_prod_cases(draw: st.DrawFn) -> Case:
     ta, m = draw(weights_and_k())
@@ -106,5 +140,7 @@ def out_prod_cases(draw: st.DrawFn) -> Case:
 STRATEGIES: dict[str, st.SearchStrategy[Case]] = {
     "mul_mat": mul_mat_cases(),
     "mul_mat_id": mul_mat_id_cases(),
+    "mul_mat_id_back_b": mul_mat_id_back_b_cases(),
+    "mul_mat_id_back_as": mul_mat_id_back_as_cases(),
     "out_prod": out_prod_cases(),
 }

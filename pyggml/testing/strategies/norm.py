@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -65,6 +66,25 @@ def rows(op: Callable[..., Tensor], op_inplace: Callable[..., Tensor]) -> st.Sea
     return draw_case()
 
 
+def of_one_size(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.standard_normal(shape)
+
+
+@st.composite
+def back_cases(draw: st.DrawFn, name: str) -> Case:
+    """Gradients of norms: of any rows, of groups of channels."""
+    b = draw(sources())
+    if b.values in (huge, tiny):
+        b = replace(b, values=gaussian)
+    more: tuple[float, ...] = (draw(st.sampled_from([1e-6, 1e-5, 0.1])),)
+    if name == "group_norm":
+        more = (draw(st.integers(1, b.ne[2])), *more)
+    if name == "l2_norm" and b.values is zeros:
+        b = replace(b, values=of_one_size)
+    a = Src(gg.F32, b.ne, draw(st.sampled_from([None, (0, 2, 1, 3)])), 0, of_one_size)
+    return Case((a, b), lambda a, b: getattr(gg, f"{name}_back")(a, b, *more), NMSE, draw(st.integers(0, 99)))
+
+
 @st.composite
 def groups(draw: st.DrawFn) -> Case:
     ne = (draw(st.integers(1, 40)), draw(st.integers(1, 9)), draw(st.integers(1, 13)), draw(st.integers(1, 3)))
@@ -79,4 +99,5 @@ STRATEGIES = {
     "rms_norm": rows(gg.rms_norm, gg.rms_norm_inplace),
     "l2_norm": rows(gg.l2_norm, gg.l2_norm_inplace),
     "group_norm": groups(),
+    **{f"{name}_back": back_cases(name) for name in ("norm", "rms_norm", "l2_norm", "group_norm")},
 }

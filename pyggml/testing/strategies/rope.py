@@ -52,7 +52,7 @@ def draw_case(draw: st.DrawFn, ops: list[Callable[..., Tensor]]) -> Case:
 
 
 @st.composite
-def sections_cases(draw: st.DrawFn) -> Case:
+def sections_cases(draw: st.DrawFn, ops: list[Callable[..., Tensor]]) -> Case:
     t = draw(st.sampled_from([DType.F32, DType.F16]))
     mode = draw(st.sampled_from([gg.ROPE_TYPE_MROPE, gg.ROPE_TYPE_VISION, gg.ROPE_TYPE_IMROPE]))
     n_dims = 2 * draw(st.one_of(st.integers(1, 12), st.sampled_from([32, 33, 64])))
@@ -68,7 +68,7 @@ def sections_cases(draw: st.DrawFn) -> Case:
     b = Src(DType.I32, (4 * ne[2],), None, 0, positions)
     c = draw(st.sampled_from([None, Src(DType.F32, (n_pairs,), None, 0, factors)]))
     n_ctx_orig, freq_scale, ext_factor, attn_factor = draw(st.sampled_from(SCALINGS))
-    op = draw(st.sampled_from([gg.rope_multi, gg.rope_multi_inplace]))
+    op = draw(st.sampled_from(ops))
 
     def build(a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
         scaling = (freq_scale, ext_factor, attn_factor, 32.0, 1.0)
@@ -88,6 +88,7 @@ def plain(draw: st.DrawFn) -> Case:
 
 STRATEGIES = {
     "rope": st.one_of(draw_case([gg.rope_ext, gg.rope_ext_inplace]), plain()),
-    "rope_multi": sections_cases(),
+    "rope_multi": sections_cases([gg.rope_multi, gg.rope_multi_inplace]),
+    "rope_multi_back": sections_cases([gg.rope_multi_back]),
     "rope_ext_back": draw_case([gg.rope_ext_back]),
 }

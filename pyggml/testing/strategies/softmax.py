@@ -77,6 +77,22 @@ def soft_max_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def back_cases(draw: st.DrawFn) -> Case:
+    ne = (draw(ROWS), *(draw(st.integers(1, 3)) for _ in range(3)))
+    layouts = st.sampled_from([(None, 0), (None, 3), ((0, 2, 1, 3), 0)])
+
+    def weights(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        e = np.exp(3 * rng.standard_normal(shape))
+        return e / e.sum(axis=3, keepdims=True)
+
+    a, b = Src(gg.F32, ne, *draw(layouts), gaussian), Src(gg.F32, ne, None, 0, weights)
+    f = draw(st.sampled_from([gg.soft_max_ext_back, gg.soft_max_ext_back_inplace]))
+    scale = draw(st.sampled_from([0.125, 1.0, -1.7]))
+    nmse = 1e-10 if ne[0] > 1 else 1.0  # of one weight, which is 1, the gradient is 0
+    return Case((a, b), lambda a, b: f(a, b, scale, 0.0), nmse, draw(st.integers(0, 99)))
+
+
+@st.composite
 def diag_cases(draw: st.DrawFn) -> Case:
     ne = (draw(ROWS), *(draw(st.integers(1, 9 if i == 0 else 3)) for i in range(3)))
     a = Src(gg.F32, ne, draw(st.sampled_from([None, (1, 0, 2, 3), (0, 2, 1, 3)])))
@@ -85,4 +101,4 @@ def diag_cases(draw: st.DrawFn) -> Case:
     return Case((a,), lambda a: f(a, n_past), 0.0, draw(st.integers(0, 99)))
 
 
-STRATEGIES = {"soft_max": soft_max_cases(), "diag_mask_inf": diag_cases()}
+STRATEGIES = {"soft_max": soft_max_cases(), "soft_max_ext_back": back_cases(), "diag_mask_inf": diag_cases()}

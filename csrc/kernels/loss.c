@@ -1,0 +1,87 @@
+// cross_entropy_loss and its gradient.
+#include "simd/vmath.h"
+
+enum { PIECE = 64 * VF_N }; // elements whose f32 sum is added to a double
+
+// The largest of n logits, and the sum of exp(x - top).
+static double exp_sum(const float *x, int64_t n, float *top) {
+  vf tops = vf_set1(-INFINITY);
+  int64_t i = 0;
+  for (; i + VF_N <= n; i += VF_N) tops = vf_max(tops, vf_load(x + i));
+  float t = vf_hmax(tops);
+  for (; i < n; i++) t = PG_MAX(t, x[i]);
+  double sum = 0;
+  for (i = 0; i + VF_N <= n;) {
+    const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
+    vf part = vf_zero();
+    for (; i <= end; i += VF_N) part += vf_exp(vf_load(x + i) - vf_set1(t));
+    sum += vf_sum(part);
+  }
+  for (; i < n; i++) sum += exp((double)x[i] - t);
+  *top = t;
+  return sum;
+}
+
+static double sum_of(const float *x, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += x[i];
+  return sum;
+}
+
+int64_t PG_FN(cross_entropy_loss_work)(const pg_task *t, int nth) {
+  return pg_times(pg_n_rows(&t->src[0]), sizeof(double));
+}
+
+// Labels of 0 do not count, whatever their logits are.
+int PG_FN(cross_entropy_loss_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0], *b = &t->src[1];
+  const int64_t n = a->ne[0], rows = pg_n_rows(a);
+  double *part = (double *)t->work;
+  const pg_range r = pg_share(rows, ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx at = pg_unravel(a, ir);
+    const float *x = (const float *)pg_row_at(a, at.i1, at.i2, at.i3);
+    const float *p = (const float *)pg_row_at(b, at.i1, at.i2, at.i3);
+    float top;
+    const double log_sum = log(exp_sum(x, n, &top));
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+      if (p[i] != 0) sum += p[i] * (((double)x[i] - top) - log_sum);
+    part[ir] = sum;
+  }
+  pg_sync(t, nth);
+  if (ith == 0) {
+    double sum = 0;
+    for (int64_t ir = 0; ir < rows; ir++) sum += part[ir];
+    *(float *)t->dst.data = (float)(-sum / (double)rows);
+  }
+  return PG_OK;
+}
+
+// src[0]: the gradient of the loss; dst = (softmax(src[1]) times the sum of labels - labels) times that over rows.
+int PG_FN(cross_entropy_loss_back_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *d = &t->dst, *a = &t->src[1], *b = &t->src[2];
+  const int64_t n = d->ne[0], rows = pg_n_rows(d);
+  const vf g = vf_set1((float)(*(const float *)t->src[0].data / (double)rows));
+  const pg_range r = pg_share(rows, ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx at = pg_unravel(d, ir);
+    float *y = (float *)pg_row_at(d, at.i1, at.i2, at.i3), top;
+    const float *x = (const float *)pg_row_at(a, at.i1, at.i2, at.i3);
+    const float *p = (const float *)pg_row_at(b, at.i1, at.i2, at.i3);
+    const float factor = (float)(sum_of(p, n) / exp_sum(x, n, &top));
+    int64_t i = 0;
+    for (; i + VF_N <= n; i += VF_N) {
+      const vf e = vf_exp(vf_load(x + i) - vf_set1(top));
+      vf_store(y + i, vf_fma(e, vf_set1(factor), -vf_load(p + i)) * g);
+    }
+    if (i < n) {
+      float tail[VF_N];
+      const int m = (int)(n - i);
+      const vf e = vf_exp(vf_load_n(x + i, m) - vf_set1(top));
+      vf_store(tail, vf_fma(e, vf_set1(factor), -vf_load_n(p + i, m)) * g);
+      memcpy(y + i, tail, (size_t)m * sizeof(float));
+    }
+  }
+  return PG_OK;
+}
