@@ -312,7 +312,7 @@ class _StepGraph:
         with ctx, OneSite():
             self._labels = ctx.new_tensor(DType.I32, (logits.ne[1],), "labels").set_input()
             allocate_tensors([self._labels], BUFT)
-            self.loss = ops.cross_entropy_loss(logits, self._labels).set_name("loss").set_output()
+            self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
             # Nothing after this node runs, and no parameter changes, when the loss is no number.
             check = ops.map_custom(_require_number, self.loss).set_name("loss (checked)")
             gradients = gradients_of(self.loss, [*t.params.values()]) if learns else {}
