@@ -131,14 +131,15 @@ def _ref_group_norm(a: Array, n_groups: int, eps: float) -> Array:
     return np.concatenate(parts, axis=1)
 
 
-def _ref_rms_norm_back(a: Array, b: Array, eps: float, axis: Any = 3) -> Array:
-    r = 1 / np.sqrt(np.square(b).mean(axis=axis, keepdims=True) + eps)
-    return r * (a - b * r * r * (a * b).mean(axis=axis, keepdims=True))
+def _ref_rms_norm_back(a: Array, b: Array, eps: float) -> Array:
+    r = 1 / np.sqrt(np.square(b).mean(axis=3, keepdims=True) + eps)
+    return r * (a - b * r * r * (a * b).mean(axis=3, keepdims=True))
 
 
 def _ref_norm_back(a: Array, b: Array, eps: float, axis: Any = 3) -> Array:
-    g = _ref_rms_norm_back(a, b - b.mean(axis=axis, keepdims=True), eps, axis)
-    return g - g.mean(axis=axis, keepdims=True)
+    d = b - b.mean(axis=axis, keepdims=True)
+    r = 1 / np.sqrt(np.square(d).mean(axis=axis, keepdims=True) + eps)
+    return r * (a - a.mean(axis=axis, keepdims=True) - d * r * r * (a * d).mean(axis=axis, keepdims=True))
 
 
 def _ref_l2_norm_back(a: Array, b: Array, eps: float) -> Array:

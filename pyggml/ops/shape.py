@@ -11,7 +11,7 @@ from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
-from ..tensor import Context, Ne, Tensor
+from ..tensor import Context, Ne, Tensor, dims_of, full_ne
 from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
 from ._gradients import constant, dense, dense_rows, spread, summed, zeros
 from .copy import PLAIN_TYPES
@@ -254,7 +254,7 @@ def repeat_back(a: Tensor, b: Tensor | Sequence[int]) -> Tensor:
     a: F32, any layout; each ne of `b` divides a's. b: a tensor, whose elements do not matter, or an ne. Result: F32, ne
     of `b`, accumulated in double. Raises ShapeError, DTypeError.
     """
-    ne, rank = (b.ne, b.rank) if isinstance(b, Tensor) else ((*b, 1, 1, 1, 1)[:4], None)
+    ne, rank = (b.ne, b.rank) if isinstance(b, Tensor) else (full_ne(dims_of("repeat_back", b)), None)
     return record(REPEAT_BACK, (a,), dict(zip(REPEAT_BACK.params, ne, strict=True)), rank=rank)
 
 

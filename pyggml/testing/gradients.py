@@ -17,8 +17,8 @@ from ..learn.gradients import NoGradient, Overwritten, grad
 from ..opdef import OPS, OpDef
 from ..sched import Scheduler
 from ..tensor import Tensor
-from .check import Cases, cases_for, search
 from .harness import Case, Mismatch, explained, record_case, tolerance
+from .search import Cases, cases_for, search
 
 _STEP = 1e-5  # of central differences, in float64: errors of some 1e-10
 _LARGEST = 50.0  # numbers beyond are replaced, so that no element is all of a sum
@@ -73,10 +73,19 @@ def check_gradient(op: OpDef, cases: Cases | None = None, *, max_examples: int |
     directions is compared with central differences of the reference, all in float64. `cases` and `max_examples` as to
     `check_op`. Raises Mismatch for the smallest case that was found, BackendError when no case had a gradient.
     """
-    said: list[bool] = []
-    search(lambda case: said.append(check_case(case)), op.name, max_examples, cases_for(op, cases))
-    if not any(said):
+    if not has_gradients(op, cases_for(op, cases), max_examples):
         raise BackendError(f"no case of {op.name} had a gradient: give cases=cases_of(op, types=..., values=...)")
+
+
+def has_gradients(op: OpDef, cases: Cases, max_examples: int | None) -> bool:
+    """Check gradients as `check_gradient`. False when no case had one."""
+    said: list[bool] = []
+
+    def check(case: Case) -> None:
+        said.append(check_case(case))
+
+    search(check, op.name, max_examples, cases)
+    return any(said)
 
 
 def check_case(case: Case) -> bool:

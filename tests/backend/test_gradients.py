@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyggml.opdef import OPS
-from pyggml.testing import STRATEGIES
-from pyggml.testing.gradients import check_gradient
+from pyggml.testing import STRATEGIES, check_gradient
 
 # Ops that have no derivative: their results are integers, masks, new weights, or do not depend on a tensor.
 WITHOUT = {
