@@ -21,6 +21,12 @@ from pyggml.types import Floats
 MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # follow from hyperparameters
 
 
+def role_of(name: str) -> str:
+    """The role of a weight: `attn_q` of `blk.3.attn_q.weight`."""
+    role = name.removesuffix(".weight")
+    return role.split(".", 2)[2] if role.startswith("blk.") else role
+
+
 class Origin(NamedTuple):
     """How a weight follows from a parameter.
 
@@ -54,12 +60,12 @@ class Origin(NamedTuple):
 
 
 def origin_of(folder: HFFolder | None, name: str) -> Origin | None:
-    """The origin of the weight of that name in a folder, or in a file (None). None: it follows from hyperparameters and
-    is no parameter."""
+    """The origin of the weight of that name in a folder, or in a file (None). None: it is no parameter; it follows from
+    hyperparameters, or is never trained."""
     if folder is None:
         return None if name in MADE else Origin(name)
     t = folder.tensors[name]
-    if t.array is not None:
+    if t.array is not None or role_of(name) in folder.family.untrained:
         return None
     key = tuple((p.source.file.path, p.source.offset, p.pick) for p in t.parts)
     values = [step for step in t.parts[0].steps if isinstance(step, Value)]

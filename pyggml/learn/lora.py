@@ -17,7 +17,7 @@ from pyggml.models.blocks import Adapters, Build, LowRank
 from pyggml.tensor import Context, Tensor
 from pyggml.types import Floats
 
-from .checkpoint import Origin, origin_of
+from .checkpoint import Origin, origin_of, role_of
 
 if TYPE_CHECKING:
     from pyggml.hf.folder import HFFolder
@@ -76,12 +76,6 @@ class Products(Adapters):
         """`out`, unchanged."""
         self.names[weight] = None
         return out
-
-
-def role_of(name: str) -> str:
-    """The role of a weight: `attn_q` of `blk.3.attn_q.weight`."""
-    role = name.removesuffix(".weight")
-    return role.split(".", 2)[2] if role.startswith("blk.") else role
 
 
 def targets_of(model: LoadedModel, lora: LoRA) -> list[str]:
