@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import numpy as np
 
@@ -136,6 +136,23 @@ class SGD:
                 g = ops.add(g, ops.scale(w, self.weight_decay))
             g = ops.cpy(ops.add(ops.scale(m, self.momentum), g), m)
         return ops.opt_step_sgd(w, g, numbers)
+
+
+def schedule(
+    lr: float, n_steps: int, kind: Literal["constant", "linear", "cosine"] = "constant", warmup: int = 0
+) -> Callable[[int], float]:
+    """Learning rates of `n_steps` steps: from near 0 up to `lr` in the first `warmup` steps, in equal parts; then
+    constant, or down to 0 in a straight line, or along half a cosine."""
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return lr * (step + 1) / warmup
+        done = min((step - warmup) / max(n_steps - warmup, 1), 1.0)
+        return lr * (
+            1.0 if kind == "constant" else 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        )
+
+    return rate
 
 
 def _number(what: str, value: object) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 
 import pyggml as gg
 from pyggml.hf.folder import open_hf_folder
+from pyggml.learn.trainer import Trainer
 
 from ..conftest import shared_dir
 
@@ -40,7 +41,7 @@ def adapted(folder: Path) -> dict[str, str]:
     return found
 
 
-def trainer(name: str, kind: str) -> gg.llm.Trainer:
+def trainer(name: str, kind: str) -> Trainer:
     """The trainer of a curve."""
     folder = GOLDEN / "hf" / name
     model = gg.load_model(folder, repack=False)
