@@ -32,17 +32,18 @@ class Architecture(Generic[H]):
     """How the models of one or more `general.architecture` are read, built and remembered.
 
     names    the architectures
-    build    records the graph of a ubatch; what it asks of `b.weights` are the tensors that a file must or may have
+    build    records the graph of a ubatch. The tensors that it asks of `b.weights` are those that a file must or may
+             have
     read     reads the hyperparameters in the metadata: HParams, or a subclass with those of this family. They also say
              whether tokens see those after them (`causal_attn`), and which layers see a window only (`n_swa`)
     memory   kv: keys and values of each token (with a sliding window when the hyperparameters ask for it); recurrent:
              a state; hybrid: both; cross: keys and values, also of a text that was encoded; none: nothing, all tokens
              are evaluated at once
-    logits   its graphs end with logits; those of encoders end with embeddings
-    nextn    files may have draft heads, layers after the model's that guess the next tokens (multi-token prediction).
-             With the hyperparameters of one, `build` records its graph
-    encode   of encoder-decoders: records the graph of a text, which fills `Build.cross` with what the decoder's layers
-             see of it; it ends with embeddings
+    logits   its graphs end with logits; graphs of encoders end with embeddings
+    nextn    files may have draft heads: layers after the model's that guess the next tokens (multi-token prediction).
+             Given the hyperparameters of a draft head, `build` records the graph of that head
+    encode   for encoder-decoders: records the graph of the encoder. It fills `Build.cross` with the keys and values
+             that the decoder's layers attend to, and ends with embeddings
     """
 
     names: tuple[str, ...]

@@ -39,9 +39,10 @@ def as_array(what: str, values: Any) -> Array:
 
 
 def unfit(values: Array, dtype: DType) -> str | None:
-    """What among `values` has no number in `dtype`, in words, or None. No type stores what is no real number. An
-    integer type stores no fractions, no NaN and nothing out of its range; a block type no NaN and no infinities. Floats
-    and block types round."""
+    """Say in words which of `values` the type `dtype` cannot store; None when it can store all.
+
+    All values must be real numbers. An integer type stores no fractions, no NaN and no numbers out of its range. A
+    block type stores no NaN and no infinities. Floats and block types round."""
     if values.dtype.kind not in "biuf":
         return f"values of type {values.dtype}"
     to = dtype.np_dtype
@@ -104,7 +105,8 @@ def encode(array: Array, dtype: DType) -> Bytes:
 
 
 def decode(data: Bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """Stored bytes as an array of `shape` (NumPy order): the type's own NumPy dtype, else float32.
+    """Stored bytes as an array of `shape` (NumPy order). It has the NumPy type that is the same as `dtype`, or float32
+    when there is none.
 
     Raises ShapeError when the byte count does not match, DTypeError when the type cannot be read.
     """

@@ -60,7 +60,7 @@ class StateError(GGMLError):
 
 
 class ModelError(GGMLError):
-    """A model file lacks what its architecture needs, or the architecture is unknown."""
+    """A model cannot be used: its file lacks something that the architecture needs, or the architecture is unknown."""
 
 
 class SamplerError(GGMLError):

@@ -1,5 +1,5 @@
-// The short convolution of each channel over time. ssm_conv takes whole windows; conv_state takes the last tokens from
-// cells, and new tokens after them.
+// The short convolution of each channel over time. ssm_conv takes whole windows, and ssm_conv_back computes its
+// gradients; conv_state takes the last tokens from cells, and new tokens after them.
 #include "kernels/state.h"
 #include "simd/vmath.h"
 
@@ -34,6 +34,65 @@ int PG_FN(ssm_conv_f32)(const pg_task *t, int ith, int nth) {
         for (int64_t i = 0; i < n; i++) py[i] = b[i][k];
       }
     }
+  }
+  return PG_OK;
+}
+
+// ssm_conv_back. Sources gy, sx, c. A thread owns channels, of all sequences: the rows of gy for a block of them lie in
+// its scratch memory, with n_c - 1 zeros on each side, so that the gradient of sx is a convolution with c reversed.
+int64_t PG_FN(ssm_conv_back_work)(const pg_task *t, int nth) {
+  const int64_t n_c = t->src[2].ne[0], row = t->src[0].ne[1] + 2 * (n_c - 1);
+  const int64_t floats = pg_plus(pg_times(CHANNELS, row + 2 * n_c), n_c);
+  return pg_times(nth, pg_times(floats, sizeof(float)) / 64 * 64 + 64);
+}
+
+static float dot(const float *x, const float *y, int64_t n) {
+  vf acc[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+  int64_t i = 0;
+  for (; i + 4 * VF_N <= n; i += 4 * VF_N)
+    for (int j = 0; j < 4; j++) acc[j] = vf_fma(vf_load(x + i + j * VF_N), vf_load(y + i + j * VF_N), acc[j]);
+  for (; i < n; i += VF_N) {
+    const int m = (int)PG_MIN(VF_N, n - i);
+    acc[0] = vf_fma(m < VF_N ? vf_load_n(x + i, m) : vf_load(x + i), m < VF_N ? vf_load_n(y + i, m) : vf_load(y + i),
+                    acc[0]);
+  }
+  return vf_sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
+}
+
+int PG_FN(ssm_conv_back_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *g = &t->src[0], *x = &t->src[1], *c = &t->src[2];
+  const int64_t n_channels = g->ne[0], n_tokens = g->ne[1], n_c = c->ne[0], n_x = x->ne[0], n_seqs = g->ne[2];
+  const int64_t row = n_tokens + 2 * (n_c - 1), blocks = (n_channels + CHANNELS - 1) / CHANNELS;
+  double *sums = (double *)(t->work + ith * PG_FN(ssm_conv_back_work)(t, 1)); // [CHANNELS][n_c]
+  float *rows = (float *)(sums + CHANNELS * n_c), *reversed = rows + CHANNELS * row;
+  float *to_x = (float *)t->dst.data, *to_c = to_x + n_x * n_channels * n_seqs;
+  const pg_range r = pg_share(blocks, ith, nth);
+  for (int64_t u = r.first; u < r.last; u++) {
+    const int64_t first = u * CHANNELS, n = PG_MIN(CHANNELS, n_channels - first);
+    memset(sums, 0, (size_t)(CHANNELS * n_c) * sizeof *sums);
+    memset(rows, 0, (size_t)(CHANNELS * row) * sizeof *rows);
+    for (int64_t seq = 0; seq < n_seqs; seq++) {
+      for (int64_t k = 0; k < n_tokens; k++) {
+        const float *pg = (const float *)pg_row_at(g, k, seq, 0) + first;
+        for (int64_t i = 0; i < n; i++) rows[i * row + n_c - 1 + k] = pg[i];
+      }
+      for (int64_t i = 0; i < n; i++) {
+        const float *pc = (const float *)pg_row_at(c, first + i, 0, 0), *gy = rows + i * row;
+        const float *px = (const float *)pg_row_at(x, first + i, seq, 0);
+        float *to = to_x + (seq * n_channels + first + i) * n_x;
+        for (int64_t k = 0; k < n_c; k++) {
+          reversed[k] = pc[n_c - 1 - k];
+          sums[i * n_c + k] += (double)dot(gy + n_c - 1, px + k, n_tokens);
+        }
+        for (int64_t k = 0; k < n_x; k += STRIP) {
+          float strip[STRIP];
+          const int64_t m = PG_MIN(STRIP, n_x - k);
+          convolve(strip, gy + k, reversed, m, n_c);
+          memcpy(to + k, strip, (size_t)m * sizeof *strip);
+        }
+      }
+    }
+    for (int64_t i = 0; i < n * n_c; i++) to_c[first * n_c + i] = (float)sums[i];
   }
   return PG_OK;
 }
@@ -97,7 +156,7 @@ PG_INLINE void blocks_of(const pg_task *t, int ith, int nth, const pg_scan *scan
     const float *rows[PG_CONV_MAX_TAPS];
     turn(weights, (const float *)t->src[PG_CONV_WEIGHTS].data + first * n_c, n, n_c);
     turn(before, from, n, n_c - 1);
-    // the last token's rows but one, in one step more, are what is stored
+    // The step after the last token stores: its rows, except the newest, are the tokens that the next run needs.
     for (int64_t k = 0; k <= s.n_tokens; k++, y += s.n_head) {
       for (int64_t i = 0; i < n_c; i++) {
         const int64_t at = k + i - s.n;

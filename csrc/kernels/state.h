@@ -2,6 +2,10 @@
 #pragma once
 #include "kernel.h"
 
+// The vectors of keys that a token may bring: the state fades by w, the token writes under k, reads with r; it reads
+// along a, too, and writes what it has read there under b.
+enum { PG_W, PG_K, PG_R, PG_A, PG_B, PG_VECS };
+
 // The recurrence of an op. Each head of each sequence has a state of n_rows rows of n elements; each token gives it
 // n_rows results. dst holds the results [n_rows, n_head, n_tokens, n_seqs], then n_slots times states
 // [n, n_rows, n_head, n_seqs]: the last ones, those of a token earlier, and so on; zeros from before the first token.
@@ -164,7 +168,7 @@ PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_tu
   for (int r = 0; r < R; r++) y[i + r] = sum[r];
 }
 
-// Rows of a head, whose state is `at` floats behind c's first one.
+// Rows of a head whose state begins `at` floats after the first state of c.
 PG_INLINE void pg_turn_rows(const pg_cell *c, int64_t at, int64_t n_rows, int64_t n, const pg_turn *x, float *y,
                             pg_turn_form form) {
   int64_t i = 0;

@@ -1,5 +1,5 @@
 """The container of saved states: a checked header, arrays, a checksum; written so that a file is whole or not there.
-What stands in the header, and which arrays follow, is told in `pyggml/llm/state/save_load.py`.
+`pyggml/llm/state/save_load.py` says what stands in the header, and which arrays follow.
 
 bytes  what (little-endian)
 8      magic `PGSTATE\\0`
@@ -7,8 +7,8 @@ bytes  what (little-endian)
 4      length of the header, u32
 8      length of the file, u64
 ...    the header: one JSON object, UTF-8
-...    arrays back to back, without padding; which and how long follows from the header
-32     SHA-256 of all before
+...    arrays back to back, without padding; the header says which, and how long they are
+32     SHA-256 of everything before
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StateReader:
             raise StateError("the header of the state is not a JSON object")
         self.header = cast("dict[str, Any]", header)
         self._body = view[end:-_DIGEST]
-        self._lists: dict[str, list[object]] = {}  # of the header: the items that are still to be read
+        self._lists: dict[str, list[object]] = {}  # lists of the header: the items that are still to be read
 
     def count(self, name: str, of: Mapping[str, Any] | None = None) -> int:
         """A whole number from 0 in the header."""

@@ -30,8 +30,8 @@ class Backend(Protocol):
     Before nodes run, the scheduler copies sources that the backend cannot read in place into its own kind of buffer:
     host memory, or a `DeviceBuffer` (see there). A node that writes into memory runs where that memory is.
 
-    A backend whose programs take elements and strides that are Sizes as their Vars are bound (`Tensor.layout`) says so
-    with an attribute `varies = True`. Others are given plain numbers.
+    A backend may have an attribute `varies = True`. Then its programs take elements and strides that are Sizes, which
+    get their numbers when their Vars are bound (`Tensor.layout`). Other backends are given plain numbers.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def supports_buft(self, buft: str) -> bool:
-        """Whether it reads sources in such buffers where they are."""
+        """Whether the backend can read sources in buffers of this type without a copy."""
         ...
 
     def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
@@ -51,8 +51,8 @@ class Backend(Protocol):
         ...
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        """The memory that the backend reads for a step and did not plan itself: that of leafs, or of its copies of
-        leafs."""
+        """The memory that the backend reads for a step but did not plan itself: the memory of leafs, or of its copies
+        of leafs."""
         ...
 
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> Program:
@@ -71,7 +71,7 @@ class HostBackend:
         return steps_of(nodes)
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        """See `Backend.reads`: that of its leafs."""
+        """See `Backend.reads`: the memory of the leafs."""
         roots = [s if s.view_src is None else s.view_src for t in step.nodes for s in t.src if s is not None]
         return [root.buffer for root in roots if root.op == "none" and root.buffer is not None]
 

@@ -59,7 +59,7 @@ class AtomicFile:
         sync_folder(os.path.dirname(self.path))
 
     def discard(self) -> None:
-        """Close the file; what was not committed is forgotten."""
+        """Close the file. When it was not committed, nothing of it remains."""
         with suppress(OSError):  # what could not be written before is given up
             self.file.close()
         self._close_fds()

@@ -1,4 +1,4 @@
-"""Tensors, named and with metadata, in GGUF files of the user's own: what np.savez is to arrays."""
+"""Save and load one's own named tensors, with metadata, in GGUF files, as np.savez does for arrays."""
 
 from __future__ import annotations
 

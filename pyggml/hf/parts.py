@@ -15,8 +15,8 @@ _NAMES = {str: "a string", int: "a whole number", bool: "true or false", list: "
 
 
 class Part:
-    """A JSON object, and where it is. A null counts as missing. A value of another type than asked for raises
-    ModelError, which says where the value is."""
+    """A JSON object that knows where it stands. A null counts as missing. When a value has another type than asked for,
+    ModelError is raised, which says where the value is."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values, self.where = values, where

@@ -50,10 +50,10 @@ class LlamaContext(Closeable):
     memory      the KV cache: cells, seq_rm, seq_cp, seq_keep, seq_add, seq_div, seq_pos_max, defrag, clear
     logits      float32 [n_outputs, n_vocab] of the last decode, in the order of the batch
     outputs     int32 [n_outputs]: the indices in the batch of the rows of `logits`, ascending
-    embeddings  what a context of embeddings gives instead of logits: float32 [n_outputs, n_embd], each token's vector
-                after the last norm; with pooling, one row for each sequence of the batch, in ascending order. For an
-                encoder-decoder, what `encode` gave
-    hidden      after `keep_hidden`: float32 [n_tokens, n_embd], what the heads of a model read, for all tokens
+    embeddings  in a context of embeddings, instead of logits: float32 [n_outputs, n_embd], the vector of each token
+                after the last norm. With pooling there is one row for each sequence of the batch, in ascending order.
+                In an encoder-decoder these are the results of `encode`
+    hidden      after `keep_hidden`: float32 [n_tokens, n_embd], the states of all tokens that draft heads read
     pooling     how embeddings are pooled: none, mean, cls (the first token of a sequence), last, or rank (the scores of
                 a reranker)
     scheduler   runs the graphs
@@ -93,7 +93,7 @@ class LlamaContext(Closeable):
 
         `embeddings`: decodes give embeddings instead of logits; the default for a model without logits (an encoder).
         All tokens of a sequence in one decode are pooled together, by default as the file says. `layer`: the embeddings
-        are what this layer gives, instead of the last norm. 0 stands for the embeddings that go into the first layer; a
+        are the output of this layer, not of the last norm. 0 stands for the embeddings that go into the first layer; a
         negative number counts from the end, so that -2 is the layer before the last (as in `hidden_states` of the
         transformers library).
         A model gets worse when a text grows longer than those it was trained on: the first decode that goes beyond
@@ -205,7 +205,7 @@ class LlamaContext(Closeable):
         does not fit.
         """
         start = time.perf_counter()
-        self._undo()  # what a decode left behind that two signals broke off
+        self._undo()  # takes back an earlier decode that two signals broke off
         if self._output.embeddings and not isinstance(batch, Batch):
             batch = Batch.prompt(batch, self.memory.seq_pos_max(0) + 1)
             batch.logits = [True] * len(batch)
@@ -326,9 +326,9 @@ class LlamaContext(Closeable):
 
     @changing
     def update(self) -> None:
-        """Carry out what is pending on the cache; every decode does this first. K is roped to the positions that
-        seq_add and seq_div gave its cells, and holes are closed when `memory.defrag()` or `defrag_thold` asked for it.
-        Ctrl-C waits until the cache is consistent again."""
+        """Do the work on the cache that was put off; every decode does this first. K is roped to the positions that
+        seq_add and seq_div gave to its cells, and holes are closed when `memory.defrag()` or `defrag_thold` asked for
+        it. Ctrl-C waits until the cache is consistent again."""
         for cache in self.memory.caches:
             if cache.has_shift:
                 with uninterrupted():

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .generate.batched import BatchOptions
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
-_N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples of so many bytes
+_N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
 _log = logging.getLogger("pyggml")
 
@@ -128,8 +128,8 @@ class Model(LoadedModel):
         return Trainer(self, opt, train, n_ctx, n_threads)
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
-        """Set the adapters (with their scales) and the control vector that contexts made from now on begin with, also
-        those of generations. Raises ModelError for one that does not fit the model."""
+        """Set the adapters (with their scales) and the control vector for all contexts that are made from now on, also
+        for those of generations. Raises ModelError when one does not fit the model."""
         self._name()
         scaled = checked(loras)
         for lora, _ in scaled:
@@ -367,7 +367,8 @@ def _bound(file: GGUFFile | HFFolder, use_mmap: bool, copy: bool, repacked: bool
 
 
 def _factors(weights: Mapping[str, Tensor]) -> list[Tensor]:
-    """The weights that matrix products read; the embeddings only when they are the output's weights, too."""
+    """The weights that matrix products read. The embeddings are among them only when they also serve as the output's
+    weights."""
     return [t for name, t in weights.items() if name != "token_embd.weight" or "output.weight" not in weights]
 
 

@@ -6,12 +6,13 @@ Gradients are recorded with ops of all families. Those are looked up in the pack
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from .. import ops
-from ..opdef import Gradient
+from ..opdef import Gradient, Srcs
 from ..tensor import Context, Ne, Tensor
 from ._common import F32
 
@@ -66,3 +67,30 @@ def passed(node: Tensor, gy: Tensor) -> tuple[Gradient, ...]:
     a = node.src[0]
     assert a is not None
     return (lambda: in_shape(gy, a),)
+
+
+def part(row: Tensor, like: Tensor, first: int) -> Tensor:
+    """The elements of a row from `first` on, in the shape of `like`."""
+    n0, n1, n2, _ = like.ne
+    return ops.view_4d(row, *like.ne, 4 * n0, 4 * n0 * n1, 4 * n0 * n1 * n2, 4 * first)
+
+
+def packed(compute: Callable[[], Tensor], sources: Srcs) -> Sequence[Gradient]:
+    """The gradients of all F32 sources, parts of one row in which they are one after the other. `compute` records that
+    row, when the first of them is wanted."""
+    row: list[Tensor] = []
+
+    def of(s: Tensor, first: int) -> Tensor:
+        if not row:
+            row.append(compute())
+        return part(row[0], s, first)
+
+    gradients: list[Gradient] = []
+    first = 0
+    for s in sources:
+        if s is None or s.dtype is not F32:
+            gradients.append(None)
+        else:
+            gradients.append(partial(of, s, first))
+            first += s.n_elements
+    return gradients

@@ -94,9 +94,9 @@ def map_custom(
     """A tensor that a Python function computes: `fn(dst, *sources)` writes it into `dst` (ggml_map_custom1 .. 3,
     ggml_custom_4d).
 
-    tensors: the sources, up to ten, of any types and layouts. ne, dtype: of the result, by default those of the first
-    tensor. `fn` gets NumPy arrays of `.shape`, the sources read-only. They are views of the memory when NumPy has the
-    type, else float32 copies (a `dst` of such a type is encoded afterwards). The contents of `dst` are undefined
+    tensors: the sources, up to ten, of any types and layouts. ne, dtype: those of the result, by default as the first
+    tensor. `fn` gets NumPy arrays of `.shape`; the sources are read-only. When NumPy has the type they are views of the
+    memory, otherwise float32 copies (and `dst` is encoded afterwards). The contents of `dst` are undefined
     before, and the value that `fn` returns is ignored. `fn` runs whenever the graph does, holding the GIL, on one
     thread. With another `n_tasks` n (None: one per thread), it is called on up to that many threads as
     `fn(dst, *sources, ith=i, nth=n)` for each i below n, to do its share of the work; this pays when `fn` releases the

@@ -197,7 +197,7 @@ def sum_rows(a: Tensor) -> Tensor:
 
 
 def max_rows(a: Tensor) -> Tensor:
-    """The largest element of each row; NaN where there is one. Not in ggml.
+    """The largest element of each row; NaN when the row has a NaN. Not in ggml.
 
     a: F32, F16, BF16, I32 or I64 ne [n0, n1, n2, n3]; result: ne [1, n1, n2, n3], type of `a`. Raises DTypeError.
     """
@@ -205,7 +205,7 @@ def max_rows(a: Tensor) -> Tensor:
 
 
 def min_rows(a: Tensor) -> Tensor:
-    """The smallest element of each row; NaN where there is one. As `max_rows`."""
+    """The smallest element of each row; NaN when the row has a NaN. As `max_rows`."""
     return record(MIN_ROWS, (a,), {})
 
 

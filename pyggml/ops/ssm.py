@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F32, I32, src
-from ._recurrence import check_rows, check_state, cost_of, n_slots, run
+from ._gradients import dense, part
+from ._recurrence import (
+    Turns,
+    check_rows,
+    check_state,
+    cost_of,
+    define_back,
+    grad_by_back,
+    joined,
+    n_slots,
+    run,
+    run_back,
+    split_results,
+)
 
 __all__ = [
     "ssm_conv",
+    "ssm_conv_back",
     "ssm_scan",
+    "ssm_scan_back",
 ]
 
 
@@ -30,8 +47,32 @@ def _conv_ref(sx: Array, c: Array) -> Array:
     return np.einsum("sctk,ck->stc", windows, c[0, 0])
 
 
-def _conv_cost(t: Tensor) -> Cost:
-    return cost_of(2 * t.n_elements * src(t.src, 1).ne[0], t)
+def _conv_back_ref(gy: Array, sx: Array, c: Array) -> Array:
+    g, n = gy[0], c.shape[3]  # [n_seqs, n_tokens, d_inner]
+    windows = np.lib.stride_tricks.sliding_window_view(sx[0], n, axis=2)
+    g_sx = np.zeros(sx[0].shape)
+    for k in range(n):
+        g_sx[:, :, k : k + g.shape[1]] += np.swapaxes(g, 1, 2) * c[0, 0, :, k, None]
+    return joined(g_sx, np.einsum("sctk,stc->ck", windows, g))
+
+
+def _conv_flops(srcs: Srcs) -> int:
+    return 2 * src(srcs, 0).n_elements * src(srcs, 1).ne[0]
+
+
+def _grad_conv_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """The result is linear in gy, and each of its halves in sx or c."""
+    g, sx, c = (src(node.src, i) for i in range(3))
+    row = dense(gy)
+    h_sx, h_c = part(row, sx, 0), part(row, c, sx.n_elements)
+
+    def of_sx() -> Tensor:
+        return part(record(SSM_CONV_BACK, (g, sx, h_c), {}), sx, 0)
+
+    def of_c() -> Tensor:
+        return part(record(SSM_CONV_BACK, (g, h_sx, c), {}), c, sx.n_elements)
+
+    return lambda: ssm_conv(h_sx, c) + ssm_conv(sx, h_c), of_sx, of_c
 
 
 SSM_CONV = OpDef(
@@ -42,10 +83,12 @@ SSM_CONV = OpDef(
     dtypes={(F32, F32): F32},
     ref=_conv_ref,
     kernel="ssm_conv",
-    cost=_conv_cost,
+    cost=lambda t: cost_of(_conv_flops(t.src), t),
     inplace=(),
     label="ssm_conv(sx, c)",
+    grad=grad_by_back,
 )
+SSM_CONV_BACK = define_back(SSM_CONV, _conv_back_ref, _conv_flops, _grad_conv_back)
 
 
 def ssm_conv(sx: Tensor, c: Tensor) -> Tensor:
@@ -57,6 +100,15 @@ def ssm_conv(sx: Tensor, c: Tensor) -> Tensor:
     Raises ShapeError, DTypeError.
     """
     return record(SSM_CONV, (sx, c), {})
+
+
+def ssm_conv_back(gy: Tensor, sx: Tensor, c: Tensor) -> Tensor:
+    """The gradients of `ssm_conv` by sx and c, from that of its result.
+
+    gy: F32, ne [d_inner, n_tokens, n_seqs], contiguous; sx, c: as there. Result: F32, one row: that of sx, then that of
+    c, each of the shape of its source. Use views. Raises ShapeError, DTypeError.
+    """
+    return record(SSM_CONV_BACK, (gy, sx, c), {})
 
 
 _ROLES = ("s", "x", "dt", "A", "B", "C", "ids")
@@ -80,11 +132,16 @@ def _scan_shape(srcs: Srcs, params: Params) -> Ne:
     return (x.n_elements + n_slots(params) * d_state * head_dim * n_head * n_seqs, 1, 1, 1)
 
 
-def _scan_ref(s: Array, x: Array, dt: Array, a: Array, b: Array, c: Array, ids: Array, K: int) -> Array:
-    n_head, rows = x.shape[2], ids.reshape(-1)
-    bad = rows[(rows < 0) | (rows >= s.shape[0])]
+def _states_of(ids: Array, n_states: int) -> Array:
+    rows = ids.reshape(-1)
+    bad = rows[(rows < 0) | (rows >= n_states)]
     if bad.size:
         raise IndexError(f"row index {bad[0]} is out of range")
+    return rows
+
+
+def _scan_ref(s: Array, x: Array, dt: Array, a: Array, b: Array, c: Array, ids: Array, K: int) -> Array:
+    n_head, rows = x.shape[2], _states_of(ids, s.shape[0])
     delta = np.logaddexp(0, dt[0])  # [n_seqs, n_tokens, n_head]
     b, c = (np.repeat(m, n_head // m.shape[2], axis=2) for m in (b, c))
 
@@ -97,9 +154,32 @@ def _scan_ref(s: Array, x: Array, dt: Array, a: Array, b: Array, c: Array, ids: 
     return run(step, s[rows], x.shape[1], K)
 
 
-def _scan_cost(t: Tensor) -> Cost:
-    s, x, a = src(t.src, 0), src(t.src, 1), src(t.src, 3)
-    return cost_of(x.n_elements * s.ne[0] * (6 if a.ne[0] == 1 else 26), t)
+def _scan_back_ref(gy: Array, s: Array, x: Array, dt: Array, a: Array, b: Array, c: Array, ids: Array, K: int) -> Array:
+    (n_seqs, n_tokens, n_head, _), rows = x.shape, _states_of(ids, s.shape[0])
+    per_group, d_state = n_head // b.shape[2], b.shape[3]
+    delta = np.logaddexp(0, dt[0])[..., None]  # [n_seqs, n_tokens, n_head, 1]
+    turns = Turns(
+        w=np.exp(delta * a[0, 0]) * np.ones(d_state),
+        k=np.repeat(b, per_group, axis=2),
+        r=np.repeat(c, per_group, axis=2),
+        v=x * delta,
+    )
+    g, g_state = run_back(turns, s[rows], *split_results(gy, x.shape, (n_seqs, *s.shape[1:])))
+    g_states = np.zeros(s.shape)
+    np.add.at(g_states, rows, g_state)
+    g_exponent = g.w * turns.w  # of delta * a
+    g_delta = (g.v * x).sum(axis=3) + (g_exponent * a[0, 0]).sum(axis=3)
+    g_dt = g_delta * -np.expm1(-delta[..., 0])  # the slope of softplus: 1 - e^-softplus
+    g_a = (g_exponent * delta).sum(axis=(0, 1))
+    g_a = g_a if a.shape[3] > 1 else g_a.sum(axis=1)
+    of_groups = (n_seqs, n_tokens, -1, per_group, d_state)
+    g_b, g_c = (m.reshape(of_groups).sum(axis=3) for m in (g.k, g.r))
+    return joined(g_states, g.v * delta, g_dt, g_a, g_b, g_c)
+
+
+def _scan_flops(srcs: Srcs) -> int:
+    s, x, a = src(srcs, 0), src(srcs, 1), src(srcs, 3)
+    return x.n_elements * s.ne[0] * (6 if a.ne[0] == 1 else 26)
 
 
 SSM_SCAN = OpDef(
@@ -110,10 +190,12 @@ SSM_SCAN = OpDef(
     dtypes={(F32, F32, F32, F32, F32, F32, I32): F32},
     ref=_scan_ref,
     kernel="ssm_scan",
-    cost=_scan_cost,
+    cost=lambda t: cost_of(_scan_flops(t.src), t),
     inplace=(),
     label="ssm_scan(s, x)",
+    grad=grad_by_back,
 )
+SSM_SCAN_BACK = define_back(SSM_SCAN, _scan_back_ref, _scan_flops)
 
 
 def ssm_scan(s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor, K: int = 1) -> Tensor:
@@ -131,3 +213,16 @@ def ssm_scan(s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, 
     Raises ShapeError, DTypeError, and BackendError for an id outside of s.
     """
     return record(SSM_SCAN, (s, x, dt, A, B, C, ids), {"K": K})
+
+
+def ssm_scan_back(
+    gy: Tensor, s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor, K: int = 1
+) -> Tensor:
+    """The gradients of `ssm_scan` by all sources except ids, from that of its result. States are not kept: they are
+    computed again from some of them, the square root of n_tokens apart.
+
+    gy: F32, ne as the result, contiguous; the others as there. Result: F32, one row: the gradients of s (states that no
+    sequence begins with: 0), x, dt, A, B, C, each of the shape of its source. Use views. Raises ShapeError, DTypeError,
+    and BackendError for an id outside of s.
+    """
+    return record(SSM_SCAN_BACK, (gy, s, x, dt, A, B, C, ids), {"K": K})

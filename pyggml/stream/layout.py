@@ -1,4 +1,5 @@
-"""Which weights of a model stay in memory, and where the others take turns. Pure: takes sizes, returns places."""
+"""Decides which weights of a model stay in memory, and where the others take turns. These are pure functions: they take
+sizes and return places."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly how
 
 
 class Item(NamedTuple):
-    """A weight as it is read, repacked or as stored, and its bytes."""
+    """A weight, the form in which it is read (repacked or as stored), and its size in bytes."""
 
     name: str
     packed: bool
@@ -73,7 +74,8 @@ def lay_out(groups: Sequence[Sequence[Item]], fixed: Sequence[Item], budget: int
 
 
 def _ring(sums: Sequence[int]) -> int:
-    """Bytes that groups of these sizes take turns in: as many as two neighbours need. A size of 0 is no group."""
+    """How many bytes groups of these sizes need to take turns: enough for any two neighbours. A size of 0 is no
+    group."""
     sizes = [s for s in sums if s]
     if len(sizes) < 2:
         return sum(sizes)

@@ -1,4 +1,4 @@
-"""Checks of an op, of a C function and of a backend, each by drawn cases against the references."""
+"""Checks an op, a C function or a backend: compares it with the references in cases that are drawn at random."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def levels_of(op: str) -> list[str]:
 
 
 def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, max_examples: int | None = None) -> None:
-    """Look for a case in which the C kernels of `op` do not do what its reference does, on one thread or two; and, when
+    """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two; and, when
     `op` has a gradient and `isa` is not given, for one whose gradient is not that of the reference (`check_gradient`).
 
-    cases         what is drawn; default: pyggml's own strategy, `cases_of(op)` for an op of one's own
-    isa           an instruction set; default: all those that have a kernel of their own
-    max_examples  default: as the profile of hypothesis says
+    cases         the strategy that draws cases; default: pyggml's, and `cases_of(op)` for an op of one's own
+    isa           an instruction set; default: all instruction sets that have their own kernel
+    max_examples  how many cases; default: as the profile of hypothesis says
 
     Sources are dense, padded and permuted; memory lies between guard bytes. Raises Mismatch for the smallest case that
     was found, BackendError when a kernel is missing or fails.
@@ -89,14 +89,14 @@ def check_kernel(
 def check_backend(
     backend: str | Backend, ops: Collection[str] | None = None, *, max_examples: int | None = None
 ) -> list[str]:
-    """Look for a case that a backend says it supports, and computes otherwise than the references do.
+    """Look for a case that a backend says it supports, but computes differently from the references.
 
-    backend       by its registered name, or itself
+    backend       the backend, or the name under which it is registered
     ops           names of ops; default: all that have a strategy
-    max_examples  for each op; default: as the profile of hypothesis says
+    max_examples  how many cases for each op; default: as the profile of hypothesis says
 
-    A backend that reads host memory computes between guard bytes; another one is given its tensors by a scheduler.
-    Returns the ops that the backend has computed. Raises Mismatch, and BackendError when it has computed none.
+    A backend that reads host memory computes between guard bytes. Another backend gets its tensors from a scheduler.
+    Returns the ops that the backend has computed. Raises Mismatch, and BackendError when it has computed no op.
     """
     b = new_backend(backend) if isinstance(backend, str) else backend
     computed: dict[str, None] = {}

@@ -113,6 +113,39 @@ def test_tokens_in_two_steps_are_as_in_one(op: str) -> None:
     assert np.array_equal(state, last) and np.array_equal(earlier, before)
 
 
+def test_gradients_have_the_same_bits_on_any_number_of_threads() -> None:
+    """And more heads than a part of them sums up, more tokens than a chunk."""
+    rng = np.random.default_rng(0)
+
+    def random(*ne: int) -> Tensor:
+        return gg.Context().from_numpy(rng.standard_normal(ne[::-1]).astype(np.float32) / 2)
+
+    channels, heads = random(1, 70, 11, 2), random(20, 4, 11, 2)
+    b, k = random(4, 1, 11, 2), random(20, 2, 11, 1)
+    many = gg.ssm_scan(random(4, 1, 70, 3), channels, random(70, 11, 2), random(4, 70), b, b, i32(2, 2))
+    few = gg.ssm_scan(random(4, 20, 4, 3), heads, random(4, 11, 2), random(1, 4), b, b, i32(0, 2), 3)
+    net = gg.gated_delta_net(k, k, heads, -random(1, 4, 11, 2), random(1, 4, 11, 2), random(20, 20, 4, 2))
+    for y in (many, few, net):
+        wrt = [s for s in y.src if s is not None and s.dtype is gg.F32]
+        gradients = gg.grad(y, wrt, random(*y.ne))
+        g = gg.Graph()
+        for t in gradients:
+            g.build_forward_expand(t.set_output())
+        results: list[list[bytes]] = []
+        for n_threads in (1, 2, 3, 7):
+            gg.compute(g, n_threads=n_threads)
+            results.append([t.tobytes() for t in gradients])
+        assert all(r == results[0] for r in results)
+
+
+def test_a_gradient_of_another_shape_is_named() -> None:
+    x = f32(4, 2, 6)
+    with pytest.raises(
+        gg.ShapeError, match=r"(?s)gated_linear_attn_back.*gy must have the ne of.*result, \[8, 10, 1, 1\]"
+    ):
+        gg.gated_linear_attn_back(x, x, x, x, x, f32(32, 1), 1.0)
+
+
 def test_modes_of_rope_by_name() -> None:
     plain = [gg.rope(f32(16, 2, 3), i32(1, 2, 3), 8, mode) for mode in ("neox", gg.ROPE_TYPE_NEOX)]
     assert plain[0].op_params == plain[1].op_params

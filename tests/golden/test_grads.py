@@ -17,7 +17,7 @@ from ..conftest import shared_dir
 # Ops that get their gradients next.
 TO_DO = {
     "pad", "roll", "interpolate", "conv_2d_direct", "conv_2d", "conv_2d_dw_direct", "conv_1d", "conv_transpose_1d",
-    "conv_transpose_2d_p0", "pool_2d", "pool_1d", "im2col", "ssm_conv", "ssm_scan", "gated_linear_attn",
+    "conv_transpose_2d_p0", "pool_2d", "pool_1d", "im2col",
 }  # fmt: skip
 
 

@@ -38,7 +38,8 @@ def isa_levels() -> dict[str, int]:
 
 
 def isa_name(forced: str | None = None) -> str:
-    """The level in use: `forced`, else PYGGML_ISA, else the highest. Raises BackendError for one that cannot run."""
+    """The level in use: `forced` when it is given, otherwise PYGGML_ISA, otherwise the highest. Raises BackendError for
+    a level that this CPU cannot run."""
     name = forced or os.environ.get("PYGGML_ISA") or list(isa_levels())[-1]
     if name not in isa_levels():
         asked = f"the level {forced!r:.40}" if forced else f"PYGGML_ISA={name}"
@@ -79,7 +80,7 @@ Function = Any  # a C function of another package: a ctypes function, a cffi fun
 
 
 def _address(what: str, function: Function) -> int:
-    """Where a C function is. Raises BackendError when it is none, or NULL."""
+    """The address of a C function. Raises BackendError for anything else, and for NULL."""
     if isinstance(type(function), _FUNCTION_TYPE):
         return ctypes.cast(function, ctypes.c_void_p).value or 0
     if isinstance(function, ffi.CData):
@@ -100,14 +101,14 @@ def own_kernel(op: OpDef, function: Function, work: Function = 0) -> Kernel:
 
 def register_kernel(op: OpDef, function: Function, dst: DType, *srcs: DType | None, work: Function = 0) -> None:
     """Let a C function (`pg_kernel` in pg.h; `get_include`) compute `op` on the cpu backend, at every instruction set,
-    for a result of type `dst` and first two sources of these types (None: absent).
+    when the result has type `dst` and the first two sources have the types `srcs` (None: absent).
 
     `function` is a ctypes function (`ctypes.CDLL(path).name`), a cffi pointer (`ffi.addressof(lib, "name")`) or an
-    address; its library must stay loaded. `work`, likewise, is a `pg_work` that says how much scratch memory it needs.
-    Parameters come as doubles in the order of `op.params`. The function takes strides as they come, computes the share
-    of thread `ith` of `nth`, and returns a status. It cannot call what pg.h declares "for kernels". A function that is
-    registered later for the same types replaces the earlier one. `pyggml.testing` checks such functions.
-    Raises BackendError for what is no C function.
+    address; its library must stay loaded. `work` is given in the same way: a `pg_work`, which says how much scratch
+    memory the function needs. Parameters come as doubles in the order of `op.params`. The function takes any strides,
+    computes the share of thread `ith` of `nth`, and returns a status. It cannot call the functions that pg.h declares
+    "for kernels". A function that is registered later for the same types replaces the earlier one. `pyggml.testing`
+    checks such functions. Raises BackendError for anything but a C function.
     """
     kernel = own_kernel(op, function, work)
     src0, src1 = [NONE if t is None else t.gguf_id for t in (*srcs, None, None)][:2]

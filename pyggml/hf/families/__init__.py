@@ -61,7 +61,7 @@ def find_family(c: Config) -> Family:
 
 
 def families_of_arch(arch: str) -> list[Family]:
-    """The families that a GGUF of this architecture may belong to. Raises ModelError when there is none."""
+    """The families that a GGUF with this architecture may belong to. Raises ModelError when there is no such family."""
     pages: list[tuple[Family, ...]] = [import_module(f".{page}", __name__).FAMILIES for page in PAGES]
     found = [family for page in pages for family in page if family.arch == arch]
     if not found:

@@ -92,7 +92,7 @@ def _window(c: Config) -> dict[str, object]:
     return keys | _pooling(c)
 
 
-_PADDING = 2  # RoBERTa's positions begin behind the id of padding, 1: so many rows are unused
+_PADDING = 2  # RoBERTa's positions begin after the id of padding, which is 1, so the first two rows are unused
 
 
 def _after_padding(a: Array, s: Sizes) -> Array:

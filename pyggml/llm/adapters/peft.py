@@ -34,7 +34,7 @@ from pyggml.tensor import Context, Tensor
 from .lora import OUTPUT, TOKEN_EMBD, Adaptable, Lora, Pair
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_MAX_NUMBER = 1e9  # of ranks and alphas
+_MAX_NUMBER = 1e9  # the largest rank or alpha
 _HALF = re.compile(r"^(?:base_model\.model\.)?(.*)\.lora_(embedding_)?([AB])(?:\.\w+)??(?:\.weight)?$")
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.*)$")
 _REFUSED = (  # options that do more than add B A x to W x
@@ -160,8 +160,8 @@ class _Patterns:
         self._path, self._config, self._left = path, config, float(limits.PATTERN_SECONDS)
 
     def value(self, what: str, default: str, module: str) -> float:
-        """The value of the first pattern that matches the end of a module's name, as in PEFT; else `default`. Raises
-        ModelError."""
+        """The value of the first pattern that matches the end of a module's name, as in PEFT; `default` when none
+        matches. Raises ModelError."""
         for pattern, value in cast("dict[str, Any]", self._config.get(f"{what}_pattern") or {}).items():
             if self._matches(f"{what}_pattern", pattern, module):
                 if not _positive(value):

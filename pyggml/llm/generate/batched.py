@@ -65,12 +65,12 @@ def stream_batch(
 ) -> Iterator[tuple[int, Token]]:
     """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time. Yields (index of the prompt, token).
 
-    `each`: for each prompt a dict of the options that it has of its own (sampling, `n_predict`, `stop`). A prompt
-    without a seed of its own is sampled with the seed of all + its index: equal prompts get different texts.
+    `each`: for each prompt a dict with its own options (sampling, `n_predict`, `stop`). A prompt without a seed of its
+    own is sampled with the common seed + its index, so that equal prompts get different texts.
 
     The context has room for the longest `n_parallel` texts. Beginnings that prompts have in common are evaluated once.
-    Under greedy sampling the tokens are those of `Model.stream`, unless two tokens are as good as equally likely: texts
-    that are evaluated together are rounded otherwise in the F16 of the cache.
+    With greedy sampling the tokens are those of `Model.stream`, unless two tokens are almost equally likely: in the F16
+    of the cache, texts that are evaluated together are rounded differently.
     Raises BatchError for an empty prompt or a bad `n_parallel`, and what `Model.stream` raises.
     """
     of_all = text_params(n_predict, asked)
@@ -139,7 +139,7 @@ def together(
 def _params_of_each(
     of_all: TextParams, each: Sequence[SamplingOptions | Mapping[str, Any]] | None, n: int
 ) -> list[TextParams]:
-    """The parameters of each prompt: those of all, with another seed, but for what it has of its own."""
+    """The parameters of each prompt: the common ones with another seed, changed by the prompt's own options."""
     given = cast("Sequence[object]", [{}] * n if each is None else each if isinstance(each, Sequence) else ())  # pyright: ignore[reportUnnecessaryIsInstance]
     if len(given) != n or not all(isinstance(o, Mapping) for o in given):
         raise BatchError(f"each must be a list of {n} dicts, one for each prompt")

@@ -16,13 +16,14 @@ Around = tuple[str, str]
 class Frame:
     """How messages are framed.
 
-    roles         role -> what stands before and after its content; "*": any other role (which without it is left out).
-                  {role}, {Role} and {ROLE} are the role as it is, with a capital, in capitals
-    reply         what stands before the reply that is asked for
-    begin         what stands before the first message
-    no_system     ... when the first message is not a system message
+    roles         role -> the texts before and after the content of its messages; "*": any other role (messages of other
+                  roles are left out when there is no "*"). In these texts {role}, {Role} and {ROLE} stand for the role
+                  as it is, with a capital, and in capitals
+    reply         the text before the reply that the model is to write
+    begin         the text before the first message
+    no_system     the text before the first message when it is not a system message
     trim          roles whose content loses the spaces around it; "*": all
-    system_first  a system message counts in the first place only
+    system_first  a system message counts only when it is the first message
     """
 
     roles: Mapping[str, Around]

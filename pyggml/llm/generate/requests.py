@@ -1,4 +1,4 @@
-"""Many prompts, each with options of its own: evaluated side by side, answered in their order."""
+"""Answers many requests, each with its own options: they are evaluated side by side and answered in their order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_TEXTS = 128  # that are embedded at a time
+_TEXTS = 128  # how many texts are embedded at a time
 _FIELDS = {"id", "input", "prompt", "messages", *OPTIONS}  # or `OTHER_NAMES` of them
 Result = dict[str, Any]
 Embed = Callable[[Sequence[Sequence[int]]], Floats]

@@ -1,6 +1,6 @@
-"""What can be asked for a text, each option declared once. Names and defaults: llama.cpp's (common_params_sampling).
+"""The options of a text, each declared once. Names and defaults are llama.cpp's (common_params_sampling).
 
-A field of `SamplingParams`, or of `TextParams`, says all that is known of an option. The command line
+A field of `SamplingParams`, or of `TextParams`, says everything about an option. The command line
 (`tools/sampling.py`), the names that OpenAI and llama-cpp-python use, and the checks of values follow from it.
 `SamplingOptions` and `TextOptions` repeat names and types for type checkers, which cannot read them from a dataclass; a
 test compares them.
@@ -28,17 +28,17 @@ from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
 
 T = TypeVar("T")
 P = TypeVar("P", bound="SamplingParams")
-N_PREDICT = 128  # tokens that follow a prompt when nothing else is said
+N_PREDICT = 128  # how many tokens follow a prompt by default
 _HUGE = float(np.finfo(np.float32).max)  # samplers compute in f32
 _TOKEN = re.compile("[0-9]{1,10}")
 # The samplers in the order in which a chain has them when `samplers` does not say otherwise.
 IN_ORDER: tuple[type[Sampler], ...] = (Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature)
-SAMPLERS: Mapping[str, type[Sampler]] = {s.name: s for s in (*IN_ORDER, Infill)}  # all that `samplers` may name
+SAMPLERS: Mapping[str, type[Sampler]] = {s.name: s for s in (*IN_ORDER, Infill)}  # the names that `samplers` may have
 _ALIASES = {"temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "nucleus": "top_p"}  # also with - for _
 
 
 class Range(NamedTuple):
-    """The numbers that an option may have, both ends included, and how an error says it."""
+    """The numbers that an option may have, both ends included, and their description in errors."""
 
     least: float
     most: float
@@ -59,8 +59,8 @@ class Option(NamedTuple):
     help        what it does: for the command line's help and for the docstring
     range       the numbers that it may have; None: all that its type allows
     other_name  what OpenAI or llama-cpp-python calls it
-    looks_back  whether it switches on a sampler that depends on the tokens before
-    error       what a value raises that it cannot have
+    looks_back  whether it switches on a sampler that depends on earlier tokens
+    error       the error that a wrong value raises
     """
 
     flags: tuple[str, ...]
@@ -81,7 +81,7 @@ def _option(
     looks_back: bool = False,
     error: type[GGMLError] = SamplerError,
 ) -> T:
-    """The field of an option."""
+    """A field of a dataclass that describes an option; see `Option`."""
     metadata = {"option": Option(tuple(flags.split()), help, range, other_name, looks_back, error)}
     if isinstance(default, dict):
         return cast(T, field(default_factory=dict[Any, Any], metadata=metadata))
@@ -193,7 +193,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class TextParams(SamplingParams):
-    """All that one text may be asked for: how its tokens are chosen, and where it ends."""
+    """All options of one text: how its tokens are chosen, and where it ends."""
 
     n_predict: int = _option(
         N_PREDICT, "-n --n-predict --predict", "Tokens; negative: no limit.", None, "max_tokens", error=BatchError
@@ -215,7 +215,8 @@ SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n" + "\n".join(
 
 
 def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by our names. Raises TypeError for one that is given under two names."""
+    """The options with our names in the place of other names. Raises TypeError when an option is given under two
+    names."""
     ours = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
     if len(ours) < len(options):
         twice = next(name for name in options if OTHER_NAMES.get(name) in options)
@@ -224,8 +225,9 @@ def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_params(n_predict: int, options: Mapping[str, Any]) -> TextParams:
-    """The parameters of a text, by our names or others'. `max_tokens` among the options replaces the default of
-    `n_predict`. Raises TypeError for an option that there is not, or that is given under two names."""
+    """Make the parameters of a text from options, which may have our names or others'. `max_tokens` among the options
+    replaces `n_predict` when that is the default. Raises TypeError for an unknown option, and for one that is given
+    under two names."""
     ours = our_names(options)
     if "n_predict" not in ours:
         ours["n_predict"] = n_predict
@@ -235,8 +237,7 @@ def text_params(n_predict: int, options: Mapping[str, Any]) -> TextParams:
 
 
 def with_options(params: P, options: Mapping[str, Any]) -> P:
-    """The same parameters but for the options that are given, by our names. Raises TypeError for one that there is
-    not."""
+    """The same parameters with these options changed, which have our names. Raises TypeError for an unknown option."""
     known = [f.name for f in fields(params)]
     for name in options:
         if name not in known:
@@ -271,7 +272,7 @@ def _is_bias(value: Any) -> bool:
     )
 
 
-# The type of a field, as written there -> whether a value has that type, and what an error calls the type.
+# The type of a field, as it is written -> a test whether a value has that type, and the type's name in errors.
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "float": (_is_number, "a finite number"),
     "int": (_is_int, "a whole number of 64 bits"),

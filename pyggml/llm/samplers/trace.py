@@ -11,9 +11,9 @@ from .candidates import Candidates, Ids
 
 
 class SamplerTrace(NamedTuple):
-    """One sampler: its name with parameters, and the number of candidates before and after it. Then, as the
-    probabilities are after it: that of the token that was chosen in the end, and the likeliest token with its
-    probability."""
+    """What one sampler did: its name with parameters, and the number of candidates before and after it. Then three
+    things after it: the probability of the token that was chosen in the end, the likeliest token, and the probability
+    of that."""
 
     sampler: str
     n_before: int
@@ -39,7 +39,7 @@ class Tracer:
         self.watch("logits", len(c), c)
 
     def watch(self, sampler: str, n_before: int, c: Candidates) -> None:
-        """Take note of the candidates behind a sampler that got `n_before`."""
+        """Take note of the candidates after a sampler, which got `n_before` of them."""
         self._seen.append((sampler, n_before, np.array(c.tokens()), c.probs()))
 
     def step(self, token: int) -> StepTrace:

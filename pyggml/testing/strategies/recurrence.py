@@ -1,14 +1,15 @@
-"""Cases of state-space models, linear attention, and triangular systems.
+"""Cases of state-space models, linear attention, their gradients, and triangular systems.
 
-Values are positive, so that no sum cancels (what gated_delta_net takes away is a part of what is there; solve_tri has
-signs: each of its results is at most as exact as the largest before it, which counts too). Then a bound follows from
-how many roundings a result has had."""
+Values are positive, so that no sum cancels, and a bound follows from the number of roundings of a result. Two ops need
+more: gated_delta_net subtracts, but only a part of what is there. solve_tri has signs; each of its results is at most
+as exact as the largest result before it, and the bound counts that too."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ import pyggml as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
 
-from ..harness import Case, Src, Values
+from ..harness import Case, Src, Values, record_case
 
 F32 = DType.F32
 TOKENS = st.sampled_from([1, 1, 2, 3, 7, 20])
@@ -27,7 +28,7 @@ EPS = 2.0**-24
 
 
 def bound(n: int, n_tokens: int = 1) -> float:
-    """Sums of n products, and as many of them added up as there are tokens, each rounded."""
+    """The bound for sums of n products that are added up over all tokens, with a rounding at each step."""
     return 4 * EPS**2 * (n + 16 * n_tokens)
 
 
@@ -66,10 +67,10 @@ def ssm_conv_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def ssm_scan_cases(draw: st.DrawFn) -> Case:
-    d_state, n_tokens = draw(SIZES), draw(TOKENS)
+def ssm_scan_cases(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Case:
+    d_state, n_tokens = draw(sizes), draw(TOKENS)
     mamba2 = draw(st.booleans())
-    head_dim = draw(st.sampled_from([1, 3, 4, 7, 64])) if mamba2 else draw(st.sampled_from([1, 1, 5]))
+    head_dim = draw(st.sampled_from([1, 3, 4, 7, 16, 64])) if mamba2 else draw(st.sampled_from([1, 1, 5]))
     n_group = draw(st.integers(1, 2))
     n_head = n_group * draw(st.sampled_from([1, 2, 3, 17]))
     n_seqs, n_states = draw(st.integers(1, 3)), draw(st.integers(1, 4))
@@ -94,12 +95,14 @@ def ssm_scan_cases(draw: st.DrawFn) -> Case:
     return Case(srcs, build, bound(d_state, n_tokens), draw(st.integers(0, 99)))
 
 
-def by_token(op: Callable[..., Tensor], values: dict[str, Values], *params: float) -> st.SearchStrategy[Case]:
+def by_token(
+    op: Callable[..., Tensor], sizes: st.SearchStrategy[int], values: dict[str, Values], *params: float
+) -> st.SearchStrategy[Case]:
     """Cases of an op whose sources, but tf and the state, are rows of S per head and token."""
 
     @st.composite
     def cases(draw: st.DrawFn) -> Case:
-        s, n_head, n_seqs = draw(SIZES), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+        s, n_head, n_seqs = draw(sizes), draw(st.integers(1, 4)), draw(st.integers(1, 3))
         n_tokens = draw(TOKENS)
         srcs = [
             draw_rows(draw, (s, n_head) if name == "tf" else (s, n_head, n_tokens * n_seqs, 1), v)
@@ -116,8 +119,8 @@ def by_token(op: Callable[..., Tensor], values: dict[str, Values], *params: floa
 
 
 @st.composite
-def gated_delta_net_cases(draw: st.DrawFn) -> Case:
-    s, n_tokens = draw(SIZES), draw(TOKENS)
+def gated_delta_net_cases(draw: st.DrawFn, sizes: st.SearchStrategy[int]) -> Case:
+    s, n_tokens = draw(sizes), draw(TOKENS)
     n_head_k, n_seqs_k = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     n_head, n_seqs = n_head_k * draw(st.integers(1, 3)), n_seqs_k * draw(st.integers(1, 2))
     slots = draw(st.sampled_from([1, 1, 2, 5]))
@@ -137,7 +140,7 @@ def gated_delta_net_cases(draw: st.DrawFn) -> Case:
 
 
 def lower_triangle(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Well conditioned; what is above the diagonal is not to be looked at."""
+    """A well conditioned matrix. The op must not look at the values above the diagonal."""
     a = rng.standard_normal(shape) * shape[3] ** -0.5
     return np.tril(a, -1) + np.eye(shape[3]) * rng.uniform(1, 2, shape) + np.triu(np.full(shape, np.nan), 1)
 
@@ -151,13 +154,38 @@ def solve_tri_cases(draw: st.DrawFn) -> Case:
     )
 
 
-fades = uniform(0, 1)
-STRATEGIES = {
-    "ssm_conv": ssm_conv_cases(),
-    "ssm_scan": ssm_scan_cases(),
-    "rwkv_wkv6": by_token(gg.rwkv_wkv6, {"k": some, "v": some, "r": some, "tf": some, "td": fades}),
-    "rwkv_wkv7": by_token(gg.rwkv_wkv7, {"r": some, "w": fades, "k": some, "v": some, "a": short, "b": short}),
-    "gated_linear_attn": by_token(gg.gated_linear_attn, {"k": some, "v": some, "q": some, "g": fades}, 0.35),
-    "gated_delta_net": gated_delta_net_cases(),
-    "solve_tri": solve_tri_cases(),
-}
+def backwards(cases: st.SearchStrategy[Case], back: Callable[..., Tensor]) -> st.SearchStrategy[Case]:
+    """Cases of the op that computes the gradients of another one, whose cases are given. Their sums have about four
+    times as many roundings."""
+
+    def of(case: Case) -> Case:
+        node = record_case(case)
+        params = node.op_params
+
+        def build(*t: Tensor) -> Tensor:
+            return back(*t, *params.values())
+
+        return replace(case, srcs=(Src(F32, node.ne, None, 0, some), *case.srcs), build=build, nmse=4 * case.nmse)
+
+    return cases.map(of)
+
+
+def scans(sizes: st.SearchStrategy[int]) -> dict[str, st.SearchStrategy[Case]]:
+    """Cases of all recurrences. `sizes` of a state: d_state, or S."""
+    fades = uniform(0, 1)
+    wkv6 = {"k": some, "v": some, "r": some, "tf": some, "td": fades}
+    wkv7 = {"r": some, "w": fades, "k": some, "v": some, "a": short, "b": short}
+    gla = {"k": some, "v": some, "q": some, "g": fades}
+    return {
+        "ssm_scan": ssm_scan_cases(sizes),
+        "rwkv_wkv6": by_token(gg.rwkv_wkv6, sizes, wkv6),
+        "rwkv_wkv7": by_token(gg.rwkv_wkv7, sizes, wkv7),
+        "gated_linear_attn": by_token(gg.gated_linear_attn, sizes, gla, 0.35),
+        "gated_delta_net": gated_delta_net_cases(sizes),
+    }
+
+
+FORWARD = {"ssm_conv": ssm_conv_cases(), **scans(SIZES)}
+SMALL = scans(st.integers(1, 18))
+BACKWARD = {f"{name}_back": backwards(cases, getattr(gg, f"{name}_back")) for name, cases in FORWARD.items()}
+STRATEGIES = {**FORWARD, **BACKWARD, "solve_tri": solve_tri_cases()}

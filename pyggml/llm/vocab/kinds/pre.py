@@ -1,4 +1,4 @@
-"""The table of pre-tokenizers (`tokenizer.ggml.pre`): how a text is cut into words, and what else the name decides.
+"""The table of pre-tokenizers (`tokenizer.ggml.pre`). A name decides how a text is cut into words, and some more.
 
 The rules are those of llama.cpp 0.3.36, which differ from the models' originals in places: numbers and white space are
 Unicode's; the letters of contractions and of `[a-z]` are ASCII. Possessive `++` and lookbehinds keep searches linear.
@@ -15,11 +15,11 @@ from .split import Rule, ascii_thousands, thousands
 
 @dataclass(frozen=True)
 class Pre:
-    """A pre-tokenizer: what its name decides.
+    """A pre-tokenizer.
 
     rules           for `Splitter`
     ignore_merges   a word that is a token becomes that token, whatever the merges say
-    byte_level      tokens are spelled in GPT-2's characters for bytes; else in plain text, with `<0x0A>` for bytes
+    byte_level      tokens are spelled in GPT-2's characters for bytes; if not, in plain text, with `<0x0A>` for bytes
     escape          spaces are spelled U+2581
     clean_spaces    detokenizing drops spaces before punctuation
     add_bos, add_sep, no_bos    defaults; no_bos: there is no default bos
