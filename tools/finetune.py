@@ -66,7 +66,7 @@ Train = Annotated[TrainOptions, Group.of(TrainOptions)]
 Data = Annotated[Path, Argument(metavar="DATA", help="Texts: JSON lines (.jsonl), or plain text.")]
 Out = Annotated[
     Path,
-    Option("-o", "--output", help="What to write: NAME.gguf, or a folder for PEFT or transformers.", metavar="OUT"),
+    Option("-o", "--output", help="What to write: NAME.gguf, or a folder (PEFT's, a model's).", metavar="OUT"),
 ]
 
 

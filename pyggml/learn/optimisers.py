@@ -148,9 +148,9 @@ def schedule(
         if step < warmup:
             return lr * (step + 1) / warmup
         done = min((step - warmup) / max(n_steps - warmup, 1), 1.0)
-        return lr * (
-            1.0 if kind == "constant" else 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
-        )
+        if kind == "linear":
+            return lr * (1 - done)
+        return lr * (1 + math.cos(math.pi * done)) / 2 if kind == "cosine" else lr
 
     return rate
 

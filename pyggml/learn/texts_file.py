@@ -11,6 +11,7 @@ import numpy as np
 
 from pyggml.errors import ModelError
 from pyggml.llm.generate.templates import ChatTemplate, find_template
+from pyggml.llm.generate.text import chat_ids
 from pyggml.small_file import parse_json
 
 if TYPE_CHECKING:
@@ -126,7 +127,9 @@ def _of_messages(at: str, messages: Any, model: LoadedModel, template: ChatTempl
     ids: list[int] = []
     mask: list[int] = []
     for text, counts in parts:
-        more = model.tokenize(text, add_special=False, parse_special=True) if text else []
+        if not text:
+            continue
+        more = model.vocab.tokenize(text, False, True, continued=True) if ids else chat_ids(model.vocab, text)
         ids += more
         mask += [counts] * len(more)
     return Example(ids, mask)
@@ -138,7 +141,7 @@ def _packed(examples: Sequence[Example], n_ctx: int) -> Iterator[Example]:
         if ids and len(ids) + len(e.ids) > n_ctx:
             yield Example(ids, mask)
             ids, mask = [], []
-        ids, mask = ids + e.ids, mask + [0, *e.mask[1:]]
+        ids, mask = ids + e.ids, [*mask, 0, *e.mask[1:]]
     yield Example(ids, mask)
 
 

@@ -31,8 +31,9 @@ def levels_of(op: str) -> list[str]:
 
 
 def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, max_examples: int | None = None) -> None:
-    """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two; and, when
-    `op` has a gradient and `isa` is not given, for one whose gradient is not that of the reference (`check_gradient`).
+    """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two; and,
+    when `op` has a gradient and `isa` is not given, for one whose gradient is not that of the reference
+    (`check_gradient`).
 
     cases         the strategy that draws cases; default: pyggml's, and `cases_of(op)` for an op of one's own
     isa           an instruction set; default: all instruction sets that have their own kernel
