@@ -119,23 +119,26 @@ class Architecture(Generic[H]):
         n_batch: int = 512,
         **options: Unpack[CacheOptions],
     ) -> Memory:
-        """The memory of a context of `size` cells, without its buffers. Raises ModelError for types that it cannot
-        store."""
+        """The memory of a context of `size` cells, without its buffers. A `transient` one remembers nothing: graphs
+        over it evaluate whole texts at once, and write into none of its tensors. Raises ModelError for types that it
+        cannot store."""
         if hp.is_head:  # guesses are taken back: the cache of a draft head keeps what lies before a window, too
             return Memory(KVCache(hp, size, n_swa=hp.n_swa if hp.is_swa(0) else 0, **options))
+        transient = options.get("transient", False)
         n_seq_max, held = options.get("n_seq_max", 1), options.get("held")
         if self.memory == "recurrent":
-            return Memory(RecurrentCells(hp, size, n_seq_max, held))
+            return Memory(RecurrentCells(hp, size, n_seq_max, held, transient))
         if self.memory == "cross":
             decoder = KVCache(hp, size, **options)
             text = EncodedText(hp, decoder, **options)
-            encoder = KVCache(hp, min(decoder.size, n_batch), transient=True, **options)
+            encoder = KVCache(hp, min(decoder.size, n_batch), causal=False, **options | {"transient": True})
             return Memory(decoder, text, encoding=Memory(encoder, text))
+        options["transient"] = transient or self.memory == "none"
         full = [il for il in hp.cache_layers if not hp.is_swa(il)] if hp.n_swa else None
-        base = KVCache(hp, size, layers=full, transient=self.memory == "none", **options)
+        base = KVCache(hp, size, layers=full, **options)
         stores: list[Store] = [base]
         if hp.n_swa:
             stores.append(WindowCache(hp, base, n_batch, layers=list(filter(hp.is_swa, hp.cache_layers)), **options))
         if self.memory == "hybrid":
-            stores.append(RecurrentCells(hp, base.size, n_seq_max, held))
+            stores.append(RecurrentCells(hp, base.size, n_seq_max, held, transient))
         return Memory(*stores)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
     from .learn.gradients import grad
+    from .learn.lora import LoRA
+    from .learn.optimisers import SGD, AdamW
     from .llm.batch import Batch
     from .llm.context import LlamaContext
     from .llm.embed import EmbedOptions
@@ -113,6 +115,7 @@ __all__ = [
     "Q8_K",
     "TQ1_0",
     "TQ2_0",
+    "AdamW",
     "AllocError",
     "BackendError",
     "BatchError",
@@ -133,10 +136,12 @@ __all__ = [
     "GraphError",
     "KVCacheFull",
     "LlamaContext",
+    "LoRA",
     "Model",
     "OpDef",
     "ModelError",
     "OptionError",
+    "SGD",
     "SamplerError",
     "SamplingOptions",
     "SamplingParams",
@@ -177,6 +182,8 @@ _LATER = {
     **dict.fromkeys(("Drawing", "dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
     "grad": "learn.gradients",
+    "LoRA": "learn.lora",
+    **dict.fromkeys(("AdamW", "SGD"), "learn.optimisers"),
     **dict.fromkeys(("SamplingOptions", "SamplingParams", "TextOptions"), "llm.samplers"),
     "Batch": "llm.batch",
     "BatchOptions": "llm.generate.batched",

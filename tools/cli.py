@@ -31,6 +31,8 @@ VERBS = {  # name: module and function
     "split": "split.split",
     "merge": "split.merge",
     "merge-lora": "merge_lora.merge",
+    "finetune": "finetune.finetune",
+    "train": "finetune.train",
     "perplexity": "perplexity.perplexity_of_file",
     "imatrix": "imatrix.imatrix",
     "cvector": "cvector.cvector",

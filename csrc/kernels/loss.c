@@ -1,4 +1,4 @@
-// cross_entropy_loss and its gradient.
+// cross_entropy_loss and cross_entropy_ids, and their gradients.
 #include "simd/vmath.h"
 
 enum { PIECE = 64 * VF_N }; // elements whose f32 sum is added to a double
@@ -82,6 +82,78 @@ int PG_FN(cross_entropy_loss_back_f32)(const pg_task *t, int ith, int nth) {
       vf_store(tail, vf_fma(e, vf_set1(factor), -vf_load_n(p + i, m)) * g);
       memcpy(y + i, tail, (size_t)m * sizeof(float));
     }
+  }
+  return PG_OK;
+}
+
+// The class that ids has for row i of the logits; negative: the row does not count.
+static int64_t class_of(const pg_tensor *ids, pg_idx i) {
+  return *(const int32_t *)(ids->data + i.i1 * ids->nb[0] + i.i2 * ids->nb[1] + i.i3 * ids->nb[2]);
+}
+
+int64_t PG_FN(cross_entropy_ids_work)(const pg_task *t, int nth) {
+  return pg_times(pg_n_rows(&t->src[0]), sizeof(double));
+}
+
+int PG_FN(cross_entropy_ids_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *a = &t->src[0], *ids = &t->src[1];
+  const int64_t n = a->ne[0], rows = pg_n_rows(a);
+  double *part = (double *)t->work;
+  const pg_range r = pg_share(rows, ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx at = pg_unravel(a, ir);
+    const int64_t id = class_of(ids, at);
+    if (id >= n) pg_fail(t, PG_E_INDEX, id); // and go on: other threads wait
+    part[ir] = 0;
+    if (id < 0 || id >= n) continue;
+    const float *x = (const float *)pg_row_at(a, at.i1, at.i2, at.i3);
+    float top;
+    const double log_sum = log(exp_sum(x, n, &top));
+    part[ir] = log_sum - ((double)x[id] - top);
+  }
+  pg_sync(t, nth);
+  if (ith == 0) {
+    double sum = 0;
+    int64_t counted = 0;
+    for (int64_t ir = 0; ir < rows; ir++) {
+      sum += part[ir];
+      counted += class_of(ids, pg_unravel(a, ir)) >= 0;
+    }
+    *(float *)t->dst.data = counted ? (float)(sum / (double)counted) : 0.0f;
+  }
+  return PG_OK;
+}
+
+// src[0]: the gradient of the loss; dst = (softmax(src[1]) - 1 in the row's class) times that over the rows that count.
+int PG_FN(cross_entropy_ids_back_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *d = &t->dst, *a = &t->src[1], *ids = &t->src[2];
+  const int64_t n = d->ne[0], rows = pg_n_rows(d);
+  int64_t counted = 0;
+  for (int64_t ir = 0; ir < rows; ir++) counted += class_of(ids, pg_unravel(d, ir)) >= 0;
+  const float g = counted ? (float)(*(const float *)t->src[0].data / (double)counted) : 0.0f;
+  const pg_range r = pg_share(rows, ith, nth);
+  for (int64_t ir = r.first; ir < r.last; ir++) {
+    const pg_idx at = pg_unravel(d, ir);
+    float *y = (float *)pg_row_at(d, at.i1, at.i2, at.i3), top;
+    const float *x = (const float *)pg_row_at(a, at.i1, at.i2, at.i3);
+    const int64_t id = class_of(ids, at);
+    if (id >= n) return pg_fail(t, PG_E_INDEX, id);
+    if (id < 0) {
+      memset(y, 0, (size_t)n * sizeof(float));
+      continue;
+    }
+    const double sum = exp_sum(x, n, &top);
+    const float factor = (float)(g / sum);
+    const float of_class = (float)(g * (exp((double)x[id] - top) / sum - 1));
+    int64_t i = 0;
+    for (; i + VF_N <= n; i += VF_N) vf_store(y + i, vf_exp(vf_load(x + i) - vf_set1(top)) * vf_set1(factor));
+    if (i < n) {
+      float tail[VF_N];
+      const int m = (int)(n - i);
+      vf_store(tail, vf_exp(vf_load_n(x + i, m) - vf_set1(top)) * vf_set1(factor));
+      memcpy(y + i, tail, (size_t)m * sizeof(float));
+    }
+    y[id] = of_class;
   }
   return PG_OK;
 }

@@ -10,7 +10,6 @@ from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.tensor import Tensor
 
-from ..hparams import LayerShape
 from .build import Build, CacheUse
 
 # Names of nodes that flash attention does not make, or makes in another layout
@@ -151,10 +150,13 @@ def store_k(b: Build, k_cur: Tensor, il: int) -> None:
 
 
 def _kv_store(b: Build, use: CacheUse, k_cur: Tensor, v_cur: Tensor | None, il: int) -> None:
-    """Copy K and V into the slot of the ubatch, unless the cache keeps nothing. K may overflow: its own sequence sees
-    that, and the mask hides it from others. V is stored finite, because a weight of 0 does not hide NaN."""
+    """Copy K and V into the slot of the ubatch; those of a transient cache are kept where they are. K may overflow: its
+    own sequence sees that, and the mask hides it from others. V is stored finite, because a weight of 0 does not hide
+    NaN."""
     n, kv, head = b.hparams.layer(il), use.kv, use.head
     if kv.transient:
+        v = None if v_cur is None else _heads_of_rows(v_cur, n.n_embd_head_v, n.n_head_kv)
+        b.kept[kv, il] = _heads_of_rows(k_cur, n.n_embd_head_k, n.n_head_kv), v
         return
     k_l = kv.k_l[kv.index[il]]
     k_row = kv.type_k.row_size(n.n_embd_k_gqa)
@@ -173,6 +175,13 @@ def _kv_store(b: Build, use: CacheUse, k_cur: Tensor, v_cur: Tensor | None, il: 
     _store(b, v_cur, b.cb(view, "v_cache_view", il), kv.v_limit)
 
 
+def _heads_of_rows(cur: Tensor, head: int, n_head: int) -> Tensor:
+    """`cur`, which has a row of all heads for each token, or a row for each head: ne [head, n_head, n_tokens]."""
+    if cur.ne[:2] == (head, n_head):
+        return cur
+    return gg.view_3d(cur, head, n_head, cur.ne[1], cur.nb[0] * head, cur.nb[1], 0)
+
+
 def _store(b: Build, cur: Tensor, view: Tensor, limit: float = 0.0) -> None:
     b.graph.build_forward_expand(gg.cpy(cur, view, limit).set_name(f"{view.name} (copy of {cur.name})"))
 
@@ -184,18 +193,16 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     if a.kq_mask.ne[2] > 1:
         return _kqv_of_groups(b, a, use)
     q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    k, mask = b.cb(_rows_of_k(use, n, a), "k", il), a.kq_mask
+    k, mask = b.cb(_rows_of_k(b, use, il), "k", il), a.kq_mask
     if a.beside is not None:
         other, other_mask = a.beside
-        k, more = (
-            gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, _cells_of_k(b.use(other), n, other))
-        )
+        k, more = (gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, cells_of_k(b, other)))
         k = b.cb(gg.concat(k, more, 1), "k_all", il)
         first, rest = (gg.view_2d(m, m.ne[0], b.n_tokens, m.nb[1], 0) for m in (mask, other_mask))  # rows may be more
         mask = b.cb(gg.concat(first, rest, 0), "kq_mask_all", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
-        v = k if a.beside else b.cb(_rows_of_v(use, n, a), "v", il)
+        v = k if a.beside else b.cb(_rows_of_v(b, use, il), "v", il)
         cur = gg.flash_attn_ext(q, k, v, mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
         if a.v_mla is None:
             cur = b.cb(cur, "kqv_merged", il)  # [n_embd_head_v, n_head, n_tokens]
@@ -210,7 +217,7 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
             scale = cap
         kq = gg.soft_max_ext(kq, mask, scale, hp.f_max_alibi_bias, a.sinks)
         b.cb(kq, "kq_soft_max_ext", il)
-        v = gg.cont(gg.transpose(k)) if a.beside else _columns_of_v(use, n, a)
+        v = gg.cont(gg.transpose(k)) if a.beside else _columns_of_v(b, use, il)
         kqv = b.cb(gg.mul_mat(b.cb(v, "v", il), kq), "kqv", il)
     if a.v_mla is not None:  # [n_embd_head_v, n_tokens, n_head] becomes [v_mla.ne[1], n_tokens, n_head]
         kqv = b.cb(b.mul_mat(a.v_mla, kqv), "kqv_mla", il)
@@ -224,48 +231,47 @@ def _kqv_of_groups(b: Build, a: KV, use: CacheUse) -> Tensor:
     groups, n_tokens = n.n_head_kv, b.n_tokens
     heads = gg.reshape_4d(a.q_cur, n.n_embd_head_k, n.n_head // groups, groups, n_tokens)
     q = b.cb(gg.permute(heads, 0, 2, 3, 1), "q", il)  # [n_embd_head_k, n_tokens, n_head / groups, groups]
-    k = b.cb(gg.permute(_rows_of_k(use, n, a), 0, 1, 3, 2), "k", il)
+    k = b.cb(gg.permute(_rows_of_k(b, use, il), 0, 1, 3, 2), "k", il)
     mask = gg.reshape_4d(a.kq_mask, a.kq_mask.ne[0], n_tokens, 1, groups)
     if use.kv.flash_attn and not any(b.asked(f"{name}-{il}") for name in _SCORES):
-        v = b.cb(gg.permute(_rows_of_v(use, n, a), 0, 1, 3, 2), "v", il)
+        v = b.cb(gg.permute(_rows_of_v(b, use, il), 0, 1, 3, 2), "v", il)
         cur = gg.flash_attn_ext(q, k, v, mask, scale)  # [.., n_head / groups, n_tokens, groups]
         cur = gg.permute(cur, 0, 1, 3, 2)
     else:
         kq = gg.soft_max_ext(b.cb(gg.mul_mat(k, q), "kq", il), mask, scale)
-        v = b.cb(gg.permute(_columns_of_v(use, n, a), 0, 1, 3, 2), "v", il)
+        v = b.cb(gg.permute(_columns_of_v(b, use, il), 0, 1, 3, 2), "v", il)
         cur = b.cb(gg.mul_mat(v, b.cb(kq, "kq_soft_max_ext", il)), "kqv", il)
         cur = gg.permute(cur, 0, 3, 1, 2)
     return b.cb(gg.cont_2d(b.cb(cur, "kqv_merged", il), n.n_embd_out, n_tokens), "kqv_merged_cont", il)
 
 
-def _rows_of_k(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
-    """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
-    if use.kv.transient:
-        assert a.k_cur is not None, a
-        return gg.permute(a.k_cur, 0, 2, 1, 3)
-    return _cells_of_k(use, n, a.il)
-
-
 def cells_of_k(b: Build, il: int) -> Tensor:
     """What layer `il` of the cache holds as K in the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
-    return _cells_of_k(b.use(il), b.hparams.layer(il), il)
+    return _rows_of_k(b, b.use(il), il)
 
 
-def _cells_of_k(use: CacheUse, n: LayerShape, il: int) -> Tensor:
+def _kept(b: Build, use: CacheUse, il: int) -> tuple[Tensor, Tensor | None]:
+    """K and V of the transient cache that layer `il` looks at: see `Build.kept`."""
+    return b.kept[use.kv, use.kv.layers[use.kv.index[il]]]
+
+
+def _rows_of_k(b: Build, use: CacheUse, il: int) -> Tensor:
+    """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
     kv, n_kv, _, _ = use
-    row = kv.type_k.row_size
-    k_l = kv.k_l[kv.index[il]]
+    if kv.transient:
+        return gg.permute(_kept(b, use, il)[0], 0, 2, 1, 3)
+    n, row, k_l = b.hparams.layer(il), kv.type_k.row_size, kv.k_l[kv.index[il]]
     return gg.view_3d(k_l, n.n_embd_head_k, n_kv, n.n_head_kv, row(n.n_embd_k_gqa), row(n.n_embd_head_k), 0)
 
 
-def _rows_of_v(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
+def _rows_of_v(b: Build, use: CacheUse, il: int) -> Tensor:
     """V of the first n_kv cells, a row of each: ne [n_embd_head_v, n_kv, n_head_kv]."""
-    il = a.il
     kv, n_kv, _, _ = use
+    n = b.hparams.layer(il)
     if kv.transient:
-        assert a.v_cur is not None, il
-        head = a.v_cur.nb[0] * n.n_embd_head_v
-        v = gg.view_3d(a.v_cur, n.n_embd_head_v, n.n_head_kv, n_kv, head, a.v_cur.nb[1], 0)
+        k, v = _kept(b, use, il)
+        if v is None:
+            v = gg.view_3d(k, n.n_embd_head_v, *k.ne[1:3], *k.nb[1:3], 0)
         return gg.permute(v, 0, 2, 1, 3)
     if kv.v_in_k:
         rows, row, head = kv.k_l, kv.type_k.row_size(n.n_embd_k_gqa), kv.type_k.row_size(n.n_embd_head_k)
@@ -274,13 +280,12 @@ def _rows_of_v(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
     return gg.view_3d(rows[kv.index[il]], n.n_embd_head_v, n_kv, n.n_head_kv, row, head, 0)
 
 
-def _columns_of_v(use: CacheUse, n: LayerShape, a: KV) -> Tensor:
+def _columns_of_v(b: Build, use: CacheUse, il: int) -> Tensor:
     """V of the first n_kv cells, a column of each: ne [n_kv, n_embd_head_v, n_head_kv]."""
-    il = a.il
     kv, n_kv, _, _ = use
     if not kv.v_trans or kv.transient:
-        v = _rows_of_v(use, n, a)
+        v = _rows_of_v(b, use, il)
         return gg.cont(gg.transpose(gg.cast(v, DType.F32) if v.dtype.is_quantized else v))
-    size = kv.type_v.type_size
+    n, size = b.hparams.layer(il), kv.type_v.type_size
     row, v_l = size * kv.size, kv.v_l[kv.index[il]]
     return gg.view_3d(v_l, n_kv, n.n_embd_head_v, n.n_head_kv, row, row * n.n_embd_head_v, 0)

@@ -91,6 +91,8 @@ class Build(Generic[H_co]):
     layer       these are the embeddings after this layer (0: before the first); None: after the last one and its norm
     first       the graph is to begin with this layer, see `begin_at`
     uses        how each of the memory's caches is used
+    kept        K, ne [n_embd_head_k, n_head_kv, n], and V, ne [n_embd_head_v, n_head_kv, n], of the layers of caches
+                that are transient; V is None when it is in K, or when the layer has none
     adapters    what is added to products and to the outputs of layers
     twins       which layers are like an earlier layer in such graphs, see `layers`
     asked       tells whether anyone will look at the node with this name. When the node would be fused into an op, that
@@ -126,16 +128,18 @@ class Build(Generic[H_co]):
             raise GraphError(f"n_tokens must be a multiple of n_seqs = {n_seqs}, not {n_tokens}")
         self.n_seqs, self.n_seq_tokens = n_seqs, n_tokens // n_seqs
         self.hparams, self.weights, self.kv = hparams, weights, kv
-        self.n_tokens, self.n_kv, self.embd = n_tokens, n_kv, embd
+        self.n_tokens, self.embd = n_tokens, embd
         self.n_outputs = n_tokens if hidden else n_outputs
         self.n_logits = n_outputs if hidden else 0
         self.hidden: Tensor | None = None
         self.adapters = adapters
         self.embeddings, self.layer, self.first = embeddings, layer, first
         self.uses = tuple(
-            CacheUse(c, n_tokens if c.transient else n, Var("kv_head", c.size - n_tokens), mask_name(c))
+            CacheUse(c, n_tokens if c.transient and not c.cross else n, Var("kv_head", c.size - n_tokens), mask_name(c))
             for c, n in zip(kv.caches, n_kv, strict=True)
         )
+        self.n_kv = tuple(u.n_kv for u in self.uses)
+        self.kept: dict[tuple[KVCache, int], tuple[Tensor, Tensor | None]] = {}
         self.ctx = Context()
         self.graph = Graph()
         self.inputs: dict[str, Input] = {}
@@ -144,6 +148,12 @@ class Build(Generic[H_co]):
         self.twins: Mapping[int, Twin] = {}
         self.masks: dict[str, Tensor] = {}
         self.asked: Callable[[str], bool] = _no_one
+
+    @property
+    def n_ctx(self) -> int:
+        """How many tokens a text may have: as many as the memory has cells; over a transient cache as many as each
+        sequence of the batch has."""
+        return self.n_seq_tokens if any(u.kv.transient for u in self.uses) else self.kv.size
 
     def layers(self, layer: Callable[[Tensor, int], Tensor], inpL: Tensor) -> Tensor:
         """Build all layers and return the result of the last one. The first layer reads `inpL`, each other one the

@@ -78,7 +78,7 @@ def build_rope_factors(b: Build) -> Tensor | None:
     """The frequency factors that the model has for a context of this size: ne [n_rot / 2], or None."""
     for role in ("rope_freqs", "rope_factors_long", "rope_factors_short"):
         b.optional(role, (b.hparams.n_rot // 2,))
-    return rope_factors(b.hparams, b.weights, b.kv.size)
+    return rope_factors(b.hparams, b.weights, b.n_ctx)
 
 
 def rope_factors(hp: HParams, weights: Mapping[str, Tensor], n_ctx: int) -> Tensor | None:

@@ -29,7 +29,10 @@ def read_state(b: Build, cells: Tensor, name: str, il: int) -> Tensor:
 
 
 def store_state(b: Build, cells: Tensor, states: Tensor, name: str, il: int) -> None:
-    """Put `states`, floats * n_seqs elements of any shape, into the cells of the ubatch's sequences."""
+    """Put `states`, floats * n_seqs elements of any shape, into the cells of the ubatch's sequences, unless the memory
+    keeps none."""
+    if b.states.transient:
+        return
     if not states.is_contiguous:
         states = gg.cont(states)
     rows = gg.reshape_2d(states, cells.ne[0], b.n_seqs)

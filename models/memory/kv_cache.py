@@ -31,13 +31,15 @@ ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)
 
 
 class CacheOptions(TypedDict, total=False):
-    """What a cache is made for, beside a model and its size. `held`: the layers that get memory, see `KVCache`."""
+    """What a cache is made for, beside a model and its size. `held`: the layers that get memory, and `transient`, see
+    `KVCache`."""
 
     n_seq_max: int
     type_k: DType
     type_v: DType
     flash_attn: bool
     held: Container[int] | None
+    transient: bool
 
 
 class KVCache(KVCells):
@@ -50,10 +52,11 @@ class KVCache(KVCells):
     v_trans     V is stored transposed, all cells of one element side by side; it is not with `flash_attn`
     n_swa       above 0: tokens see a window only; `swa_type` says where the window starts
     n_rewind    see `WindowCache`
-    transient   it has the cells of one batch and stores nothing: the tokens see each other, later ones do not see them
+    transient   it has the cells of one batch and stores nothing: graphs read K and V where they were computed
+                (`Build.kept`), and later tokens do not see them
     cross       it holds an encoded text: the encoder fills it, and the decoder's tokens see all cells of their
                 sequences
-    causal      tokens do not see later tokens
+    causal      tokens do not see later tokens, unless the model lets them
     held        the layers whose K and V get memory (None: all); other stages of the model have the others
 
     When their type is one of ROTATED_TYPES, K and V of each head are stored rotated, see `rotation_k`. Raises
@@ -69,14 +72,15 @@ class KVCache(KVCells):
         type_v: DType = DType.F16,
         flash_attn: bool = False,
         held: Container[int] | None = None,
+        transient: bool = False,
         *,
         layers: Sequence[int] | None = None,
         n_swa: int = 0,
-        transient: bool = False,
         cross: bool = False,
+        causal: bool = True,
     ) -> None:
         self.transient, self.cross = transient, cross
-        self.causal = hp.causal_attn and not (transient or cross)
+        self.causal = causal and hp.causal_attn and not cross
         self.flash_attn, self.v_in_k, self.v_trans = flash_attn, hp.v_in_k, not (flash_attn or hp.v_in_k)
         self.type_k, self.type_v = type_k, type_k if hp.v_in_k else type_v
         self.n_swa, self.n_rewind = n_swa, 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..ubatch import UBatch
 
 NOTHING = 0  # the cell that is never written: the state (all 0) of sequences that have not begun
+SCRATCH = 1  # the cell of a transient memory that is never read
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class RecurrentCells:
     pos_max   int32 [n_seq_max]: the position of the last token in that state, -1 when the sequence is empty
     kept, kept_pos   as `tail` and `pos_max`, for the state before the last decode
     size      the number of cells that a context was asked for; a state takes any number of tokens
+    transient   sequences begin in each ubatch, from a state of zeros, and what follows from it is not stored
 
     Operations are done as a whole or, when they raise or a signal comes, not at all.
     """
@@ -65,10 +67,18 @@ class RecurrentCells:
     kept: Ints
     kept_pos: Ints
 
-    def __init__(self, hp: HParams, size: int, n_seq_max: int = 1, held: Container[int] | None = None) -> None:
+    def __init__(
+        self,
+        hp: HParams,
+        size: int,
+        n_seq_max: int = 1,
+        held: Container[int] | None = None,
+        transient: bool = False,
+    ) -> None:
         """Layers that are not `held` get no memory (None: all do). Raises AllocError when the machine has not that
         much."""
-        self.size, self.n_seq_max, self.n_cells = size, n_seq_max, 2 * n_seq_max + 1
+        self.transient = transient
+        self.size, self.n_seq_max, self.n_cells = size, n_seq_max, 2 if transient else 2 * n_seq_max + 1
         self.lock = Lock()
         shapes = {il: hp.state(il) for il in range(hp.n_layer)}
         self._held = [il for il in shapes if held is None or il in held]
@@ -134,6 +144,8 @@ class RecurrentCells:
         Raises BatchError when tokens are shared by sequences whose states differ.
         """
         before, now = self._arrays(), self._arrays()
+        if self.transient:
+            return StateSlot(*np.full((2, u.n_seqs), ((NOTHING,), (SCRATCH,)), np.int32), before, now)
         tail, kept = now["tail"], now["kept"]
         fresh = {int(c) for slot in taken for c in slot.write}
         read, write = (np.empty(u.n_seqs, np.int32) for _ in range(2))

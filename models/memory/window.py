@@ -30,7 +30,7 @@ class WindowCache(KVCache):
         self, hp: HParams, base: KVCache, n_batch: int, *, layers: Sequence[int], **options: Unpack[CacheOptions]
     ) -> None:
         size = base.size if base.transient else min(base.size, hp.n_swa * base.n_seq_max + n_batch)
-        super().__init__(hp, size, layers=layers, n_swa=hp.n_swa, transient=base.transient, **options)
+        super().__init__(hp, size, layers=layers, n_swa=hp.n_swa, **options)
         self._base = base
 
     def settle(self) -> None:

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
 from .metadata import COMMON, of_model, said_activation
 from .moves import Merged, Sizes, Value
-from .safetensors import SINGLE
+from .safetensors import SINGLE, header_of
 
 Progress = Callable[[int, int], None]
 _DTYPES = {DType.F32: ("F32", 4), DType.F16: ("F16", 2), DType.BF16: ("BF16", 2)}
@@ -249,8 +249,15 @@ def _windows(keys: Mapping[str, Any]) -> dict[str, Any]:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
+class Named(Protocol):
+    """What has tensors by their GGUF names."""
+
+    @property
+    def tensors(self) -> Mapping[str, GGUFTensor]: ...
+
+
 @dataclass(frozen=True)
-class _Written:
+class Written:
     """A tensor of the checkpoint, made from the GGUF tensors `sources`: of one `expert` of each, or of all (-1)."""
 
     name: str
@@ -264,7 +271,9 @@ def _main_type(file: GGUFFile) -> DType:
     return dtype if dtype in _DTYPES else DType.BF16
 
 
-def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
+def planned(file: Named, family: Family, sizes: Sizes) -> Iterator[Written]:
+    """The tensors of a checkpoint, with the names that the family gives them. Raises ModelError for a tensor whose name
+    is not known, and for one that is part of a larger one whose other parts are missing."""
     taken: set[str] = set()
     n_nextn = sizes.ints("nextn_predict_layers")
     n_layer = sizes.ints("block_count") - n_nextn
@@ -285,7 +294,7 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
                     raise ModelError(
                         f"{name} is one for all drafting layers, of which the file has {n_nextn} with {role} each"
                     )
-                yield _Written(name + suffix, (t,))
+                yield Written(name + suffix, (t,))
                 continue
         end, merged = next(((e, s) for e, s in family.merged.items() if own in s.roles), ("", None))
         if merged is not None:
@@ -294,7 +303,7 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
             if lacking is not None:
                 raise ModelError(f"the model has no tensor {lacking}")
             taken.update(names)
-            yield _Written(f"{begin}.{end}", tuple(file.tensors[n] for n in names), merged)
+            yield Written(f"{begin}.{end}", tuple(file.tensors[n] for n in names), merged)
             continue
         table = INSIDE if layer else OUTSIDE
         beside = [k for k in family.spelled if k.startswith(f"{own}|")]
@@ -305,12 +314,12 @@ def _plan(file: GGUFFile, family: Family, sizes: Sizes) -> Iterator[_Written]:
         name = spelled.removesuffix("=") if spelled.endswith("=") else spelled + suffix
         name = f"{begin}.{name}" if layer else name
         if "{}" not in name:
-            yield _Written(name, (t,))
+            yield Written(name, (t,))
         else:
-            yield from (_Written(name.format(i), (t,), expert=i) for i in range(t.ne[t.n_dims - 1]))
+            yield from (Written(name.format(i), (t,), expert=i) for i in range(t.ne[t.n_dims - 1]))
 
 
-def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
+def _undone(w: Written, family: Family, sizes: Sizes, arrays: list[Array], values: bool = True) -> Array:
     """The checkpoint's array for the GGUF's arrays. Without `values` only the shape of the result counts. Raises
     ModelError for shapes or values that the model cannot have."""
     parts: list[Array] = []
@@ -329,7 +338,7 @@ def _undone(w: _Written, family: Family, sizes: Sizes, arrays: list[Array], valu
         raise ModelError(f"{found} cannot become {w.name}: {e}") from None
 
 
-def _shape(w: _Written, family: Family, sizes: Sizes) -> tuple[int, ...]:
+def _shape(w: Written, family: Family, sizes: Sizes) -> tuple[int, ...]:
     arrays: list[Array] = []
     for t in w.sources:
         shape = t.ne[: max(t.n_dims, 1)][::-1]
@@ -351,21 +360,13 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
     """Write the files of a folder."""
     sizes, dtype = sizes_of(family.arch, file.kv), _main_type(file)
     name, size = _DTYPES[dtype]
-    planned = [(w, _shape(w, family, sizes)) for w in _plan(file, family, sizes)]
-    planned += _numbers(file, family)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for w, shape in planned:
-        n = math.prod(shape) * size
-        header[w.name] = {"dtype": name, "shape": list(shape), "data_offsets": [end, end + n]}
-        end += n
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    total = sum(math.prod(shape) for _, shape in planned)
+    tensors = [(w, _shape(w, family, sizes)) for w in planned(file, family, sizes)]
+    tensors += _numbers(file, family)
+    total = sum(math.prod(shape) for _, shape in tensors)
     done = 0
     with open(folder / SINGLE, "wb") as f, PartReader(file) as reader:
-        f.write(len(text).to_bytes(8, "little") + text)
-        for w, shape in planned:
+        f.write(header_of((w.name, name, shape) for w, shape in tensors))
+        for w, shape in tensors:
             if w.sources:
                 a = _undone(w, family, sizes, [_read(reader, t, w.expert) for t in w.sources])
             else:
@@ -388,12 +389,12 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
             ) from None
 
 
-def _numbers(file: GGUFFile, family: Family) -> Iterator[tuple[_Written, tuple[int, ...]]]:
+def _numbers(file: GGUFFile, family: Family) -> Iterator[tuple[Written, tuple[int, ...]]]:
     """The checkpoint's tensors of one number each, which a GGUF has as keys."""
     for end, (key, shape) in family.scalars.items():
         values = file.kv.get(key)
         for il in range(len(values) if isinstance(values, np.ndarray) else 0):
-            yield _Written(f"{family.layers}.{il}.mlp.{end}", ()), shape
+            yield Written(f"{family.layers}.{il}.mlp.{end}", ()), shape
 
 
 def _number(file: GGUFFile, family: Family, name: str) -> Array:

@@ -87,6 +87,7 @@ class Family:
     scalars  end of the names of tensors with one number for each layer -> the key that they become, and their shape
     nextn    how drafting layers are spelled, in families that may have them
     told     keys of the config that need not be read: tensors or other keys say the same, or nothing depends on them
+    untrained   roles of tensors that the transformers library never trains (its buffers)
     by_norm  key of the config that tells whether layers have a norm -> the norm's role, and the value that means yes.
              The tensors tell it too, and both must agree
     """
@@ -113,6 +114,7 @@ class Family:
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])
     nextn: NextnLayers | None = None
     told: tuple[str, ...] = ()
+    untrained: tuple[str, ...] = ()
     by_norm: Mapping[str, tuple[str, bool]] = field(default_factory=dict[str, "tuple[str, bool]"])
 
     def moves_of(self, name: str) -> list[Change]:

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyggml import ops
+from pyggml.tensor import Tensor
+
 Array = npt.NDArray[Any]
 
 
@@ -49,10 +52,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Value:
-    """Changes elements. `there(array)` gives the GGUF's values, `back` the checkpoint's; both are F32."""
+    """Changes elements. `there(array)` gives the GGUF's values, `back` the checkpoint's; both are F32. `record(tensor)`
+    records ops that do what `there` does, in graphs that train what the checkpoint has."""
 
     there: Callable[[Array], Array]
     back: Callable[[Array], Array]
+    record: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,8 @@ ROPE_PAIRS = {"attn_q": ROPE_Q, "attn_k": ROPE_K}
 
 # -- values ---------------------------------------------------------------------------------------------------------
 
-PLUS_ONE = Value(lambda a: a + np.float32(1), lambda a: a - np.float32(1))
-A_LOG = Value(lambda a: -np.exp(a), lambda a: np.log(-a))
+PLUS_ONE = Value(lambda a: a + np.float32(1), lambda a: a - np.float32(1), lambda t: ops.scale_bias(t, 1.0, 1.0))
+A_LOG = Value(lambda a: -np.exp(a), lambda a: np.log(-a), lambda t: ops.neg(ops.exp(t)))
 
 # -- layouts --------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,11 @@ mapped, and a tensor is a view of the mapping. The `safetensors` package cannot 
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -144,3 +146,24 @@ def _sizes(value: object) -> tuple[int, ...] | None:
     if len(sizes) > _MAX_DIMS or not all(type(n) is int and 0 <= n < _MAX_SIZE for n in sizes):
         return None
     return tuple(sizes)
+
+
+def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """How a file begins that holds these tensors one after the other: name, the format's name of the dtype, shape."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, dtype, shape in tensors:
+        n = math.prod(shape) * _STORED[dtype].itemsize
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + n]}
+        end += n
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_file(path: Path, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Write float32 arrays as one file."""
+    with open(path, "wb") as f:
+        f.write(header_of((name, "F32", a.shape) for name, a in arrays.items()))
+        for a in arrays.values():
+            f.write(np.ascontiguousarray(a, "<f4").data)

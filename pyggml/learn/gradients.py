@@ -54,6 +54,13 @@ def grad(y: Tensor, wrt: Sequence[Tensor], gy: Tensor | None = None) -> list[Ten
         return [found[t] for t in tensors]
 
 
+def gradients_of(loss: Tensor, params: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+    """Record the gradient of each of `params` that `loss`, one element, depends on by ops that have gradients; the
+    others have none (what only chooses experts, or tokens to attend to). Raises as `grad`."""
+    with OneSite():
+        return _walk("gradients_of", _below(loss), loss, _seed("gradients_of", loss, None), params, lenient=True)
+
+
 def expand(graph: Graph, loss: Tensor, grad_accs: Mapping[Tensor, Tensor] | None) -> dict[Tensor, Tensor]:
     """See `Graph.build_backward_expand`: the gradient of each parameter of `graph`."""
     what = "build_backward_expand"
@@ -127,9 +134,12 @@ def _below(y: Tensor) -> list[Tensor]:
     return order
 
 
-def _walk(what: str, order: Sequence[Tensor], y: Tensor, gy: Tensor, wrt: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+def _walk(
+    what: str, order: Sequence[Tensor], y: Tensor, gy: Tensor, wrt: Sequence[Tensor], lenient: bool = False
+) -> dict[Tensor, Tensor]:
     """The gradients of all tensors between `wrt` and `y`, those of `wrt` dense, of their shapes and named. `order`: all
-    that runs, sources before their readers."""
+    that runs, sources before their readers. `lenient`: only those of the tensors of `wrt` that `y` depends on through
+    sources that have gradients, and of no others."""
     wanted = set(wrt)
     for t in order:
         if t.dtype.is_float and any(s in wanted for s in t.src):
@@ -139,25 +149,27 @@ def _walk(what: str, order: Sequence[Tensor], y: Tensor, gy: Tensor, wrt: Sequen
     found = {y: gy} if y in wanted else {}
     for t in reversed(order):
         if t in found and any(s in wanted for s in t.src):
-            for i, g in enumerate(_gradients(t, found[t], wanted)):
+            for i, g in enumerate(_gradients(t, found[t], wanted, lenient)):
                 if g is not None:
                     s = t.src[i]
                     assert s is not None
                     found[s] = _sum(found.get(s), g, s)
     for t in wrt:
         if t not in found:
+            if lenient:
+                continue
             text = f"y does not depend on {t.describe()}, or only through integers"
             raise GraphError(explain(what, text, [("y", y.describe())], user_site()))
         found[t] = _finished(found[t], t, given)
     memory.check_gradients(what, found.values())
-    for t in (*wrt, *found):
+    for t in (*(t for t in wrt if t in found), *found):
         if found[t] not in given and t.name and not found[t].name:
             found[t].set_name(f"{t.name} (grad)")
-    return found
+    return {t: found[t] for t in wrt if t in found} if lenient else found
 
 
-def _gradients(t: Tensor, gy: Tensor, wanted: Container[Tensor | None]) -> list[Tensor | Part | None]:
-    """What the op of `t` records for the sources that are wanted."""
+def _gradients(t: Tensor, gy: Tensor, wanted: Container[Tensor | None], lenient: bool) -> list[Tensor | Part | None]:
+    """What the op of `t` records for the sources that are wanted, `lenient`: and that have gradients."""
     op = OPS[t.op]
     named = [("node", t.describe()), *[(op.role(i), s.describe()) for i, s in enumerate(t.src) if s is not None]]
     if op.grad is None:
@@ -168,7 +180,7 @@ def _gradients(t: Tensor, gy: Tensor, wanted: Container[Tensor | None]) -> list[
         raise GraphError(explain(op.name, text, named, t.site))
     recorded: list[Tensor | Part | None] = []
     for i, (s, entry) in enumerate(zip(t.src, entries, strict=True)):
-        if s not in wanted:
+        if s not in wanted or (entry is None and lenient):
             recorded.append(None)
             continue
         assert s is not None

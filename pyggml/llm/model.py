@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from pyggml.hf.folder import HFFolder
+    from pyggml.learn.lora import LoRA
+    from pyggml.learn.optimisers import Optimiser
+    from pyggml.learn.trainer import Trainer
 
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
@@ -105,6 +108,24 @@ class Model(LoadedModel):
             lora = load_lora_gguf(name)
         lora.check(self)
         return lora
+
+    def trainer(
+        self, opt: Optimiser, train: Literal["all"] | LoRA = "all", n_ctx: int = 512, n_threads: int | None = None
+    ) -> Trainer:
+        """A `Trainer`, which trains copies of all weights of this model, or adapters (`gg.LoRA`) beside its weights as
+        they are stored, on texts of up to `n_ctx` tokens:
+
+            t = model.trainer(gg.AdamW(lr=1e-4), gg.LoRA(r=8))
+            losses = [t.step([ids]) for ids in texts]
+            t.save("adapter.gguf")
+
+        `n_threads`: as of a context. Raises ModelError for a model that predicts no tokens, for weights of block types
+        (with "all"), and for an adapter's target that is in no product of the model.
+        """
+        from pyggml.learn.trainer import Trainer
+
+        self._name()
+        return Trainer(self, opt, train, n_ctx, n_threads)
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
         """Set the adapters (with their scales) and the control vector for all contexts that are made from now on, also

@@ -1,4 +1,4 @@
-"""Losses: the cross-entropy of rows of logits and probabilities."""
+"""Losses: the cross-entropy of rows of logits and probabilities, or the classes that they should have."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from .. import ops
 from ..codec import Array
 from ..opdef import Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import F32, src
+from ._common import F32, I32, src
 from ._gradients import dense_rows
 
 __all__ = [
+    "cross_entropy_ids",
+    "cross_entropy_ids_back",
     "cross_entropy_loss",
     "cross_entropy_loss_back",
 ]
@@ -120,3 +122,97 @@ def cross_entropy_loss_back(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     Raises ShapeError, DTypeError.
     """
     return record(CROSS_ENTROPY_LOSS_BACK, (a, b, c), {})
+
+
+# -- classes by number -------------------------------------------------------------------------------------------------
+
+
+def _check_ids(logits: Tensor, ids: Tensor) -> None:
+    want = [*logits.ne[1:], 1]
+    rule(list(ids.ne) == want, f"ids must have a number for each row of the logits: ne {want}, not {list(ids.ne)}")
+    rule(logits.ne[0] == 1 or logits.nb[0] == 4, f"rows of the logits must be dense (nb[0] = {logits.nb[0]}, not 4)")
+
+
+def _ids_shape(srcs: Srcs, params: Params) -> Ne:
+    _check_ids(src(srcs, 0), src(srcs, 1))
+    return (1, 1, 1, 1)
+
+
+def _ids_back_shape(srcs: Srcs, params: Params) -> Ne:
+    rule(src(srcs, 0).n_elements == 1, "a, the gradient of the loss, must have one element")
+    _check_ids(src(srcs, 1), src(srcs, 2))
+    return src(srcs, 1).ne
+
+
+def _one_hot(logits: Array, ids: Array) -> tuple[Array, int]:
+    """The probabilities that classes stand for, and how many rows have one."""
+    ids = ids[0].astype(np.int64)  # [n3, n2, rows]
+    if (ids >= logits.shape[3]).any():
+        raise IndexError(f"row index {ids.max()} is out of range")
+    hot = (ids[..., None] == np.arange(logits.shape[3])).astype(np.float64)
+    return hot, int((ids >= 0).sum())
+
+
+def _ids_ref(a: Array, b: Array) -> Array:
+    hot, counted = _one_hot(a, b)
+    return _ref(a, hot) * (_n_rows(a) / max(counted, 1))
+
+
+def _ids_back_ref(a: Array, b: Array, c: Array) -> Array:
+    hot, counted = _one_hot(b, c)
+    return _ref_back(a, b, hot) * (_n_rows(b) / max(counted, 1))
+
+
+def _ids_grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, b = src(node.src, 0), src(node.src, 1)
+    return lambda: cross_entropy_ids_back(gy, a, b), None
+
+
+CROSS_ENTROPY_IDS = OpDef(
+    name="cross_entropy_ids",
+    srcs=("a", "b"),
+    params=(),
+    shape=_ids_shape,
+    dtypes={(F32, I32): F32},
+    ref=_ids_ref,
+    kernel="cross_entropy_ids",
+    cost=elementwise_cost(20),
+    inplace=(),
+    label="cross-entropy",
+    ranks=(),
+    grad=_ids_grad,
+)
+CROSS_ENTROPY_IDS_BACK = OpDef(
+    name="cross_entropy_ids_back",
+    srcs=("a", "b", "c"),
+    params=(),
+    shape=_ids_back_shape,
+    dtypes={(F32, F32, I32): F32},
+    ref=_ids_back_ref,
+    kernel="cross_entropy_ids_back",
+    cost=elementwise_cost(20),
+    inplace=(1,),
+    label="gradient of cross-entropy",
+    ranks=(1,),
+)
+
+
+def cross_entropy_ids(a: Tensor, b: Tensor) -> Tensor:
+    """Minus the mean of log(softmax(a)) of the class that each row should have: `cross_entropy_loss` with labels that
+    need no probabilities.
+
+    a: logits, F32, ne [n_classes, ...], dense rows. b: I32, ne of a without the first dimension: the class of each row;
+    a negative one leaves the row out, also of the mean. Result: F32, ne [1], accumulated in double; 0 when no row
+    counts. Raises ShapeError, DTypeError, and when it runs BackendError for a class that there is not.
+    """
+    return record(CROSS_ENTROPY_IDS, (a, b), {})
+
+
+def cross_entropy_ids_back(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """The gradient of `cross_entropy_ids` by its logits: (softmax(b) - 1 for the class) a / rows that count, and 0 in
+    the other rows.
+
+    a: the gradient of the loss, F32, one element; b: logits, c: classes, as there. Result: F32, as `b`. Raises as
+    `cross_entropy_ids`.
+    """
+    return record(CROSS_ENTROPY_IDS_BACK, (a, b, c), {})

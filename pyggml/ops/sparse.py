@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import cast
 
 import numpy as np
 
+from .. import ops
 from ..codec import Array
 from ..dtypes import CACHE_TYPES
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F16, F32, I32, MAX_INT, is_int, src
+from ._gradients import as_f32, summed
 from ._mask import check_mask
 
 __all__ = [
@@ -106,6 +109,19 @@ def _choice_ref(a: Array, mask: Array, blocks: Array | None, own: Array | None, 
     return out
 
 
+def _choice_grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """What is chosen shows its element of the mask; the choice itself has no gradient."""
+    mask = src(node.src, 1)
+
+    def of_mask() -> Tensor:
+        g = ops.where(ops.greater(as_f32(node), -np.inf), gy, 0.0)
+        m = mask.ne
+        g = summed(g, (m[0], node.ne[1], m[2], m[3]))
+        return g if m[1] == node.ne[1] else ops.pad(g, 0, m[1] - node.ne[1], 0, 0)
+
+    return None, of_mask, None, None
+
+
 def _choice_cost(t: Tensor) -> Cost:
     return Cost(20 * t.n_elements, 4 * t.n_elements + t.nbytes, t.nbytes)
 
@@ -124,6 +140,7 @@ TOP_K_MASK = OpDef(
     cost=_choice_cost,
     inplace=(),
     label="mask of the top k",
+    grad=_choice_grad,
 )
 
 

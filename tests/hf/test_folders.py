@@ -14,9 +14,11 @@ from pyggml.errors import ModelError
 from pyggml.hf.config import Config
 from pyggml.hf.families import find_family
 from pyggml.hf.folder import open_hf_folder
+from pyggml.learn.texts import Shape, TextGraph
 from pyggml.llm.batch import Batch
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+from pyggml.sched import Scheduler
 
 from ..conftest import shared_dir
 
@@ -70,6 +72,23 @@ def test_logits(name: str, golden: np.lib.npyio.NpzFile) -> None:
         want, got = golden[f"{name}/logits"], _logits(model, ids)
     rows = [i for i in range(len(want)) if i not in TIES.get(name, ())]
     got, want = got[rows], want[rows]
+    assert ((got - want) ** 2).sum() <= NMSE.get(name, 1e-8) * (want**2).sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_a_whole_text(name: str, golden: np.lib.npyio.NpzFile) -> None:
+    """In a graph without memory, as training has it."""
+    model = load_model(FOLDERS / name, repack=False)
+    if f"{name}/logits" not in golden:
+        pytest.skip("an encoder")
+    ids, want = golden[f"{name}/tokens"], golden[f"{name}/logits"]
+    encoder, decoder = (ids, golden[f"{name}/decoder_tokens"]) if f"{name}/decoder_tokens" in golden else ([], ids)
+    graph = TextGraph(model.architecture, model.hparams, model.weights, Shape(1, len(decoder) + 3, len(encoder)))
+    schedule = Scheduler(("cpu",)).alloc(graph.build.graph)
+    graph.fill([decoder], [encoder])
+    schedule.run()
+    rows = [i for i in range(len(want)) if i not in TIES.get(name, ())]
+    got, want = graph.logits.numpy()[rows], want[rows]
     assert ((got - want) ** 2).sum() <= NMSE.get(name, 1e-8) * (want**2).sum()
 
 

@@ -20,11 +20,14 @@ from pyggml.backends.cpu.isa import isa_name
 from pyggml.backends.cpu.repack import can_repack
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError
+from pyggml.learn.texts import Shape, TextGraph
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+from pyggml.opdef import OPS
+from pyggml.sched import Scheduler
 from pyggml.types import Floats
 
 from ..conftest import shared_dir
@@ -195,7 +198,30 @@ def tapped(t: Tiny, tmp_path: Path) -> None:
     assert not np.array_equal(zeros, t.prefill)
 
 
-CELLS = (logits, small_ubatches, two_sequences, saved_state, flash_attention, repacked, fused_share, on_ref, tapped)
+def whole_texts(t: Tiny, tmp_path: Path) -> None:
+    """Two texts at once that nothing is remembered of, in a graph as training has it: it writes into no leaf."""
+    want = np.concatenate((t.prefill, t.decode)) if t.model.hparams.causal_attn else at_once(t.context(), t.ids)
+    if t.model.hparams.causal_attn:
+        short, of_short = np.array(t.ids[:20]), want[:20]
+    else:
+        short, of_short = np.array(t.ids), want
+    scheduler = Scheduler(("cpu",))
+    for flash_attn in (False, True):
+        graph = TextGraph(t.model.architecture, t.model.hparams, t.model.weights, Shape(2, 35), flash_attn=flash_attn)
+        leafs = set(graph.build.graph.leafs)
+        assert not [n for n in graph.build.graph.nodes if OPS[n.op].kernel and n.view_src in leafs]
+        schedule = scheduler.alloc(graph.build.graph)
+        graph.fill([np.array(t.ids), short])
+        schedule.run()
+        got = graph.logits.numpy().reshape(2, 35, -1)
+        equal(got[0, : len(want)], want)
+        equal(got[1, : len(of_short)], of_short)
+
+
+CELLS = (
+    *(logits, small_ubatches, two_sequences, saved_state, flash_attention, repacked, fused_share, on_ref, tapped),
+    whole_texts,
+)
 
 
 @pytest.fixture(scope="module")

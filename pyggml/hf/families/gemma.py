@@ -325,6 +325,7 @@ FAMILIES = (
         made=_frequencies,
         by_tensors=_told_4,
         padded=(_TABLE,),
+        untrained=("layer_output_scale",),
         names=_EXPERT_SCALES,
         spelled={
             **_PER_LAYER,

@@ -1,10 +1,15 @@
-"""Read LoRA adapters of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors."""
+"""LoRA adapters of Hugging Face's PEFT: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
+import secrets
+import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +21,13 @@ from pyggml import limits
 from pyggml.codec import Array
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
+from pyggml.gguf_io.atomic_file import sync_folder, sync_tree
+from pyggml.hf.export import planned
 from pyggml.hf.families import families_of_arch
 from pyggml.hf.folder import sizes_of
 from pyggml.hf.moves import TRANSPOSED, Move, Sizes, Value
 from pyggml.hf.parts import read_object
-from pyggml.hf.safetensors import StoredTensor, open_file
+from pyggml.hf.safetensors import StoredTensor, open_file, write_file
 from pyggml.hf.tensors import Tensors, as_f32
 from pyggml.tensor import Context, Tensor
 
@@ -256,3 +263,85 @@ def _tensor(ctx: Context, name: str, a: Array) -> Tensor:
     if dtype is None:
         raise ModelError(f"{name}: adapters of {a.dtype} are not supported; F32, F16 and BF16 are")
     return ctx.from_bytes(np.ascontiguousarray(a).tobytes(), dtype, a.shape[::-1], name)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor of a model, as far as its name and shape say how a checkpoint has it."""
+
+    name: str
+    ne: tuple[int, ...]
+    n_dims: int
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    tensors: Mapping[str, Any]
+
+
+def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -> None:
+    """Write A and B of each weight, by GGUF names, as a PEFT folder for the checkpoint of `model`. The rows of B are
+    moved back to where the checkpoint has them. The folder appears when it is complete; it must not exist yet.
+
+    Raises ModelError for a folder that is there, and for a weight that no adapter of the checkpoint can change alone
+    (its name is not known, or it is part of a larger tensor, or its inputs are moved).
+    """
+    if folder.exists():
+        raise ModelError(f"{folder}: is there already; name another folder")
+    family, sizes = families_of_arch(model.arch)[0], sizes_of(model.arch, model.kv)
+    found = _Tensors({n: _Stored(n, t.ne, t.rank) for n, t in model.weights.items()})
+    arrays: dict[str, Array] = {}
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
+    for w in planned(found, family, sizes):
+        names = [t.name for t in w.sources if t.name in pairs]
+        if not names:
+            continue
+        if w.merged is not None or not w.name.endswith(".weight"):
+            raise ModelError(f"{names[0]} is a part of {w.name} in the checkpoint: PEFT has no adapter for it alone")
+        pair, module = pairs[names[0]], w.name.removesuffix(".weight")
+        a, b = (as_f32(np.asarray(t.numpy())) for t in (pair.a, pair.b))
+        if w.expert >= 0:
+            a, b = a[w.expert], b[w.expert]
+        for step in reversed(family.moves_of(names[0])):
+            if isinstance(step, Value) or b.ndim != 2:
+                raise ModelError(f"{names[0]}: its elements are changed on the way to {w.name}")
+            b = b if step is TRANSPOSED else step.back(b, sizes)
+        arrays[f"base_model.model.{module}.lora_A.weight"] = np.ascontiguousarray(a)
+        arrays[f"base_model.model.{module}.lora_B.weight"] = np.ascontiguousarray(b)
+        ranks[module], alphas[module] = pair.rank, pair.factor * pair.rank
+    missing = pairs.keys() - {n for w in planned(found, family, sizes) for n in (t.name for t in w.sources)}
+    if missing:
+        raise ModelError(f"{min(missing)}: the checkpoint has no such tensor")
+    r, alpha = _usual(ranks), _usual(alphas)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(model.kv.get("general.name", "")),
+        "r": r,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": any(TRANSPOSED in family.moves_of(n) for n in pairs),
+        "target_modules": sorted(ranks),
+        "rank_pattern": {m: n for m, n in ranks.items() if n != r},
+        "alpha_pattern": {m: n for m, n in alphas.items() if n != alpha},
+    }
+    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        write_file(temporary / WEIGHTS, arrays)
+        sync_tree(temporary)
+        os.rename(temporary, folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _usual(values: Mapping[str, Any]) -> Any:
+    """The value that most modules have."""
+    return Counter(values.values()).most_common(1)[0][0]

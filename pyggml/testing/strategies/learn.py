@@ -42,6 +42,27 @@ def loss_back_cases(draw: st.DrawFn) -> Case:
     return Case((Src(gg.F32, (1,), None, 0, mild), b, c), gg.cross_entropy_loss_back, nmse, draw(SEEDS))
 
 
+@st.composite
+def logits_and_ids(draw: st.DrawFn) -> tuple[Src, Src]:
+    """Some rows have no class."""
+    logits, _ = draw(logits_and_labels())
+    n = logits.ne[0]
+    ids = Src(gg.I32, logits.ne[1:], None, 0, lambda rng, shape: rng.integers(-1, n, shape))
+    return logits, ids
+
+
+@st.composite
+def ids_cases(draw: st.DrawFn) -> Case:
+    return Case(draw(logits_and_ids()), gg.cross_entropy_ids, 1e-11, draw(SEEDS))
+
+
+@st.composite
+def ids_back_cases(draw: st.DrawFn) -> Case:
+    b, c = draw(logits_and_ids())
+    nmse = 1e-11 if b.ne[0] > 1 else 1.0
+    return Case((Src(gg.F32, (1,), None, 0, mild), b, c), gg.cross_entropy_ids_back, nmse, draw(SEEDS))
+
+
 def squares(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.square(rng.standard_normal(shape))
 
@@ -69,6 +90,8 @@ def sgd_cases(draw: st.DrawFn) -> Case:
 
 
 STRATEGIES = {
+    "cross_entropy_ids": ids_cases(),
+    "cross_entropy_ids_back": ids_back_cases(),
     "cross_entropy_loss": loss_cases(),
     "cross_entropy_loss_back": loss_back_cases(),
     "opt_step_adamw": adamw_cases(),

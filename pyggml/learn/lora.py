@@ -1,0 +1,151 @@
+"""Low-rank adapters to train (LoRA, arXiv 2106.09685): the weights stay, and a product of two small matrices is added
+to what each of them gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pyggml.errors import ModelError, whole
+from pyggml.llm.adapters.lora import Lora, Pair
+from pyggml.models.blocks import Adapters, Build, LowRank
+from pyggml.tensor import Context, Tensor
+from pyggml.types import Floats
+
+from .checkpoint import Origin, origin_of, role_of
+
+if TYPE_CHECKING:
+    from pyggml.hf.folder import HFFolder
+    from pyggml.llm.loaded import LoadedModel
+
+Init = Callable[[str, tuple[int, ...]], Any]
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """What `Model.trainer` trains instead of weights: for each target W the matrices A and B of W + alpha / r * B A.
+
+    r        the rank of the products
+    alpha    the factor of the products, times r
+    targets  roles of weights, as in GGUF names ("attn_q", "ffn_down_exps"), or patterns of roles or names ("attn_*",
+             "blk.3.*"). Those of experts get matrices for each expert
+    init     gives A of a weight: (its GGUF name, the shape in NumPy order: (r, n_in), of experts (n_expert, r, n_in))
+             -> array. None: uniform numbers of up to 1 / sqrt(n_in), as the PEFT library draws them. B begins as zeros
+    seed     of these numbers
+
+    Raises ModelError for numbers that make no sense.
+    """
+
+    r: int = 8
+    alpha: float = 16.0
+    targets: Sequence[str] = ("attn_q", "attn_v")
+    init: Init | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("LoRA: r", self.r, 1, error=ModelError)
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)) or not 0 < self.alpha < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(f"LoRA: alpha must be a positive number, not {self.alpha!r:.40}")
+        if isinstance(self.targets, str) or not all(isinstance(t, str) and t for t in self.targets):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(f"LoRA: targets must be a list of roles or patterns, not {self.targets!r:.60}")
+        if not self.targets:
+            raise ModelError("LoRA: targets must name at least one role")
+
+
+class Matrices(NamedTuple):
+    """A and B of one weight, leafs: A ne [n_in, r], B ne [r, n_out]; of experts there are as many of both."""
+
+    a: Tensor
+    b: Tensor
+    origin: Origin
+
+
+class Products(Adapters):
+    """Notes the weights that graphs add low-rank products to. `names`: their names."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        super().__init__({}, {})
+
+    def product(self, out: Tensor, weight: str, cur: Tensor, ids: Tensor | None = None) -> Tensor:
+        """`out`, unchanged."""
+        self.names[weight] = None
+        return out
+
+
+def targets_of(model: LoadedModel, lora: LoRA) -> list[str]:
+    """The names of the weights that the targets of `lora` match, in the order of the model's graph. Raises ModelError,
+    which names the roles there are, for a target that matches none."""
+    noted = Products()
+    memory = model.architecture.new_memory(model.hparams, 1, n_batch=1, transient=True)
+    sizes = tuple(c.size for c in memory.caches)
+    model.architecture.build(Build(model.hparams, model.weights, memory, 1, 1, sizes, adapters=noted))
+    names = [n for n in noted.names if n in model.weights]  # not an output that is the embeddings
+    chosen: set[str] = set()
+    for target in lora.targets:
+        found = [n for n in names if fnmatchcase(role_of(n), target) or fnmatchcase(n, target)]
+        if not found:
+            roles = ", ".join(sorted({*map(role_of, names)}))
+            raise ModelError(f"LoRA: no product of this model reads a weight {target!r}; there are {roles}")
+        chosen.update(found)
+    return [n for n in names if n in chosen]
+
+
+def new_adapters(ctx: Context, model: LoadedModel, lora: LoRA, folder: HFFolder | None) -> dict[str, Matrices]:
+    """A and B of each weight that is a target. Raises ModelError for a target that matches none, and when `init` gives
+    what is no such A."""
+    rng = np.random.default_rng(lora.seed)
+    made: dict[str, Matrices] = {}
+    for name in targets_of(model, lora):
+        n_in, n_out, *n_experts = model.weights[name].ne[: max(model.weights[name].rank, 2)]
+        shape = (*n_experts[::-1], lora.r, n_in)
+        a = _initial(lora, name, shape, rng)
+        b = np.zeros((*shape[:-2], n_out, lora.r), np.float32)
+        leafs = [ctx.from_numpy(x, name=f"{name}.lora_{end}").set_param() for x, end in ((a, "a"), (b, "b"))]
+        made[name] = Matrices(leafs[0], leafs[1], origin_of(folder, name) or Origin(name))
+    return made
+
+
+def _initial(lora: LoRA, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
+    if lora.init is None:
+        limit = 1.0 / math.sqrt(shape[-1])  # Kaiming's uniform with a = sqrt(5)
+        return rng.uniform(-limit, limit, shape).astype(np.float32)
+    try:
+        a = np.asarray(lora.init(name, shape), np.float32)
+    except (TypeError, ValueError) as e:
+        raise ModelError(f"LoRA: init gives no array of numbers for {name}: {e}") from e
+    if a.shape != shape or not np.isfinite(a).all():
+        raise ModelError(f"LoRA: init must give finite numbers of shape {shape} for {name}, not of {a.shape}")
+    return np.ascontiguousarray(a)
+
+
+def adapters_of(ctx: Context, lora: LoRA, matrices: Mapping[str, Matrices]) -> Adapters:
+    """What graphs are built with, recorded in `ctx`. When the rows of a weight are those of its checkpoint times a
+    factor, so are those of its B."""
+    scale = ctx.from_numpy(np.array([lora.alpha / lora.r], np.float32), name="lora_scale")
+    with ctx:
+        low_rank = {name: [LowRank(m.a, m.origin.scaled(ctx, m.b), scale)] for name, m in matrices.items()}
+    return Adapters(low_rank, {})
+
+
+def adapter(arch: str, lora: LoRA, matrices: Mapping[str, Matrices]) -> Lora:
+    """The matrices as an adapter for models as they are loaded."""
+    ctx = Context()
+
+    def scaled(m: Matrices) -> Tensor:
+        if m.origin.scale is None:
+            return m.b
+        return ctx.from_numpy(np.asarray(m.b.numpy() * m.origin.scale, np.float32), name=m.b.name)
+
+    factor = lora.alpha / lora.r
+    return Lora("a trained adapter", arch, {name: Pair(m.a, scaled(m), factor) for name, m in matrices.items()})
+
+
+def peft_pairs(lora: LoRA, matrices: Mapping[str, Matrices]) -> dict[str, Pair]:
+    """The matrices as they belong to the weights of a checkpoint, by GGUF names."""
+    return {name: Pair(m.a, m.b, lora.alpha / lora.r) for name, m in matrices.items()}

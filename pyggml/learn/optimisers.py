@@ -1,0 +1,169 @@
+"""Optimisers: how parameters follow their gradients. A step is made of nodes of the graph that computes the gradients.
+
+An optimiser has no state of its own: what it remembers of a parameter lies in tensors beside it, and what changes from
+step to step (the learning rate) in an input of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Literal, Protocol, cast
+
+import numpy as np
+
+from pyggml import ops
+from pyggml.errors import GraphError
+from pyggml.tensor import Tensor
+from pyggml.types import Floats
+
+Rate = float | Callable[[int], float]
+
+
+class Optimiser(Protocol):
+    """How parameters follow their gradients.
+
+    states     what is remembered of each parameter: the names of tensors of its shape, which begin as zeros
+    n_numbers  how many numbers the steps of all parameters read beside them
+    """
+
+    @property
+    def states(self) -> tuple[str, ...]: ...
+    @property
+    def n_numbers(self) -> int: ...
+
+    def numbers(self, step: int) -> Floats:
+        """float32 [n_numbers]: the numbers that step number `step`, from 0 on, reads."""
+        ...
+
+    def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
+        """Record the step of a parameter `w` with the gradient `g`, F32, dense, of its ne. The result is a view of `w`
+        after the step; `states` are written over, too. `numbers`: F32, ne [n_numbers]."""
+        ...
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (arXiv 1711.05101).
+
+    lr            the learning rate: a number, or a function of the number of the step, which counts from 0
+    betas         how slowly the means of gradients and of their squares follow
+    eps           added to the root of the mean of squares
+    weight_decay  each step takes lr * weight_decay of a parameter away
+
+    Raises GraphError for numbers that make no sense, here or when a step begins.
+    """
+
+    lr: Rate = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.lr):
+            _number("AdamW: lr", self.lr)
+        if len(self.betas) != 2:
+            raise GraphError(f"AdamW: betas must be two numbers, not {self.betas!r:.40}")
+        for beta in self.betas:
+            if not _number("AdamW: a beta", beta) < 1:
+                raise GraphError(f"AdamW: betas must be below 1, not {self.betas!r:.40}")
+        _number("AdamW: eps", self.eps)
+        _number("AdamW: weight_decay", self.weight_decay)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The means of gradients and of their squares."""
+        return "m", "v"
+
+    @property
+    def n_numbers(self) -> int:
+        """Those of `opt_step_adamw`."""
+        return 7
+
+    def numbers(self, step: int) -> Floats:
+        """See `Optimiser`."""
+        first, second = self.betas
+        grown = [1 / (1 - beta ** (step + 1)) for beta in self.betas]
+        return np.array([_rate("AdamW", self.lr, step), first, second, self.eps, self.weight_decay, *grown], np.float32)
+
+    def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
+        """See `Optimiser`."""
+        return ops.opt_step_adamw(w, g, *states, numbers)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent, with momentum: a parameter follows m = momentum * m + gradient.
+
+    lr            the learning rate: a number, or a function of the number of the step, which counts from 0
+    momentum      how much of the last step stays; 0: none
+    weight_decay  this much of a parameter is added to its gradient
+
+    Raises GraphError for numbers that make no sense, here or when a step begins.
+    """
+
+    lr: Rate = 1e-2
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.lr):
+            _number("SGD: lr", self.lr)
+        if not _number("SGD: momentum", self.momentum) < 1:
+            raise GraphError(f"SGD: momentum must be below 1, not {self.momentum}")
+        _number("SGD: weight_decay", self.weight_decay)
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """What the last steps left, when there is momentum."""
+        return ("m",) if self.momentum else ()
+
+    @property
+    def n_numbers(self) -> int:
+        """Those of `opt_step_sgd`."""
+        return 2
+
+    def numbers(self, step: int) -> Floats:
+        """See `Optimiser`."""
+        return np.array([_rate("SGD", self.lr, step), 0.0 if self.momentum else self.weight_decay], np.float32)
+
+    def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
+        """See `Optimiser`."""
+        for m in states:  # the op has no momentum; the decay is part of what it carries on
+            if self.weight_decay:
+                g = ops.add(g, ops.scale(w, self.weight_decay))
+            g = ops.cpy(ops.add(ops.scale(m, self.momentum), g), m)
+        return ops.opt_step_sgd(w, g, numbers)
+
+
+def schedule(
+    lr: float, n_steps: int, kind: Literal["constant", "linear", "cosine"] = "constant", warmup: int = 0
+) -> Callable[[int], float]:
+    """Learning rates of `n_steps` steps: from near 0 up to `lr` in the first `warmup` steps, in equal parts; then
+    constant, or down to 0 in a straight line, or along half a cosine."""
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return lr * (step + 1) / warmup
+        done = min((step - warmup) / max(n_steps - warmup, 1), 1.0)
+        if kind == "linear":
+            return lr * (1 - done)
+        return lr * (1 + math.cos(math.pi * done)) / 2 if kind == "cosine" else lr
+
+    return rate
+
+
+def _number(what: str, value: object) -> float:
+    """`value`, when it is a finite number from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise GraphError(f"{what} must be a number, not {value!r:.40}")
+    number = float(cast("float", value))
+    if not (math.isfinite(number) and number >= 0):
+        raise GraphError(f"{what} must be a finite number from 0 on, not {number}")
+    return number
+
+
+def _rate(what: str, lr: Rate, step: int) -> float:
+    return _number(f"{what}: lr of step {step}", lr(step)) if callable(lr) else lr

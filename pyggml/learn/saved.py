@@ -1,0 +1,130 @@
+"""What a trainer writes: adapters, models, and its own state."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pyggml.backends.quantize import quantize
+from pyggml.errors import ModelError, StateError, path_name
+from pyggml.gguf_io import tensor_file
+from pyggml.hf.export import export_folder
+from pyggml.llm.adapters.lora import save_lora
+from pyggml.llm.adapters.peft import save_lora_peft
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+from pyggml.llm.quantize.source import Source, SourceTensor
+
+from .lora import LoRA, peft_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from .trainer import Trainer
+
+_VERSION = "pyggml.training.version"
+_FORMAT = 1
+_KEYS = ("general.architecture", "pyggml.training.optimiser")
+_STEPS = "pyggml.training.steps"
+
+
+def save(t: Trainer, path: str | os.PathLike[str]) -> None:
+    """See `Trainer.save`."""
+    out = path_name(path, ModelError)
+    if isinstance(t.train, LoRA):
+        if out.endswith(".gguf"):
+            save_lora(t.lora, out)
+        else:
+            save_lora_peft(peft_pairs(t.train, t.matrices), Path(out), t.model)
+        return
+    if out.endswith(".gguf"):
+        _write(t, out)
+        return
+    if os.path.exists(out):
+        raise ModelError(f"{out}: is there already; name another folder")
+    temporary = f"{out}.{secrets.token_hex(4)}.gguf"
+    try:
+        _write(t, temporary)
+        export_folder(temporary, out)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+
+
+def _write(t: Trainer, path: str) -> None:
+    plan = plan_quantization(t.model.path, None)
+    write_quantized(replace(plan, source=_TrainedSource(plan.source, t)), path)
+
+
+class _TrainedSource:
+    """A model's source, with the weights as they were trained."""
+
+    def __init__(self, source: Source, t: Trainer) -> None:
+        self._source, self._t, self._trained = source, t, set(t.trained)
+        self.path, self.kv, self.alignment = source.path, source.kv, source.alignment
+        self.tensors: Mapping[str, SourceTensor] = source.tensors
+
+    def records(self, without: Container[str]) -> list[bytes]:
+        """See `Source`."""
+        return self._source.records(without)
+
+    def rows(self, name: str, n_elements: int) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """See `Source`. Raises ModelError for a weight that is not a finite number."""
+        if name not in self._trained:
+            yield from self._source.rows(name, n_elements)
+            return
+        values = self._t.weight(name)
+        if not np.isfinite(values).all():
+            raise ModelError(f"{name} has elements that are not finite numbers: the training has failed")
+        of = self.tensors[name]
+        rows = values.reshape(-1, of.ne[0])
+        step, per_matrix = max(1, n_elements // of.ne[0]), of.ne[1]
+        for first in range(0, len(rows), per_matrix):
+            for i in range(first, first + per_matrix, step):
+                piece = quantize(rows[i : min(i + step, first + per_matrix)], of.dtype)
+                yield piece.reshape(-1, of.dtype.row_size(of.ne[0]))
+
+    def refuse_output(self, out: str) -> None:
+        """See `Source`."""
+        self._source.refuse_output(out)
+
+
+def save_state(t: Trainer, path: str | os.PathLike[str]) -> None:
+    """See `Trainer.save_state`."""
+    arrays = {name: w.numpy() for name, w in t.params.items()}
+    for name, states in t.states.items():
+        arrays |= {f"{name}/{i}": s.numpy() for i, s in enumerate(states)}
+    tensor_file.save(path, arrays, {_VERSION: _FORMAT, **_named(t), _STEPS: t.n_steps})
+
+
+def load_state(t: Trainer, path: str | os.PathLike[str]) -> None:
+    """See `Trainer.load_state`."""
+    file = tensor_file.load(path)
+    if file.metadata.get(_VERSION) != _FORMAT:
+        raise StateError(f"{os.fspath(path)}: is no state of a training that this version reads")
+    for key, value in _named(t).items():
+        if file.metadata.get(key) != value:
+            raise StateError(f"{os.fspath(path)}: {key} is {file.metadata.get(key)!r:.60}, here {value!r:.60}")
+    targets = dict(t.params)
+    for name, states in t.states.items():
+        targets |= {f"{name}/{i}": s for i, s in enumerate(states)}
+    for name in file.keys() ^ targets.keys():
+        raise StateError(f"{os.fspath(path)}: {name} is only {'there' if name in file else 'here'}")
+    for name, w in targets.items():
+        if file[name].ne != w.ne or file[name].dtype is not w.dtype:
+            raise StateError(f"{os.fspath(path)}: {file[name].describe()} does not fit {w.describe()}")
+    n_steps = file.metadata.get(_STEPS)
+    if type(n_steps) is not int or n_steps < 0:
+        raise StateError(f"{os.fspath(path)}: {_STEPS} is {n_steps!r:.60}")
+    for name, w in targets.items():
+        w.set(file[name].numpy())
+    t.n_steps = n_steps
+
+
+def _named(t: Trainer) -> dict[str, Any]:
+    return dict(zip(_KEYS, (t.model.arch, type(t.opt).__name__), strict=True))

@@ -1,0 +1,370 @@
+"""`Trainer`: train the weights of a model, or adapters, on sequences of tokens.
+
+The forward pass, the backward pass and the steps of the optimiser are one graph, built once for each shape of a batch
+and run again. Parameters, and what the optimiser remembers of them, are leafs that all these graphs share and write.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+import numpy as np
+
+from pyggml import ops
+from pyggml.compute import eval as gg_eval
+from pyggml.dtypes import DType
+from pyggml.errors import BackendError, BatchError, GraphError, ModelError, OneSite, whole
+from pyggml.graph import Graph
+from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
+from pyggml.inspect.taps import Tap
+from pyggml.llm.batch import token_ids
+from pyggml.models.blocks import NO_ADAPTERS
+from pyggml.models.weights import Weights
+from pyggml.sched import Scheduler
+from pyggml.tensor import FLAG_OUTPUT, Context, Tensor, allocate_tensors
+from pyggml.types import Floats, Ints
+
+from .checkpoint import origin_of
+from .gradients import gradients_of
+from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
+from .optimisers import Optimiser
+from .texts import BUFT, Shape, TextGraph
+
+if TYPE_CHECKING:
+    from pyggml.llm.adapters.lora import Lora
+    from pyggml.llm.loaded import LoadedModel
+
+_BLOCK = 32  # texts are filled up to a multiple of it, so that few shapes occur
+_MAX_GRAPHS = 8  # graphs kept for reuse
+_NOT_COUNTED = -1  # the label of a row whose prediction does not count
+
+
+class _Batch(NamedTuple):
+    """A batch as a graph takes it: the tokens that are read, of each text all but the last, and of each of them the
+    next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]."""
+
+    shape: Shape
+    texts: list[Ints]
+    labels: Ints
+
+
+class Trainer:
+    """Trains a model; made by `Model.trainer`.
+
+    model   the model, which keeps its weights: what is trained are copies of them, or adapters
+    opt     the optimiser
+    params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a and NAME.lora_b. For
+            a model of a Hugging Face folder they are what the checkpoint has (logarithms where the GGUF has values)
+    states  what the optimiser remembers of each parameter, in the order of `opt.states`
+    matrices  of adapters, A and B by the name of the weight
+    numbers what the optimiser reads in each step
+    n_steps how many steps were made
+
+    Results do not depend on the number of threads.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        opt: Optimiser,
+        train: Literal["all"] | LoRA = "all",
+        n_ctx: int = 512,
+        n_threads: int | None = None,
+    ) -> None:
+        """See `Model.trainer`."""
+        if model.vocab_only or model.weight_stream is not None or model.stage is not None:
+            raise ModelError("training needs the whole model in memory: load it without vocab_only, ram or layers")
+        if not model.architecture.logits:
+            raise ModelError(f"{model.arch} has no logits: training is for models that predict tokens")
+        if model.architecture.encode is not None:
+            raise ModelError(f"{model.arch} has an encoder: training of pairs of texts is not supported")
+        if train != "all" and not isinstance(train, LoRA):
+            raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
+        self.model, self.opt, self.train = model, opt, train
+        self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
+        self.n_steps = 0
+        self._ctx = Context()
+        self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
+        self._weights = _TrainedWeights(model.weights, self._folder) if train == "all" else None
+        if self._weights is not None:
+            self.params = self._weights.new_parameters(self._ctx)
+            self.matrices: dict[str, Matrices] = {}
+        else:
+            assert isinstance(train, LoRA)
+            self.matrices = new_adapters(self._ctx, model, train, self._folder)
+            self.params = {t.name: t for m in self.matrices.values() for t in (m.a, m.b)}
+        self.states: dict[str, tuple[Tensor, ...]] = {
+            name: tuple(self._zeros(t, f"{name} ({state})") for state in opt.states) for name, t in self.params.items()
+        }
+        self.numbers = self._ctx.new_tensor(DType.F32, (opt.n_numbers,), "opt_numbers").set_input()
+        self.numbers.set(np.zeros(opt.n_numbers, np.float32))
+        self._scheduler = Scheduler(("cpu",), n_threads)
+        self._scheduler.watches = model.watches
+        self._graphs: dict[tuple[Shape, bool], _StepGraph] = {}
+
+    def __repr__(self) -> str:
+        n = sum(t.n_elements for t in self.params.values())
+        return f"<Trainer {self.model.arch} {len(self.params)} parameters of {n} elements, {self.n_steps} steps>"
+
+    def step(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+        """Make one step: the parameters follow the gradients of the mean loss of a batch.
+
+        sequences  token ids of each text, at least two and at most n_ctx. Texts do not see each other
+        masks      for each text a value for each token: 0 or False when its prediction does not count. (The first token
+                   is not predicted; its value is ignored.)
+
+        Result: the mean cross-entropy (natural logarithms) over all predictions that count, before the update.
+
+        Raises BatchError for sequences that cannot be taken; GraphError when the loss is no number, which names the
+        step and the first tensor with such an element (the parameters stay as they were).
+        """
+        batch = self._batch(sequences, masks)
+        self.numbers.set(self.opt.numbers(self.n_steps))
+        loss = self._run(batch, learns=True)
+        self.n_steps += 1
+        return loss
+
+    def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+        """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
+        return self._run(self._batch(sequences, masks), learns=False)
+
+    def weight(self, name: str) -> Floats:
+        """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
+        assert self._weights is not None, self
+        return self._weights.values(name, self.params)
+
+    @property
+    def trained(self) -> Sequence[str]:
+        """The names of the weights that change."""
+        return tuple(self.matrices if self._weights is None else self._weights.origins)
+
+    @property
+    def lora(self) -> Lora:
+        """The adapter that is trained, for `ctx.set_loras([(trainer.lora, 1.0)])`: it has the matrices themselves, and
+        changes with each step. Raises ModelError when weights are trained."""
+        if not isinstance(self.train, LoRA):
+            raise ModelError('there is no adapter: the trainer was made with train="all"')
+        return adapter(self.model.arch, self.train, self.matrices)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was trained; it appears when it is complete. An adapter becomes a GGUF file when `path` ends with
+        .gguf, else a PEFT folder. A model becomes a GGUF file, its weights in the types that they had, or a Hugging
+        Face folder. A folder must not exist yet.
+
+        Raises GGUFError and ModelError as the writers do (`save_lora`, `save_lora_peft`, `write_quantized`,
+        `export_folder`), and when a weight is not a finite number.
+        """
+        from .saved import save
+
+        save(self, path)
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write all that the next steps depend on: the parameters, what the optimiser remembers, and how many steps
+        were made. A trainer made with the same arguments goes on from there to the same bits. Raises GGUFError."""
+        from .saved import save_state
+
+        save_state(self, path)
+
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Go on from what `save_state` wrote. Raises GGUFError for a bad file, StateError for the state of another
+        training; then nothing has changed."""
+        from .saved import load_state
+
+        load_state(self, path)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _zeros(self, like: Tensor, name: str) -> Tensor:
+        return self._ctx.from_numpy(np.zeros(like.shape, np.float32), name=name)
+
+    def _batch(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> _Batch:
+        """Raises BatchError."""
+        if not len(sequences):
+            raise BatchError("a batch must have at least one sequence")
+        if masks is not None and len(masks) != len(sequences):
+            raise BatchError(f"{len(sequences)} sequences have {len(masks)} masks")
+        texts = [_checked(ids, i, self.n_ctx, self.model.hparams.n_vocab) for i, ids in enumerate(sequences)]
+        longest = max(map(len, texts)) - 1
+        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
+        labels = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
+        for i, text in enumerate(texts):
+            counted = np.ones(len(text), np.bool_)
+            if masks is not None:
+                counted = np.asarray(masks[i])
+                if counted.shape != text.shape or counted.dtype.kind not in "biuf":
+                    raise BatchError(f"sequence {i} has {len(text)} tokens, its mask is of shape {counted.shape}")
+            labels[i, : len(text) - 1] = np.where(counted[1:] != 0, text[1:], _NOT_COUNTED)
+        if (labels == _NOT_COUNTED).all():
+            raise BatchError("the masks leave no prediction of the batch")
+        return _Batch(Shape(len(texts), n_tokens), [text[:-1] for text in texts], labels.reshape(-1))
+
+    def _run(self, batch: _Batch, learns: bool) -> float:
+        """Run the graph of a batch; the result is its loss."""
+        graph = self._graph(batch.shape, learns)
+        with self._scheduler.lock:
+            schedule = self._scheduler.alloc(graph.graph)
+            graph.fill(batch)
+            try:
+                schedule.run()
+            except BackendError as e:
+                if not isinstance(e.__cause__, _NoNumber):
+                    raise
+                name = _first_without_value(graph.loss)
+                where = f"in step {self.n_steps}: the first tensor with an element that is no number is {name}"
+                raise GraphError(f"the loss is {e.__cause__} {where}; the parameters stay as they were") from None
+            return float(graph.loss.numpy().item())
+
+    def _graph(self, shape: Shape, learns: bool) -> _StepGraph:
+        found = self._graphs.pop((shape, learns), None) or _StepGraph(self, shape, learns)
+        self._graphs[shape, learns] = found  # the last one used is the last one here
+        if len(self._graphs) > _MAX_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return found
+
+    def text_graph(self, shape: Shape) -> TextGraph:
+        """The forward pass of a batch, with what is trained."""
+        model, ctx = self.model, Context()
+        weights, adapters = model.weights, NO_ADAPTERS
+        with OneSite():
+            if self._weights is not None:
+                weights = self._weights.recorded(ctx, self.params)
+            else:
+                assert isinstance(self.train, LoRA)
+                adapters = adapters_of(ctx, self.train, self.matrices)
+            return TextGraph(model.architecture, model.hparams, weights, shape, adapters)
+
+
+class _TrainedWeights:
+    """The weights that are trained, and the parameters that they follow from.
+
+    origins   by weight
+    leaders   by weight, the weight that its parameter is named after: the first of those that follow from it
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], folder: HFFolder | None) -> None:
+        """Raises ModelError when a weight is of a block type."""
+        blocks = [t.describe() for t in weights.values() if t.dtype.is_quantized]
+        if blocks:
+            text = "only adapters (LoRA) can be trained beside them, or load the model in F32, F16 or BF16"
+            raise ModelError(f"{len(blocks)} weights are of block types, such as {blocks[0]}: {text}")
+        self._weights = weights
+        found = {name: origin_of(folder, name) for name, t in weights.items() if t.dtype.is_float}
+        self.origins = {name: origin for name, origin in found.items() if origin is not None}
+        first: dict[Hashable, str] = {}
+        self.leaders = {name: first.setdefault(origin.key, name) for name, origin in self.origins.items()}
+
+    def new_parameters(self, ctx: Context) -> dict[str, Tensor]:
+        """The parameters, by name, with the values that the model has."""
+        found: dict[str, Tensor] = {}
+        for name, leader in self.leaders.items():
+            if name == leader:
+                t = self._weights[name]
+                values = self.origins[name].parameter(np.asarray(t.numpy(), np.float32))
+                found[name] = ctx.from_numpy(np.ascontiguousarray(values, np.float32), name=name).set_param()
+        return found
+
+    def recorded(self, ctx: Context, params: Mapping[str, Tensor]) -> Weights:
+        """The model's weights, the trained ones as they follow from the parameters, recorded in `ctx`."""
+        with ctx:
+            new = {name: origin.weight(ctx, params[self.leaders[name]]) for name, origin in self.origins.items()}
+        for name, t in new.items():
+            if t.op != "none":
+                t.set_name(name)
+        return Weights({**self._weights, **new})
+
+    def values(self, name: str, params: Mapping[str, Tensor]) -> Floats:
+        """See `Trainer.weight`."""
+        t = self.origins[name].weight(Context(), params[self.leaders[name]])
+        return cast("Floats", t.numpy() if t.op == "none" else gg_eval(t))
+
+
+def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
+    """The token ids of sequence `i`. Raises BatchError."""
+    if not len(ids):
+        raise BatchError(f"sequence {i} is empty")
+    text = token_ids(ids)
+    if len(text) == 1:
+        raise BatchError(f"sequence {i} has one token: there is none to predict")
+    if len(text) > n_ctx:
+        raise BatchError(f"sequence {i} has {len(text)} tokens, more than the n_ctx = {n_ctx} of the trainer")
+    outside = text[(text < 0) | (text >= n_vocab)]
+    if len(outside):
+        raise BatchError(f"sequence {i} has the token {outside[0]}, outside of the vocabulary of {n_vocab}")
+    return text.astype(np.int32)
+
+
+# -- the graph of a step -----------------------------------------------------------------------------------------------
+
+
+class _NoNumber(ArithmeticError):
+    """A loss that is not finite."""
+
+
+class _StepGraph:
+    """The graph of a batch of one shape: the loss, and, when it `learns`, the gradients and the steps."""
+
+    def __init__(self, t: Trainer, shape: Shape, learns: bool) -> None:
+        self._texts = t.text_graph(shape)
+        logits, ctx = self._texts.logits, self._texts.build.ctx
+        logits.flags &= ~FLAG_OUTPUT  # nothing reads it after the run
+        with ctx, OneSite():
+            self._labels = ctx.new_tensor(DType.I32, (logits.ne[1],), "labels").set_input()
+            allocate_tensors([self._labels], BUFT)
+            self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
+            # Nothing after this node runs, and no parameter changes, when the loss is no number.
+            check = ops.map_custom(_require_number, self.loss).set_name("loss (checked)")
+            gradients = gradients_of(self.loss, [*t.params.values()]) if learns else {}
+            steps = {w: (w, g, t.states[w.name], t.numbers) for w, g in gradients.items()}
+            self.graph = _in_order((self.loss, check), gradients, lambda w: t.opt.step(*steps[w]))
+
+    def fill(self, batch: _Batch) -> None:
+        """Set the inputs."""
+        self._texts.fill(batch.texts)
+        self._labels.set(batch.labels)
+
+
+def _require_number(dst: Floats, loss: Floats) -> None:
+    if not np.isfinite(loss).all():
+        raise _NoNumber(str(loss.item()))
+    dst[...] = loss
+
+
+def _in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Callable[[Tensor], Tensor]) -> Graph:
+    """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
+    its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
+    its gradient is free afterwards."""
+    before = Graph()
+    for t in (*first, *gradients.values()):
+        before.build_forward_expand(t)
+    due: dict[Tensor, int] = {}
+    for at, node in enumerate(before.nodes):
+        due.update((s.root, at) for s in node.src if s is not None and s.root in gradients)
+    computed = {node: at for at, node in enumerate(before.nodes)}
+    steps: dict[int, list[Tensor]] = {}
+    for w, g in gradients.items():
+        steps.setdefault(max(due[w], computed[g]), []).append(w)
+    graph = Graph()
+    for at, node in enumerate(before.nodes):
+        graph.build_forward_expand(node)
+        for w in steps.get(at, ()):
+            graph.build_forward_expand(step(w))
+    return graph
+
+
+def _first_without_value(loss: Tensor) -> str:
+    """The name of the first node of the graph of `loss` that has an element that is no number, when it runs with the
+    inputs as they are."""
+    graph, scheduler, found = Graph().build_forward_expand(loss), Scheduler(("cpu",)), list[str]()
+
+    def look(name: str, values: Any) -> None:
+        if not found and np.isnan(values).any():
+            found.append(name)
+
+    leafs = [t.name for t in graph.leafs if t.dtype.is_float and np.isnan(t.numpy()).any()]
+    if leafs:
+        return leafs[0]
+    with Tap(scheduler.watches, ("*",), look):
+        scheduler.alloc(graph).run()
+    return found[0] if found else loss.name

@@ -1,0 +1,289 @@
+"""Training of models: golden curves, batches, what is saved, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pyggml as gg
+from pyggml.errors import BatchError, GGMLError, GraphError, ModelError, StateError
+from pyggml.learn.optimisers import Optimiser
+from pyggml.learn.trainer import Trainer
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+
+from ..conftest import shared_dir
+from ..golden.train_score import GOLDEN, LIMIT, difference
+
+IDS, MORE = [1, *range(70, 90)], [1, 200, 201, 202, 90]
+LORA = gg.LoRA(r=3, alpha=6, targets=("attn_q", "ffn_down"), seed=1)
+CURVES = ("llama/lora", "llama-tied-bias/sgd", "gemma2/adamw", "gpt2/adamw", "qwen3-moe/lora", "mixtral/sgd")
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden data in {GOLDEN}")
+@pytest.mark.parametrize("curve", CURVES)
+def test_curves_of_the_transformers_library(curve: str) -> None:
+    assert difference(curve) <= LIMIT[curve.rsplit("/", 1)[1]]
+
+
+def test_a_text_is_learned_and_the_model_stays(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    before = {name: w.tobytes() for name, w in model.weights.items()}
+    t = model.trainer(gg.AdamW(lr=0.02))
+    first = t.loss([IDS])
+    losses = [t.step([IDS]) for _ in range(20)]
+    assert losses[0] == first
+    assert losses[-1] < 0.2 * first
+    assert t.n_steps == 20
+    assert {name: w.tobytes() for name, w in model.weights.items()} == before
+    assert set(t.params) == {n for n in model.weights if n not in ("rope_freqs.weight",)}
+
+
+@pytest.mark.parametrize("train", ["all", LORA], ids=["all", "lora"])
+def test_threads_do_not_change_a_bit(tiny: Path, train: gg.LoRA) -> None:
+    model = gg.load_model(tiny)
+    one, two = (model.trainer(gg.AdamW(lr=0.01), train, n_threads=n) for n in (1, 2))
+    for _ in range(3):
+        assert one.step([IDS, MORE]) == two.step([IDS, MORE])
+    for name, w in one.params.items():
+        assert w.tobytes() == two.params[name].tobytes()
+
+
+def test_texts_of_a_batch_count_by_their_predictions(tiny: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD())
+    a, b = t.loss([IDS]), t.loss([MORE])
+    n, m = len(IDS) - 1, len(MORE) - 1
+    assert t.loss([IDS, MORE]) == pytest.approx((n * a + m * b) / (n + m), rel=1e-6)
+    mask = [0, 1, 1, 0, 0]  # the first token is not predicted: its value does not count
+    only = t.loss([MORE], [mask])
+    assert t.loss([MORE], [[1, 1, 1, 0, 0]]) == only
+    assert only == pytest.approx(t.loss([MORE[:3]]), rel=1e-6)
+    assert t.loss([IDS, MORE], [[0] * len(IDS), mask]) == pytest.approx(only, rel=1e-6)
+
+
+def test_a_step_of_a_batch_follows_the_mean_gradient(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+
+    def moved(*texts: list[int]) -> dict[str, np.ndarray]:
+        t = model.trainer(gg.SGD(lr=0.1))
+        before = {name: w.numpy().copy() for name, w in t.params.items()}
+        t.step(texts)
+        return {name: w.numpy() - before[name] for name, w in t.params.items()}
+
+    a, b, both = moved(IDS), moved(MORE), moved(IDS, MORE)
+    n, m = len(IDS) - 1, len(MORE) - 1
+    for name, change in both.items():
+        want = (n * a[name] + m * b[name]) / (n + m)
+        assert np.abs(change - want).max() <= 1e-5 * np.abs(want).max() + 2.0**-22  # of weights around 1
+
+
+# -- optimisers --------------------------------------------------------------------------------------------------------
+
+
+def test_momentum_and_decay() -> None:
+    ctx, rng = gg.Context(), np.random.default_rng(0)
+    w0, gradients = rng.standard_normal(40), rng.standard_normal((3, 40))
+    opt: Optimiser = gg.SGD(lr=lambda step: 0.1 / (1 + step), momentum=0.9, weight_decay=0.01)
+    with ctx:
+        w, m = ctx.from_numpy(w0.astype(np.float32)), ctx.from_numpy(np.zeros(40, np.float32))
+        g, numbers = ctx.new_tensor(gg.F32, (40,)).set_input(), ctx.new_tensor(gg.F32, (2,)).set_input()
+        graph = gg.Graph().build_forward_expand(opt.step(w, g, (m,), numbers))
+    buf = np.zeros(40)
+    for i, x in enumerate(gradients):
+        gg.compute(graph, {g: x, numbers: opt.numbers(i)})
+        buf = 0.9 * buf + x + 0.01 * w0
+        w0 = w0 - 0.1 / (1 + i) * buf
+    assert np.allclose(w.numpy(), w0, rtol=1e-5, atol=1e-6)
+
+
+def test_rates_by_step(tiny: Path) -> None:
+    asked: list[int] = []
+
+    def rate(step: int) -> float:
+        asked.append(step)
+        return 0.0
+
+    t = gg.load_model(tiny).trainer(gg.AdamW(lr=rate))
+    assert t.step([MORE]) == t.step([MORE])
+    assert asked == [0, 1]
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def logits(model: gg.Model, ids: list[int], loras: list[tuple[object, float]]) -> np.ndarray:
+    ctx = model.new_context(n_ctx=64, type_k=gg.F32, type_v=gg.F32)
+    ctx.set_loras(loras)  # pyright: ignore[reportArgumentType]
+    ctx.decode(ids)
+    return ctx.logits.copy()
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_adapters_are_what_was_trained(tiny: Path, tmp_path: Path, quantised: bool) -> None:
+    path = tiny
+    if quantised:
+        path = tmp_path / "q.gguf"
+        write_quantized(plan_quantization(tiny, "Q8_0"), path)
+    model = gg.load_model(path)
+    t = model.trainer(gg.AdamW(lr=0.05), LORA)
+    assert {w.ne for n, w in t.params.items() if n.endswith("_a")} == {(32, 3, 1, 1), (64, 3, 1, 1)}
+    losses = [t.step([IDS]) for _ in range(20)]
+    assert losses[-1] < 0.7 * losses[0]
+    t.save(tmp_path / "a.gguf")
+    live, stored, none = (
+        logits(model, IDS, loras) for loras in ([(t.lora, 1.0)], [(model.load_lora(tmp_path / "a.gguf"), 1.0)], [])
+    )
+    assert np.array_equal(live, stored)
+    assert not np.allclose(live, none, rtol=1e-2)
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden data in {GOLDEN}")
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3-moe"])
+def test_adapters_as_peft_folders(name: str, tmp_path: Path) -> None:
+    model = gg.load_model(GOLDEN / "hf" / name)
+    roles = ("attn_output", "ffn_down*") if name == "gpt2" else ("attn_q", "ffn_down*")
+    t = model.trainer(gg.AdamW(lr=0.05), gg.LoRA(r=2, targets=roles))
+    for _ in range(3):
+        t.step([IDS])
+    t.save(tmp_path / "adapter")
+    read = model.load_lora(tmp_path / "adapter")
+    assert set(read.pairs) == set(t.lora.pairs)
+    got, want = (logits(model, IDS, [(lora, 1.0)]) for lora in (read, t.lora))
+    assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ModelError, match="is there already"):
+        t.save(tmp_path / "adapter")
+
+
+# -- models and states -------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_is_the_trained_one(tiny: Path, tmp_path: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(lr=0.1))
+    for _ in range(3):
+        t.step([IDS])
+    t.save(tmp_path / "m.gguf")
+    again = gg.load_model(tmp_path / "m.gguf")
+    for name, w in t.params.items():
+        assert again.weights[name].dtype is t.model.weights[name].dtype
+        assert np.allclose(np.asarray(again.weights[name].numpy(), np.float32), w.numpy(), rtol=2.0**-9)
+    assert again.trainer(gg.SGD()).loss([IDS]) == pytest.approx(t.loss([IDS]), rel=1e-2)
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden data in {GOLDEN}")
+@pytest.mark.parametrize("name", ["gemma", "qwen3"])
+def test_a_saved_folder_is_the_trained_model(name: str, tmp_path: Path) -> None:
+    t = gg.load_model(GOLDEN / "hf" / name).trainer(gg.SGD(lr=0.02))
+    t.step([IDS])
+    t.save(tmp_path / "out")
+    again = gg.load_model(tmp_path / "out").trainer(gg.SGD())
+    assert set(again.params) == set(t.params)
+    for w, p in t.params.items():
+        assert np.allclose(again.params[w].numpy(), p.numpy(), rtol=2.0**-7, atol=2.0**-7)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: m.trainer(gg.AdamW(lr=0.01)),
+        lambda m: m.trainer(gg.SGD(lr=0.1, momentum=0.5), LORA),
+    ],
+    ids=["adamw", "lora"],
+)
+def test_a_killed_run_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path, make: Callable[[gg.Model], Trainer]) -> None:
+    model = gg.load_model(tiny)
+    whole, first, second = make(model), make(model), make(model)
+    want = [whole.step([IDS, MORE]) for _ in range(4)]
+    got = [first.step([IDS, MORE]) for _ in range(2)]
+    first.save_state(tmp_path / "state")
+    second.load_state(tmp_path / "state")
+    assert second.n_steps == 2
+    assert got + [second.step([IDS, MORE]) for _ in range(2)] == want
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_states_of_other_trainings(tiny: Path, tmp_path: Path) -> None:
+    model = gg.load_model(tiny)
+    model.trainer(gg.SGD()).save_state(tmp_path / "state")
+    for t, text in (
+        (model.trainer(gg.AdamW()), "optimiser is 'SGD', here 'AdamW'"),
+        (model.trainer(gg.SGD(), LORA), "is only"),
+        (model.trainer(gg.SGD(momentum=0.9)), "is only here"),
+    ):
+        with pytest.raises(StateError, match=text):
+            t.load_state(tmp_path / "state")
+    with pytest.raises(StateError, match="no state of a training"):
+        model.trainer(gg.SGD()).load_state(tiny)
+
+
+def test_bad_batches(tiny: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(), n_ctx=16)
+    cases: list[tuple[list[list[int]], list[list[int]] | None, str]] = [
+        ([], None, "at least one sequence"),
+        ([[1, 2], []], None, "sequence 1 is empty"),
+        ([[1]], None, "sequence 0 has one token"),
+        ([[1, 259]], None, "sequence 0 has the token 259, outside of the vocabulary of 259"),
+        ([[1, -1]], None, "has the token -1"),
+        ([list(range(17))], None, "sequence 0 has 17 tokens, more than the n_ctx = 16"),
+        ([[1, 2, 3]], [[1, 1]], "sequence 0 has 3 tokens, its mask is of shape"),
+        ([[1, 2, 3]], [], "1 sequences have 0 masks"),
+        ([[1, 2, 3]], [[1, 0, 0]], "leave no prediction"),
+    ]
+    for sequences, masks, text in cases:
+        with pytest.raises(BatchError, match=text):
+            t.step(sequences, masks)
+    assert t.n_steps == 0
+
+
+def test_a_loss_that_is_no_number_stops_the_step(tiny: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(lr=0.1))
+    t.step([IDS])
+    t.params["blk.1.ffn_up.weight"].numpy()[0, 0] = np.nan
+    before = {name: w.tobytes() for name, w in t.params.items()}
+    with pytest.raises(GraphError, match=r"nan in step 1: .*blk\.1\.ffn_up\.weight; the parameters stay"):
+        t.step([IDS])
+    assert {name: w.tobytes() for name, w in t.params.items()} == before
+    t.params["blk.1.ffn_up.weight"].numpy()[0, 0] = np.inf
+    with pytest.raises(GraphError, match="in step 1: the first tensor with an element that is no number is norm"):
+        t.step([IDS])
+    t.params["blk.1.ffn_up.weight"].numpy()[0, 0] = 0.0
+    assert np.isfinite(t.step([IDS]))
+
+
+def test_bad_arguments(tiny: Path, tmp_path: Path) -> None:
+    model = gg.load_model(tiny)
+    write_quantized(plan_quantization(tiny, "Q8_0"), tmp_path / "q.gguf")
+    quantised = gg.load_model(tmp_path / "q.gguf")
+
+    def wrong(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(3)
+
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: quantised.trainer(gg.SGD()), r"weights are of block types, such as .*only adapters"),
+        (lambda: model.trainer(gg.SGD(), gg.LoRA(targets=("attn_z",))), "reads a weight 'attn_z'; there are attn_k"),
+        (lambda: model.trainer(gg.SGD(), gg.LoRA(init=wrong)), r"init must give finite numbers of shape \(8, 32\)"),
+        (lambda: model.trainer(gg.SGD(), "some"), "train must be"),  # pyright: ignore[reportArgumentType]
+        (lambda: model.trainer(gg.SGD(), n_ctx=1), "n_ctx"),
+        (lambda: gg.LoRA(r=0), "r"),
+        (lambda: gg.LoRA(alpha=-1), "alpha must be a positive number"),
+        (lambda: gg.LoRA(targets="attn_q"), "targets must be a list"),
+        (lambda: gg.LoRA(targets=()), "at least one"),
+        (lambda: gg.AdamW(lr=-1), "lr must be a finite number from 0 on"),
+        (lambda: gg.AdamW(betas=(0.9, 1.0)), "below 1"),
+        (lambda: gg.SGD(momentum=1.0), "below 1"),
+        (lambda: gg.SGD(lr=lambda step: float("nan")).numbers(3), "lr of step 3"),
+        (lambda: gg.load_model(tiny, vocab_only=True).trainer(gg.SGD()), "whole model in memory"),
+    ]
+    for make, text in cases:
+        with pytest.raises(GGMLError, match=text):
+            make()
+
+
+@pytest.mark.skipif(not (shared_dir() / "golden").is_dir(), reason="no golden data")
+def test_models_that_predict_nothing() -> None:
+    for name, text in (("bert", "has no logits"), ("t5", "has an encoder")):
+        with pytest.raises(ModelError, match=text):
+            gg.load_model(GOLDEN / "hf" / name).trainer(gg.SGD())
