@@ -9,10 +9,10 @@
 typedef struct pg_product {
   const pg_tensor *a, *b; // for their types and rows
   int across;
-  int64_t k, m;           // elements of a sum, and rows
-  const char *a_rows;     // row 0 of a
-  const char *b_first;    // column 0
-  char *y_first;          // its result: rows are f32, dense
+  int64_t k, m;        // elements of a sum, and rows
+  const char *a_rows;  // row 0 of a
+  const char *b_first; // column 0
+  char *y_first;       // its result: rows are f32, dense
   const int32_t *list;
   int64_t n_cols;
   int64_t n[2], n_b;

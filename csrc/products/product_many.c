@@ -8,13 +8,29 @@
 #include "simd/units.h"
 
 enum {
-  BLOCK = PG_MANY_ROWS * PG_PANEL_K,                     // elements of a block of rows: half a MiB at most, for the L2 cache
-  ACROSS_ROWS = PG_MAX(PG_MANY_ROWS, PG_MOST_BLOCK),     // across: rows of a block, whole blocks of every type ...
-  ACROSS_K = BLOCK / ACROSS_ROWS,                        // ... and the elements of their sums
-  GROUPS = 8,                                            // groups of neighbouring columns that are copied together
-  STRETCH = GROUPS * PG_GROUP
+  BLOCK = PG_MANY_ROWS * PG_PANEL_K, // elements of a block of rows at most: half a MiB for the L2 cache
+  SPLIT = PG_MOST_BLOCK,             // rows that are converted together when they run across
+  ACROSS_K = PG_MIN(PG_PANEL_K / 2, BLOCK / SPLIT),
+  MOST_ROWS = 4 * PG_MANY_ROWS,                     // of a block, however short they are
+  PANELS = BLOCK + (MOST_ROWS / PG_PANEL + 1) * 16, // floats of a block's panels
+  STRETCH = 48 // neighbouring columns that are copied together: whole groups, whole cache lines
 };
-_Static_assert(PG_MANY_ROWS % PG_PANEL == 0 && ACROSS_ROWS % PG_PANEL == 0, "panels must fit");
+_Static_assert(PG_MANY_ROWS % PG_PANEL == 0 && SPLIT % PG_PANEL == 0, "panels must fit");
+_Static_assert(STRETCH % PG_GROUP == 0, "groups must fit");
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The shape of a block of a part's rows: the blocks are equal, and their panels fit BLOCK.
+typedef struct shape {
+  int64_t rows, k;
+} shape;
+
+static shape shape_of(const pg_product *p, int64_t rows) {
+  const int64_t k = PG_MIN(p->k, p->across ? ACROSS_K : PG_PANEL_K);
+  const int64_t unit = p->across && pg_block_size(p->a->type) > 1 ? SPLIT : PG_PANEL;
+  const int64_t most = PG_MIN(BLOCK / k / unit * unit, MOST_ROWS), n = ceil_div(rows, most);
+  return (shape){ceil_div(ceil_div(rows, n), unit) * unit, k};
+}
 
 // Elements k0 .. k0 + n of rows first .. first + rows, as panels. Rows that the last panel lacks are zeros.
 static void put_rows(const pg_product *p, int64_t first, int64_t rows, int64_t k0, int64_t n, float *to) {
@@ -31,7 +47,7 @@ static void put_rows(const pg_product *p, int64_t first, int64_t rows, int64_t k
         memset(own[i], 0, n * sizeof(float));
       }
     }
-    pg_turn(to + r / PG_PANEL * PG_PANEL * n + r % PG_PANEL, PG_PANEL, in_place ? from : (const char *)own,
+    pg_turn(to + r / PG_PANEL * pg_panel_size(n) + r % PG_PANEL, PG_PANEL, in_place ? from : (const char *)own,
             in_place ? a->nb[1] : (int64_t)sizeof own[0], n);
   }
 }
@@ -40,21 +56,26 @@ static void put_rows(const pg_product *p, int64_t first, int64_t rows, int64_t k
 static void put_rows_across(const pg_product *p, int64_t first, int64_t rows, int64_t k0, int64_t n, float *to) {
   const pg_tensor *a = p->a;
   const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
-  const char *from = p->a_rows + k0 * a->nb[1] + first / pg_block_size(a->type) * a->nb[0];
+  const int64_t per = pg_block_size(a->type);
+  const char *from = p->a_rows + k0 * a->nb[1] + first / per * a->nb[0];
   for (int64_t i = 0; i < n; i++, from += a->nb[1], to += PG_PANEL) {
-    float own[ACROSS_ROWS];
-    const float *x = (const float *)from;
-    if (a->type != PG_F32) {
-      to_f32(from, own, rows);
-      x = own;
-    }
-    int64_t r = 0;
     float *panel = to;
-    for (; r + PG_PANEL <= rows; r += PG_PANEL, panel += PG_PANEL * n) {
-      vf_store(panel, vf_load(x + r));
-      vf_store(panel + VF_N, vf_load(x + r + VF_N));
+    for (int64_t r0 = 0; r0 < rows; r0 += SPLIT) {
+      const int64_t some = PG_MIN(SPLIT, rows - r0);
+      const char *at = from + r0 / per * a->nb[0];
+      float own[SPLIT];
+      const float *x = (const float *)at;
+      if (a->type != PG_F32) {
+        to_f32(at, own, some);
+        x = own;
+      }
+      int64_t r = 0;
+      for (; r + PG_PANEL <= some; r += PG_PANEL, panel += pg_panel_size(n)) {
+        vf_store(panel, vf_load(x + r));
+        vf_store(panel + VF_N, vf_load(x + r + VF_N));
+      }
+      for (int64_t j = 0; r < some && j < PG_PANEL; j++) panel[j] = r + j < some ? x[r + j] : 0;
     }
-    for (int64_t j = 0; r < rows && j < PG_PANEL; j++) panel[j] = r + j < rows ? x[r + j] : 0;
   }
 }
 
@@ -67,18 +88,40 @@ typedef struct columns {
 } columns;
 
 // The next columns of a part, from c on: one group, or several when columns are neighbours in memory, so that each
-// cache line is read once. Elements from k0 on of a group are prefetched into the L2 cache, because the hardware would
-// begin anew in each column.
-static void find_columns(const pg_product *p, int64_t c, int64_t last, int64_t k0, int64_t n, columns *s) {
+// cache line is read once.
+static void find_columns(const pg_product *p, int64_t c, int64_t last, int64_t k0, columns *s) {
   const int64_t end = PG_MIN(c + STRETCH, last), nb = p->b->nb[0];
   const int across = p->nb_b[0] == 4 && nb != 4 && p->b->type == PG_F32 && !p->list && p->n_b == p->n[0] &&
                      c / p->n[0] == (end - 1) / p->n[0];
   s->lies = across ? PG_BY_ELEMENT : PG_BY_COLUMN;
   s->n = PG_MIN(across ? STRETCH : PG_GROUP, last - c);
-  for (int64_t j = 0; j < s->n; j++) {
-    s->x[j] = pg_column(p, c + j, &s->y[j]) + k0 * nb;
-    for (int64_t i = 0; i < n * nb && !across; i += 64) __builtin_prefetch(s->x[j] + i, 0, 2);
-  }
+  for (int64_t j = 0; j < s->n; j++) s->x[j] = pg_column(p, c + j, &s->y[j]) + k0 * nb;
+}
+
+// The memory of n elements of columns, which should be evenly spaced.
+static pg_fetch fetch_columns(const pg_product *p, const columns *s, int64_t n) {
+  if (s->n <= 0) return (pg_fetch){.n = 0};
+  if (s->lies == PG_BY_ELEMENT) return pg_fetch_of(s->x[0], s->n * 4, p->b->nb[0], n);
+  return pg_fetch_of(s->x[0], n * p->b->nb[0], s->n > 1 ? s->x[1] - s->x[0] : 0, s->n);
+}
+
+// The memory of the results of columns.
+static pg_fetch fetch_results(const columns *s, int64_t first, int64_t rows) {
+  if (s->n <= 0) return (pg_fetch){.n = 0};
+  return pg_fetch_of((const char *)(s->y[0] + first), rows * 4, s->n > 1 ? (s->y[1] - s->y[0]) * 4 : 0, s->n);
+}
+
+// The memory that the next block of a part is converted from.
+static pg_fetch fetch_rows(const pg_product *p, int64_t first, int64_t rows, int64_t k0, int64_t n) {
+  const pg_tensor *a = p->a;
+  const int64_t per = pg_block_size(a->type), i0 = p->across ? first : k0, i1 = p->across ? k0 : first;
+  return pg_fetch_of(p->a_rows + i1 * a->nb[1] + i0 / per * a->nb[0], (p->across ? rows : n) / per * a->nb[0], a->nb[1],
+                     p->across ? n : rows);
+}
+
+// Floats from a group to the next.
+PG_INLINE int64_t group_size(enum pg_group lies, int64_t n) {
+  return lies == PG_BY_COLUMN ? PG_GROUP * PG_COLUMN : n * PG_GROUP + 16;
 }
 
 // Copy n elements of columns, as groups.
@@ -93,31 +136,38 @@ static void put_columns(const pg_product *p, const columns *s, int64_t n, float 
     const float *x = (const float *)from;
     float *group = to;
     int64_t j = 0;
-    for (; j + PG_GROUP <= s->n; j += PG_GROUP, group += PG_GROUP * n) memcpy(group, x + j, PG_GROUP * sizeof *x);
+    for (; j + PG_GROUP <= s->n; j += PG_GROUP, group += group_size(PG_BY_ELEMENT, n))
+      memcpy(group, x + j, PG_GROUP * sizeof *x);
     for (int64_t e = 0; j < s->n && e < PG_GROUP; e++) group[e] = j + e < s->n ? x[j + e] : 0;
   }
 }
 
-int64_t PG_FN(product_many_work)(void) { return (BLOCK + STRETCH * PG_COLUMN) * 4; }
+int64_t PG_FN(product_many_work)(void) { return (PANELS + STRETCH * PG_COLUMN) * 4; }
 
 void PG_FN(product_many)(const pg_product *p, pg_part part, float *work) {
-  const int64_t most_rows = p->across ? ACROSS_ROWS : PG_MANY_ROWS, most_k = p->across ? ACROSS_K : PG_PANEL_K;
-  float *a = work, *b = work + BLOCK;
-  for (int64_t r0 = part.rows.first; r0 < part.rows.last; r0 += most_rows) {
-    const int64_t rows = PG_MIN(most_rows, part.rows.last - r0);
-    for (int64_t k0 = 0; k0 < p->k; k0 += most_k) {
-      const int64_t n = PG_MIN(most_k, p->k - k0);
+  const shape most = shape_of(p, part.rows.last - part.rows.first);
+  float *a = work, *b = work + PANELS;
+  for (int64_t r0 = part.rows.first; r0 < part.rows.last; r0 += most.rows) {
+    const int64_t rows = PG_MIN(most.rows, part.rows.last - r0);
+    for (int64_t k0 = 0; k0 < p->k; k0 += most.k) {
+      const int64_t n = PG_MIN(most.k, p->k - k0);
       (p->across ? put_rows_across : put_rows)(p, r0, rows, k0, n, a);
+      const int64_t next_k = k0 + n < p->k ? k0 + n : 0, next_r = next_k ? r0 : r0 + rows;
+      const int64_t next_rows = PG_MIN(most.rows, part.rows.last - next_r);
+      pg_fetch fetch[PG_FETCHES] = {{.n = 0}, {.n = 0}, {.n = 0}};
+      if (next_rows > 0) fetch[2] = fetch_rows(p, next_r, next_rows, next_k, PG_MIN(most.k, p->k - next_k));
       columns now, next;
-      find_columns(p, part.cols.first, part.cols.last, k0, n, &next);
+      find_columns(p, part.cols.first, part.cols.last, k0, &next);
       for (int64_t c = part.cols.first; c < part.cols.last; c += now.n) {
         now = next;
         put_columns(p, &now, n, b);
-        find_columns(p, c + now.n, part.cols.last, k0, n, &next);
+        find_columns(p, c + now.n, part.cols.last, k0, &next);
+        fetch[0] = fetch_results(&next, r0, rows);
+        fetch[1] = fetch_columns(p, &next, n);
         for (int64_t j = 0; j < now.n; j++) now.y[j] += r0;
-        for (int64_t j = 0; j < now.n; j += PG_GROUP)
-          PG_FN(panels)(a, rows, b + j * (now.lies == PG_BY_COLUMN ? PG_COLUMN : n), now.lies, PG_MIN(PG_GROUP, now.n - j),
-                        n, now.y + j, k0 > 0);
+        for (int64_t j = 0; j < now.n; j += PG_GROUP) PG_FN(panels)
+        (a, rows, b + j / PG_GROUP * group_size(now.lies, n), now.lies, PG_MIN(PG_GROUP, now.n - j), n, now.y + j,
+         k0 > 0, fetch);
       }
     }
   }
