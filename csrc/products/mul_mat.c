@@ -6,7 +6,7 @@
 
 enum { PARTS = 8 }; // per thread: several, so that a thread that was interrupted does fewer
 
-int64_t PG_FN(mul_mat_work)(const pg_task *t, int nth) { return nth * PG_FN(product_work)(); }
+int64_t PG_FN(mul_mat_work)(const pg_task *t, int nth) { return pg_times(nth, PG_FN(product_work)()); }
 
 static void swap(int64_t *x) {
   const int64_t x0 = x[0];

@@ -8,6 +8,7 @@
 
 #include "formats/storage.h"
 #include "products/borders.h"
+#include "products/panel.h"
 #include "products/tile.h"
 #include "simd/rows.h"
 #include "simd/units.h"
@@ -160,9 +161,9 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 pg_cut PG_FN(product_cut)(const pg_product *p, int64_t wanted) {
   const int64_t m = p->m, n = p->n_cols;
-  wanted = PG_MAX(1, PG_MIN(wanted, m * n * p->k / PART_OPS));
+  wanted = PG_MAX(1, PG_MIN(wanted, pg_times(pg_times(m, n), p->k) / PART_OPS));
   const int many = way_of(p) == MANY;
-  const int64_t unit = p->across ? PG_MOST_BLOCK : many ? 2 * VF_N : PG_MR;
+  const int64_t unit = p->across && pg_block_size(p->a->type) > 1 ? PG_MOST_BLOCK : many ? PG_PANEL : PG_MR;
   // Equal parts, but no more of them than are worth converting columns for.
   const int64_t most = many ? ceil_div(m, PG_MANY_ROWS) : m, per = ceil_div(m, PG_MIN(wanted, most));
   const int64_t rows = PG_MIN(ceil_div(per, unit) * unit, m), n_rows = ceil_div(m, rows);
