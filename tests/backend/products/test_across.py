@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import pyggml as gg
 from pyggml.backends.cpu.products import ROUND_BEYOND, choose
 from pyggml.backends.cpu.repack import allow_rounding, repack, repack_in_passing
+from pyggml.buffers.buffer import LazyBuffer
 from pyggml.testing.harness import gaussian
 
 from .test_repack import ISAS, TYPES, source, symbols
@@ -67,6 +68,24 @@ def test_copies_and_passing(dtype: gg.DType, isa: str) -> None:
         assert np.array_equal(run(gg.out_prod(copied, gg.transpose(few)), isa, 2)[0], one[0])
         stored.raw()[...] = 0  # the copy is read, and nothing else
         assert np.array_equal(run(gg.out_prod(copied, b), isa, 2), one)
+
+
+def test_stored_bytes_are_not_made() -> None:
+    """The gradient through a weight whose file has only the copy needs no second copy in memory."""
+
+    def made() -> np.ndarray:
+        raise AssertionError("the stored bytes were made")
+
+    rng = np.random.default_rng(1)
+    w, b = source(gg.Q4_K, gaussian(rng, (40, 256))), columns(rng, 40, 30, True)
+    repack([w])
+    y = gg.out_prod(w, b)
+    gg.compute(gg.Graph().build_forward_expand(y))
+    want = y.numpy().copy()
+    w.buffer, w.offset = LazyBuffer(None, made), 0
+    for t in (y, gg.mul_mat(w, source(gg.F32, gaussian(rng, (30, 256))))):
+        gg.compute(gg.Graph().build_forward_expand(t))
+    assert np.array_equal(y.numpy(), want)
 
 
 @pytest.mark.parametrize("isa", ISAS)
