@@ -12,7 +12,7 @@ enum { PG_NORM_EPS }; // parameters
 // Gated units, such as swiglu. When the value is absent, the halves of each row of the gate are gate and value.
 enum { PG_GLU_GATE, PG_GLU_UP };
 
-// rope. May be absent: factors, and the weight of a norm that comes before. The norm's eps stands behind the op's own
+// rope. May be absent: factors, and the weight of a norm before the rope. The norm's eps follows the op's own
 // parameters.
 enum { PG_ROPE_X, PG_ROPE_POSITIONS, PG_ROPE_FACTORS, PG_ROPE_WEIGHT };
 enum { PG_ROPE_EPS = 13 };
@@ -30,7 +30,7 @@ enum {
 // experts_sum. May be absent: a weight for each row, and the operand that is added to the sum.
 enum { PG_EXPERTS_ROWS, PG_EXPERTS_WEIGHTS, PG_EXPERTS_ADDED };
 
-// Recurrences that read and store their states in cells. Behind the op's own sources come: the cells that sequences
+// Recurrences that read and store their states in cells. After the op's own sources come: the cells that sequences
 // begin with (when the op has no such source); all cells, a row each; and the cells that the new states go to.
 enum { PG_READ = 9, PG_CELLS, PG_WRITE };
 

@@ -193,8 +193,8 @@ int pg_top_k(const float *logits, int64_t n, int64_t k, float temp, uint64_t *ke
              float *exponents);
 int64_t pg_draw(const float *weights, int64_t k, double top_p, double min_p, double u);
 
-// Do what limits one thread, for measuring (exec/peak.c): read n bytes at p (n a multiple of 4 KiB, p 64-byte aligned),
-// or make n steps of multiplications of a kind. Returns the bytes or operations done; 0 when no level up to this one
-// has such instructions.
+// Work for measuring the limits of one thread (exec/peak.c): read n bytes at p (n a multiple of 4 KiB, p 64-byte
+// aligned), or make n steps of multiplications of a kind. Returns the bytes or operations done; 0 when no level up to
+// this one has such instructions.
 enum pg_peak_kind { PG_PEAK_READ = 0, PG_PEAK_F32 = 1, PG_PEAK_INT8 = 2, PG_PEAK_BF16 = 3 };
 double pg_peak(int level, enum pg_peak_kind kind, const void *p, int64_t n);

@@ -1,5 +1,5 @@
-"""Apertus (arXiv:2509.14233): Llama with Q and K of each head normed, and a network without a gate, whose activation
-xIELU (arXiv:2411.13010) has numbers of its own in each layer."""
+"""Apertus (arXiv:2509.14233): Llama with Q and K of each head normed, and a network without a gate. The activation is
+xIELU (arXiv:2411.13010), whose parameters differ from layer to layer."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pyggml.errors import GGMLError, ModelError
 from pyggml.graph import Graph
 
 from .blocks import Build
-from .hparams import MAX_LAYERS, H
+from .hparams import MAX_LAYERS, H, HParams
 from .memory.encoded_text import EncodedText
 from .memory.kv_cache import CacheOptions, KVCache
 from .memory.memory import Memory, Store
@@ -32,17 +32,18 @@ class Architecture(Generic[H]):
     """How the models of one or more `general.architecture` are read, built and remembered.
 
     names    the architectures
-    build    records the graph of a ubatch; what it asks of `b.weights` are the tensors that a file must or may have
+    build    records the graph of a ubatch. The tensors that it asks of `b.weights` are those that a file must or may
+             have
     read     reads the hyperparameters in the metadata: HParams, or a subclass with those of this family. They also say
              whether tokens see those after them (`causal_attn`), and which layers see a window only (`n_swa`)
     memory   kv: keys and values of each token (with a sliding window when the hyperparameters ask for it); recurrent:
              a state; hybrid: both; cross: keys and values, also of a text that was encoded; none: nothing, all tokens
              are evaluated at once
-    logits   its graphs end with logits; those of encoders end with embeddings
-    nextn    files may have draft heads, layers after the model's that guess the next tokens (multi-token prediction).
-             With the hyperparameters of one, `build` records its graph
-    encode   of encoder-decoders: records the graph of a text, which fills `Build.cross` with what the decoder's layers
-             see of it; it ends with embeddings
+    logits   its graphs end with logits; graphs of encoders end with embeddings
+    nextn    files may have draft heads: layers after the model's that guess the next tokens (multi-token prediction).
+             Given the hyperparameters of a draft head, `build` records the graph of that head
+    encode   for encoder-decoders: records the graph of the encoder. It fills `Build.cross` with the keys and values
+             that the decoder's layers attend to, and ends with embeddings
     """
 
     names: tuple[str, ...]
@@ -62,7 +63,10 @@ class Architecture(Generic[H]):
         n_layer = r.integer(_BLOCK_COUNT, 0)
         if n_layer > MAX_LAYERS:  # before any list with a value for each of them
             r.fail(_BLOCK_COUNT, f"is {n_layer}: more than the {MAX_LAYERS} layers supported")
-        return self.read(r)
+        hp = self.read(r)
+        if not isinstance(hp, HParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(f"the architecture {name}: its `read` gave no HParams, but {hp!r:.60}")
+        return hp
 
     def head_hparams(self, name: str, kv: Mapping[str, object], head: int) -> H:
         """The hyperparameters of draft head number `head` of the file, from 0 on. Raises as `hparams`."""
@@ -100,6 +104,11 @@ class Architecture(Generic[H]):
             raise
         except GGMLError as e:
             raise ModelError(f"the hyperparameters make no graph: {e}") from e
+        last = b.graph.nodes[-1] if b.graph.nodes else None
+        if self.logits and not ends and (last is None or last.ne[0] != hp.n_vocab):
+            found = "no nodes" if last is None else last.describe()
+            want = f"ne [{hp.n_vocab}, n_outputs], as build_lm_head records"
+            raise ModelError(f"the graph of {self.names[0]} (b.graph) ends with {found}, not with logits of {want}")
         return b.graph
 
     def new_memory(

@@ -1,7 +1,7 @@
 """Snowflake Arctic (snowflake.com/en/blog/arctic-open-efficient-foundation-language-models-snowflake/).
 
-A mixture of experts beside each dense layer: it reads what the layer read, before attention, through a norm of its own,
-and its output is added to the layer's. The dense network is as wide as the embeddings.
+Beside each dense layer stands a mixture of experts. It reads the input of the layer, before attention, through a norm
+of its own, and its output is added to the layer's. The dense network is as wide as the embeddings.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""BERT (arXiv 1810.04805) and encoders that norm behind attention and network as it does:
+"""BERT (arXiv 1810.04805) and encoders that norm after attention and after the network, as BERT does:
 
 bert            BERT, MiniLM, BGE, E5, GTE, Snowflake Arctic Embed; RoBERTa (arXiv 1907.11692) and XLM-R (1911.02116)
                 with BGE-M3, whose files have the embeddings of positions from the first one that is used on
-nomic-bert      Nomic Embed (arXiv 2402.01613), CodeRankEmbed: a rope, a gate of silu
-nomic-bert-moe  Nomic Embed 2 (arXiv 2502.07972): a rope, a mixture of experts in every other layer
-jina-bert-v2    Jina Embeddings 2 (arXiv 2310.19923) and Jina Reranker 1: ALiBi to both sides, a gate of gelu; the one
-                for code norms Q, K, and attention twice
+nomic-bert      Nomic Embed (arXiv 2402.01613), CodeRankEmbed: with rope, and a gate with silu
+nomic-bert-moe  Nomic Embed 2 (arXiv 2502.07972): with rope, and a mixture of experts in every other layer
+jina-bert-v2    Jina Embeddings 2 (arXiv 2310.19923) and Jina Reranker 1: ALiBi to both sides, and a gate with gelu. The
+                model for code also norms Q and K, and norms twice after attention
 jina-bert-v3    Jina Embeddings 3 (arXiv 2409.10173): XLM-R with a rope
 
-Tokens see each other and nothing is remembered. There are no logits: graphs end with `result_embd`. What these models
-call gelu is not llama.cpp's, which is the approximation by a tanh; the key `hidden_activation` of a file says which
-(see `models/metadata.py`).
+Tokens see each other, and nothing is remembered. There are no logits: graphs end with `result_embd`. The gelu of these
+models is the exact one, while llama.cpp computes its approximation by a tanh; the key `hidden_activation` of a file
+says which one it means (see `models/metadata.py`).
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ _TOKEN_TYPES = "tokenizer.ggml.token_type_count"
 
 @dataclass(frozen=True, kw_only=True)
 class BertHParams(HParams):
-    """How many kinds of text there are (0: as many as have embeddings; all tokens count as the first kind), and which
-    layers are mixtures: from the second on, every n-th (0: none)."""
+    """Hyperparameters of BERT and its kin, in this order: how many kinds of text there are (0: as many as have
+    embeddings; all tokens count as the first kind), and which layers are mixtures of experts: from the second on, every
+    n-th (0: no layer is)."""
 
     n_token_types: int
     moe_every_n_layers: int = 0
@@ -95,7 +96,7 @@ def _read_jina3(r: Reader) -> BertHParams:
 
 def build_bert(b: Build[BertHParams], *, gated: bool = False) -> Graph:
     """The graph of one ubatch; its last node `result_embd` has ne [n_embd, n_outputs]. `gated`: the network has a gate,
-    of its own or in `ffn_up`."""
+    with a weight of its own or inside `ffn_up`."""
     hp = b.hparams
     with b.ctx:
         inpL = _embeddings(b, hp)
@@ -121,8 +122,8 @@ def build_bert(b: Build[BertHParams], *, gated: bool = False) -> Graph:
 
 
 def _embeddings(b: Build, hp: BertHParams) -> Tensor:
-    """The sum of the embeddings of the tokens, of the first kind of text and of the positions, normed: ne
-    [n_embd, n_tokens]."""
+    """The normed sum of three embeddings: of the token, of its position, and of the first kind of text. The result has
+    ne [n_embd, n_tokens]."""
     cur = build_inp_embd(b)
     there = b.weights.ne("token_types.weight")
     n_types = hp.n_token_types or (there[1] if there is not None else 0)

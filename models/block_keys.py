@@ -1,6 +1,7 @@
-"""Keys of blocks of consecutive tokens: sums of rows of their tokens, by a softmax for each element, or their means.
+"""Keys of blocks of consecutive tokens. The key of a block is made of one row for each of its tokens: a sum weighted by
+a softmax (a softmax for each element), or the mean.
 
-The rows that a block still needs are states. A key lies in the cell of the token that ends its block."""
+Rows of a block that is not full yet are kept as states. A key lies in the cell of the token that ends its block."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from .ubatch import UBatch
 
 
 class TokenBlocks(NamedTuple):
-    """Consecutive tokens of which attention sees one key: `size` of them, the first at a multiple of that. The key
-    is made of `n_read` tokens, up to the last one of the block: more than `size` when blocks overlap."""
+    """Blocks of `size` consecutive tokens that attention sees through one key each. A block begins at a multiple of
+    `size`. Its key is made of the last `n_read` tokens up to its end: more than `size` when blocks overlap."""
 
     size: int
     n_read: int
@@ -36,7 +37,8 @@ def block_ends(t: TokenBlocks, n_tokens: int, n_seqs: int) -> int:
 
 
 def build_inp_blocks(b: Build, t: TokenBlocks) -> tuple[Tensor, ...]:
-    """The inputs about the blocks that the ubatch's tokens end: rows, mask, pos, of, at and end, see `block_inputs`."""
+    """The inputs that describe the blocks which end in the ubatch: rows, mask, pos, of, at and end, see
+    `block_inputs`."""
     n = block_ends(t, b.n_tokens, b.n_seqs)
     leafs = {
         f"inp_block_rows_{t.size}": (DType.I32, (n * t.n_read,)),
@@ -57,15 +59,17 @@ def build_inp_blocks(b: Build, t: TokenBlocks) -> tuple[Tensor, ...]:
 
 
 def block_inputs(t: TokenBlocks, pos: Ints, cells: Ints) -> tuple[Ints | Floats, ...]:
-    """Of the tokens at `pos`, int32 [n_seqs, n], and the positions of the cells, int32 [n_kv]:
+    """The values of the inputs that describe the blocks which end in a ubatch. `pos`, int32 [n_seqs, n], are the
+    positions of its tokens, `cells`, int32 [n_kv], those of the cells. Each sequence has room for as many blocks as can
+    end in n tokens.
 
-    rows  [blocks, n_read]: the tokens that each block which they end is made of, where those of a sequence lie one
-          after the other, with n_read - 1 that were before first. Of each sequence as many blocks as there may be
-    mask  [blocks, n_read]: -inf for those before the first token of all, else 0
-    pos   [n_pos, blocks]: the first position of each; of four the last is 0
-    of    [n_seqs, n]: the block that a token ends, or any
-    at    [n_seqs, n]: where in its block a token stands
-    end   [n_kv]: 0 for the cells of tokens that end a block, else -inf
+    rows  [blocks, n_read]: which rows each block reads. The rows of a sequence lie one after the other: n_read - 1 rows
+          of earlier tokens, then those of the ubatch
+    mask  [blocks, n_read]: -inf for rows before the first token of the sequence, 0 for others
+    pos   [n_pos, blocks]: the position of the first token of each block; when n_pos is 4, the last of the four is 0
+    of    [n_seqs, n]: the block that a token ends; any block when it ends none
+    at    [n_seqs, n]: the place of a token in its block
+    end   [n_kv]: 0 for cells of tokens that end a block, -inf for others
     """
     n_seqs, n = pos.shape
     n_blocks, begin = n // t.size + 1, pos[:, :1]

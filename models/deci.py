@@ -1,5 +1,6 @@
-"""DeciLM, of NVIDIA's Nemotron 51B, 49B and 253B (arXiv:2411.19146): Llama whose layers a search made smaller, each in
-its own way. A layer has attention, or one product in its place, or neither; and a network of any size, or none."""
+"""DeciLM, the architecture of NVIDIA's Nemotron 51B, 49B and 253B (arXiv:2411.19146): Llama whose layers were made
+smaller by a search, each in its own way. A layer has attention, or one product instead, or neither. It has a network of
+any size, or no network."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class PlainDecoder(Generic[H]):
     qk_norm       head: Q and K of each head are normed before they are roped; heads: the same, with weights for each
                   head; roped: as head, but after they are roped; row: all heads of a token together, before
     qk_norm_optional   Q and K are normed only when the model has weights for both norms
-    rope_factors  the rope has frequency factors, when the model has them
+    rope_factors  rope uses frequency factors, when the model has them
     act           the activation of the feed-forward network's gate, unless the file says otherwise
     gated         whether there is a gate; without one the activation is that of `ffn_up`
     gate_in_up    `ffn_up` gives the gate too
@@ -67,7 +67,7 @@ class PlainDecoder(Generic[H]):
     parallel      attention and network both read the input of the layer, and both are added to it. The network reads
                   what the norm before attention gives, unless it has one of its own; when there is `attn_norm_2`,
                   attention reads that
-    output_norm   the role of the last norm
+    output_norm   the role of the norm before the logits
     bare_norms    roles of norms whose weights are named without `.weight`
     position_embd embeddings of positions are added when the model has them (learned_positions: it must have them)
     first_norm    false: the input of the first attention is normed only when the model has a weight for that

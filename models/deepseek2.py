@@ -24,7 +24,7 @@ from .decoder import PlainDecoder
 from .hparams import HParams, Router
 from .metadata import Reader, read_attn_temperature, read_hparams, read_router
 
-_LITE_LAYERS = (26, 27)  # of DeepSeek-V2-Lite and GigaChat3, whose Q has no rank
+_LITE_LAYERS = (26, 27)  # layers of DeepSeek-V2-Lite and GigaChat3, whose Q is not a product of low rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def read_deepseek2(cls: type[D], r: Reader, *, mscale_of_key: bool = True, **own
     log_factor = max(0.0, -math.log(base.rope_freq_scale))
     log_mul = r.number(
         rope.SCALING_YARN_LOG_MUL, 0.0
-    )  # 0.1 times what multiplies log(factor), which has a 0.1 of its own
+    )  # 0.1 times the model's factor of log(rope scaling factor); the file has the product
     attn_factor = base.rope_attn_factor
     if base.yarn_ext_factor and log_mul:
         mscale = 1.0 if mscale_of_key else (1.0 + 0.1 * log_factor) / (1.0 + log_mul * log_factor)
@@ -83,7 +83,7 @@ def read_deepseek2(cls: type[D], r: Reader, *, mscale_of_key: bool = True, **own
 
 
 class DeepSeek2(PlainDecoder[D]):
-    """Latent attention in the place of attention. A mixture always has an expert that all tokens share."""
+    """A plain decoder with latent attention. Its mixtures of experts always have an expert that all tokens share."""
 
     def attention(self, b: Build[D], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         return b.linear("attn_output", self.latent(b, cur, pos, il), b.hparams.n_embd, "kqv_out", il)

@@ -1,14 +1,19 @@
-"""DeepSeek-V4 (llama.cpp's `deepseek4`, https://github.com/ggml-org/llama.cpp): one head of K, which is V, too, seen
-through a sliding window, and beyond it blocks of tokens of which attention sees one key; hyper-connections (see
-`hyper.py`), and mixtures of limited experts, in the first layers chosen by the token alone.
+"""DeepSeek-V4 (llama.cpp's `deepseek4`, https://github.com/ggml-org/llama.cpp).
 
-The key of a block is a sum of rows of its tokens, by a softmax for each element, normed and roped as the first of them.
-Small blocks overlap: half of each row is for the block of its token, half for the one after it. Of small blocks an
-indexer chooses which are seen (see `indexer.py`).
+Attention has one head of K, and the same rows serve as V. Through a sliding window a token sees single tokens; beyond
+the window it sees blocks of tokens, each through one key. Rope turns K, and so V, by position; therefore the output of
+attention is turned back by the position of its token.
 
-The keys of blocks lie in a cache with a cell for every token, of which attention sees those of tokens that end a block
-(see `block_keys.py`), and so do the indexer's own keys of small ones. What attention
-gives is turned back by the positions of its tokens.
+The key of a block is a weighted sum of rows of its tokens. The weights are a softmax over these tokens, one for each
+element. The sum is normed, and roped with the position of the block's first token. Blocks are small or large. Small
+blocks overlap: half of each row is for the token's own block, half for the block after it. An indexer chooses which
+small blocks a token sees (see `indexer.py`).
+
+The cache of block keys has a cell for every token. Attention sees only the cells of tokens that end a block (see
+`block_keys.py`). The indexer's keys of small blocks are kept the same way.
+
+Layers are joined by hyper-connections (see `hyper.py`). Each has a mixture of experts whose gate and up rows are kept
+within a limit. In the first layers a table of the file says which experts a token gets.
 """
 
 from __future__ import annotations
@@ -52,17 +57,22 @@ _GROUPS, _RANK, _BASE, _RATIOS = (
     for key in ("output_group_count", "output_lora_rank", "compress_rope_freq_base", "compress_ratios")
 )
 _HASHED = "{arch}.hash_layer_count"
-_SMALL, _LARGE = 4, 128  # blocks; small ones overlap, and have an indexer
+_SMALL, _LARGE = 4, 128  # tokens of a block; small blocks overlap, and an indexer chooses among them
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeek4HParams(Indexer, HyperHParams):
-    """n_lora_q: of the row that Q comes from. n_out_group, n_lora_out: heads are projected in groups, each to so many
-    elements. ratios: of each layer, the tokens of a block; 0: it sees the window only. rope_freq_base_blocks: of layers
-    with blocks. n_layer_hashed: the first layers, where a token's experts are in a table. swiglu_clamp_exp,
-    swiglu_clamp_shexp: of each layer, what gate and up are kept within; 0: they are not.
+    """Hyperparameters of DeepSeek-V4. Layer n_layer + il of the cache has the block keys of layer il.
 
-    Layer n_layer + il of the cache has the keys of blocks of layer il."""
+    n_lora_q               elements of the row that Q is a product of
+    n_out_group            groups into which the heads are divided for the output projection
+    n_lora_out             elements to which each group is projected
+    ratios                 tokens of a block, by layer; 0: the layer sees the window only
+    rope_freq_base_blocks  rope base of the layers that have blocks
+    n_layer_hashed         how many of the first layers look up a token's experts in a table
+    swiglu_clamp_exp       limit of the gate and up rows of experts, by layer; 0: no limit
+    swiglu_clamp_shexp     the same of the shared expert
+    """
 
     n_lora_q: int
     n_out_group: int
@@ -100,11 +110,12 @@ class DeepSeek4HParams(Indexer, HyperHParams):
         return shape._replace(freq_base=self.rope_freq_base_blocks)
 
     def blocks(self, il: int) -> TokenBlocks | None:
-        """Those of a layer."""
+        """The blocks of layer `il`; None when it sees the window only."""
         return _blocks(self.ratios[il]) if self.ratios[il] else None
 
     def state(self, il: int) -> StateShape:
-        """What a block needs of the tokens before: what is summed, and by what, of two blocks when they overlap."""
+        """What blocks that are not full yet need of earlier tokens: rows and their scores. Overlapping blocks need
+        them for two blocks."""
         t = self.blocks(il)
         if t is None:
             return StateShape()
@@ -128,7 +139,7 @@ def build_deepseek4(b: Build[DeepSeek4HParams]) -> Graph:
 def _roped(
     b: Build, hp: DeepSeek4HParams, cur: Tensor, pos: Tensor, name: str, il: int, *, back: bool = False
 ) -> Tensor:
-    """`cur`, ne [n_embd_head, n, n_tokens], its last n_rot elements roped, or turned back."""
+    """Rope the last n_rot elements of each head of `cur`, ne [n_embd_head, n, n_tokens]; with `back`, undo that."""
     shape = hp.rope(il)
     assert shape is not None, hp
     shape = shape._replace(first=cur.ne[0] - shape.n_rot)
@@ -167,8 +178,8 @@ def _attention(b: Build, hp: DeepSeek4HParams, cur: Tensor, pos: Tensor, il: int
 
 
 def _groups(b: Build, hp: DeepSeek4HParams) -> Tensor:
-    """All groups of heads, of each token: I32 ne [n_out_group, n_tokens]. As if of experts: their products read
-    repacked weights."""
+    """The numbers of all groups of heads, for each token: I32 ne [n_out_group, n_tokens]. They let `mul_mat_id` take
+    the groups for experts, because products with experts read repacked weights."""
     name, n = "out_groups", hp.n_out_group
     if name not in b.masks:
         numbers = gg.repeat_4d(gg.arange(0.0, n, 1.0, ctx=b.ctx), n, b.n_tokens, 1, 1)
@@ -177,7 +188,8 @@ def _groups(b: Build, hp: DeepSeek4HParams) -> Tensor:
 
 
 def _mask(b: Build, t: TokenBlocks, end: Tensor, il: int) -> Tensor:
-    """The mask of the cells with keys of blocks: of those that a token sees, and that end one."""
+    """The mask of the cells with block keys: a token sees those cells that it sees in the cache and that end a
+    block."""
     name = f"KQ_mask_blocks_{t.size}"
     if name not in b.masks:
         mask = build_inp_kq_mask(b, b.hparams.n_layer + il)
@@ -186,7 +198,7 @@ def _mask(b: Build, t: TokenBlocks, end: Tensor, il: int) -> Tensor:
 
 
 def _block_keys(b: Build, hp: DeepSeek4HParams, t: TokenBlocks, part: str, cur: Tensor, il: int) -> BlockKeys:
-    """The keys of the blocks that the tokens end, normed and roped, for attention (`part` is "attn") or the indexer."""
+    """The normed and roped keys of the blocks that the tokens end. `part` says for whom: "attn" or "indexer"."""
     head, cells, name = hp.n_embd_head_k, b.states.r_l[il], "block"
     if part == "indexer":
         head, cells, name = hp.n_indexer_embd, b.states.p_l[il], "indexer_block"
@@ -201,9 +213,10 @@ def _block_keys(b: Build, hp: DeepSeek4HParams, t: TokenBlocks, part: str, cur: 
 def _chosen(
     b: Build, hp: DeepSeek4HParams, t: TokenBlocks, cur: Tensor, q_row: Tensor, pos: Tensor, mask: Tensor, il: int
 ) -> Tensor:
-    """`mask`, of blocks, when the indexer chooses them."""
+    """The blocks that tokens attend to: those of `mask` that the indexer chooses. `mask` itself when the cache is too
+    small for a choice, or an old file has no indexer."""
     head, choose = hp.n_indexer_embd, must_choose(b, hp, hp.n_layer + il, t.size)
-    ask = b.weight if choose else b.optional  # old files lack them
+    ask = b.weight if choose else b.optional  # old files lack these weights
     there = [ask(f"indexer_compressor_{part}", (hp.n_embd, 2 * head), il) for part in ("kv", "gate")]
     there += [ask("indexer_compressor_ape", (2 * head, t.size), il), ask("indexer_compressor_norm", (head,), il)]
     if None in there:
@@ -216,7 +229,7 @@ def _chosen(
 
 def _ffn(b: Build, hp: DeepSeek4HParams, cur: Tensor, il: int) -> Tensor:
     act, shared = limited(hp.swiglu_clamp_exp[il]), limited(hp.swiglu_clamp_shexp[il])
-    for role in ("exp_probs_b", "exp_probs_b_vl"):  # the latter for what is no text
+    for role in ("exp_probs_b", "exp_probs_b_vl"):  # exp_probs_b_vl: when embeddings are given
         b.optional(role, (hp.n_expert,), il, "bias")
     hashed = il < hp.n_layer_hashed
     table = b.weight("ffn_gate_tid2eid", (hp.n_expert_used, hp.n_vocab), il) if hashed else None

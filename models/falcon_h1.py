@@ -24,7 +24,7 @@ class _FalconHParams(MambaHParams):
 
 @dataclass(frozen=True, kw_only=True)
 class FalconH1(PlainDecoder[MambaHParams]):
-    """Attention and Mamba-2 read the same, and what they give is added."""
+    """A plain decoder in which attention and Mamba-2 read the same input, and their outputs are added."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

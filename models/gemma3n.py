@@ -1,12 +1,17 @@
-"""Gemma 3n (Google, huggingface.co/google/gemma-3n-E2B-it): several streams of the width of an embedding, of which each
-layer predicts all by their mixture, works on one, and corrects all by what became of that one (AltUp, arXiv
-2301.13310). Beside attention runs a product of low rank (LAuReL, arXiv 2411.07501); in the first layers only gates that
-stand out of a token's others open. Each layer reads an embedding that the token has for it. Q, K and V are normed (V
-without weights) and scores not scaled; most layers have a window, and the last ones attend to K and V of an earlier
-layer of their kind.
+"""Gemma 3n (Google, huggingface.co/google/gemma-3n-E2B-it).
 
-As in the transformers library, streams that a product makes almost 0 are not blown up, and the deviation of gates is
-that of all of them; llama.cpp divides by one less, which changes cutoffs of 16384 gates by 3e-5."""
+Each token has several streams of n_embd elements (AltUp, arXiv 2301.13310). A layer first predicts each stream, as a
+mixture of all. Then it works on one of them, the active one. Last it corrects all predictions by how much the active
+one has changed.
+
+Beside attention runs a product of low rank (LAuReL, arXiv 2411.07501). In the first layers the network is sparse: a
+gate opens only when it is well above the mean of the token's gates. Each layer also reads an embedding that the token
+has for this layer. Q, K and V are normed (V without weights), and scores are not scaled. Most layers have a window. The
+last layers have no K and V of their own: they attend to those of an earlier layer of their kind.
+
+As in the transformers library, a stream that a product makes almost 0 is not scaled up to the length of the others, and
+the standard deviation of n gates divides by n. llama.cpp divides by n - 1, which changes the cutoff of 16384 gates by
+3e-5."""
 
 from __future__ import annotations
 
@@ -46,16 +51,16 @@ from .metadata import Reader, read_hparams, read_window
 _N_KV = 20  # layers with K and V, when files do not say
 _N_SPARSE, _SPARSE = 10, 1.6448533535003662  # layers with sparse gates (95 % of gates close), when files do not say
 _LAUREL_RANK = 64
-_MIN_MEAN = 1e-5  # of the squares of a stream that is made as long as another
+_MIN_MEAN = 1e-5  # a stream whose mean square is smaller is scaled as if it had this one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3nHParams(Gemma4HParams):
-    """What Gemma 3n has beside Gemma 4.
+    """Hyperparameters that Gemma 3n has and Gemma 4 does not.
 
-    n_altup             streams
-    i_altup_act         the one that layers work on
-    f_sparsity          of each layer, how many standard deviations above the mean gates open; -inf: all are open
+    n_altup      streams of a token
+    i_altup_act  the active stream, which layers work on
+    f_sparsity   by layer: gates open when they are this many standard deviations above the mean; -inf: all are open
     """
 
     n_altup: int
@@ -64,8 +69,8 @@ class Gemma3nHParams(Gemma4HParams):
 
 
 def build_gemma3n(b: Build[Gemma3nHParams]) -> Graph:
-    """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs]. `l_out` is the first stream,
-    ne [n_embd, n_tokens]."""
+    """Build the graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs]. The nodes `l_out` are
+    the first stream, ne [n_embd, n_tokens]."""
     hp = b.hparams
     with b.ctx:
         inpL = build_inp_embd(b)
@@ -107,14 +112,16 @@ def _others(streams: Tensor) -> Tensor:
 
 
 def _spread(b: Build[Gemma3nHParams], inpL: Tensor) -> Tensor:
-    """The streams: `inpL`, ne [n_embd, n_tokens], and products of it, as long: ne [n_embd, n_altup, n_tokens]."""
+    """Make the streams of the embeddings `inpL`, ne [n_embd, n_tokens]. The first stream is `inpL`; the others are
+    products of it, scaled to the same length. The result has ne [n_embd, n_altup, n_tokens]."""
     first = gg.reshape_3d(inpL, inpL.ne[0], 1, inpL.ne[1])
     added = _as_long(b, "altup_proj", gg.reshape_3d(inpL, *inpL.ne[:2], 1), first)
     return b.cb(gg.concat(first, added, 1), "inp_stacked")
 
 
 def _merge(b: Build[Gemma3nHParams], streams: Tensor) -> Tensor:
-    """The mean of the first stream and products of the others, as long: ne [n_embd, n_outputs]."""
+    """Make one row of the streams: the mean of the first stream and products of the others, which are scaled to the
+    length of the first. The result has ne [n_embd, n_outputs]."""
     n_embd, n_altup, n, _ = streams.ne
     first = gg.reshape_3d(_stream(streams, 0), n_embd, 1, n)
     others = gg.cont(gg.permute(_others(streams), 0, 2, 1, 3))
@@ -126,8 +133,9 @@ def _merge(b: Build[Gemma3nHParams], streams: Tensor) -> Tensor:
 
 
 def _as_long(b: Build[Gemma3nHParams], role: str, cur: Tensor, like: Tensor) -> Tensor:
-    """Products of `cur`, ne [n_embd, n_tokens, 1 or n_altup - 1], by the matrices of that role, as long as `like`, ne
-    [n_embd, 1, n_tokens]: ne [n_embd, n_altup - 1, n_tokens]."""
+    """Products of `cur`, ne [n_embd, n_tokens, 1 or n_altup - 1], and the matrices of `role`. Each row is scaled to the
+    length of the token's row in `like`, ne [n_embd, 1, n_tokens]. The result has ne [n_embd, n_altup - 1,
+    n_tokens]."""
     n = b.hparams.n_altup - 1
     w = b.weight(role, (cur.ne[0], cur.ne[0], n))
     out = b.mul_mat(w, cur if cur.ne[2] == n else gg.repeat_4d(cur, *cur.ne[:2], n, 1))
@@ -140,13 +148,14 @@ def _as_long(b: Build[Gemma3nHParams], role: str, cur: Tensor, like: Tensor) -> 
 
 
 def _modalities(b: Build[Gemma3nHParams], cur: Tensor, il: int) -> Tensor:
-    """What weighs the streams by the one that is `cur`, ne [n_embd, n_tokens]: ne [n_altup, n_tokens]."""
+    """Numbers from which the weights of the streams are computed, ne [n_altup, n_tokens], made of one stream `cur`, ne
+    [n_embd, n_tokens]."""
     cur = gg.scale(build_norm(b, cur, "altup_router_norm", "altup_router_normed", il), 1.0 / cur.ne[0])
     return b.cb(gg.tanh(b.linear("altup_router", cur, b.hparams.n_altup, "altup_router", il)), "modalities", il)
 
 
 def _predict(b: Build[Gemma3nHParams], streams: Tensor, il: int) -> Tensor:
-    """The layer's prediction of the streams, ne [n_embd, n_altup, n_tokens]: each plus a mixture of all."""
+    """The layer's prediction of the streams, ne [n_embd, n_altup, n_tokens]: each stream plus a mixture of all."""
     n, n_tokens = streams.ne[1], streams.ne[2]
     by = _modalities(b, _stream(streams, b.hparams.i_altup_act), il)
     coefs = gg.reshape_3d(b.linear("altup_predict_coef", by, n * n, "all_coefs", il), n, n, n_tokens)
@@ -155,7 +164,8 @@ def _predict(b: Build[Gemma3nHParams], streams: Tensor, il: int) -> Tensor:
 
 
 def _correct(b: Build[Gemma3nHParams], predictions: Tensor, activated: Tensor, active: Tensor, il: int) -> Tensor:
-    """The predictions, ne [n_embd, n_altup, n_outputs], each plus a part of what the layer made of the `active` one."""
+    """The corrected predictions, ne [n_embd, n_altup, n_outputs]: to each is added a part of `activated` - `active`,
+    which is how much the layer has changed the active stream."""
     n_embd, n, n_tokens, _ = predictions.ne
     innovation = b.cb(gg.sub(activated, active), "innovation", il)
     by = b.linear("altup_correct_coef", _modalities(b, activated, il), n, "correct_coefs", il)
@@ -165,14 +175,14 @@ def _correct(b: Build[Gemma3nHParams], predictions: Tensor, activated: Tensor, a
 
 
 def _laurel(b: Build[Gemma3nHParams], cur: Tensor, il: int) -> Tensor:
-    """`cur`, ne [n_embd, n_tokens], plus a product of low rank of it, normed."""
+    """`cur`, ne [n_embd, n_tokens], plus its product with a matrix of low rank, which is normed."""
     rank = (b.weights.ne("blk.0.laurel_l.weight") or (0, _LAUREL_RANK))[1]
     out = b.linear("laurel_r", b.linear("laurel_l", cur, rank, "laurel_l", il), cur.ne[0], "laurel_r", il)
     return b.cb(gg.add(build_norm(b, out, "laurel_post_norm", "laurel_normed", il), cur), "laurel_out", il)
 
 
 def _kv(b: Build[Gemma3nHParams], cur: Tensor, pos: Tensor, il: int) -> KV:
-    """What attention takes in layer `il`, which reads `cur`."""
+    """Q, K, V and the mask of attention in layer `il`, made of `cur`, ne [n_embd, n_tokens]."""
     hp, n, mask = b.hparams, b.hparams.layer(il), build_inp_kq_mask(b, il)
     if not hp.has_kv(il):
         for role, ne in (
@@ -190,14 +200,15 @@ def _kv(b: Build[Gemma3nHParams], cur: Tensor, pos: Tensor, il: int) -> KV:
 
 
 def _normed(b: Build[Gemma3nHParams], cur: Tensor, part: str, pos: Tensor, il: int) -> Tensor:
-    """Q or K, ne [n_embd_head_k, their heads, n_tokens], normed and roped."""
+    """Norm and rope Q or K (`part` is "q" or "k"), ne [n_embd_head_k, n_head or n_head_kv, n_tokens]."""
     name = f"{part.upper()}cur"
     cur = build_norm(b, cur, f"attn_{part}_norm", f"{name}_normed", il)
     return build_rope(b, cur, pos, None, f"{name}_pos", il)
 
 
 def _ffn(b: Build[Gemma3nHParams], cur: Tensor, il: int) -> Tensor:
-    """The network; in sparse layers, of each token only the gates well above the mean of its gates open."""
+    """The feed-forward network. In sparse layers a gate opens only when it is well above the mean of its token's
+    gates."""
     hp = b.hparams
     act, by = ACTIVATIONS[hp.act or "gelu"], hp.f_sparsity[il]
 
@@ -211,8 +222,8 @@ def _ffn(b: Build[Gemma3nHParams], cur: Tensor, il: int) -> Tensor:
 
 
 def _add_own(b: Build[Gemma3nHParams], streams: Tensor, own: Tensor, il: int) -> Tensor:
-    """The streams, to all of which but the first is added what the embedding `own`, which tokens have for layer `il`,
-    makes of the active one. A control vector is added to all of them, as in llama.cpp."""
+    """Let the embedding that tokens have for layer `il`, `own`, gate the active stream, and add the result to all
+    streams but the first. A control vector is added to all streams, as in llama.cpp (to the first by `b.cb`)."""
     hp, (n_embd, _, n_tokens, _) = b.hparams, streams.ne
     cur = gg.mul(_stream(streams, hp.i_altup_act), b.weight("altup_correct_scale", (n_embd,), il))
     gate = ACTIVATIONS[hp.act or "gelu"](b.linear("inp_gate", cur, own.ne[0], "per_layer_gate", il))

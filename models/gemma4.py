@@ -1,9 +1,12 @@
-"""Gemma 4 (Google, huggingface.co/google/gemma-4-E2B-it): norms before and behind, Q, K and V normed (V without
-weights), scores that are not scaled, and a window in most layers. Layers without it have larger heads, of which a part
-is roped (the frequency factors of the rest are 1e30); in some models their V is K before it is normed. The last layers
-of the small models have no K and V, and attend to those of an earlier one of their kind; there each layer also reads an
-embedding that the token has for it. The large one has a mixture of experts beside the network, with a router that reads
-what attention gives."""
+"""Gemma 4 (Google, huggingface.co/google/gemma-4-E2B-it).
+
+There are norms before and after attention and network. Q, K and V are normed (V without weights), and scores are not
+scaled. Most layers have a window. The other layers have larger heads, and only a part of each head is roped (the
+frequency factors of the rest are 1e30); in some models their V is K before its norm.
+
+In the small models the last layers have no K and V of their own: they attend to those of an earlier layer of their
+kind. Each layer also reads an embedding that the token has for this layer. The large model has a mixture of experts
+beside the network; its router reads the output of attention."""
 
 from __future__ import annotations
 
@@ -42,8 +45,10 @@ from .metadata import Reader, read_hparams, read_window
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4HParams(HParams):
-    """n_embd_per_layer       elements of the embedding that a token has for each layer; 0: there are none
-    n_layer_kv_from_start  layers with K and V of their own, the first ones; 0: all
+    """Hyperparameters of Gemma 4.
+
+    n_embd_per_layer       elements of the embedding that a token has for each layer; 0: there are no such embeddings
+    n_layer_kv_from_start  how many layers, from the first on, have K and V of their own; 0: all
     """
 
     n_embd_per_layer: int
@@ -61,8 +66,8 @@ class Gemma4HParams(HParams):
                 refuse("n_layer_kv_from_start", first, why)
 
     def kv_layer(self, il: int) -> int:
-        """A layer without K and V attends to those of the last one with the window, when it has the window itself, else
-        to those of the last one without; -1: there is none."""
+        """The layer whose K and V layer `il` attends to. For a layer without K and V it is the last layer of the same
+        kind (with a window, or without) that has them; -1 when there is no such layer."""
         first = self.n_layer_kv_from_start
         if not first or il < first:
             return il

@@ -1,6 +1,8 @@
-"""GLM 5 Next (llama.cpp's `glm5-next`, https://github.com/ggml-org/llama.cpp): Kimi's delta nets, and layers with
-latent attention without positions, which attend to what an indexer chooses (see `indexer.py`), in pools of consecutive
-tokens; hyper-connections (see `hyper.py`), and mixtures of limited experts."""
+"""GLM 5 Next (llama.cpp's `glm5-next`, https://github.com/ggml-org/llama.cpp).
+
+Some layers have Kimi's delta nets. The others have latent attention without positions, which attends to pools of
+consecutive tokens that an indexer chooses (see `indexer.py`). Layers are joined by hyper-connections (see `hyper.py`),
+and have mixtures of experts whose gate and up rows are kept within a limit."""
 
 from __future__ import annotations
 
@@ -40,13 +42,13 @@ from .kimi_linear import GATE_LOWER_BOUND, KimiHParams, read_kimi
 from .metadata import Reader, read_clamps, read_router
 
 _POOL, _TAIL = (f"{{arch}}.attention.indexer.{key}" for key in ("kpool", "kpool_select_tail"))
-_MAX_POOL = 1024  # it keeps a lying file from costing memory
-_L2_EPS = 1e-6  # which is not in files
+_MAX_POOL = 1024  # so that a file with a wrong number does not cost much memory
+_L2_EPS = 1e-6  # files do not say it
 
 
 @dataclass(frozen=True, kw_only=True)
 class GLM5NextHParams(Indexer, KimiHParams, HyperHParams):
-    """The indexer chooses pools of tokens, each as a whole, of which it has one key; n_chosen are tokens."""
+    """The indexer has one key for each pool of tokens, and chooses whole pools. `n_chosen` counts tokens."""
 
     def state(self, il: int) -> StateShape:
         if not self.has_indexer(il):
@@ -56,7 +58,7 @@ class GLM5NextHParams(Indexer, KimiHParams, HyperHParams):
 
 @dataclass(frozen=True, kw_only=True)
 class GLM5Next(BoundedKimi[GLM5NextHParams]):
-    """Streams of residuals, and limited experts."""
+    """Bounded Kimi with several residual streams, and experts whose gate and up rows are kept within a limit."""
 
     def build(self, b: Build[GLM5NextHParams]) -> Graph:
         with b.ctx:

@@ -1,7 +1,8 @@
 """Grok-1 (github.com/xai-org/grok-1) and Grok-2 (huggingface.co/xai-org/grok-2).
 
-A mixture of experts with gelu, and in Grok-2 a dense network beside it; norms behind both parts of a layer too; the
-scores of attention are kept within a limit. Old files lack the scales, which then are Grok-1's.
+They have a mixture of experts with gelu; Grok-2 also has a dense network beside it. There are norms after attention and
+after the network too, and the scores of attention are kept within a limit. Old files do not say the scales; then those
+of Grok-1 are taken.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from .decoder import PlainDecoder, decoder
 
 
 class GrokDecoder(PlainDecoder):
-    """Decoders with a dense network beside the experts, and other names for the norms behind."""
+    """A plain decoder with a dense network beside the experts. The norms after attention and network have names of
+    their own."""
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
         """The experts, and the dense network when the model has one, together as large as one of them."""
@@ -28,7 +30,7 @@ class GrokDecoder(PlainDecoder):
         return b.cb(gg.scale(both, math.sqrt(0.5)), "ffn_out", il)
 
     def post(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:
-        """What attention or network gives, as it is added to the residual."""
+        """The output `cur` of attention or network, normed, as it is added to the residual."""
         own = {"post_attention_norm": "attn_output_norm", "post_ffw_norm": "layer_output_norm"}[role]
         if role == "post_ffw_norm" and b.optional(own, cur.ne[:1], il) is None:
             own = role

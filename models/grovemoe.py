@@ -23,7 +23,8 @@ from .metadata import Reader, read_hparams
 
 @dataclass(frozen=True, kw_only=True)
 class GroveHParams(HParams):
-    """Those of the adjugate experts: experts that share one, its size, and what its output is multiplied with."""
+    """Hyperparameters of the adjugate experts, in this order: how many experts share one, its size, and the factor of
+    its output."""
 
     n_group_experts: int
     n_ff_chexp: int  # 0: n_embd_head_k

@@ -29,7 +29,7 @@ Activation = Literal["silu", "gelu", "gelu_erf", "gelu_quick", "relu", "relu_sqr
 
 MAX_LAYERS, MAX_EXPERTS = 512, 512  # llama.cpp's; they keep a lying file from costing memory
 MAX_INT = 1 << 31
-_MAX_FLOAT = 2.0**128  # of f32, as which graphs hold parameters
+_MAX_FLOAT = 2.0**128  # the end of f32, the type in which graphs hold parameters
 _ROPE_NUMBERS = ("rope_freq_base", "rope_freq_scale", "rope_freq_base_swa", "rope_freq_scale_swa")
 ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 
@@ -52,9 +52,9 @@ class LayerShape(NamedTuple):
 class StateShape(NamedTuple):
     """How many floats a recurrent layer remembers of a sequence."""
 
-    r: int = 0  # of the last tokens, for a convolution over time or a token shift
-    s: int = 0  # of the state proper
-    p: int = 0  # of the last tokens, for a second convolution
+    r: int = 0  # floats of the last tokens, for a convolution over time or a token shift
+    s: int = 0  # floats of the state proper
+    p: int = 0  # floats of the last tokens, for a second convolution
 
 
 class RopeShape(NamedTuple):
@@ -90,13 +90,14 @@ class AttnTemperature(NamedTuple):
 class Router:
     """How a router chooses experts and weighs them.
 
-    gating        what makes weights of its logits: the softmax over all experts (Mixtral), sigmoid (DeepSeek-V3), or
-                  sqrt_softplus, the root of log(1 + exp(x)) (DeepSeek-V4)
-    of_selected   experts are chosen by their logits, and only the logits of those chosen go through the gating
-    norm          the weights of the experts chosen are divided by their sum
-    scale         a factor of the weights, applied last; 0: none
-    n_group       groups of consecutive experts, scored by the sum of their two best; 0: there are none
-    n_group_used  the best groups, from which experts are chosen
+    gating        the function that turns its logits into weights: the softmax over all experts (Mixtral), sigmoid
+                  (DeepSeek-V3), or sqrt_softplus, the root of log(1 + exp(x)) (DeepSeek-V4)
+    of_selected   experts are chosen by their logits, and only the logits of the chosen ones go through the gating
+    norm          the weights of the chosen experts are divided by their sum
+    scale         a factor of the weights, applied last; 0: no factor
+    n_group       how many groups of consecutive experts there are. The score of a group is the sum of its two best
+                  experts; 0: there are no groups
+    n_group_used  how many of the best groups experts are chosen from
     """
 
     gating: Gating = "softmax"
@@ -125,7 +126,7 @@ class RankHead:
     """How a reranker makes scores of the tokens of a sequence, by its weights `cls`, `cls.norm` and `cls.output`.
 
     pooling   which tokens the weights read: the mean of all, the first (cls) or the last
-    act       what the first product goes through
+    act       the function that is applied to the first product
     soft_max  the scores go through a softmax
     n_out     how many scores there are (classes)
     """
@@ -138,7 +139,8 @@ class RankHead:
 
 @dataclass(frozen=True, kw_only=True)
 class HParams:
-    """What a graph builder must know of a model. A value of 0 asks for the default, which the comment names.
+    """The hyperparameters of a model, for its graph builder. A value of 0 asks for the default, which the comment
+    names.
 
     These are the hyperparameters of many architectures. Those of one family are in a subclass beside its builder.
     `rope_freq_scale` is 1 / the factor of position scaling; `yarn_ext_factor` is 1 for YaRN, else 0 (-1: by
@@ -158,18 +160,18 @@ class HParams:
     f_norm_rms_eps: float = 1e-5
     f_norm_eps: float = 1e-5
     f_norm_inner_eps: float = (
-        0.0  # epsilon of norms within attention (of latent rows, of Q and K of delta nets); 0: that of other norms
+        0.0  # epsilon of norms within attention (of latent rows, of Q and K of delta nets); 0: as in other norms
     )
-    f_embedding_scale: float = 0.0  # a factor of the embeddings; 0: none
-    f_residual_scale: float = 0.0  # a factor of what attention and network add to the residual; 0: none
-    f_logit_scale: float = 0.0  # a factor of the logits; 0: none
+    f_embedding_scale: float = 0.0  # the factor of the embeddings; 0: no factor
+    f_residual_scale: float = 0.0  # the factor of the outputs of attention and network; 0: no factor
+    f_logit_scale: float = 0.0  # the factor of the logits; 0: no factor
     f_attention_scale: float = 0.0  # the factor of the scores of attention; 0: 1 / sqrt(n_embd_head_k)
     f_clamp_kqv: float = 0.0  # Q, K and V are clamped to -f_clamp_kqv .. f_clamp_kqv; 0: they are not
     act: Activation | None = None  # the activation of networks that the file names; None: the builder's own
     rope_type: RopeType = "norm"  # which elements of a head turn together: neighbours, or those half of n_rot apart
     rope_sections: tuple[int, ...] = ()  # mrope, imrope: how many pairs turn by each of a token's four positions
     k_norm_last: bool = False  # K is normed, with weights, after it is roped
-    learned_positions: bool = False  # positions have embeddings, which are added to those of the tokens
+    learned_positions: bool = False  # embeddings of positions are added to the embeddings of tokens
     rope_freq_base: float = 10000.0
     rope_scaling_type: str = "linear"
     rope_freq_scale: float = 1.0
@@ -182,13 +184,13 @@ class HParams:
     n_expert: int = 0
     n_expert_used: int = 0
     n_ff_exp: PerLayer = 0  # n_ff of each expert; 0: as n_ff
-    n_ff_shexp: int = 0  # of the expert that all tokens share, or of several side by side; 0: there is none
+    n_ff_shexp: int = 0  # width of the expert that all tokens share (of all such experts together); 0: no such expert
     n_layer_dense_lead: int = 0  # layers before the first mixture of experts
     n_moe_layer_step: int = 1  # after them, every n-th layer is a mixture
     router: Router = Router()
     first_block: int = 0  # the block of the file that is layer 0; above 0 for a draft head, whose block comes last
     causal_attn: bool = True  # tokens do not see those after them
-    f_max_alibi_bias: float = 0.0  # ALiBi's largest slope exponent; 0: none
+    f_max_alibi_bias: float = 0.0  # ALiBi's largest slope exponent; 0: no ALiBi
     f_attn_logit_softcapping: float = 0.0  # a tanh keeps the scores of attention within this; 0: nothing does
     f_final_logit_softcapping: float = 0.0  # a tanh keeps the logits within this; 0: nothing does
     attn_temperature: AttnTemperature | None = None  # None: Q of all positions is scaled alike
@@ -305,7 +307,7 @@ class HParams:
         return LayerShape(n_head, n_head_kv, n_ff, n_ff_exp, k, v, *row)
 
     def has_kv(self, il: int) -> bool:
-        """Whether layer `il` attends, with K and V of its own in a cache."""
+        """Whether layer `il` has attention with K and V of its own in a cache."""
         return self.layer(il).n_head_kv > 0 and self.kv_layer(il) == il
 
     def kv_layer(self, il: int) -> int:
@@ -346,7 +348,7 @@ class HParams:
 
     @property
     def n_ctx_scaled(self) -> int:
-        """How many tokens a text may have: as many as the model was trained with, or more when its rope is scaled."""
+        """How long a text may be, in tokens: as long as in the training, or longer when the rope is scaled."""
         return max(self.n_ctx_train, int(self.n_ctx_orig_yarn / min(self.rope_freq_scale, 1.0)))
 
     @property
@@ -385,7 +387,7 @@ class HParams:
             refuse(name, value, "it must be a positive 32-bit number")
 
     def _per_layer(self, name: str, value: PerLayer) -> PerLayer:
-        """One int when all layers agree, else a tuple with a value for each layer. Some of these may be 0."""
+        """One int when all layers have the same value, otherwise a tuple with a value for each layer; some may be 0."""
         values = value if isinstance(value, tuple) else (value,)
         if len(values) not in (1, self.n_layer):
             refuse(name, f"{len(values)} values", f"there are {self.n_layer} layers")

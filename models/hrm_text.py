@@ -1,8 +1,9 @@
 """HRM-Text, and Mimir 1B: the hierarchical reasoning model (arXiv 2506.21734) as a decoder.
 
-Two stacks of layers, the low and the high one, run in turns over two states of each token: in a cycle the low stack
-runs several times over the sum of both, then the high one once. Each run has K and V of its own, so that a model of two
-stacks remembers as much as one of as many layers as run. Norms have no weights; attention is gated by a sigmoid.
+There are two stacks of layers, the low and the high one, and each token has a state for each stack. In a cycle the low
+stack runs several times over the sum of both states, then the high stack runs once. Each run has K and V of its own, so
+the cache is as large as that of a model with a layer for each run of a layer. Norms have no weights. Attention is gated
+by a sigmoid.
 """
 
 from __future__ import annotations

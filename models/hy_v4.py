@@ -1,6 +1,8 @@
-"""Hunyuan 4 (llama.cpp's `hy_v4`, https://github.com/ggml-org/llama.cpp): latent attention with sinks and a gate, which
-attends to what an indexer chooses (see `indexer.py`), mixtures of limited experts, and hyper-connections of the
-independent kind (see `hyper.py`)."""
+"""Hunyuan 4 (llama.cpp's `hy_v4`, https://github.com/ggml-org/llama.cpp).
+
+It has latent attention with sinks and a gate, which attends to the tokens that an indexer chooses (see `indexer.py`);
+mixtures of experts whose gate and up rows are kept within a limit; and hyper-connections whose streams are not mixed
+with each other (see `hyper.py`)."""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _MAGNITUDE = "{arch}.hyper_connection.magnitude"
 
 @dataclass(frozen=True, kw_only=True)
 class HyV4HParams(DSAHParams, HyperHParams):
-    """swiglu_clamp_exp: of each layer, what gate and up of experts are kept within; 0: they are not."""
+    """swiglu_clamp_exp: the limit of the gate and up rows of experts, by layer; 0: no limit."""
 
     swiglu_clamp_exp: tuple[float, ...]
 

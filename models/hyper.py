@@ -1,9 +1,10 @@
-"""Hyper-connections (arXiv 2409.19606, 2512.24880): several residual streams of each token in the place of one.
+"""Hyper-connections (arXiv 2409.19606, 2512.24880): each token has several residual streams instead of one.
 
-Attention and network of a layer read a weighted sum of the streams, and what they give is added to each stream with a
-weight of its own. The weights follow from all streams of a token together. In DeepSeek-V4's kind (mHC) the streams are
-mixed besides, by a matrix whose rows and columns have a sum of 1, which Sinkhorn's iteration makes; in Hunyuan's (iHC)
-they are not.
+A block (the attention or the network of a layer) reads a weighted sum of the streams. Its output is added to every
+stream, with a weight for each stream. The weights are computed from all streams of the token together.
+
+In DeepSeek-V4 (mHC) the streams are also mixed with each other, by a matrix whose rows and columns each sum to 1.
+Sinkhorn's iteration makes that matrix. In Hunyuan (iHC) the streams are not mixed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class HyperHParams(HParams):
     """Hyperparameters of models with hyper-connections.
 
     n_stream        residual streams of a token
-    f_hc_eps        a small number, added to the weights
+    f_hc_eps        a small number that is added to the weights
     n_sinkhorn      iterations that make the matrix which mixes the streams; 0: the streams are not mixed
     f_hc_magnitude  the largest weight with which a block's output is added to a stream; 0: the largest is 2, and
                     f_hc_eps is not added
@@ -40,11 +41,11 @@ class HyperHParams(HParams):
 
 S = TypeVar("S", bound=HyperHParams)
 _COUNT, _SINKHORN, _EPS = (f"{{arch}}.hyper_connection.{key}" for key in ("count", "sinkhorn_iterations", "epsilon"))
-_MAX_STREAMS, _MAX_SINKHORN = 64, 100  # they keep a lying file from costing memory
+_MAX_STREAMS, _MAX_SINKHORN = 64, 100  # so that a file with wrong numbers does not cost much memory
 
 
 def read_hyper(r: Reader, *, mixed: bool = True) -> dict[str, Any]:
-    """What a file says of hyper-connections; `mixed`: the streams are. Raises ModelError."""
+    """Read what a file says of hyper-connections. `mixed`: streams are mixed with each other. Raises ModelError."""
     n_sinkhorn = r.integer(_SINKHORN) if mixed else 0
     if mixed and not 0 < n_sinkhorn <= _MAX_SINKHORN:
         r.fail(_SINKHORN, f"is {n_sinkhorn}, not from 1 to {_MAX_SINKHORN}")
@@ -62,7 +63,7 @@ def read_streams(r: Reader) -> int:
 class Put(NamedTuple):
     """How the output of a block (attention or network) is added to the streams.
 
-    weights  of the output in each stream: ne [n_stream, n_tokens]
+    weights  the weight of the output in each stream: ne [n_stream, n_tokens]
     comb     how much of each stream (rows) goes to each stream (columns): ne [n_stream, n_stream, n_tokens]; None: the
              streams stay as they are
     """
@@ -92,10 +93,13 @@ def build_hyper(
     ffn: Callable[[Tensor, int], Tensor],
     before: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Graph:
-    """The graph of one ubatch of a decoder with hyper-connections; its last node `result_output` has ne [n_vocab,
-    n_outputs]. `attention` and `ffn` are called with their input, ne [n_embd, n_tokens], and the layer, and give the
-    output that is put back. `before` is called with the streams and the layer when a layer begins, and gives the
-    streams that the layer starts from."""
+    """Build the graph of one ubatch of a decoder with hyper-connections; its last node `result_output` has ne
+    [n_vocab, n_outputs].
+
+    attention, ffn  called with the input of the block, ne [n_embd, n_tokens], and the layer: give its output
+    before          called with the streams and the layer when a layer begins: gives the streams that the layer starts
+                    from
+    """
     hp = b.hparams
     n = hp.n_stream
     embd = gg.reshape_3d(build_inp_embd(b), hp.n_embd, 1, b.n_tokens)
@@ -114,14 +118,15 @@ def build_hyper(
 
 
 def weighted_streams(x: Tensor, weights: Tensor) -> Tensor:
-    """The sum of the streams of each token, ne [n_embd, n_stream, n_tokens], by `weights`, ne [n_stream, n_tokens]: ne
-    [n_embd, n_tokens]."""
+    """The weighted sum of the streams `x`, ne [n_embd, n_stream, n_tokens], of each token; `weights` has ne [n_stream,
+    n_tokens]. The result has ne [n_embd, n_tokens]."""
     n, n_tokens = weights.ne[:2]
     return gg.reshape_2d(gg.out_prod(x, gg.reshape_3d(weights, 1, n, n_tokens)), x.ne[0], n_tokens)
 
 
 def put_back(cur: Tensor, x: Tensor, put: Put) -> Tensor:
-    """The streams `x`, ne [n_embd, n_stream, n_tokens], mixed, and `cur`, ne [n_embd, n_tokens], added to each."""
+    """The streams `x`, ne [n_embd, n_stream, n_tokens], mixed as `put` says, plus the weighted output `cur` of the
+    block, ne [n_embd, n_tokens]."""
     n_embd, n, n_tokens, _ = x.ne
     weights = put.weights if put.weights.is_contiguous else gg.cont(put.weights)
     add = gg.out_prod(gg.reshape_3d(cur, n_embd, 1, n_tokens), gg.reshape_3d(weights, n, 1, n_tokens))
@@ -132,14 +137,16 @@ def put_back(cur: Tensor, x: Tensor, put: Put) -> Tensor:
 
 
 def _mixes(b: Build, x: Tensor, role: str, n_out: int, il: int) -> Tensor:
-    """What the weights come from, ne [n_out, n_tokens]: a product of all streams of a token, normed as one row."""
+    """The numbers from which the weights are made, ne [n_out, n_tokens]: all streams of a token are normed as one row
+    and multiplied by a matrix."""
     n_embd, n, n_tokens, _ = x.ne
     flat = build_norm(b, gg.reshape_2d(x, n * n_embd, n_tokens), "", "hc_normed", il)
     return b.cb(b.mul_mat(b.weight(f"{role}_fn", (n * n_embd, n_out), il), flat), "hc_mixes", il)
 
 
 def _affine(b: Build, mixes: Tensor, role: str, part: int, n_part: int, first: int, n: int, il: int) -> Tensor:
-    """`n` rows of `mixes` from `first` on, times the scale of that part, plus their base: ne [n, n_tokens]."""
+    """`n` rows of `mixes` from row `first` on, times the scale of part number `part`, plus their base: ne [n,
+    n_tokens]."""
     base = b.weight(f"{role}_base", (mixes.ne[0],), il)
     scale = b.weight(f"{role}_scale", (n_part,), il)
     cur = gg.view_2d(mixes, n, mixes.ne[1], mixes.nb[1], first * mixes.nb[0])
@@ -164,9 +171,11 @@ def _read(b: Build[HyperHParams], x: Tensor, part: str, il: int) -> tuple[Tensor
 
 
 def sinkhorn(comb: Tensor, n_iter: int, eps: float) -> Tensor:
-    """`comb`, ne [n, n, n_tokens]: a softmax of each row plus `eps`, then its columns, and `n_iter` - 1 times its rows
-    and its columns, divided by their sums plus `eps`."""
-    # columns as rows of the transposed: each division ends with the other of both
+    """Make the rows and columns of `comb`, ne [n, n, n_tokens], sum to 1 (nearly).
+
+    Begins with a softmax of each row, plus `eps`. Then columns are divided by their sums, and `n_iter` - 1 times rows
+    and columns are; `eps` is added to each sum."""
+    # Columns are divided as rows of the transposed matrix, so each turn transposes first.
     cur = gg.scale_bias(gg.soft_max(comb), 1.0, eps)
     for _ in range(2 * n_iter - 1):
         cur = gg.cont(gg.permute(cur, 1, 0, 2, 3))
@@ -175,7 +184,7 @@ def sinkhorn(comb: Tensor, n_iter: int, eps: float) -> Tensor:
 
 
 def head_by_weights(b: Build[HyperHParams], x: Tensor) -> Tensor:
-    """What the logits are of: the streams by weights that follow from them, normed."""
+    """The normed row that the logits are a product of: a sum of the streams, weighted by numbers made from them."""
     hp = b.hparams
     mixes = _mixes(b, x, "output_hc", hp.n_stream, -1)
     pre = gg.sigmoid(_affine(b, mixes, "output_hc", 0, 1, 0, hp.n_stream, -1))
@@ -184,7 +193,7 @@ def head_by_weights(b: Build[HyperHParams], x: Tensor) -> Tensor:
 
 
 def head_by_mean(b: Build, x: Tensor) -> Tensor:
-    """What the logits are made of: the mean of the streams, normed."""
+    """The normed row that the logits are a product of: the mean of the streams."""
     n_embd, n, n_tokens, _ = x.ne
     total = gg.view_2d(x, n_embd, n_tokens, x.nb[2], 0)
     for i in range(1, n):

@@ -1,11 +1,12 @@
-"""Indexers: small heads beside those of attention, which choose what a token attends to (DeepSeek-V3.2,
+"""Indexers: small heads beside those of attention, which choose the tokens that a token attends to (DeepSeek-V3.2,
 arXiv 2512.02556).
 
-Each token has one key of the indexer, in the same cell of the cache as its K, and a query of several heads. The score
-of another token is the sum over the heads of the positive products of query and key, each times the weight of its head.
-A token attends to the tokens with the highest scores. A context that holds no more tokens than are chosen needs no
-scores: there a token sees all others, and only the keys are stored, so that a saved state can go on in a larger
-context."""
+For the indexer each token has one key, in the same cell of the cache as its K, and a query with several heads. The
+score of another token is a sum over the heads: the product of query and key, when it is positive, times the weight of
+the head. A token attends to the tokens with the highest scores.
+
+When a context has no more cells than tokens are chosen, a token sees all others, and no scores are needed. The keys are
+stored all the same, so that a saved state can go on in a larger context."""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ from .ubatch import UBatch
 
 _TYPES = "{arch}.attention.indexer.types"
 _CHOSEN = "kq_mask_chosen"
-INDEX_EPS = 1e-6  # of the norm of keys, which is not in files
+INDEX_EPS = 1e-6  # the epsilon of the norm of keys, which files do not say
 
 
 class ChosenBlocks(NamedTuple):
-    """Blocks of `size` consecutive tokens, each of which an indexer chooses as a whole. A block begins at a multiple of
-    `size`. A token sees the last n_own blocks, up to its own, in any case. With `tail` (n_own is 1) it sees its own
-    block only as long as that is not full."""
+    """Blocks of `size` consecutive tokens that an indexer chooses as a whole. A block begins at a multiple of `size`.
+    In any case a token sees the last `n_own` blocks, up to its own. With `tail` (n_own is 1) it sees its own block in
+    any case only until that is full."""
 
     size: int
     n_own: int = 1
@@ -52,11 +53,11 @@ class Indexer(HParams):
     n_indexer_head    heads of an indexer; 0: there are no indexers
     n_indexer_embd    elements of each head; 0: there are no indexers
     n_chosen          how many tokens, or blocks of tokens, an indexer chooses
-    indexers          1 for each layer with an indexer of its own; a layer without one attends to the choice of the last
-                      indexer before it. Empty: all layers have one
+    indexers          1 for each layer with an indexer of its own; other layers attend to the tokens that the last
+                      indexer before them has chosen. Empty: all layers have an indexer
     index_rope_first  elements of a head before the roped ones
     index_rope_type   which elements of a head turn together; None: as in attention
-    f_index_norm_eps  epsilon of the norm of the keys; 0: that of the model's other norms
+    f_index_norm_eps  epsilon of the norm of the keys; 0: as in the model's other norms
     token_blocks      the sizes of blocks of consecutive tokens that have one key each, over all layers
     chosen_blocks     the blocks that are chosen as a whole; empty: tokens are chosen one by one
     """
@@ -145,14 +146,15 @@ def read_indexer(r: Reader, *, optional: bool = False) -> dict[str, Any]:
 
 
 def must_choose(b: Build, hp: Indexer, il: int, size: int = 1) -> bool:
-    """Whether the indexers, of blocks of `size` tokens, have to choose in the cache of layer `il`."""
+    """Whether the cache of layer `il` has more cells than are chosen, so that indexers must choose. `size`: tokens of a
+    block, when blocks are chosen."""
     return b.use(il).kv.size > hp.n_chosen * size
 
 
 def build_chosen_mask(b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Tensor, il: int) -> Tensor:
-    """The mask of layer `il`, like that of `build_inp_kq_mask`, but only tokens that the layer's indexer chooses are
-    visible. `cur`, ne [n_embd, n_tokens], is what attention reads; its Q comes from `q_row`, ne [n_lora_q,
-    n_tokens]."""
+    """The mask of layer `il`, as from `build_inp_kq_mask`, in which only the tokens are visible that the layer's
+    indexer chooses. `cur`, ne [n_embd, n_tokens], is the input of attention; `q_row`, ne [n_lora_q, n_tokens], is the
+    row that its Q is a product of."""
     mask = build_inp_kq_mask(b, il)
     if not hp.n_indexer_head or hp.is_swa(il):
         return mask
@@ -185,8 +187,8 @@ def index_key(b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool) ->
 def index_scores_of_row(
     b: Build, hp: Indexer, cur: Tensor, q_row: Tensor, pos: Tensor, il: int, *, required: bool
 ) -> Tensor | None:
-    """`index_scores` of queries that `q_row`, ne [n_lora_q, n_tokens], gives, with weights that `cur` gives; None when
-    they are not `required`."""
+    """As `index_scores`, when queries are a product of `q_row`, ne [n_lora_q, n_tokens], and the weights of heads a
+    product of `cur`. None when scores are not `required`."""
     ask, head, n_head = b.weight if required else b.optional, hp.n_indexer_embd, hp.n_indexer_head
     ask("indexer.attn_q_b", (q_row.ne[0], n_head * head), il)
     ask("indexer.proj", (hp.n_embd, n_head), il)
@@ -219,12 +221,12 @@ def build_inp_chosen_blocks(b: Build, t: ChosenBlocks) -> tuple[Tensor, ...]:
 
 
 def chosen_block_inputs(t: ChosenBlocks, pos: Ints, cells: Ints) -> tuple[Ints, Ints]:
-    """The blocks of cells and tokens, by number, below n_kv. First, int32 [n_kv]: the block of each cell at positions
-    `cells`, int32 [n_kv] (0 for an empty cell). Second, int32 [n_tokens, n_own]: the blocks that each token at `pos`
-    sees in any case (negative: none)."""
+    """The numbers of blocks, which are below n_kv. `cells`, int32 [n_kv], are the positions of the cells, `pos` those
+    of the tokens. Returns the block of each cell, int32 [n_kv] (0 for an empty cell), and the blocks that each token
+    sees in any case, int32 [n_tokens, n_own] (negative: no block)."""
     of: Ints = np.maximum(cells, 0) // t.size
     own: Ints = pos[:, None] // t.size - np.arange(t.n_own, dtype=np.int32)
-    if of.max() >= len(of):  # positions that go far beyond the cells: their blocks are counted
+    if of.max() >= len(of):  # positions go far beyond the number of cells: number the blocks that are there
         known = np.unique(of)
         of = np.searchsorted(known, of).astype(np.int32)
         at = np.minimum(np.searchsorted(known, own), len(known) - 1)
@@ -246,13 +248,14 @@ def build_chosen_blocks(b: Build, hp: Indexer, score: Tensor, end: Tensor, il: i
 
 
 def index_rope(b: Build, hp: Indexer, cur: Tensor, pos: Tensor, name: str, il: int) -> Tensor:
-    """`cur`, ne [n_indexer_embd, n, n_tokens], roped as queries and keys of the indexer of layer `il` are."""
+    """Rope `cur`, ne [n_indexer_embd, n, n_tokens]: queries or keys of the indexer of layer `il`."""
     shape = hp.rope(hp.index_layer(il))
     return cur if shape is None else b.cb(rope_from(hp, shape, cur, pos), name, il)
 
 
 def rope_from(hp: HParams, shape: RopeShape, cur: Tensor, pos: Tensor, *, back: bool = False) -> Tensor:
-    """`cur`, ne [n, n_head, n_tokens], its n_rot elements from the first on roped, or turned `back`."""
+    """Rope n_rot elements of each head of `cur`, ne [n, n_head, n_tokens], from element `shape.first` on. `back` undoes
+    it."""
     first, nb = shape.first, cur.nb
     if not first:
         return rope(hp, shape, cur, pos, None, shape.attn_factor, back=back)
@@ -278,7 +281,7 @@ def index_keys(b: Build, hp: Indexer, il: int) -> Tensor:
 
 
 def index_rotated(b: Build, hp: Indexer, q: Tensor, il: int) -> Tensor:
-    """Queries, rotated as the stored keys are."""
+    """Queries, rotated in the same way as the keys in the cache."""
     layer = hp.index_layer(il)
     return rotate(q, b.use(layer).kv.rotation_k(layer))
 
@@ -286,9 +289,9 @@ def index_rotated(b: Build, hp: Indexer, q: Tensor, il: int) -> Tensor:
 def index_projections(
     b: Build, hp: Indexer, cur: Tensor, il: int, *, required: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Queries, ne [n_indexer_embd, n_indexer_head, n_tokens], and keys, ne [n_indexer_embd, n_tokens], of indexers that
-    project what attention reads, before their norms. None when a file lacks their weights, unless they are
-    `required`."""
+    """Queries, ne [n_indexer_embd, n_indexer_head, n_tokens], and keys, ne [n_indexer_embd, n_tokens], when both are
+    products of `cur`, the input of attention; they are not normed yet. None when a file lacks their weights, unless
+    they are `required`."""
     ask, head, n_head = b.weight if required else b.optional, hp.n_indexer_embd, hp.n_indexer_head
     roles = {"q_proj": (hp.n_embd, n_head * head), "k_proj": (hp.n_embd, head), "q_norm": (head,), "k_norm": (head,)}
     if None in [ask(f"indexer.{role}", ne, il) for role, ne in roles.items()]:

@@ -17,7 +17,7 @@ from .metadata import Reader, read_hparams, read_router
 
 @dataclass(frozen=True, kw_only=True)
 class Jamba(PlainDecoder[MambaHParams]):
-    """A decoder in which layers without heads have Mamba in the place of attention."""
+    """A decoder in which layers without heads have Mamba instead of attention."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

@@ -1,9 +1,9 @@
 """Kimi K3 (llama.cpp's `kimi-k3`, https://github.com/ggml-org/llama.cpp): Kimi Linear without positions, whose experts
-read a narrower row than the others, and whose layers attend to the layers before them.
+read a narrower row, and whose layers attend to earlier layers.
 
-Every so many layers the residual is kept, and begins anew with what attention gives. What attention, network and logits
-read is a weighted sum of the residuals kept and the one of today, by a softmax of scores of each (attention residuals).
-Gate and value of all networks are bounded by tangents (SiTU).
+After every n_res_block layers the residual is put aside, and a new one begins with the output of attention. Attention,
+network and logits read a weighted sum of all residuals, those put aside and the present one. The weights are a softmax
+over scores, one for each residual (attention residuals). Gate and value of all networks are bounded by a tanh (SiTU).
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ _LATENT, _BLOCK, _BETA, _LINEAR_BETA = (
 
 @dataclass(frozen=True, kw_only=True)
 class KimiK3HParams(KimiHParams):
-    """n_latent: elements of the row that experts read; 0: as others. n_res_block: layers after which the residual is
-    kept; 0: never. situ_beta, situ_linear_beta: bounds of gate and value; the latter may be 0, none."""
+    """Hyperparameters of Kimi K3.
+
+    n_latent          elements of the row that experts read; 0: n_embd
+    n_res_block       after how many layers the residual is put aside; 0: never
+    situ_beta         the bound of the gate
+    situ_linear_beta  the bound of the value; 0: no bound
+    """
 
     n_latent: int
     n_res_block: int
@@ -122,7 +127,7 @@ def mixed(b: Build[KimiK3HParams], kept: Tensor | None, cur: Tensor, role: str, 
     hp = b.hparams
     if not hp.n_res_block:
         return cur
-    w = b.weight(role, (n_embd,), il)  # a file has the first one, too, which has nothing to choose from
+    w = b.weight(role, (n_embd,), il)  # a file also has the first one, though there is one residual only
     if kept is None:
         return cur
     x = gg.concat(kept, gg.reshape_3d(cur, n_embd, 1, n_tokens), 1)

@@ -28,7 +28,7 @@ from .decoder import PlainDecoder
 from .hparams import HParams, Router, StateShape
 from .metadata import Reader, read_clamps, read_hparams, read_rope_sections, read_router
 
-_KDA_HEADS = "{arch}.kda.head_count"  # of pyggml alone
+_KDA_HEADS = "{arch}.kda.head_count"  # only pyggml has this key
 GATE_LOWER_BOUND = "{arch}.kda.gate_lower_bound"
 
 
@@ -39,11 +39,11 @@ class KimiHParams(HParams):
     mla                 the sizes of latent attention
     d_conv              tokens that the convolution of a delta net reads
     n_embd_head_kda     elements of a head of a delta net
-    n_head_kda          its heads: as many as the first layer has, unless the file says otherwise
+    n_head_kda          heads of a delta net: as many as the first layer has, unless the file says otherwise
     gate_lower_bound    the fastest decay; 0: decays have no bound
-    f_l2_eps            epsilon of the norms of Q and K; 0: that of the other norms
-    swiglu_clamp_exp    for each layer, the limit of gate and up of experts; 0: none
-    swiglu_clamp_shexp  the same of networks that all tokens go through
+    f_l2_eps            epsilon of the norms of Q and K; 0: as in the other norms
+    swiglu_clamp_exp    the limit of the gate and up rows of experts, by layer; 0: no limit
+    swiglu_clamp_shexp  the same for networks that all tokens go through
     """
 
     mla: MLA
@@ -68,7 +68,7 @@ K = TypeVar("K", bound=KimiHParams)
 
 @dataclass(frozen=True, kw_only=True)
 class KimiLinear(PlainDecoder[K]):
-    """A decoder in which layers without heads of K and V have a delta net in the place of attention."""
+    """A decoder in which layers without heads of K and V have a delta net instead of attention."""
 
     def attention(self, b: Build[K], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams
@@ -167,8 +167,8 @@ def _clamped_swiglu(limit: float) -> Glu | Activation:
 
 
 def read_kimi(cls: type[K], r: Reader, *, n_lora_q: int = 0, n_rot: int | None = None, **own: object) -> K:
-    """The hyperparameters, as `read_hparams` reads them. `n_lora_q` and `n_rot` are those of `MLA`; without `n_rot` the
-    file says it. Nothing is roped, unless `own` says so."""
+    """Read the hyperparameters, as `read_hparams` does. `n_lora_q` and `n_rot` are as in `MLA`; when `n_rot` is not
+    given, the file says it. Nothing is roped, unless `own` says so."""
     attention = Keys.Attention
     base = read_hparams(HParams, r)
     mla = MLA(

@@ -29,7 +29,7 @@ class LFM2HParams(HParams):
 
 @dataclass(frozen=True, kw_only=True)
 class LFM2(PlainDecoder[LFM2HParams]):
-    """A decoder in which layers without heads have a short convolution in the place of attention."""
+    """A decoder in which layers without heads have a short convolution instead of attention."""
 
     def attention(self, b: Build[LFM2HParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

@@ -1,7 +1,7 @@
 """The llama architecture: Llama 1 to 3, Mistral, Mixtral and all that share it.
 
-The window of the first Mistral (arXiv:2310.06825), `llama.attention.sliding_window`, is in all layers; llama.cpp has
-none, and its converter writes none."""
+The first Mistral (arXiv:2310.06825) has a window in all layers, `llama.attention.sliding_window`. llama.cpp ignores
+that window, and its converter does not write it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build_llama(b: Build) -> Graph:
 
             cur, inpSA = build_out_rows(
                 b, il, cur, inpSA
-            )  # from the last layer on only those of which logits are wanted
+            )  # from the last layer on, only tokens whose logits are wanted
             ffn_inp = b.cb(gg.add(cur, inpSA), "ffn_inp", il)
 
             # feed-forward network

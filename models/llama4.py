@@ -1,9 +1,11 @@
-"""Llama 4 (Meta, https://ai.meta.com/blog/llama-4-multimodal-intelligence/): llama with attention in chunks of 8192
-tokens in three of four layers, and in the fourth attention to all, without rope, where Q is scaled by the position. Q
-and K are normed without weights after they are roped, but in the model of 128 experts. Layers are in part mixtures of
-experts: what an expert reads is weighted, not what it gives. A file with a window of 0 has neither chunks nor scale,
-and no rope in its last layer, as in llama.cpp. The key `attention.chunk_size`, which is pyggml's own, is for chunks of
-another size."""
+"""Llama 4 (Meta, https://ai.meta.com/blog/llama-4-multimodal-intelligence/).
+
+Three of four layers attend within chunks of 8192 tokens. The fourth attends to all tokens; it has no rope, and scales Q
+by the position. Q and K are normed without weights after they are roped, except in the model with 128 experts. Some
+layers are mixtures of experts, in which the input of an expert is weighted, not its output.
+
+As in llama.cpp, a file whose window is 0 has neither chunks nor scale, and no rope in its last layer. For chunks of
+another size pyggml has a key of its own, `attention.chunk_size`."""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class Llama4(PlainDecoder):
         return replace(kv, q_cur=b.cb(Qcur, "Qcur_normed", il), k_cur=b.cb(Kcur, "Kcur_normed", il))
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
-        """The feed-forward network, or the mixture of experts with the one that all tokens share, of layer `il`."""
+        """The feed-forward network of layer `il`, or its mixture of experts with one expert that all tokens share."""
         if not b.hparams.is_moe(il):
             return super().ffn(b, cur, il)
         selected, weights = build_router(b, cur, il)
@@ -59,7 +61,7 @@ def _read(r: Reader) -> HParams:
     if chunked:
         own = {**read_window(r, 4, _CHUNK), "n_swa": r.integer(_CHUNK_KEY, _CHUNK), "swa_type": "chunked"}
         own["attn_temperature"] = AttnTemperature(0.1, _CHUNK, 1.0)
-    step = 4 if chunked else n_layer  # of layers without rope
+    step = 4 if chunked else n_layer  # every `step`-th layer has no rope
     return read_hparams(
         HParams,
         r,

@@ -21,9 +21,9 @@ from .metadata import Reader, read_hparams
 class MambaHParams(HParams):
     """Hyperparameters of models with state-space layers.
 
-    ssm          their sizes
-    dt_b_c_norm  their dt, B and C are normed (Falcon-Mamba)
-    f_dt_b_c_eps  the epsilon of these norms; 0: that of the others
+    ssm           the sizes of these layers
+    dt_b_c_norm   dt, B and C are normed (Falcon-Mamba)
+    f_dt_b_c_eps  the epsilon of these norms; 0: as in the other norms
     """
 
     ssm: SSM
@@ -47,7 +47,7 @@ def read_ssm(r: Reader) -> SSM:
         r.integer(keys.STATE_SIZE),
         r.integer(keys.TIME_STEP_RANK),
         r.integer(keys.GROUP_COUNT, 0),
-        r.number("{arch}.ssm.time_step_min", 0.0),  # of pyggml alone: llama.cpp has no shortest step
+        r.number("{arch}.ssm.time_step_min", 0.0),  # only pyggml has this key: llama.cpp knows no shortest step
     )
     for key, value in ((keys.CONV_KERNEL, m.d_conv - 1), (keys.INNER_SIZE, m.d_inner), (keys.STATE_SIZE, m.d_state)):
         if value < 1:
@@ -60,7 +60,7 @@ def read_ssm(r: Reader) -> SSM:
 def _read(r: Reader) -> MambaHParams:
     none: dict[str, Any] = {"n_head": 1, "n_head_kv": (0,) * r.integer(Keys.LLM.BLOCK_COUNT), "n_ff": 1}
     none |= {"dt_b_c_norm": r.boolean(Keys.SSM.DT_B_C_RMS, False)}
-    none |= {"f_dt_b_c_eps": r.number("{arch}.ssm.dt_b_c_rms_epsilon", 0.0)}  # of pyggml alone
+    none |= {"f_dt_b_c_eps": r.number("{arch}.ssm.dt_b_c_rms_epsilon", 0.0)}  # a key of pyggml
     return read_hparams(MambaHParams, r, ssm=read_ssm(r), **none)
 
 

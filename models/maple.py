@@ -17,7 +17,7 @@ from .metadata import Reader, read_hparams, read_swa_pattern
 
 @dataclass(frozen=True, kw_only=True)
 class MapleHParams(HParams):
-    """The limits of the experts in each layer; 0: none."""
+    """The limits of the experts' gate and up rows, by layer; 0: no limit."""
 
     swiglu_clamp_exp: tuple[float, ...]
 

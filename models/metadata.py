@@ -176,11 +176,12 @@ def read_rope_sections(r: Reader) -> tuple[int, ...]:
 def read_window(
     r: Reader, n_pattern: int, default: int | None = None, *, dense_first: bool = False, plain_rope: bool = False
 ) -> dict[str, Any]:
-    """The hyperparameters of a sliding window of `default` positions (None: the file must say). Of `n_pattern` layers
-    all but the last one have it (with `dense_first`: all but the first), unless the file says otherwise.
+    """The hyperparameters of a sliding window of `default` positions (None: the file must say the number). In each
+    group of `n_pattern` layers all but the last have the window (with `dense_first`: all but the first), unless the
+    file says otherwise.
 
-    `plain_rope`: layers with the window are roped without scaling, with base 10000 unless the file says otherwise; else
-    they are roped as the other layers.
+    `plain_rope`: layers with the window are roped without scaling, with base 10000 unless the file says another. When
+    it is false, they are roped as the other layers.
     """
     own = r.get(Keys.Rope.FREQ_BASE_SWA, None) is not None
     return {
@@ -202,8 +203,8 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
 
 
 def read_own_window(r: Reader) -> int:
-    """The sliding window of an architecture to which llama.cpp gives none. It is read only when the file says for each
-    layer whether it has the window, which files of llama.cpp do not; else 0."""
+    """The sliding window of an architecture that has none in llama.cpp. It is read only when the file says for each
+    layer whether it has the window, which files of llama.cpp do not say; otherwise it is 0."""
     said = isinstance(r.get(Keys.Attention.SLIDING_WINDOW_PATTERN, None), np.ndarray)
     return r.integer(Keys.Attention.SLIDING_WINDOW) if said else 0
 
@@ -232,11 +233,11 @@ def read_recurrent(r: Reader, n_pattern: int) -> tuple[int, ...]:
 
 
 def read_hparams(cls: type[H], r: Reader, norm: NormKind = "rms", /, **own: Any) -> H:
-    """The hyperparameters of one architecture: those that all have in common, and `own`, which adds to or replaces
-    them.
+    """Read the hyperparameters of one architecture: those that all architectures have, and `own`, which are added to
+    them or replace them.
 
-    `norm` says which epsilon a file must have. Raises ModelError naming the key that is missing, of another type or out
-    of range.
+    `norm` says which epsilon a file must have. Raises ModelError that names the key when it is missing, has another
+    type, or is out of range.
     """
     try:
         return cls(**{**_common(r, own, norm), **own})
@@ -251,7 +252,7 @@ def read_attn_temperature(r: Reader, floor_scale: int) -> AttnTemperature | None
 
 
 def read_router(r: Reader, default: Router | None = None) -> Router:
-    """How experts are chosen: what the file says of it, else as in `default`."""
+    """How experts are chosen, as the file says; what it does not say is taken from `default`."""
     default, llm = default or Router(), Keys.LLM
     gating, of_selected = default.gating, default.of_selected
     func = r.integer(llm.EXPERT_GATING_FUNC, 0)
@@ -270,8 +271,8 @@ def read_router(r: Reader, default: Router | None = None) -> Router:
 
 
 def read_activation(r: Reader) -> Activation | None:
-    """The activation of networks, by the transformers library's name; None when the file does not say. Of llama.cpp's
-    files only those of ModernBERT say it."""
+    """The activation of networks, by the transformers library's name; None when the file does not say. Among
+    llama.cpp's files only those of ModernBERT say it."""
     name = r.text(_HIDDEN_ACT, "")
     if name and name not in ACTIVATIONS:
         r.fail(_HIDDEN_ACT, f"is {name!r}; known are {', '.join(ACTIVATIONS)}")
@@ -287,7 +288,7 @@ def read_pooling(r: Reader, key: str, default: Pooling) -> Pooling:
 
 
 def read_rank_head(r: Reader, default: RankHead | None = None) -> RankHead:
-    """The head of a reranker: what the file says of it, else as in `default`."""
+    """The head of a reranker, as the file says; what it does not say is taken from `default`."""
     default = default or RankHead()
     labels = r.get(Keys.Classifier.OUTPUT_LABELS, None)
     return RankHead(
@@ -303,7 +304,7 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
     scaling = r.text(rope.SCALING_TYPE, "linear")
     if scaling not in ROPE_SCALING:
         r.fail(rope.SCALING_TYPE, f"is {scaling!r}; known are {', '.join(ROPE_SCALING)}")
-    factor = r.number(rope.SCALING_FACTOR, r.number("{arch}.rope.scale_linear", 0.0))  # the latter in old files
+    factor = r.number(rope.SCALING_FACTOR, r.number("{arch}.rope.scale_linear", 0.0))  # scale_linear: in old files
     n_head: PerLayer = own["n_head"] if "n_head" in own else r.per_layer(attention.HEAD_COUNT)
     eps = "f_norm_rms_eps" if norm == "rms" else "f_norm_eps"
     key = attention.LAYERNORM_RMS_EPS if norm == "rms" else attention.LAYERNORM_EPS
@@ -324,7 +325,7 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "n_embd_head_v_swa": r.integer(attention.VALUE_LENGTH_SWA, 0),
         "n_rot_swa": r.integer(rope.DIMENSION_COUNT_SWA, 0),
         **({} if eps in own else {eps: r.number(key)}),
-        "f_norm_inner_eps": r.number("{arch}.attention.inner_rms_epsilon", 0.0),  # of pyggml alone
+        "f_norm_inner_eps": r.number("{arch}.attention.inner_rms_epsilon", 0.0),  # only pyggml's files have it
         "f_attention_scale": r.number(attention.SCALE, 0.0),
         "act": read_activation(r),
         "rope_freq_base": r.number(rope.FREQ_BASE, 10000.0),
@@ -335,7 +336,7 @@ def _common(r: Reader, own: Mapping[str, Any], norm: NormKind) -> dict[str, Any]
         "yarn_ext_factor": r.number(rope.SCALING_YARN_EXT_FACTOR, -1.0),
         "yarn_beta_fast": r.number(rope.SCALING_YARN_BETA_FAST, 32.0),
         "yarn_beta_slow": r.number(rope.SCALING_YARN_BETA_SLOW, 1.0),
-        "yarn_truncate": r.boolean("{arch}.rope.scaling.yarn_truncate", True),  # of pyggml alone
+        "yarn_truncate": r.boolean("{arch}.rope.scaling.yarn_truncate", True),  # only pyggml's files have it
         "n_expert": r.integer(llm.EXPERT_COUNT, 0),
         "n_expert_used": r.integer(llm.EXPERT_USED_COUNT, 0),
         "n_ff_exp": n_ff_exp,

@@ -1,5 +1,6 @@
-"""MiMo-V2 (Xiaomi, arXiv 2601.02780): llama with a window and attention sinks in most layers, other sizes of heads
-where there is the window, and a mixture of experts routed by a sigmoid with a bias. What attention gives is scaled."""
+"""MiMo-V2 (Xiaomi, arXiv 2601.02780): llama with a window and attention sinks in most layers. Layers with the window
+have heads of other sizes. The mixture of experts is routed by a sigmoid with a bias. The output of attention is
+scaled."""
 
 from __future__ import annotations
 
@@ -17,23 +18,23 @@ from .metadata import Reader, read_hparams, read_router, read_window
 
 @dataclass(frozen=True, kw_only=True)
 class MiMo2HParams(HParams):
-    """What attention gives is multiplied with; 0: nothing."""
+    """f_attn_value_scale: the factor of the output of attention; 0: no factor."""
 
     f_attn_value_scale: float
 
 
 class MiMo2(PlainDecoder[MiMo2HParams]):
-    """The scale, and experts in the layers that have a router."""
+    """A plain decoder with a scaled output of attention, and with experts in the layers that have a router."""
 
     def attention(self, b: Build[MiMo2HParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
-        """What attention gives in layer `il`, which reads `cur`."""
+        """The output of attention in layer `il`, whose input is `cur`."""
         hp, cur = b.hparams, super().attention(b, cur, pos, factors, il)
         scale = hp.f_attn_value_scale
         return b.cb(gg.scale(cur, scale), "attn_out_scaled", il) if scale else cur
 
     def ffn(self, b: Build, cur: Tensor, il: int) -> Tensor:
-        """The feed-forward network, or the mixture of experts when layer `il` has a router (beside which a file may
-        hold a network that nothing reads)."""
+        """The feed-forward network, or the mixture of experts when layer `il` has a router. Beside a router, a file may
+        have a network that nothing reads."""
         n_embd, n_ff = cur.ne[0], b.hparams.layer(il).n_ff
         if b.optional("ffn_gate_inp", (n_embd, b.hparams.n_expert), il) is None:
             return build_ffn(b, cur, il)

@@ -1,6 +1,6 @@
-"""MiniCPM3 (OpenBMB, https://huggingface.co/openbmb/MiniCPM3-4B): llama with multi-head latent attention, and with
-scales of the embeddings, of what is added to the residual, and of what the logits are made of, which the file does not
-hold."""
+"""MiniCPM3 (OpenBMB, https://huggingface.co/openbmb/MiniCPM3-4B): llama with multi-head latent attention. The
+embeddings, the outputs of attention and network, and the row that the logits are made of are scaled. Files do not say
+these scales."""
 
 from __future__ import annotations
 

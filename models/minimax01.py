@@ -1,5 +1,5 @@
-"""MiniMax-Text-01 (arXiv 2501.08313): lightning attention (arXiv 2401.04658), attention in every eighth layer, mixtures
-of experts; what is normed is the residual."""
+"""MiniMax-Text-01 (arXiv 2501.08313): lightning attention (arXiv 2401.04658), with ordinary attention in every eighth
+layer, and mixtures of experts. The residual of a block is its normed input, not the input itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Muse Glimmer (llama.cpp's `muse-glimmer`, https://github.com/ggml-org/llama.cpp): llama with embeddings that are
-normed, attention gated by a sigmoid, norms before and behind, those behind with an epsilon of their own, Q and K
-normed, a window in three of four layers, which alone are roped, and logits that are scaled, then softcapped."""
+"""Muse Glimmer (llama.cpp's `muse-glimmer`, https://github.com/ggml-org/llama.cpp).
+
+It is llama with normed embeddings and with attention that is gated by a sigmoid. There are norms before and after
+attention and network; the norms after them have another epsilon. Q and K are normed. Three of four layers have a
+window, and only these are roped. The logits are scaled, then softcapped."""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams, read_swa_pattern, read_window
 
-_POST_NORM_EPS, _SOFTCAP = 1e-8, 30.0  # the latter when a file does not say
+_POST_NORM_EPS, _SOFTCAP = 1e-8, 30.0  # the softcap is for files that do not say it
 
 
 class MuseGlimmer(PlainDecoder):
-    """The epsilon of the norms behind attention and network."""
+    """A plain decoder in which the norms after attention and network have an epsilon of their own."""
 
     def post(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:
-        """What attention or network gives, as it is added to the residual."""
+        """The output `cur` of attention or network, normed, as it is added to the residual."""
         return build_norm(b, cur, role, name, il, eps=_POST_NORM_EPS)
 
 

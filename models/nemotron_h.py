@@ -1,6 +1,6 @@
-"""Nemotron-H (arXiv 2504.03624) and its mixtures: a layer is Mamba-2, or attention without positions, or a network.
-A head that drafts is attention, and then experts; its last norm is as the others, after vLLM's `nemotron_h_mtp.py`
-(llama.cpp's subtracts the mean, too)."""
+"""Nemotron-H (arXiv 2504.03624), with or without mixtures of experts. A layer is one thing: Mamba-2, or attention
+without positions, or a network. A draft head is attention and then experts. Its last norm is an RMS norm like the
+others, as in vLLM's `nemotron_h_mtp.py` (in llama.cpp it also subtracts the mean)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .metadata import Reader, read_hparams, read_router
 
 @dataclass(frozen=True, kw_only=True)
 class NemotronHParams(MambaHParams):
-    """n_latent: what the experts read and give, where it is not n_embd."""
+    """n_latent: elements of the rows that the experts read and give; 0: n_embd."""
 
     n_latent: int = 0
 

@@ -1,9 +1,9 @@
-"""Phi-3.5-MoE (arXiv:2404.14219), as llama.cpp has it, or as its authors do, when the file says so.
+"""Phi-3.5-MoE (arXiv:2404.14219): as in llama.cpp, or as its authors have it when the file says so.
 
-The authors' norms are layer norms, whose epsilon is `attention.layer_norm_epsilon`; llama.cpp does not take the mean
-off. Their router is a sparse mixer (arXiv:2409.12136), whose jitter is `expert_router_jitter`: each expert counts as
-much as the softmax over those whose logits are close to its own says, of the experts not yet chosen; llama.cpp's is
-Mixtral's. Both keys are pyggml's.
+The authors have layer norms; llama.cpp's norms do not subtract the mean. The authors have a sparse mixer as router
+(arXiv:2409.12136): the weight of an expert is a softmax over the experts that are not chosen yet and whose logits are
+close to its own. llama.cpp has Mixtral's router. Files that mean the authors' model have two keys which only pyggml
+writes: `attention.layer_norm_epsilon`, and `expert_router_jitter`, which says what is close.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ _FAR = -1e30  # added to a logit, it leaves nothing of its share
 
 @dataclass(frozen=True, kw_only=True)
 class PhiMoEHParams(HParams):
-    """Whether norms take the mean off; how far apart logits of the router may be, as a part of the larger (0: it is no
-    sparse mixer)."""
+    """Hyperparameters of Phi-3.5-MoE.
+
+    layer_norm     norms subtract the mean
+    router_jitter  how far apart close logits of the router may be, as a part of the larger; 0: no sparse mixer
+    """
 
     layer_norm: bool
     router_jitter: float
 
 
 class PhiMoE(PlainDecoder[PhiMoEHParams]):
-    """The sparse mixer."""
+    """A plain decoder with a sparse mixer as router."""
 
     def ffn(self, b: Build[PhiMoEHParams], cur: Tensor, il: int) -> Tensor:
         """The mixture of experts of layer `il`."""
@@ -56,7 +59,7 @@ def _sparse_mixer(b: Build, logits: Tensor, hp: PhiMoEHParams, il: int) -> tuple
     for i in range(hp.n_expert_used):
         best = gg.cont(gg.view_2d(values, 1, n_tokens, values.nb[2], i * values.nb[1]))  # [1, n_tokens]
         below = gg.neg(gg.sub(logits, best))
-        larger = gg.add(gg.relu(gg.sub(gg.abs(logits), best)), best)  # of a logit's size and the best one
+        larger = gg.add(gg.relu(gg.sub(gg.abs(logits), best)), best)  # the larger of |logit| and the best one
         far = gg.step(gg.sub(below, gg.scale(larger, 2 * hp.router_jitter)))
         share = gg.soft_max(gg.add(left, gg.scale(far, _FAR)))  # [n_expert, n_tokens]
         shares = gg.get_rows(gg.reshape_3d(share, 1, n_expert, n_tokens), selected)

@@ -1,4 +1,4 @@
-"""Plain decoders: each is said in what it differs by, with where it comes from."""
+"""Plain decoders: for each, its source and what differs from Llama."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROPE_PATTERN = "{arch}.attention.rope_pattern"
 
 
 def _roped(r: Reader) -> tuple[int, ...]:
-    if r.get(_ROPE_PATTERN, None) is not None:  # of pyggml alone
+    if r.get(_ROPE_PATTERN, None) is not None:  # only pyggml's files have this key
         return r.flags(_ROPE_PATTERN)
     return tuple(int((il + 1) % 4 != 0) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
 
@@ -30,11 +30,11 @@ ARCHITECTURES = (
     decoder("qwen", rope_type="neox", n_ff=lambda r: r.integer(Keys.LLM.FEED_FORWARD_LENGTH) // 2),
     # Qwen2 (arXiv:2407.10671): biases of Q, K and V. EXAONE 3 (arXiv:2408.03541) has none.
     decoder("qwen2", "exaone", rope_type="neox", own_window=True),
-    # openPangu Embedded (arXiv:2505.22375): so, and a bias of the product after attention.
+    # openPangu Embedded (arXiv:2505.22375): as Qwen2, and the product after attention has a bias too.
     decoder("pangu-embedded", build=PlainDecoder(rope_factors=False), rope_type="neox"),
     # Qwen3 (arXiv:2505.09388): Q and K of each head are normed. Its reranker (arXiv:2506.05176) ends with yes or no.
     decoder("qwen3", build=PlainDecoder(qk_norm="head"), rope_type="neox", rank_head=_yes_or_no, own_window=True),
-    # Qwen2-VL (arXiv:2409.12191) and Qwen3-VL (arXiv:2511.21631), the part for text: a token has three positions.
+    # Qwen2-VL (arXiv:2409.12191) and Qwen3-VL (arXiv:2511.21631), their text models: a token has three positions.
     decoder(
         "qwen2vl",
         build=PlainDecoder(biases="qkv"),
@@ -42,7 +42,7 @@ ARCHITECTURES = (
         rope_sections=read_rope_sections,
         f_norm_rms_eps=lambda r: r.number(Keys.Attention.LAYERNORM_RMS_EPS, 0.0),  # llama.cpp does not read it
     ),
-    # Qwen3-TTS (arXiv:2601.15621), the part that writes the codes of speech: as the latter.
+    # Qwen3-TTS (arXiv:2601.15621), its model that writes the codes of speech: as Qwen3-VL.
     decoder(
         "qwen3vl",
         "qwen3tts",
@@ -51,13 +51,13 @@ ARCHITECTURES = (
         rope_sections=read_rope_sections,
         rank_head=_yes_or_no,
     ),
-    # Dream (arXiv:2508.15487), from Qwen2, and LLaDA (arXiv:2502.09992), from Llama, write by diffusion: all tokens see
-    # each other, and nothing is remembered.
+    # Dream (arXiv:2508.15487), made of Qwen2, and LLaDA (arXiv:2502.09992), made of Llama, write by diffusion: all
+    # tokens see each other, and nothing is remembered.
     decoder("dream", build=PlainDecoder(biases="qkv"), memory="none", rope_type="neox", causal_attn=False),
     decoder("llada", build=PlainDecoder(biases="qkv", rope_factors=False), memory="none", causal_attn=False),
     # AFM (huggingface.co/arcee-ai/AFM-4.5B): relu squared, and no gate.
     decoder("arcee", build=PlainDecoder(act="relu_sqr", gated=False)),
-    # Seed-OSS (huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base): as Qwen2, but in the name of a norm.
+    # Seed-OSS (huggingface.co/ByteDance-Seed/Seed-OSS-36B-Base): as Qwen2, but a norm has another name.
     decoder("seed_oss", build=PlainDecoder(ffn_norm="post_attention_norm"), rope_type="neox"),
     # SmolLM3 (huggingface.co/HuggingFaceTB/SmolLM3-3B): every fourth layer is not roped (arXiv:2501.18795).
     decoder("smollm3", rope_layers=_roped, own_window=True),
@@ -65,8 +65,8 @@ ARCHITECTURES = (
     decoder("phi3", build=PlainDecoder(gate_in_up=True), rope_type="neox", own_window=True),
     # ChatGLM3 and GLM-4-9B (arXiv:2406.12793): one weight for gate and up, half of each head roped.
     decoder("chatglm", build=PlainDecoder(gate_in_up=True)),
-    # GLM-4-0414 (huggingface.co/zai-org/GLM-4-32B-0414): norms behind attention and network too. GLM-4.1V
-    # (arXiv:2507.01006), the part for text: a token has three positions.
+    # GLM-4-0414 (huggingface.co/zai-org/GLM-4-32B-0414): norms after attention and network too. GLM-4.1V
+    # (arXiv:2507.01006), its text model: a token has three positions.
     decoder(
         "glm4",
         build=PlainDecoder(gate_in_up=True, post_norm=True),
@@ -76,14 +76,14 @@ ARCHITECTURES = (
     ),
     # Hunyuan (huggingface.co/tencent/Hunyuan-7B-Instruct): Q and K are normed after they are roped.
     decoder("hunyuan-dense", build=PlainDecoder(qk_norm="roped"), rope_type="neox"),
-    # HunyuanOCR (arXiv:2511.19575), the part for text: so, when a token has four positions or one.
+    # HunyuanOCR (arXiv:2511.19575), its text model: as Hunyuan; a token has four positions, or one.
     decoder(
         "hunyuan_vl",
         build=PlainDecoder(qk_norm="roped"),
         rope_type=lambda r: "mrope" if any(read_rope_sections(r)) else "neox",
         rope_sections=read_rope_sections,
     ),
-    # Maincoder (huggingface.co/Maincode/Maincoder-1B): so, but in the order of the rope.
+    # Maincoder (huggingface.co/Maincode/Maincoder-1B): as Hunyuan, but other elements of a head turn together.
     decoder("maincoder", build=PlainDecoder(qk_norm="roped")),
     # OpenELM (arXiv:2404.14619): heads and networks grow with the layers; Q and K of each head are normed.
     decoder("openelm", build=PlainDecoder(qk_norm="head"), rope_type="neox"),

@@ -1,4 +1,4 @@
-"""Plain decoders after GPT-2 and GPT-J, with layer norms: each is said in what it differs by."""
+"""Plain decoders like GPT-2 and GPT-J, with layer norms: for each, its source and what is special in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _max_alibi_bias(r: Reader) -> float:
 
 
 def _one_over_head(r: Reader) -> float:
-    """1 / the size of a head. Other models take 1 / its root."""
+    """The factor of the scores: 1 / the size of a head. Other models have 1 / its root."""
     heads = r.integer(Keys.Attention.HEAD_COUNT)
     return 1.0 / (r.integer(Keys.Attention.KEY_LENGTH, 0) or r.integer(Keys.LLM.EMBEDDING_LENGTH) // heads)
 
@@ -54,7 +54,7 @@ _GPT = PlainDecoder(norm="layer", act="gelu", gated=False)
 ARCHITECTURES = (
     # GPT-2 (openai.com/index/better-language-models), StarCoder (arXiv:2305.06161): learned positions.
     decoder("gpt2", "starcoder", build=_GPT, learned_positions=True, rope_layers=0),
-    # Pocket TTS (arXiv:2509.06926), the part for text, of which a flow network makes sound; nothing reads its logits.
+    # Pocket TTS (arXiv:2509.06926), its text model. A flow network makes sound of its output; nothing reads its logits.
     decoder("pockettts", build=_GPT),
     # StarCoder 2 (arXiv:2402.19173), CodeShell (arXiv:2403.15747)
     decoder("starcoder2", "codeshell", build=_GPT, rope_type="neox", own_window=True),
@@ -86,7 +86,7 @@ ARCHITECTURES = (
     ),
     # Nemotron-4 (arXiv:2402.16819), Jais 2 (huggingface.co/inceptionai/Jais-2-8B-Chat): relu squared, and no gate.
     decoder("nemotron", "jais2", build=PlainDecoder(norm="layer", act="relu_sqr", gated=False), rope_type="neox"),
-    # Orion (arXiv:2401.12246): as Llama, but for the norms.
+    # Orion (arXiv:2401.12246): as Llama, but with layer norms.
     decoder("orion", build=PlainDecoder(norm="layer"), rope_type="neox"),
     # OLMo (arXiv:2402.00838): norms without weights; Q, K and V may be clamped.
     decoder("olmo", build=PlainDecoder(norm="layer", norm_weight=False), f_clamp_kqv=_clamp_kqv),
@@ -96,15 +96,19 @@ ARCHITECTURES = (
         build=PlainDecoder(norm="layer", act="gelu", gated=False, parallel=True, qk_norm="head", qk_norm_optional=True),
         rope_type="neox",
     ),
-    # Falcon (arXiv:2311.16867): so; in the larger ones each with a norm of its own.
+    # Falcon (arXiv:2311.16867): attention and network side by side; in the larger models each has a norm of its own.
     decoder("falcon", build=PlainDecoder(norm="layer", act="gelu", gated=False, parallel=True), rope_type="neox"),
-    # GPT-NeoX (arXiv:2204.06745), Pythia (arXiv:2304.01373): each with a norm of its own, side by side or not.
+    # GPT-NeoX (arXiv:2204.06745), Pythia (arXiv:2304.01373): attention and network side by side or not, each with a
+    # norm of its own.
     Architecture(("gptneox",), _build_gptneox, _read_gptneox),
-    # GPT-J (huggingface.co/EleutherAI/gpt-j-6b): side by side, neighbours of a head roped, biases but of Q, K and V.
+    # GPT-J (huggingface.co/EleutherAI/gpt-j-6b): attention and network side by side, the rope turns neighbours, and all
+    # products have biases except Q, K and V.
     decoder("gptj", build=PlainDecoder(norm="layer", act="gelu", gated=False, parallel=True)),
-    # StableLM (arXiv:2402.17834): as Llama, but for the norms; in the larger ones side by side, Q and K normed.
+    # StableLM (arXiv:2402.17834): as Llama, but with layer norms; in the larger models attention and network are side
+    # by side, and Q and K are normed.
     Architecture(("stablelm",), _build_stablelm, lambda r: read_hparams(HParams, r, "layer", rope_type="neox")),
-    # Command R (huggingface.co/CohereLabs/c4ai-command-r-v01): so, with a gate; in the larger one Q and K are normed.
+    # Command R (huggingface.co/CohereLabs/c4ai-command-r-v01): attention and network side by side, and a gate; in the
+    # larger model Q and K are normed.
     decoder(
         "command-r",
         build=PlainDecoder(norm="layer", qk_norm="heads", qk_norm_optional=True, parallel=True),

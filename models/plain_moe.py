@@ -1,4 +1,4 @@
-"""Plain decoders with mixtures of experts: each is said in what it differs by."""
+"""Plain decoders with mixtures of experts: for each, its source and what is special in it."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from .metadata import (
 
 
 def _router(*, gating: Gating = "softmax", norm: bool = True) -> Callable[[Reader], Router]:
-    """What reads the rules of a router, which are these when a file does not say."""
+    """A function that reads the rules of a router; `router` are the rules when a file does not say them."""
     return lambda r: read_router(r, Router(gating=gating, norm=norm))
 
 
 def _n_ff_exp(r: Reader) -> PerLayer:
-    """The size of an expert, which old files give for all that a token uses."""
+    """The width of an expert. Old files give the sum over all experts that a token uses."""
     used = r.integer(Keys.LLM.EXPERT_USED_COUNT, 0) or 1
     return r.per_layer(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, 0) or r.integer(Keys.LLM.FEED_FORWARD_LENGTH) // used
 
 
 def _n_ff_shexps(r: Reader) -> int:
-    """The size of the shared experts, of which the file gives one."""
+    """The width of all shared experts together. The file gives the width of one."""
     size = r.integer(Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0) or r.integer(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH)
     return size * r.integer(Keys.LLM.EXPERT_SHARED_COUNT)
 
 
 def _inverse(r: Reader, key: str, *default: float) -> float:
-    """What the logits are multiplied with, of a key that says what they are divided by."""
+    """The factor of the logits, from a key that says what they are divided by."""
     return 1.0 / (r.number(key, *default) or r.fail(key, "must not be 0"))
 
 
 def _mistral3_attn_factor(r: Reader) -> float:
-    """What YaRN multiplies cos and sin with, besides 1 + 0.1 log(factor)."""
+    """A factor of cos and sin with YaRN, in addition to 1 + 0.1 log(factor)."""
     hp = read_hparams(HParams, r)
     if not hp.yarn_ext_factor:
         return hp.rope_attn_factor
@@ -71,7 +71,7 @@ ARCHITECTURES = (
     ),
     # DeepSeekMoE (arXiv:2401.06066): small experts and shared ones, one layer without experts first.
     decoder("deepseek", router=_router(norm=False)),
-    # dots.llm1 (arXiv:2506.05767): as DeepSeek-V3's router, with Q and K normed.
+    # dots.llm1 (arXiv:2506.05767): DeepSeek-V3's router, with Q and K normed.
     decoder(
         "dots1",
         build=PlainDecoder(qk_norm="head"),
@@ -79,12 +79,12 @@ ARCHITECTURES = (
         router=_router(gating="sigmoid", norm=False),
         own_window=True,
     ),
-    # ERNIE 4.5 (ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf): Llama's, or with a bias to choose experts
-    # by, in every so many layers after the first.
+    # ERNIE 4.5 (ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf): Llama, or a mixture in every n-th layer
+    # after the first ones, with a bias that helps to choose experts.
     decoder("ernie4_5", build=PlainDecoder(biases="qkv"), n_expert=0, n_expert_used=0),
     decoder("ernie4_5-moe", build=PlainDecoder(biases="qkv")),
-    # GLM-4.5 (arXiv:2508.06471): as DeepSeek-V3's router, with Q and K normed in the largest. Of GLM-4.5V
-    # (arXiv:2507.01006) the part for text: a token has three positions.
+    # GLM-4.5 (arXiv:2508.06471): DeepSeek-V3's router, with Q and K normed in the largest model. GLM-4.5V
+    # (arXiv:2507.01006), its text model: a token has three positions.
     decoder(
         "glm4moe",
         build=PlainDecoder(qk_norm="head", qk_norm_optional=True, ffn_norm="post_attention_norm"),
@@ -93,8 +93,8 @@ ARCHITECTURES = (
         router=_router(gating="sigmoid", norm=False),
         nextn=True,
     ),
-    # Granite 3 (github.com/ibm-granite/granite-3.0-language-models) and its mixtures: scales everywhere, and an expert
-    # that all share. Files may switch the rope off.
+    # Granite 3 (github.com/ibm-granite/granite-3.0-language-models) and its mixtures: embeddings, residual, scores and
+    # logits are scaled, and all tokens share an expert. Files may switch the rope off.
     decoder(
         *("granite", "granitemoe"),
         rope_layers=lambda r: int(r.boolean(Keys.Rope.SCALING_FINETUNED, True)),
@@ -117,7 +117,7 @@ ARCHITECTURES = (
         rope_attn_factor_swa=1.0,
         yarn_ext_factor_swa=0.0,
     ),
-    # MiniCPM (arXiv:2404.06395): Granite's scales, which old files lack.
+    # MiniCPM (arXiv:2404.06395): the scales of Granite, which old files do not say.
     decoder(
         "minicpm",
         f_embedding_scale=lambda r: r.number(Keys.LLM.EMBEDDING_SCALE, 12.0),
@@ -128,8 +128,8 @@ ARCHITECTURES = (
     ),
     # MiniMax-M2 (huggingface.co/MiniMaxAI/MiniMax-M2): Q and K normed over all heads, a sigmoid router with a bias.
     decoder("minimax-m2", build=PlainDecoder(qk_norm="row"), rope_type="neox", router=_router(gating="sigmoid")),
-    # Ministral 3 (huggingface.co/mistralai/Ministral-3-8B-Instruct-2512): of long texts Q is scaled by the position,
-    # and YaRN scales what is roped by less.
+    # Ministral 3 (huggingface.co/mistralai/Ministral-3-8B-Instruct-2512): in long texts Q is scaled by the position,
+    # and YaRN scales Q and K by less.
     decoder(
         "mistral3",
         attn_temperature=lambda r: read_attn_temperature(
@@ -151,8 +151,8 @@ ARCHITECTURES = (
         router=_router(norm=False),
         own_window=True,
     ),
-    # Qwen3 (arXiv:2505.09388): Q and K normed. RND1 (huggingface.co/radicalnumerics/RND1-Base-0910), made of it, writes
-    # by diffusion: all tokens see each other, and nothing is remembered. LLaDA-MoE (arXiv:2509.24389) too.
+    # Qwen3 (arXiv:2505.09388): Q and K normed. RND1 (huggingface.co/radicalnumerics/RND1-Base-0910), made of it, and
+    # LLaDA-MoE (arXiv:2509.24389) write by diffusion: all tokens see each other, and nothing is remembered.
     decoder("qwen3moe", build=PlainDecoder(qk_norm="head"), rope_type="neox", n_ff_exp=_n_ff_exp, own_window=True),
     decoder("rnd1", build=PlainDecoder(qk_norm="head"), memory="none", rope_type="neox", causal_attn=False),
     decoder(
@@ -163,8 +163,8 @@ ARCHITECTURES = (
         causal_attn=False,
         router=_router(norm=False),
     ),
-    # Qwen3-VL (arXiv:2511.21631) and PaddleOCR-VL (arXiv:2510.14528), the parts for text: a token has three positions.
-    # The latter is ERNIE 4.5's, and has no experts.
+    # Qwen3-VL (arXiv:2511.21631) and PaddleOCR-VL (arXiv:2510.14528), their text models: a token has three positions.
+    # PaddleOCR-VL's is ERNIE 4.5, and has no experts.
     decoder("qwen3vlmoe", build=PlainDecoder(qk_norm="head"), rope_type="imrope", rope_sections=read_rope_sections),
     decoder("paddleocr", rope_type="mrope", rope_sections=read_rope_sections, n_expert=0, n_expert_used=0),
 )

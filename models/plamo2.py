@@ -18,8 +18,8 @@ from .metadata import Reader, read_hparams
 
 @dataclass(frozen=True, kw_only=True)
 class PLaMo2(PlainDecoder[MambaHParams]):
-    """A decoder in which layers without heads have a state-space layer in the place of attention: Mamba-2's scan, with
-    B, C and dt made as in Mamba."""
+    """A decoder in which layers without heads have a state-space layer instead of attention. It has the scan of
+    Mamba-2, but makes B, C and dt as Mamba does."""
 
     def attention(self, b: Build[MambaHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         hp = b.hparams

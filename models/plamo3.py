@@ -1,6 +1,6 @@
-"""PLaMo 3 (Preferred Networks, https://huggingface.co/pfnet/plamo-3-nict-8b-base): llama with norms before and behind
-attention and network, whose tensors may have names without `.weight`, with Q and K normed, and with a window and a rope
-of their own in seven of eight layers."""
+"""PLaMo 3 (Preferred Networks, https://huggingface.co/pfnet/plamo-3-nict-8b-base): llama with norms before and after
+attention and network, and with Q and K normed. Seven of eight layers have a window and another rope. The names of the
+norms' tensors may lack `.weight`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .metadata import Reader, read_hparams, read_window
 
 
 class Plamo3(PlainDecoder):
-    """The names of the norms behind attention and network."""
+    """A plain decoder in which the norms after attention and network have names of their own."""
 
     def post(self, b: Build, cur: Tensor, role: str, name: str, il: int) -> Tensor:
-        """What attention or network gives, as it is added to the residual."""
+        """The output `cur` of attention or network, normed, as it is added to the residual."""
         nameless = b.optional(role, cur.ne[:1], il, "") is not None
         return build_norm(b, cur, role, name, il, suffix="" if nameless else "weight")
 

@@ -23,8 +23,8 @@ from .metadata import Reader, read_hparams, read_recurrent, read_rope_sections
 
 @dataclass(frozen=True, kw_only=True)
 class QwenHParams(HParams):
-    """recurrent: 1 for each layer with a delta net. ssm: its sizes; the heads of V are its dt_rank, those of Q and K
-    its n_group, and all have d_state elements."""
+    """recurrent: 1 for each layer with a delta net. ssm: the sizes of a delta net. It has dt_rank heads of V and
+    n_group heads of Q and K, with d_state elements each."""
 
     recurrent: tuple[int, ...]
     ssm: SSM
@@ -113,7 +113,7 @@ class Qwen3Next(PlainDecoder[Q]):
         if old is None or b.optional("attn_qkv", (cur.ne[0], n_conv), il) is not None:
             qkv = b.linear("attn_qkv", cur, n_conv, "linear_attn_qkv_mixed", il)
             return qkv, b.linear("attn_gate", cur, m.d_inner, "z", il)
-        # files of before: for each head of Q and K, it and those of V and z that share it
+        # Old files: for each head of Q and K its rows, then those of V and z that share it.
         qkvz = b.linear("ssm_in", cur, n_in, "linear_attn_mixed_qkvz", il)
         size, s, each = qkvz.nb[0], m.d_state, m.d_inner // m.n_group
         group = n_in // m.n_group * size

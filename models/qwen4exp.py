@@ -1,10 +1,14 @@
 """Qwen 4 experimental (llama.cpp's `qwen4exp`, https://github.com/ggml-org/llama.cpp): Qwen3-Next with embeddings of
-n-grams, and with hyper-connections of low rank (see `hyper.py`), which also are its norms.
+n-grams and with hyper-connections (see `hyper.py`).
 
-Before one layer each token looks up the rows of a table that its n-grams (it and the tokens before it) choose. A key
-and a value are products of these rows. The value is added to the streams, gated by how well the key goes with each
-stream, and convolved over time. Layers with attention attend to blocks of tokens that an indexer chooses (see
-`indexer.py`)."""
+The weights of its hyper-connections are products of low rank. They norm the streams too, so that blocks have no norms
+of their own.
+
+Before one layer each token looks up rows of a table. Its n-grams (the token and those before it) choose the rows. A key
+and a value are products of these rows. The value is multiplied by a gate for each stream, which is large when the key
+is like the stream. What results is added to the streams, once as it is and once convolved over time.
+
+Layers with attention attend to blocks of tokens that an indexer chooses (see `indexer.py`)."""
 
 from __future__ import annotations
 
@@ -55,17 +59,20 @@ _LAYERS, _SIZE, _HEADS, _KERNEL, _MULTIPLIERS, _OFFSETS, _ROWS, _EOS, _IMAGE = (
 )
 _MAX_SIZE, _MAX_ROWS, _MAX_KERNEL, _MAX_BLOCK = 8, 64, 64, 1024
 _MAX_VOCAB = 1 << 24  # states hold tokens as floats
-_MIN_SCORE = 1e-6  # of which the root is taken
+_MIN_SCORE = 1e-6  # smaller scores count as this before their root is taken
 
 
 class NGrams(NamedTuple):
     """How each token and those before it choose rows of a table.
 
-    size         tokens of the longest n-gram; there are those of 2 .. size tokens, `each` rows for every one
-    multipliers  of the token, of the one before it ...: their products, xor'ed, are the number of an n-gram
-    first, rows  of each row chosen: the part of the table that it is in, and the rows of that part
-    end          the token that ends a text: nothing before it counts
-    stand_in     the token in the place of embeddings that are given
+    size         tokens of the longest n-gram; the shortest has 2
+    each         how many rows each n-gram chooses
+    multipliers  one for the token, one for the token before it, and so on: the products of tokens and multipliers,
+                 xor'ed, are the number of an n-gram
+    first        where the part of the table begins from which a row is chosen, for each row
+    rows         how many rows that part has, for each row
+    end          the token that ends a text: tokens before it do not count
+    stand_in     the token that counts when embeddings are given instead of tokens
     """
 
     size: int
@@ -82,8 +89,8 @@ class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
     """Hyperparameters of Qwen 4.
 
     n_hc_rank     rank of the products that gate streams
-    ngrams        how n-grams are looked up; None: they are not
-    ngram_layer   the layer before which n-grams are looked up; -1: none
+    ngrams        how n-grams are looked up; None: the model has no n-grams
+    ngram_layer   the layer before which n-grams are looked up; -1: the model has no n-grams
     n_ngram_embd  elements of a row of their table
     d_ngram_conv  tokens that the convolution of the looked-up values reads
     """
@@ -96,7 +103,7 @@ class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
 
     @property
     def n_ngram_before(self) -> int:
-        """Tokens before its own that the convolution reads: its steps are as long as an n-gram."""
+        """How many earlier tokens the convolution reaches back. Its taps are as many tokens apart as an n-gram has."""
         return (self.d_ngram_conv - 1) * self.ngrams.size if self.ngrams is not None else 0
 
     @property
@@ -116,7 +123,7 @@ class Qwen4HParams(Indexer, QwenHParams, HyperHParams):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen4(Qwen3Next[Qwen4HParams]):
-    """Streams of residuals, see the module."""
+    """Qwen3-Next with several residual streams; see the module."""
 
     def build(self, b: Build[Qwen4HParams]) -> Graph:
         hp = b.hparams
@@ -131,8 +138,8 @@ class Qwen4(Qwen3Next[Qwen4HParams]):
             )
 
     def mask(self, b: Build[Qwen4HParams], cur: Tensor, pos: Tensor, il: int) -> Tensor:
-        """Of the blocks that the indexer chooses. The key of one is the mean of those of its tokens, normed and roped
-        as the first of them."""
+        """The mask of layer `il`: tokens see the blocks that the indexer chooses. The key of a block is the mean of the
+        keys of its tokens, normed, and roped with the position of its first token."""
         hp = b.hparams
         choose, head = must_choose(b, hp, il), hp.n_indexer_embd
         q, k = index_projections(b, hp, cur, il, required=choose)
@@ -149,16 +156,16 @@ class Qwen4(Qwen3Next[Qwen4HParams]):
 
 
 def _normed(b: Build, x: Tensor, role: str, name: str, il: int) -> Tensor:
-    """Each stream of `x`, ne [n_embd, n_stream, n_tokens], normed, with weights of its own: ne as `x`."""
+    """The streams `x`, ne [n_embd, n_stream, n_tokens], normed, each stream with weights of its own: ne as `x`."""
     n_embd, n, _, _ = x.ne
-    flat = b.weights.ne(b.name(role, il)) == (n_embd * n, 1, 1, 1)  # as some files have them
+    flat = b.weights.ne(b.name(role, il)) == (n_embd * n, 1, 1, 1)  # some files store the weights as one row
     w = b.weight(role, (n_embd * n,) if flat else (n_embd, n), il)
     return b.cb(gg.mul(build_norm(b, x, "", "norm", il), gg.reshape_2d(w, n_embd, n) if flat else w), name, il)
 
 
 def _mixed(b: Build[Qwen4HParams], x: Tensor, role: str, il: int) -> tuple[Tensor, Tensor]:
-    """The mean of the streams, normed and gated, ne [n_embd, n_tokens], and what weights follow from, ne
-    [n_embd * n_stream, n_tokens]."""
+    """Returns the mean of the normed and gated streams, ne [n_embd, n_tokens], and the normed streams, ne
+    [n_embd * n_stream, n_tokens], from which weights are computed."""
     hp = b.hparams
     n_embd, n, n_tokens, _ = x.ne
     normed = gg.reshape_2d(_normed(b, x, f"{role}_norm", "hc_norm", il), n_embd * n, n_tokens)
@@ -183,7 +190,7 @@ def _head(b: Build[Qwen4HParams], x: Tensor) -> Tensor:
 
 
 def _ngrams(b: Build, hp: Qwen4HParams, x: Tensor, il: int) -> Tensor:
-    """The streams `x`, ne [n_embd, n_stream, n_tokens], and what the n-grams of their tokens give to them."""
+    """Add to the streams `x`, ne [n_embd, n_stream, n_tokens], what the n-grams of their tokens say."""
     assert hp.ngrams is not None, hp
     n_embd, n, n_tokens, _ = x.ne
     each = len(hp.ngrams.rows)
@@ -209,13 +216,13 @@ def _ngrams(b: Build, hp: Qwen4HParams, x: Tensor, il: int) -> Tensor:
 
 
 def _inp_ngram_rows(b: Build, g: NGrams) -> Tensor:
-    """The rows of the table that the tokens choose, one token after the other: I32 ne [rows of each * n_tokens].
-    Filling it remembers the last tokens of each sequence, for the next ones."""
+    """The input with the rows of the table that the tokens choose, one token after the other: I32 ne [rows of a token
+    * n_tokens]. When it is filled, the last tokens of each sequence are remembered for the next run."""
 
     def fill(u: UBatch, memory: Memory) -> Ints:
         slot = slot_of_states(u)
         assert memory.states is not None and memory.states.recent is not None, memory
-        recent = memory.states.recent.numpy()  # [cells, g.size - 1]: each token plus 1, 0: none
+        recent = memory.states.recent.numpy()  # [cells, g.size - 1]: each token plus 1; 0: no token
         tokens = (np.full(u.n_tokens, g.stand_in, np.int32) if u.token is None else u.token).reshape(u.n_seqs, -1)
         before = recent[slot.read].astype(np.int32) - 1
         recent[slot.write] = np.concatenate((before, tokens), axis=1)[:, 1 - g.size :] + 1
@@ -225,11 +232,14 @@ def _inp_ngram_rows(b: Build, g: NGrams) -> Tensor:
 
 
 def ngram_rows(g: NGrams, before: Ints, tokens: Ints) -> Ints:
-    """int32 [n_seqs, n, rows of each]: the rows that the `tokens`, int32 [n_seqs, n], of each sequence choose after
-    those `before`, int32 [n_seqs, g.size - 1] (negative: none).
+    """The rows of the table that tokens choose: int32 [n_seqs, n, rows of a token].
 
-    An n-gram's number is the xor of its tokens times their multipliers (modulo 2^64); its row that number modulo the
-    rows of a part of the table. What is missing, and all before the end of a text, counts as that end.
+    tokens  int32 [n_seqs, n]: the tokens of each sequence
+    before  int32 [n_seqs, g.size - 1]: the tokens before them; negative: no token
+
+    The number of an n-gram is the xor of its tokens, each times its multiplier (modulo 2^64). Its row is that number
+    modulo the rows of a part of the table. A missing token, and each token before the end of a text, counts as the
+    token that ends a text.
     """
     n, known = tokens.shape[1], np.concatenate((before, tokens), axis=1).astype(np.int64)
     of, cut = np.empty(tokens.shape, np.uint64), np.zeros(tokens.shape, np.bool_)
@@ -246,8 +256,8 @@ def ngram_rows(g: NGrams, before: Ints, tokens: Ints) -> Ints:
 
 
 def _conv(b: Build, hp: Qwen4HParams, cur: Tensor, step: int, il: int) -> Tensor:
-    """`cur`, ne [channels, n_tokens], convolved over each `step`-th of the tokens up to its own: ne as `cur`. What the
-    next tokens need is stored."""
+    """Convolve `cur`, ne [channels, n_tokens], over time: each token reads itself and earlier tokens, `step` tokens
+    apart. The result has the ne of `cur`. The rows that the next tokens need are stored."""
     channels, before, cells = cur.ne[0], hp.n_ngram_before, b.states.p_l[il]
     w = as_f32(b.weight("ple_conv1d", (hp.d_ngram_conv, channels), il))
     w = gg.cont(gg.transpose(w))  # [channels, d_ngram_conv]
@@ -268,7 +278,7 @@ def _conv(b: Build, hp: Qwen4HParams, cur: Tensor, step: int, il: int) -> Tensor
 
 
 def _read_ngrams(r: Reader) -> dict[str, object]:
-    """What a file says of n-grams. Raises ModelError."""
+    """Read what a file says of n-grams. Raises ModelError."""
     layers: tuple[int, ...] = _array(r, _LAYERS, 0) if r.get(_LAYERS, None) is not None else ()
     if not layers:
         return {"ngram_layer": -1, "n_ngram_embd": 0, "d_ngram_conv": 0}
@@ -297,7 +307,7 @@ def _read_ngrams(r: Reader) -> dict[str, object]:
 
 
 def _blocks(r: Reader, sizes: set[int]) -> dict[str, Any]:
-    """Blocks of which the indexer has one key; without, all tokens are seen."""
+    """The hyperparameters of blocks that the indexer has one key for. Without `sizes`, tokens see all tokens."""
     if not sizes:
         return {"n_chosen": MAX_INT}
     size = sizes.pop()
@@ -307,7 +317,7 @@ def _blocks(r: Reader, sizes: set[int]) -> dict[str, Any]:
 
 
 def _array(r: Reader, key: str, n: int, end: int = MAX_INT) -> tuple[int, ...]:
-    """The first `n` (0: all) of the whole numbers below `end` that a key holds."""
+    """The first `n` (0: all) whole numbers of an array in the metadata; each must be below `end`."""
     value = r.get(key)
     values = cast("list[object]", value.tolist()) if isinstance(value, np.ndarray) else []
     if len(values) < n or not all(type(v) is int and 0 <= v < end for v in values):

@@ -1,6 +1,6 @@
 """Refact (huggingface.co/smallcloudai/Refact-1_6B-fim): Llama with ALiBi instead of a rope.
 
-There is none with experts; as llama.cpp reads a file of one, its layers have no network, but for the activation.
+There is no Refact with experts. llama.cpp would read such a file as a model without networks; this page does the same.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from .blocks.states import as_f32, by_sequence, read_state, store_state
 from .hparams import HParams, NormKind, StateShape
 from .metadata import Reader, read_hparams
 
-_LN_EPS = 64e-5  # of the norm of each head's results
+_LN_EPS = 64e-5  # the epsilon of the norm of each head's results
 _MAX_DECAY = -math.exp(-0.5)  # logarithm of the fastest decay in RWKV-7
 
 
@@ -29,11 +29,11 @@ class RWKVHParams(HParams):
 
     head_size             elements of a head
     n_head_wkv            heads
-    n_head_wkv_kv         heads of K and V, of which there may be fewer
-    n_mix, n_decay        ranks of the products that interpolate tokens, and that make the decay
-    n_iclr, n_value, n_gate  further ranks, of RWKV-7
-    rescale_every         every so many layers the residual is halved; 0: never
-    crossed               norms and networks are Qwen2's
+    n_head_wkv_kv         heads of K and V; there may be fewer than heads of R
+    n_mix, n_decay        ranks of the products that interpolate tokens, and of those that make the decay
+    n_iclr, n_value, n_gate  further ranks of RWKV-7
+    rescale_every         after how many layers the residual is halved; 0: never
+    crossed               norms and networks are those of Qwen2
     """
 
     head_size: int
@@ -130,8 +130,8 @@ def build_model(b: Build[RWKVHParams], *, version: int) -> Graph:
 
 
 def _previous(b: Build, cur: Tensor, before: Tensor, part: int) -> Tensor:
-    """The columns of `cur`, ne [n_embd, n_tokens], moved by one token: each token gets that of the token before it. The
-    first token of a sequence gets a part of the stored state. ne as `cur`."""
+    """Shift the columns of `cur`, ne [n_embd, n_tokens], by one token: each token gets the column of the token before.
+    The first token of a sequence gets its column from the stored state. The result has the ne of `cur`."""
     n, n_tokens, n_seqs = cur.ne[0], b.n_seq_tokens, b.n_seqs
     row = before.nb[1]
     first = gg.view_3d(before, n, 1, n_seqs, row, row, part * n * before.nb[0])
@@ -153,7 +153,7 @@ def _lerp(b: Build, cur: Tensor, sx: Tensor, role: str, il: int) -> Tensor:
 
 
 def _channel_mix(b: Build, cur: Tensor, prev: Tensor, il: int, gated: bool) -> Tensor:
-    """The network of RWKV: ne as `cur`. `gated`: by a product of its own (RWKV-6)."""
+    """The network of RWKV: ne as `cur`. `gated`: its output is gated by another product of `cur` (RWKV-6)."""
     n_embd, n_ff = cur.ne[0], b.hparams.layer(il).n_ff
     sx = gg.sub(prev, cur)
     k = b.linear("channel_mix_key", _lerp(b, cur, sx, "channel_mix_lerp_k", il), n_ff, "ffn_key", il)
@@ -168,8 +168,9 @@ def _channel_mix(b: Build, cur: Tensor, prev: Tensor, il: int, gated: bool) -> T
 
 
 def _time_mix6(b: Build, hp: RWKVHParams, cur: Tensor, prev: Tensor, il: int) -> Tensor:
-    """Time mixing of RWKV-6: ne [n_embd, n_tokens]. When a model has no weight of the token itself, what is read fades
-    as what is written, and is not normed (the crossings)."""
+    """Time mixing of RWKV-6: ne [n_embd, n_tokens]. A model without the weight of the token itself is a crossing of
+    RWKV and Qwen2: there the newest token fades like the earlier ones before it is read, and the result is not
+    normed."""
     n, n_tokens, head, n_head = hp.n_embd, b.n_tokens, hp.head_size, hp.n_head_wkv
     first = b.optional("time_mix_first", (head, n_head), il)
     xw, xk, xv, xr, xg = _mixed6(b, hp, cur, gg.sub(prev, cur), il)
@@ -214,7 +215,8 @@ def _mixed6(b: Build, hp: RWKVHParams, cur: Tensor, sx: Tensor, il: int) -> list
 def _time_mix7(
     b: Build, hp: RWKVHParams, cur: Tensor, prev: Tensor, v_first: Tensor | None, il: int
 ) -> tuple[Tensor, Tensor]:
-    """Time mixing of RWKV-7, ne [n_embd, n_tokens], and V of the first layer, mixed into that of the others."""
+    """Time mixing of RWKV-7, ne [n_embd, n_tokens]. Also returns V of the first layer, which is mixed into V of the
+    other layers."""
     n, n_tokens, head, n_head = hp.n_embd, b.n_tokens, hp.head_size, hp.n_head_wkv
     g1, g2 = _gate7(b, hp, il)
     n_mixed = 5 if g1 is None else 6
@@ -271,7 +273,7 @@ def _planes(t: Tensor) -> list[Tensor]:
 
 
 def _repeated(b: Build, hp: RWKVHParams, t: Tensor) -> Tensor:
-    """Heads of K or V, each for as many of R as share it: ne [head_size, n_head, n_tokens]."""
+    """Repeat the heads of K or V for the heads of R that share them: ne [head_size, n_head, n_tokens]."""
     head, n_kv, n_tokens = hp.head_size, hp.n_head_wkv_kv, b.n_tokens
     if n_kv != hp.n_head_wkv:
         t = gg.repeat_4d(gg.reshape_4d(t, head, 1, n_kv, n_tokens), head, hp.n_head_wkv // n_kv, n_kv, n_tokens)

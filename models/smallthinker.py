@@ -1,6 +1,6 @@
-"""SmallThinker (arXiv 2507.20984): llama with a window in all but each fourth layer, of which only those with it are
-roped, and a mixture of experts with relu that is routed by what the layer reads, so that its experts can be fetched
-while attention is computed."""
+"""SmallThinker (arXiv 2507.20984): llama with a window in three of four layers; only layers with the window are roped.
+The mixture of experts has relu. Its router reads the input of the layer, so that the experts can be fetched while
+attention is computed."""
 
 from __future__ import annotations
 

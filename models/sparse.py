@@ -1,6 +1,7 @@
-"""Models whose tokens attend to a few tokens, or blocks of them, that an indexer chooses (see `indexer.py`):
-DeepSeek-V3.2 (arXiv:2512.02556) and GLM-5 (arXiv:2602.15763), which are DeepSeek-V2's latent attention beside, and
-MiniMax-M3 (huggingface.co/MiniMaxAI), a decoder with gpt-oss' gates.
+"""Models whose tokens attend only to tokens, or blocks of tokens, that an indexer chooses (see `indexer.py`).
+
+DeepSeek-V3.2 (arXiv:2512.02556) and GLM-5 (arXiv:2602.15763) are DeepSeek-V2 with such an indexer beside its latent
+attention. MiniMax-M3 (huggingface.co/MiniMaxAI) is a plain decoder with such an indexer and gpt-oss' activation.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .indexer import (
 )
 from .metadata import Reader, read_hparams, read_router
 
-_GLM_52_CONTEXT = 1 << 20  # of GLM-5.2, whose first files do not say which layers have an indexer
+_GLM_52_CONTEXT = 1 << 20  # tells GLM-5.2 by its context: its first files do not say which layers have an indexer
 _BLOCK_SIZE, _LOCAL_BLOCKS = (f"{{arch}}.attention.indexer.{key}" for key in ("block_size", "local_blocks"))
 
 
@@ -45,7 +46,8 @@ class DSAHParams(Indexer, DeepSeek2HParams):
 
 @dataclass(frozen=True, kw_only=True)
 class MSAHParams(Indexer):
-    """Hyperparameters of MiniMax's: `n_chosen` blocks of tokens, counting those that are seen in any case."""
+    """Hyperparameters of MiniMax's sparse attention. A token sees `n_chosen` blocks of tokens, among them those that it
+    sees in any case."""
 
     def has_indexer(self, il: int) -> bool:
         return il >= self.n_layer_dense_lead and super().has_indexer(il)
@@ -53,7 +55,8 @@ class MSAHParams(Indexer):
 
 @dataclass(frozen=True, kw_only=True)
 class MSA(PlainDecoder[MSAHParams]):
-    """Each head of K has a head of the indexer, and sees the blocks that it chooses by their largest product."""
+    """A plain decoder with an indexer. The indexer has a head for each head of K, and that head chooses the blocks that
+    the head of K sees. The score of a block is its largest product of query and key."""
 
     def kv(self, b: Build[MSAHParams], cur: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> KV:
         hp, a = b.hparams, super().kv(b, cur, pos, factors, il)

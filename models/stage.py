@@ -13,10 +13,11 @@ from .blocks import Build, Input, given_embd
 
 
 def begin_at(b: Build) -> None:
-    """Leave out of the graph, one of tokens, what is before layer `b.first`: the output of the layer before becomes the
-    input `inp_embd`, F32 ne [n_embd, n_tokens].
+    """Leave out of the graph, which reads tokens, everything before layer `b.first`. The output of the layer before it
+    becomes the input `inp_embd`, F32 ne [n_embd, n_tokens].
 
-    Raises ModelError when the rest reads more than that: the tokens, an earlier layer, or its K, V or states.
+    Raises ModelError when the rest of the graph reads anything else from before: the tokens, an earlier layer, or its
+    K, V or states.
     """
     hidden, full = b.named(f"l_out-{b.first - 1}"), b.graph.nodes
     if hidden.ne[1] != b.n_tokens:

@@ -1,13 +1,15 @@
-"""T5 (arXiv 1910.10683), T5 1.1, Flan-T5 (2210.11416), mT5, UMT5: an encoder, and a decoder whose tokens see what it
-gave of a text; and the encoder alone, `t5encoder`: sentence-T5 (arXiv 2108.08877), and what conditions image models.
+"""T5 (arXiv 1910.10683), T5 1.1, Flan-T5 (2210.11416), mT5 and UMT5: an encoder, and a decoder whose tokens attend to
+the text that the encoder has read. Also the encoder alone, `t5encoder`: sentence-T5 (arXiv 2108.08877), and the text
+encoder of image models.
 
-Instead of positions, what is added to the scores of attention: a number for each head and each bucket of distances,
-small ones each in their own, larger ones together (see `relative_buckets`). All layers use those of the first, unless
-they have their own; scores over the encoded text have none. Scores are not scaled, products have no biases. The network
-has a gate of gelu (T5 1.1, Flan-T5), or is one of relu.
+There are no positions. Instead a number is added to each score of attention, which depends on the head and on the
+distance of the tokens. Each small distance has its own number, larger distances share them in buckets (see
+`relative_buckets`). All layers use the numbers of the first layer, unless they have their own. Scores over the encoded
+text have no such numbers. Scores are not scaled, and products have no biases. The network has a gate with gelu (T5 1.1,
+Flan-T5), or no gate, with relu.
 
-T5 as it was first has the embeddings for output weights, of what is multiplied with 1 / sqrt(n_embd): our key
-`t5.logit_scale`, which llama.cpp does not read (its logits are larger by that factor).
+The first T5 uses the embeddings as output weights too, and scales their input by 1 / sqrt(n_embd). Files of pyggml have
+a key for that, `t5.logit_scale`. llama.cpp does not read it; its logits are larger by that factor.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class RelativeHParams(HParams):
 
 @dataclass(frozen=True, kw_only=True)
 class T5HParams(RelativeHParams):
-    """The hyperparameters of T5. `n_layer` are the layers of the decoder; here are those of the encoder."""
+    """The hyperparameters of T5. `n_layer` counts the layers of the decoder, `n_layer_enc` those of the encoder."""
 
     n_layer_enc: int
 
@@ -87,7 +89,7 @@ def _read(r: Reader) -> T5HParams:
         r,
         n_layer=r.integer(Keys.LLM.DECODER_BLOCK_COUNT, n_enc),
         n_layer_enc=n_enc,
-        n_head=r.integer(Keys.Attention.HEAD_COUNT),  # encoder and decoder have as many: none for each layer
+        n_head=r.integer(Keys.Attention.HEAD_COUNT),  # encoder and decoder share it, so it is one number
         n_head_kv=r.integer(Keys.Attention.HEAD_COUNT_KV, 0),
         n_ff=r.integer(Keys.LLM.FEED_FORWARD_LENGTH),
         rope_layers=0,

@@ -1,5 +1,6 @@
-"""Talkie (huggingface.co/talkie-lm): norms without weights, of the embeddings too; Q and K are normed after they are
-roped, Q times a gain for each head; and every layer adds the embeddings once more, times a number of its own."""
+"""Talkie (huggingface.co/talkie-lm): norms have no weights, and the embeddings are normed too. Q and K are normed after
+they are roped; then Q is multiplied with a gain for each head. Every layer adds the embeddings once more, times a
+number of its own."""
 
 from __future__ import annotations
 

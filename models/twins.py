@@ -36,7 +36,8 @@ class Twin(NamedTuple):
 
 
 def find_twins(graph: Graph, layers: Sequence[BuiltLayer]) -> dict[int, Twin]:
-    """The layers of a graph that have the same nodes as a layer before them, but for the weights that they read."""
+    """The layers of a graph that have the same nodes as an earlier layer and differ in the weights that they read
+    only."""
     twins: dict[int, Twin] = {}
     for il in range(1, len(layers)):
         for like in range(il):
@@ -50,7 +51,8 @@ def find_twins(graph: Graph, layers: Sequence[BuiltLayer]) -> dict[int, Twin]:
 
 
 def _leafs(graph: Graph, a: BuiltLayer, b: BuiltLayer) -> dict[Tensor, Tensor] | None:
-    """What layer `b` reads in the place of each leaf that layer `a` reads. None when they differ in anything else."""
+    """For each leaf that layer `a` reads, the leaf that layer `b` reads instead. None when the layers differ in more
+    than that."""
     ours, theirs = (graph.nodes[r.start : r.stop] for r in (a.nodes, b.nodes))
     if len(ours) != len(theirs):
         return None

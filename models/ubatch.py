@@ -14,9 +14,10 @@ from .memory.recurrent import StateSlot
 class UBatch:
     """Tokens that are computed together.
 
-    equal_seqs    True when `n_seqs` sequences have `n_seq_tokens` tokens each, one after the other; else every token
-                  counts as a sequence of its own: n_seqs is n_tokens, n_seq_tokens 1
-    token, embd   int32 [n_tokens], or float32 [n_tokens, n_embd]: the one that the batch has, or both, see `Batch`
+    equal_seqs    True when `n_seqs` sequences have `n_seq_tokens` tokens each, one sequence after the other. False when
+                  every token counts as a sequence of its own: then n_seqs is n_tokens, and n_seq_tokens is 1
+    token         int32 [n_tokens]; None when the batch has embeddings only
+    embd          float32 [n_tokens, n_embd]; None when the batch has tokens only (for both, see `Batch.add_hidden`)
     pos           int32 [n_tokens]
     seq           int32 [n_tokens]: the (first) sequence of each token
     sets          all sequences of each token; None when each has one
@@ -40,7 +41,7 @@ class UBatch:
 
     @property
     def seq_id(self) -> list[tuple[int, ...]]:
-        """The sequences of each of the `n_seqs` (of each token in a simple split)."""
+        """The sequences of each of the `n_seqs` groups of tokens (of each token when `equal_seqs` is False)."""
         sets = [(s,) for s in self.seq.tolist()] if self.sets is None else self.sets
         return [tuple(s) for s in sets[:: self.n_seq_tokens]]
 

@@ -1,5 +1,5 @@
-"""The tensors of a model as its builder asks for them: which a file must have, which it may have, and which nobody
-asked for."""
+"""The tensors of a model. They note which tensors the builder asks for: those that a file must have, and those that it
+may have. A tensor that nobody asked for can then be reported."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Weights(Mapping[str, Tensor]):
 
 
 class CheckedWeights(Weights):
-    """Weights that note what is wrong with a tensor and go on, to find everything that is wrong. `faults` says what, by
-    name."""
+    """Weights that go on when a tensor is wrong, so that everything wrong is found. `faults` has the errors, by the
+    name of the tensor."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(tensors)
@@ -80,8 +80,8 @@ class CheckedWeights(Weights):
         self._made = ShapeOnlyWeights()
 
     def ask(self, spec: TensorSpec) -> Tensor | None:
-        """The tensor; a tensor of the right shape in the place of a wrong one; None for an optional one that is
-        absent."""
+        """The tensor that is asked for. For a wrong tensor, another one of the right shape; for an optional tensor that
+        is absent, None."""
         try:
             return super().ask(spec)
         except ModelError as e:
@@ -92,17 +92,17 @@ class CheckedWeights(Weights):
 class ShapeOnlyWeights(Weights):
     """Weights without memory, made as they are asked for, to look at a graph without a file.
 
-    Matrices have type `dtype`, vectors F32. Tensors that a file may lack exist when `optional` has their names.
+    Matrices are F16, vectors F32. Tensors that a file may lack exist when `optional` has their names.
     """
 
-    def __init__(self, optional: Container[str] = ("output.weight",), dtype: DType = DType.F16) -> None:
+    def __init__(self, optional: Container[str] = ("output.weight",)) -> None:
         self._made: dict[str, Tensor] = {}
-        self._ctx, self._optional, self._dtype = Context(), optional, dtype
+        self._ctx, self._optional = Context(), optional
         super().__init__(self._made)
 
     def ask(self, spec: TensorSpec) -> Tensor | None:
         """The tensor, made when it is asked for, or None."""
         if spec.name not in self._made and (not spec.optional or spec.name in self._optional):
-            dtype = self._dtype if len(spec.ne) > 1 else DType.F32
+            dtype = DType.F16 if len(spec.ne) > 1 else DType.F32
             self._made[spec.name] = self._ctx.new_tensor(dtype, spec.ne, spec.name)
         return super().ask(spec)

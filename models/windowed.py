@@ -1,4 +1,4 @@
-"""Plain decoders with a sliding window in some of their layers: each is said in what it differs by, with its source."""
+"""Plain decoders with a sliding window in some of their layers: for each, its source and what is special in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .hparams import HParams, Router
 from .metadata import PLAIN_ROPE, Reader, read_hparams, read_router, read_swa_pattern, read_window
 
 _ROPE_PATTERN = "{arch}.attention.rope_pattern"
-_EXAONE4_LAYERS = 64  # of the model with the window, of which old files do not say so
+_EXAONE4_LAYERS = 64  # tells the model that has the window by its layers: old files do not say it
 
 
 def _softcaps(r: Reader) -> dict[str, float]:
@@ -28,7 +28,7 @@ def _gemma(r: Reader, n_layer_27b: int, **own: Any) -> HParams:
     said = r.get(Keys.Attention.SCALE, None) is not None
     if (
         r.integer(Keys.LLM.BLOCK_COUNT) == n_layer_27b and not said
-    ):  # scores are scaled as a head of n_embd would have it
+    ):  # scores are scaled by the size that heads would have if they shared n_embd
         heads = r.per_layer(Keys.Attention.HEAD_COUNT)
         own["f_attention_scale"] = 1.0 / math.sqrt(n_embd // (heads if isinstance(heads, int) else heads[0]))
     return read_hparams(HParams, r, rope_type="neox", f_embedding_scale=math.sqrt(n_embd), **own)
@@ -87,7 +87,7 @@ def _afmoe(r: Reader) -> HParams:
         rope_type="neox",
         router=read_router(r, Router(gating="sigmoid", norm=False)),
         f_embedding_scale=r.number(Keys.LLM.EMBEDDING_SCALE, math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH))),
-        rope_layers=r.flags(_ROPE_PATTERN)  # of pyggml alone: llama.cpp has a fixed one
+        rope_layers=r.flags(_ROPE_PATTERN)  # a key of pyggml: llama.cpp has a fixed pattern
         if r.get(_ROPE_PATTERN, None) is not None
         else tuple(int((il + 1) % 4 != 0) for il in r.layers),
         **read_window(r, 4, 0),
@@ -116,36 +116,37 @@ def _spark2_5(r: Reader) -> HParams:
 
 
 ARCHITECTURES = (
-    # Gemma 2 (arXiv 2408.00118): norms before and behind, softcaps of scores and logits, a window in every other layer.
+    # Gemma 2 (arXiv 2408.00118): norms before and after attention and network, softcaps of scores and logits, a window
+    # in every other layer.
     Architecture(("gemma2",), PlainDecoder(act="gelu", post_norm=True, rope_factors=False).build, _gemma2),
-    # Gemma 3 (arXiv 2503.19786): Q and K normed instead of softcaps, a window and a rope of their own in five of six
-    # layers.
+    # Gemma 3 (arXiv 2503.19786): Q and K normed, no softcaps; five of six layers have a window and another rope.
     Architecture(
         ("gemma3",), PlainDecoder(act="gelu", post_norm=True, rope_factors=False, qk_norm="head").build, _gemma3
     ),
-    # Command R7B, Command A (arXiv 2504.00698): parallel, three of four layers have a window; the others no rope.
+    # Command R7B, Command A (arXiv 2504.00698): attention and network side by side; three of four layers have a window,
+    # the others have no rope.
     Architecture(("cohere2",), PlainDecoder(norm="layer", parallel=True).build, _cohere2),
-    # EXAONE 4 (arXiv 2507.11407): norms behind attention and network, none before; Q and K normed. In the larger one
-    # three of four layers have a window; the others no rope.
+    # EXAONE 4 (arXiv 2507.11407): norms after attention and network, not before; Q and K normed. In the larger model
+    # three of four layers have a window, the others have no rope.
     Architecture(("exaone4",), PlainDecoder(pre_norm=False, post_norm=True, qk_norm="head").build, _exaone4),
-    # OLMo 2 (arXiv 2501.00656): norms behind, none before, and of Q and K whole; OLMo 3 (arXiv 2512.13961): three of
-    # four layers have a window and a rope without YaRN.
+    # OLMo 2 (arXiv 2501.00656): norms after attention and network, not before; Q and K normed over all heads. OLMo 3
+    # (arXiv 2512.13961): three of four layers have a window, and a rope without YaRN.
     Architecture(
         ("olmo2",), PlainDecoder(pre_norm=False, post_norm=True, qk_norm="row", rope_factors=False).build, _olmo2
     ),
-    # Granite with a window (IBM): its scales, and attention sinks.
+    # Granite with a window (IBM): the scales of Granite, and attention sinks.
     Architecture(("granite_swa",), PlainDecoder(sinks="some").build, _granite_swa),
-    # Trinity (huggingface.co/arcee-ai/Trinity-Mini): attention gated by a sigmoid, norms before and behind, Q and K
-    # normed, a sigmoid router; every fourth layer has no window and no rope.
+    # Trinity (huggingface.co/arcee-ai/Trinity-Mini): attention gated by a sigmoid, norms before and after attention and
+    # network, Q and K normed, a sigmoid router; every fourth layer has no window and no rope.
     Architecture(
         ("afmoe",), PlainDecoder(qk_norm="head", post_norm=True, attn_gate="sigmoid", rope_factors=False).build, _afmoe
     ),
     # K-EXAONE (arXiv 2601.01739): only layers with the window are roped; Q and K normed, a sigmoid router.
     Architecture(("exaone-moe",), PlainDecoder(qk_norm="head").build, _exaone_moe),
-    # Laguna (Poolside, huggingface.co/poolside): attention gated by a softplus, Q and K normed; layers with the window
-    # have a rope of their own, without YaRN.
+    # Laguna (Poolside, huggingface.co/poolside): attention gated by a softplus, Q and K normed; layers with a window
+    # have another rope, without YaRN.
     Architecture(("laguna",), PlainDecoder(qk_norm="head", attn_gate="softplus").build, _laguna),
-    # iFlytek Spark 2.5 (github.com/ggml-org/llama.cpp, src/models/spark2-5.cpp): the heads of attention are gated by a
-    # sigmoid, a network of gelu.
+    # iFlytek Spark 2.5 (github.com/ggml-org/llama.cpp, src/models/spark2-5.cpp): each head of attention is gated by a
+    # sigmoid, and the network has gelu.
     Architecture(("spark2_5",), PlainDecoder(act="gelu", attn_gate="sigmoid").build, _spark2_5),
 )

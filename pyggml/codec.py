@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .buffers.buffer import Bytes
-from .dtypes import WRITABLE_BLOCKS, DType
+from .dtypes import WRITABLE_BLOCKS, DType, no_dtype
 from .errors import DTypeError, ShapeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,7 +23,7 @@ def check_rows(dtype: DType, n: int) -> int:
     """Bytes of a row of `n` elements of `dtype`; ShapeError when it is not a whole number of blocks, DTypeError when
     `dtype` is no DType."""
     if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DTypeError(f"{dtype!r:.40} is no pyggml.DType")
+        raise DTypeError(no_dtype(dtype))
     try:
         return dtype.row_size(n)
     except ValueError as e:
@@ -39,9 +39,10 @@ def as_array(what: str, values: Any) -> Array:
 
 
 def unfit(values: Array, dtype: DType) -> str | None:
-    """What among `values` has no number in `dtype`, in words, or None. No type stores what is no real number. An
-    integer type stores no fractions, no NaN and nothing out of its range; a block type no NaN and no infinities. Floats
-    and block types round."""
+    """Say in words which of `values` the type `dtype` cannot store; None when it can store all.
+
+    All values must be real numbers. An integer type stores no fractions, no NaN and no numbers out of its range. A
+    block type stores no NaN and no infinities. Floats and block types round."""
     if values.dtype.kind not in "biuf":
         return f"values of type {values.dtype}"
     to = dtype.np_dtype
@@ -86,7 +87,7 @@ def encode(array: Array, dtype: DType) -> Bytes:
             return np.ascontiguousarray(array, dtype.np_dtype).reshape(-1).view(np.uint8)
     if dtype is DType.BF16:
         return f32_to_bf16(np.asarray(array, np.float32)).reshape(-1).view(np.uint8)
-    from gguf import GGMLQuantizationType, quants  # slow to import, seldom needed
+    from gguf import quants  # slow to import, seldom needed
 
     rows = np.ascontiguousarray(array, np.float32).reshape(-1, n)
     odd = ~np.isfinite(rows).reshape(-1, dtype.block_size).all(axis=1)
@@ -96,15 +97,16 @@ def encode(array: Array, dtype: DType) -> Bytes:
         return stored
     try:
         with np.errstate(over="ignore"):  # scales of F16
-            return quants.quantize(rows, GGMLQuantizationType(dtype.gguf_id)).reshape(-1)
-    except NotImplementedError:
+            return quants.quantize(rows, _gguf_type(dtype)).reshape(-1)
+    except (NotImplementedError, DTypeError):
         if quantize_rows is None:
             raise DTypeError(f"{dtype.name} cannot be quantised to") from None
         return quantize_rows(rows, dtype).reshape(-1)
 
 
 def decode(data: Bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """Stored bytes as an array of `shape` (NumPy order): the type's own NumPy dtype, else float32.
+    """Stored bytes as an array of `shape` (NumPy order). It has the NumPy type that is the same as `dtype`, or float32
+    when there is none.
 
     Raises ShapeError when the byte count does not match, DTypeError when the type cannot be read.
     """
@@ -116,9 +118,19 @@ def decode(data: Bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
         return data.view(dtype.np_dtype).reshape(shape)
     if dtype is DType.BF16:
         return bf16_to_f32(data.view(np.uint16)).reshape(shape)
-    from gguf import GGMLQuantizationType, quants
+    from gguf import quants
 
     try:
-        return quants.dequantize(data.reshape(rows, -1), GGMLQuantizationType(dtype.gguf_id)).reshape(shape)
+        return quants.dequantize(data.reshape(rows, -1), _gguf_type(dtype)).reshape(shape)
     except NotImplementedError:
         raise DTypeError(f"{dtype.name} cannot be dequantised") from None
+
+
+def _gguf_type(dtype: DType) -> Any:
+    """The type in the gguf package. Raises DTypeError when the version that is installed does not know it."""
+    from gguf import GGMLQuantizationType
+
+    try:
+        return GGMLQuantizationType(dtype.gguf_id)
+    except ValueError:
+        raise DTypeError(f"{dtype.name}: the gguf package that is installed does not know this type") from None

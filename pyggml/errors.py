@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from operator import index
 from types import FrameType
@@ -60,11 +60,20 @@ class StateError(GGMLError):
 
 
 class ModelError(GGMLError):
-    """A model file lacks what its architecture needs, or the architecture is unknown."""
+    """A model cannot be used: its file lacks something that the architecture needs, or the architecture is unknown."""
 
 
 class SamplerError(GGMLError):
     """A sampler's parameter is out of its range, a grammar cannot be read, or no token is left to choose."""
+
+
+class OptionError(GGMLError, TypeError):
+    """A keyword argument that there is not, or one that is given under two names."""
+
+
+def not_sent(what: object, instead: str, error: type[GGMLError] = GraphError) -> GGMLError:
+    """The error of an object that cannot be pickled, with what to do instead. (`copy` copies as `pickle` does.)"""
+    return error(f"a {type(what).__name__} cannot be pickled or copied: {instead}")
 
 
 def integer(value: Any) -> int:
@@ -98,6 +107,13 @@ def path_name(path: Any, error: type[GGMLError]) -> str:
     if "\0" in name:
         raise error(f"a path cannot be {path!r:.60}")
     return name
+
+
+def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+    """At most `n` of the known names that look like `name`, the likest first."""
+    from difflib import get_close_matches  # only an error needs it
+
+    return get_close_matches(name, list(known), n, cutoff)
 
 
 _site: ContextVar[Site | None] = ContextVar("pyggml_site", default=None)

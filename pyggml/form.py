@@ -1,8 +1,8 @@
-"""What the weights of a matrix product are stored as for it: `Tensor.form`.
+"""How matrix products may read a weight: `Tensor.form`.
 
 The form of its weights, its number of columns and the instruction set decide how a product is computed, and so how
-precise it is; nothing else does (`pyggml.backends.cpu.products.choose`). A form belongs to one tensor: its views, and
-its copies on other backends, have none of it.
+precise it is; nothing else does (`pyggml.backends.cpu.products.choose`). A form belongs to one tensor: views of it, and
+copies on other backends, do not have it.
 """
 
 from __future__ import annotations

@@ -8,30 +8,30 @@ raise one: `pyggml.limits.JSON_BYTES = 1 << 30`. `docs/limits.md` shows the tabl
 from __future__ import annotations
 
 # Files beside the weights
-JSON_BYTES = 1 << 28  # of a JSON file: config.json, tokenizer.json, the index of shards (the largest known has 35 MB)
-TOKENIZER_TOKENS = 1 << 21  # of a folder's tokenizer: ids are below it (the largest known has 0.9 million)
-SENTENCEPIECE_BYTES = 1 << 24  # of a tokenizer.model (the largest known has 5 MB)
+JSON_BYTES = 1 << 28  # size of a JSON file: config.json, tokenizer.json, the index of shards (largest known: 35 MB)
+TOKENIZER_TOKENS = 1 << 21  # tokens of a folder's tokenizer: ids are below it (the largest known has 0.9 million)
+SENTENCEPIECE_BYTES = 1 << 24  # size of a tokenizer.model (the largest known has 5 MB)
 HEAD_DIM = 1 << 16  # elements of a head of attention, as a config has it (the largest known has 576)
-TEXT_FILE_BYTES = 1 << 24  # of a chat template or a grammar in a file
-PATTERN_CHARS = 1 << 16  # of a pattern of a PEFT adapter
+TEXT_FILE_BYTES = 1 << 24  # size of a file with a chat template or a grammar
+PATTERN_CHARS = 1 << 16  # length of a pattern of a PEFT adapter
 PATTERN_SECONDS = 5  # for matching all `rank_pattern` and `alpha_pattern` of a PEFT adapter: each takes microseconds
-TRACE_BYTES = 1 << 30  # that a trace (.npz) may unpack to, however small its file is ...
-TRACE_RATIO = 16  # ... and how many times the size of the file: numbers rarely shrink to half when packed
+TRACE_BYTES = 1 << 30  # size to which a trace (.npz) may unpack, however small its file is ...
+TRACE_RATIO = 16  # ... and how many times as large as its file: numbers rarely shrink to half when packed
 
 # Chat templates. Besides, a template may use TEMPLATE_PER_BYTE steps and bytes for each byte of its variables
 TEMPLATE_SOURCE = 1 << 17  # characters of a template (the largest known has 30,000)
 TEMPLATE_STEPS = 1 << 24  # nodes of the template that are run, and values that are written or compared
 TEMPLATE_BYTES = 1 << 26  # bytes of all texts and lists that it makes, its output among them
 TEMPLATE_PER_BYTE = 64
-TEMPLATE_SECONDS = 60.0  # of one rendering
+TEMPLATE_SECONDS = 60.0  # time of one rendering
 
 # Vocabularies
-TOKEN_BYTES = 1 << 12  # of one special token, or of any that is looked for at each place (the longest known has 128)
+TOKEN_BYTES = 1 << 12  # length of a token that is looked for at each place, as special ones are (longest known: 128)
 CHARSMAP_BYTES = 1 << 8  # that a rule of a character map replaces or puts in (the longest known puts in 33)
 
 # Grammars and JSON schemas
-GRAMMAR_STEPS = 4_000_000  # of the analysis of a GBNF grammar, most of them pairs of characters that are compared
+GRAMMAR_STEPS = 4_000_000  # steps of analysing a GBNF grammar, mostly pairs of characters that are compared
 GRAMMAR_ITEMS = 200_000  # states of the parser in one step of a text; 5,000 members that may all be missing need 20,000
 SCHEMA_PARTS = 200_000  # schemas inside one, with the copies that are made of definitions which are merged with others
-SCHEMA_REMAINDERS = 1 << 18  # of all its `multipleOf` (without zeros at the end): the engine has a state for each
+SCHEMA_REMAINDERS = 1 << 18  # sum of its `multipleOf` (without zeros at the end): the engine has a state for each
 SCHEMA_SECONDS = 5  # that the engine may look at the patterns of one schema

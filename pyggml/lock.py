@@ -1,4 +1,4 @@
-"""Locks: what one thread at a time may use, and what becomes of it in a forked child."""
+"""Locks for objects that one thread at a time may use, which also know when they are lost in a forked child."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from .errors import BackendError, GraphError
 
 
 class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
-    """A lock for `with`; the thread that holds it may take it again, others wait (Ctrl-C ends the wait).
+    """A lock for `with`. The thread that holds it may take it again; other threads wait (Ctrl-C ends the wait).
 
     Raises BackendError in a forked child when another thread of the parent held the lock: nobody would ever release it.
-    Entering and leaving are the C code of RLock, so that Ctrl-C comes before or after them and never leaves it locked.
+    Entering and leaving are the C code of RLock. So Ctrl-C comes before or after them, and never leaves it locked.
 
-    telling  the node whose values taps and edits are looking at, in a run of the thread that holds the lock; else empty
+    telling  the name of the node whose values taps and edits see just now, in a run of the thread that holds the lock;
+             empty at other times
     """
 
     telling = ""
@@ -59,7 +60,7 @@ _R = TypeVar("_R")
 
 
 def locked(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
-    """A method (or a function of something that has a lock) that holds the lock from beginning to end."""
+    """A decorator for methods (or functions of an object with a lock), which hold the lock from beginning to end."""
 
     @wraps(f)
     def whole(self: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -70,7 +71,7 @@ def locked(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P]
 
 
 def changing(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
-    """As `locked`, for a method that changes or saves the state that a run works on. The method raises GraphError when
+    """As `locked`, for methods that change or save the state that a run works on. Such a method raises GraphError when
     a tap or an edit calls it in the middle of that run."""
 
     @wraps(f)

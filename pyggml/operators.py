@@ -1,15 +1,17 @@
-"""What Python's operators, methods, indices and NumPy do with a tensor; `pyggml.ops._operators` records the nodes."""
+"""Gives tensors Python's operators, NumPy's methods and functions, and indices. `pyggml.ops._operators` records their
+nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 
 T = TypeVar("T", bound="Operand")
 
 
 class Recorder(Protocol):
-    """Records the nodes of an expression (NotImplemented: not of such operands); the ops package installs itself."""
+    """Records the nodes of an expression, or returns NotImplemented when it does not know the operands. The ops package
+    sets it as `Operand.recorder`, because this module may not import ops."""
 
     def binary(self, symbol: str, a: Any, b: Any) -> Any: ...
     def unary(self, symbol: str, a: Any) -> Any: ...
@@ -20,40 +22,43 @@ class Recorder(Protocol):
 
 
 class Operand:
-    """`+ - * / @ **`, `abs`, comparisons, methods, indices and `.T` of tensors, and NumPy's functions of them. All
-    record nodes and compute nothing.
+    """Lets tensors be written as expressions: `+ - * / @ **`, `abs`, comparisons, methods, indices, `.T` and NumPy's
+    functions. All of these record nodes and compute nothing.
 
-    The other operand is a tensor, a number, or a NumPy array (which becomes a constant leaf, of floats F32, of float16
-    F16). Shapes are broadcast as in NumPy; and, as in ggml, a dimension may repeat whole times.
+    The other operand may be a tensor, a number or a NumPy array. An array becomes a constant leaf: F16 when it is
+    float16, F32 when it has other floats. Shapes are broadcast as in NumPy. As in ggml, a dimension may also be
+    repeated several times to fit.
 
-    Two tensors give the type that has the values of both, on either side, as in NumPy: the same where they are of one
-    type, F32 for two types of floats, the larger of two types of integers. Integers next to floats, and in `/`, `**`
-    and `@`, count as F32 (`gg.div` of integers truncates). I32 and I64 wrap around. A number does not change the type
-    of a tensor, but for a fraction beside integers. (ggml's named functions, `gg.add` and its like, are ggml's: the
-    type of the first.)
+    The result of two tensors has a type that can hold the values of both, whichever stands first, as in NumPy. Tensors
+    of one type keep it; two types of floats give F32; two types of integers give the larger. Integers become F32 beside
+    floats, and in `/`, `**` and `@` (`gg.div` of integers truncates). I32 and I64 wrap around. A number does not change
+    the type of a tensor, except that integers with a fraction give F32. (ggml's own functions, such as `gg.add`, give
+    the type of their first tensor.)
 
-    `== != < <= > >=` give I32: 1 where it holds, else 0 (NaN as in NumPy); `gg.where(a < b, a, b)` chooses, `x * (a >
-    0)` leaves out, `(a > 0).sum()` counts. So `bool(t)` raises, as does `t in [a, b]` where it is none of them: `is`
-    compares tensors themselves, and a key of a dict is the tensor itself.
+    `== != < <= > >=` give I32: 1 where the comparison holds, 0 elsewhere (NaN as in NumPy). With them
+    `gg.where(a < b, a, b)` chooses elements, `x * (a > 0)` sets elements to 0, and `(a > 0).sum()` counts. No value is
+    known yet, so `bool(t)` raises, and so does `t in [a, b]` unless t is one of the two. `is` tells whether two names
+    mean one tensor. As a key of a dict a tensor stands for itself, not for its values.
 
-    `@` is NumPy's matmul [.., m, k] @ [.., k, n] -> [.., m, n]: mul_mat(cont(transpose(b)), a), without the `cont`
-    where `b` is itself a transpose (`x @ w.T`). `a ** p` takes any number p (whole and half ones exactly as products
-    and roots, the others as exp(p log a)), `p ** a` a positive p.
+    `@` is NumPy's matmul, [.., m, k] @ [.., k, n] -> [.., m, n]. It records mul_mat(cont(transpose(b)), a), without the
+    `cont` when `b` is a transpose itself (`x @ w.T`). `a ** p` takes any number p: whole and half numbers are computed
+    exactly, by products and roots, others as exp(p log a). `p ** a` takes a positive number p.
 
-    NumPy's functions of a tensor are nodes, too: np.add, np.exp, np.maximum, np.isfinite, np.logical_and ..; those that
-    no op records raise DTypeError.
+    NumPy's functions of a tensor record nodes too: np.add, np.exp, np.maximum, np.isfinite, np.logical_and and others.
+    Functions for which there is no op raise DTypeError.
 
-    An index is whole numbers, slices, `...` and None: a view of the same memory. Raises ShapeError for what has no view
-    (negative steps, empty slices, more than four dimensions), DTypeError for lists of indices (see `get_rows`) and for
-    other types.
+    An index may have whole numbers, slices, `...` and None. It gives a view of the same memory. Raises ShapeError when
+    there can be no view (a negative step, an empty slice, more than four dimensions), and DTypeError for lists of
+    indices (see `get_rows`) and other types.
     """
 
     __slots__ = ()
 
     recorder: ClassVar[Recorder]
+    missing: ClassVar[Callable[[str], AttributeError] | None] = None  # the error about an attribute; pyggml installs it
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        """`np.exp(t)`, `np.add(t, 1)`, and `array + t`, too."""
+        """NumPy calls this for `np.exp(t)`, `np.add(t, 1)` and also `array + t`."""
         return self.recorder.ufunc(ufunc.__name__, method, inputs, [*options])
 
     def __add__(self: T, other: Any) -> T:
@@ -116,21 +121,32 @@ class Operand:
     def __ne__(self: T, other: Any) -> T:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.recorder.binary("!=", self, other)
 
-    __hash__ = object.__hash__  # a key is this very tensor
+    __hash__ = object.__hash__  # as a key, a tensor stands for itself, not for its values
 
     @property
     def T(self: T) -> T:
-        """The dimensions in reverse order, a view (NumPy's; `gg.transpose` exchanges the first two of ggml's)."""
+        """A view with all dimensions in reverse order, as in NumPy. (`gg.transpose` exchanges ggml's first two.)"""
         return self.recorder.unary("T", self)
 
     def __getitem__(self: T, key: Any) -> T:
         return self.recorder.item(self, key)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # protocols of other libraries ask for names with _, often
+            plain = AttributeError(f"Tensor has no attribute {name!r}")
+            raise plain if name[:1] == "_" or Operand.missing is None else Operand.missing(name)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        text = "what a graph has computed does not change. gg.cpy(x, t[1:3]) and gg.set(t, x, ..) record a store"
+        self.recorder.refuse("[] =", f"{text}; t[1:3].set(array) writes values now")
+
     # -- methods --------------------------------------------------------------------------------------------------
 
     def reshape(self: T, *shape: Any, order: str = "C") -> T:
-        """The elements in another shape, in NumPy's order: `t.reshape(2, -1)`, where -1 is what is left of them. A view
-        where they lie densely, else of a copy (`gg.cont`); the tensor itself where it has that shape."""
+        """The same elements in another shape, in NumPy's order. In `t.reshape(2, -1)` the -1 stands for the size that
+        fits the number of elements. The result is a view when the elements are contiguous, and otherwise a view of a
+        copy (`gg.cont`). It is the tensor itself when that has the shape already."""
         if order != "C":
             self.recorder.refuse("reshape", f"order must be 'C', not {order!r:.40}")
         return self.recorder.method("reshape", self, *shape)
@@ -140,41 +156,43 @@ class Operand:
         return self.recorder.method("reshape", self, -1)
 
     def permute(self: T, *axes: Any) -> T:
-        """A view whose axis i is axis `axes[i]` of this one, in NumPy's order (`gg.permute` counts in ggml's)."""
+        """A view whose axis i is axis `axes[i]` of this tensor. Axes count in NumPy's order (in ggml's for
+        `gg.permute`)."""
         return self.recorder.method("permute", self, *axes)
 
     def transpose(self: T, *axes: Any) -> T:
-        """NumPy's: as `permute`; without axes they are reversed, as in `.T` (`gg.transpose` exchanges ggml's first
-        two)."""
+        """As `permute`; without axes they are reversed, as in NumPy. (`gg.transpose` exchanges ggml's first two.)"""
         return self.recorder.method("transpose", self, *axes)
 
     def astype(self: T, dtype: Any) -> T:
-        """A dense copy in another type, `gg.cast`: a `DType`, its name, or a NumPy type."""
+        """A contiguous copy in another type (`gg.cast`). `dtype` is a `DType`, its name, or a NumPy type."""
         return self.recorder.method("astype", self, dtype)
 
     def sum(self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False) -> T:
-        """The sum along axes of NumPy's order (a number, several, None for all), which `keepdims` leaves with one
-        element each. Floats keep their type, and are summed in double; I8, I16, I32 and I64 give I64. `dtype` and `out`
-        are what `np.sum(t, axis)` hands on: None."""
+        """The sum along axes in NumPy's order. `axis` is a number, several numbers, or None for all axes. With
+        `keepdims` the summed axes stay, with one element each. Floats keep their type, and are summed in double; I8,
+        I16, I32 and I64 give I64. `dtype` and `out` are there because `np.sum(t, axis)` passes them on; they must be
+        None."""
         return self.recorder.method("sum", self, axis, keepdims, dtype=dtype, out=out)
 
     def mean(self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False) -> T:
-        """The mean, as `sum`. Integers give F32."""
+        """The mean, with arguments as in `sum`. Integers give F32."""
         return self.recorder.method("mean", self, axis, keepdims, dtype=dtype, out=out)
 
     def var(
         self: T, axis: Any = None, dtype: None = None, out: None = None, ddof: float = 0, keepdims: bool = False
     ) -> T:
-        """The mean square of what elements differ from their mean, as `mean`; of n elements it is divided by
-        n - ddof."""
+        """The variance: squared differences from the mean, summed and divided by n - ddof. Other arguments and the
+        types are as in `mean`."""
         return self.recorder.method("var", self, axis, keepdims, ddof, dtype=dtype, out=out)
 
     def max(self: T, axis: Any = None, out: None = None, keepdims: bool = False) -> T:
-        """The largest element, NaN where there is one; axes as in `sum`. F32, F16, BF16, I32, I64."""
+        """The largest element; NaN when one of the elements is NaN. Axes as in `sum`. Takes F32, F16, BF16, I32 and
+        I64."""
         return self.recorder.method("max", self, axis, keepdims, out=out)
 
     def min(self: T, axis: Any = None, out: None = None, keepdims: bool = False) -> T:
-        """The smallest element, NaN where there is one, as `max`."""
+        """The smallest element; everything else as in `max`."""
         return self.recorder.method("min", self, axis, keepdims, out=out)
 
     def __len__(self) -> int:

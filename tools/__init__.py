@@ -1,1 +1,1 @@
-"""The command line, one verb per file, and the tools behind it."""
+"""The command line, with one verb per file, and the tools that the verbs use."""

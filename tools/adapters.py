@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -84,6 +83,8 @@ def _taken(given: dict[str, Any]) -> AdapterOptions:
 
 def _digest(path: Path) -> str:
     """The SHA-256 of a file, or of all files of a folder."""
+    from hashlib import sha256  # which loads OpenSSL
+
     h = sha256()
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if file.is_file():

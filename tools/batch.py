@@ -20,7 +20,7 @@ from pyggml.llm.model import model_digest
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.run_batch import batch as gg_batch
 from pyggml.llm.samplers.params import N_PREDICT, SamplingOptions, SamplingParams
-from pyggml.stream.layout import memory_size
+from pyggml.stream.sizes import memory_size
 
 from .adapters import Adapters
 from .command import Option

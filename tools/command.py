@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, get_args, ge
 
 import click
 
-from pyggml.errors import GGMLError
+from pyggml.errors import GGMLError, nearest
 
 T = TypeVar("T")
 PANEL = "Options"
@@ -107,7 +106,7 @@ def _refuse(ctx: click.Context, option: str, known: Iterable[str]) -> NoReturn:
         verbs = [name for name in app.list_commands(ctx) if option in _flags(ctx, app.get_command(ctx, name))]
     if verbs:
         raise click.UsageError(f"No such option {option!r}; it is one of: pyggml {', '.join(verbs)}", ctx)
-    raise click.NoSuchOption(option, possibilities=get_close_matches(option, known), ctx=ctx)
+    raise click.NoSuchOption(option, possibilities=nearest(option, known), ctx=ctx)
 
 
 def _flags(ctx: click.Context, command: click.Command | None) -> set[str]:
@@ -116,15 +115,19 @@ def _flags(ctx: click.Context, command: click.Command | None) -> set[str]:
 
 
 class Verb(WholeOptions):
-    """The command of a verb. Its help groups the options in panels."""
+    """The command of a verb. Its help explains the arguments, then the options, which it groups in panels."""
 
+    arguments: Sequence[tuple[str, str]]  # what the usage line calls an argument, and its help
     panels: Mapping[str, str]  # option's name -> the panel that shows it
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(self.arguments)
         found: dict[str, list[tuple[str, str]]] = {PANEL: []}
         for p in self.get_params(ctx):
             record = p.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(p, click.Argument):  # of which click 8.5 shows the name alone
                 found.setdefault(self.panels.get(p.name or "", PANEL), []).append(record)
         for panel, records in found.items():
             with formatter.section(panel):
@@ -136,6 +139,7 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Group[Any]] = {}
     params: list[click.Parameter] = []
+    arguments: list[tuple[str, str]] = []
     panels: dict[str, str] = {}
 
     def add(name: str, hint: Any, default: Any) -> None:
@@ -150,6 +154,8 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
         params.append(_parameter(name, kind, marker, default))
         if isinstance(marker, Option):
             panels[name] = marker.panel
+        else:
+            arguments.append((marker.metavar or name.upper(), marker.help))
 
     for p in inspect.signature(function).parameters.values():
         add(p.name, hints[p.name], p.default)
@@ -160,7 +166,7 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
         function(**values)
 
     made = Verb(name, params=params, callback=run, help=function.__doc__)
-    made.panels = panels
+    made.arguments, made.panels = arguments, panels
     return made
 
 

@@ -23,7 +23,7 @@ from .split import progress_of
 
 Matrix = npt.NDArray[np.float64]
 
-_ITERATIONS, _TOLERANCE = 1000, 1e-7  # of the power iteration, as in llama.cpp
+_ITERATIONS, _TOLERANCE = 1000, 1e-7  # when the power iteration ends, as in llama.cpp
 _SAME = 1e-6  # smaller differences come from equal tokens
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}
 
@@ -56,9 +56,9 @@ def cvector(
 def directions(
     model: Model, positive: Sequence[str], negative: Sequence[str], method: Method, n_threads: int | None = None
 ) -> ControlVector:
-    """The direction of each layer from 1 on, of length 1, pointing to the positive prompts: the mean, or the first
-    principal component (about zero), of the differences between the layer's results for the tokens of each pair of
-    prompts. The shorter prompt of a pair is filled up with spaces.
+    """The direction of each layer from 1 on, with length 1, pointing to the positive prompts. For the tokens of each
+    pair of prompts the differences between the layer's outputs are taken; the direction is their mean, or their first
+    principal component (about zero). The shorter prompt of a pair is filled up with spaces.
 
     Raises ModelError when a layer shows no difference.
     """
@@ -74,7 +74,7 @@ def directions(
         for i, pair in enumerate(tokens):
             for ids in pair:
                 batch = Batch.prompt(ids)
-                batch.logits = [True] * len(ids)  # else the last layer would have one row
+                batch.logits = [True] * len(ids)  # otherwise the last layer would give one row only
                 ctx.memory.clear()
                 ctx.decode(batch)
             for il, name in names.items():

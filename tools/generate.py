@@ -142,7 +142,7 @@ def generate(
 
     reason = "interrupted"
     try:
-        if display_prompt and not as_json and not g.source:  # the answer of an encoder-decoder is shown alone
+        if display_prompt and not as_json and not g.source:  # an encoder-decoder's answer is shown alone
             sys.stdout.write(text)
             sys.stdout.flush()
         for token in _with_bar(g, not (display_prompt and sys.stdout.isatty())):
@@ -178,7 +178,8 @@ def generate(
 
 
 def _with_bar(g: Generation, shown: bool) -> Iterator[Token]:
-    """The tokens of a generation; a bar shows the evaluation of a long prompt (not behind text on the same line)."""
+    """The tokens of a generation. While a long prompt is evaluated, a bar shows how far it is (unless a text stands on
+    the same line)."""
     with bar("prompt") as show:
         g.progress = show if shown else None
         tokens = iter(g)
@@ -190,16 +191,16 @@ def _with_bar(g: Generation, shown: bool) -> Iterator[Token]:
 
 @dataclass
 class _SessionFile:
-    """The prompt cache of a run; without a `path`, there is no cache."""
+    """The prompt cache of a run. Without a `path` there is no cache, and nothing is done."""
 
     g: Generation
     path: Path | None
     everything: bool
     read_only: bool
-    due: bool = False  # whether the prompt is to be saved
+    due: bool = False  # whether the prompt is still to be saved
 
     def open(self, given: bool) -> None:
-        """Load what the file has of the prompt. Without a prompt, continue the text in the file."""
+        """Load the part of the prompt that the file has. Without a prompt, continue the text in the file."""
         g = self.g
         if self.path is None:
             return
@@ -217,7 +218,7 @@ class _SessionFile:
         self.due = session.n_matched < len(g.prompt)
 
     def save_prompt(self) -> None:
-        """Save the prompt, as soon as exactly the prompt is evaluated."""
+        """Save the prompt, at the moment when all of it is evaluated and nothing more."""
         if self.due:
             self._save(self.g.prompt)
 

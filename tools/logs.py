@@ -33,7 +33,7 @@ def start_logging(verbose: bool, file: Path | None) -> None:
     """Send warnings to stderr (with `verbose`, everything), and everything to `file`. Raises OSError when the file
     cannot be written."""
     log = logging.getLogger("pyggml")
-    for handler in [h for h in log.handlers if h.get_name() == __name__]:  # of an earlier command in this process
+    for handler in [h for h in log.handlers if h.get_name() == __name__]:  # left by an earlier command in this process
         log.removeHandler(handler)
         handler.close()
     everything = logging.DEBUG if verbose else logging.WARNING

@@ -27,7 +27,7 @@ from .command import Option
 from .measure.op_cases import OP_CASES, Ne, OpCase
 from .options import Json, Threads
 
-COLD_BYTES = 96 << 20  # weights of products of few columns, too many for caches: decoding reads a whole model
+COLD_BYTES = 96 << 20  # bytes of weights that no cache holds, for products of few columns: decoding reads a whole model
 COLD_COLUMNS = 8
 MIN_SECONDS = 0.2  # each row is measured at least so long
 TABLE_WIDTH = 110

@@ -10,7 +10,7 @@ from typing import Annotated, Optional
 import click
 
 from pyggml.errors import BatchError, GGMLError, SamplerError
-from pyggml.stream.layout import memory_size
+from pyggml.stream.sizes import memory_size
 
 from .command import Option
 

@@ -62,7 +62,8 @@ def merge(
 
 @contextmanager
 def progress_of(name: str) -> Generator[Callable[[int, int], None], None, None]:
-    """A progress bar on stderr (if it is a terminal) during a `with` block; it is told bytes done and in all."""
+    """A progress bar on stderr (if it is a terminal) during a `with` block. It is called with the bytes that are done,
+    and all bytes."""
     columns = (TextColumn(name), BarColumn(), DownloadColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -6,7 +6,6 @@ from math import exp
 from typing import Any
 
 from pyggml.llm.generate.generation import Generation, Token
-from pyggml.llm.generate.speculative import SpeculativeGeneration
 from pyggml.llm.samplers import StepTrace
 from pyggml.llm.vocab import Vocab
 
@@ -20,7 +19,7 @@ def timings(g: Generation, load: float, total: float) -> dict[str, float]:
     """Milliseconds and tokens per second. `predicted` is all from the first token on, `eval` the model's part of it."""
     t = g.timings
     predicted = t.eval + t.sample
-    drafts = g.stats if isinstance(g, SpeculativeGeneration) else None
+    drafts = g.draft_stats
     return {
         "load_ms": load * 1e3,
         "prompt_n": t.n_prompt,
@@ -45,7 +44,7 @@ def table(g: Generation, load: float, total: float) -> str:
         head = f"{what:>16} = {seconds * 1e3:10.2f} ms / {n:5d} {unit:<6}"
         return f"{head} ({each:8.3f} ms per token, {per_second(n, seconds):10.2f} tokens per second)"
 
-    drafts = [f"{g.stats}"] if isinstance(g, SpeculativeGeneration) else []
+    drafts = [] if g.draft_stats is None else [str(g.draft_stats)]
     return "\n".join(
         (
             f"{'load time':>16} = {load * 1e3:10.2f} ms",
@@ -88,4 +87,4 @@ def trace_lines(step: StepTrace, vocab: Vocab) -> str:
 
 def trace_json(step: StepTrace) -> dict[str, Any]:
     """A step as a plain object."""
-    return {"token": step.token, "samplers": [vars(s) for s in step.samplers]}
+    return {"token": step.token, "samplers": [s._asdict() for s in step.samplers]}

@@ -56,7 +56,7 @@ typedef struct block {
 } block;
 
 // The block of keys `first`..last (KEYS of them at most) for a tile. If biased, bias[r * row_step + i * key_step] is
-// what row r adds to its score with key keys[i].
+// added to the score of row r with key keys[i].
 static inline block tile_block(const attention *a, const tile *t, int64_t first, int64_t last, const scratch *w,
                                int64_t row_step, int64_t key_step) {
   const int n = (int)PG_MIN(KEYS, last - first);

@@ -14,7 +14,7 @@ enum {
   LONG_BLOCKS = 4, // fewer, because each is long enough to notice late workers
   MARGIN = 16,     // runs are shared when that saves more than a sixteenth
   PAUSE_NS = 100000000, // the least time between two trials
-  COST = 100            // ... and at least so many times the cost of the last trial
+  COST = 100            // ... and at least this many times the cost of the last trial
 };
 
 static int pace_is_short(const pg_pace *p) { return p->least < SHORT_NS; }

@@ -17,7 +17,7 @@ enum { AWAKE_NS = 500000 }; // how long a worker stays awake between two runs: l
 enum { LATE_NS = 1000000 }; // waking up takes less than this; a time slice of another process takes more
 enum { REST_NS = 4000000 }; // half of the first rest; each further rest is twice as long ...
 enum { MOST_RESTS = 7 };    // ... up to this many times
-enum { LOOK_AT = 8 };       // for so many late workers, look up their CPU time
+enum { LOOK_AT = 8 };       // the CPU time is looked up for at most this many late workers
 
 typedef struct worker {
   int32_t claim;
@@ -26,7 +26,7 @@ typedef struct worker {
   int32_t rank;   // which thread of an op it is
   int32_t done;   // last step it has done
   int32_t waits;  // it waits at a barrier within the step
-  int32_t rests;  // how often it rested lately
+  int32_t rests;  // how often it was late lately
   int64_t until;  // end of its rest
   char pad[24];   // each worker has a cache line of its own
 } worker;

@@ -6,8 +6,8 @@
 
 enum { PG_CHUNK = VF_N == 16 ? 8 : 4, PG_CHUNK_KEYS = 256, PG_KEYS_ROW = PG_CHUNK_KEYS + 16 };
 
-// What a token does: s = w * s + k v^T, y = r s. DELTA: it also reads along = a s, and writes v + c * along instead of
-// v. BESIDE: it reads along, too, and writes b along^T in addition.
+// What a token does to the state s: s = w * s + k v^T, y = r s. In the other forms it also reads a vector `along` = a
+// s. DELTA: it writes v + c * along instead of v. BESIDE: it writes b along^T in addition.
 typedef enum pg_chunk_form { PG_CHUNK_PLAIN, PG_CHUNK_DELTA, PG_CHUNK_BESIDE } pg_chunk_form;
 
 typedef struct pg_chunk_kind {
@@ -23,7 +23,7 @@ typedef struct pg_chunk_token {
   const float *vecs[PG_VECS], *v; // [n, padded], [n_rows, padded]
   float c, own;
   int has_own;
-  float memory[PG_VECS][PG_KEYS_ROW], *values; // 0 behind n
+  float memory[PG_VECS][PG_KEYS_ROW], *values; // 0 from element n on
 } pg_chunk_token;
 
 typedef void (*pg_chunk_fill)(const pg_task *t, const pg_cell *c, pg_chunk_token *token);
@@ -55,7 +55,8 @@ static int pg_chunk_fits(const pg_scan *x) {
   return x->n_tokens >= PG_CHUNK && x->n_slots == 1 && x->n <= PG_CHUNK_KEYS && x->n_rows >= VF_N / 2;
 }
 
-// to[t][s], s <= t: how much token t reads (by r, or a) of what token s wrote (by k, or b), after its fading.
+// to[t][s], s <= t: how much token t reads (by r, or a) of the vector that token s has written (by k, or b), and that
+// has faded since.
 PG_INLINE void pg_chunk_triangle(const pg_chunk_work *m, float (*to)[PG_CHUNK], int64_t n, int by_a, int of_b,
                                  int before) {
   vf acc[PG_CHUNK][PG_CHUNK];

@@ -5,7 +5,8 @@
 
 enum { STRIP = 256 }; // elements at a time
 
-// One strip of dst, of floats and of integers. A comparison has the numbers 1 and 0; what picks one has that one.
+// Functions that compute a strip of dst, for floats and for integers. Comparisons give 1 and 0; maximum and minimum
+// give one of the two elements.
 #define COMPARE(name, op)                                                                                              \
   static void name##_f32(int32_t *y, const float *a, const float *b, int64_t n) {                                      \
     for (int64_t i = 0; i < n; i++) y[i] = a[i] op b[i];                                                               \

@@ -13,8 +13,8 @@ typedef struct conv {
   int64_t nb_tap[4], nb_kernel, nb_kernel_group;   // of the kernel: along its three axes and channels; per output
   int64_t y_group, y_out, y_row, y_depth, y_batch; // byte strides of the result
   int64_t taps, blocks, row, outs;                 // floats per row laid out; `blocks` of `outs` kernels per group
-  int64_t
-      step; // taps of a row see it from so many floats on: the dilation, or STRIP where each tap has a row of its own
+  int64_t step; // floats between the places where neighbouring taps begin to read: the dilation, or STRIP when each tap
+                // has a row of its own
   float *weight; // [groups][blocks][taps][outs]
   int32_t *at;   // [taps]
   float *x;      // [channels][depth][height][row], one per thread

@@ -37,7 +37,7 @@ static void move(const mover *m, char *pd, int64_t sd, const char *ps, int64_t s
     pg_load_plain(pd, m->between, m->src, ps, ss, n);
     if (m->limit > 0) make_finite((float *)pd, n, m->limit);
   } else {
-    double x[STRIP]; // or as many floats or integers
+    double x[STRIP]; // or STRIP floats or integers
     for (int64_t k = 0; k < n; k += STRIP) {
       const int64_t c = PG_MIN(STRIP, n - k);
       pg_load_plain(x, m->between, m->src, ps + k * ss, ss, c);

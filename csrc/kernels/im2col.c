@@ -1,13 +1,14 @@
 // im2col, im2col_3d: write the elements of each window of an image as a row. col2im_1d: sum columns into a signal.
 #include "kernels/window.h"
 
-enum { PLACES = 16 }; // windows of a row at a time: so many rows of the result stay in the L1 cache
+enum { PLACES = 16 }; // windows of a row at a time: this many rows of the result stay in the L1 cache
 
 int64_t PG_FN(im2col_work)(const pg_task *t, int nth) {
   return t->dst.type == PG_F32 ? 0 : pg_times(t->dst.ne[0], PLACES * (int64_t)sizeof(float) * nth);
 }
 
-// x[j * n] for m places j = what tap kw along the width sees of the row at `row` (NULL: zeros), from place `ow` on.
+// x[j * n] = the element of the row at `row` (NULL: zeros) that tap kw of the width sees in place ow + j, for m places
+// j.
 #define TAP(type, value)                                                                                               \
   for (int64_t j = first; j < last; j++) {                                                                             \
     const type e = *(const type *)(row + (at + j * s) * w->nb[0]);                                                     \

@@ -9,7 +9,7 @@ enum { NEAREST = 0, BILINEAR = 1, BICUBIC = 2, MODE = 255, ALIGN_CORNERS = 256, 
 // Taps from n[i] to max have weight 0 and read the element after the last.
 typedef struct table {
   int64_t n_in, n_out, max;
-  int mode, align; // align: the outermost middles meet
+  int mode, align; // align: the middles of the outermost elements of both lie in the same place
   double half, step;
   int32_t *n, *at;
   float *weight;
@@ -28,7 +28,7 @@ static table table_of(const pg_task *t, int axis) {
   return a;
 }
 
-// Place the table in scratch memory. Returns the memory behind it.
+// Place the table in scratch memory. Returns the memory after it.
 static char *use(table *a, char *work) {
   a->n = (int32_t *)work;
   a->at = a->n + a->n_out;
@@ -98,7 +98,7 @@ int64_t PG_FN(upscale_work)(const pg_task *t, int nth) {
   return pg_plus(pg_plus(table_size(&w), table_size(&h)), pg_times(w.n_in + 1, 2 * (int64_t)sizeof(float) * nth));
 }
 
-// sum[0..n) = x * f, or that added
+// sum[0..n) = x * f when `first`, otherwise sum[0..n) += x * f.
 static void add_scaled(float *sum, const float *x, float f, int64_t n, int first) {
   const vf v = vf_set1(f);
   int64_t i = 0;

@@ -97,7 +97,7 @@ PG_INLINE void blocks_of(const pg_task *t, int ith, int nth, const pg_scan *scan
     const float *rows[PG_CONV_MAX_TAPS];
     turn(weights, (const float *)t->src[PG_CONV_WEIGHTS].data + first * n_c, n, n_c);
     turn(before, from, n, n_c - 1);
-    // the last token's rows but one, in one step more, are what is stored
+    // The step after the last token stores: its rows, except the newest, are the tokens that the next run needs.
     for (int64_t k = 0; k <= s.n_tokens; k++, y += s.n_head) {
       for (int64_t i = 0; i < n_c; i++) {
         const int64_t at = k + i - s.n;

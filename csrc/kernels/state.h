@@ -164,7 +164,7 @@ PG_INLINE void pg_turn_part(const pg_cell *c, int64_t at, int64_t n, const pg_tu
   for (int r = 0; r < R; r++) y[i + r] = sum[r];
 }
 
-// Rows of a head, whose state is `at` floats behind c's first one.
+// Rows of a head whose state begins `at` floats after the first state of c.
 PG_INLINE void pg_turn_rows(const pg_cell *c, int64_t at, int64_t n_rows, int64_t n, const pg_turn *x, float *y,
                             pg_turn_form form) {
   int64_t i = 0;

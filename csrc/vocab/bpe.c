@@ -35,7 +35,7 @@ typedef struct {
   int64_t n_heap;
 } word;
 
-// Put the pair of the symbol at `i` and the one behind it onto the heap, if it has a rank.
+// Put the pair of the symbol at `i` and the next one onto the heap, if it has a rank.
 static void bpe_offer(word *w, int32_t i) {
   const int32_t next = w->links[i].next, pair = next < 0 ? -1 : bpe_find(w->b, w->symbols[i], w->symbols[next]);
   w->links[i].pair = pair;

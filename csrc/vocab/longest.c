@@ -43,7 +43,7 @@ static int64_t put_utf8(uint8_t *out, uint32_t c) {
 typedef struct {
   const pg_trie *t;
   int32_t unk;
-  uint8_t *bytes; // of the part that is being read, behind the prefix
+  uint8_t *bytes; // the prefix, and the part that is being read
   int64_t n_prefix, n;
   int32_t *ids;
   int64_t n_ids;

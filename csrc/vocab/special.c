@@ -6,7 +6,7 @@
 #include "vocab/trie.h"
 #include "vocab/watch.h"
 
-enum { INSIDE = -1, STRIPPED = -2 }; // marks: 0 for what is not taken, a text's number + 1 where it begins
+enum { INSIDE = -1, STRIPPED = -2 }; // marks of bytes: 0 when it is not taken, a text's number + 1 where it begins
 
 typedef struct {
   const pg_trie *t;

@@ -13,7 +13,7 @@ static inline uint64_t *trie_slot(const pg_trie *t, int32_t node, uint8_t byte) 
   return &t->slots[s];
 }
 
-// The node behind `node` and this byte; 0 when no text goes on with the byte.
+// The node to which this byte leads from `node`; 0 when no text goes on with the byte.
 static inline int32_t trie_step(const pg_trie *t, int32_t node, uint8_t byte) {
   if (!node) return t->first[byte];
   if (t->nodes[node].next == byte + 1) return node + 1;

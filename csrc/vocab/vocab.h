@@ -13,13 +13,14 @@ typedef struct {
   uint64_t base, inverse, powers[4], flip, factors[2];
 } pg_seed;
 
-// Read strings of a GGUF file, each behind its length in 8 bytes: up to n of them, from data + *at on. Returns how many
-// lie within `size` bytes; *at becomes the place of the next one. `packed`, unless it is NULL, gets their bytes, with a
-// NUL behind each.
+// Read strings of a GGUF file, which stand after their lengths of 8 bytes each: up to n of them, from data + *at on.
+// Returns how many lie within `size` bytes; *at becomes the place of the next one. `packed`, unless it is NULL, gets
+// their bytes, with a NUL after each.
 int64_t pg_gguf_strings(const uint8_t *data, int64_t size, int64_t *at, int64_t n, uint8_t *packed);
 
 // Numbered texts, to be found by their bytes (vocab/texts.h): text i ends at bytes + ends[i], where a NUL stands, and
-// the next begins behind that. n_slots is a power of two, more than there are texts; slots are 0 before pg_texts_index.
+// the next text begins after that. n_slots is a power of two, more than there are texts; slots are 0 before
+// pg_texts_index.
 typedef struct {
   const uint8_t *bytes;
   const int64_t *ends;
@@ -30,7 +31,7 @@ typedef struct {
 void pg_texts_index(const pg_texts *t, int64_t n);
 
 // Numbered texts, to be found from their beginnings (vocab/trie.h). Each beginning is a node, the empty one node 0. A
-// node has the number of the text that ends there + 1, or 0, and the byte + 1 that leads to the node behind it in
+// node has the number of the text that ends there + 1, or 0, and the byte + 1 that leads to the node after it in
 // `nodes`, or 0. All other ways from a node to the next are in `slots`, at most one for each text: n_slots is a power
 // of two, more than there are texts. `nodes` has one more than texts have bytes, below 2^28; both are 0 before
 // pg_trie_index, which takes texts as they are packed in pg_texts, and of equal ones the first.
@@ -42,7 +43,7 @@ typedef struct {
   pg_node *nodes;
   int64_t n_slots;
   pg_seed seed;
-  int32_t first[256]; // the node behind node 0 and this byte, or 0
+  int32_t first[256]; // the node to which this byte leads from node 0, or 0
 } pg_trie;
 void pg_trie_index(pg_trie *t, const uint8_t *bytes, const int64_t *ends, int64_t n);
 
@@ -94,7 +95,7 @@ int64_t pg_best_cut(const pg_trie *t, const double *scores, const uint8_t *words
 
 // Cut texts out of another text (vocab/special.c): text 0 wherever it occurs, then text 1 in what is left, and so on.
 // The texts of the trie are numbered from the longest to the shortest. how[i] has PG_CUT when text i counts, and
-// PG_LSTRIP or PG_RSTRIP when it swallows white space before or behind it. pg_special_begin returns the number of
+// PG_LSTRIP or PG_RSTRIP when it swallows white space before or after it. pg_special_begin returns the number of
 // places where a text that counts begins, and puts the longest text of each place into `heap`, unless that is NULL.
 // pg_special_cut takes this heap, as many `places`, the lengths of texts, and n zeroed marks. It returns the number of
 // parts, at most one more than twice the places, with the beginning and end of each part, and its text's number (-1:

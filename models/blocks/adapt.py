@@ -1,4 +1,4 @@
-"""What adapters add to a graph: low-rank products to those of weights, and vectors to the residual."""
+"""What adapters add to a graph: a product of low rank to the product with a weight, and vectors to the residual."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Adapters:
     """The adapters that a graph is built with. Graphs that are built with the same object can replace each other.
 
     low_rank  by the name of the weight (`output.weight` also when the model uses its embeddings instead)
-    control   by layer: what is added to its output, F32 ne [n_embd]
+    control   by layer: the vector that is added to the layer's output, F32 ne [n_embd]
     """
 
     def __init__(self, low_rank: Mapping[str, Sequence[LowRank]], control: Mapping[int, Tensor]) -> None:

@@ -18,9 +18,9 @@ _SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext", "v", "kqv")
 
 
 def build_qkv(b: Build, cur: Tensor, il: int, *, bias: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Q, ne [n_embd_head_k, n_head, n_tokens], K, ne [n_embd_head_k, n_head_kv, n_tokens], and V, ne [n_embd_v_gqa,
-    n_tokens], of `cur`. Each is the product of a weight of its own, or all are one product when the model has
-    `attn_qkv`. They are clamped when the model asks for it (`f_clamp_kqv`). `bias`: as for `Build.linear`."""
+    """Make Q, ne [n_embd_head_k, n_head, n_tokens], K, ne [n_embd_head_k, n_head_kv, n_tokens], and V, ne
+    [n_embd_v_gqa, n_tokens], of `cur`. Each has a weight of its own, or all three have `attn_qkv` together. They are
+    clamped when the model asks for it (`f_clamp_kqv`). `bias`: as for `Build.linear`."""
     n = b.hparams.layer(il)
     if not n.n_head_kv:
         raise ModelError(f"hyperparameter n_head_kv: layer {il} has no heads, as those of this architecture must")
@@ -61,15 +61,16 @@ class KV:
     """The arguments of attention over the cache, for layer `il`.
 
     q_cur    ne [n_embd_head_k, n_head, n_tokens]
-    k_cur    ne [n_embd_head_k, n_head_kv, n_tokens]; None: the layer attends to K and V of another (`hp.kv_layer`)
+    k_cur    ne [n_embd_head_k, n_head_kv, n_tokens]; None: the layer attends to K and V of another layer
+             (`hp.kv_layer`)
     v_cur    ne [n_embd_v_gqa, n_tokens]; None: V is in K
     kq_mask  ne [n_kv, n_tokens padded], or one for each head of K: ne [n_kv, n_tokens, n_head_kv]
-    sinks    ne [n_head]: one more score of each head
-    v_mla    ne [n_embd_head_v, n, n_head]: multiplied with the values in the cache, it gives those of each head
-    scale    a factor of the scores; 0: the model's
+    sinks    ne [n_head]: one more score for each head
+    v_mla    ne [n_embd_head_v, n, n_head]: the matrix that makes the values of each head from those in the cache
+    scale    the factor of the scores; 0: the model's
     bias     ne [n_kv, n_tokens, n_head]: added to the scores before they are scaled
-    cross    attend to what the encoder gave; there are no k_cur and v_cur then
-    beside   a layer of another cache whose cells are attended to as well, and their mask (V is in K)
+    cross    attend to the encoded text; there are no k_cur and v_cur then
+    beside   a layer, perhaps of another cache, whose cells are attended to as well, and the mask of these (V is in K)
     """
 
     q_cur: Tensor
@@ -132,8 +133,8 @@ def rotate(cur: Tensor, by: Tensor | None) -> Tensor:
 
 
 def build_attn_gate(b: Build, attn: Tensor, cur: Tensor, il: int, act: Callable[[Tensor], Tensor]) -> Tensor:
-    """Gate `attn`, what attention gives before it is projected: times `act` of a product of `cur`. The product has an
-    element for each element of `attn`, or one for each head. ne as `attn`."""
+    """Gate `attn`, the output of attention before its projection: multiply it with `act` of a product of `cur`. The
+    product has an element for each element of `attn`, or one for each head. The result has the ne of `attn`."""
     n_head = b.hparams.layer(il).n_head
     n_gate = b.n_out("attn_gate", (n_head, attn.ne[0]), il)
     gate = b.cb(act(b.linear("attn_gate", cur, n_gate, "attn_gate", il)), "attn_gate_act", il)

@@ -25,7 +25,7 @@ from ..weights import TensorSpec, Weights
 from .adapt import NO_ADAPTERS, Adapters
 
 Values = npt.NDArray[np.int32] | npt.NDArray[np.float32]
-Fill = Callable[[UBatch, Memory], Sequence[Values]]  # of a group of inputs
+Fill = Callable[[UBatch, Memory], Sequence[Values]]  # gives the values of a group of inputs
 FillOne = Callable[[UBatch, Memory], Values]
 
 
@@ -56,8 +56,8 @@ class Input(NamedTuple):
 
 
 class CacheUse(NamedTuple):
-    """How a graph uses one cache: the cells that attention looks at (those of the ubatch when it is transient), the
-    first cell of the ubatch's slot (bound when the graph runs), and the name of the mask."""
+    """How a graph uses one cache: the number of cells that attention looks at (in a transient cache those of the
+    ubatch), the first cell of the ubatch's slot (bound when the graph runs), and the name of the mask."""
 
     kv: KVCache
     n_kv: int
@@ -82,22 +82,23 @@ class Build(Generic[H_co]):
 
     weights     the tensors that `weight`, `optional` and `linear` ask for; it notes which were asked for
     n_tokens    tokens of the ubatch
-    n_outputs   tokens of which logits are wanted
+    n_outputs   tokens whose logits are wanted
     n_kv        cells that attention looks at, in each of the memory's caches
-    n_seqs      for a memory with states: the tokens belong to so many sequences, equally many to each, one sequence
-                after the other
+    n_seqs      for a memory with states: how many sequences the tokens belong to. Each has equally many tokens, and
+                one sequence comes after the other
     embd        embeddings are given instead of tokens
     embeddings  the graph ends with the embeddings of tokens instead of their logits
     layer       these are the embeddings after this layer (0: before the first); None: after the last one and its norm
     first       the graph is to begin with this layer, see `begin_at`
     uses        how each of the memory's caches is used
     adapters    what is added to products and to the outputs of layers
-    twins       the layers that are like one before them in such graphs, see `layers`
-    asked       whether anyone will look at the node of a name: an op that fuses it is then built of several ops
-    n_logits    tokens of which logits are wanted, in a graph of `hidden` states, where all tokens have an output
-    hidden      the node that draft heads read, ne [n_embd, n_tokens], in a graph of hidden states
+    twins       which layers are like an earlier layer in such graphs, see `layers`
+    asked       tells whether anyone will look at the node with this name. When the node would be fused into an op, that
+                op is then built of several ops
+    n_logits    in a graph of hidden states, where all tokens have an output: the tokens whose logits are wanted
+    hidden      in a graph of hidden states: the node that draft heads read, ne [n_embd, n_tokens]
 
-    With the hyperparameters of a draft head it is the graph of that head, see `build_inp_embd`.
+    Given the hyperparameters of a draft head, it is the graph of that head, see `build_inp_embd`.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Build(Generic[H_co]):
 
     def cb(self, t: Tensor, name: str, il: int = -1) -> Tensor:
         """Name a node as llama.cpp does: `Qcur-0` in a layer, `result_norm` outside of one. `l_out` is the output of a
-        layer: what a control vector is added to."""
+        layer; a control vector is added to it."""
         if name == "l_out" and il in self.adapters.control:
             t = gg.add(t.set_name(f"ffn_out-{il}"), self.adapters.control[il])
         t.name = name if il < 0 else f"{name}-{il}"
@@ -190,8 +191,8 @@ class Build(Generic[H_co]):
         return t
 
     def named(self, name: str) -> Tensor:
-        """The node of that name, in a graph that ends after a `layer` or begins with one. Raises ModelError when there
-        is none."""
+        """The node with this name, in a graph that ends after a `layer` or begins with one. Raises ModelError when
+        there is no such node."""
         if name not in self._named:
             raise ModelError(f"the graph of this architecture has no {name} to be cut at")
         return self._named[name]
@@ -199,10 +200,13 @@ class Build(Generic[H_co]):
     def input(
         self, name: str, dtype: DType, ne: tuple[int, ...], fill: FillOne | None, *, of_tokens: bool = False
     ) -> Tensor:
-        """The input leaf of that name. Before each run `fill(ubatch, memory)` gives its values: an array in NumPy order
-        of at most as many elements as the leaf has (the rest keeps what it had, and nothing may depend on it). The
-        ubatch is in its cells by then. `fill` None: whoever runs the graph sets the values. `of_tokens`: the values
-        follow from token ids."""
+        """The input leaf with this name; it is made when it is first asked for.
+
+        fill       called as `fill(ubatch, memory)` before each run, when the ubatch is in its cells. Gives the values:
+                   an array in NumPy order. It may have fewer elements than the leaf; the others keep what they had, and
+                   nothing may depend on them. None: whoever runs the graph sets the values
+        of_tokens  the values follow from token ids
+        """
         if name not in self.inputs:
             self.inputs[name] = Input(self._leaf(name, dtype, ne), fill, of_tokens=of_tokens)
         return self.inputs[name].tensor

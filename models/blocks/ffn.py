@@ -11,7 +11,7 @@ from pyggml.tensor import Tensor
 from ..hparams import Activation
 from .build import Build
 
-Glu = Callable[[Tensor, Tensor | None], Tensor]  # of gate and up, or of both in the halves of each row
+Glu = Callable[[Tensor, Tensor | None], Tensor]  # takes gate and up, or one tensor whose rows are gate, then up
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": gg.silu,
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": gg.tanh,
     "sigmoid": gg.sigmoid,
 }
-_HALVES: dict[Activation, Callable[[Tensor], Tensor]] = {  # of the first half of each row, times the second
+_HALVES: dict[Activation, Callable[[Tensor], Tensor]] = {  # activation(first half of each row) * second half
     "silu": gg.swiglu,
     "gelu": gg.geglu,
     "gelu_erf": gg.geglu_erf,
@@ -33,7 +33,8 @@ _HALVES: dict[Activation, Callable[[Tensor], Tensor]] = {  # of the first half o
 
 
 def act_of(b: Build, act: Activation | Glu) -> Activation | Glu:
-    """The activation of a network: the file's, else the builder's `act`. A function of gate and up is kept."""
+    """The activation of a network: the one that the file names, or otherwise the builder's `act`. When `act` is a
+    function of gate and up, it is used in any case."""
     return act if callable(act) else b.hparams.act or act
 
 
@@ -68,9 +69,12 @@ def build_ffn(
     """down(act(gate(cur)) * up(cur)), or without a gate down(act(up(cur))): ne [n_embd, n_tokens]. `act` may be a
     function of gate and up together.
 
-    `n_ff`: that of the layer, unless given. `kind` ends the roles of its weights: `_shexp` for the expert that all
-    tokens share. `bias`: as for `Build.linear`. `gate_in_up`: the first half of the rows of `ffn_up` is the gate.
-    Without a gate, what `act` gives is divided by `ffn.act.scales` when the model has them.
+    n_ff        the width of the network; by default that of the layer
+    kind        the end of its weights' roles: `_shexp` for the expert that all tokens share
+    bias        as for `Build.linear`
+    gate_in_up  the first half of the rows of `ffn_up` is the gate
+
+    Without a gate the output of `act` is divided by `ffn.act.scales`, when the model has them.
     """
     n_ff, act = n_ff or b.hparams.layer(il).n_ff, act_of(b, act)
     if gate_in_up:

@@ -72,10 +72,10 @@ def _build_inp_head(b: Build) -> Tensor:
 
 
 def build_inp_per_layer(b: Build, inpL: Tensor, n: int) -> Tensor:
-    """What each layer reads of each token beside the residual, `n` elements: ne [n, n_layer, n_tokens]. It is the sum
-    of two things, over the root of 2: an embedding that the token has for the layer, and a normed product of its
-    embedding `inpL`, ne [n_embd, n_tokens]. When embeddings are given, there are no tokens: those of token 0 are
-    taken."""
+    """The `n` elements that each layer reads of each token beside the residual: ne [n, n_layer, n_tokens]. They are the
+    sum, divided by the root of 2, of an embedding that the token has for the layer and of a normed product of its
+    embedding `inpL`, ne [n_embd, n_tokens]. When embeddings are given instead of tokens, the layer embeddings of token
+    0 are taken."""
     hp = b.hparams
     size = n * hp.n_layer
     w = b.weight("per_layer_token_embd", (size, hp.n_vocab))
@@ -91,12 +91,13 @@ def build_inp_per_layer(b: Build, inpL: Tensor, n: int) -> Tensor:
 
 
 def per_layer_rows(per_layer: Tensor, il: int) -> Tensor:
-    """The part for layer `il` of what `build_inp_per_layer` gives: ne [n, n_tokens]."""
+    """The part for layer `il` of the output of `build_inp_per_layer`: ne [n, n_tokens]."""
     return gg.view_2d(per_layer, per_layer.ne[0], per_layer.ne[2], per_layer.nb[2], il * per_layer.nb[1])
 
 
 def build_inp_pos(b: Build) -> Tensor:
-    """Positions of the tokens: I32 ne [n_tokens], or four times as many (first those of time, then of height ...)."""
+    """Positions of the tokens: I32 ne [n_tokens], or [4 * n_tokens] when a token has four positions (first those in
+    time of all tokens, then those of height, width, and a fourth)."""
     n = b.hparams.n_pos_per_embd
     return b.input("inp_pos", DType.I32, (b.n_tokens * n,), _positions if n == 1 else _four_positions)
 
@@ -133,7 +134,7 @@ def attn_temp_scale(t: AttnTemperature, pos: Ints) -> Floats:
 
 
 def build_inp_kq_mask(b: Build, il: int, *, cross: bool = False) -> Tensor:
-    """The attention mask of layer `il`, or of what the encoder gave (`cross`): ne [n_kv, n_tokens padded], F32 (F16 for
+    """The attention mask of layer `il`, or with `cross` of the encoded text: ne [n_kv, n_tokens padded], F32 (F16 for
     flash attention).
 
     Rows lie as far apart as the cache has cells, so that they stay where they are when n_kv grows.
@@ -148,8 +149,8 @@ def build_inp_kq_mask(b: Build, il: int, *, cross: bool = False) -> Tensor:
 
 
 def build_inp_out_ids(b: Build) -> Tensor:
-    """The rows that go on to the end of the graph, I32 ne [n_outputs]: those of which logits are wanted, or all rows in
-    a graph of hidden states."""
+    """The rows that go on to the end of the graph, I32 ne [n_outputs]: the tokens whose logits are wanted, or all
+    tokens in a graph of hidden states."""
     return b.input("inp_out_ids", DType.I32, (b.n_outputs,), _all_rows if b.n_logits else _wanted_rows)
 
 
@@ -171,7 +172,7 @@ def build_out_streams(b: Build, il: int, cur: Tensor) -> Tensor:
 
 
 def build_inp_logit_ids(b: Build) -> Tensor:
-    """The rows of which logits are wanted, in a graph of hidden states: I32 ne [n_logits]."""
+    """The rows whose logits are wanted, in a graph of hidden states: I32 ne [n_logits]."""
     return b.input("inp_logit_ids", DType.I32, (b.n_logits,), _wanted_rows)
 
 

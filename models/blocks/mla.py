@@ -16,13 +16,13 @@ from .rope import build_rope
 
 
 class MLA(NamedTuple):
-    """The sizes of multi-head latent attention in one layer; those of a head include the n_rot roped elements.
+    """The sizes of multi-head latent attention in one layer.
 
-    n_lora_q       elements of the row that Q of all heads comes from; 0: Q comes from what attention reads
-    n_lora_kv      elements of the latent row (without its roped elements, which all heads have as part of K)
-    n_embd_head_k  elements of Q and K of a head, the n_rot that are roped last
+    n_lora_q       elements of the row that Q of all heads is a product of; 0: Q is a product of the input of attention
+    n_lora_kv      elements of the latent row, without the roped elements, which are part of K in all heads
+    n_embd_head_k  elements of Q and K of a head; the last n_rot of them are roped
     n_embd_head_v  elements of V of a head
-    n_rot          elements that are roped; 0: none
+    n_rot          elements that are roped; 0: nothing is roped
     """
 
     n_lora_q: int
@@ -113,7 +113,7 @@ def _split(a: Tensor, n: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _beside(a: Tensor | None, b: Tensor | None) -> Tensor:
-    """The rows of `a` with those of `b` behind them. One of the two may be None."""
+    """Rows that are a row of `a` followed by a row of `b`. One of the two may be None."""
     if a is None or b is None:
         cur = b if a is None else a
         assert cur is not None

@@ -56,7 +56,7 @@ def build_router(
 ) -> tuple[Tensor, Tensor]:
     """Which experts each token goes to, I32 ne [n_used, n_tokens], and how much each counts, ne [1, n_used, n_tokens].
 
-    `logits`: those of the model's router, ne [n_expert, n_tokens], when they are more than a product with `cur`.
+    `logits`: the router's logits, ne [n_expert, n_tokens], when they are not simply a product with `cur`.
     A model may have a bias of the role `bias_role`. It is added when experts are chosen, and does not change how much
     they count.
     """
@@ -65,7 +65,7 @@ def build_router(
         logits = b.linear("ffn_gate_inp", cur, n_expert, "ffn_moe_logits", il)
     probs = router_probs(b, logits, il)
     by = probs  # [n_expert, n_tokens]
-    for suffix in ("bias", ""):  # the latter in some architectures' files
+    for suffix in ("bias", ""):  # in files of some architectures the name has no suffix
         bias = b.optional(bias_role, (n_expert,), il, suffix)
         if bias is not None:
             by = b.cb(gg.add(probs, bias), "ffn_moe_probs_biased", il)
@@ -92,7 +92,7 @@ def build_expert_weights(b: Build, probs: Tensor, selected: Tensor, il: int) -> 
         weights = b.cb(_GATING[rule.gating](weights), f"ffn_moe_weights_{rule.gating}", il)
     if rule.norm:
         weights_sum = b.cb(gg.sum_rows(weights), "ffn_moe_weights_sum", il)  # [1, n_tokens]
-        if rule.gating != "softmax":  # of which the largest have a sum of n_used / n_expert at least
+        if rule.gating != "softmax":  # with softmax the sum is at least n_used / n_expert
             weights_sum = b.cb(gg.clamp(weights_sum, _MIN_SUM, math.inf), "ffn_moe_weights_sum_clamped", il)
         weights = b.cb(gg.div(weights, weights_sum), "ffn_moe_weights_norm", il)
     if rule.scale:
@@ -132,9 +132,9 @@ def build_experts(
 
     act            the activation of the gate, or a function of gate and up together
     gated          false: there is no gate, and an expert is down(act(up(cur)))
-    weights_first  the weights multiply what the experts read, not what they give
-    kind           ends the roles of the experts' weights
-    n_expert       how many experts there are, when the router knows of others
+    weights_first  the weights multiply the input of the experts, not their output
+    kind           the end of the roles of the experts' weights
+    n_expert       how many experts there are, when the router also knows experts of another kind
     A model may have `gate` and `up` in one weight, biases, and a scale for each expert.
     """
     n_embd, n_tokens, act = cur.ne[0], cur.ne[1], act_of(b, act)

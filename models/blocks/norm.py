@@ -22,14 +22,14 @@ def build_norm(
     eps: float = 0.0,
     suffix: str = "weight",
 ) -> Tensor:
-    """The norm of each row, its weight, and its bias when the model has one. Shape as `cur`. Without a `role` it has
-    neither.
+    """Norm each row of `cur`, multiply by a weight, and add a bias when the model has one. Without a `role` there is
+    neither weight nor bias. The result has the shape of `cur`. Kinds of norms:
 
-    rms     divided by the root of the mean square
-    layer   minus the mean, divided by the standard deviation
+    rms     the row divided by the root of its mean square
+    layer   the row minus its mean, divided by its standard deviation
 
-    `per_head`: the weight has a row for each head of `cur`, ne [n_embd_head, n_head, n_tokens]. `eps`: that of the
-    model, unless given. `suffix` ends the name of the weight.
+    `per_head`: the weight has a row for each head of `cur`, ne [n_embd_head, n_head, n_tokens]. `eps`: by default that
+    of the model. `suffix`: the end of the weight's name.
     """
     hp = b.hparams
     ne = cur.ne[:2] if per_head else cur.ne[:1]

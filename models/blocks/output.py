@@ -1,4 +1,4 @@
-"""What comes out of a graph: logits or embeddings of the rows that are wanted; and what is made of pooled
+"""The end of a graph: logits or embeddings of the rows that are wanted. And the graph that a model has over pooled
 embeddings."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def build_lm_head(b: Build, cur: Tensor, *, bias: bool = True, hidden: Tensor | 
         b.hidden = (cur if hidden is None else hidden).set_output()
         b.graph.build_forward_expand(b.hidden)
         cur = gg.get_rows(cur, build_inp_logit_ids(b))
-    _pooling_weights(b)  # a model of logits may have them, too
+    _pooling_weights(b)  # a model with logits may have these weights too
     n_vocab = b.hparams.n_vocab
     output = b.optional("output", (cur.ne[0], n_vocab))
     logits = gg.mul_mat(token_embd(b) if output is None else output, cur)
@@ -88,9 +88,9 @@ def _pooling_weights(b: Build) -> _PoolingWeights:
 
 
 def build_pooling(b: Build, rank: bool) -> Graph:
-    """The graph over pooled embeddings: `inp_pooled`, ne [n_embd, n_tokens], has those of a sequence in each row. It
-    ends with `result_embd_pooled`: embeddings, or the scores of a reranker, ne [n_out, n_tokens]. The graph is empty
-    when the model leaves pooled embeddings as they are."""
+    """The graph over pooled embeddings. Each row of its input `inp_pooled`, ne [n_embd, n_tokens], is the pooled
+    embedding of a sequence. It ends with `result_embd_pooled`, ne [n_out, n_tokens]: embeddings, or the scores of a
+    reranker. The graph is empty when the model leaves pooled embeddings as they are."""
     with b.ctx:
         h, rule = _pooling_weights(b), b.hparams.rank_head
         inp = cur = b.input("inp_pooled", DType.F32, (b.hparams.n_embd, b.n_tokens), None)

@@ -39,8 +39,8 @@ def rope(
     *,
     back: bool = False,
 ) -> Tensor:
-    """rope_ext (rope_multi when tokens have four positions) with the model's frequencies, of the first elements of
-    each row; `back`: rope_ext_back. `cur`: ne [n_embd_head, n_head, n_tokens]."""
+    """Rope the first elements of each head of `cur`, ne [n_embd_head, n_head, n_tokens], with the model's frequencies:
+    rope_ext, or rope_multi when tokens have four positions. `back` undoes it (rope_ext_back)."""
     mode, factors = _MODES[shape.type or hp.rope_type], factors if shape.factors else None
     if shape.ext_factor and not hp.yarn_truncate:  # rope_ext rounds: what YaRN does goes into frequency factors
         own = _unrounded(hp.n_ctx_orig_yarn, shape, hp.yarn_beta_fast, hp.yarn_beta_slow)
@@ -82,7 +82,8 @@ def build_rope_factors(b: Build) -> Tensor | None:
 
 
 def rope_factors(hp: HParams, weights: Mapping[str, Tensor], n_ctx: int) -> Tensor | None:
-    """Frequency factors: `rope_freqs` (Llama 3), else the long or the short ones, by the size of the context."""
+    """The frequency factors of the rope: `rope_freqs` when the model has them (Llama 3), otherwise the long or the
+    short ones, depending on the size of the context."""
     for role in ("rope_freqs", "rope_factors_long" if n_ctx > hp.n_ctx_orig_yarn else "rope_factors_short"):
         t = weights.get(tensor_name(role))
         if t is not None:

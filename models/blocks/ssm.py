@@ -68,7 +68,7 @@ def build_mamba(
 
 
 def build_mamba2(b: Build, cur: Tensor, m: SSM, il: int, *, norm: Literal["weight", "optional"] = "weight") -> Tensor:
-    """Mamba-2: ne [n_embd, n_tokens]. `norm`: whether a model must have the norm of what is gated."""
+    """A layer of Mamba-2: ne [n_embd, n_tokens]. `norm`: whether a model must have a norm for the gated output."""
     n_embd, d_inner, n_bc, n_head, n_tokens = cur.ne[0], m.d_inner, m.n_group * m.d_state, m.dt_rank, b.n_tokens
     zxBCdt = b.linear("ssm_in", cur, 2 * d_inner + 2 * n_bc + n_head, "ssm_in", il)
     z = _columns(b, zxBCdt, 0, d_inner)
@@ -78,7 +78,7 @@ def build_mamba2(b: Build, cur: Tensor, m: SSM, il: int, *, norm: Literal["weigh
     x = parts_of_rows(xBC, 0, n_head, d_inner // n_head)
     B, C = (parts_of_rows(xBC, first, m.n_group, m.d_state) for first in (d_inner, d_inner + n_bc))
     dt = b.cb(gg.add(dt, b.weight("ssm_dt", (n_head,), il, "bias")), "ssm_dt", il)
-    if m.dt_min:  # of what softplus makes of it in the scan
+    if m.dt_min:  # the limit is for softplus(dt), which the scan computes
         dt = b.cb(gg.clamp(dt, math.log(math.expm1(m.dt_min)), math.inf), "ssm_dt_clamped", il)
     y = build_scan(b, x, dt, b.weight("ssm_a", (1, n_head), il, ""), B, C, il)
     y = b.cb(gg.add(y, gg.mul(x, b.weight("ssm_d", (1, n_head), il, ""))), "mamba2_y_add_d", il)

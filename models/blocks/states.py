@@ -44,7 +44,7 @@ def by_sequence(b: Build, cur: Tensor) -> Tensor:
 
 
 def build_conv_window(b: Build, cur: Tensor, d_conv: int, il: int) -> Tensor:
-    """What a convolution over `d_conv` tokens reads: the d_conv - 1 columns of the tokens before, then those of `cur`,
+    """Make the input of a convolution over `d_conv` tokens: d_conv - 1 columns of earlier tokens, then those of `cur`,
     ne [channels, n_tokens]. The result has a row for each channel: ne [d_conv - 1 + n_seq_tokens, channels, n_seqs].
     Its last columns are stored for the next tokens."""
     channels, n_seqs, cells = cur.ne[0], b.n_seqs, b.states.r_l[il]
@@ -78,5 +78,5 @@ def tokens_by_sequence(b: Build, t: Tensor) -> Tensor:
 
 
 def parts_of_rows(t: Tensor, first: int, n: int, size: int) -> Tensor:
-    """`n` parts of `size` elements, from element `first` on, of each row: ne [size, n, n_tokens]."""
+    """Cut `n` parts of `size` elements out of each row, from element `first` on: ne [size, n, n_tokens]."""
     return gg.view_3d(t, size, n, t.ne[1], size * t.nb[0], t.nb[1], first * t.nb[0])

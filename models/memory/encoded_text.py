@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class EncodedText(KVCache):
-    """K and V that the decoder's layers see of the encoded text, beside the cache of the `decoder`'s own tokens.
+    """K and V of the encoded text, which the decoder's layers attend to. `decoder` is the cache of the decoder's own
+    tokens.
 
-    Positions of sequences are the decoder's: operations on a range of them leave the encoded text alone. A sequence
-    that is removed as a whole has no text any more, and one that becomes a copy of another has the other's.
+    Positions are those of the decoder's tokens, so an operation on a range of positions leaves the encoded text alone.
+    A sequence that is removed as a whole loses its text. A sequence that becomes a copy of another gets the other's
+    text.
     """
 
     def __init__(self, hp: HParams, decoder: KVCache, **options: Unpack[CacheOptions]) -> None:
@@ -36,8 +38,8 @@ class EncodedText(KVCache):
         return first > 0 or end >= 0 or super().seq_rm(seq_id)
 
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
-        """Let `dst` have the text of `src`, in the place of its own. Raises BatchError when it has tokens that have
-        seen another text."""
+        """Let `dst` have the text of `src` instead of its own. Raises BatchError when `dst` has tokens that have seen
+        another text."""
         a, b = (checked_seq(s, self.n_seq_max) for s in (src, dst))
         if self._decoder.pos_max[b] >= 0 and (self.seq[a] != self.seq[b]).any():
             raise BatchError(f"sequence {dst} has tokens that have seen another encoded text: remove it first")

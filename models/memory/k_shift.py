@@ -1,4 +1,5 @@
-"""The graph that moves cached K to other positions (llama.cpp's build_k_shift): rope by what the position changed."""
+"""The graph that moves cached K to other positions (llama.cpp's build_k_shift): it ropes K by the change in
+position."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from pyggml.tensor import Context, Tensor, allocate_tensors
 from pyggml.types import Ints
 
 from ..hparams import HParams, SwaType
-from . import kv_view
 from .kv_cells import KVCells, Slot, checked_seq
 from .kv_rows import kv_rows
 from .state_file import Array, StateReader, ascending, members_of
@@ -42,18 +41,23 @@ class CacheOptions(TypedDict, total=False):
 
 
 class KVCache(KVCells):
-    """Cells, and K and V of `layers` (default: all) that have any. Printed, it shows what every cell holds.
+    """Cells, and the K and V of layers. Printed, it shows what every cell holds.
 
-    `k_l[i]` holds n_embd_k_gqa elements of layer `layers[i]` for each cell, `v_l[i]` n_embd_v_gqa (layers that have no
-    V, of an indexer, come last); `index` says which `i` a layer reads, also one that shares those of another
-    (`hp.kv_layer`). V is stored transposed (`v_trans`: all cells of one element side by side) unless `flash_attn`.
-    When V is in K (`hp.v_in_k`), `v_l` is empty. `n_swa` > 0: tokens see a window only, of which `swa_type` says where
-    it starts; `n_rewind`: see `WindowCache`. A `transient` one has the cells of one batch and stores nothing: its
-    tokens see each other, the next ones do not. A `cross` one holds what an encoder gave: the encoder fills it, and the
-    decoder's tokens see all that is of their sequences. `causal`: tokens do not see those after them. In types of
-    ROTATED_TYPES K and V of each head are stored rotated, see `rotation_k`. K and V of layers that are not `held` get
-    no memory (None: all do): other stages of the model have them. Raises ModelError for types that the layout cannot
-    store, AllocError when the machine has not that much memory.
+    layers      the layers that it keeps K and V of; by default all that have any
+    k_l, v_l    K and V of these layers: n_embd_k_gqa and n_embd_v_gqa elements for each cell. Layers without V (of an
+                indexer) come last. When V is in K (`hp.v_in_k`), `v_l` is empty
+    index       which entry of `k_l` and `v_l` a layer reads, also when it shares those of another (`hp.kv_layer`)
+    v_trans     V is stored transposed, all cells of one element side by side; it is not with `flash_attn`
+    n_swa       above 0: tokens see a window only; `swa_type` says where the window starts
+    n_rewind    see `WindowCache`
+    transient   it has the cells of one batch and stores nothing: the tokens see each other, later ones do not see them
+    cross       it holds an encoded text: the encoder fills it, and the decoder's tokens see all cells of their
+                sequences
+    causal      tokens do not see later tokens
+    held        the layers whose K and V get memory (None: all); other stages of the model have the others
+
+    When their type is one of ROTATED_TYPES, K and V of each head are stored rotated, see `rotation_k`. Raises
+    ModelError for types that the layout cannot store, AllocError when there is not enough memory.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class KVCache(KVCells):
         else:
             _check_types(hp, self)
             shapes = [(n.n_embd_k_gqa, 0 if hp.v_in_k else n.n_embd_v_gqa) for n in map(hp.layer, self.layers)]
-        self.holds = [held is None or il % hp.n_layer in held for il in self.layers]  # of a layer, all that it stores
+        self.holds = [held is None or il % hp.n_layer in held for il in self.layers]  # as `k_l`: are they stored?
         row = sum(type_k.row_size(k) + type_v.row_size(v) for k, v in compress(shapes, self.holds))
         check_memory((row + _CELL + n_seq_max) * size, f"a cache of {size} cells for {n_seq_max} sequences")
         super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
@@ -106,9 +110,9 @@ class KVCache(KVCells):
         self._rotations = {n: ctx.new_tensor(DType.F32, (n, n), f"kv_rotation_{n}") for n in sorted(sizes)}
 
     def rotation_k(self, il: int) -> Tensor | None:
-        """The matrix that parts of a head of K in layer `il` are multiplied with before K is stored: a Hadamard matrix,
-        ne [n, n], symmetric and its own inverse. Q is multiplied with it too, so that the products of Q and K stay as
-        they are. None when K is stored as it is."""
+        """The matrix that rotates K of layer `il` before it is stored, ne [n, n]: a Hadamard matrix, which is symmetric
+        and its own inverse. Each part of n elements of a head is multiplied with it. Q is rotated too, so that the
+        products of Q and K do not change. None when K is stored as it is."""
         n = self._rotated_k.get(self.layers[self.index[il]])
         return None if n is None else self._rotations[n]
 
@@ -175,8 +179,8 @@ class KVCache(KVCells):
         return [*cells, *(rows[index] for rows in kv_rows(self))]
 
     def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
-        """See `Store.load`. All cells go where they were, or to the first ones when the cache is smaller now; those of
-        a sequence to the first empty ones, side by side or not."""
+        """See `Store.load`. When all cells are loaded, they go where they were, or to the first cells when the cache is
+        smaller now. The cells of one sequence go to the first empty cells, which need not be side by side."""
         header = r.next("caches")
         n, n_seqs, head = (r.count(name, header) for name in ("cells", "seqs", "head"))
         index, pos, delta = (r.array(np.int32, n) for _ in range(3))
@@ -227,9 +231,13 @@ class KVCache(KVCells):
             t.numpy()[:] = _hadamard(n)
 
     def __str__(self) -> str:
+        from . import kv_view
+
         return f"{self.report()}\n{kv_view.text(self)}"
 
     def _repr_html_(self) -> str:
+        from . import kv_view
+
         return kv_view.html(self, self.report())
 
 

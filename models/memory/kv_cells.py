@@ -1,4 +1,5 @@
-"""The cells of a KV cache: which token of which sequences each holds. NumPy arrays, so that masks are vectorised.
+"""The cells of a KV cache: which token each cell holds, and of which sequences. They are NumPy arrays, so that masks
+are computed quickly.
 
 Semantics: llama.cpp's llama_kv_cache (cells with pos, delta and a set of sequence ids; head; find_slot).
 """
@@ -103,8 +104,8 @@ class KVCells:
     head    where the search for the next slot starts
     used    cells that are not empty
     end     one past the last cell that is not empty
-    fixed   why tokens cannot be given other positions, for seq_add and seq_div to say; empty when they can
-    version rises by one with every change of the cells (`hold` is one change)
+    fixed   the reason why positions cannot be changed, for the errors of seq_add and seq_div; empty when they can
+    version rises by one with every change of the cells (a `hold` is one change)
     lock    held by operations on sequences and, as it is the context's, by everything that a context does
 
     Operations are done as a whole or, when they raise or a signal comes, not at all; `hold` alone changes the cells
@@ -157,8 +158,8 @@ class KVCells:
     # -- slots ----------------------------------------------------------------------------------------------------
 
     def find_slot(self, n: int) -> int:
-        """The first of `n` consecutive empty cells: from the head on, else from the start; from the start at once where
-        the cells before the head are mostly empty. Raises KVCacheFull."""
+        """Find `n` consecutive empty cells, and return the first of them. The search begins at the head, and then at
+        the start. When most cells before the head are empty, it begins at the start at once. Raises KVCacheFull."""
         head = 0 if self.head > self.used + 2 * n else self.head
         if head + n <= self.size and (self.pos.item(head) < 0 if n == 1 else self.pos[head : head + n].max() < 0):
             return head
@@ -185,7 +186,7 @@ class KVCells:
     def hold(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> None:
         """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i].
 
-        The head moves behind the slot. When a signal breaks this off, `undo` takes back what was done.
+        The head moves to the end of the slot. When a signal breaks this off, `undo` takes back what was done.
         """
         n, start = slot.n, slot.start
         stop = start + n
@@ -263,7 +264,7 @@ class KVCells:
         """Remove from each sequence s the positions before first[s], int32 [n_seq_max], as `seq_rm` of each would do,
         in one pass over the cells."""
         pos, owner = self.pos[: self.end], self.owner[: self.end]
-        before = np.append(first, (-1, -1)).astype(np.int32)  # of SHARED and EMPTY: never
+        before = np.append(first, (-1, -1)).astype(np.int32)  # the last two: for SHARED and EMPTY
         old = np.flatnonzero(pos < before[owner])
         shared = np.flatnonzero((owner == SHARED) & (pos < first.max()))
         seq = self.seq[:, shared] & (pos[shared] >= first[:, None])

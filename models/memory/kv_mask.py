@@ -19,9 +19,9 @@ _HIDDEN = np.uint32(0xFF800000)  # the bits of -inf; a product of bools with the
 def first_visible(pos: Pos, n_swa: int, swa_type: SwaType) -> Pos:
     """The first position in the window of a token at `pos`.
 
-    standard   the n_swa positions that end with its own
-    chunked    those since the last multiple of n_swa
-    symmetric  n_swa / 2 (rounded down) before it, and as many after it
+    standard   the window is the n_swa positions that end with the token's own
+    chunked    it is the positions from the last multiple of n_swa on
+    symmetric  it is n_swa / 2 (rounded down) positions before the token, and as many after it
     """
     if swa_type == "chunked":
         return pos - pos % n_swa
@@ -84,7 +84,7 @@ class KVMask:
         self._pos, self._seq, self._version = pos, seq, self.cells.version
 
     def _continued(self, pos: Ints, seq: Ints) -> bool:
-        """Whether tokens, as many as last time, are the next ones of the same sequences."""
+        """Whether the tokens are as many as last time, and follow the last ones in the same sequences."""
         if len(pos) == 1:
             return seq.item(0) == self._seq.item(0) and pos.item(0) == self._pos.item(0) + 1
         return bool((seq == self._seq).all() and (pos == self._pos + 1).all())

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def kv_rows(kv: KVCache) -> list[Array]:
-    """K and V (but when it is in K) of each layer that has memory in turn, as zero-copy views: row i holds the stored
-    bytes of cell i.
+    """K, and V unless it is in K, of each layer that has memory, one after the other. They are zero-copy views: row i
+    holds the stored bytes of cell i.
 
     Rows are uint8; those of a transposed V unsigned integers as wide as its elements.
     """

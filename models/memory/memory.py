@@ -66,7 +66,7 @@ class Store(Protocol):
         ...
 
     def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
-        """Whether the store can do without these positions of a sequence (seq_id < 0: of all)."""
+        """Whether these positions of a sequence (seq_id < 0: of all sequences) can be removed from the store."""
         ...
 
     def settle(self) -> None:
@@ -74,19 +74,20 @@ class Store(Protocol):
         ...
 
     def defrag(self) -> None:
-        """Close holes between cells before the next step. Only of a KVCache may that wait: a graph moves its data then.
-        Other stores close them at once."""
+        """Close holes between cells. A KVCache may do it before the next step, because a graph moves its data. Other
+        stores do it at once."""
         ...
 
     def save(self, header: dict[str, Any], seq: int | None) -> list[Array]:
-        """The arrays that hold what is kept of sequence `seq`, or of all sequences (None). What reading them needs goes
-        into `header`, see `pyggml/llm/state/save_load.py`."""
+        """The arrays to save for sequence `seq`, or for all sequences (None). Numbers that are needed to read them are
+        put into `header`, see `pyggml/llm/state/save_load.py`."""
         ...
 
     def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
-        """Read and check what `save` gave, and return a function. The function replaces all that the store keeps, or
-        what it keeps of sequence `seq`. It cannot fail; nothing changes until it is called. Raises StateError for
-        arrays that `save` does not give, KVCacheFull when there is no room."""
+        """Read and check the arrays that `save` gave, and return a function. When that function is called, it puts them
+        in the place of everything that the store keeps, or keeps of sequence `seq`. It cannot fail, and nothing changes
+        before it is called. Raises StateError for arrays that `save` does not give, and KVCacheFull when there is no
+        room."""
         ...
 
     def clear(self) -> None: ...
@@ -106,7 +107,7 @@ class Memory:
     stores      what it consists of. The first one counts: `size`, `used`, `cells` and `pos_max` are its own
     caches      the stores that have cells with K and V, which come first
     states      the store of recurrent layers, or None
-    encoding    of an encoder-decoder the memory of the encoder's graphs, which fill the last store of this one
+    encoding    in an encoder-decoder: the memory of the encoder's graphs, which fill the last store of this memory
     size        cells: the positions that a context has room for
     n_seq_max   how many sequences there may be
     equal_seqs  whether the sequences of a ubatch must have equally many tokens: states are read and written once for
@@ -229,9 +230,9 @@ class Memory:
 
     @changing
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
-        """Let what sequence `src` has in a range of positions belong to `dst` too; no data moves. With states `dst`
-        loses what it had, for it goes on from the state of `src`. Raises GGMLError for positions without a state,
-        BatchError when `dst` has tokens that have seen another encoded text."""
+        """Let the tokens of sequence `src` in a range of positions belong to `dst` too; no data moves. In a memory with
+        states `dst` loses the tokens that it had, because it goes on from the state of `src`. Raises GGMLError for
+        positions without a state, and BatchError when `dst` has tokens that have seen another encoded text."""
 
         def copy(store: Store) -> None:
             if self.states is not None and src != dst:
@@ -256,8 +257,8 @@ class Memory:
         self._move(lambda s: s.seq_div(seq_id, p0, p1, d))
 
     def _move(self, op: Callable[[Store], None]) -> None:
-        """Move positions in the stores by `op`. States beside cells take the positions that the cells have then,
-        because a sequence that shares moved cells moves too."""
+        """Move positions in the stores by `op`. Afterwards the states take over the positions of the cells, because a
+        sequence that shares moved cells has moved too."""
         moved: list[Ints] = []
 
         def move(store: Store) -> None:
@@ -273,8 +274,8 @@ class Memory:
 
     @changing
     def begin(self, seqs: Sequence[int], n: int) -> None:
-        """Empty sequences, for the encoder to store texts of `n` tokens of them. Raises KVCacheFull, with nothing
-        changed, when these will not fit."""
+        """Empty the sequences `seqs`, so that the encoder can store their texts, of `n` tokens. Raises KVCacheFull,
+        with nothing changed, when these will not fit."""
 
         def empty(store: Store) -> None:
             for s in seqs:
@@ -285,8 +286,8 @@ class Memory:
         change(self.stores, empty)
 
     def check_encoded(self, seq: Ints, sets: SeqSets | None) -> None:
-        """Raises BatchError for tokens of sequences `seq`, or of all of `sets`, that have no encoded text to see, or
-        several of them, when the model reads one."""
+        """Raise BatchError when the model reads an encoded text, and one of the sequences of the tokens has none, or
+        those of a token have several. `seq` has the first sequence of each token, `sets` all of them."""
         for text in self._encoded:
             text.require(seq, sets)
 
@@ -297,4 +298,4 @@ class Memory:
         return "".join(s._repr_html_() for s in self.stores)  # pyright: ignore[reportPrivateUsage]
 
 
-Slots = tuple[Any, ...]  # of a ubatch in each store
+Slots = tuple[Any, ...]  # the slots of a ubatch, one in each store

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,16 +43,18 @@ class StateSlot:
 
 
 class RecurrentCells:
-    """States of `n_seq_max` sequences; printed, it shows where each of them is.
+    """The states of `n_seq_max` sequences. Printed, it shows in which cell each of them is.
 
-    r_l, s_l  of each layer that has them, F32 ne [floats of a state, n_cells]: what a convolution or a token shift
-              needs of the last tokens, and the state proper (`HParams.state`); p_l: of a second convolution
-    recent    of models that read them (`HParams.n_recent`), F32 ne [tokens, n_cells]: the last tokens before a state
-              stands, each plus 1, 0 when there is none
-    tail      int32 [n_seq_max]: the cell with the state of a sequence, NOTHING when it is empty
-    pos_max   int32 [n_seq_max]: the position of the last token in that state, -1 where it is empty
-    kept, kept_pos   the same of the state before the last decode
-    size      what a context was asked for; a state takes any number of tokens
+    r_l       for each layer that has them, F32 ne [floats of a state, n_cells]: the last tokens, for a convolution or a
+              token shift
+    s_l       the same for the state proper; the sizes are `HParams.state`
+    p_l       the same for the last tokens of a second convolution
+    recent    F32 ne [tokens, n_cells], for models that read them (`HParams.n_recent`): the last tokens before the
+              position of a state, each plus 1; 0 for no token
+    tail      int32 [n_seq_max]: the cell with the state of a sequence, NOTHING when the sequence is empty
+    pos_max   int32 [n_seq_max]: the position of the last token in that state, -1 when the sequence is empty
+    kept, kept_pos   as `tail` and `pos_max`, for the state before the last decode
+    size      the number of cells that a context was asked for; a state takes any number of tokens
 
     Operations are done as a whole or, when they raise or a signal comes, not at all.
     """
@@ -158,8 +159,8 @@ class RecurrentCells:
         vars(self).update(slot.after)
 
     def undo(self, slots: Sequence[StateSlot]) -> None:
-        """Take back slots (in the order they were taken): all is as it was before the first of them, except that kept
-        states are lost."""
+        """Take back slots, in the order they were taken. Afterwards everything is as before the first of them, except
+        that kept states are lost."""
         if not slots:
             return
         before: dict[str, Ints] = {name: a.copy() for name, a in slots[0].before.items()}
@@ -172,7 +173,7 @@ class RecurrentCells:
         """Drop what no later token can see: nothing."""
 
     def defrag(self) -> None:
-        """Close holes between cells: there are none."""
+        """Nothing to do: there are no holes between cells."""
 
     def full(self, n: int) -> KVCacheFull:
         """The error to raise when `n` tokens do not fit."""
@@ -181,7 +182,7 @@ class RecurrentCells:
     # -- operations on sequences ----------------------------------------------------------------------------------
 
     def seq_pos_max(self, seq_id: int) -> int:
-        """The position of the last token of a sequence, -1 where it is empty."""
+        """The position of the last token of a sequence, -1 when the sequence is empty."""
         return int(self.pos_max[self._checked(seq_id)])
 
     def seq_pos_min(self, seq_id: int) -> int:
@@ -331,6 +332,8 @@ class RecurrentCells:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         return f"<pre>{escape(str(self))}</pre>"
 
     # -- inside ---------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """The container of saved states: a checked header, arrays, a checksum; written so that a file is whole or not there.
-What stands in the header, and which arrays follow, is told in `pyggml/llm/state/save_load.py`.
+`pyggml/llm/state/save_load.py` says what stands in the header, and which arrays follow.
 
 bytes  what (little-endian)
 8      magic `PGSTATE\\0`
@@ -7,13 +7,12 @@ bytes  what (little-endian)
 4      length of the header, u32
 8      length of the file, u64
 ...    the header: one JSON object, UTF-8
-...    arrays back to back, without padding; which and how long follows from the header
-32     SHA-256 of all before
+...    arrays back to back, without padding; the header says which, and how long they are
+32     SHA-256 of everything before
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -36,16 +35,23 @@ Array = npt.NDArray[Any]
 Path = str | os.PathLike[str]
 
 
+def digest(parts: Iterable[bytes | memoryview]) -> bytes:
+    """The SHA-256 of these bytes, one after the other."""
+    from hashlib import sha256  # which loads OpenSSL
+
+    h = sha256()
+    for part in parts:
+        h.update(part)
+    return h.digest()
+
+
 def pack(header: Mapping[str, Any], arrays: Iterable[Array]) -> list[bytes | memoryview]:
     """The parts of a file with that header and those arrays."""
     text = json.dumps(header, separators=(",", ":")).encode()
     body = [np.ascontiguousarray(a).data.cast("B") for a in arrays if a.size]
     size = _FIXED.size + len(text) + sum(len(part) for part in body) + _DIGEST
     parts: list[bytes | memoryview] = [_FIXED.pack(MAGIC, VERSION, len(text), size), text, *body]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return [*parts, digest.digest()]
+    return [*parts, digest(parts)]
 
 
 class StateReader:
@@ -66,7 +72,7 @@ class StateReader:
         if len(data) != size or end + _DIGEST > size:
             raise StateError("the state is damaged: its lengths contradict each other")
         view = memoryview(data)
-        if hashlib.sha256(view[:-_DIGEST]).digest() != data[-_DIGEST:]:
+        if digest([view[:-_DIGEST]]) != data[-_DIGEST:]:
             raise StateError("the state is damaged: its checksum does not match")
         try:
             header = json.loads(bytes(view[_FIXED.size : end]))
@@ -76,7 +82,7 @@ class StateReader:
             raise StateError("the header of the state is not a JSON object")
         self.header = cast("dict[str, Any]", header)
         self._body = view[end:-_DIGEST]
-        self._lists: dict[str, list[object]] = {}  # of the header: the items that are still to be read
+        self._lists: dict[str, list[object]] = {}  # lists of the header: the items that are still to be read
 
     def count(self, name: str, of: Mapping[str, Any] | None = None) -> int:
         """A whole number from 0 in the header."""

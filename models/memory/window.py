@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 class WindowCache(KVCache):
-    """K and V of `layers` with a window (hparams `n_swa`), beside those of `base`, whose layers see everything.
+    """The cache of `layers` with a window (hparams `n_swa`). `base` is the cache of the other layers, which see
+    everything.
 
-    It has room for a window of each sequence and one batch (a transient one for one batch alone). After each decode,
-    `settle` drops what no later token can see. It keeps `n_rewind` positions more, so that as many tokens can be
-    removed from the end of a sequence.
+    There is room for a window of each sequence and one batch (in a transient cache, for one batch alone). After each
+    decode `settle` drops the cells that no later token can see. It keeps `n_rewind` positions more, so that this number
+    of tokens can be removed from the end of a sequence.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class WindowCache(KVCache):
             self.forget(self._first_visible(np.maximum(self.pos_max + 1 - self.n_rewind, 0)))
 
     def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
-        """Whether the window before what would remain is still there: else the sequence could not go on from there."""
+        """Whether `seq_rm` may remove these positions: the window that the next token would then see must be there."""
         sequences = range(self.n_seq_max) if is_negative(seq_id) else (checked_seq(seq_id, self.n_seq_max),)
         return all(self._can_remove(s, max(p0, 0), p1) for s in sequences)
 

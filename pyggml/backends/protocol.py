@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ..buffers.alloc import Step, steps_of
 from ..buffers.buffer import ALIGNMENT, Buffer
@@ -30,8 +30,8 @@ class Backend(Protocol):
     Before nodes run, the scheduler copies sources that the backend cannot read in place into its own kind of buffer:
     host memory, or a `DeviceBuffer` (see there). A node that writes into memory runs where that memory is.
 
-    A backend whose programs take elements and strides that are Sizes as their Vars are bound (`Tensor.layout`) says so
-    with an attribute `varies = True`. Others are given plain numbers.
+    A backend may have an attribute `varies = True`. Then its programs take elements and strides that are Sizes, which
+    get their numbers when their Vars are bound (`Tensor.layout`). Other backends are given plain numbers.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def supports_buft(self, buft: str) -> bool:
-        """Whether it reads sources in such buffers where they are."""
+        """Whether the backend can read sources in buffers of this type without a copy."""
         ...
 
     def fuse(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> list[Step]:
@@ -51,8 +51,8 @@ class Backend(Protocol):
         ...
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        """The memory that the backend reads for a step and did not plan itself: that of leafs, or of its copies of
-        leafs."""
+        """The memory that the backend reads for a step but did not plan itself: the memory of leafs, or of its copies
+        of leafs."""
         ...
 
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> Program:
@@ -71,25 +71,36 @@ class HostBackend:
         return steps_of(nodes)
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        """See `Backend.reads`: that of its leafs."""
+        """See `Backend.reads`: the memory of the leafs."""
         roots = [s if s.view_src is None else s.view_src for t in step.nodes for s in t.src if s is not None]
         return [root.buffer for root in roots if root.op == "none" and root.buffer is not None]
 
 
+_MEMBERS = ("name", "buft", "alignment", "supports_op", "supports_buft", "fuse", "reads", "compile")
 BACKENDS: dict[str, Callable[[int | None], Backend]] = {}
 
 
 def register_backend(name: str, make: Callable[[int | None], Backend]) -> None:
     """Let `name` stand for a backend that `make(n_threads)` makes, wherever backends are named (`compute`, `Scheduler`,
-    `Model.new_context`). The Backend protocol says what it must do."""
+    `Model.new_context`). The Backend protocol says what it must do. Raises BackendError for other arguments."""
+    if not isinstance(name, str) or not callable(make):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BackendError(
+            f"register_backend takes a name and a function that makes a backend, not {name!r:.40}, {make!r:.40}"
+        )
     BACKENDS[name] = make
 
 
 def new_backend(name: object, n_threads: int | None = None) -> Backend:
-    """A backend by name. Raises BackendError for an unknown one."""
-    if isinstance(name, str) and name in BACKENDS:
-        return BACKENDS[name](n_threads)
-    raise BackendError(f"no backend is called {name!r}; there are {', '.join(BACKENDS)}")
+    """A backend by name, or itself. Raises BackendError for an unknown name, and for one that lacks what `Backend`
+    has."""
+    if isinstance(name, str) and name not in BACKENDS:
+        raise BackendError(f"no backend is called {name!r:.60}; there are {', '.join(BACKENDS)}")
+    made: Any = BACKENDS[name](n_threads) if isinstance(name, str) else name
+    lacks = [m for m in _MEMBERS if not hasattr(made, m)]
+    if lacks:
+        how = "pyggml.backends.protocol.Backend says what a backend must do, HostBackend does most of it"
+        raise BackendError(f"the backend {name!r:.60} has no {', '.join(lacks)}: {how}")
+    return made
 
 
 def node_error(t: Tensor, text: str) -> BackendError:

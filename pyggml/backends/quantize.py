@@ -71,15 +71,16 @@ def quantize(array: Array, dtype: DType, imatrix: Array | None = None, n_threads
 
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ1_0, TQ2_0, MXFP4 and NVFP4 give the bytes of the reference quantisers; the other
     block types search for the codes of least squared error. `imatrix`, shape (row length,), says how much the squared
-    error of each column counts (llama.cpp's importance matrix: the mean square of its activations); the types up to
-    Q5_1 then search, too, while Q8_0, TQ* and the FP4 types do not use it. Any finite numbers are valid. NaN and
-    infinities are for F32, F16 and BF16; block types have none. The same bytes come out at every `PYGGML_ISA` and
-    thread count.
+    error of each column counts (llama.cpp's importance matrix: the mean square of its activations). With it the types
+    up to Q5_1 search too; Q8_0, TQ* and the FP4 types ignore it. Any finite numbers are valid. F32, F16 and BF16 also
+    store NaN and infinities; block types cannot. The same bytes come out at every `PYGGML_ISA` and thread count.
 
     Raises ShapeError when a row is not a whole number of blocks or `imatrix` does not fit, DTypeError when `dtype`
     is not a float or block type, or has no number for NaN or an infinity, BackendError for a bad `imatrix` or
     `n_threads`.
     """
+    if isinstance(array, DType):
+        raise DTypeError(f"the array comes before the type: quantize(array, {array.name})")
     array = as_array("quantize", array)
     if array.dtype.kind not in "fiub":
         raise DTypeError(f"cannot quantise an array of {array.dtype}")
@@ -112,6 +113,8 @@ def dequantize(
 
     Raises ShapeError when the byte count does not fit, DTypeError when `dtype` is not a float or block type.
     """
+    if isinstance(data, DType):
+        raise DTypeError(f"the data comes before the type: dequantize(data, {data.name})")
     raw = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else as_array("data", data)
     if raw.dtype.kind not in "fiub":
         raise DTypeError(f"dequantize takes bytes, not {raw.dtype}")
@@ -127,7 +130,7 @@ def dequantize(
         if prod(shape) != out.size:
             raise ShapeError(f"{raw.nbytes} bytes of {dtype.name} hold {out.size} elements, not shape {shape}")
     level = isa_levels()[isa_name()]
-    n = min(per_row, _CHUNK // dtype.block_size * dtype.block_size)  # rows lie end to end: cut them as it suits
+    n = min(per_row, _CHUNK // dtype.block_size * dtype.block_size)  # rows lie end to end: any length will do
     bytes_of_n = dtype.row_size(n)
 
     def run(first: int, count: int) -> int:

@@ -36,7 +36,7 @@ def _store_changed(t: Tensor, values: Array) -> None:
 
 
 def compute_node(t: Tensor, resolve: Resolve = lambda s: s) -> None:
-    """Compute one node into its memory. Raises BackendError with the node where its reference refuses the data."""
+    """Compute one node into its memory. Raises BackendError with the node when its reference refuses the data."""
     op = opdef_of(t)
     if op.kernel is None:
         return

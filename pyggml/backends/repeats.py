@@ -1,5 +1,5 @@
-"""Stretches of nodes that repeat earlier nodes of a graph (`Graph.repeat`). What a backend makes of the earlier nodes,
-it makes of the stretch, too, without looking at it."""
+"""Stretches of nodes that repeat earlier nodes of a graph (`Graph.repeat`). A backend takes over what it made of the
+earlier nodes, and need not look at the nodes of the stretch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
 
 
 class Stretch(NamedTuple):
-    """The nodes from `begin` to `end`. `like`: where the stretch begins that they repeat, if they repeat one."""
+    """The nodes from `begin` to `end`. When they repeat another stretch, `like` is where that begins."""
 
     begin: int
     end: int
@@ -21,7 +21,8 @@ class Stretch(NamedTuple):
 def stretches_of(
     nodes: Sequence[Tensor], uses: Mapping[Tensor, int], kernels: Mapping[Tensor, object]
 ) -> list[Stretch]:
-    """Cut the nodes into stretches: at the borders of each stretch that repeats another, and at those of the other.
+    """Cut the nodes into stretches: at the borders of each stretch that repeats another, and at the borders of the
+    other.
 
     The nodes are one stretch when stretches overlap, or when a node differs from the node that it repeats in its number
     of readers (`uses`), in whether it is an input or output, or in its entry of `kernels`.
@@ -39,7 +40,7 @@ def stretches_of(
 
 
 def _repeats(nodes: Sequence[Tensor]) -> list[tuple[int, int, int]]:
-    """For each stretch that repeats another: where it begins and ends, and where the other begins."""
+    """For each stretch that repeats another: where it begins, where it ends, and where the other one begins."""
     at = {t: i for i, t in enumerate(nodes)}
     found: list[tuple[int, int, int]] = []
     i = 0

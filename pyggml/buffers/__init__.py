@@ -1,1 +1,1 @@
-"""Blocks of memory, where the tensors of a graph lie in them, and which tensors share bytes."""
+"""Memory: blocks of it, the places of a graph's tensors in them, and which tensors share bytes."""

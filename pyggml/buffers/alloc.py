@@ -25,7 +25,7 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Match:
-    """What a backend found: nodes that it computes together. How it does that is in a class of its own, made from this.
+    """Nodes that a backend has found and computes together. A subclass of the backend's says how it computes them.
 
     fusion  what it is called
     heir    a source whose memory the last node may take over
@@ -68,7 +68,7 @@ class Step(NamedTuple):
         return [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)]
 
     def operand(self, t: Tensor) -> Operand:
-        """`t` as a node of this step, else as the source of the first node that reads it."""
+        """`t` as an operand: as a node of this step, or otherwise as a source of the first node that reads it."""
         for i, node in enumerate(self.nodes):
             if node is t:
                 return Operand(i)
@@ -98,7 +98,7 @@ def steps_of(nodes: Iterable[Tensor]) -> list[Step]:
     return [Step((t,)) for t in nodes]
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """Offsets of the planned tensors in their pool's buffer, and the bytes each pool needs.
 
@@ -115,6 +115,10 @@ class Plan:
     recycled: set[Tensor] = field(default_factory=set[Tensor])  # not readable after the run
     lives: dict[Tensor, tuple[int, int]] = field(default_factory=dict[Tensor, tuple[int, int]])
     n_steps: int = 0
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{pool} {n} bytes" for pool, n in self.sizes.items()) or "no memory"
+        return f"<Plan {sizes}; {self.n_steps} steps, {len(self.offsets)} tensors, {len(self.recycled)} recycled>"
 
     def _repr_html_(self) -> str | None:
         return Plan.html(self) if Plan.html is not None else None
@@ -175,12 +179,12 @@ def plan(
     kept = FLAG_INPUT | FLAG_OUTPUT
     pinned = {t.root for t in nodes if t.flags & kept}
     results = [t for t in nodes if t.view_src is not None and t not in read and t not in inner]
-    pinned.update(t.root for t in results)  # what a result is a view of is one, too
+    pinned.update(t.root for t in results)  # a tensor that a result is a view of counts as a result
     placed = {t for t in nodes if _needs_place(t) and t not in inner}
     last: dict[Tensor, int] = {}  # the step that uses a root last
     for at, roots in enumerate(used):
         last.update(dict.fromkeys(roots, at))
-    ends: dict[int, list[Tensor]] = {}  # what is recycled behind a step
+    ends: dict[int, list[Tensor]] = {}  # step -> the tensors whose memory is free after it
     for root in placed.difference(pinned).intersection(last):
         ends.setdefault(last[root], []).append(root)
     pools: dict[str, _Pool] = {}

@@ -130,8 +130,8 @@ class Buffer:
 
 
 class FetchedBuffer(Buffer):
-    """Host memory (None: none at all) that holds a weight while `streamed` is acquired. Whoever reads the weight on the
-    host gets bytes of their own instead: those that `fetch` gives, uint8, read-only."""
+    """Host memory that holds a weight while `streamed` is acquired (None: no memory at all). Anyone else who reads the
+    weight on the host gets a copy of its bytes, uint8, read-only, which `fetch` makes."""
 
     __slots__ = ("_fetch",)
 
@@ -158,7 +158,7 @@ class LazyBuffer(FetchedBuffer):
 
     def __getattr__(self, name: str) -> Any:
         with LazyBuffer._making:
-            if not self.size:  # else another thread has made it meanwhile
+            if not self.size:  # otherwise another thread has made it meanwhile
                 memory = Buffer.allocate((stored := self._fetch()).nbytes).memory
                 memory[:] = stored
                 memory.flags.writeable = False

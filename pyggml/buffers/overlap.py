@@ -7,7 +7,7 @@ import numpy as np
 from ..tensor import Size, Tensor
 from ..var import largest
 
-_MAX_WORK = 10_000  # of the exact answer; beyond, they count as overlapping
+_MAX_WORK = 10_000  # when the exact answer takes more work, tensors count as overlapping
 
 Axes = list[tuple[int, int]]  # (elements, byte stride) per dimension
 

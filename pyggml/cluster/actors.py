@@ -53,8 +53,8 @@ class Actors(Protocol):
         ...
 
     def get(self, result: Any) -> Any:
-        """Wait for the result that `call` gave a handle of. Raises what the call raised; ActorDied when the actor is
-        gone, or an actor that the arguments came from."""
+        """Wait for the result of a call; `result` is the handle that `call` gave. Raises the error that the call
+        raised. Raises ActorDied when the actor is gone, or another actor whose results were its arguments."""
         ...
 
 
@@ -80,7 +80,7 @@ class ModelRef(NamedTuple):
 
 
 class About(NamedTuple):
-    """The model that an actor loaded, which must be the same for all actors, and the process of the actor."""
+    """Describes the model that an actor has loaded, and the actor's process. The model must be the same everywhere."""
 
     version: str
     arch: str
@@ -111,7 +111,7 @@ class BatchActor:
         return about(self._model)
 
     def begin(self, requests: Sequence[Any], n_predict: int, options: BatchOptions) -> None:
-        """Take requests, which replace those before. Raises as `batch`."""
+        """Take requests, in the place of earlier ones. Raises as `batch`."""
         self._results: Iterator[Result] = batch(self._model, requests, n_predict, **options)
 
     def more(self) -> Result:
@@ -166,7 +166,7 @@ class StageActor:
 
 
 def check_alike(actors: Sequence[About]) -> None:
-    """Raises GGMLError when actors have other models, or other versions of pyggml."""
+    """Raise GGMLError when the actors do not all have the same model and the same version of pyggml."""
     for other in actors[1:]:
         if other[:3] != actors[0][:3]:
             raise GGMLError(f"the nodes have different models, or versions of pyggml: {actors[0][:3]}, {other[:3]}")

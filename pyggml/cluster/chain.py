@@ -168,7 +168,7 @@ class StagedMemory(Memory):
 class StagedContext:
     """A Decoder that runs a model in stages. It gives logits, and no embeddings."""
 
-    n_threads = 1  # of this process, which waits for the stages
+    n_threads = 1  # this process only waits for the stages
 
     def __init__(self, chain: Chain, key: int, epoch: int, n_ctx: int, options: ContextOptions) -> None:
         hp, self.n_batch = chain.model.hparams, options.get("n_batch", 2048)

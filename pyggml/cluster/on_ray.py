@@ -1,4 +1,4 @@
-"""Actors that are Ray's: processes on this machine, or on those of a cluster."""
+"""Actors that Ray runs: processes on this machine, or on the machines of a cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PATIENCE = 60.0  # seconds, for a node to answer
 
 
 def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no one is told
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else 15: beside others that compute, workers stand still
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends no statistics home
+    os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15, other processes stop the workers
     try:
         import_module("ray.util")  # a folder of that name is no Ray
         return import_module("ray")
@@ -58,7 +58,7 @@ class RayActors:
             if host:  # Ray tries for minutes, and then ends the process
                 socket.create_connection((host, int(port)), _PATIENCE).close()
             self._ray.init(**quiet)
-        except (Exception, SystemExit) as e:  # of many kinds
+        except (Exception, SystemExit) as e:  # Ray raises many kinds of errors
             raise BackendError(f"Ray at {address}: {_short(e)}") from e
 
     def __enter__(self) -> RayActors:

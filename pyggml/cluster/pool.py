@@ -37,8 +37,8 @@ class Worker(Protocol):
 
 
 class Pool:
-    """Hands out requests in their order, so many to each worker that all of them have enough until the end, and keeps
-    the results that come too early."""
+    """Hands out requests in their order. Each worker gets so many that all workers have something to do until the end.
+    Results that come too early are kept until their turn."""
 
     def __init__(self, workers: Sequence[Worker], n_parallel: int) -> None:
         self._workers, self._n_parallel = workers, n_parallel

@@ -12,6 +12,8 @@ from pyggml.errors import BatchError, ModelError, path_name, whole
 from pyggml.gguf_io.read import Override
 from pyggml.llm.generate.requests import Result
 from pyggml.llm.model import default_model_path, load_model, tensor_sizes
+from pyggml.llm.run_batch import batch
+from pyggml.signature import hands_on, keywords_of
 
 from .actors import About, Actor, Actors, ModelRef, Prepare, StageActor, check_alike, is_there
 from .chain import Chain
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
+@hands_on(*keywords_of(batch))
 def batch_on(
     actors: Actors,
     model: str | os.PathLike[str] | None,
@@ -42,13 +45,16 @@ def batch_on(
 ) -> Iterator[Result]:
     """`gg.batch` on a cluster: the same results, in the same order.
 
-    The file of `model` (by default the one that ships with the package) must be there on every node, under that path.
+    The file of `model` (by default the one that ships with the package) must be on every node, under the same path.
     Each of the `workers` (default: one on each node) loads it, uses as many threads as its node has CPUs for it, and
-    has `n_parallel` prompts under way. With `stages` there is one model, whose layers are spread over so many
-    processes, more layers for more threads. The prompts under way, `n_parallel` in all, are then in one group more than
-    there are stages, so that each stage has something to do. `ram` is what each process may take for weights.
-    `prepare(model)` is called in each process when the model is loaded; `kv_overrides` replaces metadata. A process
-    that dies is replaced, and its prompts are done again.
+    has `n_parallel` prompts under way.
+
+    With `stages` the layers of one model are spread over this number of processes; a process with more threads gets
+    more layers. Then `n_parallel` prompts are under way in all. They are divided into one group more than there are
+    stages, so that each stage always has something to do.
+
+    `ram` is the memory that each process may use for weights. `prepare(model)` is called in each process when the model
+    is loaded. `kv_overrides` replaces metadata. A process that dies is replaced, and its prompts are done again.
 
     Raises as `gg.batch` and `load_model`; ModelError for a model that cannot be split, or that the nodes cannot hold;
     BatchError when three processes in a row die at the same prompt, or no process can be started any more.

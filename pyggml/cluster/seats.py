@@ -1,4 +1,5 @@
-"""Who runs where, and which layers: sized by what the nodes have. Pure."""
+"""Decides which processes run on which nodes, and which layers each has, from the CPUs and the memory of the nodes.
+These are pure functions."""
 
 from __future__ import annotations
 
@@ -48,10 +49,11 @@ def take_seats(nodes: Sequence[Node], n: int | None) -> list[Seat]:
 
 
 def spread(sizes: Sequence[int], last: int, seats: Sequence[Seat], streamed: bool) -> list[tuple[int, int]]:
-    """Layers (from, up to) for each seat: so that the slowest one, by bytes for each thread, is as fast as can be.
+    """Layers (from, up to) for each seat. The slowest seat, which has the most bytes for each of its threads, is as
+    fast as possible.
 
-    sizes: bytes of each layer; `last`: those of the output, which are beside the last one's. Raises ModelError when
-    there are fewer layers than seats, or their memory cannot hold them (unless it is `streamed`).
+    sizes: bytes of each layer. last: bytes of the output, which go to the last seat. Raises ModelError when there are
+    fewer layers than seats, or the memory of the seats cannot hold them (unless weights are `streamed`).
     """
     n, k = len(sizes), len(seats)
     if k > n:

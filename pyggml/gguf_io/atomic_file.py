@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from contextlib import suppress
 from types import TracebackType
@@ -31,7 +30,7 @@ class AtomicFile:
         if os.path.exists(self.path) and not os.path.isfile(self.path):
             raise OSError(errno.EINVAL, "is no file, and is not replaced by one", os.fspath(path))
         folder, name = os.path.split(self.path)
-        self._temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
+        self._temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
         self._fds: int | None = None  # the folder of our open files, through which the nameless one gets its name
         try:
             self._fds = os.open("/proc/self/fd", os.O_RDONLY)
@@ -60,7 +59,7 @@ class AtomicFile:
         sync_folder(os.path.dirname(self.path))
 
     def discard(self) -> None:
-        """Close the file; what was not committed is forgotten."""
+        """Close the file. When it was not committed, nothing of it remains."""
         with suppress(OSError):  # what could not be written before is given up
             self.file.close()
         self._close_fds()

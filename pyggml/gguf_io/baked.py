@@ -1,12 +1,12 @@
 """Files whose weights are repacked already, as the CPU's products read them (csrc/products/r16/r16.h).
 
 `pyggml quantize --layout r16` writes them. A weight NAME lies in such a file as NAME.r16: I8, ne [bytes of a group of
-16 rows, groups, matrices]. Other readers miss NAME, and refuse the file. When rows of the weight are looked up, as
-those of embeddings are, the file has NAME itself, too. Keys:
+16 rows, groups, matrices]. Other readers do not find NAME, and refuse the file. When rows of the weight are also
+looked up, as with embeddings, the file has NAME itself too. Keys:
 
   pyggml.layout           "r16"
-  pyggml.layout.version   of the arrangement of bytes: 1
-  pyggml.layout.names     of the weights
+  pyggml.layout.version   1: the version of the arrangement of bytes
+  pyggml.layout.names     the names of the weights
   pyggml.layout.types     their GGUF types
   pyggml.layout.ne        their ne, four numbers each
 """
@@ -63,9 +63,9 @@ def layout_records(weights: Sequence[tuple[str, DType, Ne]]) -> list[bytes]:
 
 
 def with_layout(file: GGUFFile) -> GGUFFile:
-    """The file with the weights that it has repacked in place of their copies, and without the keys of the layout. A
-    file without a layout is returned as it is. Raises GGUFError for an unknown layout, and for keys that do not match
-    the tensors."""
+    """The file as if its weights were not repacked: with the weights instead of their copies, and without the keys of
+    the layout. A file without a layout is returned as it is. Raises GGUFError for an unknown layout, and for keys that
+    do not match the tensors."""
     if _LAYOUT not in file.kv:
         return file
     layout, version = file.kv[_LAYOUT], file.kv.get(_LAYOUT_VERSION)

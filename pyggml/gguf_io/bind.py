@@ -14,8 +14,8 @@ from .read import GGUFFile, GGUFTensor
 
 def bind(file: GGUFFile, copies: bool = True) -> dict[str, Tensor]:
     """A tensor for each tensor of the file and its other parts, by name. Its memory is the file: graphs read it and
-    never write to it. With `copies`, products read the repacked copies that the file has, and the stored bytes of such
-    a weight are made when something else needs them."""
+    never write to it. With `copies`, products read the repacked copies that the file has. The stored bytes of such a
+    weight are made when anything else needs them."""
     buffers = [read_only(part.data, part.mapped) for part in file.parts]
     lazy = {t.name: _lazy(file, t) for t in file.tensors.values() if t.offset < 0}
     tensors = bound(

@@ -1,5 +1,5 @@
-"""The names that GGUF files use: those of `gguf.constants`, without the rest of that package, which is slow to import
-(YAML, writers, vocabularies)."""
+"""The names that GGUF files use. They are `gguf.constants`, imported without the rest of the gguf package, which takes
+long to import (YAML, writers, vocabularies)."""
 
 from __future__ import annotations
 

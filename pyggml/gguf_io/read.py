@@ -98,7 +98,7 @@ class GGUFFile:
     kv_spans: dict[str, tuple[int, int]]  # where each key's record (key, type, value) begins and ends
     mapped: MappedFile | None = None  # the mapping that `data` is of; None: the file was read into memory
     others: tuple[GGUFFile, ...] = ()  # the other parts of the model
-    layout: str = ""  # of repacked weights; "": the file has none
+    layout: str = ""  # the layout of repacked weights; "": the file has no repacked weights
 
     @property
     def parts(self) -> tuple[GGUFFile, ...]:
@@ -304,7 +304,8 @@ class _Parser:
             self.fail(f"{what}: string {found} of {n} runs past the end of the file", self.pos)
 
     def walk_tensors(self, n_tensors: int) -> dict[str, tuple[int, DType, list[int], int]]:
-        """For each tensor: where its record begins, type, dims, offset in the data section."""
+        """Read the records of all tensors. Gives for each: where its record begins, type, dims, offset in the data
+        section."""
         infos: dict[str, tuple[int, DType, list[int], int]] = {}
         for i in range(n_tensors):
             start = self.pos
@@ -366,7 +367,7 @@ class _Parser:
         return tensors
 
     def decode(self, vtype: GGUFValueType, at: int, end: int) -> KVValue:
-        """The value between `at` and `end`, of which the walk has checked the extent."""
+        """Decode the value between `at` and `end`. The walk has checked that it lies within the file."""
         if vtype == GGUFValueType.STRING:
             return str(self.buf[at + 8 : end], "utf-8", "surrogateescape")
         if vtype != GGUFValueType.ARRAY:

@@ -43,11 +43,12 @@ def prefix_of(path: str | os.PathLike[str]) -> str:
 
 
 def open_model(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
-    """Open a GGUF file, with all other parts of its model when it is the first of several: one GGUFFile with the
-    tensors of all. Repacked weights (`baked`) appear as the tensors that they are. Arguments are those of `open_gguf`.
+    """Open a GGUF file. When it is the first of several parts of a model, all parts are opened, as one GGUFFile with
+    the tensors of all. Repacked weights (`baked`) appear as the tensors from which they were made. Arguments are those
+    of `open_gguf`.
 
-    Raises GGUFError for a bad file; for a part that is not the first, or is not named as a part; and for a part that is
-    missing, or belongs to another model.
+    Raises GGUFError for a bad file; for a part that is not the first or does not have the name of a part; and for a
+    part that is missing or belongs to another model.
     """
     return with_layout(_open_parts(path, use_mmap))
 
@@ -103,8 +104,8 @@ def metadata_records(file: GGUFFile) -> list[bytes]:
 
 
 class PartReader:
-    """A context manager: reads stored bytes of a file's tensors from its parts, without mapping them (pages of a
-    mapping would stay in memory)."""
+    """A context manager that reads the stored bytes of tensors from the parts of a file. It does not map the parts,
+    because the pages of a mapping would stay in memory."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
@@ -161,8 +162,9 @@ def split_tensors(
 
 
 class SplitOut:
-    """A context manager like GGUFOut that writes the parts of a model: `kv` are its metadata records, `parts` the
-    tensors of each part. Write the data of all tensors in that order. All files appear together, the first one last."""
+    """A context manager like GGUFOut that writes a model in parts. `kv` are its metadata records, `parts` the tensors
+    of each part. Write the data of all tensors in that order. The files get their names together at the end, the first
+    part last."""
 
     def __init__(self, prefix: str, kv: Sequence[bytes], parts: Sequence[Sequence[TensorInfo]], alignment: int) -> None:
         self._stack = ExitStack()
@@ -170,7 +172,7 @@ class SplitOut:
         self._outs: list[GGUFOut] = []
         n_tensors = sum(self._left)
         self.paths = [part_path(prefix, i, len(parts)) for i in range(len(parts))]
-        with ExitStack() as opened:  # closed again when one of them cannot be made
+        with ExitStack() as opened:  # when one file cannot be made, the others are closed
             for i, (path, part) in enumerate(zip(self.paths, parts, strict=True)):
                 split = zip(SPLIT_KEYS, (np.uint16(i), np.uint16(len(parts)), np.int32(n_tensors)), strict=True)
                 own = [kv_record(key, value) for key, value in split]

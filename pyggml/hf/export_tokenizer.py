@@ -252,7 +252,8 @@ def _byte_level(v: _Vocabulary) -> Keys:
 
 
 def _spelled(v: _Vocabulary) -> list[Keys]:
-    """The spelling, in byte characters, of added tokens, whose text libraries read as if it were spelled so already."""
+    """The spelling of an added token in byte characters. Libraries take the text of added tokens to be spelled so
+    already."""
     known = set(SPELLING.values())
     texts = [text for text, kind in zip(v.texts, v.types, strict=True) if kind in _ADDED and not text.isascii()]
     return [

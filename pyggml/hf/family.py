@@ -33,12 +33,13 @@ Key = str | tuple[str, ...] | Of | int | float | bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class NextnLayers:
-    """How a checkpoint spells drafting layers (multi-token prediction), which a GGUF has behind the model's layers.
+    """How a checkpoint spells drafting layers (multi-token prediction), which follow the model's layers in a GGUF.
 
     says     the config's key for their number
-    own      role -> name of a tensor that other layers do not have, or spell otherwise. `{layer}` stands for the
-             beginning of the layer's names; a name without it is one tensor for all drafting layers
-    layers   the beginning of these layers' names, counted from 0; empty: they are counted on from the model's layers
+    own      role -> name of a tensor that other layers do not have, or that they spell otherwise. `{layer}` stands for
+             the beginning of the layer's names; a name without it is one tensor for all drafting layers
+    layers   the beginning of these layers' names, in which they count from 0; empty: they have the names and numbers of
+             layers after those of the model
     """
 
     says: str
@@ -46,7 +47,8 @@ class NextnLayers:
     layers: str = ""
 
     def layer(self, i: int, n_layer: int, layers: str) -> str:
-        """The beginning of the names of drafting layer `i`, behind `n_layer` layers whose names begin with `layers`."""
+        """The beginning of the names of drafting layer `i`, which follows `n_layer` layers whose names begin with
+        `layers`."""
         return f"{self.layers}.{i}" if self.layers else f"{layers}.{n_layer + i}"
 
     def named(self, role: str, layer: str) -> str | None:
@@ -62,7 +64,7 @@ class Family:
     arch     `general.architecture`
     types    values of `model_type`; the first is written back
     cls      the class in transformers, as `architectures` names it
-    act      the activation of files that name none, by the transformers library's name; empty: the architecture has one
+    act      the activation when a file names none, by the transformers library's name; empty: the architecture has one
              fixed activation, and configs with another are refused
     keys     keys of the GGUF (without the architecture) that differ from `metadata.COMMON` or are not in it
     more     several keys that one function finds together (layer types ...)

@@ -130,7 +130,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
         if (bool(said) is value) is not there:
             config.fail(f"{key} is {said!r:.60}, but the checkpoint has {'a' if there else 'no'} {role}")
     embd, n_vocab = tensors.get("token_embd.weight"), sizes.ints("vocab_size")
-    if family.padded and (embd is None or embd.ne[1] != n_vocab):  # else the padding could be of any size
+    if family.padded and (embd is None or embd.ne[1] != n_vocab):  # otherwise padding could have any size
         config.fail(f"vocab_size = {n_vocab}: the embeddings have {0 if embd is None else embd.ne[1]} rows")
     return HFFolder(str(folder), family, kv, tensors)
 
@@ -175,7 +175,8 @@ def _wanted(config: Config, stored: Mapping[str, StoredTensor], untied: bool, ti
 
 
 def _numbers(family: Family, stored: Mapping[str, StoredTensor]) -> tuple[dict[str, StoredTensor], dict[str, Array]]:
-    """The tensors without those of one number for each layer, and the keys that the latter become."""
+    """Separate the tensors with one number for each layer. Returns the other tensors, and the keys that those numbers
+    become."""
     rest: dict[str, StoredTensor] = {}
     found: dict[str, list[float]] = {}
     for name, t in stored.items():
@@ -195,7 +196,7 @@ def bind_folder(folder: HFFolder, use_mmap: bool = True, whole: bool = True) -> 
     """Make a tensor, which graphs read and never write, for each tensor of the folder; by name.
 
     A tensor that the mapped file holds unchanged lies in the mapping (with `use_mmap`). Others are read into memory:
-    now when `whole`, else anew whenever they are looked at. Raises as `read_tensor`."""
+    at once with `whole`, otherwise anew each time that someone looks at them. Raises as `read_tensor`."""
     buffers: dict[str, Buffer] = {}
 
     def memory(t: HFTensor) -> tuple[Buffer, int]:

@@ -101,7 +101,8 @@ def layers_of(c: Config, kind: str) -> list[bool]:
 
 
 def dense_lead(c: Config) -> int | None:
-    """How many dense layers come before the first mixture of experts: by the kinds of layers, else by a number."""
+    """How many dense layers come before the first mixture of experts. The config lists the kinds of layers, or gives a
+    number."""
     n, kinds = c.get("first_k_dense_replace", default=None), c.get("mlp_layer_types", default=None)
     if kinds is None:
         return n
@@ -238,7 +239,7 @@ def _rope(family: Family, c: Config) -> dict[str, object]:
         if rope.get("short_mscale") != rope.get("long_mscale"):
             c.fail("short_mscale and long_mscale of the rope differ: files have one for both")
         attention = (
-            rope.get("short_mscale")  # of Phi-3.5-MoE
+            rope.get("short_mscale")  # Phi-3.5-MoE has it
             or rope.get("attention_factor")
             or (math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0)
         )

@@ -89,9 +89,9 @@ _BY_NUMBER: Mapping[Rule, str] = {
 
 
 def name_of(tokenizer: Part) -> str | None:
-    """The name of the pre-tokenizer that cuts text as a tokenizer.json does; None when there is none. `steps_of` writes
-    the same steps for several names: then the name is one listed above, and one whose tokens lose the space before
-    punctuation if the decoder of the tokenizer.json drops it."""
+    """The name of the pre-tokenizer that cuts text as a tokenizer.json does; None when there is no such name. When
+    several names have the same steps (see `steps_of`), it is one of the names listed above. It is also a name whose
+    tokens lose the space before punctuation, when the decoder of the tokenizer.json drops that space."""
     steps = tuple(_steps(tokenizer))
     ignore_merges = tokenizer.part("model").flag("ignore_merges")
     alike = [name for name in _written().get(steps, ()) if PRE[name].ignore_merges == ignore_merges]

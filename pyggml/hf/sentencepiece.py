@@ -93,7 +93,7 @@ def _varint(value: int) -> bytes:
 
 
 def parse_charsmap(data: bytes) -> bytes:
-    """The character map in `data`, a model that may lack everything else."""
+    """The character map in `data`, which is a sentencepiece model and need not have anything else."""
     spec = dict(_fields(_bytes(dict(_fields(data)).get(3, b""))))
     return _bytes(spec.get(2, b""))
 

@@ -25,7 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 
 _STORED_AS = {"BF16": DType.BF16, "F16": DType.F16, "F32": DType.F32, "F64": DType.F32}
 _AS_NUMPY = {DType.BF16: np.dtype("<u2"), DType.F16: np.dtype("<f2"), DType.F32: np.dtype("<f4")}
-_F32_ROLES = (  # matrices that llama.cpp keeps in F32, as it does all vectors
+_F32_ROLES = (  # llama.cpp keeps these matrices in F32, and all vectors
     *("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d", "shortconv.conv"),
     *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "altup_correct_coef", "altup_predict_coef", "indexer.proj"),
 )
@@ -38,8 +38,8 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True)
 class MovedTensor:
-    """One tensor of the checkpoint, and what is done to it for a tensor of the GGUF. `pick`: the result of `merged`
-    that is taken."""
+    """One tensor of the checkpoint, and how it becomes a tensor of the GGUF. `pick`: which result of `merged` is
+    taken."""
 
     source: StoredTensor
     scale: StoredTensor | None
@@ -49,7 +49,8 @@ class MovedTensor:
     pick: int = 0
 
     def read(self) -> Array:
-        """The moved elements: in the type they are stored in, or in F32 after a change of values."""
+        """The elements after all moves. They have the type in which they are stored, or F32 when values were
+        changed."""
         a = self.source.stored()
         if self.source.name.endswith(MX_BLOCKS):
             a = mxfp4_blocks(self.source, self.scale)
@@ -90,29 +91,27 @@ class MovedTensor:
 
 
 def misshapen(t: StoredTensor, why: str) -> ModelError:
-    """The error about a tensor whose shape does not fit its move."""
+    """The error for a tensor whose shape does not fit its move."""
     return ModelError(f"{t.file.path}: the tensor {t.name} of shape {list(t.shape)} is not as the config says: {why}")
 
 
 def as_f32(a: Array) -> Array:
-    """F32 of F32, F16, or the bits of BF16 (uint16)."""
+    """Convert an array to F32. It holds F32, F16, or the bits of BF16 (as uint16)."""
     return bf16_to_f32(a) if a.dtype == np.uint16 else a.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
 class HFTensor:
-    """A tensor as a GGUF would have it, which is read a few rows at a time. `ne` has four entries."""
+    """A tensor as it will be in the GGUF. It is read a few rows at a time. `ne` has four entries."""
 
     name: str
     dtype: DType
     ne: tuple[int, int, int, int]
     n_dims: int
     parts: Sequence[MovedTensor] = ()
-    array: Array | None = field(default=None, compare=False)  # of a tensor that is in no file
-    n_pad: int = 0  # copies of the first row behind the parts' rows
-    scale: Array | None = field(
-        default=None, compare=False
-    )  # [rows or 1, elements or 1], what rows are multiplied with
+    array: Array | None = field(default=None, compare=False)  # the elements, when the tensor is in no file
+    n_pad: int = 0  # how many copies of the first row follow the other rows
+    scale: Array | None = field(default=None, compare=False)  # [rows or 1, elements or 1]: factors of the elements
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +119,7 @@ class HFTensor:
         return self.dtype.row_size(self.ne[0]) * math.prod(self.ne[1:])
 
     def mapped(self) -> StoredTensor | None:
-        """The stored tensor that is this tensor unchanged; None when anything must be done to it."""
+        """The stored tensor when it can be used as it is; None when something must be done to it."""
         if len(self.parts) != 1 or self.parts[0].steps or self.parts[0].merged is not None or self.n_pad:
             return None
         if self.scale is not None:
@@ -130,8 +129,8 @@ class HFTensor:
         return t if fits and t.offset % _AS_NUMPY[self.dtype].itemsize == 0 else None
 
     def rows(self, n_elements: int) -> Iterator[Bytes]:
-        """The tensor's bytes, uint8 [rows, bytes of a row], about `n_elements` elements at a time, of one matrix at a
-        time."""
+        """The tensor's bytes in pieces, uint8 [rows, bytes of a row]. A piece has about `n_elements` elements and lies
+        within one matrix."""
         n, per_matrix = self.ne[0], self.ne[1]
         width = self.dtype.row_size(n) if self.dtype.is_quantized else n
         step = max(1, n_elements // max(n, 1))
@@ -142,7 +141,7 @@ class HFTensor:
                 for i in range(first, end, step):
                     piece = _converted(self._scaled(rows, i, min(i + step, end)), self.dtype)
                     yield piece.view(np.uint8).reshape(len(piece), -1)
-                    release()  # else the whole mapping would stay in memory
+                    release()  # so that the pages of the mapping do not stay in memory
 
     def _scaled(self, rows: Array, i: int, j: int) -> Array:
         if self.scale is None:
@@ -167,7 +166,8 @@ def _converted(rows: Array, dtype: DType) -> Array:
 
 
 def text_name(hf: str) -> str:
-    """A name of the checkpoint without the prefix that text models have inside models that also see or hear."""
+    """A tensor's name in the checkpoint, without the prefix that the tensors of the text model have when the model
+    also sees or hears."""
     for prefix, text in _PREFIXES:
         if hf.startswith(prefix):
             return text + hf.removeprefix(prefix)
@@ -175,8 +175,8 @@ def text_name(hf: str) -> str:
 
 
 def count_nextn(family: Family, n_layer: int, stored: Iterable[str]) -> int:
-    """How many drafting layers a checkpoint has behind its `n_layer` other layers, by the names of its tensors: layers
-    count that have the tensor that joins a drafting layer's two inputs."""
+    """How many drafting layers a checkpoint has after its `n_layer` other layers. A layer counts when the checkpoint
+    has the tensor that joins the two inputs of a drafting layer."""
     nextn, names = family.nextn, {text_name(name) for name in stored}
     for i in range(0 if nextn is None else MAX_LAYERS):
         assert nextn is not None
@@ -206,7 +206,7 @@ class Tensors:
         self._map = gguf.get_tensor_name_map(archs[family.table or family.arch], n_layer)
         self._names = [(re.compile(pattern), text) for pattern, text in family.names.items()]
         self._skip = [re.compile(pattern) for pattern in (*_NEVER, *family.skip)]
-        # How the names of a drafting layer begin -> how they begin when it is counted as a layer behind the model's.
+        # The prefix of a drafting layer's names -> their prefix when it counts as a layer after those of the model.
         self._nextn_layers: list[tuple[str, str]] = []
         # Names that only drafting layers have -> names in a GGUF; both without suffixes.
         self._of_nextn: dict[str, list[str]] = {}
@@ -265,12 +265,12 @@ class Tensors:
                     yield name, expert, MovedTensor(t, scale, self._moves(t, name), self.sizes, merged, i)
                 return
         name = self.name(hf)
-        if name is None or ".nextn." in name:  # nextn: a drafting layer inside the model's own layers
+        if name is None or ".nextn." in name:  # ".nextn.": a drafting layer among the model's own layers
             raise ModelError(f"{t.file.path}: the tensor {t.name} is not known to {self.family.types[0]}")
         yield name, expert, MovedTensor(t, scale, self._moves(t, name), self.sizes)
 
     def _moves(self, t: StoredTensor, name: str) -> Sequence[Change]:
-        return () if t.name.endswith(MX_BLOCKS) else self.family.moves_of(name)  # laid out by `mxfp4_blocks`
+        return () if t.name.endswith(MX_BLOCKS) else self.family.moves_of(name)  # `mxfp4_blocks` moves those
 
     @staticmethod
     def _layer(name: str) -> int:
@@ -312,7 +312,7 @@ class Tensors:
         return scale.reshape(-1, 1) if len(shape) > 1 else scale.reshape(1, -1)
 
 
-# Prefixes of text models inside models that also see or hear; buffers that are computed from the config.
+# First the prefixes of text models in models that also see or hear; then buffers that are computed from the config.
 _PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),

@@ -89,7 +89,7 @@ def read_tokenizer(folder: Path, config: Config) -> Keys:
     """The keys `tokenizer.*`. A folder without a tokenizer gets `tokenizer.ggml.model` "none". Raises ModelError for a
     damaged tokenizer, an unknown kind or pre-tokenizer, and too many tokens."""
     n_types = config.get("type_vocab_size", default=None)
-    kinds: Keys = {} if n_types is None else {f"{KEY}token_type_count": n_types}  # of texts, not of tokens
+    kinds: Keys = {} if n_types is None else {f"{KEY}token_type_count": n_types}  # types of texts, not of tokens
     about = Part.of_file(folder / "tokenizer_config.json")
     tokenizer = Part.of_file(folder / "tokenizer.json")
     sp = next((folder / name for name in _SENTENCEPIECE if (folder / name).exists()), None)

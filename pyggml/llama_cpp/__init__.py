@@ -1,6 +1,6 @@
-"""What llama-cpp-python has: code written for that package runs with `from pyggml.llama_cpp import Llama`.
+"""The interface of llama-cpp-python: code written for that package runs with `from pyggml.llama_cpp import Llama`.
 
-What is the same, and what is not: docs/llama_cpp.md.
+docs/llama_cpp.md says what is the same and what is not.
 """
 
 from .given import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList

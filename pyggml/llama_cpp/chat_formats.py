@@ -19,13 +19,13 @@ from .function_formats import FUNCTION_FORMATS
 class _Style:
     """How a format writes a chat.
 
-    head     what stands before the messages; {system} is the first system message
-    roles    role -> what stands before a message of it; messages of other roles are left out
-    ends     what stands behind the content of a message, in turn
-    joint    what stands between the role and the content
-    empty    what stands behind the role of a message without content
-    reply    what stands before the reply; None: the role of the assistant, as of a message without content
-    default  the system message of a chat without one
+    head     the text before the messages; {system} stands for the first system message
+    roles    role -> the text before its messages; messages of other roles are left out
+    ends     the texts after the content of messages, which take turns
+    joint    the text between the role and the content
+    empty    the text after the role of a message without content
+    reply    the text before the reply; None: the role of the assistant, as before a message without content
+    default  the system message when a chat has none
     """
 
     head: str
@@ -180,9 +180,9 @@ NAMES = (*_STYLES, *FUNCTION_FORMATS)
 
 
 def find_chat_format(name: str | None, model: LoadedModel) -> tuple[str, ChatTemplate]:
-    """The chat format `name` and its template. None: the template of the model's metadata, "llama-2" when it has none.
-    Besides llama-cpp-python's names, those of `find_template` are known. Raises ModelError for all others, and for a
-    format that needs what the model does not have."""
+    """The chat format `name` and its template. None: the template of the model's metadata, or "llama-2" when it has
+    none. The names are those of llama-cpp-python and those of `find_template`. Raises ModelError for other names, and
+    for a format that needs something which the model does not have."""
     if name is None:
         name = f"{_OF_THE_FILE}default" if isinstance(model.kv.get("tokenizer.chat_template"), str) else "llama-2"
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -31,7 +31,7 @@ _TOLD = (
     '\\n\\nfunctions.<function_name>:\\n{ "arg1": "value1", "arg2": "value2" }'
     '\\nfunctions.<function_name>:\\n{ "arg1": "value1", "arg2": "value2" }'
 )
-# llama-cpp-python escapes what is put into this template as in HTML, and so the model gets it.
+# llama-cpp-python escapes the texts in this template as in HTML, so the model gets them escaped.
 _CHATML = (
     "{%- for m in messages -%}{%- set of_function = m.role == 'tool' and m.tool_call_id is not defined -%}"
     "{{- '<|im_start|>' ~ ('function' if of_function else m.role | e) ~ '\\n' -}}"
@@ -64,7 +64,7 @@ def _read_chatml(text: str, done: bool, names: frozenset[str]) -> Reply:
 
 
 def _read_calls(start: str, text: str, begin: str) -> Reply:
-    """`functions.NAME:`, a new line, and JSON, and so on; the whole as text when one of the calls is none."""
+    """Read calls: `functions.NAME:`, a new line, and JSON, for each call. When one of them is no call, all is text."""
     calls: list[Call] = []
     for part in start.removeprefix(begin).split(f"\n{begin}"):
         name, _, body = part.partition(":\n")

@@ -54,7 +54,7 @@ class _Endless(Generation):
     """A text that no token ends. Functions that stop it see the tokens that are evaluated.
 
     held  the tokens that the context has evaluated, which `Llama` keeps
-    sent  what the caller puts behind the last token
+    sent  the tokens that the caller puts after the last token
     """
 
     held: list[int] = field(kw_only=True)
@@ -212,7 +212,7 @@ class Llama:
         return self.model.tokenize(text.decode("utf-8", "ignore"), add_bos, special)
 
     def detokenize(self, tokens: Iterable[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        """The text of tokens, as bytes; behind the token that begins texts without the space that vocabularies add."""
+        """The text of tokens, as bytes. After a bos token the space is dropped that vocabularies add before a text."""
         tokens = list(tokens)
         text = b"".join(self.model.vocab.token_to_piece(t, special=special) for t in tokens)
         return text[1:] if not prev_tokens and text[:1] == b" " and tokens[0] == self.token_bos() else text
@@ -224,7 +224,7 @@ class Llama:
             self._ctx.memory.clear()
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind those so far. Raises KVCacheFull when they do not fit."""
+        """Evaluate tokens after those that the context has. Raises KVCacheFull when they do not fit."""
         ctx = self._context()
         for i in range(0, len(tokens), ctx.n_batch):
             ctx.decode(list(tokens[i : i + ctx.n_batch]))
@@ -237,8 +237,9 @@ class Llama:
         return chain.sample(self._last_logits())
 
     def generate(self, tokens: Sequence[int], reset: bool = True, **sampling: Any) -> Generator[int, Any, None]:
-        """The tokens that follow others, without end. Tokens that are sent in are evaluated behind the last one. What
-        the context holds of the beginning is not evaluated again. With `reset` false the tokens follow what it holds.
+        """The tokens that follow `tokens`, without end. Tokens that are sent in are evaluated after the last one. The
+        beginning that the context has evaluated already is not evaluated again. With `reset` false, `tokens` follow
+        everything that the context has.
         """
         chain, stopping = self._chain(sampling)
         ctx, held, new = self._context(), self._tokens, list(tokens)

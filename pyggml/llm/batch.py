@@ -96,7 +96,7 @@ class Batch:
         self.logits += [False] * (len(ids) - n_outputs) + [True] * n_outputs
 
     def add_embd(self, row: Any, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False) -> None:
-        """Append an embedding, n_embd finite numbers, in the place of a token. Raises BatchError for other values."""
+        """Append an embedding, n_embd finite numbers, instead of a token. Raises BatchError for other values."""
         if self.tokens:
             raise BatchError("the batch holds tokens; an embedding cannot be added to it")
         values = self._row(row, pos)
@@ -106,7 +106,7 @@ class Batch:
     def add_hidden(
         self, token: int, row: Floats, pos: int, seq_ids: int | Sequence[int] = 0, logits: bool = False
     ) -> None:
-        """Append a token and the hidden state of the one before it, a row of `LlamaContext.hidden`. Raises
+        """Append a token together with the hidden state of the token before it, a row of `LlamaContext.hidden`. Raises
         BatchError."""
         if len(self.tokens) != len(self.embd):
             raise BatchError("the batch holds tokens or embeddings alone; it cannot have both of one")
@@ -167,8 +167,8 @@ def check_size(n: int, n_batch: int, n_ubatch: int, together: bool) -> None:
 
 def check_values(tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, hp: HParams, first: int = 0) -> None:
     """Raises BatchError for ids outside the vocabulary, for embeddings of another length or with values that are not
-    finite, for hidden states when the model reads none (or their absence when it reads them), and for tokens when a
-    stage begins behind layer 0."""
+    finite, for hidden states when the model reads none, for missing hidden states when it reads them, and for tokens
+    when a stage begins after layer 0."""
     n_vocab, n_embd = hp.n_vocab, hp.n_embd
     if (tokens is not None and embd is not None) is not hp.is_head:
         what = "reads hidden states beside its tokens" if hp.is_head else "reads tokens or embeddings, not both"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 from weakref import WeakSet
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyggml.backends.cpu import CpuBackend
 from pyggml.buffers.buffer import IN_FILE, Buffer
 from pyggml.dtypes import DType
-from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, whole
+from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, not_sent, whole
 from pyggml.graph import Graph
 from pyggml.lock import changing, locked
 from pyggml.models.hparams import Pooling
@@ -24,7 +24,7 @@ from pyggml.models.memory.kv_cache import CacheOptions
 from pyggml.models.memory.kv_cells import LAST_POS
 from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
-from pyggml.stream.layout import memory_size
+from pyggml.stream.sizes import memory_size
 from pyggml.types import Floats, Ints
 
 from .adapters.active import ActiveAdapters, Scaled
@@ -38,7 +38,6 @@ from .interrupt import uninterrupted
 from .loaded import LoadedModel
 from .options import SHORTER, check_types, warn_beyond
 from .outputs import Members, checked_output, gathered, members, of_all, pool
-from .state import save_load as state
 from .ubatch import FIRST, SBatch, UBatch, texts_of, ubatches_of_tokens
 
 
@@ -51,10 +50,10 @@ class LlamaContext(Closeable):
     memory      the KV cache: cells, seq_rm, seq_cp, seq_keep, seq_add, seq_div, seq_pos_max, defrag, clear
     logits      float32 [n_outputs, n_vocab] of the last decode, in the order of the batch
     outputs     int32 [n_outputs]: the indices in the batch of the rows of `logits`, ascending
-    embeddings  what a context of embeddings gives instead of logits: float32 [n_outputs, n_embd], each token's vector
-                after the last norm; with pooling, one row for each sequence of the batch, in ascending order. For an
-                encoder-decoder, what `encode` gave
-    hidden      after `keep_hidden`: float32 [n_tokens, n_embd], what the heads of a model read, for all tokens
+    embeddings  in a context of embeddings, instead of logits: float32 [n_outputs, n_embd], the vector of each token
+                after the last norm. With pooling there is one row for each sequence of the batch, in ascending order.
+                In an encoder-decoder these are the results of `encode`
+    hidden      after `keep_hidden`: float32 [n_tokens, n_embd], the states of all tokens that draft heads read
     pooling     how embeddings are pooled: none, mean, cls (the first token of a sequence), last, or rank (the scores of
                 a reranker)
     scheduler   runs the graphs
@@ -94,7 +93,7 @@ class LlamaContext(Closeable):
 
         `embeddings`: decodes give embeddings instead of logits; the default for a model without logits (an encoder).
         All tokens of a sequence in one decode are pooled together, by default as the file says. `layer`: the embeddings
-        are what this layer gives, instead of the last norm. 0 stands for the embeddings that go into the first layer; a
+        are the output of this layer, not of the last norm. 0 stands for the embeddings that go into the first layer; a
         negative number counts from the end, so that -2 is the layer before the last (as in `hidden_states` of the
         transformers library).
         A model gets worse when a text grows longer than those it was trained on: the first decode that goes beyond
@@ -206,7 +205,7 @@ class LlamaContext(Closeable):
         does not fit.
         """
         start = time.perf_counter()
-        self._undo()  # what a decode left behind that two signals broke off
+        self._undo()  # takes back an earlier decode that two signals broke off
         if self._output.embeddings and not isinstance(batch, Batch):
             batch = Batch.prompt(batch, self.memory.seq_pos_max(0) + 1)
             batch.logits = [True] * len(batch)
@@ -303,25 +302,33 @@ class LlamaContext(Closeable):
 
     def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:
         """Write cache and logits to a file, see `state.save_state`."""
+        from .state import save_load as state
+
         state.save_state(self, path, tokens)
 
     def load_state(self, path: str | os.PathLike[str]) -> list[int]:
         """Restore what `save_state` wrote; returns its tokens, see `state.load_state`."""
+        from .state import save_load as state
+
         return state.load_state(self, path)
 
     def save_seq(self, path: str | os.PathLike[str], seq: int) -> None:
         """Write one sequence to a file, see `state.save_seq`."""
+        from .state import save_load as state
+
         state.save_seq(self, path, seq)
 
     def load_seq(self, path: str | os.PathLike[str], seq: int | None = None) -> int:
         """Add a saved sequence to the cache, by default under a free id; returns the id, see `state.load_seq`."""
+        from .state import save_load as state
+
         return state.load_seq(self, path, seq)
 
     @changing
     def update(self) -> None:
-        """Carry out what is pending on the cache; every decode does this first. K is roped to the positions that
-        seq_add and seq_div gave its cells, and holes are closed when `memory.defrag()` or `defrag_thold` asked for it.
-        Ctrl-C waits until the cache is consistent again."""
+        """Do the work on the cache that was put off; every decode does this first. K is roped to the positions that
+        seq_add and seq_div gave to its cells, and holes are closed when `memory.defrag()` or `defrag_thold` asked for
+        it. Ctrl-C waits until the cache is consistent again."""
         for cache in self.memory.caches:
             if cache.has_shift:
                 with uninterrupted():
@@ -455,6 +462,10 @@ class LlamaContext(Closeable):
                 head.bind(slot.start)
         ready.schedule.run(n_threads=self._threads[u.n_tokens > 1])
         return ready
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "make one there (load_model, new_context); save_state writes what it holds, load_state reads it"
+        raise not_sent(self, instead, ModelError)
 
     def _name(self) -> str:
         return f"LlamaContext of {self.model.path}, n_ctx {self.n_ctx}"

@@ -31,8 +31,8 @@ class Decoder(Protocol):
     logits      float32 [n_outputs, n_vocab] of the last decode, in the order of its batch. The array stays as it is:
                 the next decode makes another
     outputs     int32 [n_outputs]: the indices in the batch of the rows of `logits`, ascending
-    embeddings  float32 [n_outputs, n_embd]: what a decoder of embeddings gives instead of logits, and what an encoder
-                gave
+    embeddings  float32 [n_outputs, n_embd]: embeddings instead of logits, when the decoder gives embeddings or has an
+                encoder
     hidden      after `keep_hidden`: float32 [n_tokens, n_embd] of all tokens of the last decode
     """
 
@@ -56,9 +56,9 @@ class Decoder(Protocol):
     def hidden(self) -> Floats: ...
 
     def decode(self, batch: Batch | Sequence[int]) -> None:
-        """Evaluate a batch: its tokens continue their sequences. Plain token ids are appended to sequence 0, with
-        logits of the last. On any error the memory is as it was before. Raises BatchError for a batch that cannot be
-        taken, KVCacheFull when it does not fit."""
+        """Evaluate a batch: its tokens continue their sequences. Plain token ids are appended to sequence 0, and the
+        last of them gets logits. On any error the memory is as it was before. Raises BatchError for a bad batch,
+        KVCacheFull when it does not fit."""
         ...
 
     def encode(self, batch: Batch | Sequence[int]) -> None:

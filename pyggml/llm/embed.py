@@ -23,7 +23,7 @@ Text = str | Sequence[int]
 
 
 class EmbedOptions(TypedDict, total=False):
-    """Keyword arguments of `Model.embed` and `Model.rerank`, beside what is embedded."""
+    """Keyword arguments of `Model.embed` and `Model.rerank`, besides the texts."""
 
     n_ubatch: int
     n_threads: int | None
@@ -45,11 +45,11 @@ def embed(
 ) -> Floats:
     """Embeddings of texts (or of token ids), float32 [n_texts, n_embd].
 
-    `pooling`: mean, cls, last, or rank (scores, [n_texts, n_classes]); by default as the file says, else mean.
-    `normalize`: see `normalized`; scores are left as they are. `layer`: see `LlamaContext`. Texts are evaluated
-    together, up to `n_ubatch` tokens at a time; an encoder-decoder evaluates them with its encoder. `context`: further
-    arguments for the `LlamaContext` that does it. Raises BatchError for a text without tokens or longer than the model
-    was trained for, ModelError for bad arguments.
+    `pooling`: mean, cls, last, or rank (scores, [n_texts, n_classes]); by default as the file says, or mean when it
+    does not say. `normalize`: see `normalized`; scores are left as they are. `layer`: see `LlamaContext`. Texts are
+    evaluated together, up to `n_ubatch` tokens at a time; an encoder-decoder evaluates them with its encoder.
+    `context`: further arguments for the `LlamaContext`. Raises BatchError for a text without tokens or longer than the
+    model was trained for, ModelError for bad arguments.
     """
     if isinstance(texts, str) or not isinstance(texts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"texts must be a list of texts, not {type(texts).__name__}")

@@ -44,7 +44,7 @@ class GraphSize(NamedTuple):
     n_tokens: int
     n_outputs: int
     embd: bool
-    n_kv: tuple[int, ...]  # of each cache
+    n_kv: tuple[int, ...]  # cells that attention looks at, for each cache
     adapters: Adapters = NO_ADAPTERS
     n_seqs: int = 1  # sequences, for a memory with states: see `Build`
     hidden: bool = False  # the graph also gives the hidden states of all tokens
@@ -337,8 +337,8 @@ class ReadyGraphs:
         return b
 
     def _shared(self, name: str, t: Tensor) -> Tensor:
-        """The memory of the input of that name, large enough for `t`. When it has to grow, graphs that were made before
-        keep what they have."""
+        """The memory of the input with this name, large enough for `t`. When it has to grow, earlier graphs keep the
+        memory that they have."""
         shared = self._inputs.get(name)
         if shared is None or shared.nbytes < largest(t.nbytes):
             n = 1 << (t.n_elements - 1).bit_length()  # so that it grows a few times only

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, SupportsIndex
 from weakref import WeakSet
 
-from pyggml.errors import ModelError, whole
+from pyggml.errors import ModelError, not_sent, whole
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
@@ -45,7 +45,7 @@ class LoadedModel(Closeable):
         self.loras: tuple[Scaled, ...] = ()  # new contexts begin with these
         self.control = ControlVector({})
         self.vocab_only = tensors is None
-        self.watches = Watches()  # who looks into the graphs of its contexts
+        self.watches = Watches()  # the taps and edits that look into the graphs of its contexts
         self.weight_stream: WeightStream | None = None  # for weights kept within a budget
         self.tensors: Mapping[str, Tensor] = tensors or {}
         self.weights = Weights(self.tensors)
@@ -70,8 +70,8 @@ class LoadedModel(Closeable):
 
     @property
     def decoder_start(self) -> int | None:
-        """The token that an encoder-decoder's decoder begins with: the one that the file names, else bos. None for
-        other models. Raises ModelError when there is no such token."""
+        """The token that an encoder-decoder's decoder begins with: the one that the file names, or otherwise bos. None
+        for other models. Raises ModelError when there is no such token."""
         if self.architecture.encode is None:
             return None
         key = f"{self.arch}.decoder_start_token_id"
@@ -129,7 +129,7 @@ class LoadedModel(Closeable):
 
     @property
     def first_layer(self) -> int:
-        """The layer that it begins with: 0, but for a stage that takes what another stage gave."""
+        """The first layer that it runs: 0, unless it is a stage that continues another stage."""
         return 0 if self.stage is None else self.stage.start
 
     def _checked(self, layers: tuple[int, int]) -> range:
@@ -149,6 +149,10 @@ class LoadedModel(Closeable):
         if stream is not None:
             stream.close()
         super().close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = f"call load_model({self.path!r}) there; processes share the memory of mapped files"
+        raise not_sent(self, instead, ModelError)
 
     def _name(self) -> str:
         return f"Model {self.arch} {self.path} {len(self.tensors)} tensors"

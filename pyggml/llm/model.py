@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,9 @@ from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
 from pyggml.models import get_architecture
+from pyggml.signature import hands_on, keywords_of
+from pyggml.stream.sizes import memory_size
 from pyggml.tensor import Tensor
-from pyggml.types import Floats
 
 from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
@@ -40,13 +40,12 @@ if TYPE_CHECKING:
 
     from pyggml.hf.folder import HFFolder
 
-    from .embed import EmbedOptions, Text
-    from .generate.batched import BatchOptions
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
-_N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples of so many bytes
+_N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
 _log = logging.getLogger("pyggml")
+_GENERATES = hands_on(*keywords_of(new_generation))
 
 
 class Model(LoadedModel):
@@ -61,6 +60,7 @@ class Model(LoadedModel):
     weights   the tensors that the architecture reads; `unused` names the tensors that neither it nor heads read
     """
 
+    @hands_on(*keywords_of(LlamaContext.__init__))
     def new_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> LlamaContext:
         """A context with a cache of `n_ctx` cells, see `LlamaContext`."""
         return LlamaContext(self, n_ctx, **options)
@@ -107,8 +107,8 @@ class Model(LoadedModel):
         return lora
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
-        """Set the adapters (with their scales) and the control vector that contexts made from now on begin with, also
-        those of generations. Raises ModelError for one that does not fit the model."""
+        """Set the adapters (with their scales) and the control vector for all contexts that are made from now on, also
+        for those of generations. Raises ModelError when one does not fit the model."""
         self._name()
         scaled = checked(loras)
         for lora, _ in scaled:
@@ -118,31 +118,14 @@ class Model(LoadedModel):
         self.loras = tuple(scaled)
         self.control = ControlVector({}) if control_vector is None else control_vector
 
-    def embed(
-        self,
-        texts: Sequence[Text],
-        pooling: str | None = None,
-        normalize: bool | float = True,
-        layer: int = -1,
-        **options: Unpack[EmbedOptions],
-    ) -> Floats:
-        """Embeddings of texts (or of token ids), float32 [n_texts, n_embd], see `embed.embed`."""
-        from .embed import embed
-
-        return embed(self, texts, pooling, normalize, layer, **options)
-
-    def rerank(self, query: str, documents: Sequence[str], **options: Unpack[EmbedOptions]) -> Floats:
-        """How well documents answer a question, float32 [n_documents], see `embed.rerank`."""
-        from .embed import rerank
-
-        return rerank(self, query, documents, **options)
-
+    @_GENERATES
     def generate(
         self, prompt: str | Sequence[int], n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> Iterator[str]:
         """Continue `prompt` as `stream` does, yielding the text alone, in pieces of whole characters."""
         return pieces(until_end(new_generation(self, prompt, n_predict, **options)))
 
+    @_GENERATES
     def infill(
         self, prefix: str, suffix: str, n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> Iterator[str]:
@@ -150,6 +133,7 @@ class Model(LoadedModel):
         model without the tokens for it."""
         return self.generate(self.vocab.infill_ids(prefix, suffix), n_predict, **options)
 
+    @_GENERATES
     def stream(
         self, prompt: str | Sequence[int], n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
     ) -> Iterator[Token]:
@@ -165,12 +149,14 @@ class Model(LoadedModel):
         """
         return until_end(new_generation(self, prompt, n_predict, n_probs, **options))
 
+    @_GENERATES
     def agenerate(
         self, prompt: str | Sequence[int], n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[str]:
         """`generate` for `async for`; each step runs in a thread."""
         return in_thread(self.generate(prompt, n_predict, **options))
 
+    @_GENERATES
     def astream(
         self, prompt: str | Sequence[int], n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Token]:
@@ -178,32 +164,16 @@ class Model(LoadedModel):
         return in_thread(self.stream(prompt, n_predict, n_probs, **options))
 
     if TYPE_CHECKING:
+        from .embed import embed, rerank
+        from .generate.batched import generate_batch, stream_batch
         from .openai.chat import create_chat_completion
         from .openai.text import create_completion
     else:
+        embed, rerank = Elsewhere("pyggml.llm.embed"), Elsewhere("pyggml.llm.embed")
+        generate_batch = Elsewhere("pyggml.llm.generate.batched")
+        stream_batch = Elsewhere("pyggml.llm.generate.batched")
         create_chat_completion = Elsewhere("pyggml.llm.openai.chat")
         create_completion = Elsewhere("pyggml.llm.openai.text")
-
-    def generate_batch(
-        self, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
-    ) -> list[str]:
-        """The texts that follow several prompts, evaluated `n_parallel` (8) at a time, see `stream_batch`."""
-        from .generate.batched import generate_batch
-
-        return generate_batch(self, prompts, n_predict, **options)
-
-    def stream_batch(
-        self,
-        prompts: Sequence[str | Sequence[int]],
-        n_predict: int = 128,
-        n_probs: int = 0,
-        **options: Unpack[BatchOptions],
-    ) -> Iterator[tuple[int, Token]]:
-        """Continue several prompts at once, each as `stream` does, `n_parallel` (8) at a time: when one ends, the next
-        begins. Yields the index of a prompt and its next token."""
-        from .generate.batched import stream_batch
-
-        return stream_batch(self, prompts, n_predict, n_probs, **options)
 
 
 def default_model_path() -> Path:
@@ -245,7 +215,7 @@ def load_model(
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for a file that its
     architecture cannot run, for a `ram` that is too small, or when cancelled.
     """
-    budget = _budget(ram) if ram is not None else None if layers is None else sys.maxsize
+    budget = memory_size(ram) if ram is not None else None if layers is None else sys.maxsize
     if budget is not None and not use_mmap:
         what = "layers" if ram is None else "ram"
         raise ModelError(f"{what}: weights that use_mmap=False reads into memory are no longer read from the file")
@@ -293,12 +263,6 @@ def load_model(
     return model
 
 
-def _budget(ram: int | str) -> int:
-    from pyggml.stream.layout import memory_size
-
-    return memory_size(ram)
-
-
 def tensor_sizes(path: str | os.PathLike[str]) -> dict[str, int]:
     """Bytes of each tensor of a model, without reading the tensors. Raises GGUFError for a bad file."""
     return {name: t.nbytes for name, t in _bound(_opened(path, True, False), True, False, False).items()}
@@ -308,6 +272,8 @@ def model_digest(path: str | os.PathLike[str] | None = None, kv_overrides: Mappi
     """A hash that tells models apart, 16 hexadecimal digits: of the metadata, the names, types and shapes of tensors,
     the sizes of the files, and some of their bytes. The model's path and name do not count. Raises GGUFError for a bad
     file, ModelError for a bad folder."""
+    from hashlib import sha256  # which loads OpenSSL
+
     file = _opened(default_model_path() if path is None else path, True, False)
     h = sha256()
     for key, value in sorted(with_overrides(file.kv, kv_overrides).items()):
@@ -350,7 +316,8 @@ def _bound(file: GGUFFile | HFFolder, use_mmap: bool, copy: bool, repacked: bool
 
 
 def _factors(weights: Mapping[str, Tensor]) -> list[Tensor]:
-    """The weights that matrix products read; the embeddings only when they are the output's weights, too."""
+    """The weights that matrix products read. The embeddings are among them only when they also serve as the output's
+    weights."""
     return [t for name, t in weights.items() if name != "token_embd.weight" or "output.weight" not in weights]
 
 

@@ -13,7 +13,7 @@ from pyggml.models.hparams import HParams
 
 
 class ContextOptions(TypedDict, total=False):
-    """Keyword arguments of `Model.new_context`: those of `LlamaContext`."""
+    """Keyword arguments of `Model.new_context`, which are those of `LlamaContext`."""
 
     n_batch: int
     n_ubatch: int

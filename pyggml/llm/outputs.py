@@ -1,4 +1,4 @@
-"""The output of a context: logits or embeddings, in the order of the batch, and pooling."""
+"""What a context gives after a decode: logits or embeddings, in the order of the batch, perhaps pooled."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Members = dict[int, Ints]  # sequence -> the tokens (indices of a batch, ascendi
 class Output(NamedTuple):
     """What the graphs of a context give at their end.
 
-    embeddings   embeddings of tokens instead of logits
-    pooling      how the embeddings of a sequence become one
-    layer        take the embeddings after this layer, see `Build`
+    embeddings   True: embeddings of tokens; False: logits
+    pooling      how the embeddings of a sequence are made into one
+    layer        the layer after which embeddings are taken, see `Build`
     """
 
     embeddings: bool = False
@@ -33,8 +33,8 @@ class Output(NamedTuple):
 def checked_output(
     hp: HParams, logits: bool, embeddings: bool | None, pooling: str | None, layer: int, stage: range | None = None
 ) -> Output:
-    """The output of a context with these options, checked. `logits`: whether the model has any. The output of a `stage`
-    before the model's end is what its last layer gives for each token. Raises ModelError."""
+    """Check the options of a context, and make its Output of them. `logits`: whether the model has logits. A `stage`
+    that does not reach the model's end gives the output of its last layer, for each token. Raises ModelError."""
     if stage is not None and stage.stop < hp.n_layer:
         if embeddings is not None or pooling is not None or layer != -1:
             raise ModelError(f"layers up to {stage.stop} of {hp.n_layer} give embeddings of tokens, and nothing else")
@@ -58,7 +58,8 @@ def checked_output(
 
 
 def gathered(parts: Sequence[UBatch], rows: Sequence[Floats], none: Floats) -> tuple[Ints, Floats]:
-    """`outputs` and their rows, in the order of the batch; `none` as the rows when no token wants any."""
+    """The tokens with outputs, and the rows of these, in the order of the batch. The rows are `none` when no token has
+    an output."""
     ids = [u.ids if len(u.outputs) == u.n_tokens else u.ids[u.outputs] for u in parts]
     outputs = ids[0] if len(ids) == 1 else np.concatenate(ids)
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows) if rows else none
@@ -78,8 +79,8 @@ def of_all(parts: Sequence[UBatch], rows: Sequence[Floats]) -> Floats:
 
 
 def members(batch: SBatch, kind: Pooling) -> Members:
-    """The tokens of each sequence of the batch that pooling counts: all of them (mean), the one with the smallest
-    position (cls), or the one with the largest (last). Sequences ascend."""
+    """Which tokens of each sequence are pooled: all of them (mean), the token with the smallest position (cls), or the
+    one with the largest (last). Sequences ascend."""
     tokens: dict[int, list[int]] = {}
     for i, seqs in enumerate(batch.seq_ids):
         for s in seqs:

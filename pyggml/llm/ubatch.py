@@ -80,10 +80,8 @@ class SBatch:
         return self._take([(group, min(group.length, n_ubatch))])
 
     def split_equal(self, n_ubatch: int) -> UBatch:
-        """Equally many tokens of each of the next sequences, at most `n_ubatch` in all; as many of each as the first
-        and shortest has.
-
-        Tokens that several sequences share run alone.
+        """Take equally many tokens from each of the next sequences, at most `n_ubatch` in all. The number is that of
+        the first sequence, which has the fewest. Tokens that belong to several sequences run alone.
         """
         self._expect(simple=False)
         length, n = 0, 0

@@ -44,8 +44,8 @@ def can_unpack(dtype: DType, n: int) -> bool:
 
 
 def unpacked(dtype: DType, ne: Sequence[int], start: int, n: int, read: Callable[[int, int], Bytes]) -> Bytes:
-    """Bytes `start` to `start + n` of a tensor as it is stored densely, uint8. `read(first, n)` gives `n` bytes of its
-    copy."""
+    """Bytes `start` to `start + n`, uint8, of a tensor in its own format, made from its repacked copy. `read(first, n)`
+    gives `n` bytes of the copy."""
     row_size, size, m = dtype.row_size(ne[0]), matrix_size(dtype, ne), ne[1]
     group_size = size // -(-m // GROUP)
     row, end = start // row_size, -(-(start + n) // row_size)

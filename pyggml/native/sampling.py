@@ -13,11 +13,11 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class TopDraw:
-    """Draws a token by the logits divided by `temp`. It draws among the `k` largest logits; of these among the fewest
-    whose probabilities reach `top_p` together (1: all); and of these among those that are at least `min_p` times as
-    likely as the first.
+    """Draws a token by the logits divided by `temp`, in C. It keeps the `k` largest logits; of these the fewest whose
+    probabilities reach `top_p` together (1: all); and of these the ones that are at least `min_p` times as likely as
+    the first.
 
-    Sums and comparisons are those of the samplers one by one, and both take NumPy's exp: not a bit differs.
+    It computes the same sums and comparisons as the samplers one by one, with NumPy's exp: not a bit differs.
     """
 
     def __init__(self, k: int, top_p: float, min_p: float, temp: float) -> None:

@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def check_build(checkout: Path = CHECKOUT) -> None:
-    """Raise BackendError when `checkout` has C sources (an editable install), and not those of the library."""
+    """Raise BackendError when `checkout` has C sources (an editable install) that the library was not built from."""
     spec = spec_from_file_location("pyggml_digest", checkout / "csrc" / "digest.py")
     if spec is None or spec.loader is None or not Path(str(spec.origin)).is_file():
         return

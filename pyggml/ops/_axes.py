@@ -1,4 +1,4 @@
-"""Shapes and axes as NumPy has them: reshape, permute, types, and what axes are reduced."""
+"""Shapes and axes as in NumPy: reshape, permute, types, and reductions along axes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _RESHAPES = (reshape_1d, reshape_2d, reshape_3d, reshape_4d)
 
 
 def _numbers(given: Any) -> list[int] | None:
-    """Whole numbers, given one by one or as one sequence; None where they are none."""
+    """The whole numbers of `given`, which were passed one by one or as one sequence; None when something else is among
+    them."""
     try:
         if len(given) == 1 and hasattr(given[0], "__iter__"):
             given = given[0]
@@ -32,8 +33,8 @@ def _numbers(given: Any) -> list[int] | None:
 
 
 def axes_of(op: OpDef, a: Tensor, axis: Any, keepdims: Any) -> list[int]:
-    """The axes of NumPy's order that `axis` names, in rising order: a number, several ones, or None for all. Raises
-    ShapeError, and DTypeError where `keepdims` is neither True nor False."""
+    """The axes, in NumPy's order and rising, that `axis` names: a number, several numbers, or None for all axes. Raises
+    ShapeError for wrong axes, and DTypeError when `keepdims` is neither True nor False."""
     if not (is_number(keepdims) and keepdims in (0, 1)):
         raise fail(op, (a,), DTypeError, f"keepdims must be True or False, not {keepdims!r:.40}")
     if axis is None:
@@ -61,7 +62,7 @@ def reshaped(a: Tensor, *shape: Any) -> Tensor:
         dims[at] = a.n_elements // rest
     if a.shape == tuple(dims):
         return a
-    if prod(dims) == a.n_elements and not a.is_contiguous:  # else the op says what does not fit
+    if prod(dims) == a.n_elements and not a.is_contiguous:  # when the number is wrong, the op below says so
         a = cont(a)
     if dims:
         return _RESHAPES[len(dims) - 1](a, *dims[::-1])
@@ -103,9 +104,9 @@ def astype(a: Tensor, dtype: Any) -> Tensor:
 
 
 def along(op: OpDef, a: Tensor, axes: Sequence[int], keepdims: bool) -> Tensor:
-    """`op`, which makes one element of each row, along these axes; they become one row for it."""
+    """Apply `op`, which makes one element of each row, along `axes`. To that end the axes are made into one row."""
     shape, count = a.shape, prod(a.shape[i] for i in axes)
-    if not axes:  # of each element by itself
+    if not axes:  # each element is a row
         return reshaped(record(op, (reshaped(a, -1, 1),), {}), *shape)
     kept = [n for i, n in enumerate(shape) if i not in axes]
     if len(axes) > 1 and a.is_contiguous and axes[-1] - axes[0] == len(axes) - 1:

@@ -1,4 +1,4 @@
-"""`a[...]`: whole numbers, slices, `...` and None as a view, NumPy's way."""
+"""Indices of tensors: `a[...]` with whole numbers, slices, `...` and None gives a view, as NumPy's basic indexing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Axis = tuple[int, int]  # elements, byte stride
 def item(a: Tensor, key: Any) -> Tensor:
     """The view of `a` that NumPy's basic indexing gives; see `pyggml.operators.Operand`.
 
-    One element is of shape (). Blocks are taken whole: the last dimension of a block type is sliced at multiples of its
-    block size, without a step.
+    A single element has shape (). A block of a quantised type cannot be cut: the last dimension can be sliced only at
+    multiples of the block size, without a step.
     """
     keys = _expanded(a, key)
-    axes: list[Axis] = []  # of the result, NumPy order
+    axes: list[Axis] = []  # axes of the result, in NumPy's order
     offset, dim = 0, a.rank  # the dimension of `a` (ne order) before the next key
     for k in keys:
         if k is None:
@@ -36,7 +36,7 @@ def item(a: Tensor, key: Any) -> Tensor:
         raise _refusal(a, ShapeError, f"the last dimension of {a.dtype.name} must stay: its blocks lie along it")
     rank = len(ne)
     before = a.dtype.type_size
-    for i in range(4):  # dimensions of one element lie as in a dense tensor
+    for i in range(4):  # dimensions of one element get the stride that they would have in a contiguous tensor
         if i >= rank:
             ne.append(1)
             nb.append(before)
@@ -66,7 +66,8 @@ def _expanded(a: Tensor, key: Any) -> list[Any]:
 
 
 def _along(a: Tensor, dim: int, key: Any) -> tuple[int, Axis | None]:
-    """What `key` leaves of dimension `dim` (ne order): the byte it starts at, and the axis (None: it is gone)."""
+    """Apply `key` to dimension `dim` (ne order). Returns the byte at which the result starts, and the axis that is left
+    (None when `key` is a number)."""
     n, nb, axis = a.ne[dim], a.nb[dim], a.rank - 1 - dim
     block = a.dtype.block_size if dim == 0 else 1
     if isinstance(key, slice):

@@ -1,4 +1,4 @@
-"""Masks, ALiBi and sinks, as soft_max_ext and flash_attn_ext share them."""
+"""Masks, ALiBi and attention sinks, which soft_max_ext and flash_attn_ext have in common."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def alibi_slopes(n_head: int, max_bias: float) -> Array:
 
 
 def check_mask(mask: Tensor | None, ne: Ne, max_bias: float) -> None:
-    """Rules of a mask on scores with `ne` [n_kv, n_tokens, n_head, n_batch]."""
+    """Check that `mask` fits scores with `ne` [n_kv, n_tokens, n_head, n_batch]. For a shape rule."""
     rule(max_bias >= 0, f"max_bias must not be negative ({max_bias})")
     if mask is None:
         rule(max_bias == 0, "max_bias (ALiBi) needs a mask: it holds the distances")
@@ -43,7 +43,7 @@ def check_mask(mask: Tensor | None, ne: Ne, max_bias: float) -> None:
 
 
 def check_sinks(sinks: Tensor | None, n_head: int) -> None:
-    """Rules of the sinks of `n_head` heads."""
+    """Check that `sinks` has a score for each of `n_head` heads. For a shape rule."""
     if sinks is not None:
         rule(sinks.ne == (n_head, 1, 1, 1), f"sinks must hold one score for each of the {n_head} heads: ne [{n_head}]")
 
@@ -54,8 +54,8 @@ def sink_scores(sinks: Array | None) -> Array:
 
 
 def biased(scores: Array, mask: Array | None, max_bias: float) -> Array:
-    """Reference: scores [batch, head, token, kv] + slope * mask, the mask repeated over batches and heads. -inf where
-    the mask is, whatever the score."""
+    """Reference: scores [batch, head, token, kv] + slope * mask. The mask is repeated over batches and heads. Where it
+    is -inf the result is -inf, even when the score is NaN."""
     if mask is None:
         return scores
     n3, n2, n1, _ = scores.shape

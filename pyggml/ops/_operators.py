@@ -1,4 +1,5 @@
-"""Operators, methods, indices and NumPy's functions of tensors, as `pyggml.operators.Operand` documents them."""
+"""Records the nodes of expressions: operators, methods, indices and NumPy's functions of tensors.
+`pyggml.operators.Operand` documents what each does."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ _METHODS: dict[str, Callable[..., Tensor]] = {
     "min": min_axes,
     "var": var_axes,
 }
-_ERRORS: dict[str, type[GGMLError]] = {"bool": GraphError, "len": ShapeError}
-_EXACT = 1 << 53  # integers up to here are doubles
+_ERRORS: dict[str, type[GGMLError]] = {"bool": GraphError, "len": ShapeError, "[] =": GraphError}
+_EXACT = 1 << 53  # a double can hold each integer up to here
 
 
 class _Recorder:
@@ -101,15 +102,15 @@ class _Recorder:
 
 
 def _beside(dtype: DType, result: DType) -> bool:
-    """Whether the ops take a second source of this type beside a first one of the type of the result."""
+    """Whether ops with a result of type `result` take a second source of type `dtype`."""
     return dtype is result or (result is F32 and dtype in (F16, BF16, I32))
 
 
 def _promoted(symbol: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """`a` of their common type, and `b` of one that the ops take beside it; either may come first where that saves a
-    conversion."""
+    """Convert `a` to the common type of both, and `b` to a type that the ops take as second source. `a` and `b` are
+    exchanged when that saves a conversion."""
     dtype = common_type(a.dtype, b.dtype)
-    if dtype is None:  # the op says what it does not take
+    if dtype is None:  # the op raises the error
         return a, b
     if (
         a.dtype is not dtype
@@ -134,7 +135,7 @@ def _arithmetic(symbol: str, a: Tensor, b: Tensor) -> Tensor:
         else:
             ne = [max(n, m) for n, m in zip(a.ne, b.ne, strict=True)]
             whole = (ne[0], ne[1], ne[2], ne[3])
-            if can_repeat(a.ne, whole) and can_repeat(b.ne, whole):  # else the op says what does not fit
+            if can_repeat(a.ne, whole) and can_repeat(b.ne, whole):  # when they do not fit, the op below says so
                 a = repeat_4d(a, *whole)
     return _TENSOR_OPS[symbol](a, b)
 
@@ -200,7 +201,7 @@ def _check_transposable(symbol: str, x: Tensor) -> None:
 
 
 def _check_shapes(a: Tensor, b: Tensor) -> None:
-    """What NumPy's matmul asks of shapes, in NumPy's terms."""
+    """Raise ShapeError when NumPy's matmul would not take these shapes."""
     rows = b.shape[0] if b.rank == 1 else b.shape[-2] if b.rank else 0
     rule = None
     if not a.rank or not b.rank:
@@ -215,7 +216,7 @@ def _check_shapes(a: Tensor, b: Tensor) -> None:
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """NumPy's matmul, vectors included."""
+    """NumPy's matmul; `a` and `b` may be vectors."""
     a, b = as_floats(a), as_floats(b)
     _check_shapes(a, b)
     _check_transposable("@", b)

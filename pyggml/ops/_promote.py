@@ -1,4 +1,5 @@
-"""The operands of expressions: tensors, arrays and numbers, and the type that two of them have in common."""
+"""Makes tensors of the operands of an expression (tensors, arrays, numbers), and finds the type that two of them have
+in common."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Number: TypeAlias = "int | float"
 
 
 def operand(x: Any) -> Tensor | Array | Number | None:
-    """A tensor or an array as it is, a number as Python's; None for what has no place in an expression."""
+    """Returns a tensor or an array as it is, and a number as int or float; None for anything else."""
     if isinstance(x, Tensor):
         return x
     if isinstance(x, np.generic) or type(x) is np.ndarray:
@@ -39,8 +40,10 @@ def operand(x: Any) -> Tensor | Array | Number | None:
 
 
 def leaf(op: str, x: Tensor | Array | Number, other: Tensor) -> Tensor:
-    """An array or a number as a constant beside the tensor `other`. Integers beside integers have its type; a number
-    beside floats has it, too. Else F16 stays F16, and all others are F32."""
+    """Makes a constant leaf of an array or a number that stands beside the tensor `other`.
+
+    It gets the type of `other` when both are integers, or when it is a number and `other` has floats. Otherwise an
+    array of float16 gives F16, and all else gives F32."""
     if isinstance(x, Tensor):
         return x
     ctx = Context.current() or other.ctx
@@ -62,13 +65,13 @@ def leaf(op: str, x: Tensor | Array | Number, other: Tensor) -> Tensor:
 
 
 def as_floats(t: Tensor) -> Tensor:
-    """Integers as F32; all else as it is."""
+    """Converts integers to F32; returns other tensors as they are."""
     return cast(t, F32) if t.dtype in INTEGERS else t
 
 
 def common_type(a: DType, b: DType) -> DType | None:
-    """The type that has the values of both, as NumPy promotes: the larger of two integer types, F32 for floats of two
-    types. Integers beside floats count as F32. None: one of them has no place in expressions."""
+    """The type that can hold the values of both, as NumPy promotes types: the larger of two integer types, and F32 for
+    two types of floats or for integers beside floats. None when expressions do not take one of the two."""
     if a is b:
         return a
     if a in INTEGERS and b in INTEGERS:
@@ -78,8 +81,8 @@ def common_type(a: DType, b: DType) -> DType | None:
 
 
 def of_one_type(op: str, *xs: Any, beside: Tensor | None = None) -> list[Tensor]:
-    """These operands as tensors of their common type; one of them is a tensor, or they stand `beside` one. Raises
-    DTypeError for what is no operand."""
+    """Makes the operands `xs` tensors of their common type. One of them must be a tensor, unless they stand `beside`
+    one. Raises DTypeError for anything but tensors, arrays and numbers."""
     operands = [operand(x) for x in xs]
     if (bad := next((i for i, x in enumerate(operands) if x is None), None)) is not None:
         text = f"{xs[bad]!r:.40} ({type(xs[bad]).__name__}) is no tensor, array or number"

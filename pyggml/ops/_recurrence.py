@@ -1,4 +1,4 @@
-"""Helpers for ops in which one token after the other changes a state (csrc/kernels/state.h)."""
+"""Helpers for ops in which each token in turn changes a state (csrc/kernels/state.h)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._common import MAX_INT, is_int, src
 
 
 def check_rows(srcs: Srcs, roles: tuple[str, ...]) -> None:
-    """The rule that rows of all sources are dense."""
+    """Check that the rows of all sources are dense. For a shape rule."""
     for i, role in enumerate(roles):
         t = src(srcs, i)
         dense = t.ne[0] == 1 or t.nb[0] == t.dtype.type_size
@@ -21,20 +21,21 @@ def check_rows(srcs: Srcs, roles: tuple[str, ...]) -> None:
 
 
 def check_state(state: Tensor, role: str) -> None:
-    """The rule that states lie side by side."""
+    """Check that the states are contiguous. For a shape rule."""
     rule(state.is_contiguous, f"{role} must be contiguous (cont({role}) is)")
 
 
 def n_slots(params: Params) -> int:
-    """How many of the latest states an op gives back."""
+    """How many of the latest states an op returns (its parameter K)."""
     rule(is_int(params["K"], 1), f"K must be a whole number from 1 to {MAX_INT}, not {params['K']}")
     return int(params["K"])
 
 
 def run(step: Callable[[Array, int], tuple[Array, Array]], state: Array, n_tokens: int, slots: int = 1) -> Array:
-    """Reference: the results of all tokens, then the last states, newest first, zeros from before the first token.
+    """Reference: run all tokens. Returns the results of all tokens, followed by the last `slots` states, newest first.
+    When there are fewer tokens than slots, the rest is zeros.
 
-    step(state [n_seqs, ...], token) -> (its results [n_seqs, ...], the state after it).
+    step(state [n_seqs, ...], token) -> (the token's results [n_seqs, ...], the state after the token).
     """
     results: list[Array] = []
     states: list[Array] = []

@@ -1,4 +1,4 @@
-"""Windows that slide over the planes of images: how many places there are, and what each window sees."""
+"""Windows that slide over images: in how many places a window fits, and which elements it sees in each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..tensor import Tensor
 from ._common import BF16, F16, F32, MAX_INT, is_int, src
 from .copy import stored_bytes
 
-MAX_TAPS = 2**24  # elements of a kernel for one output: scratch memory has 64 floats for each
+MAX_TAPS = 2**24  # elements of a kernel for one output channel: scratch memory has 64 floats for each element
 KERNEL_TYPES = (F32, F16, BF16)
 AXES = ("width", "height", "depth")
 
 
 def places(b: Sequence[int], a: Sequence[int], params: Params) -> list[int]:
-    """Shape rule: per dimension i, the places of a window of a[i] elements, d_i apart, that moves by s_i over b[i]
-    elements between p_i zeros on each side."""
+    """Shape rule: how many places a window has in each dimension i. It has a[i] elements, d_i apart, and moves in steps
+    of s_i over b[i] elements, with p_i zeros on each side."""
     out: list[int] = []
     for i, (n, k) in enumerate(zip(b, a, strict=True)):
         s, p, d = params[f"s{i}"], params[f"p{i}"], params[f"d{i}"]
@@ -35,12 +35,13 @@ def places(b: Sequence[int], a: Sequence[int], params: Params) -> list[int]:
 
 
 def check_taps(n: int) -> None:
-    """The rule that limits how many elements a kernel has for one output."""
+    """Check that a kernel does not have too many elements for one output channel. For a shape rule."""
     rule(n <= MAX_TAPS, f"a must have at most {MAX_TAPS} elements for each output channel, not {n}")
 
 
 class Window(NamedTuple):
-    """A window along one axis: `places` of it, s elements apart from element `first` on, of k elements, d apart."""
+    """A window along one axis. It has k elements, d apart, and stands in `places` places: the first at element `first`,
+    each further one s elements later."""
 
     places: int
     s: int
@@ -50,7 +51,8 @@ class Window(NamedTuple):
 
 
 def windows(x: Array, along: Sequence[Window]) -> Array:
-    """What the windows see: x [..., *planes] -> [..., *places, *k], all in NumPy order; zeros outside of x."""
+    """The elements that the windows see: x [..., *planes] -> [..., *places, *k], all in NumPy order. Outside of x they
+    see zeros."""
     lead = x.ndim - len(along)
     for axis, w in enumerate(along, lead):
         at = w.first + np.arange(w.places)[:, None] * w.s + np.arange(w.k) * w.d
@@ -61,7 +63,7 @@ def windows(x: Array, along: Sequence[Window]) -> Array:
 
 
 def image_windows(x: Array, k: Sequence[int], params: Params) -> Array:
-    """`windows` by the parameters s0 .. d2 of an op, zeros around."""
+    """As `windows`, for a kernel of `k` elements (NumPy order) and the parameters s0 .. d2 of an op."""
     planes = x.shape[x.ndim - len(k) :]
     out = places(planes[::-1], k[::-1], params)
     along = [
@@ -71,15 +73,16 @@ def image_windows(x: Array, k: Sequence[int], params: Params) -> Array:
 
 
 def convolve(seen: Array, a: Array) -> Array:
-    """Windows [batch, channels, *places, *k] times kernels a [out, channels, *k] -> [batch, out, *places]."""
+    """Multiply windows `seen` [batch, channels, *places, *k] by kernels `a` [out, channels, *k] and sum: [batch, out,
+    *places]."""
     n = a.ndim - 2
     y = np.tensordot(seen, a, axes=([1, *range(2 + n, 2 + 2 * n)], [1, *range(2, 2 + n)]))
     return np.moveaxis(y, -1, 1)
 
 
-def kernel_rows(kernels: Sequence[DType] = KERNEL_TYPES) -> dict[tuple[DType | None, ...], DType]:
-    """The types of an op on a kernel and an image: the image and the result are F32."""
-    return {(t, F32): F32 for t in kernels}
+def kernel_rows() -> dict[tuple[DType | None, ...], DType]:
+    """The types that an op on a kernel and an image takes: the image and the result are F32."""
+    return {(t, F32): F32 for t in KERNEL_TYPES}
 
 
 def product_cost(t: Tensor, products: int) -> Cost:

@@ -1,4 +1,4 @@
-"""NumPy's functions (ufuncs) of tensors: `np.exp(t)` records what it is in ops."""
+"""NumPy's functions (ufuncs) of tensors: `np.exp(t)` records the op that computes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..tensor import Tensor
 from . import compare, unary
 from ._promote import as_floats
 
-SYMBOLS = {  # those that are operators
+SYMBOLS = {  # functions that are operators
     "add": "+",
     "subtract": "-",
     "multiply": "*",
@@ -62,7 +62,7 @@ def _logical_xor(a: Any, b: Any) -> Tensor:
     return compare.not_equal(_truth(a), _truth(b))
 
 
-FLOATS: dict[str, Callable[[Tensor], Tensor]] = {  # of integers, too, as F32
+FLOATS: dict[str, Callable[[Tensor], Tensor]] = {  # integers are converted to F32 first
     "exp": unary.exp,
     "expm1": unary.expm1,
     "log": unary.log,
@@ -100,7 +100,8 @@ def _refuse(name: str, text: str, inputs: Sequence[Any]) -> NoReturn:
 
 
 def apply(name: str, method: str, inputs: Sequence[Any], options: Sequence[str]) -> Any:
-    """What `np.name(*inputs)` is of tensors, where it is no operator. Raises DTypeError for what no op records."""
+    """Record the nodes of `np.name(*inputs)`, for functions that are no operators. Raises DTypeError when there is no
+    op for it."""
     if method != "__call__":
         text = f"{method} of tensors is not recorded; reductions are methods, such as t.sum(axis) and t.max(axis)"
         _refuse(f"{name}.{method}", text, inputs)

@@ -77,8 +77,8 @@ DIV = _define("div", _quotient, "a / b")
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b, with `b` repeated whole times to the shape of `a` (ggml_add).
 
-    a: ne [n0, n1, n2, n3], F32, F16, BF16, I32 or I64; b: each ne divides a's, a float type or I32, of an integer `a`
-    its type. Result: shape and type of `a`. Raises ShapeError, DTypeError.
+    a: ne [n0, n1, n2, n3], F32, F16, BF16, I32 or I64. b: each ne divides a's; it has a float type or I32, or the type
+    of `a` when that has integers. Result: shape and type of `a`. Raises ShapeError, DTypeError.
     """
     return record(ADD, (a, b), {})
 

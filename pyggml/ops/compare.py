@@ -99,8 +99,8 @@ def _pair(op: OpDef, a: Any, b: Any) -> Tensor:
 def equal(a: Any, b: Any) -> Tensor:
     """1 where `a` equals `b`, else 0 (also for NaN): a == b.
 
-    a, b: F32, F16, BF16, I8, I16, I32 or I64, of which one is a tensor; the other one may be an array or a number. They
-    are promoted to one type, and each repeats to the larger shape. Result: I32. Raises ShapeError, DTypeError.
+    a, b: F32, F16, BF16, I8, I16, I32 or I64. One of them is a tensor; the other may be an array or a number. They are
+    promoted to one type, and each repeats to the larger shape. Result: I32. Raises ShapeError, DTypeError.
     """
     return _pair(EQUAL, a, b)
 
@@ -148,9 +148,9 @@ def isnan(a: Tensor) -> Tensor:
 def where(c: Any, a: Any, b: Any) -> Tensor:
     """`a` where `c` is not 0, else `b`.
 
-    c, a, b: of which one is a tensor; the others may be arrays and numbers. `a` and `b` are promoted to one type and
-    may be of any but block types, `c` is a comparison (I32) or what is compared with 0. Each repeats to the larger
-    shape. Result: the type of `a` and `b`. Raises ShapeError, DTypeError.
+    One of c, a and b is a tensor; the others may be arrays and numbers. `a` and `b` are promoted to one type, which may
+    be any except a block type. `c` is a comparison (I32), or anything that can be compared with 0. Each repeats to the
+    larger shape. Result: the type of `a` and `b`. Raises ShapeError, DTypeError.
     """
     first = next((t for t in (c, a, b) if isinstance(t, Tensor)), None)
     x, y = of_one_type("where", a, b, beside=first)

@@ -1,4 +1,4 @@
-"""Convolutions in one node, without columns in memory: of images, of each channel by itself, of volumes."""
+"""Convolutions in one node, without columns in memory: for images, for each channel by itself, and for volumes."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def conv_2d_dw_direct(
 ) -> Tensor:
     """Convolution of each channel with a kernel of its own (ggml_conv_2d_dw_direct): `conv_2d_dw` in one node.
 
-    a: kernel ne [KW, KH, 1, C], F32, F16 or BF16; b: F32 ne [W, H, C, N]; any layouts (ggml gives the result the order
-    of b's dimensions in memory, here it is dense). Parameters (errors call them s0 .. d1) and sizes as
+    a: kernel ne [KW, KH, 1, C], F32, F16 or BF16; b: F32 ne [W, H, C, N]; any layouts. (In ggml the result has the
+    order of b's dimensions in memory; here it is dense.) Parameters (errors call them s0 .. d1) and sizes as
     `conv_2d_direct`. Result: F32, ne [OW, OH, C, N]. Raises ShapeError, DTypeError.
     """
     params = {"s0": stride0, "s1": stride1, "p0": pad0, "p1": pad1, "d0": dilation0, "d1": dilation1}

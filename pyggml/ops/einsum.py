@@ -35,9 +35,10 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     the result does not have is summed over; one that an operand names twice is its diagonal. Without `->` the result
     has the axes that are named once, in alphabetical order.
 
-    operands: tensors (one at least), or arrays beside them. Two are multiplied at a time, from the left: by `mul_mat`
-    where an axis of both is summed, as F32 (also integers); a block type needs its last axis to be that. One operand
-    alone keeps its type. Raises ShapeError, also for `...` and for more than four axes in the result of a product.
+    operands: at least one tensor, and arrays beside tensors. Two are multiplied at a time, from the left. When an axis
+    that both have is summed over, `mul_mat` does it, as F32 (integers too); in a block type that must be the last axis.
+    A single operand keeps its type. Raises ShapeError, also for `...` and for more than four axes in the result of a
+    product.
     """
     first = next((t for t in operands if isinstance(t, Tensor)), None)
     if not isinstance(subscripts, str) or first is None:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -120,10 +121,10 @@ def _grouped(t: Tensor, axes: str, groups: Sequence[str]) -> Tensor:
 
 
 def _product(a: Tensor, in_a: str, b: Tensor, in_b: str, kept: set[str], refuse: _Refusal) -> tuple[Tensor, str]:
-    """The product of two operands, summed over the axes that nothing behind it names."""
+    """The product of two operands, summed over the axes that neither later operands nor the result name."""
     a, in_a = _without(as_floats(a), in_a, kept | {*in_b})
     b, in_b = _without(as_floats(b), in_b, kept | {*in_a})
-    if a.dtype not in FLOATS:  # mul_mat takes blocks as its first source alone
+    if a.dtype not in FLOATS:  # mul_mat takes block types only as its first source
         a, in_a, b, in_b = b, in_b, a, in_a
     batch = "".join(name for name in in_a if name in in_b and name in kept)
     inner = "".join(name for name in in_a if name in in_b and name not in kept)

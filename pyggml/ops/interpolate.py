@@ -50,7 +50,7 @@ _MODES = IntEnum(
         "BILINEAR|ALIGN_CORNERS|ANTIALIAS": 769,
     },
 )
-_SHARPNESS = -0.75  # of bicubic weights, as ggml's and PyTorch's
+_SHARPNESS = -0.75  # of bicubic weights, as in ggml and PyTorch
 
 
 def _shape(srcs: Srcs, params: Params) -> Ne:
@@ -80,8 +80,8 @@ def _antialias(x: Array, n_in: int, step: float, half: float) -> tuple[Array, Ar
 
 
 def _cubic(d: Array) -> Array:
-    """Bicubic weights for a place at distance d behind an element: of the element before that one, of itself, and of
-    the two after it."""
+    """Bicubic weights for a place at distance d after an element: the weight of the element before that element, its
+    own, and those of the two elements after it."""
     a, near, far = _SHARPNESS, np.stack([d, 1 - d], 1), np.stack([1 + d, 2 - d], 1)
     near, far = ((a + 2) * near - (a + 3)) * near**2 + 1, ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
     return np.stack([far[:, 0], near[:, 0], near[:, 1], far[:, 1]], axis=1)

@@ -137,7 +137,7 @@ def rwkv_wkv6(k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Te
 
 def gated_linear_attn(k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float) -> Tensor:
     """Gated linear attention (ggml_gated_linear_attn; arXiv 2312.06635). Per head and token, with s[key, value]:
-    s' = g * s + k v^T, y = scale * q s', which is read as scale * ((q . k) v + q (g * s)); g scales the rows of keys.
+    s' = g * s + k v^T and y = scale * q s', computed as scale * ((q . k) v + q (g * s)). g scales the rows of keys.
 
     Shapes, result and errors as in `rwkv_wkv6`, g in the place of td, without tf. scale is rounded to f32.
     """
@@ -185,9 +185,9 @@ GATED_DELTA_NET = _define("gated_delta_net", _GDN, ("K",), _gdn_shape, _gdn_ref)
 
 
 def gated_delta_net(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, K: int = 1) -> Tensor:
-    """The gated delta rule (ggml_gated_delta_net; arXiv 2412.06464). Per head and token, with s[value, key]: s decays
-    by exp(g), then what it has under the key moves by beta towards the value, s = s + beta * (v - s k) k^T, and is
-    read: y = s q / sqrt(S).
+    """The gated delta rule (ggml_gated_delta_net; arXiv 2412.06464). Per head and token, with s[value, key]: first s
+    decays by exp(g). Then the value that it has under the key moves by beta towards v: s = s + beta * (v - s k) k^T.
+    Last it is read: y = s q / sqrt(S).
 
     v: F32, ne [S, n_head, n_tokens, n_seqs]. q, k: the same, or with divisors of n_head (all heads are repeated in
     turn) and of n_seqs (each sequence is repeated). g: ne [1, ...] or, for a decay per key (arXiv 2510.26692), [S,

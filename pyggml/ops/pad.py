@@ -1,6 +1,7 @@
-"""Add borders to tensors (zeros, their own elements again, or their mirror image), and move elements round.
+"""Ops that add borders to tensors (zeros, their own elements again, or their mirror image), or roll the elements.
 
-All take any type but block types, in any layout, and give the same type; they raise ShapeError and DTypeError.
+All of them take tensors of any type except block types, in any layout. The result has the same type. They raise
+ShapeError and DTypeError.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def pad_reflect_1d(a: Tensor, p0: int, p1: int) -> Tensor:
 
 
 def roll(a: Tensor, shift0: int, shift1: int, shift2: int, shift3: int) -> Tensor:
-    """The elements of `a` moved by shift_i along dimension i; what leaves at one end enters at the other (ggml_roll).
+    """The elements of `a`, moved by shift_i along dimension i. Those that leave at one end enter at the other
+    (ggml_roll).
 
     shift_i: below ne[i] either way. Result: shape as `a`.
     """

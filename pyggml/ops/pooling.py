@@ -31,7 +31,7 @@ class OpPool(IntEnum):
 
 
 def _place(n: int, k: Any, s: Any, p: Any, i: int) -> int:
-    """The places of a window along dimension i: the size grows by 2 p, the first window starts at -floor(p)."""
+    """How many places a window has along dimension i. The size grows by 2 p; the first window starts at -floor(p)."""
     rule(is_int(k, 1) and is_int(s, 1), f"k{i} and s{i} must be whole numbers from 1 to {MAX_INT}, not {k} and {s}")
     rule(is_number(p) and 0 <= p < k, f"p{i} must be a number from 0 and below k{i} = {k}, not {p}")
     rule(n + 2 * p >= k, f"a is too small: {k} elements do not fit into {n} and 2 * {p}")
@@ -107,9 +107,9 @@ POOL_2D = OpDef(
 def pool_1d(a: Tensor, op: OpPool | int | str, k0: int, s0: int, p0: int) -> Tensor:
     """The largest element ("max", 0) or the mean ("avg", 1) of each window of a signal (ggml_pool_1d).
 
-    a: F32, F16 or BF16 ne [W, ...], any layout; k0 elements per window, which moves by s0 from p0 < k0 elements before
-    the row to p0 elements after it. Places outside the row do not count, also not in the mean. NaN makes its windows
-    NaN.
+    a: F32, F16 or BF16 ne [W, ...], any layout. A window has k0 elements. It starts p0 < k0 elements before the row,
+    moves by s0, and ends at most p0 elements after the row. Elements outside the row do not count, not even in the
+    mean. A window with NaN gives NaN.
     Result: F32, ne [(W + 2 p0 - k0) // s0 + 1, ...]. Raises ShapeError, DTypeError.
     """
     return record(POOL_1D, (a,), {"op": op, "k0": k0, "s0": s0, "p0": p0})
@@ -118,9 +118,10 @@ def pool_1d(a: Tensor, op: OpPool | int | str, k0: int, s0: int, p0: int) -> Ten
 def pool_2d(a: Tensor, op: OpPool | int | str, k0: int, k1: int, s0: int, s1: int, p0: float, p1: float) -> Tensor:
     """The largest element ("max", 0) or the mean ("avg", 1) of each window of an image (ggml_pool_2d).
 
-    a: F32, F16 or BF16 ne [W, H, ...], any layout; windows of k0 * k1 elements, which move by s0 and s1. p0 and p1
-    elements lie around the image (0.5: one, behind it). The maximum ignores them; in the mean they count as zeros,
-    because its divisor is always k0 * k1 (`pool_1d` differs; both are as in ggml). NaN makes its windows NaN.
+    a: F32, F16 or BF16 ne [W, H, ...], any layout. A window has k0 * k1 elements and moves by s0 and s1. It may reach
+    p0 and p1 elements beyond the image on each side (0.5: one element, at the end only). The maximum ignores elements
+    outside; in the mean they count as zeros, because its divisor is always k0 * k1 (`pool_1d` differs; both are as in
+    ggml). A window with NaN gives NaN.
     Result: F32, ne [floor((W + 2 p0 - k0) / s0) + 1, the same of H, ...]. Raises ShapeError, DTypeError.
     """
     params = {"op": op, "k0": k0, "k1": k1, "s0": s0, "s1": s1, "p0": p0, "p1": p1}

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, ShapeError, explain, user_site
-from ..opdef import DTypeRow, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
+from ..errors import ShapeError
+from ..opdef import DTypeRow, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, no_tensor, record, rule
 from ..tensor import Ne, Tensor
 from ._axes import along, axes_of
 from ._common import BF16, F16, F32, I32, I64, is_number, is_whole, same_shape, src
@@ -168,7 +168,7 @@ def sum_rows(a: Tensor) -> Tensor:
 
 
 def max_rows(a: Tensor) -> Tensor:
-    """The largest element of each row; NaN where there is one. Not in ggml.
+    """The largest element of each row; NaN when the row has a NaN. Not in ggml.
 
     a: F32, F16, BF16, I32 or I64 ne [n0, n1, n2, n3]; result: ne [1, n1, n2, n3], type of `a`. Raises DTypeError.
     """
@@ -176,7 +176,7 @@ def max_rows(a: Tensor) -> Tensor:
 
 
 def min_rows(a: Tensor) -> Tensor:
-    """The smallest element of each row; NaN where there is one. As `max_rows`."""
+    """The smallest element of each row; NaN when the row has a NaN. As `max_rows`."""
     return record(MIN_ROWS, (a,), {})
 
 
@@ -277,7 +277,7 @@ def argsort_top_k(a: Tensor, k: int) -> Tensor:
 
 def _given(op: str, a: Tensor) -> Tensor:
     if not isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DTypeError(explain(op, f"a must be a Tensor, not {type(a).__name__}", [], user_site()))
+        raise no_tensor(op, "a", a)
     return a
 
 

@@ -1,4 +1,4 @@
-"""A tensor with a region of it overwritten by, or added to, another tensor: set and acc.
+"""Ops that overwrite a region of a tensor with another tensor, or add the other tensor to it: set and acc.
 
 The region is like a view of `a`: it has the shape of `b`, begins `offset` bytes after the start of `a`, and its rows
 are nb1, its matrices nb2 and its blocks nb3 bytes apart. `a` is contiguous; the region lies within it, on whole

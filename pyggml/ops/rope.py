@@ -93,7 +93,7 @@ def _angles(n_dims: int, steps: Array, c: Array | None, p: dict[str, Any]) -> Ar
     if p["ext_factor"] == 0:
         return interpolated
 
-    def pair_of(rotations: float) -> float:  # the pair that turns so many times within the original context
+    def pair_of(rotations: float) -> float:  # the pair that turns this number of times within the original context
         return n_dims * log(p["n_ctx_orig"] / (rotations * 2 * pi)) / (2 * log(p["freq_base"]))
 
     low, high = max(0, floor(pair_of(p["beta_fast"]))), min(n_dims - 1, ceil(pair_of(p["beta_slow"])))

@@ -169,8 +169,8 @@ XIELU = OpDef(
 
 
 def xielu(a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Tensor:
-    """softplus(alpha_p) a^2 + beta a where a is positive, else (exp(min(a, eps)) - 1 - a) (beta + softplus(alpha_n)) +
-    beta a (ggml_xielu; arXiv 2411.13010)."""
+    """The activation xIELU (ggml_xielu; arXiv 2411.13010): softplus(alpha_p) a^2 + beta a for positive elements, and
+    (exp(min(a, eps)) - 1 - a) (beta + softplus(alpha_n)) + beta a for others."""
     params = {"alpha_n": alpha_n, "alpha_p": alpha_p, "beta": beta, "eps": eps}
     return record(XIELU, (a,), params)
 

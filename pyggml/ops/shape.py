@@ -171,7 +171,8 @@ def _repeat(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, rank: int | None)
 def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:
     """`a`, and `b` after it along dimension `dim` in ne order, 0 to 3 (ggml_concat).
 
-    a, b: one type, any; ne equal but for `dim`. Result: ne[dim] is the sum. Blocks are moved as they are.
+    a, b: the same type, which may be any; ne equal except in dimension `dim`. Result: ne[dim] is the sum. Blocks are
+    moved as they are.
     Raises ShapeError, DTypeError.
     """
     return record(CONCAT, (a, b), {"dim": dim})
@@ -197,6 +198,6 @@ def timestep_embedding(timesteps: Tensor, dim: int, max_period: float) -> Tensor
 def arange(start: float, stop: float, step: float, ctx: Context | None = None) -> Tensor:
     """start, start + step ... before `stop`: ceil((stop - start) / step) elements, F32 (ggml_arange).
 
-    It belongs to `ctx`, else to the open context (GraphError when there is none). Raises ShapeError.
+    It belongs to `ctx`, or without one to the open context (GraphError when no context is open). Raises ShapeError.
     """
     return record(ARANGE, (), {"start": start, "stop": stop, "step": step}, ctx=ctx)

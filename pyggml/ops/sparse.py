@@ -59,8 +59,8 @@ LIGHTNING_INDEXER = OpDef(
 
 
 def lightning_indexer(q: Tensor, k: Tensor, w: Tensor | None = None) -> Tensor:
-    """How much each key matters to each token: the sum over heads of w * relu(q k), without ever storing the products
-    (ggml_lightning_indexer, which adds a mask; arXiv 2512.02556).
+    """How much each key matters to each token: the sum over heads of w * relu(q k). The products q k are never stored.
+    (ggml_lightning_indexer, which also adds a mask; arXiv 2512.02556.)
 
     q: F32, ne [d, n_head, n_tokens]. k: ne [d, n_kv], F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or IQ4_NL. w: F32,
     ne [n_head, n_tokens]; None: all 1. Rows dense, other strides any. Result: F32, ne [n_kv, n_tokens], NumPy shape
@@ -128,15 +128,15 @@ TOP_K_MASK = OpDef(
 
 
 def top_k_mask(a: Tensor, mask: Tensor, k: int, blocks: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-    """A mask for attention that sees only chosen keys: the value of `mask` for the `k` largest elements in each row of
-    `a`, and -inf for all others. Only elements that `mask` shows are chosen, and none that is -inf or NaN; among equal
-    elements the first ones.
+    """A mask that lets attention see only the keys with the best scores: `mask` itself for the `k` largest elements in
+    each row of `a`, and -inf for all others. Elements that `mask` hides (-inf) are never chosen, nor elements that are
+    -inf or NaN. Among equal elements the first ones are chosen.
 
-    a: F32, ne [n_kv, n_tokens, n_head, n_batch], rows dense. mask: F32 or F16, as in `soft_max_ext`. blocks: I32, ne
-    [n_kv], 0 <= block < n_kv: the block of each key. Then `k` whole blocks are chosen, by the largest element of each
-    that the mask shows; among equal blocks, the one with the least number. own: I32, ne [n, n_tokens]: blocks that a
-    token sees in addition, whatever their elements (negative: none). Result: type of the mask, ne as `a`. Raises
-    ShapeError, DTypeError; computing it with a block out of range raises BackendError. ggml has no such op: llama.cpp
-    uses top_k, fill, set_rows and add.
+    a: F32, ne [n_kv, n_tokens, n_head, n_batch], rows dense. mask: F32 or F16, as in `soft_max_ext`.
+    blocks: I32, ne [n_kv], 0 <= block < n_kv: the block of each key. Then `k` whole blocks are chosen, by the largest
+    visible element of each; among equal blocks, the one with the least number.
+    own: I32, ne [n, n_tokens]: blocks that a token sees in any case (negative: no block).
+    Result: type of the mask, ne as `a`. Raises ShapeError, DTypeError; computing it with a block out of range raises
+    BackendError. ggml has no such op: llama.cpp uses top_k, fill, set_rows and add.
     """
     return record(TOP_K_MASK, (a, mask, blocks, own), {"k": k})

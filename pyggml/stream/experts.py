@@ -36,7 +36,7 @@ class Addresses:
         return (-(-self.size // mmap.PAGESIZE) + 1) * mmap.PAGESIZE
 
     def forget(self, expert: int, after_other: bool, before_other: bool) -> None:
-        """Give the memory of an expert back, but for pages that it shares with neighbours that stay."""
+        """Give the memory of an expert back, except pages that it shares with neighbours that stay."""
         start, end = expert * self.size, (expert + 1) * self.size
         first = (-(-start // mmap.PAGESIZE) if after_other else start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (end // mmap.PAGESIZE if before_other else -(-end // mmap.PAGESIZE)) * mmap.PAGESIZE

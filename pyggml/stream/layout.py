@@ -1,37 +1,22 @@
-"""Which weights of a model stay in memory, and where the others take turns. Pure: takes sizes, returns places."""
+"""Decides which weights of a model stay in memory, and where the others take turns. These are pure functions: they take
+sizes and return places."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyggml.buffers.buffer import ALIGNMENT
-from pyggml.errors import ModelError, whole
+from pyggml.errors import ModelError
+
+from .sizes import shown_size
 
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many are taken
-_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def memory_size(ram: int | str, name: str = "ram") -> int:
-    """Bytes: a number, or text as "2GiB", "700 MB" (powers of ten with B alone), "1.5G". Raises ModelError."""
-    if isinstance(ram, str):
-        found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)(b?)\s*", ram, re.IGNORECASE)
-        if found is None or (found[3] and not found[2]):
-            raise ModelError(f"{name} must be a number of bytes, or one as 2GiB, 700MB or 1.5G, not {ram!r:.40}")
-        base = 1000 if found[4] and not found[3] else 1024
-        ram = int(float(found[1]) * base ** _UNITS[found[2].lower()])
-    return whole(name, ram, 1, error=ModelError)
-
-
-def shown_size(n: int) -> str:
-    """A number of bytes as people write it, rounded up."""
-    return f"{-(-n // (1 << 20))} MiB" if n >= 1 << 20 else f"{n} bytes"
 
 
 class Item(NamedTuple):
-    """A weight as it is read, repacked or as stored, and its bytes."""
+    """A weight, the form in which it is read (repacked or as stored), and its size in bytes."""
 
     name: str
     packed: bool
@@ -89,7 +74,8 @@ def lay_out(groups: Sequence[Sequence[Item]], fixed: Sequence[Item], budget: int
 
 
 def _ring(sums: Sequence[int]) -> int:
-    """Bytes that groups of these sizes take turns in: as many as two neighbours need. A size of 0 is no group."""
+    """How many bytes groups of these sizes need to take turns: enough for any two neighbours. A size of 0 is no
+    group."""
     sizes = [s for s in sums if s]
     if len(sizes) < 2:
         return sum(sizes)

@@ -1,4 +1,4 @@
-"""How weights get from their files to their places: in pieces, each of which one thread reads, and repacks when
+"""Reads weights from their files to their places, in pieces. One thread reads each piece, and repacks it when that is
 needed."""
 
 from __future__ import annotations

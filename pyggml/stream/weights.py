@@ -1,4 +1,5 @@
-"""The weights of a model within a budget of memory, by what its graph reads of them, and in which form."""
+"""Keeps the weights of a model within a budget of memory. Which weights are needed, and in which form, follows from the
+model's graph."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ from pyggml.native.packing import copy_size, matrix_size
 from pyggml.tensor import Ne, Tensor
 
 from .experts import Addresses, ExpertCache, Layer
-from .layout import Item, lay_out, padded, shown_size
+from .layout import Item, lay_out, padded
 from .read import Files, Origin, staging_size
 from .ring import READERS, Group, Job, Ring, in_turn
+from .sizes import shown_size
 
 ROWS, PACKED, STORED = "rows", "packed", "stored"
 Packs = Callable[[Tensor, Tensor | None], bool]  # see WeightStream
@@ -29,7 +31,7 @@ _LAYER = re.compile(r"(\w+\.)*?blk\.\d+\.")
 
 
 class StreamedRows:
-    """A mapped tensor of which a graph reads a few rows: a Streamed that gives their pages back after each run."""
+    """A mapped tensor that graphs read a few rows of. Their pages are given back after each run."""
 
     def __init__(self, file: MappedFile, offset: int, nbytes: int) -> None:
         self._file = file
@@ -63,11 +65,13 @@ class WeightStream:
         budget: int,
         packs: Packs | None,
     ) -> None:
-        """`weights`: those of a model by name. `origins`: where they come from. `graph`: that of one token.
-        `packs(weight, node)` says whether `node` (None: a product that is not in the graph) reads a repacked copy of
-        the weight; without it nothing does.
+        """weights  the weights of a model, by name
+        origins  where they come from
+        graph    the graph of one token
+        packs    `packs(weight, node)` says whether `node` (None: a product that is not in the graph) reads a repacked
+                 copy of the weight; without it nothing does
 
-        Raises ModelError when `budget` is too small, AllocError when there is not so much memory."""
+        Raises ModelError when `budget` is too small, AllocError when there is not enough memory."""
         self.budget = budget
         self._files = Files()
         uses = _uses(weights, graph, packs)

@@ -1,5 +1,5 @@
-"""Tests of own ops, C kernels and backends by property. Cases are drawn, computed between guard bytes and compared with
-the float64 references; a case that fails is made as small as it can be.
+"""Tests one's own ops, C kernels and backends by property. Cases are drawn at random, computed between guard bytes, and
+compared with the float64 references. A case that fails is made as small as possible.
 
 It needs hypothesis (`pip install pyggml[test]`). Importing it changes nothing elsewhere. `plugin` is for pytest.
 """

@@ -1,4 +1,4 @@
-"""Checks of an op, of a C function and of a backend, each by drawn cases against the references."""
+"""Checks an op, a C function or a backend: compares it with the references in cases that are drawn at random."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..backends.protocol import Backend, new_backend
 from ..buffers.alloc import steps_of
 from ..buffers.buffer import Buffer
 from ..dtypes import DType
-from ..errors import BackendError
+from ..errors import BackendError, nearest
 from ..graph import Graph
 from ..opdef import OPS, OpDef
 from ..sched import Scheduler
@@ -71,15 +71,16 @@ def _search(check: Callable[..., None], op: str, max_examples: int | None, *draw
 
 
 def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, max_examples: int | None = None) -> None:
-    """Look for a case in which the C kernels of `op` do not do what its reference does, on one thread or two.
+    """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two.
 
-    cases         what is drawn; default: pyggml's own strategy, `cases_of(op)` for an op of one's own
-    isa           an instruction set; default: all those that have a kernel of their own
-    max_examples  default: as the profile of hypothesis says
+    cases         the strategy that draws cases; default: pyggml's, and `cases_of(op)` for an op of one's own
+    isa           an instruction set; default: all instruction sets that have their own kernel
+    max_examples  how many cases; default: as the profile of hypothesis says
 
     Sources are dense, padded and permuted; memory lies between guard bytes. Raises Mismatch for the smallest case that
     was found, BackendError when a kernel is missing or fails.
     """
+    _check_op(op)
     if op.kernel is None and op.name not in STRATEGIES:
         raise BackendError(f"{op.name} has no kernel to check: name one in its OpDef, and register_kernel it")
 
@@ -107,6 +108,7 @@ def check_kernel(
     other types are left out. Raises Mismatch for the smallest case that was found, BackendError when the function
     fails.
     """
+    _check_op(op)
     kernel: Kernel = own_kernel(op, function, work)
     if cases is None and op.name not in STRATEGIES:
         rows = [row for row, result in op.dtypes.items() if row[: len(srcs)] == srcs and result is dst]
@@ -126,17 +128,21 @@ def check_kernel(
 def check_backend(
     backend: str | Backend, ops: Collection[str] | None = None, *, max_examples: int | None = None
 ) -> list[str]:
-    """Look for a case that a backend says it supports, and computes otherwise than the references do.
+    """Look for a case that a backend says it supports, but computes differently from the references.
 
-    backend       by its registered name, or itself
+    backend       the backend, or the name under which it is registered
     ops           names of ops; default: all that have a strategy
-    max_examples  for each op; default: as the profile of hypothesis says
+    max_examples  how many cases for each op; default: as the profile of hypothesis says
 
-    A backend that reads host memory computes between guard bytes; another one is given its tensors by a scheduler.
-    Returns the ops that the backend has computed. Raises Mismatch, and BackendError when it has computed none.
+    A backend that reads host memory computes between guard bytes. Another backend gets its tensors from a scheduler.
+    Returns the ops that the backend has computed. Raises Mismatch, and BackendError when it has computed no op.
     """
     b = new_backend(backend) if isinstance(backend, str) else backend
     computed: dict[str, None] = {}
+    for name in ops or ():
+        if name not in OPS:
+            near = ", ".join(nearest(str(name), OPS)) or "none"
+            raise BackendError(f"check_backend: no op is called {name!r:.60}; near: {near}")
 
     def check(case: Case) -> None:
         node = record_case(case)
@@ -153,6 +159,12 @@ def check_backend(
     if not computed:
         raise BackendError(f"the backend {b.name} has computed none of these ops: its supports_op refused all cases")
     return list(computed)
+
+
+def _check_op(op: object) -> None:
+    if not isinstance(op, OpDef):
+        how = "of one's own; pyggml's are pyggml.opdef.OPS['silu'] ..."
+        raise BackendError(f"the definition of an op (OpDef) is checked, not {op!r:.60}: one {how}")
 
 
 def _cases(op: OpDef, cases: Cases | None) -> Cases:

@@ -93,9 +93,9 @@ def cases_of(
     roundings: float = 4.0,
     special: bool = True,
 ) -> Case:
-    """Cases of an op of one's own: what its definition allows, and what its shape rule accepts.
+    """Draws cases of one's own op: those that its definition allows and its shape rule accepts.
 
-    shapes     draws the ne of all sources; default: one shape, or some dimensions of the later sources are 1
+    shapes     draws the ne of all sources; default: all have one shape, or later sources have some dimensions of 1
     params     strategies of parameters by name; default: small numbers, members of an enumeration
     values     for each source (rng, 4-d NumPy shape) -> values; default: normal values with outliers, small integers
     types      a row of `op.dtypes`; default: any
@@ -130,7 +130,7 @@ def cases_of(
 
     limit = tolerance(op.dtypes[row], roundings) if nmse is None else nmse
     case = Case(tuple(srcs), build, limit, draw(st.integers(0, 99)))
-    if not _accepts(op, case):  # sources of one shape suit most rules; a result of its own memory, all
+    if not _accepts(op, case):  # then simpler: sources of one shape, no view
         over = None
         if shapes is None:
             case = replace(case, srcs=tuple(s and replace(s, ne=nes[0]) for s in srcs))

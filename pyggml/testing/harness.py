@@ -27,7 +27,7 @@ from ..ops import permute, view_4d
 from ..tensor import Context, Tensor
 
 GUARD = 1024  # bytes
-FILL = 0x7F  # of guard bytes: huge as F32 and BF16, NaN as F16, so that what reads them shows
+FILL = 0x7F  # fills guard bytes: huge as F32 and BF16, NaN as F16, so that it shows when someone reads them
 Values = Callable[[np.random.Generator, tuple[int, ...]], Array]
 Outcome = tuple[Array, bytes]  # elements, and as they are stored
 
@@ -62,7 +62,7 @@ class Case:
 
 
 def guarded(nbytes: int) -> Buffer:
-    """Memory of so many bytes, with guard bytes before and after it; all of it is FILL."""
+    """Memory of `nbytes` bytes, with guard bytes before and after it. All of it is FILL."""
     buffer = Buffer.allocate(nbytes + 2 * GUARD)
     buffer.memory[:] = FILL
     return buffer
@@ -160,9 +160,9 @@ def nmse(got: Array, want: Array) -> float:
 
 
 def tolerance(dtype: DType, roundings: float = 4.0) -> float:
-    """The NMSE that a result of `dtype` has when each element is off by so many roundings: (roundings * u)^2, where
-    u is 2^-24 for F32 (kernels compute in F32), 2^-11 for F16, 2^-8 for BF16. 0.0 for integers and block types: they
-    must be equal bit for bit.
+    """The NMSE of a result of type `dtype` when each element is off by `roundings` roundings: (roundings * u)^2. Here u
+    is 2^-24 for F32 (kernels compute in F32), 2^-11 for F16, and 2^-8 for BF16. It is 0.0 for integers and block types,
+    which must be equal bit for bit.
 
     A sum of k products adds roundings: about sqrt(k) when all of them have one sign. Sums that cancel have no bound of
     this kind; draw values that do not cancel.

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pyggml.errors import ModelError
-from pyggml.stream.layout import Item, Layout, lay_out, memory_size
+from pyggml.stream.layout import Item, Layout, lay_out
+from pyggml.stream.sizes import memory_size
 
 
 @pytest.mark.parametrize(

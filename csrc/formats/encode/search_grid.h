@@ -189,7 +189,7 @@ PG_INLINE void scan(const grid *g, const side *of, const float *size, const floa
 }
 
 // The least magnitude of a grid's levels, when the values of a super-block are so similar that one level may serve for
-// all of them; else 0.
+// all of them; otherwise 0.
 PG_INLINE float level_of_flat(const grid *g, const float (*x)[SIDE], int first, int end) {
   float most = 0, least = INFINITY;
   for (int i = 0; i < g->sub; i++)

@@ -49,7 +49,7 @@ class CpuProgram:
         has_calls = any(OPS[t.op].host is not None for t in low.nodes)
         self._calls = HostCalls(address, low.nodes, resolve) if has_calls else None
         if has_calls:
-            p.pace.next = _NEVER  # what asks for threads has them
+            p.pace.next = _NEVER  # a user who asks for threads gets them
         self._work_of: list[tuple[int, int]] | None = None  # operations and bytes of each op
         self._work = backend.work(low.work_size)
         low.set_work(self._work.base)

@@ -18,7 +18,8 @@ FUSIONS = ("norm", "share", "glu", "residual", "rope", "attention", "experts", "
 
 
 def enabled_fusions(wanted: Collection[str] | None = None) -> frozenset[str]:
-    """The fusions to use: `wanted`, else those PYGGML_FUSE names (comma-separated; `none`), else all.
+    """The fusions to use: `wanted` when it is given, otherwise those that PYGGML_FUSE names (comma-separated; `none`),
+    otherwise all.
 
     Raises BackendError for an unknown one.
     """

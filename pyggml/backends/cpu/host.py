@@ -19,7 +19,7 @@ _calls: WeakValueDictionary[int, HostCalls] = WeakValueDictionary()  # by the ad
 
 
 class HostCalls:
-    """The host ops of one plan; `nodes` are those of its records."""
+    """The host ops of one plan. `nodes` has the node of each record."""
 
     def __init__(self, plan: int, nodes: Sequence[Tensor], resolve: Resolve) -> None:
         self._nodes, self._resolve = nodes, resolve
@@ -43,7 +43,7 @@ class HostCalls:
         self._error = self._error or e
 
     def reraise(self, t: Tensor) -> None:
-        """Raise what a call of node `t` has raised: BackendError with it as its cause; Ctrl-C as it is."""
+        """Raise the error `e` of a call for node `t`: as the cause of a BackendError, or as it is when it is Ctrl-C."""
         e, self._error = self._error, None
         if e is not None and not isinstance(e, Exception):
             raise e

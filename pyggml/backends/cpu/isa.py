@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyggml.native import LIBRARY, ffi, lib
 from pyggml.native.stale import check_build
 
+from ...codec import check_rows
 from ...dtypes import DType
 from ...errors import BackendError, whole
 from ...opdef import OPS, OpDef
@@ -20,8 +20,7 @@ NONE, ANY = -1, -2  # as in pg.h
 _outside: dict[str, list[tuple[tuple[int, int, int], Kernel]]] = {}  # kernels of other packages, as in `table_of`
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One row of a dispatch table: its C symbol, its address, the row for its work function, and what must stay alive
     beside it."""
 
@@ -40,7 +39,8 @@ def isa_levels() -> dict[str, int]:
 
 
 def isa_name(forced: str | None = None) -> str:
-    """The level in use: `forced`, else PYGGML_ISA, else the highest. Raises BackendError for one that cannot run."""
+    """The level in use: `forced` when it is given, otherwise PYGGML_ISA, otherwise the highest. Raises BackendError for
+    a level that this CPU cannot run."""
     name = forced or os.environ.get("PYGGML_ISA") or list(isa_levels())[-1]
     if name not in isa_levels():
         asked = f"the level {forced!r:.40}" if forced else f"PYGGML_ISA={name}"
@@ -81,7 +81,7 @@ Function = Any  # a C function of another package: a ctypes function, a cffi fun
 
 
 def _address(what: str, function: Function) -> int:
-    """Where a C function is. Raises BackendError when it is none, or NULL."""
+    """The address of a C function. Raises BackendError for anything else, and for NULL."""
     if isinstance(type(function), _FUNCTION_TYPE):
         return ctypes.cast(function, ctypes.c_void_p).value or 0
     if isinstance(function, ffi.CData):
@@ -102,15 +102,20 @@ def own_kernel(op: OpDef, function: Function, work: Function = 0) -> Kernel:
 
 def register_kernel(op: OpDef, function: Function, dst: DType, *srcs: DType | None, work: Function = 0) -> None:
     """Let a C function (`pg_kernel` in pg.h; `get_include`) compute `op` on the cpu backend, at every instruction set,
-    for a result of type `dst` and first two sources of these types (None: absent).
+    when the result has type `dst` and the first two sources have the types `srcs` (None: absent).
 
     `function` is a ctypes function (`ctypes.CDLL(path).name`), a cffi pointer (`ffi.addressof(lib, "name")`) or an
-    address; its library must stay loaded. `work`, likewise, is a `pg_work` that says how much scratch memory it needs.
-    Parameters come as doubles in the order of `op.params`. The function takes strides as they come, computes the share
-    of thread `ith` of `nth`, and returns a status. It cannot call what pg.h declares "for kernels". A function that is
-    registered later for the same types replaces the earlier one. `pyggml.testing` checks such functions.
-    Raises BackendError for what is no C function.
+    address; its library must stay loaded. `work` is given in the same way: a `pg_work`, which says how much scratch
+    memory the function needs. Parameters come as doubles in the order of `op.params`. The function takes any strides,
+    computes the share of thread `ith` of `nth`, and returns a status. It cannot call the functions that pg.h declares
+    "for kernels". A function that is registered later for the same types replaces the earlier one. `pyggml.testing`
+    checks such functions. Raises BackendError for anything but a C function and an OpDef, DTypeError for anything but a
+    DType.
     """
+    if not isinstance(op, OpDef):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BackendError(f"register_kernel takes the definition of an op (OpDef), not {op!r:.60}")
+    for t in (dst, *filter(None, srcs)):
+        check_rows(t, 0)
     kernel = own_kernel(op, function, work)
     src0, src1 = [NONE if t is None else t.gguf_id for t in (*srcs, None, None)][:2]
     _outside.setdefault(op.kernel or "", []).insert(0, ((dst.gguf_id, src0, src1), kernel))

@@ -14,7 +14,7 @@ from .isa import isa_levels
 
 KINDS = {"f32": lib.PG_PEAK_F32, "int8": lib.PG_PEAK_INT8, "bf16": lib.PG_PEAK_BF16}
 
-_ROUNDS, _SECONDS = 5, 0.25  # at least, of each measurement: other work on the machine must not pass for its limit
+_ROUNDS, _SECONDS = 5, 0.25  # at least, for each measurement: the best one is not disturbed by other work
 _PAGE = 4096
 _MIN_READ = 1 << 26  # bytes that each thread reads per round
 _STEPS = 1 << 20  # steps that each thread makes per round: some 5 ms

@@ -25,17 +25,17 @@ class Half(NamedTuple):
 
 @dataclass(frozen=True)
 class Record(Match):
-    """How nodes are computed, and those of all steps that repeat them.
+    """How the nodes of a step, and of all steps that repeat it, are computed.
 
-    kernel  None: the backend has none
-    dst     where the result goes
+    kernel  the kernel; None: the backend has none for it
+    dst     the tensor that the result is written to
     srcs    the sources of the kernel, by number (csrc/operands.h)
-    params  its parameters, by number. One that follows from a Var is refused (`Varies`): records bind elements and
-            strides only
-    packed  sources of which the repacked copy is read, where they have one
-    halves  sources of which one half is read
-    shape   the node whose ne the result has, laid out densely in `dst`; None: dst's own
-    shared  between threads; None: where its cost says so
+    params  its parameters, by number. A parameter that follows from a Var is refused (`Varies`): records bind elements
+            and strides only
+    packed  sources whose repacked copy is read, when they have one
+    halves  sources of which only one half is read
+    shape   the node whose ne the result has; it is written densely into `dst`. None: the ne of `dst`
+    shared  whether threads share the work; None: when its cost is worth it
     """
 
     kernel: Kernel | None = None

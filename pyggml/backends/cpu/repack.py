@@ -1,4 +1,4 @@
-"""Weights made ready for the CPU's products: what their forms are set to (`pyggml.form`), and repacked copies.
+"""Makes weights ready for the CPU's products: sets their forms (`pyggml.form`), and makes repacked copies.
 
 A tensor itself does not change when it has a copy: other backends, `get_rows`, views and the inspector read it where it
 is.
@@ -60,8 +60,8 @@ def repack(
     A copy is as large as the tensor, within 4 %, except for types with a grid or trits: docs/products.md has their
     sizes. The memory of all copies lives as long as any tensor of this call. A copy does not follow when values are
     written to the tensor later. Pages of a mapped file that a copy replaces are given back to the system; whoever reads
-    the tensor itself has them read again. `progress` is told the fraction done before each tensor; an exception that it
-    raises ends the work, and leaves the copies made so far.
+    the tensor itself has them read again. `progress` is called with the fraction done before each tensor. An
+    exception that it raises ends the work, and leaves the copies made so far.
 
     Raises AllocError when there is no memory, BackendError for a bad `isa` or `n_threads`, GGUFError when a mapped file
     has become shorter.
@@ -72,7 +72,7 @@ def repack(
     allow_rounding(tensors)
     todo = [t for t in tensors if t.form.copy is None and can_repack(isa, t)]
     sizes = [copy_size(t.dtype, t.ne) for t in todo]
-    arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation: in large pages where the system has them
+    arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation, so that the system can use large pages
     done = 0
     with ThreadPoolExecutor(workers) as pool:
         for t, size in zip(todo, sizes, strict=True):
@@ -122,8 +122,8 @@ def _pack(t: Tensor, copy: Buffer, pool: ThreadPoolExecutor) -> None:
 
 
 def _give_back(t: Tensor) -> None:
-    """Let the system forget the pages of a mapped file that hold `t` and nothing else; whoever reads `t` has them read
-    again."""
+    """Let the system forget the pages of a mapped file that hold `t` and nothing else. They are read again when someone
+    reads `t`."""
     buffer = t.buffer
     owner: Any = None if buffer is None or buffer.buft != "CPU_MMAP" else buffer.memory  # its type is too narrow a hint
     while isinstance(owner, np.ndarray | memoryview):

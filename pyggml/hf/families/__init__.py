@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, nearest
 
 from ..config import Config
 from ..family import Family
@@ -51,7 +50,7 @@ def find_family(c: Config) -> Family:
     """The family of a config. Raises ModelError for an unknown model_type, naming similar ones."""
     name = c.model_type
     if name not in _PAGE_OF:
-        near = ", ".join(get_close_matches(name, _PAGE_OF, 5, 0.5)) or "none"
+        near = ", ".join(nearest(name, _PAGE_OF, 5, 0.5)) or "none"
         c.fail(f"the model_type {name!r} is not known; of the {len(_PAGE_OF)} that are, like it: {near}")
     classes = c.get("architectures", default=[])
     pages: list[tuple[Family, ...]] = [
@@ -62,7 +61,7 @@ def find_family(c: Config) -> Family:
 
 
 def families_of_arch(arch: str) -> list[Family]:
-    """The families that a GGUF of this architecture may belong to. Raises ModelError when there is none."""
+    """The families that a GGUF with this architecture may belong to. Raises ModelError when there is no such family."""
     pages: list[tuple[Family, ...]] = [import_module(f".{page}", __name__).FAMILIES for page in PAGES]
     found = [family for page in pages for family in page if family.arch == arch]
     if not found:

@@ -193,7 +193,8 @@ _NEXTN = mtp_layers("mtp_num_hidden_layers")
 
 
 def _residual_scale(c: Config) -> float:
-    """The factor of a part's normed input where the part's result is added to it; files have one for all parts."""
+    """The factor of a block's normed input when the block's output is added to it. Files have one factor for all
+    blocks."""
     parts = [c.number(f"{kind}_alpha_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
     betas = [c.number(f"{kind}_beta_factor", default=1) for kind in ("full_attn", "linear_attn", "mlp")]
     if len(set(parts)) > 1 or set(betas) != {1.0}:

@@ -75,7 +75,7 @@ FAMILIES = (
             "attention.value_length": "v_head_dim",
             "rope.dimension_count": "qk_rope_head_dim",
         },
-        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # all that models/minicpm3.py has
+        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # models/minicpm3.py has no others
     ),
     Family(
         arch="olmo",

@@ -72,7 +72,7 @@ def _heads_kv(c: Config, attends: list[bool]) -> list[int]:
 
 
 def _kinds_back(other: str) -> Back:
-    """The kinds of layers, by each layer's heads of K and V: attention when it has any, else the `other` kind."""
+    """The kinds of layers, from each layer's heads of K and V: attention when it has any, otherwise `other`."""
 
     def back(n: object, keys: Mapping[str, Any]) -> dict[str, object]:
         if not isinstance(n, list):

@@ -51,14 +51,14 @@ INSIDE: Mapping[str, str] = {
 
 SIDES: Mapping[str, str] = {"enc.": "encoder.block", "dec.": "decoder.block"}  # how the names of their layers begin
 
-SANDWICH: Mapping[str, str] = {"ffn_norm": "pre_feedforward_layernorm"}  # a norm before each part and one behind it
+SANDWICH: Mapping[str, str] = {"ffn_norm": "pre_feedforward_layernorm"}  # norms before and after attention and network
 BLOCK_SPARSE: Mapping[str, str] = {  # Mixtral's
     "ffn_gate_inp": "block_sparse_moe.gate",
     **experts("block_sparse_moe.experts", "w1", "w3", "w2"),
 }
 
 
-APPENDED = NextnLayers(  # drafting layers behind the last layer; their embeddings and output are copies of the model's
+APPENDED = NextnLayers(  # drafting layers after the last layer; their embeddings and output are copies of the model's
     says="num_nextn_predict_layers",
     own={
         **{f"nextn.{x}": f"{{layer}}.{x}" for x in ("eh_proj", "enorm", "hnorm", "embed_tokens")},

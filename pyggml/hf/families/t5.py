@@ -11,7 +11,7 @@ from pyggml.models.metadata import ACTIVATIONS
 from ..config import Config
 from ..family import Family, Key, Of
 
-_N_CTX = 512  # of configs without a length. Positions are relative, so that texts of any length can be encoded
+_N_CTX = 512  # for configs that name no length. Positions are relative, so texts of any length can be encoded
 _MAX_DISTANCE = 128  # llama.cpp knows only this one, and all T5 models have it
 _NETWORKS = ("relu", "gated-gelu", "gated-gelu_new")
 

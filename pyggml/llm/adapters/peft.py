@@ -16,10 +16,10 @@ from pyggml import limits
 from pyggml.codec import Array
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
-from pyggml.hf.config import read_json
 from pyggml.hf.families import families_of_arch
 from pyggml.hf.folder import sizes_of
 from pyggml.hf.moves import TRANSPOSED, Move, Sizes, Value
+from pyggml.hf.parts import read_object
 from pyggml.hf.safetensors import StoredTensor, open_file
 from pyggml.hf.tensors import Tensors, as_f32
 from pyggml.tensor import Context, Tensor
@@ -27,7 +27,7 @@ from pyggml.tensor import Context, Tensor
 from .lora import OUTPUT, TOKEN_EMBD, Adaptable, Lora, Pair
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_MAX_NUMBER = 1e9  # of ranks and alphas
+_MAX_NUMBER = 1e9  # the largest rank or alpha
 _HALF = re.compile(r"^(?:base_model\.model\.)?(.*)\.lora_(embedding_)?([AB])(?:\.\w+)??(?:\.weight)?$")
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.*)$")
 _REFUSED = (  # options that do more than add B A x to W x
@@ -64,7 +64,7 @@ def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
     Raises ModelError for a folder without such an adapter, for an adapter that does more than add low-rank products
     (DoRA, whole modules ...), and for a module, which it names, that is unknown or of other shapes.
     """
-    config = read_json(folder / CONFIG)
+    config = read_object(folder / CONFIG)
     if not config:
         raise ModelError(f"{folder}: has no {CONFIG}: neither a GGUF file nor a PEFT folder")
     _check_config(folder, config)
@@ -153,8 +153,8 @@ class _Patterns:
         self._path, self._config, self._left = path, config, float(limits.PATTERN_SECONDS)
 
     def value(self, what: str, default: str, module: str) -> float:
-        """The value of the first pattern that matches the end of a module's name, as in PEFT; else `default`. Raises
-        ModelError."""
+        """The value of the first pattern that matches the end of a module's name, as in PEFT; `default` when none
+        matches. Raises ModelError."""
         for pattern, value in cast("dict[str, Any]", self._config.get(f"{what}_pattern") or {}).items():
             if self._matches(f"{what}_pattern", pattern, module):
                 if not _positive(value):

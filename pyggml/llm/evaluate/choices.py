@@ -23,7 +23,7 @@ from .chunks import nll_of
 if TYPE_CHECKING:
     from ..loaded import LoadedModel
 
-_Z = 1.95996398454  # 95 % of a normal distribution lie within so many standard deviations
+_Z = 1.95996398454  # 95 % of a normal distribution lie within this number of standard deviations
 _HELLASWAG = 6  # lines of a task: the beginning, the index of the right ending, four endings
 
 
@@ -137,7 +137,7 @@ def score(
     model: LoadedModel, tasks: Sequence[Task], n_ctx: int = 512, context: ContextOptions | None = None
 ) -> Iterator[Score]:
     """How many of the tasks a model gets right; yields the score after each task. The model chooses the answer whose
-    tokens have the largest mean log-probability behind the question.
+    tokens have the largest mean log-probability after the question.
 
     Raises BatchError for a task without a question or answers, or with an empty answer; KVCacheFull for a task longer
     than `n_ctx`.

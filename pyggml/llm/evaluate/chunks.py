@@ -1,4 +1,4 @@
-"""Texts cut into chunks, each of which a model predicts by itself, as llama.cpp's tools do."""
+"""Cut a text into chunks. The model predicts each chunk by itself, as in llama.cpp's tools."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _BLOCK = 1 << 20  # logits that are processed together
 
 @dataclass(frozen=True)
 class Chunks:
-    """A text in chunks of `n_ctx` tokens; a chunk begins every `step` tokens. In each chunk the tokens behind position
-    `first` are predicted. A `bos` that is not None replaces the first token of each chunk."""
+    """A text in chunks of `n_ctx` tokens; a chunk begins every `step` tokens. In each chunk the tokens after position
+    `first` are predicted. When `bos` is not None, it replaces the first token of each chunk."""
 
     ids: Tokens
     n_ctx: int
@@ -59,7 +59,7 @@ def cut(model: LoadedModel, text: str | Sequence[int], n_ctx: int, n_chunks: int
 
 
 def bos_of(model: LoadedModel) -> int | None:
-    """The token that a chunk begins with, when texts of this model begin with bos; else None."""
+    """The bos token, when texts of this model begin with it; None when they do not."""
     return model.vocab.bos if model.vocab.add_bos else None
 
 
@@ -73,8 +73,8 @@ def new_context(model: LoadedModel, n_ctx: int, context: ContextOptions | None) 
 def predicted(
     ctx: Decoder, chunk: Tokens, first: int, bos: int | None, every_output: bool = False
 ) -> Iterator[tuple[Floats, Tokens]]:
-    """The tokens [n] behind position `first` of a chunk and the logits [n, n_vocab] that predict them, in parts as they
-    are computed. `every_output`: all tokens go through the whole model."""
+    """Evaluate a chunk. Gives, in parts, the logits [n, n_vocab] and the tokens [n] that they predict, which are those
+    after position `first`. `every_output`: the earlier tokens go through the whole model too."""
     tokens: list[int] = chunk.tolist()
     if bos is not None:
         tokens[0] = bos
@@ -90,7 +90,7 @@ def predicted(
 
 
 def nll_of(logits: Floats, tokens: Tokens) -> npt.NDArray[np.float64]:
-    """-log(softmax(logits)) [n] of one token in each row of logits [n, n_vocab]."""
+    """-log(softmax(logits)) of one token in each row: float64 [n], for `logits` [n, n_vocab] and `tokens` [n]."""
     out = np.empty(len(tokens))
     n = max(_BLOCK // logits.shape[1], 1)
     for i in range(0, len(tokens), n):

@@ -43,9 +43,9 @@ def measure_imatrix(
     context: ContextOptions | None = None,
 ) -> Iterator[Measured]:
     """Evaluate a text (or token ids) in chunks of `sums.chunk_size` tokens, from `first_chunk` on, and add to `sums`
-    the squares of what the model's weights are multiplied with. Yields after each chunk.
+    the squares of the rows that the model's weights are multiplied with. Yields after each chunk.
 
-    `process_output`: count the inputs of output.weight, too. Raises BatchError for a text of fewer than two chunks,
+    `process_output`: output.weight counts too. Raises BatchError for a text of fewer than two chunks,
     ModelError for a model that ends each text with eos, or one that gives values that are not finite.
     """
     n_ctx = sums.chunk_size

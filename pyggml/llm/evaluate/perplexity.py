@@ -28,7 +28,7 @@ class Perplexity:
     """The estimate from the first `n_done` of `n_chunks` chunks.
 
     ppl       exp(nll)
-    error     its standard error, llama.cpp's "+/-"; NaN where there is none (one token)
+    error     its standard error, llama.cpp's "+/-"; NaN for a single token
     nll       mean negative log-likelihood of a token, in nats
     n_scored  tokens that were predicted
     """

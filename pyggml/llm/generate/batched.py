@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import BatchError, SamplerError, whole
+from pyggml.signature import hands_on, keywords_of
 
 from ..context import LlamaContext
 from ..decoder import Decoder
 from ..samplers import (
     N_PREDICT,
+    TEXT_KEYWORDS,
     LogitsProcessor,
     SamplerChain,
     SamplingOptions,
@@ -48,11 +50,12 @@ class BatchOptions(RunOptions, total=False):
     n_parallel: int
 
 
+@hands_on(*TEXT_KEYWORDS)
 def stream_batch(
     model: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
     n_predict: int = N_PREDICT,
-    n_probs: int | None = None,
+    n_probs: int | None = 0,
     *,
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = (),
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] = (),
@@ -63,14 +66,15 @@ def stream_batch(
     context: ContextOptions | None = None,
     **asked: Unpack[TextOptions],
 ) -> Iterator[tuple[int, Token]]:
-    """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time. Yields (index of the prompt, token).
+    """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time: when one ends, the next begins.
+    Yields (index of the prompt, token). `n_probs` None: tokens have no log-probabilities.
 
-    `each`: for each prompt a dict of the options that it has of its own (sampling, `n_predict`, `stop`). A prompt
-    without a seed of its own is sampled with the seed of all + its index: equal prompts get different texts.
+    `each`: for each prompt a dict with its own options (sampling, `n_predict`, `stop`). A prompt without a seed of its
+    own is sampled with the common seed + its index, so that equal prompts get different texts.
 
     The context has room for the longest `n_parallel` texts. Beginnings that prompts have in common are evaluated once.
-    Under greedy sampling the tokens are those of `Model.stream`, unless two tokens are as good as equally likely: texts
-    that are evaluated together are rounded otherwise in the F16 of the cache.
+    With greedy sampling the tokens are those of `Model.stream`, unless two tokens are almost equally likely: in the F16
+    of the cache, texts that are evaluated together are rounded differently.
     Raises BatchError for an empty prompt or a bad `n_parallel`, and what `Model.stream` raises.
     """
     of_all = text_params(n_predict, asked)
@@ -139,7 +143,7 @@ def together(
 def _params_of_each(
     of_all: TextParams, each: Sequence[SamplingOptions | Mapping[str, Any]] | None, n: int
 ) -> list[TextParams]:
-    """The parameters of each prompt: those of all, with another seed, but for what it has of its own."""
+    """The parameters of each prompt: the common ones with another seed, changed by the prompt's own options."""
     given = cast("Sequence[object]", [{}] * n if each is None else each if isinstance(each, Sequence) else ())  # pyright: ignore[reportUnnecessaryIsInstance]
     if len(given) != n or not all(isinstance(o, Mapping) for o in given):
         raise BatchError(f"each must be a list of {n} dicts, one for each prompt")
@@ -155,14 +159,15 @@ def _params_of_each(
     return params
 
 
+@hands_on(*keywords_of(stream_batch))
 def generate_batch(
     model: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
     n_predict: int = N_PREDICT,
     **options: Unpack[BatchOptions],
 ) -> list[str]:
-    """The texts that follow the prompts, see `stream_batch`."""
-    tokens = stream_batch(model, prompts, n_predict, **options)
+    """The texts that follow several prompts, evaluated `n_parallel` (8) at a time, see `stream_batch`."""
+    tokens = stream_batch(model, prompts, n_predict, None, **options)
     texts = [""] * len(prompts)
     for i, token in tokens:
         texts[i] += token.text

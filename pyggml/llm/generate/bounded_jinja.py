@@ -1,8 +1,13 @@
-"""Jinja's sandbox with bounds: a template cannot take more steps, memory or time than `pyggml.limits` allows.
+"""Jinja's sandbox with bounds: a template cannot use more steps, memory or time than `pyggml.limits` allows.
 
-Jinja compiles a template to Python. Each body that may run often (of a loop, macro or block) begins with a call of
-`step`; operators, filters, tests and calls whose result can be much larger than their operands are asked beforehand
-how large it will be; and all texts and lists that a template makes are counted.
+The sandbox keeps a template away from objects that are not meant for it, but lets it run forever and fill the memory.
+Three things are added here:
+
+- Jinja compiles a template to Python. In that Python each body that may run often (of a loop, macro or block) begins
+  with a call of `step`, which counts steps and looks at the clock.
+- All texts and lists that a template makes are counted (`made` and `shown`).
+- The result of some operators, filters, tests and methods can be much larger than their operands. Before they run, a
+  check computes how large the result may be (`_METHODS`, `_FILTERS` and `_TESTS` name the checks).
 """
 
 from __future__ import annotations
@@ -19,15 +24,14 @@ from jinja2 import Template, nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.runtime import Context, new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
-from jinja2.tests import test_divisibleby
 from jinja2.utils import Namespace, missing
 from markupsafe import Markup
 
 from pyggml import limits
 
-_ITEM = 64  # bytes that an item of a list counts for, with the object that it may hold
-_SMALL = 64  # a text up to here is not counted by itself: it is among what a run of the body costs
-_OFTEN = 1 << 16  # steps and bytes between two looks at the clock
+_ITEM = 64  # bytes that an item of a list counts for, together with the object that it may hold
+_SMALL = 64  # a text of up to this length is not counted by itself: `step` has counted it with the body that makes it
+_OFTEN = 1 << 16  # steps or bytes after which the clock is looked at again
 _NOTHING: dict[str, Any] = {}
 _CONTAINERS: tuple[type[Any], ...] = cast(
     Any, (list, tuple, dict, set, Namespace, type(_NOTHING.keys()), type(_NOTHING.values()), type(_NOTHING.items()))
@@ -35,7 +39,6 @@ _CONTAINERS: tuple[type[Any], ...] = cast(
 _SIMPLE = frozenset((bool, int, float, type(None)))
 _METHOD_TYPES = (BuiltinMethodType, MethodType, type)
 _OF_DICTS = frozenset(dir(dict))
-_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # where `splitlines` cuts
 
 
 class TooMuch(Exception):
@@ -43,13 +46,14 @@ class TooMuch(Exception):
 
 
 class GivenDict(dict[str, Any]):
-    """A dict of the caller's. It is a tree: no template can have put a thing into it twice."""
+    """A dict that the caller gave to the template. What it holds is a tree: nothing is in it twice, as it may be in the
+    lists that a template makes. So its weight is computed once and kept."""
 
     __slots__ = ()
 
 
 class GivenList(list[Any]):
-    """A list of the caller's, likewise."""
+    """A list that the caller gave to the template; see `GivenDict`."""
 
     __slots__ = ()
 
@@ -65,44 +69,38 @@ def _items(container: Any) -> Iterator[Any]:
     return iter(container)
 
 
+def _len(value: Any) -> int:
+    return len(value) if hasattr(value, "__len__") else 1
+
+
 class _Code(CodeGenerator):
-    """Writes the Python of a template with calls that count."""
+    """Writes the Python of a template, with calls that count."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
-        """Let each body that may run often say what it costs."""
+        """A whole template."""
         _count_bodies(node)
         super().visit_Template(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        """`a ~ b`: the operands are counted before they are joined."""
-        self.write("environment.joined((")
-        for arg in node.nodes:
-            self.visit(arg, frame)
-            self.write(", ")
-        self.write("), context)")
+        """`a ~ b`. The operands are counted before they are joined."""
+        self._call("joined", node.nodes, frame, "context, ")
 
     def visit_Add(self, node: nodes.Add, frame: Frame) -> None:
-        """The operator that templates use most has a call of its own."""
-        self.write("environment.added(")
-        self.visit(node.left, frame)
-        self.write(", ")
-        self.visit(node.right, frame)
-        self.write(")")
+        """`a + b`. It does not go through `call_binop`, because templates use it most."""
+        self._call("added", (node.left, node.right), frame)
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        """A slice is a copy; anything else is hashed, and put into the message of an error."""
+        """`a[b]`. A slice is a copy; anything else is hashed, and written when an error names it."""
         if isinstance(node.arg, nodes.Slice):
             self.write("environment.made(")
             super().visit_Getitem(node, frame)
         else:
-            self.write("environment.getitem(")
-            self.visit(node.node, frame)
-            self.write(", ")
+            self._call("getitem", (node.node,), frame, end="")
             self._operand("weighed", node.arg, frame)
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        """A key is hashed, which takes long when tuples are nested."""
+        """`{a: b}`. Keys are hashed, which takes long when they are nested tuples."""
         self.write("{")
         for pair in node.items:
             self._operand("weighed", pair.key, frame)
@@ -112,7 +110,7 @@ class _Code(CodeGenerator):
         self.write("}")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Operands are weighed when a comparison may have to look at all that is in them."""
+        """`a < b == c`, `a in b`. Operands are weighed when everything in them may be looked at."""
         self.write("(")
         alone = len(node.ops) == 1
         constant = alone and any(isinstance(x, _SCALARS) for x in (node.expr, node.ops[0].expr))
@@ -123,14 +121,19 @@ class _Code(CodeGenerator):
             self._operand("searched" if op.op in ("in", "notin") else word, op.expr, frame)
         self.write(")")
 
+    def _call(self, word: str, args: Sequence[nodes.Expr], frame: Frame, begin: str = "", end: str = ")") -> None:
+        self.write(f"environment.{word}({begin}")
+        for arg in args:
+            self.visit(arg, frame)
+            self.write(", ")
+        self.write(end)
+
     def _operand(self, word: str, node: nodes.Expr, frame: Frame) -> None:
         literal = (*_SCALARS, nodes.List, nodes.Tuple) if word == "searched" else _SCALARS
         if not word or isinstance(node, literal):
             self.visit(node, frame)
         else:
-            self.write(f"environment.{word}(")
-            self.visit(node, frame)
-            self.write(")")
+            self._call(word, (node,), frame)
 
 
 _SCALARS = (nodes.Const, nodes.TemplateData, nodes.Compare, nodes.Not, nodes.Test)
@@ -153,25 +156,22 @@ def _count_bodies(node: nodes.Node) -> tuple[int, int]:
     return n_nodes, n_chars
 
 
-class _Bounds:
-    """What `_Formatter` and `_EscapeFormatter` ask of each field of `str.format`."""
+class _Formatter(SandboxedFormatter):
+    """Formats the fields of `str.format`, and counts them."""
 
     _env: Any
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        """A field, whose width is a number of its format."""
+        """A field; its width is a number in its format."""
         self._env.fits(_widths(format_spec))
-        return self._env.made(cast(Any, super()).format_field(self._env.weighed(value), format_spec))
+        return self._env.made(super().format_field(self._env.weighed(value), format_spec))
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         """`!r`, `!s`, `!a`."""
-        return self._env.made(cast(Any, super()).convert_field(self._env.weighed(value), conversion))
+        return self._env.made(super().convert_field(self._env.weighed(value), conversion))
 
 
-class _Formatter(_Bounds, SandboxedFormatter): ...
-
-
-class _EscapeFormatter(_Bounds, SandboxedEscapeFormatter): ...
+class _EscapeFormatter(_Formatter, SandboxedEscapeFormatter): ...
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -184,18 +184,19 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, filters: Mapping[str, Callable[..., Any]], extensions: Sequence[Any]) -> None:
-        """`filters`: of one's own, besides Jinja's."""
+        """`filters` are added to Jinja's."""
         options: Any = {"extensions": extensions, "optimized": False}
         super().__init__(trim_blocks=True, lstrip_blocks=True, **options)
         self._thread = threading.local()
-        self.finalize = self._shown  # of constants, as a template is compiled
+        self.finalize = self._shown  # for constants, when a template is compiled
         del cast("dict[str, Any]", self.globals)["lipsum"]
-        self.filters = {name: self._bounded(name, f) for name, f in {**self.filters, **filters}.items()}
-        self.tests.update({name: self._weighing(self.tests[name]) for name in _COMPARING})
+        filters = {**self.filters, **filters}
+        self.filters = {name: self._bounded(f, _FILTERS.get(name), name in _SHALLOW) for name, f in filters.items()}
+        self.tests.update({name: self._bounded(self.tests[name], check) for name, check in _TESTS.items()})
 
     @property
     def running(self) -> BoundedEnvironment:
-        """The copy of the rendering that is under way in this thread."""
+        """The copy for the rendering that is under way in this thread."""
         return self._thread.running
 
     def render_bounded(self, source: str, values: dict[str, Any], compiled: Callable[[str], Template]) -> str:
@@ -219,14 +220,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _begin(self, values: Mapping[str, Any]) -> None:
         self.finalize = self.shown
         self._values: Mapping[str, Any] | None = values
-        self._sizes: dict[int, tuple[int, int]] = {}  # of containers of the caller's
+        self._sizes: dict[int, tuple[int, int]] = {}  # weights of the caller's containers, by id
         self.steps, self.bytes = limits.TEMPLATE_STEPS, limits.TEMPLATE_BYTES
         self._end = monotonic() + limits.TEMPLATE_SECONDS
         self._next_steps, self._next_bytes = self.steps - _OFTEN, self.bytes - _OFTEN
 
     def _look(self) -> None:
-        """Raise TooMuch when something is used up."""
-        if min(self.steps, self.bytes) < 0 and self._values is not None:
+        """Raise TooMuch when steps, bytes or seconds are used up."""
+        if min(self.steps, self.bytes) < 0 and self._values is not None:  # the variables allow more, once
             values, self._values = self._values, None
             more = limits.TEMPLATE_PER_BYTE * sum(sum(self._weight(v, False)) for v in values.values())
             self.steps, self.bytes = self.steps + more, self.bytes + more
@@ -244,7 +245,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     # -- what templates call ----------------------------------------------------------------------------------------
 
     def step(self, n_steps: int, n_bytes: int = 0) -> bool:
-        """Count steps, and bytes that they make. True, for tests of loops."""
+        """Count steps, and bytes that they make. Returns True, so that it can stand in the test of a loop."""
         self.steps -= n_steps
         self.bytes -= n_bytes
         if self.steps < self._next_steps or self.bytes < self._next_bytes:
@@ -252,13 +253,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return True
 
     def fits(self, n: int) -> None:
-        """Raise TooMuch when `n` bytes more are too many."""
+        """Raise TooMuch when `n` more bytes would be too many. They are not counted."""
         if n > _OFTEN:
             self.step(0, n)
             self.bytes += n
 
     def made(self, value: Any) -> Any:
-        """Count what was made, and what an iterator will give."""
+        """Count a value that was made. An iterator is counted while it is read."""
         if type(value) in _SIMPLE:
             return value
         if isinstance(value, (str, bytes)):
@@ -284,7 +285,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return text
 
     def weighed(self, value: Any) -> Any:
-        """Count what has to be looked at when a value is written, compared or hashed."""
+        """Count the steps of looking at everything in a value: when it is written, compared or hashed."""
         if isinstance(value, (str, bytes)):
             if len(value) > 256:
                 self.step(len(value) >> 6)
@@ -293,10 +294,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def searched(self, value: Any) -> Any:
-        """Count what has to be looked at when something is sought in a value."""
+        """Count the steps of looking for something in a value."""
         return cast(Any, value) if isinstance(value, dict) else self.weighed(value)
 
-    def joined(self, parts: Sequence[Any], context: Context) -> str:
+    def joined(self, context: Context, *parts: Any) -> str:
         """`a ~ b ~ c`."""
         texts = [p if isinstance(p, str) else str(self.weighed(p)) for p in parts]
         self.fits(4 * sum(map(len, texts)))
@@ -314,9 +315,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return left + right
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Count the result of an operator, before it is made when it may be large."""
-        if operator == "+":
-            return self.added(left, right)
+        """The other operators between two values."""
         if isinstance(left, int) and isinstance(right, int):
             self._count_bits(operator, left, right)
             return self.binop_table[operator](left, right)
@@ -324,12 +323,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             for one, n in cast("tuple[tuple[Any, Any], ...]", ((left, right), (right, left))):
                 if isinstance(n, int) and hasattr(one, "__len__"):
                     self.fits((4 if isinstance(one, (str, bytes)) else _ITEM) * len(one) * max(n, 0))
-        elif operator == "%" and isinstance(left, (str, bytes)):
+        elif operator == "%":
             self._check_percent(left, right)
         return self.made(self.binop_table[operator](left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Count what a call gives; methods of strings, lists and numbers are asked beforehand."""
+        """Call a function or method. Methods of texts, lists and numbers are checked beforehand."""
         self = __self
         if isinstance(__obj, _METHOD_TYPES):
             args = tuple([a if type(a) in _SIMPLE or type(a) is str else self._whole(a) for a in args])
@@ -351,18 +350,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> Any:
-        """`str.format` with fields that count."""
-        if not isinstance(value, (BuiltinMethodType, MethodType)) or value.__name__ not in ("format", "format_map"):
-            return None
-        text, is_map = cast(Any, value).__self__, value.__name__ == "format_map"
-        if not isinstance(text, str):
+        """`str.format` and `str.format_map`, with fields that count. None when `value` is another attribute."""
+        text = getattr(value, "__self__", None)
+        if not isinstance(text, str) or value.__name__ not in ("format", "format_map"):
             return None
         kind = _EscapeFormatter(self, escape=text.escape) if isinstance(text, Markup) else _Formatter(self)
 
         def formatted(*args: Any, **kwargs: Any) -> Any:
-            if is_map:
-                (mapping,) = args
-                return type(text)(kind.vformat(text, (), mapping))
+            if value.__name__ == "format_map":
+                (kwargs,), args = args, ()
             return type(text)(kind.vformat(text, args, kwargs))
 
         return formatted
@@ -371,7 +367,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _weight(self, value: Any, counting: bool = True) -> tuple[int, int]:
         """How many values are in `value`, and how many characters their texts have. A value that is in it twice counts
-        twice, as it does when `value` is written or compared."""
+        twice, because it is also written and compared twice."""
         if type(value) in _GIVEN and id(value) in self._sizes:
             n_nodes, n_chars = self._sizes[id(value)]
             self.step((n_nodes + n_chars) >> 8)
@@ -407,17 +403,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             yield self.made(item)
 
     def _whole(self, value: Any) -> Any:
-        """Weigh an argument that is read to its end: an iterator becomes a list."""
+        """Weigh an argument that will be read to its end. An iterator becomes a list."""
         if type(value) in _SIMPLE:
             return value
         return self.weighed(list(value) if hasattr(value, "__next__") and hasattr(value, "__iter__") else value)
 
-    def _bounded(self, name: str, f: Callable[..., Any]) -> Callable[..., Any]:
-        n_first = int(hasattr(f, "jinja_pass_arg"))  # the context or its kin comes before the value
-        check, shallow, thread = _FILTERS.get(name), name in _SHALLOW, self._thread
+    def _bounded(self, f: Callable[..., Any], check: str | None, shallow: bool = False) -> Callable[..., Any]:
+        """The filter or test `f`, with arguments that are weighed (unless it is `shallow`) and checked."""
+        n_first = int(hasattr(f, "jinja_pass_arg"))  # the context or its kin stands before the value
+        thread = self._thread
 
         @wraps(f)
-        def filtered(*args: Any, **kwargs: Any) -> Any:
+        def bounded(*args: Any, **kwargs: Any) -> Any:
             run = cast(BoundedEnvironment, thread.running)
             if not shallow:
                 args = (*args[:n_first], *map(run._whole, args[n_first:]))
@@ -427,22 +424,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 getattr(run, check)(*args[n_first:], **kwargs)
             return run.made(f(*args, **kwargs))
 
-        return filtered
-
-    def _weighing(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        thread = self._thread
-
-        @wraps(f)
-        def tested(value: Any, *others: Any) -> Any:
-            if f is not test_divisibleby and all(type(x) is str and len(x) <= 256 for x in (value, *others)):
-                return f(value, *others)
-            run = cast(BoundedEnvironment, thread.running)
-            value, others = run._whole(value), tuple(map(run._whole, others))
-            if isinstance(value, (str, bytes)) and f is test_divisibleby:  # by `value % other`
-                run._check_percent(value, others[0] if others else ())
-            return f(value, *others)
-
-        return tested
+        return bounded
 
     def _count_bits(self, operator: str, left: int, right: int) -> None:
         if operator == "**" and right > 0:
@@ -450,52 +432,54 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif operator in ("*", "//", "%"):
             self.step(left.bit_length() * right.bit_length() >> 12)
 
-    def _check_percent(self, form: str | bytes, given: Any) -> None:
-        """Raise TooMuch when `form % given` would be too large."""
-        text = form.decode("latin-1") if isinstance(form, bytes) else form
-        n_nodes, n_chars = self._weight(given)
-        n = 4 * (n_nodes + n_chars) * (text.count("%") if isinstance(given, dict) else 1)
-        several = cast("tuple[Any, ...]", given if isinstance(given, tuple) else (given,))
-        numbers = [x for x in several if isinstance(x, int)]
-        stars = text.count("*") * max(map(abs, numbers), default=0)
-        self.fits(4 * (len(text) + _widths(text) + stars + n))
+    # -- checks, called with the arguments of a method, filter or test ----------------------------------------------
 
-    # -- checks of filters and methods, with the arguments of these -------------------------------------------------
+    def _check_product(self, value: Any, *others: Any, **named: Any) -> None:
+        """The result may repeat `value` as often as a number among the arguments says, or put another text in the place
+        of each of its characters. No default is above 80."""
+        most = max(
+            (abs(x) if isinstance(x, int) else sum(self._weight(x)) for x in (*others, *named.values())), default=80
+        )
+        self.fits(4 * (1 + _len(value)) * (1 + most))
 
-    def _check_width(self, text: Any, width: Any = 80, *_: Any, **__: Any) -> None:
-        self.fits(4 * (_len(text) + (abs(width) if isinstance(width, int) else 0)))
+    def _check_slow(self, value: Any, *others: Any, **named: Any) -> None:
+        """Time may grow as the square of the size."""
+        self.step(sum(self._weight(value)) ** 2 >> 8)
+        self._check_product(value, *others, **named)
 
-    def _check_tabs(self, text: Any, tabsize: Any = 8) -> None:
-        self.fits(4 * (_len(text) + _len(text) * (abs(tabsize) if isinstance(tabsize, int) else 0)))
+    def _check_search(self, value: Any, *_: Any, **__: Any) -> None:
+        self.weighed(value)
 
-    def _check_indent(self, text: Any, width: Any = 4, *_: Any, **__: Any) -> None:
-        self.fits(4 * (_len(text) + _n_lines(text) * (abs(width) if isinstance(width, int) else _len(width))))
+    def _check_parts(self, value: Any, *_: Any, **__: Any) -> None:
+        self.fits(_ITEM * _len(value))
+
+    def _check_escape(self, value: Any, *_: Any, **__: Any) -> None:
+        n_nodes, n_chars = self._weight(value)
+        self.fits(12 * (n_chars + 8 * n_nodes))
+
+    def _check_join(self, one: Any, other: Any = "", *_: Any, **__: Any) -> None:
+        """One is the separator; the other holds the items."""
+        n_nodes, n_chars = self._weight((one, other))
+        self.fits(4 * (n_chars + 8 * n_nodes + _len(one) * _len(other)))
 
     def _check_replace(self, text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> None:
         text, old = (x if isinstance(x, (str, bytes)) else str(x) for x in (text, old))
         n = text.count(cast(Any, old)) if type(text) is type(old) or isinstance(old, str) else 0
         self.fits(4 * (len(text) + n * _len(new)))
 
-    def _check_join(self, separator: Any, items: Any = (), *_: Any, **__: Any) -> None:
-        n_nodes, n_chars = self._weight(items)
-        self.fits(4 * (n_chars + 8 * n_nodes + (len(items) if hasattr(items, "__len__") else 0) * _len(separator)))
+    def _check_percent(self, form: Any, given: Any = (), **_: Any) -> None:
+        """`form % given`, when `form` is a text."""
+        if not isinstance(form, (str, bytes)):
+            return
+        text = form.decode("latin-1") if isinstance(form, bytes) else form
+        n_nodes, n_chars = self._weight(given)
+        n = 4 * (n_nodes + n_chars) * (text.count("%") if isinstance(given, dict) else 1)
+        several = cast("tuple[Any, ...]", given if isinstance(given, tuple) else (given,))
+        stars = text.count("*") * max((abs(x) for x in several if isinstance(x, int)), default=0)
+        self.fits(4 * (len(text) + _widths(text) + stars + n))
 
-    def _check_joined(self, items: Any, d: Any = "", *_: Any, **__: Any) -> None:
-        self._check_join(d, items)
-
-    def _check_translate(self, text: Any, table: Any = (), *_: Any) -> None:
-        values = list(cast("dict[Any, Any]", table).values()) if isinstance(table, dict) else []
-        self.fits(4 * _len(text) * max(map(_len, values), default=1))
-
-    def _check_split(self, text: Any, sep: Any = None, *_: Any, **__: Any) -> None:
-        n = text.count(sep) + 1 if isinstance(sep, type(text)) and sep else _len(text) // 2
-        self.fits(_ITEM * n)
-
-    def _check_lines(self, text: Any, *_: Any, **__: Any) -> None:
-        self.fits(_ITEM * _n_lines(text))
-
-    def _check_length(self, _: Any, length: Any = 1, *__: Any, **___: Any) -> None:
-        self.fits(length if isinstance(length, int) else 0)
+    def _check_format(self, form: Any, *args: Any, **kwargs: Any) -> None:
+        self._check_percent(str(form), kwargs or args)
 
     def _check_round(self, _: Any, precision: Any = 0, *__: Any, **___: Any) -> None:
         self._count_bits("**", 10, abs(precision) if isinstance(precision, int) else 0)
@@ -503,80 +487,49 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _check_batch(self, _: Any, linecount: Any = 1, fill_with: Any = None) -> None:
         self.fits(_ITEM * linecount if isinstance(linecount, int) and fill_with is not None else 0)
 
-    def _check_list(self, items: Any, *_: Any) -> None:
-        self.fits(_ITEM * (len(items) if hasattr(items, "__len__") else 0))
-
     def _check_sum(self, items: Any, *args: Any, **kwargs: Any) -> None:
         if any(isinstance(x, _CONTAINERS) for x in (*args, *kwargs.values())):
-            n_nodes, _ = self._weight(items)
-            self.step(n_nodes * _len(items) >> 4)
-
-    def _check_escape(self, value: Any, *_: Any, **__: Any) -> None:
-        n_nodes, n_chars = self._weight(value)
-        self.fits(12 * (n_chars + 8 * n_nodes))
-
-    def _check_format(self, form: Any, *args: Any, **kwargs: Any) -> None:
-        self._check_percent(str(form), kwargs or args)
-
-    def _check_wordwrap(self, text: Any, *args: Any, **kwargs: Any) -> None:
-        self._check_slow(text)
-        self.fits(4 * _len(text) * (1 + sum(_len(x) for x in (*args, *kwargs.values()))))
-
-    def _check_slow(self, value: Any, *_: Any, **__: Any) -> None:
-        """Of what takes time as the square of the size."""
-        n_nodes, n_chars = self._weight(value)
-        self.step((n_chars + n_nodes) ** 2 >> 8)
-
-
-def _len(value: Any) -> int:
-    return len(value) if isinstance(value, (str, bytes, *_CONTAINERS)) and not isinstance(value, Namespace) else 1
-
-
-def _n_lines(text: Any) -> int:
-    text = text.decode("latin-1") if isinstance(text, bytes) else str(text)
-    return 1 + sum(map(text.count, _BREAKS))
+            self.step(self._weight(items)[0] * _len(items) >> 4)
 
 
 def _widths(form: str) -> int:
-    """The sum of the numbers in a format: its widths are among them."""
+    """The sum of all numbers in a format, among which are its widths."""
     return sum(int(digits) if len(digits) < 18 else 1 << 60 for digits in re.findall("[0-9]+", form))
 
 
-# By names of methods. Those of others make no more than their operands.
-_METHODS: dict[str, str] = {
-    **dict.fromkeys(("center", "ljust", "rjust", "zfill"), "_check_width"),
-    "expandtabs": "_check_tabs",
-    "replace": "_check_replace",
-    "join": "_check_join",
-    "translate": "_check_translate",
-    **dict.fromkeys(("split", "rsplit"), "_check_split"),
-    "splitlines": "_check_lines",
-    "to_bytes": "_check_length",
-    **dict.fromkeys(("count", "index"), "weighed"),
-    "striptags": "_check_slow",
-}
-# By names of filters. All others make no more than a few times their operands.
-_FILTERS: dict[str, str] = {
-    "batch": "_check_batch",
-    "center": "_check_width",
-    **dict.fromkeys(("e", "escape", "forceescape", "urlencode", "xmlattr"), "_check_escape"),
-    "format": "_check_format",
-    "indent": "_check_indent",
-    "join": "_check_joined",
-    "list": "_check_list",
-    **dict.fromkeys(("pprint", "striptags", "urlize"), "_check_slow"),
-    "replace": "_check_replace",
-    "round": "_check_round",
-    "sum": "_check_sum",
-    "wordwrap": "_check_wordwrap",
-}
-# Filters that do not look into the values of a list, or only as far as they are asked to.
+def _table(**names: str) -> dict[str, str]:
+    return {name: f"_check_{check}" for check, several in names.items() for name in several.split()}
+
+
+# The results of methods, filters and tests without a check are at most a few times as large as their operands.
+_METHODS = _table(
+    product="center expandtabs ljust rjust to_bytes translate zfill",
+    parts="rsplit split splitlines",
+    search="count index",
+    slow="striptags",
+    join="join",
+    replace="replace",
+)
+_FILTERS = _table(
+    product="center indent",
+    parts="list",
+    escape="e escape forceescape urlencode xmlattr",
+    slow="pprint striptags urlize wordwrap",
+    batch="batch",
+    format="format",
+    join="join",
+    replace="replace",
+    round="round",
+    sum="sum",
+)
+# Tests that look into their operands.
+_LOOKING = (
+    "eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=", "in",
+    "lower", "upper",
+)  # fmt: skip
+_TESTS = {**dict.fromkeys(_LOOKING), "divisibleby": "_check_percent"}  # divisibleby computes value % number
+# Filters that do not look into the values of a list, or look only as far as their result is read.
 _SHALLOW = frozenset(
     ("attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject",
      "rejectattr", "reverse", "select", "selectattr", "slice")
-)  # fmt: skip
-# Tests that look into their operands.
-_COMPARING = frozenset(
-    ("eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=", "in",
-     "divisibleby", "lower", "upper")
 )  # fmt: skip

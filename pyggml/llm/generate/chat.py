@@ -43,8 +43,8 @@ class ChatSession:
         context_shift: bool = False,
         n_keep: int = -1,
     ) -> None:
-        """With `context_shift` a full context drops its oldest tokens, but for the first `n_keep` (negative: the system
-        message)."""
+        """`context_shift`: when the context is full, its oldest tokens are dropped, except the first `n_keep`
+        (negative: the tokens of the system message)."""
         if ctx.model.architecture.encode is not None:
             raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers a text (`generate`) and has no chat")
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
@@ -57,7 +57,8 @@ class ChatSession:
         self.reset(system)
 
     def reset(self, system: str | None = None) -> None:
-        """Forget all messages but the system message, or replace that one, too (with "" by no system message)."""
+        """Forget all messages except the system message. A `system` replaces that message too; with "" there is no
+        system message afterwards."""
         if system is None:
             self.messages = self.messages[:1] if self.messages and self.messages[0]["role"] == "system" else []
         else:

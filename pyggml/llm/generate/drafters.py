@@ -1,5 +1,7 @@
-"""Who guesses how a text goes on: prompt lookup, a smaller model, or the heads that ship in a model's file (multi-token
-prediction; Gloeckle et al. 2024, arXiv 2404.19737, and DeepSeek-V3, arXiv 2412.19437)."""
+"""Drafters guess the next tokens of a text, so that the model can check several at once.
+
+There are three: one looks the text up in itself, one asks a smaller model, and one asks the draft heads in the model's
+own file (multi-token prediction; Gloeckle et al. 2024, arXiv 2404.19737, and DeepSeek-V3, arXiv 2412.19437)."""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ Probs = npt.NDArray[np.float64]
 
 
 class Guess(NamedTuple):
-    """A token, and the probabilities [n_vocab] it was drawn from; None where it was not drawn but is the only guess."""
+    """A guessed token.
+
+    probs  the probabilities [n_vocab] that the token was drawn from; None when it was not drawn, because the drafter
+           has only this one guess
+    """
 
     token: int
     probs: Probs | None = None
@@ -33,27 +39,32 @@ class Drafter(Protocol):
     """Guesses how a text goes on."""
 
     def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
-        """Up to `n` guesses of what follows `tokens`. How many there are must not depend on the last ones' draw."""
+        """Up to `n` guesses of the tokens that follow `tokens`. Whether a guess is left out must not depend on which
+        token was drawn for it."""
         ...
 
 
 class LookupDrafter:
-    """Guesses that the text goes on as it did the last time its `ngram_max` last tokens occurred; else, its fewer last
-    tokens, down to `ngram_min`. Drafts shorter than `n_min` are not worth a batch."""
+    """Guesses that the text goes on as it did before.
+
+    It looks for the last place where the last `ngram_max` tokens occurred before, and guesses the tokens that followed.
+    When there is no such place it tries fewer tokens, down to `ngram_min`. A draft of fewer than `n_min` tokens is not
+    made: it is not worth a batch.
+    """
 
     def __init__(self, ngram_max: int = 4, ngram_min: int = 2, n_min: int = 0) -> None:
         if not 1 <= ngram_min <= ngram_max:
             raise SamplerError(f"prompt lookup: n-grams from {ngram_min} to {ngram_max} tokens make no sense")
         self._sizes, self._n_min = range(ngram_max, ngram_min - 1, -1), n_min
         self._seen: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # where the text went on after an n-gram
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram: the index of the token after its last occurrence
 
     def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
         tokens = list(tokens)
         if common_prefix(self._seen, tokens) < len(self._seen):
             self._after.clear()
             self._seen = []
-        # n-grams that end before the last token: that of the end itself leads nowhere yet
+        # Only n-grams that end before the last token: nothing follows the one at the end yet.
         for end in range(max(len(self._seen), 1), len(tokens)):
             for size in self._sizes:
                 if size <= end:
@@ -68,10 +79,10 @@ class LookupDrafter:
 
 
 class ModelDrafter:
-    """Lets a smaller model go on, by the samplers of `params` that need no memory of the text.
+    """Guesses what a smaller model says, drawn by the samplers of `params` that need no memory of the text.
 
-    It stops where its likeliest token has a probability below `p_min`, but not before `n_min` tokens. `ctx` is its own
-    context, with an empty sequence 0; of a text that does not fit it sees the end.
+    After `n_min` tokens it stops when its likeliest token has a probability below `p_min`. `ctx` is the context of the
+    smaller model, with an empty sequence 0. A text that does not fit into `ctx` is cut: the smaller model sees its end.
     """
 
     def __init__(self, ctx: LlamaContext, params: SamplingParams, n_min: int = 0, p_min: float = 0.0) -> None:
@@ -81,8 +92,8 @@ class ModelDrafter:
             raise ModelError("a model with recurrent layers cannot draft: its state goes back by one decode only")
         self.ctx, self._n_min, self._p_min = ctx, n_min, p_min
         self._guesser = _Guesser(params, ctx.model.vocab)
-        self._start = 0  # where in the text it begins to see it
-        self._done: list[int] = []  # evaluated, from there on
+        self._start = 0  # index in the text of the first token that the smaller model sees
+        self._done: list[int] = []  # the tokens that it has evaluated, from `_start` on
 
     def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
         ctx, guesses = self.ctx, list[Guess]()
@@ -113,23 +124,29 @@ class ModelDrafter:
 
 
 class _Pair(NamedTuple):
-    """What a head reads at an index of the text: the token there, and the hidden state of the one before it."""
+    """What a draft head reads at an index of the text: the token there, and the hidden state of the token before."""
 
     token: int
     hidden: Floats
 
 
 class _DraftHead:
-    """A head, and the context in which it has evaluated the pairs of a text from index `start` to `end`. That of index
-    `base` stood, or would, at position 0."""
+    """A draft head with its context.
+
+    The context has evaluated the pairs of the text from index `start` to `end`. The pair of index `base` has position 0
+    in it, even when that pair has been forgotten.
+    """
 
     def __init__(self, ctx: LlamaContext) -> None:
         ctx.keep_hidden()
         self.ctx, self.base, self.start, self.end = ctx, 0, 0, 0
 
     def evaluate(self, pairs: Sequence[_Pair], end: int) -> None:
-        """Evaluate those before index `end` of the text, of which `pairs` are the last, so far as it has not. Where the
-        context is full, the first ones are forgotten; where some are missing in between, all before them."""
+        """Evaluate the pairs up to index `end` of the text that the head has not evaluated yet.
+
+        `pairs` are the last pairs before `end`. When the context is full, the oldest pairs are forgotten. When `pairs`
+        do not reach back to the last one evaluated, all earlier pairs are forgotten.
+        """
         ctx, n = self.ctx, end - self.end
         most = min(len(pairs), ctx.n_ctx)
         if n > most:
@@ -149,7 +166,7 @@ class _DraftHead:
         self.end = end
 
     def rewind(self, end: int) -> None:
-        """Forget what it evaluated from index `end` on."""
+        """Forget the pairs from index `end` on."""
         if self.end > end:
             self.end = end
             if end > self.start:
@@ -160,14 +177,16 @@ class _DraftHead:
 
 
 class HeadDrafter:
-    """Lets the heads of a model's file guess, by the samplers of `params` that need no memory of the text.
+    """Guesses what the draft heads of a model's file say, drawn by the samplers of `params` that need no memory of the
+    text.
 
-    A head reads a token and the hidden state behind the one before it, and guesses the token after: the model's state
-    for the first guess, its own for those that follow. Of several heads each makes one of the guesses, in order.
+    A draft head reads a token and the hidden state of the token before, and guesses the next token. For the first guess
+    the hidden state is the model's; for further guesses it is the head's own. A single head makes all guesses. When
+    there are several, the first makes the first guess, the second makes the second, and so on.
 
-    `ctx` is the model's context, which keeps its hidden states from now on; `follow` must be told of all that it
-    evaluates. `heads` are contexts of `Model.heads`, empty. Guessing stops where the likeliest token has a probability
-    below `p_min`, but not before `n_min` tokens.
+    `ctx` is the model's context, which keeps its hidden states from now on. `follow` must be called after each of its
+    decodes. `heads` are empty contexts of `Model.heads`. After `n_min` tokens guessing stops when the likeliest token
+    has a probability below `p_min`.
     """
 
     def __init__(
@@ -183,18 +202,19 @@ class HeadDrafter:
         ctx.keep_hidden()
         self.ctx, self._heads, self._n_min, self._p_min = ctx, [_DraftHead(h) for h in heads], n_min, p_min
         self._guesser = _Guesser(params, ctx.model.vocab)
-        self._pairs: list[_Pair] = []  # of the text, before index _end: those that not all heads have evaluated
+        self._pairs: list[_Pair] = []  # the last pairs before index _end: at least one head must still evaluate them
         self._end = 0
-        self._at = 0  # the index of what the context evaluated last
+        # The last decode of `ctx`: its tokens, the index of the first one in the text, and their hidden states.
+        self._at = 0
         self._tokens: list[int] = []
         self._hidden: Floats = np.empty((0, 0), np.float32)
 
     def follow(self, tokens: Sequence[int], at: int) -> None:
-        """The context has just evaluated `tokens`, the first of which has index `at` in the text; of those before that
-        it had evaluated before, they are sure."""
+        """Take note that the model's context has just evaluated `tokens`, the first of which has index `at` in the
+        text. Tokens that it evaluated earlier stay in the text up to index `at`; from there on they are replaced."""
         self._settle(at, tokens[0])
         self._at, self._tokens, self._hidden = at, list(tokens), self.ctx.hidden
-        if len(self._pairs) >= self.ctx.n_batch:  # of a long prompt
+        if len(self._pairs) >= self.ctx.n_batch:  # in a long prompt: do not let the pairs pile up
             self._evaluate(self._heads)
 
     def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
@@ -217,8 +237,9 @@ class HeadDrafter:
         return guesses
 
     def _settle(self, end: int, token: int) -> None:
-        """The text is sure up to index `end`, where `token` stands: pair what of it the context has evaluated."""
-        known = min(end, self._at + len(self._tokens))  # pairs before this index have both
+        """Make the pairs of the text up to index `end`, where `token` stands, from the last decode. The tokens up to
+        there are known to stay in the text."""
+        known = min(end, self._at + len(self._tokens))  # up to here the hidden state of the token before is known
         for i in range(max(self._end, self._at + 1), known + 1):
             self._pairs.append(_Pair(token if i == end else self._tokens[i - self._at], self._hidden[i - 1 - self._at]))
             self._end = i + 1
@@ -229,13 +250,13 @@ class HeadDrafter:
         self._drop()
 
     def _drop(self) -> None:
-        """Keep no pairs that all heads have evaluated."""
+        """Drop the pairs that all heads have evaluated."""
         n = self._end - min(head.end for head in self._heads)
         del self._pairs[: max(len(self._pairs) - n, 0)]
 
 
 class _Guesser:
-    """Draws tokens as the samplers of `params` do that need no memory of the text."""
+    """Draws tokens by the samplers of `params` that need no memory of the text."""
 
     def __init__(self, params: SamplingParams, vocab: Vocab) -> None:
         self._chain = SamplerChain(params.without_memory(), vocab)
@@ -243,7 +264,7 @@ class _Guesser:
         self._rng = rng_of(params, 2)
 
     def guess(self, logits: Floats) -> Guess:
-        """A token by its logits [n_vocab]."""
+        """Draw a token from `logits` [n_vocab]."""
         if self._is_greedy:
             return Guess(self._chain.sample(logits))
         ids, p = self._chain.distribution(logits)
@@ -253,13 +274,14 @@ class _Guesser:
 
 
 def rng_of(params: SamplingParams, stream: int) -> np.random.Generator:
-    """Random numbers of the seed, others than the chain's."""
+    """A generator of random numbers with the seed of `params`. Each `stream` gives other numbers, and none gives those
+    of the sampler chain."""
     seed = params.seed
     return np.random.default_rng(None if seed is None or seed < 0 else (seed, stream))
 
 
 def draw(weights: Probs, rng: np.random.Generator) -> int:
-    """An index, with probabilities in proportion to the weights."""
+    """Draw an index, with probabilities in proportion to `weights`."""
     sums = np.cumsum(weights)
     total = sums.item(-1)
     row = int(np.searchsorted(sums, rng.random() * total, "right"))

@@ -1,9 +1,9 @@
 """The one loop behind all generations: admit, evaluate together, choose, stream.
 
 A generation says step by step which tokens it wants evaluated (`Pending`) and which token it has chosen (`Token`), see
-`Generation.steps`. An `Engine` evaluates in one batch what all of them wait for, and hands the chosen tokens on. This
-is continuous batching: each decode has a token of every text that is under way, and the prompts of those that join as
-others end. A generation of one is an engine that has one to run.
+`Generation.steps`. An `Engine` evaluates the tokens that all generations wait for in one batch, and hands the chosen
+tokens on. This is continuous batching: each decode has a token of every text that is under way, and the prompts of new
+texts, which begin as others end. A single generation is run by an engine that has only this one.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Token(NamedTuple):
     id             the token
     logprob        the model's log-probability of it, before any sampler (None when it was not asked for)
     top            the likeliest tokens with their log-probabilities, `n_probs` of them
-    finish_reason  on the last one: "eog" (the model ended: `id` is that end, no part of the text), "stop" (a stop
-                   string), "length" (n_predict, or the context is full); else None
+    finish_reason  on the last token: "eog" (the model ended the text: `id` is the token for the end, which is no part
+                   of the text), "stop" (a stop string), "length" (n_predict, or the context is full). None on others
     trace          what each sampler did, when the chain keeps traces
     """
 
@@ -97,12 +97,12 @@ class Engine:
     """
 
     def __init__(self, ctx: Decoder, generations: Iterable[Generation] = (), failed: Failed | None = None) -> None:
-        """Each of the generations begins when a sequence is free for it. The next one is asked for when the one before
-        it has begun. A generation that raises an error ends, and `failed` is told why; without `failed` the error goes
-        to the caller."""
+        """Each generation begins when a sequence is free for it. The next one is taken from `generations` when the one
+        before it has begun. When a generation raises an error, it ends, and `failed` is called with it and the error;
+        without `failed` the error goes to the caller."""
         self._ctx, self._more, self._failed = ctx, iter(generations), failed
         self._waiting = deque(islice(self._more, 1))
-        self._slots: list[_Slot] = []  # by sequence, of those that were used
+        self._slots: list[_Slot] = []  # by sequence, for the sequences that have been used
 
     @property
     def busy(self) -> bool:
@@ -110,8 +110,8 @@ class Engine:
         return bool(self._waiting) or any(not slot.ended for slot in self._slots)
 
     def submit(self, generation: Generation) -> None:
-        """Let a generation begin behind those that wait, as soon as a sequence is free for it. Others may be under way,
-        or all may have ended."""
+        """Add a generation to the end of the queue: it begins as soon as a sequence is free for it. Others may be under
+        way, or all may have ended."""
         self._waiting.append(generation)
 
     def cancel(self, generation: Generation) -> None:
@@ -180,13 +180,13 @@ class Engine:
         return turns
 
     def _place(self, g: Generation, seq: int) -> bool:
-        """Let sequence `seq` hold what the prompt has in common with an evaluated text. False when it is worth waiting
-        until another generation has evaluated more of it."""
-        if g.n_cells is None:  # it goes on behind what sequence 0 holds
+        """Let sequence `seq` hold the beginning that the prompt has in common with an evaluated text. Returns False
+        when it is worth waiting until another generation has evaluated more of that beginning."""
+        if g.n_cells is None:  # it has the context to itself, and continues sequence 0
             return True
         memory, prompt = self._ctx.memory, list(g.prompt)
         source, n = seq, 0
-        if memory.keeps_all and self._slots:  # else the beginnings of texts are not there any more
+        if memory.keeps_all and self._slots:  # in other memories the beginnings of texts are gone
             alike = [common_prefix(prompt[:-1], s.text) for s in self._slots]
             evaluated = [min(k, s.generation.n_done) for k, s in zip(alike, self._slots, strict=True)]
             n = max(evaluated)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pyggml.errors import BatchError, KVCacheFull, ModelError, SamplerError, whole
 from pyggml.models.memory.kv_cells import INT32_MAX
+from pyggml.signature import hands_on
 from pyggml.types import Floats
 
 from ..batch import Batch
@@ -22,6 +23,7 @@ from ..decoder import Decoder
 from ..options import ContextOptions
 from ..samplers import (
     N_PREDICT,
+    TEXT_KEYWORDS,
     LogitsProcessor,
     SamplerChain,
     TextOptions,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..loaded import LoadedModel
+    from .speculative import DraftStats
 
 StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
 T = TypeVar("T")
@@ -45,8 +48,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class Timings:
-    """Seconds and counts, as llama.cpp counts them: `prompt` is the evaluation of the prompt, `eval` that of the tokens
-    that were generated (each but the last), `sample` what the samplers took."""
+    """Seconds and counts, as in llama.cpp: `prompt` for evaluating the prompt, `eval` for evaluating the generated
+    tokens (all but the last), `sample` for choosing tokens."""
 
     n_prompt: int = 0
     prompt: float = 0.0
@@ -85,10 +88,10 @@ class Generation:
     long: LongContext | None = None
     n_past: int = 0  # tokens of the prompt that its sequence holds already
     source: Sequence[int] = ()
-    stopping: Sequence[StoppingCriteria] = ()  # any of them may end it behind a token, as a stop string does
-    special: bool = False  # whether control tokens are text, too
-    progress: Callable[[int, int], None] | None = None  # told of the prompt's tokens: evaluated, all
-    n_cells: int | None = None  # cells that it may take, beside others; None: it has the context to itself
+    stopping: Sequence[StoppingCriteria] = ()  # called after each token; any of them may end the text
+    special: bool = False  # whether control tokens are shown as text
+    progress: Callable[[int, int], None] | None = None  # called with the prompt's tokens: those evaluated, and all
+    n_cells: int | None = None  # cells that it may use, beside other generations; None: it has the context to itself
     index: int = 0  # the place of its prompt among several
     seq: int = field(default=0, init=False)
     n_done: int = field(default=0, init=False)  # tokens that its sequence holds
@@ -104,6 +107,11 @@ class Generation:
         if self.n_probs is not None:
             whole("n_probs", self.n_probs, 0, None, BatchError)
 
+    @property
+    def draft_stats(self) -> DraftStats | None:
+        """How many guessed tokens were right; None without drafts."""
+        return None
+
     def check_room(self) -> None:
         """Raises KVCacheFull, naming both lengths, when the prompt does not fit the context."""
         memory, n = self.ctx.memory, len(self.prompt) - self.n_past
@@ -118,12 +126,12 @@ class Generation:
             raise KVCacheFull(f"{what}; the context has room for {memory.size}{taken}", n, free)
 
     def rest(self) -> str:
-        """The text that was held back, of a generation that was broken off."""
+        """The text that was still held back when a generation was broken off."""
         return self._text.flush()
 
     @property
     def n_prompt(self) -> int:
-        """Tokens of the text that was given: of an encoder-decoder those of its source."""
+        """How many tokens the given text has: the prompt, or the source of an encoder-decoder."""
         return len(self.source or self.prompt)
 
     def __iter__(self) -> Generator[Token, None, None]:
@@ -153,7 +161,7 @@ class Generation:
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def _prefill(self) -> Generator[Pending, Floats, Floats]:
-        """Have the prompt evaluated; the logits [n_vocab] behind it."""
+        """Let the prompt be evaluated; returns the logits [n_vocab] after its last token."""
         ctx, prompt = self.ctx, self.prompt
         if not prompt:
             raise BatchError("the prompt is empty")
@@ -179,18 +187,18 @@ class Generation:
         return guided(logits, rows[-1], self.guidance.scale)
 
     def _pending(self, tokens: Sequence[int]) -> Pending:
-        """Tokens of the text, behind the `n_done` that are evaluated."""
+        """The tokens of the text that are not evaluated yet."""
         if self.n_cells is None:
             return tokens
         n, at = len(tokens), self.n_done
         return Placed(tokens, range(at, at + n), (self.seq,) * n)
 
     def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
-        """Have a part of the prompt evaluated, or the first tokens of it; the logits behind it."""
+        """Let a part of the prompt be evaluated, or its first tokens; returns the logits after the last of them."""
         return (yield self._pending(tokens))
 
     def _evaluate(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
-        """Have tokens of the text evaluated, in as many batches as they need; the logits behind them."""
+        """Let tokens of the text be evaluated, in as many batches as they need; returns the logits after the last."""
         rows = self.ctx.logits
         while tokens:
             at = self.n_done
@@ -201,7 +209,7 @@ class Generation:
         return rows
 
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
-        """Have a token evaluated; the logits [n_vocab] behind it."""
+        """Let a token be evaluated; returns the logits [n_vocab] after it."""
         if self.guidance is None:
             return (yield self._pending((token,)))[-1]
         pos = [self.ctx.memory.seq_pos_max(seq) + 1 for seq in (0, 1)]
@@ -220,7 +228,7 @@ class Generation:
     # -- choice -----------------------------------------------------------------------------------------------------
 
     def _choose(self, logits: Floats) -> Token:
-        """The next token, by the logits behind the text."""
+        """Choose the next token, by the logits after the text."""
         start = perf_counter()
         token = self._sample(logits)
         piece = self._take(token, logits)
@@ -230,8 +238,8 @@ class Generation:
         return self._record(piece, token, logits)
 
     def _take(self, token: int, logits: Floats) -> str:
-        """Put a token behind the text, and return what can be shown now. The generation ends with the token when that
-        says so, or when there is no room to evaluate it in its turn."""
+        """Append a token to the text, and return the text that can be shown now. The generation ends with this token
+        when the token says so, or when there is no room to evaluate it."""
         text = self._text
         if self.ctx.model.vocab.is_eog(token):
             self.finish_reason = "eog"
@@ -287,6 +295,7 @@ class GenerateOptions(RunOptions, total=False):
     special: bool
 
 
+@hands_on(*TEXT_KEYWORDS)
 def new_generation(
     model: LoadedModel,
     prompt: str | Sequence[int],
@@ -341,7 +350,7 @@ def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:
 
 
 def until_end(g: Generation) -> Generator[Token, None, None]:
-    """The tokens of a generation in a context of its own, which is closed behind the last one."""
+    """The tokens of a generation in a context of its own, which is closed after the last token."""
     with g.ctx:
         yield from g
 
@@ -374,8 +383,8 @@ async def in_thread(items: Iterator[T]) -> AsyncIterator[T]:
 
 
 def source_and_prompt(model: LoadedModel, ids: list[int]) -> tuple[list[int], list[int]]:
-    """The tokens to encode and the tokens to continue, of those that were given. An encoder-decoder encodes what it is
-    given and continues a start token; other models encode nothing. Raises BatchError for an empty source."""
+    """Which tokens to encode, and which to continue. An encoder-decoder encodes the given tokens and continues a start
+    token. Other models encode nothing and continue the given tokens. Raises BatchError for an empty source."""
     start = model.decoder_start
     if start is None:
         return [], ids

@@ -1,4 +1,5 @@
-"""Jinja as chat templates are written for it: what the transformers library's `apply_chat_template` offers them."""
+"""Renders chat templates. They are written for the Jinja of the transformers library's `apply_chat_template`, so the
+filters, functions and tags of that are here."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ from .bounded_jinja import BoundedEnvironment, GivenDict, GivenList
 
 
 class _Generation(Extension):
-    """`{% generation %}` .. `{% endgeneration %}` stand around what an assistant says, for who trains; the text between
-    them is shown as it is."""
+    """The tag `{% generation %}` .. `{% endgeneration %}`. Training needs it to know what the assistant said; here the
+    text between the two is simply shown."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Scope:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)  # what is set inside is not known outside
+        return nodes.Scope(body, lineno=line)  # variables that are set inside are not known outside
 
 
 class _Environment(BoundedEnvironment):
@@ -45,7 +46,7 @@ class _Environment(BoundedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """JSON as it is meant to be read by a model: nothing escaped for HTML, keys in their order."""
+        """JSON for a model to read: nothing is escaped for HTML, and keys keep their order."""
         if indent is None and separators is None:
             return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
         run, parts = self.running, list[str]()
@@ -60,7 +61,7 @@ class _Environment(BoundedEnvironment):
         raise jinja2.TemplateError(str(self.running.weighed(message)))
 
     def _now(self, form: str) -> str:
-        self.running.fits(256 * len(form))  # what a letter of it may become
+        self.running.fits(256 * len(form))  # a letter of it may become that many bytes
         return datetime.now().astimezone().strftime(form)
 
 
@@ -74,8 +75,8 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def render(name: str, source: str, values: dict[str, Any]) -> str:
-    """The text that a template makes of `values`, which are plain (see `plain`). Raises ModelError when it cannot be
-    read, fails, refuses, or goes beyond a limit: whatever goes wrong inside is the template's fault."""
+    """Render a template with the variables `values`, which are plain (see `plain`). Raises ModelError when the template
+    cannot be read, fails, refuses the messages, or goes beyond a limit."""
     try:
         return _ENVIRONMENT.render_bounded(source, values, _compiled)
     except Exception as e:
@@ -87,8 +88,9 @@ def render(name: str, source: str, values: dict[str, Any]) -> str:
 
 
 def plain(what: str, value: Any) -> Any:
-    """A copy of `value` that is made of dicts, lists, strings, numbers, bools and None alone: a template gets no object
-    with methods of its own. Objects with `model_dump` (pydantic's) are dumped. Raises ModelError for others."""
+    """A copy of `value` that holds only dicts, lists, strings, numbers, bools and None, so that a template gets no
+    object with methods of its own. Objects with `model_dump` (pydantic's) are dumped. Raises ModelError for other
+    objects; `what` is the name of `value` in it."""
     try:
         return _plain(value, what)
     except RecursionError:
@@ -96,7 +98,7 @@ def plain(what: str, value: Any) -> Any:
 
 
 def _plain(value: Any, *where: Any) -> Any:
-    """See `plain`. `where`: its name, and keys and indices that lead to `value`."""
+    """See `plain`. `where`: the name of the whole, and the keys and indices that lead to `value`."""
     kind = cast("type[Any]", type(value))
     if kind in _PLAIN:
         return value

@@ -1,10 +1,11 @@
-"""Going on where a context ends: context shift frees cells, self-extend stretches the positions a model knows.
+"""Two ways to go on when a text becomes longer than the context: context shift frees cells, self-extend stretches the
+positions that a model knows.
 
-Context shift: when the cache is full, the oldest tokens behind the first `n_keep` are dropped and the others move down
-by as many positions. Generation never ends, and sees the start and the recent past.
+Context shift: when the cache is full, the oldest tokens after the first `n_keep` are dropped, and later tokens move
+down by as many positions. Generation never has to end, and the model sees the start and the recent past.
 
 Self-extend (arXiv:2401.01325), as llama.cpp does it: tokens are grouped in windows of `grp_attn_w`; when a window is
-complete, `grp_attn_n` neighbours in it come to share one position. Only positions change: each token keeps its cell.
+complete, each `grp_attn_n` neighbours in it get one position. Only positions change: each token keeps its cell.
 
     w = 8, n = 4     0 1 2 3 4 5 6 7 8 9 10      tokens
                      0 0 0 0 1 1 1 1 2 3  4      positions, once the first window is complete
@@ -35,12 +36,12 @@ class LongContext:
     """Makes room for the next tokens of sequence `seq`; call `make_room` before each decode.
 
     n_keep          tokens at the start that a context shift leaves alone
-    n_discard       tokens that a shift drops; 0: half of those behind n_keep
+    n_discard       tokens that a shift drops; 0: half of those after n_keep
     context_shift   whether to shift at all
-    grp_attn_n      group size of self-extend; 1: none. With it there is no context shift
-    grp_attn_w      its window, a multiple of the group size
+    grp_attn_n      group size of self-extend; 1: no self-extend. With self-extend there is no context shift
+    grp_attn_w      the window of self-extend, a multiple of the group size
     moved           whether positions were changed: they are no longer the places of the tokens in the text
-    n_dropped       tokens behind the first n_keep that context shifts have dropped
+    n_dropped       how many tokens after the first n_keep context shifts have dropped
 
     Raises GGMLError for sizes that make no sense.
     """
@@ -69,8 +70,8 @@ class LongContext:
         return self.ctx.memory.seq_pos_max(self.seq) + 1
 
     def parts(self, prompt: Sequence[int]) -> Iterator[Sequence[int]]:
-        """A prompt in the parts to decode one after the other. The context is not shifted for it; self-extend groups
-        each window as it completes."""
+        """Cut a prompt into parts, which are decoded one after the other. The context is not shifted for a prompt;
+        self-extend groups each window when it is complete."""
         n = self.ctx.n_batch if self.grp_attn_n == 1 else min(self.ctx.n_batch, self.grp_attn_w)
         for i in range(0, len(prompt), n):
             if self.grp_attn_n > 1:
@@ -102,8 +103,8 @@ class LongContext:
         return True
 
     def _group(self) -> None:
-        """Group each window that is complete: give its tokens and all after them back the places they have in the text,
-        divide those of the window, and close the gap behind it."""
+        """Group each window that is complete. Its tokens and all later ones first get back the positions that they have
+        in the text. Then the positions in the window are divided, and the gap after it is closed."""
         memory, w, short = self.ctx.memory, self.grp_attn_w, self.grp_attn_w // self.grp_attn_n
         while self.n_past >= self._windows * short + w:
             start, gap = self._windows * w, self._windows * (w - short)

@@ -16,13 +16,14 @@ Around = tuple[str, str]
 class Frame:
     """How messages are framed.
 
-    roles         role -> what stands before and after its content; "*": any other role (which without it is left out).
-                  {role}, {Role} and {ROLE} are the role as it is, with a capital, in capitals
-    reply         what stands before the reply that is asked for
-    begin         what stands before the first message
-    no_system     ... when the first message is not a system message
+    roles         role -> the texts before and after the content of its messages; "*": any other role (messages of other
+                  roles are left out when there is no "*"). In these texts {role}, {Role} and {ROLE} stand for the role
+                  as it is, with a capital, and in capitals
+    reply         the text before the reply that the model is to write
+    begin         the text before the first message
+    no_system     the text before the first message when it is not a system message
     trim          roles whose content loses the spaces around it; "*": all
-    system_first  a system message counts in the first place only
+    system_first  a system message counts only when it is the first message
     """
 
     roles: Mapping[str, Around]
@@ -306,25 +307,16 @@ _FRAMES: dict[str, Frame | str] = {
     "zephyr": _same("<|{role}|>\n", "<|endoftext|>\n", "<|assistant|>\n"),
 }
 
-# Texts that end a reply of a model without a token for its end: what stands behind it, or before the next message.
+# Texts that end a reply when the model has no token for that: the text after a reply, or before the next message.
 _STOPS: dict[str, tuple[str, ...]] = {
-    "bailing": ("<role>",),
-    "bailing-think": ("<role>",),
-    "chatglm3": ("<|user|>", "<|observation|>"),
-    "chatglm4": ("<|user|>", "<|observation|>"),
-    "falcon3": ("<|user|>", "<|system|>"),
+    **dict.fromkeys(("bailing", "bailing-think"), ("<role>",)),
+    **dict.fromkeys(("chatglm3", "chatglm4"), ("<|user|>", "<|observation|>")),
+    **dict.fromkeys(("falcon3", "glmedge"), ("<|user|>", "<|system|>")),
     "gemma": ("<end_of_turn>",),
-    "glmedge": ("<|user|>", "<|system|>"),
-    "llama2": ("[INST]", "</s>"),
-    "llama2-sys": ("[INST]", "</s>"),
-    "llama2-sys-bos": ("[INST]", "</s>"),
-    "llama2-sys-strip": ("[INST]", "</s>"),
+    **dict.fromkeys(("llama2", "llama2-sys", "llama2-sys-bos", "llama2-sys-strip"), ("[INST]", "</s>")),
     "minicpm": ("<用户>",),
-    "mistral-v1": ("[INST]", "</s>"),
-    "mistral-v3": ("[INST]", "</s>"),
-    "mistral-v3-tekken": ("[INST]", "</s>"),
-    "monarch": ("</s>",),
-    "orion": ("</s>",),
+    **dict.fromkeys(("mistral-v1", "mistral-v3", "mistral-v3-tekken"), ("[INST]", "</s>")),
+    **dict.fromkeys(("monarch", "orion"), ("</s>",)),
     "rwkv-world": ("\n\nUser:",),
     "yandex": (" Пользователь:",),
 }

@@ -17,9 +17,9 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def keep_prefix(memory: Memory, seq: int, held: Sequence[int], wanted: Sequence[int]) -> int:
-    """Cut a sequence that has evaluated `held` back to what `wanted` begins with, but not to all of it: the last token
-    is evaluated again for its logits. Returns how many tokens are kept: none when the sequence cannot be cut there,
-    because a window or a state has moved on; then it is empty."""
+    """Cut a sequence that has evaluated `held` back to the tokens that `wanted` begins with too. The last token of
+    `wanted` is never kept: it must be evaluated again for its logits. Returns how many tokens are kept. When the
+    sequence cannot be cut there, because a window or a state has moved on, it is emptied and 0 is returned."""
     n = min(common_prefix(held, wanted), len(wanted) - 1)
     if not memory.seq_rm(seq, n):
         memory.seq_rm(seq)

@@ -17,8 +17,8 @@ from pyggml.small_file import open_regular
 
 from .requests import Result
 
-Answers = Callable[[list[Any]], Iterator[Result]]  # of requests, as `batch` gives them
-_BEGIN = b'{"index": '  # of each result's line
+Answers = Callable[[list[Any]], Iterator[Result]]  # answers requests, as `batch` does
+_BEGIN = b'{"index": '  # each result's line begins so
 
 
 class RequestFile:
@@ -29,15 +29,15 @@ class RequestFile:
     n_done      how many of them have a result in the file
     n_errors    how many of these results are errors
 
-    A result has `of`, the begin of the SHA-256 of its request's line, and `by`, the `record` of what answered it: a
-    JSON object that names the model and the options, as {"model": "3f..", "options": {"temp": 0}}. Results of another
-    record, or of a request that has changed since, are refused: answers of two models never mix in a file. With
-    `retry` the requests whose result is an error are answered anew, mended or not. Their new results stand at the end
-    of the file until the run ends; then the file is put in order again.
+    A result has `of`, the beginning of the SHA-256 of its request's line, and `by`, the `record`: a JSON object with
+    the model and the options that gave the answer, as {"model": "3f..", "options": {"temp": 0}}. Results with another
+    record, or of a request that has changed since, are refused, so that answers of two models never mix in a file. With
+    `retry` the requests whose result is an error are answered again, whether they were mended or not. Their new results
+    stand at the end of the file until the run ends; then the file is put in order.
 
-    What a kill left unfinished in the last line is taken away. Raises BatchError when the file holds something else
-    than results of these requests with this record, and when another process writes it; OSError when a file cannot be
-    opened. A context manager: its end closes the file.
+    When a kill has left the last line unfinished, that line is taken away. Raises BatchError when the file holds
+    anything but results of these requests with this record, and when another process writes it; OSError when a file
+    cannot be opened. It is a context manager, whose end closes the file.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ def _digest(line: bytes) -> str:
 
 
 def _parsed(line: bytes) -> Any:
-    """A request, or what is wrong with its line."""
+    """The request in a line, or the error when the line is wrong."""
     try:
         return json.loads(line, parse_constant=_number, parse_float=_number)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Many prompts, each with options of its own: evaluated side by side, answered in their order."""
+"""Answers many requests, each with its own options: they are evaluated side by side and answered in their order."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import BatchError, GGMLError, whole
+from pyggml.signature import hands_on
 from pyggml.types import Floats
 
 from ..decoder import Decoder
 from ..loaded import LoadedModel
 from ..options import SHORTER
-from ..samplers import N_PREDICT, SamplerChain, TextOptions, TextParams, our_names, text_params
+from ..samplers import N_PREDICT, TEXT_KEYWORDS, SamplerChain, TextOptions, TextParams, our_names, text_params
 from ..samplers.params import OPTIONS
 from .batched import NewContext, shared_context, together
 from .generation import Generation, ids_of, source_and_prompt
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_TEXTS = 128  # that are embedded at a time
+_TEXTS = 128  # how many texts are embedded at a time
 _FIELDS = {"id", "input", "prompt", "messages", *OPTIONS}  # or `OTHER_NAMES` of them
 Result = dict[str, Any]
 Embed = Callable[[Sequence[Sequence[int]]], Floats]
@@ -56,6 +57,7 @@ class _Request:
         return g
 
 
+@hands_on(*TEXT_KEYWORDS)
 def answer(
     model: LoadedModel,
     requests: Iterable[Any],

@@ -1,9 +1,9 @@
 """Speculative decoding: tokens are guessed cheaply and evaluated in one batch; those that the model would have chosen
 itself are kept. Leviathan et al. 2022 and Chen et al. 2023 (a draft model), Saxena 2023 (prompt lookup).
 
-Under greedy sampling the tokens are those of plain decoding; under any other they have the same distribution, and for
-guesses that are no random choice (prompt lookup) the same seed gives the same text. This holds as far as logits do not
-depend on how many tokens are evaluated together: they differ in their last bits.
+With greedy sampling the tokens are those of plain decoding. With other sampling they have the same distribution. When
+the guesses are not drawn at random (prompt lookup), the same seed even gives the same text. All this holds up to
+rounding: the last bits of logits depend on how many tokens are evaluated together.
 """
 
 from __future__ import annotations
@@ -46,14 +46,16 @@ class DraftStats:
         return f"draft acceptance = {self.acceptance:.5f} ({self.n_accepted} accepted / {self.n_drafted} drafted)"
 
 
-_COST = 0.25  # of each guess that is evaluated beside a token, in tokens evaluated alone
-_CREDIT = 2.0  # tokens that guesses may have gained at most
-_PAUSE, _MAX_TRIAL_PAUSE, _MAX_PAUSE = 2, 8, 64  # tokens without guesses
+_COST = 0.25  # what a guess in a batch costs, where evaluating a token alone costs 1
+_CREDIT = 2.0  # the most that earlier gains count, in tokens
+_PAUSE, _MAX_TRIAL_PAUSE, _MAX_PAUSE = 2, 8, 64  # how many tokens a pause lasts: at first, and at most
 
 
 class _Pays:
-    """Whether guessing pays, by what the last guesses gained and cost. When they did not pay, guessing pauses, each
-    time longer. After a pause a single guess is made on trial: it is not evaluated, but compared with the next token.
+    """Decides whether guessing pays, from what the last guesses gained and cost.
+
+    When they did not pay, guessing pauses, each time longer. After a pause a single guess is made on trial: it is not
+    evaluated, only compared with the next token.
     """
 
     def __init__(self) -> None:
@@ -70,7 +72,7 @@ class _Pays:
             self._rest(_MAX_PAUSE)
 
     def tried(self, right: bool) -> None:
-        """The guess on trial was right, or not."""
+        """Take note whether the guess on trial was right."""
         self.on_trial = not right
         if not right:
             self._rest(_MAX_TRIAL_PAUSE)
@@ -87,10 +89,10 @@ class _Pays:
 
 @dataclass(eq=False)
 class SpeculativeGeneration(Generation):
-    """A generation that lets `drafter` guess up to `n_max` tokens at a time while its guesses are right often enough.
-    `stats` tells how many of those that were evaluated were.
+    """A generation that lets `drafter` guess up to `n_max` tokens at a time, as long as enough guesses are right.
+    `stats` counts the guesses that were evaluated and those that were right.
 
-    Raises SamplerError together with guidance.
+    Raises SamplerError when guidance is asked for too.
     """
 
     drafter: Drafter = field(kw_only=True)
@@ -103,14 +105,18 @@ class SpeculativeGeneration(Generation):
         if self.guidance is not None:
             raise SamplerError("speculative decoding and classifier-free guidance cannot be combined")
         self._rng = rng_of(self.chain.params, 3)
-        self._pays, self._counted = _Pays(), (0, 0)  # guesses, and those that were right
-        self._trial: tuple[int, int] | None = None  # a token that was guessed, and its index among `ids`
-        self._guesses: list[Guess] = []  # of the tokens that follow, evaluated
-        self._rows: Iterator[Floats] = iter(())  # the logits behind each of them
-        self._end = 0  # the position behind the tokens that are sure
+        self._pays, self._counted = _Pays(), (0, 0)  # what `_pays` has been told: guesses, and right guesses
+        self._trial: tuple[int, int] | None = None  # the guess on trial, and the index that it would have in `ids`
+        self._guesses: list[Guess] = []  # guesses of the next tokens, which the context has evaluated
+        self._rows: Iterator[Floats] = iter(())  # the logits after each of them
+        self._end = 0  # the position after the last token that belongs to the text for sure
         self._batch: list[int] = []  # the tokens that were evaluated last, from the position _start on
         self._start = 0
-        self._again: list[int] = []  # those of them that are sure and must be evaluated again
+        self._again: list[int] = []  # tokens of _batch that belong to the text but must be evaluated again
+
+    @property
+    def draft_stats(self) -> DraftStats:
+        return self.stats
 
     def steps(self) -> Steps:
         if self.long is not None and self.long.grp_attn_n > 1:
@@ -130,7 +136,7 @@ class SpeculativeGeneration(Generation):
         logits = yield from super()._prefill()
         self._end = self.ctx.memory.seq_pos_max(0) + 1
         windows = [kv for kv in self.ctx.memory.caches if kv.n_swa]
-        if windows:  # which have room for a window and n_batch; a batch may be removed, with as many sure tokens in it
+        if windows:  # they hold a window and n_batch tokens; removing a batch may need twice its length (see n_rewind)
             self.n_max = min(self.n_max, (self.ctx.n_batch - 1) // 4)
         for kv in windows:
             kv.n_rewind = 2 * self.n_max + 1
@@ -147,16 +153,16 @@ class SpeculativeGeneration(Generation):
             self.follow(tokens, at)
 
     def _forget(self) -> None:
-        """Remove the guesses that were not taken."""
+        """Remove the guesses that were not taken from the memory."""
         if self._guesses:
-            if not self.ctx.memory.seq_rm(0, self._end, -1):  # a state goes back to that before the batch
+            if not self.ctx.memory.seq_rm(0, self._end, -1):  # recurrent states go back to before the batch only
                 self.ctx.memory.seq_rm(0, self._start, -1)
                 self._again = self._batch[: self._end - self._start]
             self._guesses = []
 
     def _sample(self, logits: Floats) -> int:
         guess = self._guesses[0] if self._guesses else None
-        if guess is None or guess.probs is None or self.chain.traces is not None:  # a trace shows a draw
+        if guess is None or guess.probs is None or self.chain.traces is not None:  # a trace shows the chain's draw
             token = self.chain.sample(logits)
         else:
             ids, p = self.chain.distribution(logits)
@@ -167,18 +173,18 @@ class SpeculativeGeneration(Generation):
 
     def _has_room(self) -> bool:
         if self._guesses and self._guesses[0].token == self.ids[-1]:
-            return True  # it is evaluated
+            return True  # the token is in the context already
         self._forget()
         has_room = super()._has_room()
         self._end = self.ctx.memory.seq_pos_max(0) + 1 + len(self._again)  # the context may have been shifted
         return has_room
 
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
-        if self._guesses:  # the first was right, see _has_room
+        if self._guesses:  # the first guess was right, see _has_room
             del self._guesses[0]
         else:
             self.n_done = len(self.prompt) + len(self.ids) - 1 - len(self._again)
-            if len(self._again) > self.n_max:  # so that they do not become ever more
+            if len(self._again) > self.n_max:  # evaluate them now, so that they do not become ever more
                 yield from self._part(self._again)
                 self._again = []
             self._guesses = self._draft()
@@ -202,7 +208,7 @@ class SpeculativeGeneration(Generation):
             self._trial = None
         if not self._pays.guesses():
             return []
-        # a context that is almost full has room for fewer guesses: it is shifted before it is quite full
+        # A context that is almost full has room for fewer guesses. It is shifted before it is quite full.
         n_again = len(self._again)
         n = min(self.n_max, memory.size - memory.used - n_again - 2, self.ctx.n_batch - n_again - 1)
         if self.n_predict >= 0:
@@ -225,15 +231,17 @@ def with_draft(
     draft_min: int = 0,
     draft_p_min: float = 0.0,
 ) -> SpeculativeGeneration:
-    """The generation `g`, which has not begun, with guesses by a smaller model, by the heads of the model itself
-    (`Model.heads`), or by prompt lookup (None).
+    """Make a speculative generation of `g`, which has not begun.
 
-    draft_max    tokens guessed at a time, at most
-    draft_min    ... and at least: a model goes on, unsure as it may be; what lookup finds is not used if it is shorter
-    draft_p_min  a model stops when its likeliest token is less likely
+    by           who guesses: a smaller model, the draft heads of the model itself (`Model.heads`), or prompt lookup
+                 (None)
+    draft_max    the most tokens that are guessed at a time
+    draft_min    the fewest: a model guesses so many even when it is not sure, and a shorter find of prompt lookup is
+                 not used
+    draft_p_min  a model stops guessing when the probability of its likeliest token is below this
 
-    Raises SamplerError for numbers that make no sense, ModelError when the models' vocabularies differ, or there are no
-    heads.
+    Raises SamplerError for numbers that make no sense, and ModelError when the models' vocabularies differ or the model
+    has no draft heads.
     """
     if not 0 <= draft_min <= draft_max or draft_max < 1:
         raise SamplerError(f"drafts of {draft_min} to {draft_max} tokens make no sense")
@@ -259,20 +267,23 @@ def _context_like(ctx: Decoder, model: LoadedModel) -> LlamaContext:
 
 
 def chosen(ids: npt.NDArray[np.int64], p: Probs, guess: int, q: Probs, rng: np.random.Generator) -> int:
-    """A token with probabilities `p` (of the tokens `ids`), from a guess that was drawn with probabilities `q` (of all
-    tokens): the guess with probability min(1, p / q), else one by what p has more than q."""
+    """Draw a token with the probabilities `p` (of the tokens `ids`), given a guess that was drawn with the
+    probabilities `q` (of all tokens).
+
+    The guess is taken with probability min(1, p / q). Otherwise a token is drawn in proportion to p - q, where that is
+    positive."""
     at = np.flatnonzero(ids == guess)
     p_guess = p[at[0]] if len(at) else 0.0
     if rng.random() * q[guess] < p_guess:
         return guess
     rest = np.maximum(p - q[ids], 0.0)
-    if not rest.any():  # p is q but for rounding
+    if not rest.any():  # p and q differ by rounding only
         return guess
     return int(ids[draw(rest, rng)])
 
 
 def check_vocabularies(target: Vocab, draft: Vocab) -> None:
-    """Raises ModelError when a draft model's tokens are not those of the model."""
+    """Raise ModelError when a draft model's tokens are not those of the model."""
     if target.n_tokens != draft.n_tokens:
         raise ModelError(f"the draft model has {draft.n_tokens} tokens, the model {target.n_tokens}")
     for i in range(target.n_tokens):

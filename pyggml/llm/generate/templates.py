@@ -45,11 +45,13 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The text of a chat, by default up to where a reply begins, as the transformers library makes it.
+        """The text of a chat, as the transformers library makes it; by default up to the place where a reply begins.
 
-        messages   with `role` and `content`, and what else the template reads (`tool_calls`, `reasoning_content` ...)
-        tools      as OpenAI's; documents: for retrieval, with `title` and `text`
-        variables  of the template: `enable_thinking`, `builtin_tools` ...; they hide those of the same name
+        messages   with `role` and `content`, and other members that the template reads (`tool_calls`,
+                   `reasoning_content` ...)
+        tools      tools in OpenAI's form
+        documents  documents for retrieval, with `title` and `text`
+        variables  variables of the template: `enable_thinking`, `builtin_tools` ...; they hide others of the same name
 
         Raises ModelError when the template cannot be read or refuses the messages, and for values that are not JSON's.
         """
@@ -70,7 +72,8 @@ class ChatTemplate:
 
 
 def _special_tokens(vocab: Vocab) -> dict[str, str]:
-    """`bos_token` and its kin; bos and eos are empty when there are none: templates use them without asking."""
+    """The variables `bos_token`, `eos_token` and so on. bos and eos are empty texts when the vocabulary has none,
+    because templates use them without asking."""
     ids = {role: getattr(vocab, role) for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
     texts = {f"{role}_token": vocab.text(i) for role, i in ids.items() if i is not None}
     return {"bos_token": "", "eos_token": ""} | texts

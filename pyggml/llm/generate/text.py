@@ -26,8 +26,8 @@ def chat_ids(vocab: Vocab, text: str) -> list[int]:
 
 
 class TextStream:
-    """Turns tokens into text. What may be the beginning of a stop string is held back until it is clear.
-    With `special` control tokens are text, too."""
+    """Turns tokens into text. Text that may be the beginning of a stop string is held back until that is clear. With
+    `special`, control tokens are shown as text."""
 
     def __init__(self, vocab: Vocab, stop: Sequence[str] = (), special: bool = False) -> None:
         if not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):  # pyright: ignore[reportUnnecessaryIsInstance]

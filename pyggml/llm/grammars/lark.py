@@ -32,7 +32,7 @@ from .rewrite import holding, nullable, simplified
 
 def lark(rules: Rules) -> str:
     """A grammar for llguidance that matches the same texts as the rule `root`. Raises SamplerError when `root` matches
-    no text, or when the grammar makes too much work."""
+    no text, or when converting the grammar takes too much work."""
     try:
         effort = Effort()
         rules = simplified(rules, effort)

@@ -43,7 +43,7 @@ class Members:
         self._take(other)
 
     def add_one_of(self, others: Sequence[Members]) -> None:
-        """Add the members of schemas one of which applies."""
+        """Add the members of several schemas, when one of these schemas applies."""
         most: Counter[tuple[str, str]] = Counter()
         for other in others:
             most |= other.counts

@@ -82,8 +82,8 @@ def _without(node: Node, productive: set[str]) -> Node:
 
 
 def _factored(node: Node) -> Node:
-    """A node that matches the same texts and says the shared beginnings of alternatives once, so that of many words no
-    two begin alike in one place."""
+    """A node that matches the same texts and names the shared beginnings of alternatives once, so that no two
+    alternatives in one place begin alike."""
     match node:
         case Seq(items):
             return seq([_factored(item) for item in items])

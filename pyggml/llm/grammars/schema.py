@@ -249,7 +249,7 @@ class _Rewriter:
         return not _is_reference(s, place) and members.has_refs and not members.is_open
 
     def _copy(self, ref: Any, place: _Place) -> Any:
-        """A reference to a definition as it is rewritten for a place."""
+        """A reference to a copy of a definition, which is rewritten for the place where it is used."""
         target = self._lists.target(ref)
         if not isinstance(target, Mapping):
             return ref
@@ -403,7 +403,7 @@ def _both(a: Any, b: Any) -> Any:
 
 
 def _values(s: Any) -> Sequence[Any] | None:
-    """All values that a schema allows, when it lists them; else None."""
+    """All values that a schema allows, when it lists them; None when it does not."""
     if set(s) - {"enum", "const", "type", "title", "description", "default"}:
         return None
     if "const" in s:

@@ -60,8 +60,8 @@ def create_chat_completion(
     is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call; a grammar
     forces the call. `functions` and `function_call` are older names of the two. `response_format`: json_object or
     json_schema. `logprobs` with `top_logprobs` alternatives. The chat template is the model's own, or that of
-    `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `name`: of the model, in the
-    answer. The temperature is 0.2 unless another is given. Raises ModelError for bad messages and tools, and what
+    `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `name`: the name of the model in
+    the answer. The temperature is 0.2 unless another is given. Raises ModelError for bad messages and tools, and what
     `Model.stream` raises.
     """
     tools, functions = _dicts("tools", tools), _dicts("functions", functions)
@@ -96,7 +96,7 @@ def _of_function_call(choice: str | Mapping[str, Any] | None) -> str | Mapping[s
 
 
 def _forced(choice: str | Mapping[str, Any] | None, schemas: Mapping[str, Schema]) -> Mapping[str, Schema]:
-    """The tools one of which the model must call; empty when the model may choose."""
+    """The tools that the model must choose from; empty when it need not call any."""
     if choice in (None, "auto", "none"):
         return {}
     if choice in ("required", "any"):
@@ -151,7 +151,7 @@ class _Answer:
     def __init__(self, model: LoadedModel, form: Format, names: frozenset[str], thinking: bool, name: str) -> None:
         self.model, self.form, self.names, self.thinking, self.name = model, form, names, thinking, name
         self.with_function_call = False
-        self._ids: list[str] = []  # of calls
+        self._ids: list[str] = []  # the ids of calls
         self._id, self._created = new_id("chatcmpl"), now()
 
     def constraint(self, forced: Mapping[str, Schema], schema: Schema | None) -> dict[str, Any]:
@@ -190,7 +190,8 @@ class _Answer:
         }
 
     def chunks(self, g: Generation) -> Iterator[ChatCompletionChunk]:
-        """The answer in parts: the role, then text as it comes and each call once it is whole, then why it ended."""
+        """The answer in parts: first the role, then text as it comes and each call when it is complete, last the reason
+        why it ended."""
         yield self._chunk({"role": "assistant"}, None, None)
         before, reason = Reply(), None
         for reply, token, logprobs in self._replies(g, last_only=False):

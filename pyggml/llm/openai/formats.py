@@ -14,18 +14,18 @@ from . import reply
 from .reply import Reader, Reply
 
 Schema = Mapping[str, Any]
-# A forced call: texts and schemas in turn.
+# A call that the model is made to write: fixed texts, and the schemas of what stands between them.
 Forced = Callable[[str, Schema], Sequence[str | Schema]]
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a family of models writes calls and reasoning.
+    """How a family of models writes calls of tools, and reasoning.
 
-    read       what reads a reply
-    force      a call of a tool with parameters of a schema, as texts and schemas one after the other
+    read       the function that reads a reply
+    force      gives the `Forced` call of a tool, from its name and the schema of its parameters
     markers    special tokens that are part of replies
-    reasoning  what stands around it
+    reasoning  the texts that stand before and after reasoning
     """
 
     name: str
@@ -35,7 +35,7 @@ class Format:
     reasoning: tuple[str, str] = ("<think>", "</think>")
 
     def parse(self, text: str, done: bool, names: frozenset[str], thinking: bool = False) -> Reply:
-        """What a reply says. `thinking`: it begins inside the reasoning."""
+        """Read a reply. `thinking`: the text begins inside the reasoning."""
         text = reply.shown(text, (*self.markers, *self.reasoning), done)
         thought, rest = reply.split_reasoning(text, *self.reasoning, thinking, done)
         found = self.read(rest, done, names)
@@ -52,7 +52,7 @@ class Format:
 
 
 def _named(first: str, key: str, last: str, **more: Any) -> Forced:
-    """JSON with the name, and the arguments as `key`."""
+    """A call as JSON: the name of the tool, and its arguments as member `key`."""
 
     def force(name: str, schema: Schema) -> Sequence[str | Schema]:
         inner = rebased(schema, f"/properties/{key}")
@@ -120,7 +120,7 @@ HARMONY = Format(
     reply.read_harmony,
     lambda name, schema: (f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema),
     _HARMONY,
-    ("\0", "\0"),  # it is a channel
+    ("\0", "\0"),  # no texts stand around reasoning: it has a channel of its own
 )
 FUNCTIONARY = Format(
     "functionary",
@@ -146,12 +146,12 @@ PLAIN = Format("plain", reply.read_plain, _named("", "arguments", ""), ("<think>
 
 @dataclass(frozen=True)
 class Dialect(ChatTemplate):
-    """A chat template, and `form`, in which its replies are read: the template's source does not show it."""
+    """A chat template with the format `form` of its replies, which the source of the template does not show."""
 
     form: Format = PLAIN
 
 
-# A text in a chat template, and the format that it is a sign of. The first sign that is found counts.
+# A text in a chat template -> the format that it is a sign of. The first text that is found counts.
 _SIGNS: tuple[tuple[str, Format], ...] = (
     ("<|channel|>", HARMONY),
     ("<｜tool▁calls▁begin｜>", DEEPSEEK),
@@ -169,12 +169,13 @@ _SIGNS: tuple[tuple[str, Format], ...] = (
 
 
 def find_format(source: str) -> Format:
-    """The format of a chat template's text; PLAIN when it knows of no tools."""
+    """The format of a chat template, given its source; PLAIN when the template does not know tools."""
     return next((f for sign, f in _SIGNS if sign in source), PLAIN)
 
 
 def forced_calls(form: Format, tools: Mapping[str, Schema], vocab: Vocab, compiled: Callable[[Schema], str]) -> str:
-    """A grammar (llguidance's Lark) of one call of any of the tools. `compiled`: what the engine takes of a schema."""
+    """A grammar (llguidance's Lark) for one call of any of the tools. `compiled` turns a schema into the text that the
+    grammar engine takes."""
     names = [f"call{i}" for i in range(len(tools))]
     lines = ["start: " + " | ".join(names)]
     for rule, (name, schema) in zip(names, tools.items(), strict=True):
@@ -187,7 +188,7 @@ def forced_calls(form: Format, tools: Mapping[str, Schema], vocab: Vocab, compil
 
 
 def _spelled(text: str, form: Format, vocab: Vocab) -> str:
-    """A text in Lark: markers that are tokens as these."""
+    """A text as a term of Lark, in which markers that are tokens are written as tokens."""
     parts: list[str] = []
     while text:
         found = [(at, -len(m), m) for m in form.markers if (at := text.find(m)) >= 0 and _is_token(m, vocab)]

@@ -100,7 +100,7 @@ def _takes_objects(template: ChatTemplate, vocab: Vocab) -> bool:
 
 
 def _described(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a model that was trained on no form of tools is told."""
+    """The text that explains tools to a model that was not trained with them."""
     lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
     form = '{"name": "the function", "arguments": {"parameter": "value"}}'
     return "\n".join(

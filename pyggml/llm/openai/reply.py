@@ -23,7 +23,7 @@ class Call(NamedTuple):
 
 @dataclass
 class Reply:
-    """A reply, or what there is of one."""
+    """A reply, or as much of it as there is yet."""
 
     content: str = ""
     reasoning: str = ""
@@ -36,7 +36,8 @@ Reader = Callable[[str, bool, frozenset[str]], Reply]
 
 
 def split_reasoning(text: str, begin: str, end: str, inside: bool, done: bool) -> tuple[str, str]:
-    """What stands between `begin` and `end` at the start of a text (`inside`: behind `begin`), and the rest."""
+    """Split a text that starts with reasoning between `begin` and `end`. Returns the reasoning and the rest. `inside`:
+    the text starts after `begin`."""
     start = text.lstrip()
     if not inside:
         if not done and begin.startswith(start):
@@ -88,7 +89,7 @@ def read_functionary_v32(text: str, done: bool, names: frozenset[str]) -> Reply:
 
 
 def read_llama3(text: str, done: bool, names: frozenset[str]) -> Reply:
-    """Llama 3: JSON with `parameters`, behind `<|python_tag|>` or alone; `NAME.call(x="y")`; code."""
+    """Llama 3: JSON with `parameters`, alone or after `<|python_tag|>`; or `NAME.call(x="y")`; or code."""
     content, tag, body = text.partition("<|python_tag|>")
     if not tag:
         return _bare_json(text, done, names)
@@ -147,8 +148,8 @@ def read_deepseek(text: str, done: bool, names: frozenset[str]) -> Reply:
 
 
 def read_command_r(text: str, done: bool, names: frozenset[str]) -> Reply:
-    """Command R: a list of `tool_name` and `parameters` between `<|START_ACTION|>` and its end, or in a block of code
-    behind `Action:`; the text between `<|START_RESPONSE|>` and its end."""
+    """Command R: calls are a list of `tool_name` and `parameters` between `<|START_ACTION|>` and its end, or in a block
+    of code after `Action:`. The text stands between `<|START_RESPONSE|>` and its end."""
     text = text.replace("<|START_RESPONSE|>", "").replace("<|END_RESPONSE|>", "")
     if "Action:" not in text:
         return _blocks(text, done, "<|START_ACTION|>", "<|END_ACTION|>", _calls)
@@ -282,7 +283,8 @@ def _tagged(body: str) -> list[Call]:
 
 
 def _tag(text: str, begin: str, at: int) -> tuple[str, int]:
-    """What stands between `begin` and the next `>`, from `at` on, and the index behind that; "" when there is none."""
+    """The text between `begin`, at or after index `at`, and the next `>`, and the index after it; "" when there is no
+    such text."""
     while (first := text.find(begin, at)) >= 0 and (last := text.find(">", first)) >= 0:
         if name := text[first + len(begin) : last]:
             return name, last + 1
@@ -291,7 +293,8 @@ def _tag(text: str, begin: str, at: int) -> tuple[str, int]:
 
 
 def _value(text: str) -> Any:
-    """What a parameter's text says: JSON when it is an object, a list, a number, true, false or null; else text."""
+    """The value of a parameter's text. It is read as JSON when it is an object, a list, a number, true, false or null;
+    anything else is a text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -300,7 +303,7 @@ def _value(text: str) -> Any:
 
 
 def json_object(text: str) -> str | None:
-    """A text that is a JSON object, as JSON that every reader takes; None when it is something else."""
+    """Rewrite a JSON object as JSON that every reader takes; None when the text is no JSON object."""
     try:
         value = json.loads(text, strict=False)
         if not isinstance(value, dict):
@@ -319,7 +322,7 @@ def _keywords(text: str) -> str | None:
     """The keyword arguments of a call in Python's notation, as JSON; None when JSON has no such values."""
     try:
         with catch_warnings():
-            simplefilter("ignore")  # of escapes that Python does not know
+            simplefilter("ignore")  # Python warns of escapes that it does not know
             call = ast.parse(f"f({text})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
             return None

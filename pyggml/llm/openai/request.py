@@ -43,7 +43,7 @@ class SamplingRequest(TypedDict, total=False):
     flash_attn: bool
     n: int | None  # 1: there is one answer
     max_completion_tokens: int | None  # max_tokens under its newer name
-    tfs_z: float  # of old versions: without effect there, too
+    tfs_z: float  # of old versions; it has no effect in llama-cpp-python either
     user: str | None
 
 

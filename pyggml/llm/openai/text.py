@@ -34,9 +34,14 @@ def create_completion(
 ) -> Completion | Iterator[Completion]:
     """The text that follows a prompt, in the shape of OpenAI's completions; with `stream` an iterator of parts.
 
-    `max_tokens` None or 0: until the context is full. `logprobs`: that many alternatives of each token. `echo` puts the
-    prompt before the text. `suffix`: what is to follow it. `name`: of the model, in the answer. Sampling by OpenAI's
-    names, see `SamplingRequest`. Raises what `Model.stream` raises.
+    max_tokens  None or 0: until the context is full
+    logprobs    for each token, give the probabilities of this many alternatives
+    echo        put the prompt before the text
+    suffix      a text that is to follow the generated one
+    name        the name of the model in the answer
+    request     how tokens are chosen, by OpenAI's names, see `SamplingRequest`
+
+    Raises what `Model.stream` raises.
     """
     if logprobs is not None:
         whole("logprobs", logprobs, 0, error=SamplerError)
@@ -54,8 +59,8 @@ def create_completion(
 def _parts(
     model: LoadedModel, g: Generation, logprobs: int | None, name: str, before: str, echo: bool, after: str | None
 ) -> Iterator[Completion]:
-    """The answer in parts; the last one says why it ended. What of the text is held back comes with the token that
-    settles it. Offsets are those in the prompt and what follows, with or without `echo`."""
+    """The answer in parts; the last part says why it ended. Text that may still become a stop string is held back until
+    a later token settles that. Offsets count from the beginning of the prompt, with or without `echo`."""
     id, created, offset = new_id("cmpl"), now(), len(before)
     text = before if echo else ""
     echoed: CompletionLogprobs | None = None
@@ -115,14 +120,15 @@ _ROWS = 64  # tokens of a prompt whose logits are held at once
 
 
 class _Echoed(Generation):
-    """A generation that knows how likely the tokens of its prompt were, in `tokens`: those behind the first."""
+    """A generation that also tells how likely each token of its prompt was. `tokens` has the tokens of the prompt; the
+    first has no log-probability."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tokens: list[Token] = []
 
     def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
-        """Have the first tokens of a part of the prompt evaluated, with the logits of each."""
+        """Evaluate the first tokens of a part of the prompt, with the logits of each."""
         at, n = self.n_done, min(len(tokens), _ROWS, self.ctx.n_batch)
         rows = yield Placed(tokens[:n], range(at, at + n), (0,) * n, n)
         if at == 0:
@@ -133,13 +139,13 @@ class _Echoed(Generation):
 
 
 def _of_prompt(model: LoadedModel, tokens: Sequence[Token], text: str) -> CompletionLogprobs:
-    """The log-probabilities of a prompt, as llama-cpp-python gives them: without the token that begins texts, and none
-    for the first of the others."""
+    """The log-probabilities of a prompt, as llama-cpp-python gives them. The bos token is left out, and the first of
+    the other tokens has no log-probability."""
     tokens = tokens[tokens[0].id == model.vocab.bos :]
     shown = [_logprobs(model, t, 0) for t in tokens]
     if not shown:
         return _together([])
-    added = shown[0]["tokens"][0].startswith(" ") and not text.startswith(" ")  # by the vocabulary
+    added = shown[0]["tokens"][0].startswith(" ") and not text.startswith(" ")  # the vocabulary did
     at = -int(added)
     for entry in shown:
         entry["text_offset"] = [max(at, 0)]

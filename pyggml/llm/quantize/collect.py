@@ -1,9 +1,9 @@
-"""Measure an importance matrix: for each column of a weight, sum the squares of the inputs of its products."""
+"""Measure an importance matrix. For each column of a weight it holds the sum of the squares of the inputs that the
+column is multiplied with."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +18,16 @@ from .imatrix import ImatrixSums
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MIN_ROWS = 16  # products with fewer rows do not belong to the evaluation of a text
+_MIN_ROWS = 16  # products with fewer rows are not counted: they do not evaluate a text
 _PRODUCTS = ("mul_mat", "mul_mat_id")
 
 
 class Collector:
-    """While a `with` block lasts, add to `sums` the squares of what a model's graphs multiply its weights with.
-    `output`: include the inputs of output.weight.
+    """Within a `with` block, adds up in `sums` the squares of the rows that a model's graphs multiply its weights with.
+    `output`: output.weight counts too.
 
-    The matrices of experts are counted separately, each with the tokens that are routed to it. Raises ModelError for
-    values that are not finite.
+    Each matrix of an expert counts by itself, with the tokens that are routed to it. Raises ModelError for values that
+    are not finite.
     """
 
     patterns = ("(inputs of weights)",)
@@ -40,7 +40,7 @@ class Collector:
         return False
 
     def chosen(self, nodes: Sequence[Tensor]) -> Collection[Tensor]:
-        """See `Watcher.chosen`. Besides the products their inputs are chosen, because `deliver` reads them."""
+        """See `Watcher.chosen`. Chooses products and their inputs, because `deliver` reads the inputs."""
         products = [t for t in nodes if self._measures(t)]
         inputs = {s.root for t in products for s in t.src[1:] if s is not None}
         return {*products, *(t for t in nodes if t in inputs)}
@@ -69,20 +69,15 @@ class Collector:
             return False
         if t.op == "mul_mat_id":
             return True
-        return x.ne[1] >= _MIN_ROWS and (weight.name.startswith("blk.") or (self._output and _is_output(weight)))
+        is_wanted = weight.name.startswith("blk.") or (self._output and weight.name == "output.weight")
+        return x.ne[1] >= _MIN_ROWS and is_wanted
 
     def __enter__(self) -> Self:
         self._watches.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._watches.remove(self)
-
-
-def _is_output(weight: Tensor) -> bool:
-    return weight.name == "output.weight"
 
 
 def _by_matrix(x: np.ndarray[Any, Any], ne2: int, ne3: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -91,7 +86,7 @@ def _by_matrix(x: np.ndarray[Any, Any], ne2: int, ne3: int) -> tuple[np.ndarray[
     n3, n2, rows, columns = x.shape
     matrices = np.zeros((ne3, ne2, columns))
     for i3 in range(n3):
-        for i2 in range(n2):  # the product broadcasts matrices in this way
+        for i2 in range(n2):  # which matrix a product uses, when there are fewer matrices than stacks of rows
             matrices[i3 * ne3 // n3, i2 * ne2 // n2] += _squares(x[i3, i2])
     return matrices.reshape(1, -1), np.array([n3 * n2 * rows / (ne2 * ne3)])
 

@@ -58,7 +58,7 @@ class ImatrixSums:
         self.sums[name], self.counts[name] = old + sums, self.counts[name] + counts
 
     def merge(self, other: ImatrixSums) -> None:
-        """Add what another file has."""
+        """Add the sums and counts of another file."""
         for name, sums in other.sums.items():
             self.add(name, sums, other.counts[name])
         self.datasets += other.datasets
@@ -69,7 +69,7 @@ class ImatrixSums:
         return int(max((c.max() for c in self.counts.values()), default=0.0) // max(self.chunk_size, 1))
 
     def partial(self) -> dict[str, float]:
-        """Name -> share of matrices that got input, for tensors of which some matrices got none."""
+        """For tensors some of whose matrices got no input: name -> the share of matrices that got input."""
         shares = {name: float((c > 0).mean()) for name, c in self.counts.items()}
         return {name: share for name, share in shares.items() if share < 1}
 

@@ -54,12 +54,12 @@ def first_eighth(f: Facts) -> bool:
 
 
 def gqa4(f: Facts) -> bool:
-    """Attention where at least four query heads share a KV head: K and V are small."""
+    """Whether at least four query heads share a KV head, so that K and V are small."""
     return f.n_gqa >= 4
 
 
 def moe8(f: Facts) -> bool:
-    """Models of eight experts (Mixtral), where attention is a small part."""
+    """Whether the model has eight experts (Mixtral), so that attention is a small part of it."""
     return f.n_expert == 8
 
 

@@ -32,7 +32,7 @@ from .source import Bytes, Source, SourceTensor, open_source
 Progress = Callable[[int, int], None]  # elements done, elements in all
 
 _CHUNK = 1 << 19  # elements that a thread converts at a time
-_QUANTIZATION_VERSION = 2  # of ggml's block formats
+_QUANTIZATION_VERSION = 2  # the version of ggml's block formats
 _FILE_TYPE_KEY, _VERSION_KEY = "general.file_type", "general.quantization_version"
 _F16_MAX = 65504.0
 _FEW_BITS = (DType.IQ3_XXS, DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ1_M, DType.IQ1_S)
@@ -335,7 +335,7 @@ def _weights_of(t: SourceTensor, imatrix: Imatrix | None) -> Floats | None:
     if found.size == t.ne[0] * t.ne[2]:
         return found.reshape(t.ne[2], t.ne[0])
     if t.name == "token_embd.weight":
-        return None  # llama.cpp goes on without a matrix, too
+        return None  # llama.cpp also goes on without a matrix
     raise ShapeError(f"imatrix size {found.size} is different from tensor size {t.ne[0] * t.ne[2]} for {t.name}")
 
 

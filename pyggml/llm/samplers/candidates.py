@@ -13,7 +13,7 @@ from pyggml.types import Floats
 Ids = npt.NDArray[np.int64]
 LONG = 4096  # more weights than this are neither sorted nor added one by one without need
 _BLOCK = 1024
-_FIRST_PART = 256  # of a long vocabulary, first sort so many when only the best few are wanted
+_FIRST_PART = 256  # when only the best few are wanted, this many are sorted first
 
 
 class Candidates:

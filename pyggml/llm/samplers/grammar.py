@@ -109,7 +109,7 @@ def _lark(grammar: str, vocab: Vocab) -> str:
 
 
 def lark_of_schema(schema: Any) -> str:
-    """A grammar, in llguidance's Lark, of the texts that a JSON schema allows. See `known_schema`."""
+    """A grammar, in llguidance's Lark, that matches the texts which a JSON schema allows. See `known_schema`."""
     return f"start: json\njson: %json {known_schema(schema)}\n"
 
 

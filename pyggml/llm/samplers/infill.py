@@ -17,10 +17,13 @@ _MIN_P = 0.2
 
 
 class Infill(Sampler):
-    """Stands behind top_k and top_p. Compare the probability of all tokens that end the generation, times three times
-    the number of candidates, with that of all other tokens. When it is larger, only the ends stay. Otherwise tokens
-    that begin alike are combined into the likeliest of them; then tokens with a probability below 0.2 are left
-    out, and of the n that stay those below 1 / (n + 1). When no token stays, the generation ends."""
+    """Decides when a text that fills a gap should end. It stands after top_k and top_p in the chain.
+
+    First it compares two numbers: the probability of all tokens that end the generation, times three times the number
+    of candidates, and the probability of all other tokens. When the first is larger, only tokens that end the
+    generation stay. Otherwise tokens that begin alike are combined into the likeliest of them. Then tokens with a
+    probability below 0.2 are left out, and, when n tokens stay, those below 1 / (n + 1). When no token stays, the
+    generation ends."""
 
     name = "infill"
 

@@ -1,5 +1,5 @@
 """Mirostat: keeps the surprise of the text near a target (Basu et al. 2020, "Mirostat: a neural text decoding algorithm
-that directly controls perplexity"). Version 2 does without the estimate of the distribution's shape."""
+that directly controls perplexity"). Version 1 estimates the shape of the distribution; version 2 does not need to."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from .base import Sampler
 from .candidates import Candidates
 
-_MOST = 500.0  # largest mu in bits: 2 ** mu is finite, and no token is as surprising
+_MOST = 500.0  # the largest mu, in bits: 2 ** mu is still finite, and no token is as surprising as that
 _M = 100  # tokens from which version 1 estimates the exponent of Zipf's law
 
 
 class Mirostat(Sampler):
-    """Leaves out tokens that would surprise more than `mu` (bits), and adapts `mu` to the tokens that were drawn. It is
-    the last sampler of its chain."""
+    """Leaves out tokens whose surprise is above `mu` bits, and adapts `mu` to the surprise of the tokens that were
+    drawn. It must be the last sampler of its chain."""
 
     def __init__(self, version: int, tau: float, eta: float, n_vocab: int) -> None:
         self.name = "mirostat" if version == 1 else "mirostat_v2"
@@ -46,8 +46,8 @@ class Mirostat(Sampler):
             self.mu = min(max(self.mu - self.eta * (surprise - self.tau), -_MOST), _MOST)
 
     def _k(self, c: Candidates) -> int:
-        """How many tokens give the surprise `mu`, if all probabilities follow Zipf's law with the exponent that fits
-        the first tokens."""
+        """How many of the likeliest tokens to keep, so that the surprise is `mu`. It is assumed that probabilities
+        follow Zipf's law, with the exponent that fits the first tokens."""
         weights = c.weights()
         top = -np.sort(-weights[weights >= np.partition(weights, -_M)[-_M]] if len(c) > _M else -weights)[:_M]
         top = top[top > 0].astype(np.float64)
@@ -59,7 +59,7 @@ class Mirostat(Sampler):
         eps = s - 1
         if abs(eps) < 1e-9:  # the limit of eps / (1 - n ** -eps)
             k = 2**self.mu / math.log(self._n_vocab)
-        elif s <= 0:  # flat: nothing to cut
+        elif s <= 0:  # all tokens are about equally likely: none is left out
             return self._n_vocab
         else:
             exponent = min((math.log(eps / (1 - self._n_vocab**-eps)) + self.mu * math.log(2)) / s, 50.0)

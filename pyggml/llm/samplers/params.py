@@ -1,6 +1,6 @@
-"""What can be asked for a text, each option declared once. Names and defaults: llama.cpp's (common_params_sampling).
+"""The options of a text, each declared once. Names and defaults are llama.cpp's (common_params_sampling).
 
-A field of `SamplingParams`, or of `TextParams`, says all that is known of an option. The command line
+A field of `SamplingParams`, or of `TextParams`, says everything about an option. The command line
 (`tools/sampling.py`), the names that OpenAI and llama-cpp-python use, and the checks of values follow from it.
 `SamplingOptions` and `TextOptions` repeat names and types for type checkers, which cannot read them from a dataclass; a
 test compares them.
@@ -11,14 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from inspect import Parameter
 from math import inf, isnan
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from pyggml.errors import BatchError, GGMLError, SamplerError
+from pyggml.errors import BatchError, GGMLError, OptionError, SamplerError
+from pyggml.signature import check_options
 
 from .base import Sampler
 from .dry import Dry
@@ -29,17 +30,17 @@ from .truncate import MinP, TopK, TopNSigma, TopP, Typical, Xtc
 
 T = TypeVar("T")
 P = TypeVar("P", bound="SamplingParams")
-N_PREDICT = 128  # tokens that follow a prompt when nothing else is said
+N_PREDICT = 128  # how many tokens follow a prompt by default
 _HUGE = float(np.finfo(np.float32).max)  # samplers compute in f32
 _TOKEN = re.compile("[0-9]{1,10}")
 # The samplers in the order in which a chain has them when `samplers` does not say otherwise.
 IN_ORDER: tuple[type[Sampler], ...] = (Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature)
-SAMPLERS: Mapping[str, type[Sampler]] = {s.name: s for s in (*IN_ORDER, Infill)}  # all that `samplers` may name
+SAMPLERS: Mapping[str, type[Sampler]] = {s.name: s for s in (*IN_ORDER, Infill)}  # the names that `samplers` may have
 _ALIASES = {"temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "nucleus": "top_p"}  # also with - for _
 
 
 class Range(NamedTuple):
-    """The numbers that an option may have, both ends included, and how an error says it."""
+    """The numbers that an option may have, both ends included, and their description in errors."""
 
     least: float
     most: float
@@ -53,16 +54,15 @@ _FACTOR, _PENALTY = Range(1e-6, 1e6, "from 1e-6 to 1e6"), Range(-1e9, 1e9, "from
 _STRENGTH = Range(0, 1e9, "from 0 to 1e9")
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """The description of an option, besides its name, its type and its default.
 
     flags       its flags on the command line, as click takes them
     help        what it does: for the command line's help and for the docstring
     range       the numbers that it may have; None: all that its type allows
     other_name  what OpenAI or llama-cpp-python calls it
-    looks_back  whether it switches on a sampler that depends on the tokens before
-    error       what a value raises that it cannot have
+    looks_back  whether it switches on a sampler that depends on earlier tokens
+    error       the error that a wrong value raises
     """
 
     flags: tuple[str, ...]
@@ -83,7 +83,7 @@ def _option(
     looks_back: bool = False,
     error: type[GGMLError] = SamplerError,
 ) -> T:
-    """The field of an option."""
+    """A field of a dataclass that describes an option; see `Option`."""
     metadata = {"option": Option(tuple(flags.split()), help, range, other_name, looks_back, error)}
     if isinstance(default, dict):
         return cast(T, field(default_factory=dict[Any, Any], metadata=metadata))
@@ -195,7 +195,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class TextParams(SamplingParams):
-    """All that one text may be asked for: how its tokens are chosen, and where it ends."""
+    """All options of one text: how its tokens are chosen, and where it ends."""
 
     n_predict: int = _option(
         N_PREDICT, "-n --n-predict --predict", "Tokens; negative: no limit.", None, "max_tokens", error=BatchError
@@ -217,33 +217,31 @@ SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n" + "\n".join(
 
 
 def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by our names. Raises TypeError for one that is given under two names."""
+    """The options with our names in the place of other names. Raises OptionError when an option is given under two
+    names."""
     ours = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
     if len(ours) < len(options):
         twice = next(name for name in options if OTHER_NAMES.get(name) in options)
-        raise TypeError(f"{twice} is another name of {OTHER_NAMES[twice]}: give one of the two")
+        raise OptionError(f"{twice} is another name of {OTHER_NAMES[twice]}: give one of the two")
     return ours
 
 
 def text_params(n_predict: int, options: Mapping[str, Any]) -> TextParams:
-    """The parameters of a text, by our names or others'. `max_tokens` among the options replaces the default of
-    `n_predict`. Raises TypeError for an option that there is not, or that is given under two names."""
+    """Make the parameters of a text from options, which may have our names or others'. `max_tokens` among the options
+    replaces `n_predict` when that is the default. Raises OptionError for an unknown option, and for one that is given
+    under two names."""
     ours = our_names(options)
     if "n_predict" not in ours:
         ours["n_predict"] = n_predict
     elif n_predict != N_PREDICT:
-        raise TypeError("max_tokens is another name of n_predict: give one of the two")
+        raise OptionError("max_tokens is another name of n_predict: give one of the two")
     return with_options(TextParams(), ours)
 
 
 def with_options(params: P, options: Mapping[str, Any]) -> P:
-    """The same parameters but for the options that are given, by our names. Raises TypeError for one that there is
-    not."""
-    known = [f.name for f in fields(params)]
-    for name in options:
-        if name not in known:
-            like = get_close_matches(str(name), known, 1)
-            raise TypeError(f"there is no option {name!r:.60}" + (f" (is {like[0]!r} meant?)" if like else ""))
+    """The same parameters with these options changed, which have our names. Raises OptionError for an unknown
+    option."""
+    check_options("a text", options, [f.name for f in fields(params)])
     return replace(params, **options)
 
 
@@ -273,7 +271,7 @@ def _is_bias(value: Any) -> bool:
     )
 
 
-# The type of a field, as written there -> whether a value has that type, and what an error calls the type.
+# The type of a field, as it is written -> a test whether a value has that type, and the type's name in errors.
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "float": (_is_number, "a finite number"),
     "int": (_is_int, "a whole number of 64 bits"),
@@ -332,3 +330,15 @@ class TextOptions(SamplingOptions, total=False):
     typical_p: float
     mirostat_mode: int
     max_tokens: int
+
+
+def _keywords() -> tuple[Parameter, ...]:
+    default, kinds = TextParams(), TextOptions.__annotations__  # with those of SamplingOptions
+    values = {name: getattr(default, OTHER_NAMES.get(name, name)) for name in kinds}
+    kind = Parameter.KEYWORD_ONLY
+    return tuple(
+        [Parameter(name, kind, default=values[name], annotation=hint.__forward_arg__) for name, hint in kinds.items()]
+    )
+
+
+TEXT_KEYWORDS = _keywords()  # the keyword arguments of `TextOptions`, with their defaults

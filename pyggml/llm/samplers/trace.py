@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +10,10 @@ import numpy.typing as npt
 from .candidates import Candidates, Ids
 
 
-@dataclass(frozen=True)
-class SamplerTrace:
-    """One sampler: its name with parameters, and the number of candidates before and after it. Then, as the
-    probabilities are after it: that of the token that was chosen in the end, and the likeliest token with its
-    probability."""
+class SamplerTrace(NamedTuple):
+    """What one sampler did: its name with parameters, and the number of candidates before and after it. Then three
+    things after it: the probability of the token that was chosen in the end, the likeliest token, and the probability
+    of that."""
 
     sampler: str
     n_before: int
@@ -24,8 +23,7 @@ class SamplerTrace:
     p_best: float
 
 
-@dataclass(frozen=True)
-class StepTrace:
+class StepTrace(NamedTuple):
     """One step: the token that was chosen, and all samplers in order. The first entry, `logits`, is the model's
     output."""
 
@@ -41,7 +39,7 @@ class Tracer:
         self.watch("logits", len(c), c)
 
     def watch(self, sampler: str, n_before: int, c: Candidates) -> None:
-        """Take note of the candidates behind a sampler that got `n_before`."""
+        """Take note of the candidates after a sampler, which got `n_before` of them."""
         self._seen.append((sampler, n_before, np.array(c.tokens()), c.probs()))
 
     def step(self, token: int) -> StepTrace:

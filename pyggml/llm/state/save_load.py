@@ -34,7 +34,6 @@ Only cells in use are saved. A state can be loaded with another n_ctx, n_seq_max
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -153,7 +152,9 @@ def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
 def _model_of(ctx: Stateful) -> dict[str, Any]:
     """The description of the model that a state of this context belongs to, as JSON gives it back."""
     m, kv = ctx.model, next(iter(ctx.memory.caches), None)
-    digest = hashlib.sha256()
+    from hashlib import sha256  # which loads OpenSSL
+
+    digest = sha256()
     for name, t in sorted(m.weights.items()):
         digest.update(f"{name} {t.dtype.name} {t.ne}\n".encode())
     if "output_norm.weight" in m.weights:

@@ -23,7 +23,7 @@ class SpecialTokens:
         self, always: Iterable[tuple[str, int]], parsed: Iterable[tuple[str, int]], lstrip: set[int], rstrip: set[int]
     ) -> None:
         """`always`: tokens that are always found; `parsed`: tokens that are found with `parse_special`. Tokens in
-        `lstrip` and `rstrip` swallow white space before or behind them."""
+        `lstrip` and `rstrip` swallow the white space before or after them."""
         tokens = [(-len(utf8(text)), text, token, True) for text, token in always]
         tokens += [(-len(utf8(text)), text, token, False) for text, token in parsed]
         tokens.sort(key=lambda t: t[0])

@@ -20,7 +20,8 @@ class StreamDecoder:
         return self._decoder.decode(self._vocab.token_to_piece(token, special=self._special))
 
     def flush(self) -> str:
-        """U+FFFD when a character is unfinished, else nothing. The decoder then begins anew."""
+        """End the text: returns U+FFFD when a character is unfinished, and otherwise "". The decoder then begins
+        anew."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

@@ -30,7 +30,7 @@ class Vocab:
     None. `add_bos add_eos add_sep add_space_prefix clean_spaces` are as in llama.cpp. `kind` is
     `tokenizer.ggml.model`. `suppressed` has the ids that are never sampled (`tokenizer.ggml.suppress_tokens`). `before`
     and `after` are the tokens that `add_special` puts around a text. `lstrip` and `rstrip` have the tokens that swallow
-    white space before or behind them.
+    the white space before or after them.
     """
 
     def __init__(self, model: str, kind: Kind, tokens: Tokens, kv: Mapping[str, object]) -> None:
@@ -142,7 +142,7 @@ class Vocab:
 
     def detokenize(self, ids: Iterable[int], remove_special: bool = False, unparse_special: bool = False) -> str:
         """Text of `ids`. Bytes that are not UTF-8 become U+FFFD. As in llama.cpp, the space prefix is dropped only from
-        the first id, not from an id behind a bos. `remove_special` drops the bos and eos that tokenize added;
+        the first id, not from an id after a bos. `remove_special` drops the bos and eos that tokenize added;
         `unparse_special` shows control tokens by their text. Raises ModelError for an id outside the vocabulary."""
         if not isinstance(ids, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f"token ids cannot be {ids!r:.60}")
@@ -163,8 +163,8 @@ class Vocab:
         return data.decode("utf-8", "replace")
 
     def infill_ids(self, prefix: str, suffix: str) -> list[int]:
-        """Ids of a prompt for the text between two others: bos, the prefix behind its token, the suffix behind its
-        token, and the middle's token. Raises ModelError when the vocabulary lacks these tokens."""
+        """Ids of a prompt for the text between two others: bos, the token fim_pre and the prefix, fim_suf and the
+        suffix, and last fim_mid. Raises ModelError when the vocabulary lacks these tokens."""
         roles = {"fim_pre": self.fim_pre, "fim_suf": self.fim_suf, "fim_mid": self.fim_mid}
         missing = [name for name, token in roles.items() if token is None]
         if missing:

@@ -33,10 +33,10 @@ SEED = _new_seed()  # pg_seed
 
 
 def pack(texts: Sequence[str]) -> tuple[bytes, Ends]:
-    """Texts with a NUL behind each, and the places of these NULs."""
+    """All texts in one, with a NUL after each, and the places of these NULs."""
     data = ("\0".join(texts) + "\0").encode("utf-8", "surrogateescape")
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
-    if len(ends) != len(texts):  # there are none, or one has a NUL of its own
+    if len(ends) != len(texts):  # there are no texts, or one contains a NUL
         ends = np.cumsum([len(text.encode("utf-8", "surrogateescape")) + 1 for text in texts], dtype=np.int64) - 1
     return data, ends
 

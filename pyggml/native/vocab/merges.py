@@ -28,8 +28,8 @@ class Merges:
         lib.pg_bpe_index(self._c, len(left))
 
     def merge(self, symbols: Ints, lengths: Sequence[int]) -> tuple[Ints, Ends]:
-        """Merge words, of `lengths` symbols each. Gives all symbols that are left, and where each word ends
-        among them. Any thread may call it."""
+        """Merge the symbols of words; `lengths` says how many symbols each word has. Returns all symbols that are left,
+        and where each word ends among them. Any thread may call it."""
         out, ends = np.empty(len(symbols), np.int32), np.empty(len(lengths), np.int64)
         longest = max(lengths, default=0)
         links, heap = ffi.new("pg_bpe_link[]", longest), ffi.new("uint64_t[]", 3 * longest)

@@ -12,7 +12,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def walk_strings(data: Bytes, at: int, n: int) -> tuple[int, int]:
-    """Step over `n` strings that begin at `at`: how many of them lie within `data`, and where the next begins."""
+    """Step over `n` strings from `at` on. Returns how many of them lie within `data`, and where the next one begins."""
     where = ffi.new("int64_t *", at)
     found = lib.pg_gguf_strings(ffi.from_buffer("uint8_t[]", data), len(data), where, n, ffi.NULL)
     return found, where[0]
@@ -27,7 +27,7 @@ def read_strings(data: Bytes, at: int, end: int, n: int) -> list[str]:
     texts = packed.decode("utf-8", "surrogateescape").split("\0")[:-1]
     if len(texts) == n:
         return texts
-    lengths, out = data[at:end], list[str]()  # a string has a NUL of its own
+    lengths, out = data[at:end], list[str]()  # a string contains a NUL
     pos = 0
     for _ in range(n):
         start = pos + 8

@@ -28,7 +28,8 @@ class Texts:
         lib.pg_texts_index(self._c, self._n)
 
     def pairs_of_merges(self, merges: Sequence[str]) -> tuple[Ints, Ints, Ints]:
-        """Of merges, "left right" each: the numbers of left, right and of what they become, -1 for what is no text."""
+        """For each merge, "left right": the numbers of left, of right and of both together, -1 for one that is no
+        text."""
         data, ends = pack(merges)
         arrays: list[Ints] = [np.empty(len(merges), np.int32) for _ in range(3)]
         pointers = (ffi.from_buffer("int32_t[]", a) for a in arrays)
@@ -38,7 +39,8 @@ class Texts:
         return arrays[0], arrays[1], arrays[2]
 
     def pairs(self) -> tuple[Ints, Ints, Ints]:
-        """All pairs of texts or single characters that make a text; a character that is no text is -1 - its code."""
+        """All pairs of texts or single characters that together make a text. A character that is no text has the number
+        -1 - its code."""
         arrays: list[Ints] = [np.empty(len(self._arrays[0]), np.int32) for _ in range(3)]
         n: int = lib.pg_pairs_of_texts(self._c, self._n, *(ffi.from_buffer("int32_t[]", a) for a in arrays))
         left, right, text = (np.array(a[:n], np.int32) for a in arrays)

@@ -1,4 +1,4 @@
-"""Numbered texts, found from their beginnings, in C."""
+"""Tries in C: they find which of many numbered texts another text begins with."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _MOST_NODES = 1 << 28  # csrc/vocab/trie.h
 
 
 class Trie:
-    """Texts and their numbers, from 0; of equal texts the first counts. Any thread may use it."""
+    """A trie of texts, which are numbered from 0. Of equal texts the first counts. Any thread may use it."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Raises ModelError for a text that is too long: how far texts are looked for, at each place, depends on it."""
+        """Raises ModelError for a text that is too long. The longest text decides how much a search costs at each
+        place."""
         data, ends = pack(texts)
         longest = int(np.diff(ends, prepend=-1).max(initial=1)) - 1
         if longest > limits.TOKEN_BYTES:
@@ -40,9 +41,13 @@ class Trie:
         lib.pg_trie_index(self.handle, ffi.from_buffer("uint8_t[]", data), ffi.from_buffer("int64_t[]", ends), self._n)
 
     def longest_match(self, codes: Ints, n_words: int, prefix: bytes, unk: int | None) -> tuple[Ints, Ends]:
-        """Numbers of the longest texts from the left, and where each word ends among them. `codes` are characters: 0 is
-        none, a negative one is a part of its own, and at 10 a word ends. Each part is read with `prefix` before it; one
-        that texts do not cover is `unk`."""
+        """Cut words into the longest texts, from the left. Returns the numbers of the texts, and where each word ends
+        among these numbers.
+
+        codes   characters: 0 is no character, a negative one is a part by itself, and a word ends at 10
+        prefix  each part of a word is read with this before it
+        unk     the number of a part that the texts do not cover
+        """
         ends: Ends = np.empty(n_words, np.int64)
         ids: Ints = np.empty((4 + len(prefix)) * len(codes), np.int32)
         part = ffi.new("uint8_t[]", 4 * len(codes) + len(prefix))
@@ -63,7 +68,8 @@ class Trie:
         return ids[:n], ends
 
     def longest_cut(self, data: bytes) -> Ints:
-        """Numbers of the longest texts from the left. A byte that no text begins with is the number behind the last."""
+        """Cut `data` into the longest texts, from the left, and return their numbers. A byte that no text begins with
+        has the number after the last text."""
         ids: Ints = np.empty(len(data), np.int32)
         from_bytes, to_ids = ffi.from_buffer("uint8_t[]", data), ffi.from_buffer("int32_t[]", ids)
         n = interruptible(
@@ -75,8 +81,9 @@ class Trie:
     def best_cut(
         self, words: Sequence[bytes], scores: Doubles, unknown: float, always: bool = False
     ) -> tuple[Ints, Ends]:
-        """Numbers of the texts with the highest sum of scores, and where each word ends among them. A character without
-        a text, or with `always` any, may be the number behind the last one, which scores `unknown`."""
+        """Cut words into the texts with the highest sum of scores. Returns the numbers of the texts, and where each
+        word ends among these numbers. A character that no text covers (with `always`, any character) may get the number
+        after the last text, which scores `unknown`."""
         data, lengths = b"".join(words), list(map(len, words))
         ends: Ends = np.empty(len(words), np.int64)
         ids: Ints = np.empty(len(data), np.int32)
@@ -105,7 +112,8 @@ class Trie:
 
 
 class LongestFirst:
-    """Cuts texts out of others: the longest, in bytes, wherever it occurs, then the next in what is left."""
+    """Cuts texts out of a longer one: first the longest text (in bytes) wherever it occurs, then the next longest in
+    what is left, and so on."""
 
     CUT, LSTRIP, RSTRIP = lib.PG_CUT, lib.PG_LSTRIP, lib.PG_RSTRIP
 
@@ -115,8 +123,9 @@ class LongestFirst:
         self._lengths = np.array(lengths, np.int32)
 
     def cut(self, data: bytes, how: Bytes) -> list[tuple[int, int, int]]:
-        """The parts of `data`: where each begins and ends, and its text's number, -1 for what lies between. `how` says
-        of each text whether it counts (CUT), and whether it takes white space before or behind it along."""
+        """The parts of `data`: where each part begins and ends, and the number of its text (-1 for a part between
+        texts). `how` says for each text whether it counts (CUT), and whether it takes along the white space before or
+        after it."""
         n = len(data)
         trie = self._trie.handle
         flags, text = ffi.from_buffer("uint8_t[]", how), ffi.from_buffer("uint8_t[]", data)

@@ -34,7 +34,7 @@ def mask(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 @st.composite
 def shapes(draw: st.DrawFn, n: int) -> list[tuple[int, ...]]:
-    """Shapes of which each repeats to the largest in each dimension."""
+    """Shapes that all repeat to one shape, which has the largest ne of them in each dimension."""
     least = [draw(LENGTHS if i == 0 else st.integers(1, 3)) for i in range(4)]
     whole = [m * draw(st.sampled_from([1, 1, 1, 2, 3])) for m in least]
     options = [

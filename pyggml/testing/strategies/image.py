@@ -23,7 +23,7 @@ FEW = st.integers(1, 3)
 
 
 def about_one(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """So level that bicubic weights, of both signs, do not cancel."""
+    """Values so near to each other that bicubic weights, which have both signs, do not make them cancel."""
     return 1 + rng.random(shape)
 
 

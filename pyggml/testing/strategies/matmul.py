@@ -47,7 +47,8 @@ def axis_of(dim: int, permute: tuple[int, int, int, int] | None) -> int:
 
 @st.composite
 def weights_and_k(draw: st.DrawFn) -> tuple[DType, int]:
-    """A weight type and a row length: any for floats (around vectors and around a strip of 512), whole blocks else."""
+    """A weight type and a row length: for floats any length (around vectors, and around a strip of 512), for block
+    types whole blocks."""
     dtype = draw(st.sampled_from(FLOATS) | st.sampled_from(WEIGHT_TYPES))
     if dtype.block_size > 1:
         return dtype, dtype.block_size * draw(st.sampled_from([1, 2, 3]) | st.integers(1, 640 // dtype.block_size))

@@ -31,7 +31,7 @@ def with_nan(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def huge(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Squares, sums and differences beyond f32, of either sign or one."""
+    """Values whose squares, sums and differences are beyond f32, of both signs or of one."""
     return rng.uniform(2e38, 3.4e38, shape) * rng.choice([-1, 1], shape) ** rng.integers(0, 2)
 
 

@@ -1,8 +1,8 @@
 """Cases of state-space models, linear attention, and triangular systems.
 
-Values are positive, so that no sum cancels (what gated_delta_net takes away is a part of what is there; solve_tri has
-signs: each of its results is at most as exact as the largest before it, which counts too). Then a bound follows from
-how many roundings a result has had."""
+Values are positive, so that no sum cancels, and a bound follows from the number of roundings of a result. Two ops need
+more: gated_delta_net subtracts, but only a part of what is there. solve_tri has signs; each of its results is at most
+as exact as the largest result before it, and the bound counts that too."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
@@ -27,7 +27,7 @@ EPS = 2.0**-24
 
 
 def bound(n: int, n_tokens: int = 1) -> float:
-    """Sums of n products, and as many of them added up as there are tokens, each rounded."""
+    """The bound for sums of n products that are added up over all tokens, with a rounding at each step."""
     return 4 * EPS**2 * (n + 16 * n_tokens)
 
 
@@ -137,7 +137,7 @@ def gated_delta_net_cases(draw: st.DrawFn) -> Case:
 
 
 def lower_triangle(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Well conditioned; what is above the diagonal is not to be looked at."""
+    """A well conditioned matrix. The op must not look at the values above the diagonal."""
     a = rng.standard_normal(shape) * shape[3] ** -0.5
     return np.tril(a, -1) + np.eye(shape[3]) * rng.uniform(1, 2, shape) + np.triu(np.full(shape, np.nan), 1)
 

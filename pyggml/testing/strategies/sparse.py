@@ -19,8 +19,8 @@ TRANSPOSED = (0, 2, 1, 3)
 
 @st.composite
 def indexer_cases(draw: st.DrawFn) -> Case:
-    """Sums of d products, then of heads, in f32: relative to what is summed, which is as large as the result where
-    weights are of one sign, and n_head times as large at most."""
+    """The op sums d products, then heads, in f32. The error is relative to the summed values. These are as large as the
+    result when all weights have one sign, and n_head times as large at most."""
     type_k = draw(st.sampled_from(ROW_TYPES + BLOCK_TYPES))
     d = draw(st.sampled_from([32, 64, 128] if type_k.is_quantized else [1, 8, 20, 65, 128]))
     n_head, n_tokens, n_kv = (

@@ -188,9 +188,10 @@ def test_blocks_macros_and_formats_work(vocab: Vocab) -> None:
         "{% block a %}{% for m in messages %}{{ m.role }}{% endfor %}{% endblock %} {{ self.a() }} "
         "{% macro f(x) %}<{{ x }}{{ caller() if caller else '' }}>{% endmacro %}{% call f('a') %}b{% endcall %} "
         "{{ '{0}-{a:>4}-{b[c]!r}'.format(1, a='x', b={'c': 'd'}) }} {{ '{a}'.format_map({'a': 2}) }} {{ '%03d %s' % (7, 'y') }} "
-        "{{ 'x' is in ['x'] }} {{ 4 is divisibleby 2 }} {{ (cycler('p', 'q')).next() }} {{ 'abc'[1:] }} {{ 'a,b'.split(',') }}"
+        "{{ 'x' is in ['x'] }} {{ 4 is divisibleby 2 }} {{ (cycler('p', 'q')).next() }} {{ 'abc'[1:] }} {{ 'a,b'.split(',') }} "
+        "{{ 'abca'.count('a') }} {{ ['x', 'y'].index('y') }}"
     )
-    want = "user user <ab> 1-   x-'d' 2 007 y True True p bc ['a', 'b']"
+    want = "user user <ab> 1-   x-'d' 2 007 y True True p bc ['a', 'b'] 2 1"
     assert ChatTemplate("of a test", source).render(USER, vocab) == want
 
 

@@ -11,7 +11,7 @@ from .nodes import FLOATS, Fusion, Nodes, fused, is_f32_rows
 
 
 def _uncapped(scores: Tensor) -> tuple[Tensor, ...]:
-    """(x, its scale node, `scores`) where scores are tanh(x times a number), else just those."""
+    """(x, its scale node, `scores`) when the scores are tanh(x times a number); otherwise just (`scores`,)."""
     scaled = scores.src[0] if scores.op == "tanh" else None
     x = scaled.src[0] if scaled is not None and scaled.op == "scale" else None
     if scaled is None or x is None or scaled.op_params["b"] or not scaled.op_params["s"]:
@@ -20,8 +20,8 @@ def _uncapped(scores: Tensor) -> tuple[Tensor, ...]:
 
 
 def _turned(v: Tensor) -> tuple[Tensor, ...]:
-    """When `v` is the dense copy of transposed rows: (rows, [the cast of the rows to floats], their transpose, `v`).
-    Else just `v`."""
+    """(rows, [the cast of the rows to floats], their transpose, `v`) when `v` is the dense copy of transposed rows;
+    otherwise just (`v`,)."""
     view = v.src[0] if v.op == "cont" else None
     last = view.src[0] if view is not None and view.op == "transpose" else None
     if view is None or last is None or v.ne != view.ne:
@@ -32,7 +32,7 @@ def _turned(v: Tensor) -> tuple[Tensor, ...]:
 
 
 def _merged(g: Nodes, t: Tensor) -> tuple[Tensor, ...]:
-    """permute(t, 0, 2, 1, 3) and its dense copy, when nothing else reads t."""
+    """The nodes of permute(t, 0, 2, 1, 3) and of its dense copy, when nothing else reads t."""
     view = g.reader(t)
     if view is None or view.op != "permute" or view.flags & (FLAG_INPUT | FLAG_OUTPUT):
         return ()

@@ -1,4 +1,4 @@
-"""Cells that keep what a recurrence goes on from: how graphs read them and store there (scan.py, conv.py)."""
+"""Finds how graphs read the cells of recurrent states, and how they store there (for scan.py and conv.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VIEWS = ("view", "reshape")
 
 
 class Stored(NamedTuple):
-    """What a node puts into cells, dense f32: `rows` into those of `cells`, ne [floats, n_cells], that `ids` names."""
+    """A node stores `rows`, dense f32, into the rows of `cells`, ne [floats, n_cells], that `ids` names."""
 
     cells: Tensor
     rows: Tensor
@@ -23,7 +23,7 @@ class Stored(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Rows of all `cells`: of those that `read` names. nodes: on the way."""
+    """The rows of `cells` that `read` names. nodes: the nodes between the cells and their reader."""
 
     cells: Tensor
     read: Tensor
@@ -31,7 +31,7 @@ class Gathered(NamedTuple):
 
 
 def stored(store: Tensor) -> Stored | None:
-    """What `store`, a node of set_rows, puts into cells: whole rows."""
+    """What `store`, a node of set_rows, stores into cells; None when these are not whole rows."""
     cells, rows, ids = store.src
     if cells is None or rows is None or ids is None or rows.op not in _VIEWS:
         return None
@@ -40,7 +40,7 @@ def stored(store: Tensor) -> Stored | None:
 
 
 def gathered(t: Tensor, to: Stored) -> Gathered | None:
-    """Where `t` is rows of the cells that are stored to, as many."""
+    """How `t` reads rows of the cells that `to` stores to, when it reads as many as are stored; otherwise None."""
     views, rows = views_up(t)
     if rows.op != "get_rows" or any(v.op != "reshape" for v in views):
         return None
@@ -56,12 +56,12 @@ def _is_matrix(t: Tensor) -> bool:
 
 
 def is_all(t: Tensor, cells: Tensor) -> bool:
-    """Whether `t` is the bytes of `cells`, all of them."""
+    """Whether `t` has all bytes of `cells` and no others."""
     return t.root is cells.root and t.view_offs == cells.view_offs and t.nbytes == cells.nbytes and t.is_contiguous
 
 
 def views_up(t: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The views that `t` is the last of, and what they are views of."""
+    """The chain of views that ends with `t`, and the tensor that they are views of."""
     views: list[Tensor] = []
     while t.op in _VIEWS and (source := t.src[0]) is not None:
         views.append(t)
@@ -70,8 +70,8 @@ def views_up(t: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def alone(g: Nodes, store: Tensor, nodes: Collection[Tensor], results: Collection[Tensor]) -> tuple[Tensor, ...] | None:
-    """These nodes in order, where all but the results can be inner, and nobody else looks at the cells, or changes what
-    is read, in between."""
+    """The nodes in their order, when they can be fused: nothing else needs them, except the results, and between them
+    no other node reads the cells or changes what they read. Otherwise None."""
     if not all(t in g.at for t in nodes):
         return None
     ordered = g.in_order(nodes)

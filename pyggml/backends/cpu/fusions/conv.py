@@ -14,8 +14,8 @@ from .nodes import Fusion, Nodes, fused, is_f32_rows, other_source
 
 
 class Window(NamedTuple):
-    """What a convolution reads: d_conv - 1 tokens of each of the cells `before`, then `x`, ne [channels, n_seq_tokens,
-    n_seqs]. nodes: those that lead to what is stored."""
+    """The input of a convolution: d_conv - 1 tokens of each of the cells `before`, then `x`, ne [channels,
+    n_seq_tokens, n_seqs]. nodes: the nodes that make the tokens which are stored."""
 
     node: Tensor
     x: Tensor
@@ -54,7 +54,7 @@ def _conv(g: Nodes, store: Tensor) -> Step | None:
     weights = conv.src[1]
     if weights is None or not weights.is_contiguous:
         return None
-    way, nodes, bias = [conv], [conv], None  # reshapes count where a bias or silu follows
+    way, nodes, bias = [conv], [conv], None  # reshapes are part of it when a bias or silu follows
     while (t := g.reader(way[-1])) is not None and t.ne[0] == conv.ne[0] and nodes[-1].op != "silu":
         added = other_source(t, way[-1]) if t.op == "add" and len(nodes) == 1 else None
         is_bias = added is not None and added.ne == (t.ne[0], 1, 1, 1) and is_f32_rows(added)

@@ -30,8 +30,8 @@ def _weighted(t: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _find(g: Nodes, first: Tensor) -> Step | None:
-    """Find the sum over all rows, of which `first` views the first ones. Weights of the rows are part of it when
-    nothing else reads the products with them, and so is what is added to the sum."""
+    """Find the sum over all rows of experts; `first` is the view of the first rows. The weights of the rows are part of
+    the fusion when nothing else reads the weighted rows. So is a tensor that is added to the sum."""
     t = first.src[0]
     views = g.readers.get(t, []) if t is not None else []
     if t is None or views[0] is not first or not _are_rows(views, t) or not all(map(g.passes, views)):

@@ -23,10 +23,10 @@ class Nodes:
     at       the place of each node in the graph
     uses     how often the whole graph reads a tensor
     readers  which of the nodes read it, once for each use
-    kernels  the kernels of products that the CPU computes in a way of its own (of one matrix, or by expert)
+    kernels  the CPU's own kernels of products (of one matrix, or by expert)
     enabled  the fusions that may be used
-    taken    nodes that are part of a fused step: node -> that step for the node in whose place it stands, None for
-             its other nodes
+    taken    nodes that are part of a fused step. The node in whose place the step stands -> the step; the other nodes
+             of the step -> None
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class Nodes:
         return tuple(sorted(nodes, key=self.at.__getitem__))
 
     def unwritten(self, sources: Iterable[Tensor | None], first: Tensor, last: Tensor) -> bool:
-        """Whether no node after first, up to last (which writes as it reads), writes to what `sources` lie in."""
+        """Whether no node after `first`, up to `last`, writes to the memory of `sources`. (`last` may write where it
+        reads.)"""
         begin, end = (bisect_right(self._writes_at, self.at[t]) for t in (first, last))
         written = self._written[begin:end]
         return not written or {s.root for s in sources if s is not None}.isdisjoint(written)
@@ -93,7 +94,7 @@ class Fusion(NamedTuple):
     name  what its steps are called
     ops   the ops of nodes that `find` begins with
     find  returns the step that such a node is part of, or None. It is not called for nodes of other steps
-    early the step stands where its first result stood, because that may be read before the last node. Else the step
+    early true: the step stands where its first result stood, because that may be read before the last node; false: it
           stands where its last node stood
     """
 

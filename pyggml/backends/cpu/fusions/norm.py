@@ -12,7 +12,7 @@ from .nodes import Fusion, Nodes, fused, is_f32_rows, other_source
 
 
 class Norm(NamedTuple):
-    """The norm of x times a weight: the two `nodes`, of which the first is the norm or rms_norm."""
+    """The norm of x times a weight. Its two `nodes` are the norm or rms_norm, and the product with the weight."""
 
     x: Tensor
     weight: Tensor

@@ -1,9 +1,10 @@
-"""products: of weights that the CPU has its own way for (csrc/products/r16/mul_mat_r16.c).
+"""products: fusions around products with weights, when the CPU has its own kernel for them
+(csrc/products/r16/mul_mat_r16.c).
 
-norm      they take x, and do rms_norm(x) * weight themselves, where only they read it
-share     products of the same columns (Q, K and V) quantise or pack them once
-glu       act(gate) * up is stored instead of gate and up, or of the halves of one product; also of experts
-residual  a product, its bias, and what is added to it
+norm      when only products read rms_norm(x) * weight, they take x and compute that themselves
+share     products of the same columns (Q, K and V) quantise or pack the columns once
+glu       the kernel stores act(gate) * up, not gate and up or the two halves of one product; also for experts
+residual  a product, its bias, and a tensor that is added to it
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _GATED = {
     "swiglu_oai": lib.R16_SWIGLU_OAI,
 }
 _WEIGHTS = (lib.PG_MM_WEIGHTS, lib.PG_MM_WEIGHTS_1, lib.PG_MM_WEIGHTS_2)
-_RESULTS = (lib.PG_MM_RESULT_1, lib.PG_MM_RESULT_2)  # of all but the first, which is the kernel's own
+_RESULTS = (lib.PG_MM_RESULT_1, lib.PG_MM_RESULT_2)  # the first product's result is that of the kernel
 
 
 class Product(NamedTuple):
-    """A product, and its sum with a bias, a leaf, where nothing else reads the product."""
+    """A product. When nothing else reads it, also its sum with a bias, which is a leaf."""
 
     node: Tensor
     bias: Tensor | None = None
@@ -52,12 +53,12 @@ class Product(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Products of the same columns, and what becomes of them.
+    """Products of the same columns, and the nodes that compute with their results.
 
-    nodes  all, in order
-    store  what the kernel makes of them (enum r16_store)
-    last   the nodes behind the products, of which the last one is the result; none when they are the results
-    added  what is added to the product
+    nodes  all nodes, in order
+    store  what the kernel does with the results (enum r16_store)
+    last   the nodes after the products; the last of them is the result. Empty when the products are the results
+    added  the tensor that is added to the product
     """
 
     products: tuple[Product, ...]
@@ -73,8 +74,8 @@ class Products(NamedTuple):
 
 
 def _together(g: Nodes, *products: Product, **rest: Any) -> Products | None:
-    """`Products` of these, and the `rest` of it, where nothing that their nodes read is written meanwhile, but what the
-    last one reads as it writes."""
+    """The `Products` of these products and the `rest` of its fields; None when something writes meanwhile to a tensor
+    that their nodes read. (The last node may write where it reads.)"""
     found = Products(products, (), **rest)
     nodes = g.in_order({t for p in products for t in p.nodes}.union(found.last))
     inner = set(nodes).difference(found.results)
@@ -131,7 +132,7 @@ def _gated(g: Nodes, same: Sequence[Tensor]) -> Products | None:
 
 
 def _with_residual(g: Nodes, t: Tensor) -> Products | None:
-    """A product, its bias, and what is added to it."""
+    """Find a product with its bias and a tensor that is added to it."""
     product = _biased(g, t)
     out = g.reader(product.end) if "residual" in g.enabled else None
     if out is None or out.op != "add" or out.view_src is not None:
@@ -181,7 +182,7 @@ def _find(g: Nodes, t: Tensor) -> Step | None:
     if found.store == lib.R16_SWIGLU_OAI:
         unit = found.last[-1].op_params
         params |= {lib.PG_MM_ALPHA: unit["alpha"], lib.PG_MM_LIMIT: unit["limit"]}
-    halves: dict[int, Half] = {}  # of gate and value in one: the rows of each
+    halves: dict[int, Half] = {}  # when one weight has gate and value: which rows each is
     for i, (at, p) in enumerate(zip(_WEIGHTS, found.products, strict=False)):
         srcs |= {at: p.node.src[0], lib.PG_MM_BIAS + i: p.bias}
         if i and not found.last:

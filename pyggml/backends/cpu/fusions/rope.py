@@ -1,4 +1,5 @@
-"""rope: a rope, the norm of what it turns, and the copy of its result to the cache, where it is stored at once."""
+"""rope: a rope, together with the norm before it, and with the copy of its result to the cache, when that is the only
+reader."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .norm import norm_before
 
 
 def _stored(g: Nodes, rope: Tensor) -> Tensor | None:
-    """The copy of a rope to a cache, where nothing else reads the rope."""
+    """The node that copies the result of a rope to a cache, when nothing else reads it; otherwise None."""
     t = g.reader(rope)
     if t is None or t.op != "cpy" or t.op_params.get("limit") or t.src[0] is not rope:
         return None

@@ -54,7 +54,7 @@ def _scan(g: Nodes, store: Tensor) -> Step | None:
 
 
 def _reads_results(g: Nodes, out: Tensor, nodes: set[Tensor], end: int) -> bool:
-    """Whether who reads a scan, but for these nodes, only views its first `end` bytes."""
+    """Whether all readers of a scan, except the nodes `own`, are views of its first `end` bytes."""
     readers = g.readers[out]
     for v in readers:
         reach = int(v.view_offs) + 4 + sum((n - 1) * nb for n, nb in zip(v.ne, v.nb, strict=True))

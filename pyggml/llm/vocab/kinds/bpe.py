@@ -63,7 +63,7 @@ class BPE:
         from pyggml.native.vocab.texts import Texts
 
         ids, n = self._tokens.ids, len(self._tokens.texts)
-        extra: dict[str, int] = {}  # symbols of texts that are not tokens, numbered behind the tokens
+        extra: dict[str, int] = {}  # symbols of texts that are not tokens; their numbers follow those of the tokens
 
         def symbol(text: str) -> int:
             found = ids.get(text)

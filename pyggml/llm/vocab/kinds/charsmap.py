@@ -14,7 +14,7 @@ def check_charsmap(charsmap: bytes) -> None:
     """Raise ModelError for a map whose rules replace, or are replaced by, more than `limits.CHARSMAP_BYTES`.
 
     A map has the size of a trie (4 bytes), the trie (a double array of units of 4 bytes), and the texts that rules put
-    in, each with a NUL behind it. A trie may go in a circle, so that a rule never ends. sentencepiece itself refuses
+    in, each with a NUL after it. A trie may go in a circle, so that a rule never ends. sentencepiece itself refuses
     data that is not a map.
     """
     size = int.from_bytes(charsmap[:4], "little")

@@ -19,8 +19,8 @@ _N_BYTES, _N_CHARS = 256, 0x110000
 
 
 class Merger:
-    """Merges the symbols of words. The symbol of a token is its id; of another character, -1 - its code point; other
-    texts have symbols behind the last token's."""
+    """Merges the symbols of words. The symbol of a token is its id. The symbol of a character that is no token is
+    -1 - its code point. Other texts have symbols after that of the last token."""
 
     def __init__(
         self, merges: Merges, units: Ints, n_tokens: int, others: list[str], byte_ids: list[int | None]

@@ -1,4 +1,4 @@
-"""The table of pre-tokenizers (`tokenizer.ggml.pre`): how a text is cut into words, and what else the name decides.
+"""The table of pre-tokenizers (`tokenizer.ggml.pre`). A name decides how a text is cut into words, and some more.
 
 The rules are those of llama.cpp 0.3.36, which differ from the models' originals in places: numbers and white space are
 Unicode's; the letters of contractions and of `[a-z]` are ASCII. Possessive `++` and lookbehinds keep searches linear.
@@ -7,20 +7,19 @@ Unicode's; the letters of contractions and of `[a-z]` are ASCII. Possessive `++`
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, nearest
 
 from .split import Rule, ascii_thousands, thousands
 
 
 @dataclass(frozen=True)
 class Pre:
-    """A pre-tokenizer: what its name decides.
+    """A pre-tokenizer.
 
     rules           for `Splitter`
     ignore_merges   a word that is a token becomes that token, whatever the merges say
-    byte_level      tokens are spelled in GPT-2's characters for bytes; else in plain text, with `<0x0A>` for bytes
+    byte_level      tokens are spelled in GPT-2's characters for bytes; if not, in plain text, with `<0x0A>` for bytes
     escape          spaces are spelled U+2581
     clean_spaces    detokenizing drops spaces before punctuation
     add_bos, add_sep, no_bos    defaults; no_bos: there is no default bos
@@ -185,7 +184,7 @@ def find_pre(name: str) -> Pre:
     """The pre-tokenizer of this name. Raises ModelError for an unknown name."""
     if name in PRE:
         return PRE[name]
-    near = ", ".join(get_close_matches(name, PRE, n=5, cutoff=0.4)) or ", ".join(sorted(PRE))
+    near = ", ".join(nearest(name, PRE, 5, 0.4)) or ", ".join(sorted(PRE))
     raise ModelError(
         f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre); near ones: {near}. "
         "kv_overrides={'tokenizer.ggml.pre': NAME} sets another"

@@ -52,7 +52,7 @@ def thousands(text: str) -> list[str]:
 
 
 def ascii_thousands(text: str) -> list[str]:
-    """As `thousands`, for 0-9 only; a number of whole groups stays with the text behind it, not before it."""
+    """As `thousands`, for 0-9 only. A number of whole groups stays with the text after it, not with that before."""
     cuts: list[int] = []
     for number in _DIGITS.finditer(text):
         a, b = number.span()

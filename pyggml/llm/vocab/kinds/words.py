@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     Ints = np.ndarray[Any, np.dtype[np.int32]]
     Ends = np.ndarray[Any, np.dtype[np.int64]]
 
-_MOST = 1 << 22  # characters, at most, of all words that are kept
+_MOST = 1 << 22  # the most characters of all words that are kept
 
 
 class WordCache:
