@@ -21,6 +21,8 @@ int PG_FN(mul_mat_id_any)(const pg_task *t, int ith, int nth) {
   pg_product p = {
       .a = as,
       .b = b,
+      .k = as->ne[0],
+      .m = as->ne[1],
       .b_first = b->data,
       .y_first = y->data,
       .n = {ids->ne[0], ids->ne[1]},

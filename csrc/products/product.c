@@ -8,6 +8,7 @@
 
 #include "formats/storage.h"
 #include "products/borders.h"
+#include "products/panel.h"
 #include "products/tile.h"
 #include "simd/rows.h"
 #include "simd/units.h"
@@ -47,7 +48,7 @@ static void tile(const pg_tile *tiles, float *const *y, int64_t row, const char 
 // How many elements of the columns are multiplied with all rows before the next elements: as many as stay in the cache.
 // It depends on the product alone, not on a part, so that results do not depend on the number of threads.
 static int64_t elements_near(const pg_product *p) {
-  const int64_t k = p->a->ne[0], fit = NEAR / 4 / p->n_cols / KC * KC;
+  const int64_t k = p->k, fit = NEAR / 4 / p->n_cols / KC * KC;
   return k * p->n_cols * 4 <= NEAR ? k : PG_MAX(fit, KC);
 }
 
@@ -66,7 +67,7 @@ static pg_tile in_turn(const pg_product *p) {
 }
 
 static void direct(const pg_product *p, pg_part part, const pg_tile *tiles) {
-  const int64_t nba = p->a->nb[1], n = part.cols.last - part.cols.first, k = p->a->ne[0], near = elements_near(p);
+  const int64_t nba = p->a->nb[1], n = part.cols.last - part.cols.first, k = p->k, near = elements_near(p);
   const float *b[FEW];
   float *y[FEW];
   for (int64_t j = 0; j < n; j++) b[j] = (const float *)pg_column(p, part.cols.first + j, &y[j]);
@@ -92,7 +93,7 @@ static void converted(const pg_product *p, pg_part part, float *work) {
   const pg_tensor *a = p->a;
   const pg_tile *tiles = PG_FN(tiles)(PG_F32);
   const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
-  const int64_t k = a->ne[0], per = pg_block_size(a->type), n = part.cols.last - part.cols.first;
+  const int64_t k = p->k, per = pg_block_size(a->type), n = part.cols.last - part.cols.first;
   const int64_t bytes = KC / per * a->nb[0]; // of a row at a time
   const int in_place = pg_is_f32_row(p->b);
   float *wa = work, *wb = work + MB * LD;
@@ -130,7 +131,8 @@ static void converted(const pg_product *p, pg_part part, float *work) {
 
 // The way of a product, by the type of its weights and its columns.
 static enum { DIRECT, CONVERTED, MANY, SHORT } way_of(const pg_product *p) {
-  const int64_t k = p->a->ne[0], most = p->n_cols > FEW_BLOCKS ? PG_SHORT : PG_SHORT / 2;
+  if (p->across) return MANY;
+  const int64_t k = p->k, most = p->n_cols > FEW_BLOCKS ? PG_SHORT : PG_SHORT / 2;
   if (k <= most && pg_block_size(p->a->type) == 1 && pg_is_f32_row(p->b)) return SHORT;
   const int64_t few = pg_block_size(p->a->type) == 1 ? FEW : FEW_BLOCKS;
   if (p->n_cols <= few && PG_FN(tiles)(p->a->type) && pg_is_f32_row(p->b)) return DIRECT;
@@ -158,10 +160,13 @@ int64_t PG_FN(product_work)(void) { return PG_MAX((MB + FEW) * LD * 4, PG_FN(pro
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 pg_cut PG_FN(product_cut)(const pg_product *p, int64_t wanted) {
-  const int64_t m = p->a->ne[1], n = p->n_cols, k = p->a->ne[0];
-  wanted = PG_MAX(1, PG_MIN(wanted, m * n * k / PART_OPS));
-  const int64_t unit = way_of(p) == MANY ? PG_MANY_ROWS : PG_MR;
-  const int64_t rows = PG_MIN(ceil_div(ceil_div(m, wanted), unit) * unit, m), n_rows = ceil_div(m, rows);
+  const int64_t m = p->m, n = p->n_cols;
+  wanted = PG_MAX(1, PG_MIN(wanted, pg_times(pg_times(m, n), p->k) / PART_OPS));
+  const int many = way_of(p) == MANY;
+  const int64_t unit = p->across && pg_block_size(p->a->type) > 1 ? PG_MOST_BLOCK : many ? PG_PANEL : PG_MR;
+  // Equal parts, but no more of them than are worth converting columns for.
+  const int64_t most = many ? ceil_div(m, PG_MANY_ROWS) : m, per = ceil_div(m, PG_MIN(wanted, most));
+  const int64_t rows = PG_MIN(ceil_div(per, unit) * unit, m), n_rows = ceil_div(m, rows);
   const int64_t cols = n_rows >= wanted ? n : PG_MIN(ceil_div(ceil_div(n, wanted / n_rows), COLS) * COLS, n);
   return (pg_cut){rows, cols, n_rows, ceil_div(n, cols)};
 }

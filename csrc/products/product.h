@@ -4,11 +4,15 @@
 
 // A product. Column c is element (c % n[0], c / n[0] % n[1], c / n[0] / n[1]) of a grid, with byte strides in b and y;
 // b repeats along the first dimension after n_b. With `list`, the columns are those with the numbers in it.
+//
+// Element i of row r of the matrix is element i of row r of a; or, `across`, element r of row i.
 typedef struct pg_product {
   const pg_tensor *a, *b; // for their types and rows
-  const char *a_rows;     // row 0 of the matrix
-  const char *b_first;    // column 0
-  char *y_first;          // its result: rows are f32, dense
+  int across;
+  int64_t k, m;        // elements of a sum, and rows
+  const char *a_rows;  // row 0 of a
+  const char *b_first; // column 0
+  char *y_first;       // its result: rows are f32, dense
   const int32_t *list;
   int64_t n_cols;
   int64_t n[2], n_b;
@@ -44,7 +48,10 @@ int64_t PG_FN(product_work)(void); // bytes of scratch per thread
 void PG_FN(product)(const pg_product *p, pg_part part, float *work);
 pg_cut PG_FN(product_cut)(const pg_product *p, int64_t wanted);
 
-enum { PG_MANY_ROWS = 16 * VF_N };      // rows of a part with many columns, which are converted once for all these rows
+enum {
+  PG_MANY_ROWS = 16 * VF_N, // rows of a part with many columns, which are converted once for all these rows
+  PG_MOST_BLOCK = 256       // elements of the largest blocks; all others are parts of it
+};
 int64_t PG_FN(product_many_work)(void); // product_many.c: the product of many columns
 void PG_FN(product_many)(const pg_product *p, pg_part part, float *work);
 
@@ -54,7 +61,7 @@ void PG_FN(product_short)(const pg_product *p, pg_part part, float *work);
 // The i-th part of the cut.
 static inline pg_part pg_part_of(const pg_product *p, const pg_cut *c, int64_t i) {
   const int64_t r = i / c->n_cols * c->rows, j = i % c->n_cols * c->cols;
-  return (pg_part){{r, PG_MIN(r + c->rows, p->a->ne[1])}, {j, PG_MIN(j + c->cols, p->n_cols)}};
+  return (pg_part){{r, PG_MIN(r + c->rows, p->m)}, {j, PG_MIN(j + c->cols, p->n_cols)}};
 }
 
 // The chunk after `last` (-1: the first one) for this thread. A single thread gets all of them.

@@ -1,123 +1,173 @@
-// A product with many columns: rows are converted to f32 once, and laid out so that the lanes of a vector are rows.
-// Each element of a column is multiplied with all lanes, so no sum runs across lanes, and short rows cost no more per
-// element than long ones.
+// A product with many columns: a block of rows is converted to f32 once, in panels (panel.h), and meets all columns.
+// No sum runs across lanes, so short sums cost no more per element than long ones.
 #include "formats/storage.h"
-#include "simd/lanes.h"
+#include "products/panel.h"
 #include "products/product.h"
+#include "simd/lanes.h"
 #include "simd/rows.h"
 #include "simd/units.h"
 
 enum {
-  KC = 512, // elements of a row at a time: a multiple of every block size
-  NR = VF_N == 16  ? 12
-       : VF_N == 8 ? 6
-                   : 4, // columns at a time: with two vectors of rows, as many as fit the registers
-  TILE_ROWS = 2 * VF_N,
-  MB = PG_MANY_ROWS, // rows converted at a time: half a MiB at most, for the L2 cache
-  LD = KC + 16       // stride of columns: off the powers of two, which share cache sets
+  BLOCK = PG_MANY_ROWS * PG_PANEL_K, // elements of a block of rows at most: half a MiB for the L2 cache
+  SPLIT = PG_MOST_BLOCK,             // rows that are converted together when they run across
+  ACROSS_K = PG_MIN(PG_PANEL_K / 2, BLOCK / SPLIT),
+  MOST_ROWS = 4 * PG_MANY_ROWS,                     // of a block, however short they are
+  PANELS = BLOCK + (MOST_ROWS / PG_PANEL + 1) * 16, // floats of a block's panels
+  STRETCH = 48 // neighbouring columns that are copied together: whole groups, whole cache lines
 };
-_Static_assert(MB % TILE_ROWS == 0 && TILE_ROWS % 4 == 0, "tiles must fit");
+_Static_assert(PG_MANY_ROWS % PG_PANEL == 0 && SPLIT % PG_PANEL == 0, "panels must fit");
+_Static_assert(STRETCH % PG_GROUP == 0, "groups must fit");
 
-#define UNROLL _Pragma("GCC unroll 16")
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-typedef float sums[NR][TILE_ROWS];
+// The shape of a block of a part's rows: the blocks are equal, and their panels fit BLOCK.
+typedef struct shape {
+  int64_t rows, k;
+} shape;
 
-// Rows a[i][0..TILE_ROWS), i < k, times nr columns of b, LD apart.
-PG_INLINE void tile(int nr, const float *a, const float *b, int64_t k, sums to) {
-  vf acc[NR][2];
-  UNROLL for (int j = 0; j < nr; j++) acc[j][0] = acc[j][1] = vf_zero();
-  for (int64_t i = 0; i < k; i++, a += TILE_ROWS) {
-    const vf a0 = vf_load(a), a1 = vf_load(a + VF_N);
-    UNROLL for (int j = 0; j < nr; j++) {
-      const vf x = vf_set1(b[j * LD + i]);
-      acc[j][0] = vf_fma(a0, x, acc[j][0]);
-      acc[j][1] = vf_fma(a1, x, acc[j][1]);
-    }
-  }
-  UNROLL for (int j = 0; j < nr; j++) {
-    vf_store(to[j], acc[j][0]);
-    vf_store(to[j] + VF_N, acc[j][1]);
-  }
+static shape shape_of(const pg_product *p, int64_t rows) {
+  const int64_t k = PG_MIN(p->k, p->across ? ACROSS_K : PG_PANEL_K);
+  const int64_t unit = p->across && pg_block_size(p->a->type) > 1 ? SPLIT : PG_PANEL;
+  const int64_t most = PG_MIN(BLOCK / k / unit * unit, MOST_ROWS), n = ceil_div(rows, most);
+  return (shape){ceil_div(ceil_div(rows, n), unit) * unit, k};
 }
 
-// Not inlined: in a larger function the sums would not stay in registers.
-static __attribute__((noinline)) void tile_all(const float *a, const float *b, int64_t k, sums to) {
-  tile(NR, a, b, k, to);
-}
-static __attribute__((noinline)) void tile_half(const float *a, const float *b, int64_t k, sums to) {
-  tile(NR / 2, a, b, k, to);
-}
-
-// y[j][0..rows) = or += the sums.
-PG_INLINE void put_sums(sums from, float *const *y, int64_t cols, int64_t rows, int add) {
-  for (int64_t j = 0; j < cols; j++) {
-    if (rows == TILE_ROWS) {
-      for (int i = 0; i < TILE_ROWS; i += VF_N) {
-        const vf v = vf_load(from[j] + i);
-        vf_store(y[j] + i, add ? vf_add(vf_load(y[j] + i), v) : v);
-      }
-    } else {
-      for (int64_t i = 0; i < rows; i++) y[j][i] = add ? y[j][i] + from[j][i] : from[j][i];
-    }
-  }
-}
-
-// Write elements k0 .. k0 + kc of rows first .. first + n as tiles of [kc][TILE_ROWS]; missing rows of the last tile
-// are zeros.
-static void put_rows(const pg_product *p, int64_t first, int64_t n, int64_t k0, int64_t kc, float *to) {
-  const pg_to_f32 to_f32 = PG_FN(to_f32)(p->a->type);
-  const int64_t at = k0 / pg_block_size(p->a->type) * p->a->nb[0];
-  for (int64_t r = 0; r < (n + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; r += 4) {
-    float four[4][KC];
-    for (int64_t i = 0; i < 4; i++) {
-      if (r + i < n) {
-        to_f32(p->a_rows + (first + r + i) * p->a->nb[1] + at, four[i], kc);
+// Elements k0 .. k0 + n of rows first .. first + rows, as panels. Rows that the last panel lacks are zeros.
+static void put_rows(const pg_product *p, int64_t first, int64_t rows, int64_t k0, int64_t n, float *to) {
+  const pg_tensor *a = p->a;
+  const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
+  const char *from = p->a_rows + first * a->nb[1] + k0 / pg_block_size(a->type) * a->nb[0];
+  for (int64_t r = 0; r < (rows + PG_PANEL - 1) / PG_PANEL * PG_PANEL; r += VF_N, from += VF_N * a->nb[1]) {
+    float own[VF_N][PG_PANEL_K];
+    const int in_place = a->type == PG_F32 && r + VF_N <= rows && a->nb[1] % 4 == 0;
+    for (int64_t i = 0; i < VF_N && !in_place; i++) {
+      if (r + i < rows) {
+        to_f32(from + i * a->nb[1], own[i], n);
       } else {
-        memset(four[i], 0, sizeof four[i]);
+        memset(own[i], 0, n * sizeof(float));
       }
     }
-    pg_rows_to_lanes(to + r / TILE_ROWS * TILE_ROWS * kc + r % TILE_ROWS, TILE_ROWS, four[0], KC, kc);
+    pg_turn(to + r / PG_PANEL * pg_panel_size(n) + r % PG_PANEL, PG_PANEL, in_place ? from : (const char *)own,
+            in_place ? a->nb[1] : (int64_t)sizeof own[0], n);
   }
 }
 
-// Find n columns and the places of their results. Elements from k0 on are prefetched into the L2 cache, because the
-// hardware would begin anew in each column.
-PG_INLINE void find_columns(const pg_product *p, int64_t first, int64_t n, int64_t k0, const char **cols, float **y) {
-  const int64_t nb = p->b->nb[0], bytes = PG_MIN(KC, p->a->ne[0] - k0) * nb;
-  for (int64_t j = 0; j < n; j++) {
-    cols[j] = pg_column(p, first + j, &y[j]);
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(cols[j] + k0 * nb + i, 0, 2);
+// The same for rows that run across the stored ones.
+static void put_rows_across(const pg_product *p, int64_t first, int64_t rows, int64_t k0, int64_t n, float *to) {
+  const pg_tensor *a = p->a;
+  const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
+  const int64_t per = pg_block_size(a->type);
+  const char *from = p->a_rows + k0 * a->nb[1] + first / per * a->nb[0];
+  for (int64_t i = 0; i < n; i++, from += a->nb[1], to += PG_PANEL) {
+    float *panel = to;
+    for (int64_t r0 = 0; r0 < rows; r0 += SPLIT) {
+      const int64_t some = PG_MIN(SPLIT, rows - r0);
+      const char *at = from + r0 / per * a->nb[0];
+      float own[SPLIT];
+      const float *x = (const float *)at;
+      if (a->type != PG_F32) {
+        to_f32(at, own, some);
+        x = own;
+      }
+      int64_t r = 0;
+      for (; r + PG_PANEL <= some; r += PG_PANEL, panel += pg_panel_size(n)) {
+        vf_store(panel, vf_load(x + r));
+        vf_store(panel + VF_N, vf_load(x + r + VF_N));
+      }
+      for (int64_t j = 0; r < some && j < PG_PANEL; j++) panel[j] = r + j < some ? x[r + j] : 0;
+    }
   }
 }
 
-int64_t PG_FN(product_many_work)(void) { return (MB * KC + NR * LD) * 4; }
+// Some columns of a part, and the places of their results.
+typedef struct columns {
+  int64_t n;
+  enum pg_group lies;
+  const char *x[STRETCH];
+  float *y[STRETCH];
+} columns;
+
+// The next columns of a part, from c on: one group, or several when columns are neighbours in memory, so that each
+// cache line is read once.
+static void find_columns(const pg_product *p, int64_t c, int64_t last, int64_t k0, columns *s) {
+  const int64_t end = PG_MIN(c + STRETCH, last), nb = p->b->nb[0];
+  const int across = p->nb_b[0] == 4 && nb != 4 && p->b->type == PG_F32 && !p->list && p->n_b == p->n[0] &&
+                     c / p->n[0] == (end - 1) / p->n[0];
+  s->lies = across ? PG_BY_ELEMENT : PG_BY_COLUMN;
+  s->n = PG_MIN(across ? STRETCH : PG_GROUP, last - c);
+  for (int64_t j = 0; j < s->n; j++) s->x[j] = pg_column(p, c + j, &s->y[j]) + k0 * nb;
+}
+
+// The memory of n elements of columns, which should be evenly spaced.
+static pg_fetch fetch_columns(const pg_product *p, const columns *s, int64_t n) {
+  if (s->n <= 0) return (pg_fetch){.n = 0};
+  if (s->lies == PG_BY_ELEMENT) return pg_fetch_of(s->x[0], s->n * 4, p->b->nb[0], n);
+  return pg_fetch_of(s->x[0], n * p->b->nb[0], s->n > 1 ? s->x[1] - s->x[0] : 0, s->n);
+}
+
+// The memory of the results of columns.
+static pg_fetch fetch_results(const columns *s, int64_t first, int64_t rows) {
+  if (s->n <= 0) return (pg_fetch){.n = 0};
+  return pg_fetch_of((const char *)(s->y[0] + first), rows * 4, s->n > 1 ? (s->y[1] - s->y[0]) * 4 : 0, s->n);
+}
+
+// The memory that the next block of a part is converted from.
+static pg_fetch fetch_rows(const pg_product *p, int64_t first, int64_t rows, int64_t k0, int64_t n) {
+  const pg_tensor *a = p->a;
+  const int64_t per = pg_block_size(a->type), i0 = p->across ? first : k0, i1 = p->across ? k0 : first;
+  return pg_fetch_of(p->a_rows + i1 * a->nb[1] + i0 / per * a->nb[0], (p->across ? rows : n) / per * a->nb[0], a->nb[1],
+                     p->across ? n : rows);
+}
+
+// Floats from a group to the next.
+PG_INLINE int64_t group_size(enum pg_group lies, int64_t n) {
+  return lies == PG_BY_COLUMN ? PG_GROUP * PG_COLUMN : n * PG_GROUP + 16;
+}
+
+// Copy n elements of columns, as groups.
+static void put_columns(const pg_product *p, const columns *s, int64_t n, float *to) {
+  if (s->lies == PG_BY_COLUMN) {
+    for (int64_t j = 0; j < s->n; j++) pg_get_f32(to + j * PG_COLUMN, p->b, s->x[j], 0, n);
+    for (int64_t j = s->n; j % PG_GROUP_STEP; j++) memset(to + j * PG_COLUMN, 0, n * sizeof *to);
+    return;
+  }
+  const char *from = s->x[0];
+  for (int64_t i = 0; i < n; i++, from += p->b->nb[0], to += PG_GROUP) {
+    const float *x = (const float *)from;
+    float *group = to;
+    int64_t j = 0;
+    for (; j + PG_GROUP <= s->n; j += PG_GROUP, group += group_size(PG_BY_ELEMENT, n))
+      memcpy(group, x + j, PG_GROUP * sizeof *x);
+    for (int64_t e = 0; j < s->n && e < PG_GROUP; e++) group[e] = j + e < s->n ? x[j + e] : 0;
+  }
+}
+
+int64_t PG_FN(product_many_work)(void) { return (PANELS + STRETCH * PG_COLUMN) * 4; }
 
 void PG_FN(product_many)(const pg_product *p, pg_part part, float *work) {
-  const int64_t k = p->a->ne[0];
-  float *a = work, *b = work + MB * KC;
-  for (int64_t r0 = part.rows.first; r0 < part.rows.last; r0 += MB) {
-    const int64_t mb = PG_MIN(MB, part.rows.last - r0);
-    for (int64_t k0 = 0; k0 < k; k0 += KC) {
-      const int64_t kc = PG_MIN(KC, k - k0);
-      put_rows(p, r0, mb, k0, kc, a);
-      const char *next[NR];
-      float *y[NR], *next_y[NR];
-      for (int64_t c = part.cols.first; c < part.cols.last; c += NR) {
-        const int64_t nr = PG_MIN(NR, part.cols.last - c);
-        if (c == part.cols.first) find_columns(p, c, nr, k0, next, next_y);
-        for (int64_t j = 0; j < nr; j++) {
-          pg_get_f32(b + j * LD, p->b, next[j], k0, kc);
-          y[j] = next_y[j] + r0;
-        }
-        find_columns(p, c + NR, PG_MIN(NR, part.cols.last - c - NR), k0, next, next_y);
-        for (int64_t r = 0; r < mb; r += TILE_ROWS) {
-          sums to;
-          for (int64_t j = 0; j < nr; j++)
-            for (int64_t i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(y[j] + i, 1);
-          (nr > NR / 2 ? tile_all : tile_half)(a + r * kc, b, kc, to);
-          put_sums(to, y, nr, PG_MIN(TILE_ROWS, mb - r), k0 > 0);
-          for (int64_t j = 0; j < nr; j++) y[j] += TILE_ROWS;
-        }
+  const shape most = shape_of(p, part.rows.last - part.rows.first);
+  float *a = work, *b = work + PANELS;
+  for (int64_t r0 = part.rows.first; r0 < part.rows.last; r0 += most.rows) {
+    const int64_t rows = PG_MIN(most.rows, part.rows.last - r0);
+    for (int64_t k0 = 0; k0 < p->k; k0 += most.k) {
+      const int64_t n = PG_MIN(most.k, p->k - k0);
+      (p->across ? put_rows_across : put_rows)(p, r0, rows, k0, n, a);
+      const int64_t next_k = k0 + n < p->k ? k0 + n : 0, next_r = next_k ? r0 : r0 + rows;
+      const int64_t next_rows = PG_MIN(most.rows, part.rows.last - next_r);
+      pg_fetch fetch[PG_FETCHES] = {{.n = 0}, {.n = 0}, {.n = 0}};
+      if (next_rows > 0) fetch[2] = fetch_rows(p, next_r, next_rows, next_k, PG_MIN(most.k, p->k - next_k));
+      columns now, next;
+      find_columns(p, part.cols.first, part.cols.last, k0, &next);
+      for (int64_t c = part.cols.first; c < part.cols.last; c += now.n) {
+        now = next;
+        put_columns(p, &now, n, b);
+        find_columns(p, c + now.n, part.cols.last, k0, &next);
+        fetch[0] = fetch_results(&next, r0, rows);
+        fetch[1] = fetch_columns(p, &next, n);
+        for (int64_t j = 0; j < now.n; j++) now.y[j] += r0;
+        for (int64_t j = 0; j < now.n; j += PG_GROUP) PG_FN(panels)
+        (a, rows, b + j / PG_GROUP * group_size(now.lies, n), now.lies, PG_MIN(PG_GROUP, now.n - j), n, now.y + j,
+         k0 > 0, fetch);
       }
     }
   }

@@ -19,3 +19,35 @@ PG_INLINE void pg_rows_to_lanes(float *to, int64_t lanes, const float *a, int64_
   for (; i < k; i++, to += lanes)
     for (int64_t r = 0; r < 4; r++) to[r] = a[r * lda + i];
 }
+
+// to[i * ld + r] = element i of row r, for VF_N rows, nb bytes apart, and i < k.
+#if VF_N == 16
+PG_INLINE void pg_turn(float *to, int64_t ld, const char *a, int64_t nb, int64_t k) {
+  int64_t i = 0;
+  for (; i + 16 <= k; i += 16, to += 16 * ld) {
+    __m512i q[4][4]; // elements 4e .. 4e + 3 of rows r, r + 4, r + 8, r + 12: blends while loading spare the one port
+                     // that shuffles; all of a cache line is read at once, because rows often share cache sets
+    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) _Pragma("GCC unroll 4") for (int r = 0; r < 4; r++) {
+      const __m128i *row = (const __m128i *)(a + (4 * j + r) * nb + i * 4);
+      _Pragma("GCC unroll 4") for (int e = 0; e < 4; e++) {
+        const __m128i x = _mm_loadu_si128(row + e);
+        q[e][r] = j ? _mm512_mask_broadcast_i32x4(q[e][r], (__mmask16)(0xf << 4 * j), x) : _mm512_broadcast_i32x4(x);
+      }
+    }
+    _Pragma("GCC unroll 4") for (int e = 0; e < 4; e++) {
+      const __m512i x = _mm512_unpacklo_epi32(q[e][0], q[e][1]), y = _mm512_unpacklo_epi32(q[e][2], q[e][3]),
+                    z = _mm512_unpackhi_epi32(q[e][0], q[e][1]), w = _mm512_unpackhi_epi32(q[e][2], q[e][3]);
+      _mm512_storeu_si512(to + (4 * e) * ld, _mm512_unpacklo_epi64(x, y));
+      _mm512_storeu_si512(to + (4 * e + 1) * ld, _mm512_unpackhi_epi64(x, y));
+      _mm512_storeu_si512(to + (4 * e + 2) * ld, _mm512_unpacklo_epi64(z, w));
+      _mm512_storeu_si512(to + (4 * e + 3) * ld, _mm512_unpackhi_epi64(z, w));
+    }
+  }
+  for (; i < k; i++, to += ld)
+    for (int64_t r = 0; r < VF_N; r++) memcpy(to + r, a + r * nb + i * 4, sizeof *to);
+}
+#else
+PG_INLINE void pg_turn(float *to, int64_t ld, const char *a, int64_t nb, int64_t k) {
+  for (int r = 0; r < VF_N; r += 4) pg_rows_to_lanes(to + r, ld, (const float *)(a + r * nb), nb / 4, k);
+}
+#endif

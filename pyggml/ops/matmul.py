@@ -131,14 +131,14 @@ def mul_mat(a: Tensor, b: Tensor) -> Tensor:
 
 # -- mul_mat_id
 
-PRODUCTS = ("mul_mat", "mul_mat_id")  # the ops whose weights have a form
+PRODUCTS = ("mul_mat", "mul_mat_id")
 
 
 def weights_of(node: Tensor) -> Tensor | None:
-    """The weights that a product reads as one matrix (mul_mat), or as one matrix per expert (mul_mat_id); None for
-    a product of several matrices, and for all other ops."""
-    a = node.src[0] if node.op in PRODUCTS else None
-    return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else a
+    """The weights that a product reads as one matrix (mul_mat, out_prod), or as one matrix per expert (mul_mat_id), and
+    whose form it follows; None for a product of several matrices, and for all other ops."""
+    a = node.src[0] if node.op in PRODUCTS or node.op == "out_prod" else None
+    return None if a is None or (node.op != "mul_mat_id" and a.ne[2] > 1) else a
 
 
 def _mul_mat_id_shape(srcs: Srcs, params: Params) -> Ne:

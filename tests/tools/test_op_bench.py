@@ -18,6 +18,8 @@ from pyggml.opdef import opdef_of
 SMALL = {
     "mul_mat": (256, 32, 2),
     "mul_mat_id": (256, 32, 4, 3),
+    "out_prod": (256, 32, 2),
+    "out_prod_t": (256, 32, 2),
     "flash_attn_ext": (64, 2, 4, 32, 2),
     "get_rows": (256, 8, 4),
     "rope_ext": (64, 2, 4),

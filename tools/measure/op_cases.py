@@ -63,6 +63,16 @@ def _mul_mat(ctx: Context, dtype: DType, ne: Ne) -> Tensor:
     return gg.mul_mat(leaf(ctx, dtype, k, m), leaf(ctx, DType.F32, k, n))
 
 
+def _out_prod(ctx: Context, dtype: DType, ne: Ne) -> Tensor:
+    m, k, n = ne
+    return gg.out_prod(leaf(ctx, dtype, m, k), leaf(ctx, DType.F32, n, k))
+
+
+def _out_prod_t(ctx: Context, dtype: DType, ne: Ne) -> Tensor:
+    m, k, n = ne
+    return gg.out_prod(leaf(ctx, dtype, m, k), gg.transpose(leaf(ctx, DType.F32, k, n)))
+
+
 def _mul_mat_id(ctx: Context, dtype: DType, ne: Ne) -> Tensor:
     k, m, n_expert, n = ne
     return gg.mul_mat_id(leaf(ctx, dtype, k, m, n_expert), leaf(ctx, DType.F32, k, 1, n), rows_of(ctx, n_expert, 2, n))
@@ -104,6 +114,15 @@ OP_CASES: dict[str, OpCase] = {
     "mul_mat": OpCase("k,m,n", ((4096, 4096, 1), (4096, 4096, 512)), PRODUCTS, WEIGHT_TYPES, _mul_mat, True),
     "mul_mat_id": OpCase(
         "k,m,n_expert,n", ((2048, 2048, 8, 1), (2048, 2048, 8, 128)), (DType.Q4_K,), WEIGHT_TYPES, _mul_mat_id, True
+    ),
+    "out_prod": OpCase("m,k,n: as for the gradient of weights", ((4096, 512, 4096),), _F32, WEIGHT_TYPES, _out_prod, True),
+    "out_prod_t": OpCase(
+        "m,k,n, b transposed: as for the gradient of columns",
+        ((4096, 4096, 512),),
+        (DType.F32, DType.Q4_K),
+        WEIGHT_TYPES,
+        _out_prod_t,
+        True,
     ),
     "flash_attn_ext": OpCase(
         "head_dim,n_tokens,n_head,n_kv,n_head_kv",

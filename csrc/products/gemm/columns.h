@@ -22,8 +22,10 @@ static inline r16_quad r16_quad_of(const r16_columns *c, const r16_product *p, r
   return g;
 }
 
-// x[0..n) = elements k.. of column j of them.
+// x[0..n) = elements k.. of column j of them; those that the column lacks are zeros.
 static inline void r16_get(float *x, const r16_product *p, const r16_quad *g, int64_t j, int64_t k, int64_t n) {
-  pg_get_f32(x, p->b, g->column[j], k, n);
+  const int64_t there = PG_MIN(n, p->b->ne[0] - k);
+  pg_get_f32(x, p->b, g->column[j], k, there);
+  for (int64_t i = there; i < n; i++) x[i] = 0;
   if (p->norm) pg_scale_mul(x, x, g->scale[j], p->norm + k, n);
 }

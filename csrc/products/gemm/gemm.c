@@ -10,16 +10,28 @@ enum {
 
 // Memory of one thread.
 typedef struct scratch {
-  r16_panel panels[R16_PANELS];
-  r16_totals totals[]; // of each group and tile of a chunk; not in y, whose columns often share cache sets
+  r16_panel *panels;
+  r16_totals *totals; // of each group and tile of a chunk; not in y, whose columns often share cache sets
+  float *own;         // of products across rows
 } scratch;
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t columns_bytes(const r16_product *p) { return pg_plus(PG_FN(r16_columns_bytes)(p), 63) / 64 * 64; }
 
+// Panels that are converted at a time.
+static int64_t panels_of(const r16_product *p) { return p->across ? R16_TILES : R16_PANELS; }
+static int64_t n_totals(const r16_product *p) { return PG_MIN(GROUPS, ceil_div(p->n_cols, NT)) * R16_TILES; }
+
 static int64_t scratch_bytes(const r16_product *p) {
-  return (int64_t)sizeof(scratch) + PG_MIN(GROUPS, ceil_div(p->n_cols, NT)) * R16_TILES * (int64_t)sizeof(r16_totals);
+  return panels_of(p) * (int64_t)sizeof(r16_panel) + n_totals(p) * (int64_t)sizeof(r16_totals) +
+         (p->across ? R16_OWN * (int64_t)sizeof(float) : 0);
+}
+
+static scratch scratch_at(char *at, const r16_product *p) {
+  r16_panel *panels = (r16_panel *)at;
+  r16_totals *totals = (r16_totals *)(panels + panels_of(p));
+  return (scratch){panels, totals, (float *)(totals + n_totals(p))};
 }
 
 int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) {
@@ -67,21 +79,31 @@ PG_INLINE void multiply(const r16_product *p, const r16_columns *c, int64_t tile
 }
 
 // One chunk: tiles of rows first .. last times groups of columns.
-static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg_range groups, scratch *work) {
+static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg_range groups, const scratch *work) {
   results to[GROUPS];
   for (int64_t g = groups.first; g < groups.last; g++)
     to[g - groups.first] = results_of(p, r16_first_column(c, g), r16_group_columns(c, g));
+#define MULTIPLY(r, g)                                                                                                 \
+  multiply(p, c, r, g, s, &to[(g)-groups.first], &work->panels[(r)-r0],                                                \
+           &work->totals[((g)-groups.first) * R16_TILES + (r)-tiles.first])
   for (int64_t s = 0; s < c->n_strips; s++) {
+#if !defined(__AMX_BF16__)
+    if (p->across) {
+      const int64_t r0 = tiles.first;
+      PG_FN(r16_put_across)(work->panels, p, tiles, s, work->own);
+      for (int64_t r = r0; r < tiles.last; r++)
+        for (int64_t g = groups.first; g < groups.last; g++) MULTIPLY(r, g);
+      continue;
+    }
+#endif
     for (int64_t r0 = tiles.first; r0 < tiles.last; r0 += R16_PANELS) {
       const int64_t end = PG_MIN(r0 + R16_PANELS, tiles.last);
       for (int64_t r = r0; r < end; r++) PG_FN(r16_put_panel)(&work->panels[r - r0], p, r, s);
-      for (int64_t g = groups.first; g < groups.last; g++) {
-        const int64_t nth = g - groups.first;
-        for (int64_t r = r0; r < end; r++)
-          multiply(p, c, r, g, s, &to[nth], &work->panels[r - r0], &work->totals[nth * R16_TILES + r - tiles.first]);
-      }
+      for (int64_t g = groups.first; g < groups.last; g++)
+        for (int64_t r = r0; r < end; r++) MULTIPLY(r, g);
     }
   }
+#undef MULTIPLY
 }
 
 void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
@@ -102,21 +124,22 @@ void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
 
 void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith) {
   const r16_columns c = r16_columns_in(work, p);
-  const int64_t n_groups = c.n_groups, n_tiles = ceil_div(p->m, TILE_ROWS);
+  const int64_t n_groups = c.n_groups, n_tiles = ceil_div(p->m, TILE_ROWS), unit = p->across ? R16_TILES : 1;
   // As many columns in a chunk as may be, so that panels are converted less often, unless there are too few rows to
   // share.
-  scratch *own = (scratch *)(work + columns_bytes(p) + ith * scratch_bytes(p));
-  const pg_deal d = pg_deal_of(n_tiles, q->nth);
+  const scratch own = scratch_at(work + columns_bytes(p) + ith * scratch_bytes(p), p);
+  const pg_deal d = pg_deal_of(ceil_div(n_tiles, unit), q->nth);
   const int64_t wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
-  const int64_t parts = PG_MAX(ceil_div(wanted, n_tiles), ceil_div(n_groups, GROUPS));
+  const int64_t parts = PG_MAX(ceil_div(wanted, ceil_div(n_tiles, unit)), ceil_div(n_groups, GROUPS));
   const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
   r16_begin();
   for (int64_t i = r16_take(q, d.n_chunks * n_parts, -1); i >= 0; i = r16_take(q, d.n_chunks * n_parts, i)) {
     const int64_t g = i % n_parts * per;
     const pg_range all = pg_chunk_of(&d, i / n_parts), groups = {g, PG_MIN(g + per, n_groups)};
-    for (int64_t t = all.first; t < all.last; t += R16_TILES) {
-      const pg_range tiles = {t, PG_MIN(t + R16_TILES, all.last)};
-      for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, own);
+    const int64_t end = PG_MIN(all.last * unit, n_tiles);
+    for (int64_t t = all.first * unit; t < end; t += R16_TILES) {
+      const pg_range tiles = {t, PG_MIN(t + R16_TILES, end)};
+      for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, &own);
     }
   }
   r16_end();

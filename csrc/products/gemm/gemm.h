@@ -38,6 +38,10 @@ PG_INLINE int64_t r16_strip_elements(const r16_columns *c, int64_t strip) {
 
 enum { R16_TILES = 256 / TILE_ROWS }; // most tiles of rows at a time: columns are read from memory once for all of them
 
+// Room for the elements of R16_ACROSS stored rows that a product across them converts at a time: a row of whole blocks
+// of any type, and a stride that is no power of two.
+enum { R16_ACROSS = 256, R16_ROW = R16_TILES * TILE_ROWS + 16, R16_OWN = R16_ACROSS * R16_ROW };
+
 // The sums of a tile of the product so far: [column][row].
 typedef float r16_totals[NT][TILE_ROWS];
 
@@ -56,6 +60,9 @@ int64_t PG_FN(r16_columns_bytes)(const r16_product *p);
 void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share);
 // - convert a strip of rows TILE_ROWS * tile ..; rows beyond the matrix are zero;
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
+// - the same for several tiles of rows that run across the stored ones, in panels from `panels` on. Tiles begin at a
+//   multiple of R16_TILES. `own` has room for R16_OWN floats (fixed numbers only);
+void PG_FN(r16_put_across)(r16_panel *panels, const r16_product *p, pg_range tiles, int64_t strip, float *own);
 // - multiply them: the whole column j of the group goes to to[j * ld ..], with the sums `before` added (NULL: none; it
 //   may be the same memory as `to`). The first product of a panel prefetches the memory of the next panels.
 void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,

@@ -36,6 +36,8 @@ typedef struct r16_product {
   int64_t row_bytes;   // of the matrix as it is stored; 0: repacked
   int exact;           // of matrices as they are stored: as precise as f32 (tiles only)
   int64_t k, m;        // its row length and its rows (the last group may be partly padding)
+  int across;          // products/gemm without tiles: rows run across the stored ones, which have m elements; k is the
+                       // number of stored rows, rounded up to whole units
   const pg_tensor *b;  // the columns: F32, F16 or BF16, any layout (simd/rows.h: pg_get_f32)
   const float *norm;   // if not NULL: columns, dense f32, are normed first: rms_norm(b) * norm
   double eps;          // of the norm

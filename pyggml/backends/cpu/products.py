@@ -29,7 +29,7 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
         way = "_r16"
     elif form is IN_PASSING:
         way = "_stored"
-    elif node.op != "mul_mat" or not is_float_matrix(a):
+    elif node.op == "mul_mat_id" or not is_float_matrix(a):
         return None
     elif form is ROUNDED and isa in ROUND_BEYOND and columns > ROUND_BEYOND[isa]:
         way = "_half"

@@ -132,12 +132,18 @@ def mul_mat_id_back_as_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def out_prod_cases(draw: st.DrawFn) -> Case:
+    """Small sizes; and sizes around what C computes at a time: panels of up to 32 rows, blocks of 512 rows of floats or
+    256 of other types, sums of 128 or 256, groups of 12 columns, 48 neighbouring columns."""
     ta, m = draw(weights_and_k())
-    k = draw(st.integers(1, 40))
-    n = draw(st.integers(1, 20))
+    k = draw(st.integers(1, 40) | st.sampled_from([127, 128, 129, 255, 256, 257, 300, 515]))
+    n = draw(st.integers(1, 20) | st.sampled_from([47, 48, 49, 61, 97]))
     a2, a3, r2, r3 = (draw(st.sampled_from([1, 1, 2])) for _ in range(4))
-    permute = draw(st.sampled_from([None, (0, 2, 1, 3), (1, 0, 2, 3)]))
-    b = Src(gg.F32, (n, k, a2 * r2, a3 * r3), permute, 0, signed_along(axis_of(1, permute)))
+    if k * n * m > 1 << 21:  # large in one way at a time
+        a2 = a3 = r2 = r3 = 1
+    permute = draw(st.sampled_from([None, (0, 2, 1, 3), (1, 0, 2, 3), (1, 0, 2, 3), (2, 1, 0, 3), (3, 2, 1, 0)]))
+    pad = draw(st.sampled_from([0, 0, 3])) if permute is None else 0
+    special = draw(st.sampled_from([None, None, None, np.inf, np.nan]))
+    b = Src(gg.F32, (n, k, a2 * r2, a3 * r3), permute, pad, signed_along(axis_of(1, permute), special))
     a = draw_a(draw, ta, (m, k, a2, a3), 1)
     return Case((a, b), gg.out_prod, bound(k), draw(st.integers(0, 99)))
 

@@ -32,6 +32,48 @@ def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
         assert np.sum((few - one[:n]) ** 2) <= 1e-12 * np.sum(one[:n] ** 2)
 
 
+def transposed(x: np.ndarray, pad: int) -> gg.Tensor:
+    """x as a view across its rows, which are `pad` elements longer than they seem."""
+    n, k = x.shape
+    wide = np.full((k, n + pad), np.nan, np.float32)
+    wide[:, :n] = x.T
+    t = gg.Context().from_numpy(wide)
+    return gg.transpose(gg.view_2d(t, n, k, t.nb[1], 0))
+
+
+@pytest.mark.parametrize("isa", list(isa_levels()))
+@pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_K])
+def test_out_prod_is_a_product_of_the_transposed(dtype: gg.DType, isa: str) -> None:
+    """out_prod has the precision of mul_mat of F32, and the same bits for any layout of b, any number of columns and of
+    threads. The sizes are beyond one block of rows, of sums and of columns."""
+    m, k, n = 768, 600, 150  # more columns than mul_mat multiplies in its most precise way
+    w = gg.Context().from_numpy(RNG.standard_normal((k, m)), dtype)
+    x = RNG.standard_normal((k, n)).astype(np.float32)
+
+    def run(b: gg.Tensor, n_threads: int) -> np.ndarray:
+        y = gg.out_prod(w, b)
+        gg.compute(gg.Graph().build_forward_expand(y), backend=CpuBackend(n_threads, isa))
+        return y.numpy().copy()
+
+    one = run(gg.Context().from_numpy(x), 1)  # neighbouring columns: the gradient of weights
+    exact = x.T.astype(np.float64) @ w.numpy().astype(np.float64)
+    turned = np.ascontiguousarray(w.numpy().T)
+    of_mul_mat = product(gg.Context().from_numpy(turned), np.ascontiguousarray(x.T), isa, 1)
+    error, usual = (np.sum((y - exact) ** 2) for y in (one, of_mul_mat))
+    assert error <= 2 * usual
+    across = gg.transpose(gg.Context().from_numpy(np.ascontiguousarray(x.T)))  # dense columns: the gradient of x
+    for b in (gg.Context().from_numpy(x), across, transposed(np.ascontiguousarray(x.T), 5), transposed(x, 3)):
+        for n_threads in (1, 2):
+            assert np.array_equal(run(b if b.ne[0] == n else gg.transpose(b), n_threads), one)
+    for few in (1, 5, 12, 13, 48, 61):
+        assert np.array_equal(run(gg.Context().from_numpy(np.ascontiguousarray(x[:, :few])), 2), one[:few])
+    same = gg.Context().from_numpy(np.ascontiguousarray(x[:, :1]))
+    repeated = gg.view_2d(same, 1, k, same.nb[1], 0)
+    assert np.array_equal(run(repeated, 2), one[:1])
+    row = gg.Context().from_numpy(x[:1])
+    assert np.array_equal(run(gg.view_2d(row, n, k, 0, 0), 2), run(gg.Context().from_numpy(np.tile(x[:1], (k, 1))), 1))
+
+
 def test_shape_errors() -> None:
     with gg.Context() as ctx:
         a, b = ctx.new_tensor(gg.F32, (8, 3, 2)), ctx.new_tensor(gg.F32, (8, 5, 3))
