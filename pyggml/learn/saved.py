@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -19,13 +19,15 @@ from pyggml.llm.adapters.lora import save_lora
 from pyggml.llm.adapters.peft import save_lora_peft
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.quantize.source import Source, SourceTensor
+from pyggml.tensor import Tensor
+from pyggml.types import Floats
 
-from .lora import LoRA, peft_pairs
+from .lora import LoRA, Matrices, peft_pairs
+from .optimisers import Optimiser
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from .trainer import Trainer
+    from pyggml.llm.adapters.lora import Lora
+    from pyggml.llm.loaded import LoadedModel
 
 _VERSION = "pyggml.training.version"
 _FORMAT = 1
@@ -33,7 +35,25 @@ _KEYS = ("general.architecture", "pyggml.training.optimiser")
 _STEPS = "pyggml.training.steps"
 
 
-def save(t: Trainer, path: str | os.PathLike[str]) -> None:
+class Training(Protocol):
+    """What is written of a `Trainer`, see there."""
+
+    model: LoadedModel
+    opt: Optimiser
+    train: Literal["all"] | LoRA
+    params: dict[str, Tensor]
+    states: dict[str, tuple[Tensor, ...]]
+    matrices: dict[str, Matrices]
+    n_steps: int
+
+    @property
+    def trained(self) -> Sequence[str]: ...
+    @property
+    def lora(self) -> Lora: ...
+    def weight(self, name: str) -> Floats: ...
+
+
+def save(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.save`."""
     out = path_name(path, ModelError)
     if isinstance(t.train, LoRA):
@@ -56,7 +76,7 @@ def save(t: Trainer, path: str | os.PathLike[str]) -> None:
             os.remove(temporary)
 
 
-def _write(t: Trainer, path: str) -> None:
+def _write(t: Training, path: str) -> None:
     plan = plan_quantization(t.model.path, None)
     write_quantized(replace(plan, source=_TrainedSource(plan.source, t)), path)
 
@@ -64,7 +84,7 @@ def _write(t: Trainer, path: str) -> None:
 class _TrainedSource:
     """A model's source, with the weights as they were trained."""
 
-    def __init__(self, source: Source, t: Trainer) -> None:
+    def __init__(self, source: Source, t: Training) -> None:
         self._source, self._t, self._trained = source, t, set(t.trained)
         self.path, self.kv, self.alignment = source.path, source.kv, source.alignment
         self.tensors: Mapping[str, SourceTensor] = source.tensors
@@ -94,7 +114,7 @@ class _TrainedSource:
         self._source.refuse_output(out)
 
 
-def save_state(t: Trainer, path: str | os.PathLike[str]) -> None:
+def save_state(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.save_state`."""
     arrays = {name: w.numpy() for name, w in t.params.items()}
     for name, states in t.states.items():
@@ -102,7 +122,7 @@ def save_state(t: Trainer, path: str | os.PathLike[str]) -> None:
     tensor_file.save(path, arrays, {_VERSION: _FORMAT, **_named(t), _STEPS: t.n_steps})
 
 
-def load_state(t: Trainer, path: str | os.PathLike[str]) -> None:
+def load_state(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.load_state`."""
     file = tensor_file.load(path)
     if file.metadata.get(_VERSION) != _FORMAT:
@@ -126,5 +146,5 @@ def load_state(t: Trainer, path: str | os.PathLike[str]) -> None:
     t.n_steps = n_steps
 
 
-def _named(t: Trainer) -> dict[str, Any]:
+def _named(t: Training) -> dict[str, Any]:
     return dict(zip(_KEYS, (t.model.arch, type(t.opt).__name__), strict=True))

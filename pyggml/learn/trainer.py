@@ -26,6 +26,7 @@ from pyggml.sched import Scheduler
 from pyggml.tensor import FLAG_OUTPUT, Context, Tensor, allocate_tensors
 from pyggml.types import Floats, Ints
 
+from . import saved
 from .checkpoint import origin_of
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
@@ -80,9 +81,10 @@ class Trainer:
             raise ModelError(f"{model.arch} has no logits: training is for models that predict tokens")
         if model.architecture.encode is not None:
             raise ModelError(f"{model.arch} has an encoder: training of pairs of texts is not supported")
-        if train != "all" and not isinstance(train, LoRA):
+        if train != "all" and not isinstance(train, LoRA):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
-        self.model, self.opt, self.train = model, opt, train
+        self.model, self.opt = model, opt
+        self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
         self.n_steps = 0
         self._ctx = Context()
@@ -156,23 +158,17 @@ class Trainer:
         Raises GGUFError and ModelError as the writers do (`save_lora`, `save_lora_peft`, `write_quantized`,
         `export_folder`), and when a weight is not a finite number.
         """
-        from .saved import save
-
-        save(self, path)
+        saved.save(self, path)
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write all that the next steps depend on: the parameters, what the optimiser remembers, and how many steps
         were made. A trainer made with the same arguments goes on from there to the same bits. Raises GGUFError."""
-        from .saved import save_state
-
-        save_state(self, path)
+        saved.save_state(self, path)
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from what `save_state` wrote. Raises GGUFError for a bad file, StateError for the state of another
         training; then nothing has changed."""
-        from .saved import load_state
-
-        load_state(self, path)
+        saved.load_state(self, path)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
