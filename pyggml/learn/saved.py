@@ -7,21 +7,24 @@ import secrets
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from pyggml.backends.quantize import quantize
+from pyggml.backends.quantize import dequantize, quantize
 from pyggml.errors import ModelError, StateError, path_name
 from pyggml.gguf_io import tensor_file
+from pyggml.gguf_io.write import kv_record
 from pyggml.hf.export import export_folder
 from pyggml.llm.adapters.lora import save_lora
 from pyggml.llm.adapters.peft import save_lora_peft
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.quantize.source import Source, SourceTensor
+from pyggml.models.names import tensor_name
 from pyggml.tensor import Tensor
 from pyggml.types import Floats
 
+from .checkpoint import NUMBERS
 from .lora import LoRA, Matrices, peft_pairs
 from .optimisers import Optimiser
 
@@ -81,6 +84,16 @@ def _write(t: Training, path: str) -> None:
     write_quantized(replace(plan, source=_TrainedSource(plan.source, t)), path)
 
 
+class _Either(NamedTuple):
+    """What one of two containers has."""
+
+    a: Container[str]
+    b: Container[str]
+
+    def __contains__(self, x: object) -> bool:
+        return x in self.a or x in self.b
+
+
 class _TrainedSource:
     """A model's source, with the weights as they were trained."""
 
@@ -90,8 +103,15 @@ class _TrainedSource:
         self.tensors: Mapping[str, SourceTensor] = source.tensors
 
     def records(self, without: Container[str]) -> list[bytes]:
-        """See `Source`."""
-        return self._source.records(without)
+        """See `Source`. Trained numbers have their new values, rounded to the type of the embeddings: a folder has all
+        in one type."""
+        keys = [key for key in NUMBERS if key in self.kv and key not in without]
+        dtype, n_layer = self.tensors["token_embd.weight"].dtype, self._t.model.hparams.n_layer
+        kept = self._source.records(_Either(keys, without))
+        for key in keys:
+            values = np.concatenate([self._t.params[tensor_name(key, il, "")].numpy() for il in range(n_layer)])
+            kept.append(kv_record(key, dequantize(quantize(values, dtype), dtype)))
+        return kept
 
     def rows(self, name: str, n_elements: int) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
         """See `Source`. Raises ModelError for a weight that is not a finite number."""

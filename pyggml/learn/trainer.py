@@ -27,7 +27,7 @@ from pyggml.tensor import FLAG_OUTPUT, Context, Tensor, allocate_tensors
 from pyggml.types import Floats, Ints
 
 from . import saved
-from .checkpoint import origin_of
+from .checkpoint import numbers_of, origin_of
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
 from .optimisers import Optimiser
@@ -89,7 +89,7 @@ class Trainer:
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
-        self._weights = _TrainedWeights(model.weights, self._folder) if train == "all" else None
+        self._weights = _TrainedWeights(model, self._folder) if train == "all" else None
         if self._weights is not None:
             self.params = self._weights.new_parameters(self._ctx)
             self.matrices: dict[str, Matrices] = {}
@@ -237,15 +237,17 @@ class _TrainedWeights:
 
     origins   by weight
     leaders   by weight, the weight that its parameter is named after: the first of those that follow from it
+    numbers   numbers of the metadata that are trained as tensors, by the tensor's name
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], folder: HFFolder | None) -> None:
+    def __init__(self, model: LoadedModel, folder: HFFolder | None) -> None:
         """Raises ModelError when a weight is of a block type."""
+        weights = model.weights
         blocks = [t.describe() for t in weights.values() if t.dtype.is_quantized]
         if blocks:
             text = "only adapters (LoRA) can be trained beside them, or load the model in F32, F16 or BF16"
             raise ModelError(f"{len(blocks)} weights are of block types, such as {blocks[0]}: {text}")
-        self._weights = weights
+        self._weights, self.numbers = weights, numbers_of(model.kv)
         found = {name: origin_of(folder, name) for name, t in weights.items() if t.dtype.is_float}
         self.origins = {name: origin for name, origin in found.items() if origin is not None}
         first: dict[Hashable, str] = {}
@@ -259,7 +261,7 @@ class _TrainedWeights:
                 t = self._weights[name]
                 values = self.origins[name].parameter(np.asarray(t.numpy(), np.float32))
                 found[name] = ctx.from_numpy(np.ascontiguousarray(values, np.float32), name=name).set_param()
-        return found
+        return found | {name: ctx.from_numpy(x, name=name).set_param() for name, x in self.numbers.items()}
 
     def recorded(self, ctx: Context, params: Mapping[str, Tensor]) -> Weights:
         """The model's weights, the trained ones as they follow from the parameters, recorded in `ctx`."""
@@ -268,7 +270,7 @@ class _TrainedWeights:
         for name, t in new.items():
             if t.op != "none":
                 t.set_name(name)
-        return Weights({**self._weights, **new})
+        return Weights({**self._weights, **new, **{name: params[name] for name in self.numbers}})
 
     def values(self, name: str, params: Mapping[str, Tensor]) -> Floats:
         """See `Trainer.weight`."""
