@@ -1,6 +1,7 @@
 """Model builders: hyperparameters, weights, the KV cache, building blocks, and one page per family of architectures.
 
-How to add an architecture:
+An architecture of another package or of a notebook is a page there that calls `register_architecture`
+(docs/own_architecture.md). How to add one to this package:
 
 1. One line in PAGES: its `general.architecture` and the module of its page.
 2. Its record in ARCHITECTURES of that page. A decoder that differs from Llama in what blocks are given is a
@@ -20,7 +21,9 @@ How to add an architecture:
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from typing import Any, NamedTuple
 
 from pyggml.errors import ModelError, nearest
 from pyggml.graph import Graph
@@ -175,13 +178,72 @@ PAGES = {  # general.architecture -> the module that describes it
 }
 
 
+ENTRY_POINTS = "pyggml.architectures"  # the group in which packages name the modules that register architectures
+
+
+class _Registered(NamedTuple):
+    architecture: Architecture
+    module: str  # that registered it
+
+
+_registered: dict[str, _Registered] = {}
+
+
+def register_architecture(architecture: Architecture[Any]) -> None:
+    """Let `load_model` read files of an architecture that pyggml does not have: those whose `general.architecture` is
+    one of `architecture.names`.
+
+    The module that registered a name may register it again, as a notebook does whose cell runs twice. Models that are
+    loaded from then on get the new record. A package that lists such a module in its pyproject.toml is found by name,
+    on the command line too. The module is imported when a file asks for the architecture:
+
+        [project.entry-points."pyggml.architectures"]
+        my-arch = "my_package.my_page"
+
+    Raises ModelError for a name that pyggml or another module has taken, and for an argument that is no `Architecture`.
+    """
+    if not isinstance(architecture, Architecture):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"register_architecture takes an Architecture, not {architecture!r:.60}")
+    module = str(sys._getframe(1).f_globals.get("__name__", "__main__"))  # pyright: ignore[reportPrivateUsage]
+    names: tuple[object, ...] = architecture.names
+    if not isinstance(names, tuple) or not names or not all(isinstance(n, str) and n for n in names):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"the names of an architecture must be a tuple of strings, not {names!r:.60}")
+    for name in architecture.names:
+        owner = "pyggml" if name in PAGES else _registered[name].module if name in _registered else module
+        if owner != module:
+            raise ModelError(f"the architecture {name!r} is {owner}'s: give yours ({module}'s) another name")
+    _registered.update(dict.fromkeys(architecture.names, _Registered(architecture, module)))
+
+
 def get_architecture(name: str) -> Architecture:
-    """The architecture of that name. Raises ModelError naming those whose names are like it."""
-    if name not in PAGES:
-        near = ", ".join(nearest(name, PAGES, 5, 0.5)) or "none"
-        raise ModelError(f"the architecture {name!r} is not supported; of the {len(PAGES)} that are, like it: {near}")
-    page: tuple[Architecture, ...] = import_module(f".{PAGES[name]}", __name__).ARCHITECTURES
-    return next(a for a in page if name in a.names)
+    """The architecture of that name. Raises ModelError naming those whose names are like it, and when the package that
+    has it cannot be imported."""
+    if name in PAGES:
+        page: tuple[Architecture, ...] = import_module(f".{PAGES[name]}", __name__).ARCHITECTURES
+        return next(a for a in page if name in a.names)
+    if name not in _registered:
+        _import_module_of(name)
+    if name in _registered:
+        return _registered[name].architecture
+    known = [*PAGES, *_registered]
+    near = ", ".join(nearest(name, known, 5, 0.5)) or "none"
+    raise ModelError(
+        f"the architecture {name!r} is not supported; of the {len(known)} that are, like it: {near}. "
+        "One of your own: pyggml.register_architecture"
+    )
+
+
+def _import_module_of(name: str) -> None:
+    """Import the modules that installed packages name for this architecture."""
+    from importlib.metadata import entry_points  # slow to import, seldom needed
+
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            entry.load()
+        except Exception as e:
+            raise ModelError(f"the architecture {name!r} is in {entry.value}, whose import failed: {e}") from e
+        if name not in _registered:
+            raise ModelError(f"{entry.value} is to register the architecture {name!r}, and does not")
 
 
 def graph_of_hparams(

@@ -10,7 +10,7 @@ from pyggml.errors import GGMLError, ModelError
 from pyggml.graph import Graph
 
 from .blocks import Build
-from .hparams import MAX_LAYERS, H
+from .hparams import MAX_LAYERS, H, HParams
 from .memory.encoded_text import EncodedText
 from .memory.kv_cache import CacheOptions, KVCache
 from .memory.memory import Memory, Store
@@ -63,7 +63,10 @@ class Architecture(Generic[H]):
         n_layer = r.integer(_BLOCK_COUNT, 0)
         if n_layer > MAX_LAYERS:  # before any list with a value for each of them
             r.fail(_BLOCK_COUNT, f"is {n_layer}: more than the {MAX_LAYERS} layers supported")
-        return self.read(r)
+        hp = self.read(r)
+        if not isinstance(hp, HParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(f"the architecture {name}: its `read` gave no HParams, but {hp!r:.60}")
+        return hp
 
     def head_hparams(self, name: str, kv: Mapping[str, object], head: int) -> H:
         """The hyperparameters of draft head number `head` of the file, from 0 on. Raises as `hparams`."""
@@ -101,6 +104,11 @@ class Architecture(Generic[H]):
             raise
         except GGMLError as e:
             raise ModelError(f"the hyperparameters make no graph: {e}") from e
+        last = b.graph.nodes[-1] if b.graph.nodes else None
+        if self.logits and not ends and (last is None or last.ne[0] != hp.n_vocab):
+            found = "no nodes" if last is None else last.describe()
+            want = f"ne [{hp.n_vocab}, n_outputs], as build_lm_head records"
+            raise ModelError(f"the graph of {self.names[0]} (b.graph) ends with {found}, not with logits of {want}")
         return b.graph
 
     def new_memory(

@@ -27,36 +27,45 @@ from .errors import (
     GraphError,
     KVCacheFull,
     ModelError,
+    OptionError,
     SamplerError,
     ShapeError,
     StateError,
 )
 from .graph import Graph
 from .opdef import Cost, OpDef, elementwise_cost, record, rule
+from .operators import Operand
 from .ops import *
 from .sched import Scheduler
 from .tensor import Context, Tensor, Var
 
 if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
-    from .inspect.dot import dump_dot, render
+    from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
     from .learn.gradients import grad
     from .learn.lora import LoRA
     from .learn.optimisers import SGD, AdamW
     from .llm.batch import Batch
+    from .llm.context import LlamaContext
+    from .llm.embed import EmbedOptions
+    from .llm.generate.batched import BatchOptions
     from .llm.generate.chat import ChatSession
+    from .llm.generate.generation import GenerateOptions
     from .llm.model import Model, load_model
+    from .llm.options import ContextOptions
     from .llm.run_batch import batch
-    from .llm.samplers import SamplingParams
+    from .llm.samplers import SamplingOptions, SamplingParams, TextOptions
+    from .models import register_architecture
 else:
     from . import inspect  # the room itself, which can be called
 
 __version__ = "0.1.0"
 
-# What notebooks show: imported when one does.
+# What notebooks and messages show: imported when they do.
 Graph.svg = lambda graph: import_module(".inspect.dot", __name__).svg(graph)
 Tensor.html = lambda t: import_module(".inspect.notebook", __name__).tensor_html(t)
+Operand.missing = lambda name: import_module(".missing", __name__).of_tensor(name)
 Plan.html = lambda plan: import_module(".inspect.notebook", __name__).plan_html(plan)
 
 # What records gradients: as late.
@@ -112,28 +121,37 @@ __all__ = [
     "BackendError",
     "BatchError",
     "Batch",
+    "BatchOptions",
     "ChatSession",
     "Context",
+    "ContextOptions",
     "Cost",
     "DType",
     "DTypeError",
+    "Drawing",
+    "EmbedOptions",
     "GGMLError",
     "GGUFError",
+    "GenerateOptions",
     "Graph",
     "GraphError",
     "KVCacheFull",
+    "LlamaContext",
     "LoRA",
     "Model",
     "OpDef",
     "ModelError",
+    "OptionError",
     "SGD",
     "SamplerError",
+    "SamplingOptions",
     "SamplingParams",
     "Scheduler",
     "ShapeError",
     "StateError",
     "Tensor",
     "TensorFile",
+    "TextOptions",
     "Var",
     "batch",
     "compute",
@@ -148,6 +166,7 @@ __all__ = [
     "load_model",
     "quantize",
     "record",
+    "register_architecture",
     "register_backend",
     "register_device_buffer",
     "register_kernel",
@@ -160,21 +179,27 @@ __all__ += ops.__all__
 # Imported when they are asked for: who builds graphs does not wait for what runs or draws models.
 _LATER = {
     **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
-    **dict.fromkeys(("dump_dot", "render"), "inspect.dot"),
+    **dict.fromkeys(("Drawing", "dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
     "grad": "learn.gradients",
     "LoRA": "learn.lora",
     **dict.fromkeys(("AdamW", "SGD"), "learn.optimisers"),
+    **dict.fromkeys(("SamplingOptions", "SamplingParams", "TextOptions"), "llm.samplers"),
     "Batch": "llm.batch",
+    "BatchOptions": "llm.generate.batched",
     "ChatSession": "llm.generate.chat",
-    "SamplingParams": "llm.samplers",
+    "ContextOptions": "llm.options",
+    "EmbedOptions": "llm.embed",
+    "GenerateOptions": "llm.generate.generation",
+    "LlamaContext": "llm.context",
     "batch": "llm.run_batch",
+    "register_architecture": "models",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise import_module(".missing", __name__).of_module(name)
     value = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     return value
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .buffers.buffer import Bytes
-from .dtypes import WRITABLE_BLOCKS, DType
+from .dtypes import WRITABLE_BLOCKS, DType, no_dtype
 from .errors import DTypeError, ShapeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,7 +23,7 @@ def check_rows(dtype: DType, n: int) -> int:
     """Bytes of a row of `n` elements of `dtype`; ShapeError when it is not a whole number of blocks, DTypeError when
     `dtype` is no DType."""
     if not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DTypeError(f"{dtype!r:.40} is no pyggml.DType")
+        raise DTypeError(no_dtype(dtype))
     try:
         return dtype.row_size(n)
     except ValueError as e:
@@ -87,7 +87,7 @@ def encode(array: Array, dtype: DType) -> Bytes:
             return np.ascontiguousarray(array, dtype.np_dtype).reshape(-1).view(np.uint8)
     if dtype is DType.BF16:
         return f32_to_bf16(np.asarray(array, np.float32)).reshape(-1).view(np.uint8)
-    from gguf import GGMLQuantizationType, quants  # slow to import, seldom needed
+    from gguf import quants  # slow to import, seldom needed
 
     rows = np.ascontiguousarray(array, np.float32).reshape(-1, n)
     odd = ~np.isfinite(rows).reshape(-1, dtype.block_size).all(axis=1)
@@ -97,8 +97,8 @@ def encode(array: Array, dtype: DType) -> Bytes:
         return stored
     try:
         with np.errstate(over="ignore"):  # scales of F16
-            return quants.quantize(rows, GGMLQuantizationType(dtype.gguf_id)).reshape(-1)
-    except NotImplementedError:
+            return quants.quantize(rows, _gguf_type(dtype)).reshape(-1)
+    except (NotImplementedError, DTypeError):
         if quantize_rows is None:
             raise DTypeError(f"{dtype.name} cannot be quantised to") from None
         return quantize_rows(rows, dtype).reshape(-1)
@@ -118,9 +118,19 @@ def decode(data: Bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
         return data.view(dtype.np_dtype).reshape(shape)
     if dtype is DType.BF16:
         return bf16_to_f32(data.view(np.uint16)).reshape(shape)
-    from gguf import GGMLQuantizationType, quants
+    from gguf import quants
 
     try:
-        return quants.dequantize(data.reshape(rows, -1), GGMLQuantizationType(dtype.gguf_id)).reshape(shape)
+        return quants.dequantize(data.reshape(rows, -1), _gguf_type(dtype)).reshape(shape)
     except NotImplementedError:
         raise DTypeError(f"{dtype.name} cannot be dequantised") from None
+
+
+def _gguf_type(dtype: DType) -> Any:
+    """The type in the gguf package. Raises DTypeError when the version that is installed does not know it."""
+    from gguf import GGMLQuantizationType
+
+    try:
+        return GGMLQuantizationType(dtype.gguf_id)
+    except ValueError:
+        raise DTypeError(f"{dtype.name}: the gguf package that is installed does not know this type") from None

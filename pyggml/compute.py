@@ -63,6 +63,8 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
     """
     graph = Graph()
     for t in tensors:
+        if not isinstance(t, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"eval takes tensors, eval(a, b), not {type(t).__name__}")
         graph.build_forward_expand(t)
         t.set_output()
     if graph.nodes:
@@ -83,7 +85,10 @@ def leafs_of(graph: Graph, inputs: Mapping[Tensor | str, Any] | None) -> dict[Te
     for key, value in inputs.items():
         named = [t for t in graph.leafs if t.name == key] if isinstance(key, str) else [key]
         if len(named) != 1:
-            raise GraphError(f"inputs: {len(named)} leafs of this graph are called {key!r}, not one")
+            names = ", ".join(t.name for t in graph.leafs if t.name) or "nothing"
+            raise GraphError(
+                f"inputs: {len(named)} leafs of this graph are called {key!r}, not one; they are called {names:.200}"
+            )
         if not isinstance(named[0], Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(f"inputs: {key!r} is neither a tensor nor a name")
         if named[0] not in graph:

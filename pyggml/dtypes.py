@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -82,6 +83,15 @@ CACHE_TYPES = (DType.F32, DType.F16, DType.BF16, *WRITABLE_BLOCKS)  # what a KV 
 
 _BY_ID = {t.gguf_id: t for t in DType}
 _BY_NUMPY = {t.np_dtype: t for t in DType if t.np_dtype is not None}
+
+
+def no_dtype(x: object) -> str:
+    """What is wrong with an argument that should be a DType, and which one may be meant."""
+    meant = DType.__members__.get(x.upper()) if isinstance(x, str) else None
+    if meant is None and isinstance(x, (str, type, np.dtype)):
+        with suppress(TypeError):
+            meant = _BY_NUMPY.get(np.dtype(cast(Any, x)))
+    return f"{x!r:.40} is no pyggml.DType" + (f" (is pyggml.{meant.name} meant?)" if meant is not None else "")
 
 
 def dtype_of(array: np.ndarray[Any, Any]) -> DType | None:

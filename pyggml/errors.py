@@ -67,6 +67,15 @@ class SamplerError(GGMLError):
     """A sampler's parameter is out of its range, a grammar cannot be read, or no token is left to choose."""
 
 
+class OptionError(GGMLError, TypeError):
+    """A keyword argument that there is not, or one that is given under two names."""
+
+
+def not_sent(what: object, instead: str, error: type[GGMLError] = GraphError) -> GGMLError:
+    """The error of an object that cannot be pickled, with what to do instead. (`copy` copies as `pickle` does.)"""
+    return error(f"a {type(what).__name__} cannot be pickled or copied: {instead}")
+
+
 def integer(value: Any) -> int:
     """operator.index, for which np.True_ is 1 before NumPy 2.3; a `Size` stays one. Raises TypeError."""
     if isinstance(value, np.bool_):

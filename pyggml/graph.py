@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NoReturn, SupportsIndex
 
-from .errors import GraphError
+from .errors import GraphError, not_sent
 from .lock import Lock
 from .tensor import Tensor, shown
 
@@ -39,6 +39,10 @@ class Graph:
     def n_leafs(self) -> int:
         return len(self.leafs)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "build it there from a function, and send the values of its inputs (t.numpy(), or pyggml.save)"
+        raise not_sent(self, instead)
+
     def __contains__(self, t: Tensor) -> bool:
         return t in self._seen
 
@@ -48,7 +52,7 @@ class Graph:
         Raises GraphError for a cycle, or beyond `size`; the graph is then as it was.
         """
         if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise GraphError(f"build_forward_expand takes a Tensor, not {type(tensor).__name__}")
+            raise GraphError(f"build_forward_expand takes one Tensor at a time, not {type(tensor).__name__}")
         n_nodes, n_leafs = len(self.nodes), len(self.leafs)
         try:
             self._visit(tensor)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
+from inspect import signature
 from math import isfinite, isinf
 from numbers import Integral, Real
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -16,7 +20,7 @@ from .buffers.overlap import may_overlap, overlaps_itself, same_elements
 from .codec import Array
 from .dtypes import DType
 from .errors import DTypeError, GraphError, ShapeError, explain, integer, user_site
-from .tensor import Context, Ne, Size, Tensor, contiguous_nb, rank_of
+from .tensor import Context, Ne, Size, Tensor, contiguous_nb, dims_of, full_ne, rank_of
 
 Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
@@ -66,15 +70,15 @@ class OpDef:
     """One op. Making the record defines the op, in this package or in another one; a function of that package then
     records it with `record`. The module that defined an op may define it again, as a notebook does whose cell runs
     twice; two modules cannot. With its reference alone it runs on the backend `ref`. A package of its own adds a kernel
-    with `register_kernel`.
+    with `register_kernel`. Raises GraphError for fields of other types, and for an op that another module has defined.
 
     name      ggml's name
     srcs      the roles of its source tensors, in order; a trailing "?" marks a source that may be None
     params    the names of its parameters, in ggml's order. Parameters are finite numbers, except those that `infinite`
               names. `record` keeps integers exact and rounds other numbers to F32, as in ggml; the C kernel gets
               them as doubles in this order
-    shape     (sources, parameters) -> ne of the result, checking with `rule`. In this package it looks at the types,
-              ne, nb and ranks of the sources alone, so that one answer serves all layers
+    shape     (sources, parameters) -> ne of the result, one to four numbers, checking with `rule`. In this package it
+              looks at the types, ne, nb and ranks of the sources alone, so that one answer serves all layers
     dtypes    source types -> result type
     ref       the semantics: (*source arrays, **parameters) -> result array. Arrays are 4-d in NumPy order
               [ne3, ne2, ne1, ne0] (float64 for float and block types, integers as they are, None where absent)
@@ -105,7 +109,7 @@ class OpDef:
     params: tuple[str, ...]
     shape: Callable[[Srcs, Params], Ne]
     dtypes: Mapping[DTypeRow, DType]
-    ref: Callable[..., Array]
+    ref: Callable[..., Array | tuple[Array, ...]]
     kernel: str | None
     cost: Callable[[Tensor], Cost]
     inplace: tuple[int, ...]
@@ -120,9 +124,11 @@ class OpDef:
     known: dict[Any, Layout] | None = field(init=False, repr=False, compare=False)  # see `_layout`; None: not kept
 
     def __post_init__(self) -> None:
+        if not _from_here(self):
+            _check_definition(self)
         before = OPS.get(self.name)
         if before is not None and (_from_here(before) or before.shape.__module__ != self.shape.__module__):
-            raise ValueError(f"op {self.name} is defined twice, in {before.shape.__module__} before")
+            raise GraphError(f"op {self.name} is defined twice, in {before.shape.__module__} before")
         OPS[self.name] = self
         object.__setattr__(self, "known", {} if self.host is None and _from_here(self) else None)
 
@@ -131,7 +137,41 @@ class OpDef:
 
 
 def _from_here(op: OpDef) -> bool:
-    return (op.shape.__module__ or "").startswith("pyggml.ops")  # None: of a snippet that ran by exec
+    module: object = getattr(op.shape, "__module__", None)  # None: of a snippet that ran by exec
+    return str(module).startswith("pyggml.ops")
+
+
+def _check_definition(op: OpDef) -> None:
+    """Raise GraphError for a definition whose fields have other types than `OpDef` says."""
+    fields: dict[str, tuple[object, bool, str]] = {
+        "name": (op.name, isinstance(op.name, str) and op.name != "", "a name"),  # pyright: ignore[reportUnnecessaryIsInstance]
+        "srcs": (op.srcs, _are(str, op.srcs), 'a tuple of names, ("a",)'),
+        "params": (op.params, _are(str, op.params), 'a tuple of names, ("eps",)'),
+        "inplace": (op.inplace, _are(int, op.inplace), "a tuple of indices of sources, (0,)"),
+        "changes": (op.changes, _are(int, op.changes), "a tuple of indices of sources, (2, 3)"),
+        "grad": (op.grad, op.grad is None or callable(op.grad), "a function, or None"),
+        "kernel": (op.kernel, op.kernel is None or isinstance(op.kernel, str), "the stem of C symbols"),  # pyright: ignore[reportUnnecessaryIsInstance]
+        "dtypes": (op.dtypes, isinstance(op.dtypes, Mapping), "a dict of rows, {(gg.F32,): gg.F32}"),  # pyright: ignore[reportUnnecessaryIsInstance]
+        **{
+            name: (f, callable(f), "a function")
+            for name, f in (("shape", op.shape), ("ref", op.ref), ("cost", op.cost))
+        },
+    }
+    for name, (value, fits, what) in fields.items():
+        if not fits:
+            raise GraphError(f"op {op.name}: {name} must be {what}, not {value!r:.60}")
+    for row, result in op.dtypes.items():
+        if not (_are((DType, type(None)), row) and len(row) in (len(op.srcs), len(op.srcs) + 1)):
+            roles = ", ".join(op.srcs)
+            raise GraphError(
+                f"op {op.name}: a row of dtypes is a tuple with a type for each of {roles}, not {row!r:.60}"
+            )
+        if not isinstance(result, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"op {op.name}: dtypes must give a DType for {row!r:.60}, not {result!r:.60}")
+
+
+def _are(kind: type | tuple[type, ...], values: object) -> bool:
+    return isinstance(values, tuple) and all(isinstance(x, kind) for x in cast("tuple[object, ...]", values))
 
 
 def written_by(t: Tensor) -> list[Tensor]:
@@ -166,14 +206,55 @@ def fail(op: OpDef, srcs: Srcs, error: type[Exception], text: str) -> Exception:
     return error(explain(op.name, text, named, user_site()))
 
 
+def _of_definition(op: OpDef, srcs: Srcs, params: Params) -> Params:
+    """The parameters in the order of `op.params`. Raises GraphError for sources and parameters that are not those of
+    the definition, which is another package's."""
+    n = len(op.srcs)
+    least = max((i + 1 for i, role in enumerate(op.srcs) if not role.endswith("?")), default=0)
+    text = None
+    if not isinstance(srcs, tuple):
+        text = f"its sources are given as a tuple, (a, b), not as {type(srcs).__name__}"
+    elif not least <= len(srcs) <= n:
+        text = f"it has {n} sources ({', '.join(op.srcs)}), {len(srcs)} were given"
+    elif {*params} != {*op.params}:
+        text = f"its parameters are {', '.join(op.params) or 'none'}; given were {', '.join(params) or 'none'}"
+    elif op.kernel is None:
+        text = "kernel=None is for views: name a kernel (no C function needs to exist for backend='ref')"
+    if text is not None:
+        raise GraphError(explain(op.name, text, [], user_site()))
+    return {name: params[name] for name in op.params}
+
+
 def _check_sources(op: OpDef, srcs: Srcs) -> None:
     for i, (s, role) in enumerate(zip(srcs, op.srcs, strict=False)):
         if s is None and role.endswith("?"):
             continue
         if not isinstance(s, Tensor):
-            raise DTypeError(
-                explain(op.name, f"{op.role(i)} must be a Tensor, not {type(s).__name__}", [], user_site())
-            )
+            raise no_tensor(op.name, op.role(i), s)
+
+
+def no_tensor(op: str, role: str, x: object) -> DTypeError:
+    """The exception for what stands in the place of a tensor: it shows how the op's function is called."""
+    text = f"{role} must be a Tensor, not {type(x).__name__}{_usage()}"
+    if isinstance(x, (np.ndarray, list, tuple)):
+        text += ". Context.from_numpy makes a tensor of numbers"
+    return DTypeError(explain(op, text, [], user_site()))
+
+
+def _usage() -> str:
+    """For messages: the arguments of the function of `pyggml.ops` that was called, if it was one."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    function = None
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("pyggml.ops."):
+        function = frame.f_globals.get(frame.f_code.co_name)
+        frame = frame.f_back
+    if not isinstance(function, FunctionType):
+        return ""
+    shown = signature(function)
+    plain = [p.replace(annotation=p.empty) for p in shown.parameters.values()]
+    return f"; it is called as {function.__name__}{shown.replace(parameters=plain, return_annotation=shown.empty)}"
 
 
 _EXACT = 1 << 53  # integers up to here are doubles
@@ -218,8 +299,9 @@ def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
         kind = op.enums.get(name)
         n = _number(x) if kind is None else _member(kind, x)
         if n is None and kind is None:
-            text = f"{name} must be a number (an integer up to 2^53, or a fraction within F32), not {x!r:.40}"
-            raise fail(op, srcs, DTypeError, text)
+            number = "a number (an integer up to 2^53, or a fraction within F32)"
+            given = f"a Tensor{_usage()}" if isinstance(x, Tensor) else f"{x!r:.40}"
+            raise fail(op, srcs, DTypeError, f"{name} must be {number}, not {given}")
         if n is None:
             members = ", ".join(f"{int(m)} ({m.name.lower()})" for m in kind or ())
             raise fail(op, srcs, ShapeError, f"{name} must be one of {members}, not {x!r:.40}")
@@ -261,6 +343,8 @@ def record(
     number of dimensions when it does not follow from ne and `OpDef.ranks`.
     Raises DTypeError and ShapeError with the op, its tensors, the rule and the user's line.
     """
+    if op.known is None:
+        params = _of_definition(op, srcs, params)
     _check_sources(op, srcs)
     params = params if op.host is not None or not params else _numbers(op, srcs, params)
     if dtype is not None and not isinstance(dtype, DType):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -299,16 +383,18 @@ def _layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_memo
 
 
 def _new_layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_memory: bool) -> Layout:
-    row = tuple([None if s is None else s.dtype for s in srcs])
-    row = row if asked is None else (*row, asked)
+    row = _row(srcs, asked)
     try:
         dtype = op.dtypes[row]
     except KeyError:
-        raise fail(op, srcs, DTypeError, _at_fault(op, srcs, row)) from None
+        text = f"{_at_fault(op, srcs, row)}{_exchanged(op, srcs, params, asked)}"
+        raise fail(op, srcs, DTypeError, text) from None
     try:
         ne = op.shape(srcs, params)
     except RuleBroken as e:
-        raise fail(op, srcs, ShapeError, str(e)) from None
+        raise fail(op, srcs, ShapeError, f"{e}{_exchanged(op, srcs, params, asked)}") from None
+    if op.known is None:
+        ne = full_ne(dims_of(op.name, ne))
     if not own_memory:
         return dtype, ne, None, 0
     try:
@@ -316,6 +402,23 @@ def _new_layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_
     except ShapeError as e:
         raise fail(op, srcs, ShapeError, str(e)) from None
     return dtype, ne, nb, _rank(op, srcs, ne)
+
+
+def _row(srcs: Srcs, asked: DType | None) -> DTypeRow:
+    row = tuple([None if s is None else s.dtype for s in srcs])
+    return row if asked is None else (*row, asked)
+
+
+def _exchanged(op: OpDef, srcs: Srcs, params: Params, asked: DType | None) -> str:
+    """For messages: that the first two sources fit in the other order, if they do."""
+    a, b, *rest = *srcs, None, None
+    other = (b, a, *rest[: len(srcs) - 2])
+    if a is None or b is None or _row(other, asked) not in op.dtypes:
+        return ""
+    with suppress(Exception):  # whatever the rule of another package's op raises
+        op.shape(other, params)
+        return f". Exchanged they fit: {op.name}({op.role(1)}, {op.role(0)})"
+    return ""
 
 
 def _rank(op: OpDef, srcs: Srcs, ne: Ne) -> int:

@@ -3,8 +3,8 @@ nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 
 T = TypeVar("T", bound="Operand")
 
@@ -55,6 +55,7 @@ class Operand:
     __slots__ = ()
 
     recorder: ClassVar[Recorder]
+    missing: ClassVar[Callable[[str], AttributeError] | None] = None  # the error about an attribute; pyggml installs it
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """NumPy calls this for `np.exp(t)`, `np.add(t, 1)` and also `array + t`."""
@@ -129,6 +130,16 @@ class Operand:
 
     def __getitem__(self: T, key: Any) -> T:
         return self.recorder.item(self, key)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # protocols of other libraries ask for names with _, often
+            plain = AttributeError(f"Tensor has no attribute {name!r}")
+            raise plain if name[:1] == "_" or Operand.missing is None else Operand.missing(name)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        text = "what a graph has computed does not change. gg.cpy(x, t[1:3]) and gg.set(t, x, ..) record a store"
+        self.recorder.refuse("[] =", f"{text}; t[1:3].set(array) writes values now")
 
     # -- methods --------------------------------------------------------------------------------------------------
 

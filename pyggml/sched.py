@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn, SupportsIndex
 from weakref import WeakKeyDictionary, ref
 
 from .backends.protocol import Backend, Program, new_backend, node_error
 from .buffers import alloc
 from .buffers.buffer import Buffer, Streamed
-from .errors import BackendError, GraphError
+from .errors import BackendError, GraphError, not_sent
 from .graph import Graph
 from .inspect.watch import Patterns, Watches
 from .lock import Lock, changing, locked
@@ -23,7 +23,9 @@ from .var import largest
 def check_graph(what: str, graph: Graph) -> None:
     """Raise GraphError when `graph` is not a graph."""
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"{what} takes a Graph, not {type(graph).__name__}")
+        of_tensor = ": Graph().build_forward_expand(t) makes one, pyggml.eval(t) gives the values of t"
+        how = of_tensor if isinstance(graph, Tensor) else ""
+        raise GraphError(f"{what} takes a Graph, not {type(graph).__name__}{how}")
 
 
 def require_values(graph: Graph, given: Container[Tensor] = ()) -> None:
@@ -171,6 +173,11 @@ class Scheduler:
         sizes = [f"{name} ({self.buffer_size(name)} bytes)" for name in self.backends]
         return f"<Scheduler {', '.join(sizes)}; {len(self._pins)} pinned nodes, {len(self._ready)} graphs>"
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise not_sent(
+            self, "it holds memory and threads of this process. Make one there, with backends of the same names"
+        )
+
     # -- what users call ------------------------------------------------------------------------------------------
 
     @changing
@@ -180,9 +187,10 @@ class Scheduler:
         A pin does not keep its node alive. Raises BackendError when the backend is none of this scheduler's, or has no
         code for the node, or cannot reach the memory that the node writes into.
         """
-        b = None if backend is None else self._backend(backend)
         if not isinstance(t, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise GraphError(f"only nodes run on a backend, not {type(t).__name__}")
+            how = ": the node comes before the backend" if isinstance(backend, Tensor) else ""
+            raise GraphError(f"only nodes run on a backend, not {type(t).__name__}{how}")
+        b = None if backend is None else self._backend(backend)
         if t.op == "none":
             raise GraphError(f"only nodes run on a backend; {t.describe()} is a leaf")
         if b is None or backend is None:
@@ -298,7 +306,9 @@ class Scheduler:
                 return name
         text = f"none of {', '.join(self.backends)} has code for {t.op} of these types"
         where = "" if t.view_src is None else f" and can write into {t.root.describe()}"
-        raise BackendError(f"{text}{where} ({t.describe()})")
+        to_add = "register_kernel gives it a kernel; " if OPS[t.op].known is None else ""
+        how = "" if "ref" in self.backends else f"; {to_add}the backend ref computes every op by its definition"
+        raise BackendError(f"{text}{where} ({t.describe()}){how}")
 
     def _split(self, graph: Graph, names: Mapping[Tensor, str], buft_of: Callable[[Tensor], str]) -> list[Split]:
         """Pass 2: cut where the backend changes, and note what each split needs copied before it runs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeAlias
 from weakref import ref
 
 import numpy as np
@@ -14,7 +14,7 @@ from . import codec
 from .buffers.buffer import ALIGNMENT, Buffer
 from .codec import Array
 from .dtypes import DType, dtype_of
-from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, user_site
+from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, not_sent, user_site
 from .form import STORED, Form
 from .operators import Operand
 from .var import Size as Size
@@ -367,6 +367,10 @@ class Tensor(Operand):
             )  # NumPy's own
         return a if dtype is None else a.astype(dtype, copy=False)
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "it belongs to graphs of this process. Send t.numpy() or t.tobytes(), or write it with pyggml.save"
+        raise not_sent(self, instead)
+
     def __dlpack__(self, **kwargs: Any) -> Any:
         return self.numpy().__dlpack__(**kwargs)
 
@@ -407,6 +411,10 @@ class Context:
         n_leafs = sum(t.op == "none" for t in self.tensors)
         return f"<Context {n_leafs} leafs of {n_bytes} bytes, {len(self.tensors) - n_leafs} nodes>"
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "its tensors lie in memory of this process. pyggml.save writes them, pyggml.load reads them there"
+        raise not_sent(self, instead)
+
     def adopt(self, t: Tensor) -> Tensor:
         """Take a new tensor into the list of those it owns."""
         self.tensors.append(t)
@@ -418,12 +426,17 @@ class Context:
 
         Raises ShapeError for a bad shape, DTypeError where `dtype` is no DType.
         """
+        if isinstance(ne, DType):
+            text = f"the type comes before the shape: new_tensor({ne.name}, {dtype!r:.40})"
+            raise DTypeError(explain("new_tensor", text, [], user_site()))
         dims = dims_of("new_tensor", ne)
         full = full_ne(dims)
         try:
             nb = contiguous_nb(dtype, full)
         except ShapeError as e:
             raise ShapeError(explain("new_tensor", str(e), [], user_site())) from None
+        except DTypeError as e:
+            raise DTypeError(explain("new_tensor", str(e), [], user_site())) from None
         t = Tensor(self, dtype, full, nb, max(len(dims), rank_of(full)), user_site())
         t.name = check_name(name)
         return self.adopt(t)
@@ -436,6 +449,9 @@ class Context:
         arrays of other kinds, and values that the type does not have (as `Tensor.set`), ShapeError for more than four
         dimensions or no elements. Numbers beyond those of a float type become infinite, as in `gg.cast`.
         """
+        if isinstance(array, DType):
+            text = f"the array comes before the type: from_numpy(array, {array.name})"
+            raise DTypeError(explain("from_numpy", text, [], user_site()))
         a = codec.as_array("from_numpy", array)
         if dtype is None:
             own = dtype_of(a) if isinstance(array, np.ndarray | np.generic | Tensor) else None
@@ -450,6 +466,9 @@ class Context:
     def from_bytes(self, data: bytes | Array, dtype: DType, ne: int | Sequence[int], name: str = "") -> Tensor:
         """A leaf with a copy of stored bytes of any type. Raises ShapeError where the byte count does not match ne,
         DTypeError where `data` holds no bytes."""
+        if isinstance(data, DType) or isinstance(ne, DType):
+            text = "the data comes first, then the type, then the shape: from_bytes(data, dtype, ne)"
+            raise DTypeError(explain("from_bytes", text, [], user_site()))
         t = self.new_tensor(dtype, ne, name)
         try:
             raw = np.frombuffer(data, np.uint8)

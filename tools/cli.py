@@ -9,7 +9,7 @@ from importlib import import_module
 
 import click
 
-from pyggml.errors import GGMLError
+from pyggml.errors import GGMLError, nearest
 
 from .command import WholeOptions, verb
 from .exits import INTERRUPTED
@@ -48,6 +48,14 @@ class _App(WholeOptions, click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name a verb that is spelt like an unknown one."""
+        if args[0] not in VERBS and (like := nearest(args[0], VERBS, 1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {like[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:

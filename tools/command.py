@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from math import isfinite
@@ -115,15 +115,19 @@ def _flags(ctx: click.Context, command: click.Command | None) -> set[str]:
 
 
 class Verb(WholeOptions):
-    """The command of a verb. Its help groups the options in panels."""
+    """The command of a verb. Its help explains the arguments, then the options, which it groups in panels."""
 
+    arguments: Sequence[tuple[str, str]]  # what the usage line calls an argument, and its help
     panels: Mapping[str, str]  # option's name -> the panel that shows it
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(self.arguments)
         found: dict[str, list[tuple[str, str]]] = {PANEL: []}
         for p in self.get_params(ctx):
             record = p.get_help_record(ctx)
-            if record is not None:
+            if record is not None and not isinstance(p, click.Argument):  # of which click 8.5 shows the name alone
                 found.setdefault(self.panels.get(p.name or "", PANEL), []).append(record)
         for panel, records in found.items():
             with formatter.section(panel):
@@ -135,6 +139,7 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Group[Any]] = {}
     params: list[click.Parameter] = []
+    arguments: list[tuple[str, str]] = []
     panels: dict[str, str] = {}
 
     def add(name: str, hint: Any, default: Any) -> None:
@@ -149,6 +154,8 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
         params.append(_parameter(name, kind, marker, default))
         if isinstance(marker, Option):
             panels[name] = marker.panel
+        else:
+            arguments.append((marker.metavar or name.upper(), marker.help))
 
     for p in inspect.signature(function).parameters.values():
         add(p.name, hints[p.name], p.default)
@@ -159,7 +166,7 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
         function(**values)
 
     made = Verb(name, params=params, callback=run, help=function.__doc__)
-    made.panels = panels
+    made.arguments, made.panels = arguments, panels
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyggml.errors import ModelError
-from pyggml.hf.config import read_json
+from pyggml.hf.parts import read_object
 from pyggml.llm.adapters.lora import Lora, save_lora
 from pyggml.llm.adapters.peft import CONFIG
 from pyggml.llm.model import load_model
@@ -18,7 +18,7 @@ def convert_lora(adapter: Path, out: Path, base: Path | None = None) -> Lora:
     Raises ModelError and GGUFError as loading the model and the adapter do.
     """
     if base is None:
-        name = read_json(adapter / CONFIG).get("base_model_name_or_path")
+        name = read_object(adapter / CONFIG).get("base_model_name_or_path")
         if not isinstance(name, str) or not Path(name).exists():
             raise ModelError(f"{adapter}: its base model {name!r} is not here: name a GGUF or folder of it (--base)")
         base = Path(name)

@@ -34,7 +34,11 @@ Nodes = Annotated[
 ]
 Prompt = Annotated[Optional[str], Option("-p", "--prompt", help="The text to evaluate.")]
 _KEYS = ("backend", "isa", "type_k", "type_v", "flash_attn", "repack", "quantize")
-_SIDE = f"A model file, or a trace (.npz). After a model file may come :KEY=VALUE,.. of {', '.join(_KEYS)}."
+_SIDE = (
+    "A model file, or a trace (.npz). How a model runs may follow it as :KEY=VALUE,KEY=VALUE "
+    f"(m.gguf:quantize=Q4_K_M, m.gguf:isa=avx2,type_k=Q8_0); keys: {', '.join(_KEYS)}. "
+    "Without a file, the model that ships with the package."
+)
 _DIFFERENT = 3  # the exit code; 1 and 2 are failures
 
 
@@ -56,7 +60,7 @@ def trace(
 
 def diff(
     a: Annotated[str, Argument(help=_SIDE, metavar="A")],
-    b: Annotated[str, Argument(help="What it is compared with.", metavar="B")],
+    b: Annotated[str, Argument(help="What it is compared with, likewise.", metavar="B")],
     prompt: Prompt = None,
     nodes: Nodes = None,
     tolerance: Annotated[float, Option("--tolerance", help="NMSE up to which nodes count as equal.", min=0)] = 1e-6,

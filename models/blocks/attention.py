@@ -69,7 +69,7 @@ class KV:
     scale    the factor of the scores; 0: the model's
     bias     ne [n_kv, n_tokens, n_head]: added to the scores before they are scaled
     cross    attend to the encoded text; there are no k_cur and v_cur then
-    beside   another layer of the cache whose cells are attended to as well, and the mask of these (V is in K)
+    beside   a layer, perhaps of another cache, whose cells are attended to as well, and the mask of these (V is in K)
     """
 
     q_cur: Tensor

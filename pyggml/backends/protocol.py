@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ..buffers.alloc import Step, steps_of
 from ..buffers.buffer import ALIGNMENT, Buffer
@@ -76,20 +76,31 @@ class HostBackend:
         return [root.buffer for root in roots if root.op == "none" and root.buffer is not None]
 
 
+_MEMBERS = ("name", "buft", "alignment", "supports_op", "supports_buft", "fuse", "reads", "compile")
 BACKENDS: dict[str, Callable[[int | None], Backend]] = {}
 
 
 def register_backend(name: str, make: Callable[[int | None], Backend]) -> None:
     """Let `name` stand for a backend that `make(n_threads)` makes, wherever backends are named (`compute`, `Scheduler`,
-    `Model.new_context`). The Backend protocol says what it must do."""
+    `Model.new_context`). The Backend protocol says what it must do. Raises BackendError for other arguments."""
+    if not isinstance(name, str) or not callable(make):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BackendError(
+            f"register_backend takes a name and a function that makes a backend, not {name!r:.40}, {make!r:.40}"
+        )
     BACKENDS[name] = make
 
 
 def new_backend(name: object, n_threads: int | None = None) -> Backend:
-    """A backend by name. Raises BackendError for an unknown one."""
-    if isinstance(name, str) and name in BACKENDS:
-        return BACKENDS[name](n_threads)
-    raise BackendError(f"no backend is called {name!r}; there are {', '.join(BACKENDS)}")
+    """A backend by name, or itself. Raises BackendError for an unknown name, and for one that lacks what `Backend`
+    has."""
+    if isinstance(name, str) and name not in BACKENDS:
+        raise BackendError(f"no backend is called {name!r:.60}; there are {', '.join(BACKENDS)}")
+    made: Any = BACKENDS[name](n_threads) if isinstance(name, str) else name
+    lacks = [m for m in _MEMBERS if not hasattr(made, m)]
+    if lacks:
+        how = "pyggml.backends.protocol.Backend says what a backend must do, HostBackend does most of it"
+        raise BackendError(f"the backend {name!r:.60} has no {', '.join(lacks)}: {how}")
+    return made
 
 
 def node_error(t: Tensor, text: str) -> BackendError:

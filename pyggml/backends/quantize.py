@@ -79,6 +79,8 @@ def quantize(array: Array, dtype: DType, imatrix: Array | None = None, n_threads
     is not a float or block type, or has no number for NaN or an infinity, BackendError for a bad `imatrix` or
     `n_threads`.
     """
+    if isinstance(array, DType):
+        raise DTypeError(f"the array comes before the type: quantize(array, {array.name})")
     array = as_array("quantize", array)
     if array.dtype.kind not in "fiub":
         raise DTypeError(f"cannot quantise an array of {array.dtype}")
@@ -111,6 +113,8 @@ def dequantize(
 
     Raises ShapeError when the byte count does not fit, DTypeError when `dtype` is not a float or block type.
     """
+    if isinstance(data, DType):
+        raise DTypeError(f"the data comes before the type: dequantize(data, {data.name})")
     raw = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else as_array("data", data)
     if raw.dtype.kind not in "fiub":
         raise DTypeError(f"dequantize takes bytes, not {raw.dtype}")

@@ -98,7 +98,7 @@ def steps_of(nodes: Iterable[Tensor]) -> list[Step]:
     return [Step((t,)) for t in nodes]
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """Offsets of the planned tensors in their pool's buffer, and the bytes each pool needs.
 
@@ -115,6 +115,10 @@ class Plan:
     recycled: set[Tensor] = field(default_factory=set[Tensor])  # not readable after the run
     lives: dict[Tensor, tuple[int, int]] = field(default_factory=dict[Tensor, tuple[int, int]])
     n_steps: int = 0
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{pool} {n} bytes" for pool, n in self.sizes.items()) or "no memory"
+        return f"<Plan {sizes}; {self.n_steps} steps, {len(self.offsets)} tensors, {len(self.recycled)} recycled>"
 
     def _repr_html_(self) -> str | None:
         return Plan.html(self) if Plan.html is not None else None

@@ -12,6 +12,8 @@ from pyggml.errors import BatchError, ModelError, path_name, whole
 from pyggml.gguf_io.read import Override
 from pyggml.llm.generate.requests import Result
 from pyggml.llm.model import default_model_path, load_model, tensor_sizes
+from pyggml.llm.run_batch import batch
+from pyggml.signature import hands_on, keywords_of
 
 from .actors import About, Actor, Actors, ModelRef, Prepare, StageActor, check_alike, is_there
 from .chain import Chain
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
+@hands_on(*keywords_of(batch))
 def batch_on(
     actors: Actors,
     model: str | os.PathLike[str] | None,

@@ -38,6 +38,8 @@ def save(
     of strings or of numbers. Raises GGUFError for other names and values and when the file cannot be written,
     AllocError for a tensor that is not computed, DTypeError and ShapeError for arrays that no tensor stores.
     """
+    if isinstance(path, Mapping):
+        raise GGUFError("the path comes before the tensors: save(path, tensors)")
     out = path_name(path, GGUFError)
     if not isinstance(tensors, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GGUFError(f"save takes a mapping of names to tensors, not {type(tensors).__name__}")

@@ -9,10 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from pyggml import limits, small_file
+from pyggml import limits
 from pyggml.errors import ModelError
 from pyggml.models.hparams import MAX_LAYERS
 from pyggml.models.metadata import ACTIVATIONS
+
+from .parts import read_object
 
 _NO_DEFAULT = object()
 _INTEGER = 1 << 63
@@ -33,17 +35,6 @@ def _classes() -> dict[str, dict[str, Any]]:
     """For each model_type the keys that the transformers library reads, with the library's default of each key.
     `tests/deep/config_classes.py` writes the file. It may contain `Infinity`, which Python reads and JSON forbids."""
     return json.loads(Path(__file__).with_name("classes.json").read_bytes())
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when the file does not exist. Raises ModelError when it holds something else."""
-    try:
-        found = small_file.read_json(path, ModelError)
-    except FileNotFoundError:
-        return {}
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: holds no JSON object")
-    return cast("dict[str, Any]", found)
 
 
 def _check_integers(path: Path, values: Mapping[str, Any]) -> None:
@@ -81,7 +72,7 @@ class Config:
     def of_folder(cls, folder: Path) -> Config:
         """The config of a folder. Raises ModelError when the folder has no config.json."""
         path = folder / "config.json"
-        values = read_json(path)
+        values = read_object(path)
         if not values:
             raise ModelError(f"{folder}: has no config.json: neither a GGUF file nor a Hugging Face folder")
         _check_integers(path, values)

@@ -14,6 +14,17 @@ HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair, which JSON may
 _NAMES = {str: "a string", int: "a whole number", bool: "true or false", list: "an array", dict: "an object"}
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty when the file does not exist. Raises ModelError when it holds something else."""
+    try:
+        found = small_file.read_json(path, ModelError)
+    except FileNotFoundError:
+        return {}
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: holds no JSON object")
+    return cast("dict[str, Any]", found)
+
+
 class Part:
     """A JSON object that knows where it stands. A null counts as missing. When a value has another type than asked for,
     ModelError is raised, which says where the value is."""
@@ -23,14 +34,8 @@ class Part:
 
     @staticmethod
     def of_file(path: Path) -> Part:
-        """The object in a file; empty when the file does not exist. Raises ModelError when it holds something else."""
-        try:
-            found = small_file.read_json(path, ModelError)
-        except FileNotFoundError:
-            found = {}
-        if not isinstance(found, dict):
-            raise ModelError(f"{path}: holds no JSON object")
-        return Part(cast("dict[str, Any]", found), f"{path}: ")
+        """The object in a file, see `read_object`."""
+        return Part(read_object(path), f"{path}: ")
 
     def fail(self, key: str, must: str) -> NoReturn:
         """Raise the ModelError about a value."""

@@ -18,6 +18,7 @@ from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.llm.batch import token_ids
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
+from pyggml.signature import hands_on, keywords_of
 from pyggml.small_file import read_json
 
 from .trace import no_such_node, one_ubatch, with_all_logits
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _MANIFEST = "manifest.json"
 
 
+@hands_on(*keywords_of(Model.new_context))
 def capture(
     model: Model,
     ids: Sequence[int],

@@ -16,6 +16,7 @@ from ..errors import GraphError
 from ..graph import Graph
 from ..opdef import OPS
 from ..sched import Scheduler, Split
+from ..signature import hands_on, keywords_of
 from ..tensor import Tensor
 from .layers import layers_of
 from .legend import COLOURS, STATUS_COLOURS, add_legend
@@ -75,7 +76,7 @@ class Drawing(TypedDict, total=False):
 class _Facts:
     """What a drawing shows of tensors besides their op and shape."""
 
-    def __init__(self, graph: Graph, options: Drawing) -> None:
+    def __init__(self, graph: Graph, scheduler: Scheduler | None, run: Run | None, old: Graph | None) -> None:
         self.layers = layers_of(graph)
         self.backend: dict[Tensor, str] = {}
         self.place: dict[Tensor, Place] = {}
@@ -84,7 +85,6 @@ class _Facts:
         self.status: dict[Tensor, Status] = {}
         self.changes: dict[Tensor, list[str]] = {}
         self.removed: list[Tensor] = []
-        run, scheduler, old = options.get("run"), options.get("scheduler"), options.get("against")
         self.steps, self.values = ({}, {}) if run is None else run.on(graph)
         if run is not None and run.graph.nodes[-1] in graph:
             self._placed(graph, run.schedule.splits, run.schedule.plan)
@@ -190,7 +190,18 @@ def _add_fold(into: graphviz.Digraph, ident: str, fold: Fold, members: Sequence[
     into.node(ident, label, shape="box3d", style="filled", fillcolor=fill, tooltip="layers that repeat", **more)
 
 
-def to_digraph(graph: Graph, **options: Unpack[Drawing]) -> graphviz.Digraph:
+def to_digraph(
+    graph: Graph,
+    *,
+    layers: tuple[int, int] | None = None,
+    nodes: Sequence[str] = (),
+    around: int = 0,
+    fold: bool = False,
+    scheduler: Scheduler | None = None,
+    run: Run | None = None,
+    against: Graph | None = None,
+    legend: bool = False,
+) -> graphviz.Digraph:
     """The drawing of `graph` as a graphviz.Digraph, see `Drawing`.
 
     The nodes of one layer of a model stand in a cluster; so do the nodes of a split when there are several splits. A
@@ -198,31 +209,24 @@ def to_digraph(graph: Graph, **options: Unpack[Drawing]) -> graphviz.Digraph:
     memory later. Raises GraphError when nothing is left to draw.
     """
     if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"only a Graph can be drawn, not {type(graph).__name__}")
-    _check(options)
-    shown = select(graph, options.get("layers"), options.get("nodes", ()), options.get("around", 0))
-    facts = _Facts(graph, options)
-    ids = {t: f"leaf{i}" for i, t in enumerate(graph.leafs)} | {t: f"node{i}" for i, t in enumerate(graph.nodes)}
-    if len(shown) == len(ids):  # the whole graph is drawn
-        shown += facts.removed
-    ids |= {t: f"old{i}" for i, t in enumerate(facts.removed)}
-    drawing = _Drawing(graph, shown, facts, ids, bool(options.get("fold")))
-    drawing.add_boxes()
-    drawing.add_edges()
-    if options.get("legend"):
-        drawing.add_legend()
-    return drawing.dot
-
-
-def _check(options: Drawing) -> None:
-    unknown = [name for name in options if name not in Drawing.__annotations__]
-    if unknown:
-        raise TypeError(f"drawings have no option {unknown[0]!r}; there are {', '.join(Drawing.__annotations__)}")
-    scheduler, run = options.get("scheduler"), options.get("run")
+        how = {Tensor: ": Graph().build_forward_expand(t) makes one", str: ": the graph comes before the path"}
+        raise GraphError(f"only a Graph can be drawn, not {type(graph).__name__}{how.get(type(graph), '')}")
     if not (scheduler is None or isinstance(scheduler, Scheduler)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GraphError(f"scheduler must be a Scheduler, not {type(scheduler).__name__}")
     if not (run is None or hasattr(run, "step_of")):
         raise GraphError(f"run must be what pyggml.inspect.record gives, not {type(run).__name__}")
+    shown = select(graph, layers, nodes, around)
+    facts = _Facts(graph, scheduler, run, against)
+    ids = {t: f"leaf{i}" for i, t in enumerate(graph.leafs)} | {t: f"node{i}" for i, t in enumerate(graph.nodes)}
+    if len(shown) == len(ids):  # the whole graph is drawn
+        shown += facts.removed
+    ids |= {t: f"old{i}" for i, t in enumerate(facts.removed)}
+    drawing = _Drawing(graph, shown, facts, ids, bool(fold))
+    drawing.add_boxes()
+    drawing.add_edges()
+    if legend:
+        drawing.add_legend()
+    return drawing.dot
 
 
 _Region = tuple[int | None, int | Fold | None]  # a split; a layer, a fold, or none
@@ -420,13 +424,19 @@ def _summary(graph: Graph) -> graphviz.Digraph:
     return dot
 
 
+_DRAWS = hands_on(*keywords_of(to_digraph))
+
+
+@_DRAWS
 def dump_dot(graph: Graph, path: str | PathLike[str] | None = None, **options: Unpack[Drawing]) -> str:
     """The DOT text of `graph`, which is also written to `path` when one is given. `options`: the fields of `Drawing`
     (layers, nodes, around, fold, scheduler, run, against, legend).
 
-    Raises GraphError when nothing is left to draw, or the file cannot be written.
+    Raises GraphError when nothing is left to draw, the file cannot be written, or has the suffix of a picture.
     """
     text = to_digraph(graph, **options).source
+    if path is not None and _path(path).suffix in (".svg", ".png", ".pdf"):
+        raise GraphError(f"dump_dot writes Graphviz's text: render(graph, {str(path)!r}) draws")
     if path is not None:
         _write(path, text.encode())
     return text
@@ -434,7 +444,7 @@ def dump_dot(graph: Graph, path: str | PathLike[str] | None = None, **options: U
 
 def _path(path: str | PathLike[str]) -> Path:
     if not isinstance(path, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"a drawing is written to a path, not {path!r}")
+        raise GraphError(f"a drawing is written to a path, not {path!r:.60}")
     return Path(path)
 
 
@@ -445,6 +455,7 @@ def _write(path: str | PathLike[str], data: bytes) -> None:
         raise GraphError(f"cannot write {path}: {e}") from None
 
 
+@_DRAWS
 def render(
     graph: Graph, path: str | PathLike[str], *, timeout: float | None = _SECONDS, **options: Unpack[Drawing]
 ) -> None:

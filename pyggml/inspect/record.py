@@ -17,6 +17,7 @@ from pyggml.llm.batch import token_ids
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
 from pyggml.sched import Schedule, Scheduler, require_values
+from pyggml.signature import hands_on, keywords_of
 from pyggml.tensor import Tensor
 
 from .picture import is_store, keys_of
@@ -189,6 +190,7 @@ def _graph_of(schedule: Schedule) -> Graph:
     return graph
 
 
+@hands_on(*keywords_of(Model.new_context))
 def record_model(model: Model, prompt: str | Sequence[int], **options: Unpack[ContextOptions]) -> Run:
     """Evaluate `prompt` (text, or token ids) in one batch, and record it as `record` does. `options` as for
     `Model.new_context`.

@@ -120,7 +120,8 @@ class Edit(_Watching):
     The function gets an array as a tap does: a copy, which it may write into, directly or through a view. The array's
     contents are then stored in the node; if the function returns an array, that one is stored instead. An error in the
     function raises GraphError with the name of the node. A function that returns nothing and has changed nothing causes
-    one RuntimeWarning; to leave a node unchanged on purpose, return the array.
+    one RuntimeWarning; to leave a node unchanged on purpose, return the array. So does an edit of a name that no node
+    of the graphs had.
     """
 
     def __init__(self, watches: Watches, patterns: tuple[str, ...], change: Change) -> None:
@@ -128,6 +129,21 @@ class Edit(_Watching):
         if not callable(change):
             raise GraphError(f"an edit takes a function of the array, not {change!r:.60}")
         self._change, self.n, self._warned = change, 0, False
+        self._names: set[str] = set()  # of the nodes of graphs that were planned in the `with` block
+
+    def asks(self, name: str, last: bool = True) -> bool:
+        """See `Watcher.asks`."""
+        self._names.add(name)
+        return super().asks(name, last)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if kind is None and self._names and not any(fnmatchcase(n, p) for n in self._names for p in self.patterns):
+            near = ", ".join(nearest(self.patterns[0], self._names, 3, 0.3)) or "none"
+            text = f"the edit of {' '.join(self.patterns)} changed nothing: no node is called so; near: {near}"
+            warnings.warn_explicit(text, RuntimeWarning, *user_site())
 
     def deliver(self, t: Tensor) -> None:
         """See `Watcher.deliver`."""

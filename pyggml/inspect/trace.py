@@ -21,6 +21,7 @@ from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.llm.batch import Batch, token_ids
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
+from pyggml.signature import hands_on, keywords_of
 from pyggml.small_file import open_regular, parse_json
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Trace:
     about: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+@hands_on(*keywords_of(Model.new_context))
 def trace(model: Model, prompt: str | Sequence[int], *patterns: str, **options: Unpack[ContextOptions]) -> Trace:
     """Evaluate `prompt` (text, or token ids) in one batch with logits for all tokens, and keep the nodes whose names
     match (default: all). `options` as for `Model.new_context`.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 from weakref import WeakSet
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyggml.backends.cpu import CpuBackend
 from pyggml.buffers.buffer import IN_FILE, Buffer
 from pyggml.dtypes import DType
-from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, whole
+from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, not_sent, whole
 from pyggml.graph import Graph
 from pyggml.lock import changing, locked
 from pyggml.models.hparams import Pooling
@@ -462,6 +462,10 @@ class LlamaContext(Closeable):
                 head.bind(slot.start)
         ready.schedule.run(n_threads=self._threads[u.n_tokens > 1])
         return ready
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = "make one there (load_model, new_context); save_state writes what it holds, load_state reads it"
+        raise not_sent(self, instead, ModelError)
 
     def _name(self) -> str:
         return f"LlamaContext of {self.model.path}, n_ctx {self.n_ctx}"

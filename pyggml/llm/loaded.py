@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn, SupportsIndex
 from weakref import WeakSet
 
-from pyggml.errors import ModelError, whole
+from pyggml.errors import ModelError, not_sent, whole
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
@@ -149,6 +149,10 @@ class LoadedModel(Closeable):
         if stream is not None:
             stream.close()
         super().close()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        instead = f"call load_model({self.path!r}) there; processes share the memory of mapped files"
+        raise not_sent(self, instead, ModelError)
 
     def _name(self) -> str:
         return f"Model {self.arch} {self.path} {len(self.tensors)} tensors"

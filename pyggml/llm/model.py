@@ -21,9 +21,9 @@ from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
 from pyggml.models import get_architecture
+from pyggml.signature import hands_on, keywords_of
 from pyggml.stream.sizes import memory_size
 from pyggml.tensor import Tensor
-from pyggml.types import Floats
 
 from .adapters.active import Scaled, checked
 from .adapters.control import ControlVector
@@ -43,13 +43,12 @@ if TYPE_CHECKING:
     from pyggml.learn.optimisers import Optimiser
     from pyggml.learn.trainer import Trainer
 
-    from .embed import EmbedOptions, Text
-    from .generate.batched import BatchOptions
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
 _N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
 _log = logging.getLogger("pyggml")
+_GENERATES = hands_on(*keywords_of(new_generation))
 
 
 class Model(LoadedModel):
@@ -64,6 +63,7 @@ class Model(LoadedModel):
     weights   the tensors that the architecture reads; `unused` names the tensors that neither it nor heads read
     """
 
+    @hands_on(*keywords_of(LlamaContext.__init__))
     def new_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> LlamaContext:
         """A context with a cache of `n_ctx` cells, see `LlamaContext`."""
         return LlamaContext(self, n_ctx, **options)
@@ -139,31 +139,14 @@ class Model(LoadedModel):
         self.loras = tuple(scaled)
         self.control = ControlVector({}) if control_vector is None else control_vector
 
-    def embed(
-        self,
-        texts: Sequence[Text],
-        pooling: str | None = None,
-        normalize: bool | float = True,
-        layer: int = -1,
-        **options: Unpack[EmbedOptions],
-    ) -> Floats:
-        """Embeddings of texts (or of token ids), float32 [n_texts, n_embd], see `embed.embed`."""
-        from .embed import embed
-
-        return embed(self, texts, pooling, normalize, layer, **options)
-
-    def rerank(self, query: str, documents: Sequence[str], **options: Unpack[EmbedOptions]) -> Floats:
-        """How well documents answer a question, float32 [n_documents], see `embed.rerank`."""
-        from .embed import rerank
-
-        return rerank(self, query, documents, **options)
-
+    @_GENERATES
     def generate(
         self, prompt: str | Sequence[int], n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> Iterator[str]:
         """Continue `prompt` as `stream` does, yielding the text alone, in pieces of whole characters."""
         return pieces(until_end(new_generation(self, prompt, n_predict, **options)))
 
+    @_GENERATES
     def infill(
         self, prefix: str, suffix: str, n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> Iterator[str]:
@@ -171,6 +154,7 @@ class Model(LoadedModel):
         model without the tokens for it."""
         return self.generate(self.vocab.infill_ids(prefix, suffix), n_predict, **options)
 
+    @_GENERATES
     def stream(
         self, prompt: str | Sequence[int], n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
     ) -> Iterator[Token]:
@@ -186,12 +170,14 @@ class Model(LoadedModel):
         """
         return until_end(new_generation(self, prompt, n_predict, n_probs, **options))
 
+    @_GENERATES
     def agenerate(
         self, prompt: str | Sequence[int], n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[str]:
         """`generate` for `async for`; each step runs in a thread."""
         return in_thread(self.generate(prompt, n_predict, **options))
 
+    @_GENERATES
     def astream(
         self, prompt: str | Sequence[int], n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Token]:
@@ -199,32 +185,16 @@ class Model(LoadedModel):
         return in_thread(self.stream(prompt, n_predict, n_probs, **options))
 
     if TYPE_CHECKING:
+        from .embed import embed, rerank
+        from .generate.batched import generate_batch, stream_batch
         from .openai.chat import create_chat_completion
         from .openai.text import create_completion
     else:
+        embed, rerank = Elsewhere("pyggml.llm.embed"), Elsewhere("pyggml.llm.embed")
+        generate_batch = Elsewhere("pyggml.llm.generate.batched")
+        stream_batch = Elsewhere("pyggml.llm.generate.batched")
         create_chat_completion = Elsewhere("pyggml.llm.openai.chat")
         create_completion = Elsewhere("pyggml.llm.openai.text")
-
-    def generate_batch(
-        self, prompts: Sequence[str | Sequence[int]], n_predict: int = 128, **options: Unpack[BatchOptions]
-    ) -> list[str]:
-        """The texts that follow several prompts, evaluated `n_parallel` (8) at a time, see `stream_batch`."""
-        from .generate.batched import generate_batch
-
-        return generate_batch(self, prompts, n_predict, **options)
-
-    def stream_batch(
-        self,
-        prompts: Sequence[str | Sequence[int]],
-        n_predict: int = 128,
-        n_probs: int = 0,
-        **options: Unpack[BatchOptions],
-    ) -> Iterator[tuple[int, Token]]:
-        """Continue several prompts at once, each as `stream` does, `n_parallel` (8) at a time: when one ends, the next
-        begins. Yields the index of a prompt and its next token."""
-        from .generate.batched import stream_batch
-
-        return stream_batch(self, prompts, n_predict, n_probs, **options)
 
 
 def default_model_path() -> Path:

@@ -8,13 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import ModelError
+from pyggml.signature import hands_on
 
 from .embed import embed
 from .generate.batched import new_contexts
 from .generate.requests import Result, answer
 from .loaded import LoadedModel
 from .model import load_model
-from .samplers import N_PREDICT, TextOptions
+from .samplers import N_PREDICT, TEXT_KEYWORDS, TextOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .options import ContextOptions
 
 
+@hands_on(*TEXT_KEYWORDS)
 def batch(
     model: LoadedModel | str | os.PathLike[str] | None,
     requests: Iterable[Any],

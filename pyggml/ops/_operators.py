@@ -49,7 +49,7 @@ _METHODS: dict[str, Callable[..., Tensor]] = {
     "min": min_axes,
     "var": var_axes,
 }
-_ERRORS: dict[str, type[GGMLError]] = {"bool": GraphError, "len": ShapeError}
+_ERRORS: dict[str, type[GGMLError]] = {"bool": GraphError, "len": ShapeError, "[] =": GraphError}
 _EXACT = 1 << 53  # a double can hold each integer up to here
 
 

@@ -80,9 +80,9 @@ def convolve(seen: Array, a: Array) -> Array:
     return np.moveaxis(y, -1, 1)
 
 
-def kernel_rows(kernels: Sequence[DType] = KERNEL_TYPES) -> dict[tuple[DType | None, ...], DType]:
+def kernel_rows() -> dict[tuple[DType | None, ...], DType]:
     """The types that an op on a kernel and an image takes: the image and the result are F32."""
-    return {(t, F32): F32 for t in kernels}
+    return {(t, F32): F32 for t in KERNEL_TYPES}
 
 
 def product_cost(t: Tensor, products: int) -> Cost:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, explain, user_site
+from ..errors import DTypeError, GraphError, explain, user_site
 from ..opdef import DTypeRow, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor, dims_of, full_ne
 from ._common import F32, is_whole
@@ -55,10 +56,9 @@ def _call(t: Tensor, srcs: Sequence[Tensor | None], ith: int, nth: int) -> None:
         a.flags.writeable = False
     direct = t.dtype.np_dtype is not None and t.buffer is not None and t.buffer.is_host
     dst: Array = _values(t) if direct else np.array(_values(t))
-    if n_tasks == 1:
-        fn(dst, *arrays)
-    else:
-        fn(dst, *arrays, ith=ith, nth=nth)
+    result: Any = fn(dst, *arrays) if n_tasks == 1 else fn(dst, *arrays, ith=ith, nth=nth)
+    if isinstance(result, np.ndarray) and not np.may_share_memory(result, dst):
+        raise GraphError("fn returned an array: it writes the result into its first argument instead (dst[:] = ...)")
     if not direct:
         t.store(dst.reshape(t.ne[::-1]))
 
@@ -97,7 +97,7 @@ def map_custom(
     tensors: the sources, up to ten, of any types and layouts. ne, dtype: those of the result, by default as the first
     tensor. `fn` gets NumPy arrays of `.shape`; the sources are read-only. When NumPy has the type they are views of the
     memory, otherwise float32 copies (and `dst` is encoded afterwards). The contents of `dst` are undefined
-    before, and the value that `fn` returns is ignored. `fn` runs whenever the graph does, holding the GIL, on one
+    before; a `fn` that returns another array is an error. `fn` runs whenever the graph does, holding the GIL, on one
     thread. With another `n_tasks` n (None: one per thread), it is called on up to that many threads as
     `fn(dst, *sources, ith=i, nth=n)` for each i below n, to do its share of the work; this pays when `fn` releases the
     GIL. `fn` may compute other graphs, but not the graph that it is part of. Raises ShapeError, DTypeError; an

@@ -169,14 +169,15 @@ def _clamp_of_value(gy: Tensor, gate: Tensor, value: Tensor, limit: float) -> Te
     return gy * ops.silu(ops.clamp(gate, -np.inf, limit)) * _inside(value, limit)
 
 
-REGLU = _define(
-    "reglu",
-    _reglu_ref,
-    lambda gy, gate, value: gy * value * ops.step(gate),
-    lambda gy, gate, value: reglu_split(gate, gy),
-    "relu(a) * b",
-    2,
-)
+def _reglu_of_gate(gy: Tensor, gate: Tensor, value: Tensor) -> Tensor:
+    return gy * value * ops.step(gate)
+
+
+def _reglu_of_value(gy: Tensor, gate: Tensor, value: Tensor) -> Tensor:
+    return reglu_split(gate, gy)
+
+
+REGLU = _define("reglu", _reglu_ref, _reglu_of_gate, _reglu_of_value, "relu(a) * b", 2)
 GEGLU = _define_times("geglu", "gelu", gelu_factor)
 GEGLU_ERF = _define_times("geglu_erf", "gelu_erf", gelu_erf_factor)
 GEGLU_QUICK = _define_times("geglu_quick", "gelu_quick", gelu_quick_factor)

@@ -54,7 +54,11 @@ def _stored(a: Tensor) -> int:
 
 def _mul_mat_shape(srcs: Srcs, params: Params) -> Ne:
     a, b = src(srcs, 0), src(srcs, 1)
-    rule(a.ne[0] == b.ne[0], f"a and b are summed over dimension 0: {a.ne[0]} is not {b.ne[0]}")
+    if a.ne[0] != b.ne[0]:
+        x, y = ("a", "b") if a.ne[0] == b.ne[1] else ("b", "a")  # NumPy's x @ y is meant
+        fits = a.ne[0] == b.ne[1] or a.ne[1] == b.ne[0]
+        meant = f". As in NumPy they fit: {x} @ {y}, which is mul_mat(cont(transpose({y})), {x})" if fits else ""
+        rule(False, f"a and b are summed over dimension 0: {a.ne[0]} is not {b.ne[0]}{meant}")
     _dense_rows(a, "a")
     _broadcast(a, b)
     return (a.ne[1], b.ne[1], b.ne[2], b.ne[3])

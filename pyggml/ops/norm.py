@@ -70,8 +70,12 @@ def _define(
 
     def grad_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
         a, b = src(node.src, 0), src(node.src, 1)
-        of_b = None if bend is None else lambda: bend(gy, a, b, node.op_params["eps"])
-        return lambda: record(back, (dense_rows(gy), b), node.op_params), of_b
+
+        def of_b() -> Tensor:
+            assert bend is not None
+            return bend(gy, a, b, node.op_params["eps"])
+
+        return lambda: record(back, (dense_rows(gy), b), node.op_params), of_b if bend is not None else None
 
     def back_shape(srcs: Srcs, params: Params) -> Ne:
         a, b = src(srcs, 0), src(srcs, 1)

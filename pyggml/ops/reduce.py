@@ -14,8 +14,8 @@ import numpy as np
 from .. import ops
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, ShapeError, explain, user_site
-from ..opdef import DTypeRow, Gradient, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
+from ..errors import ShapeError
+from ..opdef import DTypeRow, Gradient, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, no_tensor, record, rule
 from ..tensor import Ne, Tensor
 from ._axes import along, axes_of
 from ._common import BF16, F16, F32, I32, I64, is_number, is_whole, same_shape, src
@@ -306,7 +306,7 @@ def argsort_top_k(a: Tensor, k: int) -> Tensor:
 
 def _given(op: str, a: Tensor) -> Tensor:
     if not isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DTypeError(explain(op, f"a must be a Tensor, not {type(a).__name__}", [], user_site()))
+        raise no_tensor(op, "a", a)
     return a
 
 

@@ -72,7 +72,7 @@ def _concat_ref(a: Array, b: Array, dim: int) -> Array:
 
 
 def _grad_concat(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
-    a, b, dim = src(node.src, 0), src(node.src, 1), node.op_params["dim"]
+    a, b, dim = src(node.src, 0), src(node.src, 1), int(node.op_params["dim"])
 
     def part(s: Tensor, first: int) -> Tensor:
         g = dense_rows(gy)
@@ -117,7 +117,7 @@ def _timestep_ref(timesteps: Array, dim: int, max_period: float) -> Array:
 
 def _grad_timestep(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
     """By each time step t the sum over frequencies f of f (cos(t f) gy_sin - sin(t f) gy_cos)."""
-    t, half = src(node.src, 0), node.op_params["dim"] // 2
+    t, half = src(node.src, 0), int(node.op_params["dim"]) // 2
 
     def of_t() -> Tensor:
         if not half:

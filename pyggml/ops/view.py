@@ -9,8 +9,8 @@ import numpy as np
 from .. import ops
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import DTypeError, GraphError, ShapeError, explain, integer, user_site
-from ..opdef import Cost, Gradient, OpDef, Params, Part, Srcs, fail, record_view
+from ..errors import GraphError, ShapeError, explain, integer
+from ..opdef import Cost, Gradient, OpDef, Params, Part, Srcs, fail, no_tensor, record_view
 from ..tensor import Ne, Size, Tensor, contiguous_nb
 from ..var import ends
 from ._common import same_shape, src
@@ -118,9 +118,9 @@ _MAX_STRIDE = 2**63 - 1
 _MAX_ELEMENTS = 2**53  # strides of 0 take no memory: kernels count elements, and a thread's share of them, in 63 bits
 
 
-def _tensor(op: OpDef, a: Tensor) -> Srcs:
+def _tensor(op: OpDef, a: Tensor, role: str = "a") -> Srcs:
     if not isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DTypeError(explain(op.name, f"a must be a Tensor, not {type(a).__name__}", [], user_site()))
+        raise no_tensor(op.name, role, a)
     return (a,)
 
 
@@ -159,7 +159,7 @@ def reshape(a: Tensor, b: Tensor) -> Tensor:
     a: contiguous, as many elements as `b`, any type. Result: ne of `b`, a view of `a`.
     Raises ShapeError.
     """
-    _tensor(RESHAPE, b)
+    _tensor(RESHAPE, b, "b")
     return _reshape(a, b.ne[: b.rank])
 
 

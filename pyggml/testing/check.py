@@ -12,7 +12,7 @@ from ..backends.protocol import Backend, new_backend
 from ..buffers.alloc import steps_of
 from ..buffers.buffer import Buffer
 from ..dtypes import DType
-from ..errors import BackendError
+from ..errors import BackendError, nearest
 from ..graph import Graph
 from ..opdef import OPS, OpDef
 from ..sched import Scheduler
@@ -31,9 +31,8 @@ def levels_of(op: str) -> list[str]:
 
 
 def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, max_examples: int | None = None) -> None:
-    """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two; and,
-    when `op` has a gradient and `isa` is not given, for one whose gradient is not that of the reference
-    (`check_gradient`).
+    """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two. When
+    `op` has a gradient and `isa` is not given, look for a case whose gradient is wrong, too (`check_gradient`).
 
     cases         the strategy that draws cases; default: pyggml's, and `cases_of(op)` for an op of one's own
     isa           an instruction set; default: all instruction sets that have their own kernel
@@ -42,6 +41,7 @@ def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, m
     Sources are dense, padded and permuted; memory lies between guard bytes. Raises Mismatch for the smallest case that
     was found, BackendError when a kernel is missing or fails.
     """
+    _check_op(op)
     if op.kernel is None and op.name not in STRATEGIES:
         raise BackendError(f"{op.name} has no kernel to check: name one in its OpDef, and register_kernel it")
 
@@ -71,6 +71,7 @@ def check_kernel(
     other types are left out. Raises Mismatch for the smallest case that was found, BackendError when the function
     fails.
     """
+    _check_op(op)
     kernel: Kernel = own_kernel(op, function, work)
     if cases is None and op.name not in STRATEGIES:
         rows = [row for row, result in op.dtypes.items() if row[: len(srcs)] == srcs and result is dst]
@@ -101,6 +102,10 @@ def check_backend(
     """
     b = new_backend(backend) if isinstance(backend, str) else backend
     computed: dict[str, None] = {}
+    for name in ops or ():
+        if name not in OPS:
+            near = ", ".join(nearest(str(name), OPS)) or "none"
+            raise BackendError(f"check_backend: no op is called {name!r:.60}; near: {near}")
 
     def check(case: Case) -> None:
         node = record_case(case)
@@ -117,6 +122,12 @@ def check_backend(
     if not computed:
         raise BackendError(f"the backend {b.name} has computed none of these ops: its supports_op refused all cases")
     return list(computed)
+
+
+def _check_op(op: object) -> None:
+    if not isinstance(op, OpDef):
+        how = "of one's own; pyggml's are pyggml.opdef.OPS['silu'] ..."
+        raise BackendError(f"the definition of an op (OpDef) is checked, not {op!r:.60}: one {how}")
 
 
 def _both_on(b: Backend, case: Case, node: Tensor) -> tuple[Outcome, Outcome] | None:

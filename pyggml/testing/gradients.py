@@ -124,7 +124,7 @@ def check_case(case: Case) -> bool:
 
 def _tame(node: Tensor, leaf: Tensor, rng: np.random.Generator) -> None:
     """Replace numbers that are large or not finite, but for -inf in masks, and move the others away from kinks."""
-    x = source_array(leaf)
+    x = np.asarray(source_array(leaf), np.float64)
     with np.errstate(invalid="ignore"):
         odd = ~(np.abs(x) < _LARGEST) & ~((x == -np.inf) & (leaf in _masks(node)))
     x = np.where(odd, rng.standard_normal(x.shape), x) + 0.01 * rng.standard_normal(x.shape)
@@ -139,7 +139,7 @@ def _check_direction(
     node: Tensor, forward: Graph, nodes: Graph, leaf: Tensor, g: Tensor, gy: Tensor, rng: np.random.Generator
 ) -> None:
     """Compare the slope along a random direction with the central difference."""
-    x = source_array(leaf)
+    x = np.asarray(source_array(leaf), np.float64)
     v = np.where(np.isfinite(x), rng.standard_normal(x.shape), 0.0)
 
     def result(step: float) -> Array:
@@ -173,8 +173,11 @@ def _check_cpu(nodes: Graph, g: Tensor, gy: Tensor, rng: np.random.Generator) ->
     exact.compute(nodes.nodes)
     want = exact[g]
     u = 2.0**-24
-    floats = {t: source_array(t) for t in nodes.leafs if t.dtype.np_dtype is None or t.dtype.is_float}
-    near = Exact({t: a * (1 + u * rng.standard_normal(a.shape)) for t, a in floats.items()})
+    moved: dict[Tensor, Array] = {}
+    for t in nodes.leafs:
+        if t.dtype.is_float or t.dtype.is_quantized:
+            moved[t] = source_array(t) * (1 + u * rng.standard_normal(t.ne[::-1]))
+    near = Exact(moved)
     near.compute(nodes.nodes)
     errors = [float(np.sum((near[g] - want) ** 2))]
     before = {t: np.array(t.raw()) for t in nodes.leafs}

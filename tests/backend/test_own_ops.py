@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,7 +175,7 @@ def test_the_module_of_an_op_may_define_it_again() -> None:
             y = gg.record(define(shape, factor), (x,), {})
             np.testing.assert_allclose(gg.eval(y, backend="ref"), factor * X, rtol=1e-6)
         for theirs, name in ((OPS["silu"], "silu"), (OPS["times"], "times")):
-            with pytest.raises(ValueError, match=f"op {name} is defined twice"):
+            with pytest.raises(gg.GraphError, match=f"op {name} is defined twice"):
                 dataclasses.replace(theirs, shape=dict if name == "times" else shape)
     finally:
         del OPS["times"]
@@ -236,3 +237,98 @@ def test_an_interrupt_on_the_way_into_python(capfd: pytest.CaptureFixture[str]) 
     finally:
         sys.setprofile(None)
     assert capfd.readouterr().err == ""
+
+
+def _define(**changes: Any) -> gg.OpDef:
+    fields: dict[str, Any] = {
+        "name": "own_scale",
+        "srcs": ("a",),
+        "params": ("s", "t"),
+        "shape": lambda srcs, params: srcs[0].ne,
+        "dtypes": {(gg.F32,): gg.F32},
+        "ref": lambda a, s, t: s * a + t,
+        "kernel": "own_scale",
+        "cost": gg.elementwise_cost(1),
+        "inplace": (),
+        "label": "",
+    }
+    return gg.OpDef(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": ""}, "op : name must be a name, not ''"),
+        ({"srcs": "a"}, r'op own_scale: srcs must be a tuple of names, \("a",\), not \'a\''),
+        ({"params": ("s", 1)}, "params must be a tuple of names"),
+        ({"inplace": [0]}, "inplace must be a tuple of indices"),
+        ({"kernel": 1}, "kernel must be the stem of C symbols"),
+        ({"shape": (1,)}, "shape must be a function"),
+        ({"ref": None}, "ref must be a function, not None"),
+        ({"cost": 1}, "cost must be a function, not 1"),
+        ({"dtypes": {gg.F32: gg.F32}}, "a row of dtypes is a tuple with a type for each of a, not F32"),
+        ({"dtypes": {(gg.F32,) * 3: gg.F32}}, "a row of dtypes is a tuple"),
+        ({"dtypes": {(gg.F32,): "F32"}}, "dtypes must give a DType"),
+        ({"dtypes": [gg.F32]}, "dtypes must be a dict of rows"),
+    ],
+)
+def test_a_definition_is_checked(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(gg.GraphError, match=says):
+        _define(**changes)
+    assert "own_scale" not in OPS
+
+
+def test_what_is_recorded_is_what_was_defined() -> None:
+    x = gg.Context().from_numpy(X)
+    try:
+        op = _define()
+        y = gg.record(op, (x,), {"t": 1.0, "s": 3.0})  # in any order: kernels get them in that of `params`
+        assert list(y.op_params) == ["s", "t"]
+        np.testing.assert_allclose(gg.eval(y, backend="ref"), 3 * X + 1, rtol=1e-6)
+        with pytest.raises(gg.BackendError, match="register_kernel gives it a kernel; the backend ref computes"):
+            gg.eval(y)
+        for srcs, params, says in (
+            ((x,), {"s": 1}, "its parameters are s, t; given were s"),
+            ((x,), {"s": 1, "t": 1, "u": 1}, "given were s, t, u"),
+            ((x, x), {"s": 1, "t": 1}, r"it has 1 sources \(a\), 2 were given"),
+            ((), {"s": 1, "t": 1}, "0 were given"),
+            ([x], {"s": 1, "t": 1}, "given as a tuple"),
+            (x, {"s": 1, "t": 1}, "given as a tuple, .* not as Tensor"),
+        ):
+            with pytest.raises(gg.GraphError, match=says):
+                gg.record(op, srcs, params)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(gg.GraphError, match="kernel=None is for views: name a kernel"):
+            gg.record(_define(kernel=None), (x,), {"s": 1, "t": 1})
+    finally:
+        OPS.pop("own_scale", None)
+
+
+def test_shapes_of_one_to_four_numbers() -> None:
+    x = gg.Context().from_numpy(X)
+    try:
+        for ne, shape in ((1, (1,)), ((1,), (1,)), ((2, 3), (3, 2)), ((1, 2, 3), (3, 2, 1))):
+            op = _define(shape=lambda srcs, params, ne=ne: ne, params=(), ref=lambda a: np.zeros(()))
+            assert gg.record(op, (x,), {}).ne[::-1][4 - len(shape) :] == shape
+        for bad in ((0,), (1, 2, 3, 4, 5), "x", None, ()):
+            with pytest.raises(gg.ShapeError, match="own_scale: ne must be one to four positive numbers"):
+                gg.record(_define(shape=lambda srcs, params, ne=bad: ne, params=()), (x,), {})
+    finally:
+        OPS.pop("own_scale", None)
+
+
+def test_a_function_that_returns_an_array_is_refused() -> None:
+    x = gg.Context().from_numpy(X)
+    with pytest.raises(gg.BackendError, match=r"fn returned an array: .*\(dst\[:\] = \.\.\.\)"):
+        gg.eval(gg.map_custom(lambda dst, a: 2 * a, x))
+    np.testing.assert_allclose(gg.eval(gg.map_custom(lambda dst, a: np.exp(a, out=dst), x)), np.exp(X), rtol=1e-6)
+
+
+def test_a_backend_that_lacks_something() -> None:
+    class Half:
+        name, buft, alignment = "half", "CPU", 64
+
+    gg.register_backend("half", lambda n: Half())  # pyright: ignore[reportArgumentType]
+    says = "has no supports_op, supports_buft, fuse, reads, compile: pyggml.backends.protocol.Backend says"
+    for backend in ("half", Half()):
+        with pytest.raises(gg.BackendError, match=says):
+            gg.Scheduler([backend])  # pyright: ignore[reportArgumentType]

@@ -152,6 +152,7 @@ def test_arrays_are_contiguous_and_of_one_shape(model: Model, flash_attn: bool) 
     assert seen["kqv-0"][0] == (4, n, 8) and seen["v-0"][0][:2] == (2, 8)
 
 
+@pytest.mark.filterwarnings("ignore:.*no node is called so")
 @pytest.mark.parametrize("flash_attn", [False, True])
 def test_what_is_written_through_a_view_is_kept(model: Model, flash_attn: bool) -> None:
     """Of every node; flash attention has V as it is."""
@@ -178,6 +179,18 @@ def test_an_edit_that_changes_nothing_warns_once(model: Model) -> None:
     assert [w.filename for w in found] == [__file__]
     with model.edit("kqv_merged-0", lambda x: x):
         ctx.decode([5])
+
+
+def test_an_edit_of_a_name_that_no_node_has_warns(model: Model) -> None:
+    ctx = model.new_context(n_ctx=64)
+    warned = pytest.warns(
+        RuntimeWarning, match=r"the edit of l_outt-0 changed nothing: no node is called so; near: l_out"
+    )
+    with warned as found, model.edit("l_outt-0", np.zeros_like):
+        ctx.decode(IDS)
+    assert [w.filename for w in found] == [__file__]
+    with model.edit("l_outt-0", np.zeros_like):  # nothing runs
+        pass
 
 
 def test_an_error_in_a_callback_names_the_node(model: Model) -> None:

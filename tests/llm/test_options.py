@@ -5,10 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pyggml as gg
+from pyggml.cluster.run import batch_on
+from pyggml.inspect.capture import capture
+from pyggml.inspect.dot import to_digraph
+from pyggml.inspect.record import record_model
+from pyggml.inspect.trace import trace
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.embed import EmbedOptions, embed
 from pyggml.llm.generate.batched import BatchOptions, stream_batch
@@ -19,6 +26,8 @@ from pyggml.llm.run_batch import batch
 from pyggml.llm.samplers import SamplingOptions, TextOptions
 from pyggml.llm.samplers.params import N_PREDICT, OTHER_NAMES, TextParams
 
+RAM = "int | str | None"  # which `batch_on` takes as text alone
+
 
 def declared(kind: Any) -> dict[str, str]:
     """Names and types of a TypedDict, with those that it takes over."""
@@ -26,7 +35,7 @@ def declared(kind: Any) -> dict[str, str]:
 
 
 def keywords(f: Callable[..., Any]) -> dict[str, str]:
-    """Names and types of a function's keyword arguments."""
+    """Names and types of a function's keyword arguments, as its signature shows them."""
     parameters = inspect.signature(f).parameters.values()
     return {p.name: p.annotation for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
@@ -38,11 +47,60 @@ def keywords(f: Callable[..., Any]) -> dict[str, str]:
         (BatchOptions, stream_batch),
         (ContextOptions, LlamaContext.__init__),
         (EmbedOptions, embed),
+        (gg.Drawing, to_digraph),
     ],
 )
 def test_keywords_are_those_of_the_function(kind: Any, f: Callable[..., Any]) -> None:
-    of_texts = declared(TextOptions) if kind in (GenerateOptions, BatchOptions) else {}
-    assert declared(kind) == of_texts | keywords(f)
+    assert declared(kind) == keywords(f)
+    assert getattr(gg, kind.__name__) is kind
+
+
+@pytest.mark.parametrize(
+    ("f", "taker"),
+    [
+        (gg.Model.new_context, LlamaContext.__init__),
+        *((f, new_generation) for f in (gg.Model.generate, gg.Model.infill, gg.Model.stream)),
+        *((f, new_generation) for f in (gg.Model.agenerate, gg.Model.astream)),
+        *((f, stream_batch) for f in (gg.Model.generate_batch, gg.Model.stream_batch)),
+        (batch_on, batch),
+        *((f, LlamaContext.__init__) for f in (trace, record_model, capture)),
+        *((f, to_digraph) for f in (gg.dump_dot, gg.render)),
+    ],
+)
+def test_signatures_show_what_is_handed_on(f: Callable[..., Any], taker: Callable[..., Any]) -> None:
+    shown = inspect.signature(f).parameters
+    assert not [p for p in shown.values() if p.kind is p.VAR_KEYWORD]
+    assert keywords(taker).items() <= {name: p.annotation for name, p in shown.items()}.items() | {("ram", RAM)}
+
+
+def test_defaults_are_those_of_the_record() -> None:
+    shown, plain = inspect.signature(gg.Model.generate).parameters, TextParams()
+    assert all(shown[f.name].default == getattr(plain, f.name) for f in fields(TextParams))
+    assert shown["temperature"].default == plain.temp
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda m: m.new_context(n_batchs=1), r"^new_context has no option 'n_batchs' \(is 'n_batch' meant\?\)$"),
+        (lambda m: m.generate("a", tempp=1), r"^generate has no option 'tempp' \(is 'temp' meant\?\)$"),
+        (lambda m: m.generate_batch(["a"], bogus=1), r"^generate_batch has no option 'bogus'; it has .*top_k, top_p"),
+        (lambda m: gg.batch(m, ["a"], stops="."), r"^batch has no option 'stops' \(is 'stop' meant\?\)$"),
+        (lambda m: gg.dump_dot(m, layer=1), r"^dump_dot has no option 'layer' \(is 'layers' meant\?\)$"),
+    ],
+)
+def test_unknown_options_are_named(tiny: Path, call: Callable[[Any], Any], says: str) -> None:
+    model = gg.load_model(tiny, repack=False)
+    with pytest.raises(gg.OptionError, match=says) as e:
+        call(model)
+    assert isinstance(e.value, TypeError) and isinstance(e.value, gg.GGMLError)
+
+
+def test_bad_options_of_batches_are_named(tiny: Path) -> None:
+    model = gg.load_model(tiny, repack=False)
+    for call in (gg.batch, gg.Model.generate_batch):
+        with pytest.raises(gg.SamplerError, match="stop must be a string, or a list of them, not 5"):
+            call(model, ["a"], stop=5)  # pyright: ignore[reportArgumentType]
 
 
 def test_other_names_have_the_types_of_ours() -> None:

@@ -197,3 +197,11 @@ def test_importing_it_switches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     importlib.import_module("pyggml.testing")
     assert switches() == before
+
+
+def test_what_is_no_op_is_named() -> None:
+    for op in ("silu", gg.silu, None):
+        with pytest.raises(gg.BackendError, match=r"the definition of an op \(OpDef\) is checked, not .*OPS\['silu'\]"):
+            check_op(op)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(gg.BackendError, match="no op is called 'sillu'; near: silu"):
+        check_backend("ref", ["add", "sillu"])

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import click
 import pytest
 from click.testing import CliRunner
 from pyggml.tools.cli import VERBS, app, main
-from pyggml.tools.command import Argument, Group, Option, verb
+from pyggml.tools.command import Argument, Group, Option, Verb, verb
 
 
 @dataclass
@@ -72,6 +73,35 @@ def test_parameters_are_options() -> None:
 )
 def test_what_is_refused(args: tuple[object, ...], says: str) -> None:
     assert says in called("me", *args, code=2)
+
+
+def test_help_explains_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    text = called("--help")
+    assert text.index("Arguments:") < text.index("NAME  A name.") < text.index("Options:") and text.count("NAME") == 2
+    for verb_name, says in (
+        ("diff", "m.gguf:quantize=Q4_K_M"),
+        ("quantize", "IQ4_XS"),
+        ("tokenize", "TEXT The text."),
+        ("merge", "OUT GGUF file to write"),
+    ):
+        with pytest.raises(SystemExit):
+            main([verb_name, "--help"])
+        assert says in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_verb_that_is_misspelt(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, says in (("quantise", "Did you mean 'quantize'?"), ("zzz", "No such command 'zzz'.")):
+        with pytest.raises(SystemExit) as e:
+            main([word])
+        assert e.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_every_argument_has_help() -> None:
+    for name in VERBS:
+        command = app.get_command(None, name)
+        assert isinstance(command, Verb)
+        n = sum(isinstance(p, click.Argument) for p in command.params)
+        assert n == len(command.arguments) and all(text for _, text in command.arguments)
 
 
 def test_help_shows_panels_and_defaults() -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pyggml.native import LIBRARY, ffi, lib
 from pyggml.native.stale import check_build
 
+from ...codec import check_rows
 from ...dtypes import DType
 from ...errors import BackendError, whole
 from ...opdef import OPS, OpDef
@@ -108,8 +109,13 @@ def register_kernel(op: OpDef, function: Function, dst: DType, *srcs: DType | No
     memory the function needs. Parameters come as doubles in the order of `op.params`. The function takes any strides,
     computes the share of thread `ith` of `nth`, and returns a status. It cannot call the functions that pg.h declares
     "for kernels". A function that is registered later for the same types replaces the earlier one. `pyggml.testing`
-    checks such functions. Raises BackendError for anything but a C function.
+    checks such functions. Raises BackendError for anything but a C function and an OpDef, DTypeError for anything but a
+    DType.
     """
+    if not isinstance(op, OpDef):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BackendError(f"register_kernel takes the definition of an op (OpDef), not {op!r:.60}")
+    for t in (dst, *filter(None, srcs)):
+        check_rows(t, 0)
     kernel = own_kernel(op, function, work)
     src0, src1 = [NONE if t is None else t.gguf_id for t in (*srcs, None, None)][:2]
     _outside.setdefault(op.kernel or "", []).insert(0, ((dst.gguf_id, src0, src1), kernel))

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, read_json
+from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import layers_of
 from ..moves import PLUS_ONE, Array, Move, Shape, Sizes
+from ..parts import read_object
 from .gemma import scores
 from .spelling import SANDWICH
 
@@ -33,7 +34,7 @@ def _pooling(c: Config) -> dict[str, object]:
         return {}
     text = modules.read_text(encoding="utf-8")
     path = next((p for p in ("1_Pooling",) if p in text), None)
-    about = read_json(folder / path / "config.json") if path else {}
+    about = read_object(folder / path / "config.json") if path else {}
     found = next((kind for name, kind in _POOLING.items() if about.get(name)), None)
     return {} if found is None else {"pooling_type": found}
 

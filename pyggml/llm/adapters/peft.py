@@ -22,11 +22,11 @@ from pyggml.codec import Array
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.gguf_io.atomic_file import sync_folder, sync_tree
-from pyggml.hf.config import read_json
 from pyggml.hf.export import planned
 from pyggml.hf.families import families_of_arch
 from pyggml.hf.folder import sizes_of
 from pyggml.hf.moves import TRANSPOSED, Move, Sizes, Value
+from pyggml.hf.parts import read_object
 from pyggml.hf.safetensors import StoredTensor, open_file, write_file
 from pyggml.hf.tensors import Tensors, as_f32
 from pyggml.tensor import Context, Tensor
@@ -71,7 +71,7 @@ def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
     Raises ModelError for a folder without such an adapter, for an adapter that does more than add low-rank products
     (DoRA, whole modules ...), and for a module, which it names, that is unknown or of other shapes.
     """
-    config = read_json(folder / CONFIG)
+    config = read_object(folder / CONFIG)
     if not config:
         raise ModelError(f"{folder}: has no {CONFIG}: neither a GGUF file nor a PEFT folder")
     _check_config(folder, config)

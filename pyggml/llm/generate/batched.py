@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import BatchError, SamplerError, whole
+from pyggml.signature import hands_on, keywords_of
 
 from ..context import LlamaContext
 from ..decoder import Decoder
 from ..samplers import (
     N_PREDICT,
+    TEXT_KEYWORDS,
     LogitsProcessor,
     SamplerChain,
     SamplingOptions,
@@ -48,11 +50,12 @@ class BatchOptions(RunOptions, total=False):
     n_parallel: int
 
 
+@hands_on(*TEXT_KEYWORDS)
 def stream_batch(
     model: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
     n_predict: int = N_PREDICT,
-    n_probs: int | None = None,
+    n_probs: int | None = 0,
     *,
     logits_processor: LogitsProcessor | Sequence[LogitsProcessor] = (),
     stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria] = (),
@@ -63,7 +66,8 @@ def stream_batch(
     context: ContextOptions | None = None,
     **asked: Unpack[TextOptions],
 ) -> Iterator[tuple[int, Token]]:
-    """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time. Yields (index of the prompt, token).
+    """Continue all prompts, each as `Model.stream` would, `n_parallel` at a time: when one ends, the next begins.
+    Yields (index of the prompt, token). `n_probs` None: tokens have no log-probabilities.
 
     `each`: for each prompt a dict with its own options (sampling, `n_predict`, `stop`). A prompt without a seed of its
     own is sampled with the common seed + its index, so that equal prompts get different texts.
@@ -155,14 +159,15 @@ def _params_of_each(
     return params
 
 
+@hands_on(*keywords_of(stream_batch))
 def generate_batch(
     model: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
     n_predict: int = N_PREDICT,
     **options: Unpack[BatchOptions],
 ) -> list[str]:
-    """The texts that follow the prompts, see `stream_batch`."""
-    tokens = stream_batch(model, prompts, n_predict, **options)
+    """The texts that follow several prompts, evaluated `n_parallel` (8) at a time, see `stream_batch`."""
+    tokens = stream_batch(model, prompts, n_predict, None, **options)
     texts = [""] * len(prompts)
     for i, token in tokens:
         texts[i] += token.text

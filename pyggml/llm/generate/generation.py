@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pyggml.errors import BatchError, KVCacheFull, ModelError, SamplerError, whole
 from pyggml.models.memory.kv_cells import INT32_MAX
+from pyggml.signature import hands_on
 from pyggml.types import Floats
 
 from ..batch import Batch
@@ -22,6 +23,7 @@ from ..decoder import Decoder
 from ..options import ContextOptions
 from ..samplers import (
     N_PREDICT,
+    TEXT_KEYWORDS,
     LogitsProcessor,
     SamplerChain,
     TextOptions,
@@ -293,6 +295,7 @@ class GenerateOptions(RunOptions, total=False):
     special: bool
 
 
+@hands_on(*TEXT_KEYWORDS)
 def new_generation(
     model: LoadedModel,
     prompt: str | Sequence[int],

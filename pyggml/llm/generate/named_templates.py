@@ -307,25 +307,16 @@ _FRAMES: dict[str, Frame | str] = {
     "zephyr": _same("<|{role}|>\n", "<|endoftext|>\n", "<|assistant|>\n"),
 }
 
-# Texts that end a reply of a model without a token for its end: what stands behind it, or before the next message.
+# Texts that end a reply when the model has no token for that: the text after a reply, or before the next message.
 _STOPS: dict[str, tuple[str, ...]] = {
-    "bailing": ("<role>",),
-    "bailing-think": ("<role>",),
-    "chatglm3": ("<|user|>", "<|observation|>"),
-    "chatglm4": ("<|user|>", "<|observation|>"),
-    "falcon3": ("<|user|>", "<|system|>"),
+    **dict.fromkeys(("bailing", "bailing-think"), ("<role>",)),
+    **dict.fromkeys(("chatglm3", "chatglm4"), ("<|user|>", "<|observation|>")),
+    **dict.fromkeys(("falcon3", "glmedge"), ("<|user|>", "<|system|>")),
     "gemma": ("<end_of_turn>",),
-    "glmedge": ("<|user|>", "<|system|>"),
-    "llama2": ("[INST]", "</s>"),
-    "llama2-sys": ("[INST]", "</s>"),
-    "llama2-sys-bos": ("[INST]", "</s>"),
-    "llama2-sys-strip": ("[INST]", "</s>"),
+    **dict.fromkeys(("llama2", "llama2-sys", "llama2-sys-bos", "llama2-sys-strip"), ("[INST]", "</s>")),
     "minicpm": ("<用户>",),
-    "mistral-v1": ("[INST]", "</s>"),
-    "mistral-v3": ("[INST]", "</s>"),
-    "mistral-v3-tekken": ("[INST]", "</s>"),
-    "monarch": ("</s>",),
-    "orion": ("</s>",),
+    **dict.fromkeys(("mistral-v1", "mistral-v3", "mistral-v3-tekken"), ("[INST]", "</s>")),
+    **dict.fromkeys(("monarch", "orion"), ("</s>",)),
     "rwkv-world": ("\n\nUser:",),
     "yandex": (" Пользователь:",),
 }

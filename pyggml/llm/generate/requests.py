@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import BatchError, GGMLError, whole
+from pyggml.signature import hands_on
 from pyggml.types import Floats
 
 from ..decoder import Decoder
 from ..loaded import LoadedModel
 from ..options import SHORTER
-from ..samplers import N_PREDICT, SamplerChain, TextOptions, TextParams, our_names, text_params
+from ..samplers import N_PREDICT, TEXT_KEYWORDS, SamplerChain, TextOptions, TextParams, our_names, text_params
 from ..samplers.params import OPTIONS
 from .batched import NewContext, shared_context, together
 from .generation import Generation, ids_of, source_and_prompt
@@ -56,6 +57,7 @@ class _Request:
         return g
 
 
+@hands_on(*TEXT_KEYWORDS)
 def answer(
     model: LoadedModel,
     requests: Iterable[Any],

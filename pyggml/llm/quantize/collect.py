@@ -4,7 +4,6 @@ column is multiplied with."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,20 +69,15 @@ class Collector:
             return False
         if t.op == "mul_mat_id":
             return True
-        return x.ne[1] >= _MIN_ROWS and (weight.name.startswith("blk.") or (self._output and _is_output(weight)))
+        is_wanted = weight.name.startswith("blk.") or (self._output and weight.name == "output.weight")
+        return x.ne[1] >= _MIN_ROWS and is_wanted
 
     def __enter__(self) -> Self:
         self._watches.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._watches.remove(self)
-
-
-def _is_output(weight: Tensor) -> bool:
-    return weight.name == "output.weight"
 
 
 def _by_matrix(x: np.ndarray[Any, Any], ne2: int, ne3: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -5,6 +5,7 @@ from .chain import SamplerChain
 from .guidance import guided, log_softmax
 from .params import (
     N_PREDICT,
+    TEXT_KEYWORDS,
     SamplingOptions,
     SamplingParams,
     TextOptions,
@@ -24,6 +25,7 @@ __all__ = [
     "SamplingParams",
     "our_names",
     "StepTrace",
+    "TEXT_KEYWORDS",
     "TextOptions",
     "TextParams",
     "guided",

@@ -11,13 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter
 from math import inf, isnan
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from pyggml.errors import BatchError, GGMLError, SamplerError, nearest
+from pyggml.errors import BatchError, GGMLError, OptionError, SamplerError
+from pyggml.signature import check_options
 
 from .base import Sampler
 from .dry import Dry
@@ -215,34 +217,31 @@ SamplingParams.__doc__ = f"{SamplingParams.__doc__}\n" + "\n".join(
 
 
 def our_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with our names in the place of other names. Raises TypeError when an option is given under two
+    """The options with our names in the place of other names. Raises OptionError when an option is given under two
     names."""
     ours = {OTHER_NAMES.get(name, name): value for name, value in options.items()}
     if len(ours) < len(options):
         twice = next(name for name in options if OTHER_NAMES.get(name) in options)
-        raise TypeError(f"{twice} is another name of {OTHER_NAMES[twice]}: give one of the two")
+        raise OptionError(f"{twice} is another name of {OTHER_NAMES[twice]}: give one of the two")
     return ours
 
 
 def text_params(n_predict: int, options: Mapping[str, Any]) -> TextParams:
     """Make the parameters of a text from options, which may have our names or others'. `max_tokens` among the options
-    replaces `n_predict` when that is the default. Raises TypeError for an unknown option, and for one that is given
+    replaces `n_predict` when that is the default. Raises OptionError for an unknown option, and for one that is given
     under two names."""
     ours = our_names(options)
     if "n_predict" not in ours:
         ours["n_predict"] = n_predict
     elif n_predict != N_PREDICT:
-        raise TypeError("max_tokens is another name of n_predict: give one of the two")
+        raise OptionError("max_tokens is another name of n_predict: give one of the two")
     return with_options(TextParams(), ours)
 
 
 def with_options(params: P, options: Mapping[str, Any]) -> P:
-    """The same parameters with these options changed, which have our names. Raises TypeError for an unknown option."""
-    known = [f.name for f in fields(params)]
-    for name in options:
-        if name not in known:
-            like = nearest(str(name), known, 1)
-            raise TypeError(f"there is no option {name!r:.60}" + (f" (is {like[0]!r} meant?)" if like else ""))
+    """The same parameters with these options changed, which have our names. Raises OptionError for an unknown
+    option."""
+    check_options("a text", options, [f.name for f in fields(params)])
     return replace(params, **options)
 
 
@@ -331,3 +330,15 @@ class TextOptions(SamplingOptions, total=False):
     typical_p: float
     mirostat_mode: int
     max_tokens: int
+
+
+def _keywords() -> tuple[Parameter, ...]:
+    default, kinds = TextParams(), TextOptions.__annotations__  # with those of SamplingOptions
+    values = {name: getattr(default, OTHER_NAMES.get(name, name)) for name in kinds}
+    kind = Parameter.KEYWORD_ONLY
+    return tuple(
+        [Parameter(name, kind, default=values[name], annotation=hint.__forward_arg__) for name, hint in kinds.items()]
+    )
+
+
+TEXT_KEYWORDS = _keywords()  # the keyword arguments of `TextOptions`, with their defaults

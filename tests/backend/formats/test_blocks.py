@@ -3,6 +3,7 @@ independent reference, and against themselves at every instruction set."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyggml import codec
 from pyggml.backends.cpu import isa_levels
 from pyggml.backends.quantize import dequantize, quantize
 from pyggml.dtypes import DType
@@ -237,3 +239,17 @@ def test_errors() -> None:
         quantize(x.astype(complex), DType.Q8_0)
     with pytest.raises(BackendError, match="n_threads"):
         quantize(x, DType.Q8_0, n_threads=0)
+
+
+def test_a_type_that_gguf_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an older version: it cannot be decoded in NumPy, and is encoded by the C kernels."""
+    x = np.linspace(-1, 1, 64, dtype=np.float32)
+
+    class Older(IntEnum):
+        F32 = 0
+
+    monkeypatch.setattr("gguf.GGMLQuantizationType", Older)
+    stored = codec.encode(x, DType.MXFP4)
+    assert np.array_equal(stored, quantize(x, DType.MXFP4).reshape(-1))
+    with pytest.raises(DTypeError, match="MXFP4: the gguf package that is installed does not know this type"):
+        codec.decode(stored, DType.MXFP4, (64,))

@@ -1,0 +1,68 @@
+"""What is meant by names of NumPy, torch and ggml that pyggml does not have: for the messages of AttributeErrors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import ops
+from .errors import nearest
+
+_ARRAYS = "pyggml.Context().from_numpy(array) makes a tensor of an array"
+_MODULE = {
+    **dict.fromkeys(("array", "asarray", "as_tensor", "from_numpy", "zeros", "ones", "full", "rand", "randn"), _ARRAYS),
+    **dict.fromkeys(("float32", "float16", "bfloat16", "int32", "int64"), "types are pyggml.F32, F16, BF16, I32, I64"),
+    **dict.fromkeys(("matmul", "dot", "bmm", "linear"), "a @ b is NumPy's product, pyggml.mul_mat(w, x) ggml's"),
+    **dict.fromkeys(("cat", "concatenate", "stack", "hstack", "vstack"), "pyggml.concat(a, b, dim) joins two tensors"),
+    **dict.fromkeys(("softmax", "log_softmax"), "pyggml.soft_max(a) is of the rows, NumPy's last axis"),
+    **dict.fromkeys(("init", "free"), "pyggml.Context() owns tensors, and is freed with its last reference"),
+    **dict.fromkeys(("new_graph", "build_forward", "build_forward_expand"), "pyggml.Graph().build_forward_expand(t)"),
+    **dict.fromkeys(("draw", "plot", "show"), "pyggml.render(graph, 'g.svg') draws"),
+    **dict.fromkeys(("tril", "triu"), "pyggml.tri, pyggml.diag_mask_inf"),
+    "clip": "pyggml.clamp(a, min, max)",
+    "layer_norm": "pyggml.norm(a, eps)",
+    "conv2d": "pyggml.conv_2d",
+    "embedding": "pyggml.get_rows(table, ids)",
+    "gather": "pyggml.get_rows(a, ids)",
+    "graph_compute": "pyggml.compute(graph)",
+    "graph_dump_dot": "pyggml.dump_dot(graph, path)",
+    "pow": "a ** 2",
+    "std": "a.var() ** 0.5",
+}
+_TENSOR = {
+    "size": "t.n_elements, len(t.shape)",
+    "ndim": "len(t.shape)",
+    "tolist": "t.numpy().tolist()",
+    "view": "t.reshape(..), t[..]",
+    "squeeze": "t.reshape(..), t[0]",
+    "unsqueeze": "t[None]",
+    **dict.fromkeys(("matmul", "dot", "mm"), "a @ b"),
+    **dict.fromkeys(("float", "half", "to", "type"), "t.astype(pyggml.F16)"),
+    **dict.fromkeys(("cpu", "detach"), "t.numpy(), once it is computed"),
+    **dict.fromkeys(("copy", "clone", "contiguous"), "pyggml.cont(t)"),
+    **dict.fromkeys(("eval", "compute", "run"), "pyggml.eval(t)"),
+    **{name: _MODULE[name] for name in ("softmax", "clip", "pow", "std")},
+}
+
+
+def of_module(name: str) -> AttributeError:
+    """The error about `pyggml.NAME`, with what is meant, or a name that is spelt like it."""
+    package: Any = sys.modules["pyggml"]
+    names: list[str] = package.__all__
+    plain = name.lower().removeprefix("ggml_").removeprefix("type_")
+    for known in (plain, plain.upper()):
+        if known != name and known in names:
+            return _error("module 'pyggml'", name, f"pyggml.{known}")
+    like = nearest(name, names, 1, 0.75)
+    return _error("module 'pyggml'", name, _MODULE.get(plain) or (f"pyggml.{like[0]}" if like else ""))
+
+
+def of_tensor(name: str) -> AttributeError:
+    """The error about an attribute that tensors do not have."""
+    op = f"pyggml.{name}(t)" if name in ops.__all__ else ""
+    return _error("Tensor", name, _TENSOR.get(name, op))
+
+
+def _error(what: str, name: str, meant: str) -> AttributeError:
+    """An AttributeError, not one of pyggml's: `hasattr` must see it."""
+    return AttributeError(f"{what} has no attribute {name!r}{f': {meant}' * bool(meant)}")

@@ -1,0 +1,47 @@
+"""Functions that hand keyword arguments on: their signatures show what the function behind them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeVar, cast
+
+from .errors import OptionError, nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def keywords_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The arguments of a function that are given by keyword alone, with their defaults."""
+    return tuple([p for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY])
+
+
+def hands_on(*keywords: Parameter) -> Callable[[F], F]:
+    """Decorate a function that takes `**options` and hands them on: its signature, and so `help()` and editors, shows
+    `keywords` instead. An option that is not among them raises OptionError."""
+
+    def decorated(function: F) -> F:
+        own = signature(function)
+        names = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        names |= {p.name: p for p in keywords if p.name not in names}
+
+        @wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            if not options.keys() <= names.keys():
+                check_options(function.__name__, options, names)
+            return function(*args, **options)
+
+        vars(checked)["__signature__"] = own.replace(parameters=[*names.values()])
+        return cast(F, checked)
+
+    return decorated
+
+
+def check_options(what: str, options: Collection[str], known: Collection[str]) -> None:
+    """Raises OptionError for the first option that is not `known`, with the known one that is spelt most like it."""
+    for name in options:
+        if name not in known:
+            like = nearest(str(name), known, 1)
+            said = f" (is {like[0]!r} meant?)" if like else f"; it has {', '.join(known)}"
+            raise OptionError(f"{what} has no option {str(name)!r:.60}{said}")

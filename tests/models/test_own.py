@@ -1,0 +1,153 @@
+"""Architectures of one's own: registered from outside, found by entry points, refused when another has the name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyggml.models
+import pytest
+from pyggml.models import Architecture, get_architecture
+from pyggml.models.blocks import Build, build_inp_embd
+from pyggml.models.decoder import PlainDecoder, decoder
+from pyggml.models.weights import ShapeOnlyWeights
+
+import pyggml as gg
+from pyggml.graph import Graph
+
+from ..random_model import KV, write_random
+
+OWN = decoder("tests-own", build=PlainDecoder(act="relu_sqr", gated=False), rope_type="neox")
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    monkeypatch.setattr(pyggml.models, "_registered", {})
+    yield
+
+
+def registered_by(module: str, architecture: Any) -> None:
+    """`gg.register_architecture`, called by another module."""
+    exec("gg.register_architecture(a)", {"__name__": module, "gg": gg, "a": architecture})
+
+
+def test_files_of_a_name_that_nobody_knows(tmp_path: Path) -> None:
+    gg.register_architecture(OWN)
+    assert get_architecture("tests-own") is OWN
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    model = gg.load_model(path)
+    assert not model.unused and model.arch == "tests-own"
+    on = {}
+    for backend in ("cpu", "ref"):
+        ctx = model.new_context(32, backend=backend, type_k=gg.F32, type_v=gg.F32, n_threads=1)
+        ctx.decode([1, 2, 3])
+        on[backend] = ctx.logits.copy()
+    np.testing.assert_allclose(on["cpu"], on["ref"], atol=1e-4)
+    with gg.load_model(write_random(tmp_path / "text.gguf", "tests-own", {}, tokens=[f"w{i}" for i in range(64)])) as m:
+        assert len(list(m.generate([1, 2], 3, temp=0.0))) == 3
+
+
+def test_a_notebook_registers_again() -> None:
+    registered_by("__main__", OWN)
+    again = decoder("tests-own", "tests-other")
+    registered_by("__main__", again)
+    assert get_architecture("tests-own") is get_architecture("tests-other") is again
+
+
+@pytest.mark.parametrize(
+    ("architecture", "says"),
+    [
+        (OWN, "the architecture 'tests-own' is tests.first's: give yours (tests.second's) another name"),
+        (decoder("tests-new", "llama"), "the architecture 'llama' is pyggml's: give yours"),
+        (decoder(), "the names of an architecture must be a tuple of strings, not ()"),
+        (Architecture("own", OWN.build, OWN.read), "must be a tuple of strings, not 'own'"),  # pyright: ignore[reportArgumentType]
+        (PlainDecoder(), "register_architecture takes an Architecture, not PlainDecoder("),
+    ],
+)
+def test_what_is_refused(architecture: Any, says: str) -> None:
+    registered_by("tests.first", OWN)
+    with pytest.raises(gg.ModelError) as e:
+        registered_by("tests.second", architecture)
+    assert says in str(e.value)
+    with pytest.raises(gg.ModelError, match="'tests-new' is not supported"):  # none of the names was taken
+        get_architecture("tests-new")
+
+
+def test_an_unknown_name_says_how_to_register() -> None:
+    registered_by("tests.first", OWN)
+    with pytest.raises(gg.ModelError, match=r"like it: tests-own\. One of your own: pyggml\.register_architecture"):
+        get_architecture("tests-owm")
+
+
+def package(folder: Path, name: str, code: str) -> None:
+    """A package as pip installs it: a module, and the metadata that names it for the architecture `name`."""
+    (folder / f"own_{name}.py").write_text(code)
+    info = folder / f"own_{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: own-{name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[pyggml.architectures]\ntests-{name} = own_{name}\n")
+
+
+def test_packages_are_found_by_entry_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = "import pyggml as gg\nfrom pyggml.models.decoder import decoder\n"
+    package(tmp_path, "good", f'{good}gg.register_architecture(decoder("tests-good"))\n')
+    package(tmp_path, "silent", "")
+    package(tmp_path, "broken", "import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "tests-good" in get_architecture("tests-good").names
+    with pytest.raises(gg.ModelError, match="own_silent is to register the architecture 'tests-silent', and does not"):
+        get_architecture("tests-silent")
+    with pytest.raises(gg.ModelError, match="in own_broken, whose import failed: No module named 'no_such_module'"):
+        get_architecture("tests-broken")
+
+
+def test_the_command_line_finds_packages(tmp_path: Path) -> None:
+    code = "import pyggml as gg\nfrom pyggml.models.decoder import decoder\n"
+    package(tmp_path, "line", f'{code}gg.register_architecture(decoder("tests-line"))\n')
+    gg.register_architecture(decoder("tests-line"))
+    path = write_random(tmp_path / "m.gguf", "tests-line", {})
+    code = "import sys; from pyggml.tools.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "dump-dot", "-m", str(path), "-o", str(tmp_path / "g.dot")]
+    plain = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)  # cwd: on the path of -c
+    assert plain.returncode == 0, plain.stderr
+    assert "l_out-3" in (tmp_path / "g.dot").read_text()
+
+
+def _nothing(b: Build) -> Graph:
+    b.weight("token_embd", (b.hparams.n_embd, b.hparams.n_vocab))
+    return b.graph
+
+
+def _sums(b: Build) -> Graph:
+    with b.ctx:
+        return b.graph.build_forward_expand(gg.sum(build_inp_embd(b)).set_name("sums"))
+
+
+@pytest.mark.parametrize(
+    ("build", "read", "says"),
+    [
+        (
+            _nothing,
+            OWN.read,
+            r"the graph of tests-own \(b\.graph\) ends with no nodes, not with logits of ne",
+        ),
+        (_sums, OWN.read, r"ends with sums: F32 ne \[1, 1, 1, 1\], not with logits of ne \[64"),
+        (OWN.build, lambda r: 5, "the architecture tests-own: its `read` gave no HParams, but 5"),
+    ],
+)
+def test_a_builder_ends_with_logits(build: Any, read: Any, says: str, tmp_path: Path) -> None:
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(Architecture(("tests-own",), build, read))
+    with pytest.raises(gg.ModelError, match=says):
+        gg.load_model(path)
+
+
+def test_declared_tensors_are_what_a_file_must_have() -> None:
+    hp = OWN.hparams("tests-own", {f"tests-own.{k}": v for k, v in KV.items()})
+    asked = OWN.declare(hp, ShapeOnlyWeights()).asked
+    assert asked["blk.1.ffn_up.weight"].ne == (32, 48) and "blk.1.ffn_gate.weight" not in asked

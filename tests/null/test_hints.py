@@ -1,0 +1,241 @@
+"""Arguments in another order, and parameters in place of tensors: the error says what is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pyggml as gg
+from pyggml import missing
+from pyggml.opdef import OPS
+
+CTX = gg.Context()
+X = CTX.from_numpy(np.ones((2, 4)), gg.F32, "x")
+W = CTX.from_numpy(np.ones((4, 3)), gg.F32, "w")
+B = CTX.from_numpy(np.ones((5, 2, 4)), gg.F32, "b")
+Q = CTX.from_numpy(np.ones((3, 32)), gg.Q4_0, "q")
+Y = CTX.from_numpy(np.ones((2, 32)), gg.F32, "y")
+IDS = CTX.from_numpy([0, 1], name="ids")
+ROPE = (0, 0, 1e4, 1.0, 0.0, 1.0, 32.0, 1.0)
+
+
+def _graph() -> gg.Graph:
+    return gg.Graph().build_forward_expand(X + 1)
+
+
+def _own(a: Any, b: Any) -> gg.Tensor:
+    """An op of another package."""
+
+    def shape(srcs: Any, params: Any) -> Any:
+        gg.rule(srcs[0].ne[1] <= srcs[1].ne[1], "a has more rows than b")
+        return srcs[1].ne
+
+    op = gg.OpDef(
+        "hints_own",
+        ("a", "b"),
+        (),
+        shape,
+        {(gg.F32, gg.F32): gg.F32},
+        np.add,
+        "hints_own",
+        gg.elementwise_cost(1),
+        (),
+        "",
+    )
+    del OPS[op.name]
+    return gg.record(op, (a, b), {})
+
+
+CALLS: dict[str, tuple[Callable[[], Any], type[gg.GGMLError], str]] = {
+    "new_tensor": (
+        lambda: CTX.new_tensor((4,), gg.F32),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "new_tensor: the type comes before the shape: new_tensor(F32, (4,))\n  at ",
+    ),
+    "from_numpy": (
+        lambda: CTX.from_numpy(gg.F16, np.ones(3)),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "from_numpy: the array comes before the type: from_numpy(array, F16)",
+    ),
+    "from_bytes": (
+        lambda: CTX.from_bytes(gg.Q8_0, b"", 32),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "from_bytes: the data comes first, then the type, then the shape",
+    ),
+    "NumPy's type": (
+        lambda: CTX.new_tensor(np.float32, 4),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "<class 'numpy.float32'> is no pyggml.DType (is pyggml.F32 meant?)",
+    ),
+    "a type's name": (
+        lambda: CTX.from_numpy([1.0], "q4_0"),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "'q4_0' is no pyggml.DType (is pyggml.Q4_0 meant?)",
+    ),
+    "quantize": (
+        lambda: gg.quantize(gg.Q4_0, np.ones(32)),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "the array comes before the type: quantize(array, Q4_0)",
+    ),
+    "dequantize": (
+        lambda: gg.dequantize(gg.Q4_0, b""),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "the data comes before the type: dequantize(data, Q4_0)",
+    ),
+    "types": (lambda: gg.mul_mat(Y, Q), gg.DTypeError, "Exchanged they fit: mul_mat(b, a)"),
+    "shapes": (lambda: gg.mul_mat(B, X), gg.ShapeError, "Exchanged they fit: mul_mat(b, a)"),
+    "rows": (lambda: gg.get_rows(IDS, X), gg.DTypeError, "Exchanged they fit: get_rows(b, a)"),
+    "repeats": (lambda: gg.sub(X, B), gg.ShapeError, "Exchanged they fit: sub(b, a)"),
+    "own op": (lambda: _own(W, X), gg.ShapeError, "a has more rows than b. Exchanged they fit: hints_own(b, a)"),
+    "a @ b": (
+        lambda: gg.mul_mat(X, W),
+        gg.ShapeError,
+        "4 is not 3. As in NumPy they fit: a @ b, which is mul_mat(cont(transpose(b)), a)",
+    ),
+    "b @ a": (
+        lambda: gg.mul_mat(W, X),
+        gg.ShapeError,
+        "3 is not 4. As in NumPy they fit: b @ a, which is mul_mat(cont(transpose(a)), b)",
+    ),
+    "scale": (
+        lambda: gg.scale(2.0, X),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "a must be a Tensor, not float; it is called as scale(a, s",
+    ),
+    "rms_norm": (
+        lambda: gg.rms_norm(X, W),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "not a Tensor; it is called as rms_norm(a, eps",
+    ),
+    "soft_max_ext": (
+        lambda: gg.soft_max_ext(X, 0.5, None, 0.0),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "mask must be a Tensor, not float; it is called as soft_max_ext(a, mask=None, scale=1.0, max_bias=0.0",
+    ),
+    "rope_ext": (
+        lambda: gg.rope_ext(X, IDS, 4, None, *ROPE),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "c must be a Tensor, not int; it is called as rope_ext(a, b, c, n_dims, mode",
+    ),
+    "views": (
+        lambda: gg.view_1d(4, X, 0),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "a must be a Tensor, not int; it is called as view_1d(a, ne0, offset",
+    ),
+    "an array": (
+        lambda: gg.add(X, np.ones(4)),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "b must be a Tensor, not ndarray; it is called as add(a, b). Context.from_numpy makes a tensor",
+    ),
+    "compute": (
+        lambda: gg.compute(X),  # pyright: ignore[reportArgumentType]
+        gg.GraphError,
+        "compute takes a Graph, not Tensor: Graph().build_forward_expand(t) makes one",
+    ),
+    "eval": (lambda: gg.eval([X, W]), gg.GraphError, "eval takes tensors, eval(a, b), not list"),  # pyright: ignore[reportArgumentType]
+    "expand": (
+        lambda: gg.Graph().build_forward_expand([X]),  # pyright: ignore[reportArgumentType]
+        gg.GraphError,
+        "build_forward_expand takes one Tensor at a time, not list",
+    ),
+    "inputs": (
+        lambda: gg.compute(_graph(), {"z": 1}),
+        gg.GraphError,
+        "inputs: 0 leafs of this graph are called 'z', not one; they are called x",
+    ),
+    "dump_dot": (
+        lambda: gg.dump_dot("g.dot", _graph()),  # pyright: ignore[reportArgumentType]
+        gg.GraphError,
+        "only a Graph can be drawn, not str: the graph comes before the path",
+    ),
+    "dump_dot of a tensor": (
+        lambda: gg.dump_dot(X),  # pyright: ignore[reportArgumentType]
+        gg.GraphError,
+        "only a Graph can be drawn, not Tensor: Graph().build_forward_expand(t) makes one",
+    ),
+    "dump_dot of a picture": (
+        lambda: gg.dump_dot(_graph(), "g.svg"),
+        gg.GraphError,
+        "dump_dot writes Graphviz's text: render(graph, 'g.svg') draws",
+    ),
+    "reshape": (
+        lambda: gg.reshape(X, (4, 2)),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "b must be a Tensor, not tuple; it is called as reshape(a, b)",
+    ),
+    "[] =": (lambda: X.__setitem__(0, 1), gg.GraphError, "t[1:3].set(array) writes values now"),
+    "save": (
+        lambda: gg.save({"x": X}, "x.gguf"),  # pyright: ignore[reportArgumentType]
+        gg.GGUFError,
+        "the path comes before the tensors: save(path, tensors)",
+    ),
+    "set_tensor_backend": (
+        lambda: gg.Scheduler().set_tensor_backend("ref", X + 1),  # pyright: ignore[reportArgumentType]
+        gg.GraphError,
+        "only nodes run on a backend, not str: the node comes before the backend",
+    ),
+    "register_kernel": (
+        lambda: gg.register_kernel("add", 1, gg.F32),  # pyright: ignore[reportArgumentType]
+        gg.BackendError,
+        "register_kernel takes the definition of an op (OpDef), not 'add'",
+    ),
+    "register_backend": (
+        lambda: gg.register_backend(_graph, "mine"),  # pyright: ignore[reportArgumentType]
+        gg.BackendError,
+        "register_backend takes a name and a function that makes a backend, not <function",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_hint(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, error, says = CALLS[name]
+    with pytest.raises(error) as e:
+        call()
+    assert says in str(e.value)
+
+
+def test_no_hint_where_neither_order_fits() -> None:
+    with pytest.raises(gg.ShapeError) as e:
+        gg.mul_mat(X, CTX.from_numpy(np.ones((7, 5)), gg.F32))
+    assert "fit" not in str(e.value)
+    with pytest.raises(gg.ShapeError) as e:
+        gg.add(X, W)
+    assert "fit" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("softmax", "module 'pyggml' has no attribute 'softmax': pyggml.soft_max(a)"),
+        ("ggml_mul_mat", "'ggml_mul_mat': pyggml.mul_mat"),
+        ("GGML_TYPE_Q4_0", "'GGML_TYPE_Q4_0': pyggml.Q4_0"),
+        ("soft_maxx", "'soft_maxx': pyggml.soft_max"),
+        ("zeros", "'zeros': pyggml.Context().from_numpy(array)"),
+        ("no_such_thing", "module 'pyggml' has no attribute 'no_such_thing'"),
+    ],
+)
+def test_names_of_other_libraries(name: str, says: str) -> None:
+    with pytest.raises(AttributeError) as e:
+        getattr(gg, name)
+    assert says in str(e.value)
+    assert not hasattr(gg, name)
+
+
+def test_attributes_of_other_libraries() -> None:
+    for name, says in (("exp", "pyggml.exp(t)"), ("tolist", "t.numpy().tolist()"), ("zzz", "no attribute 'zzz'")):
+        with pytest.raises(AttributeError) as e:
+            getattr(X, name)
+        assert str(e.value).endswith(says)
+    assert not hasattr(X, "ndim") and not hasattr(X, "__array_interface__") and not hasattr(X, "_repr_png_")
+
+
+def test_hints_name_what_there_is() -> None:
+    for text in (*vars(missing)["_MODULE"].values(), *vars(missing)["_TENSOR"].values()):
+        assert all(hasattr(gg, name) for name in re.findall(r"pyggml\.(\w+)", text)), text
