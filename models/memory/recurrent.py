@@ -145,7 +145,8 @@ class RecurrentCells:
         """
         before, now = self._arrays(), self._arrays()
         if self.transient:
-            return StateSlot(*np.full((2, u.n_seqs), ((NOTHING,), (SCRATCH,)), np.int32), before, now)
+            read, write = (np.full(u.n_seqs, cell, np.int32) for cell in (NOTHING, SCRATCH))
+            return StateSlot(read, write, before, now)
         tail, kept = now["tail"], now["kept"]
         fresh = {int(c) for slot in taken for c in slot.write}
         read, write = (np.empty(u.n_seqs, np.int32) for _ in range(2))

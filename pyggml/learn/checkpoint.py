@@ -7,17 +7,19 @@ Where elements lie makes no difference to training, so parameters lie as in a GG
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pyggml import ops
 from pyggml.hf.folder import HFFolder
 from pyggml.hf.moves import Value
+from pyggml.models.names import tensor_name
 from pyggml.tensor import Context, Tensor
 from pyggml.types import Floats
 
+NUMBERS = ("xielu.alpha_n", "xielu.alpha_p")  # keys of the metadata with a number for each layer that is trained
 MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # follow from hyperparameters
 
 
@@ -57,6 +59,12 @@ class Origin(NamedTuple):
     def scaled(self, ctx: Context, t: Tensor) -> Tensor:
         """Record the rows of `t` (of the weight's rows, of any length) multiplied with `scale`."""
         return t if self.scale is None else ops.mul(t, ctx.from_numpy(np.asarray(self.scale, np.float32)))
+
+
+def numbers_of(kv: Mapping[str, Any]) -> dict[str, Floats]:
+    """The numbers of the metadata that are trained, float32 [1], by the names of the tensors that graphs then have."""
+    found = {key: np.asarray(kv[key], np.float32).reshape(-1, 1) for key in NUMBERS if key in kv}
+    return {tensor_name(key, il, ""): row for key, rows in found.items() for il, row in enumerate(rows)}
 
 
 def origin_of(folder: HFFolder | None, name: str) -> Origin | None:

@@ -84,13 +84,14 @@ class AdamW:
 
     def numbers(self, step: int) -> Floats:
         """See `Optimiser`."""
-        first, second = self.betas
-        grown = [1 / (1 - beta ** (step + 1)) for beta in self.betas]
+        first, second = (float(np.float32(beta)) for beta in self.betas)  # 1 - beta is that of the F32 number, too
+        grown = [1 / (1 - beta ** (step + 1)) for beta in (first, second)]
         return np.array([_rate("AdamW", self.lr, step), first, second, self.eps, self.weight_decay, *grown], np.float32)
 
     def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
         """See `Optimiser`."""
-        return ops.opt_step_adamw(w, g, *states, numbers)
+        m, v = states
+        return ops.opt_step_adamw(w, g, m, v, numbers)
 
 
 @dataclass(frozen=True)

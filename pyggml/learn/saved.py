@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from pyggml.backends.quantize import quantize
+from pyggml.backends.quantize import dequantize, quantize
 from pyggml.errors import ModelError, StateError, path_name
 from pyggml.gguf_io import tensor_file
+from pyggml.gguf_io.write import kv_record
 from pyggml.hf.export import export_folder
 from pyggml.llm.adapters.lora import save_lora
 from pyggml.llm.adapters.peft import save_lora_peft
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.quantize.source import Source, SourceTensor
+from pyggml.models.names import tensor_name
+from pyggml.tensor import Tensor
+from pyggml.types import Floats
 
-from .lora import LoRA, peft_pairs
+from .checkpoint import NUMBERS
+from .lora import LoRA, Matrices, peft_pairs
+from .optimisers import Optimiser
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from .trainer import Trainer
+    from pyggml.llm.adapters.lora import Lora
+    from pyggml.llm.loaded import LoadedModel
 
 _VERSION = "pyggml.training.version"
 _FORMAT = 1
@@ -33,7 +38,25 @@ _KEYS = ("general.architecture", "pyggml.training.optimiser")
 _STEPS = "pyggml.training.steps"
 
 
-def save(t: Trainer, path: str | os.PathLike[str]) -> None:
+class Training(Protocol):
+    """What is written of a `Trainer`, see there."""
+
+    model: LoadedModel
+    opt: Optimiser
+    train: Literal["all"] | LoRA
+    params: dict[str, Tensor]
+    states: dict[str, tuple[Tensor, ...]]
+    matrices: dict[str, Matrices]
+    n_steps: int
+
+    @property
+    def trained(self) -> Sequence[str]: ...
+    @property
+    def lora(self) -> Lora: ...
+    def weight(self, name: str) -> Floats: ...
+
+
+def save(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.save`."""
     out = path_name(path, ModelError)
     if isinstance(t.train, LoRA):
@@ -56,22 +79,39 @@ def save(t: Trainer, path: str | os.PathLike[str]) -> None:
             os.remove(temporary)
 
 
-def _write(t: Trainer, path: str) -> None:
+def _write(t: Training, path: str) -> None:
     plan = plan_quantization(t.model.path, None)
     write_quantized(replace(plan, source=_TrainedSource(plan.source, t)), path)
+
+
+class _Either(NamedTuple):
+    """What one of two containers has."""
+
+    a: Container[str]
+    b: Container[str]
+
+    def __contains__(self, x: object) -> bool:
+        return x in self.a or x in self.b
 
 
 class _TrainedSource:
     """A model's source, with the weights as they were trained."""
 
-    def __init__(self, source: Source, t: Trainer) -> None:
+    def __init__(self, source: Source, t: Training) -> None:
         self._source, self._t, self._trained = source, t, set(t.trained)
         self.path, self.kv, self.alignment = source.path, source.kv, source.alignment
         self.tensors: Mapping[str, SourceTensor] = source.tensors
 
     def records(self, without: Container[str]) -> list[bytes]:
-        """See `Source`."""
-        return self._source.records(without)
+        """See `Source`. Trained numbers have their new values, rounded to the type of the embeddings: a folder has all
+        in one type."""
+        keys = [key for key in NUMBERS if key in self.kv and key not in without]
+        dtype, n_layer = self.tensors["token_embd.weight"].dtype, self._t.model.hparams.n_layer
+        kept = self._source.records(_Either(keys, without))
+        for key in keys:
+            values = np.concatenate([self._t.params[tensor_name(key, il, "")].numpy() for il in range(n_layer)])
+            kept.append(kv_record(key, dequantize(quantize(values, dtype), dtype)))
+        return kept
 
     def rows(self, name: str, n_elements: int) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
         """See `Source`. Raises ModelError for a weight that is not a finite number."""
@@ -94,7 +134,7 @@ class _TrainedSource:
         self._source.refuse_output(out)
 
 
-def save_state(t: Trainer, path: str | os.PathLike[str]) -> None:
+def save_state(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.save_state`."""
     arrays = {name: w.numpy() for name, w in t.params.items()}
     for name, states in t.states.items():
@@ -102,7 +142,7 @@ def save_state(t: Trainer, path: str | os.PathLike[str]) -> None:
     tensor_file.save(path, arrays, {_VERSION: _FORMAT, **_named(t), _STEPS: t.n_steps})
 
 
-def load_state(t: Trainer, path: str | os.PathLike[str]) -> None:
+def load_state(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.load_state`."""
     file = tensor_file.load(path)
     if file.metadata.get(_VERSION) != _FORMAT:
@@ -126,5 +166,5 @@ def load_state(t: Trainer, path: str | os.PathLike[str]) -> None:
     t.n_steps = n_steps
 
 
-def _named(t: Trainer) -> dict[str, Any]:
+def _named(t: Training) -> dict[str, Any]:
     return dict(zip(_KEYS, (t.model.arch, type(t.opt).__name__), strict=True))

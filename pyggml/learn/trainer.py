@@ -26,7 +26,8 @@ from pyggml.sched import Scheduler
 from pyggml.tensor import FLAG_OUTPUT, Context, Tensor, allocate_tensors
 from pyggml.types import Floats, Ints
 
-from .checkpoint import origin_of
+from . import saved
+from .checkpoint import numbers_of, origin_of
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
 from .optimisers import Optimiser
@@ -80,14 +81,15 @@ class Trainer:
             raise ModelError(f"{model.arch} has no logits: training is for models that predict tokens")
         if model.architecture.encode is not None:
             raise ModelError(f"{model.arch} has an encoder: training of pairs of texts is not supported")
-        if train != "all" and not isinstance(train, LoRA):
+        if train != "all" and not isinstance(train, LoRA):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
-        self.model, self.opt, self.train = model, opt, train
+        self.model, self.opt = model, opt
+        self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
-        self._weights = _TrainedWeights(model.weights, self._folder) if train == "all" else None
+        self._weights = _TrainedWeights(model, self._folder) if train == "all" else None
         if self._weights is not None:
             self.params = self._weights.new_parameters(self._ctx)
             self.matrices: dict[str, Matrices] = {}
@@ -156,23 +158,17 @@ class Trainer:
         Raises GGUFError and ModelError as the writers do (`save_lora`, `save_lora_peft`, `write_quantized`,
         `export_folder`), and when a weight is not a finite number.
         """
-        from .saved import save
-
-        save(self, path)
+        saved.save(self, path)
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write all that the next steps depend on: the parameters, what the optimiser remembers, and how many steps
         were made. A trainer made with the same arguments goes on from there to the same bits. Raises GGUFError."""
-        from .saved import save_state
-
-        save_state(self, path)
+        saved.save_state(self, path)
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from what `save_state` wrote. Raises GGUFError for a bad file, StateError for the state of another
         training; then nothing has changed."""
-        from .saved import load_state
-
-        load_state(self, path)
+        saved.load_state(self, path)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -241,15 +237,17 @@ class _TrainedWeights:
 
     origins   by weight
     leaders   by weight, the weight that its parameter is named after: the first of those that follow from it
+    numbers   numbers of the metadata that are trained as tensors, by the tensor's name
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], folder: HFFolder | None) -> None:
+    def __init__(self, model: LoadedModel, folder: HFFolder | None) -> None:
         """Raises ModelError when a weight is of a block type."""
+        weights = model.weights
         blocks = [t.describe() for t in weights.values() if t.dtype.is_quantized]
         if blocks:
             text = "only adapters (LoRA) can be trained beside them, or load the model in F32, F16 or BF16"
             raise ModelError(f"{len(blocks)} weights are of block types, such as {blocks[0]}: {text}")
-        self._weights = weights
+        self._weights, self.numbers = weights, numbers_of(model.kv)
         found = {name: origin_of(folder, name) for name, t in weights.items() if t.dtype.is_float}
         self.origins = {name: origin for name, origin in found.items() if origin is not None}
         first: dict[Hashable, str] = {}
@@ -263,7 +261,7 @@ class _TrainedWeights:
                 t = self._weights[name]
                 values = self.origins[name].parameter(np.asarray(t.numpy(), np.float32))
                 found[name] = ctx.from_numpy(np.ascontiguousarray(values, np.float32), name=name).set_param()
-        return found
+        return found | {name: ctx.from_numpy(x, name=name).set_param() for name, x in self.numbers.items()}
 
     def recorded(self, ctx: Context, params: Mapping[str, Tensor]) -> Weights:
         """The model's weights, the trained ones as they follow from the parameters, recorded in `ctx`."""
@@ -272,7 +270,7 @@ class _TrainedWeights:
         for name, t in new.items():
             if t.op != "none":
                 t.set_name(name)
-        return Weights({**self._weights, **new})
+        return Weights({**self._weights, **new, **{name: params[name] for name in self.numbers}})
 
     def values(self, name: str, params: Mapping[str, Tensor]) -> Floats:
         """See `Trainer.weight`."""

@@ -146,11 +146,12 @@ def _ids_back_shape(srcs: Srcs, params: Params) -> Ne:
 
 def _one_hot(logits: Array, ids: Array) -> tuple[Array, int]:
     """The probabilities that classes stand for, and how many rows have one."""
-    ids = ids[0].astype(np.int64)  # [n3, n2, rows]
-    if (ids >= logits.shape[3]).any():
-        raise IndexError(f"row index {ids.max()} is out of range")
-    hot = (ids[..., None] == np.arange(logits.shape[3])).astype(np.float64)
-    return hot, int((ids >= 0).sum())
+    classes: Array = ids[0].astype(np.int64)  # [n3, n2, rows]
+    if (classes >= logits.shape[3]).any():
+        raise IndexError(f"row index {classes.max()} is out of range")
+    numbers: Array = np.arange(logits.shape[3])
+    hot: Array = np.equal(classes[..., None], numbers).astype(np.float64)
+    return hot, int((classes >= 0).sum())
 
 
 def _ids_ref(a: Array, b: Array) -> Array:

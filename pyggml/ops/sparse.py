@@ -16,6 +16,7 @@ from ..tensor import Ne, Tensor
 from ._common import F16, F32, I32, MAX_INT, is_int, src
 from ._gradients import as_f32, summed
 from ._mask import check_mask
+from .pad import pad
 
 __all__ = [
     "lightning_indexer",
@@ -117,7 +118,7 @@ def _choice_grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
         g = ops.where(ops.greater(as_f32(node), -np.inf), gy, 0.0)
         m = mask.ne
         g = summed(g, (m[0], node.ne[1], m[2], m[3]))
-        return g if m[1] == node.ne[1] else ops.pad(g, 0, m[1] - node.ne[1], 0, 0)
+        return g if m[1] == node.ne[1] else pad(g, 0, m[1] - node.ne[1], 0, 0)
 
     return None, of_mask, None, None
 

@@ -21,7 +21,7 @@ from ..conftest import shared_dir
 
 GOLDEN = shared_dir() / "golden"
 LIMIT = {"sgd": 1e-4, "adamw": 3e-3, "lora": 3e-3}  # of the relative difference of a loss
-MODULES = ("q_proj", "v_proj")
+MODULES = ("q_proj", "v_proj")  # ends of names: of qkv_proj, too
 
 
 def curves() -> list[str]:
@@ -35,9 +35,9 @@ def adapted(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, t in open_hf_folder(folder).tensors.items():
         for part in t.parts:
-            module = part.source.name.removesuffix(".weight")
-            if module.endswith(tuple(f".{m}" for m in MODULES)) and part.source.name.endswith(".weight"):
-                found[name] = module
+            module, weight, _ = part.source.name.rpartition(".weight")
+            if weight and module.endswith(MODULES):
+                found[name] = module.replace("backbone.", "model.")  # as the library calls it, whatever the file does
     return found
 
 
