@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from math import isfinite, isinf
 from numbers import Integral, Real
 from struct import Struct
@@ -22,8 +22,9 @@ Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
 DTypeRow = tuple[DType | None, ...]  # one per source role; None: absent
 
-# Of one source: the gradient itself, a part of it, or a function that records it when it is wanted; None: it has none.
-Gradient: TypeAlias = "Tensor | Part | Callable[[], Tensor | Part] | None"
+# Of one source: the gradient itself, a part of it, or a function that records it when it is wanted; ZERO; None: it has
+# none.
+Gradient: TypeAlias = "Tensor | Part | Zero | Callable[[], Tensor | Part] | None"
 
 Layout = tuple[DType, Ne, Ne | None, int]  # of a result: type, ne, nb (None: that of what it is written over), rank
 
@@ -48,6 +49,15 @@ class Cost:
     flops: int
     read: int
     written: int
+
+
+class Zero(Enum):
+    """The gradient of a source on which the result does not depend, or depends in steps: nothing is recorded for it."""
+
+    ZERO = 0
+
+
+ZERO = Zero.ZERO
 
 
 class Part(NamedTuple):
@@ -96,7 +106,7 @@ class OpDef:
     grad      records the gradients of the sources: (node, gy) -> one entry for each source. `gy` is the gradient of the
               node: F32, with the node's ne, any layout. An entry is a tensor, F32, with the source's ne in any layout;
               or a `Part` of one; or a function without arguments that records either, so that nothing is recorded for
-              a source whose gradient nobody wants; or None for a source that has no gradient (indices, masks). An op
+              a source whose gradient nobody wants; or ZERO; or None for a source that has no gradient (indices). An op
               whose `grad` is None has no derivative
     """
 
@@ -105,7 +115,7 @@ class OpDef:
     params: tuple[str, ...]
     shape: Callable[[Srcs, Params], Ne]
     dtypes: Mapping[DTypeRow, DType]
-    ref: Callable[..., Array]
+    ref: Callable[..., Array | tuple[Array, ...]]
     kernel: str | None
     cost: Callable[[Tensor], Cost]
     inplace: tuple[int, ...]

@@ -98,7 +98,7 @@ static void set_back(const pg_task *t, const set *s, double eps, int centred) {
     return;
   }
   const double scale = 1 / sqrt(square), off = centred ? m.g / count * scale : 0;
-  const double slope = (m.gd - rest * m.g) / count * scale * scale * scale;
+  const double gd = rest == 0 || isinf(m.gd) ? m.gd : m.gd - rest * m.g, slope = gd / count * scale * scale * scale;
   EACH_ROW(s)
   put_row(ROW(y, s), ROW(g, s), ROW(x, s), n, (float)scale, (float)off, shift, (float)rest, (float)slope);
 }

@@ -17,7 +17,7 @@ from ..opdef import Gradient, OpDef, Params, Srcs, elementwise_cost, record, rul
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, src
 from ._gradients import as_f32, dense_rows
-from .unary import gelu_erf_factor, gelu_factor, gelu_quick_factor, sigmoid_of
+from .unary import gelu_erf_factor, gelu_factor, gelu_quick_factor, in_f32, sigmoid_of
 
 __all__ = [
     "geglu",
@@ -106,18 +106,12 @@ def _define(
     )
 
 
-def _f32(x: Array) -> Array:
-    """`x`, 0 or infinite where it is so in F32: products with NaN and infinities follow from that."""
-    rounded = x.astype(np.float32)
-    return np.where((rounded == 0) | np.isinf(rounded), rounded, x)
-
-
 def _times(factor: Callable[[Array], Array]) -> Callable[..., Array]:
     """The reference of a unit that is gate * factor(gate) * value."""
 
     def ref(a: Array, b: Array | None, swapped: bool) -> Array:
         gate, value = _gate_and_value(a, b, swapped)
-        return _f32(gate * _f32(factor(gate))) * value
+        return in_f32(gate * in_f32(factor(gate))) * value
 
     return ref
 
@@ -130,13 +124,13 @@ def _reglu_ref(a: Array, b: Array | None, swapped: bool) -> Array:
 def _swiglu_oai_ref(a: Array, b: Array | None, swapped: bool, alpha: float, limit: float) -> Array:
     gate, value = _gate_and_value(a, b, swapped)
     x = np.minimum(gate, limit)
-    return _f32(x * _f32(sigmoid_of(alpha * x))) * (np.clip(value, -limit, limit) + 1)
+    return in_f32(x * in_f32(sigmoid_of(alpha * x))) * (np.clip(value, -limit, limit) + 1)
 
 
 def _swiglu_clamp_ref(a: Array, b: Array | None, swapped: bool, limit: float) -> Array:
     gate, value = _gate_and_value(a, b, swapped)
     x = np.minimum(gate, limit)
-    return _f32(x * _f32(sigmoid_of(x))) * np.clip(value, -limit, limit)
+    return in_f32(x * in_f32(sigmoid_of(x))) * np.clip(value, -limit, limit)
 
 
 def _define_times(name: str, act: str, factor: Callable[[Array], Array]) -> OpDef:
@@ -175,14 +169,15 @@ def _clamp_of_value(gy: Tensor, gate: Tensor, value: Tensor, limit: float) -> Te
     return gy * ops.silu(ops.clamp(gate, -np.inf, limit)) * _inside(value, limit)
 
 
-REGLU = _define(
-    "reglu",
-    _reglu_ref,
-    lambda gy, gate, value: gy * value * ops.step(gate),
-    lambda gy, gate, value: reglu_split(gate, gy),
-    "relu(a) * b",
-    2,
-)
+def _reglu_of_gate(gy: Tensor, gate: Tensor, value: Tensor) -> Tensor:
+    return gy * value * ops.step(gate)
+
+
+def _reglu_of_value(gy: Tensor, gate: Tensor, value: Tensor) -> Tensor:
+    return reglu_split(gate, gy)
+
+
+REGLU = _define("reglu", _reglu_ref, _reglu_of_gate, _reglu_of_value, "relu(a) * b", 2)
 GEGLU = _define_times("geglu", "gelu", gelu_factor)
 GEGLU_ERF = _define_times("geglu_erf", "gelu_erf", gelu_erf_factor)
 GEGLU_QUICK = _define_times("geglu_quick", "gelu_quick", gelu_quick_factor)

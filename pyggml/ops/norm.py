@@ -70,8 +70,12 @@ def _define(
 
     def grad_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
         a, b = src(node.src, 0), src(node.src, 1)
-        of_b = None if bend is None else lambda: bend(gy, a, b, node.op_params["eps"])
-        return lambda: record(back, (dense_rows(gy), b), node.op_params), of_b
+
+        def of_b() -> Tensor:
+            assert bend is not None
+            return bend(gy, a, b, node.op_params["eps"])
+
+        return lambda: record(back, (dense_rows(gy), b), node.op_params), of_b if bend is not None else None
 
     def back_shape(srcs: Srcs, params: Params) -> Ne:
         a, b = src(srcs, 0), src(srcs, 1)
@@ -131,14 +135,15 @@ def _ref_group_norm(a: Array, n_groups: int, eps: float) -> Array:
     return np.concatenate(parts, axis=1)
 
 
-def _ref_rms_norm_back(a: Array, b: Array, eps: float, axis: Any = 3) -> Array:
-    r = 1 / np.sqrt(np.square(b).mean(axis=axis, keepdims=True) + eps)
-    return r * (a - b * r * r * (a * b).mean(axis=axis, keepdims=True))
+def _ref_rms_norm_back(a: Array, b: Array, eps: float) -> Array:
+    r = 1 / np.sqrt(np.square(b).mean(axis=3, keepdims=True) + eps)
+    return r * (a - b * r * r * (a * b).mean(axis=3, keepdims=True))
 
 
 def _ref_norm_back(a: Array, b: Array, eps: float, axis: Any = 3) -> Array:
-    g = _ref_rms_norm_back(a, b - b.mean(axis=axis, keepdims=True), eps, axis)
-    return g - g.mean(axis=axis, keepdims=True)
+    d = b - b.mean(axis=axis, keepdims=True)
+    r = 1 / np.sqrt(np.square(d).mean(axis=axis, keepdims=True) + eps)
+    return r * (a - a.mean(axis=axis, keepdims=True) - d * r * r * (a * d).mean(axis=axis, keepdims=True))
 
 
 def _ref_l2_norm_back(a: Array, b: Array, eps: float) -> Array:

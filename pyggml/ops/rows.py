@@ -11,7 +11,7 @@ from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS, WRITABLE_BLOCKS, DType
 from ..opdef import Cost, DTypeRow, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
-from ..tensor import Ne, Tensor
+from ..tensor import Ne, Tensor, dims_of, full_ne
 from ._common import BF16, F16, F32, I32, I64, given_ne, src
 from ._gradients import constant, dense, summed
 from .copy import copy_cost, stored_bytes
@@ -237,7 +237,7 @@ def get_rows_back(a: Tensor, b: Tensor, c: Tensor | Sequence[int]) -> Tensor:
     shape, whose elements do not matter, or an ne: [n, m, b2, b3] (ggml: matrices). Result: F32, the rows of one index
     added in their order. Raises ShapeError, DTypeError; BackendError as `get_rows`.
     """
-    ne, rank = (c.ne, c.rank) if isinstance(c, Tensor) else ((*c, 1, 1, 1, 1)[:4], None)
+    ne, rank = (c.ne, c.rank) if isinstance(c, Tensor) else (full_ne(dims_of("get_rows_back", c)), None)
     return record(GET_ROWS_BACK, (a, b), dict(zip(GET_ROWS_BACK.params, ne, strict=True)), rank=rank)
 
 

@@ -11,7 +11,7 @@ from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
-from ..tensor import Context, Ne, Tensor
+from ..tensor import Context, Ne, Tensor, dims_of, full_ne
 from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
 from ._gradients import constant, dense, dense_rows, spread, summed, zeros
 from .copy import PLAIN_TYPES
@@ -72,7 +72,7 @@ def _concat_ref(a: Array, b: Array, dim: int) -> Array:
 
 
 def _grad_concat(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
-    a, b, dim = src(node.src, 0), src(node.src, 1), node.op_params["dim"]
+    a, b, dim = src(node.src, 0), src(node.src, 1), int(node.op_params["dim"])
 
     def part(s: Tensor, first: int) -> Tensor:
         g = dense_rows(gy)
@@ -117,11 +117,11 @@ def _timestep_ref(timesteps: Array, dim: int, max_period: float) -> Array:
 
 def _grad_timestep(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
     """By each time step t the sum over frequencies f of f (cos(t f) gy_sin - sin(t f) gy_cos)."""
-    t, half = src(node.src, 0), node.op_params["dim"] // 2
+    t, half = src(node.src, 0), int(node.op_params["dim"]) // 2
 
     def of_t() -> Tensor:
         if not half:
-            return zeros(t)()
+            return zeros(t)
         f = np.exp(-np.log(node.op_params["max_period"]) * np.arange(half) / half).astype(np.float32)
         g = dense_rows(gy)
         cos, sin, g_cos, g_sin = (
@@ -254,7 +254,7 @@ def repeat_back(a: Tensor, b: Tensor | Sequence[int]) -> Tensor:
     a: F32, any layout; each ne of `b` divides a's. b: a tensor, whose elements do not matter, or an ne. Result: F32, ne
     of `b`, accumulated in double. Raises ShapeError, DTypeError.
     """
-    ne, rank = (b.ne, b.rank) if isinstance(b, Tensor) else ((*b, 1, 1, 1, 1)[:4], None)
+    ne, rank = (b.ne, b.rank) if isinstance(b, Tensor) else (full_ne(dims_of("repeat_back", b)), None)
     return record(REPEAT_BACK, (a,), dict(zip(REPEAT_BACK.params, ne, strict=True)), rank=rank)
 
 

@@ -139,6 +139,12 @@ def sigmoid_of(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
+def in_f32(x: Array) -> Array:
+    """`x`, 0 or infinite where it is so in F32: products with NaN and infinities follow from that."""
+    rounded = x.astype(np.float32)
+    return np.where((rounded == 0) | np.isinf(rounded), rounded, x)
+
+
 def _hardsigmoid(x: Array) -> Array:
     return np.clip((x + 3) / 6, 0, 1)
 
@@ -226,7 +232,7 @@ def _define_back(name: str, slope: Callable[[Array], Array], bend: Callable[[Ten
     """The op that multiplies a gradient by the derivative of `name`. `bend` records the second derivative."""
 
     def ref(a: Array, b: Array) -> Array:
-        return a * slope(np.clip(b, -_FAR, _FAR))
+        return a * in_f32(slope(np.clip(b, -_FAR, _FAR)))
 
     def grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
         a, x = src(node.src, 0), as_f32(src(node.src, 1))

@@ -17,6 +17,7 @@ except ModuleNotFoundError as e:
 
 from .check import check_backend, check_kernel, check_op, levels_of
 from .draw import cases_of, ne_like, ne_of
+from .gradients import check_gradient
 from .harness import Case, Mismatch, Src, compare, gaussian, nmse, record_case, run_case, tolerance
 from .strategies import STRATEGIES
 
@@ -27,6 +28,7 @@ __all__ = [
     "Src",
     "cases_of",
     "check_backend",
+    "check_gradient",
     "check_kernel",
     "check_op",
     "compare",

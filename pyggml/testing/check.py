@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Collection
 
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
-from hypothesis.database import ExampleDatabase
-from hypothesis.errors import Unsatisfiable
 
 from ..backends.cpu.isa import Function, Kernel, isa_levels, own_kernel, table_of
 from ..backends.protocol import Backend, new_backend
@@ -21,11 +18,10 @@ from ..opdef import OPS, OpDef
 from ..sched import Scheduler
 from ..tensor import Tensor
 from .draw import cases_of
+from .gradients import has_gradients
 from .harness import Case, Outcome, both_of, compare, explained, outcome, record_case, run_case
+from .search import Cases, cases_for, search
 from .strategies import STRATEGIES
-
-Cases = st.SearchStrategy[Case]
-_SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much)
 
 
 def levels_of(op: str) -> list[str]:
@@ -34,44 +30,10 @@ def levels_of(op: str) -> list[str]:
     return [name for name in isa_levels() if stem in table_of(name)] or ["generic"]
 
 
-class _OfOneOp(ExampleDatabase):
-    """The cases of one op that failed before. All checks are one function, for which hypothesis would keep one list."""
-
-    def __init__(self, base: ExampleDatabase, op: str) -> None:
-        super().__init__()
-        self._base, self._op = base, op.encode()
-
-    def save(self, key: bytes, value: bytes) -> None:
-        self._base.save(key + self._op, value)
-
-    def fetch(self, key: bytes) -> Iterable[bytes]:
-        return self._base.fetch(key + self._op)
-
-    def delete(self, key: bytes, value: bytes) -> None:
-        self._base.delete(key + self._op, value)
-
-
-def search(check: Callable[..., None], op: str, max_examples: int | None, *drawn: st.SearchStrategy[Any]) -> None:
-    """Run `check` on drawn examples. The number of examples and whether they are the same each time follow from the
-    profile of hypothesis in use."""
-    profile = settings() if max_examples is None else settings(max_examples=max_examples)
-    run = settings(
-        profile,
-        deadline=None,
-        suppress_health_check=_SLOW,
-        report_multiple_bugs=False,
-        phases=[p for p in profile.phases if p is not Phase.explain],
-        database=None if profile.database is None else _OfOneOp(profile.database, op),
-    )
-    check.__name__ = f"check_{op}"
-    try:
-        run(given(*drawn)(check))()
-    except Unsatisfiable:
-        raise BackendError(f"no case of {op} was accepted: give cases=cases_of(op, shapes=..., params=...)") from None
-
-
 def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, max_examples: int | None = None) -> None:
-    """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two.
+    """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two. When
+    `op` has a gradient and `isa` is not given, also look for one whose gradient is not that of the reference
+    (`check_gradient`).
 
     cases         the strategy that draws cases; default: pyggml's, and `cases_of(op)` for an op of one's own
     isa           an instruction set; default: all instruction sets that have their own kernel
@@ -89,6 +51,8 @@ def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, m
     levels = levels_of(op.name) if isa is None else [isa]
     drawn = cases_for(op, cases)
     search(check, op.name, max_examples, drawn, st.sampled_from(levels), st.sampled_from([1, 2]))
+    if op.grad is not None and isa is None:
+        has_gradients(op, drawn, max_examples)
 
 
 def check_kernel(
@@ -153,11 +117,6 @@ def check_backend(
     if not computed:
         raise BackendError(f"the backend {b.name} has computed none of these ops: its supports_op refused all cases")
     return list(computed)
-
-
-def cases_for(op: OpDef, cases: Cases | None) -> Cases:
-    """The cases that are given, else those of the op's strategy, else those that follow from its definition."""
-    return cases if cases is not None else STRATEGIES[op.name] if op.name in STRATEGIES else cases_of(op)
 
 
 def _both_on(b: Backend, case: Case, node: Tensor) -> tuple[Outcome, Outcome] | None:

@@ -17,8 +17,8 @@ from ..learn.gradients import NoGradient, Overwritten, grad
 from ..opdef import OPS, OpDef
 from ..sched import Scheduler
 from ..tensor import Tensor
-from .check import Cases, cases_for, search
 from .harness import Case, Mismatch, explained, record_case, tolerance
+from .search import Cases, cases_for, search
 
 _STEP = 1e-5  # of central differences, in float64: errors of some 1e-10
 _LARGEST = 50.0  # numbers beyond are replaced, so that no element is all of a sum
@@ -73,10 +73,19 @@ def check_gradient(op: OpDef, cases: Cases | None = None, *, max_examples: int |
     directions is compared with central differences of the reference, all in float64. `cases` and `max_examples` as to
     `check_op`. Raises Mismatch for the smallest case that was found, BackendError when no case had a gradient.
     """
-    said: list[bool] = []
-    search(lambda case: said.append(check_case(case)), op.name, max_examples, cases_for(op, cases))
-    if not any(said):
+    if not has_gradients(op, cases_for(op, cases), max_examples):
         raise BackendError(f"no case of {op.name} had a gradient: give cases=cases_of(op, types=..., values=...)")
+
+
+def has_gradients(op: OpDef, cases: Cases, max_examples: int | None) -> bool:
+    """Check gradients as `check_gradient`. False when no case had one."""
+    said: list[bool] = []
+
+    def check(case: Case) -> None:
+        said.append(check_case(case))
+
+    search(check, op.name, max_examples, cases)
+    return any(said)
 
 
 def check_case(case: Case) -> bool:
@@ -115,7 +124,7 @@ def check_case(case: Case) -> bool:
 
 def _tame(node: Tensor, leaf: Tensor, rng: np.random.Generator) -> None:
     """Replace numbers that are large or not finite, but for -inf in masks, and move the others away from kinks."""
-    x = source_array(leaf)
+    x = np.asarray(source_array(leaf), np.float64)
     with np.errstate(invalid="ignore"):
         odd = ~(np.abs(x) < _LARGEST) & ~((x == -np.inf) & (leaf in _masks(node)))
     x = np.where(odd, rng.standard_normal(x.shape), x) + 0.01 * rng.standard_normal(x.shape)
@@ -130,7 +139,7 @@ def _check_direction(
     node: Tensor, forward: Graph, nodes: Graph, leaf: Tensor, g: Tensor, gy: Tensor, rng: np.random.Generator
 ) -> None:
     """Compare the slope along a random direction with the central difference."""
-    x = source_array(leaf)
+    x = np.asarray(source_array(leaf), np.float64)
     v = np.where(np.isfinite(x), rng.standard_normal(x.shape), 0.0)
 
     def result(step: float) -> Array:
@@ -164,8 +173,11 @@ def _check_cpu(nodes: Graph, g: Tensor, gy: Tensor, rng: np.random.Generator) ->
     exact.compute(nodes.nodes)
     want = exact[g]
     u = 2.0**-24
-    floats = {t: source_array(t) for t in nodes.leafs if t.dtype.np_dtype is None or t.dtype.is_float}
-    near = Exact({t: a * (1 + u * rng.standard_normal(a.shape)) for t, a in floats.items()})
+    moved: dict[Tensor, Array] = {}
+    for t in nodes.leafs:
+        if t.dtype.is_float or t.dtype.is_quantized:
+            moved[t] = source_array(t) * (1 + u * rng.standard_normal(t.ne[::-1]))
+    near = Exact(moved)
     near.compute(nodes.nodes)
     errors = [float(np.sum((near[g] - want) ** 2))]
     before = {t: np.array(t.raw()) for t in nodes.leafs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -19,7 +20,7 @@ from pyggml.backends.cpu import lower
 from pyggml.backends.cpu.isa import own_kernel
 from pyggml.backends.ref import RefBackend
 from pyggml.opdef import OPS
-from pyggml.testing import Mismatch, Src, cases_of, check_backend, check_kernel, check_op, run_case
+from pyggml.testing import Mismatch, Src, cases_of, check_backend, check_gradient, check_kernel, check_op, run_case
 from pyggml.testing.harness import Case
 from pyggml.testing.plugin import PROFILES
 
@@ -64,6 +65,43 @@ def test_cases_with_shapes_values_and_a_bound() -> None:
         special=False,
     )
     check_op(op, cases, max_examples=15)
+
+
+def with_gradient(grad) -> gg.OpDef:
+    return dataclasses.replace(OPS["sqr"], name="own_sqr", kernel="sqr", grad=grad, shape=own_shape)
+
+
+def own_shape(srcs, params):
+    return srcs[0].ne
+
+
+@pytest.mark.parametrize(
+    ("grad", "text"),
+    [
+        (lambda node, gy: (gy * node.src[0],), "along a direction it is"),  # 2 is forgotten
+        (lambda node, gy: (gy * node.src[0] * 2 + gy.sum() * 1e-3,), "along a direction it is"),
+        (lambda node, gy: (gy * node / node.src[0] * 2 + gg.log(-gg.sqr(node)),), "it is not finite"),
+    ],
+)
+def test_a_wrong_gradient_is_found(grad, text: str) -> None:
+    try:
+        op = with_gradient(grad)
+        with pytest.raises(Mismatch, match=text):
+            check_gradient(op, max_examples=20)
+        with pytest.raises(Mismatch, match=text):
+            check_op(op, max_examples=20)
+    finally:
+        del OPS["own_sqr"]
+
+
+def test_a_gradient_that_is_right() -> None:
+    try:
+        op = with_gradient(lambda node, gy: (gy * node.src[0] * 2,))
+        check_gradient(op, cases_of(op, types=(gg.F32,)), max_examples=20)
+        with pytest.raises(gg.BackendError, match="no case of count_equal had a gradient"):
+            check_gradient(OPS["count_equal"], max_examples=3)
+    finally:
+        del OPS["own_sqr"]
 
 
 def test_no_case_is_accepted() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import pyggml as gg
 from pyggml.dtypes import DType
 from pyggml.ops.matmul import WEIGHT_TYPES
+from pyggml.tensor import Tensor
 
 from ..harness import Case, Src, Values, gaussian
 
@@ -122,7 +123,10 @@ def mul_mat_id_back_as_cases(draw: st.DrawFn) -> Case:
     a = Src(gg.F32, (k, n_b, n_tokens), draw(st.sampled_from([None, (0, 2, 1, 3)])), 0, positive)
     b = Src(gg.F32, (m, n_used, n_tokens), permute, 0, positive)
     srcs = (a, b, expert_ids(draw, n_used, n_tokens, n_expert))
-    build = lambda a, b, ids: gg.mul_mat_id_back_as(a, b, ids, n_expert)  # noqa: E731
+
+    def build(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+        return gg.mul_mat_id_back_as(a, b, ids, n_expert)
+
     return Case(srcs, build, bound(n_used * n_tokens), draw(st.integers(0, 99)))
 
 

@@ -1,4 +1,4 @@
-"""An op of one's own for pyggml: hypot(a, b), with a kernel in C."""
+"""An op of one's own for pyggml: hypot(a, b), with a kernel in C and a gradient."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def _shape(srcs, params):
     return srcs[0].ne
 
 
+def _grad(node, gy):
+    """The slope of hypot(a, b) along a is a / hypot(a, b). Each entry is recorded when it is wanted."""
+    a, b = node.src
+    g = gy * node.op_params["s"] / hypot(a, b)
+    return lambda: g * a, lambda: g * b
+
+
 OP = gg.OpDef(
     name="hypot",
     srcs=("a", "b"),
@@ -29,6 +36,7 @@ OP = gg.OpDef(
     inplace=(0, 1),
     label="s hypot(a, b)",
     ranks=(0, 1),
+    grad=_grad,
 )
 
 with TemporaryDirectory() as _folder:
