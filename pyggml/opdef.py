@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from inspect import signature
 from math import isfinite, isinf
 from numbers import Integral, Real
@@ -40,8 +40,9 @@ Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
 DTypeRow = tuple[DType | None, ...]  # one per source role; None: absent
 
-# Of one source: the gradient itself, a part of it, or a function that records it when it is wanted; None: it has none.
-Gradient: TypeAlias = "Tensor | Part | Callable[[], Tensor | Part] | None"
+# Of one source: the gradient itself, a part of it, or a function that records it when it is wanted; ZERO; None: it has
+# none.
+Gradient: TypeAlias = "Tensor | Part | Zero | Callable[[], Tensor | Part] | None"
 
 Layout = tuple[DType, Ne, Ne | None, int]  # of a result: type, ne, nb (None: that of what it is written over), rank
 
@@ -66,6 +67,15 @@ class Cost:
     flops: int
     read: int
     written: int
+
+
+class Zero(Enum):
+    """The gradient of a source on which the result does not depend, or depends in steps: nothing is recorded for it."""
+
+    ZERO = 0
+
+
+ZERO = Zero.ZERO
 
 
 class Part(NamedTuple):
@@ -114,7 +124,7 @@ class OpDef:
     grad      records the gradients of the sources: (node, gy) -> one entry for each source. `gy` is the gradient of the
               node: F32, with the node's ne, any layout. An entry is a tensor, F32, with the source's ne in any layout;
               or a `Part` of one; or a function without arguments that records either, so that nothing is recorded for
-              a source whose gradient nobody wants; or None for a source that has no gradient (indices, masks). An op
+              a source whose gradient nobody wants; or ZERO; or None for a source that has no gradient (indices). An op
               whose `grad` is None has no derivative
     """
 

@@ -1,5 +1,5 @@
-// upscale (interpolate): a row of the result is a weighted sum of some rows of the source; then each element is a
-// weighted sum along that row. For every mode, a table per axis holds places and weights (as in
+// upscale (interpolate) and its gradient. A row of the result is a weighted sum of some rows of the source; then each
+// element is a weighted sum along that row. For every mode, a table per axis holds places and weights (as in
 // pyggml/ops/interpolate.py).
 #include "simd/rows.h"
 
@@ -17,8 +17,8 @@ typedef struct table {
 
 static int64_t table_size(const table *a) { return pg_times(a->n_out, (1 + 2 * a->max) * 4); }
 
-static table table_of(const pg_task *t, int axis) {
-  table a = {.n_in = t->src[0].ne[axis], .n_out = t->dst.ne[axis], .mode = (int)t->param[4]};
+static table table_of(const pg_tensor *from, const pg_tensor *to, int mode, int axis) {
+  table a = {.n_in = from->ne[axis], .n_out = to->ne[axis], .mode = mode};
   const int corners = (a.mode & ALIGN_CORNERS) != 0;
   a.align = corners && a.n_in > 1 && a.n_out > 1;
   a.half = corners ? 0.0 : 0.5;
@@ -94,7 +94,8 @@ static void put_table(table *a, int ith, int nth) {
 }
 
 int64_t PG_FN(upscale_work)(const pg_task *t, int nth) {
-  const table w = table_of(t, 0), h = table_of(t, 1);
+  const table w = table_of(&t->src[0], &t->dst, (int)t->param[4], 0);
+  const table h = table_of(&t->src[0], &t->dst, (int)t->param[4], 1);
   return pg_plus(pg_plus(table_size(&w), table_size(&h)), pg_times(w.n_in + 1, 2 * (int64_t)sizeof(float) * nth));
 }
 
@@ -125,7 +126,7 @@ static void along_row(const table *w, float *restrict y, const float *restrict x
 // param: ne0 .. ne3, mode
 int PG_FN(upscale_f32)(const pg_task *t, int ith, int nth) {
   const pg_tensor *a = &t->src[0], *y = &t->dst;
-  table w = table_of(t, 0), h = table_of(t, 1);
+  table w = table_of(a, y, (int)t->param[4], 0), h = table_of(a, y, (int)t->param[4], 1);
   char *rest = use(&h, use(&w, t->work));
   put_table(&w, ith, nth);
   put_table(&h, ith, nth);
@@ -143,6 +144,79 @@ int PG_FN(upscale_f32)(const pg_task *t, int ith, int nth) {
       add_scaled(sum, pg_is_f32_row(a) ? (const float *)row : x, h.weight[tap], w.n_in, j == 0);
     }
     along_row(&w, (float *)pg_row_at(y, i.i1, i.i2, i.i3), sum);
+  }
+  return PG_OK;
+}
+
+// upscale_back. For each element of an axis of the result, from which to which element of the source it was a tap.
+typedef struct reach {
+  int32_t *first, *last;
+} reach;
+
+int64_t PG_FN(upscale_back_work)(const pg_task *t, int nth) {
+  const table w = table_of(&t->dst, &t->src[0], (int)t->param[4], 0);
+  const table h = table_of(&t->dst, &t->src[0], (int)t->param[4], 1);
+  const int64_t rows = pg_times(w.n_out, 2 * (int64_t)sizeof(float) * nth);
+  return pg_plus(pg_plus(table_size(&w), table_size(&h)), pg_plus(pg_times(h.n_in, 2 * sizeof(int32_t)), rows));
+}
+
+static void put_reach(const table *a, reach *r) {
+  memset(r->first, 0, (size_t)a->n_in * sizeof *r->first);
+  for (int64_t i = 0; i < a->n_in; i++) r->last[i] = -1;
+  for (int64_t i = 0; i < a->n_out; i++)
+    for (int64_t j = 0; j < a->n[i]; j++) {
+      const int32_t at = a->at[j * a->n_out + i];
+      if (r->last[at] < 0) r->first[at] = (int32_t)i;
+      r->last[at] = (int32_t)i;
+    }
+}
+
+// The gradient of a row: y[at] += x * weight for all taps.
+static void along_row_back(const table *w, float *y, const float *x) {
+  memset(y, 0, (size_t)w->n_in * sizeof *y);
+  for (int64_t i = 0; i < w->n_out; i++)
+    for (int64_t j = 0; j < w->n[i]; j++) y[w->at[j * w->n_out + i]] += x[i] * w->weight[j * w->n_out + i];
+}
+
+// sum += the rows of the source's matrix (i2, i3) whose taps are row `at` of the result. Returns how many.
+static int64_t add_rows(const table *h, const reach *r, const pg_tensor *g, int64_t at, int64_t i2, int64_t i3,
+                        float *sum, float *x, int64_t before) {
+  const int dense = pg_is_f32_row(g);
+  int64_t added = before;
+  for (int64_t i = r->first[at]; i <= r->last[at]; i++)
+    for (int64_t j = 0; j < h->n[i]; j++) {
+      if (h->at[j * h->n_out + i] != at) continue;
+      const char *row = pg_row_at(g, i, i2, i3);
+      if (!dense) pg_get_f32(x, g, row, 0, g->ne[0]);
+      add_scaled(sum, dense ? (const float *)row : x, h->weight[j * h->n_out + i], g->ne[0], added++ == 0);
+    }
+  return added;
+}
+
+// The first matrix of n_out whose nearest one of n_in is i, or comes after it.
+static int64_t nearest_from(int64_t i, int64_t n_in, int64_t n_out) { return (i * n_out + n_in - 1) / n_in; }
+
+// param: ne0 .. ne3, mode. A thread has rows of the result.
+int PG_FN(upscale_back_f32)(const pg_task *t, int ith, int nth) {
+  const pg_tensor *g = &t->src[0], *y = &t->dst;
+  table w = table_of(y, g, (int)t->param[4], 0), h = table_of(y, g, (int)t->param[4], 1);
+  reach r = {.first = (int32_t *)use(&h, use(&w, t->work))};
+  r.last = r.first + h.n_in;
+  put_table(&w, ith, nth);
+  put_table(&h, ith, nth);
+  pg_sync(t, nth);
+  if (ith == 0) put_reach(&h, &r);
+  pg_sync(t, nth);
+  float *sum = (float *)(r.last + h.n_in) + 2 * w.n_out * ith, *x = sum + w.n_out;
+  const pg_range share = pg_share(pg_n_rows(y), ith, nth);
+  for (int64_t ir = share.first; ir < share.last; ir++) {
+    const pg_idx i = pg_unravel(y, ir);
+    int64_t added = 0;
+    for (int64_t i3 = nearest_from(i.i3, y->ne[3], g->ne[3]); i3 < nearest_from(i.i3 + 1, y->ne[3], g->ne[3]); i3++)
+      for (int64_t i2 = nearest_from(i.i2, y->ne[2], g->ne[2]); i2 < nearest_from(i.i2 + 1, y->ne[2], g->ne[2]); i2++)
+        added = add_rows(&h, &r, g, i.i1, i2, i3, sum, x, added);
+    if (added == 0) memset(sum, 0, (size_t)w.n_out * sizeof *sum);
+    along_row_back(&w, (float *)pg_row_at(y, i.i1, i.i2, i.i3), sum);
   }
   return PG_OK;
 }

@@ -1,26 +1,29 @@
-// Solve A X = B for X, A lower triangular. dst may be B: no restrict.
+// Solve A X = B for X, A lower or upper triangular. dst may be B: no restrict.
 #include "kernel.h"
 
 enum { WIDTH = 4 }; // registers of columns at a time
 
-// Columns from `at` on, N registers of them (0: one column), of one matrix.
+// Columns from `at` on, N registers of them (0: one column), of one matrix. Rows are solved from the first one on, or,
+// when A is upper triangular, from the last one on.
 PG_INLINE void solve(const pg_task *t, pg_idx m, int64_t at, int N) {
   const pg_tensor *a = &t->src[0], *b = &t->src[1], *x = &t->dst;
-  const int64_t step = x->nb[1] / 4;
+  const int lower = t->param[1] != 0; // parameters: left, lower, uni
+  const int64_t step = x->nb[1] / 4, n = a->ne[1];
   const float *x0 = (const float *)pg_row_at(x, 0, m.i2, m.i3) + at;
-  for (int64_t i = 0; i < a->ne[1]; i++) {
-    const float *pa = (const float *)pg_row_at(a, i, m.i2, m.i3), *px = x0;
+  for (int64_t row = 0; row < n; row++) {
+    const int64_t i = lower ? row : n - 1 - row, first = lower ? 0 : i + 1, last = lower ? i : n;
+    const float *pa = (const float *)pg_row_at(a, i, m.i2, m.i3), *px = x0 + first * step;
     const float *pb = (const float *)pg_row_at(b, i, m.i2, m.i3) + at;
     float *y = (float *)pg_row_at(x, i, m.i2, m.i3) + at;
     if (N == 0) {
       float sum = *pb;
-      for (int64_t k = 0; k < i; k++, px += step) sum -= pa[k] * *px;
+      for (int64_t k = first; k < last; k++, px += step) sum -= pa[k] * *px;
       *y = sum / pa[i];
       continue;
     }
     vf acc[WIDTH];
     for (int j = 0; j < N; j++) acc[j] = vf_load(pb + j * VF_N);
-    for (int64_t k = 0; k < i; k++, px += step)
+    for (int64_t k = first; k < last; k++, px += step)
       for (int j = 0; j < N; j++) acc[j] = vf_fma(vf_set1(-pa[k]), vf_load(px + j * VF_N), acc[j]);
     for (int j = 0; j < N; j++) vf_store(y + j * VF_N, acc[j] / vf_set1(pa[i]));
   }

@@ -15,8 +15,8 @@ from ..buffers.overlap import may_overlap, same_elements
 from ..dtypes import DType
 from ..errors import DTypeError, GraphError, OneSite, ShapeError, explain, user_site
 from ..graph import Graph
-from ..opdef import OPS, Part, written_by
-from ..ops._gradients import as_f32, dense
+from ..opdef import OPS, ZERO, Part, Zero, written_by
+from ..ops._gradients import as_f32, dense, zeros
 from ..tensor import FLAG_PARAM, Context, Tensor
 
 
@@ -147,14 +147,21 @@ def _walk(
     memory, given = _Memory(order), {gy, *order}
     memory.check_reads(y, wanted)
     found = {y: gy} if y in wanted else {}
+    flat: set[Tensor] = set()  # tensors that may have no other gradient than 0
     for t in reversed(order):
-        if t in found and any(s in wanted for s in t.src):
+        sources = [s for s in t.src if s is not None and s in wanted]
+        if t in found and sources:
             for i, g in enumerate(_gradients(t, found[t], wanted, lenient)):
-                if g is not None:
-                    s = t.src[i]
-                    assert s is not None
+                s = t.src[i]
+                if s is not None and g is ZERO:
+                    flat.add(s)
+                elif s is not None and g is not None:
                     found[s] = _sum(found.get(s), g, s)
+        elif t in flat:
+            flat.update(sources)
     for t in wrt:
+        if t not in found and t in flat:
+            found[t] = zeros(t)
         if t not in found:
             if lenient:
                 continue
@@ -168,7 +175,7 @@ def _walk(
     return {t: found[t] for t in wrt if t in found} if lenient else found
 
 
-def _gradients(t: Tensor, gy: Tensor, wanted: Container[Tensor | None], lenient: bool) -> list[Tensor | Part | None]:
+def _gradients(t: Tensor, gy: Tensor, wanted: Container[Tensor | None], lenient: bool) -> list[Tensor | Part | Zero | None]:
     """What the op of `t` records for the sources that are wanted, `lenient`: and that have gradients."""
     op = OPS[t.op]
     named = [("node", t.describe()), *[(op.role(i), s.describe()) for i, s in enumerate(t.src) if s is not None]]
@@ -178,7 +185,7 @@ def _gradients(t: Tensor, gy: Tensor, wanted: Container[Tensor | None], lenient:
     if len(entries) != len(t.src):
         text = f"its grad must give an entry for each of {len(t.src)} sources, not {len(entries)}"
         raise GraphError(explain(op.name, text, named, t.site))
-    recorded: list[Tensor | Part | None] = []
+    recorded: list[Tensor | Part | Zero | None] = []
     for i, (s, entry) in enumerate(zip(t.src, entries, strict=True)):
         if s not in wanted or (entry is None and lenient):
             recorded.append(None)
@@ -200,8 +207,7 @@ def _sum(so_far: Tensor | None, g: Tensor | Part, s: Tensor) -> Tensor:
         return g if so_far is None else ops.add(so_far, g)
     where = (g.nb1, g.nb2, g.nb3, g.offset)
     if so_far is None:
-        zero = (Context.current() or s.ctx).from_numpy(np.zeros(1, np.float32))
-        return ops.set(ops.repeat_4d(zero, *s.ne), g.g, *where)
+        return ops.set(zeros(s), g.g, *where)
     return ops.acc(so_far if so_far.is_contiguous else ops.cont(so_far), g.g, *where)
 
 

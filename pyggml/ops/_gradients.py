@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 
 import numpy as np
 
 from .. import ops
-from ..opdef import Gradient, Srcs
+from ..codec import Array
+from ..opdef import ZERO, Gradient, Srcs
 from ..tensor import Context, Ne, Tensor
 from ._common import F32
 
@@ -42,6 +44,13 @@ def summed(g: Tensor, a: Tensor | Ne) -> Tensor:
     return g if g.ne == (a.ne if isinstance(a, Tensor) else a) else ops.repeat_back(g, a)
 
 
+def summed_to_mask(g: Tensor, mask: Tensor) -> Tensor:
+    """The gradient `g` of scores as that of the mask that was added to them, which repeats and may have more rows."""
+    m, rows = mask.ne, g.ne[1]
+    g = summed(g, (m[0], rows, m[2], m[3]))
+    return g if m[1] == rows else ops.pad(g, 0, m[1] - rows, 0, 0)
+
+
 def spread(g: Tensor, a: Tensor) -> Tensor:
     """`g` repeated to the shape of `a`."""
     return g if g.ne == a.ne else ops.repeat(g, a)
@@ -52,14 +61,14 @@ def constant(values: object, beside: Tensor) -> Tensor:
     return (Context.current() or beside.ctx).from_numpy(np.asarray(values))
 
 
-def zeros(a: Tensor) -> Callable[[], Tensor]:
-    """The gradient of a source on which the result does not depend, or depends in steps."""
-    return lambda: ops.repeat_4d(constant(np.zeros(1, np.float32), a), *a.ne)
+def zeros(a: Tensor) -> Tensor:
+    """Zeros in the shape of `a`, in F32."""
+    return ops.repeat_4d(constant(np.zeros(1, np.float32), a), *a.ne)
 
 
 def steps(node: Tensor, gy: Tensor) -> tuple[Gradient, ...]:
     """The gradients of an op whose result changes in steps: 0."""
-    return tuple(None if s is None else zeros(s) for s in node.src)
+    return tuple(None if s is None else ZERO for s in node.src)
 
 
 def passed(node: Tensor, gy: Tensor) -> tuple[Gradient, ...]:
@@ -67,6 +76,16 @@ def passed(node: Tensor, gy: Tensor) -> tuple[Gradient, ...]:
     a = node.src[0]
     assert a is not None
     return (lambda: in_shape(gy, a),)
+
+
+def taken(g: Tensor, dim: int, index: Array, n: int) -> Tensor:
+    """The gradient of a tensor with `n` elements along `dim`, from which an op has taken those with these indices, any
+    of them more than once."""
+    below, above = prod(g.ne[:dim]), prod(g.ne[dim + 1 :])
+    rows = ops.reshape_3d(dense(g), below, g.ne[dim], above)
+    ids = ops.repeat_4d(constant(index.astype(np.int32), g), g.ne[dim], above, 1, 1)
+    y = ops.get_rows_back(rows, ids, (below, n, above))
+    return ops.reshape_4d(y, *(n if i == dim else m for i, m in enumerate(g.ne)))
 
 
 def part(row: Tensor, like: Tensor, first: int) -> Tensor:

@@ -72,6 +72,19 @@ def image_windows(x: Array, k: Sequence[int], params: Params) -> Array:
     return windows(x, along)
 
 
+def image_windows_back(seen: Array, planes: Sequence[int], params: Params) -> Array:
+    """The gradient of x [batch, channels, *planes] from that of `image_windows`: each window is added where it lies."""
+    n = len(planes)
+    out, k = seen.shape[2 : 2 + n], seen.shape[2 + n :]
+    s, p, d = ([params[f"{name}{i}"] for i in reversed(range(n))] for name in "spd")
+    y = np.zeros((*seen.shape[:2], *[m + 2 * q for m, q in zip(planes, p, strict=True)]))
+    for at in np.ndindex(*k):
+        first = [i * q for i, q in zip(at, d, strict=True)]
+        there = [slice(f, f + (m - 1) * q + 1, q) for f, m, q in zip(first, out, s, strict=True)]
+        y[(..., *there)] += seen[(..., *at)]
+    return y[(..., *[slice(q, q + m) for m, q in zip(planes, p, strict=True)])]
+
+
 def convolve(seen: Array, a: Array) -> Array:
     """Multiply windows `seen` [batch, channels, *places, *k] by kernels `a` [out, channels, *k] and sum: [batch, out,
     *places]."""

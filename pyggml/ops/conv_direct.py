@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import is_whole, src
+from ._common import F32, is_whole, src
+from ._gradients import dense, summed
 from ._sliding import check_taps, convolve, image_windows, kernel_rows, places, product_cost
+from .matmul import outer_summed
 
 __all__ = [
     "conv_2d_direct",
@@ -76,6 +81,81 @@ def _3d_cost(t: Tensor) -> Cost:
     return product_cost(t, t.n_elements * a.n_elements // t.op_params["n_channels_out"])
 
 
+def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """That of the product of columns and kernels, which conv_2d computes: `_product_grad`."""
+    p = [node.op_params[name] for name in _PLANE]
+
+    def columns(a: Tensor, b: Tensor) -> Tensor:
+        return ops.im2col(a, b, *p, True, F32)
+
+    def image(a: Tensor, g: Tensor, ne: Ne) -> Tensor:
+        return ops.im2col_back(a, g, ne, *p, True)
+
+    return _product_grad(node, gy, src(node.src, 0).ne[3], src(node.src, 1).ne[3], columns, image)
+
+
+def _grad_3d(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    p, n_channels = [node.op_params[name] for name in _VOLUME], node.op_params["n_channels"]
+
+    def columns(a: Tensor, b: Tensor) -> Tensor:
+        return ops.im2col_3d(a, b, n_channels, *p, F32)
+
+    def image(a: Tensor, g: Tensor, ne: Ne) -> Tensor:
+        return ops.im2col_3d_back(a, g, ne, n_channels, *p)
+
+    return _product_grad(node, gy, node.op_params["n_channels_out"], node.op_params["n_batch"], columns, image)
+
+
+def _product_grad(
+    node: Tensor,
+    gy: Tensor,
+    n_out: int,
+    batch: int,
+    columns: Callable[[Tensor, Tensor], Tensor],
+    image: Callable[[Tensor, Tensor, Ne], Tensor],
+) -> Sequence[Gradient]:
+    """Gradients of a convolution, as those of the product of the columns of its image [k, places, batch] with its
+    kernels [k, n_out]. `columns` records those of (kernel, image), `image` the gradient of an image from (kernel,
+    gradient of its columns, ne)."""
+    a, b = src(node.src, 0), src(node.src, 1)
+    places, (w, h) = node.n_elements // (n_out * batch), node.ne[:2]
+
+    def of_a() -> Tensor:
+        seen = columns(a, b)
+        g = ops.transpose(ops.reshape_3d(dense(gy), places, n_out, batch))
+        kernels = ops.reshape_2d(dense(a), seen.ne[0], n_out)
+        return ops.reshape(outer_summed(ops.reshape_3d(seen, seen.ne[0], places, batch), g, kernels), a)
+
+    def of_b() -> Tensor:
+        k = a.n_elements // n_out
+        g = ops.reshape_3d(dense(gy), places, n_out, batch)
+        seen = ops.out_prod(ops.reshape_2d(dense(a), k, n_out), g)
+        return image(a, ops.reshape_4d(seen, k, w, h, places * batch // (w * h)), b.ne)
+
+    return of_a, of_b
+
+
+def _grad_dw(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Each channel is an image of its own, ne [W, H, 1, channels * batch], and has a kernel [k]."""
+    a, b = src(node.src, 0), src(node.src, 1)
+    p = [node.op_params[name] for name in _PLANE]
+    (w, h, channels, batch), k, places = b.ne, a.ne[0] * a.ne[1], node.ne[0] * node.ne[1]
+
+    def of_a() -> Tensor:
+        planes = ops.reshape_4d(dense(b), w, h, 1, channels * batch)
+        seen = ops.reshape_4d(ops.im2col(a, planes, *p, True, F32), k, places, channels, batch)
+        g = ops.out_prod(seen, ops.reshape_4d(dense(gy), 1, places, channels, batch))
+        return ops.reshape(summed(g, (k, 1, channels, 1)), a)
+
+    def of_b() -> Tensor:
+        g = ops.reshape_4d(dense(gy), places, 1, channels, batch)
+        seen = ops.out_prod(ops.reshape_4d(dense(a), k, 1, channels, 1), g)
+        seen = ops.reshape_4d(seen, k, *node.ne[:2], channels * batch)
+        return ops.reshape(ops.im2col_back(a, seen, (w, h, 1, channels * batch), *p, True), b)
+
+    return of_a, of_b
+
+
 CONV_2D_DIRECT = OpDef(
     name="conv_2d_direct",
     srcs=("a", "b"),
@@ -87,6 +167,7 @@ CONV_2D_DIRECT = OpDef(
     cost=_2d_cost,
     inplace=(),
     label="a * b",
+    grad=_grad,
     ranks=(1,),
 )
 CONV_2D_DW_DIRECT = OpDef(
@@ -100,6 +181,7 @@ CONV_2D_DW_DIRECT = OpDef(
     cost=_dw_cost,
     inplace=(),
     label="a * b, by channel",
+    grad=_grad_dw,
     ranks=(1,),
 )
 CONV_3D_DIRECT = OpDef(
@@ -113,6 +195,7 @@ CONV_3D_DIRECT = OpDef(
     cost=_3d_cost,
     inplace=(),
     label="a * b",
+    grad=_grad_3d,
     ranks=(1,),
 )
 

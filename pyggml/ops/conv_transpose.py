@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
-from ._common import MAX_INT, is_int, src
+from ._common import F32, MAX_INT, is_int, src
+from ._gradients import dense
 from ._sliding import check_taps, kernel_rows, product_cost
+from .matmul import outer_summed
 
 __all__ = [
     "conv_transpose_1d",
@@ -57,6 +63,36 @@ def _cost(t: Tensor) -> Cost:
     return product_cost(t, b.n_elements * (a.n_elements // a.ne[2 if t.op == "conv_transpose_1d" else 3]))
 
 
+def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Each element of the image has added a kernel to a window of the result: by the columns of these windows [k,
+    places, batch], with the kernels as a matrix [k, channels] and the image as [places, channels, batch]."""
+    a, b = src(node.src, 0), src(node.src, 1)
+    is_2d = node.op == "conv_transpose_2d_p0"
+    s = node.op_params["stride" if is_2d else "s0"]
+    axes = 2 if is_2d else 1
+    places, channels, batch = b.ne[0] * (b.ne[1] if is_2d else 1), b.ne[axes], b.ne[axes + 1]
+    k = a.n_elements // channels
+
+    @cache
+    def columns() -> Tensor:
+        return ops.reshape_3d(ops.im2col(a, gy, s, s, 0, 0, 1, 1, is_2d, F32), k, places, batch)
+
+    def kernels() -> Tensor:
+        return ops.reshape_2d(dense(a), k, channels)
+
+    def of_a() -> Tensor:
+        image = ops.transpose(ops.reshape_3d(dense(b), places, channels, batch))
+        return ops.reshape(outer_summed(columns(), image, kernels()), a)
+
+    def of_b() -> Tensor:
+        g = ops.mul_mat(kernels(), columns())  # [channels, places, batch]
+        if not is_2d:
+            return ops.transpose(g)
+        return ops.permute(ops.reshape_4d(g, channels, *b.ne[:2], batch), 2, 0, 1, 3)
+
+    return of_a, of_b
+
+
 CONV_TRANSPOSE_1D = OpDef(
     name="conv_transpose_1d",
     srcs=("a", "b"),
@@ -68,6 +104,7 @@ CONV_TRANSPOSE_1D = OpDef(
     cost=_cost,
     inplace=(),
     label="a *ᵀ b",
+    grad=_grad,
     ranks=(1,),
 )
 CONV_TRANSPOSE_2D_P0 = OpDef(
@@ -81,6 +118,7 @@ CONV_TRANSPOSE_2D_P0 = OpDef(
     cost=_cost,
     inplace=(),
     label="a *ᵀ b",
+    grad=_grad,
     ranks=(1,),
 )
 

@@ -10,10 +10,10 @@ import numpy as np
 from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS, WRITABLE_BLOCKS, DType
-from ..opdef import Cost, DTypeRow, Gradient, OpDef, Params, Srcs, record, rule
+from ..opdef import ZERO, Cost, DTypeRow, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, I32, I64, given_ne, ne_of, same_shape, src
-from ._gradients import as_f32, in_shape, passed, zeros
+from ._gradients import as_f32, in_shape, passed
 
 __all__ = [
     "cast",
@@ -100,13 +100,13 @@ def _dup_ref(a: Array) -> Array:
 
 
 def _grad_cpy(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
-    a, b, limit = src(node.src, 0), src(node.src, 1), node.op_params["limit"]
+    a, limit = src(node.src, 0), node.op_params["limit"]
 
     def of_a() -> Tensor:
         g = in_shape(gy, a)
         return g * (ops.abs(as_f32(a)) <= limit) if limit else g
 
-    return of_a, zeros(b)
+    return of_a, ZERO
 
 
 _SAME: Mapping[DTypeRow, DType] = {(t,): t for t in (*PLAIN_TYPES, *READABLE_BLOCKS)}

@@ -3,12 +3,13 @@ then along the width; `taps` says which elements, with which weights."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
 
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F32, MAX_INT, given_ne, is_whole, ne_of, src
 from .copy import stored_bytes
@@ -18,6 +19,7 @@ __all__ = [
     "ScaleMode",
     "interpolate",
     "upscale",
+    "upscale_back",
     "upscale_ext",
 ]
 
@@ -124,8 +126,35 @@ def _ref(a: Array, ne0: int, ne1: int, ne2: int, ne3: int, mode: int) -> Array:
     return _along(_along(a, 2, ne1, mode), 3, ne0, mode)
 
 
+def _along_back(g: Array, axis: int, n_in: int, mode: int) -> Array:
+    """The gradient of `_along`."""
+    at, w = taps(n_in, g.shape[axis], mode)
+    shape = [-1 if i == axis else 1 for i in range(g.ndim)]
+    y = np.zeros([n_in if i == axis else n for i, n in enumerate(g.shape)])
+    into = np.moveaxis(y, axis, 0)
+    for i in range(at.shape[1]):
+        w_i = w[:, i].reshape(shape)
+        np.add.at(into, at[:, i], np.moveaxis(np.where(w_i != 0, g * w_i, 0), axis, 0))
+    return y
+
+
+def _back_ref(a: Array, ne0: int, ne1: int, ne2: int, ne3: int, mode: int) -> Array:
+    a = _along_back(_along_back(a, 3, ne0, mode), 2, ne1, mode)
+    return _along_back(_along_back(a, 1, ne2, ScaleMode.NEAREST), 0, ne3, ScaleMode.NEAREST)
+
+
 def _cost(t: Tensor) -> Cost:
-    return Cost(8 * t.n_elements, stored_bytes(src(t.src, 0)), stored_bytes(t))
+    return Cost(8 * max(t.n_elements, src(t.src, 0).n_elements), stored_bytes(src(t.src, 0)), stored_bytes(t))
+
+
+def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a = src(node.src, 0)
+    return (lambda: upscale_back(gy, *a.ne, node.op_params["mode"]),)
+
+
+def _grad_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a = src(node.src, 0)
+    return (lambda: interpolate(gy, *a.ne, node.op_params["mode"]),)
 
 
 UPSCALE = OpDef(
@@ -139,6 +168,21 @@ UPSCALE = OpDef(
     cost=_cost,
     inplace=(),
     label="interpolate(a)",
+    grad=_grad,
+    enums={"mode": _MODES},
+)
+UPSCALE_BACK = OpDef(
+    name="upscale_back",
+    srcs=("a",),
+    params=("ne0", "ne1", "ne2", "ne3", "mode"),
+    shape=_shape,
+    dtypes={(F32,): F32},
+    ref=_back_ref,
+    kernel="upscale_back",
+    cost=_cost,
+    inplace=(),
+    label="gradient of interpolate",
+    grad=_grad_back,
     enums={"mode": _MODES},
 )
 
@@ -165,3 +209,13 @@ def upscale(a: Tensor, scale_factor: int, mode: int | str) -> Tensor:
     ne = ne_of(a)
     times = int(scale_factor) if is_whole(scale_factor, 1) else 0  # interpolate refuses a 0
     return interpolate(a, ne[0] * times, ne[1] * times, ne[2], ne[3], mode)
+
+
+def upscale_back(a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, mode: int | str) -> Tensor:
+    """The gradient of `interpolate`: each element of the result is added to those that it was made of, by their
+    weights.
+
+    a: the gradient of the result, F32, any layout; ne0 .. ne3: the ne of what was interpolated; mode as there. Result:
+    F32, of that ne. Raises ShapeError, DTypeError.
+    """
+    return record(UPSCALE_BACK, (a,), {"ne0": ne0, "ne1": ne1, "ne2": ne2, "ne3": ne3, "mode": mode})

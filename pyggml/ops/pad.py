@@ -6,12 +6,16 @@ ShapeError and DTypeError.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..opdef import Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import is_whole, src
+from ._gradients import dense_rows, taken
 from .copy import PLAIN_TYPES
 
 __all__ = [
@@ -38,6 +42,23 @@ def _pad_ref(a: Array, *, circular: bool, **p: int) -> Array:
     return np.pad(a, widths, mode="wrap" if circular else "constant")
 
 
+def _grad_pad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a, p = src(node.src, 0), node.op_params
+
+    def inside() -> Tensor:
+        g = dense_rows(gy)
+        return ops.view_4d(g, *a.ne, *g.nb[1:], sum(p[f"lp{i}"] * g.nb[i] for i in range(4)))
+
+    def folded() -> Tensor:
+        g = gy
+        for i, n in enumerate(a.ne):
+            if g.ne[i] > n:
+                g = taken(g, i, (np.arange(g.ne[i]) - p[f"lp{i}"]) % n, n)
+        return g
+
+    return (folded if p["circular"] else inside,)
+
+
 def _reflect_shape(srcs: Srcs, params: Params) -> Ne:
     ne, p0, p1 = src(srcs, 0).ne, params["p0"], params["p1"]
     fits = is_whole(p0, 0) and is_whole(p1, 0) and p0 < ne[0] and p1 < ne[0]
@@ -47,6 +68,11 @@ def _reflect_shape(srcs: Srcs, params: Params) -> Ne:
 
 def _reflect_ref(a: Array, p0: int, p1: int) -> Array:
     return np.pad(a, [(0, 0), (0, 0), (0, 0), (p0, p1)], mode="reflect")
+
+
+def _grad_reflect(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    n, p = src(node.src, 0).ne[0], node.op_params
+    return (lambda: taken(gy, 0, np.pad(np.arange(n), (p["p0"], p["p1"]), mode="reflect"), n),)
 
 
 def _roll_shape(srcs: Srcs, params: Params) -> Ne:
@@ -74,6 +100,7 @@ PAD = OpDef(
     cost=elementwise_cost(0),
     inplace=(),
     label="pad(a)",
+    grad=_grad_pad,
 )
 PAD_REFLECT_1D = OpDef(
     name="pad_reflect_1d",
@@ -86,6 +113,7 @@ PAD_REFLECT_1D = OpDef(
     cost=elementwise_cost(0),
     inplace=(),
     label="pad(a), reflected",
+    grad=_grad_reflect,
 )
 ROLL = OpDef(
     name="roll",
@@ -98,6 +126,7 @@ ROLL = OpDef(
     cost=elementwise_cost(0),
     inplace=(),
     label="roll(a)",
+    grad=lambda node, gy: (lambda: record(ROLL, (gy,), {name: -n for name, n in node.op_params.items()}),),
 )
 
 

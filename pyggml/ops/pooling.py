@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from math import floor
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import ZERO, Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F32, MAX_INT, is_int, is_number, src
 from ._sliding import KERNEL_TYPES
@@ -19,7 +19,9 @@ from .copy import stored_bytes
 __all__ = [
     "OpPool",
     "pool_1d",
+    "pool_1d_back",
     "pool_2d",
+    "pool_2d_back",
 ]
 
 
@@ -76,6 +78,65 @@ def _cost(t: Tensor) -> Cost:
     return Cost(a.n_elements + t.n_elements, stored_bytes(a), stored_bytes(t))
 
 
+def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    a = src(node.src, 0)
+    return (lambda: record(POOL_1D_BACK if node.op == "pool_1d" else POOL_2D_BACK, (gy, a), node.op_params),)
+
+
+def _grad_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Means are linear. Which element is the largest does not change with small changes."""
+    op = POOL_1D if node.op == "pool_1d_back" else POOL_2D
+    return None if node.op_params["op"] == OpPool.MAX else lambda: record(op, (gy,), node.op_params), ZERO
+
+
+def _back_shape(shape: Callable[[Srcs, Params], Ne]) -> Callable[[Srcs, Params], Ne]:
+    def back(srcs: Srcs, params: Params) -> Ne:
+        a, af = src(srcs, 0), src(srcs, 1)
+        want = shape((af,), params)
+        rule(a.ne == want, f"a must have the ne of the pooled af, {list(want)}, not {list(a.ne)}")
+        return af.ne
+
+    return back
+
+
+def _1d_back_ref(a: Array, af: Array, op: int, **p: int) -> Array:
+    return _back_ref(a, af, op, p | {"k1": 1, "s1": 1, "p1": 0}, clipped=True)
+
+
+def _2d_back_ref(a: Array, af: Array, op: int, **p: float) -> Array:
+    return _back_ref(a, af, op, p, clipped=False)
+
+
+def _back_ref(a: Array, af: Array, op: int, p: Params, clipped: bool) -> Array:
+    """Tap by tap: of all windows, the element of `af` at one place in them."""
+    y = np.zeros(af.shape)
+    batch, channels = np.ogrid[: af.shape[0], : af.shape[1]]
+    batch, channels = batch[..., None, None], channels[..., None, None]
+    first = [np.arange(a.shape[3 - i]) * p[f"s{i}"] - floor(p[f"p{i}"]) for i in (0, 1)]
+    taps: list[tuple[Array, Array, Array]] = []  # rows, columns, and whether they are inside
+    for i in range(p["k1"]):
+        for j in range(p["k0"]):
+            h, w = (first[1] + i)[:, None], (first[0] + j)[None, :]
+            inside = (h >= 0) & (h < af.shape[2]) & (w >= 0) & (w < af.shape[3])
+            taps.append((h.clip(0, af.shape[2] - 1), w.clip(0, af.shape[3] - 1), inside))
+    if op == OpPool.AVG:
+        g = a / (sum(inside for _, _, inside in taps) if clipped else p["k0"] * p["k1"])
+        for h, w, inside in taps:
+            np.add.at(y, (batch, channels, h, w), np.where(inside, g, 0.0))
+        return y
+    best, h_best, w_best = np.zeros(a.shape), np.full(a.shape, -1), np.full(a.shape, -1)
+    for h, w, inside in taps:  # the first of the largest, or the first NaN
+        x = af[batch, channels, h, w]
+        more = inside & ((h_best < 0) | (x > best) | (np.isnan(x) & ~np.isnan(best)))
+        best, h_best, w_best = (np.where(more, new, old) for new, old in ((x, best), (h, h_best), (w, w_best)))
+    np.add.at(y, (batch, channels, h_best, w_best), a)
+    return y
+
+
+def _back_cost(t: Tensor) -> Cost:
+    return Cost(2 * t.n_elements, stored_bytes(src(t.src, 0)) + stored_bytes(src(t.src, 1)), t.nbytes)
+
+
 POOL_1D = OpDef(
     name="pool_1d",
     srcs=("a",),
@@ -87,6 +148,7 @@ POOL_1D = OpDef(
     cost=_cost,
     inplace=(),
     label="pool(a)",
+    grad=_grad,
     enums={"op": OpPool},
 )
 POOL_2D = OpDef(
@@ -100,7 +162,40 @@ POOL_2D = OpDef(
     cost=_cost,
     inplace=(),
     label="pool(a)",
+    grad=_grad,
     enums={"op": OpPool},
+)
+
+
+POOL_1D_BACK = OpDef(
+    name="pool_1d_back",
+    srcs=("a", "af"),
+    params=POOL_1D.params,
+    shape=_back_shape(_1d_shape),
+    dtypes={(F32, t): F32 for t in KERNEL_TYPES},
+    ref=_1d_back_ref,
+    kernel="pool_1d_back",
+    cost=_back_cost,
+    inplace=(),
+    label="gradient of pool",
+    grad=_grad_back,
+    enums={"op": OpPool},
+    ranks=(1,),
+)
+POOL_2D_BACK = OpDef(
+    name="pool_2d_back",
+    srcs=("a", "af"),
+    params=POOL_2D.params,
+    shape=_back_shape(_2d_shape),
+    dtypes={(F32, t): F32 for t in KERNEL_TYPES},
+    ref=_2d_back_ref,
+    kernel="pool_2d_back",
+    cost=_back_cost,
+    inplace=(),
+    label="gradient of pool",
+    grad=_grad_back,
+    enums={"op": OpPool},
+    ranks=(1,),
 )
 
 
@@ -126,3 +221,21 @@ def pool_2d(a: Tensor, op: OpPool | int | str, k0: int, k1: int, s0: int, s1: in
     """
     params = {"op": op, "k0": k0, "k1": k1, "s0": s0, "s1": s1, "p0": p0, "p1": p1}
     return record(POOL_2D, (a,), params)
+
+
+def pool_1d_back(a: Tensor, af: Tensor, op: OpPool | int | str, k0: int, s0: int, p0: int) -> Tensor:
+    """The gradient of `pool_1d`. As `pool_2d_back`, by its rules."""
+    return record(POOL_1D_BACK, (a, af), {"op": op, "k0": k0, "s0": s0, "p0": p0})
+
+
+def pool_2d_back(
+    a: Tensor, af: Tensor, op: OpPool | int | str, k0: int, k1: int, s0: int, s1: int, p0: float, p1: float
+) -> Tensor:
+    """The gradient of `pool_2d` (ggml_pool_2d_back). That of a mean is shared by all elements of the window; that of a
+    maximum goes to the first of the largest elements, or to the first NaN.
+
+    a: the gradient of the result, F32, any layout; af: what was pooled, F32, F16 or BF16, any layout; the others as
+    there. Result: F32, ne of `af`. Raises ShapeError, DTypeError.
+    """
+    params = {"op": op, "k0": k0, "k1": k1, "s0": s0, "s1": s1, "p0": p0, "p1": p1}
+    return record(POOL_2D_BACK, (a, af), params)

@@ -81,7 +81,7 @@ def _in_gradient(node: Tensor) -> tuple[int, int, int, int]:
 
 def _grad_set(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
     b = src(node.src, 1)
-    return lambda: set(dense(gy), zeros(b)(), *_in_gradient(node)), _grad_acc(node, gy)[1]
+    return lambda: set(dense(gy), zeros(b), *_in_gradient(node)), _grad_acc(node, gy)[1]
 
 
 def _grad_acc(node: Tensor, gy: Tensor) -> Sequence[Gradient]:

@@ -121,7 +121,7 @@ def _grad_timestep(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
 
     def of_t() -> Tensor:
         if not half:
-            return zeros(t)()
+            return zeros(t)
         f = np.exp(-np.log(node.op_params["max_period"]) * np.arange(half) / half).astype(np.float32)
         g = dense_rows(gy)
         cos, sin, g_cos, g_sin = (

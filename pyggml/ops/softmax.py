@@ -12,9 +12,8 @@ from ..codec import Array
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, inplace, is_whole, src
-from ._gradients import constant, dense_rows, summed
+from ._gradients import constant, dense_rows, summed, summed_to_mask
 from ._mask import MASKS, SINKS, alibi_slopes, biased, check_mask, check_sinks, sink_scores
-from .pad import pad
 
 __all__ = [
     "TriType",
@@ -61,9 +60,7 @@ def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
         g = soft_max_ext_back(dense_rows(gy), node, 1.0, 0.0)
         if max_bias:
             g = g * constant(alibi_slopes(node.ne[2], max_bias).astype(np.float32).reshape(-1, 1, 1), node)
-        m = mask.ne
-        g = summed(g, (m[0], node.ne[1], m[2], m[3]))
-        return g if m[1] == node.ne[1] else pad(g, 0, m[1] - node.ne[1], 0, 0)
+        return summed_to_mask(g, mask)
 
     def of_sinks() -> Tensor:
         """The sink of a head takes what its rows leave of 1, and from each of them that share of what they weigh."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import Cost, OpDef, Params, Srcs, record, rule
+from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F32, src
+from ._gradients import dense_rows
 from ._recurrence import check_rows, cost_of
 
 __all__ = [
@@ -20,21 +25,35 @@ def _shape(srcs: Srcs, params: Params) -> Ne:
     check_rows(srcs, ("a", "b"))
     rule(a.ne[0] == a.ne[1], f"a must be square, not {list(a.ne[:2])}")
     rule(a.ne[1:] == b.ne[1:], f"a and b must agree in ne[1:]: {list(a.ne[1:])} and {list(b.ne[1:])}")
-    known = params["left"] and params["lower"] and not params["uni"]
-    rule(known, "only left, lower, not uni is known, as in ggml")
+    rule(params["left"] and not params["uni"], "only left, not uni is known, as in ggml")
     return b.ne
 
 
 def _ref(a: Array, b: Array, left: bool, lower: bool, uni: bool) -> Array:
-    x = np.zeros(b.shape)
-    for i in range(a.shape[2]):
-        known = np.einsum("mnk,mnkc->mnc", a[:, :, i, :i], x[:, :, :i])
+    x, n = np.zeros(b.shape), a.shape[2]
+    for i in range(n) if lower else reversed(range(n)):
+        solved = slice(0, i) if lower else slice(i + 1, n)
+        known = np.einsum("mnk,mnkc->mnc", a[:, :, i, solved], x[:, :, solved])
         x[:, :, i] = (b[:, :, i] - known) / a[:, :, i, i, None]
     return x
 
 
 def _cost(t: Tensor) -> Cost:
     return cost_of(t.n_elements * src(t.src, 0).ne[0], t)
+
+
+def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """The gradient of b is the solution for the transposed matrix."""
+    a, lower = src(node.src, 0), node.op_params["lower"]
+
+    @cache
+    def of_b() -> Tensor:
+        return solve_tri(ops.cont(ops.transpose(a)), dense_rows(gy), lower=not lower)
+
+    def of_a() -> Tensor:
+        return ops.tri(ops.neg(ops.mul_mat(node, of_b())), "lower_diag" if lower else "upper_diag")
+
+    return of_a, of_b
 
 
 SOLVE_TRI = OpDef(
@@ -48,6 +67,7 @@ SOLVE_TRI = OpDef(
     cost=_cost,
     inplace=(1,),
     label="solve(a, b)",
+    grad=_grad,
 )
 
 
@@ -56,7 +76,7 @@ def solve_tri(a: Tensor, b: Tensor, left: bool = True, lower: bool = True, uni: 
     of linear attention compute inverses with it.
 
     a: F32, ne [n, n, n2, n3]; elements above its diagonal are ignored. b: F32, ne [n_columns, n, n2, n3]. Rows dense.
-    Result: as b. A zero on the diagonal gives infinities and NaN. left, lower, uni: only the defaults, as in ggml.
-    Raises ShapeError, DTypeError.
+    lower: False for the upper part, of which gradients are solutions (ggml has none). left, uni: only the defaults, as
+    in ggml. Result: as b. A zero on the diagonal gives infinities and NaN. Raises ShapeError, DTypeError.
     """
     return record(SOLVE_TRI, (a, b), {"left": left, "lower": lower, "uni": uni})

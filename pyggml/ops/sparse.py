@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import product
 from typing import cast
 
@@ -11,12 +12,12 @@ import numpy as np
 from .. import ops
 from ..codec import Array
 from ..dtypes import CACHE_TYPES
-from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
+from ..opdef import ZERO, Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F16, F32, I32, MAX_INT, is_int, src
-from ._gradients import as_f32, summed
+from ._gradients import as_f32, dense, summed_to_mask
 from ._mask import check_mask
-from .pad import pad
+from .matmul import outer_summed
 
 __all__ = [
     "lightning_indexer",
@@ -47,6 +48,34 @@ def _indexer_cost(t: Tensor) -> Cost:
     return Cost(2 * q.n_elements * k.ne[1], 4 * q.n_elements + k.ne[1] * k.dtype.row_size(k.ne[0]), t.nbytes)
 
 
+def _grad_indexer(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Through the scores, which are recorded as a matrix for each token: ne [n_kv, n_head, n_tokens]."""
+    q, k, w = src(node.src, 0), src(node.src, 1), node.src[2]
+
+    @cache
+    def scores() -> Tensor:
+        return ops.mul_mat(k, q)
+
+    @cache
+    def by_score() -> Tensor:
+        return ops.reshape_3d(dense(gy), node.ne[0], 1, node.ne[1])
+
+    @cache
+    def of_scores() -> Tensor:
+        g = ops.step(scores()) * by_score()
+        return g if w is None else g * ops.reshape_3d(dense(w), 1, *w.ne[:2])
+
+    def of_w() -> Tensor:
+        assert w is not None
+        return ops.reshape(ops.sum_rows(ops.relu(scores()) * by_score()), w)
+
+    return (
+        lambda: ops.out_prod(k, ops.transpose(of_scores())),
+        lambda: outer_summed(q, of_scores(), k),
+        None if w is None else of_w,
+    )
+
+
 LIGHTNING_INDEXER = OpDef(
     name="lightning_indexer",
     srcs=("q", "k", "w?"),
@@ -58,6 +87,7 @@ LIGHTNING_INDEXER = OpDef(
     cost=_indexer_cost,
     inplace=(),
     label="sum of w relu(q k)",
+    grad=_grad_indexer,
     ranks=(),
 )
 
@@ -110,21 +140,18 @@ def _choice_ref(a: Array, mask: Array, blocks: Array | None, own: Array | None, 
     return out
 
 
-def _choice_grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
-    """What is chosen shows its element of the mask; the choice itself has no gradient."""
+def _choice_cost(t: Tensor) -> Cost:
+    return Cost(20 * t.n_elements, 4 * t.n_elements + t.nbytes, t.nbytes)
+
+
+def _grad_choice(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """What is chosen does not change with small changes of `a`."""
     mask = src(node.src, 1)
 
     def of_mask() -> Tensor:
-        g = ops.where(ops.greater(as_f32(node), -np.inf), gy, 0.0)
-        m = mask.ne
-        g = summed(g, (m[0], node.ne[1], m[2], m[3]))
-        return g if m[1] == node.ne[1] else pad(g, 0, m[1] - node.ne[1], 0, 0)
+        return summed_to_mask(ops.where(ops.greater(as_f32(node), -np.inf), gy, 0.0), mask)
 
-    return None, of_mask, None, None
-
-
-def _choice_cost(t: Tensor) -> Cost:
-    return Cost(20 * t.n_elements, 4 * t.n_elements + t.nbytes, t.nbytes)
+    return ZERO, of_mask, None, None
 
 
 TOP_K_MASK = OpDef(
@@ -141,7 +168,7 @@ TOP_K_MASK = OpDef(
     cost=_choice_cost,
     inplace=(),
     label="mask of the top k",
-    grad=_choice_grad,
+    grad=_grad_choice,
 )
 
 

@@ -3,12 +3,16 @@ positions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from .. import ops
 from ..codec import Array
-from ..opdef import OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..opdef import Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
 from ._common import BF16, F16, F32, MAX_INT, inplace, is_int, src
+from ._gradients import dense, taken
 from .copy import PLAIN_TYPES, copy_cost
 
 __all__ = [
@@ -73,6 +77,32 @@ def _add_ref(a: Array, pw: Array, ph: Array) -> Array:
     return np.reshape(a.reshape(batch, h, w, n, n) + ph[..., :, None] + pw[..., None, :], a.shape)
 
 
+def _grad_part(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    ne = src(node.src, 0).ne
+    return (lambda: win_unpart(gy, ne[1], ne[2], node.op_params["w"]),)
+
+
+def _grad_unpart(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    return (lambda: win_part(gy, node.op_params["w"]),)
+
+
+def _grad_get(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    n, k, q, _ = node.ne
+    of_row = np.arange(q)[:, None] - np.arange(k) + k - 1
+    return (lambda: taken(ops.reshape_2d(dense(gy), n, k * q), 1, of_row.reshape(-1), 2 * k - 1),)
+
+
+def _grad_add(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
+    """Of the keys of a square, those of each column have one pw, those of each row one ph."""
+    n, w, h, batch = src(node.src, 1).ne
+
+    def summed_keys(ne: Ne) -> Tensor:
+        keys = ops.reshape_4d(dense(gy), n, n, w * h, batch)
+        return ops.reshape_4d(ops.repeat_back(keys, ne), n, w, h, batch)
+
+    return gy, lambda: summed_keys((n, 1, w * h, batch)), lambda: summed_keys((1, n, w * h, batch))
+
+
 WIN_PART = OpDef(
     name="win_part",
     srcs=("a",),
@@ -84,6 +114,7 @@ WIN_PART = OpDef(
     cost=copy_cost,
     inplace=(),
     label="windows(a)",
+    grad=_grad_part,
 )
 WIN_UNPART = OpDef(
     name="win_unpart",
@@ -96,6 +127,7 @@ WIN_UNPART = OpDef(
     cost=copy_cost,
     inplace=(),
     label="image(a)",
+    grad=_grad_unpart,
 )
 GET_REL_POS = OpDef(
     name="get_rel_pos",
@@ -108,6 +140,7 @@ GET_REL_POS = OpDef(
     cost=copy_cost,
     inplace=(),
     label="a[q - k]",
+    grad=_grad_get,
 )
 ADD_REL_POS = OpDef(
     name="add_rel_pos",
@@ -120,6 +153,7 @@ ADD_REL_POS = OpDef(
     cost=elementwise_cost(2),
     inplace=(0,),
     label="a + pw + ph",
+    grad=_grad_add,
 )
 
 

@@ -67,7 +67,7 @@ def delta(heads_k: int, g: int) -> Tensor:
         (lambda: delta(4, 1), r"q must have v's ne"),
         (lambda: delta(3, 2), r"g must have ne \[1 or 4, 6, 3, 2\]"),
         (lambda: gg.solve_tri(f32(3, 4), f32(2, 4)), r"square"),
-        (lambda: gg.solve_tri(f32(4, 4), f32(2, 4), lower=False), r"only left, lower"),
+        (lambda: gg.solve_tri(f32(4, 4), f32(2, 4), left=False), r"only left, not uni"),
     ],
 )
 def test_bad_shapes_are_named(record: Callable[[], Tensor], text: str) -> None:

@@ -15,22 +15,20 @@ from pyggml.testing.harness import nmse
 
 from ..conftest import shared_dir
 
-EXCLUDED = {"pool_2d_back"}  # it comes with the gradients of pooling
-
 # ggml's AVX-512 kernel steps over rows of 8 by 64 elements, across heads and past the end; its scalar one is as ours.
 WRONG_IN_GGML = {("ops2", 95)}  # rwkv_wkv7
 BY_IM2COL = {"conv_1d", "conv_1d_dw", "conv_2d", "conv_2d_dw"}  # ggml keeps their columns in F16
 
 
 def load_cases() -> list[dict[str, Any]]:
-    """The cases of both files, of every op that is not excluded."""
+    """The cases of both files."""
     found: list[dict[str, Any]] = []
     for name in ("ops", "ops2"):
         path = shared_dir() / "golden" / f"{name}.npz"
         if path.exists():
             with np.load(path) as z:
                 cases = [c for c in json.loads(str(z["cases"])) if (name, c["id"]) not in WRONG_IN_GGML]
-                found += [{"file": path.name, **c} for c in cases if c["op"] not in EXCLUDED]
+                found += [{"file": path.name, **c} for c in cases]
     return found
 
 

@@ -1,5 +1,5 @@
-"""Cases of convolutions and of im2col. All values are positive, so that no sum cancels: then a sum of k products in f32
-is off by at most (k + 16) u^2 (see matmul.py)."""
+"""Cases of convolutions, of im2col and of its gradient. All values are positive, so that no sum cancels: then a sum of
+k products in f32 is off by at most (k + 16) u^2 (see matmul.py)."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportCallIssue=false
 
@@ -36,6 +36,10 @@ class Axis(NamedTuple):
     s: int
     p: int
     d: int
+
+    @property
+    def places(self) -> int:
+        return (self.n + 2 * self.p - self.d * (self.k - 1) - 1) // self.s + 1
 
 
 @st.composite
@@ -75,6 +79,29 @@ def im2col_3d_cases(draw: st.DrawFn) -> Case:
     ta, tb, to = (draw(st.sampled_from(FLOATS)) for _ in range(3))
     a, b = Src(ta, (w.k, h.k, d.k, channels)), image(draw, tb, w.n, h.n, d.n, channels * batch)
     return Case((a, b), lambda a, b: gg.im2col_3d(a, b, channels, *numbers(w, h, d), to), 0.0, draw(SEEDS))
+
+
+@st.composite
+def im2col_back_cases(draw: st.DrawFn) -> Case:
+    w, h, channels, batch = draw(WIDE), draw(axes()), draw(CHANNELS), draw(FEW)
+    ta, is_2d = draw(st.sampled_from(FLOATS)), draw(st.booleans())
+    if is_2d:
+        a, ne = Src(ta, (w.k, h.k, channels, 2)), (w.n, h.n, channels, batch)
+        b = image(draw, gg.F32, w.k * h.k * channels, w.places, h.places, batch)
+    else:
+        a, ne = Src(ta, (w.k, channels, 2)), (w.n, channels, batch)
+        b = image(draw, gg.F32, w.k * channels, w.places, batch)
+    nmse = bound(w.k * h.k)
+    return Case((a, b), lambda a, b: gg.im2col_back(a, b, ne, *numbers(w, h), is_2d), nmse, draw(SEEDS))
+
+
+@st.composite
+def im2col_3d_back_cases(draw: st.DrawFn) -> Case:
+    w, h, d, channels, batch = draw(axes(20)), draw(axes(4)), draw(axes(4)), draw(FEW), draw(FEW)
+    a, ne = Src(draw(st.sampled_from(FLOATS)), (w.k, h.k, d.k, channels)), (w.n, h.n, d.n, channels * batch)
+    b = image(draw, gg.F32, w.k * h.k * d.k * channels, w.places, h.places, d.places * batch)
+    nmse = bound(w.k * h.k * d.k)
+    return Case((a, b), lambda a, b: gg.im2col_3d_back(a, b, ne, channels, *numbers(w, h, d)), nmse, draw(SEEDS))
 
 
 @st.composite
@@ -130,6 +157,8 @@ def conv_transpose_2d_cases(draw: st.DrawFn) -> Case:
 STRATEGIES = {
     "im2col": im2col_cases(),
     "im2col_3d": im2col_3d_cases(),
+    "im2col_back": im2col_back_cases(),
+    "im2col_3d_back": im2col_3d_back_cases(),
     "col2im_1d": col2im_1d_cases(),
     "conv_2d_direct": sliding(False, gg.conv_2d_direct),
     "conv_2d_dw_direct": sliding(True, gg.conv_2d_dw_direct),

@@ -1,4 +1,4 @@
-"""Cases of pooling, interpolation, and of windows with relative positions."""
+"""Cases of pooling and interpolation, of their gradients, and of windows with relative positions."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
@@ -67,6 +67,38 @@ def pool_2d_cases(draw: st.DrawFn) -> Case:
     return Case((a,), lambda a: gg.pool_2d(a, op, k0, k1, s0, s1, p0, p1), bound(w[1] * h[1]), draw(SEEDS))
 
 
+def windows(n: int, k: int, s: int, p: float) -> int:
+    return floor((n + 2 * p - k) / s) + 1
+
+
+@st.composite
+def pool_1d_back_cases(draw: st.DrawFn) -> Case:
+    (n, k, s, p), op = draw(pool_axes(90, True)), draw(POOLS)
+    af = pooled(draw, op, n, draw(FEW), draw(FEW), draw(FEW))
+    a = Src(gg.F32, (windows(n, k, s, p), *af.ne[1:]), *draw(st.sampled_from(LAYOUTS)), positive)
+    return Case((a, af), lambda a, af: gg.pool_1d_back(a, af, op, k, s, int(p)), bound(k), draw(SEEDS))
+
+
+@st.composite
+def pool_2d_back_cases(draw: st.DrawFn) -> Case:
+    w, h, op = draw(pool_axes(90, False)), draw(pool_axes(9, False)), draw(POOLS)
+    af = pooled(draw, op, w[0], h[0], draw(FEW), draw(FEW))
+    a = Src(gg.F32, (windows(*w), windows(*h), *af.ne[2:]), *draw(st.sampled_from(LAYOUTS)), positive)
+    (_, k0, s0, p0), (_, k1, s1, p1) = w, h
+    nmse = bound(k0 * k1)
+    return Case((a, af), lambda a, af: gg.pool_2d_back(a, af, op, k0, k1, s0, s1, p0, p1), nmse, draw(SEEDS))
+
+
+@st.composite
+def upscale_back_cases(draw: st.DrawFn) -> Case:
+    """An element of a small image has weights in all elements of a large one."""
+    sizes = st.integers(1, 40)
+    ne, to = [(draw(sizes), draw(sizes), draw(FEW), draw(FEW)) for _ in range(2)]
+    mode = draw(MODES)
+    a = Src(gg.F32, ne, *draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from([about_one, about_one_or_nan])))
+    return Case((a,), lambda a: gg.upscale_back(a, *to, mode), bound(200), draw(SEEDS))
+
+
 @st.composite
 def upscale_cases(draw: st.DrawFn) -> Case:
     """At most some 80 taps each way, whose weights are rounded to f32."""
@@ -118,8 +150,11 @@ def add_rel_pos_cases(draw: st.DrawFn) -> Case:
 
 STRATEGIES = {
     "pool_1d": pool_1d_cases(),
+    "pool_1d_back": pool_1d_back_cases(),
     "pool_2d": pool_2d_cases(),
+    "pool_2d_back": pool_2d_back_cases(),
     "upscale": upscale_cases(),
+    "upscale_back": upscale_back_cases(),
     "win_part": win_part_cases(),
     "win_unpart": win_unpart_cases(),
     "get_rel_pos": get_rel_pos_cases(),

@@ -145,13 +145,17 @@ def lower_triangle(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarr
     return np.tril(a, -1) + np.eye(shape[3]) * rng.uniform(1, 2, shape) + np.triu(np.full(shape, np.nan), 1)
 
 
+def upper_triangle(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.swapaxes(lower_triangle(rng, shape), 2, 3)
+
+
 @st.composite
 def solve_tri_cases(draw: st.DrawFn) -> Case:
     n, n_columns, n2, n3 = draw(SIZES), draw(SIZES), draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    a = Src(F32, (n, n, n2, n3), None, 0, lower_triangle)
-    return Case(
-        (a, draw_rows(draw, (n_columns, n, n2, n3), normal)), gg.solve_tri, bound(n, n), draw(st.integers(0, 99))
-    )
+    lower = draw(st.booleans())
+    a = Src(F32, (n, n, n2, n3), None, 0, lower_triangle if lower else upper_triangle)
+    b = draw_rows(draw, (n_columns, n, n2, n3), normal)
+    return Case((a, b), lambda a, b: gg.solve_tri(a, b, lower=lower), bound(n, n), draw(st.integers(0, 99)))
 
 
 def backwards(cases: st.SearchStrategy[Case], back: Callable[..., Tensor]) -> st.SearchStrategy[Case]:
