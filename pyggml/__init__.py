@@ -35,7 +35,8 @@ from .graph import Graph
 from .opdef import Cost, OpDef, elementwise_cost, record, rule
 from .ops import *
 from .sched import Scheduler
-from .tensor import Context, Tensor, Var
+from .tensor import Context, Tensor
+from .var import Size, Var, Varies
 
 if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
@@ -122,10 +123,12 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "ShapeError",
+    "Size",
     "StateError",
     "Tensor",
     "TensorFile",
     "Var",
+    "Varies",
     "batch",
     "compute",
     "dequantize",

@@ -16,7 +16,8 @@ from .buffers.overlap import may_overlap, overlaps_itself, same_elements
 from .codec import Array
 from .dtypes import DType
 from .errors import DTypeError, GraphError, ShapeError, explain, integer, user_site
-from .tensor import Context, Ne, Size, Tensor, contiguous_nb, rank_of
+from .tensor import Context, Ne, Tensor, contiguous_nb, rank_of
+from .var import NO_VALUE, Size, Varies, as_size
 
 Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
@@ -77,6 +78,7 @@ class OpDef:
               Such an op needs no kernel, and its parameters may be any objects
     ranks     indices of sources: the result has at least as many dimensions as each of them; one element of sources
               that are all of shape () is of that shape, too
+    sizes     the parameters that may follow from a Var, because no kernel reads them: `shape` has its ne from them
     """
 
     name: str
@@ -94,6 +96,7 @@ class OpDef:
     ranks: tuple[int, ...] = (0,)
     infinite: tuple[str, ...] = ()
     host: Callable[[Tensor, Srcs, int, int], None] | None = None
+    sizes: tuple[str, ...] = ()
     known: dict[Any, Layout] | None = field(init=False, repr=False, compare=False)  # see `_layout`; None: not kept
 
     def __post_init__(self) -> None:
@@ -185,13 +188,18 @@ def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
     for name, x in params.items():
         kind = op.enums.get(name)
         n = _number(x) if kind is None else _member(kind, x)
+        if n is None and isinstance(x, Size):
+            if name not in op.sizes:
+                raise fail(op, srcs, Varies, f"{name} = {x} {NO_VALUE}")
+            out[name] = as_size(x)
+            continue
         if n is None and kind is None:
             text = f"{name} must be a number (an integer up to 2^53, or a fraction within F32), not {x!r:.40}"
             raise fail(op, srcs, DTypeError, text)
         if n is None:
             members = ", ".join(f"{int(m)} ({m.name.lower()})" for m in kind or ())
             raise fail(op, srcs, ShapeError, f"{name} must be one of {members}, not {x!r:.40}")
-        if not isinstance(n, Size) and not isfinite(n) and name not in op.infinite:
+        if not isfinite(n) and name not in op.infinite:
             raise fail(op, srcs, ShapeError, f"{name} must be a finite number, not {n}")
         out[name] = n
     return out
@@ -276,12 +284,14 @@ def _new_layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_
         ne = op.shape(srcs, params)
     except RuleBroken as e:
         raise fail(op, srcs, ShapeError, str(e)) from None
+    except Varies as e:
+        raise fail(op, srcs, Varies, str(e)) from None
     if not own_memory:
         return dtype, ne, None, 0
     try:
         nb = contiguous_nb(dtype, ne)
-    except ShapeError as e:
-        raise fail(op, srcs, ShapeError, str(e)) from None
+    except (ShapeError, Varies) as e:
+        raise fail(op, srcs, type(e), str(e)) from None
     return dtype, ne, nb, _rank(op, srcs, ne)
 
 

@@ -180,6 +180,9 @@ class Operand:
     def __len__(self) -> int:
         if not self.shape:
             self.recorder.refuse("len", "a tensor of shape () has no entries")
+        if not isinstance(self.shape[0], int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            text = f"a tensor of shape {self.shape} has as many entries as its Var says when a graph runs"
+            self.recorder.refuse("len", f"{text}; t.shape[0] stands for them")
         return self.shape[0]
 
     def __iter__(self: T) -> Iterator[T]:

@@ -17,7 +17,7 @@ from .inspect.watch import Patterns, Watches
 from .lock import Lock, changing, locked
 from .opdef import OPS
 from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor
-from .var import largest
+from .var import Size, Var, largest, vars_of
 
 
 def check_graph(what: str, graph: Graph) -> None:
@@ -27,8 +27,13 @@ def check_graph(what: str, graph: Graph) -> None:
 
 
 def require_values(graph: Graph, given: Container[Tensor] = ()) -> None:
-    """Raise GraphError for a leaf of `graph`, not among those `given`, that has no value."""
+    """Raise GraphError for a leaf of `graph`, not among those `given`, that has no value, or one for other values of
+    its Vars than they have now."""
     for t in graph.leafs:
+        if t.held is not None and t not in given and (other := t.outdated()) is not None:
+            raise GraphError(
+                f"{t.describe()} was set for {other}, and is another size now: {t.bound()}. set() it again"
+            )
         if (t.buffer is None or t.flags & FLAG_UNSET) and t not in given:
             kind = "input" if t.flags & FLAG_INPUT else "leaf"
             raise GraphError(
@@ -98,7 +103,11 @@ class Split:
 
 @dataclass
 class Schedule:
-    """A graph made ready: its splits, memory plan and compiled programs. `watches` and `lock` are the scheduler's."""
+    """A graph made ready: its splits, memory plan and compiled programs. `watches` and `lock` are the scheduler's.
+
+    varying  the nodes that have memory in the plan and as many elements as Vars say
+    ran      for which values of these Vars it ran last
+    """
 
     splits: list[Split]
     plan: alloc.Plan
@@ -106,6 +115,12 @@ class Schedule:
     key: Key
     watches: Watches = field(default_factory=Watches)
     lock: Lock = field(default_factory=Lock)
+    varying: list[Tensor] = field(init=False)
+    ran: dict[Var, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.varying = [t for t in self.plan.offsets if Size in map(type, t.ne)]
+        self.ran = {var: var.value for t in self.varying for var in vars_of(*t.ne)}
 
     @property
     def programs(self) -> list[Program]:
@@ -119,11 +134,15 @@ class Schedule:
             t.flags = t.flags & ~FLAG_RECYCLED | FLAG_PLANNED
         for t in self.plan.recycled:
             t.flags |= FLAG_RECYCLED
+        for t in self.varying:
+            t.held = self.ran
 
     @locked
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
         """Compute the graph, on no more than `n_threads` and its backends' threads. A long run ends early on Ctrl-C
         only when it is `interruptible`."""
+        for var in self.ran:
+            self.ran[var] = var.value
         for split in self.splits:
             for source, copy in split.inputs.items():
                 assert copy.buffer is not None

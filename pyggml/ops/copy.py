@@ -135,6 +135,7 @@ CONT = OpDef(
     cost=copy_cost,
     inplace=(),
     label="cont(a)",
+    sizes=("ne0", "ne1", "ne2", "ne3"),
 )
 DUP = OpDef(
     name="dup",

@@ -56,7 +56,7 @@ _SHARPNESS = -0.75  # of bicubic weights, as ggml's and PyTorch's
 def _shape(srcs: Srcs, params: Params) -> Ne:
     ne = given_ne(params)
     rule(
-        max(*ne, *src(srcs, 0).ne) <= MAX_INT,
+        all(n <= MAX_INT for n in (*ne, *src(srcs, 0).ne)),
         f"no dimension of a or of the result may have more than {MAX_INT} elements",
     )
     return ne

@@ -8,6 +8,7 @@ from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
+from ..var import largest
 from ._common import BF16, F16, F32, I32, MAX_INT, src
 
 __all__ = [
@@ -133,7 +134,7 @@ def _mul_mat_id_ref(a: Array, b: Array, ids: Array) -> Array:
 
 def _mul_mat_id_cost(t: Tensor) -> Cost:
     a = src(t.src, 0)
-    used = min(a.ne[2], t.ne[1] * t.ne[2])  # the most experts that can be read
+    used = min(a.ne[2], largest(t.ne[1] * t.ne[2]))  # the most experts that can be read
     return _cost(t, a.ne[0], _stored(a) // a.ne[2] * used)
 
 

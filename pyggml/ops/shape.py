@@ -98,6 +98,7 @@ REPEAT = OpDef(
     cost=elementwise_cost(0),
     inplace=(),
     label="repeat(a)",
+    sizes=("ne0", "ne1", "ne2", "ne3"),
 )
 CONCAT = OpDef(
     name="concat",

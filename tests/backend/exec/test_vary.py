@@ -102,21 +102,20 @@ def test_the_work_of_each_step_follows_the_size() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda t, n: gg.cont(gg.view_1d(t, n * n, 0)),
-        lambda t, n: gg.cont(gg.view_1d(t, n - n % 4, 0)),
-        lambda t, n: gg.cont(gg.view_1d(t, n + Var("m", 9), 0)),
-        lambda t, n: gg.scale(gg.view_1d(t, 4, 0), float(n)),
-        lambda t, n: gg.scale(gg.view_1d(t, 4, 0), 1 / n),
-        lambda t, n: gg.scale(gg.view_1d(t, 4, 0), n),
-        lambda t, n: gg.cont_1d(gg.view_1d(t, n, 0), n),
-        lambda t, n: gg.cont(t) if n < 30 else gg.silu(gg.cont(t)),
+        lambda t, n: gg.view_1d(t, n - n % 4, 0),
+        lambda t, n: gg.scale(t, float(n)),
+        lambda t, n: gg.scale(t, 1 / n),
+        lambda t, n: gg.scale(t, n),
+        lambda t, n: t * n,
+        lambda t, n: t if n < 30 else gg.silu(t),
+        lambda t, n: gg.add(gg.view_1d(t, n, 0), gg.view_1d(t, 4, 0)),
     ],
-    ids=["square", "steps", "two", "float", "quotient", "parameter", "copy", "another graph"],
+    ids=["steps", "float", "quotient", "parameter", "factor", "another graph", "shapes"],
 )
-def test_what_does_not_follow_by_a_constant_stride_is_refused(build: Callable[[Tensor, int], Tensor]) -> None:
+def test_what_is_not_the_same_for_every_value_is_refused(build: Callable[[Tensor, int], Tensor]) -> None:
     t = gg.Context().from_numpy(np.arange(4000, dtype=np.float32))
-    with gg.Context(), pytest.raises(Varies, match="follows n by a constant stride"):
-        Scheduler(("cpu",)).alloc(Graph().build_forward_expand(build(t, Var("n", 49, lo=8) * 1)))
+    with gg.Context(), pytest.raises(Varies, match=r"n \(8\.\.49\)|n follows from a Var"):
+        build(t, Var("n", 49, lo=8) * 1)
 
 
 def test_sizes_are_compared_for_every_value() -> None:
@@ -127,7 +126,13 @@ def test_sizes_are_compared_for_every_value() -> None:
     assert size == 3 * n + 6 and size != 36 and size != 3 * Var("n", 10, lo=2) + 6
     assert size - 3 * n == 6 and not isinstance(size - 3 * n, Size)
     assert (size % 3, size // 3) == (0, n + 2) and (100 - size) + size == 100
-    for undecided in (lambda: size < 20, lambda: size >= 20, lambda: max(20, size), lambda: size > n * 4):
+    for undecided in (
+        lambda: size < 20,
+        lambda: size >= 20,
+        lambda: max(20, size),
+        lambda: size > n * 4,
+        lambda: len([0] * size),
+    ):
         with pytest.raises(Varies):
             undecided()
 
