@@ -21,7 +21,7 @@ else:
     _Number = object
 
 _MAX = 2**63 - 1  # the executor's integers
-_CORNERS = 8  # Vars up to which all combinations of smallest and largest values are tried
+_MANY = 4096  # values of Vars up to which all are tried that matter
 
 Product = tuple["Var", ...]  # of Vars, in the order of their numbers
 NO_VALUE = "follows from a Var: shapes, slices and offsets do, but no numbers to compute with"
@@ -372,7 +372,7 @@ def _quotient(n: Size, by: Size) -> int | None:
 
 def bounds(n: int) -> tuple[int, int]:
     """The least and the largest value of `n`; a plain integer is both. No value is outside of them; they are exact but
-    for powers of a Var in terms of both signs."""
+    for powers of a Var of many values."""
     if not isinstance(n, Size):
         return n, n
     if len(n.terms) == 1:
@@ -381,8 +381,8 @@ def bounds(n: int) -> tuple[int, int]:
         for var in factors:
             least, most = least * var.lo, most * var.hi
         return (n.const + least, n.const + most) if least <= most else (n.const + most, n.const + least)
-    if all(len(set(factors)) == len(factors) for factors in n.terms) and len(n.vars) <= _CORNERS:
-        found = [at for at, _ in _corners(n)]
+    found = [at for at, _ in _tried(n)]
+    if found:
         return min(found), max(found)
     shared = [var for var in n.vars if n.const == 0 and all(var in factors for factors in n.terms)]
     if shared:
@@ -399,10 +399,15 @@ def largest(n: int) -> int:
     return bounds(n)[1] if isinstance(n, Size) else n
 
 
-def _corners(n: Size) -> Iterator[tuple[int, Mapping[Var, int]]]:
-    """What `n` is where each Var has its smallest or its largest value, and these values."""
+def _tried(n: Size) -> Iterator[tuple[int, Mapping[Var, int]]]:
+    """What `n` is for those values of its Vars that decide its bounds, and these values: the smallest and the largest
+    one of a Var; of one that is multiplied with itself all. None when they are too many."""
     own = n.vars
-    for values in product(*[dict.fromkeys((var.lo, var.hi)) for var in own]):
+    powers = {var for factors in n.terms for var in factors if factors.count(var) > 1}
+    steps = {var: 1 if var in powers else max(var.hi - var.lo, 1) for var in own}
+    every = [range(var.lo, var.hi + 1, step) for var, step in steps.items()]
+    many = prod((var.hi - var.lo) // step + 1 for var, step in steps.items()) > _MANY
+    for values in () if many else product(*every):
         at = dict(zip(own, values, strict=True))
         yield n.const + sum(times * prod(at[var] for var in factors) for factors, times in n.terms.items()), at
 
@@ -413,7 +418,7 @@ def below_zero(n: int) -> str:
         return "every value" if n < 0 else ""
     if bounds(n)[0] >= 0:
         return ""
-    found = next((values for at, values in _corners(n) if at < 0), None)
+    found = next((values for at, values in _tried(n) if at < 0), None)
     return _ranges(n) if found is None else ", ".join(f"{var.name} = {value}" for var, value in found.items())
 
 

@@ -136,6 +136,7 @@ UPSCALE = OpDef(
     dtypes={(F32,): F32},
     ref=_ref,
     kernel="upscale",
+    sizes=("ne0", "ne1", "ne2", "ne3"),
     cost=_cost,
     inplace=(),
     label="interpolate(a)",

@@ -16,6 +16,7 @@ from ..dtypes import DType
 from ..errors import DTypeError, ShapeError, explain, user_site
 from ..opdef import DTypeRow, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, record, rule
 from ..tensor import Ne, Tensor
+from ..var import Size, is_count
 from ._axes import along, axes_of
 from ._common import BF16, F16, F32, I32, I64, is_number, is_whole, same_shape, src
 from ._promote import INTEGERS, as_floats
@@ -104,6 +105,7 @@ def _define(
     enums: Mapping[str, type[IntEnum]] | None = None,
     inplace: tuple[int, ...] = (),
     ranks: tuple[int, ...] = (0,),
+    sizes: tuple[str, ...] = (),
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -118,6 +120,7 @@ def _define(
         label=label or f"{name}(a)",
         ranks=ranks,
         enums=enums or {},
+        sizes=sizes,
     )
 
 
@@ -220,7 +223,7 @@ def _argsort_ref(a: Array, order: int) -> Array:
 
 def _top_k_shape(srcs: Srcs, params: Params) -> Ne:
     ne, k = _indices(srcs, params), params["k"]
-    rule(is_whole(k, 1) and k <= ne[0], f"k must be within 1..{ne[0]}, the elements of a row, not {k}")
+    rule((is_count(k) if isinstance(k, Size) else is_whole(k, 1)) and k <= ne[0], f"k must be within 1..{ne[0]}, the elements of a row, not {k}")
     return (k, *ne[1:])
 
 
@@ -230,7 +233,9 @@ def _top_k_ref(a: Array, k: int) -> Array:
 
 ARGMAX = _define("argmax", _argmax_shape, {(F32,): I32}, _argmax_ref, 0, ranks=())
 ARGSORT = _define("argsort", _indices, {(F32,): I32}, _argsort_ref, 0, params=("order",), enums={"order": SortOrder})
-TOP_K = _define("top_k", _top_k_shape, {(F32,): I32}, _top_k_ref, 0, params=("k",), label="top_k(a, k)")
+TOP_K = _define(
+    "top_k", _top_k_shape, {(F32,): I32}, _top_k_ref, 0, params=("k",), label="top_k(a, k)", sizes=("k",)
+)
 
 
 def argmax(a: Tensor) -> Tensor:

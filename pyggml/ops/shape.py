@@ -10,6 +10,7 @@ from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor
+from ..var import Size, is_count
 from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
 from .copy import PLAIN_TYPES
 
@@ -70,6 +71,12 @@ def _timestep_ref(timesteps: Array, dim: int, max_period: float) -> Array:
 
 
 def _arange_n(start: float, stop: float, step: float) -> int:
+    if isinstance(stop, Size):
+        whole = start == int(start) and step == int(step) and step > 0
+        rule(whole, f"start and step must be whole numbers beside a stop of {stop}, and step positive")
+        n = (stop - int(start) + int(step) - 1) // int(step)
+        rule(is_count(n), f"stop {stop} must be behind start {start} for every value of its Vars")
+        return n
     n = (stop - start) / step if step != 0 else 0.0
     rule(0 < n < inf, f"step {step} must lead from start {start} towards stop {stop}")
     return ceil(n)
@@ -148,6 +155,7 @@ ARANGE = OpDef(
     cost=_write_cost,
     inplace=(),
     label="arange",
+    sizes=("stop",),
 )
 
 
@@ -196,7 +204,8 @@ def timestep_embedding(timesteps: Tensor, dim: int, max_period: float) -> Tensor
 
 
 def arange(start: float, stop: float, step: float, ctx: Context | None = None) -> Tensor:
-    """start, start + step ... before `stop`: ceil((stop - start) / step) elements, F32 (ggml_arange).
+    """start, start + step ... before `stop`: ceil((stop - start) / step) elements, F32 (ggml_arange). Beside whole
+    numbers, `stop` may follow from a Var.
 
     It belongs to `ctx`, else to the open context (GraphError when there is none). Raises ShapeError.
     """
