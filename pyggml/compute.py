@@ -48,7 +48,7 @@ def compute(
     with graph.lock:
         made = _schedulers.setdefault(graph, {})
         sched = made.get(backend) or made.setdefault(backend, Scheduler((backend,)))
-        with _bound_by(given):
+        with bound_by(given):
             require_values(graph, given)
             schedule = sched.alloc(graph)
             for t, value in given.items():
@@ -77,7 +77,7 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
         compute(graph, inputs, n_threads, backend)
     elif inputs:
         given = leafs_of(graph, inputs)
-        with _bound_by(given):
+        with bound_by(given):
             for t, value in given.items():
                 t.set(value)
     arrays = tuple(t.numpy() for t in tensors)
@@ -85,7 +85,7 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
 
 
 @contextmanager
-def _bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
+def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
     """Bind the Vars in the shapes of these tensors to what the shapes of their values say. They are bound as before
     when the block raises. Raises ShapeError where two values disagree, and for what a Var cannot be."""
     found: dict[Var, tuple[int, Tensor]] = {}

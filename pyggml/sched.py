@@ -368,6 +368,8 @@ class Scheduler:
         uses = Counter([s for t in graph.nodes for s in t.src if s is not None])
         uses.update(watched)  # a watcher reads the node, so that it is not fused away
         for split in splits:
+            if not getattr(self.backends[split.backend], "varies", False):
+                _refuse_sizes(split)
             split.steps = self.backends[split.backend].fuse(split.nodes, uses)
         steps = [step for split in splits for step in split.steps]
         plan = alloc.plan(steps, pool_of=lambda t: self.backends[own[t]].buft)
@@ -429,6 +431,15 @@ def _refuse_read_only(graph: Graph) -> None:
         root = t.view_src
         if root is not None and root.buffer is not None and not root.buffer.writable and OPS[t.op].kernel is not None:
             raise node_error(t, f"the result would be written into {root.describe()}, which is read-only")
+
+
+def _refuse_sizes(split: Split) -> None:
+    for t in split.nodes:
+        if OPS[t.op].kernel is not None and any(
+            Size in map(type, (*s.ne, *s.nb)) for s in (t, *t.src) if s is not None
+        ):
+            text = f"{split.backend} takes sizes that are numbers before the graph runs; one without Vars, or cpu, runs"
+            raise node_error(t, text)
 
 
 def _copy_of(s: Tensor, backend: str) -> Tensor:

@@ -78,7 +78,7 @@ class Size(_Number):
 
     def __bool__(self) -> bool:
         least, most = bounds(self)
-        return True if least > 0 or most < 0 else self._undecided("!=", 0)
+        return True if least > 0 or most < 0 else self._undecided(f"whether {self} is 0")
 
     def __hash__(self) -> int:
         try:
@@ -125,7 +125,13 @@ class Size(_Number):
         return divmod(self, other)[0]
 
     def __mod__(self, other: int) -> int:
-        return divmod(self, other)[1]
+        try:
+            return divmod(self, other)[1]
+        except Varies:
+            self._undecided(f"whether {other!s:.40} divides {self}", other)
+
+    def __rmod__(self, other: int) -> NoReturn:
+        self._undecided(f"whether {self} divides {other!s:.40}", other)
 
     def __divmod__(self, other: int) -> tuple[int, int]:
         """The quotient and the rest, where the quotient is a Size, and the rest is the same for every value."""
@@ -184,12 +190,12 @@ class Size(_Number):
             return NotImplemented
         rest, to = (self - other, 0) if isinstance(other, Size) else (self, other)
         first, last = (holds(n, to) for n in bounds(rest))
-        return first if first is last else self._undecided(op, other)
+        return first if first is last else self._undecided(f"whether {self} {op} {other}", other)
 
     # -- what has no answer ---------------------------------------------------------------------------------------
 
-    def _undecided(self, op: str, other: object) -> NoReturn:
-        raise Varies(f"whether {self} {op} {other} depends on {_ranges(self, other)}: a graph is built for every value")
+    def _undecided(self, what: str, other: object = None) -> NoReturn:
+        raise Varies(f"{what} depends on {_ranges(self, other)}, and a graph is built for all values")
 
     def _no_size(self, op: str, other: object, *, swapped: bool = False) -> NoReturn:
         one, two = (f"({x})" if isinstance(x, Size) and _lone(x) is None else f"{x!s:.40}" for x in (self, other))
@@ -227,8 +233,8 @@ def _refused(op: str, swapped: bool) -> Callable[..., NoReturn]:
 for _name, _op in {"truediv": "/", "pow": "**", "lshift": "<<", "rshift": ">>", "and": "&", "or": "|"}.items():
     setattr(Size, f"__{_name}__", _refused(_op, False))
     setattr(Size, f"__r{_name}__", _refused(_op, True))
-for _name, _op in {"floordiv": "//", "mod": "%", "divmod": "//"}.items():
-    setattr(Size, f"__r{_name}__", _refused(_op, True))
+for _name in ("floordiv", "divmod"):
+    setattr(Size, f"__r{_name}__", _refused("//", True))
 
 
 def as_size(value: Any) -> int:

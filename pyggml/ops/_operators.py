@@ -11,6 +11,7 @@ from typing import cast as cast_type
 from ..codec import Array
 from ..dtypes import DType
 from ..errors import DTypeError, GGMLError, GraphError, ShapeError, explain, user_site
+from ..opdef import record
 from ..operators import Operand
 from ..tensor import Ne, Tensor
 from ..var import NO_VALUE, Size, Varies
@@ -21,7 +22,7 @@ from ._index import item
 from ._promote import INTEGERS, Number, as_floats, common_type, leaf, operand
 from .binary import add, div, mul, sub
 from .copy import cast, cont
-from .matmul import mul_mat
+from .matmul import MUL_MAT
 from .reduce import max_axes, mean_axes, min_axes, sum_axes, var_axes
 from .scalar import fill, scale, scale_bias
 from .shape import repeat_4d
@@ -234,7 +235,8 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     columns = b if b.rank == 1 else transpose(b)
     rows = columns if columns.nb[0] == b.dtype.type_size else cont(columns)
     whole = _longer("@", a, b, a.ne, (*a.ne[:2], *rows.ne[2:]))
-    y = mul_mat(rows, repeat_4d(a, *whole) if a.ne != whole and repeats(a.ne, whole) else a)  # ne [n, m, ..]
+    left = repeat_4d(a, *whole) if a.ne != whole and repeats(a.ne, whole) else a
+    y = record(MUL_MAT, (rows, left), {}, rank=max(a.rank, b.rank))  # ne [n, m, ..]
     if b.rank > 1 and a.rank > 1:
         return y
     ne = y.ne[: max(a.rank, b.rank)]

@@ -60,7 +60,7 @@ def _call(t: Tensor, srcs: Sequence[Tensor | None], ith: int, nth: int) -> None:
     else:
         fn(dst, *arrays, ith=ith, nth=nth)
     if not direct:
-        t.store(dst.reshape(t.ne[::-1]))
+        t.store(dst.reshape(t.layout[0][::-1]))
 
 
 def _never(*arrays: Array, **params: object) -> Array:

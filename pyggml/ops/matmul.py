@@ -104,7 +104,7 @@ def weights_of(node: Tensor) -> Tensor | None:
     """The weights that a product reads as one matrix (mul_mat), or as one matrix per expert (mul_mat_id); None for
     a product of several matrices, and for all other ops."""
     a = node.src[0] if node.op in PRODUCTS else None
-    return None if a is None or (node.op == "mul_mat" and a.ne[2] > 1) else a
+    return None if a is None or (node.op == "mul_mat" and a.ne[2] != 1) else a
 
 
 def _mul_mat_id_shape(srcs: Srcs, params: Params) -> Ne:
@@ -134,7 +134,7 @@ def _mul_mat_id_ref(a: Array, b: Array, ids: Array) -> Array:
 
 def _mul_mat_id_cost(t: Tensor) -> Cost:
     a = src(t.src, 0)
-    used = min(a.ne[2], largest(t.ne[1] * t.ne[2]))  # the most experts that can be read
+    used = min(largest(a.ne[2]), largest(t.ne[1] * t.ne[2]))  # the most experts that can be read
     return _cost(t, a.ne[0], _stored(a) // a.ne[2] * used)
 
 
