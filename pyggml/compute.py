@@ -31,10 +31,11 @@ def compute(
     Where the shapes of inputs follow from Vars, the shapes of the arrays say what these are, and bind them: all arrays
     must agree. Vars that no input's shape has stay as `Var.bind` has set them.
 
-    The graph is planned once per backend, and again when it has grown or has other outputs; it is not for other values
-    of Vars. Results stay readable until it runs again. A graph of little work runs on one thread, whatever `n_threads` says (default: one per CPU). Raises
-    GraphError for an input that is foreign to the graph, no leaf, or missing; BackendError when a kernel refuses its
-    data.
+    The graph is planned once per backend, and again when it has grown or has other outputs, but not for other values of
+    Vars. Results stay readable until it runs again. A graph of little work runs on one thread, whatever `n_threads`
+    says (default: one per CPU). Raises GraphError for an input that is foreign to the graph, no leaf, or missing, and
+    for one that was set for other values of its Vars; ShapeError for shapes that do not fit; BackendError when a kernel
+    refuses its data.
 
     Threads that compute one graph take turns, from setting the inputs to the end of the run. The results are those of
     the last run, so threads that share a graph read them under its lock (`with graph.lock: gg.compute(graph, ...)`).

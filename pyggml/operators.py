@@ -43,9 +43,9 @@ class Operand:
     NumPy's functions of a tensor are nodes, too: np.add, np.exp, np.maximum, np.isfinite, np.logical_and ..; those that
     no op records raise DTypeError.
 
-    An index is whole numbers, slices, `...` and None: a view of the same memory. Raises ShapeError for what has no view
-    (negative steps, empty slices, more than four dimensions), DTypeError for lists of indices (see `get_rows`) and for
-    other types.
+    An index is whole numbers, slices, `...` and None: a view of the same memory. Vars and Sizes may stand for numbers;
+    they must be within the tensor for every value. Raises ShapeError for what has no view (negative steps, empty
+    slices, more than four dimensions), DTypeError for lists of indices (see `get_rows`) and for other types.
     """
 
     __slots__ = ()

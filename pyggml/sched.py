@@ -435,11 +435,9 @@ def _refuse_read_only(graph: Graph) -> None:
 
 def _refuse_sizes(split: Split) -> None:
     for t in split.nodes:
-        if OPS[t.op].kernel is not None and any(
-            Size in map(type, (*s.ne, *s.nb)) for s in (t, *t.src) if s is not None
-        ):
-            text = f"{split.backend} takes sizes that are numbers before the graph runs; one without Vars, or cpu, runs"
-            raise node_error(t, text)
+        sizes = [n for s in (t, *t.src) if s is not None for n in (*s.ne, *s.nb)]
+        if OPS[t.op].kernel is not None and Size in map(type, sizes):
+            raise node_error(t, f"the backend {split.backend} does not run sizes that follow from Vars")
 
 
 def _copy_of(s: Tensor, backend: str) -> Tensor:

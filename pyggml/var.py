@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, count, product
 from math import prod
@@ -25,8 +26,19 @@ _MANY = 4096  # values of Vars up to which all are tried that matter
 
 Product = tuple["Var", ...]  # of Vars, in the order of their numbers
 NO_VALUE = "follows from a Var: shapes, slices and offsets do, but no numbers to compute with"
-_UFUNCS = {"subtract": "sub", "multiply": "mul", "floor_divide": "floordiv", "remainder": "mod"}  # Python's names
-_UFUNCS |= {"less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne"}
+_UFUNCS: Mapping[str, Any] = {  # what NumPy's numbers do beside a Size
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "floor_divide": operator.floordiv,
+    "remainder": operator.mod,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+}
 
 
 class Varies(GraphError):
@@ -147,12 +159,10 @@ class Size(_Number):
         """Operators beside NumPy's numbers are Python's."""
         if any(isinstance(x, Operand) for x in inputs):
             return NotImplemented
-        name = ufunc.__name__
-        function = getattr(operator, _UFUNCS.get(name, name), None)
-        plain = [x.item() if isinstance(x, np.generic | np.ndarray) and not x.ndim else x for x in inputs]
-        if function is None or method != "__call__" or options or any(isinstance(x, np.ndarray) for x in plain):
-            raise Varies(f"np.{name} of {self}: {self} {NO_VALUE}")
-        return function(*plain)
+        function = _UFUNCS.get(ufunc.__name__)
+        if function is None or method != "__call__" or options or any(np.ndim(x) for x in inputs):
+            raise Varies(f"np.{ufunc.__name__} of {self}: {self} {NO_VALUE}")
+        return function(*[x.item() if hasattr(x, "item") else x for x in inputs])
 
     def _operand(self, op: str, other: int) -> int:
         """`other`, a Size or a plain integer."""
@@ -279,9 +289,7 @@ class Var(Size):
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Var):
-            return self is other
-        return super().__eq__(other)
+        return self is other if isinstance(other, Var) else bool(Size.__eq__(self, other))
 
     @property
     def lo(self) -> int:
@@ -360,10 +368,11 @@ def _quotient(n: Size, by: Size) -> int | None:
     quotient: dict[Product, int] = {}
     while rest:
         top = max(rest, key=rank)
-        left = list(top)
-        if any(var not in left or left.remove(var) for var in lead) or rest[top] % divisor[lead]:
+        left = Counter(top)
+        left.subtract(lead)
+        if min(left.values(), default=0) < 0 or rest[top] % divisor[lead]:
             return None
-        factors, times = tuple(left), rest[top] // divisor[lead]
+        factors, times = tuple(left.elements()), rest[top] // divisor[lead]
         quotient[factors] = times
         for other, m in divisor.items():
             at = _times(factors, other)
@@ -429,7 +438,8 @@ def below_zero(n: int) -> str:
 
 
 def is_count(n: int) -> bool:
-    """Whether `n` is at least 1 for every value of its Vars. A Var without `lo` then has none below 1, if it matters."""
+    """Whether `n` is at least 1 for every value of its Vars. Where only 0 is in the way, a Var without `lo` is never 0
+    from then on."""
     if not isinstance(n, Size) or bounds(n)[0] >= 1:
         return n >= 1
     rising = {var: Var(var.name, var.hi, lo=1) for var in n.vars if var.may_rise}

@@ -31,7 +31,7 @@ class Backend(Protocol):
     host memory, or a `DeviceBuffer` (see there). A node that writes into memory runs where that memory is.
 
     A backend whose programs take elements and strides that are Sizes as their Vars are bound (`Tensor.layout`) says so
-    with an attribute `varies = True`. Others are given plain numbers.
+    with an attribute `varies = True`. Others are given plain numbers; they run no graph with such sizes.
     """
 
     name: str

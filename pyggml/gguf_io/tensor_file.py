@@ -31,7 +31,8 @@ def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor | Array], metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Write tensors of any type (arrays as `Context.from_numpy` stores them) to a GGUF file, with their names, shapes
-    and stored bytes, densely; Vars in shapes as they are bound now. The file appears when it is complete; until then there is what was there before.
+    and stored bytes, densely; Vars in shapes as they are bound now. The file appears when it is complete; until then
+    there is what was there before.
 
     A name is 1 to 64 bytes of UTF-8. `metadata` are strings, bools, whole numbers (stored as UINT32, INT32, INT64 or
     UINT64, the first that fits), floats (FLOAT64), NumPy's numbers and one-dimensional arrays (as they are), and lists

@@ -41,7 +41,7 @@ def item(a: Tensor, key: Any) -> Tensor:
         if i >= rank:
             ne.append(1)
             nb.append(before)
-        elif not nb[i]:
+        elif nb[i] == 0:
             nb[i] = before
         before = nb[i] * (ne[i] if i or a.dtype.block_size == 1 else ne[0] // a.dtype.block_size)
     n0, n1, n2, n3 = ne
@@ -77,7 +77,7 @@ def _along(a: Tensor, dim: int, key: Any) -> tuple[int, Axis | None]:
         except (TypeError, ValueError) as e:
             raise _refusal(a, ShapeError, f"{key}: {e}") from None
         except Varies:
-            start, count, step = _sliced(a, n, axis, key)
+            start, count, step = _sliced(a, n, axis, cast("slice[Any, Any, Any]", key))
         if step < 0:
             raise _refusal(a, ShapeError, f"the step {step} of axis {axis} is negative: no view goes backwards")
         if not count:
@@ -113,7 +113,7 @@ def _within(a: Tensor, i: int, n: int, last: int, what: str) -> int:
     return at
 
 
-def _sliced(a: Tensor, n: int, axis: int, key: slice) -> tuple[int, int, int]:
+def _sliced(a: Tensor, n: int, axis: int, key: slice[Any, Any, Any]) -> tuple[int, int, int]:
     """The first element, the number of elements and the step of a slice in which Sizes have a part."""
     shown = (
         ":".join("" if end is None else f"{end!s:.40}" for end in (key.start, key.stop, key.step)).rstrip(":") or ":"

@@ -20,8 +20,8 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     """How `node` is computed at this level, when it is a product in a way of the CPU's own: its kernel, and the copy of
     the weights that it reads (None: as they are stored). The form of the weights and the columns decide.
 
-    None for all other nodes: the kernel of their op computes them (`kernel_of`). So it does when the columns follow from
-    a Var, and some of its values would have another way.
+    None for all other nodes: the kernel of their op computes them (`kernel_of`). So it does when the columns follow
+    from a Var, and some of its values would have another way.
     """
     a = weights_of(node)
     if a is None:

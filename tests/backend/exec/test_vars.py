@@ -1,5 +1,5 @@
-"""Programs whose sizes follow from Vars: recorded, planned and compiled once, they compute for each value what NumPy does,
-and bit for bit what the same program of that size does."""
+"""Programs whose sizes follow from Vars: recorded, planned and compiled once, they compute for each value what NumPy
+does, and bit for bit what the same program of that size does."""
 
 from __future__ import annotations
 
@@ -117,8 +117,12 @@ def test_one_plan_computes_what_numpy_does(name: str, backend: str) -> None:
 # -- against the same program of one size -----------------------------------------------------------------------------
 
 Step = tuple[int, int, int, int]  # which function, its operands, a number
-LEAFS: Callable[[int, int], list[tuple[int, ...]]] = lambda n, k: [(8, n), (n, 2), (k, n), (n,), (4, n, 2), (3, n, k)]
 ENDS: list[Callable[[int], int | None]] = [lambda n: None, lambda n: n, lambda n: n - 1, lambda n: 1, lambda n: -1]
+
+
+def leafs(n: int, k: int) -> list[tuple[int, ...]]:
+    """The ne of the leafs."""
+    return [(8, n), (n, 2), (k, n), (n,), (4, n, 2), (3, n, k)]
 
 
 def _axis(x: Tensor, i: int) -> int:
@@ -178,7 +182,7 @@ FUNCTIONS: list[Callable[[Tensor, Tensor, int, int], Tensor]] = [
 def program(n: int, k: int, steps: Sequence[Step], *, tried: bool = False) -> tuple[list[Tensor], list[Step]]:
     """The leafs and the results, and the steps that could be recorded. Not `tried`: all must be."""
     with gg.Context() as ctx:
-        made = [ctx.new_tensor(gg.F32, ne) for ne in LEAFS(n, k)]
+        made = [ctx.new_tensor(gg.F32, ne) for ne in leafs(n, k)]
         done: list[Step] = []
         for f, a, b, i in steps:
             try:
@@ -199,7 +203,7 @@ def runner(tensors: Sequence[Tensor], backend: str, n_threads: int) -> Callable[
 
     def run() -> list[Any]:
         rng = np.random.default_rng(1)
-        for t in tensors[: len(LEAFS(1, 1))]:
+        for t in tensors[: len(leafs(1, 1))]:
             t.set(rng.standard_normal(t.layout[0][::-1][4 - t.rank :]))
         with np.errstate(all="ignore"):
             schedule.run()

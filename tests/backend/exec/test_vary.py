@@ -209,7 +209,7 @@ def test_inputs_that_fit_no_value() -> None:
         with pytest.raises(gg.ShapeError, match=text):
             gg.compute(s.graph, inputs)
         assert (s.n.value, s.k.value) == before
-    with pytest.raises(gg.GraphError, match="mask: .* was set for n = 3, k = 4|mask: .* was set for k = 4, n = 3"):
+    with pytest.raises(gg.GraphError, match=r"mask: .* was set for k = 4, n = 3"):
         gg.compute(s.graph, {"x": b["x"]})
     assert (s.n.value, s.k.value) == before and np.array_equal(s.y.numpy(), y)
 
@@ -224,7 +224,7 @@ def test_values_of_another_size_are_not_read() -> None:
     ):
         with pytest.raises(gg.AllocError, match=text):
             t.numpy()
-    with pytest.raises(gg.GraphError, match="was set for n = 3, and is another size now: n = 5"):
+    with pytest.raises(gg.GraphError, match=r"was set for n = 3, and is another size now: n = 5"):
         gg.compute(s.graph)
     s.n.bind(3)
     assert s.y.numpy().shape == (3, 4) and s.x.numpy().shape == (3, 8)
@@ -314,7 +314,7 @@ def test_a_backend_without_vars_says_so() -> None:
     ctx = gg.Context()
     x = ctx.new_tensor(gg.F32, (4, n), "x")
     scheduler = Scheduler([Plain()])
-    with pytest.raises(gg.BackendError, match=r"plain .*(.|\n)*x: F32 ne \[4, n, 1, 1\]"):
+    with pytest.raises(gg.BackendError, match=r"the backend plain does not run(.|\n)*x: F32 ne \[4, n, 1, 1\]"):
         scheduler.alloc(Graph().build_forward_expand(x * 2))
     head = gg.cont(ctx.from_numpy(np.arange(8, dtype=np.float32))[Var("head", 7, 3) :][:1])  # an offset is none
     scheduler.compute(Graph().build_forward_expand(head))

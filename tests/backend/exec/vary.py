@@ -1,5 +1,4 @@
-"""A case of an op (`pyggml.testing`) whose sizes follow from a Var: what it computes for several values, and the same case
-at fixed sizes."""
+"""A case of an op (`pyggml.testing`) whose sizes follow from a Var, and the same case at fixed sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from pyggml.testing import Case, Src, gaussian
 from pyggml.testing.harness import fill
 
 Ne = tuple[int, ...]
-NONE = Src(gg.F32, (1,))
 
 
 def shown(t: Tensor) -> tuple[tuple[int, ...], bytes]:
