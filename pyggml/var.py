@@ -177,7 +177,7 @@ class Size(_Number):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Size):
-            return self.const == other.const and self.terms == other.terms
+            return self is other or (self.const == other.const and self.terms == other.terms)
         return NotImplemented if isinstance(other, Operand) else False
 
     def __ne__(self, other: object) -> bool:
@@ -260,8 +260,8 @@ class Var(Size):
     slices and indices of tensors (`cache[:n]`, `cache[head]`), and in offsets of views; so are Sizes, which its sums
     and products are (`cache[head : head + 4]`).
 
-    `lo` and `hi` are the smallest and the largest value it may take, now and later. Without `lo` that is 0, and 1 from
-    then on that a tensor has as many elements, which cannot be none. `value` is what it is at first: the smallest.
+    `lo` and `hi` are the smallest and the largest value it may take, now and later. Without `lo` the smallest one is 0,
+    and 1 as soon as a tensor has so many elements: none has 0. `value` is the first one (default: the smallest).
     Raises GraphError for a `hi` outside 0 .. 2^63 - 1, a value outside lo .. hi, and what is no whole number.
 
     A Var has one value at a time. Threads that run graphs with the same Var take turns from `bind` on.
@@ -270,6 +270,12 @@ class Var(Size):
     __slots__ = ("__weakref__", "_hi", "_is_open", "_lo", "_value", "name", "number")
 
     _numbers = count()
+    name: str
+    number: int
+    _hi: int
+    _lo: int
+    _value: int
+    _is_open: bool
 
     def __new__(cls, name: str, hi: int, value: int | None = None, lo: int | None = None) -> Self:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -286,10 +292,7 @@ class Var(Size):
             var.bind(value)
         return var
 
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other if isinstance(other, Var) else bool(Size.__eq__(self, other))
+    __hash__ = object.__hash__  # two Vars are two, whatever their names
 
     @property
     def lo(self) -> int:

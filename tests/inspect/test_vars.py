@@ -1,5 +1,5 @@
-"""What tools show of graphs whose sizes follow from Vars: the Vars' names where a graph is shown, what is there now where
-values are."""
+"""What tools show of graphs whose sizes follow from Vars: names where a graph is shown, what is there now where values
+are."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ EXPRESSIONS = """-a; abs(a); 1/p; 2/p; p**2; m**3; a**0; a**1; p**0.5; p**-1; p*
 ROW+a; a+ROW; ROW-a; a-ROW; ROW/p; a*COL; COL*a; COL-m; v+a; v-a; v*m; v/p; m[:1]+m; m[:,1:2]*v; np.ones(())+a; 3-m
 np.arange(4)+m; np.float32(2)/p; np.ones((2,3),bool)+m[:2,:3]; m@m.T; a@m.T; m@a.T[:,:,0]; m@ROW; np.ones((2,3))@m
 m[1]@m[2]; v@m.T; m@np.ones((2,4,5)); ROW@m.T; m.T@COL; a.T; v.T; -i; i+1; 1-i; i*0.5; i/2; 2/i; i+m[:,:3]; m[:,:3]/i
-i**2; a[1]; a[1:,::2]; a[...,1]; a[:,None,1,:2]; a[-1,-2]; a[0][1:][0]; a[:,::2,1::2]; m[:1]; m[:1]+1; m[:1]@m.T; m[:,:1]@a[:1,:1]; a[:1]@v; m@a[:1,:1].T[:,:,:1][:, 0]
+i**2; a[1]; a[1:,::2]; a[...,1]; a[:,None,1,:2]; a[-1,-2]; a[0][1:][0]; a[:,::2,1::2]; m[:1]; m[:1]+1; m[:1]@m.T
+m[:,:1]@a[:1,:1]; a[:1]@v
 i@m[:,:3].T; m[:,:3]@i.T; i@i.T; i@np.ones((3,2)); np.ones((2,3),int)@i.T"""
 
 

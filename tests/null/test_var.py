@@ -173,6 +173,8 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: X * N, Varies, r"\*: n follows from a Var"),
     (lambda: N - X, Varies, "-: n follows from a Var"),
     (lambda: X == N, Varies, "==: n follows from a Var"),
+    (lambda: N == X, Varies, "==: n follows from a Var"),
+    (lambda: N != X, Varies, "!=: n follows from a Var"),
     (lambda: N < X, Varies, ">: n follows from a Var"),
     (lambda: np.add(X, N), Varies, r"\+: n follows from a Var"),
     (lambda: gg.maximum(X, N), Varies, "maximum: n follows from a Var"),
