@@ -14,7 +14,8 @@ enum pg_status {
   PG_E_NAN = 5,     // a NaN among numbers to be sorted
   PG_E_HOST = 6,    // a function of Python raised an exception
   PG_E_NESTED = 7,  // an op of this plan ran it again
-  PG_E_LOST = 8     // a file that the plan reads has become shorter
+  PG_E_LOST = 8,    // a file that the plan reads has become shorter
+  PG_E_WORK = 9     // nothing ran: for its variables the plan needs pg_plan.bad_value bytes of scratch memory
 };
 
 enum { PG_MAX_SRC = 12, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
@@ -96,6 +97,12 @@ typedef struct pg_bind {
   int64_t var;
 } pg_bind;
 
+// The scratch memory of an op whose sizes change from run to run.
+typedef struct pg_need {
+  pg_work work;
+  int64_t op;
+} pg_need;
+
 // What has been measured of a plan's runs, on one thread and on several, see exec/pace.c.
 typedef struct pg_pace {
   int32_t alone; // runs on one thread are at least as fast
@@ -112,6 +119,10 @@ typedef struct pg_plan {
   int64_t n_ops;
   const pg_bind *binds;
   int64_t n_binds;
+  const pg_need *needs; // [n_needs]
+  int64_t n_needs;
+  int64_t work_size;           // bytes of scratch memory that the plan has ...
+  int64_t work_threads;        // ... for so many threads
   const int32_t *const *files; // [n_files] of pg_guard: those that its ops read
   int64_t n_files;
   int64_t n_threads;

@@ -37,7 +37,8 @@ from .opdef import Cost, OpDef, elementwise_cost, record, rule
 from .ops import *
 from .sched import Scheduler
 from .scope import scope
-from .tensor import Context, Tensor, Var
+from .tensor import Context, Tensor
+from .var import Size, Var, Varies
 
 if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
@@ -147,11 +148,13 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "ShapeError",
+    "Size",
     "StateError",
     "Tensor",
     "TensorFile",
     "TextOptions",
     "Var",
+    "Varies",
     "batch",
     "compute",
     "dequantize",

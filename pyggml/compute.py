@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pyggml.native.threads import thread_count
 
-from .errors import GraphError
+from . import codec
+from .errors import GraphError, ShapeError
 from .graph import Graph
 from .sched import Scheduler, check_graph, require_values
-from .tensor import Tensor
+from .tensor import Tensor, full_ne
+from .var import Size, Var, vars_of
 
 _schedulers: WeakKeyDictionary[Graph, dict[str, Scheduler]] = WeakKeyDictionary()
 
@@ -25,10 +28,14 @@ def compute(
     """Run `graph` on `backend` ("cpu" or "ref"), after copying `inputs` (NumPy order) into its leafs. An input is the
     leaf or its name; a value that is not given is the one that was set() last.
 
-    The graph is planned once per backend, and again when it has grown or has other outputs. Results stay readable until
-    it runs again. A graph of little work runs on one thread, whatever `n_threads` says (default: one per CPU). Raises
-    GraphError for an input that is foreign to the graph, no leaf, or missing; BackendError when a kernel refuses its
-    data.
+    Where the shapes of inputs follow from Vars, the shapes of the arrays say what these are, and bind them: all arrays
+    must agree. Vars that no input's shape has stay as `Var.bind` has set them.
+
+    The graph is planned once per backend, and again when it has grown or has other outputs, but not for other values of
+    Vars. Results stay readable until it runs again. A graph of little work runs on one thread, whatever `n_threads`
+    says (default: one per CPU). Raises GraphError for an input that is foreign to the graph, no leaf, or missing, and
+    for one that was set for other values of its Vars; ShapeError for shapes that do not fit; BackendError when a kernel
+    refuses its data.
 
     Threads that compute one graph take turns, from setting the inputs to the end of the run. The results are those of
     the last run, so threads that share a graph read them under its lock (`with graph.lock: gg.compute(graph, ...)`).
@@ -42,10 +49,11 @@ def compute(
     with graph.lock:
         made = _schedulers.setdefault(graph, {})
         sched = made.get(backend) or made.setdefault(backend, Scheduler((backend,)))
-        require_values(graph, given)
-        schedule = sched.alloc(graph)
-        for t, value in given.items():
-            t.set(value)
+        with bound_by(given):
+            require_values(graph, given)
+            schedule = sched.alloc(graph)
+            for t, value in given.items():
+                t.set(value)
         schedule.run(n_threads=threads)
 
 
@@ -56,7 +64,8 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
     backend: str = "cpu",
 ) -> Any:
     """Compute tensors, with all they depend on, and return their values as NumPy arrays: one for one tensor, else a
-    tuple. `inputs`, `n_threads` and `backend` as in `compute`, as are the errors; AllocError for a leaf without value.
+    tuple. `inputs`, which may bind Vars, `n_threads` and `backend` as in `compute`, as are the errors; AllocError for a
+    leaf without value.
 
     The arrays are views of the tensors' memory when NumPy has the type, else float32 copies. Each `eval` computes anew,
     into new memory: build what runs again and again once, as a Graph for `compute`.
@@ -70,10 +79,44 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
     if graph.nodes:
         compute(graph, inputs, n_threads, backend)
     elif inputs:
-        for t, value in leafs_of(graph, inputs).items():
-            t.set(value)
+        given = leafs_of(graph, inputs)
+        with bound_by(given):
+            for t, value in given.items():
+                t.set(value)
     arrays = tuple(t.numpy() for t in tensors)
     return arrays[0] if len(arrays) == 1 else arrays
+
+
+@contextmanager
+def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
+    """Bind the Vars in the shapes of these tensors to what the shapes of their values say. They are bound as before
+    when the block raises. Raises ShapeError where two values disagree, and for what a Var cannot be."""
+    found: dict[Var, tuple[int, Tensor]] = {}
+    for t, value in given.items():
+        if not vars_of(*t.ne):
+            continue
+        shape = codec.as_array("inputs", value).shape
+        for size, n in zip(t.ne, full_ne(shape[::-1] or (1,)), strict=False):
+            if not isinstance(size, Size) or not isinstance(var := size.unit()[1], Var):
+                continue
+            stride, _ = size.unit()
+            fits, rest = divmod(n - size.const, stride)
+            if rest or not var.lo <= fits <= var.hi:
+                text = f"a value of shape {shape} does not fit {t.describe()} for any {var.name} in {var.lo}..{var.hi}"
+                raise ShapeError(f"inputs: {text}")
+            before, other = found.setdefault(var, (fits, t))
+            if before != fits:
+                text = f"{var.name} is {before} for {other.describe()}, and {fits} for {t.describe()}"
+                raise ShapeError(f"inputs: by the shapes of their values, {text}")
+    as_before = {var: var.value for var in found}
+    try:
+        for var, (value, _) in found.items():
+            var.bind(value)
+        yield
+    except BaseException:
+        for var, value in as_before.items():
+            var.bind(value)
+        raise
 
 
 def leafs_of(graph: Graph, inputs: Mapping[Tensor | str, Any] | None) -> dict[Tensor, Any]:

@@ -77,12 +77,12 @@ def not_sent(what: object, instead: str, error: type[GGMLError] = GraphError) ->
 
 
 def integer(value: Any) -> int:
-    """operator.index, for which np.True_ is 1 before NumPy 2.3; a `Size` stays one. Raises TypeError."""
+    """operator.index, for which np.True_ is 1 before NumPy 2.3. Raises TypeError; Varies for a `Size`."""
     if type(value) is int:
         return value
     if isinstance(value, np.bool_):
         raise TypeError(f"{value!r} is no integer")
-    return value + 0 if isinstance(value, int) else index(value)
+    return index(value)
 
 
 def whole(
@@ -94,7 +94,7 @@ def whole(
         above = high is not None and n > high
         if not above and (low is None or n >= low):
             return n
-    except TypeError:
+    except (TypeError, GGMLError):  # it is a Size
         above = False
     rule = ("a whole number" if low is None else f"a whole number from {low}") + f" to {high}" * above
     raise error(f"{what} must be {rule}, not {value!r:.40}")

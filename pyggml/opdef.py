@@ -27,7 +27,6 @@ from .tensor import (
     FLAG_STORE,
     Context,
     Ne,
-    Size,
     Tensor,
     contiguous_nb,
     dims_of,
@@ -35,6 +34,7 @@ from .tensor import (
     opened,
     rank_of,
 )
+from .var import NO_VALUE, Size, Varies, as_size
 
 Srcs = Sequence[Tensor | None]
 Params = Mapping[str, Any]
@@ -126,6 +126,7 @@ class OpDef:
               or a `Part` of one; or a function without arguments that records either, so that nothing is recorded for
               a source whose gradient nobody wants; or ZERO; or None for a source that has no gradient (indices). An op
               whose `grad` is None has no derivative
+    sizes     the parameters that may follow from a Var, because no kernel reads them: `shape` has its ne from them
     """
 
     name: str
@@ -145,6 +146,7 @@ class OpDef:
     infinite: tuple[str, ...] = ()
     host: Callable[[Tensor, Srcs, int, int], None] | None = None
     grad: Callable[[Tensor, Tensor], Sequence[Gradient]] | None = None
+    sizes: tuple[str, ...] = ()
     known: dict[Any, Layout] | None = field(init=False, repr=False, compare=False)  # see `_layout`; None: not kept
 
     def __post_init__(self) -> None:
@@ -326,6 +328,11 @@ def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
     for name, x in params.items():
         kind = op.enums.get(name)
         n = _number(x) if kind is None else _member(kind, x)
+        if n is None and isinstance(x, Size):
+            if name not in op.sizes:
+                raise fail(op, srcs, Varies, f"{name} = {x} {NO_VALUE}")
+            out[name] = as_size(x)
+            continue
         if n is None and kind is None:
             number = "a number (an integer up to 2^53, or a fraction within F32)"
             given = f"a Tensor{_usage()}" if isinstance(x, Tensor) else f"{x!r:.40}"
@@ -333,7 +340,7 @@ def _numbers(op: OpDef, srcs: Srcs, params: Params) -> Params:
         if n is None:
             members = ", ".join(f"{int(m)} ({m.name.lower()})" for m in kind or ())
             raise fail(op, srcs, ShapeError, f"{name} must be one of {members}, not {x!r:.40}")
-        if not isinstance(n, Size) and not isfinite(n) and name not in op.infinite:
+        if not isfinite(n) and name not in op.infinite:
             raise fail(op, srcs, ShapeError, f"{name} must be a finite number, not {n}")
         out[name] = n
     return out
@@ -444,14 +451,16 @@ def _new_layout(op: OpDef, srcs: Srcs, params: Params, asked: DType | None, own_
         ne = op.shape(srcs, params)
     except RuleBroken as e:
         raise fail(op, srcs, ShapeError, f"{e}{_exchanged(op, srcs, params, asked)}") from None
+    except Varies as e:
+        raise fail(op, srcs, Varies, str(e)) from None
     if op.known is None:
         ne = full_ne(dims_of(op.name, ne))
     if not own_memory:
         return dtype, ne, None, 0
     try:
         nb = contiguous_nb(dtype, ne)
-    except ShapeError as e:
-        raise fail(op, srcs, ShapeError, str(e)) from None
+    except (ShapeError, Varies) as e:
+        raise fail(op, srcs, type(e), str(e)) from None
     return dtype, ne, nb, _rank(op, srcs, ne)
 
 

@@ -47,9 +47,10 @@ class Operand:
     NumPy's functions of a tensor record nodes too: np.add, np.exp, np.maximum, np.isfinite, np.logical_and and others.
     Functions for which there is no op raise DTypeError.
 
-    An index may have whole numbers, slices, `...` and None. It gives a view of the same memory. Raises ShapeError when
-    there can be no view (a negative step, an empty slice, more than four dimensions), and DTypeError for lists of
-    indices (see `get_rows`) and other types.
+    An index may have whole numbers, slices, `...` and None. It gives a view of the same memory. Vars and Sizes may stand
+    for numbers; they must be within the tensor for every value. Raises ShapeError when there can be no view (a negative
+    step, an empty slice, more than four dimensions), and DTypeError for lists of indices (see `get_rows`) and other
+    types.
     """
 
     __slots__ = ()
@@ -191,6 +192,9 @@ class Operand:
     def __len__(self) -> int:
         if not self.shape:
             self.recorder.refuse("len", "a tensor of shape () has no entries")
+        if not isinstance(self.shape[0], int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            text = f"a tensor of shape {self.shape} has as many entries as its Var says when a graph runs"
+            self.recorder.refuse("len", f"{text}; t.shape[0] stands for them")
         return self.shape[0]
 
     def __iter__(self: T) -> Iterator[T]:

@@ -18,7 +18,7 @@ from .inspect.watch import Patterns, Watches
 from .lock import Lock, changing, locked
 from .opdef import OPS, written_by
 from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor
-from .var import largest
+from .var import Size, Var, largest, vars_of
 
 
 def check_graph(what: str, graph: Graph) -> None:
@@ -30,8 +30,13 @@ def check_graph(what: str, graph: Graph) -> None:
 
 
 def require_values(graph: Graph, given: Container[Tensor] = ()) -> None:
-    """Raise GraphError for a leaf of `graph`, not among those `given`, that has no value."""
+    """Raise GraphError for a leaf of `graph`, not among those `given`, that has no value, or one for other values of
+    its Vars than they have now."""
     for t in graph.leafs:
+        if t.held is not None and t not in given and (other := t.outdated()) is not None:
+            raise GraphError(
+                f"{t.describe()} was set for {other}, and is another size now: {t.bound()}. set() it again"
+            )
         if (t.buffer is None or t.flags & FLAG_UNSET) and t not in given:
             kind = "input" if t.flags & FLAG_INPUT else "leaf"
             raise GraphError(
@@ -101,7 +106,11 @@ class Split:
 
 @dataclass
 class Schedule:
-    """A graph made ready: its splits, memory plan and compiled programs. `watches` and `lock` are the scheduler's."""
+    """A graph made ready: its splits, memory plan and compiled programs. `watches` and `lock` are the scheduler's.
+
+    varying  the nodes that have memory in the plan and as many elements as Vars say
+    ran      for which values of these Vars it ran last
+    """
 
     splits: list[Split]
     plan: alloc.Plan
@@ -109,6 +118,12 @@ class Schedule:
     key: Key
     watches: Watches = field(default_factory=Watches)
     lock: Lock = field(default_factory=Lock)
+    varying: list[Tensor] = field(init=False)
+    ran: dict[Var, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.varying = [t for t in self.plan.offsets if Size in map(type, t.ne)]
+        self.ran = {var: var.value for t in self.varying for var in vars_of(*t.ne)}
 
     @property
     def programs(self) -> list[Program]:
@@ -122,11 +137,15 @@ class Schedule:
             t.flags = t.flags & ~FLAG_RECYCLED | FLAG_PLANNED
         for t in self.plan.recycled:
             t.flags |= FLAG_RECYCLED
+        for t in self.varying:
+            t.held = self.ran
 
     @locked
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
         """Compute the graph, on no more than `n_threads` and its backends' threads. A long run ends early on Ctrl-C
         only when it is `interruptible`."""
+        for var in self.ran:
+            self.ran[var] = var.value
         for split in self.splits:
             for source, copy in split.inputs.items():
                 assert copy.buffer is not None
@@ -361,6 +380,8 @@ class Scheduler:
         uses = Counter([s for t in graph.nodes for s in t.src if s is not None])
         uses.update(watched)  # a watcher reads the node, so that it is not fused away
         for split in splits:
+            if not getattr(self.backends[split.backend], "varies", False):
+                _refuse_sizes(split)
             split.steps = self.backends[split.backend].fuse(split.nodes, uses)
         steps = [step for split in splits for step in split.steps]
         plan = alloc.plan(steps, pool_of=lambda t: self.backends[own[t]].buft)
@@ -422,6 +443,13 @@ def _refuse_read_only(graph: Graph) -> None:
         for root in written_by(t):
             if root.buffer is not None and not root.buffer.writable:
                 raise node_error(t, f"the result would be written into {root.describe()}, which is read-only")
+
+
+def _refuse_sizes(split: Split) -> None:
+    for t in split.nodes:
+        sizes = [n for s in (t, *t.src) if s is not None for n in (*s.ne, *s.nb)]
+        if OPS[t.op].kernel is not None and Size in map(type, sizes):
+            raise node_error(t, f"the backend {split.backend} does not run sizes that follow from Vars")
 
 
 def _copy_of(s: Tensor, backend: str) -> Tensor:

@@ -17,13 +17,13 @@ from . import codec
 from .buffers.buffer import ALIGNMENT, Buffer
 from .codec import Array
 from .dtypes import DType, dtype_of
-from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, integer, not_sent, user_site
+from .errors import AllocError, DTypeError, GraphError, ShapeError, Site, explain, not_sent, user_site
 from .form import STORED, Form
 from .operators import Operand
 from .scope import named, prefix
 from .var import Size as Size
 from .var import Var as Var
-from .var import largest
+from .var import Varies, as_size, below_zero, is_count, largest, vars_of
 
 Ne = tuple[int, int, int, int]
 
@@ -47,8 +47,8 @@ def contiguous_nb(dtype: DType, ne: Ne) -> Ne:
     nb1 = codec.check_rows(dtype, ne[0])
     nb2 = nb1 * ne[1]
     nb3 = nb2 * ne[2]
-    if nb3 * ne[3] > _MAX_BYTES:
-        raise ShapeError(f"{dtype.name} ne {list(ne)} takes {nb3 * ne[3]} bytes, more than {_MAX_BYTES}")
+    if (n := largest(nb3 * ne[3])) > _MAX_BYTES:
+        raise ShapeError(f"{dtype.name} ne {list(ne)} takes {n} bytes, more than {_MAX_BYTES}")
     return (dtype.type_size, nb1, nb2, nb3)
 
 
@@ -61,13 +61,22 @@ def last_byte(dt: DType, ne: Ne, nb: Ne) -> int:
 
 
 def dims_of(op: str, ne: Any) -> tuple[int, ...]:
-    """`ne` as a tuple of one to four positive numbers (a number is one dimension). Raises ShapeError for all else."""
+    """`ne` as a tuple of one to four positive numbers or Sizes (a number is one dimension). Raises ShapeError for all
+    else."""
     t: tuple[int, ...] = ()
     with suppress(TypeError):
-        t = tuple(map(integer, ne if hasattr(ne, "__iter__") else (ne,)))
-    if not 1 <= len(t) <= 4 or any(n < 1 for n in t):
-        raise ShapeError(explain(op, f"ne must be one to four positive numbers, not {ne!r}", [], user_site()))
+        t = tuple(map(as_size, ne if hasattr(ne, "__iter__") else (ne,)))
+    if not 1 <= len(t) <= 4 or not all(map(is_count, t)):
+        rule = f"ne must be one to four positive numbers, not {ne!r}{not_counts(t)}"
+        raise ShapeError(explain(op, rule, [], user_site()))
     return t
+
+
+def not_counts(ne: Iterable[int]) -> str:
+    """For messages: which Sizes among these are less than 1, and for which values of their Vars; "" when none is."""
+    return "".join(
+        f" ({n} is not positive for {below_zero(n - 1)})" for n in ne if isinstance(n, Size) and not is_count(n)
+    )
 
 
 def full_ne(dims: tuple[int, ...]) -> Ne:
@@ -89,7 +98,7 @@ def check_name(name: str) -> str:
 
 def rank_of(ne: Ne) -> int:
     """Dimensions without the trailing ones of `ne` (at least one), as ggml_n_dims."""
-    return 4 if ne[3] > 1 else 3 if ne[2] > 1 else 2 if ne[1] > 1 else 1
+    return 4 if ne[3] != 1 else 3 if ne[2] != 1 else 2 if ne[1] != 1 else 1
 
 
 Stores: TypeAlias = "tuple[ref[Tensor], Stores | None]"
@@ -100,9 +109,10 @@ class Tensor(Operand):
     and where its bytes are (`buffer` + `offset`, or `view_src` + `view_offs`).
 
     `ne` counts elements and `nb` byte strides, ne[0] fastest; `shape` and `strides` are the same in NumPy order. A
-    number of them that follows from a Var is a `Size`. `form` is what products read it as (`pyggml.form`). `like` is
-    the node that it repeats (`Graph.repeat`). `serial` grows from each tensor that is made to the next. `stores`: the
-    nodes that write over its memory and still count, the latest first (`pyggml.hazards`).
+    number of them that follows from a Var is a `Size`; `layout`, `numpy` and `tobytes` are of the values that Vars have
+    now. `form` is what products read it as (`pyggml.form`). `like` is the node that it repeats (`Graph.repeat`).
+    `serial` grows from each tensor that is made to the next. `stores`: the nodes that write over its memory and still
+    count, the latest first (`pyggml.hazards`). `held` are the values of the Vars for which its memory was written.
     """
 
     html: ClassVar[Callable[[Tensor], str] | None] = None  # how notebooks show one; pyggml installs it
@@ -114,6 +124,7 @@ class Tensor(Operand):
         "dtype",
         "flags",
         "form",
+        "held",
         "like",
         "name",
         "nb",
@@ -150,6 +161,7 @@ class Tensor(Operand):
         self.form: Form = STORED
         self.site = site
         self.like: Tensor | None = None
+        self.held: Mapping[Var, int] | None = None
 
     @property
     def ctx(self) -> Context:
@@ -292,16 +304,31 @@ class Tensor(Operand):
     def item(self) -> int | float:
         """The value of a tensor of one element as Python's number. Raises as `numpy`, and ShapeError for more than one
         element."""
-        if self.n_elements != 1:
-            raise ShapeError(f"item: {self.describe()} has {self.n_elements} elements, not one")
+        if (n := int(self.n_elements)) != 1:
+            raise ShapeError(f"item: {self.describe_now()} has {n} elements, not one")
         return self.numpy().item()
 
     def check_readable(self) -> None:
         """Raises AllocError where the values cannot be read: see `numpy`."""
-        if self.root.flags & FLAG_RECYCLED:  # what was fused away never had memory
+        root = self.root
+        if root.flags & FLAG_RECYCLED:  # what was fused away never had memory
             raise AllocError(f"the memory of {self.describe()} was recycled; call set_output() before computing")
-        if self.root.buffer is None:
+        if root.buffer is None:
             raise self._no_memory()
+        if (other := root.outdated()) is not None:
+            how = "set() it" if root.op == "none" else "compute it"
+            raise AllocError(f"{root.describe()} holds values for {other}, and now {root.bound()}: {how} again")
+
+    def outdated(self) -> str | None:
+        """The values of its Vars for which its memory was written, such as "n = 3", where they are others now."""
+        held, own = self.held, () if self.held is None else vars_of(*self.ne)
+        if held is None or all(var.value == held[var] for var in own):
+            return None
+        return ", ".join(f"{var.name} = {held[var]}" for var in own)
+
+    def bound(self) -> str:
+        """The values that the Vars of its ne have now, for messages: "n = 3"; "" without Vars."""
+        return ", ".join(f"{var.name} = {var.value}" for var in vars_of(*self.ne))
 
     def tobytes(self) -> bytes:
         """The stored bytes, densely, of any type. Raises AllocError as `numpy`."""
@@ -317,23 +344,31 @@ class Tensor(Operand):
 
     def set(self, array: Any) -> Tensor:
         """Copy values (NumPy order, shape `self.shape`) in, converting to the tensor's type; gives a leaf its memory.
+        Vars in its shape are taken as they are bound now.
 
         Raises ShapeError for another shape, GraphError for a node (its op computes it), DTypeError for values that are
         no real numbers, and those that the type does not have: of an integer type fractions, NaN, what is out of its
         range, of a block type NaN and infinities.
         """
         values = codec.as_array("set", array)
-        if values.shape != self.shape and full_ne(values.shape[::-1] or (1,)) != self.ne:
-            raise ShapeError(f"set: shape {values.shape} is not {self.shape}, the shape of {self.describe()}")
+        ne = self.layout[0]
+        if values.shape != (shape := ne[::-1][4 - self.rank :]) and full_ne(values.shape[::-1] or (1,)) != ne:
+            raise ShapeError(f"set: shape {values.shape} is not {shape}, the shape of {self.describe_now()}")
         if (why := codec.unfit(values, self.dtype)) is not None:
             raise DTypeError(f"set: {why} cannot be stored in {self.describe()}")
         if self.op != "none" and self.view_src is None:
             raise GraphError(f"set: {self.describe()} is computed by {self.op}")
         if self.root.buffer is None:
             self.root.allocate()
-        self.store(values.reshape(self.ne[::-1]))
+        self.store(values.reshape(ne[::-1]))
         self.root.flags &= ~FLAG_UNSET
+        if ne != self.ne:
+            self.hold()
         return self
+
+    def hold(self) -> None:
+        """Note for which values of its Vars its memory was written."""
+        self.held = {var: var.value for var in vars_of(*self.ne)} or None
 
     def allocate(self, buft: str = "CPU") -> None:
         """Give this leaf memory of its own."""
@@ -371,6 +406,10 @@ class Tensor(Operand):
         name = shown(named(self.name, "(leaf)" if self.op == "none" else f"({self.op})"))
         text = f"{name}: {self.dtype.name} ne {list(self.ne)}"
         return text if self.is_contiguous else f"{text} nb {list(self.nb)}"
+
+    def describe_now(self) -> str:
+        """`describe`, and the values that its Vars have now."""
+        return f"{self.describe()} with {bound}" if (bound := self.bound()) else self.describe()
 
     def __repr__(self) -> str:
         return f"<Tensor {self.describe()} op {self.op}>"
@@ -485,9 +524,10 @@ class Context:
 
     def new_tensor(self, dtype: DType, ne: int | Sequence[int], name: str = "") -> Tensor:
         """A leaf of `dtype` with `ne` elements per dimension (ne[0] fastest; NumPy shape is `ne` reversed; a number is
-        one dimension), no memory.
+        one dimension), no memory. Elements may follow from a Var; memory is then for the most of them.
 
-        Raises ShapeError for a bad shape, DTypeError where `dtype` is no DType.
+        Raises ShapeError for a bad shape, DTypeError where `dtype` is no DType, Varies where rows are not whole blocks
+        for every value of a Var.
         """
         return self.adopt(self._new_leaf(dtype, ne, name))
 
@@ -499,10 +539,8 @@ class Context:
         full = full_ne(dims)
         try:
             nb = contiguous_nb(dtype, full)
-        except ShapeError as e:
-            raise ShapeError(explain("new_tensor", str(e), [], user_site())) from None
-        except DTypeError as e:
-            raise DTypeError(explain("new_tensor", str(e), [], user_site())) from None
+        except (ShapeError, DTypeError, Varies) as e:
+            raise type(e)(explain("new_tensor", str(e), [], user_site())) from None
         t = Tensor(self, dtype, full, nb, max(len(dims), rank_of(full)), user_site())
         t.name += check_name(name)
         return t
@@ -548,10 +586,11 @@ class Context:
             raw = np.frombuffer(data, np.uint8)
         except (TypeError, ValueError, BufferError) as e:
             raise DTypeError(f"from_bytes: {type(data).__name__} is not bytes: {e}") from None
-        if raw.nbytes != t.nbytes:
+        if raw.nbytes != int(t.nbytes):
             raise ShapeError(f"from_bytes: {raw.nbytes} bytes given, {t.describe()} takes {t.nbytes}")
         t.allocate()
         t.raw()[...] = raw
+        t.hold()
         return self.adopt(t)
 
     def get_tensor(self, name: str) -> Tensor | None:

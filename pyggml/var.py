@@ -1,47 +1,307 @@
-"""Integers that are bound when a graph runs, not when it is built: a `Var`, and a `Size` that follows from one."""
+"""Integers that are bound when a graph runs, not when it is built: a `Var`, and a `Size` that follows from Vars."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, count, product
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from .errors import GraphError, integer, whole
+from .operators import Operand
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    _Number = int  # so that type checkers take a Size wherever they take a size
+else:
+    _Number = object
+
 _MAX = 2**63 - 1  # the executor's integers
+_MANY = 4096  # values of Vars up to which all are tried that matter
+
+Product = tuple["Var", ...]  # of Vars, in the order of their numbers
+NO_VALUE = "follows from a Var: shapes, slices and offsets do, but no numbers to compute with"
+_UFUNCS: Mapping[str, Any] = {  # what NumPy's numbers do beside a Size
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "floor_divide": operator.floordiv,
+    "remainder": operator.mod,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+}
 
 
 class Varies(GraphError):
-    """A graph cannot run for all values of a Var: something in it does not follow the Var by a constant stride."""
+    """What was asked depends on the value of a Var. A graph is built once for all values, so that it has no answer."""
 
 
-class Var:
-    """An integer that is bound when a graph runs, not when it is built (the cache head of a decode step).
+class Size(_Number):
+    """A sum of Vars and products of Vars, each times a whole number, and a whole number: `4 * n * k + 16`. It counts
+    elements or bytes, as many as the Vars say when the graph runs.
 
-    `stride * var + const` is a `Size`: a number of bytes that a view accepts as its offset, or a number of elements.
-    `lo` and `hi` are the smallest and the largest value it may take, now and later. Raises GraphError for a `hi`
-    outside 0 .. 2^63 - 1, a value outside lo .. hi, and what is no whole number.
+    Sums, differences and products are Sizes again, as are quotients without a rest (`8 * n // 4`, `n * k // k`). A
+    comparison holds when it holds for every value of the Vars, and two Sizes are equal when they are for every value.
+    Whatever has another answer for other values raises Varies, so that nothing in a graph is decided by one value.
+
+    `int(size)` is what it is now. To what needs a number before the graph runs (`range`, NumPy) it is none, and raises
+    Varies. Type checkers see an `int`.
     """
 
-    __slots__ = ("_hi", "_lo", "_value", "name")
+    __slots__ = ("_hash", "const", "terms")
 
-    def __init__(self, name: str, hi: int, value: int | None = None, lo: int = 0) -> None:
-        self.name = name
-        self._hi = whole(f"hi of {name}", hi, error=GraphError)
-        if not 0 <= self._hi <= _MAX:
+    const: int
+    terms: Mapping[Product, int]  # never empty, and no factor is 0
+
+    def __new__(cls, const: int, terms: Mapping[Product, int]) -> Self:
+        size = super().__new__(cls)
+        size.const, size.terms = const, terms
+        return size
+
+    @property
+    def vars(self) -> Product:
+        """The Vars that it follows from."""
+        return tuple(dict.fromkeys(chain.from_iterable(self.terms)))
+
+    def unit(self) -> tuple[int, Size]:
+        """A stride and what it is multiplied with: the Size is its constant and stride * unit. Sizes that differ in
+        their strides have one unit."""
+        if len(self.terms) > 1:
+            return 1, Size(0, self.terms)
+        ((factors, stride),) = self.terms.items()
+        return stride, factors[0] if len(factors) == 1 else Size(0, {factors: 1})
+
+    def __int__(self) -> int:
+        total = self.const
+        for factors, n in self.terms.items():
+            for var in factors:
+                n *= var.value
+            total += n
+        return total
+
+    def __bool__(self) -> bool:
+        least, most = bounds(self)
+        return True if least > 0 or most < 0 else self._undecided(f"whether {self} is 0")
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            var = _lone(self)
+            self._hash = hash((self.const, frozenset(self.terms.items())) if var is None else var)
+            return self._hash
+
+    # -- arithmetic -----------------------------------------------------------------------------------------------
+
+    def __add__(self, other: int) -> int:
+        if type(other) is int:
+            return Size(self.const + other, self.terms)
+        if isinstance(other, Operand):
+            return NotImplemented
+        n = self._operand("+", other)
+        if not isinstance(n, Size):
+            return Size(self.const + n, self.terms)
+        return _summed((*self.terms.items(), *n.terms.items()), self.const + n.const)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> int:
+        return self * -1
+
+    def __sub__(self, other: int) -> int:
+        return NotImplemented if isinstance(other, Operand) else self + -self._operand("-", other)
+
+    def __rsub__(self, other: int) -> int:
+        return self * -1 + other
+
+    def __mul__(self, other: int) -> int:
+        if isinstance(other, Operand):
+            return NotImplemented
+        by = other if type(other) is int else self._operand("*", other)
+        if not isinstance(by, Size):
+            return Size(self.const * by, {factors: n * by for factors, n in self.terms.items()}) if by else 0
+        return _summed((_times(a, b), n * m) for a, n in _all_of(self).items() for b, m in _all_of(by).items())
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> int:
+        return divmod(self, other)[0]
+
+    def __mod__(self, other: int) -> int:
+        try:
+            return divmod(self, other)[1]
+        except Varies:
+            self._undecided(f"whether {other!s:.40} divides {self}", other)
+
+    def __rmod__(self, other: int) -> NoReturn:
+        self._undecided(f"whether {self} divides {other!s:.40}", other)
+
+    def __divmod__(self, other: int) -> tuple[int, int]:
+        """The quotient and the rest, where the quotient is a Size, and the rest is the same for every value."""
+        by = self._operand("//", other)
+        if isinstance(by, Size):
+            quotient = _quotient(self, by)
+            return self._no_size("//", other) if quotient is None else (quotient, 0)
+        if not by or any(n % by for n in self.terms.values()):
+            self._no_size("//", other)
+        return Size(self.const // by, {factors: n // by for factors, n in self.terms.items()}), self.const % by
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        """Operators beside NumPy's numbers are Python's."""
+        if any(isinstance(x, Operand) for x in inputs):
+            return NotImplemented
+        function = _UFUNCS.get(ufunc.__name__)
+        if function is None or method != "__call__" or options or any(np.ndim(x) for x in inputs):
+            raise Varies(f"np.{ufunc.__name__} of {self}: {self} {NO_VALUE}")
+        return function(*[x.item() if hasattr(x, "item") else x for x in inputs])
+
+    def _operand(self, op: str, other: int) -> int:
+        """`other`, a Size or a plain integer."""
+        if isinstance(other, Size):
+            return other
+        try:
+            return integer(other)
+        except TypeError:
+            self._no_size(op, other)
+
+    # -- comparisons ----------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Size):
+            return self is other or (self.const == other.const and self.terms == other.terms)
+        return NotImplemented if isinstance(other, Operand) else False
+
+    def __ne__(self, other: object) -> bool:
+        return NotImplemented if isinstance(other, Operand) else not self == other
+
+    def __lt__(self, other: int) -> bool:
+        return self._compare("<", operator.lt, other)
+
+    def __le__(self, other: int) -> bool:
+        return self._compare("<=", operator.le, other)
+
+    def __gt__(self, other: int) -> bool:
+        return self._compare(">", operator.gt, other)
+
+    def __ge__(self, other: int) -> bool:
+        return self._compare(">=", operator.ge, other)
+
+    def _compare(self, op: str, holds: Callable[[Any, Any], bool], other: int) -> bool:
+        if isinstance(other, Operand):
+            return NotImplemented
+        rest, to = (self - other, 0) if isinstance(other, Size) else (self, other)
+        first, last = (holds(n, to) for n in bounds(rest))
+        return first if first is last else self._undecided(f"whether {self} {op} {other}", other)
+
+    # -- what has no answer ---------------------------------------------------------------------------------------
+
+    def _undecided(self, what: str, other: object = None) -> NoReturn:
+        raise Varies(f"{what} depends on {_ranges(self, other)}, and a graph is built for all values")
+
+    def _no_size(self, op: str, other: object, *, swapped: bool = False) -> NoReturn:
+        one, two = (f"({x})" if isinstance(x, Size) and _lone(x) is None else f"{x!s:.40}" for x in (self, other))
+        expression = f"{two} {op} {one}" if swapped else f"{one} {op} {two}"
+        rule = "sizes are sums of whole numbers, Vars, and products of these"
+        raise Varies(f"{expression} is no size that follows from {_ranges(self, other)}: {rule}")
+
+    def __index__(self) -> int:
+        raise Varies(f"{self} is no number before the graph runs: {_ranges(self)}. int(size) is what it is now")
+
+    __float__ = __index__
+
+    # -- text -----------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        parts = [(n, "*".join(var.name for var in factors)) for factors, n in self.terms.items()]
+        parts = sorted([*parts, (self.const, "")] if self.const else parts, key=lambda part: part[0] < 0)
+        text = ""
+        for n, name in parts:
+            sign = " - " if n < 0 else " + "
+            number = [str(abs(n))] if abs(n) != 1 or not name else []
+            text += (sign if text else sign.strip(" +")) + "*".join([*number, *[name] * bool(name)])
+        return text
+
+    __repr__ = __str__
+
+
+def _refused(op: str, swapped: bool) -> Callable[..., NoReturn]:
+    def refuse(self: Size, other: object = "") -> NoReturn:
+        self._no_size(op, other, swapped=swapped)  # pyright: ignore[reportPrivateUsage]
+
+    return refuse
+
+
+for _name, _op in {"truediv": "/", "pow": "**", "lshift": "<<", "rshift": ">>", "and": "&", "or": "|"}.items():
+    setattr(Size, f"__{_name}__", _refused(_op, False))
+    setattr(Size, f"__r{_name}__", _refused(_op, True))
+for _name in ("floordiv", "divmod"):
+    setattr(Size, f"__r{_name}__", _refused("//", True))
+
+
+def as_size(value: Any) -> int:
+    """A Size, or a plain integer. Raises TypeError for what is neither."""
+    if type(value) is int:
+        return value
+    return value + 0 if isinstance(value, Size) else integer(value)
+
+
+class Var(Size):
+    """An integer that is bound when a graph runs, not when it is built: how many rows a batch has, or where the next
+    one goes in a cache. It is taken as a number of elements (`ctx.new_tensor(gg.F32, (64, n))`, `t.reshape(n, -1)`), in
+    slices and indices of tensors (`cache[:n]`, `cache[head]`), and in offsets of views; so are Sizes, which its sums
+    and products are (`cache[head : head + 4]`).
+
+    `lo` and `hi` are the smallest and the largest value it may take, now and later. Without `lo` the smallest one is 0,
+    and 1 as soon as a tensor has so many elements: none has 0. `value` is the first one (default: the smallest).
+    Raises GraphError for a `hi` outside 0 .. 2^63 - 1, a value outside lo .. hi, and what is no whole number.
+
+    A Var has one value at a time. Threads that run graphs with the same Var take turns from `bind` on.
+    """
+
+    __slots__ = ("__weakref__", "_hi", "_is_open", "_lo", "_value", "name", "number")
+
+    _numbers = count()
+    name: str
+    number: int
+    _hi: int
+    _lo: int
+    _value: int
+    _is_open: bool
+
+    def __new__(cls, name: str, hi: int, value: int | None = None, lo: int | None = None) -> Self:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"the name of a Var must be a string, not {name!r:.40}")
+        var = super().__new__(cls, 0, {})
+        var.terms = {(var,): 1}
+        var.name, var.number = name, next(cls._numbers)
+        var._hi = whole(f"hi of {name}", hi, error=GraphError)
+        if not 0 <= var._hi <= _MAX:
             raise GraphError(f"hi of {name} = {hi} is outside 0..{_MAX}")
-        self._lo = whole(f"lo of {name}", lo, 0, self._hi, GraphError)
-        self.bind(self._lo if value is None else value)
+        var._lo = 0 if lo is None else whole(f"lo of {name}", lo, 0, var._hi, GraphError)
+        var._is_open, var._value = lo is None, var._lo
+        if value is not None:
+            var.bind(value)
+        return var
+
+    __hash__ = object.__hash__  # two Vars are two, whatever their names
 
     @property
     def lo(self) -> int:
+        """The smallest value."""
         return self._lo
 
     @property
     def hi(self) -> int:
+        """The largest value."""
         return self._hi
 
     @property
@@ -55,147 +315,158 @@ class Var:
         if not self._lo <= value <= self._hi:
             raise GraphError(f"{self.name} = {value} is outside {self._lo}..{self._hi}")
         self._value = value
+        self._is_open = self._is_open and value > 0
 
-    def __mul__(self, stride: int) -> int:
-        return _size(0, whole(f"the stride of {self.name}", stride, error=GraphError), self)
+    def __int__(self) -> int:
+        return self._value
 
-    __rmul__ = __mul__
+    @property
+    def may_rise(self) -> bool:
+        """Whether its smallest value is 0 for want of a `lo`, and was not bound to that."""
+        return self._is_open and self._lo == 0 < self._hi
 
-    def __add__(self, other: int) -> int:
-        return self * 1 + other
-
-    __radd__ = __add__
+    def rise(self) -> None:
+        """From now on, its smallest value is 1: a tensor has as many elements."""
+        self._lo, self._value = 1, max(self._value, 1)
 
     def __repr__(self) -> str:
         return f"<Var {self.name} = {self.value} of {self.lo}..{self.hi}>"
 
 
-class Size(int):
-    """`const + stride * var`: elements or bytes, as many as the Var says when the graph runs.
-
-    `int(size)` is what it is now. A graph is planned and compiled for the largest: what reads a Size as a number
-    without `int` (C, NumPy) gets its largest value.
-
-    Sums, differences and products with numbers are Sizes again, as are quotients without a rest. A comparison holds
-    when it holds for every value of the Var, and two Sizes are equal when they are for every value. Whatever has
-    another answer for other values of the Var raises Varies, so that nothing in a graph is decided by one value alone.
-    """
-
-    const: int
-    stride: int
-    var: Var
-
-    def __new__(cls, const: int, stride: int, var: Var) -> Self:
-        size = super().__new__(cls, max(const + stride * var.lo, const + stride * var.hi))
-        size.const, size.stride, size.var = const, stride, var
-        return size
-
-    def __int__(self) -> int:
-        return self.const + self.stride * self.var.value
-
-    def _parts(self) -> tuple[int, int, Var]:
-        return self.const, self.stride, self.var
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Size) and self._parts() == other._parts()
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = int.__hash__
-
-    def __add__(self, other: int) -> int:
-        if isinstance(other, Size):
-            if other.var is not self.var:
-                self._refuse("+", other)
-            return _size(self.const + other.const, self.stride + other.stride, self.var)
-        return _size(self.const + self._number("+", other), self.stride, self.var)
-
-    __radd__ = __add__
-
-    def __neg__(self) -> int:
-        return _size(-self.const, -self.stride, self.var)
-
-    def __sub__(self, other: int) -> int:
-        return self + -other
-
-    def __rsub__(self, other: int) -> int:
-        return -self + other
-
-    def __mul__(self, other: int) -> int:
-        n = self._number("*", other)
-        return _size(self.const * n, self.stride * n, self.var)
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: int) -> int:
-        n = self._divisor("//", other)
-        return _size(self.const // n, self.stride // n, self.var)
-
-    def __mod__(self, other: int) -> int:
-        return 0 if self == other else self.const % self._divisor("%", other)
-
-    def __lt__(self, other: int) -> bool:
-        return self._compare(operator.lt, other)
-
-    def __le__(self, other: int) -> bool:
-        return self._compare(operator.le, other)
-
-    def __gt__(self, other: int) -> bool:
-        return self._compare(operator.gt, other)
-
-    def __ge__(self, other: int) -> bool:
-        return self._compare(operator.ge, other)
-
-    def _compare(self, holds: Callable[[Any, Any], bool], other: int) -> bool:
-        rest, to = (self - other, 0) if isinstance(other, Size) else (self, other)
-        if not isinstance(rest, Size):
-            return holds(rest, to)
-        first, last = (holds(n, to) for n in ends(rest))
-        if first is not last:
-            self._refuse("compared with", other)
-        return first
-
-    def _number(self, op: str, other: object) -> int:
-        """`other`, a plain integer."""
-        try:
-            n = integer(other)
-        except TypeError:
-            self._refuse(op, other)
-        return self._refuse(op, other) if isinstance(n, Size) else n
-
-    def _divisor(self, op: str, other: object) -> int:
-        """`other`, a plain integer that divides the stride."""
-        n = self._number(op, other)
-        return self._refuse(op, other) if not n or self.stride % n else n
-
-    def _refuse(self, op: str, other: object) -> NoReturn:
-        raise Varies(f"{self!r} {op} {other!r} is no size that follows {self.var.name} by a constant stride")
-
-    def __repr__(self) -> str:
-        return f"{self.const}+{self.stride}*{self.var.name}"
+# -- sums of products -------------------------------------------------------------------------------------------------
 
 
-def _refused(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: Size, other: object = "") -> NoReturn:
-        self._refuse(name.strip("_"), other)  # pyright: ignore[reportPrivateUsage]
-
-    return refuse
-
-
-for _name in ("truediv", "rtruediv", "rfloordiv", "rmod", "divmod", "rdivmod", "pow", "rpow", "float", "lshift", "and"):
-    setattr(Size, f"__{_name}__", _refused(f"__{_name}__"))
+def _lone(n: Size) -> Var | None:
+    """The Var that `n` is equal to, if it is equal to one."""
+    (factors, times), *rest = n.terms.items()
+    return factors[0] if not rest and times == len(factors) == 1 and n.const == 0 else None
 
 
-def _size(const: int, stride: int, var: Var) -> int:
-    return Size(const, stride, var) if stride else const
+def _times(a: Product, b: Product) -> Product:
+    return tuple(sorted((*a, *b), key=operator.attrgetter("number")))
+
+
+def _all_of(n: Size) -> dict[Product, int]:
+    """Its terms, with its constant as that of no factors."""
+    return {**n.terms, (): n.const} if n.const else {**n.terms}
+
+
+def _summed(terms: Iterable[tuple[Product, int]], const: int = 0) -> int:
+    total: dict[Product, int] = {(): const}
+    for factors, n in terms:
+        total[factors] = total.get(factors, 0) + n
+    const = total.pop(())
+    total = {factors: n for factors, n in total.items() if n}
+    return Size(const, total) if total else const
+
+
+def _quotient(n: Size, by: Size) -> int | None:
+    """n / by, where that is a Size or a number: the division of polynomials."""
+
+    def rank(factors: Product) -> tuple[int, list[int]]:
+        return len(factors), [var.number for var in factors]
+
+    rest, divisor = _all_of(n), _all_of(by)
+    lead = max(divisor, key=rank)
+    quotient: dict[Product, int] = {}
+    while rest:
+        top = max(rest, key=rank)
+        left = Counter(top)
+        left.subtract(lead)
+        if min(left.values(), default=0) < 0 or rest[top] % divisor[lead]:
+            return None
+        factors, times = tuple(left.elements()), rest[top] // divisor[lead]
+        quotient[factors] = times
+        for other, m in divisor.items():
+            at = _times(factors, other)
+            rest[at] = rest.get(at, 0) - times * m
+            if not rest[at]:
+                del rest[at]
+    return _summed(quotient.items())
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def bounds(n: int) -> tuple[int, int]:
+    """The least and the largest value of `n`; a plain integer is both. No value is outside of them; they are exact but
+    for powers of a Var of many values."""
+    if not isinstance(n, Size):
+        return n, n
+    if len(n.terms) == 1:
+        ((factors, least),) = n.terms.items()
+        most = least
+        for var in factors:
+            least, most = least * var.lo, most * var.hi
+        return (n.const + least, n.const + most) if least <= most else (n.const + most, n.const + least)
+    found = [at for at, _ in _tried(n)]
+    if found:
+        return min(found), max(found)
+    shared = [var for var in n.vars if n.const == 0 and all(var in factors for factors in n.terms)]
+    if shared:
+        rest = _quotient(n, shared[0])
+        assert rest is not None
+        ends = [a * b for a in bounds(shared[0]) for b in bounds(rest)]
+        return min(ends), max(ends)
+    parts = [bounds(Size(0, {factors: times})) for factors, times in n.terms.items()]
+    return n.const + sum(least for least, _ in parts), n.const + sum(most for _, most in parts)
 
 
 def largest(n: int) -> int:
     """The largest value of `n`, which is a Size or a plain integer."""
-    return max(ends(n)) if isinstance(n, Size) else n
+    return bounds(n)[1] if isinstance(n, Size) else n
 
 
-def ends(n: int) -> tuple[int, int]:
-    """The values of `n` at the smallest and the largest value of its Var; of a plain integer twice that."""
-    return (n.const + n.stride * n.var.lo, n.const + n.stride * n.var.hi) if isinstance(n, Size) else (n, n)
+def _tried(n: Size) -> Iterator[tuple[int, Mapping[Var, int]]]:
+    """What `n` is for those values of its Vars that decide its bounds, and these values: the smallest and the largest
+    one of a Var; of one that is multiplied with itself all. None when they are too many."""
+    own = n.vars
+    powers = {var for factors in n.terms for var in factors if factors.count(var) > 1}
+    steps = {var: 1 if var in powers else max(var.hi - var.lo, 1) for var in own}
+    every = [range(var.lo, var.hi + 1, step) for var, step in steps.items()]
+    many = prod((var.hi - var.lo) // step + 1 for var, step in steps.items()) > _MANY
+    for values in () if many else product(*every):
+        at = dict(zip(own, values, strict=True))
+        yield n.const + sum(times * prod(at[var] for var in factors) for factors, times in n.terms.items()), at
+
+
+def below_zero(n: int) -> str:
+    """For which values of its Vars `n` is less than 0, such as "head = 509"; "" when it never is."""
+    if not isinstance(n, Size):
+        return "every value" if n < 0 else ""
+    if bounds(n)[0] >= 0:
+        return ""
+    found = next((values for at, values in _tried(n) if at < 0), None)
+    return _ranges(n) if found is None else ", ".join(f"{var.name} = {value}" for var, value in found.items())
+
+
+def is_count(n: int) -> bool:
+    """Whether `n` is at least 1 for every value of its Vars. Where only 0 is in the way, a Var without `lo` is never 0
+    from then on."""
+    if not isinstance(n, Size) or bounds(n)[0] >= 1:
+        return n >= 1
+    rising = {var: Var(var.name, var.hi, lo=1) for var in n.vars if var.may_rise}
+    risen = _summed((tuple(rising.get(var, var) for var in factors), times) for factors, times in _all_of(n).items())
+    if not rising or bounds(risen)[0] < 1:
+        return False
+    for var in rising:
+        var.rise()
+    return True
+
+
+def divides(by: int, *numbers: int) -> bool:
+    """Whether all numbers are multiples of `by` for every value of their Vars."""
+    try:
+        return not any(n % by for n in numbers)
+    except Varies:
+        return False
+
+
+def vars_of(*numbers: object) -> Product:
+    """The Vars that the Sizes among these numbers follow from."""
+    return tuple(dict.fromkeys(var for n in numbers if isinstance(n, Size) for var in n.vars))
+
+
+def _ranges(*numbers: object) -> str:
+    """Their Vars and the values that these may have, for messages."""
+    return ", ".join(f"{var.name} ({var.lo}..{var.hi})" for var in vars_of(*numbers))

@@ -101,11 +101,33 @@ static void plan_walk(pg_plan *p, pg_team *team) {
   }
 }
 
+// Let the next thread run the plan.
+static void plan_end(pg_plan *p) {
+  __atomic_store_n(&p->busy, 0, __ATOMIC_SEQ_CST);
+  pg_wake(&p->busy, &p->waiting);
+}
+
+// The scratch memory that the ops of changing sizes need, or 0 when they have enough.
+static int64_t plan_lacks(const pg_plan *p) {
+  int64_t most = p->work_size;
+  for (int64_t i = 0; i < p->n_needs; i++) {
+    const int64_t n = p->needs[i].work(&p->ops[p->needs[i].op].task, (int)p->work_threads);
+    if (n > most) most = n;
+  }
+  return most > p->work_size ? most : 0;
+}
+
 int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch) {
   if (walking && __atomic_load_n(&p->busy, __ATOMIC_ACQUIRE)) return PG_E_NESTED;
   while (__atomic_exchange_n(&p->busy, 1, __ATOMIC_ACQUIRE)) pg_wait_while(&p->busy, 1, &p->waiting);
   for (int64_t i = 0; i < p->n_binds; i++)
     *p->binds[i].where = p->binds[i].base + p->binds[i].stride * vars[p->binds[i].var];
+  const int64_t lacks = plan_lacks(p);
+  if (lacks) {
+    p->bad_value = lacks;
+    plan_end(p);
+    return PG_E_WORK;
+  }
   memset(p->chunks, 0, (size_t)p->n_ops * sizeof *p->chunks);
   p->status = p->arrived = p->phase = p->sleepers = 0;
   p->n_threads = n_threads;
@@ -132,7 +154,6 @@ int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch) {
   if (status == PG_OK) status = p->status;
   for (int64_t i = 0; status == PG_OK && i < p->n_files; i++) // a file was lost, so zeros were read
     if (pg_is_lost(p->files[i])) status = PG_E_LOST;
-  __atomic_store_n(&p->busy, 0, __ATOMIC_SEQ_CST);
-  pg_wake(&p->busy, &p->waiting);
+  plan_end(p);
   return status;
 }

@@ -31,7 +31,8 @@ class Backend(Protocol):
     host memory, or a `DeviceBuffer` (see there). A node that writes into memory runs where that memory is.
 
     A backend may have an attribute `varies = True`. Then its programs take elements and strides that are Sizes, which
-    get their numbers when their Vars are bound (`Tensor.layout`). Other backends are given plain numbers.
+    get their numbers when their Vars are bound (`Tensor.layout`). Other backends are given plain numbers. They run no
+    graph with such sizes.
     """
 
     name: str

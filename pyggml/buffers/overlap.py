@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from ..dtypes import DType
-from ..tensor import Ne, Size
-from ..var import largest
+from ..tensor import Ne
+from ..var import Size, Varies, bounds, largest
 
 _MAX_WORK = 10_000  # when the exact answer takes more work, tensors count as overlapping
 
@@ -42,17 +42,27 @@ class _Bytes:
 
 
 def _axes(t: Elements) -> Axes:
-    ne, nb = tuple(map(largest, t.ne)), tuple(map(largest, t.nb))
+    ne, nb = tuple(map(largest, t.ne)), tuple(map(largest, t.nb))  # nb is a Size where ne is 1
     return [(ne[0] // t.dtype.block_size, nb[0]), (ne[1], nb[1]), (ne[2], nb[2]), (ne[3], nb[3])]
 
 
+def _end(t: Elements) -> int:
+    """The byte behind the last element, from the start of the root."""
+    return t.view_offs + t.nbytes
+
+
 def overlaps_itself(t: Elements) -> bool:
-    """Whether elements of `t` may share bytes (rows that repeat, or start within one another)."""
+    """Whether elements of `t` may share bytes (rows that repeat, or start within one another), for any value of its
+    Vars."""
     filled = t.dtype.type_size
-    for n, stride in sorted(_axes(t), key=lambda axis: axis[1]):
-        if n > 1 and stride < filled:
-            return True
-        filled += (n - 1) * stride
+    try:
+        axes = [(t.ne[0] // t.dtype.block_size, t.nb[0]), *zip(t.ne[1:], t.nb[1:], strict=True)]
+        for n, stride in sorted(axes, key=lambda axis: bounds(axis[1])):
+            if n != 1 and stride < filled:
+                return True
+            filled += (n - 1) * stride
+    except Varies:
+        return True
     return False
 
 
@@ -62,8 +72,12 @@ def same_elements(a: Elements, b: Elements) -> bool:
 
 
 def may_overlap(a: Elements, b: Elements) -> bool:
-    """Whether `a` and `b` of one root have bytes in common, for any value that a Var in their offsets may take (for
-    every pair of values, unless both move alike)."""
+    """Whether `a` and `b` of one root have bytes in common, for any values that Vars in their offsets may take (for
+    every pair of values, unless both move alike). Between strides that follow from a Var, all bytes count."""
+    if any(bounds(_end(x) - y.view_offs)[1] <= 0 for x, y in ((a, b), (b, a))):
+        return False
+    if any(n != 1 and isinstance(stride, Size) for t in (a, b) for n, stride in zip(t.ne, t.nb, strict=True)):
+        return True
     (x, axes_x), (y, axes_y) = (_range(t, start) for t, start in zip((a, b), _relative(a, b), strict=True))
     first = min(x, y) - 1  # NULL would be no address
     one, other = (_Bytes(x - first, a.dtype.type_size, axes_x), _Bytes(y - first, b.dtype.type_size, axes_y))
@@ -74,16 +88,21 @@ def may_overlap(a: Elements, b: Elements) -> bool:
 
 
 def _relative(a: Elements, b: Elements) -> tuple[int, int]:
-    """The offsets of both. A Var that moves both alike is left out."""
+    """The offsets of both. Vars that move both alike are left out."""
     x, y = a.view_offs, b.view_offs
-    if isinstance(x, Size) and isinstance(y, Size) and x.var is y.var and x.stride == y.stride:
+    if isinstance(x, Size) and isinstance(y, Size) and x.terms == y.terms:
         return x.const, y.const
     return x, y
 
 
 def _range(t: Elements, start: int) -> tuple[int, Axes]:
-    """The first byte, and the axes: one more for a start that moves."""
+    """The first byte, and the axes: one more for each term of a start that moves."""
     axes = _axes(t)
     if not isinstance(start, Size):
         return start, axes
-    return start.const, [*axes, (start.var.hi + 1, start.stride)]
+    first = start.const
+    for factors, stride in start.terms.items():
+        least, most = bounds(Size(0, {factors: stride}))
+        first += least
+        axes.append(((most - least) // abs(stride) + 1, abs(stride)))
+    return first, axes

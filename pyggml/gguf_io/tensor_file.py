@@ -32,7 +32,8 @@ def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor | Array], metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Write tensors of any type (arrays as `Context.from_numpy` stores them) to a GGUF file, with their names, shapes
-    and stored bytes, densely. The file appears when it is complete; until then there is what was there before.
+    and stored bytes, densely; Vars in shapes as they are bound now. The file appears when it is complete; until then
+    there is what was there before.
 
     A name is 1 to 64 bytes of UTF-8. `metadata` are strings, bools, whole numbers (stored as UINT32, INT32, INT64 or
     UINT64, the first that fits), floats (FLOAT64), NumPy's numbers and one-dimensional arrays (as they are), and lists
@@ -55,7 +56,7 @@ def save(
         if not isinstance(alignment, int) or not 0 < alignment < 1 << 32 or alignment & (alignment - 1):
             raise GGUFError(f"{ALIGNMENT_KEY} must be a power of two, not {alignment!r:.40}")
         records.append(kv_record(ALIGNMENT_KEY, alignment))
-    infos = [(n, t.dtype, t.ne[: t.rank or 1]) for n, t in named.items()]
+    infos = [(n, t.dtype, t.layout[0][: t.rank or 1]) for n, t in named.items()]
     for t in named.values():
         t.check_readable()
     try:

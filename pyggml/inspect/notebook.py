@@ -14,6 +14,7 @@ from ..codec import Array
 from ..errors import GGMLError
 from ..opdef import OPS
 from ..tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor, shown
+from ..var import largest
 from .picture import parameters
 from .values import Values, first_rows, values_of
 
@@ -58,7 +59,7 @@ def tensor_html(t: Tensor) -> str:
         why = str(e).splitlines()[0]
         return f"<div><b>{escape(shown(t.name) or t.op)}</b>{_table([*rows, ('values', why)])}</div>"
     v = values_of(x)
-    part = "" if v.n == t.n_elements else f" (of the first {v.n} elements)"
+    part = "" if v.n == int(t.n_elements) else f" (of the first {v.n} elements)"
     odd = "".join(f", {n} {what}" for n, what in ((v.n_nan, "NaN"), (v.n_inf, "infinite")) if n)
     rows.append(("values", f"{v}  std {v.std:.4g}{odd}{part}"))
     return f"<div><b>{escape(shown(t.name) or t.op)}</b>{_table(rows)}{_histogram(v)} {_image(v)}</div>"
@@ -126,7 +127,7 @@ def _map(plan: Plan, pool: str, size: int) -> str:
             continue
         first, last = plan.lives[t]
         x, w = width * first / max(1, plan.n_steps), width * (last + 1 - first) / max(1, plan.n_steps)
-        y, h = height * offset / max(1, size), height * t.nbytes / max(1, size)
+        y, h = height * offset / max(1, size), height * largest(t.nbytes) / max(1, size)
         name = shown(t.name) or t.op
         text = escape(f"{name} ({t.op}): {t.nbytes} bytes at {offset}, steps {first} to {last}")
         boxes.append(

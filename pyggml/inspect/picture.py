@@ -77,7 +77,7 @@ def place_of(t: Tensor, plan: Plan) -> Place | None:
         buft, offset = root.buffer.buft, root.offset
     else:
         return None
-    return Place(buft, offset + int(t.view_offs), t.nbytes, root in plan.offsets)
+    return Place(buft, offset + t.view_offs, t.nbytes, root in plan.offsets)
 
 
 # -- what is drawn -----------------------------------------------------------------------------------------------------

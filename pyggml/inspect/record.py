@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyggml.backends.cpu.backend import CpuProgram, Spans
 from pyggml.codec import Array
-from pyggml.compute import leafs_of
+from pyggml.compute import bound_by, leafs_of
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.llm.batch import token_ids
@@ -145,7 +145,7 @@ def record(
     fusions, of which the fastest of three counts. The values come from another run, in which every node is looked at.
     Leafs that the graph writes into are as after one run. Raises what `compute` and `Recorder` raise."""
     given = leafs_of(graph, inputs)
-    with graph.lock:
+    with graph.lock, bound_by(given):
         scheduler = Scheduler(backends, n_threads)
         require_values(graph, given)
         scheduler.alloc(graph)  # gives memory to the leafs that have none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -119,11 +120,12 @@ def first_rows(t: Tensor) -> Array:
     """The values of `t`; of a large tensor, only the first rows of its first plane. Raises AllocError as
     `Tensor.numpy`."""
     t.check_readable()
-    if t.n_elements <= _LEAF_ELEMENTS:
+    ne, nb = t.layout
+    if prod(ne) <= _LEAF_ELEMENTS:
         return t.elements()[(*(0,) * (4 - t.rank), ...)]
-    n = max(1, min(t.ne[1], _LEAF_ELEMENTS // t.ne[0]))
+    n = max(1, min(ne[1], _LEAF_ELEMENTS // ne[0]))
     if t.dtype.np_dtype is not None:
         return t.elements()[0, 0, :n]
     if t.dtype.block_size == 1:
-        return codec.bf16_to_f32(np.ndarray((n, t.ne[0]), np.uint16, t.raw(), 0, (t.nb[1], t.nb[0])))
-    return codec.decode(t.rows_of_blocks(t.raw())[0, 0, :n].reshape(-1), t.dtype, (n, t.ne[0]))
+        return codec.bf16_to_f32(np.ndarray((n, ne[0]), np.uint16, t.raw(), 0, (nb[1], nb[0])))
+    return codec.decode(t.rows_of_blocks(t.raw())[0, 0, :n].reshape(-1), t.dtype, (n, ne[0]))

@@ -175,7 +175,9 @@ def _walk(
     return {t: found[t] for t in wrt if t in found} if lenient else found
 
 
-def _gradients(t: Tensor, gy: Tensor, wanted: Container[Tensor | None], lenient: bool) -> list[Tensor | Part | Zero | None]:
+def _gradients(
+    t: Tensor, gy: Tensor, wanted: Container[Tensor | None], lenient: bool
+) -> list[Tensor | Part | Zero | None]:
     """What the op of `t` records for the sources that are wanted, `lenient`: and that have gradients."""
     op = OPS[t.op]
     named = [("node", t.describe()), *[(op.role(i), s.describe()) for i, s in enumerate(t.src) if s is not None]]

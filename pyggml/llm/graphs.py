@@ -358,7 +358,7 @@ class ReadyGraphs:
         memory that they have."""
         shared = self._inputs.get(name)
         if shared is None or shared.nbytes < largest(t.nbytes):
-            n = 1 << (t.n_elements - 1).bit_length()  # so that it grows a few times only
+            n = 1 << (largest(t.n_elements) - 1).bit_length()  # so that it grows a few times only
             shared = self._inputs[name] = Context().new_tensor(t.dtype, (n,), name)
             allocate_tensors([shared], self._buft)
         return shared

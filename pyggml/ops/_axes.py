@@ -11,9 +11,10 @@ from typing import cast as cast_type
 import numpy as np
 
 from ..dtypes import DType, dtype_of
-from ..errors import DTypeError, ShapeError, integer
+from ..errors import DTypeError, ShapeError
 from ..opdef import OpDef, fail, record, record_view
-from ..tensor import Tensor
+from ..tensor import Size, Tensor
+from ..var import as_size, divides, is_count
 from ._common import is_number, type_of
 from .copy import cast, cont
 from .view import PERMUTE, RESHAPE, permute, reshape_1d, reshape_2d, reshape_3d, reshape_4d
@@ -22,12 +23,12 @@ _RESHAPES = (reshape_1d, reshape_2d, reshape_3d, reshape_4d)
 
 
 def _numbers(given: Any) -> list[int] | None:
-    """The whole numbers of `given`, which were passed one by one or as one sequence; None when something else is among
-    them."""
+    """The whole numbers or Sizes of `given`, which were passed one by one or as one sequence; None when something else
+    is among them."""
     try:
         if len(given) == 1 and hasattr(given[0], "__iter__"):
             given = given[0]
-        return [integer(n) for n in given if not isinstance(n, bool) or integer("")]
+        return [as_size(n) for n in given if not isinstance(n, bool) or as_size("")]
     except TypeError:
         return None
 
@@ -40,7 +41,12 @@ def axes_of(op: OpDef, a: Tensor, axis: Any, keepdims: Any) -> list[int]:
     if axis is None:
         return [*range(a.rank)]
     axes = _numbers((axis,))
-    if axes is None or not all(-a.rank <= i < a.rank for i in axes) or len({i % a.rank for i in axes}) < len(axes):
+    if (
+        axes is None
+        or any(isinstance(i, Size) for i in axes)
+        or not all(-a.rank <= i < a.rank for i in axes)
+        or len({i % a.rank for i in axes}) < len(axes)
+    ):
         text = f"axis must name axes of shape {a.shape}, each once, not {axis!r:.40}"
         raise fail(op, (a,), ShapeError, text)
     return sorted(i % a.rank for i in axes)
@@ -55,7 +61,7 @@ def reshaped(a: Tensor, *shape: Any) -> Tensor:
     if -1 in dims:
         at = dims.index(-1)
         rest = prod(dims[:at] + dims[at + 1 :])
-        if rest < 1 or a.n_elements % rest:
+        if not is_count(rest) or not divides(rest, a.n_elements):
             raise fail(
                 RESHAPE, (a,), ShapeError, f"shape {tuple(dims)} does not divide the {a.n_elements} elements of a"
             )

@@ -9,9 +9,9 @@ from numbers import Integral, Real
 from typing import ParamSpec
 
 from ..dtypes import DType
-from ..errors import integer
 from ..opdef import OpDef, Params, Srcs, record, rule
-from ..tensor import Ne, Tensor
+from ..tensor import Ne, Tensor, not_counts
+from ..var import Size, Varies, as_size, is_count
 
 F32, F16, BF16, I32, I64 = DType.F32, DType.F16, DType.BF16, DType.I32, DType.I64
 MAX_INT, MAX_F32 = 2**31 - 1, (2 - 2**-23) * 2.0**127
@@ -73,6 +73,20 @@ def b_repeats_to_a(srcs: Srcs, params: Params) -> Ne:
     return a.ne
 
 
+def repeats(a: Ne, b: Ne) -> bool:
+    """True when `a` repeated whole times gives `b`, for every value of their Vars."""
+    try:
+        return can_repeat(a, b)
+    except Varies:
+        return False
+
+
+def longer(a: int, b: int) -> int:
+    """The number of elements to which `a` and `b` of them may repeat: that one of the two which is not 1, else the
+    larger one. Raises Varies when which one is larger depends on a Var."""
+    return a if b == 1 or a == b else b if a == 1 else max(a, b)
+
+
 def is_whole(n: object, least: int) -> bool:
     """True for an integer (Python's or NumPy's) of at least `least`."""
     return isinstance(n, Integral) and n >= least  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
@@ -89,7 +103,8 @@ def is_number(x: object) -> bool:
 
 
 def given_ne(params: Params) -> Ne:
-    """The shape that the user gives as parameters ne0 .. ne3, for a shape rule."""
+    """The shape that the user gives as parameters ne0 .. ne3 (`OpDef.sizes`), for a shape rule."""
     ne = (params["ne0"], params["ne1"], params["ne2"], params["ne3"])
-    rule(all(is_whole(n, 1) for n in ne), f"ne must be whole numbers from 1, not {list(ne)}")
-    return (integer(ne[0]), integer(ne[1]), integer(ne[2]), integer(ne[3]))
+    fits = all(is_count(n) if isinstance(n, Size) else is_whole(n, 1) for n in ne)
+    rule(fits, f"ne must be whole numbers from 1, not {list(ne)}{not_counts(ne)}")
+    return (as_size(ne[0]), as_size(ne[1]), as_size(ne[2]), as_size(ne[3]))

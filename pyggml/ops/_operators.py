@@ -12,16 +12,18 @@ from typing import cast as cast_type
 from ..codec import Array
 from ..dtypes import DType
 from ..errors import DTypeError, GGMLError, GraphError, ShapeError, explain, user_site
+from ..opdef import record
 from ..operators import Operand
-from ..tensor import Tensor
+from ..tensor import Ne, Tensor
+from ..var import NO_VALUE, Size, Varies
 from . import _ufuncs, compare
 from ._axes import astype, permuted, reshaped, transposed
-from ._common import BF16, F16, F32, I32, can_repeat
+from ._common import BF16, F16, F32, I32, longer, repeats
 from ._index import item
 from ._promote import INTEGERS, Number, as_floats, common_type, leaf, operand
 from .binary import add, div, mul, sub
 from .copy import cast, cont
-from .matmul import mul_mat
+from .matmul import MUL_MAT
 from .reduce import max_axes, mean_axes, min_axes, sum_axes, var_axes
 from .scalar import fill, scale, scale_bias
 from .shape import repeat_4d
@@ -57,6 +59,8 @@ class _Recorder:
     def binary(self, symbol: str, a: Any, b: Any) -> Any:
         x, y = operand(a), operand(b)
         if x is None or y is None:
+            if isinstance(a, Size) or isinstance(b, Size):
+                _refuse_size(symbol, a, b)
             return NotImplemented
         if symbol in _COMPARED:
             return _COMPARED[symbol](x, y)
@@ -98,6 +102,13 @@ class _Recorder:
         return _ufuncs.apply(name, method, inputs, options)
 
 
+def _refuse_size(symbol: str, a: Any, b: Any) -> NoReturn:
+    size, t, role = (b, a, "a") if isinstance(b, Size) else (a, b, "b")
+    raise Varies(
+        explain(symbol, f"{size} {NO_VALUE}", [(role, t.describe())] if isinstance(t, Tensor) else [], user_site())
+    )
+
+
 # -- + - * / ----------------------------------------------------------------------------------------------------------
 
 
@@ -112,13 +123,7 @@ def _promoted(symbol: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     dtype = common_type(a.dtype, b.dtype)
     if dtype is None:  # the op raises the error
         return a, b
-    if (
-        a.dtype is not dtype
-        and b.dtype is dtype
-        and symbol in "+*"
-        and _beside(a.dtype, dtype)
-        and can_repeat(a.ne, b.ne)
-    ):
+    if a.dtype is not dtype and b.dtype is dtype and symbol in "+*" and _beside(a.dtype, dtype) and repeats(a.ne, b.ne):
         return b, a
     a = a if a.dtype is dtype else cast(a, dtype)
     return a, b if _beside(b.dtype, dtype) else cast(b, dtype)
@@ -129,15 +134,23 @@ def _arithmetic(symbol: str, a: Tensor, b: Tensor) -> Tensor:
         a, b = as_floats(a), as_floats(b)
     if a.dtype is not b.dtype:
         a, b = _promoted(symbol, a, b)
-    if not can_repeat(b.ne, a.ne):
-        if symbol in "+*" and can_repeat(a.ne, b.ne) and a.dtype is b.dtype:
+    if not repeats(b.ne, a.ne):
+        if symbol in "+*" and repeats(a.ne, b.ne) and a.dtype is b.dtype:
             a, b = b, a
         else:
-            ne = [max(n, m) for n, m in zip(a.ne, b.ne, strict=True)]
-            whole = (ne[0], ne[1], ne[2], ne[3])
-            if can_repeat(a.ne, whole) and can_repeat(b.ne, whole):  # when they do not fit, the op below says so
+            whole = _longer(symbol, a, b, a.ne, b.ne)
+            if repeats(a.ne, whole) and repeats(b.ne, whole):  # when they do not fit, the op below says so
                 a = repeat_4d(a, *whole)
     return _TENSOR_OPS[symbol](a, b)
+
+
+def _longer(symbol: str, a: Tensor, b: Tensor, one: Ne, other: Ne) -> Ne:
+    """The shape to which both of these may repeat."""
+    try:
+        n0, n1, n2, n3 = map(longer, one, other)
+    except Varies as e:
+        raise Varies(explain(symbol, str(e), [("a", a.describe()), ("b", b.describe())], user_site())) from None
+    return n0, n1, n2, n3
 
 
 def _with_number(symbol: str, a: Tensor | Array | Number, b: Tensor | Array | Number) -> Tensor:
@@ -222,14 +235,14 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     _check_transposable("@", b)
     columns = b if b.rank == 1 else transpose(b)
     rows = columns if columns.nb[0] == b.dtype.type_size else cont(columns)
-    ne = [max(n, m) for n, m in zip(a.ne[2:], rows.ne[2:], strict=True)]
-    left = a if [*a.ne[2:]] == ne or not can_repeat(a.ne, (*a.ne[:2], ne[0], ne[1])) else repeat_4d(a, *a.ne[:2], *ne)
-    y = mul_mat(rows, left)  # ne [n, m, ..]
+    whole = _longer("@", a, b, a.ne, (*a.ne[:2], *rows.ne[2:]))
+    left = repeat_4d(a, *whole) if a.ne != whole and repeats(a.ne, whole) else a
+    y = record(MUL_MAT, (rows, left), {}, rank=max(a.rank, b.rank))  # ne [n, m, ..]
     if b.rank > 1 and a.rank > 1:
         return y
-    whole = y.ne[: max(a.rank, b.rank)]
+    ne = y.ne[: max(a.rank, b.rank)]
     gone = ((0,) if b.rank == 1 else ()) + ((1,) if a.rank == 1 else ())
-    return reshaped(y, *[n for i, n in enumerate(whole) if i not in gone][::-1])
+    return reshaped(y, *[n for i, n in enumerate(ne) if i not in gone][::-1])
 
 
 Operand.recorder = _Recorder()

@@ -13,6 +13,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..errors import DTypeError, explain, user_site
 from ..tensor import Context, Tensor
+from ..var import NO_VALUE, Size, Varies
 from ._common import BF16, F16, F32, I32, I64
 from .copy import cast
 
@@ -85,6 +86,8 @@ def of_one_type(op: str, *xs: Any, beside: Tensor | None = None) -> list[Tensor]
     one. Raises DTypeError for anything but tensors, arrays and numbers."""
     operands = [operand(x) for x in xs]
     if (bad := next((i for i, x in enumerate(operands) if x is None), None)) is not None:
+        if isinstance(xs[bad], Size):
+            raise Varies(explain(op, f"{xs[bad]} {NO_VALUE}", [], user_site()))
         text = f"{xs[bad]!r:.40} ({type(xs[bad]).__name__}) is no tensor, array or number"
         raise DTypeError(explain(op, text, [], user_site()))
     first = next((x for x in operands if isinstance(x, Tensor)), beside)

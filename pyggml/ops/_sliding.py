@@ -30,7 +30,7 @@ def places(b: Sequence[int], a: Sequence[int], params: Params) -> list[int]:
         room = n + 2 * p - d * (k - 1) - 1
         span = f"{d * (k - 1) + 1} elements of {AXES[i]}"
         rule(room >= 0, f"b is too small: {span} do not fit into {n} and 2 * {p} zeros")
-        out.append(int(room // s + 1))
+        out.append(room // s + 1)
     return out
 
 

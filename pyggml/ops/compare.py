@@ -6,6 +6,7 @@ Operands are tensors, NumPy arrays and numbers; types and shapes as in `pyggml.o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..opdef import DTypeRow, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Ne, Tensor
-from ._common import BF16, F16, F32, I32, I64, can_repeat, src
+from ._common import BF16, F16, F32, I32, I64, can_repeat, longer, src
 from ._gradients import summed
 from ._promote import of_one_type, operand
 from .copy import PLAIN_TYPES
@@ -44,7 +45,7 @@ def _all_repeat(srcs: Srcs, params: Params) -> Ne:
     shapes = [s.ne for s in srcs if s is not None]
     if all(ne == shapes[0] for ne in shapes):
         return shapes[0]
-    n0, n1, n2, n3 = (max(ns) for ns in zip(*shapes, strict=True))
+    n0, n1, n2, n3 = (reduce(longer, ns) for ns in zip(*shapes, strict=True))
     ne = (n0, n1, n2, n3)
     for given in shapes:
         rule(can_repeat(given, ne), f"ne {list(given)} cannot repeat to {list(ne)}: each must divide it")

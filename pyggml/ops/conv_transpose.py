@@ -29,7 +29,7 @@ def _1d_shape(srcs: Srcs, params: Params) -> Ne:
     rule(is_int(s, 1), f"s0 must be a whole number from 1 to {MAX_INT}, not {s}")
     check_taps(a.ne[0] * a.ne[2])
     rule(params["p0"] == 0 and params["d0"] == 1, "p0 must be 0 and d0 must be 1, as in ggml")
-    return (int((b.ne[0] - 1) * s + a.ne[0]), a.ne[1], b.ne[2], 1)
+    return ((b.ne[0] - 1) * s + a.ne[0], a.ne[1], b.ne[2], 1)
 
 
 def _1d_ref(a: Array, b: Array, s0: int, p0: int, d0: int) -> Array:
@@ -45,7 +45,7 @@ def _2d_shape(srcs: Srcs, params: Params) -> Ne:
     rule(a.ne[3] == b.ne[2], f"a's ne[3] {a.ne[3]} and b's ne[2] {b.ne[2]}, the channels, must be equal")
     rule(is_int(s, 1), f"stride must be a whole number from 1 to {MAX_INT}, not {s}")
     check_taps(a.ne[0] * a.ne[1] * a.ne[3])
-    return (int((b.ne[0] - 1) * s + a.ne[0]), int((b.ne[1] - 1) * s + a.ne[1]), a.ne[2], b.ne[3])
+    return ((b.ne[0] - 1) * s + a.ne[0], (b.ne[1] - 1) * s + a.ne[1], a.ne[2], b.ne[3])
 
 
 def _2d_ref(a: Array, b: Array, stride: int) -> Array:

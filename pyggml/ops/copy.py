@@ -150,6 +150,7 @@ CONT = OpDef(
     inplace=(),
     label="cont(a)",
     grad=passed,
+    sizes=("ne0", "ne1", "ne2", "ne3"),
 )
 DUP = OpDef(
     name="dup",

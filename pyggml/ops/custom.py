@@ -60,7 +60,7 @@ def _call(t: Tensor, srcs: Sequence[Tensor | None], ith: int, nth: int) -> None:
     if isinstance(result, np.ndarray) and not np.may_share_memory(cast("Array", result), dst):
         raise GraphError("fn returned an array: it writes the result into its first argument instead (dst[:] = ...)")
     if not direct:
-        t.store(dst.reshape(t.ne[::-1]))
+        t.store(dst.reshape(t.layout[0][::-1]))
 
 
 def _never(*arrays: Array, **params: object) -> Array:

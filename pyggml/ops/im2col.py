@@ -145,7 +145,7 @@ def _col2im_1d_shape(srcs: Srcs, params: Params) -> Ne:
     n = (ne[1] - 1) * s + ne[0] // oc
     rule(n <= MAX_SIGNAL, f"the signal of {n} elements, before its ends are left out, is too long")
     rule(is_whole(p, 0) and 2 * p < n, f"p0 must be a whole number from 0 and leave something of {n} elements, not {p}")
-    return (int(n - 2 * p), int(oc), 1, 1)
+    return (n - 2 * p, int(oc), 1, 1)
 
 
 def _col2im_1d_ref(a: Array, s0: int, oc: int, p0: int) -> Array:

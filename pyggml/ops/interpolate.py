@@ -58,7 +58,7 @@ _SHARPNESS = -0.75  # of bicubic weights, as in ggml and PyTorch
 def _shape(srcs: Srcs, params: Params) -> Ne:
     ne = given_ne(params)
     rule(
-        max(*ne, *src(srcs, 0).ne) <= MAX_INT,
+        all(n <= MAX_INT for n in (*ne, *src(srcs, 0).ne)),
         f"no dimension of a or of the result may have more than {MAX_INT} elements",
     )
     return ne
@@ -165,6 +165,7 @@ UPSCALE = OpDef(
     dtypes={(F32,): F32},
     ref=_ref,
     kernel="upscale",
+    sizes=("ne0", "ne1", "ne2", "ne3"),
     cost=_cost,
     inplace=(),
     label="interpolate(a)",

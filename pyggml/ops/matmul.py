@@ -11,6 +11,7 @@ from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
+from ..var import largest
 from ._common import BF16, F16, F32, I32, MAX_INT, is_int, src
 from ._gradients import dense, dense_rows, summed
 
@@ -138,7 +139,7 @@ def weights_of(node: Tensor) -> Tensor | None:
     """The weights that a product reads as one matrix (mul_mat, out_prod), or as one matrix per expert (mul_mat_id), and
     whose form it follows; None for a product of several matrices, and for all other ops."""
     a = node.src[0] if node.op in PRODUCTS or node.op == "out_prod" else None
-    return None if a is None or (node.op != "mul_mat_id" and a.ne[2] > 1) else a
+    return None if a is None or (node.op != "mul_mat_id" and a.ne[2] != 1) else a
 
 
 def _mul_mat_id_shape(srcs: Srcs, params: Params) -> Ne:
@@ -168,7 +169,7 @@ def _mul_mat_id_ref(a: Array, b: Array, ids: Array) -> Array:
 
 def _mul_mat_id_cost(t: Tensor) -> Cost:
     a = src(t.src, 0)
-    used = min(a.ne[2], t.ne[1] * t.ne[2])  # the most experts that can be read
+    used = min(largest(a.ne[2]), largest(t.ne[1] * t.ne[2]))  # the most experts that can be read
     return _cost(t, a.ne[0], _stored(a) // a.ne[2] * used)
 
 

@@ -33,7 +33,7 @@ _BORDERS = ("lp0", "rp0", "lp1", "rp1", "lp2", "rp2", "lp3", "rp3")
 def _pad_shape(srcs: Srcs, params: Params) -> Ne:
     p = [params[name] for name in _BORDERS]
     rule(all(is_whole(n, 0) for n in p), f"the borders must be whole numbers from 0, not {p}")
-    n = [int(m) + int(p[2 * i]) + int(p[2 * i + 1]) for i, m in enumerate(src(srcs, 0).ne)]
+    n = [m + int(p[2 * i]) + int(p[2 * i + 1]) for i, m in enumerate(src(srcs, 0).ne)]
     return (n[0], n[1], n[2], n[3])
 
 

@@ -37,10 +37,11 @@ def _place(n: int, k: Any, s: Any, p: Any, i: int) -> int:
     rule(is_int(k, 1) and is_int(s, 1), f"k{i} and s{i} must be whole numbers from 1 to {MAX_INT}, not {k} and {s}")
     rule(is_number(p) and 0 <= p < k, f"p{i} must be a number from 0 and below k{i} = {k}, not {p}")
     rule(n + 2 * p >= k, f"a is too small: {k} elements do not fit into {n} and 2 * {p}")
-    out = floor((n + 2 * p - k) / s) + 1
+    p = int(p) if p == int(p) else p
+    out = (n + 2 * p - k) // s + 1 if isinstance(p, int) else floor((n + 2 * p - k) / s) + 1
     last = (out - 1) * s - floor(p)
     rule(last < n, f"the last window, from element {last} on, sees nothing of {n} elements")
-    return int(out)
+    return out
 
 
 def _1d_shape(srcs: Srcs, params: Params) -> Ne:

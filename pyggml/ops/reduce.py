@@ -17,6 +17,7 @@ from ..dtypes import DType
 from ..errors import ShapeError
 from ..opdef import DTypeRow, Gradient, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, no_tensor, record, rule
 from ..tensor import Ne, Tensor
+from ..var import Size, Varies, is_count
 from ._axes import along, axes_of
 from ._common import BF16, F16, F32, I32, I64, is_number, is_whole, same_shape, src
 from ._gradients import spread
@@ -132,6 +133,7 @@ def _define(
     inplace: tuple[int, ...] = (),
     ranks: tuple[int, ...] = (0,),
     grad: Callable[[Tensor, Tensor], Sequence[Gradient]] | None = None,
+    sizes: tuple[str, ...] = (),
 ) -> OpDef:
     return OpDef(
         name=name,
@@ -147,6 +149,7 @@ def _define(
         ranks=ranks,
         enums=enums or {},
         grad=grad,
+        sizes=sizes,
     )
 
 
@@ -249,7 +252,10 @@ def _argsort_ref(a: Array, order: int) -> Array:
 
 def _top_k_shape(srcs: Srcs, params: Params) -> Ne:
     ne, k = _indices(srcs, params), params["k"]
-    rule(is_whole(k, 1) and k <= ne[0], f"k must be within 1..{ne[0]}, the elements of a row, not {k}")
+    rule(
+        (is_count(k) if isinstance(k, Size) else is_whole(k, 1)) and k <= ne[0],
+        f"k must be within 1..{ne[0]}, the elements of a row, not {k}",
+    )
     return (k, *ne[1:])
 
 
@@ -259,7 +265,7 @@ def _top_k_ref(a: Array, k: int) -> Array:
 
 ARGMAX = _define("argmax", _argmax_shape, {(F32,): I32}, _argmax_ref, 0, ranks=())
 ARGSORT = _define("argsort", _indices, {(F32,): I32}, _argsort_ref, 0, params=("order",), enums={"order": SortOrder})
-TOP_K = _define("top_k", _top_k_shape, {(F32,): I32}, _top_k_ref, 0, params=("k",), label="top_k(a, k)")
+TOP_K = _define("top_k", _top_k_shape, {(F32,): I32}, _top_k_ref, 0, params=("k",), label="top_k(a, k)", sizes=("k",))
 
 
 def argmax(a: Tensor) -> Tensor:
@@ -296,8 +302,8 @@ def argsort_top_k(a: Tensor, k: int) -> Tensor:
     ids = argsort(a, SortOrder.DESC)
     try:
         _top_k_shape((a,), {"k": k})
-    except RuleBroken as e:
-        raise fail(ARGSORT, (a,), ShapeError, str(e)) from None
+    except (RuleBroken, Varies) as e:
+        raise fail(ARGSORT, (a,), Varies if isinstance(e, Varies) else ShapeError, str(e)) from None
     return ids[..., :k]
 
 
@@ -349,6 +355,8 @@ def var_axes(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool 
     """See `Operand.var`."""
     axes = axes_of(MEAN, a, axis, keepdims)
     n = prod(a.shape[i] for i in axes)
+    if isinstance(n, Size) and (not is_number(ddof) or ddof):
+        raise fail(MEAN, (a,), Varies, f"ddof must be 0 where {n} elements are summed, not {ddof!r:.40}")
     if not is_number(ddof) or not ddof < n:
         raise fail(MEAN, (a,), ShapeError, f"ddof must be a number below {n}, the elements of each, not {ddof!r:.40}")
     x = _wide(as_floats(a))

@@ -40,7 +40,7 @@ def _shape(srcs: Srcs, params: Params) -> Ne:
     whole = all(is_whole(n, 0) and n % size == 0 for n in bytes_of)
     rule(whole, f"nb1, nb2, nb3 and offset must be multiples of {a.dtype.name}'s {size} bytes, not {list(bytes_of)}")
     end = size
-    for step, n in sorted((s, n) for s, n in zip((size, *steps), b.ne, strict=True) if n > 1):
+    for step, n in sorted((s, n) for s, n in zip((size, *steps), b.ne, strict=True) if n != 1):
         rule(step >= end, f"elements of b, ne {list(b.ne)}, would fall on each other with nb {[size, *steps]}")
         end += (n - 1) * step
     rule(offset + end <= a.nbytes, f"the region ends at byte {offset + end}, outside a's {a.nbytes} bytes")

@@ -12,6 +12,7 @@ from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor, dims_of, full_ne
+from ..var import Size, is_count
 from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
 from ._gradients import constant, dense, dense_rows, spread, summed, zeros
 from .copy import PLAIN_TYPES
@@ -133,6 +134,12 @@ def _grad_timestep(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
 
 
 def _arange_n(start: float, stop: float, step: float) -> int:
+    if isinstance(stop, Size):
+        whole = start == int(start) and step == int(step) and step > 0
+        rule(whole, f"start and step must be whole numbers beside a stop of {stop}, and step positive")
+        n = (stop - int(start) + int(step) - 1) // int(step)
+        rule(is_count(n), f"stop {stop} must be behind start {start} for every value of its Vars")
+        return n
     n = (stop - start) / step if step != 0 else 0.0
     rule(0 < n < inf, f"step {step} must lead from start {start} towards stop {stop}")
     return ceil(n)
@@ -162,6 +169,7 @@ REPEAT = OpDef(
     inplace=(),
     label="repeat(a)",
     grad=_grad_repeat,
+    sizes=("ne0", "ne1", "ne2", "ne3"),
 )
 REPEAT_BACK = OpDef(
     name="repeat_back",
@@ -175,6 +183,7 @@ REPEAT_BACK = OpDef(
     inplace=(),
     label="sum of a's repeats",
     grad=_grad_repeat_back,
+    sizes=("ne0", "ne1", "ne2", "ne3"),
 )
 CONCAT = OpDef(
     name="concat",
@@ -227,6 +236,7 @@ ARANGE = OpDef(
     cost=_write_cost,
     inplace=(),
     label="arange",
+    sizes=("stop",),
 )
 
 
@@ -286,7 +296,8 @@ def timestep_embedding(timesteps: Tensor, dim: int, max_period: float) -> Tensor
 
 
 def arange(start: float, stop: float, step: float, ctx: Context | None = None) -> Tensor:
-    """start, start + step ... before `stop`: ceil((stop - start) / step) elements, F32 (ggml_arange).
+    """start, start + step ... before `stop`: ceil((stop - start) / step) elements, F32 (ggml_arange). Beside whole
+    numbers, `stop` may follow from a Var.
 
     It belongs to `ctx`, or without one to the open context (GraphError when no context is open). Raises ShapeError.
     """

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from .. import ops
 from ..codec import Array
 from ..dtypes import DType
-from ..errors import GraphError, ShapeError, explain, integer
+from ..errors import GraphError, ShapeError, explain
 from ..opdef import Cost, Gradient, OpDef, Params, Part, Srcs, fail, no_tensor, record_view
-from ..tensor import Ne, Size, Tensor, contiguous_nb
-from ..var import ends
+from ..tensor import Ne, Size, Tensor, contiguous_nb, not_counts
+from ..var import as_size, below_zero, bounds, divides, is_count, largest
 from ._common import same_shape, src
 from ._gradients import constant, dense, passed
 
@@ -125,17 +126,17 @@ def _tensor(op: OpDef, a: Tensor, role: str = "a") -> Srcs:
 
 
 def _whole(op: OpDef, a: Tensor, what: str, numbers: Sequence[int], least: int) -> tuple[int, ...]:
-    """`numbers` as a tuple of ints of at least `least`."""
-    try:
-        t = tuple(map(integer, numbers))
-        for n in t:
-            if n < least:
-                break
-        else:
+    """`numbers` as a tuple of ints of at least `least` (0 or 1)."""
+    t: tuple[int, ...] = tuple(numbers)
+    if {*map(type, t)} == {int} and min(t) >= least:
+        return t
+    with suppress(TypeError):
+        t = tuple(map(as_size, t))
+        if all(map(is_count, t)) if least else all(bounds(n)[0] >= 0 for n in t):
             return t
-    except TypeError:
-        pass
-    raise fail(op, (a,), ShapeError, f"{what} must be whole numbers from {least}, not {list(numbers)!r:.60}")
+    negative = [(n, below_zero(n)) for n in t if not least and isinstance(n, Size)]
+    why = (not_counts(t) if least else "") + "".join(f" ({n} is negative for {when})" for n, when in negative if when)
+    raise fail(op, (a,), ShapeError, f"{what} must be whole numbers from {least}, not {list(numbers)!r:.60}{why}")
 
 
 # -- reshape ------------------------------------------------------------------------------------------------------
@@ -195,9 +196,9 @@ def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int)
     dt = a.dtype
     n0, n1, n2, n3 = (*_whole(VIEW, a, "ne", dims, 1), 1, 1, 1)[:4]
     ne: Ne = (n0, n1, n2, n3)
-    if n0 * n1 * n2 * n3 > _MAX_ELEMENTS:
+    if largest(n0 * n1 * n2 * n3) > _MAX_ELEMENTS:
         raise fail(VIEW, srcs, ShapeError, f"ne {list(ne)} has more than 2^53 elements")
-    if n0 % dt.block_size:
+    if not divides(dt.block_size, n0):
         raise fail(VIEW, srcs, ShapeError, f"ne0 = {n0} is not a whole number of {dt.name} blocks of {dt.block_size}")
     size = dt.type_size
     given = _whole(VIEW, a, "nb", steps, 0) if steps else ()
@@ -205,19 +206,16 @@ def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int)
     nb2 = given[1] if len(given) > 1 else nb1 * n1
     nb3 = given[2] if len(given) > 2 else nb2 * n2
     nb: Ne = (size, nb1, nb2, nb3)
-    if any(n > _MAX_STRIDE for n in nb):
+    if max(map(largest, nb)) > _MAX_STRIDE:
         raise fail(VIEW, srcs, ShapeError, f"nb {list(nb)} must be at most 2^63 - 1")
-    if isinstance(offset, Size) and isinstance(a.view_offs, Size):
-        raise fail(VIEW, srcs, ShapeError, "a already has an offset with a Var, which takes no second one")
-    parts = (offset.const, offset.stride) if isinstance(offset, Size) else _whole(VIEW, a, "offset", (offset,), 0)
-    offset = offset if isinstance(offset, Size) else parts[0]
-    if any(n % size for n in (*parts, nb1, nb2, nb3)):
+    (offset,) = _whole(VIEW, a, "offset", (offset,), 0)
+    if not divides(size, offset, nb1, nb2, nb3):
         raise fail(VIEW, srcs, ShapeError, f"offset {offset} and nb {nb} must be multiples of {dt.name}'s {size} bytes")
-    starts = [x + y for x, y in zip(ends(offset), ends(a.view_offs), strict=True)]
-    end = max(starts) + n0 // dt.block_size * size + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3
-    if min(starts) < 0 or max(ends(end - a.root.nbytes)) > 0:
+    end = a.view_offs + offset + n0 // dt.block_size * size + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3
+    if below_zero(rest := a.root.nbytes - end):
         text = f"ne {list(ne)} nb {list(nb)} ends at byte {end}, outside the {a.root.nbytes} bytes of "
-        raise fail(VIEW, srcs, ShapeError, text + a.root.describe())
+        when = f" for {below_zero(rest)}" if isinstance(rest, Size) else ""
+        raise fail(VIEW, srcs, ShapeError, text + a.root.describe() + when)
     return record_view(VIEW, a, {"offset": offset}, ne, nb, len(dims), offset)
 
 
@@ -225,8 +223,8 @@ def view_1d(a: Tensor, ne0: int, offset: int) -> Tensor:
     """`ne0` consecutive elements that start `offset` bytes after the start of `a` (ggml_view_1d).
 
     The view is of memory: the strides of `a` do not matter. It must lie within the bytes of the tensor that owns the
-    memory, on whole elements or blocks; an offset that depends on a Var must do so for every value of the Var. Result:
-    ne [ne0].
+    memory, on whole elements or blocks. Elements, strides and the offset may follow from Vars; all this must then hold
+    for every value of these. Result: ne [ne0].
     Raises ShapeError.
     """
     return _view(a, (ne0,), (), offset)

@@ -28,7 +28,7 @@ def _part_shape(srcs: Srcs, params: Params) -> Ne:
     ne, w = src(srcs, 0).ne, params["w"]
     rule(ne[3] == 1, f"a has at most three dimensions: ne[3] is {ne[3]}")
     rule(is_int(w, 1), f"w must be a whole number from 1 to {MAX_INT}, not {w}")
-    return (ne[0], int(w), int(w), int(-(-ne[1] // w) * -(-ne[2] // w)))
+    return (ne[0], int(w), int(w), -(-ne[1] // w) * -(-ne[2] // w))
 
 
 def _part_ref(a: Array, w: int) -> Array:

@@ -152,7 +152,7 @@ def test_the_slot_is_bound_when_the_graph_runs() -> None:
     views = [t for t in b.graph.nodes if t.name.startswith(("k_cache_view", "v_cache_view")) and t.op == "view"]
     assert len(views) == 4
     for t in views:
-        assert isinstance(t.view_offs, Size) and t.view_offs.var is b.uses[0].head
+        assert isinstance(t.view_offs, Size) and t.view_offs.vars == (b.uses[0].head,)
     assert b.uses[0].head.hi == 64 - 3
 
 

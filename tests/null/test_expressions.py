@@ -25,6 +25,7 @@ ROW+a; a+ROW; ROW-a; a-ROW; ROW/p; a*COL; COL*a; COL-m; v+a; v-a; v*m; v/p; m[:1
 np.arange(4)+m; np.float32(2)/p; np.ones((2,3),bool)+m[:2,:3]; m@m.T; a@m.T; m@a.T[:,:,0]; m@ROW; np.ones((2,3))@m
 m[1]@m[2]; v@m.T; m@np.ones((2,4,5)); ROW@m.T; m.T@COL; a.T; v.T; -i; i+1; 1-i; i*0.5; i/2; 2/i; i+m[:,:3]; m[:,:3]/i
 i**2; a[1]; a[1:,::2]; a[...,1]; a[:,None,1,:2]; a[-1,-2]; a[0][1:][0]; a[:,::2,1::2]; m[:1]; m[:1]+1; m[:1]@m.T
+m[:,:1]@a[:1,:1]; a[:1]@v
 i@m[:,:3].T; m[:,:3]@i.T; i@i.T; i@np.ones((3,2)); np.ones((2,3),int)@i.T"""
 
 
@@ -114,7 +115,7 @@ def test_eval_and_inputs_that_persist() -> None:
 def test_what_things_look_like() -> None:
     ctx = gg.Context()
     head = gg.Var("head", 7, 3)
-    assert repr(head) == "<Var head = 3 of 0..7>" and repr(5 + head) == repr(head + 5) == "5+1*head"
+    assert repr(head) == "<Var head = 3 of 0..7>" and repr(5 + head) == repr(head + 5) == "head + 5"
     y = -ctx.from_numpy(A)
     assert repr(ctx) == "<Context 1 leafs of 96 bytes, 1 nodes>"
     sched = gg.Scheduler(("cpu",))

@@ -115,7 +115,9 @@ OP_CASES: dict[str, OpCase] = {
     "mul_mat_id": OpCase(
         "k,m,n_expert,n", ((2048, 2048, 8, 1), (2048, 2048, 8, 128)), (DType.Q4_K,), WEIGHT_TYPES, _mul_mat_id, True
     ),
-    "out_prod": OpCase("m,k,n: as for the gradient of weights", ((4096, 512, 4096),), _F32, WEIGHT_TYPES, _out_prod, True),
+    "out_prod": OpCase(
+        "m,k,n: as for the gradient of weights", ((4096, 512, 4096),), _F32, WEIGHT_TYPES, _out_prod, True
+    ),
     "out_prod_t": OpCase(
         "m,k,n, b transposed: as for the gradient of columns",
         ((4096, 4096, 512),),

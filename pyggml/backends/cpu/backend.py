@@ -50,16 +50,21 @@ class CpuProgram:
         self._calls = HostCalls(address, low.nodes, resolve) if has_calls else None
         if has_calls:
             p.pace.next = _NEVER  # a user who asks for threads gets them
+        self._needs = ffi.new("pg_need[]", max(len(low.needs), 1))
+        for need, (kernel, i) in zip(self._needs, low.needs, strict=False):
+            need.work, need.op = kernel.row.work, i
+        p.needs, p.n_needs = self._needs, len(low.needs)
+        p.work_size, p.work_threads = low.work_size, backend.n_threads
         self._work_of: list[tuple[int, int]] | None = None  # operations and bytes of each op
         self._work = backend.work(low.work_size)
         low.set_work(self._work.base)
-        self._vars = list(dict.fromkeys(var for *_, var in low.binds))
-        self._values = ffi.new("int64_t[]", max(len(self._vars), 1))
+        self._units = {unit: i for i, unit in enumerate(dict.fromkeys(unit for *_, unit in low.binds))}
+        self._values = ffi.new("int64_t[]", max(len(self._units), 1))
         self._binds = ffi.new("pg_bind[]", max(len(low.binds), 1))
-        for i, (where, base, stride, var) in enumerate(low.binds):
+        for i, (where, base, stride, unit) in enumerate(low.binds):
             b = self._binds[i]
             b.where, b.base = ffi.cast("int64_t *", where), base
-            b.stride, b.var = stride, self._vars.index(var)
+            b.stride, b.var = stride, self._units[unit]
         p.binds, p.n_binds = self._binds, len(low.binds)
 
     def work_now(self) -> Work:
@@ -77,19 +82,29 @@ class CpuProgram:
     def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
         with self._backend.lock:
             n = min(n_threads or self.lowered.n_threads, self.lowered.n_threads)
-            for i, var in enumerate(self._vars):
-                self._values[i] = var.value
+            for unit, i in self._units.items():
+                self._values[i] = int(unit)
             measure = self._backend.measure
             if measure is None:
-                status = lib.pg_plan_run(self._plan, self._values, n, self._is_long and interruptible)
+                status = self._run(n, interruptible)
             else:
                 spans = np.zeros((len(self.lowered.nodes), n, 2), np.int64)
                 self._plan.spans = ffi.cast("int64_t *", spans.__array_interface__["data"][0])
-                status = lib.pg_plan_run(self._plan, self._values, n, self._is_long and interruptible)
+                status = self._run(n, interruptible)
                 self._plan.spans = ffi.NULL
                 measure(self, spans)
             if status:
                 self._raise(status)
+
+    def _run(self, n_threads: int, interruptible: bool) -> int:
+        p, watch = self._plan, self._is_long and interruptible
+        status = lib.pg_plan_run(p, self._values, n_threads, watch)
+        if status == lib.PG_E_WORK:
+            self._work = self._backend.work(int(p.bad_value))
+            self.lowered.set_work(self._work.base)
+            p.work_size = self._work.size
+            status = lib.pg_plan_run(p, self._values, n_threads, watch)
+        return status
 
     def _raise(self, status: int) -> None:
         for file in self.lowered.files:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from ...buffers.alloc import Step
 from ...errors import BackendError
 from ...tensor import Tensor
+from ...var import Varies
 from ..repeats import stretches_of
-from .fusions import ORDER, Nodes
+from .fusions import ORDER, Fusion, Nodes
 from .products import choose
 
 # The fusions that can be switched on and off. Products that the CPU computes in a way of its own are always found;
@@ -46,12 +47,20 @@ def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled:
     return [s for steps in made.values() for s in steps]
 
 
+def _found(fusion: Fusion, g: Nodes, t: Tensor) -> Step | None:
+    """The step that `t` is part of, if it is one for all values of Vars."""
+    try:
+        return fusion.find(g, t)
+    except Varies:
+        return None
+
+
 def _steps(g: Nodes) -> list[Step]:
     for fusion in ORDER:
         if fusion.name in FUSIONS and fusion.name not in g.enabled:
             continue
         for t in g.nodes:
-            while t.op in fusion.ops and t not in g.taken and (step := fusion.find(g, t)) is not None:
+            while t.op in fusion.ops and t not in g.taken and (step := _found(fusion, g, t)) is not None:
                 g.taken.update(dict.fromkeys(step.nodes))
                 results = (n for n in step.nodes if n not in step.inner)
                 g.taken[next(results) if fusion.early else step.nodes[-1]] = step

@@ -16,9 +16,10 @@ from ...buffers.alloc import Operand, Step
 from ...buffers.buffer import Buffer, MappedFile
 from ...errors import BackendError
 from ...opdef import OPS
-from ...tensor import Ne, Size, Tensor, Var, contiguous_nb
-from ...var import ends, largest
+from ...tensor import Ne, Size, Tensor, contiguous_nb
+from ...var import bounds, largest
 from ..protocol import Resolve, node_error
+from .isa import Kernel
 from .record import Half, Record, record_of
 
 _TENSOR = Struct("=Q9q")  # pg_tensor: data, ne[4], nb[4], type
@@ -48,8 +49,9 @@ class Lowered:
 
     nodes: list[Tensor]
     ops: np.ndarray[tuple[int], np.dtype[np.uint8]]
-    binds: list[tuple[int, int, int, Var]]  # (address, base, stride, var)
+    binds: list[tuple[int, int, int, Size]]  # (address, base, stride, what it is multiplied with)
     work_size: int
+    needs: list[tuple[Kernel, int]]  # kernels whose scratch memory follows from a Var, and the numbers of their ops
     cost_ns: float = 0.0  # a rough guess
     n_threads: int = 1
     files: set[MappedFile] = field(default_factory=set[MappedFile])  # the files that the records read
@@ -94,6 +96,7 @@ class _Row(NamedTuple):
     i: int
     addresses: list[_Address]
     sizes: list[tuple[int, Size]]  # elements and strides that follow from a Var, and their places in the row in bytes
+    kernel: Kernel
     ns: float
     shared_ns: float  # of it, what threads share; inf asks for them
 
@@ -103,7 +106,7 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
     todo = [s for s in steps if s.fusion or OPS[s.nodes[0].op].kernel is not None]
     ops = np.zeros(len(todo) * _OP_SIZE, np.uint8)
     base = ops.__array_interface__["data"][0]
-    out = Lowered([s.nodes[-1] for s in todo], ops, [], 0)
+    out = Lowered([s.nodes[-1] for s in todo], ops, [], 0, [])
     memory = ops.data
 
     def address(t: Tensor, at: int, copy: Buffer | None) -> int:
@@ -116,11 +119,14 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
 
     def bind(at: int, size: Size, start: int = 0) -> None:
         """Have a word be `size` from `start` on, when the program runs."""
-        out.binds.append((base + at, start + size.const, size.stride, size.var))
+        stride, unit = size.unit()
+        out.binds.append((base + at, start + size.const, stride, unit))
 
-    def bind_sizes(i: int, sizes: Sequence[tuple[int, Size]]) -> None:
-        for at, n in sizes:
+    def bind_sizes(i: int, row: _Row) -> None:
+        for at, n in row.sizes:
             bind(i * _OP_SIZE + at, n)
+        if row.sizes and row.kernel.row.work != ffi.NULL:
+            out.needs.append((row.kernel, i))
 
     def put(
         t: Tensor, i: int, at: int, copy: Buffer | None, layout: Ne | None, half: Half | None
@@ -138,9 +144,10 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
             ne = (ne[0] // 2, *ne[1:]) if half.dim == 0 else (ne[0], ne[1] // 2, *ne[2:])
         place = i * _OP_SIZE + at
         words = (*ne, *nb)
-        _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *words, t.dtype.gguf_id)
         if Size not in map(type, words):
+            _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *words, t.dtype.gguf_id)
             return skip, []
+        _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *map(largest, words), t.dtype.gguf_id)
         return skip, [(at + 8 * word, n) for word, n in enumerate(words, 1) if isinstance(n, Size)]
 
     def lowered(i: int, step: Step) -> _Row:
@@ -165,23 +172,24 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
             need = 0
-            for end in (0, 1) if sizes else (1,):  # a kernel that splits its work may need more for the smallest sizes
+            for end in (0, 1) if sizes else (1,):  # a guess: a kernel may need most for sizes in between
                 for place, n in sizes:
-                    _WORD.pack_into(memory, at + place, ends(n)[end])
+                    _WORD.pack_into(memory, at + place, bounds(n)[end])
                 need = max(need, lib.pg_work_size(r.kernel.row, task, n_threads))
             if need > _MAX_WORK:
                 raise node_error(step.nodes[-1], "it needs more scratch memory than there can be")
             _TAIL.pack_into(memory, at + _WORK, 0, need, 0)
             out.work_size = max(out.work_size, need)
-        bind_sizes(i, sizes)
-        return _Row(i, addresses, sizes, ns, inf if r.shared else ns * is_shared)
+        row = _Row(i, addresses, sizes, r.kernel, ns, inf if r.shared else ns * is_shared)
+        bind_sizes(i, row)
+        return row
 
     repeats: list[tuple[int, int]] = []  # row, that which it repeats
     moved: list[tuple[int, int]] = []  # word, what is there in a repeated row
 
     def repeated(i: int, step: Step, row: _Row) -> None:
         repeats.append((i, row.i))
-        bind_sizes(i, row.sizes)
+        bind_sizes(i, row)
         for at, operand, copied, skip in row.addresses:
             place, t = i * _OP_SIZE + at, step.tensor(operand)
             t, copy = (t, t.form.copy) if copied else (t if at == _DST else resolve(t), None)

@@ -7,6 +7,7 @@ from ...dtypes import DType
 from ...form import IN_PASSING, ROUNDED
 from ...ops.matmul import weights_of
 from ...tensor import Tensor
+from ...var import bounds, divides
 from .isa import Kernel, kernel_of
 
 # Columns beyond which a product of floats that may be rounded converts them, by level; the other levels never do.
@@ -19,7 +20,8 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     """How `node` is computed at this level, when it is a product in a way of the CPU's own: its kernel, and the copy of
     the weights that it reads (None: as they are stored). The form of the weights and the columns decide.
 
-    None for all other nodes: the kernel of their op computes them (`kernel_of`).
+    None for all other nodes: the kernel of their op computes them (`kernel_of`). So it does when the columns follow
+    from a Var, and some of its values would have another way.
     """
     a = weights_of(node)
     if a is None:
@@ -31,9 +33,9 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
         way = "_stored"
     elif node.op == "mul_mat_id" or not is_float_matrix(a):
         return None
-    elif form is ROUNDED and isa in ROUND_BEYOND and columns > ROUND_BEYOND[isa]:
+    elif form is ROUNDED and isa in ROUND_BEYOND and bounds(columns)[0] > ROUND_BEYOND[isa]:
         way = "_half"
-    elif columns > _SPLIT_BEYOND[a.dtype]:
+    elif bounds(columns)[0] > _SPLIT_BEYOND[a.dtype]:
         way = "_exact"
     else:
         return None
@@ -43,4 +45,4 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
 
 def is_float_matrix(t: Tensor) -> bool:
     """Whether `t` is a matrix of F16 or BF16 whose rows are whole units of csrc/products/gemm."""
-    return t.dtype in (DType.F16, DType.BF16) and t.ne[0] % 32 == 0 and t.ne[2] == t.ne[3] == 1
+    return t.dtype in (DType.F16, DType.BF16) and divides(32, t.ne[0]) and t.ne[2] == t.ne[3] == 1

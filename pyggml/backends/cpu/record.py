@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...buffers.alloc import Match, Operand
 from ...opdef import OPS
-from ...tensor import Tensor
+from ...tensor import Size, Tensor
 from .host import HOST_KERNEL
 from .isa import Kernel, kernel_of
 from .products import choose
@@ -30,8 +30,7 @@ class Record(Match):
     kernel  the kernel; None: the backend has none for it
     dst     the tensor that the result is written to
     srcs    the sources of the kernel, by number (csrc/operands.h)
-    params  its parameters, by number. A parameter that follows from a Var is refused (`Varies`): records bind elements
-            and strides only
+    params  its parameters, by number, without those that follow from a Var (`OpDef.sizes`): it does not read these
     packed  sources whose repacked copy is read, when they have one
     halves  sources of which only one half is read
     shape   the node whose ne the result has; it is written densely into `dst`. None: the ne of `dst`
@@ -56,6 +55,6 @@ def record_of(t: Tensor, isa: str) -> Record:
     return Record(
         kernel=kernel_of(isa, t) if product is None else product[0],
         srcs={i: Operand(0, i) for i, s in enumerate(t.src) if s is not None},
-        params=dict(enumerate(t.op_params.values())),
+        params={i: n for i, n in enumerate(t.op_params.values()) if not isinstance(n, Size)},
         packed=() if product is None else (0,),
     )

@@ -15,6 +15,7 @@ from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.graph import Graph
 from pyggml.opdef import OPS
 from pyggml.tensor import FLAG_INPUT, Tensor
+from pyggml.var import largest
 
 from ..layers import layers_of
 from ..picture import folds, is_store, kind_of, parameters, place_of, read_later
@@ -73,7 +74,7 @@ def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
             "name": pool,
             "size": size,
             "blocks": [
-                [index[t], plan.offsets[t][1], t.nbytes, *plan.lives[t]]
+                [index[t], plan.offsets[t][1], largest(t.nbytes), *plan.lives[t]]
                 for t in plan.offsets
                 if plan.offsets[t][0] == pool and t in index and t in plan.lives
             ],
@@ -82,15 +83,15 @@ def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
     ]
     rows: list[dict[str, Any]] = []
     for t in tensors:
-        place = place_of(t, plan)
+        place, (ne, nb) = place_of(t, plan), t.layout
         row: dict[str, Any] = {
             "name": t.name,
             "op": t.op,
             "kind": kind_of(t),
             "type": t.dtype.name,
-            "ne": t.ne,
-            "nb": t.nb,
-            "shape": t.shape,
+            "ne": ne,
+            "nb": nb,
+            "shape": ne[::-1][4 - t.rank :],
             "params": parameters(t),
             "src": [-1 if s is None else index[s] for s in t.src],
             "roles": [OPS[t.op].role(i) for i in range(len(t.src))] if t.op != "none" else [],
@@ -115,7 +116,7 @@ def _data(run: Run, title: str, about: dict[str, str]) -> dict[str, Any]:
         "n_steps": plan.n_steps,
         "wall": run.wall_ns / 1e3,
         "n_threads": run.n_threads,
-        "weights": sum(t.nbytes for t in run.graph.leafs if not t.flags & FLAG_INPUT),
+        "weights": sum(int(t.nbytes) for t in run.graph.leafs if not t.flags & FLAG_INPUT),
     }
 
 
