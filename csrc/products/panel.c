@@ -52,7 +52,7 @@ typedef void (*tile_fn)(const float *a, const float *b, int64_t k, float *const 
 #define TILE(lies, n)                                                                                                  \
   static __attribute__((noinline)) void tile_##lies##_##n(const float *a, const float *b, int64_t k, float *const *y,  \
                                                           int add, pg_fetch *fetch) {                                  \
-    tile(n *PG_GROUP_STEP, lies, a, b, k, y, add, fetch);                                                              \
+    tile((n)*PG_GROUP_STEP, lies, a, b, k, y, add, fetch);                                                             \
   }
 #define NAME(lies, n) tile_##lies##_##n,
 #if VF_N >= 8

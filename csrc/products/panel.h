@@ -20,9 +20,9 @@ enum pg_group { PG_BY_COLUMN, PG_BY_ELEMENT };
 // lines, then, after a jump, the same number again, and so on.
 typedef struct pg_fetch {
   const char *at;
-  int64_t step; // bytes from one line to the next; 0: nothing is left to fetch
-  int64_t run, left, jump;
-  int64_t n; // lines still to come
+  int64_t step;            // bytes from one line to the next; 0: nothing is left to fetch
+  int64_t run, left, jump; // lines at a time, those that are left of them, and the bytes of the jump
+  int64_t n;               // lines still to come
 } pg_fetch;
 
 // `n` rows of `bytes`, `nb` apart.

@@ -90,19 +90,22 @@ typedef struct columns {
 // The next columns of a part, from c on: one group, or several when columns are neighbours in memory, so that each
 // cache line is read once.
 static void find_columns(const pg_product *p, int64_t c, int64_t last, int64_t k0, columns *s) {
-  const int64_t end = PG_MIN(c + STRETCH, last), nb = p->b->nb[0];
-  const int across = p->nb_b[0] == 4 && nb != 4 && p->b->type == PG_F32 && !p->list && p->n_b == p->n[0] &&
-                     c / p->n[0] == (end - 1) / p->n[0];
-  s->lies = across ? PG_BY_ELEMENT : PG_BY_COLUMN;
-  s->n = PG_MIN(across ? STRETCH : PG_GROUP, last - c);
+  const int64_t nb = p->b->nb[0], whole = p->n_b == p->n[0] && !p->list ? (c / p->n[0] + 1) * p->n[0] : c;
+  const int64_t side_by_side = PG_MIN(PG_MIN(STRETCH, whole - c), last - c);
+  const int near = p->nb_b[0] == 4 && nb != 4 && p->b->type == PG_F32 && side_by_side >= PG_MIN(PG_GROUP, last - c);
+  s->lies = near ? PG_BY_ELEMENT : PG_BY_COLUMN;
+  s->n = near ? side_by_side : PG_MIN(PG_GROUP, last - c);
   for (int64_t j = 0; j < s->n; j++) s->x[j] = pg_column(p, c + j, &s->y[j]) + k0 * nb;
 }
 
 // The memory of n elements of columns, which should be evenly spaced.
 static pg_fetch fetch_columns(const pg_product *p, const columns *s, int64_t n) {
+  const int64_t nb = p->b->nb[0];
   if (s->n <= 0) return (pg_fetch){.n = 0};
-  if (s->lies == PG_BY_ELEMENT) return pg_fetch_of(s->x[0], s->n * 4, p->b->nb[0], n);
-  return pg_fetch_of(s->x[0], n * p->b->nb[0], s->n > 1 ? s->x[1] - s->x[0] : 0, s->n);
+  if (s->lies == PG_BY_ELEMENT) return pg_fetch_of(s->x[0], s->n * 4, nb, n);
+  const int64_t next = s->n > 1 ? s->x[1] - s->x[0] : 0;
+  if (nb > 64) return (pg_fetch){s->x[0], nb, n, n, next - n * nb, s->n * n};
+  return pg_fetch_of(s->x[0], n * nb, next, s->n);
 }
 
 // The memory of the results of columns.

@@ -1,6 +1,6 @@
-// out_prod of weights that the CPU has its own way for (pyggml/backends/cpu/products.py): a product whose rows run across
-// the stored ones, so that each has an element of every stored row. Stored rows become f32, a strip of them at a time,
-// and the lanes of a vector are elements of a row: so all that fixed point needs runs along the lanes.
+// out_prod of weights that the CPU has its own way for (pyggml/backends/cpu/products.py): a product whose rows run
+// across the stored ones, so that each has an element of every stored row. Stored rows become f32, a strip of them at a
+// time, and the lanes of a vector are elements of a row: so all that fixed point needs runs along the lanes.
 #include "formats/storage.h"
 #include "products/gemm/gemm.h"
 #include "products/r16/scales.h"
@@ -70,8 +70,8 @@ typedef void (*unpack_fn)(const uint8_t *group, int64_t n, float *to);
 static const unpack_fn unpack_of[] = {R16_FORMATS(X)};
 #undef X
 
-// Elements k0 .. k0 + n of `rows` stored rows from `first` on, which is a multiple of 16. Repacked rows come in groups of
-// 16, the rest of the last one zeros.
+// Elements k0 .. k0 + n of `rows` stored rows from `first` on, which is a multiple of 16. Repacked rows come in groups
+// of 16, the rest of the last one zeros.
 static void get_rows(const r16_product *p, int64_t first, int64_t rows, int64_t k0, int64_t n, float *to) {
   if (p->row_bytes) {
     const pg_to_f32 to_f32 = TO_F32(p->f.type);
@@ -99,8 +99,7 @@ PG_INLINE lanes lanes_of(const float *x, int64_t n) {
   vf max[SUMS], sum[SUMS], unit = one;
   for (int again = 0; again < 2; again++) {
     for (int j = 0; j < SUMS; j++) max[j] = sum[j] = vf_zero();
-    for (int64_t i = 0; i < n; i += SUMS)
-      _Pragma("GCC unroll 4") for (int j = 0; j < SUMS; j++) {
+    for (int64_t i = 0; i < n; i += SUMS) _Pragma("GCC unroll 4") for (int j = 0; j < SUMS; j++) {
         const vf v = vf_mul(vf_load(x + (i + j) * R16_ROW), unit);
         max[j] = vf_max(vf_abs(v), max[j]);
         sum[j] = vf_fma(v, v, sum[j]);
