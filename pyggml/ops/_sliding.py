@@ -76,7 +76,7 @@ def image_windows_back(seen: Array, planes: Sequence[int], params: Params) -> Ar
     """The gradient of x [batch, channels, *planes] from that of `image_windows`: each window is added where it lies."""
     n = len(planes)
     out, k = seen.shape[2 : 2 + n], seen.shape[2 + n :]
-    s, p, d = ([params[f"{name}{i}"] for i in reversed(range(n))] for name in "spd")
+    s, p, d = ([int(params[f"{name}{i}"]) for i in reversed(range(n))] for name in "spd")
     y = np.zeros((*seen.shape[:2], *[m + 2 * q for m, q in zip(planes, p, strict=True)]))
     for at in np.ndindex(*k):
         first = [i * q for i, q in zip(at, d, strict=True)]

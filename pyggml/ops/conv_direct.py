@@ -13,6 +13,7 @@ from ..tensor import Ne, Tensor
 from ._common import F32, is_whole, src
 from ._gradients import dense, summed
 from ._sliding import check_taps, convolve, image_windows, kernel_rows, places, product_cost
+from .im2col import im2col, im2col_3d, im2col_3d_back, im2col_back
 from .matmul import outer_summed
 
 __all__ = [
@@ -81,27 +82,35 @@ def _3d_cost(t: Tensor) -> Cost:
     return product_cost(t, t.n_elements * a.n_elements // t.op_params["n_channels_out"])
 
 
+def _plane(p: Params) -> tuple[int, int, int, int, int, int]:
+    return p["s0"], p["s1"], p["p0"], p["p1"], p["d0"], p["d1"]
+
+
+def _volume(p: Params) -> tuple[int, int, int, int, int, int, int, int, int]:
+    return p["s0"], p["s1"], p["s2"], p["p0"], p["p1"], p["p2"], p["d0"], p["d1"], p["d2"]
+
+
 def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
     """That of the product of columns and kernels, which conv_2d computes: `_product_grad`."""
-    p = [node.op_params[name] for name in _PLANE]
+    p = _plane(node.op_params)
 
     def columns(a: Tensor, b: Tensor) -> Tensor:
-        return ops.im2col(a, b, *p, True, F32)
+        return im2col(a, b, *p, True, F32)
 
     def image(a: Tensor, g: Tensor, ne: Ne) -> Tensor:
-        return ops.im2col_back(a, g, ne, *p, True)
+        return im2col_back(a, g, ne, *p, True)
 
     return _product_grad(node, gy, src(node.src, 0).ne[3], src(node.src, 1).ne[3], columns, image)
 
 
 def _grad_3d(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
-    p, n_channels = [node.op_params[name] for name in _VOLUME], node.op_params["n_channels"]
+    p, n_channels = _volume(node.op_params), node.op_params["n_channels"]
 
     def columns(a: Tensor, b: Tensor) -> Tensor:
-        return ops.im2col_3d(a, b, n_channels, *p, F32)
+        return im2col_3d(a, b, n_channels, *p, F32)
 
     def image(a: Tensor, g: Tensor, ne: Ne) -> Tensor:
-        return ops.im2col_3d_back(a, g, ne, n_channels, *p)
+        return im2col_3d_back(a, g, ne, n_channels, *p)
 
     return _product_grad(node, gy, node.op_params["n_channels_out"], node.op_params["n_batch"], columns, image)
 
@@ -138,12 +147,12 @@ def _product_grad(
 def _grad_dw(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
     """Each channel is an image of its own, ne [W, H, 1, channels * batch], and has a kernel [k]."""
     a, b = src(node.src, 0), src(node.src, 1)
-    p = [node.op_params[name] for name in _PLANE]
+    p = _plane(node.op_params)
     (w, h, channels, batch), k, places = b.ne, a.ne[0] * a.ne[1], node.ne[0] * node.ne[1]
 
     def of_a() -> Tensor:
         planes = ops.reshape_4d(dense(b), w, h, 1, channels * batch)
-        seen = ops.reshape_4d(ops.im2col(a, planes, *p, True, F32), k, places, channels, batch)
+        seen = ops.reshape_4d(im2col(a, planes, *p, True, F32), k, places, channels, batch)
         g = ops.out_prod(seen, ops.reshape_4d(dense(gy), 1, places, channels, batch))
         return ops.reshape(summed(g, (k, 1, channels, 1)), a)
 
@@ -151,7 +160,7 @@ def _grad_dw(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
         g = ops.reshape_4d(dense(gy), places, 1, channels, batch)
         seen = ops.out_prod(ops.reshape_4d(dense(a), k, 1, channels, 1), g)
         seen = ops.reshape_4d(seen, k, *node.ne[:2], channels * batch)
-        return ops.reshape(ops.im2col_back(a, seen, (w, h, 1, channels * batch), *p, True), b)
+        return ops.reshape(im2col_back(a, seen, (w, h, 1, channels * batch), *p, True), b)
 
     return of_a, of_b
 

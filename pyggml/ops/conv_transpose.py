@@ -14,6 +14,7 @@ from ..tensor import Ne, Tensor
 from ._common import F32, MAX_INT, is_int, src
 from ._gradients import dense
 from ._sliding import check_taps, kernel_rows, product_cost
+from .im2col import im2col
 from .matmul import outer_summed
 
 __all__ = [
@@ -75,7 +76,7 @@ def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
 
     @cache
     def columns() -> Tensor:
-        return ops.reshape_3d(ops.im2col(a, gy, s, s, 0, 0, 1, 1, is_2d, F32), k, places, batch)
+        return ops.reshape_3d(im2col(a, gy, s, s, 0, 0, 1, 1, is_2d, F32), k, places, batch)
 
     def kernels() -> Tensor:
         return ops.reshape_2d(dense(a), k, channels)

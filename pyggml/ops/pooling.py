@@ -113,11 +113,11 @@ def _back_ref(a: Array, af: Array, op: int, p: Params, clipped: bool) -> Array:
     y = np.zeros(af.shape)
     batch, channels = np.ogrid[: af.shape[0], : af.shape[1]]
     batch, channels = batch[..., None, None], channels[..., None, None]
-    first = [np.arange(a.shape[3 - i]) * p[f"s{i}"] - floor(p[f"p{i}"]) for i in (0, 1)]
+    first_w, first_h = (np.arange(a.shape[3 - i]) * int(p[f"s{i}"]) - floor(p[f"p{i}"]) for i in (0, 1))
     taps: list[tuple[Array, Array, Array]] = []  # rows, columns, and whether they are inside
     for i in range(p["k1"]):
         for j in range(p["k0"]):
-            h, w = (first[1] + i)[:, None], (first[0] + j)[None, :]
+            h, w = (first_h + i)[:, None], (first_w + j)[None, :]
             inside = (h >= 0) & (h < af.shape[2]) & (w >= 0) & (w < af.shape[3])
             taps.append((h.clip(0, af.shape[2] - 1), w.clip(0, af.shape[3] - 1), inside))
     if op == OpPool.AVG:

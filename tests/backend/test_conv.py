@@ -168,3 +168,45 @@ def test_types_are_refused() -> None:
         ):
             with pytest.raises(gg.DTypeError):
                 op()
+
+
+def test_gradients_have_the_same_bits_on_any_number_of_threads() -> None:
+    rng = np.random.default_rng(0)
+
+    def random(*ne: int) -> Tensor:
+        return gg.Context().from_numpy(rng.standard_normal(ne[::-1]).astype(np.float32))
+
+    kernel, image = random(3, 2, 5, 1), random(19, 13, 5, 3)
+    seen = gg.im2col(kernel, image, 2, 1, 1, 1, 1, 2, True, gg.F32)
+    largest, mean = (gg.pool_2d(image, op, 3, 2, 2, 1, 1, 0.5) for op in ("max", "avg"))
+    large, small = gg.interpolate(image, 50, 31, 10, 3, "bicubic"), gg.interpolate(image, 7, 5, 2, 2, 513)
+    for y in (seen, largest, mean, large, small):
+        (g,) = gg.grad(y, [image], random(*y.ne))
+        graph = gg.Graph().build_forward_expand(g.set_output())
+        results: list[bytes] = []
+        for n_threads in (1, 2, 3, 7):
+            gg.compute(graph, n_threads=n_threads)
+            results.append(g.tobytes())
+        assert len({*results}) == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (lambda a, b: gg.im2col_back(a, b, (8, 8, 2, 1), 1, 1, 0, 0, 1, 1, True), r"b must have the ne of the columns"),
+        (
+            lambda a, b: gg.im2col_back(a, b, (8, 8, 3, 1), 1, 1, 0, 0, 1, 1, True),
+            r"a and the result must have as many",
+        ),
+        (
+            lambda a, b: gg.im2col_3d_back(a, b, (8, 8, 2, 3), 2, 1, 1, 1, 0, 0, 0, 1, 1, 1),
+            r"IC must be a whole number",
+        ),
+        (lambda a, b: gg.pool_2d_back(b, a, "max", 2, 2, 1, 1, 0, 0), r"a must have the ne of the pooled af"),
+        (lambda a, b: gg.upscale_back(a, 0, 1, 1, 1, "nearest"), r"ne must be whole numbers from 1"),
+    ],
+)
+def test_gradients_of_other_shapes_are_named(record: Op, text: str) -> None:
+    a, b = gg.Context().from_numpy(np.ones((2, 2, 3, 3), np.float32)), gg.Context().from_numpy(np.ones((4, 18)), gg.F32)
+    with pytest.raises(gg.ShapeError, match=text):
+        record(a, b)

@@ -301,3 +301,43 @@ def test_a_net_learns_with_adamw(ctx: gg.Context) -> None:
         gg.compute(g, inputs={params: [0.05, 0.9, 0.999, 1e-8, 0.0, 1 / (1 - 0.9**t), 1 / (1 - 0.999**t)]})
         losses.append(float(loss.item()))
     assert losses[-1] < 0.2 < 0.5 < losses[0]
+
+
+def test_what_changes_in_steps_has_a_gradient_of_0(ctx: gg.Context) -> None:
+    """Nothing is recorded for it, however far below x is."""
+    x, w = ctx.from_numpy(X), ctx.from_numpy(X)
+    (gx,) = gg.grad(gg.floor(gg.exp(x * 3)).sum(), [x])
+    np.testing.assert_array_equal(gg.eval(gx), np.zeros_like(X))
+    assert {t.op for t in gg.Graph().build_forward_expand(gx).nodes} <= {"repeat", "reshape"}
+    (gx,) = gg.grad((gg.floor(x) * x + w).sum(), [x])
+    np.testing.assert_array_equal(gg.eval(gx), np.floor(X))
+
+
+def test_a_choice_of_keys_has_a_gradient_of_0(ctx: gg.Context) -> None:
+    """The scores of an indexer choose what attention sees: only the mask, and what it is added to, have gradients."""
+    index, scores = (ctx.from_numpy(RNG.standard_normal((3, 8)).astype(np.float32)) for _ in range(2))
+    mask = ctx.from_numpy(np.zeros((3, 8), np.float32))
+    chosen = gg.top_k_mask(index * 2, mask, 4)
+    g_index, g_scores = gg.grad(gg.sqr(gg.soft_max_ext(scores, chosen, 1.0, 0.0)).sum(), [index, scores])
+    assert not gg.eval(g_index).any()
+    assert (gg.eval(g_scores) != 0).sum() == 3 * 4
+    (g_mask,) = gg.grad(gg.sqr(gg.soft_max_ext(scores, chosen, 1.0, 0.0)).sum(), [mask])
+    np.testing.assert_allclose(gg.eval(g_mask), gg.eval(g_scores), rtol=1e-6)
+
+
+def test_products_of_images_have_gradients_of_gradients(ctx: gg.Context) -> None:
+    """A penalty on the gradient of a convolution, which is linear in its image."""
+    kernel = ctx.from_numpy(RNG.standard_normal((2, 3, 3, 3)).astype(np.float32))
+    image = ctx.from_numpy(RNG.standard_normal((1, 3, 6, 7)).astype(np.float32))
+    (g,) = gg.grad(gg.conv_2d_direct(kernel, image, 1, 1, 1, 1, 1, 1).sum(), [image])
+    (gk,) = gg.grad(gg.sqr(g).sum(), [kernel])
+    at = kernel.numpy().copy()
+
+    def penalty(k: np.ndarray) -> float:
+        kernel.set(k)
+        return float((gg.eval(g).astype(np.float64) ** 2).sum())
+
+    slope = gg.eval(gk).copy()
+    step = 1e-2 * RNG.standard_normal(at.shape).astype(np.float32)
+    found = penalty(at + step) - penalty(at - step)  # exact for squares
+    np.testing.assert_allclose(found, 2 * (slope * step).sum(), rtol=1e-3)
