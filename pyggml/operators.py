@@ -47,10 +47,10 @@ class Operand:
     NumPy's functions of a tensor record nodes too: np.add, np.exp, np.maximum, np.isfinite, np.logical_and and others.
     Functions for which there is no op raise DTypeError.
 
-    An index may have whole numbers, slices, `...` and None. It gives a view of the same memory. Vars and Sizes may stand
-    for numbers; they must be within the tensor for every value. Raises ShapeError when there can be no view (a negative
-    step, an empty slice, more than four dimensions), and DTypeError for lists of indices (see `get_rows`) and other
-    types.
+    An index may have whole numbers, slices, `...` and None. It gives a view of the same memory. Vars and Sizes may
+    stand for numbers; they must be within the tensor for every value. Raises ShapeError when there can be no view (a
+    negative step, an empty slice, more than four dimensions), and DTypeError for lists of indices (see `get_rows`) and
+    other types.
     """
 
     __slots__ = ()
