@@ -294,6 +294,9 @@ class Var(Size):
 
     __hash__ = object.__hash__  # two Vars are two, whatever their names
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return Var, (self.name, self._hi, self._value, None if self._is_open else self._lo)
+
     @property
     def lo(self) -> int:
         """The smallest value."""

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from ..dtypes import DType
-from ..tensor import Ne
+from ..tensor import Ne, last_byte
 from ..var import Size, Varies, bounds, largest
 
 _MAX_WORK = 10_000  # when the exact answer takes more work, tensors count as overlapping
@@ -48,7 +48,7 @@ def _axes(t: Elements) -> Axes:
 
 def _end(t: Elements) -> int:
     """The byte behind the last element, from the start of the root."""
-    return t.view_offs + t.nbytes
+    return t.view_offs + last_byte(t.dtype, t.ne, t.nb)
 
 
 def overlaps_itself(t: Elements) -> bool:

@@ -15,7 +15,7 @@ from ..buffers.overlap import may_overlap, same_elements
 from ..dtypes import DType
 from ..errors import DTypeError, GraphError, OneSite, ShapeError, explain, user_site
 from ..graph import Graph
-from ..opdef import OPS, ZERO, Part, Zero, written_by
+from ..opdef import OPS, Part, Zero, written_by
 from ..ops._gradients import as_f32, dense, zeros
 from ..tensor import FLAG_PARAM, Context, Tensor
 
@@ -153,9 +153,11 @@ def _walk(
         if t in found and sources:
             for i, g in enumerate(_gradients(t, found[t], wanted, lenient)):
                 s = t.src[i]
-                if s is not None and g is ZERO:
+                if s is None or g is None:
+                    continue
+                if isinstance(g, Zero):
                     flat.add(s)
-                elif s is not None and g is not None:
+                else:
                     found[s] = _sum(found.get(s), g, s)
         elif t in flat:
             flat.update(sources)

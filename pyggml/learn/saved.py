@@ -91,7 +91,7 @@ class _Either(NamedTuple):
     b: Container[str]
 
     def __contains__(self, x: object) -> bool:
-        return x in self.a or x in self.b
+        return isinstance(x, str) and (x in self.a or x in self.b)
 
 
 class _TrainedSource:

@@ -46,9 +46,11 @@ def summed(g: Tensor, a: Tensor | Ne) -> Tensor:
 
 def summed_to_mask(g: Tensor, mask: Tensor) -> Tensor:
     """The gradient `g` of scores as that of the mask that was added to them, which repeats and may have more rows."""
+    from .pad import pad  # which imports this module
+
     m, rows = mask.ne, g.ne[1]
     g = summed(g, (m[0], rows, m[2], m[3]))
-    return g if m[1] == rows else ops.pad(g, 0, m[1] - rows, 0, 0)
+    return g if m[1] == rows else pad(g, 0, m[1] - rows, 0, 0)
 
 
 def spread(g: Tensor, a: Tensor) -> Tensor:

@@ -75,13 +75,15 @@ def run_back(x: Turns, state: Array, gy: Array, slots: Array, before: bool = Fal
     """Reference: the gradients of what tokens do, and of the state before the first one. gy: as v, the gradients of
     y; slots [K, n_seqs, n_head, n_rows, n]: those of the last states, newest first."""
     n_tokens = gy.shape[1]
-    states, along, u = [state], [], []
+    states, along, u = [state], list[Array](), list[Array]()
     for t in range(n_tokens):
         along.append((state * _row_of(x.a, t)).sum(axis=-1))
         u.append(x.v[:, t] + (0.0 if x.c is None else x.c[:, t, :, None] * along[t]))
         state = state * _row_of(x.w, t) + u[t][..., None] * _row_of(x.k, t) + along[t][..., None] * _row_of(x.b, t)
         states.append(state)
-    g = Turns(*[None if a is None else np.zeros(a.shape) for a in x])
+    w, k, r, v = (np.zeros(a.shape) for a in x[:4])
+    a, b, c = (None if t is None else np.zeros(t.shape) for t in (x.a, x.b, x.c))
+    g = Turns(w, k, r, v, a, b, c)
     m = np.zeros(state.shape)  # the gradient of the state after token t
     for t in reversed(range(n_tokens)):
         if n_tokens - 1 - t < len(slots):

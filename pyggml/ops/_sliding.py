@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ def image_windows_back(seen: Array, planes: Sequence[int], params: Params) -> Ar
     out, k = seen.shape[2 : 2 + n], seen.shape[2 + n :]
     s, p, d = ([int(params[f"{name}{i}"]) for i in reversed(range(n))] for name in "spd")
     y = np.zeros((*seen.shape[:2], *[m + 2 * q for m, q in zip(planes, p, strict=True)]))
-    for at in np.ndindex(*k):
+    for at in product(*map(range, k)):
         first = [i * q for i, q in zip(at, d, strict=True)]
         there = [slice(f, f + (m - 1) * q + 1, q) for f, m, q in zip(first, out, s, strict=True)]
         y[(..., *there)] += seen[(..., *at)]

@@ -10,7 +10,7 @@ import numpy as np
 from ..codec import Array
 from ..dtypes import DType
 from ..opdef import ZERO, Cost, DTypeRow, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
-from ..tensor import Ne, Tensor
+from ..tensor import Ne, Tensor, dims_of, full_ne
 from ._common import F32, MAX_INT, given_ne, is_int, is_whole, src, type_of
 from ._gradients import constant
 from ._sliding import KERNEL_TYPES, image_windows, image_windows_back, places
@@ -109,7 +109,7 @@ def _grad_im2col(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
     a, b = src(node.src, 0), src(node.src, 1)
     back = IM2COL_BACK if node.op == "im2col" else IM2COL_3D_BACK
     known = {name: n for name, n in node.op_params.items() if name != "dst_type"}
-    return ZERO, lambda: record(back, (a, gy), {**_ne_params(b.ne), **known}, rank=b.rank)
+    return ZERO, lambda: record(back, (a, gy), {**_ne_params(back.name, b.ne), **known}, rank=b.rank)
 
 
 def _grad_back(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
@@ -133,8 +133,8 @@ def _back_cost(t: Tensor) -> Cost:
 _NE = ("ne0", "ne1", "ne2", "ne3")
 
 
-def _ne_params(ne: Sequence[int]) -> Params:
-    return dict(zip(_NE, (*ne, 1, 1, 1, 1)[:4], strict=True))
+def _ne_params(op: str, ne: Sequence[int]) -> Params:
+    return dict(zip(_NE, full_ne(dims_of(op, ne)), strict=True))
 
 
 def _col2im_1d_shape(srcs: Srcs, params: Params) -> Ne:
@@ -293,7 +293,7 @@ def im2col_back(
     image's. The others as `im2col`. Result: F32, of that ne. Raises ShapeError, DTypeError.
     """
     params = {"s0": s0, "s1": s1, "p0": p0, "p1": p1, "d0": d0, "d1": d1, "is_2D": is_2D}
-    return record(IM2COL_BACK, (a, b), {**_ne_params(ne), **params})
+    return record(IM2COL_BACK, (a, b), {**_ne_params("im2col_back", ne), **params})
 
 
 def im2col_3d_back(
@@ -313,7 +313,7 @@ def im2col_3d_back(
 ) -> Tensor:
     """The gradient of `im2col_3d` by its volumes. As `im2col_back`."""
     params = {"IC": IC, "s0": s0, "s1": s1, "s2": s2, "p0": p0, "p1": p1, "p2": p2, "d0": d0, "d1": d1, "d2": d2}
-    return record(IM2COL_3D_BACK, (a, b), {**_ne_params(ne), **params})
+    return record(IM2COL_3D_BACK, (a, b), {**_ne_params("im2col_3d_back", ne), **params})
 
 
 def col2im_1d(a: Tensor, s0: int, oc: int, p0: int) -> Tensor:

@@ -149,8 +149,7 @@ def _one_hot(logits: Array, ids: Array) -> tuple[Array, int]:
     classes: Array = ids[0].astype(np.int64)  # [n3, n2, rows]
     if (classes >= logits.shape[3]).any():
         raise IndexError(f"row index {classes.max()} is out of range")
-    numbers: Array = np.arange(logits.shape[3])
-    hot: Array = np.equal(classes[..., None], numbers).astype(np.float64)
+    hot: Array = np.equal(classes[..., None], list(range(logits.shape[3]))).astype(np.float64)
     return hot, int((classes >= 0).sum())
 
 
@@ -161,7 +160,8 @@ def _ids_ref(a: Array, b: Array) -> Array:
 
 def _ids_back_ref(a: Array, b: Array, c: Array) -> Array:
     hot, counted = _one_hot(b, c)
-    return _ref_back(a, b, hot) * (_n_rows(b) / max(counted, 1))
+    back = _ref_back(a, b, hot) * (_n_rows(b) / max(counted, 1))
+    return np.where(c[0][..., None] >= 0, back, 0.0)  # what a row has that is left out does not matter, NaN neither
 
 
 def _ids_grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:

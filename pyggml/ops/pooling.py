@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from math import floor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def _back_ref(a: Array, af: Array, op: int, p: Params, clipped: bool) -> Array:
     y = np.zeros(af.shape)
     batch, channels = np.ogrid[: af.shape[0], : af.shape[1]]
     batch, channels = batch[..., None, None], channels[..., None, None]
-    first_w, first_h = (np.arange(a.shape[3 - i]) * int(p[f"s{i}"]) - floor(p[f"p{i}"]) for i in (0, 1))
+    first_w, first_h = (cast("Array", np.arange(a.shape[3 - i])) * int(p[f"s{i}"]) - floor(p[f"p{i}"]) for i in (0, 1))
     taps: list[tuple[Array, Array, Array]] = []  # rows, columns, and whether they are inside
     for i in range(p["k1"]):
         for j in range(p["k0"]):

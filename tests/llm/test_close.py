@@ -105,6 +105,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "tokenize": ("a",),
     "detokenize": ([5],),
     "generate": ("a",),
+    "trainer": (None,),
     "infill": ("a", "b"),
     "stream": ("a",),
     "agenerate": ("a",),
