@@ -5,9 +5,12 @@
 // y[i] = g[i] f'(x[i]) for dense f32.
 typedef void (*vec_fn)(float *y, const float *g, const float *x, int64_t n);
 
+// A derivative, 0 when it is too small for its factors to be F32: an infinite g gives NaN there.
+PG_INLINE vf counted(vf slope) { return vf_if_lt(vf_abs(slope), vf_set1(0x1p-100f), vf_zero(), slope); }
+
 // Beyond 1000 a derivative is that there, also at infinity.
 #define VEC(name)                                                                                                      \
-  PG_INLINE vf f_##name(vf g, vf x) { return g * name##_slope(vf_within(x, 1000.0f)); }                                \
+  PG_INLINE vf f_##name(vf g, vf x) { return g * counted(name##_slope(vf_within(x, 1000.0f))); }                       \
   static void vec_##name(float *y, const float *g, const float *x, int64_t n) {                                        \
     int64_t i = 0;                                                                                                     \
     for (; i + VF_N <= n; i += VF_N) vf_store(y + i, f_##name(vf_load(g + i), vf_load(x + i)));                        \
