@@ -81,9 +81,8 @@ class Graph:
         """The gradient of a parameter, of its shape, F32 (ggml_graph_get_grad). Raises GraphError when
         `build_backward_expand` has recorded none."""
         if t not in self._grads:
-            raise GraphError(
-                f"the graph has no gradient of {t.describe()}: set_param() and build_backward_expand() first"
-            )
+            what = t.describe() if isinstance(t, Tensor) else repr(t)  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"the graph has no gradient of {what}: set_param() and build_backward_expand() first")
         return self._grads[t]
 
     def repeat(self, nodes: range, to: dict[Tensor | None, Tensor], names: Sequence[str]) -> None:

@@ -67,6 +67,9 @@ class Size(_Number):
         size.const, size.terms = const, terms
         return size
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return Size, (self.const, self.terms)
+
     @property
     def vars(self) -> Product:
         """The Vars that it follows from."""

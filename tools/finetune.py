@@ -14,6 +14,7 @@ import click
 from pyggml.errors import ModelError
 from pyggml.learn.lora import LoRA
 from pyggml.learn.optimisers import AdamW, schedule
+from pyggml.learn.saved import check_output
 from pyggml.learn.texts_file import Batches, Example, read_examples
 from pyggml.learn.trainer import Trainer
 from pyggml.llm.model import load_model
@@ -112,9 +113,12 @@ def _run(
 ) -> None:
     if how.save_every and how.state is None:
         raise click.BadParameter("--save-every needs --state FILE")
-    if out.suffix != ".gguf" and out.exists():
-        raise ModelError(f"{out}: is there already; name another folder")
     with load_model(model) as m:
+        for path in (out, how.state):  # before the training, which would be lost
+            if path is not None:
+                check_output(path, data, how.test, m.path)
+        if how.state is not None and how.state.absolute() == out.absolute():
+            raise ModelError(f"{out}: cannot be both the output and the state")
         examples = read_examples(data, m, how.ctx_size, mask_prompt=how.mask_prompt, pack=how.pack)
         held = None if how.test is None else read_examples(how.test, m, how.ctx_size, mask_prompt=how.mask_prompt)
         batches = Batches(examples, how.batch_size, how.seed)

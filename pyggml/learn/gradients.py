@@ -70,6 +70,8 @@ def expand(graph: Graph, loss: Tensor, grad_accs: Mapping[Tensor, Tensor] | None
     params = [t for t in graph.leafs if t.flags & FLAG_PARAM and t in below]
     if not params:
         raise GraphError(f"{what}: {loss.describe()} depends on no parameter; mark them with set_param()")
+    if not isinstance(grad_accs, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise GraphError(f"{what}: grad_accs must be a dict of parameters and leafs, not {grad_accs!r:.40}")
     accs = {} if grad_accs is None else dict(grad_accs)
     for t, acc in accs.items():
         if t not in {*params}:

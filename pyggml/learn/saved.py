@@ -56,9 +56,24 @@ class Training(Protocol):
     def weight(self, name: str) -> Floats: ...
 
 
+def check_output(path: str | os.PathLike[str], *read: str | os.PathLike[str] | None) -> str:
+    """The name of what is to be written. Raises ModelError when it cannot be there, and when it is one of the files
+    that are `read`."""
+    out = path_name(path, ModelError)
+    folder = os.path.dirname(os.path.abspath(out))
+    if not os.path.isdir(folder):
+        raise ModelError(f"{out}: there is no folder {folder}")
+    if os.path.isdir(out):
+        raise ModelError(f"{out}: is a folder that is there already; name another one, or a file")
+    for other in read:
+        if other is not None and os.path.exists(out) and os.path.exists(other) and os.path.samefile(out, other):
+            raise ModelError(f"{out}: is read, too, and would be lost; name another file")
+    return out
+
+
 def save(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.save`."""
-    out = path_name(path, ModelError)
+    out = check_output(path, t.model.path)
     if isinstance(t.train, LoRA):
         if out.endswith(".gguf"):
             save_lora(t.lora, out)
@@ -139,7 +154,7 @@ def save_state(t: Training, path: str | os.PathLike[str]) -> None:
     arrays = {name: w.numpy() for name, w in t.params.items()}
     for name, states in t.states.items():
         arrays |= {f"{name}/{i}": s.numpy() for i, s in enumerate(states)}
-    tensor_file.save(path, arrays, {_VERSION: _FORMAT, **_named(t), _STEPS: t.n_steps})
+    tensor_file.save(check_output(path, t.model.path), arrays, {_VERSION: _FORMAT, **_named(t), _STEPS: t.n_steps})
 
 
 def load_state(t: Training, path: str | os.PathLike[str]) -> None:

@@ -112,6 +112,10 @@ def _of_messages(at: str, messages: Any, model: LoadedModel, template: ChatTempl
 
     if not isinstance(messages, list) or not messages:
         raise ModelError(f"{at}: `messages` must be a list of messages, not {messages!r:.40}")
+    for message in cast("list[Any]", messages):
+        values = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+        if not isinstance(values.get("role"), str) or not isinstance(values.get("content"), str | list):
+            raise ModelError(f"{at}: a message must have a `role` and a `content`, not {message!r:.40}")
     parts: list[tuple[str, int]] = []
     done = ""
     for i, message in enumerate(cast("list[Any]", messages)):

@@ -83,6 +83,8 @@ class Trainer:
             raise ModelError(f"{model.arch} has an encoder: training of pairs of texts is not supported")
         if train != "all" and not isinstance(train, LoRA):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
+        if not hasattr(opt, "states"):
+            raise ModelError(f"opt must be an optimiser, as pyggml.AdamW(), not {opt!r:.60}")
         self.model, self.opt = model, opt
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
@@ -177,6 +179,8 @@ class Trainer:
 
     def _batch(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> _Batch:
         """Raises BatchError."""
+        if not isinstance(sequences, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BatchError(f"a batch is a list of texts, each a list of token ids, not {sequences!r:.40}")
         if not len(sequences):
             raise BatchError("a batch must have at least one sequence")
         if masks is not None and len(masks) != len(sequences):
@@ -280,6 +284,8 @@ class _TrainedWeights:
 
 def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
     """The token ids of sequence `i`. Raises BatchError."""
+    if not isinstance(ids, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BatchError(f"a batch is a list of texts, each a list of token ids; sequence {i} is {ids!r:.40}")
     if not len(ids):
         raise BatchError(f"sequence {i} is empty")
     text = token_ids(ids)

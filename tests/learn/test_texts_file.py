@@ -70,7 +70,8 @@ def test_bad_files(tiny: Path, tmp_path: Path) -> None:
         ((good, {"prompt": "a"}), "line 2: has neither `text`, nor"),
         (({"text": 3},), "line 1: `text` must be a string"),
         (({"messages": []},), "line 1: `messages` must be a list of messages"),
-        (({"messages": [3]},), "line 1: messages must be a list of dicts"),
+        (({"messages": [3]},), "line 1: a message must have a `role` and a `content`, not 3"),
+        (({"messages": [{"role": "user", "content": 5}]},), "line 1: a message must have a `role`"),
         ((), "holds no text with a token to predict"),
     ]
     for entries, text in cases:

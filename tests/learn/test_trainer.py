@@ -216,6 +216,7 @@ def test_bad_batches(tiny: Path) -> None:
     t = gg.load_model(tiny).trainer(gg.SGD(), n_ctx=16)
     cases: list[tuple[list[list[int]], list[list[int]] | None, str]] = [
         ([], None, "at least one sequence"),
+        ([1, 2, 3], None, "sequence 0 is 1"),  # pyright: ignore
         ([[1, 2], []], None, "sequence 1 is empty"),
         ([[1]], None, "sequence 0 has one token"),
         ([[1, 259]], None, "sequence 0 has the token 259, outside of the vocabulary of 259"),
@@ -280,3 +281,18 @@ def test_models_that_predict_nothing() -> None:
     for name, text in (("bert", "has no logits"), ("t5", "has an encoder")):
         with pytest.raises(ModelError, match=text):
             gg.load_model(GOLDEN / "hf" / name).trainer(gg.SGD())
+
+
+def test_outputs_are_refused_before_anything_is_lost(tiny: Path, tmp_path: Path) -> None:
+    """Over the model, into a folder that is not there, over a folder."""
+    path = tmp_path / "m.gguf"
+    before = tiny.read_bytes()
+    path.write_bytes(before)
+    with gg.load_model(path) as model:
+        t = model.trainer(gg.SGD(0.1), gg.LoRA(r=2))
+        t.step([[1, 2, 3]])
+        for out, says in ((path, "is read, too"), (tmp_path / "no" / "a.gguf", "no folder"), (tmp_path, "a folder")):
+            for write in (t.save, t.save_state):
+                with pytest.raises(gg.ModelError, match=says):
+                    write(out)
+    assert path.read_bytes() == before

@@ -52,7 +52,7 @@ def test_the_error_comes_from_pools_too() -> None:
 
 
 def test_what_is_sent() -> None:
-    for x in (gg.F32, gg.SamplingParams(temp=0.5), gg.Batch.prompt([1, 2]), gg.Var("n", 5)):
+    for x in (gg.F32, gg.SamplingParams(temp=0.5), gg.Batch.prompt([1, 2]), gg.Var("n", 5), gg.Var("n", 5) + 1):
         pickle.loads(pickle.dumps(x))
     assert pickle.loads(pickle.dumps(gg.Q4_0)) is gg.Q4_0
     e = pickle.loads(pickle.dumps(gg.KVCacheFull("full", 3, 1)))

@@ -56,5 +56,7 @@ def test_an_error_is_found_and_made_small(bug: str, plus: gg.OpDef, planted: cty
     gg.register_kernel(plus, getattr(planted, bug), gg.F32, gg.F32, gg.F32)
     with pytest.raises(Mismatch, match=text) as e:
         check_op(plus, max_examples=100)
+    if bug == "threads":  # whether threads meet is chance: found, but not always made small
+        return
     smallest = [int(n) for n in re.findall(r"result = .* ne \[(.*?)\]", str(e.value))[0].split(", ")]
     assert smallest[0] == ne[0] and np.prod(smallest) <= np.prod(ne), str(e.value)

@@ -264,5 +264,5 @@ def test_an_op_is_the_one_of_each_size(op: str) -> None:
 def outcome(r: Recorded) -> object:
     try:
         return r.run()
-    except gg.BackendError as e:  # an index that is too large
-        return str(e).splitlines()[0]
+    except gg.BackendError as e:  # indices that are too large: which of them is named is chance
+        return re.sub(r"\d+", "N", str(e).splitlines()[0])
