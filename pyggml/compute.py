@@ -97,9 +97,11 @@ def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
             continue
         shape = codec.as_array("inputs", value).shape
         for size, n in zip(t.ne, full_ne(shape[::-1] or (1,)), strict=False):
-            if not isinstance(size, Size) or not isinstance(var := size.unit()[1], Var):
+            if not isinstance(size, Size):
                 continue
-            stride, _ = size.unit()
+            stride, var = size.unit()
+            if not isinstance(var, Var):
+                continue
             fits, rest = divmod(n - size.const, stride)
             if rest or not var.lo <= fits <= var.hi:
                 text = f"a value of shape {shape} does not fit {t.describe()} for any {var.name} in {var.lo}..{var.hi}"

@@ -168,36 +168,26 @@ POOL_2D = OpDef(
 )
 
 
-POOL_1D_BACK = OpDef(
-    name="pool_1d_back",
-    srcs=("a", "af"),
-    params=POOL_1D.params,
-    shape=_back_shape(_1d_shape),
-    dtypes={(F32, t): F32 for t in KERNEL_TYPES},
-    ref=_1d_back_ref,
-    kernel="pool_1d_back",
-    cost=_back_cost,
-    inplace=(),
-    label="gradient of pool",
-    grad=_grad_back,
-    enums={"op": OpPool},
-    ranks=(1,),
-)
-POOL_2D_BACK = OpDef(
-    name="pool_2d_back",
-    srcs=("a", "af"),
-    params=POOL_2D.params,
-    shape=_back_shape(_2d_shape),
-    dtypes={(F32, t): F32 for t in KERNEL_TYPES},
-    ref=_2d_back_ref,
-    kernel="pool_2d_back",
-    cost=_back_cost,
-    inplace=(),
-    label="gradient of pool",
-    grad=_grad_back,
-    enums={"op": OpPool},
-    ranks=(1,),
-)
+def _define_back(forward: OpDef, ref: Callable[..., Array]) -> OpDef:
+    """The op that gives the gradient of `forward` by its source: `a` is the gradient of the result, `af` the source."""
+    return OpDef(
+        name=f"{forward.name}_back",
+        srcs=("a", "af"),
+        params=forward.params,
+        shape=_back_shape(forward.shape),
+        dtypes={(F32, t): F32 for t in KERNEL_TYPES},
+        ref=ref,
+        kernel=f"{forward.name}_back",
+        cost=_back_cost,
+        inplace=(),
+        label="gradient of pool",
+        grad=_grad_back,
+        enums={"op": OpPool},
+        ranks=(1,),
+    )
+
+
+POOL_1D_BACK, POOL_2D_BACK = _define_back(POOL_1D, _1d_back_ref), _define_back(POOL_2D, _2d_back_ref)
 
 
 def pool_1d(a: Tensor, op: OpPool | int | str, k0: int, s0: int, p0: int) -> Tensor:
