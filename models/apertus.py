@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from pyggml import ops as gg
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

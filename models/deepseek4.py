@@ -25,7 +25,7 @@ from functools import partial
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 

@@ -22,7 +22,7 @@ from typing import cast
 import numpy as np
 
 from pyggml import ops as gg
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from pyggml import ops as gg
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

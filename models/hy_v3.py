@@ -5,7 +5,7 @@ A layer without a router is dense.
 
 from __future__ import annotations
 
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.tensor import Tensor
 
 from .blocks import Build, build_ffn

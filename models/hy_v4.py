@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pyggml import ops as gg
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 

@@ -20,7 +20,7 @@ import numpy as np
 from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.tensor import Tensor
 from pyggml.types import Ints
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from pyggml.errors import ModelError
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 
 from .hparams import (
     MAX_INT,

@@ -6,7 +6,7 @@ window, and only these are roped. The logits are scaled, then softcapped."""
 
 from __future__ import annotations
 
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

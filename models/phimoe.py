@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyggml import ops as gg
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 

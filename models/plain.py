@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 
 from .decoder import PlainDecoder, decoder
 from .hparams import RankHead

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 
 from .decoder import PlainDecoder, decoder
 from .hparams import Gating, HParams, PerLayer, Router

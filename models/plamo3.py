@@ -4,7 +4,7 @@ norms' tensors may lack `.weight`."""
 
 from __future__ import annotations
 
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 from pyggml.types import Ints

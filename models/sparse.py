@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pyggml import ops as gg
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture

@@ -5,7 +5,7 @@ number of its own."""
 from __future__ import annotations
 
 from pyggml import ops as gg
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 from pyggml.graph import Graph
 
 from .architecture import Architecture

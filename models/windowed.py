@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pyggml.gguf_io.constants import Keys
+from pyggml.gguf_io.keys import Keys
 
 from .architecture import Architecture
 from .decoder import PlainDecoder

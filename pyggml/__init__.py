@@ -202,7 +202,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise import_module(".missing", __name__).of_module(name)
+        raise import_module(".missing", __name__).Missing(name)
     value = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     return value
 

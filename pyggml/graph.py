@@ -8,7 +8,6 @@ from typing import ClassVar, NoReturn, SupportsIndex
 from .errors import GraphError, not_sent
 from .hazards import note_built
 from .lock import Lock
-from .scope import named
 from .tensor import FLAG_STORE, Tensor, shown
 
 DEFAULT_SIZE = 1 << 16
@@ -113,8 +112,8 @@ class Graph:
             t.src = tuple([to.get(s, s) for s in like.src])
             if like.view_src is not None:
                 t.view_src, t.view_offs = to.get(like.view_src, like.view_src), like.view_offs
-            t.name = named(name, f"node_{i}")
-            ctx.note(t)
+            t.name = name if name and name[-1] != "/" else f"{name}node_{i}"
+        ctx.note_all(new)
         own.extend(new)
         self._seen.update(new)
 

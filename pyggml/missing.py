@@ -30,13 +30,20 @@ _MEANT = {
 }
 
 
-def of_module(name: str) -> AttributeError:
+class Missing(AttributeError):
     """The error about `pyggml.NAME`, with what is meant, or a name that is spelt like it. It is an AttributeError, not
-    one of pyggml's: `hasattr` must see it."""
+    one of pyggml's: `hasattr` must see it. The text is made when it is asked for, because `from pyggml import limits`
+    looks for the name before it imports the module."""
+
+    def __str__(self) -> str:
+        return _text(*self.args)
+
+
+def _text(name: str) -> str:
     package: Any = sys.modules["pyggml"]
     names: list[str] = package.__all__
     plain = name.lower().removeprefix("ggml_").removeprefix("type_")
     same = [known for known in (plain, plain.upper()) if known != name and known in names]
     like = same or ([] if plain in _MEANT else nearest(name, names, 1, 0.75))
     meant = f"pyggml.{like[0]}" if like else _MEANT.get(plain, "")
-    return AttributeError(f"module 'pyggml' has no attribute {name!r}{f': {meant}' * bool(meant)}")
+    return f"module 'pyggml' has no attribute {name!r}{f': {meant}' * bool(meant)}"

@@ -60,8 +60,7 @@ def rule(holds: bool, text: str) -> None:
         raise RuleBroken(text)
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Work of one node: floating-point operations, bytes read, bytes written."""
 
     flops: int
@@ -89,7 +88,7 @@ class Part(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OpDef:
     """One op. Making the record defines the op, in this package or in another one; a function of that package then
     records it with `record`. The module that defined an op may define it again, as a notebook does whose cell runs
@@ -174,7 +173,11 @@ def _check_definition(op: OpDef) -> None:
         "srcs": (op.srcs, _are(str, op.srcs), 'a tuple of names, ("a",)'),
         "params": (op.params, _are(str, op.params), 'a tuple of names, ("eps",)'),
         "inplace": (op.inplace, _are(int, op.inplace), "a tuple of indices of sources, (0,)"),
-        "changes": (op.changes, _are(int, op.changes), "a tuple of indices of sources, (2, 3)"),
+        "changes": (
+            op.changes,
+            _are(int, op.changes) and (op.writes is not None or not op.changes),
+            "a tuple of indices of sources, (2, 3), of an op that has `writes`",
+        ),
         "grad": (op.grad, op.grad is None or callable(op.grad), "a function, or None"),
         "kernel": (op.kernel, op.kernel is None or isinstance(op.kernel, str), "the stem of C symbols"),  # pyright: ignore[reportUnnecessaryIsInstance]
         "dtypes": (op.dtypes, isinstance(op.dtypes, Mapping), "a dict of rows, {(gg.F32,): gg.F32}"),  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -202,11 +205,9 @@ def _are(kind: type | tuple[type, ...], values: object) -> bool:
 
 def written_by(t: Tensor) -> list[Tensor]:
     """The owners of the memory that a node writes over: those of its target and of the sources that it changes."""
-    op = OPS[t.op]
-    if op.kernel is None or (t.view_src is None and not op.changes):
+    if not t.flags & FLAG_STORE:
         return []
-    changed = [s.root for i in op.changes if (s := t.src[i]) is not None]
-    return changed if t.view_src is None else [t.view_src, *changed]
+    return [t.root, *[s.root for i in OPS[t.op].changes if (s := t.src[i]) is not None]]
 
 
 def opdef_of(t: Tensor) -> OpDef:

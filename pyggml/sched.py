@@ -17,7 +17,7 @@ from .hazards import check_graph as check_hazards
 from .inspect.watch import Patterns, Watches
 from .lock import Lock, changing, locked
 from .opdef import OPS, written_by
-from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_UNSET, Tensor
+from .tensor import FLAG_INPUT, FLAG_OUTPUT, FLAG_PLANNED, FLAG_RECYCLED, FLAG_STORE, FLAG_UNSET, Tensor
 from .var import Size, Var, largest, vars_of
 
 
@@ -87,7 +87,7 @@ class Part(NamedTuple):
                 weights.release()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Split:
     """Consecutive nodes of one backend, and the sources that are copied to it before they run."""
 
@@ -104,7 +104,7 @@ class Split:
         )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Schedule:
     """A graph made ready: its splits, memory plan and compiled programs. `watches` and `lock` are the scheduler's.
 
@@ -310,8 +310,11 @@ class Scheduler:
     def _can_write(self, backend: str, t: Tensor, own: Mapping[Tensor, str]) -> bool:
         """Whether `backend` reaches the memory that `t` writes through a view. Host memory is reached by every backend
         that computes on the host."""
+        roots = written_by(t)
+        if not roots:
+            return True
         b, devices = self.backends[backend], {*Buffer.device_types}
-        bufts = [self._buft_of(root, own) for root in written_by(t)]
+        bufts = [self._buft_of(root, own) for root in roots]
         return all(b.supports_buft(buft) or not {b.buft, buft} & devices for buft in bufts)
 
     def _buft_of(self, root: Tensor, own: Mapping[Tensor, str]) -> str:
@@ -336,7 +339,8 @@ class Scheduler:
         Views compute nothing and stay with the split they are in. A source whose memory was written in the same split
         (a cache that was just stored to) cannot be copied before it: the graph is cut there too.
         """
-        used, bufts = {*names.values()}, {buft_of(t.root) for t in (*graph.leafs, *graph.nodes)}
+        roots = {t if t.view_src is None else t.view_src for t in (*graph.leafs, *graph.nodes)}
+        used, bufts = {*names.values()}, {*map(buft_of, roots)}
         if len(used) == 1 and all(map(self.backends[min(used)].supports_buft, bufts)):
             return [Split(min(used), [*names])]
         splits: list[Split] = []
@@ -439,7 +443,7 @@ def _cuts(steps: Sequence[alloc.Step], watched: Mapping[Tensor, bool], backend: 
 
 
 def _refuse_read_only(graph: Graph) -> None:
-    for t in graph.nodes:
+    for t in [t for t in graph.nodes if t.flags & FLAG_STORE]:
         for root in written_by(t):
             if root.buffer is not None and not root.buffer.writable:
                 raise node_error(t, f"the result would be written into {root.describe()}, which is read-only")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -55,6 +54,8 @@ def read_text(path: str | Path, limit: int, error: type[GGMLError]) -> str:
 
 def parse_json(what: str, data: str | bytes, error: type[GGMLError]) -> Any:
     """What the JSON text `data` says. Raises `error`, which names `what`, when it is no JSON or nested too deeply."""
+    import json  # most programs read none
+
     try:
         return json.loads(data)
     except RecursionError:

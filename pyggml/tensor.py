@@ -515,6 +515,12 @@ class Context:
             self._forget()
         return t
 
+    def note_all(self, tensors: Iterable[Tensor]) -> None:
+        """As `note`, for several."""
+        self._others += map(ref, tensors)
+        if len(self._others) > self._room:
+            self._forget()
+
     def _forget(self) -> None:
         """Strike out the tensors that are gone."""
         with _forgetting:

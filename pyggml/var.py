@@ -63,7 +63,7 @@ class Size(_Number):
     terms: Mapping[Product, int]  # never empty, and no factor is 0
 
     def __new__(cls, const: int, terms: Mapping[Product, int]) -> Self:
-        size = super().__new__(cls)
+        size = object.__new__(cls)  # not super(): sizes are made often
         size.const, size.terms = const, terms
         return size
 
@@ -124,7 +124,7 @@ class Size(_Number):
         return NotImplemented if isinstance(other, Operand) else self + -self._operand("-", other)
 
     def __rsub__(self, other: int) -> int:
-        return self * -1 + other
+        return -self + other
 
     def __mul__(self, other: int) -> int:
         if isinstance(other, Operand):
@@ -140,6 +140,8 @@ class Size(_Number):
         return divmod(self, other)[0]
 
     def __mod__(self, other: int) -> int:
+        if type(other) is int and other and not any(n % other for n in self.terms.values()):
+            return self.const % other
         try:
             return divmod(self, other)[1]
         except Varies:
@@ -254,7 +256,9 @@ def as_size(value: Any) -> int:
     """A Size, or a plain integer. Raises TypeError for what is neither."""
     if type(value) is int:
         return value
-    return value + 0 if isinstance(value, Size) else integer(value)
+    if isinstance(value, Var):
+        return value + 0
+    return value if isinstance(value, Size) else integer(value)
 
 
 class Var(Size):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import Any
 
@@ -34,6 +33,8 @@ def _in_threads(run: Callable[[int, int], int], n_rows: int, n: int, n_threads: 
     if workers <= 1:
         status = run(0, n_rows)
     else:
+        from concurrent.futures import ThreadPoolExecutor  # it takes 2 ms, which programs that quantise nothing save
+
         with ThreadPoolExecutor(workers) as pool:
             status = max(pool.map(run, *zip(*chunks, strict=True)))
     if status:

@@ -23,7 +23,19 @@ class Operand(NamedTuple):
     src: int | None = None
 
 
-@dataclass(frozen=True)
+def operand(nodes: Sequence[Tensor], t: Tensor) -> Operand:
+    """`t` as an operand of a step of these nodes: one of them, or otherwise a source of the first that reads it."""
+    for i, node in enumerate(nodes):
+        if node is t:
+            return Operand(i)
+    for i, node in enumerate(nodes):
+        for j, s in enumerate(node.src):
+            if s is t:
+                return Operand(i, j)
+    raise LookupError(f"{t.describe()} is neither one of {len(nodes)} nodes nor a source of one")
+
+
+@dataclass(eq=False, repr=False)
 class Match:
     """Nodes that a backend has found and computes together. A subclass of the backend's says how it computes them.
 
@@ -56,8 +68,10 @@ class Step(NamedTuple):
 
     def sources(self) -> list[Tensor]:
         """What its nodes read from outside the step: a tensor once for each use."""
-        inner = self.inner
-        return [s for t in self.nodes for s in t.src if s is not None and s not in inner]
+        nodes, inner = self.nodes, self.inner
+        if len(nodes) == 1:
+            return [s for s in nodes[0].src if s is not None]
+        return [s for t in nodes for s in t.src if s is not None and s not in inner]
 
     @property
     def heirs(self) -> list[Tensor | None]:
@@ -66,13 +80,6 @@ class Step(NamedTuple):
             return [] if self.match.heir is None else [self.tensor(self.match.heir)]
         t = self.nodes[-1]
         return [t.src[i] for i in OPS[t.op].inplace if i < len(t.src)]
-
-    def operand(self, t: Tensor) -> Operand:
-        """`t` as an operand: as a node of this step, or otherwise as a source of the first node that reads it."""
-        for i, node in enumerate(self.nodes):
-            if node is t:
-                return Operand(i)
-        return next(Operand(i, j) for i, node in enumerate(self.nodes) for j, s in enumerate(node.src) if s is t)
 
     def tensor(self, o: Operand) -> Tensor:
         """The tensor that the operand is in this step."""
@@ -98,7 +105,7 @@ def steps_of(nodes: Iterable[Tensor]) -> list[Step]:
     return [Step((t,)) for t in nodes]
 
 
-@dataclass(repr=False)
+@dataclass(eq=False, repr=False)
 class Plan:
     """Offsets of the planned tensors in their pool's buffer, and the bytes each pool needs.
 
@@ -180,7 +187,7 @@ def plan(
     pinned = {t.root for t in nodes if t.flags & kept}
     results = [t for t in nodes if t.view_src is not None and t not in read and t not in inner]
     pinned.update(t.root for t in results)  # a tensor that a result is a view of counts as a result
-    placed = {t for t in nodes if _needs_place(t) and t not in inner}
+    placed = {t for t in nodes if t.view_src is None and (t.buffer is None or t.flags & FLAG_PLANNED)} - inner
     last: dict[Tensor, int] = {}  # the step that uses a root last
     for at, roots in enumerate(used):
         last.update(dict.fromkeys(roots, at))
@@ -204,7 +211,7 @@ def plan(
                 and s.nb == t.nb
                 and s.ne == t.ne
                 and result.offsets[s][0] == pool_of(t)
-                and sum(u is s for u in used[at]) == 1  # this one
+                and len([u for u in used[at] if u is s]) == 1  # this one
             ):
                 return s
         return None
@@ -237,7 +244,3 @@ def plan(
     result.recycled.update(inner, *ends.values())
     result.sizes = {name: pool.size for name, pool in pools.items()}
     return result
-
-
-def _needs_place(t: Tensor) -> bool:
-    return t.view_src is None and (t.buffer is None or bool(t.flags & FLAG_PLANNED))

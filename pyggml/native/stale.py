@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from pyggml.errors import BackendError
@@ -14,9 +13,13 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 def check_build(checkout: Path = CHECKOUT) -> None:
     """Raise BackendError when `checkout` has C sources (an editable install) that the library was not built from."""
-    spec = spec_from_file_location("pyggml_digest", checkout / "csrc" / "digest.py")
-    if spec is None or spec.loader is None or not Path(str(spec.origin)).is_file():
+    digest = checkout / "csrc" / "digest.py"
+    if not digest.is_file():
         return
+    from importlib.util import module_from_spec, spec_from_file_location  # an installed package does without
+
+    spec = spec_from_file_location("pyggml_digest", digest)
+    assert spec is not None and spec.loader is not None, digest
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     if module.is_stale(LIBRARY, ffi.string(lib.pg_sources).decode()):

@@ -133,12 +133,13 @@ def mul_mat(a: Tensor, b: Tensor) -> Tensor:
 # -- mul_mat_id
 
 PRODUCTS = ("mul_mat", "mul_mat_id")
+WITH_WEIGHTS = (*PRODUCTS, "out_prod")  # ops that may read weights, see `weights_of`
 
 
 def weights_of(node: Tensor) -> Tensor | None:
     """The weights that a product reads as one matrix (mul_mat, out_prod), or as one matrix per expert (mul_mat_id), and
     whose form it follows; None for a product of several matrices, and for all other ops."""
-    a = node.src[0] if node.op in PRODUCTS or node.op == "out_prod" else None
+    a = node.src[0] if node.op in WITH_WEIGHTS else None
     return None if a is None or (node.op != "mul_mat_id" and a.ne[2] != 1) else a
 
 

@@ -211,7 +211,8 @@ def _view(a: Tensor, dims: tuple[int, ...], steps: tuple[int, ...], offset: int)
     (offset,) = _whole(VIEW, a, "offset", (offset,), 0)
     if not divides(size, offset, nb1, nb2, nb3):
         raise fail(VIEW, srcs, ShapeError, f"offset {offset} and nb {nb} must be multiples of {dt.name}'s {size} bytes")
-    end = a.view_offs + offset + n0 // dt.block_size * size + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3
+    row = n0 // dt.block_size * size
+    end = a.view_offs + offset + (row + (n1 - 1) * nb1 + (n2 - 1) * nb2 + (n3 - 1) * nb3)
     if below_zero(rest := a.root.nbytes - end):
         text = f"ne {list(ne)} nb {list(nb)} ends at byte {end}, outside the {a.root.nbytes} bytes of "
         when = f" for {below_zero(rest)}" if isinstance(rest, Size) else ""

@@ -148,6 +148,10 @@ def test_names() -> None:
     assert tensor_name("ffn_down", 0, "bias") == "blk.0.ffn_down.bias"
     assert tensor_name("output_norm") == "output_norm.weight"
     assert tensor_name("enc.attn_q", 1) == "enc.blk.1.attn_q.weight"
+    for name in gguf.TENSOR_NAMES.values():  # all of text models
+        if name.startswith(("blk.{bid}.", "enc.", "dec.")) or ("{bid}" not in name and "." not in name):
+            role, il = name.replace("blk.{bid}.", ""), 7 if "{bid}" in name else -1
+            assert tensor_name(role, il, "") == name.format(bid=il)
     assert (tensor_name("new", 2), tensor_name("new")) == ("blk.2.new.weight", "new.weight")  # not in gguf's tables yet
 
 

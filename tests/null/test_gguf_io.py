@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError
 from pyggml.gguf_io import read as gguf_io
+from pyggml.gguf_io.keys import Keys
 from pyggml.gguf_io.read import GGUFFile, lock_memory, open_gguf, with_overrides
 
 RNG = np.random.default_rng(1)
@@ -370,3 +371,13 @@ def test_constants_are_those_of_the_gguf_package() -> None:
     assert gguf_io.GGUF_MAGIC == gguf.GGUF_MAGIC
     assert gguf_io.GGUF_DEFAULT_ALIGNMENT == gguf.GGUF_DEFAULT_ALIGNMENT
     assert gguf_io.ALIGNMENT_KEY == gguf.Keys.General.ALIGNMENT
+
+
+def test_keys_are_those_of_the_gguf_package() -> None:
+    def compare(own: type, theirs: type) -> int:
+        found = {name: value for name, value in vars(own).items() if not name.startswith("__")}
+        texts = {name: value for name, value in found.items() if isinstance(value, str)}
+        assert texts == {name: getattr(theirs, name) for name in texts}
+        return len(texts) + sum(compare(found[name], getattr(theirs, name)) for name in found.keys() - texts.keys())
+
+    assert compare(Keys, gguf.Keys) > 50

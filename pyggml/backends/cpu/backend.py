@@ -14,7 +14,7 @@ from ...buffers.buffer import Buffer
 from ...errors import BackendError
 from ...lock import Lock
 from ...opdef import OPS
-from ...ops.matmul import weights_of
+from ...ops.matmul import WITH_WEIGHTS, weights_of
 from ...tensor import Tensor
 from ..protocol import HostBackend, Resolve, node_error
 from .fuse import enabled_fusions, fuse
@@ -176,7 +176,7 @@ class CpuBackend(HostBackend):
         return fuse(nodes, uses, self.isa, self.fusions)
 
     def reads(self, step: Step) -> Iterable[Buffer]:
-        weights = (a for t in step.nodes if (a := weights_of(t)) is not None)
+        weights = [a for t in step.nodes if t.op in WITH_WEIGHTS and (a := weights_of(t)) is not None]
         return [*super().reads(step), *(a.form.copy for a in weights if a.form.copy is not None)]
 
     def compile(self, steps: Sequence[Step], resolve: Resolve) -> CpuProgram:

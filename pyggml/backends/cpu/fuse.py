@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...buffers.alloc import Step
 from ...errors import BackendError
+from ...ops.matmul import WITH_WEIGHTS
 from ...tensor import Tensor
 from ...var import Varies
 from ..repeats import stretches_of
@@ -35,7 +36,7 @@ def enabled_fusions(wanted: Collection[str] | None = None) -> frozenset[str]:
 
 def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled: Collection[str]) -> list[Step]:
     """The steps that compute `nodes`, in order. `uses`: how often the whole graph reads each tensor."""
-    kernels = {t: found[0] for t in nodes if (found := choose(isa, t)) is not None}
+    kernels = {t: found[0] for t in nodes if t.op in WITH_WEIGHTS and (found := choose(isa, t)) is not None}
     made: dict[int, list[Step]] = {}
     for stretch in stretches_of(nodes, uses, kernels):
         part = nodes[stretch.begin : stretch.end]
@@ -56,8 +57,9 @@ def _found(fusion: Fusion, g: Nodes, t: Tensor) -> Step | None:
 
 
 def _steps(g: Nodes) -> list[Step]:
+    present = {t.op for t in g.nodes}
     for fusion in ORDER:
-        if fusion.name in FUSIONS and fusion.name not in g.enabled:
+        if present.isdisjoint(fusion.ops) or (fusion.name in FUSIONS and fusion.name not in g.enabled):
             continue
         for t in g.nodes:
             while t.op in fusion.ops and t not in g.taken and (step := _found(fusion, g, t)) is not None:

@@ -43,7 +43,7 @@ _MAX_WORK = 2**62  # bytes; beyond that kernels do not count
 _WAKE = 8  # times that: what ops must share before it pays to wake threads for a plan
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Lowered:
     """The records and everything that must stay alive beside them."""
 
@@ -110,12 +110,19 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
     memory = ops.data
 
     def address(t: Tensor, at: int, copy: Buffer | None) -> int:
-        root, offs = t.root, t.view_offs
-        if (buffer := root.buffer) is not None and buffer.file is not None:
+        root, offs = t if t.view_src is None else t.view_src, t.view_offs
+        buffer = root.buffer
+        if buffer is None:
+            return t.data  # which raises
+        if buffer.file is not None:
             out.files.add(buffer.file)
-        if isinstance(offs, Size):
-            bind(at, offs, t.data - int(offs))
-        return t.data if copy is None else copy.base
+        if copy is not None:
+            return copy.base
+        start = buffer.base + root.offset
+        if not isinstance(offs, Size):
+            return start + offs
+        bind(at, offs, start)
+        return start + int(offs)
 
     def bind(at: int, size: Size, start: int = 0) -> None:
         """Have a word be `size` from `start` on, when the program runs."""
@@ -192,8 +199,10 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         bind_sizes(i, row)
         for at, operand, copied, skip in row.addresses:
             place, t = i * _OP_SIZE + at, step.tensor(operand)
-            t, copy = (t, t.form.copy) if copied else (t if at == _DST else resolve(t), None)
-            moved.append((place // 8, address(t, place, copy) + skip))
+            if copied:
+                moved.append((place // 8, address(t, place, t.form.copy) + skip))
+            else:
+                moved.append((place // 8, address(t if at == _DST else resolve(t), place, None) + skip))
 
     shared_ns = 0.0
     rows: dict[Tensor, _Row] = {}  # by the last nodes of steps

@@ -23,7 +23,7 @@ class Half(NamedTuple):
     which: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Record(Match):
     """How the nodes of a step, and of all steps that repeat it, are computed.
 

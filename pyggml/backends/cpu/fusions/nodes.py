@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ....buffers.alloc import Step
+from ....buffers.alloc import Step, operand
 from ....dtypes import DType
 from ....opdef import OPS
 from ....tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor
@@ -119,11 +119,18 @@ def fused(
 ) -> Step:
     """The step of `nodes`, in order. All but the `results` are inner; the first of these is what the kernel writes. See
     `Record` for the rest."""
-    step = Step(tuple(nodes), frozenset(nodes).difference(results))
-    heir_, shape_ = (None if t is None else step.operand(t) for t in (heir, shape))
-    sources = {i: step.operand(t) for i, t in srcs.items() if t is not None}
-    record = Record(fusion, heir_, kernel, step.operand(results[0]), sources, params, packed, halves or {}, shape_)
-    return step._replace(match=record)
+    record = Record(
+        fusion,
+        None if heir is None else operand(nodes, heir),
+        kernel,
+        operand(nodes, results[0]),
+        {i: operand(nodes, t) for i, t in srcs.items() if t is not None},
+        params,
+        packed,
+        halves or {},
+        None if shape is None else operand(nodes, shape),
+    )
+    return Step(tuple(nodes), frozenset(nodes).difference(results), record)
 
 
 def is_f32_rows(t: Tensor | None) -> bool:

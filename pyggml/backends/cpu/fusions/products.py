@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import dropwhile
 from operator import is_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyggml.native import lib
 from pyggml.native.packing import GROUP
@@ -73,15 +73,21 @@ class Products(NamedTuple):
         return self.last[-1:] or tuple([p.end for p in self.products])
 
 
-def _together(g: Nodes, *products: Product, **rest: Any) -> Products | None:
-    """The `Products` of these products and the `rest` of its fields; None when something writes meanwhile to a tensor
-    that their nodes read. (The last node may write where it reads.)"""
-    found = Products(products, (), **rest)
-    nodes = g.in_order({t for p in products for t in p.nodes}.union(found.last))
+def _together(
+    g: Nodes,
+    products: tuple[Product, ...],
+    store: int = lib.R16_STORE,
+    last: tuple[Tensor, ...] = (),
+    added: Tensor | None = None,
+) -> Products | None:
+    """The `Products` of these fields; None when something writes meanwhile to a tensor that their nodes read. (The last
+    node may write where it reads.)"""
+    found = Products(products, g.in_order({*last, *[t for p in products for t in p.nodes]}), store, last, added)
+    nodes = found.nodes
     inner = set(nodes).difference(found.results)
-    read = nodes if found.added is None else nodes[:-1]
-    fits = g.unwritten((s for t in read for s in t.src if s not in inner), nodes[0], nodes[-1])
-    return found._replace(nodes=nodes) if fits else None
+    read = nodes if added is None else nodes[:-1]
+    fits = g.unwritten([s for t in read for s in t.src if s not in inner], nodes[0], nodes[-1])
+    return found if fits else None
 
 
 def _bias_of(t: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -126,7 +132,7 @@ def _gated(g: Nodes, same: Sequence[Tensor]) -> Products | None:
         else:
             up = ends.get(unit.up) if g.passes(unit.up) and unit.up.nb == out.nb else None
         last = (out,) if unit.act is None else (unit.act, out)
-        if up is not None and (both := _together(g, gate, up, store=_GATED[unit.unit], last=last)) is not None:
+        if up is not None and (both := _together(g, (gate, up), _GATED[unit.unit], last)) is not None:
             return both
     return None
 
@@ -140,15 +146,15 @@ def _with_residual(g: Nodes, t: Tensor) -> Products | None:
     added = other_source(out, product.end)
     if added is None or added is product.end or added.ne != t.ne or not is_f32_rows(added) or out.nb != t.nb:
         return None
-    return _together(g, product, store=lib.R16_ADD, last=(out,), added=added)
+    return _together(g, (product,), lib.R16_ADD, (out,), added)
 
 
 def _shared(g: Nodes, same: Sequence[Tensor]) -> Products:
     """The first of these products, and others that can be computed as early; each with its bias."""
     first, *others = same
-    found = _together(g, _biased(g, first)) or Products((Product(first),), (first,))
+    found = _together(g, (_biased(g, first),)) or Products((Product(first),), (first,))
     for t in others:
-        found = _together(g, *found.products, _biased(g, t)) or found
+        found = _together(g, (*found.products, _biased(g, t))) or found
     return found
 
 
