@@ -267,8 +267,8 @@ class Var(Size):
     and 1 as soon as a tensor has so many elements: none has 0. `value` is the first one (default: the smallest).
     Raises GraphError for a `hi` outside 0 .. 2^63 - 1, a value outside lo .. hi, and what is no whole number.
 
-    A Var has one value at a time. Threads that run graphs with the same Var must take turns from `bind` on, by a lock
-    of the program.
+    A Var has one value at a time. Threads that bind it by the inputs of `pyggml.eval` take turns by themselves; those
+    that call `bind` hold a lock of the program from there until they have read the results.
     """
 
     __slots__ = ("__weakref__", "_hi", "_is_open", "_lo", "_value", "name", "number")
