@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from pyggml.native.threads import thread_count
 
 from . import codec
@@ -93,8 +95,8 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
 
 def _values(t: Tensor, turn: Turn) -> Array:
     """The values of `t`, as they stay when the turn is over: the next one may write over a leaf."""
-    values = t.numpy()
-    return values.copy() if t.root.op == "none" and t.root in turn.changed else values
+    is_written = t.root.op == "none" and t.root in turn.changed
+    return np.array(t.numpy()) if is_written else t.numpy()
 
 
 def _run(graph: Graph, given: Mapping[Tensor, Any], n_threads: int | None, backend: str) -> None:
@@ -121,6 +123,7 @@ def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
     """Bind the Vars in the shapes of these tensors to what the shapes of their values say. They are bound as before
     when the block raises. Raises ShapeError where two values disagree, and for what a Var cannot be."""
     found: dict[Var, tuple[int, Tensor]] = {}
+    several: list[tuple[Size, int, Tensor]] = []  # sizes of more than one Var, and what they must be
     for t, value in given.items():
         if not vars_of(*t.ne):
             continue
@@ -130,6 +133,7 @@ def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
                 continue
             stride, var = size.unit()
             if not isinstance(var, Var):
+                several.append((size, n, t))
                 continue
             fits, rest = divmod(n - size.const, stride)
             if rest or not var.lo <= fits <= var.hi:
@@ -143,6 +147,12 @@ def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
     try:
         for var, (value, _) in found.items():
             var.bind(value)
+        for size, n, t in several:
+            if int(size) != n:
+                names = " and ".join(var.name for var in size.vars)
+                now = ", ".join(f"{var.name} = {var.value}" for var in size.vars)
+                text = f"that a size of {t.describe()} is {n} does not tell {names}, which are now {now}"
+                raise ShapeError(f"inputs: {text}: bind them, or give inputs that have one of them in a size")
         yield
     except BaseException:
         for var, value in as_before.items():

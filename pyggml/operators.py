@@ -4,7 +4,10 @@ nodes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 T = TypeVar("T", bound="Operand")
 
@@ -210,32 +213,42 @@ class Operand:
         """A contiguous copy in another type (`gg.cast`). `dtype` is a `DType`, its name, or a NumPy type."""
         return self.recorder.method("astype", self, dtype)
 
-    def sum(self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False) -> T:
+    def sum(
+        self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False, **unknown: Never
+    ) -> T:
         """The sum along axes in NumPy's order. `axis` is a number, several numbers, or None for all axes. With
         `keepdims` the summed axes stay, with one element each. Floats keep their type, and are summed in double; I8,
         I16, I32 and I64 give I64. `dtype` and `out` are there because `np.sum(t, axis)` passes them on; they must be
         None."""
-        return self.recorder.method("sum", self, axis, keepdims, dtype=dtype, out=out)
+        return self.recorder.method("sum", self, axis, keepdims, dtype=dtype, out=out, **unknown)
 
-    def mean(self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False) -> T:
+    def mean(
+        self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False, **unknown: Never
+    ) -> T:
         """The mean, with arguments as in `sum`. Integers give F32."""
-        return self.recorder.method("mean", self, axis, keepdims, dtype=dtype, out=out)
+        return self.recorder.method("mean", self, axis, keepdims, dtype=dtype, out=out, **unknown)
 
     def var(
-        self: T, axis: Any = None, dtype: None = None, out: None = None, ddof: float = 0, keepdims: bool = False
+        self: T,
+        axis: Any = None,
+        dtype: None = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        **unknown: Never,
     ) -> T:
         """The variance: squared differences from the mean, summed and divided by n - ddof. Other arguments and the
         types are as in `mean`."""
-        return self.recorder.method("var", self, axis, keepdims, ddof, dtype=dtype, out=out)
+        return self.recorder.method("var", self, axis, keepdims, ddof, dtype=dtype, out=out, **unknown)
 
-    def max(self: T, axis: Any = None, out: None = None, keepdims: bool = False) -> T:
+    def max(self: T, axis: Any = None, out: None = None, keepdims: bool = False, **unknown: Never) -> T:
         """The largest element; NaN when one of the elements is NaN. Axes as in `sum`. Takes F32, F16, BF16, I32 and
         I64."""
-        return self.recorder.method("max", self, axis, keepdims, out=out)
+        return self.recorder.method("max", self, axis, keepdims, out=out, **unknown)
 
-    def min(self: T, axis: Any = None, out: None = None, keepdims: bool = False) -> T:
+    def min(self: T, axis: Any = None, out: None = None, keepdims: bool = False, **unknown: Never) -> T:
         """The smallest element; everything else as in `max`."""
-        return self.recorder.method("min", self, axis, keepdims, out=out)
+        return self.recorder.method("min", self, axis, keepdims, out=out, **unknown)
 
     def __len__(self) -> int:
         if not self.shape:

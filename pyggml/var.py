@@ -167,6 +167,11 @@ class Size(_Number):
             raise Varies(f"np.{ufunc.__name__} of {self}: {self} {NO_VALUE}")
         return function(*[x.item() if hasattr(x, "item") else x for x in inputs])
 
+    def bind(self, value: int) -> None:
+        """Raises GraphError: the Vars that a Size follows from are bound, see `Var.bind`."""
+        own = ", ".join(f"{var.name}.bind(..)" for var in self.vars)
+        raise GraphError(f"{self} cannot be bound to {value!r:.40}: it follows from what is bound, {own}")
+
     def _operand(self, op: str, other: int) -> int:
         """`other`, a Size or a plain integer."""
         if isinstance(other, Size):
@@ -235,6 +240,12 @@ class Size(_Number):
 
     __repr__ = __str__
 
+    def __format__(self, spec: str) -> str:
+        if spec and spec[-1] in "bcdoxXeEfFgGn%":
+            now = f"f'{{int({self}):{spec}}}' shows what it is now, f'{{{self}}}' its name"
+            raise Varies(f"format: {self} is no number before the graph runs: {now}")
+        return format(str(self), spec)
+
 
 def _refused(op: str, swapped: bool) -> Callable[..., NoReturn]:
     def refuse(self: Size, other: object = "") -> NoReturn:
@@ -281,9 +292,11 @@ class Var(Size):
     _value: int
     _is_open: bool
 
-    def __new__(cls, name: str, hi: int, value: int | None = None, lo: int | None = None) -> Self:
+    def __new__(cls, name: str, hi: int | None = None, value: int | None = None, lo: int | None = None) -> Self:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(f"the name of a Var must be a string, not {name!r:.40}")
+        if hi is None:
+            raise GraphError(f"a Var needs hi, the largest value that it may take: Var({name!r:.40}, hi=512)")
         var = super().__new__(cls, 0, {})
         var.terms = {(var,): 1}
         var.name, var.number = name, next(cls._numbers)

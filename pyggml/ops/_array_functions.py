@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
+from operator import attrgetter
 from typing import Any
 from typing import cast as cast_type
 
 import numpy as np
 
-from ..errors import ShapeError, explain, user_site
+from ..errors import ShapeError, explain, integer, user_site
 from ..tensor import Tensor
+from ..var import Varies
 from . import _ufuncs, compare
 from ._axes import permuted, reshaped, transposed
 from ._common import BF16, F16, F32
@@ -87,9 +89,13 @@ def _bad(name: str, rule: str, *tensors: Tensor) -> ShapeError:
 
 def _axis(name: str, a: Tensor, axis: Any, rank: int) -> int:
     """`axis`, counted from the first of `rank` dimensions."""
-    if not isinstance(axis, int | np.integer) or not -rank <= axis < rank:
+    try:
+        i = integer(axis)
+    except (TypeError, Varies):
+        i = rank
+    if not -rank <= i < rank:
         raise _bad(name, f"axis must be a whole number from {-rank} to {rank - 1}, not {axis!r:.40}", a)
-    return int(axis) % rank
+    return i % rank
 
 
 def _axes(name: str, a: Tensor, axes: Any, rank: int) -> list[int]:
@@ -149,8 +155,8 @@ def _joined(name: str, tensors: list[Tensor], axis: Any) -> Tensor:
         raise _bad(name, "arrays must have as many dimensions as each other, at least one", *tensors)
     dim = tensors[0].rank - 1 - _axis(name, tensors[0], axis, tensors[0].rank)
     while len(tensors) > 1:  # in pairs, so that elements are copied a few times and not once for each tensor
-        pairs = [tensors[i : i + 2] for i in range(0, len(tensors), 2)]
-        tensors = [concat(*pair, dim) if len(pair) == 2 else pair[0] for pair in pairs]
+        last = tensors[len(tensors) & ~1 :]
+        tensors = [concat(a, b, dim) for a, b in zip(tensors[::2], tensors[1::2], strict=False)] + last
     return tensors[0]
 
 
@@ -258,11 +264,11 @@ RECORDED: dict[str, Callable[..., Any]] = {
     "mean": Tensor.mean,
     "min": Tensor.min,
     "moveaxis": _moveaxis,
-    "ndim": lambda a: a.rank,
+    "ndim": attrgetter("rank"),
     "ravel": Tensor.flatten,
     "reshape": _reshape,
-    "shape": lambda a: a.shape,
-    "size": lambda a: a.n_elements,
+    "shape": attrgetter("shape"),
+    "size": attrgetter("n_elements"),
     "squeeze": _squeeze,
     "stack": _stack,
     "std": _std,
@@ -279,9 +285,10 @@ def _values(x: Any) -> Any:
     """`x` with arrays in place of tensors."""
     if isinstance(x, Tensor):
         return np.asarray(x)
-    if isinstance(x, list | tuple):
-        return type(x)([_values(item) for item in cast_type("Sequence[Any]", x)])
-    return x
+    if not isinstance(x, list | tuple):
+        return x
+    items = [_values(item) for item in cast_type("Sequence[Any]", x)]
+    return items if isinstance(x, list) else tuple(items)
 
 
 def call(function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:

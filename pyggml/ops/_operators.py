@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from math import copysign, inf
 from math import log as ln
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from ..dtypes import DType
 from ..errors import DTypeError, GGMLError, GraphError, ShapeError, explain, user_site
 from ..opdef import record
 from ..operators import Operand
+from ..signature import check_options
 from ..tensor import Ne, Tensor
 from ..var import NO_VALUE, Size, Varies
 from . import _ufuncs, compare
@@ -93,6 +95,9 @@ class _Recorder:
         return item(a, key)
 
     def method(self, name: str, a: Tensor, *args: Any, **unused: None) -> Tensor:
+        unknown = [key for key in unused if key not in ("dtype", "out")]
+        if unknown:
+            check_options(f"t.{name}", unknown, [*signature(getattr(Operand, name)).parameters][1:-1])
         if any(value is not None for value in unused.values()):
             self.refuse(name, "dtype and out must be None: t.astype(dtype) converts, and a node is a new tensor")
         return _METHODS[name](a, *args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Any, NoReturn
 
@@ -71,7 +72,7 @@ CONDITIONS: dict[str, Callable[..., Tensor]] = {
     "&": compare.minimum,
     "|": compare.maximum,
     "^": compare.not_equal,
-    "~": lambda x: compare.equal(x, 0),
+    "~": _logical_not,
 }
 _COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
 
@@ -100,8 +101,9 @@ def condition(symbol: str, *operands: Any) -> Tensor:
     for x in operands:
         if isinstance(x, Tensor) and _is_condition(x):
             conditions.append(x)
-        elif isinstance(x, bool | np.bool_) or (isinstance(x, np.ndarray) and x.dtype == bool):
-            conditions.append(compare.not_equal(leaf(symbol, np.asarray(x) if np.ndim(x) else int(x), near), 0))
+        elif isinstance(x, bool | np.bool_ | np.ndarray) and (array := np.asarray(x)).dtype == bool:
+            numbers = array if array.ndim else int(array)
+            conditions.append(compare.not_equal(leaf(symbol, numbers, near), 0))
         else:
             name = {"&": "and(a, b)", "|": "or(a, b)", "^": "xor(a, b)", "~": "not(a)"}[symbol]
             text = f"it combines comparisons; no op records bits. np.logical_{name} takes numbers, 0 for false"
@@ -135,7 +137,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
     "positive": _same,
     "absolute": abs,
     "square": _square,
-    "invert": lambda x: condition("~", x),
+    "invert": partial(condition, "~"),
     "logical_not": _logical_not,
     "logical_and": _logical_and,
     "logical_or": _logical_or,

@@ -260,6 +260,14 @@ def test_nodes_without_names_take_the_layer_around_them(n_layer: int) -> None:
     assert f"layers 0..{n_layer - 1}: {n_layer} x" in label and "8 nodes, 2 leafs each time" in label
 
 
+def test_an_output_within_a_layer_does_not_split_a_fold() -> None:
+    g = unnamed(6)
+    for i in (8 * 3 + 7, 8 * 5 + 2):
+        g.nodes[i].set_output()
+    (label,) = [b["label"] for name, b in parsed(gg.dump_dot(g, fold=True))["boxes"].items() if name == "fold0"]
+    assert "layers 0..5: 6 x" in label and "output: node_31, node_42" in label
+
+
 def test_the_layers_of_a_model_are_whole(model: Model) -> None:
     for flash_attn in (False, True):
         graph = model.new_context(64, flash_attn=flash_attn).build_graph(3)

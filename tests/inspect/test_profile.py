@@ -32,6 +32,8 @@ def test_steps_of_a_decode(tiny: Path) -> None:
     assert [r.key for r in p.table("layer")] == ["", "0", "1"]
     assert {"mul_mat", "attention"} <= {r.key for r in p.table()}
     assert all(r.flops > 0 and r.n_bytes > 0 for r in p.table() if r.key in ("mul_mat", "attention"))
+    with pytest.raises(BackendError, match=r"by must be one of op, layer, scope, not 'ops' .is 'op' meant"):
+        p.table("ops")  # pyright: ignore[reportArgumentType]
     n = len(p.steps)
     ctx.decode([8])
     assert len(p.steps) == n  # only within the block
