@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import signature
-from operator import attrgetter
 from typing import Any
 from typing import cast as cast_type
 
@@ -246,6 +245,18 @@ def _reshape(a: Tensor, shape: Any, order: str = "C") -> Tensor:
     return a.reshape(shape, order=order)
 
 
+def _ndim(a: Tensor) -> int:
+    return a.rank
+
+
+def _shape(a: Tensor) -> tuple[int, ...]:
+    return a.shape
+
+
+def _size(a: Tensor) -> int:
+    return a.n_elements
+
+
 RECORDED: dict[str, Callable[..., Any]] = {
     "amax": Tensor.max,
     "amin": Tensor.min,
@@ -264,11 +275,11 @@ RECORDED: dict[str, Callable[..., Any]] = {
     "mean": Tensor.mean,
     "min": Tensor.min,
     "moveaxis": _moveaxis,
-    "ndim": attrgetter("rank"),
+    "ndim": _ndim,
     "ravel": Tensor.flatten,
     "reshape": _reshape,
-    "shape": attrgetter("shape"),
-    "size": attrgetter("n_elements"),
+    "shape": _shape,
+    "size": _size,
     "squeeze": _squeeze,
     "stack": _stack,
     "std": _std,
