@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from pyggml.tools.cli import app
 
+import pyggml as gg
 from pyggml.backends.cpu import CpuBackend
 from pyggml.errors import BackendError
 from pyggml.inspect.profile import Profile, time_line
+from pyggml.inspect.record import record
 from pyggml.llm.model import load_model
 from pyggml.sched import Scheduler
 
@@ -58,3 +62,17 @@ def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     assert {e["ph"] for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"]} == {"X"}
     rows = json.loads(CliRunner().invoke(app, [*line, "--json"]).output)
     assert [r["test"] for r in rows] == ["pp8", "tg4"] and rows[0]["profile"]["op"][0]["ns"] > 0
+
+
+def test_a_recorded_graph_runs_twice() -> None:
+    """Once for the values, once for the times; only short runs are measured again."""
+    runs: list[bool] = []
+
+    def slow(out: Any, a: Any) -> None:
+        runs.append(True)
+        time.sleep(0.011)
+        out[...] = a + 1
+
+    y = gg.map_custom(slow, gg.Context().from_numpy(np.ones(4, np.float32)))
+    run = record(gg.Graph().build_forward_expand(y))
+    assert len(runs) == 2 and run.values[y].mean == 2 and run.wall_ns > 10_000_000
