@@ -143,7 +143,9 @@ def record(
 ) -> Run:
     """Run `graph` twice as `pyggml.compute` does, and record it. The values come from the first run, in which every
     node is looked at, so that nothing is fused. Graph, memory and times come from the second one, an ordinary run with
-    all fusions; when it takes less than 10 ms, it is run three times and the fastest counts. Leafs that the graph writes into are as after one run. Raises what `compute` and `Recorder` raise."""
+    all fusions; when it takes less than 10 ms, it is run three times and the fastest counts.
+
+    Leafs that the graph writes into are as after one run. Raises what `compute` and `Recorder` raise."""
     given = leafs_of(graph, inputs)
     with graph.lock, bound_by(given):
         scheduler = Scheduler(backends, n_threads)
