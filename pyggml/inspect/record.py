@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-_SHORT_NS = 10_000_000  # waking threads and other programs disturb the times of shorter runs: three are measured
+_SHORT_NS = 50_000_000  # waking threads and other programs disturb the times of shorter runs: three are measured
 
 
 @dataclass(repr=False)
@@ -143,7 +143,7 @@ def record(
 ) -> Run:
     """Run `graph` twice as `pyggml.compute` does, and record it. The values come from the first run, in which every
     node is looked at, so that nothing is fused. Graph, memory and times come from the second one, an ordinary run with
-    all fusions; when it takes less than 10 ms, it is run three times and the fastest counts.
+    all fusions; when it takes less than 50 ms, it is run three times and the fastest counts.
 
     Leafs that the graph writes into are as after one run. Raises what `compute` and `Recorder` raise."""
     given = leafs_of(graph, inputs)

@@ -70,9 +70,9 @@ def test_a_recorded_graph_runs_twice() -> None:
 
     def slow(out: Any, a: Any) -> None:
         runs.append(True)
-        time.sleep(0.011)
+        time.sleep(0.051)
         out[...] = a + 1
 
     y = gg.map_custom(slow, gg.Context().from_numpy(np.ones(4, np.float32)))
     run = record(gg.Graph().build_forward_expand(y))
-    assert len(runs) == 2 and run.values[y].mean == 2 and run.wall_ns > 10_000_000
+    assert len(runs) == 2 and run.values[y].mean == 2 and run.wall_ns > 50_000_000
