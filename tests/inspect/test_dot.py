@@ -226,6 +226,8 @@ def test_values_of_odd_arrays() -> None:
     assert (v.low, v.high, v.mean, v.std, sum(v.histogram)) == (2, 2, 2, 0, 1)
     v = values_of(np.arange(10_000, dtype=np.int32).reshape(100, 100))
     assert v.pixels.shape == (24, 24) and v.pixels[0, 0] < 5 and v.pixels[-1, -1] > 245
+    v = values_of(np.float32([[3e38, 3e38]]))  # far from 0, all equal
+    assert v.low == v.high and sum(v.histogram) == 2
     v = values_of(np.float32([[-3e38, 3e38]]))
     assert np.isfinite(v.std) and sum(v.histogram) == 2
     with gg.Context() as ctx:

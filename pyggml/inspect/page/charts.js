@@ -10,8 +10,8 @@ const numberOf = (names, il) => names[il].match(/\d+$/)?.[0] ?? names[il];
 const titleOf = (names, first, last) => (names[first] === `layer ${first}` ? `layers ${first} to ${last}` : `${names[first]} to ${numberOf(names, last)}`);
 // The name of a tensor within the box of its layer: without the layer's own scope.
 const inLayer = (names, t) => (t.layer !== undefined && t.name.startsWith(names[t.layer] + "/") ? t.name.slice(names[t.layer].length + 1) : t.name);
-// The same, shorter: also without the layer's number and ".weight", which its box and its colour say.
-const shortly = (names, t) => (t.layer === undefined ? t.name : inLayer(names, t).replace(/^(.*\.)?(blk|blocks?|layers?|h)\.\d+\./, "").replace(/\.weight$/, "").replace(/-\d+(?= |$)/, ""));
+// The same, shorter: also without the layer's number and ".weight", which its box and its colour say; the op of a node without a name.
+const shortly = (names, t) => (/(^|\/)node_\d+$/.test(t.name) ? t.op : t.layer === undefined ? t.name : inLayer(names, t).replace(/^(.*\.)?(blk|blocks?|layers?|h)\.\d+\./, "").replace(/\.weight$/, "").replace(/-\d+(?= |$)/, ""));
 // What a step works at: of a fused one, the first of these that any of its nodes does.
 const WORK = [
   ["attention", "#c9a98b", /^(soft_max|flash_attn|diag_mask|lightning|top_k_mask)/], ["product", "#6fa8f5", /^(mul_mat|out_prod|conv_|im2col|solve_tri)/],
