@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal
+from typing import TYPE_CHECKING, Generic, Literal, get_args
 
-from pyggml.errors import GGMLError, ModelError
+from pyggml.errors import GGMLError, ModelError, one_of
 from pyggml.graph import Graph
 
 from .blocks import Build
@@ -53,6 +53,9 @@ class Architecture(Generic[H]):
     logits: bool = True
     nextn: bool = False
     encode: Callable[[Build[H]], Graph] | None = None
+
+    def __post_init__(self) -> None:
+        one_of(f"the memory of {', '.join(self.names)}", self.memory, get_args(MemoryKind), ModelError)
 
     def hparams(self, name: str, kv: Mapping[str, object]) -> H:
         """The hyperparameters in a GGUF's metadata, keys prefixed with `name`.

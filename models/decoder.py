@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal
+from typing import Generic, Literal, get_args
 
 from pyggml import ops as gg
+from pyggml.errors import ModelError, one_of
 from pyggml.graph import Graph
+from pyggml.signature import check_options
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture, MemoryKind
@@ -34,8 +36,22 @@ from .blocks import (
     build_rope_factors,
     build_shared_expert,
 )
-from .hparams import AttnTemperature, H, HParams, NormKind, RankHead, Router
+from .hparams import CHOICES, AttnTemperature, H, HParams, NormKind, RankHead, Router
 from .metadata import Reader, read_hparams, read_own_pattern, read_own_window
+
+EmbdNorm = Literal["none", "plain", "weighted"]
+QKNorm = Literal["none", "head", "heads", "roped", "row"]
+Biases = Literal["all", "qkv", "none"]
+Sinks = Literal["none", "some", "all"]
+AttnGate = Literal["none", "sigmoid", "softplus"]
+_CHOICES = {
+    "norm": get_args(NormKind),
+    "embd_norm": get_args(EmbdNorm),
+    "qk_norm": get_args(QKNorm),
+    "biases": get_args(Biases),
+    "sinks": get_args(Sinks),
+    "attn_gate": get_args(AttnGate),
+}
 
 Value = float | str | bool | RankHead | Router | AttnTemperature | tuple[float, ...] | None  # of a hyperparameter
 
@@ -73,23 +89,25 @@ class PlainDecoder(Generic[H]):
     first_norm    false: the input of the first attention is normed only when the model has a weight for that
     lm_head       false: the graph ends with embeddings (encoders)
     hidden_normed false: draft heads read the output of the last layer before the last norm
+
+    Raises ModelError for a name that none of these is.
     """
 
     norm: NormKind = "rms"
     norm_weight: bool = True
-    embd_norm: Literal["none", "plain", "weighted"] = "none"
+    embd_norm: EmbdNorm = "none"
     pre_norm: bool = True
     post_norm: bool = False
     ffn_norm: str = "ffn_norm"
-    qk_norm: Literal["none", "head", "heads", "roped", "row"] = "none"
+    qk_norm: QKNorm = "none"
     qk_norm_optional: bool = False
     rope_factors: bool = True
     act: Activation | Glu = "silu"
     gated: bool = True
     gate_in_up: bool = False
-    biases: Literal["all", "qkv", "none"] = "all"
-    sinks: Literal["none", "some", "all"] = "none"
-    attn_gate: Literal["none", "sigmoid", "softplus"] = "none"
+    biases: Biases = "all"
+    sinks: Sinks = "none"
+    attn_gate: AttnGate = "none"
     shared_gate: bool = False
     parallel: bool = False
     output_norm: str = "output_norm"
@@ -98,6 +116,12 @@ class PlainDecoder(Generic[H]):
     first_norm: bool = True
     lm_head: bool = True
     hidden_normed: bool = True
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            one_of(name, getattr(self, name), known, ModelError)
+        if not callable(self.act):
+            one_of("act", self.act, get_args(Activation), ModelError)
 
     def build(self, b: Build[H]) -> Graph:
         """The graph of one ubatch; its last node is `result_output`, ne [n_vocab, n_outputs], or `result_embd`, ne
@@ -224,8 +248,13 @@ def decoder(
 ) -> Architecture:
     """The architecture of plain decoders. `hparams` are hyperparameters that the common keys do not give: values, or
     functions that read them. `nextn`: see `Architecture`. `own_window`: files may have a sliding window, see
-    `read_own_window`."""
+    `read_own_window`. Raises ModelError for a name that a hyperparameter cannot be, OptionError for a hyperparameter
+    that there is not."""
     build = build or PlainDecoder()
+    check_options("decoder", hparams, HParams.__dataclass_fields__)
+    for name, known in CHOICES.items():
+        if isinstance(value := hparams.get(name), str):
+            one_of(name, value, known, ModelError)
 
     def read(r: Reader) -> HParams:
         own = {name: value(r) if callable(value) else value for name, value in hparams.items()}

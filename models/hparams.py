@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, get_args
 
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, one_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -109,6 +109,7 @@ class Router:
 
     def check(self, n_expert: int, n_expert_used: int) -> None:
         """Raise ModelError for values that contradict each other, or the number of experts."""
+        one_of("the gating of experts", self.gating, get_args(Gating), ModelError)
         if not -_MAX_FLOAT < self.scale < _MAX_FLOAT:
             refuse("expert_weights_scale", self.scale, "it must be an f32")
         if self.n_group <= 1:
@@ -135,6 +136,19 @@ class RankHead:
     act: Literal["tanh", "gelu", "gelu_erf"] = "tanh"
     soft_max: bool = False
     n_out: int = 1
+
+    def __post_init__(self) -> None:
+        one_of("the pooling of a reranker", self.pooling, get_args(Pooling), ModelError)
+        one_of("the activation of a reranker", self.act, ("tanh", "gelu", "gelu_erf"), ModelError)
+
+
+# Hyperparameters that are names, and the names that they may be.
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "act": get_args(Activation),
+    "rope_type": get_args(RopeType),
+    "swa_type": get_args(SwaType),
+    "pooling": get_args(Pooling),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +226,9 @@ class HParams:
     v_in_k: bool = False  # V of a token is the first n_embd_head_v elements of its K: only K is stored
 
     def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) is not None:
+                one_of(name, value, known, ModelError)
         for name in ("n_vocab", "n_embd", "n_layer", "n_ctx_train"):
             self._in_range(name, getattr(self, name))
         if self.n_layer > MAX_LAYERS:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from sys import modules
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import ops
 from .backends.cpu import get_include, register_kernel
@@ -62,6 +64,17 @@ else:
     from . import inspect  # the room itself, which can be called
 
 __version__ = "0.1.0"
+
+
+class _Room(ModuleType):
+    """A module whose name is a function elsewhere (torch.tensor, np.var): calling it says what is meant."""
+
+    def __call__(self, *args: Any, **options: Any) -> NoReturn:
+        raise import_module(".missing", __name__).of_call(self.__name__)
+
+
+for _module in ("tensor", "var", "graph"):
+    modules[f"{__name__}.{_module}"].__class__ = _Room
 
 # What notebooks show: imported when one does.
 Graph.svg = lambda graph: import_module(".inspect.dot", __name__).svg(graph)

@@ -7,13 +7,19 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from pyggml.native.threads import thread_count
 
 from . import codec
-from .errors import GraphError, ShapeError
+from .backends.protocol import Backend
+from .codec import Array
+from .errors import BackendError, GraphError, ShapeError
 from .graph import Graph
+from .hazards import check_asked
 from .sched import Scheduler, check_graph, require_values
 from .tensor import Tensor, full_ne
+from .turn import Turn
 from .var import Size, Var, vars_of
 
 _schedulers: WeakKeyDictionary[Graph, dict[str, Scheduler]] = WeakKeyDictionary()
@@ -37,24 +43,18 @@ def compute(
     for one that was set for other values of its Vars; ShapeError for shapes that do not fit; BackendError when a kernel
     refuses its data.
 
-    Threads that compute one graph take turns, from setting the inputs to the end of the run. The results are those of
-    the last run, so threads that share a graph read them under its lock (`with graph.lock: gg.compute(graph, ...)`).
-    Threads with graphs of their own share constants and weights, but no inputs or nodes.
+    Threads take turns, from setting the inputs to the end of the run, when they compute one graph, or graphs that share
+    nodes, inputs or Vars. The results are those of the last run: threads that share a graph read them under its lock
+    (`with graph.lock: gg.compute(graph, ...)`), threads whose graphs share nodes or Vars under a lock of the program.
     """
     check_graph("compute", graph)
     if not graph.nodes:
         raise GraphError("the graph is empty: build_forward_expand(result) first")
-    threads = None if n_threads is None else thread_count(n_threads)
     given = leafs_of(graph, inputs)
-    with graph.lock:
-        made = _schedulers.setdefault(graph, {})
-        sched = made.get(backend) or made.setdefault(backend, Scheduler((backend,)))
-        with bound_by(given):
-            require_values(graph, given)
-            schedule = sched.alloc(graph)
-            for t, value in given.items():
-                t.set(value)
-        schedule.run(n_threads=threads)
+    turn = Turn(graph, given)
+    with graph.lock, turn:
+        turn.begin()
+        _run(graph, given, n_threads, backend)
 
 
 def eval(  # as MLX has it; `pyggml.eval`, for one look at values
@@ -65,26 +65,57 @@ def eval(  # as MLX has it; `pyggml.eval`, for one look at values
 ) -> Any:
     """Compute tensors, with all they depend on, and return their values as NumPy arrays: one for one tensor, else a
     tuple. `inputs`, which may bind Vars, `n_threads` and `backend` as in `compute`, as are the errors; AllocError for a
-    leaf without value.
+    leaf without value, GraphError for a tensor that was overwritten in place (`pyggml.hazards`).
 
-    The arrays are views of the tensors' memory when NumPy has the type, else float32 copies. Each `eval` computes anew,
-    into new memory: build what runs again and again once, as a Graph for `compute`.
+    The arrays are views of the tensors' memory when NumPy has the type, else float32 copies. Values of leafs that this
+    call sets or stores into are copies too. Each `eval` computes anew, into new memory: build what runs again and again
+    once, as a Graph for `compute`.
+
+    Any number of threads may evaluate the same tensors, with inputs and Vars of their own: they take turns, and each
+    gets the values of its inputs.
     """
     graph = Graph()
+    if not tensors:
+        raise GraphError("eval takes tensors, eval(a, b); none was given")
     for t in tensors:
         if not isinstance(t, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(f"eval takes tensors, eval(a, b), not {type(t).__name__}")
         graph.build_forward_expand(t)
-        t.set_output()
-    if graph.nodes:
-        compute(graph, inputs, n_threads, backend)
-    elif inputs:
-        given = leafs_of(graph, inputs)
-        with bound_by(given):
-            for t, value in given.items():
-                t.set(value)
-    arrays = tuple(t.numpy() for t in tensors)
+    check_asked(tensors, graph)
+    given = leafs_of(graph, inputs)
+    turn = Turn(graph, given)
+    with turn:
+        turn.begin()
+        for t in tensors:
+            t.set_output()
+        _run(graph, given, n_threads, backend)
+        arrays = tuple([_values(t, turn) for t in tensors])
     return arrays[0] if len(arrays) == 1 else arrays
+
+
+def _values(t: Tensor, turn: Turn) -> Array:
+    """The values of `t`, as they stay when the turn is over: the next one may write over a leaf."""
+    is_written = t.root.op == "none" and t.root in turn.changed
+    return np.array(t.numpy()) if is_written else t.numpy()
+
+
+def _run(graph: Graph, given: Mapping[Tensor, Any], n_threads: int | None, backend: str) -> None:
+    """Set the leafs that are `given`, and run the graph unless it has no nodes."""
+    if not isinstance(backend, str) and not isinstance(backend, Backend):  # pyright: ignore[reportUnnecessaryIsInstance]
+        several = "; pyggml.Scheduler(backends) runs graphs on several"
+        raise BackendError(f"backend must be the name of one, such as 'cpu' or 'ref', not {backend!r:.60}{several}")
+    threads = None if n_threads is None else thread_count(n_threads)
+    schedule = None
+    with bound_by(given):
+        if graph.nodes:
+            made = _schedulers.setdefault(graph, {})
+            sched = made.get(backend) or made.setdefault(backend, Scheduler((backend,)))
+            require_values(graph, given)
+            schedule = sched.alloc(graph)
+        for t, value in given.items():
+            t.set(value)
+    if schedule is not None:
+        schedule.run(n_threads=threads)
 
 
 @contextmanager
@@ -92,6 +123,7 @@ def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
     """Bind the Vars in the shapes of these tensors to what the shapes of their values say. They are bound as before
     when the block raises. Raises ShapeError where two values disagree, and for what a Var cannot be."""
     found: dict[Var, tuple[int, Tensor]] = {}
+    several: list[tuple[Size, int, Tensor]] = []  # sizes of more than one Var, and what they must be
     for t, value in given.items():
         if not vars_of(*t.ne):
             continue
@@ -101,6 +133,7 @@ def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
                 continue
             stride, var = size.unit()
             if not isinstance(var, Var):
+                several.append((size, n, t))
                 continue
             fits, rest = divmod(n - size.const, stride)
             if rest or not var.lo <= fits <= var.hi:
@@ -114,6 +147,12 @@ def bound_by(given: Mapping[Tensor, Any]) -> Generator[None]:
     try:
         for var, (value, _) in found.items():
             var.bind(value)
+        for size, n, t in several:
+            if int(size) != n:
+                names = " and ".join(var.name for var in size.vars)
+                now = ", ".join(f"{var.name} = {var.value}" for var in size.vars)
+                text = f"that a size of {t.describe()} is {n} does not tell {names}, which are now {now}"
+                raise ShapeError(f"inputs: {text}: bind them, or give inputs that have one of them in a size")
         yield
     except BaseException:
         for var, value in as_before.items():

@@ -286,3 +286,24 @@ def _without(root: Tensor, store: Tensor, use: _Use) -> GraphError:
             None,
         )
     )
+
+
+# -- when values are asked for -----------------------------------------------------------------------------------------
+
+
+def check_asked(tensors: Sequence[Tensor], graph: Container[Tensor]) -> None:
+    """Raise GraphError when one of these tensors, whose values are read after `graph` has run, does not have them any
+    more: an `_inplace` op has overwritten it, or a store into it is missing in the graph."""
+    for t in tensors:
+        for store in () if t.root.stores is None else _unseen(t, t):
+            if not may_overlap(written(store), t) or _depends(t, store):
+                continue
+            if not store.flags & FLAG_INTO:
+                at = "" if store.site is None else f" at {store.site[0]}:{store.site[1]}"
+                text = (
+                    f"{_what(t)} was overwritten by the {store.op} in place{at}: ask for the result of that, or for a "
+                    "copy that was made before it (gg.dup)"
+                )
+                raise GraphError(explain("eval", text, _lines(t.root, t, store), None))
+            if store not in graph:
+                raise _without(t.root, store, _Use(t, t, t))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from _thread import RLock
+from _thread import RLock, get_ident
 from collections.abc import Callable
 from functools import wraps
+from threading import local
 from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -45,6 +46,19 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+_acting = local()
+
+
+def acting_thread() -> int:
+    """The number of the thread for which this code runs: the one that `act_for` has named, else the running one."""
+    return getattr(_acting, "thread", 0) or get_ident()
+
+
+def act_for(thread: int) -> None:
+    """Say that the running thread, one of a pool, works for `thread`, which waits for it."""
+    _acting.thread = thread
 
 
 class Locked(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .errors import nearest
+from .errors import GraphError, nearest
 
 _ARRAYS = "pyggml.Context().from_numpy(array) makes a tensor of an array"
 _MEANT = {
@@ -28,6 +28,16 @@ _MEANT = {
     "pow": "a ** 2",
     "std": "a.var() ** 0.5",
 }
+_CALLED = {
+    "tensor": _ARRAYS,
+    "var": "pyggml.Var(name, hi) is a size that is bound later, a.var(axis) the variance of a tensor",
+    "graph": "pyggml.Graph() makes a graph",
+}
+
+
+def of_call(name: str) -> GraphError:
+    """The error about a call of the module `pyggml.NAME`, with what is meant."""
+    return GraphError(f"{name} is a module: {_CALLED[name.rpartition('.')[2]]}")
 
 
 class Missing(AttributeError):

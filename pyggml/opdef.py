@@ -284,7 +284,7 @@ def _usage() -> str:
     if not isinstance(function, FunctionType):
         return ""
     shown = signature(function)
-    plain = [p.replace(annotation=p.empty) for p in shown.parameters.values()]
+    plain = [p.replace(annotation=p.empty) for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
     return f"; it is called as {function.__name__}{shown.replace(parameters=plain, return_annotation=shown.empty)}"
 
 

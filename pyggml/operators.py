@@ -3,8 +3,11 @@ nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 T = TypeVar("T", bound="Operand")
 
@@ -19,6 +22,7 @@ class Recorder(Protocol):
     def method(self, name: str, a: Any, *args: Any, **unused: None) -> Any: ...
     def refuse(self, what: str, text: str) -> NoReturn: ...
     def ufunc(self, name: str, method: str, inputs: Sequence[Any], options: Sequence[str]) -> Any: ...
+    def array_function(self, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any: ...
 
 
 class Operand:
@@ -40,12 +44,17 @@ class Operand:
     known yet, so `bool(t)` raises, and so does `t in [a, b]` unless t is one of the two. `is` tells whether two names
     mean one tensor. As a key of a dict a tensor stands for itself, not for its values.
 
+    `& | ^ ~` combine conditions as those of boolean arrays do: `(a > 0) & (a < 1)`. Conditions are comparisons, what
+    these operators make of them, and boolean arrays; np.logical_and and its like take any numbers. `% // << >>` raise
+    DTypeError.
+
     `@` is NumPy's matmul, [.., m, k] @ [.., k, n] -> [.., m, n]. It records mul_mat(cont(transpose(b)), a), without the
     `cont` when `b` is a transpose itself (`x @ w.T`). `a ** p` takes any number p: whole and half numbers are computed
     exactly, by products and roots, others as exp(p log a). `p ** a` takes a positive number p.
 
-    NumPy's functions of a tensor record nodes too: np.add, np.exp, np.maximum, np.isfinite, np.logical_and and others.
-    Functions for which there is no op raise DTypeError.
+    NumPy's functions of a tensor record nodes too: np.add, np.exp, np.maximum, np.isfinite, np.logical_and,
+    np.concatenate, np.stack, np.where, np.clip, np.argmax and others. Functions for which there is no op raise
+    DTypeError. Those that look at values (np.asarray, np.array_equal, np.allclose, np.save, np.linalg) read them.
 
     An index may have whole numbers, slices, `...` and None. It gives a view of the same memory. Vars and Sizes may
     stand for numbers; they must be within the tensor for every value. Raises ShapeError when there can be no view (a
@@ -60,6 +69,12 @@ class Operand:
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         """NumPy calls this for `np.exp(t)`, `np.add(t, 1)` and also `array + t`."""
         return self.recorder.ufunc(ufunc.__name__, method, inputs, [*options])
+
+    def __array_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """NumPy calls this for `np.concatenate([t, u])` and its other functions that are no ufuncs."""
+        return self.recorder.array_function(func, args, kwargs)
 
     def __add__(self: T, other: Any) -> T:
         return self.recorder.binary("+", self, other)
@@ -96,6 +111,42 @@ class Operand:
 
     def __rpow__(self: T, other: Any) -> T:
         return self.recorder.binary("**", other, self)
+
+    def __and__(self: T, other: Any) -> T:
+        return self.recorder.binary("&", self, other)
+
+    def __rand__(self: T, other: Any) -> T:
+        return self.recorder.binary("&", other, self)
+
+    def __or__(self: T, other: Any) -> T:
+        return self.recorder.binary("|", self, other)
+
+    def __ror__(self: T, other: Any) -> T:
+        return self.recorder.binary("|", other, self)
+
+    def __xor__(self: T, other: Any) -> T:
+        return self.recorder.binary("^", self, other)
+
+    def __rxor__(self: T, other: Any) -> T:
+        return self.recorder.binary("^", other, self)
+
+    def __invert__(self: T) -> T:
+        return self.recorder.unary("~", self)
+
+    def __mod__(self, other: Any) -> NoReturn:
+        self._refuse_op("%", "a - gg.floor(a / b) * b for floats")
+
+    def __floordiv__(self, other: Any) -> NoReturn:
+        self._refuse_op("//", "gg.floor(a / b) for floats")
+
+    def __lshift__(self, other: Any) -> NoReturn:
+        self._refuse_op("<< and >>", "a product with a power of 2")
+
+    __rmod__, __rfloordiv__, __rlshift__, __rshift__, __rrshift__ = __mod__, __floordiv__, *[__lshift__] * 3
+    __divmod__ = __rdivmod__ = __floordiv__
+
+    def _refuse_op(self, symbol: str, instead: str) -> NoReturn:
+        self.recorder.refuse(symbol, f"no op records it: write {instead}; t.numpy() has the operator, for values")
 
     def __neg__(self: T) -> T:
         return self.recorder.unary("-", self)
@@ -162,32 +213,42 @@ class Operand:
         """A contiguous copy in another type (`gg.cast`). `dtype` is a `DType`, its name, or a NumPy type."""
         return self.recorder.method("astype", self, dtype)
 
-    def sum(self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False) -> T:
+    def sum(
+        self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False, **unknown: Never
+    ) -> T:
         """The sum along axes in NumPy's order. `axis` is a number, several numbers, or None for all axes. With
         `keepdims` the summed axes stay, with one element each. Floats keep their type, and are summed in double; I8,
         I16, I32 and I64 give I64. `dtype` and `out` are there because `np.sum(t, axis)` passes them on; they must be
         None."""
-        return self.recorder.method("sum", self, axis, keepdims, dtype=dtype, out=out)
+        return self.recorder.method("sum", self, axis, keepdims, dtype=dtype, out=out, **unknown)
 
-    def mean(self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False) -> T:
+    def mean(
+        self: T, axis: Any = None, dtype: None = None, out: None = None, keepdims: bool = False, **unknown: Never
+    ) -> T:
         """The mean, with arguments as in `sum`. Integers give F32."""
-        return self.recorder.method("mean", self, axis, keepdims, dtype=dtype, out=out)
+        return self.recorder.method("mean", self, axis, keepdims, dtype=dtype, out=out, **unknown)
 
     def var(
-        self: T, axis: Any = None, dtype: None = None, out: None = None, ddof: float = 0, keepdims: bool = False
+        self: T,
+        axis: Any = None,
+        dtype: None = None,
+        out: None = None,
+        ddof: float = 0,
+        keepdims: bool = False,
+        **unknown: Never,
     ) -> T:
         """The variance: squared differences from the mean, summed and divided by n - ddof. Other arguments and the
         types are as in `mean`."""
-        return self.recorder.method("var", self, axis, keepdims, ddof, dtype=dtype, out=out)
+        return self.recorder.method("var", self, axis, keepdims, ddof, dtype=dtype, out=out, **unknown)
 
-    def max(self: T, axis: Any = None, out: None = None, keepdims: bool = False) -> T:
+    def max(self: T, axis: Any = None, out: None = None, keepdims: bool = False, **unknown: Never) -> T:
         """The largest element; NaN when one of the elements is NaN. Axes as in `sum`. Takes F32, F16, BF16, I32 and
         I64."""
-        return self.recorder.method("max", self, axis, keepdims, out=out)
+        return self.recorder.method("max", self, axis, keepdims, out=out, **unknown)
 
-    def min(self: T, axis: Any = None, out: None = None, keepdims: bool = False) -> T:
+    def min(self: T, axis: Any = None, out: None = None, keepdims: bool = False, **unknown: Never) -> T:
         """The smallest element; everything else as in `max`."""
-        return self.recorder.method("min", self, axis, keepdims, out=out)
+        return self.recorder.method("min", self, axis, keepdims, out=out, **unknown)
 
     def __len__(self) -> int:
         if not self.shape:

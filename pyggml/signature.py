@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import wraps
 from inspect import Parameter, signature
+from math import inf
 from typing import Any, TypeVar, cast
 
 from .errors import OptionError, nearest
+
+_MEANT = {"dim": "axis", "dims": "axis", "keepdim": "keepdims"}  # torch's names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,10 +27,19 @@ def hands_on(*keywords: Parameter) -> Callable[[F], F]:
     def decorated(function: F) -> F:
         own = signature(function)
         names = {name: p for name, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        by_place = [p.name for p in names.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        most = inf if any(p.kind is p.VAR_POSITIONAL for p in names.values()) else len(by_place)
         names |= {p.name: p for p in keywords if p.name not in names}
 
         @wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
+            if len(args) > most:
+                placed, named = (
+                    by_place[by_place[0] == "self" :],
+                    [f"{name}=" for name in names if name not in by_place],
+                )
+                text = f"{function.__name__} takes {', '.join(placed)} by place, and the others by name"
+                raise OptionError(f"{text}: {', '.join(named[:4])} ..")
             if not options.keys() <= names.keys():
                 check_options(function.__name__, options, names)
             return function(*args, **options)
@@ -42,6 +54,6 @@ def check_options(what: str, options: Collection[str], known: Collection[str]) -
     """Raises OptionError for the first option that is not `known`, with the known one that is spelt most like it."""
     for name in options:
         if name not in known:
-            like = nearest(str(name), known, 1)
+            like = [_MEANT[name]] if _MEANT.get(name) in known else nearest(str(name), known, 1)
             said = f" (is {like[0]!r} meant?)" if like else f"; it has {', '.join(known)}"
             raise OptionError(f"{what} has no option {str(name)!r:.60}{said}")

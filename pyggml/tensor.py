@@ -73,10 +73,18 @@ def dims_of(op: str, ne: Any) -> tuple[int, ...]:
 
 
 def not_counts(ne: Iterable[int]) -> str:
-    """For messages: which Sizes among these are less than 1, and for which values of their Vars; "" when none is."""
-    return "".join(
-        f" ({n} is not positive for {below_zero(n - 1)})" for n in ne if isinstance(n, Size) and not is_count(n)
-    )
+    """For messages: which Sizes among these are less than 1, for which values of their Vars, and what to do when 0
+    alone is in the way; "" when none is."""
+    text = ""
+    for n in ne:
+        if isinstance(n, Size) and not is_count(n):
+            text += f" ({n} is not positive for {below_zero(n - 1)})"
+            zero = [var for var in n.vars if var.lo == 0 < var.hi] if not n.const else []
+            text += "".join(
+                f". {v.name} may be 0, by lo=0 or {v.name}.bind(0): Var({v.name!r}, hi={v.hi}, lo=1) is not"
+                for v in zero
+            )
+    return text
 
 
 def full_ne(dims: tuple[int, ...]) -> Ne:

@@ -169,6 +169,11 @@ class Size(_Number):
             raise Varies(f"np.{ufunc.__name__} of {self}: {self} {NO_VALUE}")
         return function(*[x.item() if hasattr(x, "item") else x for x in inputs])
 
+    def bind(self, value: int) -> None:
+        """Raises GraphError: the Vars that a Size follows from are bound, see `Var.bind`."""
+        own = ", ".join(f"{var.name}.bind(..)" for var in self.vars)
+        raise GraphError(f"{self} cannot be bound to {value!r:.40}: it follows from what is bound, {own}")
+
     def _operand(self, op: str, other: int) -> int:
         """`other`, a Size or a plain integer."""
         if isinstance(other, Size):
@@ -237,6 +242,12 @@ class Size(_Number):
 
     __repr__ = __str__
 
+    def __format__(self, spec: str) -> str:
+        if spec and spec[-1] in "bcdoxXeEfFgGn%":
+            now = f"f'{{int({self}):{spec}}}' shows what it is now, f'{{{self}}}' its name"
+            raise Varies(f"format: {self} is no number before the graph runs: {now}")
+        return format(str(self), spec)
+
 
 def _refused(op: str, swapped: bool) -> Callable[..., NoReturn]:
     def refuse(self: Size, other: object = "") -> NoReturn:
@@ -271,8 +282,8 @@ class Var(Size):
     and 1 as soon as a tensor has so many elements: none has 0. `value` is the first one (default: the smallest).
     Raises GraphError for a `hi` outside 0 .. 2^63 - 1, a value outside lo .. hi, and what is no whole number.
 
-    A Var has one value at a time. Threads that run graphs with the same Var must take turns from `bind` on, by a lock
-    of the program.
+    A Var has one value at a time. Threads that bind it by the inputs of `pyggml.eval` take turns by themselves; those
+    that call `bind` hold a lock of the program from there until they have read the results.
     """
 
     __slots__ = ("__weakref__", "_hi", "_is_open", "_lo", "_value", "name", "number")
@@ -285,9 +296,11 @@ class Var(Size):
     _value: int
     _is_open: bool
 
-    def __new__(cls, name: str, hi: int, value: int | None = None, lo: int | None = None) -> Self:
+    def __new__(cls, name: str, hi: int | None = None, value: int | None = None, lo: int | None = None) -> Self:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(f"the name of a Var must be a string, not {name!r:.40}")
+        if hi is None:
+            raise GraphError(f"a Var needs hi, the largest value that it may take: Var({name!r:.40}, hi=512)")
         var = super().__new__(cls, 0, {})
         var.terms = {(var,): 1}
         var.name, var.number = name, next(cls._numbers)

@@ -182,6 +182,8 @@ def _add_fold(into: graphviz.Digraph, ident: str, fold: Fold, members: Sequence[
     title = f"{facts.layers.title(fold.first, fold.end)}: {fold.times} x"
     lines = [title if fold.period == 1 else f"{title} {fold.period}", each]
     lines += [f"{op} x {n // fold.times}" for op, n in ops.most_common(4)]
+    outputs = [t.name for t in nodes if kind_of(t) == "output"]
+    lines += [f"output: {', '.join(outputs[:3])}{' ..' * (len(outputs) > 3)}"] if outputs else []
     ns = sum(facts.steps[t].ns for t in nodes if t in facts.steps and facts.steps[t].nodes[-1].name == t.name)
     lines += [f"{ns / 1e3:.1f} us in all"] if ns else []
     n_nan = sum(facts.values[t].n_nan for t in members if t in facts.values)

@@ -236,7 +236,8 @@ def _signature(
 
     def sign(t: Tensor) -> Hashable:
         name = own.sub("#", "/".join(scopes_of(t.name)) if _UNNAMED.fullmatch(t.name) else t.name)
-        return name, t.op, t.dtype, t.ne, t.nb, kind_of(t), parameters(t), note.get(t), tuple(map(reads, t.src))
+        is_input = bool(t.flags & FLAG_INPUT)  # whether it is an output makes no other layer of it
+        return name, t.op, t.dtype, t.ne, t.nb, is_input, parameters(t), note.get(t), tuple(map(reads, t.src))
 
     return tuple(map(sign, members))
 

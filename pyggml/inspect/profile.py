@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyggml.backends.cpu.backend import CpuBackend, CpuProgram, Spans, Work
-from pyggml.errors import BackendError
+from pyggml.errors import BackendError, one_of
 from pyggml.sched import Scheduler
 from pyggml.scope import common, scopes_of
 from pyggml.tensor import Tensor
@@ -127,7 +127,9 @@ class Profile:
 
     def table(self, by: Literal["op", "layer", "scope"] = "op") -> list[Row]:
         """The steps summed up by `op` (the longest first), by `layer` (those of a model in order, then others as they
-        ran), or by `scope`, all that was made in one (`layer 3/attention`, as they ran)."""
+        ran), or by `scope`, all that was made in one (`layer 3/attention`, as they ran).
+        Raises BackendError for another `by`."""
+        one_of("by", by, ("op", "layer", "scope"), BackendError)
         rows: dict[str, Row] = {}
         for s in self.steps:
             key = s.op if by == "op" else s.layer if by == "layer" else s.scope

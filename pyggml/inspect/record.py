@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-_RUNS = 3  # runs whose time is taken: the first one is cold, and other programs disturb
+_SHORT_NS = 50_000_000  # waking threads and other programs disturb the times of shorter runs: three are measured
 
 
 @dataclass(repr=False)
@@ -141,8 +141,10 @@ def record(
     n_threads: int | None = None,
     backends: Sequence[str] = ("cpu",),
 ) -> Run:
-    """Run `graph` as `pyggml.compute` does, and record it: graph, memory and times come from ordinary runs with all
-    fusions, of which the fastest of three counts. The values come from another run, in which every node is looked at.
+    """Run `graph` twice as `pyggml.compute` does, and record it. The values come from the first run, in which every
+    node is looked at, so that nothing is fused. Graph, memory and times come from the second one, an ordinary run with
+    all fusions; when it takes less than 50 ms, it is run three times and the fastest counts.
+
     Leafs that the graph writes into are as after one run. Raises what `compute` and `Recorder` raise."""
     given = leafs_of(graph, inputs)
     with graph.lock, bound_by(given):
@@ -165,14 +167,16 @@ def record(
 
 
 def _recorded(scheduler: Scheduler, once: Callable[[], object]) -> Run:
-    """What `once` runs: the times of its fastest run, and the values of another run."""
-    with Recorder(scheduler, values=False) as timed:
-        for _ in range(_RUNS):
-            once()
-    with Recorder(scheduler) as seen:
+    """What `once` runs: the values of its first run, which also warms memory and caches, and the times of another."""
+    with Recorder(scheduler) as looking:
         once()
+    seen = looking.run
+    with Recorder(scheduler, values=False) as timed:
+        once()
+        for _ in range(2 if timed.wall_ns < _SHORT_NS else 0):
+            once()
     run = timed.run
-    _, run.values = seen.run.on(run.graph)
+    _, run.values = seen.on(run.graph)
     return run
 
 

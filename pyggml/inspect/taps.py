@@ -33,6 +33,8 @@ class _Watching:
     """What taps and edits share: the patterns, and that they are in force within a `with` block."""
 
     def __init__(self, watches: Watches, patterns: tuple[str, ...]) -> None:
+        if isinstance(patterns, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GraphError(f"taps and edits take a tuple of names: ({patterns!r:.80},), not {patterns!r:.80}")
         if not patterns or not all(isinstance(p, str) and p for p in patterns):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(f"taps and edits take names of nodes, or patterns such as 'l_out-*', not {patterns!r:.80}")
         self._watches, self.patterns = watches, patterns

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from math import copysign, inf
 from math import log as ln
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from ..dtypes import DType
 from ..errors import DTypeError, GGMLError, GraphError, ShapeError, explain, user_site
 from ..opdef import record
 from ..operators import Operand
+from ..signature import check_options
 from ..tensor import Ne, Tensor
 from ..var import NO_VALUE, Size, Varies
 from . import _ufuncs, compare
@@ -57,6 +59,8 @@ _EXACT = 1 << 53  # a double can hold each integer up to here
 
 class _Recorder:
     def binary(self, symbol: str, a: Any, b: Any) -> Any:
+        if symbol in _ufuncs.CONDITIONS:
+            return _ufuncs.condition(symbol, a, b)
         x, y = operand(a), operand(b)
         if x is None or y is None:
             if isinstance(a, Size) or isinstance(b, Size):
@@ -78,6 +82,8 @@ class _Recorder:
             if a.rank < 3:
                 return transpose(a) if a.rank == 2 else a
             return transposed(a)
+        if symbol == "~":
+            return _ufuncs.condition(symbol, a)
         if symbol == "abs":
             if a.dtype in INTEGERS:
                 rule = f"ggml has none of {a.dtype.name}; abs(gg.cast(x, gg.F32)) is one of floats"
@@ -89,6 +95,9 @@ class _Recorder:
         return item(a, key)
 
     def method(self, name: str, a: Tensor, *args: Any, **unused: None) -> Tensor:
+        unknown = [key for key in unused if key not in ("dtype", "out")]
+        if unknown:
+            check_options(f"t.{name}", unknown, [*signature(getattr(Operand, name)).parameters][1:-1])
         if any(value is not None for value in unused.values()):
             self.refuse(name, "dtype and out must be None: t.astype(dtype) converts, and a node is a new tensor")
         return _METHODS[name](a, *args)
@@ -100,6 +109,11 @@ class _Recorder:
         if name in _ufuncs.SYMBOLS and method == "__call__" and not options:
             return self.binary(_ufuncs.SYMBOLS[name], *inputs)
         return _ufuncs.apply(name, method, inputs, options)
+
+    def array_function(self, function: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        from . import _array_functions  # few programs need it
+
+        return _array_functions.call(function, args, options)
 
 
 def _refuse_size(symbol: str, a: Any, b: Any) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ..codec import Array
 from ..dtypes import DType
 from ..errors import ShapeError
 from ..opdef import DTypeRow, Gradient, OpDef, Params, RuleBroken, Srcs, elementwise_cost, fail, no_tensor, record, rule
+from ..signature import check_options
 from ..tensor import Ne, Tensor
 from ..var import Size, Varies, is_count
 from ._axes import along, axes_of
@@ -26,6 +28,9 @@ from .binary import sub
 from .copy import cast
 from .scalar import scale
 from .unary import sqr
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 __all__ = [
     "SortOrder",
@@ -175,13 +180,15 @@ COUNT_EQUAL = OpDef(
 )
 
 
-def sum(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+def sum(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, **unknown: Never) -> Tensor:
     """The sum of all elements, accumulated in double (ggml_sum).
 
     a: any shape, F32, F16 or BF16; result: ne [1], type of `a`. Raises DTypeError.
 
     With `axis` or `keepdims` it is NumPy's, `a.sum(axis, keepdims)`: axes count as in `a.shape`. See `Operand.sum`.
     """
+    if unknown:
+        check_options("sum", unknown, ("axis", "keepdims"))
     return record(SUM, (a,), {}) if axis is None and keepdims is False else sum_axes(_given("sum", a), axis, keepdims)
 
 
@@ -212,12 +219,14 @@ def min_rows(a: Tensor) -> Tensor:
     return record(MIN_ROWS, (a,), {})
 
 
-def mean(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+def mean(a: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, **unknown: Never) -> Tensor:
     """The mean of each row, accumulated in double (ggml_mean). F32 ne [n0, n1, n2, n3] -> [1, n1, n2, n3].
 
     With `axis` it is NumPy's, `a.mean(axis, keepdims)`: axes count as in `a.shape`. Without one it stays ggml's, which
     keeps its dimensions; `a.mean()` is the mean of all elements. See `Operand.mean`.
     """
+    if unknown:
+        check_options("mean", unknown, ("axis", "keepdims"))
     return record(MEAN, (a,), {}) if axis is None else mean_axes(_given("mean", a), axis, keepdims)
 
 

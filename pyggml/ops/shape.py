@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import ops
 from ..codec import Array
 from ..dtypes import READABLE_BLOCKS
+from ..errors import OptionError, explain, user_site
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
 from ..tensor import Context, Ne, Tensor, dims_of, full_ne
 from ..var import Size, is_count
 from ._common import F32, MAX_INT, can_repeat, given_ne, is_int, is_number, is_whole, src
 from ._gradients import constant, dense, dense_rows, spread, summed, zeros
 from .copy import PLAIN_TYPES
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 __all__ = [
     "arange",
@@ -268,13 +273,17 @@ def repeat_back(a: Tensor, b: Tensor | Sequence[int]) -> Tensor:
     return record(REPEAT_BACK, (a,), dict(zip(REPEAT_BACK.params, ne, strict=True)), rank=rank)
 
 
-def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:
+def concat(a: Tensor, b: Tensor | None = None, dim: int | None = None, **unknown: Never) -> Tensor:
     """`a`, and `b` after it along dimension `dim` in ne order, 0 to 3 (ggml_concat).
 
     a, b: the same type, which may be any; ne equal except in dimension `dim`. Result: ne[dim] is the sum. Blocks are
     moved as they are.
-    Raises ShapeError, DTypeError.
+    Raises ShapeError, DTypeError, OptionError when `dim` is missing.
     """
+    if isinstance(a, list | tuple) or unknown or dim is None:  # pyright: ignore[reportUnnecessaryIsInstance]
+        text = "it joins two tensors along a dimension in ne order: concat(a, b, dim)"
+        how = "np.concatenate([a, b], axis) joins any number, along an axis in NumPy's order"
+        raise OptionError(explain("concat", f"{text}. {how}", [], user_site()))
     return record(CONCAT, (a, b), {"dim": dim})
 
 
@@ -295,10 +304,12 @@ def timestep_embedding(timesteps: Tensor, dim: int, max_period: float) -> Tensor
     return record(TIMESTEP_EMBEDDING, (timesteps,), {"dim": dim, "max_period": max_period}, rank=2)
 
 
-def arange(start: float, stop: float, step: float, ctx: Context | None = None) -> Tensor:
+def arange(start: float, stop: float | None = None, step: float = 1, ctx: Context | None = None) -> Tensor:
     """start, start + step ... before `stop`: ceil((stop - start) / step) elements, F32 (ggml_arange). Beside whole
-    numbers, `stop` may follow from a Var.
+    numbers, `stop` may follow from a Var. As in NumPy, `arange(n)` is `arange(0, n, 1)`.
 
     It belongs to `ctx`, or without one to the open context (GraphError when no context is open). Raises ShapeError.
     """
+    if stop is None:
+        start, stop = 0, start
     return record(ARANGE, (), {"start": start, "stop": stop, "step": step}, ctx=ctx)

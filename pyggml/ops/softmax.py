@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import ops
 from ..codec import Array
 from ..opdef import Cost, Gradient, OpDef, Params, Srcs, elementwise_cost, record, rule
+from ..signature import check_options
 from ..tensor import Ne, Tensor
+from ._axes import axes_of, permuted
 from ._common import BF16, F16, F32, inplace, is_whole, src
 from ._gradients import constant, dense_rows, summed, summed_to_mask
 from ._mask import MASKS, SINKS, alibi_slopes, biased, check_mask, check_sinks, sink_scores
+from .copy import cont
+
+if TYPE_CHECKING:
+    from typing_extensions import Never
 
 __all__ = [
     "TriType",
@@ -127,12 +134,21 @@ SOFT_MAX_EXT_BACK = OpDef(
 )
 
 
-def soft_max(a: Tensor) -> Tensor:
+def soft_max(a: Tensor, axis: int = -1, **unknown: Never) -> Tensor:
     """exp(a) / (sum of exp(a) over the row) (ggml_soft_max).
 
     a: F32, ne [n, ...], NumPy shape (..., n), contiguous. Result: as `a`. A row of -inf gives NaN, as in ggml.
-    Raises ShapeError, DTypeError.
+    axis: the axis that is summed over, in NumPy's order; for all but the last one a copy is made (`cont`), and the
+    result is a view. Raises ShapeError, DTypeError, OptionError.
     """
+    if unknown:
+        check_options("soft_max", unknown, ("axis",))
+    if axis != -1 and isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        (at,) = axes_of(SOFT_MAX, a, (axis,), False)
+        order = [i for i in range(a.rank) if i != at] + [at]
+        if at != a.rank - 1:
+            back = [order.index(i) for i in range(a.rank)]
+            return permuted(soft_max(cont(permuted(a, *order))), *back)
     return record(SOFT_MAX, (a, None, None), {"scale": 1.0, "max_bias": 0.0})
 
 

@@ -226,6 +226,8 @@ def test_values_of_odd_arrays() -> None:
     assert (v.low, v.high, v.mean, v.std, sum(v.histogram)) == (2, 2, 2, 0, 1)
     v = values_of(np.arange(10_000, dtype=np.int32).reshape(100, 100))
     assert v.pixels.shape == (24, 24) and v.pixels[0, 0] < 5 and v.pixels[-1, -1] > 245
+    v = values_of(np.float32([[3e38, 3e38]]))  # far from 0, all equal
+    assert v.low == v.high and sum(v.histogram) == 2
     v = values_of(np.float32([[-3e38, 3e38]]))
     assert np.isfinite(v.std) and sum(v.histogram) == 2
     with gg.Context() as ctx:
@@ -258,6 +260,14 @@ def test_nodes_without_names_take_the_layer_around_them(n_layer: int) -> None:
     assert set(found["boxes"]) == {"fold0", f"leaf{[t.name for t in g.leafs].index('x')}"} and len(found["edges"]) == 1
     label = found["boxes"]["fold0"]["label"]
     assert f"layers 0..{n_layer - 1}: {n_layer} x" in label and "8 nodes, 2 leafs each time" in label
+
+
+def test_an_output_within_a_layer_does_not_split_a_fold() -> None:
+    g = unnamed(6)
+    for i in (8 * 3 + 7, 8 * 5 + 2):
+        g.nodes[i].set_output()
+    (label,) = [b["label"] for name, b in parsed(gg.dump_dot(g, fold=True))["boxes"].items() if name == "fold0"]
+    assert "layers 0..5: 6 x" in label and "output: node_31, node_42" in label
 
 
 def test_the_layers_of_a_model_are_whole(model: Model) -> None:

@@ -335,7 +335,26 @@ def test_on_a_narrow_screen(browser: Browser, run: Run, tmp_path: Path) -> None:
         browser.settle()
         assert browser.js("document.documentElement.scrollWidth") <= 900
         assert browser.js("document.querySelector('h1').scrollWidth <= document.querySelector('h1').clientWidth")
-        assert browser.js("inspector.graph.smallest()") >= 9 and browser.js("inspector.graph.scale()") >= 0.8
+        assert browser.js("inspector.graph.smallest()") >= 9 and browser.js("inspector.graph.scale()") >= 0.34
+        assert browser.js("getComputedStyle(document.querySelector('aside')).display") == "none"
+        browser.js(f"inspector.select({index(browser, 'kq-1')}, true)")  # the panel stands over the graph
+        left, right = browser.js(
+            "['graph', 'details'].map((id) => document.getElementById(id).getBoundingClientRect().right)"
+        )
+        assert left == right == 900
+        # an open layer is all to be seen, with a name in each box, and opening it moves nothing out of sight
+        browser.js("inspector.select(-1); inspector.graph.openAll(false); inspector.graph.fit(0.8)")
+        browser.click(*in_graph(browser, "layer 1"))
+        (x0, y0), (x1, y1) = browser.js(
+            "(() => { const g = inspector.graph, b = g.items().find((b) => b.key === 'layer 1'), v = g.place; "
+            "return [v(b.x - b.w / 2, b.y - b.h / 2), v(b.x + b.w / 2, b.y + b.h / 2)]; })()"
+        )
+        width, height = browser.js(
+            "(() => { const r = document.getElementById('graph').getBoundingClientRect(); "
+            "return [r.width, r.height]; })()"
+        )
+        assert 0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height
+        assert browser.js("inspector.graph.scale()") >= 0.34 and browser.js("inspector.graph.smallest()") >= 9
     finally:
         browser.send("Emulation.setDeviceMetricsOverride", **{**size, "width": 1400, "height": 900})
     assert browser.errors == []

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from pyggml.tools.cli import app
 
+import pyggml as gg
 from pyggml.backends.cpu import CpuBackend
 from pyggml.errors import BackendError
 from pyggml.inspect.profile import Profile, time_line
+from pyggml.inspect.record import record
 from pyggml.llm.model import load_model
 from pyggml.sched import Scheduler
 
@@ -32,6 +36,8 @@ def test_steps_of_a_decode(tiny: Path) -> None:
     assert [r.key for r in p.table("layer")] == ["", "0", "1"]
     assert {"mul_mat", "attention"} <= {r.key for r in p.table()}
     assert all(r.flops > 0 and r.n_bytes > 0 for r in p.table() if r.key in ("mul_mat", "attention"))
+    with pytest.raises(BackendError, match=r"by must be one of op, layer, scope, not 'ops' .is 'op' meant"):
+        p.table("ops")  # pyright: ignore[reportArgumentType]
     n = len(p.steps)
     ctx.decode([8])
     assert len(p.steps) == n  # only within the block
@@ -56,3 +62,17 @@ def test_on_the_command_line(tiny: Path, tmp_path: Path) -> None:
     assert {e["ph"] for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"]} == {"X"}
     rows = json.loads(CliRunner().invoke(app, [*line, "--json"]).output)
     assert [r["test"] for r in rows] == ["pp8", "tg4"] and rows[0]["profile"]["op"][0]["ns"] > 0
+
+
+def test_a_recorded_graph_runs_twice() -> None:
+    """Once for the values, once for the times; only short runs are measured again."""
+    runs: list[bool] = []
+
+    def slow(out: Any, a: Any) -> None:
+        runs.append(True)
+        time.sleep(0.051)
+        out[...] = a + 1
+
+    y = gg.map_custom(slow, gg.Context().from_numpy(np.ones(4, np.float32)))
+    run = record(gg.Graph().build_forward_expand(y))
+    assert len(runs) == 2 and run.values[y].mean == 2 and run.wall_ns > 50_000_000

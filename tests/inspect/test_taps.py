@@ -265,6 +265,8 @@ def test_block_types_are_stored_back() -> None:
 
 @pytest.mark.parametrize("bad", [(), ("",), (3,), (None,)])
 def test_what_is_no_name(model: Model, bad: tuple[Any, ...]) -> None:
+    with pytest.raises(GraphError, match=r"a tuple of names: \('text',\), not 'text'"):
+        Tap(model.watches, "text")  # pyright: ignore[reportArgumentType]
     with pytest.raises(GraphError, match="names of nodes"):
         model.tap(*bad)
 

@@ -103,6 +103,21 @@ def test_bad_options_of_batches_are_named(tiny: Path) -> None:
             call(model, ["a"], stop=5)  # pyright: ignore[reportArgumentType]
 
 
+def test_options_that_are_given_by_place(tiny: Path) -> None:
+    model = gg.load_model(tiny, repack=False)
+    with pytest.raises(
+        gg.OptionError, match=r"new_context takes n_ctx by place, and the others by name: n_batch=, n_ub"
+    ):
+        model.new_context(64, 2)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(gg.OptionError, match=r"generate takes prompt, n_predict by place, and the others by name: "):
+        model.generate([1], 2, 3)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_prompt_of_bytes_is_a_text() -> None:
+    model = gg.load_model()
+    assert list(model.generate(b"Once", 3, temp=0)) == list(model.generate("Once", 3, temp=0))  # pyright: ignore[reportArgumentType]
+
+
 def test_other_names_have_the_types_of_ours() -> None:
     ours = {f.name: str(f.type) for f in fields(TextParams)}
     assert declared(TextOptions) == {

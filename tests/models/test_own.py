@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from pyggml.models import Architecture, get_architecture
 from pyggml.models.blocks import Build, build_inp_embd
 from pyggml.models.decoder import PlainDecoder, decoder
+from pyggml.models.hparams import RankHead, Router
 from pyggml.models.weights import ShapeOnlyWeights
 
 import pyggml as gg
@@ -151,3 +152,40 @@ def test_declared_tensors_are_what_a_file_must_have() -> None:
     hp = OWN.hparams("tests-own", {f"tests-own.{k}": v for k, v in KV.items()})
     asked = OWN.declare(hp, ShapeOnlyWeights()).asked
     assert asked["blk.1.ffn_up.weight"].ne == (32, 48) and "blk.1.ffn_gate.weight" not in asked
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: PlainDecoder(act="zzz"), "act must be one of silu, gelu, gelu_erf, "),  # pyright: ignore[reportArgumentType]
+        (lambda: PlainDecoder(act="rel"), "not 'rel' (is 'relu' meant?)"),  # pyright: ignore[reportArgumentType]
+        (lambda: PlainDecoder(norm="zzz"), "norm must be one of rms, layer, not 'zzz'"),  # pyright: ignore[reportArgumentType]
+        (lambda: PlainDecoder(qk_norm="zzz"), "qk_norm must be one of none, head, heads, roped, row"),  # pyright: ignore[reportArgumentType]
+        (lambda: PlainDecoder(sinks=True), "sinks must be one of none, some, all, not True"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: decoder("own", rope_type="neoxx"),
+            "rope_type must be one of norm, neox, mrope, imrope, not 'neoxx' (is 'neox'",
+        ),
+        (lambda: decoder("own", memory="zzz"), "the memory of own must be one of kv, recurrent, hybrid, cross, none"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: Router(gating="softmaxx").check(2, 1),
+            "the gating of experts must be one of softmax, sigmoid, sqrt_softplus",
+        ),  # pyright: ignore[reportArgumentType]
+        (lambda: RankHead(act="relu"), "the activation of a reranker must be one of tanh, gelu, gelu_erf"),  # pyright: ignore[reportArgumentType]
+        (lambda: RankHead(pooling="first"), "the pooling of a reranker must be one of none, mean, cls, last, rank"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_names_of_parts_that_there_are_not(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(gg.ModelError) as e:
+        make()
+    assert says in str(e.value)
+
+
+def test_hyperparameters_that_there_are_not(tmp_path: Path) -> None:
+    with pytest.raises(gg.OptionError, match=r"decoder has no option 'rope_typ' .is 'rope_type' meant"):
+        decoder("own", rope_typ="neox")
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(decoder("tests-own", rope_type=lambda r: "zzz"))
+    with pytest.raises(gg.ModelError, match="rope_type must be one of norm, neox, mrope, imrope, not 'zzz'"):
+        gg.load_model(path)

@@ -301,6 +301,51 @@ def test_a_copy_onto_itself_reads() -> None:
     assert gg.eval(gg.cpy(store, x)) == 2
 
 
+def test_asking_for_what_was_overwritten() -> None:
+    """By its old name, as readers do: `eval` refuses it, whether the op in place runs with it or not."""
+    x = leaf(1, 2, 3)
+    h = (x * 2).set_name("h")
+    assert gg.eval(h).tolist() == [2, 4, 6]
+    half = gg.scale_inplace(h, 0.5)
+    for asked in ((h,), (h, half), (half, h), (h[1:],)):
+        with pytest.raises(gg.GraphError, match=r"was overwritten by the scale in place at .*test_hazards.py"):
+            gg.eval(*asked)
+    assert gg.eval(half).tolist() == [1, 2, 3]
+    again = gg.neg_inplace(half)
+    with pytest.raises(gg.GraphError, match="overwritten by the neg in place"):
+        gg.eval(half)
+    assert gg.eval(again).tolist() == [-1, -2, -3]
+    del half, again  # nobody can run them
+    assert gg.eval(h).tolist() == [2, 4, 6]
+
+
+def test_asking_for_parts_of_what_was_overwritten() -> None:
+    h = leaf(1, 2, 3, 4) * 1
+    front, back = h[:2], h[2:]
+    minus = gg.neg_inplace(front)
+    assert gg.eval(back).tolist() == [3, 4] and gg.eval(minus).tolist() == [-1, -2]
+    with pytest.raises(gg.GraphError, match="overwritten"):
+        gg.eval(h)
+
+
+def test_asking_for_what_a_store_has_overwritten() -> None:
+    x = leaf(1, 2)
+    h = x * 2
+    store = gg.cpy(x, h)
+    with pytest.raises(gg.GraphError, match=r"cpy .* is not in this graph"):
+        gg.eval(h)
+    assert [a.tolist() for a in gg.eval(store, h)] == [[1, 2], [1, 2]]
+
+
+def test_asking_for_a_leaf_that_is_overwritten() -> None:
+    """Its values are there until the op in place has run, and the new ones then."""
+    x = leaf(1, 2)
+    minus = gg.neg_inplace(x)
+    with pytest.raises(gg.GraphError, match="overwritten"):
+        gg.eval(x)
+    assert gg.eval(minus).tolist() == [-1, -2] == gg.eval(x).tolist()
+
+
 def test_memory_that_two_backends_share() -> None:
     """What was copied to a backend before it was written is copied again."""
     for backend in ("cpu", "ref"):

@@ -231,3 +231,83 @@ def test_names_of_other_libraries(name: str, says: str) -> None:
 def test_hints_name_what_there_is() -> None:
     for text in vars(missing)["_MEANT"].values():
         assert all(hasattr(gg, name) for name in re.findall(r"pyggml\.(\w+)", text)), text
+
+
+V = gg.Var("n", hi=16)
+ZERO = gg.Var("z", hi=16)
+ZERO.bind(0)
+TWO = CTX.new_tensor(gg.F32, (4, gg.Var("k", hi=8) * gg.Var("m", hi=8)))
+
+WAYS: dict[str, tuple[Callable[[], Any], type[gg.GGMLError], str]] = {
+    "no tensors": (lambda: gg.eval(), gg.GraphError, "eval takes tensors, eval(a, b); none was given"),
+    "backends": (
+        lambda: gg.eval(X + 1, backend=["cpu"]),  # pyright: ignore[reportArgumentType]
+        gg.BackendError,
+        "backend must be the name of one, such as 'cpu' or 'ref', not ['cpu']; pyggml.Scheduler(backends) runs",
+    ),
+    "a Var without hi": (
+        lambda: gg.Var("q"),
+        gg.GraphError,
+        "a Var needs hi, the largest value that it may take: Var('q', ",
+    ),
+    "a Var as a number": (
+        lambda: f"{V:5d}",
+        gg.Varies,
+        "n is no number before the graph runs: f'{int(n):5d}' shows what it is now",
+    ),
+    "a Size as a number": (lambda: f"{V + 1:.2f}", gg.Varies, "f'{int(n + 1):.2f}' shows"),
+    "a Size is bound": (
+        lambda: (V + 1).bind(3),
+        gg.GraphError,
+        "n + 1 cannot be bound to 3: it follows from what is bound, n.bind(..)",
+    ),  # pyright: ignore
+    "0 elements": (
+        lambda: CTX.new_tensor(gg.F32, (4, ZERO)),
+        gg.ShapeError,
+        "z is not positive for z = 0). z may be 0, by lo=0 or z.bind(0): Var('z', hi=16, lo=1) is not",
+    ),
+    "two Vars": (
+        lambda: gg.eval(TWO + 1, inputs={TWO: np.ones((6, 4))}),
+        gg.ShapeError,
+        "is 6 does not tell k and m, which are now k = 1, m = 1: bind them, or give inputs that have one of them",
+    ),
+    "t.sum(dim=)": (lambda: X.sum(dim=1), gg.OptionError, "t.sum has no option 'dim' (is 'axis' meant?)"),  # pyright: ignore
+    "t.max(keepdim=)": (lambda: X.max(0, keepdim=True), gg.OptionError, "(is 'keepdims' meant?)"),  # pyright: ignore
+    "sum(dim=)": (lambda: gg.sum(X, dim=1), gg.OptionError, "sum has no option 'dim' (is 'axis' meant?)"),  # pyright: ignore
+    "mean(dim=)": (lambda: gg.mean(X, dim=1), gg.OptionError, "mean has no option 'dim' (is 'axis' meant?)"),  # pyright: ignore
+    "soft_max(dim=)": (lambda: gg.soft_max(X, dim=1), gg.OptionError, "(is 'axis' meant?)"),  # pyright: ignore
+    "soft_max(axis=2)": (lambda: gg.soft_max(X, axis=2), gg.ShapeError, "axis must name axes of shape (2, 4)"),
+    "concat of a list": (
+        lambda: gg.concat([X, X], 0),  # pyright: ignore
+        gg.OptionError,
+        "concat(a, b, dim). np.concatenate([a, b], axis) joins any number",
+    ),
+    "concat(axis=)": (lambda: gg.concat(X, X, axis=0), gg.OptionError, "np.concatenate([a, b], axis)"),  # pyright: ignore
+    "tensor()": (
+        lambda: gg.tensor([1]),
+        gg.GraphError,
+        "pyggml.Context().from_numpy(array) makes a tensor of an array",
+    ),  # pyright: ignore
+    "var()": (lambda: gg.var(X), gg.GraphError, "a.var(axis) the variance of a tensor"),  # pyright: ignore
+    "graph()": (lambda: gg.graph(), gg.GraphError, "pyggml.Graph() makes a graph"),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_ways_of_numpy_and_torch(name: str) -> None:
+    call, error, says = WAYS[name]
+    with pytest.raises(error) as e:
+        call()
+    assert says in str(e.value)
+
+
+def test_what_works_as_in_numpy() -> None:
+    assert (f"{V}", f"{V:>3}", f"{V + 1:6}|") == ("n", "  n", "n + 1 |")
+    with CTX:
+        assert gg.eval(gg.arange(3)).tolist() == [0, 1, 2] and gg.eval(gg.arange(1, 3)).tolist() == [1, 2]
+        assert gg.arange(V + 1).shape == (V + 1,)
+    b = np.arange(24, dtype=np.float32).reshape(2, 3, 4) % 5
+    t = CTX.from_numpy(b)
+    for axis in (-3, 1, 2, -1):
+        want = np.exp(b) / np.exp(b).sum(axis=axis, keepdims=True)
+        np.testing.assert_allclose(gg.eval(gg.soft_max(t, axis=axis)), want, rtol=1e-5)

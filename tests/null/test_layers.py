@@ -26,7 +26,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("ops", "inspect.watch"),
     ("graph",),
     ("learn.gradients",),
-    ("buffers.alloc",),
+    ("buffers.alloc", "turn"),
     ("backends.protocol", "backends.repeats"),
     ("backends.ref", "backends.cpu", "backends.quantize"),
     ("sched", "gguf_io", "inspect.taps"),

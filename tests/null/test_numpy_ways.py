@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,17 @@ np.sign(s); np.square(j); np.absolute(a); np.negative(i); np.logical_and(a > 0, 
 np.logical_or(a > 0, ~np.bool_(True)); np.logical_not(a > 0); np.reciprocal(a + 9); np.power(a, 2)
 np.matmul(a, a[0].T); np.arange(4) > v; np.sum(a, axis=1); np.mean(a, axis=0); np.max(a, axis=2)
 np.reshape(a, (4, 6)); np.transpose(a); a.astype(np.float16); a.astype("float32")
+np.concatenate([a, a[:1]]); np.concatenate([a, a + 1, a], axis=-1); np.concatenate((i, j))
+np.concatenate([a, v], axis=None); np.concatenate([h, a, np.ones((2, 3, 4))], 1); np.stack([v, v + 1])
+np.stack([v, v], -1); np.stack([a[0], a[1]], axis=1); np.vstack([v, a[0]]); np.hstack([v, v]); np.hstack([a[0], a[1]])
+np.clip(s, -1, 2.5); np.clip(a, a[0], None)
+np.clip(i, None, 3); np.argmax(a); np.argmax(s, axis=1); np.argmax(a, 0); np.argmin(h, axis=1)
+np.argsort(a, axis=1); np.argsort(s); np.cumsum(a); np.cumsum(a, axis=1); np.where(a > 1, a, 0); np.std(a); np.std(a, 1)
+np.squeeze(a[:1]); np.squeeze(a[:1, :, :1], axis=0); np.expand_dims(v, 0); np.expand_dims(a[0], (1, -1)); np.ravel(a.T)
+np.swapaxes(a, 0, -1); np.moveaxis(a, 0, 2); np.moveaxis(a, (0, 1), (-1, 0)); np.broadcast_to(v, (2, 3, 4)); np.amax(a)
+np.broadcast_to(a[:, :1], (2, 3, 4)); np.dot(v, v); np.dot(a[0], a[1].T); np.dot(a[0], v); np.einsum("ijk,k->ij", a, v)
+(a > -1) & (a < 1); (a > 0) | (v > 0); (a > 0) ^ (a < 1); ~(a > 0); ((a > -1) & (a < 1) | (a == 2))[0].T & True
+~((i > 0) & (j < 4)); (v > 0) & np.array([True, False, True, True]) & (v < 1); np.bitwise_and(a > 0, a < 1)
 i.astype(np.int32) if False else j.astype(np.int64); np.var(a, axis=1, ddof=1)"""
 
 
@@ -265,3 +277,62 @@ def test_functions_that_no_op_records() -> None:
         gg.equal(1, 2)
     with pytest.raises(TypeError):
         t < "x"  # noqa: B015
+
+
+# -- functions that are no ufuncs -------------------------------------------------------------------------------------
+
+
+def test_options_that_a_reduction_does_not_have() -> None:
+    t = gg.Context().from_numpy(A)
+    with pytest.raises(gg.OptionError, match=r"t.sum has no option 'where'; it has axis, dtype, out, keepdims"):
+        np.sum(t, where=A > 0)
+
+
+def test_functions_that_look_at_values(tmp_path: Path) -> None:
+    """They read a tensor that has values, as np.asarray does, and record nothing."""
+    ctx = gg.Context()
+    t, q = ctx.from_numpy(A), ctx.from_numpy(np.ones((2, 32)), gg.Q8_0)
+    assert np.array_equal(t, A) and np.allclose(t, A + 1e-9) and not np.array_equal(A, q) and np.isclose(t, A).all()
+    np.testing.assert_array_equal(t, A)
+    np.testing.assert_allclose(A, t)
+    np.testing.assert_equal(t, A)
+    assert np.linalg.norm(t) == np.linalg.norm(A) and np.unique(q).size == 1 and np.copy(t) is not t
+    assert (np.shape(t + 1), np.ndim(t), np.size(t)) == ((2, 3, 4), 3, 24) and np.zeros_like(t).shape == A.shape
+    assert np.array_repr(t) == np.array_repr(A) and np.result_type(t) == np.float32 and np.asarray(t, np.float64).sum()
+    np.save(tmp_path / "t.npy", t)
+    np.savez(tmp_path / "t.npz", t=t)
+    assert np.array_equal(np.load(tmp_path / "t.npy"), t) and np.array_equal(np.load(tmp_path / "t.npz")["t"], A)
+    with pytest.raises(gg.AllocError, match="has no memory"):
+        np.array_equal(t + 1, A)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "np.sort(a)",
+            "np.sort: no op records it. Of computed values it is np.sort(t.numpy()); in a graph there is gg.argsort",
+        ),
+        ("np.median(a)", "in a graph gg.map_custom calls it"),
+        ("np.take(a, [0])", "gg.get_rows(table, ids)"),
+        ("np.any(a > 1)", "(t != 0).max()"),
+        ("np.concatenate([a, a], out=a)", "unexpected keyword argument 'out'"),
+        ("np.concatenate([a, v])", "np.concatenate: arrays must have as many dimensions as each other"),
+        ("np.stack([a, a], axis=4)", "axis must be a whole number from -4 to 3, not 4"),
+        ("np.squeeze(a, 0)", "np.squeeze: axis 0 has more than one element"),
+        ("np.broadcast_to(a, (4,))", "np.broadcast_to: it does not broadcast to (4,)"),
+        ("np.dot(a, a)", "a @ b and gg.einsum take more"),
+        ("a % 2", "%: no op records it: write a - gg.floor(a / b) * b"),
+        ("7 // a", "//: no op records it: write gg.floor(a / b)"),
+        ("divmod(a, 2)", "//: no op records it"),
+        ("1 << j", "<< and >>: no op records it: write a product with a power of 2"),
+        ("j & j", "&: it combines comparisons; no op records bits. np.logical_and(a, b) takes numbers"),
+        ("(a > 1) | a", "|: it combines comparisons"),
+        ("~j", "np.logical_not(a) takes numbers"),
+    ],
+)
+def test_what_no_op_records(text: str, says: str) -> None:
+    ctx = gg.Context()
+    with pytest.raises(gg.GGMLError) as e:
+        eval(text, {"np": np} | {k: ctx.from_numpy(v) for k, v in VALUES.items()})
+    assert says in str(e.value) and __file__ not in str(e.value) and "at <string>:1" in str(e.value)

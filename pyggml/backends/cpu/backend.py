@@ -12,7 +12,7 @@ from pyggml.native.threads import n_cpus, thread_count
 from ...buffers.alloc import Step
 from ...buffers.buffer import Buffer
 from ...errors import BackendError
-from ...lock import Lock
+from ...lock import Lock, acting_thread
 from ...opdef import OPS
 from ...ops.matmul import WITH_WEIGHTS, weights_of
 from ...tensor import Tensor
@@ -84,6 +84,8 @@ class CpuProgram:
             n = min(n_threads or self.lowered.n_threads, self.lowered.n_threads)
             for unit, i in self._units.items():
                 self._values[i] = int(unit)
+            if self._calls is not None:
+                self._calls.thread = acting_thread()
             measure = self._backend.measure
             if measure is None:
                 status = self._run(n, interruptible)

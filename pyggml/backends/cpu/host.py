@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 from pyggml.native import ffi, lib
 
+from ...lock import act_for
 from ...opdef import OPS
 from ...tensor import Tensor
 from ..protocol import Resolve, node_error
@@ -24,11 +25,13 @@ class HostCalls:
     def __init__(self, plan: int, nodes: Sequence[Tensor], resolve: Resolve) -> None:
         self._nodes, self._resolve = nodes, resolve
         self._error: BaseException | None = None
+        self.thread = 0  # that runs the plan
         _calls[plan] = self
 
     def call(self, index: int, ith: int, nth: int) -> int:
         """Compute one share of node `index`; a status."""
         try:
+            act_for(self.thread)
             t = self._nodes[index]
             host = OPS[t.op].host
             assert host is not None

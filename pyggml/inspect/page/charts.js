@@ -10,6 +10,8 @@ const numberOf = (names, il) => names[il].match(/\d+$/)?.[0] ?? names[il];
 const titleOf = (names, first, last) => (names[first] === `layer ${first}` ? `layers ${first} to ${last}` : `${names[first]} to ${numberOf(names, last)}`);
 // The name of a tensor within the box of its layer: without the layer's own scope.
 const inLayer = (names, t) => (t.layer !== undefined && t.name.startsWith(names[t.layer] + "/") ? t.name.slice(names[t.layer].length + 1) : t.name);
+// The same, shorter: also without the layer's number and ".weight", which its box and its colour say; the op of a node without a name.
+const shortly = (names, t) => (/(^|\/)node_\d+$/.test(t.name) ? t.op : t.layer === undefined ? t.name : inLayer(names, t).replace(/^(.*\.)?(blk|blocks?|layers?|h)\.\d+\./, "").replace(/\.weight$/, "").replace(/-\d+(?= |$)/, ""));
 // What a step works at: of a fused one, the first of these that any of its nodes does.
 const WORK = [
   ["attention", "#c9a98b", /^(soft_max|flash_attn|diag_mask|lightning|top_k_mask)/], ["product", "#6fa8f5", /^(mul_mat|out_prod|conv_|im2col|solve_tri)/],
@@ -59,6 +61,8 @@ function Bars(canvas, end, marginLeft, rows, rects, axis, pick, tip) {
     }
     g2.save(); g2.beginPath(); g2.rect(marginLeft, 0, w - marginLeft, h - bottom + 1); g2.clip();
     const known = selected >= 0 && rects.some((r) => r.tensors.includes(selected));
+    const wider = []; // labels of layers that are wider than their rectangles: as many as have room, over all of them
+    let free = 0;
     for (const r of rects) {
       if (r.x1 < from || r.x0 > to) continue;
       const x0 = X(r.x0), y0 = Y(r.y0), rw = Math.max(0.7, X(r.x1) - x0 - 0.4), rh = Math.max(0.7, Y(r.y1) - y0 - 0.4);
@@ -68,9 +72,15 @@ function Bars(canvas, end, marginLeft, rows, rects, axis, pick, tip) {
       g2.globalAlpha = 1;
       const left = Math.max(x0, marginLeft), room = Math.min(x0 + rw, w) - left;
       if (rh < 12) continue;
+      const short = r.layer === undefined ? null : r.labels[1], wide = short !== null && room < 6.2 * short.length + 6;
+      if (wide && left >= free && left + 6.2 * short.length + 4 < w) wider.push([short, left + 2, y0 + rh / 2]);
+      if (short !== null && (!wide || left >= free)) free = left + Math.max(room, 6.2 * short.length + 14);
+      if (wide) continue;
       const most = Math.floor((room - 6) / 6.2), label = r.labels.find((l) => l.length <= most) ?? (most > 5 ? r.labels[r.labels.length - 1].slice(0, most - 1) + "…" : "");
       g2.fillStyle = colours[r.fill && !dim ? "bar-ink" : "ink"]; g2.textAlign = "left"; g2.fillText(label, left + 4, y0 + rh / 2);
     }
+    g2.fillStyle = colours.ink;
+    for (const [label, x, y] of wider) g2.fillText(label, x, y);
     g2.restore();
     g2.fillStyle = colours.muted; g2.textAlign = "right";
     for (const [label, y] of rows) g2.fillText(label, marginLeft - 8, Y(y));

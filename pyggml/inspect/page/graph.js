@@ -127,18 +127,19 @@ function Graph(canvas, data, pick, hover) {
   function scaleOf([x0, y0, x1, y1]) { return Math.min(1.3, (size[0] - 40) / (x1 - x0), (size[1] - 100) / (y1 - y0)); }
   function fit(least = 0.005) { // shows everything; or the beginning, where everything would be smaller than `least`
     const [x0, y0, x1, y1] = whole, k = view.k = Math.max(least, scaleOf(whole));
-    view.x = (x1 - x0) * k > size[0] - 40 ? 20 - x0 * k : size[0] / 2 - (x0 + x1) / 2 * k;
+    const first = items.reduce((a, b) => (b.inside || (a && a.y <= b.y) ? a : b), null); // the topmost box
+    view.x = (x1 - x0) * k > size[0] - 40 ? Math.max(size[0] - 20 - x1 * k, Math.min(20 - x0 * k, size[0] / 2 - first.x * k)) : size[0] / 2 - (x0 + x1) / 2 * k;
     view.y = (y1 - y0) * k > size[1] - 100 ? 50 - y0 * k : size[1] / 2 - (y0 + y1) / 2 * k;
     draw();
   }
-  const READABLE_SCALE = 0.8; // where both lines of a box can be read
+  const READABLE_SCALE = 0.8, NAMED_SCALE = 0.34; // where both lines of a box can be read; where its name can, or its beginning
   const closable = () => [...groups].filter(([, g]) => g.layers).map(([key]) => key); // layers and folds
   const opens = (way) => { open.clear(); way.forEach((key) => open.add(key)); build(); };
   function start() { // as much as can be read at once, and all of a small graph
-    const all = closable(), ways = T.length < 1500 && all.length < 12 ? [all] : [];
-    if (T.length >= 120) ways.push(all.filter((key) => key.startsWith("fold")), []);
-    ways.some((way) => { opens(way); return scaleOf(whole) >= READABLE_SCALE; });
-    fit(READABLE_SCALE);
+    const all = closable(), small = T.length < 120, least = small ? NAMED_SCALE : READABLE_SCALE, ways = T.length < 1500 && all.length < 12 ? [all] : [];
+    ways.push(all.filter((key) => key.startsWith("fold")), []);
+    ways.some((way) => { opens(way); return scaleOf(whole) >= least; });
+    fit(scaleOf(whole) >= least ? 0 : READABLE_SCALE);
   }
   function draw() { if (!frame) frame = requestAnimationFrame(() => { frame = 0; paint(); }); }
   function heat(part) { return `color-mix(in srgb, ${colours.hot} ${Math.round(100 * Math.sqrt(Math.min(1, part)))}%, ${colours.cold})`; }
@@ -200,7 +201,7 @@ function Graph(canvas, data, pick, hover) {
   function item(b, far, thin) {
     if (b.inside) {
       const left = b.x - b.w / 2, top = b.y - b.h / 2, high = Math.max(1.3 * READABLE / view.k, HEAD);
-      if (b.h * view.k < 14) return;
+      if (b.h * view.k < 14 || (b.group.times && high > HEAD)) return; // the layers in a fold have titles themselves
       g2.textAlign = "left"; g2.fillStyle = colours[b.group.times ? "fold-open" : "layer-open"];
       if (high > HEAD) g2.fillRect(left, top, b.w, high); // from afar the title needs more room than there is
       g2.fillStyle = colours.muted;
@@ -218,8 +219,8 @@ function Graph(canvas, data, pick, hover) {
     const lines = Math.floor(b.h * view.k / (READABLE * 1.25)); // that fit into the box
     if (lines < 1) return;
     g2.textAlign = "center"; g2.fillStyle = colours.ink;
-    write([t ? inLayer(data.layers, t) : `▸ ${b.group.title}`], b.x, b.y - (lines > 1 ? b.h * 0.18 : 0), t ? 12.5 : 14, b.w - 6, t ? "" : "600");
-    if (lines > 1) { g2.fillStyle = colours.muted; write([t ? below(t) : sub(b.group)], b.x, b.y + b.h * 0.22, 11.3, b.w - 6); }
+    write(t ? [inLayer(data.layers, t), shortly(data.layers, t)] : [`▸ ${b.group.title}`], b.x, b.y - (lines > 1 ? b.h * 0.18 : 0), t ? 12.5 : 14, b.w - 6, t ? "" : "600");
+    if (lines > 1) { g2.fillStyle = colours.muted; write(t ? [below(t), t.op === "none" ? t.type : t.op] : [sub(b.group)], b.x, b.y + b.h * 0.22, 11.3, b.w - 6); }
   }
   function sub(g) { return `${g.times ? `${g.times} × ` : ""}${g.layers.slice(0, g.period || 1).reduce((n, il) => n + (counts.get(il) || 0), 0)} nodes  ${micro(timeOf(g))}`; }
   function box(b, fill, line, r, width) {
@@ -243,8 +244,17 @@ function Graph(canvas, data, pick, hover) {
     const before = title();
     if (open.has(key)) open.delete(key); else open.add(key);
     build();
-    const now = title();
-    if (keep) { view.x += before[0] - now[0]; view.y += before[1] - now[1]; draw(); }
+    const now = title(), b = items.find((c) => c.key === key);
+    if (!keep) return;
+    view.x += before[0] - now[0]; view.y += before[1] - now[1];
+    if (b && b.inside) bringIn(b);
+    draw();
+  }
+  function bringIn(b) { // all of an open layer, smaller if names can be read then; or its beginning
+    const fits = scaleOf([b.x - b.w / 2, b.y - b.h / 2, b.x + b.w / 2, b.y + b.h / 2]), k = view.k = fits < NAMED_SCALE ? Math.max(view.k, READABLE_SCALE) : Math.min(view.k, fits);
+    const left = b.x - b.w / 2, top = b.y - b.h / 2, inside = (at, from, length, room) => (fits < NAMED_SCALE ? from : Math.max(from, Math.min(at, from + room - length)));
+    view.x = inside(view.x + left * k, 20, b.w * k, size[0] - 40) - left * k;
+    view.y = inside(view.y + top * k, 46, b.h * k, size[1] - 100) - top * k;
   }
   zoomable(canvas, (dx, dy) => { view.x += dx; view.y += dy; draw(); }, (x, y, f) => {
     const k = Math.min(4, Math.max(0.005, view.k * f));
@@ -274,6 +284,6 @@ function Graph(canvas, data, pick, hover) {
       draw();
     },
     where(i) { const b = typeof i === "string" ? items.find((c) => c.key === i) : shownAs(i); return b ? [b.x * view.k + view.x, (b.inside ? b.y - b.h / 2 + 15 : b.y) * view.k + view.y] : null; },
-    shown: () => items.length, folded: () => !open.size, scale: () => view.k, smallest: () => smallest, edges: () => edges, items: () => items, build,
+    place: (x, y) => [x * view.k + view.x, y * view.k + view.y], shown: () => items.length, folded: () => !open.size, scale: () => view.k, smallest: () => smallest, edges: () => edges, items: () => items, build,
   };
 }

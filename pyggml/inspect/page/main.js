@@ -9,7 +9,7 @@ id("about").textContent = Object.entries(data.about).map(([k, v]) => `${k}: ${v}
 const sum = (f) => data.steps.reduce((a, s) => a + f(s), 0), work = sum((s) => s.flops), moved = sum((s) => s.bytes);
 const idle = Math.max(0, 1 - sum((s) => s.spans.reduce((a, [, b, e]) => a + e - b, 0)) / (data.wall * data.n_threads));
 const tiles = [[T.filter((t) => t.op !== "none").length.toLocaleString("en"), "nodes"], [T.filter((t) => t.op === "none").length.toLocaleString("en"), "leafs"], [micro(data.wall), "run"],
-  [fixed(rate(moved, data.wall)), "GB/s"], [fixed(rate(work, data.wall)), "GFLOPS"], [(100 * idle).toFixed(0) + " %", `idle, ${data.n_threads} threads`], [bytes(data.pools.reduce((s, p) => s + p.size, 0)), "compute buffer"]];
+  [fixed(rate(moved, data.wall)), "GB/s"], [fixed(rate(work, data.wall)), "GFLOPS"], [(100 * idle).toFixed(0) + " %", `idle, ${data.n_threads} thread${data.n_threads > 1 ? "s" : ""}`], [bytes(data.pools.reduce((s, p) => s + p.size, 0)), "compute buffer"]];
 for (const [value, name] of tiles) { const div = element("div", "tile"); div.append(element("b", "", value), element("span", "", name)); id("tiles").append(div); }
 
 const tip = (text, e) => {
@@ -29,7 +29,7 @@ const time = timeLine(id("time"), data, (i) => select(i, true), tip), memory = m
 const nodes = nodeTable(id("tab-nodes"), data, (i) => select(i, true));
 opTable(id("tab-ops"), data);
 let selected = -1;
-function select(i, bring) { selected = i; for (const part of [panel, time, memory, nodes]) part.select(i); graph.select(i, bring); }
+function select(i, bring) { selected = i; document.body.classList.toggle("chosen", i >= 0); for (const part of [panel, time, memory, nodes]) part.select(i); graph.select(i, bring); }
 
 // search
 let hits = [], chosen = 0;

@@ -405,6 +405,8 @@ def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:
         raise ModelError(f"{model.arch} is an encoder: it gives embeddings (`Model.embed`) and continues no text")
     if isinstance(prompt, str):
         return model.tokenize(prompt)
+    if isinstance(prompt, bytes):  # text, as `tokenize` takes it, not numbers of tokens
+        return model.vocab.tokenize(prompt)
     if not isinstance(prompt, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"a prompt must be text or token ids, not {prompt!r:.60}")
     return [whole("a token", t, 0, INT32_MAX, BatchError) for t in prompt]

@@ -1,0 +1,79 @@
+"""Turns: threads compute graphs side by side, unless one of them writes what another one uses."""
+
+from __future__ import annotations
+
+import os
+from _thread import RLock
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+from weakref import ref
+
+from .graph import Graph
+from .lock import Lock, acting_thread
+from .tensor import FLAG_STORE, Tensor
+from .var import Var, vars_of
+
+
+class Turn(RLock):  # pyright: ignore[reportGeneralTypeIssues]
+    """A thread computes a graph within `with turn:`, after `turn.begin()`. Meanwhile no other thread computes one that
+    writes what this graph reads or writes: nodes, the leafs that are `given` values or stored into, and the Vars that
+    these values bind. Turns that have nothing of that in common run side by side.
+
+    A turn that begins inside of another one, in the function of an op, a tap or an edit, does not wait for that one. C
+    code ends a turn, and the list of turns has weak references, so that Ctrl-C never leaves one that others wait for.
+    """
+
+    _begun: ClassVar[list[ref[Turn]]] = []
+    _beginning: ClassVar[Lock] = Lock()
+
+    def __init__(self, graph: Graph, given: Mapping[Tensor, Any]) -> None:
+        self._graph, self._given, self._thread = graph, given, acting_thread()
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Wait for the turns that have begun, and that this one would disturb or be disturbed by."""
+        while (other := self._first_of_others()) is not None:
+            with other:
+                other._is_over = True
+
+    def _first_of_others(self) -> Turn | None:
+        """A turn to wait for. None when there is none: this one has begun then."""
+        with Turn._beginning:
+            for entry in [*Turn._begun]:
+                other = entry()
+                if other is None or other._is_over or other._thread == self._thread:
+                    continue
+                if self._disturbs(other) or other._disturbs(self):
+                    return other
+            Turn._begun.append(ref(self, Turn._begun.remove))
+            return None
+
+    def _disturbs(self, other: Turn) -> bool:
+        """Whether this turn writes what the other one reads or writes."""
+        if not self.changed.isdisjoint(other._graph.leafs) or not self.changed.isdisjoint(other.changed):
+            return True
+        return bool(self._bound) and not self._bound.isdisjoint(other._vars)
+
+    @classmethod
+    def forked(cls) -> None:
+        """Forget the turns of the parent: its other threads do not run in the child."""
+        cls._begun, cls._beginning = [], Lock()
+
+    @cached_property
+    def changed(self) -> set[Tensor]:
+        """The tensors that it writes: nodes and leafs."""
+        nodes = self._graph.nodes
+        return {*nodes, *self._given, *[t.root for t in nodes if t.flags & FLAG_STORE]}
+
+    @cached_property
+    def _bound(self) -> set[Var]:
+        return {var for t in self._given for var in vars_of(*t.ne)}
+
+    @cached_property
+    def _vars(self) -> set[Var]:
+        tensors = (*self._graph.nodes, *self._graph.leafs)
+        return {var for t in tensors for var in vars_of(*t.ne, *t.nb, t.view_offs)}
+
+
+os.register_at_fork(after_in_child=Turn.forked)
