@@ -30,7 +30,7 @@ from . import saved
 from .checkpoint import numbers_of, origin_of
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
-from .optimisers import Optimiser
+from .optimisers import Optimiser, new_states
 from .texts import BUFT, Shape, TextGraph
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Trainer:
     opt     the optimiser
     params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a and NAME.lora_b. For
             a model of a Hugging Face folder they are what the checkpoint has (logarithms where the GGUF has values)
-    states  what the optimiser remembers of each parameter, in the order of `opt.states`
+    states  what the optimiser remembers of each parameter, in the order of `opt.states(parameter)`
     matrices  of adapters, A and B by the name of the weight
     numbers what the optimiser reads in each step
     n_steps how many steps were made
@@ -100,7 +100,7 @@ class Trainer:
             self.matrices = new_adapters(self._ctx, model, train, self._folder)
             self.params = {t.name: t for m in self.matrices.values() for t in (m.a, m.b)}
         self.states: dict[str, tuple[Tensor, ...]] = {
-            name: tuple(self._zeros(t, f"{name} ({state})") for state in opt.states) for name, t in self.params.items()
+            name: new_states(self._ctx, opt, t) for name, t in self.params.items()
         }
         self.numbers = self._ctx.new_tensor(DType.F32, (opt.n_numbers,), "opt_numbers").set_input()
         self.numbers.set(np.zeros(opt.n_numbers, np.float32))
@@ -173,9 +173,6 @@ class Trainer:
         saved.load_state(self, path)
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _zeros(self, like: Tensor, name: str) -> Tensor:
-        return self._ctx.from_numpy(np.zeros(like.shape, np.float32), name=name)
 
     def _batch(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> _Batch:
         """Raises BatchError."""
