@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from pyggml.types import Floats, Ints
 
 from . import saved
 from .checkpoint import numbers_of, origin_of
+from .dropout import Dropout
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
 from .optimisers import Optimiser, new_states
@@ -62,6 +64,7 @@ class Trainer:
     matrices  of adapters, A and B by the name of the weight
     numbers what the optimiser reads in each step
     n_steps how many steps were made
+    dropout, seed  see `Model.trainer`
 
     Results do not depend on the number of threads.
     """
@@ -73,6 +76,8 @@ class Trainer:
         train: Literal["all"] | LoRA = "all",
         n_ctx: int = 512,
         n_threads: int | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
     ) -> None:
         """See `Model.trainer`."""
         if model.vocab_only or model.weight_stream is not None or model.stage is not None:
@@ -88,6 +93,9 @@ class Trainer:
         self.model, self.opt = model, opt
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
+        if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
+            raise ModelError(f"dropout must be a number from 0 on and below 1, not {dropout!r:.40}")
+        self.dropout, self.seed = float(dropout), whole("seed", seed, 0, error=ModelError)
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
@@ -202,7 +210,7 @@ class Trainer:
         graph = self._graph(batch.shape, learns)
         with self._scheduler.lock:
             schedule = self._scheduler.alloc(graph.graph)
-            graph.fill(batch)
+            graph.fill(batch, self.seed, self.n_steps)
             try:
                 schedule.run()
             except BackendError as e:
@@ -220,8 +228,8 @@ class Trainer:
             del self._graphs[next(iter(self._graphs))]
         return found
 
-    def text_graph(self, shape: Shape) -> TextGraph:
-        """The forward pass of a batch, with what is trained."""
+    def text_graph(self, shape: Shape, dropout: float = 0.0) -> TextGraph:
+        """The forward pass of a batch, with what is trained. With `dropout` its adapters are a `Dropout`."""
         model, ctx = self.model, Context()
         weights, adapters = model.weights, NO_ADAPTERS
         with OneSite():
@@ -230,6 +238,8 @@ class Trainer:
             else:
                 assert isinstance(self.train, LoRA)
                 adapters = adapters_of(ctx, self.train, self.matrices)
+            if dropout:
+                adapters = Dropout(adapters, dropout)
             return TextGraph(model.architecture, model.hparams, weights, shape, adapters)
 
 
@@ -307,7 +317,7 @@ class _StepGraph:
     """The graph of a batch of one shape: the loss, and, when it `learns`, the gradients and the steps."""
 
     def __init__(self, t: Trainer, shape: Shape, learns: bool) -> None:
-        self._texts = t.text_graph(shape)
+        self._texts = t.text_graph(shape, t.dropout if learns else 0.0)
         logits, ctx = self._texts.logits, self._texts.build.ctx
         logits.flags &= ~FLAG_OUTPUT  # nothing reads it after the run
         with ctx, OneSite():
@@ -320,9 +330,12 @@ class _StepGraph:
             steps = {w: (w, g, t.states[w.name], t.numbers) for w, g in gradients.items()}
             self.graph = _in_order((self.loss, check), gradients, lambda w: t.opt.step(*steps[w]))
 
-    def fill(self, batch: _Batch) -> None:
+    def fill(self, batch: _Batch, seed: int, step: int) -> None:
         """Set the inputs."""
         self._texts.fill(batch.texts)
+        adapters = self._texts.build.adapters
+        if isinstance(adapters, Dropout):
+            adapters.fill(seed, step)
         self._labels.set(batch.labels)
 
 

@@ -110,7 +110,13 @@ class Model(LoadedModel):
         return lora
 
     def trainer(
-        self, opt: Optimiser, train: Literal["all"] | LoRA = "all", n_ctx: int = 512, n_threads: int | None = None
+        self,
+        opt: Optimiser,
+        train: Literal["all"] | LoRA = "all",
+        n_ctx: int = 512,
+        n_threads: int | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
     ) -> Trainer:
         """A `Trainer`, which trains copies of all weights of this model, or adapters (`gg.LoRA`) beside its weights as
         they are stored, on texts of up to `n_ctx` tokens:
@@ -119,13 +125,17 @@ class Model(LoadedModel):
             losses = [t.step([ids]) for ids in texts]
             t.save("adapter.gguf")
 
-        `n_threads`: as of a context. Raises ModelError for a model that predicts no tokens, for weights of block types
+        `n_threads`: as of a context. `dropout`: in each step about this share of some elements is set to zero, of the
+        token embeddings and of what attention and networks add to the residual stream, or, for adapters, of what they
+        read. Which ones follows from `seed` and the number of the step.
+
+        Raises ModelError for a model that predicts no tokens, for weights of block types
         (with "all"), and for an adapter's target that is in no product of the model.
         """
         from pyggml.learn.trainer import Trainer
 
         self._name()
-        return Trainer(self, opt, train, n_ctx, n_threads)
+        return Trainer(self, opt, train, n_ctx, n_threads, dropout, seed)
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
         """Set the adapters (with their scales) and the control vector for all contexts that are made from now on, also

@@ -10,6 +10,7 @@ import pytest
 
 import pyggml as gg
 from pyggml.errors import BatchError, GGMLError, GraphError, ModelError, StateError
+from pyggml.learn.dropout import Dropout
 from pyggml.learn.optimisers import Optimiser
 from pyggml.learn.texts import Shape
 from pyggml.learn.trainer import Trainer
@@ -306,3 +307,51 @@ def test_outputs_are_refused_before_anything_is_lost(tiny: Path, tmp_path: Path)
                 with pytest.raises(gg.ModelError, match=says):
                     write(out)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("train", ["all", LORA], ids=["all", "lora"])
+def test_dropout_follows_from_seed_and_step_alone(tiny: Path, train: gg.LoRA) -> None:
+    model = gg.load_model(tiny)
+
+    def losses(dropout: float, seed: int, n_threads: int) -> list[float]:
+        t = model.trainer(gg.AdamW(lr=0.01), train, n_threads=n_threads, dropout=dropout, seed=seed)
+        return [t.step([IDS, MORE]) for _ in range(4)] + [t.loss([IDS])]
+
+    one = losses(0.3, 1, 1)
+    assert one == losses(0.3, 1, 2)
+    assert one[1:] != losses(0.3, 2, 1)[1:]  # B of an adapter begins as zeros: the first loss has no dropout in it
+    assert one[1:] != losses(0.0, 1, 1)[1:]
+
+
+def test_dropout_zeroes_its_share_of_what_is_added_to_the_residual(tiny: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(), dropout=0.25)
+    graph = t.text_graph(Shape(2, 32), t.dropout)
+    dropout = graph.build.adapters
+    assert isinstance(dropout, Dropout)
+    masks = {x.name: x for x in graph.build.graph.leafs if x.name.endswith("(dropout)")}
+    roles = [name.removeprefix("blk.0.").split(".")[0] for name in masks if "blk." not in name or "blk.0." in name]
+    assert roles == ["token_embd", "attn_output", "ffn_down"]
+    values: list[bytes] = []
+    for step in (0, 1, 0):
+        dropout.fill(0, step)
+        drawn = np.stack([mask.numpy() for mask in masks.values()])
+        values.append(drawn.tobytes())
+        assert set(np.unique(drawn)) == {np.float32(0), np.float32(4 / 3)}
+        assert abs((drawn == 0).mean() - 0.25) < 0.02
+    assert values[0] == values[2] != values[1]
+
+
+def test_a_trainer_with_dropout_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path) -> None:
+    model = gg.load_model(tiny)
+    one, two = (model.trainer(gg.Muon(lr=0.01), dropout=0.2) for _ in range(2))
+    one.step([IDS])
+    one.save_state(tmp_path / "state.gguf")
+    two.load_state(tmp_path / "state.gguf")
+    assert one.step([MORE]) == two.step([MORE])
+    assert one.step([IDS]) == two.step([IDS])
+
+
+@pytest.mark.parametrize("dropout", [1, -0.1, True, "0.1", float("nan")])
+def test_dropout_is_a_share(tiny: Path, dropout: float) -> None:
+    with pytest.raises(ModelError, match="dropout must be a number"):
+        gg.load_model(tiny).trainer(gg.SGD(), dropout=dropout)
