@@ -147,8 +147,7 @@ def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Gen
 
 def windows_of(tales: list[list[int]], n_ctx: int) -> list[Ids]:
     """Each tale alone, in windows of n_ctx predictions without memory of each other."""
-    found = [np.array(t[i : i + n_ctx + 1], np.int32) for t in tales for i in range(0, len(t) - 1, n_ctx)]
-    return sorted(found, key=len)
+    return [np.array(t[i : i + n_ctx + 1], np.int32) for t in tales for i in range(0, len(t) - 1, n_ctx)]
 
 
 def loss_of(trainer: Trainer, windows: list[Ids], n_batch: int) -> float:
@@ -184,6 +183,18 @@ class Mean:
         finally:
             self._set(kept)
 
+    def save(self, path: Path, *numbers: float) -> None:
+        """Write the means, and numbers beside them."""
+        np.savez(path, allow_pickle=False, numbers=np.array([self._n, *numbers]), **self.values)
+
+    def load(self, path: Path) -> list[float]:
+        """Go on from what `save` wrote; the result is the numbers."""
+        with np.load(path) as file:
+            self.values = {name: file[name] for name in self.values}
+            n, *numbers = file["numbers"].tolist()
+        self._n = int(n)
+        return numbers
+
     def _set(self, values: dict[str, npt.NDArray[np.float32]]) -> None:
         for name, w in self._trainer.params.items():
             w.set(values[name])
@@ -202,7 +213,8 @@ def rate(lr: float, warmup: int, n_steps: int) -> Callable[[int], float]:
 def train(
     args: argparse.Namespace, hp: HParams, tales: list[list[int]], held: list[list[int]], held_bytes: int
 ) -> None:
-    """Train what begin.gguf holds; leave the means of the best held-out loss in tales-F32.gguf."""
+    """Train what begin.gguf holds, or with --resume go on; leave the means of the best held-out loss in
+    tales-F32.gguf."""
     # Muon for the matrices of the layers, AdamW for embedding and norms: they can share one lr.
     opt = gg.Muon(lr=rate(args.lr, args.warmup, args.steps), weight_decay=args.weight_decay)
     trainer = gg.load_model(args.out / "begin.gguf").trainer(
@@ -212,10 +224,17 @@ def train(
     data = batches(tales, hp.n_ctx, args.batch, np.random.default_rng(args.seed))
     per_epoch, windows, best = sum(map(len, tales)), windows_of(held, hp.n_ctx), math.inf
     n_held = sum(len(w) - 1 for w in windows)
-    mean, start, learning = 0.0, time.perf_counter(), 0.0
-    log = (args.out / "log.tsv").open("w", buffering=1)
-    print("step\tepoch\tminutes\ttok/s\tlr\ttrain\theldout\theldout/byte", file=log)
-    for step in range(1, args.steps + 1):
+    mean, start, learning, state = 0.0, time.perf_counter(), 0.0, args.out / "state.gguf"
+    if args.resume:
+        trainer.load_state(state)
+        mean, best = means.load(args.out / f"means-{trainer.n_steps}.npz")
+        for _ in range(trainer.n_steps):
+            next(data)
+    first = trainer.n_steps
+    log = (args.out / "log.tsv").open("a" if first else "w", buffering=1)
+    if not first:
+        print("step\tepoch\tminutes\ttok/s\tlr\ttrain\theldout\theldout/byte", file=log)
+    for step in range(first + 1, args.steps + 1):
         batch, t = next(data), time.perf_counter()
         lr = opt.lr(step - 1) if callable(opt.lr) else opt.lr
         mean += (trainer.step(batch) - mean) / min(step, 100)  # over about the last hundred steps, with dropout
@@ -228,8 +247,13 @@ def train(
                     best = loss
                     trainer.save(args.out / "tales-F32.gguf")
             seen, minutes = step * args.batch * hp.n_ctx, (time.perf_counter() - start) / 60
-            row = f"{step}\t{seen / per_epoch:.2f}\t{minutes:.1f}\t{seen / learning:.0f}\t{lr:.2e}\t{mean:.4f}"
+            speed = (step - first) * args.batch * hp.n_ctx / learning
+            row = f"{step}\t{seen / per_epoch:.2f}\t{minutes:.1f}\t{speed:.0f}\t{lr:.2e}\t{mean:.4f}"
             print(f"{row}\t{loss:.4f}\t{loss * n_held / held_bytes:.4f}", file=log)
+            means.save(args.out / f"means-{step}.npz", mean, best)
+            trainer.save_state(state)
+            for old in set(args.out.glob("means-*.npz")) - {args.out / f"means-{step}.npz"}:
+                old.unlink()
 
 
 def write_samples(model: gg.Model, path: Path, seed: int) -> None:
@@ -257,6 +281,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--eval-every", type=int, default=100, help="steps")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--resume", action="store_true", help="go on with the run that --out has the state of")
     args = parser.parse_args(argv)
     if not args.text.is_file():
         parser.error(f"no such file: {args.text}")
