@@ -7,7 +7,7 @@ and run again. Parameters, and what the optimiser remembers of them, are leafs t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -15,10 +15,8 @@ import numpy as np
 from pyggml import ops
 from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
-from pyggml.errors import BackendError, BatchError, GraphError, ModelError, OneSite, whole
-from pyggml.graph import Graph
+from pyggml.errors import BatchError, ModelError, OneSite, whole
 from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
-from pyggml.inspect.taps import Tap
 from pyggml.llm.batch import token_ids
 from pyggml.models.blocks import NO_ADAPTERS
 from pyggml.models.weights import Weights
@@ -31,6 +29,7 @@ from .checkpoint import numbers_of, origin_of
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
 from .optimisers import Optimiser
+from .step_graph import in_order, require_number, run_checked
 from .texts import BUFT, Shape, TextGraph
 
 if TYPE_CHECKING:
@@ -165,12 +164,12 @@ class Trainer:
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write all that the next steps depend on: the parameters, what the optimiser remembers, and how many steps
         were made. A trainer made with the same arguments goes on from there to the same bits. Raises GGUFError."""
-        saved.save_state(self, path)
+        saved.save_state(self, path, {})
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from what `save_state` wrote. Raises GGUFError for a bad file, StateError for the state of another
         training; then nothing has changed."""
-        saved.load_state(self, path)
+        saved.load_state(self, path, lambda metadata: None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -206,14 +205,7 @@ class Trainer:
         with self._scheduler.lock:
             schedule = self._scheduler.alloc(graph.graph)
             graph.fill(batch)
-            try:
-                schedule.run()
-            except BackendError as e:
-                if not isinstance(e.__cause__, _NoNumber):
-                    raise
-                name = _first_without_value(graph.loss)
-                where = f"in step {self.n_steps}: the first tensor with an element that is no number is {name}"
-                raise GraphError(f"the loss is {e.__cause__} {where}; the parameters stay as they were") from None
+            run_checked(schedule, graph.loss, self.n_steps)
             return float(graph.loss.numpy().item())
 
     def _graph(self, shape: Shape, learns: bool) -> _StepGraph:
@@ -302,10 +294,6 @@ def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
 # -- the graph of a step -----------------------------------------------------------------------------------------------
 
 
-class _NoNumber(ArithmeticError):
-    """A loss that is not finite."""
-
-
 class _StepGraph:
     """The graph of a batch of one shape: the loss, and, when it `learns`, the gradients and the steps."""
 
@@ -318,57 +306,12 @@ class _StepGraph:
             allocate_tensors([self._labels], BUFT)
             self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
             # Nothing after this node runs, and no parameter changes, when the loss is no number.
-            check = ops.map_custom(_require_number, self.loss).set_name("loss (checked)")
+            check = require_number(self.loss)
             gradients = gradients_of(self.loss, [*t.params.values()]) if learns else {}
             steps = {w: (w, g, t.states[w.name], t.numbers) for w, g in gradients.items()}
-            self.graph = _in_order((self.loss, check), gradients, lambda w: t.opt.step(*steps[w]))
+            self.graph = in_order((self.loss, check), gradients, lambda w: t.opt.step(*steps[w]))
 
     def fill(self, batch: _Batch) -> None:
         """Set the inputs."""
         self._texts.fill(batch.texts)
         self._labels.set(batch.labels)
-
-
-def _require_number(dst: Floats, loss: Floats) -> None:
-    if not np.isfinite(loss).all():
-        raise _NoNumber(str(loss.item()))
-    dst[...] = loss
-
-
-def _in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Callable[[Tensor], Tensor]) -> Graph:
-    """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
-    its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
-    its gradient is free afterwards."""
-    before = Graph()
-    for t in (*first, *gradients.values()):
-        before.build_forward_expand(t)
-    due: dict[Tensor, int] = {}
-    for at, node in enumerate(before.nodes):
-        due.update((s.root, at) for s in node.src if s is not None and s.root in gradients)
-    computed = {node: at for at, node in enumerate(before.nodes)}
-    steps: dict[int, list[Tensor]] = {}
-    for w, g in gradients.items():
-        steps.setdefault(max(due[w], computed[g]), []).append(w)
-    graph = Graph()
-    for at, node in enumerate(before.nodes):
-        graph.build_forward_expand(node)
-        for w in steps.get(at, ()):
-            graph.build_forward_expand(step(w))
-    return graph
-
-
-def _first_without_value(loss: Tensor) -> str:
-    """The name of the first node of the graph of `loss` that has an element that is no number, when it runs with the
-    inputs as they are."""
-    graph, scheduler, found = Graph().build_forward_expand(loss), Scheduler(("cpu",)), list[str]()
-
-    def look(name: str, values: Any) -> None:
-        if not found and np.isnan(values).any():
-            found.append(name)
-
-    leafs = [t.name for t in graph.leafs if t.dtype.is_float and np.isnan(t.numpy()).any()]
-    if leafs:
-        return leafs[0]
-    with Tap(scheduler.watches, ("*",), look):
-        scheduler.alloc(graph).run()
-    return found[0] if found else loss.name
