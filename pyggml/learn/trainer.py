@@ -28,9 +28,10 @@ from pyggml.types import Floats, Ints
 
 from . import saved
 from .checkpoint import numbers_of, origin_of
+from .clipping import clipped, norm_of
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
-from .optimisers import Optimiser, new_states
+from .optimisers import Optimiser, check_number, new_states
 from .texts import BUFT, Shape, TextGraph
 
 if TYPE_CHECKING:
@@ -42,13 +43,26 @@ _MAX_GRAPHS = 8  # graphs kept for reuse
 _NOT_COUNTED = -1  # the label of a row whose prediction does not count
 
 
-class _Batch(NamedTuple):
-    """A batch as a graph takes it: the tokens that are read, of each text all but the last, and of each of them the
-    next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]."""
+# What a graph does beside the loss: nothing, a step of the optimiser, or add its gradients to sums.
+_Kind = Literal["loss", "step", "sum"]
+
+
+class _Part(NamedTuple):
+    """Texts as a graph takes them.
+
+    texts   the tokens that are read: of each text all but the last
+    labels  of each token the next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]
+    share   of the predictions of the batch that count, how many of them are of this part, 0 to 1
+    """
 
     shape: Shape
     texts: list[Ints]
     labels: Ints
+    share: float
+
+
+def _n_counted(labels: Ints) -> int:
+    return int((labels != _NOT_COUNTED).sum())
 
 
 class Trainer:
@@ -73,6 +87,8 @@ class Trainer:
         train: Literal["all"] | LoRA = "all",
         n_ctx: int = 512,
         n_threads: int | None = None,
+        n_ubatch: int | None = None,
+        clip: float | None = None,
     ) -> None:
         """See `Model.trainer`."""
         if model.vocab_only or model.weight_stream is not None or model.stage is not None:
@@ -88,6 +104,10 @@ class Trainer:
         self.model, self.opt = model, opt
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
+        self.n_ubatch = n_ubatch if n_ubatch is None else whole("n_ubatch", n_ubatch, 1, error=ModelError)
+        self.clip = clip if clip is None else check_number("clip", clip)
+        if clip == 0:
+            raise GraphError("clip must be a positive number, or None")
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
@@ -106,7 +126,9 @@ class Trainer:
         self.numbers.set(np.zeros(opt.n_numbers, np.float32))
         self._scheduler = Scheduler(("cpu",), n_threads)
         self._scheduler.watches = model.watches
-        self._graphs: dict[tuple[Shape, bool], _StepGraph] = {}
+        self._graphs: dict[tuple[Shape, _Kind], _StepGraph] = {}
+        self._sums: dict[Tensor, Tensor] = {}
+        self._steps_of_sums: Graph | None = None
 
     def __repr__(self) -> str:
         n = sum(t.n_elements for t in self.params.values())
@@ -119,20 +141,32 @@ class Trainer:
         masks      for each text a value for each token: 0 or False when its prediction does not count. (The first token
                    is not predicted; its value is ignored.)
 
+        With `n_ubatch` no more texts are in memory at a time; the gradients of a larger batch are summed up.
+
         Result: the mean cross-entropy (natural logarithms) over all predictions that count, before the update.
 
-        Raises BatchError for sequences that cannot be taken; GraphError when the loss is no number, which names the
-        step and the first tensor with such an element (the parameters stay as they were).
+        Raises BatchError for sequences that cannot be taken; GraphError when the loss, or with `clip` the norm of the
+        gradients, is no finite number, which names the step and the first tensor with such an element (the parameters
+        stay as they were).
         """
-        batch = self._batch(sequences, masks)
+        parts = self._parts(sequences, masks)
         self.numbers.set(self.opt.numbers(self.n_steps))
-        loss = self._run(batch, learns=True)
+        if len(parts) == 1:
+            loss = self._run(parts[0], "step")
+        else:
+            for total in self._sums.values():
+                total.numpy()[...] = 0
+            loss = sum(part.share * self._run(part, "sum") for part in parts)
+            if self._steps_of_sums is None:
+                with Context() as ctx, OneSite():
+                    self._steps_of_sums = _with_steps(self, ctx, (), self._sums)
+            self._checked_run(self._steps_of_sums, lambda: None)
         self.n_steps += 1
         return loss
 
     def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
-        return self._run(self._batch(sequences, masks), learns=False)
+        return sum(part.share * self._run(part, "loss") for part in self._parts(sequences, masks))
 
     def weight(self, name: str) -> Floats:
         """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
@@ -174,8 +208,9 @@ class Trainer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _batch(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> _Batch:
-        """Raises BatchError."""
+    def _parts(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> list[_Part]:
+        """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
+        BatchError."""
         if not isinstance(sequences, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BatchError(f"a batch is a list of texts, each a list of token ids, not {sequences!r:.40}")
         if not len(sequences):
@@ -183,42 +218,62 @@ class Trainer:
         if masks is not None and len(masks) != len(sequences):
             raise BatchError(f"{len(sequences)} sequences have {len(masks)} masks")
         texts = [_checked(ids, i, self.n_ctx, self.model.hparams.n_vocab) for i, ids in enumerate(sequences)]
-        longest = max(map(len, texts)) - 1
-        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
-        labels = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
+        labels: list[Ints] = []
         for i, text in enumerate(texts):
             counted = np.ones(len(text), np.bool_)
             if masks is not None:
                 counted = np.asarray(masks[i])
                 if counted.shape != text.shape or counted.dtype.kind not in "biuf":
                     raise BatchError(f"sequence {i} has {len(text)} tokens, its mask is of shape {counted.shape}")
-            labels[i, : len(text) - 1] = np.where(counted[1:] != 0, text[1:], _NOT_COUNTED)
-        if (labels == _NOT_COUNTED).all():
+            labels.append(np.where(counted[1:] != 0, text[1:], _NOT_COUNTED).astype(np.int32))
+        n_counted = sum(_n_counted(x) for x in labels)
+        if n_counted == 0:
             raise BatchError("the masks leave no prediction of the batch")
-        return _Batch(Shape(len(texts), n_tokens), [text[:-1] for text in texts], labels.reshape(-1))
+        n = len(texts) if self.n_ubatch is None else self.n_ubatch
+        parts = [self._part(texts[i : i + n], labels[i : i + n], n_counted) for i in range(0, len(texts), n)]
+        return [part for part in parts if part.share]
 
-    def _run(self, batch: _Batch, learns: bool) -> float:
-        """Run the graph of a batch; the result is its loss."""
-        graph = self._graph(batch.shape, learns)
+    def _part(self, texts: list[Ints], labels: list[Ints], n_counted: int) -> _Part:
+        longest = max(map(len, labels))
+        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
+        filled = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
+        for row, own in zip(filled, labels, strict=True):
+            row[: len(own)] = own
+        share = _n_counted(filled) / n_counted
+        return _Part(Shape(len(texts), n_tokens), [text[:-1] for text in texts], filled.reshape(-1), share)
+
+    def _run(self, part: _Part, kind: _Kind) -> float:
+        """Run the graph of a part; the result is its loss."""
+        graph = self._graph(part.shape, kind)
+        self._checked_run(graph.graph, lambda: graph.fill(part))
+        return float(graph.loss.numpy().item())
+
+    def _checked_run(self, graph: Graph, fill: Callable[[], None]) -> None:
+        """Run a graph with what `fill` sets. Raises GraphError for a number that is not finite, see `step`."""
         with self._scheduler.lock:
-            schedule = self._scheduler.alloc(graph.graph)
-            graph.fill(batch)
+            schedule = self._scheduler.alloc(graph)
+            fill()
             try:
                 schedule.run()
             except BackendError as e:
                 if not isinstance(e.__cause__, _NoNumber):
                     raise
-                name = _first_without_value(graph.loss)
+                name = _first_without_value(e.__cause__.tensor)
                 where = f"in step {self.n_steps}: the first tensor with an element that is no number is {name}"
-                raise GraphError(f"the loss is {e.__cause__} {where}; the parameters stay as they were") from None
-            return float(graph.loss.numpy().item())
+                raise GraphError(f"{e.__cause__} {where}; the parameters stay as they were") from None
 
-    def _graph(self, shape: Shape, learns: bool) -> _StepGraph:
-        found = self._graphs.pop((shape, learns), None) or _StepGraph(self, shape, learns)
-        self._graphs[shape, learns] = found  # the last one used is the last one here
+    def _graph(self, shape: Shape, kind: _Kind) -> _StepGraph:
+        found = self._graphs.pop((shape, kind), None) or _StepGraph(self, shape, kind)
+        self._graphs[shape, kind] = found  # the last one used is the last one here
         if len(self._graphs) > _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         return found
+
+    def sum_of(self, w: Tensor) -> Tensor:
+        """What the gradients of a parameter are added to, over the parts of a batch."""
+        if w not in self._sums:
+            self._sums[w] = self._ctx.from_numpy(np.zeros(w.shape, np.float32), name=f"{w.name} (sum of gradients)")
+        return self._sums[w]
 
     def text_graph(self, shape: Shape) -> TextGraph:
         """The forward pass of a batch, with what is trained."""
@@ -300,39 +355,76 @@ def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
 
 
 class _NoNumber(ArithmeticError):
-    """A loss that is not finite."""
+    """A number that is not finite: the value of `tensor`."""
+
+    def __init__(self, what: str, tensor: Tensor, value: float) -> None:
+        super().__init__(f"{what} is {value}")
+        self.tensor = tensor
 
 
 class _StepGraph:
-    """The graph of a batch of one shape: the loss, and, when it `learns`, the gradients and the steps."""
+    """The graph of a part of a batch, of one shape: the loss, and, with gradients, what is done with them."""
 
-    def __init__(self, t: Trainer, shape: Shape, learns: bool) -> None:
+    def __init__(self, t: Trainer, shape: Shape, kind: _Kind) -> None:
         self._texts = t.text_graph(shape)
         logits, ctx = self._texts.logits, self._texts.build.ctx
         logits.flags &= ~FLAG_OUTPUT  # nothing reads it after the run
         with ctx, OneSite():
             self._labels = ctx.new_tensor(DType.I32, (logits.ne[1],), "labels").set_input()
-            allocate_tensors([self._labels], BUFT)
+            self._share = ctx.new_tensor(DType.F32, (1,), "share of the part").set_input()
+            allocate_tensors([self._labels, self._share], BUFT)
             self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
             # Nothing after this node runs, and no parameter changes, when the loss is no number.
-            check = ops.map_custom(_require_number, self.loss).set_name("loss (checked)")
-            gradients = gradients_of(self.loss, [*t.params.values()]) if learns else {}
-            steps = {w: (w, g, t.states[w.name], t.numbers) for w, g in gradients.items()}
-            self.graph = _in_order((self.loss, check), gradients, lambda w: t.opt.step(*steps[w]))
+            first = (self.loss, _finite("the loss", self.loss))
+            share = self._share if kind == "sum" else None
+            gradients = {} if kind == "loss" else gradients_of(self.loss, [*t.params.values()], share)
+            if kind == "step":
+                self.graph = _with_steps(t, ctx, first, gradients)
+            else:
+                self.graph = _in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g))
 
-    def fill(self, batch: _Batch) -> None:
+    def fill(self, part: _Part) -> None:
         """Set the inputs."""
-        self._texts.fill(batch.texts)
-        self._labels.set(batch.labels)
+        self._texts.fill(part.texts)
+        self._labels.set(part.labels)
+        self._share.set(np.array([part.share], np.float32))
 
 
-def _require_number(dst: Floats, loss: Floats) -> None:
-    if not np.isfinite(loss).all():
-        raise _NoNumber(str(loss.item()))
-    dst[...] = loss
+def _with_steps(t: Trainer, ctx: Context, first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor]) -> Graph:
+    """The graph of `first`, of the gradients, by parameter, and of the steps of the parameters. Steps come as early as
+    they can, or, with clipping, after all gradients."""
+
+    def step(w: Tensor, g: Tensor) -> Tensor:
+        return t.opt.step(w, g, t.states[w.name], t.numbers)
+
+    if t.clip is None and first:
+        return _in_order(first, gradients, step)
+    graph = Graph()
+    for node in (*first, *gradients.values()):
+        graph.build_forward_expand(node)
+    if t.clip is not None and gradients:
+        norm = norm_of(gradients)
+        graph.build_forward_expand(_finite("the norm of the gradients", norm))
+        gradients = clipped(ctx, gradients, norm, t.clip)
+    for w, g in gradients.items():
+        graph.build_forward_expand(step(w, g))
+    return graph
 
 
-def _in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Callable[[Tensor], Tensor]) -> Graph:
+def _finite(what: str, t: Tensor) -> Tensor:
+    """`t`, one number. When it is not finite, the run ends here, with a _NoNumber."""
+
+    def check(dst: Floats, x: Floats) -> None:
+        if not np.isfinite(x).all():
+            raise _NoNumber(what, t, x.item())
+        dst[...] = x
+
+    return ops.map_custom(check, t).set_name(f"{t.name} (checked)")
+
+
+def _in_order(
+    first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Callable[[Tensor, Tensor], Tensor]
+) -> Graph:
     """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
     its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
     its gradient is free afterwards."""
@@ -350,7 +442,7 @@ def _in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step:
     for at, node in enumerate(before.nodes):
         graph.build_forward_expand(node)
         for w in steps.get(at, ()):
-            graph.build_forward_expand(step(w))
+            graph.build_forward_expand(step(w, gradients[w]))
     return graph
 
 

@@ -46,7 +46,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.embed",),
     ("llm.generate", "llm.evaluate"),
     ("llm.openai",),
-    ("learn.checkpoint", "learn.optimisers", "learn.texts", "learn.texts_file"),
+    ("learn.checkpoint", "learn.clipping", "learn.optimisers", "learn.texts", "learn.texts_file"),
     ("learn.lora", "learn.muon"),
     ("learn.saved",),
     ("learn.trainer",),
