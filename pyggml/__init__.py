@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .learn.fit import fit
     from .learn.gradients import grad
     from .learn.lora import LoRA
+    from .learn.muon import Muon
     from .learn.optimisers import SGD, AdamW
     from .llm.batch import Batch
     from .llm.context import LlamaContext
@@ -144,6 +145,7 @@ __all__ = [
     "Model",
     "OpDef",
     "ModelError",
+    "Muon",
     "OptionError",
     "SGD",
     "SamplerError",
@@ -193,6 +195,7 @@ _LATER = {
     "grad": "learn.gradients",
     "LoRA": "learn.lora",
     **dict.fromkeys(("AdamW", "SGD"), "learn.optimisers"),
+    "Muon": "learn.muon",
     **dict.fromkeys(("SamplingOptions", "SamplingParams", "TextOptions"), "llm.samplers"),
     "Batch": "llm.batch",
     "BatchOptions": "llm.generate.batched",

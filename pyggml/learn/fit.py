@@ -21,9 +21,9 @@ from pyggml.types import Ints
 from .dataset import Dataset, Order
 from .gradients import grad
 from .loop import Callback, Epoch, Measured, Options, Samples, run
-from .optimisers import Optimiser
+from .optimisers import Optimiser, check_number, new_states
 from .state_file import Trained, check_output, read_state, write_state
-from .step_graph import in_order, require_number, run_checked
+from .step_graph import finite, in_order, run_checked, with_steps
 
 LossOf = Callable[..., "Tensor | tuple[Tensor, Mapping[str, Tensor]]"]
 
@@ -37,6 +37,7 @@ def fit(
     n_batch: int = 32,
     n_ubatch: int | None = None,
     *,
+    clip: float | None = None,
     seed: int = 0,
     n_threads: int | None = None,
     callback: Callback | None = None,
@@ -59,7 +60,9 @@ def fit(
     n_batch    examples of a step (the logical batch)
     n_ubatch   examples that are computed at a time (the physical batch), at most n_batch, the default: gradients add up
                over the parts of a batch, which takes less memory
+    clip       gradients whose common norm is larger are made smaller, to this norm; None: never
     seed       of the order of examples
+    n_threads  as of `gg.compute`
     callback   called after each step with a `Progress`
     progress   show a bar on stderr, when that is a terminal
     state      a file to save in: every `save_every` steps (0: after each epoch), and in the end, also when the training
@@ -75,6 +78,8 @@ def fit(
         raise BatchError(f"fit: dataset must be a gg.Dataset, not {type(dataset).__name__}")
     n_batch = whole("fit: n_batch", n_batch, 1, error=BatchError)
     n_ubatch = n_batch if n_ubatch is None else whole("fit: n_ubatch", n_ubatch, 1, n_batch, error=BatchError)
+    if clip is not None and not check_number("fit: clip", clip):
+        raise GraphError("fit: clip must be a positive number, or None")
     whole("fit: save_every", save_every, 0, error=BatchError)
     seed = whole("fit: seed", seed, 0, error=BatchError)
     order = Order(len(dataset), n_batch, seed, val_split, dataset.shard)
@@ -85,7 +90,7 @@ def fit(
     if state is not None or resume is not None:
         about = {"data": dataset.digest(), "shard": dataset.shard, "n_batch": n_batch, "n_ubatch": n_ubatch}
         about |= {"val_split": val_split, "seed": seed}
-    learner = _Graphs(loss_of, dataset, opt, n_ubatch, accumulates=n_ubatch < n_batch, n_threads=n_threads)
+    learner = _Graphs(loss_of, dataset, opt, n_ubatch, n_ubatch < n_batch, clip, n_threads)
     return run(learner, order, order.held, n_steps, Options(callback, progress, state, save_every, resume, about))
 
 
@@ -140,11 +145,18 @@ class _Graphs:
     unit = "examples"
 
     def __init__(
-        self, loss_of: LossOf, dataset: Dataset, opt: Optimiser, n_ubatch: int, accumulates: bool, n_threads: int | None
+        self,
+        loss_of: LossOf,
+        dataset: Dataset,
+        opt: Optimiser,
+        n_ubatch: int,
+        accumulates: bool,
+        clip: float | None,
+        n_threads: int | None,
     ) -> None:
         self.n_steps = 0
         self._loss_of, self._data, self._opt = loss_of, dataset, opt
-        self._n_ubatch, self._accumulates = n_ubatch, accumulates
+        self._n_ubatch, self._accumulates, self._clip = n_ubatch, accumulates, clip
         self._scheduler = Scheduler(("cpu",), n_threads)
         self._ctx = Context()
         self._recorded: dict[int, _Recorded] = {}
@@ -156,14 +168,12 @@ class _Graphs:
             if w.dtype is not DType.F32:
                 raise DTypeError(f"fit: parameters must be F32, not {w.describe()}")
         self._numbers = self._ctx.new_tensor(DType.F32, (opt.n_numbers,), "opt_numbers").set_input()
-        self._states = {w: tuple(self._zeros(w) for _ in opt.states) for w in self._params}
-        self._weight = self._ctx.new_tensor(DType.F32, (1,), "weight").set_input()  # of a part in its batch
+        self._states = {w: new_states(self._ctx, opt, w) for w in self._params}
+        self._share = self._ctx.new_tensor(DType.F32, (1,), "share of the part").set_input()
         self._sums = {w: self._zeros(w) for w in self._params} if accumulates else {}
         if accumulates:
             with self._ctx, OneSite():
-                self._step = Graph()
-                for w, total in self._sums.items():
-                    self._step.build_forward_expand(self._stepped(w, total))
+                self._step = with_steps(self._ctx, (), self._sums, self._stepped, clip)
 
     # -- see `Learner` ------------------------------------------------------------------------------------------------
 
@@ -174,11 +184,11 @@ class _Graphs:
             total.numpy()[...] = 0
         measured: dict[str, list[Samples]] = {}
         for part in parts:
-            self._weight.set([len(part) / len(batch)])
+            self._share.set([len(part) / len(batch)])
             for name, samples in self._run(part, learns=True).items():
                 measured.setdefault(name, []).extend(samples)
         if self._accumulates:
-            self._scheduler.compute(self._step)
+            run_checked(self._scheduler.alloc(self._step), self.n_steps)
         self.n_steps += 1
         return measured
 
@@ -230,24 +240,20 @@ class _Graphs:
             schedule = self._scheduler.alloc(graph)
             for t, values in zip(recorded.inputs, self._data[part], strict=True):
                 t.set(values)
-            run_checked(schedule, recorded.loss, self.n_steps)
+            run_checked(schedule, self.n_steps)
             return recorded.measured()
 
     def _learns(self, r: _Recorded) -> Graph:
         """The graph that learns from a part."""
         if r.n not in self._learning:
             with r.ctx, OneSite():
-                first = (r.loss, require_number(r.loss), *r.metrics.values())
+                first = (r.loss, finite("the loss", r.loss), *r.metrics.values())
+                seed = self._share.reshape(r.loss.shape) if self._accumulates else None
+                gradients = dict(zip(self._params, grad(r.loss, self._params, seed), strict=True))
                 if self._accumulates:
-                    gradients = grad(r.loss, self._params, self._weight.reshape(r.loss.shape))
-                    found = Graph()
-                    for t in first:
-                        found.build_forward_expand(t)
-                    for w, g in zip(self._params, gradients, strict=True):
-                        found.build_forward_expand(ops.add_inplace(self._sums[w], g))
+                    found = in_order(first, gradients, lambda w, g: ops.add_inplace(self._sums[w], g))
                 else:
-                    gradients = dict(zip(self._params, grad(r.loss, self._params), strict=True))
-                    found = in_order(first, gradients, lambda w: self._stepped(w, gradients[w]))
+                    found = with_steps(r.ctx, first, gradients, self._stepped, self._clip)
             self._learning[r.n] = found
         return self._learning[r.n]
 

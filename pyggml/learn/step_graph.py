@@ -12,39 +12,66 @@ from pyggml.errors import BackendError, GraphError
 from pyggml.graph import Graph
 from pyggml.inspect.taps import Tap
 from pyggml.sched import Schedule, Scheduler
-from pyggml.tensor import Tensor
+from pyggml.tensor import Context, Tensor
 from pyggml.types import Floats
+
+from .clipping import clipped, norm_of
+
+Step = Callable[[Tensor, Tensor], Tensor]  # records the step of a parameter with its gradient
 
 
 class _NoNumber(ArithmeticError):
-    """A loss that is not finite."""
+    """A number that is not finite: the value of `tensor`."""
+
+    def __init__(self, what: str, tensor: Tensor, value: float) -> None:
+        super().__init__(f"{what} is {value}")
+        self.tensor = tensor
 
 
-def require_number(loss: Tensor) -> Tensor:
-    """Record a node after which nothing runs, and no parameter changes, when the loss is no number. The graph runs with
-    `run_checked`."""
-    return ops.map_custom(_require_number, loss).set_name("loss (checked)")
+def finite(what: str, t: Tensor) -> Tensor:
+    """`t`, one number. When it is not finite, nothing after this node runs, and `run_checked` raises GraphError."""
+
+    def check(dst: Floats, x: Floats) -> None:
+        if not np.isfinite(x).all():
+            raise _NoNumber(what, t, x.item())
+        dst[...] = x
+
+    return ops.map_custom(check, t).set_name(f"{t.name} (checked)")
 
 
-def _require_number(dst: Floats, loss: Floats) -> None:
-    if not np.isfinite(loss).all():
-        raise _NoNumber(str(loss.item()))
-    dst[...] = loss
-
-
-def run_checked(schedule: Schedule, loss: Tensor, n_steps: int) -> None:
-    """Run a graph with `require_number(loss)`. Raises GraphError when the loss is no number, with the first tensor that
-    has such an element."""
+def run_checked(schedule: Schedule, n_steps: int) -> None:
+    """Run a graph. Raises GraphError when a number that `finite` checks is not, with the first tensor that has such an
+    element."""
     try:
         schedule.run()
     except BackendError as e:
         if not isinstance(e.__cause__, _NoNumber):
             raise
-        where = f"in step {n_steps}: the first tensor with an element that is no number is {_first_without_value(loss)}"
-        raise GraphError(f"the loss is {e.__cause__} {where}; the parameters stay as they were") from None
+        name = _first_without_value(e.__cause__.tensor)
+        where = f"in step {n_steps}: the first tensor with an element that is no number is {name}"
+        raise GraphError(f"{e.__cause__} {where}; the parameters stay as they were") from None
 
 
-def in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Callable[[Tensor], Tensor]) -> Graph:
+def with_steps(
+    ctx: Context, first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Step, clip: float | None
+) -> Graph:
+    """The graph of `first`, of the gradients, by parameter, and of the steps of the parameters. Steps come as early as
+    they can, or, with clipping, after all gradients."""
+    if clip is None and first:
+        return in_order(first, gradients, step)
+    graph = Graph()
+    for node in (*first, *gradients.values()):
+        graph.build_forward_expand(node)
+    if clip is not None and gradients:
+        norm = norm_of(gradients)
+        graph.build_forward_expand(finite("the norm of the gradients", norm))
+        gradients = clipped(ctx, gradients, norm, clip)
+    for w, g in gradients.items():
+        graph.build_forward_expand(step(w, g))
+    return graph
+
+
+def in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Step) -> Graph:
     """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
     its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
     its gradient is free afterwards."""
@@ -62,7 +89,7 @@ def in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: 
     for at, node in enumerate(before.nodes):
         graph.build_forward_expand(node)
         for w in steps.get(at, ()):
-            graph.build_forward_expand(step(w))
+            graph.build_forward_expand(step(w, gradients[w]))
     return graph
 
 
