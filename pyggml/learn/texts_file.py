@@ -24,8 +24,8 @@ _SORTED = 16  # so many batches are sorted by length
 class Example(NamedTuple):
     """The token ids of a text, and for each of them 1 when its prediction counts, else 0."""
 
-    ids: list[int]
-    mask: list[int]
+    ids: Sequence[int]
+    mask: Sequence[Any]
 
 
 def read_examples(
@@ -145,7 +145,7 @@ def _packed(examples: Sequence[Example], n_ctx: int) -> Iterator[Example]:
         if ids and len(ids) + len(e.ids) > n_ctx:
             yield Example(ids, mask)
             ids, mask = [], []
-        ids, mask = ids + e.ids, [*mask, 0, *e.mask[1:]]
+        ids, mask = [*ids, *e.ids], [*mask, 0, *e.mask[1:]]
     yield Example(ids, mask)
 
 
