@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
+    from .learn.dataset import Dataset
+    from .learn.fit import fit
     from .learn.gradients import grad
     from .learn.lora import LoRA
     from .learn.muon import Muon
@@ -129,6 +131,7 @@ __all__ = [
     "Cost",
     "DType",
     "DTypeError",
+    "Dataset",
     "Drawing",
     "EmbedOptions",
     "GGMLError",
@@ -163,6 +166,7 @@ __all__ = [
     "dump_dot",
     "elementwise_cost",
     "eval",
+    "fit",
     "get_include",
     "grad",
     "inspect",
@@ -186,6 +190,8 @@ _LATER = {
     **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
     **dict.fromkeys(("Drawing", "dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
+    "Dataset": "learn.dataset",
+    "fit": "learn.fit",
     "grad": "learn.gradients",
     "LoRA": "learn.lora",
     **dict.fromkeys(("AdamW", "SGD"), "learn.optimisers"),

@@ -45,9 +45,9 @@ class Dropout(Adapters):
             return super().rows(out, weight, ids)
         return self._dropped(out, weight) if role_of(weight) == "token_embd" else out
 
-    def fill(self, seed: int, step: int) -> None:
-        """Draw the masks of a step. They follow from `seed` and `step` alone."""
-        rng = np.random.Generator(np.random.SFC64((seed, step)))
+    def fill(self, seed: int, step: int, part: int = 0) -> None:
+        """Draw the masks of a part of a step's batch. They follow from these numbers alone."""
+        rng = np.random.Generator(np.random.SFC64((seed, step, part)))
         for mask in self._masks:
             drawn = np.frombuffer(rng.bytes(2 * mask.n_elements), np.uint16).reshape(mask.shape)
             np.multiply(drawn >= self._least, np.float32(_STEPS / (_STEPS - self._least)), out=mask.numpy())

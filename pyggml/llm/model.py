@@ -115,6 +115,8 @@ class Model(LoadedModel):
         train: Literal["all"] | LoRA = "all",
         n_ctx: int = 512,
         n_threads: int | None = None,
+        n_ubatch: int | None = None,
+        clip: float | None = None,
         dropout: float = 0.0,
         seed: int = 0,
     ) -> Trainer:
@@ -125,17 +127,20 @@ class Model(LoadedModel):
             losses = [t.step([ids]) for ids in texts]
             t.save("adapter.gguf")
 
-        `n_threads`: as of a context. `dropout`: in each step about this share of some elements is set to zero, of the
-        token embeddings and of what attention and networks add to the residual stream, or, for adapters, of what they
-        read. Which ones follows from `seed` and the number of the step.
+        n_threads  as of a context
+        n_ubatch   texts in memory at a time: a larger batch is computed in parts, its step is the same; None: all
+        clip       gradients whose common norm is larger are made smaller, to this norm (arXiv 1211.5063); None: never
+        dropout    in each step about this share of some elements is set to zero: of the token embeddings and of what
+                   attention and networks add to the residual stream; for adapters, of what they read (arXiv 1207.0580)
+        seed       which elements these are follows from it, the number of the step, and the part of the batch
 
-        Raises ModelError for a model that predicts no tokens, for weights of block types
-        (with "all"), and for an adapter's target that is in no product of the model.
+        Raises ModelError for a model that predicts no tokens, for weights of block types (with "all"), and for an
+        adapter's target that is in no product of the model; ModelError and GraphError for bad numbers.
         """
         from pyggml.learn.trainer import Trainer
 
         self._name()
-        return Trainer(self, opt, train, n_ctx, n_threads, dropout, seed)
+        return Trainer(self, opt, train, n_ctx, n_threads, n_ubatch, clip, dropout, seed)
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
         """Set the adapters (with their scales) and the control vector for all contexts that are made from now on, also

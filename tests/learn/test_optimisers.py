@@ -41,10 +41,8 @@ def follow(step: Step, w: Array, gradients: Array) -> Array:
 def drawn(shape: tuple[int, ...], n: int = 4) -> tuple[Array, Array]:
     """Weights and the gradients of `n` steps, float64 numbers that F32 has."""
     rng = np.random.default_rng(len(shape) + sum(shape))
-    w, g = (
-        rng.standard_normal(shape),
-        rng.standard_normal((n, *shape)) * np.geomspace(0.1, 3, n).reshape(-1, *[1] * len(shape)),
-    )
+    sizes = np.geomspace(0.1, 3, n).reshape(-1, *[1] * len(shape))
+    w, g = rng.standard_normal(shape), rng.standard_normal((n, *shape)) * sizes
     return w.astype(np.float32).astype(np.float64), g.astype(np.float32).astype(np.float64)
 
 
