@@ -1,4 +1,4 @@
-"""Find the features of a layer (sparse autoencoder): python tools/examples/sparse_autoencoder.py [MODEL.gguf [STEPS]]"""
+"""Find features of a layer by a sparse autoencoder: python tools/examples/sparse_autoencoder.py [MODEL [STEPS]]"""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def main(path: str | None = None, n_steps: str = "400") -> None:
     strengths = np.asarray(gg.eval(net.strengths(net.ctx.from_numpy(x))))
     rare = [f for f in range(N_FEATURES) if 5 < (strengths[:, f] > 0).sum() < len(x) / 8]
     for f in sorted(rare, key=lambda f: -strengths[:, f].max())[:8]:
-        best = np.argsort(-strengths[:, f])[:6]
+        best: list[int] = np.argsort(-strengths[:, f])[:6].tolist()
         print(f"feature {f}: {' '.join(repr(tokens[i]) for i in best)}")
 
 

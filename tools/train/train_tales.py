@@ -32,7 +32,6 @@ from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from .tales_model import BOS, EOS, HParams, write_random
 
-Ids = npt.NDArray[np.int32]
 ABOUT = {
     "name": "tales",
     "author": "pyggml authors",
@@ -131,7 +130,7 @@ def encode(sp: spm.SentencePieceProcessor, text: str) -> list[int]:
     return [BOS, *sp.Encode(" " + text)]
 
 
-def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Generator) -> Iterator[list[Ids]]:
+def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Generator) -> Iterator[list[list[int]]]:
     """Endless batches of windows of n_ctx + 1 tokens. An epoch has all windows of the joined tales at a random offset,
     and for every eighth of them one more that begins with a long tale, as a prompt does."""
     stream = np.concatenate([np.array(t, np.int32) for t in tales])
@@ -142,15 +141,15 @@ def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Gen
         windows = np.arange(rng.integers(n_ctx), len(stream) - n_ctx, n_ctx)
         starts = rng.permutation(np.concatenate([windows, rng.choice(begins, len(windows) // 8)]))
         for i in range(0, len(starts) - n_batch + 1, n_batch):
-            yield [stream[s : s + n_ctx + 1] for s in starts[i : i + n_batch]]
+            yield [stream[s : s + n_ctx + 1].tolist() for s in starts[i : i + n_batch]]
 
 
-def windows_of(tales: list[list[int]], n_ctx: int) -> list[Ids]:
+def windows_of(tales: list[list[int]], n_ctx: int) -> list[list[int]]:
     """Each tale alone, in windows of n_ctx predictions without memory of each other."""
-    return [np.array(t[i : i + n_ctx + 1], np.int32) for t in tales for i in range(0, len(t) - 1, n_ctx)]
+    return [t[i : i + n_ctx + 1] for t in tales for i in range(0, len(t) - 1, n_ctx)]
 
 
-def loss_of(trainer: Trainer, windows: list[Ids], n_batch: int) -> float:
+def loss_of(trainer: Trainer, windows: list[list[int]], n_batch: int) -> float:
     """Nats a token over all windows."""
     nats = 0.0
     for i in range(0, len(windows), n_batch):
