@@ -230,9 +230,9 @@ def train(
         for _ in range(trainer.n_steps):
             next(data)
     first = trainer.n_steps
-    log = (args.out / "log.tsv").open("a" if first else "w", buffering=1)
+    log = args.out / "log.tsv"
     if not first:
-        print("step\tepoch\tminutes\ttok/s\tlr\ttrain\theldout\theldout/byte", file=log)
+        log.write_text("step\tepoch\tminutes\ttok/s\tlr\ttrain\theldout\theldout/byte\n")
     for step in range(first + 1, args.steps + 1):
         batch, t = next(data), time.perf_counter()
         lr = opt.lr(step - 1) if callable(opt.lr) else opt.lr
@@ -248,7 +248,8 @@ def train(
             seen, minutes = step * args.batch * hp.n_ctx, (time.perf_counter() - start) / 60
             speed = (step - first) * args.batch * hp.n_ctx / learning
             row = f"{step}\t{seen / per_epoch:.2f}\t{minutes:.1f}\t{speed:.0f}\t{lr:.2e}\t{mean:.4f}"
-            print(f"{row}\t{loss:.4f}\t{loss * n_held / held_bytes:.4f}", file=log)
+            with log.open("a") as f:
+                print(f"{row}\t{loss:.4f}\t{loss * n_held / held_bytes:.4f}", file=f)
             means.save(args.out / f"means-{step}.npz", mean, best)
             trainer.save_state(state)
             for old in set(args.out.glob("means-*.npz")) - {args.out / f"means-{step}.npz"}:
