@@ -92,12 +92,39 @@ static inline block tile_block(const attention *a, const tile *t, int64_t first,
   return b;
 }
 
+static inline int64_t attn_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// The sizes that follow from the operands; those of tiles do not.
+static inline attention attn_sizes(attention a) {
+  a.d = a.k->ne[0];
+  a.dv = a.v->ne[a.transposed];
+  a.dp = attn_up(a.d, VF_N);
+  a.dvp = attn_up(a.dv, VF_N);
+  a.n_kv = a.k->ne[1];
+  a.group = a.q->ne[2] / a.k->ne[2];
+  a.n_rows = a.q->ne[1] * a.group;
+  return a;
+}
+
 static inline const char *tile_kv(const pg_tensor *x, const tile *t) { return pg_row_at(x, 0, t->head_kv, t->batch); }
 
 // The token and the query head of row r.
 static inline int64_t tile_token(const attention *a, const tile *t, int r) { return (t->row0 + r) / a->group; }
 static inline int64_t tile_head(const attention *a, const tile *t, int r) {
   return t->head_kv * a->group + (t->row0 + r) % a->group;
+}
+
+// Tile number i of a head of K, counted through all batches.
+static inline tile tile_of_head(const attention *a, int64_t head, int64_t i) {
+  tile x = {.head_kv = head % a->k->ne[2], .batch = head / a->k->ne[2], .row0 = i * a->tile};
+  x.n = (int)PG_MIN(a->tile, a->n_rows - x.row0);
+  for (int r = 0; a->m->data && r < x.n; r++) {
+    const int64_t h = tile_head(a, &x, r);
+    x.mask[r] = pg_row_at(a->m, tile_token(a, &x, r), h % a->m->ne[2], x.batch % a->m->ne[3]);
+    x.own[r] = r && x.mask[r] == x.mask[r - 1] ? x.own[r - 1] : r;
+    x.slope[r] = (float)pg_alibi_slope(a->max_bias, h, a->q->ne[2]);
+  }
+  return x;
 }
 
 static inline const float *tile_query(const attention *a, const tile *t, int r) {

@@ -233,7 +233,7 @@ class Trainer:
             else:
                 assert isinstance(self.train, LoRA)
                 adapters = adapters_of(ctx, self.train, self.matrices)
-            return TextGraph(model.architecture, model.hparams, weights, shape, adapters)
+            return TextGraph(model.architecture, model.hparams, weights, shape, adapters, flash_attn=True)
 
 
 class _TrainedWeights:
