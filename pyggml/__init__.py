@@ -44,8 +44,11 @@ if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
+    from .learn.dataset import Dataset
+    from .learn.fit import fit
     from .learn.gradients import grad
     from .learn.lora import LoRA
+    from .learn.muon import Muon
     from .learn.optimisers import SGD, AdamW
     from .llm.batch import Batch
     from .llm.context import LlamaContext
@@ -128,6 +131,7 @@ __all__ = [
     "Cost",
     "DType",
     "DTypeError",
+    "Dataset",
     "Drawing",
     "EmbedOptions",
     "GGMLError",
@@ -141,6 +145,7 @@ __all__ = [
     "Model",
     "OpDef",
     "ModelError",
+    "Muon",
     "OptionError",
     "SGD",
     "SamplerError",
@@ -161,6 +166,7 @@ __all__ = [
     "dump_dot",
     "elementwise_cost",
     "eval",
+    "fit",
     "get_include",
     "grad",
     "inspect",
@@ -184,9 +190,12 @@ _LATER = {
     **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
     **dict.fromkeys(("Drawing", "dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
+    "Dataset": "learn.dataset",
+    "fit": "learn.fit",
     "grad": "learn.gradients",
     "LoRA": "learn.lora",
     **dict.fromkeys(("AdamW", "SGD"), "learn.optimisers"),
+    "Muon": "learn.muon",
     **dict.fromkeys(("SamplingOptions", "SamplingParams", "TextOptions"), "llm.samplers"),
     "Batch": "llm.batch",
     "BatchOptions": "llm.generate.batched",

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Optional
 
 import click
 
+from pyggml.bars import bar
 from pyggml.errors import ModelError
 from pyggml.learn.lora import LoRA
 from pyggml.learn.optimisers import AdamW, schedule
@@ -19,7 +20,6 @@ from pyggml.learn.texts_file import Batches, Example, read_examples
 from pyggml.learn.trainer import Trainer
 from pyggml.llm.model import load_model
 
-from .bars import bar
 from .command import Argument, Group, Option
 from .options import ModelPath, Threads
 

@@ -10,29 +10,39 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from pyggml import ops
+from pyggml.dtypes import DType
 from pyggml.errors import GraphError
-from pyggml.tensor import Tensor
+from pyggml.tensor import Context, Ne, Tensor
 from pyggml.types import Floats
 
 Rate = float | Callable[[int], float]
 
 
+class State(NamedTuple):
+    """One tensor of what an optimiser remembers of a parameter. It begins as zeros."""
+
+    name: str
+    dtype: DType
+    ne: Ne
+
+
 class Optimiser(Protocol):
     """How parameters follow their gradients.
 
-    states     what is remembered of each parameter: the names of tensors of its shape, which begin as zeros
     n_numbers  how many numbers the steps of all parameters read beside them
     """
 
     @property
-    def states(self) -> tuple[str, ...]: ...
-    @property
     def n_numbers(self) -> int: ...
+
+    def states(self, w: Tensor) -> tuple[State, ...]:
+        """What is remembered of a parameter."""
+        ...
 
     def numbers(self, step: int) -> Floats:
         """float32 [n_numbers]: the numbers that step number `step`, from 0 on, reads."""
@@ -63,19 +73,17 @@ class AdamW:
 
     def __post_init__(self) -> None:
         if not callable(self.lr):
-            _number("AdamW: lr", self.lr)
+            check_number("AdamW: lr", self.lr)
         if len(self.betas) != 2:
             raise GraphError(f"AdamW: betas must be two numbers, not {self.betas!r:.40}")
         for beta in self.betas:
-            if not _number("AdamW: a beta", beta) < 1:
-                raise GraphError(f"AdamW: betas must be below 1, not {self.betas!r:.40}")
-        _number("AdamW: eps", self.eps)
-        _number("AdamW: weight_decay", self.weight_decay)
+            below_1("AdamW: a beta", beta)
+        check_number("AdamW: eps", self.eps)
+        check_number("AdamW: weight_decay", self.weight_decay)
 
-    @property
-    def states(self) -> tuple[str, ...]:
+    def states(self, w: Tensor) -> tuple[State, ...]:
         """The means of gradients and of their squares."""
-        return "m", "v"
+        return like(w, "m", "v")
 
     @property
     def n_numbers(self) -> int:
@@ -86,7 +94,9 @@ class AdamW:
         """See `Optimiser`."""
         first, second = (float(np.float32(beta)) for beta in self.betas)  # 1 - beta is that of the F32 number, too
         grown = [1 / (1 - beta ** (step + 1)) for beta in (first, second)]
-        return np.array([_rate("AdamW", self.lr, step), first, second, self.eps, self.weight_decay, *grown], np.float32)
+        return np.array(
+            [rate_of("AdamW", self.lr, step), first, second, self.eps, self.weight_decay, *grown], np.float32
+        )
 
     def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
         """See `Optimiser`."""
@@ -111,15 +121,13 @@ class SGD:
 
     def __post_init__(self) -> None:
         if not callable(self.lr):
-            _number("SGD: lr", self.lr)
-        if not _number("SGD: momentum", self.momentum) < 1:
-            raise GraphError(f"SGD: momentum must be below 1, not {self.momentum}")
-        _number("SGD: weight_decay", self.weight_decay)
+            check_number("SGD: lr", self.lr)
+        below_1("SGD: momentum", self.momentum)
+        check_number("SGD: weight_decay", self.weight_decay)
 
-    @property
-    def states(self) -> tuple[str, ...]:
+    def states(self, w: Tensor) -> tuple[State, ...]:
         """What the last steps left, when there is momentum."""
-        return ("m",) if self.momentum else ()
+        return like(w, "m") if self.momentum else ()
 
     @property
     def n_numbers(self) -> int:
@@ -128,7 +136,7 @@ class SGD:
 
     def numbers(self, step: int) -> Floats:
         """See `Optimiser`."""
-        return np.array([_rate("SGD", self.lr, step), 0.0 if self.momentum else self.weight_decay], np.float32)
+        return np.array([rate_of("SGD", self.lr, step), 0.0 if self.momentum else self.weight_decay], np.float32)
 
     def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
         """See `Optimiser`."""
@@ -156,7 +164,27 @@ def schedule(
     return rate
 
 
-def _number(what: str, value: object) -> float:
+def new_states(ctx: Context, opt: Optimiser, w: Tensor) -> tuple[Tensor, ...]:
+    """What `opt` remembers of a parameter before the first step: leafs, zeros."""
+    made: list[Tensor] = []
+    for name, dtype, ne in opt.states(w):
+        zeros = np.zeros(dtype.row_size(ne[0]) * math.prod(ne[1:]), np.uint8)
+        made.append(ctx.from_bytes(zeros, dtype, ne, f"{w.name} ({name})"))
+    return tuple(made)
+
+
+def like(w: Tensor, *names: str) -> tuple[State, ...]:
+    """States in F32, of the ne of a parameter."""
+    return tuple(State(name, DType.F32, w.ne) for name in names)
+
+
+def below_1(what: str, value: object) -> None:
+    """Raises GraphError for what is no number from 0 on and below 1."""
+    if not check_number(what, value) < 1:
+        raise GraphError(f"{what} must be below 1, not {value}")
+
+
+def check_number(what: str, value: object) -> float:
     """`value`, when it is a finite number from 0 on."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise GraphError(f"{what} must be a number, not {value!r:.40}")
@@ -166,5 +194,6 @@ def _number(what: str, value: object) -> float:
     return number
 
 
-def _rate(what: str, lr: Rate, step: int) -> float:
-    return _number(f"{what}: lr of step {step}", lr(step)) if callable(lr) else lr
+def rate_of(what: str, lr: Rate, step: int) -> float:
+    """The learning rate of a step. Raises GraphError when it is no finite number from 0 on."""
+    return check_number(f"{what}: lr of step {step}", lr(step)) if callable(lr) else lr

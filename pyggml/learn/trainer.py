@@ -15,10 +15,9 @@ import numpy as np
 from pyggml import ops
 from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
-from pyggml.errors import BackendError, BatchError, GraphError, ModelError, OneSite, whole
+from pyggml.errors import BatchError, GraphError, ModelError, OneSite, whole
 from pyggml.graph import Graph
 from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
-from pyggml.inspect.taps import Tap
 from pyggml.llm.batch import token_ids
 from pyggml.models.blocks import NO_ADAPTERS
 from pyggml.models.weights import Weights
@@ -30,7 +29,8 @@ from . import saved
 from .checkpoint import numbers_of, origin_of
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
-from .optimisers import Optimiser
+from .optimisers import Optimiser, check_number, new_states
+from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
 
 if TYPE_CHECKING:
@@ -42,13 +42,26 @@ _MAX_GRAPHS = 8  # graphs kept for reuse
 _NOT_COUNTED = -1  # the label of a row whose prediction does not count
 
 
-class _Batch(NamedTuple):
-    """A batch as a graph takes it: the tokens that are read, of each text all but the last, and of each of them the
-    next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]."""
+# What a graph does beside the loss: nothing, a step of the optimiser, or add its gradients to sums.
+_Kind = Literal["loss", "step", "sum"]
+
+
+class _Part(NamedTuple):
+    """Texts as a graph takes them.
+
+    texts   the tokens that are read: of each text all but the last
+    labels  of each token the next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]
+    share   of the predictions of the batch that count, how many of them are of this part, 0 to 1
+    """
 
     shape: Shape
     texts: list[Ints]
     labels: Ints
+    share: float
+
+
+def _n_counted(labels: Ints) -> int:
+    return int((labels != _NOT_COUNTED).sum())
 
 
 class Trainer:
@@ -58,7 +71,7 @@ class Trainer:
     opt     the optimiser
     params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a and NAME.lora_b. For
             a model of a Hugging Face folder they are what the checkpoint has (logarithms where the GGUF has values)
-    states  what the optimiser remembers of each parameter, in the order of `opt.states`
+    states  what the optimiser remembers of each parameter, in the order of `opt.states(parameter)`
     matrices  of adapters, A and B by the name of the weight
     numbers what the optimiser reads in each step
     n_steps how many steps were made
@@ -73,6 +86,8 @@ class Trainer:
         train: Literal["all"] | LoRA = "all",
         n_ctx: int = 512,
         n_threads: int | None = None,
+        n_ubatch: int | None = None,
+        clip: float | None = None,
     ) -> None:
         """See `Model.trainer`."""
         if model.vocab_only or model.weight_stream is not None or model.stage is not None:
@@ -88,6 +103,10 @@ class Trainer:
         self.model, self.opt = model, opt
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
+        self.n_ubatch = n_ubatch if n_ubatch is None else whole("n_ubatch", n_ubatch, 1, error=ModelError)
+        self.clip = clip if clip is None else check_number("clip", clip)
+        if clip == 0:
+            raise GraphError("clip must be a positive number, or None")
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
@@ -100,13 +119,15 @@ class Trainer:
             self.matrices = new_adapters(self._ctx, model, train, self._folder)
             self.params = {t.name: t for m in self.matrices.values() for t in (m.a, m.b)}
         self.states: dict[str, tuple[Tensor, ...]] = {
-            name: tuple(self._zeros(t, f"{name} ({state})") for state in opt.states) for name, t in self.params.items()
+            name: new_states(self._ctx, opt, t) for name, t in self.params.items()
         }
         self.numbers = self._ctx.new_tensor(DType.F32, (opt.n_numbers,), "opt_numbers").set_input()
         self.numbers.set(np.zeros(opt.n_numbers, np.float32))
         self._scheduler = Scheduler(("cpu",), n_threads)
         self._scheduler.watches = model.watches
-        self._graphs: dict[tuple[Shape, bool], _StepGraph] = {}
+        self._graphs: dict[tuple[Shape, _Kind], _StepGraph] = {}
+        self._sums: dict[Tensor, Tensor] = {}
+        self._steps_of_sums: Graph | None = None
 
     def __repr__(self) -> str:
         n = sum(t.n_elements for t in self.params.values())
@@ -119,20 +140,32 @@ class Trainer:
         masks      for each text a value for each token: 0 or False when its prediction does not count. (The first token
                    is not predicted; its value is ignored.)
 
+        With `n_ubatch` no more texts are in memory at a time; the gradients of a larger batch are summed up.
+
         Result: the mean cross-entropy (natural logarithms) over all predictions that count, before the update.
 
-        Raises BatchError for sequences that cannot be taken; GraphError when the loss is no number, which names the
-        step and the first tensor with such an element (the parameters stay as they were).
+        Raises BatchError for sequences that cannot be taken; GraphError when the loss, or with `clip` the norm of the
+        gradients, is no finite number, which names the step and the first tensor with such an element (the parameters
+        stay as they were).
         """
-        batch = self._batch(sequences, masks)
+        parts = self._parts(sequences, masks)
         self.numbers.set(self.opt.numbers(self.n_steps))
-        loss = self._run(batch, learns=True)
+        if len(parts) == 1:
+            loss = self._run(parts[0], "step")
+        else:
+            for total in self._sums.values():
+                total.numpy()[...] = 0
+            loss = sum(part.share * self._run(part, "sum") for part in parts)
+            if self._steps_of_sums is None:
+                with Context() as ctx, OneSite():
+                    self._steps_of_sums = with_steps(ctx, (), self._sums, self.step_of, self.clip)
+            self._checked_run(self._steps_of_sums, lambda: None)
         self.n_steps += 1
         return loss
 
     def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
-        return self._run(self._batch(sequences, masks), learns=False)
+        return sum(part.share * self._run(part, "loss") for part in self._parts(sequences, masks))
 
     def weight(self, name: str) -> Floats:
         """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
@@ -165,20 +198,18 @@ class Trainer:
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write all that the next steps depend on: the parameters, what the optimiser remembers, and how many steps
         were made. A trainer made with the same arguments goes on from there to the same bits. Raises GGUFError."""
-        saved.save_state(self, path)
+        saved.save_state(self, path, {})
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from what `save_state` wrote. Raises GGUFError for a bad file, StateError for the state of another
         training; then nothing has changed."""
-        saved.load_state(self, path)
+        saved.load_state(self, path, lambda metadata: None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _zeros(self, like: Tensor, name: str) -> Tensor:
-        return self._ctx.from_numpy(np.zeros(like.shape, np.float32), name=name)
-
-    def _batch(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> _Batch:
-        """Raises BatchError."""
+    def _parts(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> list[_Part]:
+        """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
+        BatchError."""
         if not isinstance(sequences, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BatchError(f"a batch is a list of texts, each a list of token ids, not {sequences!r:.40}")
         if not len(sequences):
@@ -186,42 +217,59 @@ class Trainer:
         if masks is not None and len(masks) != len(sequences):
             raise BatchError(f"{len(sequences)} sequences have {len(masks)} masks")
         texts = [_checked(ids, i, self.n_ctx, self.model.hparams.n_vocab) for i, ids in enumerate(sequences)]
-        longest = max(map(len, texts)) - 1
-        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
-        labels = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
+        labels: list[Ints] = []
         for i, text in enumerate(texts):
             counted = np.ones(len(text), np.bool_)
             if masks is not None:
                 counted = np.asarray(masks[i])
                 if counted.shape != text.shape or counted.dtype.kind not in "biuf":
                     raise BatchError(f"sequence {i} has {len(text)} tokens, its mask is of shape {counted.shape}")
-            labels[i, : len(text) - 1] = np.where(counted[1:] != 0, text[1:], _NOT_COUNTED)
-        if (labels == _NOT_COUNTED).all():
+            labels.append(np.where(counted[1:] != 0, text[1:], _NOT_COUNTED).astype(np.int32))
+        n_counted = sum(_n_counted(x) for x in labels)
+        if n_counted == 0:
             raise BatchError("the masks leave no prediction of the batch")
-        return _Batch(Shape(len(texts), n_tokens), [text[:-1] for text in texts], labels.reshape(-1))
+        n = len(texts) if self.n_ubatch is None else self.n_ubatch
+        parts = [self._part(texts[i : i + n], labels[i : i + n], n_counted) for i in range(0, len(texts), n)]
+        return [part for part in parts if part.share]
 
-    def _run(self, batch: _Batch, learns: bool) -> float:
-        """Run the graph of a batch; the result is its loss."""
-        graph = self._graph(batch.shape, learns)
+    def _part(self, texts: list[Ints], labels: list[Ints], n_counted: int) -> _Part:
+        longest = max(map(len, labels))
+        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
+        filled = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
+        for row, own in zip(filled, labels, strict=True):
+            row[: len(own)] = own
+        share = _n_counted(filled) / n_counted
+        return _Part(Shape(len(texts), n_tokens), [text[:-1] for text in texts], filled.reshape(-1), share)
+
+    def _run(self, part: _Part, kind: _Kind) -> float:
+        """Run the graph of a part; the result is its loss."""
+        graph = self._graph(part.shape, kind)
+        self._checked_run(graph.graph, lambda: graph.fill(part))
+        return float(graph.loss.numpy().item())
+
+    def _checked_run(self, graph: Graph, fill: Callable[[], None]) -> None:
+        """Run a graph with what `fill` sets. Raises GraphError as `step`."""
         with self._scheduler.lock:
-            schedule = self._scheduler.alloc(graph.graph)
-            graph.fill(batch)
-            try:
-                schedule.run()
-            except BackendError as e:
-                if not isinstance(e.__cause__, _NoNumber):
-                    raise
-                name = _first_without_value(graph.loss)
-                where = f"in step {self.n_steps}: the first tensor with an element that is no number is {name}"
-                raise GraphError(f"the loss is {e.__cause__} {where}; the parameters stay as they were") from None
-            return float(graph.loss.numpy().item())
+            schedule = self._scheduler.alloc(graph)
+            fill()
+            run_checked(schedule, self.n_steps)
 
-    def _graph(self, shape: Shape, learns: bool) -> _StepGraph:
-        found = self._graphs.pop((shape, learns), None) or _StepGraph(self, shape, learns)
-        self._graphs[shape, learns] = found  # the last one used is the last one here
+    def _graph(self, shape: Shape, kind: _Kind) -> _StepGraph:
+        found = self._graphs.pop((shape, kind), None) or _StepGraph(self, shape, kind)
+        self._graphs[shape, kind] = found  # the last one used is the last one here
         if len(self._graphs) > _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         return found
+
+    def sum_of(self, w: Tensor) -> Tensor:
+        """What the gradients of a parameter are added to, over the parts of a batch."""
+        if w not in self._sums:
+            self._sums[w] = self._ctx.from_numpy(np.zeros(w.shape, np.float32), name=f"{w.name} (sum of gradients)")
+        return self._sums[w]
+
+    def step_of(self, w: Tensor, g: Tensor) -> Tensor:
+        """Record the step of a parameter, see `Optimiser`."""
+        return self.opt.step(w, g, self.states[w.name], self.numbers)
 
     def text_graph(self, shape: Shape) -> TextGraph:
         """The forward pass of a batch, with what is trained."""
@@ -302,73 +350,29 @@ def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
 # -- the graph of a step -----------------------------------------------------------------------------------------------
 
 
-class _NoNumber(ArithmeticError):
-    """A loss that is not finite."""
-
-
 class _StepGraph:
-    """The graph of a batch of one shape: the loss, and, when it `learns`, the gradients and the steps."""
+    """The graph of a part of a batch, of one shape: the loss, and, with gradients, what is done with them."""
 
-    def __init__(self, t: Trainer, shape: Shape, learns: bool) -> None:
+    def __init__(self, t: Trainer, shape: Shape, kind: _Kind) -> None:
         self._texts = t.text_graph(shape)
         logits, ctx = self._texts.logits, self._texts.build.ctx
         logits.flags &= ~FLAG_OUTPUT  # nothing reads it after the run
         with ctx, OneSite():
             self._labels = ctx.new_tensor(DType.I32, (logits.ne[1],), "labels").set_input()
-            allocate_tensors([self._labels], BUFT)
+            self._share = ctx.new_tensor(DType.F32, (1,), "share of the part").set_input()
+            allocate_tensors([self._labels, self._share], BUFT)
             self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
             # Nothing after this node runs, and no parameter changes, when the loss is no number.
-            check = ops.map_custom(_require_number, self.loss).set_name("loss (checked)")
-            gradients = gradients_of(self.loss, [*t.params.values()]) if learns else {}
-            steps = {w: (w, g, t.states[w.name], t.numbers) for w, g in gradients.items()}
-            self.graph = _in_order((self.loss, check), gradients, lambda w: t.opt.step(*steps[w]))
+            first = (self.loss, finite("the loss", self.loss))
+            share = self._share if kind == "sum" else None
+            gradients = {} if kind == "loss" else gradients_of(self.loss, [*t.params.values()], share)
+            if kind == "step":
+                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip)
+            else:
+                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g))
 
-    def fill(self, batch: _Batch) -> None:
+    def fill(self, part: _Part) -> None:
         """Set the inputs."""
-        self._texts.fill(batch.texts)
-        self._labels.set(batch.labels)
-
-
-def _require_number(dst: Floats, loss: Floats) -> None:
-    if not np.isfinite(loss).all():
-        raise _NoNumber(str(loss.item()))
-    dst[...] = loss
-
-
-def _in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Callable[[Tensor], Tensor]) -> Graph:
-    """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
-    its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
-    its gradient is free afterwards."""
-    before = Graph()
-    for t in (*first, *gradients.values()):
-        before.build_forward_expand(t)
-    due: dict[Tensor, int] = {}
-    for at, node in enumerate(before.nodes):
-        due.update((s.root, at) for s in node.src if s is not None and s.root in gradients)
-    computed = {node: at for at, node in enumerate(before.nodes)}
-    steps: dict[int, list[Tensor]] = {}
-    for w, g in gradients.items():
-        steps.setdefault(max(due[w], computed[g]), []).append(w)
-    graph = Graph()
-    for at, node in enumerate(before.nodes):
-        graph.build_forward_expand(node)
-        for w in steps.get(at, ()):
-            graph.build_forward_expand(step(w))
-    return graph
-
-
-def _first_without_value(loss: Tensor) -> str:
-    """The name of the first node of the graph of `loss` that has an element that is no number, when it runs with the
-    inputs as they are."""
-    graph, scheduler, found = Graph().build_forward_expand(loss), Scheduler(("cpu",)), list[str]()
-
-    def look(name: str, values: Any) -> None:
-        if not found and np.isnan(values).any():
-            found.append(name)
-
-    leafs = [t.name for t in graph.leafs if t.dtype.is_float and np.isnan(t.numpy()).any()]
-    if leafs:
-        return leafs[0]
-    with Tap(scheduler.watches, ("*",), look):
-        scheduler.alloc(graph).run()
-    return found[0] if found else loss.name
+        self._texts.fill(part.texts)
+        self._labels.set(part.labels)
+        self._share.set(np.array([part.share], np.float32))

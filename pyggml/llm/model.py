@@ -110,7 +110,13 @@ class Model(LoadedModel):
         return lora
 
     def trainer(
-        self, opt: Optimiser, train: Literal["all"] | LoRA = "all", n_ctx: int = 512, n_threads: int | None = None
+        self,
+        opt: Optimiser,
+        train: Literal["all"] | LoRA = "all",
+        n_ctx: int = 512,
+        n_threads: int | None = None,
+        n_ubatch: int | None = None,
+        clip: float | None = None,
     ) -> Trainer:
         """A `Trainer`, which trains copies of all weights of this model, or adapters (`gg.LoRA`) beside its weights as
         they are stored, on texts of up to `n_ctx` tokens:
@@ -119,13 +125,17 @@ class Model(LoadedModel):
             losses = [t.step([ids]) for ids in texts]
             t.save("adapter.gguf")
 
-        `n_threads`: as of a context. Raises ModelError for a model that predicts no tokens, for weights of block types
-        (with "all"), and for an adapter's target that is in no product of the model.
+        n_threads  as of a context
+        n_ubatch   texts in memory at a time: a larger batch is computed in parts, its step is the same; None: all
+        clip       gradients whose common norm is larger are made smaller, to this norm (arXiv 1211.5063); None: never
+
+        Raises ModelError for a model that predicts no tokens, for weights of block types (with "all"), and for an
+        adapter's target that is in no product of the model; ModelError and GraphError for bad numbers.
         """
         from pyggml.learn.trainer import Trainer
 
         self._name()
-        return Trainer(self, opt, train, n_ctx, n_threads)
+        return Trainer(self, opt, train, n_ctx, n_threads, n_ubatch, clip)
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
         """Set the adapters (with their scales) and the control vector for all contexts that are made from now on, also

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,70 @@ def test_a_step_of_a_batch_follows_the_mean_gradient(tiny: Path) -> None:
     for name, change in both.items():
         want = (n * a[name] + m * b[name]) / (n + m)
         assert np.abs(change - want).max() <= 1e-5 * np.abs(want).max() + 2.0**-22  # of weights around 1
+
+
+TEXTS = [IDS, MORE, [1, 5, 9], IDS[:12], MORE[::-1]]
+MASKS = [[i % 3 != 0 for i in range(len(ids))] for ids in TEXTS]
+
+
+def gradients(t: Trainer, masks: list[list[bool]] | None) -> dict[str, np.ndarray]:
+    """What a step of SGD with a learning rate of 1 takes away."""
+    before = {name: w.numpy().copy() for name, w in t.params.items()}
+    t.step(TEXTS, masks)
+    return {name: before[name].astype(np.float64) - w.numpy() for name, w in t.params.items()}
+
+
+@pytest.mark.parametrize("masks", [None, MASKS, [*MASKS[:2], [False] * 3, *MASKS[3:]]], ids=["all", "some", "a part"])
+@pytest.mark.parametrize("train", ["all", LORA], ids=["all", "lora"])
+def test_a_batch_in_parts_is_the_same_batch(tiny: Path, train: gg.LoRA, masks: list[list[bool]] | None) -> None:
+    model = gg.load_model(tiny)
+    whole = model.trainer(gg.SGD(lr=1), train)
+    loss, want = whole.loss(TEXTS, masks), gradients(whole, masks)
+    for n in (1, 2, 3, 5, 9):
+        t = model.trainer(gg.SGD(lr=1), train, n_ubatch=n)
+        assert t.loss(TEXTS, masks) == pytest.approx(loss, rel=1e-6)
+        for name, g in gradients(t, masks).items():
+            assert np.abs(g - want[name]).max() <= 2e-5 * np.abs(want[name]).max() + 2.0**-22, (
+                name
+            )  # of weights around 1
+    assert t.step(TEXTS[:1]) == whole.step(TEXTS[:1])  # one part: no sums
+
+
+def test_sums_begin_anew_with_each_step(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    whole, parts = (model.trainer(gg.AdamW(lr=0.01), n_ubatch=n) for n in (None, 2))
+    for _ in range(4):
+        assert parts.step(TEXTS) == pytest.approx(whole.step(TEXTS), rel=1e-4)
+    parts.params["blk.1.ffn_up.weight"].numpy()[0, 0] = np.inf
+    with pytest.raises(GraphError, match="the loss is nan in step 4"):
+        parts.step(TEXTS)
+    parts.params["blk.1.ffn_up.weight"].numpy()[0, 0] = whole.params["blk.1.ffn_up.weight"].numpy()[0, 0]
+    assert parts.step(TEXTS) == pytest.approx(whole.step(TEXTS), rel=1e-4)
+    assert parts.n_steps == 5
+
+
+@pytest.mark.parametrize("n_ubatch", [None, 2])
+@pytest.mark.parametrize("part", [0.5, 2.0])
+def test_gradients_are_clipped_to_a_norm(tiny: Path, n_ubatch: int | None, part: float) -> None:
+    model = gg.load_model(tiny)
+    free = gradients(model.trainer(gg.SGD(lr=1)), None)
+    norm = float(np.sqrt(sum((g**2).sum() for g in free.values())))
+    got = gradients(model.trainer(gg.SGD(lr=1), n_ubatch=n_ubatch, clip=part * norm), None)
+    factor = min(1.0, part * norm / (norm + 1e-6))
+    for name, g in got.items():
+        assert np.abs(g - factor * free[name]).max() <= 2e-5 * np.abs(free[name]).max() + 2.0**-22
+    total = float(np.sqrt(sum((g**2).sum() for g in got.values())))
+    assert total == pytest.approx(min(1.0, part) * norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"clip": 0.1}, {"n_ubatch": 2}, {"n_ubatch": 2, "clip": 0.1}], ids=str)
+def test_threads_do_not_change_a_bit_of_parts_and_clipping(tiny: Path, options: dict[str, Any]) -> None:
+    model = gg.load_model(tiny)
+    one, two = (model.trainer(gg.Muon(lr=0.01), n_threads=n, **options) for n in (1, 2))
+    for _ in range(2):
+        assert one.step(TEXTS) == two.step(TEXTS)
+    for name, w in one.params.items():
+        assert w.tobytes() == two.params[name].tobytes()
 
 
 # -- optimisers --------------------------------------------------------------------------------------------------------
@@ -181,8 +246,9 @@ def test_a_saved_folder_is_the_trained_model(name: str, tmp_path: Path) -> None:
     [
         lambda m: m.trainer(gg.AdamW(lr=0.01)),
         lambda m: m.trainer(gg.SGD(lr=0.1, momentum=0.5), LORA),
+        lambda m: m.trainer(gg.Muon(lr=0.01)),
     ],
-    ids=["adamw", "lora"],
+    ids=["adamw", "lora", "muon"],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path, make: Callable[[gg.Model], Trainer]) -> None:
     model = gg.load_model(tiny)
@@ -247,6 +313,17 @@ def test_a_loss_that_is_no_number_stops_the_step(tiny: Path) -> None:
     assert np.isfinite(t.step([IDS]))
 
 
+@pytest.mark.parametrize("n_ubatch", [None, 1])
+def test_a_norm_that_is_no_number_stops_the_step(tiny: Path, n_ubatch: int | None) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(lr=0.1), n_ubatch=n_ubatch, clip=1.0)
+    w = t.params["output_norm.weight"].numpy()
+    w[...] = np.where(np.arange(w.size) % 2, 1e-38, w * 1e28)  # gradients whose squares are too large
+    before = {name: w.tobytes() for name, w in t.params.items()}
+    with pytest.raises(GraphError, match=r"the norm of the gradients is inf in step 0: .*; the parameters stay"):
+        t.step([IDS, MORE])
+    assert {name: w.tobytes() for name, w in t.params.items()} == before
+
+
 def test_bad_arguments(tiny: Path, tmp_path: Path) -> None:
     model = gg.load_model(tiny)
     write_quantized(plan_quantization(tiny, "Q8_0"), tmp_path / "q.gguf")
@@ -261,6 +338,9 @@ def test_bad_arguments(tiny: Path, tmp_path: Path) -> None:
         (lambda: model.trainer(gg.SGD(), gg.LoRA(init=wrong)), r"init must give finite numbers of shape \(8, 32\)"),
         (lambda: model.trainer(gg.SGD(), "some"), "train must be"),  # pyright: ignore[reportArgumentType]
         (lambda: model.trainer(gg.SGD(), n_ctx=1), "n_ctx"),
+        (lambda: model.trainer(gg.SGD(), n_ubatch=0), "n_ubatch"),
+        (lambda: model.trainer(gg.SGD(), clip=-1), "clip must be a finite number from 0 on"),
+        (lambda: model.trainer(gg.SGD(), clip=0), "clip must be a positive number"),
         (lambda: gg.LoRA(r=0), "r"),
         (lambda: gg.LoRA(alpha=-1), "alpha must be a positive number"),
         (lambda: gg.LoRA(targets="attn_q"), "targets must be a list"),
