@@ -12,6 +12,7 @@ import pytest
 import pyggml as gg
 from pyggml.errors import BatchError, GGMLError, GraphError, ModelError, StateError
 from pyggml.learn.optimisers import Optimiser
+from pyggml.learn.texts import Shape
 from pyggml.learn.trainer import Trainer
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
@@ -55,6 +56,14 @@ def test_texts_of_a_batch_count_by_their_predictions(tiny: Path) -> None:
     assert t.loss([MORE], [[1, 1, 1, 0, 0]]) == only
     assert only == pytest.approx(t.loss([MORE[:3]]), rel=1e-6)
     assert t.loss([IDS, MORE], [[0] * len(IDS), mask]) == pytest.approx(only, rel=1e-6)
+
+
+def test_texts_of_a_batch_attend_to_themselves_alone(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    graph = model.trainer(gg.SGD()).text_graph(Shape(3, 32)).build.graph
+    n_head = model.hparams.layer(0).n_head
+    scores = [node.ne for node in graph.nodes if node.name.startswith("kq-")]
+    assert scores == [(32, 32, n_head, 3)] * model.hparams.n_layer
 
 
 def test_a_step_of_a_batch_follows_the_mean_gradient(tiny: Path) -> None:
