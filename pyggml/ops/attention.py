@@ -85,7 +85,7 @@ def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
         return flash_attn_ext_back(q, k, v, mask, sinks, node, dense_rows(gy), **node.op_params)
 
     def heads_inside(t: Tensor, first: int) -> Tensor:
-        d, n, n_head, n_batch = t.ne
+        d, n, n_head, _ = t.ne
         return ops.view_4d(row(), *t.ne, 4 * d * n_head, 4 * d, 4 * d * n_head * n, 4 * first)
 
     of_k = q.n_elements
@@ -262,8 +262,8 @@ def flash_attn_ext_back(
 
     y: the result of flash_attn_ext, gy: its gradient; F32, its ne [dv, n_head, n_tokens, n_batch], dense rows. The
     others as there. Result: F32, one row: the gradients of q, ne [d, n_head, n_tokens, n_batch] (heads before tokens,
-    as they lie in a projection), of k, ne [d, n_head_kv, n_kv, n_batch], of v, ne [dv, n_head_kv, n_kv, n_batch], and of
-    sinks, ne [n_head], when there are any. Use views. A key that is hidden from all tokens has 0.
+    as they lie in a projection), of k, ne [d, n_head_kv, n_kv, n_batch], of v, ne [dv, n_head_kv, n_kv, n_batch], and
+    of sinks, ne [n_head], when there are any. Use views. A key that is hidden from all tokens has 0.
     Raises ShapeError, DTypeError. Source: arXiv 2205.14135, appendix B.
     """
     params = {"scale": scale, "max_bias": max_bias, "logit_softcap": logit_softcap}
