@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Protocol, TypeVar, cast
@@ -48,18 +49,21 @@ class Dataset:
         self.shard = whole("Dataset: shard", shard, 1, error=BatchError)
         self.names: tuple[str, ...] | None = None  # of the fields, when they have names
         self._arrays: list[Array] | None = None
-        self._examples: Sequence[Any] = ()
+        self._examples = cast("Sequence[Any]", ())
+        if len(data) > 1:
+            self._arrays = _arrays(data)
+        for only in data if len(data) == 1 else ():
+            if isinstance(only, Mapping):
+                fields = cast("Mapping[str, Any]", only)
+                self._arrays, self.names = _arrays([*fields.values()]), tuple(fields)
+            elif isinstance(only, np.ndarray | Tensor):
+                self._arrays = _arrays(data)
+            elif hasattr(only, "__len__") and hasattr(only, "__getitem__") and not isinstance(only, str):
+                self._examples = only
+            else:
+                raise BatchError(f"a Dataset needs arrays or a sequence of examples, not {only!r:.40}")
         if not data:
             raise BatchError("a Dataset needs data: arrays, a dict of arrays, or a sequence of examples")
-        if len(data) == 1 and isinstance(data[0], Mapping):
-            fields = cast("Mapping[str, Any]", data[0])
-            self._arrays, self.names = _arrays([*fields.values()]), tuple(fields)
-        elif len(data) > 1 or isinstance(data[0], np.ndarray | Tensor):
-            self._arrays = _arrays(data)
-        else:
-            if not hasattr(data[0], "__len__") or not hasattr(data[0], "__getitem__") or isinstance(data[0], str):
-                raise BatchError(f"a Dataset needs arrays or a sequence of examples, not {data[0]!r:.40}")
-            self._examples = data[0]
         if self.names is not None and not all(isinstance(n, str) and n.isidentifier() for n in self.names):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BatchError(f"Dataset: fields must be called like parameters of a function, not {self.names!r:.80}")
         self._n = len(self._examples if self._arrays is None else self._arrays[0])
@@ -104,10 +108,11 @@ class Dataset:
         and last example, since reading all of them may take long."""
         found = hashlib.blake2b(digest_size=16)
         arrays = self[np.array([0, self._n - 1], np.int32)] if self._arrays is None else self._arrays
-        found.update(repr((self._n, self.names, [(a.dtype.str, a.shape) for a in arrays])).encode())
+        kinds = [f"{a.dtype} {a.shape}" for a in arrays]
+        found.update(repr((self._n, self.names, kinds)).encode())
         for a in arrays:
             for i in range(0, len(a), _HASHED):
-                found.update(np.ascontiguousarray(a[i : i + _HASHED]))
+                found.update(a[i : i + _HASHED].tobytes())
         return found.hexdigest()
 
     def _fields(self, example: Any, i: int) -> list[Array]:
@@ -191,3 +196,10 @@ def split(n: int, val_split: float, seed: int) -> tuple[Ints, Ints]:
     if val_split and not 0 < n_held < n:
         raise BatchError(f"val_split={val_split} of {n} examples or shards leaves none for one of the two parts")
     return order[: n - n_held], order[n - n_held :]
+
+
+def steps_of(epochs: float, n_epoch: int) -> int:
+    """The steps of so many epochs. Raises BatchError."""
+    if isinstance(epochs, bool) or not isinstance(epochs, Real) or not 0 < epochs < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BatchError(f"epochs must be a positive number, not {epochs!r:.40}")
+    return max(1, math.ceil(epochs * n_epoch))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,11 @@ from pyggml.errors import BatchError, DTypeError, GraphError, OneSite, ShapeErro
 from pyggml.graph import Graph
 from pyggml.sched import Scheduler
 from pyggml.tensor import FLAG_PARAM, Context, Tensor
-from pyggml.types import Ints
+from pyggml.types import Floats, Ints
 
-from .dataset import Dataset, Order
+from .dataset import Dataset, Order, steps_of
 from .gradients import grad
-from .loop import Callback, Epoch, Measured, Options, Samples, run
+from .loop import Callback, Epoch, Measured, Options, Samples, named, run
 from .optimisers import Optimiser, check_number, new_states
 from .state_file import Trained, check_output, read_state, write_state
 from .step_graph import finite, in_order, run_checked, with_steps
@@ -89,16 +87,9 @@ def fit(
         check_output(state)
     if state is not None or resume is not None:
         about = {"data": dataset.digest(), "shard": dataset.shard, "n_batch": n_batch, "n_ubatch": n_ubatch}
-        about |= {"val_split": val_split, "seed": seed}
+        about |= {"val_split": val_split, "seed": seed, "clip": clip, "optimiser": named(opt)}
     learner = _Graphs(loss_of, dataset, opt, n_ubatch, n_ubatch < n_batch, clip, n_threads)
     return run(learner, order, order.held, n_steps, Options(callback, progress, state, save_every, resume, about))
-
-
-def steps_of(epochs: float, n_epoch: int) -> int:
-    """The steps of so many epochs. Raises BatchError."""
-    if isinstance(epochs, bool) or not isinstance(epochs, Real) or not 0 < epochs < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BatchError(f"epochs must be a positive number, not {epochs!r:.40}")
-    return max(1, math.ceil(epochs * n_epoch))
 
 
 class _Recorded:
@@ -112,7 +103,7 @@ class _Recorded:
                 result = loss_of(*self.inputs)
             else:
                 result = loss_of(**dict(zip(dataset.names, self.inputs, strict=True)))
-        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        loss, metrics = result if isinstance(result, tuple) else (result, dict[str, Tensor]())
         if not isinstance(loss, Tensor) or not isinstance(metrics, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError('fit: loss_of must give a Tensor, or a tuple (loss, {"name": metric})')
         for name, t in metrics.items():
@@ -177,8 +168,11 @@ class _Graphs:
 
     # -- see `Learner` ------------------------------------------------------------------------------------------------
 
+    def numbers(self, step: int) -> Floats:
+        return self._opt.numbers(step)
+
     def learn(self, batch: Ints) -> Measured:
-        self._numbers.set(self._opt.numbers(self.n_steps))
+        self._numbers.set(self.numbers(self.n_steps))
         parts = self._parts(batch)
         for total in self._sums.values():
             total.numpy()[...] = 0

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -20,11 +21,14 @@ from pyggml.bars import bar
 from pyggml.codec import Array
 from pyggml.errors import StateError
 from pyggml.llm.interrupt import uninterrupted
+from pyggml.types import Floats
 
 from .dataset import Batches
+from .state_file import STEPS
 
 B = TypeVar("B", contravariant=True)
-RUN, ABOUT = "pyggml.training.run", "pyggml.training.about"  # keys of a state: what was measured, and what it is of
+# Keys of a state: what was measured, what it is of, and a hash of the optimiser's numbers in all steps so far.
+_RUN, _ABOUT, _NUMBERS = "pyggml.training.run", "pyggml.training.about", "pyggml.training.numbers"
 
 
 class Mean(NamedTuple):
@@ -104,8 +108,16 @@ Callback = Callable[[Progress], object]
 class Learner(Protocol[B]):
     """What the loop trains. `unit`: what `n_read` counts."""
 
-    n_steps: int
     unit: str
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps were made."""
+        ...
+
+    def numbers(self, step: int) -> Floats:
+        """What the optimiser reads in a step."""
+        ...
 
     def learn(self, batch: B) -> Measured:
         """Make a step, and tell what was measured before it. `n_steps` is one more afterwards."""
@@ -128,8 +140,7 @@ class Learner(Protocol[B]):
         ...
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """How the loop runs.
 
     callback    called after each step
@@ -161,17 +172,19 @@ def run(learner: Learner[_L], batches: Batches[_L], held: Sequence[_L], n_steps:
 
         def check(kv: Mapping[str, Any]) -> None:
             nonlocal run
-            _check(path, kv, about)
+            _check(path, kv, about, learner)
             run = _Run.of(path, kv)
 
         learner.read(path, check)
-    n_saved, start, n_read = learner.n_steps, time.monotonic(), 0
-    first = learner.n_steps
+    numbers = _hash_of(learner, learner.n_steps) if how.state is not None else ""
+    first = n_saved = learner.n_steps
+    start, n_read = time.monotonic(), 0
 
     def save() -> None:
         nonlocal n_saved
         if how.state is not None and learner.n_steps > n_saved:
-            learner.write(how.state, {RUN: run.text(), ABOUT: json.dumps(about)})
+            more = {_RUN: run.text(), _ABOUT: json.dumps(about, default=repr), _NUMBERS: numbers}
+            learner.write(how.state, more)
             n_saved = learner.n_steps
 
     try:
@@ -181,6 +194,8 @@ def run(learner: Learner[_L], batches: Batches[_L], held: Sequence[_L], n_steps:
                 with uninterrupted():  # a step is made, and counted, or not
                     measured = learner.learn(batch)
                     run.add(measured)
+                    if how.state is not None:
+                        numbers = _hashed(numbers, learner, learner.n_steps - 1)
                 step, loss = learner.n_steps, _loss(measured)
                 n_read += learner.n_read(batch)
                 epoch = (step - 1) // batches.n_epoch + 1
@@ -216,15 +231,44 @@ def _loss(measured: Measured) -> float:
     return tally.mean().mean
 
 
-def _check(path: str, kv: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def _check(path: str, kv: Mapping[str, Any], about: Mapping[str, Any], learner: Learner[Any]) -> None:
     """Raises StateError when a state is of another training."""
-    if ABOUT not in kv:
-        return  # saved with `Trainer.save_state`, by who knows what it is of
-    was, now = _object(path, kv[ABOUT]), json.loads(json.dumps(about))  # as JSON has them
+    if _ABOUT not in kv:
+        return  # `Trainer.save_state` does not know
+    was, now = _object(path, kv[_ABOUT]), json.loads(json.dumps(about, default=repr))  # as JSON has them
     for name in {**was, **now}:
         if was.get(name) != now.get(name):
-            text = f"{name} was {was.get(name)!r:.60} there, and is {now.get(name)!r:.60} here"
+            text = f"{name} was {_shown(was.get(name))} there, and is {_shown(now.get(name))} here"
             raise StateError(f"{path}: is the state of another training: {text}")
+    if kv.get(_NUMBERS) != _hash_of(learner, kv.get(STEPS, 0)):
+        text = "the learning rates of the steps that were made differ (a schedule may depend on the number of steps)"
+        raise StateError(f"{path}: is the state of another training: {text}")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:100]} ..."
+
+
+def _hash_of(learner: Learner[Any], n_steps: int) -> str:
+    """A hash of the optimiser's numbers in the first steps."""
+    so_far = ""
+    for step in range(n_steps):
+        so_far = _hashed(so_far, learner, step)
+    return so_far
+
+
+def _hashed(so_far: str, learner: Learner[Any], step: int) -> str:
+    """The hash of one step more."""
+    return hashlib.blake2b(so_far.encode() + learner.numbers(step).tobytes(), digest_size=16).hexdigest()
+
+
+def named(x: object) -> Any:
+    """An optimiser or an adapter as JSON: its name and numbers, without what depends on the step."""
+    if isinstance(x, str):
+        return x
+    fields = vars(x) if hasattr(x, "__dict__") else {}
+    return [type(x).__name__, {k: v for k, v in fields.items() if k != "lr" and not callable(v)}]
 
 
 def _object(path: str, text: Any) -> dict[str, Any]:
@@ -284,9 +328,9 @@ class _Run:
     def of(path: str, kv: Mapping[str, Any]) -> _Run:
         """What `text` wrote into a state; nothing, when the state has none. Raises StateError."""
         run = _Run()
-        if RUN not in kv:
+        if _RUN not in kv:
             return run
-        found = _object(path, kv[RUN])
+        found = _object(path, kv[_RUN])
         try:
             for number, n_steps, *both in found["epochs"]:
                 run.epochs.append(Epoch(number, n_steps, *({n: Mean(*m) for n, m in of.items()} for of in both)))

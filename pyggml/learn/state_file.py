@@ -13,7 +13,7 @@ from pyggml.tensor import Tensor
 
 _VERSION = "pyggml.training.version"
 _FORMAT = 1
-_STEPS = "pyggml.training.steps"
+STEPS = "pyggml.training.steps"  # key of the number of steps
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def check_output(path: str | os.PathLike[str], *read: str | os.PathLike[str] | N
 
 def write_state(path: str, trained: Trained, n_steps: int, more: Mapping[str, Any]) -> None:
     """Write a state, with `more` metadata; it appears when it is complete. Raises GGUFError."""
-    tensor_file.save(path, trained.tensors, {_VERSION: _FORMAT, **trained.of, _STEPS: n_steps, **more})
+    tensor_file.save(path, trained.tensors, {_VERSION: _FORMAT, **trained.of, STEPS: n_steps, **more})
 
 
 def read_state(path: str | os.PathLike[str], trained: Trained, check: Callable[[Mapping[str, Any]], None]) -> int:
@@ -59,6 +59,9 @@ def read_state(path: str | os.PathLike[str], trained: Trained, check: Callable[[
     name_of_file, file = os.fspath(path), tensor_file.load(path)
     if file.metadata.get(_VERSION) != _FORMAT:
         raise StateError(f"{name_of_file}: is no state of a training that this version reads")
+    n_steps = file.metadata.get(STEPS)
+    if type(n_steps) is not int or n_steps < 0:
+        raise StateError(f"{name_of_file}: {STEPS} is {n_steps!r:.60}")
     check(file.metadata)
     for key, value in trained.of.items():
         if file.metadata.get(key) != value:
@@ -69,9 +72,6 @@ def read_state(path: str | os.PathLike[str], trained: Trained, check: Callable[[
     for name, w in targets.items():
         if file[name].ne != w.ne or file[name].dtype is not w.dtype:
             raise StateError(f"{name_of_file}: {file[name].describe()} does not fit {w.describe()}")
-    n_steps = file.metadata.get(_STEPS)
-    if type(n_steps) is not int or n_steps < 0:
-        raise StateError(f"{name_of_file}: {_STEPS} is {n_steps!r:.60}")
     for name, w in targets.items():
         w.set(file[name].numpy())
     return n_steps

@@ -28,7 +28,9 @@ from pyggml.types import Floats, Ints
 
 from . import saved
 from .checkpoint import numbers_of, origin_of
+from .fit_texts import fit_texts
 from .gradients import gradients_of
+from .loop import Callback, Epoch, Options
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
 from .optimisers import Optimiser, check_number, new_states
 from .recompute import layers_to_compute_again
@@ -171,6 +173,37 @@ class Trainer:
     def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
         return sum(part.share * self._run(part, "loss") for part in self._parts(sequences, masks))
+
+    def fit(
+        self,
+        sequences: Sequence[Sequence[int]],
+        masks: Sequence[Sequence[Any]] | None = None,
+        epochs: float = 1,
+        val_split: float = 0.0,
+        n_batch: int = 4,
+        *,
+        seed: int = 0,
+        n_steps: int | None = None,
+        callback: Callback | None = None,
+        progress: bool = False,
+        state: str | os.PathLike[str] | None = None,
+        save_every: int = 0,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> list[Epoch]:
+        """Make steps over all texts, and give the results of each epoch.
+
+        sequences  the texts, see `step`
+        masks      of each text, see `step`
+        epochs     how often all texts are seen
+        val_split  the part of the texts that is held back, to measure the loss on after each epoch
+        n_batch    texts of a step. Those of a step have similar lengths
+        seed       of the order of texts
+        n_steps    how many steps there are in all, with those made before (instead of `epochs`)
+
+        The other arguments are those of `gg.fit`: one loop serves both. Raises as `step` and `gg.fit`.
+        """
+        how = Options(callback, progress, state, save_every, resume)
+        return fit_texts(self, sequences, masks, epochs, val_split, n_batch, seed, n_steps, how)
 
     def weight(self, name: str) -> Floats:
         """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
