@@ -20,6 +20,7 @@ from pyggml.learn.state_file import check_output
 from pyggml.learn.texts_file import Example, read_examples
 from pyggml.learn.trainer import Trainer
 from pyggml.llm.model import load_model
+from pyggml.stream.sizes import memory_size
 
 from .command import Argument, Group, Option
 from .options import Config, ModelPath, Threads
@@ -52,6 +53,19 @@ class TrainOptions:
     ] = "adamw"
     clip: Annotated[
         Optional[float], Option("--clip", panel=_PANEL, help="Norm of all gradients, at most.", above=0)
+    ] = None
+    grad_checkpoint: Annotated[
+        bool, Option("--grad-checkpoint", panel=_PANEL, help="Compute layers again, in place of keeping their values.")
+    ] = False
+    ram: Annotated[
+        Optional[str],
+        Option(
+            "--ram",
+            panel=_PANEL,
+            help="Memory of a step, as 2GiB: as many layers as needed are computed again.",
+            metavar="SIZE",
+            check=memory_size,
+        ),
     ] = None
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"],
@@ -141,7 +155,8 @@ def _run(
         train, _ = split(len(examples), how.val_split, how.seed)
         n_steps = how.steps or steps_of(how.epochs, -(-len(train) // how.batch_size))
         rate = schedule(lr, n_steps, how.lr_schedule, how.warmup)
-        t = m.trainer(_optimiser(how, rate), what, how.ctx_size, threads, how.ubatch_size, how.clip)
+        sizes = (how.ctx_size, threads, how.ubatch_size, how.clip, how.grad_checkpoint, how.ram)
+        t = m.trainer(_optimiser(how, rate), what, *sizes)
         if held is not None:
             _measure(t, held, how.batch_size)
         t.fit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from pyggml.tensor import Context, Tensor
 from pyggml.types import Floats
 
 from .clipping import clipped, norm_of
+from .recompute import computed_again
 
 Step = Callable[[Tensor, Tensor], Tensor]  # records the step of a parameter with its gradient
 
@@ -53,15 +54,18 @@ def run_checked(schedule: Schedule, n_steps: int) -> None:
 
 
 def with_steps(
-    ctx: Context, first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Step, clip: float | None
+    ctx: Context,
+    first: Sequence[Tensor],
+    gradients: Mapping[Tensor, Tensor],
+    step: Step,
+    clip: float | None,
+    again: Iterable[Collection[Tensor]] = (),
 ) -> Graph:
     """The graph of `first`, of the gradients, by parameter, and of the steps of the parameters. Steps come as early as
-    they can, or, with clipping, after all gradients."""
+    they can, or, with clipping, after all gradients. `again`: as of `in_order`."""
     if clip is None and first:
-        return in_order(first, gradients, step)
-    graph = Graph()
-    for node in (*first, *gradients.values()):
-        graph.build_forward_expand(node)
+        return in_order(first, gradients, step, again)
+    graph = _passes(first, gradients, again)
     if clip is not None and gradients:
         norm = norm_of(gradients)
         graph.build_forward_expand(finite("the norm of the gradients", norm))
@@ -71,13 +75,34 @@ def with_steps(
     return graph
 
 
-def in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Step) -> Graph:
+def _passes(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], again: Iterable[Collection[Tensor]]) -> Graph:
+    """The graph of `first`, then of the `gradients`, in the order in which they were recorded: from the end of the
+    forward pass to its beginning, so that what was computed last is needed first, and its memory is free soon."""
+    forward, both = Graph(), Graph()
+    for t in first:
+        forward.build_forward_expand(t)
+        both.build_forward_expand(t)
+    for t in gradients.values():
+        both.build_forward_expand(t)
+    backward = both.nodes[forward.n_nodes :]
+    made = {t: i for ctx in {t.ctx: None for t in backward} for i, t in enumerate(ctx.tensors)}
+    graph = Graph()
+    for t in (*first, *computed_again(sorted(backward, key=made.__getitem__), again)):
+        graph.build_forward_expand(t)
+    return graph
+
+
+def in_order(
+    first: Sequence[Tensor],
+    gradients: Mapping[Tensor, Tensor],
+    step: Step,
+    again: Iterable[Collection[Tensor]] = (),
+) -> Graph:
     """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
     its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
-    its gradient is free afterwards."""
-    before = Graph()
-    for t in (*first, *gradients.values()):
-        before.build_forward_expand(t)
+    its gradient is free afterwards. `again`: nodes that are computed once more for the gradients, by layer, see
+    `recompute`."""
+    before = _passes(first, gradients, again)
     due: dict[Tensor, int] = {}
     for at, node in enumerate(before.nodes):
         due.update((s.root, at) for s in node.src if s is not None and s.root in gradients)

@@ -23,6 +23,7 @@ from pyggml.llm.batch import token_ids
 from pyggml.models.blocks import NO_ADAPTERS
 from pyggml.models.weights import Weights
 from pyggml.sched import Scheduler
+from pyggml.stream.sizes import memory_size, shown_size
 from pyggml.tensor import FLAG_OUTPUT, Context, Tensor, allocate_tensors
 from pyggml.types import Floats, Ints
 
@@ -34,6 +35,7 @@ from .gradients import gradients_of
 from .loop import Callback, Epoch, Options
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
 from .optimisers import Optimiser, check_number, new_states
+from .recompute import layers_to_compute_again
 from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
 
@@ -95,6 +97,8 @@ class Trainer:
         n_threads: int | None = None,
         n_ubatch: int | None = None,
         clip: float | None = None,
+        checkpoint: bool = False,
+        ram: int | str | None = None,
         dropout: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -116,6 +120,7 @@ class Trainer:
         self.clip = clip if clip is None else check_number("clip", clip)
         if clip == 0:
             raise GraphError("clip must be a positive number, or None")
+        self.checkpoint, self.ram = checkpoint, None if ram is None else memory_size(ram)
         if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
             raise ModelError(f"dropout must be a number from 0 on and below 1, not {dropout!r:.40}")
         self.dropout, self.seed = float(dropout), whole("seed", seed, 0, error=ModelError)
@@ -298,11 +303,37 @@ class Trainer:
             run_checked(schedule, self.n_steps)
 
     def _graph(self, shape: Shape, kind: _Kind) -> _StepGraph:
-        found = self._graphs.pop((shape, kind), None) or _StepGraph(self, shape, kind)
+        found = self._graphs.pop((shape, kind), None) or self._new_graph(shape, kind)
         self._graphs[shape, kind] = found  # the last one used is the last one here
         if len(self._graphs) > _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         return found
+
+    def _new_graph(self, shape: Shape, kind: _Kind) -> _StepGraph:
+        """The graph of a part of a batch. It computes as few layers again as its memory allows. Raises ModelError."""
+        most = self.model.hparams.n_layer
+        if kind == "loss" or self.ram is None:
+            return _StepGraph(self, shape, kind, most if self.checkpoint else 0)
+        least = most if self.checkpoint else 0
+        graphs = {n: _StepGraph(self, shape, kind, n) for n in {least, most}}
+        needed = self._bytes(graphs[most])
+        if needed > self.ram:
+            text = f"{shape.n_seqs} texts of {shape.n_tokens} tokens need {needed} ({shown_size(needed)}) at least"
+            raise ModelError(f"ram: {self.ram} bytes are too few, {text}: take fewer at a time (n_ubatch)")
+        if self._bytes(graphs[least]) <= self.ram:
+            return graphs[least]
+        while most - least > 1:
+            n = (least + most) // 2
+            graphs[n] = _StepGraph(self, shape, kind, n)
+            least, most = (least, n) if self._bytes(graphs[n]) <= self.ram else (n, most)
+        return graphs[most]
+
+    def _bytes(self, graph: _StepGraph) -> int:
+        """The memory of a graph, and of all that is kept from step to step."""
+        _, plan = self._scheduler.plan(graph.graph)
+        kept = {t.root for t in (*graph.graph.leafs, *self.params.values(), *self._sums.values())}
+        kept.update(t for states in self.states.values() for t in states)
+        return sum(t.nbytes for t in kept) + sum(plan.sizes.values())
 
     def sum_of(self, w: Tensor) -> Tensor:
         """What the gradients of a parameter are added to, over the parts of a batch."""
@@ -326,7 +357,7 @@ class Trainer:
                 adapters = adapters_of(ctx, self.train, self.matrices)
             if dropout:
                 adapters = Dropout(adapters, dropout)
-            return TextGraph(model.architecture, model.hparams, weights, shape, adapters)
+            return TextGraph(model.architecture, model.hparams, weights, shape, adapters, flash_attn=True)
 
 
 class _TrainedWeights:
@@ -398,7 +429,8 @@ def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
 class _StepGraph:
     """The graph of a part of a batch, of one shape: the loss, and, with gradients, what is done with them."""
 
-    def __init__(self, t: Trainer, shape: Shape, kind: _Kind) -> None:
+    def __init__(self, t: Trainer, shape: Shape, kind: _Kind, n_again: int) -> None:
+        """`n_again`: the values of so many layers, from the first on, are not kept but computed again."""
         self._texts = t.text_graph(shape, 0.0 if kind == "loss" else t.dropout)
         logits, ctx = self._texts.logits, self._texts.build.ctx
         logits.flags &= ~FLAG_OUTPUT  # nothing reads it after the run
@@ -411,10 +443,11 @@ class _StepGraph:
             first = (self.loss, finite("the loss", self.loss))
             share = self._share if kind == "sum" else None
             gradients = {} if kind == "loss" else gradients_of(self.loss, [*t.params.values()], share)
+            again = layers_to_compute_again(self._texts.build.graph)[:n_again] if n_again else []
             if kind == "step":
-                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip)
+                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip, again)
             else:
-                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g))
+                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g), again)
 
     def fill(self, part: _Part, seed: int, step: int) -> None:
         """Set the inputs."""

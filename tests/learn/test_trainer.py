@@ -14,7 +14,7 @@ from pyggml.errors import BatchError, GGMLError, GraphError, ModelError, StateEr
 from pyggml.learn.dropout import Dropout
 from pyggml.learn.optimisers import Optimiser
 from pyggml.learn.texts import Shape
-from pyggml.learn.trainer import Trainer
+from pyggml.learn.trainer import Trainer, _StepGraph
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from ..conftest import shared_dir
@@ -63,8 +63,8 @@ def test_texts_of_a_batch_attend_to_themselves_alone(tiny: Path) -> None:
     model = gg.load_model(tiny)
     graph = model.trainer(gg.SGD()).text_graph(Shape(3, 32)).build.graph
     n_head = model.hparams.layer(0).n_head
-    scores = [node.ne for node in graph.nodes if node.name.startswith("kq-")]
-    assert scores == [(32, 32, n_head, 3)] * model.hparams.n_layer
+    attended = [tuple(s.ne for s in t.src[:2] if s is not None) for t in graph.nodes if t.op == "flash_attn_ext"]
+    assert [(q[1:], k[1]) for q, k in attended] == [((32, n_head, 3), 32)] * model.hparams.n_layer
 
 
 def test_a_step_of_a_batch_follows_the_mean_gradient(tiny: Path) -> None:
@@ -81,6 +81,36 @@ def test_a_step_of_a_batch_follows_the_mean_gradient(tiny: Path) -> None:
     for name, change in both.items():
         want = (n * a[name] + m * b[name]) / (n + m)
         assert np.abs(change - want).max() <= 1e-5 * np.abs(want).max() + 2.0**-22  # of weights around 1
+
+
+@pytest.mark.parametrize("options", [{}, {"n_ubatch": 1, "clip": 0.1}], ids=str)
+@pytest.mark.parametrize("train", ["all", LORA], ids=["all", "lora"])
+def test_what_is_computed_again_is_the_same(tiny: Path, train: gg.LoRA, options: dict[str, Any]) -> None:
+    model = gg.load_model(tiny)
+    kept, again = (model.trainer(gg.AdamW(lr=0.01), train, checkpoint=c, **options) for c in (False, True))
+    for _ in range(2):
+        assert kept.step([IDS, MORE]) == again.step([IDS, MORE])
+    for name, w in kept.params.items():
+        assert w.tobytes() == again.params[name].tobytes()
+
+
+def test_a_budget_takes_the_least_that_fits(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    n_layer, shape = model.hparams.n_layer, Shape(4, 64)
+    texts = [[1 + (i * j) % 200 for i in range(65)] for j in range(4)]
+    t = model.trainer(gg.AdamW(lr=0.01))
+    bytes_of = [t._bytes(_StepGraph(t, shape, "step", n)) for n in range(n_layer + 1)]
+    assert bytes_of == sorted(bytes_of, reverse=True) and bytes_of[0] > bytes_of[1] > bytes_of[-1]
+    loss = t.step(texts)
+    for budget in (bytes_of[0], bytes_of[1], bytes_of[-1], bytes_of[0] - 1):
+        t = model.trainer(gg.AdamW(lr=0.01), ram=budget)
+        assert t.step(texts) == loss
+        want = next(size for size in bytes_of if size <= budget)
+        assert t._bytes(t._graph(shape, "step")) == want
+    few = model.trainer(gg.AdamW(lr=0.01), ram=bytes_of[-1] - 1)
+    with pytest.raises(ModelError, match=f"4 texts of 64 tokens need {bytes_of[-1]}"):
+        few.step(texts)
+    few.step(texts[:1])
 
 
 TEXTS = [IDS, MORE, [1, 5, 9], IDS[:12], MORE[::-1]]
