@@ -31,7 +31,7 @@ from .checkpoint import numbers_of, origin_of
 from .clipping import clipped, norm_of
 from .gradients import gradients_of
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
-from .optimisers import Optimiser, check_number, new_states
+from .optimisers import Optimiser, above_0, new_states
 from .texts import BUFT, Shape, TextGraph
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ class Trainer:
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
         self.n_ubatch = n_ubatch if n_ubatch is None else whole("n_ubatch", n_ubatch, 1, error=ModelError)
-        self.clip = clip if clip is None else check_number("clip", clip)
-        if clip == 0:
-            raise GraphError("clip must be a positive number, or None")
+        self.clip = clip if clip is None else above_0("clip", clip)
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None

@@ -47,7 +47,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.generate", "llm.evaluate"),
     ("llm.openai",),
     ("learn.checkpoint", "learn.clipping", "learn.optimisers", "learn.texts", "learn.texts_file"),
-    ("learn.lora", "learn.muon"),
+    ("learn.adafactor", "learn.lora", "learn.muon"),
     ("learn.saved",),
     ("learn.trainer",),
     ("llm.model",),
