@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
     from pyggml.llm.loaded import LoadedModel
 
 _VERSION = "pyggml.training.version"
-_FORMAT = 1
-_KEYS = ("general.architecture", "pyggml.training.optimiser")
+_FORMAT = 2
+_ARCHITECTURE = "general.architecture"
+_OPTIONS = "pyggml.training.options"
 _STEPS = "pyggml.training.steps"
 
 
@@ -43,6 +45,7 @@ class Training(Protocol):
 
     model: LoadedModel
     opt: Optimiser
+    clip: float | None
     train: Literal["all"] | LoRA
     params: dict[str, Tensor]
     states: dict[str, tuple[Tensor, ...]]
@@ -154,7 +157,9 @@ def save_state(t: Training, path: str | os.PathLike[str]) -> None:
     arrays = {name: w.numpy() for name, w in t.params.items()}
     for name, states in t.states.items():
         arrays |= {f"{name}/{i}": s.numpy() for i, s in enumerate(states)}
-    tensor_file.save(check_output(path, t.model.path), arrays, {_VERSION: _FORMAT, **_named(t), _STEPS: t.n_steps})
+    options = json.dumps(_options(t, t.n_steps))
+    metadata = {_VERSION: _FORMAT, _ARCHITECTURE: t.model.arch, _OPTIONS: options, _STEPS: t.n_steps}
+    tensor_file.save(check_output(path, t.model.path), arrays, metadata)
 
 
 def load_state(t: Training, path: str | os.PathLike[str]) -> None:
@@ -162,24 +167,59 @@ def load_state(t: Training, path: str | os.PathLike[str]) -> None:
     file = tensor_file.load(path)
     if file.metadata.get(_VERSION) != _FORMAT:
         raise StateError(f"{os.fspath(path)}: is no state of a training that this version reads")
-    for key, value in _named(t).items():
-        if file.metadata.get(key) != value:
-            raise StateError(f"{os.fspath(path)}: {key} is {file.metadata.get(key)!r:.60}, here {value!r:.60}")
+    if file.metadata.get(_ARCHITECTURE) != t.model.arch:
+        raise StateError(
+            f"{os.fspath(path)}: is of a model {file.metadata.get(_ARCHITECTURE)!r:.60}, not {t.model.arch}"
+        )
+    n_steps = file.metadata.get(_STEPS)
+    if type(n_steps) is not int or n_steps < 0:
+        raise StateError(f"{os.fspath(path)}: {_STEPS} is {n_steps!r:.60}")
+    _check_options(os.fspath(path), file.metadata.get(_OPTIONS), _options(t, n_steps))
     targets = dict(t.params)
     for name, states in t.states.items():
         targets |= {f"{name}/{i}": s for i, s in enumerate(states)}
-    for name in file.keys() ^ targets.keys():
+    for name in sorted(file.keys() ^ targets.keys()):
         raise StateError(f"{os.fspath(path)}: {name} is only {'there' if name in file else 'here'}")
     for name, w in targets.items():
         if file[name].ne != w.ne or file[name].dtype is not w.dtype:
             raise StateError(f"{os.fspath(path)}: {file[name].describe()} does not fit {w.describe()}")
-    n_steps = file.metadata.get(_STEPS)
-    if type(n_steps) is not int or n_steps < 0:
-        raise StateError(f"{os.fspath(path)}: {_STEPS} is {n_steps!r:.60}")
     for name, w in targets.items():
         w.set(file[name].numpy())
     t.n_steps = n_steps
 
 
-def _named(t: Training) -> dict[str, Any]:
-    return dict(zip(_KEYS, (t.model.arch, type(t.opt).__name__), strict=True))
+def _options(t: Training, step: int) -> dict[str, str]:
+    """What the steps of a training follow, by name, as text. Of a learning rate that is a function: that of `step`, the
+    next one."""
+    found = {"optimiser": type(t.opt).__name__}
+    for f in fields(t.opt) if is_dataclass(t.opt) else ():
+        value = getattr(t.opt, f.name)
+        found[f.name] = _text(value(step) if callable(value) else value)
+    found["clip"] = _text(t.clip)
+    if isinstance(t.train, LoRA):
+        found["LoRA alpha"] = _text(t.train.alpha)
+    return found
+
+
+def _text(value: object) -> str:
+    """A number with six digits: the last ones of a cosine may differ from machine to machine."""
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, cast("tuple[object, ...]", value)))
+    return f"{value:.6g}" if isinstance(value, int | float) else str(value)
+
+
+def _check_options(path: str, stored: object, here: dict[str, str]) -> None:
+    """Raises StateError, which says what differs."""
+    try:
+        there = json.loads(stored if isinstance(stored, str) else "")
+    except json.JSONDecodeError:
+        there = None
+    if not isinstance(there, dict):
+        raise StateError(f"{path}: {_OPTIONS} is {stored!r:.60}")
+    there = cast("dict[str, object]", there)
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if names:
+        had, has = (", ".join(f"{name} {x[name]}" for name in names if name in x) for x in (there, here))
+        raise StateError(
+            f"{path}: is the state of a training with {had or 'fewer options'}; here: {has or 'none of them'}"
+        )
