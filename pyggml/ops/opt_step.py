@@ -112,16 +112,14 @@ def _adamw8_ref(
     code_v = k + (share_v < (x * x - low * low) / (up * up - low * low))
 
     def codes(x: Array, scale: Array) -> Array:
-        found = cast("Array", np.where(scale == 0, f32(0), x))
-        return found.reshape(-1)[:n].astype(np.int8).reshape(a.shape)
+        stored: Array = np.where(scale == 0, f32(0), x).reshape(-1)[:n].astype(np.int8)
+        return cast("Array", stored.reshape(a.shape))
 
-    stored = np.empty((n_blocks, 2), f32)
-    stored[:, :1], stored[:, 1:] = scale_m, scale_v
     return (
         new.reshape(-1)[:n].reshape(a.shape),
         codes(np.copysign(code_m, m1), scale_m),
         codes(code_v - 128, scale_v),
-        stored.reshape(scales.shape),
+        cast("Array", np.concatenate([scale_m, scale_v], axis=1).reshape(scales.shape)),
     )
 
 
