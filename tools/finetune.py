@@ -11,11 +11,12 @@ from typing import Annotated, Literal, Optional
 import click
 
 from pyggml.errors import ModelError
+from pyggml.learn.adafactor import Adafactor
 from pyggml.learn.dataset import split, steps_of
 from pyggml.learn.loop import Progress
 from pyggml.learn.lora import LoRA
 from pyggml.learn.muon import Muon
-from pyggml.learn.optimisers import SGD, AdamW, Optimiser, schedule
+from pyggml.learn.optimisers import SGD, AdamW, AdamW8, Optimiser, schedule
 from pyggml.learn.state_file import check_output
 from pyggml.learn.texts_file import Example, read_examples
 from pyggml.learn.trainer import Trainer
@@ -48,7 +49,8 @@ class TrainOptions:
         float, Option("--val-split", panel=_PANEL, help="Part of the texts to measure the loss on instead.", min=0)
     ] = 0.0
     optimizer: Annotated[
-        Literal["adamw", "sgd", "muon"], Option("--optimizer", panel=_PANEL, help="How weights follow gradients.")
+        Literal["adamw", "adamw8", "adafactor", "muon", "sgd"],
+        Option("--optimizer", panel=_PANEL, help="How weights follow gradients (adamw8: states of 8 bits)."),
     ] = "adamw"
     clip: Annotated[
         Optional[float], Option("--clip", panel=_PANEL, help="Norm of all gradients, at most.", above=0)
@@ -141,7 +143,9 @@ def _run(
         train, _ = split(len(examples), how.val_split, how.seed)
         n_steps = how.steps or steps_of(how.epochs, -(-len(train) // how.batch_size))
         rate = schedule(lr, n_steps, how.lr_schedule, how.warmup)
-        t = m.trainer(_optimiser(how, rate), what, how.ctx_size, threads, how.ubatch_size, how.clip)
+        t = m.trainer(
+            _OPTIMISERS[how.optimizer](rate, how.weight_decay), what, how.ctx_size, threads, how.ubatch_size, how.clip
+        )
         if held is not None:
             _measure(t, held, how.batch_size)
         t.fit(
@@ -163,13 +167,13 @@ def _run(
     print(f"{out}: {len(t.params)} tensors after {t.n_steps} steps")
 
 
-def _optimiser(how: TrainOptions, rate: Callable[[int], float]) -> Optimiser:
-    decay = how.weight_decay
-    if how.optimizer == "sgd":
-        return SGD(rate, momentum=0.9, weight_decay=decay)
-    if how.optimizer == "muon":
-        return Muon(rate, weight_decay=decay)
-    return AdamW(rate, weight_decay=decay)
+_OPTIMISERS: dict[str, Callable[[Callable[[int], float], float], Optimiser]] = {
+    "adamw": lambda lr, decay: AdamW(lr, weight_decay=decay),
+    "adamw8": lambda lr, decay: AdamW8(lr, weight_decay=decay),
+    "adafactor": lambda lr, decay: Adafactor(lr, weight_decay=decay),
+    "muon": lambda lr, decay: Muon(lr, weight_decay=decay),
+    "sgd": lambda lr, decay: SGD(lr, momentum=0.9, weight_decay=decay),
+}
 
 
 def _tell(p: Progress) -> None:

@@ -15,7 +15,7 @@ from pyggml.types import Floats
 from . import saved
 from .dataset import split, steps_of
 from .loop import Epoch, Measured, Options, Samples, named, run
-from .texts_file import Batches, Example
+from .texts_file import Batches, Example, Masks, Texts
 
 
 class Trains(saved.Training, Protocol):
@@ -24,14 +24,14 @@ class Trains(saved.Training, Protocol):
     n_ubatch: int | None
     clip: float | None
 
-    def step(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float: ...
-    def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float: ...
+    def step(self, sequences: Texts, masks: Masks | None = None) -> float: ...
+    def loss(self, sequences: Texts, masks: Masks | None = None) -> float: ...
 
 
 def fit_texts(
     t: Trains,
-    sequences: Sequence[Sequence[int]],
-    masks: Sequence[Sequence[Any]] | None,
+    sequences: Texts,
+    masks: Masks | None,
     epochs: float,
     val_split: float,
     n_batch: int,

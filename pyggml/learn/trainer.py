@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
 from pyggml import ops
 from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
-from pyggml.errors import BatchError, GraphError, ModelError, OneSite, whole
+from pyggml.errors import BatchError, ModelError, OneSite, whole
 from pyggml.graph import Graph
 from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
 from pyggml.llm.batch import token_ids
@@ -31,9 +31,10 @@ from .fit_texts import fit_texts
 from .gradients import gradients_of
 from .loop import Callback, Epoch, Options
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
-from .optimisers import Optimiser, check_number, new_states
+from .optimisers import Optimiser, above_0, new_states
 from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
+from .texts_file import Masks, Texts
 
 if TYPE_CHECKING:
     from pyggml.llm.adapters.lora import Lora
@@ -106,9 +107,7 @@ class Trainer:
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
         self.n_ubatch = n_ubatch if n_ubatch is None else whole("n_ubatch", n_ubatch, 1, error=ModelError)
-        self.clip = clip if clip is None else check_number("clip", clip)
-        if clip == 0:
-            raise GraphError("clip must be a positive number, or None")
+        self.clip = clip if clip is None else above_0("clip", clip)
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
@@ -135,7 +134,7 @@ class Trainer:
         n = sum(t.n_elements for t in self.params.values())
         return f"<Trainer {self.model.arch} {len(self.params)} parameters of {n} elements, {self.n_steps} steps>"
 
-    def step(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+    def step(self, sequences: Texts, masks: Masks | None = None) -> float:
         """Make one step: the parameters follow the gradients of the mean loss of a batch.
 
         sequences  token ids of each text, at least two and at most n_ctx. Texts do not see each other
@@ -165,14 +164,14 @@ class Trainer:
         self.n_steps += 1
         return loss
 
-    def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+    def loss(self, sequences: Texts, masks: Masks | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
         return sum(part.share * self._run(part, "loss") for part in self._parts(sequences, masks))
 
     def fit(
         self,
-        sequences: Sequence[Sequence[int]],
-        masks: Sequence[Sequence[Any]] | None = None,
+        sequences: Texts,
+        masks: Masks | None = None,
         epochs: float = 1,
         val_split: float = 0.0,
         n_batch: int = 4,
@@ -240,7 +239,7 @@ class Trainer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _parts(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> list[_Part]:
+    def _parts(self, sequences: Texts, masks: Masks | None) -> list[_Part]:
         """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
         BatchError."""
         if not isinstance(sequences, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -363,7 +362,7 @@ class _TrainedWeights:
         return cast("Floats", t.numpy() if t.op == "none" else gg_eval(t))
 
 
-def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
+def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int) -> Ints:
     """The token ids of sequence `i`. Raises BatchError."""
     if not isinstance(ids, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"a batch is a list of texts, each a list of token ids; sequence {i} is {ids!r:.40}")

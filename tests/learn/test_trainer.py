@@ -246,9 +246,11 @@ def test_a_saved_folder_is_the_trained_model(name: str, tmp_path: Path) -> None:
     [
         lambda m: m.trainer(gg.AdamW(lr=0.01)),
         lambda m: m.trainer(gg.SGD(lr=0.1, momentum=0.5), LORA),
-        lambda m: m.trainer(gg.Muon(lr=0.01)),
+        lambda m: m.trainer(gg.Muon(lr=0.01), clip=0.5),
+        lambda m: m.trainer(gg.Adafactor(lr=0.01), n_ubatch=1),
+        lambda m: m.trainer(gg.AdamW8(lr=0.01)),
     ],
-    ids=["adamw", "lora", "muon"],
+    ids=["adamw", "lora", "muon", "adafactor", "adamw8"],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path, make: Callable[[gg.Model], Trainer]) -> None:
     model = gg.load_model(tiny)

@@ -47,7 +47,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.generate", "llm.evaluate"),
     ("llm.openai",),
     ("learn.checkpoint", "learn.optimisers", "learn.texts", "learn.texts_file", "learn.dataset", "learn.state_file"),
-    ("learn.lora", "learn.loop", "learn.muon", "learn.clipping"),
+    ("learn.lora", "learn.loop", "learn.muon", "learn.adafactor", "learn.clipping"),
     ("learn.step_graph", "learn.saved"),
     ("learn.fit", "learn.fit_texts"),
     ("learn.trainer",),
