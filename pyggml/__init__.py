@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
     from .learn.adafactor import Adafactor
+    from .learn.dataset import Dataset
+    from .learn.fit import fit
     from .learn.gradients import grad
     from .learn.lora import LoRA
     from .learn.muon import Muon
@@ -132,6 +134,7 @@ __all__ = [
     "Cost",
     "DType",
     "DTypeError",
+    "Dataset",
     "Drawing",
     "EmbedOptions",
     "GGMLError",
@@ -166,6 +169,7 @@ __all__ = [
     "dump_dot",
     "elementwise_cost",
     "eval",
+    "fit",
     "get_include",
     "grad",
     "inspect",
@@ -190,6 +194,8 @@ _LATER = {
     **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
     **dict.fromkeys(("Drawing", "dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
+    "Dataset": "learn.dataset",
+    "fit": "learn.fit",
     "grad": "learn.gradients",
     "LoRA": "learn.lora",
     "Adafactor": "learn.adafactor",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyggml.hf.folder import HFFolder
     from pyggml.llm.loaded import LoadedModel
 
+ALL_LINEAR = "all-linear"  # as a target: all products of the model but the output
 Init = Callable[[str, tuple[int, ...]], Any]
 
 
@@ -33,10 +34,11 @@ class LoRA:
     r        the rank of the products
     alpha    the factor of the products, times r
     targets  roles of weights, as in GGUF names ("attn_q", "ffn_down_exps"), or patterns of roles or names ("attn_*",
-             "blk.3.*"). Those of experts get matrices for each expert
+             "blk.3.*"). Those of experts get matrices for each expert. ("all-linear",): all but the output
     init     gives A of a weight: (its GGUF name, the shape in NumPy order: (r, n_in), of experts (n_expert, r, n_in))
              -> array. None: uniform numbers of up to 1 / sqrt(n_in), as the PEFT library draws them. B begins as zeros
     seed     of these numbers
+    rslora   divide alpha by the root of r instead of r, so that large ranks learn as fast (rsLoRA, arXiv 2312.03732)
 
     Raises ModelError for numbers that make no sense.
     """
@@ -46,6 +48,7 @@ class LoRA:
     targets: Sequence[str] = ("attn_q", "attn_v")
     init: Init | None = None
     seed: int = 0
+    rslora: bool = False
 
     def __post_init__(self) -> None:
         whole("LoRA: r", self.r, 1, error=ModelError)
@@ -55,6 +58,11 @@ class LoRA:
             raise ModelError(f"LoRA: targets must be a list of roles or patterns, not {self.targets!r:.60}")
         if not self.targets:
             raise ModelError("LoRA: targets must name at least one role")
+
+    @property
+    def factor(self) -> float:
+        """What the products are multiplied with."""
+        return self.alpha / (math.sqrt(self.r) if self.rslora else self.r)
 
 
 class Matrices(NamedTuple):
@@ -88,6 +96,9 @@ def targets_of(model: LoadedModel, lora: LoRA) -> list[str]:
     names = [n for n in noted.names if n in model.weights]  # not an output that is the embeddings
     chosen: set[str] = set()
     for target in lora.targets:
+        if target == ALL_LINEAR:
+            chosen.update(n for n in names if role_of(n) != "output")
+            continue
         found = [n for n in names if fnmatchcase(role_of(n), target) or fnmatchcase(n, target)]
         if not found:
             roles = ", ".join(sorted({*map(role_of, names)}))
@@ -127,7 +138,7 @@ def _initial(lora: LoRA, name: str, shape: tuple[int, ...], rng: np.random.Gener
 def adapters_of(ctx: Context, lora: LoRA, matrices: Mapping[str, Matrices]) -> Adapters:
     """What graphs are built with, recorded in `ctx`. When the rows of a weight are those of its checkpoint times a
     factor, so are those of its B."""
-    scale = ctx.from_numpy(np.array([lora.alpha / lora.r], np.float32), name="lora_scale")
+    scale = ctx.from_numpy(np.array([lora.factor], np.float32), name="lora_scale")
     with ctx:
         low_rank = {name: [LowRank(m.a, m.origin.scaled(ctx, m.b), scale)] for name, m in matrices.items()}
     return Adapters(low_rank, {})
@@ -142,10 +153,9 @@ def adapter(arch: str, lora: LoRA, matrices: Mapping[str, Matrices]) -> Lora:
             return m.b
         return ctx.from_numpy(np.asarray(m.b.numpy() * m.origin.scale, np.float32), name=m.b.name)
 
-    factor = lora.alpha / lora.r
-    return Lora("a trained adapter", arch, {name: Pair(m.a, scaled(m), factor) for name, m in matrices.items()})
+    return Lora("a trained adapter", arch, {name: Pair(m.a, scaled(m), lora.factor) for name, m in matrices.items()})
 
 
 def peft_pairs(lora: LoRA, matrices: Mapping[str, Matrices]) -> dict[str, Pair]:
     """The matrices as they belong to the weights of a checkpoint, by GGUF names."""
-    return {name: Pair(m.a, m.b, lora.alpha / lora.r) for name, m in matrices.items()}
+    return {name: Pair(m.a, m.b, lora.factor) for name, m in matrices.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from pyggml import ops
 from pyggml.buffers.buffer import check_free_memory
 from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
-from pyggml.errors import BackendError, BatchError, GraphError, ModelError, OneSite, whole
+from pyggml.errors import BatchError, ModelError, OneSite, whole
 from pyggml.graph import Graph
 from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
-from pyggml.inspect.taps import Tap
 from pyggml.llm.batch import token_ids
 from pyggml.models.blocks import NO_ADAPTERS
 from pyggml.models.weights import Weights
@@ -30,11 +29,14 @@ from pyggml.types import Floats, Ints
 
 from . import saved
 from .checkpoint import numbers_of, origin_of
-from .clipping import clipped, norm_of
+from .fit_texts import fit_texts
 from .gradients import gradients_of
+from .loop import Callback, Epoch, Options
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
 from .optimisers import Optimiser, above_0, new_states
+from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
+from .texts_file import Masks, Texts
 
 if TYPE_CHECKING:
     from pyggml.llm.adapters.lora import Lora
@@ -136,7 +138,7 @@ class Trainer:
         n = sum(t.n_elements for t in self.params.values())
         return f"<Trainer {self.model.arch} {len(self.params)} parameters of {n} elements, {self.n_steps} steps>"
 
-    def step(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+    def step(self, sequences: Texts, masks: Masks | None = None) -> float:
         """Make one step: the parameters follow the gradients of the mean loss of a batch.
 
         sequences  token ids of each text, at least two and at most n_ctx. Texts do not see each other
@@ -161,14 +163,45 @@ class Trainer:
             loss = sum(part.share * self._run(part, "sum") for part in parts)
             if self._steps_of_sums is None:
                 with Context() as ctx, OneSite():
-                    self._steps_of_sums = _with_steps(self, ctx, (), self._sums)
+                    self._steps_of_sums = with_steps(ctx, (), self._sums, self.step_of, self.clip)
             self._checked_run(self._steps_of_sums, lambda: None)
         self.n_steps += 1
         return loss
 
-    def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+    def loss(self, sequences: Texts, masks: Masks | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
         return sum(part.share * self._run(part, "loss") for part in self._parts(sequences, masks))
+
+    def fit(
+        self,
+        sequences: Texts,
+        masks: Masks | None = None,
+        epochs: float = 1,
+        val_split: float = 0.0,
+        n_batch: int = 4,
+        *,
+        seed: int = 0,
+        n_steps: int | None = None,
+        callback: Callback | None = None,
+        progress: bool = False,
+        state: str | os.PathLike[str] | None = None,
+        save_every: int = 0,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> list[Epoch]:
+        """Make steps over all texts, and give the results of each epoch.
+
+        sequences  the texts, see `step`
+        masks      of each text, see `step`
+        epochs     how often all texts are seen
+        val_split  the part of the texts that is held back, to measure the loss on after each epoch
+        n_batch    texts of a step. Those of a step have similar lengths
+        seed       of the order of texts
+        n_steps    how many steps there are in all, with those made before (instead of `epochs`)
+
+        The other arguments are those of `gg.fit`: one loop serves both. Raises as `step` and `gg.fit`.
+        """
+        how = Options(callback, progress, state, save_every, resume)
+        return fit_texts(self, sequences, masks, epochs, val_split, n_batch, seed, n_steps, how)
 
     def weight(self, name: str) -> Floats:
         """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
@@ -201,16 +234,16 @@ class Trainer:
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write all that the next steps depend on: the parameters, what the optimiser remembers, and how many steps
         were made. A trainer made with the same arguments goes on from there to the same bits. Raises GGUFError."""
-        saved.save_state(self, path)
+        saved.save_state(self, path, {})
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from what `save_state` wrote. Raises GGUFError for a bad file, StateError for the state of another
         training; then nothing has changed."""
-        saved.load_state(self, path)
+        saved.load_state(self, path, lambda metadata: None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _parts(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> list[_Part]:
+    def _parts(self, sequences: Texts, masks: Masks | None) -> list[_Part]:
         """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
         BatchError."""
         if not isinstance(sequences, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -251,7 +284,7 @@ class Trainer:
         return float(graph.loss.numpy().item())
 
     def _checked_run(self, graph: Graph, fill: Callable[[], None]) -> None:
-        """Run a graph with what `fill` sets. Raises GraphError for a number that is not finite, see `step`."""
+        """Run a graph with what `fill` sets. Raises GraphError as `step`."""
         with self._scheduler.lock:
             schedule = self._scheduler.alloc(graph)
             size = self._scheduler.buffer_size("cpu")
@@ -259,14 +292,7 @@ class Trainer:
                 check_free_memory(size - self._n_bytes, f"the graph of a batch of {graph.n_nodes} nodes")
                 self._n_bytes = size
             fill()
-            try:
-                schedule.run()
-            except BackendError as e:
-                if not isinstance(e.__cause__, _NoNumber):
-                    raise
-                name = _first_without_value(e.__cause__.tensor)
-                where = f"in step {self.n_steps}: the first tensor with an element that is no number is {name}"
-                raise GraphError(f"{e.__cause__} {where}; the parameters stay as they were") from None
+            run_checked(schedule, self.n_steps)
 
     def _graph(self, shape: Shape, kind: _Kind) -> _StepGraph:
         found = self._graphs.pop((shape, kind), None) or _StepGraph(self, shape, kind)
@@ -297,6 +323,10 @@ class Trainer:
         if w not in self._sums:
             self._sums[w] = self._ctx.from_numpy(np.zeros(w.shape, np.float32), name=f"{w.name} (sum of gradients)")
         return self._sums[w]
+
+    def step_of(self, w: Tensor, g: Tensor) -> Tensor:
+        """Record the step of a parameter, see `Optimiser`."""
+        return self.opt.step(w, g, self.states[w.name], self.numbers)
 
     def text_graph(self, shape: Shape) -> TextGraph:
         """The forward pass of a batch, with what is trained."""
@@ -357,7 +387,7 @@ class _TrainedWeights:
         return cast("Floats", t.numpy() if t.op == "none" else gg_eval(t))
 
 
-def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
+def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int) -> Ints:
     """The token ids of sequence `i`. Raises BatchError."""
     if not isinstance(ids, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"a batch is a list of texts, each a list of token ids; sequence {i} is {ids!r:.40}")
@@ -377,14 +407,6 @@ def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
 # -- the graph of a step -----------------------------------------------------------------------------------------------
 
 
-class _NoNumber(ArithmeticError):
-    """A number that is not finite: the value of `tensor`."""
-
-    def __init__(self, what: str, tensor: Tensor, value: float) -> None:
-        super().__init__(f"{what} is {value}")
-        self.tensor = tensor
-
-
 class _StepGraph:
     """The graph of a part of a batch, of one shape: the loss, and, with gradients, what is done with them."""
 
@@ -398,89 +420,16 @@ class _StepGraph:
             allocate_tensors([self._labels, self._share], BUFT)
             self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
             # Nothing after this node runs, and no parameter changes, when the loss is no number.
-            first = (self.loss, _finite("the loss", self.loss))
+            first = (self.loss, finite("the loss", self.loss))
             share = self._share if kind == "sum" else None
             gradients = {} if kind == "loss" else gradients_of(self.loss, [*t.params.values()], share)
             if kind == "step":
-                self.graph = _with_steps(t, ctx, first, gradients)
+                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip)
             else:
-                self.graph = _in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g))
+                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g))
 
     def fill(self, part: _Part) -> None:
         """Set the inputs."""
         self._texts.fill(part.texts)
         self._labels.set(part.labels)
         self._share.set(np.array([part.share], np.float32))
-
-
-def _with_steps(t: Trainer, ctx: Context, first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor]) -> Graph:
-    """The graph of `first`, of the gradients, by parameter, and of the steps of the parameters. Steps come as early as
-    they can, or, with clipping, after all gradients."""
-
-    def step(w: Tensor, g: Tensor) -> Tensor:
-        return t.opt.step(w, g, t.states[w.name], t.numbers)
-
-    if t.clip is None and first:
-        return _in_order(first, gradients, step)
-    graph = Graph()
-    for node in (*first, *gradients.values()):
-        graph.build_forward_expand(node)
-    if t.clip is not None and gradients:
-        norm = norm_of(gradients)
-        graph.build_forward_expand(_finite("the norm of the gradients", norm))
-        gradients = clipped(ctx, gradients, norm, t.clip)
-    for w, g in gradients.items():
-        graph.build_forward_expand(step(w, g))
-    return graph
-
-
-def _finite(what: str, t: Tensor) -> Tensor:
-    """`t`, one number. When it is not finite, the run ends here, with a _NoNumber."""
-
-    def check(dst: Floats, x: Floats) -> None:
-        if not np.isfinite(x).all():
-            raise _NoNumber(what, t, x.item())
-        dst[...] = x
-
-    return ops.map_custom(check, t).set_name(f"{t.name} (checked)")
-
-
-def _in_order(
-    first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Callable[[Tensor, Tensor], Tensor]
-) -> Graph:
-    """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
-    its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
-    its gradient is free afterwards."""
-    before = Graph()
-    for t in (*first, *gradients.values()):
-        before.build_forward_expand(t)
-    due: dict[Tensor, int] = {}
-    for at, node in enumerate(before.nodes):
-        due.update((s.root, at) for s in node.src if s is not None and s.root in gradients)
-    computed = {node: at for at, node in enumerate(before.nodes)}
-    steps: dict[int, list[Tensor]] = {}
-    for w, g in gradients.items():
-        steps.setdefault(max(due[w], computed[g]), []).append(w)
-    graph = Graph()
-    for at, node in enumerate(before.nodes):
-        graph.build_forward_expand(node)
-        for w in steps.get(at, ()):
-            graph.build_forward_expand(step(w, gradients[w]))
-    return graph
-
-
-def _first_without_value(loss: Tensor) -> str:
-    """The name of the first node of the graph of `loss` that has an element that is no number, when it runs with the
-    inputs as they are."""
-    graph, scheduler, found = Graph().build_forward_expand(loss), Scheduler(("cpu",)), list[str]()
-
-    def look(name: str, values: Any) -> None:
-        if not found and np.isnan(values).any():
-            found.append(name)
-
-    leafs = [t.name for t in graph.leafs if t.dtype.is_float and np.isnan(t.numpy()).any()]
-    if leafs:
-        return leafs[0]
-    with Tap(scheduler.watches, ("*",), look):
-        scheduler.alloc(graph).run()
-    return found[0] if found else loss.name

@@ -116,7 +116,7 @@ def _adamw8_ref(
         return cast("Array", stored.reshape(a.shape))
 
     return (
-        new.reshape(-1)[:n].reshape(a.shape),
+        cast("Array", new.reshape(-1)[:n].reshape(a.shape)),
         codes(np.copysign(code_m, m1), scale_m),
         codes(code_v - 128, scale_v),
         cast("Array", np.concatenate([scale_m, scale_v], axis=1).reshape(scales.shape)),

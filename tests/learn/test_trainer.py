@@ -292,8 +292,8 @@ def test_states_of_other_trainings(tiny: Path, tmp_path: Path) -> None:
     sgd = gg.SGD(lr=0.1)
     cases: list[tuple[Trainer, Trainer, str]] = [
         (model.trainer(sgd), model.trainer(gg.AdamW(lr=0.1)), "with optimiser SGD, .*here: optimiser AdamW, .*betas"),
-        (model.trainer(sgd), model.trainer(sgd, LORA), "here: LoRA alpha 6"),
-        (model.trainer(sgd, LORA), model.trainer(sgd, gg.LoRA(r=2, alpha=6)), "is only here"),
+        (model.trainer(sgd), model.trainer(sgd, LORA), "here: LoRA factor 2"),
+        (model.trainer(sgd, LORA), model.trainer(sgd, gg.LoRA(r=2, alpha=4)), "is only here"),
         (model.trainer(sgd), model.trainer(gg.SGD(lr=0.1, momentum=0.9)), "with momentum 0; here: momentum 0.9"),
         (model.trainer(sgd), model.trainer(gg.SGD(lr=0.2)), r"with lr 0\.1; here: lr 0\.2"),
         (model.trainer(sgd, clip=1), model.trainer(sgd), "with clip 1; here: clip None"),
