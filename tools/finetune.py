@@ -101,11 +101,20 @@ def finetune(
         Option("--targets", help="Weights to adapt: roles or patterns of GGUF names, joined by commas; or all-linear."),
     ] = "attn_q,attn_v",
     rslora: Annotated[bool, Option("--rslora", help="Divide --alpha by the root of the rank (rsLoRA).")] = False,
+    dora: Annotated[bool, Option("--dora", help="Train the lengths of rows, too (DoRA). -o must be a folder.")] = False,
     lr: Annotated[float, Option("--lr", help="The learning rate.", above=0)] = 1e-4,
 ) -> None:
     """Train a LoRA adapter on texts. The model's weights stay as they are stored, in any type. Lines of a .jsonl file
     have `text`, or `prompt` and `completion`, or `messages`. Progress goes to stderr."""
-    _run(data, how, model, threads, out, lr, LoRA(rank, alpha, tuple(targets.split(",")), seed=how.seed, rslora=rslora))
+    _run(
+        data,
+        how,
+        model,
+        threads,
+        out,
+        lr,
+        LoRA(rank, alpha, tuple(targets.split(",")), seed=how.seed, rslora=rslora, dora=dora),
+    )
 
 
 def train(
@@ -136,6 +145,8 @@ def _run(
         for path in (out, how.state):  # before the training, which would be lost
             if path is not None:
                 check_output(path, data, how.test, m.path)
+        if isinstance(what, LoRA) and what.dora and out.suffix == ".gguf":
+            raise ModelError(f"{out}: GGUF adapters have no magnitudes (DoRA): name a folder")
         if how.state is not None and how.state.absolute() == out.absolute():
             raise ModelError(f"{out}: cannot be both the output and the state")
         examples = read_examples(data, m, how.ctx_size, mask_prompt=how.mask_prompt, pack=how.pack)

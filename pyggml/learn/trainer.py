@@ -74,8 +74,9 @@ class Trainer:
 
     model   the model, which keeps its weights: what is trained are copies of them, or adapters
     opt     the optimiser
-    params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a and NAME.lora_b. For
-            a model of a Hugging Face folder they are what the checkpoint has (logarithms where the GGUF has values)
+    params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a, NAME.lora_b, and
+            with DoRA NAME.lora_magnitude. For a model of a Hugging Face folder they are what the checkpoint has
+            (logarithms where the GGUF has values)
     states  what the optimiser remembers of each parameter, in the order of `opt.states(parameter)`
     matrices  of adapters, A and B by the name of the weight
     numbers what the optimiser reads in each step
@@ -121,7 +122,7 @@ class Trainer:
         else:
             assert isinstance(train, LoRA)
             self.matrices = new_adapters(self._ctx, model, train, self._folder)
-            self.params = {t.name: t for m in self.matrices.values() for t in (m.a, m.b)}
+            self.params = {t.name: t for m in self.matrices.values() for t in m.trained}
         self.states: dict[str, tuple[Tensor, ...]] = {
             name: new_states(self._ctx, opt, t) for name, t in self.params.items()
         }
@@ -154,6 +155,7 @@ class Trainer:
         stay as they were).
         """
         parts = self._parts(sequences, masks)
+        self._measure_rows()
         self.numbers.set(self.opt.numbers(self.n_steps))
         if len(parts) == 1:
             loss = self._run(parts[0], "step")
@@ -170,7 +172,9 @@ class Trainer:
 
     def loss(self, sequences: Texts, masks: Masks | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
-        return sum(part.share * self._run(part, "loss") for part in self._parts(sequences, masks))
+        parts = self._parts(sequences, masks)
+        self._measure_rows()
+        return sum(part.share * self._run(part, "loss") for part in parts)
 
     def fit(
         self,
@@ -216,7 +220,8 @@ class Trainer:
     @property
     def lora(self) -> Lora:
         """The adapter that is trained, for `ctx.set_loras([(trainer.lora, 1.0)])`: it has the matrices themselves, and
-        changes with each step. Raises ModelError when weights are trained."""
+        changes with each step. (With DoRA, a context takes the lengths of rows as they are when the adapter is set.)
+        Raises ModelError when weights are trained."""
         if not isinstance(self.train, LoRA):
             raise ModelError('there is no adapter: the trainer was made with train="all"')
         return adapter(self.model.arch, self.train, self.matrices)
@@ -276,6 +281,12 @@ class Trainer:
             row[: len(own)] = own
         share = _n_counted(filled) / n_counted
         return _Part(Shape(len(texts), n_tokens), [text[:-1] for text in texts], filled.reshape(-1), share)
+
+    def _measure_rows(self) -> None:
+        """Compute the norms that DoRA divides rows by, of the parameters as they are."""
+        for m in self.matrices.values():
+            if m.measures is not None:
+                self._scheduler.compute(m.measures)
 
     def _run(self, part: _Part, kind: _Kind) -> float:
         """Run the graph of a part; the result is its loss."""

@@ -207,6 +207,8 @@ def test_options_in_a_file(tiny: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0 and "step 3 of 3" in result.output, result.output
     pair = next(iter(gg.load_model(tiny).load_lora(out).pairs.values()))
     assert (pair.rank, pair.factor) == (4, 8.0)  # the command line counts more
+    code, message = refused("finetune", data, "-m", tiny, "--dora", "-o", out)
+    assert code == 1 and "GGUF adapters have no magnitudes (DoRA): name a folder" in message
     for text, says in (
         ("rnak: 2", "there is no option 'rnak'; is it rank?"),
         ("rank: [2]", "rank must be one value"),
