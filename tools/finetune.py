@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyggml.learn.dataset import split, steps_of
 from pyggml.learn.loop import Progress
 from pyggml.learn.lora import LoRA
 from pyggml.learn.muon import Muon
+from pyggml.learn.new_model import write_new_model
 from pyggml.learn.optimisers import SGD, AdamW, AdamW8, Optimiser, schedule
 from pyggml.learn.state_file import check_output
 from pyggml.learn.texts_file import Example, read_examples
@@ -124,10 +126,30 @@ def train(
     threads: Threads = None,
     out: Out = Path("model.gguf"),
     lr: Annotated[float, Option("--lr", help="The learning rate.", above=0)] = 1e-5,
+    from_config: Annotated[
+        Optional[Path],
+        Option(
+            "--from-config",
+            help="Begin with random weights, as large as a folder (config.json, tokenizer) or a GGUF file says.",
+            metavar="LIKE",
+        ),
+    ] = None,
 ) -> None:
     """Train all weights of a model on texts. They must be F32, F16 or BF16 (a GGUF file, or a Hugging Face folder), and
-    keep their types in the output. Progress goes to stderr."""
-    _run(data, how, model, threads, out, lr, "all")
+    keep their types in the output. With --from-config a new model is trained from scratch, in F32. Progress goes to
+    stderr."""
+    if from_config is None:
+        _run(data, how, model, threads, out, lr, "all")
+        return
+    if model is not None:
+        raise click.BadParameter("--from-config makes a new model: without --model")
+    check_output(out, data, from_config)
+    new = out.with_name(f".{out.name}.{secrets.token_hex(4)}.gguf")
+    try:
+        write_new_model(from_config.parent if from_config.name == "config.json" else from_config, new, how.seed)
+        _run(data, how, str(new), threads, out, lr, "all")
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _run(

@@ -404,7 +404,7 @@ def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int) -> Int
         raise BatchError(f"a batch is a list of texts, each a list of token ids; sequence {i} is {ids!r:.40}")
     if not len(ids):
         raise BatchError(f"sequence {i} is empty")
-    text = token_ids(ids)
+    text = token_ids(cast("Sequence[int]", ids))
     if len(text) == 1:
         raise BatchError(f"sequence {i} has one token: there is none to predict")
     if len(text) > n_ctx:

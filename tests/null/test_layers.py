@@ -49,7 +49,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("learn.checkpoint", "learn.optimisers", "learn.texts", "learn.texts_file", "learn.dataset", "learn.state_file"),
     ("learn.lora", "learn.loop", "learn.muon", "learn.adafactor", "learn.clipping"),
     ("learn.step_graph", "learn.saved"),
-    ("learn.fit", "learn.fit_texts"),
+    ("learn.fit", "learn.fit_texts", "learn.new_model"),
     ("learn.trainer",),
     ("llm.model",),
     ("llm.run_batch",),
