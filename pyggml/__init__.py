@@ -46,9 +46,13 @@ if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
+    from .learn.adafactor import Adafactor
+    from .learn.dataset import Dataset
+    from .learn.fit import fit
     from .learn.gradients import grad
     from .learn.lora import LoRA
-    from .learn.optimisers import SGD, AdamW
+    from .learn.muon import Muon
+    from .learn.optimisers import SGD, AdamW, AdamW8, schedule
     from .llm.batch import Batch
     from .llm.context import LlamaContext
     from .llm.embed import EmbedOptions
@@ -130,6 +134,8 @@ __all__ = [
     "TQ1_0",
     "TQ2_0",
     "AdamW",
+    "AdamW8",
+    "Adafactor",
     "AllocError",
     "BackendError",
     "BatchError",
@@ -141,6 +147,7 @@ __all__ = [
     "Cost",
     "DType",
     "DTypeError",
+    "Dataset",
     "Drawing",
     "EmbedOptions",
     "GGMLError",
@@ -154,6 +161,7 @@ __all__ = [
     "Model",
     "OpDef",
     "ModelError",
+    "Muon",
     "OptionError",
     "SGD",
     "SamplerError",
@@ -174,6 +182,7 @@ __all__ = [
     "dump_dot",
     "elementwise_cost",
     "eval",
+    "fit",
     "get_include",
     "grad",
     "inspect",
@@ -188,6 +197,7 @@ __all__ = [
     "render",
     "rule",
     "save",
+    "schedule",
     "scope",
 ]
 __all__ += ops.__all__
@@ -197,9 +207,13 @@ _LATER = {
     **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
     **dict.fromkeys(("Drawing", "dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),
+    "Dataset": "learn.dataset",
+    "fit": "learn.fit",
     "grad": "learn.gradients",
     "LoRA": "learn.lora",
-    **dict.fromkeys(("AdamW", "SGD"), "learn.optimisers"),
+    "Adafactor": "learn.adafactor",
+    **dict.fromkeys(("AdamW", "AdamW8", "SGD", "schedule"), "learn.optimisers"),
+    "Muon": "learn.muon",
     **dict.fromkeys(("SamplingOptions", "SamplingParams", "TextOptions"), "llm.samplers"),
     "Batch": "llm.batch",
     "BatchOptions": "llm.generate.batched",

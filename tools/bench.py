@@ -13,10 +13,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from pyggml.bars import Show, bar
 from pyggml.inspect.profile import Profile, time_line
 
 from .adapters import Adapters
-from .bars import Show, bar
 from .command import Option
 from .measure.bench_history import append_history
 from .options import Json

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import click
 
@@ -25,7 +25,8 @@ class Option:
     """A parameter as an option: `Annotated[int, Option("-n", "--number", help="How many.", min=0)]`. The annotation
     gives its type: str, int, float, bool (a flag), Path, Literal, a list of one of these (a repeatable option), a
     tuple, or Optional of one of these. A number must be finite, at least `min` (or greater than `above`), and at most
-    `max`. A value for which `check` raises GGMLError is refused."""
+    `max`. A value for which `check` raises GGMLError is refused. `config`: the option names a YAML file with values of
+    the verb's other options."""
 
     def __init__(
         self,
@@ -37,9 +38,10 @@ class Option:
         max: float | None = None,
         check: Callable[[Any], object] | None = None,
         panel: str = PANEL,
+        config: bool = False,
     ) -> None:
         self.flags, self.help, self.metavar, self.panel = flags, help, metavar, panel
-        self.min, self.above, self.max, self.check = min, above, max, check
+        self.min, self.above, self.max, self.check, self.config = min, above, max, check, config
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,38 @@ def _checked(check: Callable[[Any], object], ctx: click.Context, param: click.Op
     return value
 
 
+def _configured(ctx: click.Context, param: click.Option, value: Path | None) -> Path | None:
+    """Take the values in a YAML file as defaults of the verb's options. Its keys are their long names."""
+    if value is None:
+        return None
+    import yaml  # only this option needs it
+
+    try:
+        found: Any = yaml.safe_load(value.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise click.BadParameter(f"{value}: cannot be read: {e.strerror}", ctx, param) from None
+    except (UnicodeDecodeError, RecursionError, yaml.YAMLError) as e:
+        raise click.BadParameter(f"{value}: is no YAML: {e}", ctx, param) from None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{value}: must hold lines `option: value`", ctx, param)
+    known: dict[str, str] = {}
+    for p in ctx.command.get_params(ctx):
+        name = str(p.name)
+        if p is not param and name != "help":
+            flags = [o.removeprefix("--") for o in p.opts if o.startswith("--")]
+            known.update(dict.fromkeys(flags or [name], name))
+    defaults: dict[str, Any] = {}
+    for key, given in cast("dict[Any, Any]", found).items():
+        if key not in known:
+            like = nearest(str(key), known, 1) or [", ".join(known)]
+            raise click.BadParameter(f"{value}: there is no option {key!r}; is it {like[0]}?", ctx, param)
+        if isinstance(given, dict | list):
+            raise click.BadParameter(f"{value}: {key} must be one value, not {given!r:.40}", ctx, param)
+        defaults[known[key]] = given
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return value
+
+
 def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) -> click.Parameter:
     if get_origin(kind) in (Union, types.UnionType):  # Optional
         kind = next(k for k in get_args(kind) if k is not type(None))
@@ -228,7 +262,9 @@ def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) ->
         given["required"] = True
     else:
         given["default"] = default
-    if marker.check is not None:
+    if marker.config:
+        given |= {"is_eager": True, "callback": _configured}
+    elif marker.check is not None:
         given["callback"] = partial(_checked, marker.check)
     shown = not (required or default is None or default is False or default == "")
     return click.Option([name, *marker.flags], multiple=many, nargs=len(several) or 1, show_default=shown, **given)

@@ -9,13 +9,13 @@ from typing import Annotated, Optional
 import click
 from rich.console import Console
 
+from pyggml.bars import bar
 from pyggml.errors import DTypeError, ModelError
 from pyggml.hf.export import export_folder
 from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.quantize.mixes import MIXES, file_type_name, find_mix
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
-from .bars import bar
 from .command import Argument, Option
 from .convert_lora import convert_lora
 from .options import Json, Threads

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Optional
@@ -12,16 +12,21 @@ from typing import Annotated, Literal, Optional
 import click
 
 from pyggml.errors import ModelError
+from pyggml.learn.adafactor import Adafactor
+from pyggml.learn.dataset import split, steps_of
+from pyggml.learn.loop import Progress
 from pyggml.learn.lora import LoRA
-from pyggml.learn.optimisers import AdamW, schedule
-from pyggml.learn.saved import check_output
-from pyggml.learn.texts_file import Batches, Example, read_examples
+from pyggml.learn.muon import Muon
+from pyggml.learn.new_model import write_new_model
+from pyggml.learn.optimisers import SGD, AdamW, AdamW8, Optimiser, schedule
+from pyggml.learn.state_file import check_output
+from pyggml.learn.texts_file import Example, read_examples
 from pyggml.learn.trainer import Trainer
 from pyggml.llm.model import load_model
+from pyggml.stream.sizes import memory_size
 
-from .bars import bar
 from .command import Argument, Group, Option
-from .options import ModelPath, Threads
+from .options import Config, ModelPath, Threads
 
 _PANEL = "Training"
 
@@ -30,20 +35,48 @@ _PANEL = "Training"
 class TrainOptions:
     """What both verbs take."""
 
+    config: Config = None
     ctx_size: Annotated[
         int, Option("-c", "--ctx-size", panel=_PANEL, help="Tokens of a text, at most: longer ones are cut.", min=2)
     ] = 512
     batch_size: Annotated[int, Option("-b", "--batch-size", panel=_PANEL, help="Texts of a step.", min=1)] = 4
+    ubatch_size: Annotated[
+        Optional[int],
+        Option("-ub", "--ubatch-size", panel=_PANEL, help="Texts in memory at a time: gradients are summed up.", min=1),
+    ] = None
     epochs: Annotated[float, Option("--epochs", panel=_PANEL, help="How often all texts are seen.", above=0)] = 1.0
     steps: Annotated[
         Optional[int], Option("--steps", panel=_PANEL, help="Steps in all (instead of --epochs).", min=1)
+    ] = None
+    val_split: Annotated[
+        float, Option("--val-split", panel=_PANEL, help="Part of the texts to measure the loss on instead.", min=0)
+    ] = 0.0
+    optimizer: Annotated[
+        Literal["adamw", "adamw8", "adafactor", "muon", "sgd"],
+        Option("--optimizer", panel=_PANEL, help="How weights follow gradients (adamw8: states of 8 bits)."),
+    ] = "adamw"
+    clip: Annotated[
+        Optional[float], Option("--clip", panel=_PANEL, help="Norm of all gradients, at most.", above=0)
+    ] = None
+    grad_checkpoint: Annotated[
+        bool, Option("--grad-checkpoint", panel=_PANEL, help="Compute layers again, in place of keeping their values.")
+    ] = False
+    ram: Annotated[
+        Optional[str],
+        Option(
+            "--ram",
+            panel=_PANEL,
+            help="Memory of a step, as 2GiB: as many layers as needed are computed again.",
+            metavar="SIZE",
+            check=memory_size,
+        ),
     ] = None
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"],
         Option("--schedule", panel=_PANEL, help="How the learning rate goes on after the warm-up."),
     ] = "cosine"
     warmup: Annotated[int, Option("--warmup", panel=_PANEL, help="Steps of the warm-up.", min=0)] = 10
-    weight_decay: Annotated[float, Option("--weight-decay", panel=_PANEL, help="AdamW's weight decay.", min=0)] = 0.0
+    weight_decay: Annotated[float, Option("--weight-decay", panel=_PANEL, help="The weight decay.", min=0)] = 0.0
     seed: Annotated[int, Option("-s", "--seed", panel=_PANEL, help="Of the order of texts, and of adapters.")] = 0
     mask_prompt: Annotated[
         bool, Option("--mask-prompt", panel=_PANEL, help="Only completions and answers count, not prompts.")
@@ -56,7 +89,7 @@ class TrainOptions:
         Optional[Path], Option("--state", panel=_PANEL, help="File to save the state in, to go on from later.")
     ] = None
     save_every: Annotated[
-        int, Option("--save-every", panel=_PANEL, help="Save it each so many steps, too; 0: only at the end.", min=0)
+        int, Option("--save-every", panel=_PANEL, help="Save it each so many steps; 0: after each epoch.", min=0)
     ] = 0
     resume: Annotated[
         Optional[Path], Option("--resume", panel=_PANEL, help="Go on from a saved state, with the same options.")
@@ -80,13 +113,24 @@ def finetune(
     rank: Annotated[int, Option("-r", "--rank", help="The adapter's rank.", min=1)] = 8,
     alpha: Annotated[float, Option("--alpha", help="... and factor, times the rank.", above=0)] = 16.0,
     targets: Annotated[
-        str, Option("--targets", help="Weights to adapt: roles or patterns of GGUF names, joined by commas.")
+        str,
+        Option("--targets", help="Weights to adapt: roles or patterns of GGUF names, joined by commas; or all-linear."),
     ] = "attn_q,attn_v",
+    rslora: Annotated[bool, Option("--rslora", help="Divide --alpha by the root of the rank (rsLoRA).")] = False,
+    dora: Annotated[bool, Option("--dora", help="Train the lengths of rows, too (DoRA). -o must be a folder.")] = False,
     lr: Annotated[float, Option("--lr", help="The learning rate.", above=0)] = 1e-4,
 ) -> None:
     """Train a LoRA adapter on texts. The model's weights stay as they are stored, in any type. Lines of a .jsonl file
     have `text`, or `prompt` and `completion`, or `messages`. Progress goes to stderr."""
-    _run(data, how, model, threads, out, lr, LoRA(rank, alpha, tuple(targets.split(",")), seed=how.seed))
+    _run(
+        data,
+        how,
+        model,
+        threads,
+        out,
+        lr,
+        LoRA(rank, alpha, tuple(targets.split(",")), seed=how.seed, rslora=rslora, dora=dora),
+    )
 
 
 def train(
@@ -96,10 +140,30 @@ def train(
     threads: Threads = None,
     out: Out = Path("model.gguf"),
     lr: Annotated[float, Option("--lr", help="The learning rate.", above=0)] = 1e-5,
+    from_config: Annotated[
+        Optional[Path],
+        Option(
+            "--from-config",
+            help="Begin with random weights, as large as a folder (config.json, tokenizer) or a GGUF file says.",
+            metavar="LIKE",
+        ),
+    ] = None,
 ) -> None:
     """Train all weights of a model on texts. They must be F32, F16 or BF16 (a GGUF file, or a Hugging Face folder), and
-    keep their types in the output. Progress goes to stderr."""
-    _run(data, how, model, threads, out, lr, "all")
+    keep their types in the output. With --from-config a new model is trained from scratch, in F32. Progress goes to
+    stderr."""
+    if from_config is None:
+        _run(data, how, model, threads, out, lr, "all")
+        return
+    if model is not None:
+        raise click.BadParameter("--from-config makes a new model: without --model")
+    check_output(out, data, from_config)
+    new = out.with_name(f".{out.name}.{secrets.token_hex(4)}.gguf")
+    try:
+        write_new_model(from_config.parent if from_config.name == "config.json" else from_config, new, how.seed)
+        _run(data, how, str(new), threads, out, lr, "all")
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _run(
@@ -117,43 +181,52 @@ def _run(
         for path in (out, how.state):  # before the training, which would be lost
             if path is not None:
                 check_output(path, data, how.test, m.path)
+        if isinstance(what, LoRA) and what.dora and out.suffix == ".gguf":
+            raise ModelError(f"{out}: GGUF adapters have no magnitudes (DoRA): name a folder")
         if how.state is not None and how.state.absolute() == out.absolute():
             raise ModelError(f"{out}: cannot be both the output and the state")
         examples = read_examples(data, m, how.ctx_size, mask_prompt=how.mask_prompt, pack=how.pack)
         held = None if how.test is None else read_examples(how.test, m, how.ctx_size, mask_prompt=how.mask_prompt)
-        batches = Batches(examples, how.batch_size, how.seed)
-        n_steps = how.steps or max(1, math.ceil(how.epochs * batches.n_epoch))
-        opt = AdamW(schedule(lr, n_steps, how.lr_schedule, how.warmup), weight_decay=how.weight_decay)
-        t = m.trainer(opt, what, how.ctx_size, threads)
-        if how.resume is not None:
-            t.load_state(how.resume)
+        train, _ = split(len(examples), how.val_split, how.seed)
+        n_steps = how.steps or steps_of(how.epochs, -(-len(train) // how.batch_size))
+        rate = schedule(lr, n_steps, how.lr_schedule, how.warmup)
+        sizes = (how.ctx_size, threads, how.ubatch_size, how.clip, how.grad_checkpoint, how.ram)
+        t = m.trainer(_OPTIMISERS[how.optimizer](rate, how.weight_decay), what, *sizes)
         if held is not None:
             _measure(t, held, how.batch_size)
-        _steps(t, batches, n_steps, how)
+        t.fit(
+            [e.ids for e in examples],
+            [e.mask for e in examples],
+            val_split=how.val_split,
+            n_batch=how.batch_size,
+            seed=how.seed,
+            n_steps=n_steps,
+            callback=_tell,
+            progress=True,
+            state=how.state,
+            save_every=how.save_every,
+            resume=how.resume,
+        )
         if held is not None:
             _measure(t, held, how.batch_size)
         t.save(out)
     print(f"{out}: {len(t.params)} tensors after {t.n_steps} steps")
 
 
-def _steps(t: Trainer, batches: Batches, n_steps: int, how: TrainOptions) -> None:
-    """Make the steps that are left, and save the state."""
-    start, n_tokens = time.monotonic(), 0
-    try:
-        with bar("training") as show:
-            while t.n_steps < n_steps:
-                batch = batches[t.n_steps]
-                loss = t.step([e.ids for e in batch], [e.mask for e in batch])
-                n_tokens += sum(len(e.ids) for e in batch)
-                speed = n_tokens / max(time.monotonic() - start, 1e-9)
-                show(t.n_steps, n_steps, f"loss {loss:.4f}, {speed:.0f} tokens/s")
-                if t.n_steps == n_steps or t.n_steps % max(n_steps // 20, 1) == 0:
-                    print(f"step {t.n_steps} of {n_steps}: loss {loss:.4f}", flush=True)
-                if how.state is not None and how.save_every and t.n_steps % how.save_every == 0:
-                    t.save_state(how.state)
-    finally:  # also when it is interrupted: nothing that was learned is lost
-        if how.state is not None and t.n_steps:
-            t.save_state(how.state)
+_OPTIMISERS: dict[str, Callable[[Callable[[int], float], float], Optimiser]] = {
+    "adamw": lambda lr, decay: AdamW(lr, weight_decay=decay),
+    "adamw8": lambda lr, decay: AdamW8(lr, weight_decay=decay),
+    "adafactor": lambda lr, decay: Adafactor(lr, weight_decay=decay),
+    "muon": lambda lr, decay: Muon(lr, weight_decay=decay),
+    "sgd": lambda lr, decay: SGD(lr, momentum=0.9, weight_decay=decay),
+}
+
+
+def _tell(p: Progress) -> None:
+    if p.step == p.n_steps or p.step % max(p.n_steps // 20, 1) == 0:
+        print(f"step {p.step} of {p.n_steps}: loss {p.loss:.4f}", flush=True)
+    if p.result is not None:
+        print(p.result, flush=True)
 
 
 def _measure(t: Trainer, examples: Sequence[Example], n_batch: int) -> None:
@@ -161,7 +234,7 @@ def _measure(t: Trainer, examples: Sequence[Example], n_batch: int) -> None:
     total, counted = 0.0, 0
     for i in range(0, len(examples), n_batch):
         batch = examples[i : i + n_batch]
-        n = sum(sum(e.mask[1:]) for e in batch)
+        n = sum(e.n_counted for e in batch)
         total += n * t.loss([e.ids for e in batch], [e.mask for e in batch])
         counted += n
     print(f"test: loss {total / counted:.4f}, perplexity {math.exp(min(total / counted, 700)):.3f}", flush=True)

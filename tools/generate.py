@@ -12,6 +12,7 @@ from typing import Annotated, Any, Optional
 
 import click
 
+from pyggml.bars import bar
 from pyggml.errors import GGMLError
 from pyggml.llm.generate.generation import Generation, Token, new_generation
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
@@ -20,7 +21,6 @@ from pyggml.llm.samplers import N_PREDICT, StepTrace
 
 from . import summary
 from .adapters import Adapters
-from .bars import bar
 from .command import Option
 from .exits import INTERRUPTED
 from .options import (

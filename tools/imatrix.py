@@ -11,11 +11,11 @@ from typing import Annotated, Literal, Optional
 import click
 import numpy as np
 
+from pyggml.bars import bar
 from pyggml.llm.evaluate.imatrix import measure_imatrix
 from pyggml.llm.quantize.imatrix import Doubles, ImatrixSums, load_sums, save_dat, save_sums
 
 from .adapters import Adapters
-from .bars import bar
 from .command import Option
 from .exits import INTERRUPTED
 from .outputs import not_the_model

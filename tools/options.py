@@ -28,6 +28,10 @@ Ram = Annotated[
     ),
 ]
 Threads = Annotated[Optional[int], Option("-t", "--threads", help="Threads (default: all CPUs).", min=1)]
+Config = Annotated[
+    Optional[Path],
+    Option("--config", help="YAML file with options by their long names (the command line counts more).", config=True),
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON document for machines.")]
 CtxSize = Annotated[
     Optional[int], Option("-c", "--ctx-size", help="Size of the context in tokens; 0: as trained.", min=0)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Optional
 import click
 import numpy as np
 
+from pyggml.bars import bar
 from pyggml.errors import BatchError
 from pyggml.llm.evaluate.choices import Score, Task, choice_tasks, chosen_tasks, hellaswag_tasks, score
 from pyggml.llm.evaluate.divergence import Divergence, Doubles, Uncertain, divergence, mean
@@ -20,7 +21,6 @@ from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
 
 from .adapters import AdapterOptions, Adapters
-from .bars import bar
 from .command import Option
 from .options import Json, usage
 from .prompt_text import read_bytes

@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from pyggml.bars import bar
 from pyggml.dtypes import DType
 from pyggml.errors import DTypeError
 from pyggml.llm.quantize.imatrix import load_imatrix
@@ -18,7 +19,6 @@ from pyggml.llm.quantize.mixes import MIXES, find_mix
 from pyggml.llm.quantize.rewrite import RewritePlan, TensorPlan, plan_quantization, write_quantized
 from pyggml.tensor import rank_of
 
-from .bars import bar
 from .command import Argument, Option
 from .options import Json, Threads
 from .plain import for_rich

@@ -9,12 +9,12 @@ from typing import Annotated, Optional
 
 import click
 
+from pyggml.bars import bar
 from pyggml.dtypes import CACHE_TYPES, DType
 from pyggml.gguf_io.read import Override
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 
-from .bars import bar
 from .command import Group, Option
 from .logs import start_logging
 from .options import FlashAttn, ModelPath, Ram, Threads

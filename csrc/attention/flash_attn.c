@@ -11,16 +11,8 @@
 // the result does not either.
 enum { SPLIT_KEYS = 512, PARTS = 64 }; // least number of keys of a part; about how many parts the op has
 
-static int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
 static attention attn_unpack(attention a) {
-  a.d = a.k->ne[0];
-  a.dv = a.v->ne[a.transposed];
-  a.dp = up(a.d, VF_N);
-  a.dvp = up(a.dv, VF_N);
-  a.n_kv = a.k->ne[1];
-  a.group = a.q->ne[2] / a.k->ne[2];
-  a.n_rows = a.q->ne[1] * a.group;
+  a = attn_sizes(a);
   a.tile = a.n_rows <= FEW ? FEW : a.n_rows <= VF_N ? VF_N : TILE;
   a.n_units = (a.n_rows + a.tile - 1) / a.tile * a.k->ne[2] * a.k->ne[3];
   a.n_splits = PG_MAX(1, PG_MIN(PARTS / a.n_units, a.n_kv / SPLIT_KEYS));
@@ -89,16 +81,8 @@ static int64_t attn_work_size(const attention *a, int nth) {
 }
 
 static tile attn_tile_at(const attention *a, int64_t unit) {
-  const int64_t per_head = a->n_units / (a->k->ne[2] * a->k->ne[3]), head = unit / per_head;
-  tile x = {.head_kv = head % a->k->ne[2], .batch = head / a->k->ne[2], .row0 = unit % per_head * a->tile};
-  x.n = (int)PG_MIN(a->tile, a->n_rows - x.row0);
-  for (int r = 0; a->m->data && r < x.n; r++) {
-    const int64_t h = tile_head(a, &x, r);
-    x.mask[r] = pg_row_at(a->m, tile_token(a, &x, r), h % a->m->ne[2], x.batch % a->m->ne[3]);
-    x.own[r] = r && x.mask[r] == x.mask[r - 1] ? x.own[r - 1] : r;
-    x.slope[r] = (float)pg_alibi_slope(a->max_bias, h, a->q->ne[2]);
-  }
-  return x;
+  const int64_t per_head = a->n_units / (a->k->ne[2] * a->k->ne[3]);
+  return tile_of_head(a, unit / per_head, unit % per_head);
 }
 
 static void attn_walk(const attention *a, const tile *x, const scratch *w, const state *st, int64_t first, int64_t last,

@@ -55,14 +55,43 @@ typedef struct block {
   uint8_t keys[KEYS]; // the keys that are seen, counted from `first`
 } block;
 
+// What a mask does with some keys, for all rows of a tile.
+enum mask_kind { MASK_MIXED, MASK_HIDES, MASK_SHOWS }; // shows: it adds nothing, either
+
+static inline enum mask_kind tile_mask_kind(const attention *a, const tile *t, int64_t first, int64_t n) {
+  uint32_t differs = 0, any = 0; // bits in which numbers differ from -inf; from 0
+  for (int r = 0; r < t->n && !(differs && any); r++) {
+    if (t->own[r] != r) continue;
+    if (a->m->type == PG_F16) {
+      const uint16_t *x = (const uint16_t *)t->mask[r] + first;
+      uint16_t not_hidden = 0, some = 0;
+      for (int64_t i = 0; i < n; i++) {
+        not_hidden |= x[i] ^ 0xfc00;
+        some |= x[i];
+      }
+      differs |= not_hidden;
+      any |= some;
+    } else {
+      const uint32_t *x = (const uint32_t *)t->mask[r] + first;
+      for (int64_t i = 0; i < n; i++) {
+        differs |= x[i] ^ 0xff800000u;
+        any |= x[i];
+      }
+    }
+  }
+  return !differs ? MASK_HIDES : any ? MASK_MIXED : MASK_SHOWS;
+}
+
 // The block of keys `first`..last (KEYS of them at most) for a tile. If biased, bias[r * row_step + i * key_step] is
 // added to the score of row r with key keys[i].
 static inline block tile_block(const attention *a, const tile *t, int64_t first, int64_t last, const scratch *w,
                                int64_t row_step, int64_t key_step) {
   const int n = (int)PG_MIN(KEYS, last - first);
   block b = {.first = first, .n = n, .run = 1};
+  const enum mask_kind kind = a->m->data ? tile_mask_kind(a, t, first, n) : MASK_SHOWS;
   uint32_t seen[KEYS] = {0}, added[KEYS] = {0}, any = 0;
-  for (int r = 0; a->m->data && r < t->n; r++) {
+  if (kind == MASK_HIDES) return (block){.n = 0};
+  for (int r = 0; kind == MASK_MIXED && r < t->n; r++) {
     if (t->own[r] != r) continue;
     float *raw = w->raw + r * KEYS;
     pg_get_f32(raw, a->m, t->mask[r], first, n);
@@ -92,12 +121,39 @@ static inline block tile_block(const attention *a, const tile *t, int64_t first,
   return b;
 }
 
+static inline int64_t attn_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// The sizes that follow from the operands; those of tiles do not.
+static inline attention attn_sizes(attention a) {
+  a.d = a.k->ne[0];
+  a.dv = a.v->ne[a.transposed];
+  a.dp = attn_up(a.d, VF_N);
+  a.dvp = attn_up(a.dv, VF_N);
+  a.n_kv = a.k->ne[1];
+  a.group = a.q->ne[2] / a.k->ne[2];
+  a.n_rows = a.q->ne[1] * a.group;
+  return a;
+}
+
 static inline const char *tile_kv(const pg_tensor *x, const tile *t) { return pg_row_at(x, 0, t->head_kv, t->batch); }
 
 // The token and the query head of row r.
 static inline int64_t tile_token(const attention *a, const tile *t, int r) { return (t->row0 + r) / a->group; }
 static inline int64_t tile_head(const attention *a, const tile *t, int r) {
   return t->head_kv * a->group + (t->row0 + r) % a->group;
+}
+
+// Tile number i of a head of K, counted through all batches.
+static inline tile tile_of_head(const attention *a, int64_t head, int64_t i) {
+  tile x = {.head_kv = head % a->k->ne[2], .batch = head / a->k->ne[2], .row0 = i * a->tile};
+  x.n = (int)PG_MIN(a->tile, a->n_rows - x.row0);
+  for (int r = 0; a->m->data && r < x.n; r++) {
+    const int64_t h = tile_head(a, &x, r);
+    x.mask[r] = pg_row_at(a->m, tile_token(a, &x, r), h % a->m->ne[2], x.batch % a->m->ne[3]);
+    x.own[r] = r && x.mask[r] == x.mask[r - 1] ? x.own[r - 1] : r;
+    x.slope[r] = (float)pg_alibi_slope(a->max_bias, h, a->q->ne[2]);
+  }
+  return x;
 }
 
 static inline const float *tile_query(const attention *a, const tile *t, int r) {

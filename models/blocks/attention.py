@@ -192,8 +192,10 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     kv = use.kv
     if a.kq_mask.ne[2] > 1:
         return _kqv_of_groups(b, a, use)
-    q = b.cb(gg.permute(a.q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    k, mask = b.cb(_rows_of_k(b, use, il), "k", il), a.kq_mask
+    apart = _apart(b, a, use)
+    q_cur = _by_sequence(b, a.q_cur) if apart else a.q_cur
+    q = b.cb(gg.permute(q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
+    k, mask = b.cb(_rows_of_k(b, use, il, apart), "k", il), _own_mask(b, a.kq_mask) if apart else a.kq_mask
     if a.beside is not None:
         other, other_mask = a.beside
         k, more = (gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, cells_of_k(b, other)))
@@ -202,7 +204,7 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
         mask = b.cb(gg.concat(first, rest, 0), "kq_mask_all", il)
     scale, cap = a.scale or hp.f_attention_scale, hp.f_attn_logit_softcapping
     if kv.flash_attn and a.bias is None and not any(b.asked(f"{name}-{il}") for name in _SCORES):
-        v = k if a.beside else b.cb(_rows_of_v(b, use, il), "v", il)
+        v = k if a.beside else b.cb(_rows_of_v(b, use, il, apart), "v", il)
         cur = gg.flash_attn_ext(q, k, v, mask, scale, hp.f_max_alibi_bias, cap, a.sinks)
         if a.v_mla is None:
             cur = b.cb(cur, "kqv_merged", il)  # [n_embd_head_v, n_head, n_tokens]
@@ -217,12 +219,30 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
             scale = cap
         kq = gg.soft_max_ext(kq, mask, scale, hp.f_max_alibi_bias, a.sinks)
         b.cb(kq, "kq_soft_max_ext", il)
-        v = gg.cont(gg.transpose(k)) if a.beside else _columns_of_v(b, use, il)
+        v = gg.cont(gg.transpose(k)) if a.beside else _columns_of_v(b, use, il, apart)
         kqv = b.cb(gg.mul_mat(b.cb(v, "v", il), kq), "kqv", il)
     if a.v_mla is not None:  # [n_embd_head_v, n_tokens, n_head] becomes [v_mla.ne[1], n_tokens, n_head]
         kqv = b.cb(b.mul_mat(a.v_mla, kqv), "kqv_mla", il)
     cur = b.cb(gg.permute(kqv, 0, 2, 1, 3), "kqv_merged", il)
     return b.cb(gg.cont_2d(cur, cur.ne[0] * n.n_head, b.n_tokens), "kqv_merged_cont", il)
+
+
+def _apart(b: Build, a: KV, use: CacheUse) -> bool:
+    """Whether each sequence of the batch attends to its own tokens in a matrix of its own, the last dimension of all
+    tensors, and not, masked, to those of all sequences: over a transient cache nothing else can be seen."""
+    return use.kv.transient and not a.cross and b.n_seqs > 1 and a.bias is None and a.beside is None
+
+
+def _by_sequence(b: Build, t: Tensor) -> Tensor:
+    """ne [head, n_head, n_tokens] as ne [head, n_head, n_seq_tokens, n_seqs]. (A view has a slower gradient.)"""
+    return gg.reshape_4d(t if t.is_contiguous else gg.cont(t), *t.ne[:2], b.n_seq_tokens, b.n_seqs)
+
+
+def _own_mask(b: Build, mask: Tensor) -> Tensor:
+    """The parts of a mask of all tokens, ne [n_tokens, n_tokens padded], that lie on its diagonal: ne [n_seq_tokens,
+    n_seq_tokens, 1, n_seqs]."""
+    n, row = b.n_seq_tokens, mask.nb[1]
+    return gg.view_4d(mask, n, n, 1, b.n_seqs, row, row * n, row * n + mask.nb[0] * n, 0)
 
 
 def _kqv_of_groups(b: Build, a: KV, use: CacheUse) -> Tensor:
@@ -255,16 +275,17 @@ def _kept(b: Build, use: CacheUse, il: int) -> tuple[Tensor, Tensor | None]:
     return b.kept[use.kv, use.kv.layers[use.kv.index[il]]]
 
 
-def _rows_of_k(b: Build, use: CacheUse, il: int) -> Tensor:
-    """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]."""
+def _rows_of_k(b: Build, use: CacheUse, il: int, apart: bool = False) -> Tensor:
+    """K of the first n_kv cells: ne [n_embd_head_k, n_kv, n_head_kv]. `apart`, here and below: see `_apart`."""
     kv, n_kv, _, _ = use
     if kv.transient:
-        return gg.permute(_kept(b, use, il)[0], 0, 2, 1, 3)
+        k = _kept(b, use, il)[0]
+        return gg.permute(_by_sequence(b, k) if apart else k, 0, 2, 1, 3)
     n, row, k_l = b.hparams.layer(il), kv.type_k.row_size, kv.k_l[kv.index[il]]
     return gg.view_3d(k_l, n.n_embd_head_k, n_kv, n.n_head_kv, row(n.n_embd_k_gqa), row(n.n_embd_head_k), 0)
 
 
-def _rows_of_v(b: Build, use: CacheUse, il: int) -> Tensor:
+def _rows_of_v(b: Build, use: CacheUse, il: int, apart: bool = False) -> Tensor:
     """V of the first n_kv cells, a row of each: ne [n_embd_head_v, n_kv, n_head_kv]."""
     kv, n_kv, _, _ = use
     n = b.hparams.layer(il)
@@ -272,7 +293,7 @@ def _rows_of_v(b: Build, use: CacheUse, il: int) -> Tensor:
         k, v = _kept(b, use, il)
         if v is None:
             v = gg.view_3d(k, n.n_embd_head_v, *k.ne[1:3], *k.nb[1:3], 0)
-        return gg.permute(v, 0, 2, 1, 3)
+        return gg.permute(_by_sequence(b, v) if apart else v, 0, 2, 1, 3)
     if kv.v_in_k:
         rows, row, head = kv.k_l, kv.type_k.row_size(n.n_embd_k_gqa), kv.type_k.row_size(n.n_embd_head_k)
     else:
@@ -280,11 +301,11 @@ def _rows_of_v(b: Build, use: CacheUse, il: int) -> Tensor:
     return gg.view_3d(rows[kv.index[il]], n.n_embd_head_v, n_kv, n.n_head_kv, row, head, 0)
 
 
-def _columns_of_v(b: Build, use: CacheUse, il: int) -> Tensor:
+def _columns_of_v(b: Build, use: CacheUse, il: int, apart: bool = False) -> Tensor:
     """V of the first n_kv cells, a column of each: ne [n_kv, n_embd_head_v, n_head_kv]."""
     kv, n_kv, _, _ = use
     if not kv.v_trans or kv.transient:
-        v = _rows_of_v(b, use, il)
+        v = _rows_of_v(b, use, il, apart)
         return gg.cont(gg.transpose(gg.cast(v, DType.F32) if v.dtype.is_quantized else v))
     n, size = b.hparams.layer(il), kv.type_v.type_size
     row, v_l = size * kv.size, kv.v_l[kv.index[il]]

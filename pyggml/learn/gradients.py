@@ -54,11 +54,11 @@ def grad(y: Tensor, wrt: Sequence[Tensor], gy: Tensor | None = None) -> list[Ten
         return [found[t] for t in tensors]
 
 
-def gradients_of(loss: Tensor, params: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+def gradients_of(loss: Tensor, params: Sequence[Tensor], gy: Tensor | None = None) -> dict[Tensor, Tensor]:
     """Record the gradient of each of `params` that `loss`, one element, depends on by ops that have gradients; the
-    others have none (what only chooses experts, or tokens to attend to). Raises as `grad`."""
+    others have none (what only chooses experts, or tokens to attend to). `gy`, and what is raised: as of `grad`."""
     with OneSite():
-        return _walk("gradients_of", _below(loss), loss, _seed("gradients_of", loss, None), params, lenient=True)
+        return _walk("gradients_of", _below(loss), loss, _seed("gradients_of", loss, gy), params, lenient=True)
 
 
 def expand(graph: Graph, loss: Tensor, grad_accs: Mapping[Tensor, Tensor] | None) -> dict[Tensor, Tensor]:

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pyggml.errors import ModelError, whole
+from pyggml import ops
+from pyggml.errors import ModelError, OneSite, whole
+from pyggml.graph import Graph
+from pyggml.llm.adapters.dora import norms, row_squares
 from pyggml.llm.adapters.lora import Lora, Pair
 from pyggml.models.blocks import Adapters, Build, LowRank
 from pyggml.tensor import Context, Tensor
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from pyggml.hf.folder import HFFolder
     from pyggml.llm.loaded import LoadedModel
 
+ALL_LINEAR = "all-linear"  # as a target: all products of the model but the output
 Init = Callable[[str, tuple[int, ...]], Any]
 
 
@@ -33,10 +37,13 @@ class LoRA:
     r        the rank of the products
     alpha    the factor of the products, times r
     targets  roles of weights, as in GGUF names ("attn_q", "ffn_down_exps"), or patterns of roles or names ("attn_*",
-             "blk.3.*"). Those of experts get matrices for each expert
+             "blk.3.*"). Those of experts get matrices for each expert. ("all-linear",): all but the output
     init     gives A of a weight: (its GGUF name, the shape in NumPy order: (r, n_in), of experts (n_expert, r, n_in))
              -> array. None: uniform numbers of up to 1 / sqrt(n_in), as the PEFT library draws them. B begins as zeros
     seed     of these numbers
+    rslora   divide alpha by the root of r instead of r, so that large ranks learn as fast (rsLoRA, arXiv 2312.03732)
+    dora     train the lengths of the rows of the changed weights, too (DoRA, arXiv 2402.09353). Gradients do not pass
+             through the norms that the rows are divided by, as in the PEFT library
 
     Raises ModelError for numbers that make no sense.
     """
@@ -46,6 +53,8 @@ class LoRA:
     targets: Sequence[str] = ("attn_q", "attn_v")
     init: Init | None = None
     seed: int = 0
+    rslora: bool = False
+    dora: bool = False
 
     def __post_init__(self) -> None:
         whole("LoRA: r", self.r, 1, error=ModelError)
@@ -56,13 +65,28 @@ class LoRA:
         if not self.targets:
             raise ModelError("LoRA: targets must name at least one role")
 
+    @property
+    def factor(self) -> float:
+        """What the products are multiplied with."""
+        return self.alpha / (math.sqrt(self.r) if self.rslora else self.r)
+
 
 class Matrices(NamedTuple):
-    """A and B of one weight, leafs: A ne [n_in, r], B ne [r, n_out]; of experts there are as many of both."""
+    """A and B of one weight, leafs: A ne [n_in, r], B ne [r, n_out]; of experts there are as many of both. Of DoRA the
+    magnitudes, a leaf, and the norms of the rows of the changed weight as they were when a step began: both ne [n_out],
+    of experts [n_out, n_expert]. `measures` computes the norms."""
 
     a: Tensor
     b: Tensor
     origin: Origin
+    magnitude: Tensor | None = None
+    norm: Tensor | None = None
+    measures: Graph | None = None
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters."""
+        return [t for t in (self.a, self.b, self.magnitude) if t is not None]
 
 
 class Products(Adapters):
@@ -88,6 +112,9 @@ def targets_of(model: LoadedModel, lora: LoRA) -> list[str]:
     names = [n for n in noted.names if n in model.weights]  # not an output that is the embeddings
     chosen: set[str] = set()
     for target in lora.targets:
+        if target == ALL_LINEAR:
+            chosen.update(n for n in names if role_of(n) != "output")
+            continue
         found = [n for n in names if fnmatchcase(role_of(n), target) or fnmatchcase(n, target)]
         if not found:
             roles = ", ".join(sorted({*map(role_of, names)}))
@@ -108,7 +135,25 @@ def new_adapters(ctx: Context, model: LoadedModel, lora: LoRA, folder: HFFolder 
         b = np.zeros((*shape[:-2], n_out, lora.r), np.float32)
         leafs = [ctx.from_numpy(x, name=f"{name}.lora_{end}").set_param() for x, end in ((a, "a"), (b, "b"))]
         made[name] = Matrices(leafs[0], leafs[1], origin_of(folder, name) or Origin(name))
+        if lora.dora:
+            made[name] = _with_magnitude(ctx, lora, name, model.weights[name], made[name])
     return made
+
+
+def _with_magnitude(ctx: Context, lora: LoRA, name: str, weight: Tensor, m: Matrices) -> Matrices:
+    if m.origin.scale is not None:
+        raise ModelError(f"LoRA: {name} is the checkpoint's weight times a factor: dora=True is not supported for it")
+    squares = row_squares(weight)
+    lengths = np.sqrt(squares)
+    if not lengths.all():
+        raise ModelError(f"LoRA: {name} has a row of zeros, which has no direction: dora=True is not for it")
+    magnitude = ctx.from_numpy(lengths, name=f"{name}.lora_magnitude").set_param()
+    norm = ctx.from_numpy(lengths, name=f"{name} (norms)")
+    with ctx, OneSite():
+        scale = ctx.from_numpy(np.array([lora.factor], np.float32))
+        now = norms(weight, ctx.from_numpy(squares), m.a, m.b, scale)
+        measures = Graph().build_forward_expand(ops.cpy(now, norm))
+    return m._replace(magnitude=magnitude, norm=norm, measures=measures)
 
 
 def _initial(lora: LoRA, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
@@ -127,9 +172,19 @@ def _initial(lora: LoRA, name: str, shape: tuple[int, ...], rng: np.random.Gener
 def adapters_of(ctx: Context, lora: LoRA, matrices: Mapping[str, Matrices]) -> Adapters:
     """What graphs are built with, recorded in `ctx`. When the rows of a weight are those of its checkpoint times a
     factor, so are those of its B."""
-    scale = ctx.from_numpy(np.array([lora.alpha / lora.r], np.float32), name="lora_scale")
+    scale = ctx.from_numpy(np.array([lora.factor], np.float32), name="lora_scale")
     with ctx:
-        low_rank = {name: [LowRank(m.a, m.origin.scaled(ctx, m.b), scale)] for name, m in matrices.items()}
+        low_rank = {
+            name: [
+                LowRank(
+                    m.a,
+                    m.origin.scaled(ctx, m.b),
+                    scale,
+                    None if m.magnitude is None or m.norm is None else ops.div(m.magnitude, m.norm),
+                )
+            ]
+            for name, m in matrices.items()
+        }
     return Adapters(low_rank, {})
 
 
@@ -142,10 +197,13 @@ def adapter(arch: str, lora: LoRA, matrices: Mapping[str, Matrices]) -> Lora:
             return m.b
         return ctx.from_numpy(np.asarray(m.b.numpy() * m.origin.scale, np.float32), name=m.b.name)
 
-    factor = lora.alpha / lora.r
-    return Lora("a trained adapter", arch, {name: Pair(m.a, scaled(m), factor) for name, m in matrices.items()})
+    return Lora(
+        "a trained adapter",
+        arch,
+        {name: Pair(m.a, scaled(m), lora.factor, m.magnitude) for name, m in matrices.items()},
+    )
 
 
 def peft_pairs(lora: LoRA, matrices: Mapping[str, Matrices]) -> dict[str, Pair]:
     """The matrices as they belong to the weights of a checkpoint, by GGUF names."""
-    return {name: Pair(m.a, m.b, lora.alpha / lora.r) for name, m in matrices.items()}
+    return {name: Pair(m.a, m.b, lora.factor, m.magnitude) for name, m in matrices.items()}

@@ -10,29 +10,45 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from pyggml import ops
-from pyggml.errors import GraphError
-from pyggml.tensor import Tensor
+from pyggml.dtypes import DType
+from pyggml.errors import GraphError, whole
+from pyggml.ops.opt_step import BLOCK8
+from pyggml.tensor import Context, Tensor
 from pyggml.types import Floats
 
 Rate = float | Callable[[int], float]
+_FEW = 4096  # elements: what is remembered of smaller parameters is not worth 8 bits
+
+
+class State(NamedTuple):
+    """One tensor of what an optimiser remembers of a parameter. It begins as zeros."""
+
+    name: str
+    dtype: DType
+    ne: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.row_size(self.ne[0]) * math.prod(self.ne[1:])
 
 
 class Optimiser(Protocol):
     """How parameters follow their gradients.
 
-    states     what is remembered of each parameter: the names of tensors of its shape, which begin as zeros
     n_numbers  how many numbers the steps of all parameters read beside them
     """
 
     @property
-    def states(self) -> tuple[str, ...]: ...
-    @property
     def n_numbers(self) -> int: ...
+
+    def states(self, w: Tensor) -> tuple[State, ...]:
+        """What is remembered of a parameter."""
+        ...
 
     def numbers(self, step: int) -> Floats:
         """float32 [n_numbers]: the numbers that step number `step`, from 0 on, reads."""
@@ -63,19 +79,17 @@ class AdamW:
 
     def __post_init__(self) -> None:
         if not callable(self.lr):
-            _number("AdamW: lr", self.lr)
+            check_number("AdamW: lr", self.lr)
         if len(self.betas) != 2:
             raise GraphError(f"AdamW: betas must be two numbers, not {self.betas!r:.40}")
         for beta in self.betas:
-            if not _number("AdamW: a beta", beta) < 1:
-                raise GraphError(f"AdamW: betas must be below 1, not {self.betas!r:.40}")
-        _number("AdamW: eps", self.eps)
-        _number("AdamW: weight_decay", self.weight_decay)
+            below_1("AdamW: a beta", beta)
+        check_number("AdamW: eps", self.eps)
+        check_number("AdamW: weight_decay", self.weight_decay)
 
-    @property
-    def states(self) -> tuple[str, ...]:
+    def states(self, w: Tensor) -> tuple[State, ...]:
         """The means of gradients and of their squares."""
-        return "m", "v"
+        return like(w, "m", "v")
 
     @property
     def n_numbers(self) -> int:
@@ -86,12 +100,46 @@ class AdamW:
         """See `Optimiser`."""
         first, second = (float(np.float32(beta)) for beta in self.betas)  # 1 - beta is that of the F32 number, too
         grown = [1 / (1 - beta ** (step + 1)) for beta in (first, second)]
-        return np.array([_rate("AdamW", self.lr, step), first, second, self.eps, self.weight_decay, *grown], np.float32)
+        return np.array(
+            [rate_of("AdamW", self.lr, step), first, second, self.eps, self.weight_decay, *grown], np.float32
+        )
 
     def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
         """See `Optimiser`."""
         m, v = states
         return ops.opt_step_adamw(w, g, m, v, numbers)
+
+
+@dataclass(frozen=True)
+class AdamW8(AdamW):
+    """AdamW that remembers 2 bytes of a parameter's element, and 8 of each 256 of them, instead of 8 bytes an element
+    (see `opt_step_adamw8`). Parameters of less than 4096 elements are as with `AdamW`.
+
+    Fields, and what is raised: as of `AdamW`.
+    """
+
+    def states(self, w: Tensor) -> tuple[State, ...]:
+        """The codes of AdamW's means, and their scales."""
+        if w.n_elements < _FEW:
+            return super().states(w)
+        scales = State("scales", DType.F32, (2, -(-w.n_elements // BLOCK8)))
+        return State("m", DType.I8, w.ne[: w.rank]), State("v", DType.I8, w.ne[: w.rank]), scales
+
+    @property
+    def n_numbers(self) -> int:
+        """Those of `opt_step_adamw8`."""
+        return 8
+
+    def numbers(self, step: int) -> Floats:
+        """See `Optimiser`."""
+        return np.append(super().numbers(step), np.float32(step))
+
+    def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
+        """See `Optimiser`."""
+        if w.n_elements < _FEW:
+            return super().step(w, g, states, ops.view_1d(numbers, super().n_numbers, 0))
+        m, v, scales = states
+        return ops.opt_step_adamw8(w, g, m, v, scales, numbers)
 
 
 @dataclass(frozen=True)
@@ -111,15 +159,13 @@ class SGD:
 
     def __post_init__(self) -> None:
         if not callable(self.lr):
-            _number("SGD: lr", self.lr)
-        if not _number("SGD: momentum", self.momentum) < 1:
-            raise GraphError(f"SGD: momentum must be below 1, not {self.momentum}")
-        _number("SGD: weight_decay", self.weight_decay)
+            check_number("SGD: lr", self.lr)
+        below_1("SGD: momentum", self.momentum)
+        check_number("SGD: weight_decay", self.weight_decay)
 
-    @property
-    def states(self) -> tuple[str, ...]:
+    def states(self, w: Tensor) -> tuple[State, ...]:
         """What the last steps left, when there is momentum."""
-        return ("m",) if self.momentum else ()
+        return like(w, "m") if self.momentum else ()
 
     @property
     def n_numbers(self) -> int:
@@ -128,7 +174,7 @@ class SGD:
 
     def numbers(self, step: int) -> Floats:
         """See `Optimiser`."""
-        return np.array([_rate("SGD", self.lr, step), 0.0 if self.momentum else self.weight_decay], np.float32)
+        return np.array([rate_of("SGD", self.lr, step), 0.0 if self.momentum else self.weight_decay], np.float32)
 
     def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
         """See `Optimiser`."""
@@ -142,8 +188,20 @@ class SGD:
 def schedule(
     lr: float, n_steps: int, kind: Literal["constant", "linear", "cosine"] = "constant", warmup: int = 0
 ) -> Callable[[int], float]:
-    """Learning rates of `n_steps` steps: from near 0 up to `lr` in the first `warmup` steps, in equal parts; then
-    constant, or down to 0 in a straight line, or along half a cosine."""
+    """Learning rates, for the `lr` of an optimiser: a function of the number of the step, which counts from 0.
+
+        gg.AdamW(gg.schedule(1e-3, n_steps=1000, kind="cosine", warmup=50))
+
+    In the first `warmup` steps the rate grows in equal parts to `lr`, which the last of them has. In the steps after
+    them it stays, or falls along a straight line or half a cosine, to 0 after `n_steps` steps.
+
+    Raises GraphError for numbers that make no sense, and for another kind.
+    """
+    check_number("schedule: lr", lr)
+    whole("schedule: n_steps", n_steps, 1, error=GraphError)
+    whole("schedule: warmup", warmup, 0, error=GraphError)
+    if kind not in ("constant", "linear", "cosine"):
+        raise GraphError(f'schedule: kind must be "constant", "linear" or "cosine", not {kind!r:.40}')
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -156,7 +214,35 @@ def schedule(
     return rate
 
 
-def _number(what: str, value: object) -> float:
+def new_states(ctx: Context, opt: Optimiser, w: Tensor) -> tuple[Tensor, ...]:
+    """What `opt` remembers of a parameter before the first step: leafs, zeros."""
+    made: list[Tensor] = []
+    for state in opt.states(w):
+        zeros = np.zeros(state.nbytes, np.uint8)
+        made.append(ctx.from_bytes(zeros, state.dtype, state.ne, f"{w.name} ({state.name})"))
+    return tuple(made)
+
+
+def like(w: Tensor, *names: str) -> tuple[State, ...]:
+    """States in F32, of the ne of a parameter."""
+    return tuple(State(name, DType.F32, w.ne[: w.rank]) for name in names)
+
+
+def below_1(what: str, value: object) -> None:
+    """Raises GraphError for what is no number from 0 on and below 1."""
+    if not check_number(what, value) < 1:
+        raise GraphError(f"{what} must be below 1, not {value}")
+
+
+def above_0(what: str, value: object) -> float:
+    """`value`, when it is a finite number above 0."""
+    number = check_number(what, value)
+    if number == 0:
+        raise GraphError(f"{what} must be a positive number, not 0")
+    return number
+
+
+def check_number(what: str, value: object) -> float:
     """`value`, when it is a finite number from 0 on."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise GraphError(f"{what} must be a number, not {value!r:.40}")
@@ -166,5 +252,6 @@ def _number(what: str, value: object) -> float:
     return number
 
 
-def _rate(what: str, lr: Rate, step: int) -> float:
-    return _number(f"{what}: lr of step {step}", lr(step)) if callable(lr) else lr
+def rate_of(what: str, lr: Rate, step: int) -> float:
+    """The learning rate of a step. Raises GraphError when it is no finite number from 0 on."""
+    return check_number(f"{what}: lr of step {step}", lr(step)) if callable(lr) else lr

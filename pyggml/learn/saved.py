@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from pyggml.backends.quantize import dequantize, quantize
-from pyggml.errors import ModelError, StateError, path_name
-from pyggml.gguf_io import tensor_file
+from pyggml.errors import ModelError, StateError
 from pyggml.gguf_io.write import kv_record
 from pyggml.hf.export import export_folder
 from pyggml.llm.adapters.lora import save_lora
@@ -27,15 +27,14 @@ from pyggml.types import Floats
 from .checkpoint import NUMBERS
 from .lora import LoRA, Matrices, peft_pairs
 from .optimisers import Optimiser
+from .state_file import STEPS, Trained, check_output, read_state, write_state
 
 if TYPE_CHECKING:
     from pyggml.llm.adapters.lora import Lora
     from pyggml.llm.loaded import LoadedModel
 
-_VERSION = "pyggml.training.version"
-_FORMAT = 1
-_KEYS = ("general.architecture", "pyggml.training.optimiser")
-_STEPS = "pyggml.training.steps"
+_ARCHITECTURE = "general.architecture"
+_OPTIONS = "pyggml.training.options"
 
 
 class Training(Protocol):
@@ -43,6 +42,7 @@ class Training(Protocol):
 
     model: LoadedModel
     opt: Optimiser
+    clip: float | None
     train: Literal["all"] | LoRA
     params: dict[str, Tensor]
     states: dict[str, tuple[Tensor, ...]]
@@ -54,21 +54,6 @@ class Training(Protocol):
     @property
     def lora(self) -> Lora: ...
     def weight(self, name: str) -> Floats: ...
-
-
-def check_output(path: str | os.PathLike[str], *read: str | os.PathLike[str] | None) -> str:
-    """The name of what is to be written. Raises ModelError when it cannot be there, and when it is one of the files
-    that are `read`."""
-    out = path_name(path, ModelError)
-    folder = os.path.dirname(os.path.abspath(out))
-    if not os.path.isdir(folder):
-        raise ModelError(f"{out}: there is no folder {folder}")
-    if os.path.isdir(out):
-        raise ModelError(f"{out}: is a folder that is there already; name another one, or a file")
-    for other in read:
-        if other is not None and os.path.exists(out) and os.path.exists(other) and os.path.samefile(out, other):
-            raise ModelError(f"{out}: is read, too, and would be lost; name another file")
-    return out
 
 
 def save(t: Training, path: str | os.PathLike[str]) -> None:
@@ -149,37 +134,58 @@ class _TrainedSource:
         self._source.refuse_output(out)
 
 
-def save_state(t: Training, path: str | os.PathLike[str]) -> None:
-    """See `Trainer.save_state`."""
-    arrays = {name: w.numpy() for name, w in t.params.items()}
-    for name, states in t.states.items():
-        arrays |= {f"{name}/{i}": s.numpy() for i, s in enumerate(states)}
-    tensor_file.save(check_output(path, t.model.path), arrays, {_VERSION: _FORMAT, **_named(t), _STEPS: t.n_steps})
+def save_state(t: Training, path: str | os.PathLike[str], more: Mapping[str, Any]) -> None:
+    """See `Trainer.save_state`. `more`: metadata."""
+    options = json.dumps(_options(t, t.n_steps))
+    write_state(check_output(path, t.model.path), _of(t), t.n_steps, {_OPTIONS: options, **more})
 
 
-def load_state(t: Training, path: str | os.PathLike[str]) -> None:
-    """See `Trainer.load_state`."""
-    file = tensor_file.load(path)
-    if file.metadata.get(_VERSION) != _FORMAT:
-        raise StateError(f"{os.fspath(path)}: is no state of a training that this version reads")
-    for key, value in _named(t).items():
-        if file.metadata.get(key) != value:
-            raise StateError(f"{os.fspath(path)}: {key} is {file.metadata.get(key)!r:.60}, here {value!r:.60}")
-    targets = dict(t.params)
-    for name, states in t.states.items():
-        targets |= {f"{name}/{i}": s for i, s in enumerate(states)}
-    for name in file.keys() ^ targets.keys():
-        raise StateError(f"{os.fspath(path)}: {name} is only {'there' if name in file else 'here'}")
-    for name, w in targets.items():
-        if file[name].ne != w.ne or file[name].dtype is not w.dtype:
-            raise StateError(f"{os.fspath(path)}: {file[name].describe()} does not fit {w.describe()}")
-    n_steps = file.metadata.get(_STEPS)
-    if type(n_steps) is not int or n_steps < 0:
-        raise StateError(f"{os.fspath(path)}: {_STEPS} is {n_steps!r:.60}")
-    for name, w in targets.items():
-        w.set(file[name].numpy())
-    t.n_steps = n_steps
+def load_state(t: Training, path: str | os.PathLike[str], check: Callable[[Mapping[str, Any]], None]) -> None:
+    """See `Trainer.load_state`. `check`: see `read_state`."""
+
+    def check_all(metadata: Mapping[str, Any]) -> None:
+        check(metadata)
+        _check_options(os.fspath(path), metadata.get(_OPTIONS), _options(t, metadata[STEPS]))
+
+    t.n_steps = read_state(path, _of(t), check_all)
 
 
-def _named(t: Training) -> dict[str, Any]:
-    return dict(zip(_KEYS, (t.model.arch, type(t.opt).__name__), strict=True))
+def _of(t: Training) -> Trained:
+    return Trained(t.params, t.states, {_ARCHITECTURE: t.model.arch})
+
+
+def _options(t: Training, step: int) -> dict[str, str]:
+    """What the steps of a training follow, by name, as text. Of a learning rate that is a function: that of `step`, the
+    next one."""
+    found = {"optimiser": type(t.opt).__name__}
+    for f in fields(t.opt) if is_dataclass(t.opt) else ():
+        value = getattr(t.opt, f.name)
+        found[f.name] = _text(value(step) if callable(value) else value)
+    found["clip"] = _text(t.clip)
+    if isinstance(t.train, LoRA):
+        found["LoRA factor"] = _text(t.train.factor)
+    return found
+
+
+def _text(value: object) -> str:
+    """A number with six digits: the last ones of a cosine may differ from machine to machine."""
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, cast("tuple[object, ...]", value)))
+    return f"{value:.6g}" if isinstance(value, int | float) else str(value)
+
+
+def _check_options(path: str, stored: object, here: dict[str, str]) -> None:
+    """Raises StateError, which says what differs."""
+    try:
+        there = json.loads(stored if isinstance(stored, str) else "")
+    except json.JSONDecodeError:
+        there = None
+    if not isinstance(there, dict):
+        raise StateError(f"{path}: {_OPTIONS} is {stored!r:.60}")
+    there = cast("dict[str, object]", there)
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if names:
+        had, has = (", ".join(f"{name} {x[name]}" for name in names if name in x) for x in (there, here))
+        raise StateError(
+            f"{path}: is the state of a training with {had or 'fewer options'}; here: {has or 'none of them'}"
+        )

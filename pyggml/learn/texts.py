@@ -112,6 +112,7 @@ class _Filled:
             for use in build.uses
             if use.mask in build.inputs
         ]
+        self._masked: list[bytes] = []  # positions and sequences that the masks are written for
 
     def fill(self, texts: Sequence[Ints], n_tokens: int) -> None:
         """Set the inputs for texts of at most `n_tokens` tokens. The memory must be empty."""
@@ -123,8 +124,12 @@ class _Filled:
         for group in self.build.input_groups:
             for name, values in zip(group.names, group.fill(u, self.memory), strict=True):
                 _set(self.build.inputs[name].tensor, values)
-        for mask in self._masks:
-            mask.write(u.pos, u.seq, None, len(mask.memory[0]))
+        cells = (x for mask in self._masks for x in (mask.cells.pos, mask.cells.seq))
+        masked = [x.tobytes() for x in (u.pos, u.seq, *cells)]
+        if masked != self._masked:
+            for mask in self._masks:
+                mask.write(u.pos, u.seq, None, len(mask.memory[0]))
+            self._masked = masked
 
 
 def _set(t: Tensor, values: np.ndarray[tuple[int, ...], np.dtype[np.int32] | np.dtype[np.float32]]) -> None:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml.errors import ModelError
 from pyggml.llm.generate.templates import ChatTemplate, find_template
 from pyggml.llm.generate.text import chat_ids
 from pyggml.small_file import parse_json
+from pyggml.types import Ints
 
 if TYPE_CHECKING:
     from pyggml.llm.loaded import LoadedModel
 
 
+Texts = Sequence[Sequence[int] | Ints]  # token ids of each text
+Masks = Sequence[Sequence[Any] | npt.NDArray[np.bool_]]  # of each text, for each token whether its prediction counts
+
 _SORTED = 16  # so many batches are sorted by length
 
 
 class Example(NamedTuple):
-    """The token ids of a text, and for each of them 1 when its prediction counts, else 0."""
+    """The token ids of a text, and for each of them whether its prediction counts."""
 
-    ids: list[int]
-    mask: list[int]
+    ids: Sequence[int] | Ints
+    mask: Sequence[Any] | npt.NDArray[np.bool_]
+
+    @property
+    def n_counted(self) -> int:
+        """How many predictions count. The first token is not predicted."""
+        return int(np.count_nonzero(np.asarray(self.mask)[1:]))
 
 
 def read_examples(
@@ -35,57 +46,75 @@ def read_examples(
 
     A file that ends with .jsonl has an object in each line: {"text": ...}; {"prompt": ..., "completion": ...}; or
     {"messages": [...]}, which the model's own chat template makes a text of. The end-of-text token is added to texts
-    and completions. Longer ones are cut. Any other file is one plain text, which is cut into pieces of n_ctx tokens.
+    and completions. Longer ones are cut. It is read line by line; what stays in memory are 5 bytes for each token. Any
+    other file is one plain text, which is cut into pieces of n_ctx tokens.
 
     mask_prompt  only completions, and the messages of the assistant, count
     pack         join short texts, one after the other, as long as they fit into n_ctx tokens. (The first token of each
                  does not count then.)
 
-    Raises ModelError for a file that cannot be read or has no text, and for a line that is no such object (with its
-    number).
+    Lines without a token to predict are left out, with a warning that tells their numbers. Raises ModelError for a file
+    that cannot be read or has no text, and for a line that is no such object (with its number).
     """
     where = os.fspath(path)
+    skipped: list[int] = []
     try:
-        data = Path(where).read_text(encoding="utf-8")
+        if where.endswith(".jsonl"):
+            with open(where, "rb") as file:
+                found = list(_usable(_of_lines(where, file, model, mask_prompt), n_ctx, skipped))
+        else:
+            ids = model.tokenize(Path(where).read_text(encoding="utf-8"))
+            found = [_example(ids[i : i + n_ctx], 1) for i in range(0, len(ids) - 1, n_ctx)]
     except OSError as e:
         raise ModelError(f"{where}: cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:
         raise ModelError(f"{where}: is no UTF-8 text: {e.reason} at byte {e.start}") from None
-    if where.endswith(".jsonl"):
-        found = [_cut(e, n_ctx) for e in _of_lines(where, data, model, mask_prompt)]
-    else:
-        ids = model.tokenize(data)
-        found = [Example(part, [1] * len(part)) for i in range(0, len(ids), n_ctx) if (part := ids[i : i + n_ctx])]
-    found = [e for e in found if len(e.ids) > 1 and any(e.mask[1:])]
+    found = [e for e in found if len(e.ids) > 1]
     if not found:
         raise ModelError(f"{where}: holds no text with a token to predict")
+    if skipped:
+        lines = ", ".join(map(str, skipped[:5])) + (", ..." if len(skipped) > 5 else "")
+        text = f"{len(skipped)} texts have no token to predict and are left out: lines {lines}"
+        warnings.warn(f"{where}: {text}", stacklevel=2)
     return list(_packed(found, n_ctx)) if pack else found
 
 
-def _cut(e: Example, n: int) -> Example:
-    return Example(e.ids[:n], e.mask[:n])
+def _example(ids: Sequence[int], mask: Sequence[int] | int) -> Example:
+    """As arrays, which take less memory than lists."""
+    return Example(np.array(ids, np.int32), np.array(np.broadcast_to(mask, len(ids)), np.bool_))
 
 
-def _of_lines(where: str, data: str, model: LoadedModel, mask_prompt: bool) -> Iterator[Example]:
+def _usable(lines: Iterator[tuple[int, Example]], n_ctx: int, skipped: list[int]) -> Iterator[Example]:
+    """The texts, cut, that have a token to predict. The numbers of other lines are added to `skipped`."""
+    for number, e in lines:
+        cut = _example(cast("Sequence[int]", e.ids[:n_ctx]), cast("Sequence[int]", e.mask[:n_ctx]))
+        if cut.n_counted:
+            yield cut
+        else:
+            skipped.append(number)
+
+
+def _of_lines(where: str, file: IO[bytes], model: LoadedModel, mask_prompt: bool) -> Iterator[tuple[int, Example]]:
+    """The texts of a file of JSON lines, with the numbers of their lines."""
     template: ChatTemplate | None = None
-    for number, line in enumerate(data.split("\n"), 1):
+    for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         at = f"{where}, line {number}"
-        entry = parse_json(at, line.encode(), ModelError)
+        entry = parse_json(at, line, ModelError)
         if not isinstance(entry, dict):
             raise ModelError(f"{at}: is no JSON object")
         values = cast("dict[str, Any]", entry)
         if "messages" in values:
             template = template or find_template(None, model.kv)
-            yield _of_messages(at, values["messages"], model, template, mask_prompt)
+            yield number, _of_messages(at, values["messages"], model, template, mask_prompt)
         elif "prompt" in values and "completion" in values:
             prompt = model.tokenize(_text(at, values, "prompt"), parse_special=True)
             answer = [*model.tokenize(_text(at, values, "completion"), add_special=False), *_end(model)]
-            yield Example(prompt + answer, [int(not mask_prompt)] * len(prompt) + [1] * len(answer))
+            yield number, Example(prompt + answer, [int(not mask_prompt)] * len(prompt) + [1] * len(answer))
         elif "text" in values:
-            ids = [*model.tokenize(_text(at, values, "text")), *_end(model)]
-            yield Example(ids, [1] * len(ids))
+            ids = [*model.tokenize(_text(at, values, "text")), *_end(model)] if values["text"] else []
+            yield number, Example(ids, [1] * len(ids))
         else:
             raise ModelError(f"{at}: has neither `text`, nor `prompt` and `completion`, nor `messages`")
 
@@ -140,13 +169,16 @@ def _of_messages(at: str, messages: Any, model: LoadedModel, template: ChatTempl
 
 
 def _packed(examples: Sequence[Example], n_ctx: int) -> Iterator[Example]:
-    ids, mask = list[int](), list[int]()
-    for e in examples:
-        if ids and len(ids) + len(e.ids) > n_ctx:
-            yield Example(ids, mask)
-            ids, mask = [], []
-        ids, mask = ids + e.ids, [*mask, 0, *e.mask[1:]]
-    yield Example(ids, mask)
+    """Texts that are joined as long as they fit; the first token of each does not count."""
+    together: list[Example] = []
+    n = 0
+    for e in [*examples, None]:
+        if together and (e is None or n + len(e.ids) > n_ctx):
+            masks = [np.concatenate([[False], each.mask[1:]]) for each in together]
+            yield Example(np.concatenate([each.ids for each in together]), np.concatenate(masks))
+            together, n = [], 0
+        if e is not None:
+            together, n = [*together, e], n + len(e.ids)
 
 
 class Batches:

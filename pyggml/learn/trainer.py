@@ -6,32 +6,41 @@ and run again. Parameters, and what the optimiser remembers of them, are leafs t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from numbers import Real
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
 from pyggml import ops
+from pyggml.buffers.buffer import check_free_memory
 from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
-from pyggml.errors import BackendError, BatchError, GraphError, ModelError, OneSite, whole
+from pyggml.errors import BatchError, ModelError, OneSite, whole
 from pyggml.graph import Graph
 from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
-from pyggml.inspect.taps import Tap
 from pyggml.llm.batch import token_ids
 from pyggml.models.blocks import NO_ADAPTERS
 from pyggml.models.weights import Weights
 from pyggml.sched import Scheduler
+from pyggml.stream.sizes import memory_size, shown_size
 from pyggml.tensor import FLAG_OUTPUT, Context, Tensor, allocate_tensors
 from pyggml.types import Floats, Ints
 
 from . import saved
 from .checkpoint import numbers_of, origin_of
+from .dropout import Dropout
+from .fit_texts import fit_texts
 from .gradients import gradients_of
-from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
-from .optimisers import Optimiser
+from .loop import Callback, Epoch, Options
+from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
+from .optimisers import Optimiser, above_0, new_states
+from .recompute import layers_to_compute_again
+from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
+from .texts_file import Masks, Texts
 
 if TYPE_CHECKING:
     from pyggml.llm.adapters.lora import Lora
@@ -42,13 +51,28 @@ _MAX_GRAPHS = 8  # graphs kept for reuse
 _NOT_COUNTED = -1  # the label of a row whose prediction does not count
 
 
-class _Batch(NamedTuple):
-    """A batch as a graph takes it: the tokens that are read, of each text all but the last, and of each of them the
-    next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]."""
+# What a graph does beside the loss: nothing, a step of the optimiser, or add its gradients to sums.
+_Kind = Literal["loss", "step", "sum"]
 
+
+class _Part(NamedTuple):
+    """Texts as a graph takes them.
+
+    number  of the part in the batch, from 0 on
+    texts   the tokens that are read: of each text all but the last
+    labels  of each token the next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]
+    share   of the predictions of the batch that count, how many of them are of this part, 0 to 1
+    """
+
+    number: int
     shape: Shape
     texts: list[Ints]
     labels: Ints
+    share: float
+
+
+def _n_counted(labels: Ints) -> int:
+    return int((labels != _NOT_COUNTED).sum())
 
 
 class Trainer:
@@ -56,12 +80,14 @@ class Trainer:
 
     model   the model, which keeps its weights: what is trained are copies of them, or adapters
     opt     the optimiser
-    params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a and NAME.lora_b. For
-            a model of a Hugging Face folder they are what the checkpoint has (logarithms where the GGUF has values)
-    states  what the optimiser remembers of each parameter, in the order of `opt.states`
+    params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a, NAME.lora_b, and
+            with DoRA NAME.lora_magnitude. For a model of a Hugging Face folder they are what the checkpoint has
+            (logarithms where the GGUF has values)
+    states  what the optimiser remembers of each parameter, in the order of `opt.states(parameter)`
     matrices  of adapters, A and B by the name of the weight
     numbers what the optimiser reads in each step
     n_steps how many steps were made
+    dropout, seed  see `Model.trainer`
 
     Results do not depend on the number of threads.
     """
@@ -73,6 +99,12 @@ class Trainer:
         train: Literal["all"] | LoRA = "all",
         n_ctx: int = 512,
         n_threads: int | None = None,
+        n_ubatch: int | None = None,
+        clip: float | None = None,
+        checkpoint: bool = False,
+        ram: int | str | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
     ) -> None:
         """See `Model.trainer`."""
         if model.vocab_only or model.weight_stream is not None or model.stage is not None:
@@ -88,51 +120,107 @@ class Trainer:
         self.model, self.opt = model, opt
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
+        self.n_ubatch = n_ubatch if n_ubatch is None else whole("n_ubatch", n_ubatch, 1, error=ModelError)
+        self.clip = clip if clip is None else above_0("clip", clip)
+        self.checkpoint, self.ram = checkpoint, None if ram is None else memory_size(ram)
+        if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
+            raise ModelError(f"dropout must be a number from 0 on and below 1, not {dropout!r:.40}")
+        self.dropout, self.seed = float(dropout), whole("seed", seed, 0, error=ModelError)
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
         self._weights = _TrainedWeights(model, self._folder) if train == "all" else None
+        self._check_memory()
         if self._weights is not None:
             self.params = self._weights.new_parameters(self._ctx)
             self.matrices: dict[str, Matrices] = {}
         else:
             assert isinstance(train, LoRA)
             self.matrices = new_adapters(self._ctx, model, train, self._folder)
-            self.params = {t.name: t for m in self.matrices.values() for t in (m.a, m.b)}
+            self.params = {t.name: t for m in self.matrices.values() for t in m.trained}
         self.states: dict[str, tuple[Tensor, ...]] = {
-            name: tuple(self._zeros(t, f"{name} ({state})") for state in opt.states) for name, t in self.params.items()
+            name: new_states(self._ctx, opt, t) for name, t in self.params.items()
         }
         self.numbers = self._ctx.new_tensor(DType.F32, (opt.n_numbers,), "opt_numbers").set_input()
         self.numbers.set(np.zeros(opt.n_numbers, np.float32))
         self._scheduler = Scheduler(("cpu",), n_threads)
         self._scheduler.watches = model.watches
-        self._graphs: dict[tuple[Shape, bool], _StepGraph] = {}
+        self._graphs: dict[tuple[Shape, _Kind], _StepGraph] = {}
+        self._n_bytes = 0  # of the memory of graphs
+        self._sums: dict[Tensor, Tensor] = {}
+        self._steps_of_sums: Graph | None = None
 
     def __repr__(self) -> str:
         n = sum(t.n_elements for t in self.params.values())
         return f"<Trainer {self.model.arch} {len(self.params)} parameters of {n} elements, {self.n_steps} steps>"
 
-    def step(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+    def step(self, sequences: Texts, masks: Masks | None = None) -> float:
         """Make one step: the parameters follow the gradients of the mean loss of a batch.
 
         sequences  token ids of each text, at least two and at most n_ctx. Texts do not see each other
         masks      for each text a value for each token: 0 or False when its prediction does not count. (The first token
                    is not predicted; its value is ignored.)
 
+        With `n_ubatch` no more texts are in memory at a time; the gradients of a larger batch are summed up.
+
         Result: the mean cross-entropy (natural logarithms) over all predictions that count, before the update.
 
-        Raises BatchError for sequences that cannot be taken; GraphError when the loss is no number, which names the
-        step and the first tensor with such an element (the parameters stay as they were).
+        Raises BatchError for sequences that cannot be taken; GraphError when the loss, or with `clip` the norm of the
+        gradients, is no finite number, which names the step and the first tensor with such an element (the parameters
+        stay as they were).
         """
-        batch = self._batch(sequences, masks)
+        parts = self._parts(sequences, masks)
+        self._measure_rows()
         self.numbers.set(self.opt.numbers(self.n_steps))
-        loss = self._run(batch, learns=True)
+        if len(parts) == 1:
+            loss = self._run(parts[0], "step")
+        else:
+            for total in self._sums.values():
+                total.numpy()[...] = 0
+            loss = sum(part.share * self._run(part, "sum") for part in parts)
+            if self._steps_of_sums is None:
+                with Context() as ctx, OneSite():
+                    self._steps_of_sums = with_steps(ctx, (), self._sums, self.step_of, self.clip)
+            self._checked_run(self._steps_of_sums, lambda: None)
         self.n_steps += 1
         return loss
 
-    def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+    def loss(self, sequences: Texts, masks: Masks | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
-        return self._run(self._batch(sequences, masks), learns=False)
+        parts = self._parts(sequences, masks)
+        self._measure_rows()
+        return sum(part.share * self._run(part, "loss") for part in parts)
+
+    def fit(
+        self,
+        sequences: Texts,
+        masks: Masks | None = None,
+        epochs: float = 1,
+        val_split: float = 0.0,
+        n_batch: int = 4,
+        *,
+        seed: int = 0,
+        n_steps: int | None = None,
+        callback: Callback | None = None,
+        progress: bool = False,
+        state: str | os.PathLike[str] | None = None,
+        save_every: int = 0,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> list[Epoch]:
+        """Make steps over all texts, and give the results of each epoch.
+
+        sequences  the texts, see `step`
+        masks      of each text, see `step`
+        epochs     how often all texts are seen
+        val_split  the part of the texts that is held back, to measure the loss on after each epoch
+        n_batch    texts of a step. Those of a step have similar lengths
+        seed       of the order of texts
+        n_steps    how many steps there are in all, with those made before (instead of `epochs`)
+
+        The other arguments are those of `gg.fit`: one loop serves both. Raises as `step` and `gg.fit`.
+        """
+        how = Options(callback, progress, state, save_every, resume)
+        return fit_texts(self, sequences, masks, epochs, val_split, n_batch, seed, n_steps, how)
 
     def weight(self, name: str) -> Floats:
         """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
@@ -147,7 +235,8 @@ class Trainer:
     @property
     def lora(self) -> Lora:
         """The adapter that is trained, for `ctx.set_loras([(trainer.lora, 1.0)])`: it has the matrices themselves, and
-        changes with each step. Raises ModelError when weights are trained."""
+        changes with each step. (With DoRA, a context takes the lengths of rows as they are when the adapter is set.)
+        Raises ModelError when weights are trained."""
         if not isinstance(self.train, LoRA):
             raise ModelError('there is no adapter: the trainer was made with train="all"')
         return adapter(self.model.arch, self.train, self.matrices)
@@ -165,20 +254,18 @@ class Trainer:
     def save_state(self, path: str | os.PathLike[str]) -> None:
         """Write all that the next steps depend on: the parameters, what the optimiser remembers, and how many steps
         were made. A trainer made with the same arguments goes on from there to the same bits. Raises GGUFError."""
-        saved.save_state(self, path)
+        saved.save_state(self, path, {})
 
     def load_state(self, path: str | os.PathLike[str]) -> None:
         """Go on from what `save_state` wrote. Raises GGUFError for a bad file, StateError for the state of another
         training; then nothing has changed."""
-        saved.load_state(self, path)
+        saved.load_state(self, path, lambda metadata: None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _zeros(self, like: Tensor, name: str) -> Tensor:
-        return self._ctx.from_numpy(np.zeros(like.shape, np.float32), name=name)
-
-    def _batch(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> _Batch:
-        """Raises BatchError."""
+    def _parts(self, sequences: Texts, masks: Masks | None) -> list[_Part]:
+        """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
+        BatchError."""
         if not isinstance(sequences, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BatchError(f"a batch is a list of texts, each a list of token ids, not {sequences!r:.40}")
         if not len(sequences):
@@ -186,45 +273,115 @@ class Trainer:
         if masks is not None and len(masks) != len(sequences):
             raise BatchError(f"{len(sequences)} sequences have {len(masks)} masks")
         texts = [_checked(ids, i, self.n_ctx, self.model.hparams.n_vocab) for i, ids in enumerate(sequences)]
-        longest = max(map(len, texts)) - 1
-        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
-        labels = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
+        labels: list[Ints] = []
         for i, text in enumerate(texts):
             counted = np.ones(len(text), np.bool_)
             if masks is not None:
                 counted = np.asarray(masks[i])
                 if counted.shape != text.shape or counted.dtype.kind not in "biuf":
                     raise BatchError(f"sequence {i} has {len(text)} tokens, its mask is of shape {counted.shape}")
-            labels[i, : len(text) - 1] = np.where(counted[1:] != 0, text[1:], _NOT_COUNTED)
-        if (labels == _NOT_COUNTED).all():
+            labels.append(np.where(counted[1:] != 0, text[1:], _NOT_COUNTED).astype(np.int32))
+        n_counted = sum(_n_counted(x) for x in labels)
+        if n_counted == 0:
             raise BatchError("the masks leave no prediction of the batch")
-        return _Batch(Shape(len(texts), n_tokens), [text[:-1] for text in texts], labels.reshape(-1))
+        n = len(texts) if self.n_ubatch is None else self.n_ubatch
+        parts = [self._part(i // n, texts[i : i + n], labels[i : i + n], n_counted) for i in range(0, len(texts), n)]
+        return [part for part in parts if part.share]
 
-    def _run(self, batch: _Batch, learns: bool) -> float:
-        """Run the graph of a batch; the result is its loss."""
-        graph = self._graph(batch.shape, learns)
+    def _part(self, number: int, texts: list[Ints], labels: list[Ints], n_counted: int) -> _Part:
+        longest = max(map(len, labels))
+        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
+        filled = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
+        for row, own in zip(filled, labels, strict=True):
+            row[: len(own)] = own
+        share = _n_counted(filled) / n_counted
+        return _Part(number, Shape(len(texts), n_tokens), [text[:-1] for text in texts], filled.reshape(-1), share)
+
+    def _measure_rows(self) -> None:
+        """Compute the norms that DoRA divides rows by, of the parameters as they are."""
+        for m in self.matrices.values():
+            if m.measures is not None:
+                self._scheduler.compute(m.measures)
+
+    def _run(self, part: _Part, kind: _Kind) -> float:
+        """Run the graph of a part; the result is its loss."""
+        graph = self._graph(part.shape, kind)
+        self._checked_run(graph.graph, lambda: graph.fill(part, self.seed, self.n_steps))
+        return float(graph.loss.numpy().item())
+
+    def _checked_run(self, graph: Graph, fill: Callable[[], None]) -> None:
+        """Run a graph with what `fill` sets. Raises GraphError as `step`."""
         with self._scheduler.lock:
-            schedule = self._scheduler.alloc(graph.graph)
-            graph.fill(batch)
-            try:
-                schedule.run()
-            except BackendError as e:
-                if not isinstance(e.__cause__, _NoNumber):
-                    raise
-                name = _first_without_value(graph.loss)
-                where = f"in step {self.n_steps}: the first tensor with an element that is no number is {name}"
-                raise GraphError(f"the loss is {e.__cause__} {where}; the parameters stay as they were") from None
-            return float(graph.loss.numpy().item())
+            schedule = self._scheduler.alloc(graph)
+            size = self._scheduler.buffer_size("cpu")
+            if size > self._n_bytes:
+                check_free_memory(size - self._n_bytes, f"the graph of a batch of {graph.n_nodes} nodes")
+                self._n_bytes = size
+            fill()
+            run_checked(schedule, self.n_steps)
 
-    def _graph(self, shape: Shape, learns: bool) -> _StepGraph:
-        found = self._graphs.pop((shape, learns), None) or _StepGraph(self, shape, learns)
-        self._graphs[shape, learns] = found  # the last one used is the last one here
+    def _graph(self, shape: Shape, kind: _Kind) -> _StepGraph:
+        found = self._graphs.pop((shape, kind), None) or self._new_graph(shape, kind)
+        self._graphs[shape, kind] = found  # the last one used is the last one here
         if len(self._graphs) > _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         return found
 
-    def text_graph(self, shape: Shape) -> TextGraph:
-        """The forward pass of a batch, with what is trained."""
+    def _new_graph(self, shape: Shape, kind: _Kind) -> _StepGraph:
+        """The graph of a part of a batch. It computes as few layers again as its memory allows. Raises ModelError."""
+        most = self.model.hparams.n_layer
+        if kind == "loss" or self.ram is None:
+            return _StepGraph(self, shape, kind, most if self.checkpoint else 0)
+        least = most if self.checkpoint else 0
+        graphs = {n: _StepGraph(self, shape, kind, n) for n in {least, most}}
+        needed = self._bytes(graphs[most])
+        if needed > self.ram:
+            text = f"{shape.n_seqs} texts of {shape.n_tokens} tokens need {needed} ({shown_size(needed)}) at least"
+            raise ModelError(f"ram: {self.ram} bytes are too few, {text}: take fewer at a time (n_ubatch)")
+        if self._bytes(graphs[least]) <= self.ram:
+            return graphs[least]
+        while most - least > 1:
+            n = (least + most) // 2
+            graphs[n] = _StepGraph(self, shape, kind, n)
+            least, most = (least, n) if self._bytes(graphs[n]) <= self.ram else (n, most)
+        return graphs[most]
+
+    def _bytes(self, graph: _StepGraph) -> int:
+        """The memory of a graph, and of all that is kept from step to step."""
+        _, plan = self._scheduler.plan(graph.graph)
+        kept = {t.root for t in (*graph.graph.leafs, *self.params.values(), *self._sums.values())}
+        kept.update(t for states in self.states.values() for t in states)
+        return sum(t.nbytes for t in kept) + sum(plan.sizes.values())
+
+    def _check_memory(self) -> None:
+        """Raises AllocError when there is no room for the parameters and for what the optimiser remembers of them."""
+        nes: dict[str, tuple[int, ...]] = {}
+        weights = self.model.weights
+        if self._weights is not None:
+            nes = {name: weights[name].ne for name in {*self._weights.leaders.values()}}
+        else:
+            assert isinstance(self.train, LoRA)
+            for name in targets_of(self.model, self.train):
+                n_in, n_out, *n = weights[name].ne
+                nes |= {f"{name}.lora_a": (n_in, self.train.r, *n), f"{name}.lora_b": (self.train.r, n_out, *n)}
+        n, ctx = sum(map(math.prod, nes.values())), Context()
+        what = f"training of {n:,} numbers"
+        check_free_memory(4 * n, what)
+        kept = sum(s.nbytes for name, ne in nes.items() for s in self.opt.states(ctx.new_tensor(DType.F32, ne, name)))
+        check_free_memory(4 * n + kept, what)
+
+    def sum_of(self, w: Tensor) -> Tensor:
+        """What the gradients of a parameter are added to, over the parts of a batch."""
+        if w not in self._sums:
+            self._sums[w] = self._ctx.from_numpy(np.zeros(w.shape, np.float32), name=f"{w.name} (sum of gradients)")
+        return self._sums[w]
+
+    def step_of(self, w: Tensor, g: Tensor) -> Tensor:
+        """Record the step of a parameter, see `Optimiser`."""
+        return self.opt.step(w, g, self.states[w.name], self.numbers)
+
+    def text_graph(self, shape: Shape, dropout: float = 0.0) -> TextGraph:
+        """The forward pass of a batch, with what is trained. With `dropout` its adapters are a `Dropout`."""
         model, ctx = self.model, Context()
         weights, adapters = model.weights, NO_ADAPTERS
         with OneSite():
@@ -233,7 +390,9 @@ class Trainer:
             else:
                 assert isinstance(self.train, LoRA)
                 adapters = adapters_of(ctx, self.train, self.matrices)
-            return TextGraph(model.architecture, model.hparams, weights, shape, adapters)
+            if dropout:
+                adapters = Dropout(adapters, dropout)
+            return TextGraph(model.architecture, model.hparams, weights, shape, adapters, flash_attn=True)
 
 
 class _TrainedWeights:
@@ -282,13 +441,13 @@ class _TrainedWeights:
         return cast("Floats", t.numpy() if t.op == "none" else gg_eval(t))
 
 
-def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
+def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int) -> Ints:
     """The token ids of sequence `i`. Raises BatchError."""
     if not isinstance(ids, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"a batch is a list of texts, each a list of token ids; sequence {i} is {ids!r:.40}")
     if not len(ids):
         raise BatchError(f"sequence {i} is empty")
-    text = token_ids(ids)
+    text = token_ids(cast("Sequence[int]", ids))
     if len(text) == 1:
         raise BatchError(f"sequence {i} has one token: there is none to predict")
     if len(text) > n_ctx:
@@ -302,73 +461,34 @@ def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
 # -- the graph of a step -----------------------------------------------------------------------------------------------
 
 
-class _NoNumber(ArithmeticError):
-    """A loss that is not finite."""
-
-
 class _StepGraph:
-    """The graph of a batch of one shape: the loss, and, when it `learns`, the gradients and the steps."""
+    """The graph of a part of a batch, of one shape: the loss, and, with gradients, what is done with them."""
 
-    def __init__(self, t: Trainer, shape: Shape, learns: bool) -> None:
-        self._texts = t.text_graph(shape)
+    def __init__(self, t: Trainer, shape: Shape, kind: _Kind, n_again: int) -> None:
+        """`n_again`: the values of so many layers, from the first on, are not kept but computed again."""
+        self._texts = t.text_graph(shape, 0.0 if kind == "loss" else t.dropout)
         logits, ctx = self._texts.logits, self._texts.build.ctx
         logits.flags &= ~FLAG_OUTPUT  # nothing reads it after the run
         with ctx, OneSite():
             self._labels = ctx.new_tensor(DType.I32, (logits.ne[1],), "labels").set_input()
-            allocate_tensors([self._labels], BUFT)
+            self._share = ctx.new_tensor(DType.F32, (1,), "share of the part").set_input()
+            allocate_tensors([self._labels, self._share], BUFT)
             self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
             # Nothing after this node runs, and no parameter changes, when the loss is no number.
-            check = ops.map_custom(_require_number, self.loss).set_name("loss (checked)")
-            gradients = gradients_of(self.loss, [*t.params.values()]) if learns else {}
-            steps = {w: (w, g, t.states[w.name], t.numbers) for w, g in gradients.items()}
-            self.graph = _in_order((self.loss, check), gradients, lambda w: t.opt.step(*steps[w]))
+            first = (self.loss, finite("the loss", self.loss))
+            share = self._share if kind == "sum" else None
+            gradients = {} if kind == "loss" else gradients_of(self.loss, [*t.params.values()], share)
+            again = layers_to_compute_again(self._texts.build.graph)[:n_again] if n_again else []
+            if kind == "step":
+                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip, again)
+            else:
+                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g), again)
 
-    def fill(self, batch: _Batch) -> None:
+    def fill(self, part: _Part, seed: int, step: int) -> None:
         """Set the inputs."""
-        self._texts.fill(batch.texts)
-        self._labels.set(batch.labels)
-
-
-def _require_number(dst: Floats, loss: Floats) -> None:
-    if not np.isfinite(loss).all():
-        raise _NoNumber(str(loss.item()))
-    dst[...] = loss
-
-
-def _in_order(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], step: Callable[[Tensor], Tensor]) -> Graph:
-    """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
-    its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
-    its gradient is free afterwards."""
-    before = Graph()
-    for t in (*first, *gradients.values()):
-        before.build_forward_expand(t)
-    due: dict[Tensor, int] = {}
-    for at, node in enumerate(before.nodes):
-        due.update((s.root, at) for s in node.src if s is not None and s.root in gradients)
-    computed = {node: at for at, node in enumerate(before.nodes)}
-    steps: dict[int, list[Tensor]] = {}
-    for w, g in gradients.items():
-        steps.setdefault(max(due[w], computed[g]), []).append(w)
-    graph = Graph()
-    for at, node in enumerate(before.nodes):
-        graph.build_forward_expand(node)
-        for w in steps.get(at, ()):
-            graph.build_forward_expand(step(w))
-    return graph
-
-
-def _first_without_value(loss: Tensor) -> str:
-    """The name of the first node of the graph of `loss` that has an element that is no number, when it runs with the
-    inputs as they are."""
-    graph, scheduler, found = Graph().build_forward_expand(loss), Scheduler(("cpu",)), list[str]()
-
-    def look(name: str, values: Any) -> None:
-        if not found and np.isnan(values).any():
-            found.append(name)
-
-    leafs = [t.name for t in graph.leafs if t.dtype.is_float and np.isnan(t.numpy()).any()]
-    if leafs:
-        return leafs[0]
-    with Tap(scheduler.watches, ("*",), look):
-        scheduler.alloc(graph).run()
-    return found[0] if found else loss.name
+        self._texts.fill(part.texts)
+        adapters = self._texts.build.adapters
+        if isinstance(adapters, Dropout):
+            adapters.fill(seed, step, part.number)
+        self._labels.set(part.labels)
+        self._share.set(np.array([part.share], np.float32))

@@ -110,7 +110,17 @@ class Model(LoadedModel):
         return lora
 
     def trainer(
-        self, opt: Optimiser, train: Literal["all"] | LoRA = "all", n_ctx: int = 512, n_threads: int | None = None
+        self,
+        opt: Optimiser,
+        train: Literal["all"] | LoRA = "all",
+        n_ctx: int = 512,
+        n_threads: int | None = None,
+        n_ubatch: int | None = None,
+        clip: float | None = None,
+        checkpoint: bool = False,
+        ram: int | str | None = None,
+        dropout: float = 0.0,
+        seed: int = 0,
     ) -> Trainer:
         """A `Trainer`, which trains copies of all weights of this model, or adapters (`gg.LoRA`) beside its weights as
         they are stored, on texts of up to `n_ctx` tokens:
@@ -119,13 +129,25 @@ class Model(LoadedModel):
             losses = [t.step([ids]) for ids in texts]
             t.save("adapter.gguf")
 
-        `n_threads`: as of a context. Raises ModelError for a model that predicts no tokens, for weights of block types
-        (with "all"), and for an adapter's target that is in no product of the model.
+        n_threads  as of a context
+        n_ubatch   texts in memory at a time: a larger batch is computed in parts, its step is the same; None: all
+        clip       gradients whose common norm is larger are made smaller, to this norm (arXiv 1211.5063); None: never
+        checkpoint what a layer has computed is not kept for the gradients, but computed again from what the layer read:
+                   much less memory, more time, and the same results
+        ram        a budget ("4GiB", or bytes) for all that a step holds: what is trained, its states, the weights, the
+                   values of the batch. As few layers as possible are computed again; None: what it takes
+        dropout    in each step about this share of some elements is set to zero: of the token embeddings and of what
+                   attention and networks add to the residual stream; for adapters, of what they read (arXiv 1207.0580)
+        seed       which elements these are follows from it, the number of the step, and the part of the batch
+
+        Raises ModelError for a model that predicts no tokens, for weights of block types (with "all"), and for an
+        adapter's target that is in no product of the model; ModelError and GraphError for bad numbers. A step raises
+        ModelError when `ram` is too small for it, with what it needs.
         """
         from pyggml.learn.trainer import Trainer
 
         self._name()
-        return Trainer(self, opt, train, n_ctx, n_threads)
+        return Trainer(self, opt, train, n_ctx, n_threads, n_ubatch, clip, checkpoint, ram, dropout, seed)
 
     def adapt(self, loras: Iterable[Scaled] = (), control_vector: ControlVector | None = None) -> None:
         """Set the adapters (with their scales) and the control vector for all contexts that are made from now on, also

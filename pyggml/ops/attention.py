@@ -13,12 +13,12 @@ from ..dtypes import CACHE_TYPES
 from ..opdef import OPS, Cost, Gradient, OpDef, Params, Srcs, record, rule
 from ..tensor import Ne, Tensor
 from ._common import F32, MAX_F32, src
-from ._gradients import constant
+from ._gradients import constant, dense_rows, part
 from ._mask import MASKS, SINKS, biased, check_mask, check_sinks, sink_scores
-from .matmul import outer_summed
 
 __all__ = [
     "flash_attn_ext",
+    "flash_attn_ext_back",
 ]
 
 
@@ -75,48 +75,47 @@ def _mixed(e: Array, seen: Array, v: Array) -> Array:
     return np.stack([(e[t, seen[t], None] * v[seen[t]]).sum(axis=0) for t in range(len(e))])
 
 
-def _called(entry: Gradient) -> Tensor:
-    g = entry() if callable(entry) else entry
-    assert isinstance(g, Tensor)
-    return g
-
-
 def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
-    """Through the weights, which are recorded as a matrix for each head: ne [n_kv, n_tokens, n_head, n_batch]."""
+    """By q, k, v and sinks in one op, `flash_attn_ext_back`. The mask's is recorded as a matrix of weights of each
+    head: rarely is it wanted, and then it is as large itself."""
+    q, k, v, mask, sinks = src(node.src, 0), src(node.src, 1), src(node.src, 2), node.src[3], node.src[4]
+
+    @cache
+    def row() -> Tensor:
+        return flash_attn_ext_back(q, k, v, mask, sinks, node, dense_rows(gy), **node.op_params)
+
+    def heads_inside(t: Tensor, first: int) -> Tensor:
+        d, n, n_head, _ = t.ne
+        return ops.view_4d(row(), *t.ne, 4 * d * n_head, 4 * d, 4 * d * n_head * n, 4 * first)
+
+    of_k = q.n_elements
+    of_v = of_k + k.n_elements
+    return (
+        lambda: heads_inside(q, 0),
+        lambda: heads_inside(k, of_k),
+        lambda: heads_inside(v, of_v),
+        None if mask is None else lambda: _of_mask(node, gy),
+        None if sinks is None else lambda: part(row(), sinks, of_v + v.n_elements),
+    )
+
+
+def _of_mask(node: Tensor, gy: Tensor) -> Tensor:
+    """The gradient of the mask: that of `soft_max_ext`, of scores that are stored."""
     q, k, v, mask, sinks = src(node.src, 0), src(node.src, 1), src(node.src, 2), node.src[3], node.src[4]
     scale, cap = node.op_params["scale"], node.op_params["logit_softcap"]
-    g = ops.permute(gy, 0, 2, 1, 3)  # tokens before heads
-
-    @cache
-    def capped() -> Tensor:
-        return ops.tanh(ops.mul_mat(k, q) * (scale / cap))
-
-    @cache
-    def weights() -> Tensor:
-        """A token that sees no key has weights of 0 with sinks, and NaN without: there is one, beside which every key
-        has all of the weight."""
-        nothing = constant(np.full(q.ne[2], -MAX_F32, np.float32), q) if sinks is None else sinks
-        scores, factor = (capped() * cap, 1.0) if cap else (ops.mul_mat(k, q), scale)
-        return ops.soft_max_ext(scores, mask, factor, node.op_params["max_bias"], nothing)
-
-    @cache
-    def of_soft_max() -> Sequence[Gradient]:
-        grad = OPS["soft_max"].grad
-        assert grad is not None
-        return grad(weights(), ops.mul_mat(v, g))
-
-    @cache
-    def of_scores() -> Tensor:
-        gs = _called(of_soft_max()[0])
-        return gs * (1 - ops.sqr(capped())) * scale if cap else gs
-
-    return (
-        lambda: ops.out_prod(k, ops.transpose(of_scores())),
-        lambda: outer_summed(q, of_scores(), k),
-        lambda: outer_summed(g, weights(), v),
-        None if mask is None else lambda: _called(of_soft_max()[1]),
-        None if sinks is None else lambda: _called(of_soft_max()[2]),
-    )
+    if sinks is None:  # a token that sees no key would have NaN; beside this one, every key has all of the weight
+        sinks = constant(np.full(q.ne[2], -MAX_F32, np.float32), q)
+    scores = ops.mul_mat(k, q)
+    if cap:
+        scores, scale = ops.tanh(scores * (scale / cap)), cap
+    weights = ops.soft_max_ext(scores, mask, scale, node.op_params["max_bias"], sinks)
+    grad = OPS["soft_max"].grad
+    assert grad is not None
+    of_mask = grad(weights, ops.mul_mat(v, ops.permute(gy, 0, 2, 1, 3)))[1]  # tokens before heads
+    assert callable(of_mask)
+    g = of_mask()
+    assert isinstance(g, Tensor)
+    return g
 
 
 def _cost(t: Tensor) -> Cost:
@@ -168,3 +167,104 @@ def flash_attn_ext(
     """
     params = {"scale": scale, "max_bias": max_bias, "logit_softcap": logit_softcap}
     return record(FLASH_ATTN_EXT, (q, k, v, mask, sinks), params)
+
+
+# -- the gradient
+
+
+def _back_shape(srcs: Srcs, params: Params) -> Ne:
+    ne = _shape(srcs[:5], params)
+    for role, t in (("y", src(srcs, 5)), ("gy", src(srcs, 6))):
+        rule(t.ne == ne, f"{role} must have the ne of flash_attn_ext's result, {list(ne)}, not {list(t.ne)}")
+        rule(t.ne[0] == 1 or t.nb[0] == 4, f"rows of {role} must be dense (nb[0] = {t.nb[0]}, not 4)")
+    return (sum(t.n_elements for t in (*srcs[:3], srcs[4]) if t is not None), 1, 1, 1)
+
+
+def _back_ref(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array | None,
+    sinks: Array | None,
+    y: Array,
+    gy: Array,
+    scale: float,
+    max_bias: float,
+    logit_softcap: float,
+) -> Array:
+    n_batch, n_head, n_tokens, _ = q.shape
+    group = n_head // k.shape[1]
+    bias = biased(np.zeros((n_batch, n_head, n_tokens, k.shape[2])), mask, max_bias)
+    sink = np.broadcast_to(sink_scores(sinks), (1, n_head, 1, 1))[0]
+    of_q, of_k, of_v, of_sinks = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape), np.zeros(n_head)
+    for i in range(n_batch * n_head):
+        b, h = divmod(i, n_head)
+        seen = bias[b, h] != -np.inf
+        used = seen.any(axis=0)[:, None]  # what others hold does not matter
+        rows_k, rows_v = np.where(used, k[b, h // group], 0.0), np.where(used, v[b, h // group], 0.0)
+        s, slope = q[b, h] @ rows_k.T * scale, np.ones(1)
+        if logit_softcap:
+            t = np.tanh(s / logit_softcap)
+            s, slope = logit_softcap * t, 1 - t * t
+        s = np.where(seen, s + bias[b, h], -np.inf)
+        top = np.maximum(s.max(axis=1, keepdims=True), sink[h])
+        top = np.where(top == -np.inf, 0.0, top)
+        e, e_sink = np.exp(s - top), np.exp(sink[h] - top)
+        total = e.sum(axis=1, keepdims=True) + e_sink
+        part = np.where(total == 0, 0.0, 1 / np.where(total == 0, 1.0, total))
+        weights, g = e * part, gy[b, :, h]
+        weighed = (g * y[b, :, h]).sum(axis=1, keepdims=True)
+        of_scores = weights * (g @ rows_v.T - weighed) * slope * scale
+        of_q[b, h] = of_scores @ rows_k
+        of_k[b, h // group] += of_scores.T @ q[b, h]
+        of_v[b, h // group] += weights.T @ g
+        of_sinks[h] -= float((e_sink * part * weighed).sum())
+    rows = [np.swapaxes(x, 1, 2).ravel() for x in (of_q, of_k, of_v)]
+    return np.concatenate(rows if sinks is None else [*rows, of_sinks]).reshape(1, 1, 1, -1)
+
+
+def _back_cost(t: Tensor) -> Cost:
+    q, k, v = src(t.src, 0), src(t.src, 1), src(t.src, 2)
+    scores = q.n_rows * k.ne[1]
+    read = 4 * (2 * q.n_elements + src(t.src, 6).n_elements) + sum(s.n_rows * s.dtype.row_size(s.ne[0]) for s in (k, v))
+    return Cost(scores * (6 * q.ne[0] + 4 * v.ne[0] + 30), read, 4 * t.n_elements)
+
+
+FLASH_ATTN_EXT_BACK = OpDef(
+    name="flash_attn_ext_back",
+    srcs=("q", "k", "v", "mask?", "sinks?", "y", "gy"),
+    params=("scale", "max_bias", "logit_softcap"),
+    shape=_back_shape,
+    dtypes={(*row, F32, F32): F32 for row in FLASH_ATTN_EXT.dtypes},
+    ref=_back_ref,
+    kernel="flash_attn_ext_back",
+    cost=_back_cost,
+    inplace=(),
+    label="gradient of softmax(q k) v",
+    ranks=(),
+)
+
+
+def flash_attn_ext_back(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    y: Tensor,
+    gy: Tensor,
+    scale: float,
+    max_bias: float = 0.0,
+    logit_softcap: float = 0.0,
+) -> Tensor:
+    """The gradients of `flash_attn_ext` by q, k, v and sinks. The scores are computed again, those of some rows of q at
+    a time, so that memory does not grow with n_kv * n_tokens.
+
+    y: the result of flash_attn_ext, gy: its gradient; F32, its ne [dv, n_head, n_tokens, n_batch], dense rows. The
+    others as there. Result: F32, one row: the gradients of q, ne [d, n_head, n_tokens, n_batch] (heads before tokens,
+    as they lie in a projection), of k, ne [d, n_head_kv, n_kv, n_batch], of v, ne [dv, n_head_kv, n_kv, n_batch], and
+    of sinks, ne [n_head], when there are any. Use views. A key that is hidden from all tokens has 0.
+    Raises ShapeError, DTypeError. Source: arXiv 2205.14135, appendix B.
+    """
+    params = {"scale": scale, "max_bias": max_bias, "logit_softcap": logit_softcap}
+    return record(FLASH_ATTN_EXT_BACK, (q, k, v, mask, sinks, y, gy), params)

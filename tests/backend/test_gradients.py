@@ -6,17 +6,20 @@ import pytest
 
 from pyggml.opdef import OPS
 from pyggml.testing import STRATEGIES, check_gradient
-from pyggml.testing.strategies.recurrence import SMALL
+from pyggml.testing.strategies import attention, recurrence
+
+SMALL = {**attention.SMALL, **recurrence.SMALL}
 
 # Ops that have no derivative: their results are integers, masks, new weights, or do not depend on a tensor.
 WITHOUT = {
     "arange", "argmax", "argsort", "count_equal", "equal", "greater", "greater_equal", "less", "less_equal",
-    "map_custom", "not_equal", "opt_step_adamw", "opt_step_sgd", "top_k",
+    "map_custom", "not_equal", "opt_step_adamw", "opt_step_adamw8", "opt_step_sgd",
+    "top_k",
 }  # fmt: skip
-# The gradients of recurrences have none themselves, nor has that of a loss by class numbers.
+# The gradients of recurrences and of attention have none themselves, nor has that of a loss by class numbers.
 ONCE = {
-    "cross_entropy_ids_back", "gated_delta_net_back", "gated_linear_attn_back", "rwkv_wkv6_back", "rwkv_wkv7_back",
-    "ssm_scan_back",
+    "cross_entropy_ids_back", "flash_attn_ext_back", "gated_delta_net_back", "gated_linear_attn_back", "rwkv_wkv6_back",
+    "rwkv_wkv7_back", "ssm_scan_back",
 }  # fmt: skip
 
 

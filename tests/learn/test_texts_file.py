@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,11 @@ import pyggml as gg
 from pyggml.errors import ModelError
 from pyggml.learn.optimisers import schedule
 from pyggml.learn.texts_file import Batches, Example, read_examples
+
+
+def read(*args: Any, **more: Any) -> list[Example]:
+    """`read_examples`, as lists."""
+    return [Example(np.asarray(e.ids).tolist(), np.asarray(e.mask).tolist()) for e in read_examples(*args, **more)]
 
 
 def lines(path: Path, *entries: object) -> Path:
@@ -31,7 +37,7 @@ def test_lines(tiny: Path, tmp_path: Path) -> None:
     ]
     entries = {"text": "abc"}, {"prompt": "ab", "completion": "cd"}, {"messages": messages}
     path = lines(tmp_path / "a.jsonl", *entries)
-    text, pair, chat = read_examples(path, model, 500)
+    text, pair, chat = read(path, model, 500)
     assert text.ids[:-1] == model.tokenize("abc")
     assert text.ids[-1] == model.vocab.eos
     assert pair.ids == [*model.tokenize("ab"), *model.tokenize("cd", add_special=False), model.vocab.eos]
@@ -39,23 +45,23 @@ def test_lines(tiny: Path, tmp_path: Path) -> None:
     assert all(pair.mask)
     whole = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
     assert model.detokenize(chat.ids).strip("▁ \n") == whole.strip()
-    _, pair, chat = read_examples(path, model, 500, mask_prompt=True)
+    _, pair, chat = read(path, model, 500, mask_prompt=True)
     n = len(model.tokenize("ab"))
     assert pair.mask == [0] * n + [1] * (len(pair.ids) - n)
     counted = [i for i, m in zip(chat.ids, chat.mask, strict=True) if m]
     assert model.detokenize(counted).split() == ["B<|im_end|>", "D<|im_end|>"]
-    assert [len(e.ids) for e in read_examples(path, model, 4)] == [4, 4, 4]
+    assert [len(e.ids) for e in read(path, model, 4)] == [4, 4, 4]
 
 
 def test_plain_text_and_packing(tiny: Path, tmp_path: Path) -> None:
     model = gg.load_model(tiny)
     (tmp_path / "a.txt").write_text("x" * 50)
-    pieces = read_examples(tmp_path / "a.txt", model, 16)
+    pieces = read(tmp_path / "a.txt", model, 16)
     assert [i for e in pieces for i in e.ids] == model.tokenize("x" * 50)
     path = lines(tmp_path / "a.jsonl", *({"text": "ab"} for _ in range(5)))
-    alone = read_examples(path, model, 16)
+    alone = read(path, model, 16)
     n = len(alone[0].ids)
-    packed = read_examples(path, model, 2 * n + 1, pack=True)
+    packed = read(path, model, 2 * n + 1, pack=True)
     assert [len(e.ids) for e in packed] == [2 * n, 2 * n, n]
     assert packed[0].ids == alone[0].ids * 2
     assert packed[0].mask == [0, *[1] * (n - 1)] * 2
@@ -73,6 +79,7 @@ def test_bad_files(tiny: Path, tmp_path: Path) -> None:
         (({"messages": [3]},), "line 1: a message must have a `role` and a `content`, not 3"),
         (({"messages": [{"role": "user", "content": 5}]},), "line 1: a message must have a `role`"),
         ((), "holds no text with a token to predict"),
+        (({"text": ""},), "holds no text with a token to predict"),
     ]
     for entries, text in cases:
         with pytest.raises(ModelError, match=text):
@@ -82,6 +89,20 @@ def test_bad_files(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "bytes.txt").write_bytes(b"a\xff")
     with pytest.raises(ModelError, match="no UTF-8"):
         read_examples(tmp_path / "bytes.txt", model, 100)
+
+
+def test_lines_that_have_nothing_to_learn(tiny: Path, tmp_path: Path) -> None:
+    model, good = gg.load_model(tiny), {"text": "abc"}
+    path = lines(tmp_path / "a.jsonl", good, {"text": ""}, "", good, {"prompt": "abcdef", "completion": "g"})
+    with pytest.warns(UserWarning, match=r"a\.jsonl: 2 texts have no token to predict and are left out: lines 2, 5$"):
+        assert len(read_examples(path, model, 4, mask_prompt=True)) == 2
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "abc"}\n{"text": "a\xff"}\n')
+    with pytest.raises(ModelError, match="line 2: is no JSON"):
+        read_examples(tmp_path / "b.jsonl", model, 10)
+    for name in ("empty.txt", "empty.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(ModelError, match="holds no text with a token to predict"):
+            read_examples(tmp_path / name, model, 10)
 
 
 def test_batches_follow_from_the_seed() -> None:
@@ -124,5 +145,77 @@ def test_the_command_line(tiny: Path, tmp_path: Path) -> None:
     run("finetune", *lora, "-o", tmp_path / "c.gguf", "--steps", 12, "--resume", state)
     resumed = model.load_lora(tmp_path / "c.gguf")
     assert all(resumed.pairs[name].b.tobytes() == p.b.tobytes() for name, p in whole.pairs.items())
-    run("train", "-o", tmp_path / "m.gguf", "--epochs", 1, "--lr", 0.01)
+    text = run("train", "-o", tmp_path / "m.gguf", "--epochs", 2, "--lr", 0.01, "--val-split", 0.3)
+    assert [line[:14] for line in text.splitlines() if line.startswith("epoch")] == ["epoch 1: loss ", "epoch 2: loss "]
+    assert "validation: loss" in text
     assert gg.load_model(tmp_path / "m.gguf").weights.keys() == model.weights.keys()
+
+
+def refused(*args: object) -> tuple[int, str]:
+    """The exit code and the message of a command that fails."""
+    result = CliRunner().invoke(app, [*map(str, args)])
+    assert result.exit_code
+    return result.exit_code, str(result.exception) if result.exit_code == 1 else result.output
+
+
+def test_other_optimisers_and_targets(tiny: Path, tmp_path: Path) -> None:
+    data = lines(tmp_path / "a.jsonl", *({"text": "ab" + c} for c in "cdefgh"))
+    common = ["finetune", data, "-m", tiny, "-b", 2, "--steps", 2, "-t", 1, "-o", tmp_path / "a.gguf"]
+    for more in (
+        ["--optimizer", "sgd", "--clip", 0.1, "--targets", "all-linear"],
+        ["--optimizer", "muon", "-ub", 1, "--rslora", "-r", 4],
+        ["--optimizer", "adafactor", "--targets", "blk.1.*"],
+        ["--optimizer", "adamw8", "--targets", "all-linear"],
+    ):
+        result = CliRunner().invoke(app, [*map(str, [*common, *more])], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        pairs = gg.load_model(tiny).load_lora(tmp_path / "a.gguf").pairs
+        if "--rslora" in more:
+            assert {p.factor for p in pairs.values()} == {16 / 2}
+        elif "all-linear" in more:
+            assert {n.split(".")[2] for n in pairs} >= {"attn_k", "attn_output", "ffn_down", "ffn_gate", "ffn_up"}
+            assert "output.weight" not in pairs
+
+
+def test_resuming_something_else_is_refused(tiny: Path, tmp_path: Path) -> None:
+    data = lines(tmp_path / "a.jsonl", *({"text": "ab" + c} for c in "cdefgh"))
+    other = lines(tmp_path / "b.jsonl", *({"text": "ba" + c} for c in "cdefgh"))
+    common = ["-m", tiny, "-b", 2, "-t", 1, "--warmup", 0, "-o", tmp_path / "a.gguf"]
+    run = ["finetune", data, *common, "--steps", 2, "--state", tmp_path / "s"]
+    result = CliRunner().invoke(app, [*map(str, run)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for what, more, text in (
+        (other, [], "texts was"),
+        (data, ["--lr", 0.1], "the learning rates of the steps"),
+        (data, ["--steps", 3], "a schedule may depend on the number of steps"),
+        (data, ["-r", 4], r'train was ["LoRA", {"r": 8'),
+        (data, ["--seed", 4], "seed was 0 there, and is 4 here"),
+        (data, ["--optimizer", "sgd"], "optimiser was"),
+        (data, ["--clip", 1], "clip was null there, and is 1.0 here"),
+    ):
+        code, message = refused("finetune", what, *common, "--steps", 2, *more, "--resume", tmp_path / "s")
+        assert code == 1 and text in message, message
+
+
+def test_options_in_a_file(tiny: Path, tmp_path: Path) -> None:
+    data = lines(tmp_path / "a.jsonl", *({"text": "ab" + c} for c in "cdefgh"))
+    config = tmp_path / "c.yaml"
+    config.write_text(f"data: {data}\nmodel: {tiny}\nsteps: 3\nrank: 2\nlr: 1e-3\nrslora: true\nthreads: 1\n")
+    out = tmp_path / "a.gguf"
+    args = ["finetune", "--config", config, "-o", out, "--rank", 4]
+    result = CliRunner().invoke(app, [*map(str, args)], catch_exceptions=False)
+    assert result.exit_code == 0 and "step 3 of 3" in result.output, result.output
+    pair = next(iter(gg.load_model(tiny).load_lora(out).pairs.values()))
+    assert (pair.rank, pair.factor) == (4, 8.0)  # the command line counts more
+    code, message = refused("finetune", data, "-m", tiny, "--dora", "-o", out)
+    assert code == 1 and "GGUF adapters have no magnitudes (DoRA): name a folder" in message
+    for text, says in (
+        ("rnak: 2", "there is no option 'rnak'; is it rank?"),
+        ("rank: [2]", "rank must be one value"),
+        ("steps: many", "is not a whole number"),
+        ("rank: {", "is no YAML"),
+        ("3", "must hold lines"),
+    ):
+        config.write_text(text)
+        code, message = refused(*args, data)
+        assert code == 2 and says in " ".join(message.split()), message

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pyggml as gg
 from pyggml.errors import BatchError, GGMLError, GraphError, ModelError, StateError
+from pyggml.learn.dropout import Dropout
 from pyggml.learn.optimisers import Optimiser
-from pyggml.learn.trainer import Trainer
+from pyggml.learn.texts import Shape
+from pyggml.learn.trainer import Trainer, _StepGraph
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from ..conftest import shared_dir
@@ -56,6 +59,14 @@ def test_texts_of_a_batch_count_by_their_predictions(tiny: Path) -> None:
     assert t.loss([IDS, MORE], [[0] * len(IDS), mask]) == pytest.approx(only, rel=1e-6)
 
 
+def test_texts_of_a_batch_attend_to_themselves_alone(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    graph = model.trainer(gg.SGD()).text_graph(Shape(3, 32)).build.graph
+    n_head = model.hparams.layer(0).n_head
+    attended = [tuple(s.ne for s in t.src[:2] if s is not None) for t in graph.nodes if t.op == "flash_attn_ext"]
+    assert [(q[1:], k[1]) for q, k in attended] == [((32, n_head, 3), 32)] * model.hparams.n_layer
+
+
 def test_a_step_of_a_batch_follows_the_mean_gradient(tiny: Path) -> None:
     model = gg.load_model(tiny)
 
@@ -70,6 +81,100 @@ def test_a_step_of_a_batch_follows_the_mean_gradient(tiny: Path) -> None:
     for name, change in both.items():
         want = (n * a[name] + m * b[name]) / (n + m)
         assert np.abs(change - want).max() <= 1e-5 * np.abs(want).max() + 2.0**-22  # of weights around 1
+
+
+@pytest.mark.parametrize("options", [{}, {"n_ubatch": 1, "clip": 0.1}], ids=str)
+@pytest.mark.parametrize("train", ["all", LORA], ids=["all", "lora"])
+def test_what_is_computed_again_is_the_same(tiny: Path, train: gg.LoRA, options: dict[str, Any]) -> None:
+    model = gg.load_model(tiny)
+    kept, again = (model.trainer(gg.AdamW(lr=0.01), train, checkpoint=c, **options) for c in (False, True))
+    for _ in range(2):
+        assert kept.step([IDS, MORE]) == again.step([IDS, MORE])
+    for name, w in kept.params.items():
+        assert w.tobytes() == again.params[name].tobytes()
+
+
+def test_a_budget_takes_the_least_that_fits(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    n_layer, shape = model.hparams.n_layer, Shape(4, 64)
+    texts = [[1 + (i * j) % 200 for i in range(65)] for j in range(4)]
+    t = model.trainer(gg.AdamW(lr=0.01))
+    bytes_of = [t._bytes(_StepGraph(t, shape, "step", n)) for n in range(n_layer + 1)]
+    assert bytes_of == sorted(bytes_of, reverse=True) and bytes_of[0] > bytes_of[1] > bytes_of[-1]
+    loss = t.step(texts)
+    for budget in (bytes_of[0], bytes_of[1], bytes_of[-1], bytes_of[0] - 1):
+        t = model.trainer(gg.AdamW(lr=0.01), ram=budget)
+        assert t.step(texts) == loss
+        want = next(size for size in bytes_of if size <= budget)
+        assert t._bytes(t._graph(shape, "step")) == want
+    few = model.trainer(gg.AdamW(lr=0.01), ram=bytes_of[-1] - 1)
+    with pytest.raises(ModelError, match=f"4 texts of 64 tokens need {bytes_of[-1]}"):
+        few.step(texts)
+    few.step(texts[:1])
+
+
+TEXTS = [IDS, MORE, [1, 5, 9], IDS[:12], MORE[::-1]]
+MASKS = [[i % 3 != 0 for i in range(len(ids))] for ids in TEXTS]
+
+
+def gradients(t: Trainer, masks: list[list[bool]] | None) -> dict[str, np.ndarray]:
+    """What a step of SGD with a learning rate of 1 takes away."""
+    before = {name: w.numpy().copy() for name, w in t.params.items()}
+    t.step(TEXTS, masks)
+    return {name: before[name].astype(np.float64) - w.numpy() for name, w in t.params.items()}
+
+
+@pytest.mark.parametrize("masks", [None, MASKS, [*MASKS[:2], [False] * 3, *MASKS[3:]]], ids=["all", "some", "a part"])
+@pytest.mark.parametrize("train", ["all", LORA], ids=["all", "lora"])
+def test_a_batch_in_parts_is_the_same_batch(tiny: Path, train: gg.LoRA, masks: list[list[bool]] | None) -> None:
+    model = gg.load_model(tiny)
+    whole = model.trainer(gg.SGD(lr=1), train)
+    loss, want = whole.loss(TEXTS, masks), gradients(whole, masks)
+    for n in (1, 2, 3, 5, 9):
+        t = model.trainer(gg.SGD(lr=1), train, n_ubatch=n)
+        assert t.loss(TEXTS, masks) == pytest.approx(loss, rel=1e-6)
+        for name, g in gradients(t, masks).items():
+            assert np.abs(g - want[name]).max() <= 2e-5 * np.abs(want[name]).max() + 2.0**-22, (
+                name
+            )  # of weights around 1
+    assert t.step(TEXTS[:1]) == whole.step(TEXTS[:1])  # one part: no sums
+
+
+def test_sums_begin_anew_with_each_step(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    whole, parts = (model.trainer(gg.AdamW(lr=0.01), n_ubatch=n) for n in (None, 2))
+    for _ in range(4):
+        assert parts.step(TEXTS) == pytest.approx(whole.step(TEXTS), rel=1e-4)
+    parts.params["blk.1.ffn_up.weight"].numpy()[0, 0] = np.inf
+    with pytest.raises(GraphError, match="the loss is nan in step 4"):
+        parts.step(TEXTS)
+    parts.params["blk.1.ffn_up.weight"].numpy()[0, 0] = whole.params["blk.1.ffn_up.weight"].numpy()[0, 0]
+    assert parts.step(TEXTS) == pytest.approx(whole.step(TEXTS), rel=1e-4)
+    assert parts.n_steps == 5
+
+
+@pytest.mark.parametrize("n_ubatch", [None, 2])
+@pytest.mark.parametrize("part", [0.5, 2.0])
+def test_gradients_are_clipped_to_a_norm(tiny: Path, n_ubatch: int | None, part: float) -> None:
+    model = gg.load_model(tiny)
+    free = gradients(model.trainer(gg.SGD(lr=1)), None)
+    norm = float(np.sqrt(sum((g**2).sum() for g in free.values())))
+    got = gradients(model.trainer(gg.SGD(lr=1), n_ubatch=n_ubatch, clip=part * norm), None)
+    factor = min(1.0, part * norm / (norm + 1e-6))
+    for name, g in got.items():
+        assert np.abs(g - factor * free[name]).max() <= 2e-5 * np.abs(free[name]).max() + 2.0**-22
+    total = float(np.sqrt(sum((g**2).sum() for g in got.values())))
+    assert total == pytest.approx(min(1.0, part) * norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"clip": 0.1}, {"n_ubatch": 2}, {"n_ubatch": 2, "clip": 0.1}], ids=str)
+def test_threads_do_not_change_a_bit_of_parts_and_clipping(tiny: Path, options: dict[str, Any]) -> None:
+    model = gg.load_model(tiny)
+    one, two = (model.trainer(gg.Muon(lr=0.01), n_threads=n, **options) for n in (1, 2))
+    for _ in range(2):
+        assert one.step(TEXTS) == two.step(TEXTS)
+    for name, w in one.params.items():
+        assert w.tobytes() == two.params[name].tobytes()
 
 
 # -- optimisers --------------------------------------------------------------------------------------------------------
@@ -164,6 +269,26 @@ def test_a_saved_model_is_the_trained_one(tiny: Path, tmp_path: Path) -> None:
     assert again.trainer(gg.SGD()).loss([IDS]) == pytest.approx(t.loss([IDS]), rel=1e-2)
 
 
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+def test_weights_of_16_bits_are_trained_in_f32(tiny: Path, tmp_path: Path, kind: str) -> None:
+    """Steps that are too small for 16 bits add up in the parameters; what is saved are these, rounded once."""
+    path, dtype = tmp_path / "m.gguf", getattr(gg, kind)
+    write_quantized(plan_quantization(tiny, kind), path)
+    t = gg.load_model(path).trainer(gg.SGD(lr=1e-5))
+    before = {name: w.numpy().copy() for name, w in t.params.items()}
+    for _ in range(3):
+        t.step([IDS])
+    t.save(tmp_path / "out.gguf")
+    again, n_between = gg.load_model(tmp_path / "out.gguf"), 0
+    for name, w in t.params.items():
+        stored = again.weights[name]
+        assert stored.dtype is t.model.weights[name].dtype
+        if stored.dtype is dtype:
+            assert np.array_equal(np.asarray(stored.numpy(), np.float32), gg.eval(gg.cast(w, dtype)).astype(np.float32))
+            n_between += int(((w.numpy() != before[name]) & (np.asarray(stored.numpy()) == before[name])).sum())
+    assert n_between > 100  # changes that 16 bits do not show
+
+
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden data in {GOLDEN}")
 @pytest.mark.parametrize("name", ["gemma", "qwen3", "apertus"])
 def test_a_saved_folder_is_the_trained_model(name: str, tmp_path: Path) -> None:
@@ -181,8 +306,11 @@ def test_a_saved_folder_is_the_trained_model(name: str, tmp_path: Path) -> None:
     [
         lambda m: m.trainer(gg.AdamW(lr=0.01)),
         lambda m: m.trainer(gg.SGD(lr=0.1, momentum=0.5), LORA),
+        lambda m: m.trainer(gg.Muon(lr=0.01), clip=0.5),
+        lambda m: m.trainer(gg.Adafactor(lr=0.01), n_ubatch=1),
+        lambda m: m.trainer(gg.AdamW8(lr=0.01)),
     ],
-    ids=["adamw", "lora"],
+    ids=["adamw", "lora", "muon", "adafactor", "adamw8"],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path, make: Callable[[gg.Model], Trainer]) -> None:
     model = gg.load_model(tiny)
@@ -200,16 +328,57 @@ def test_a_killed_run_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path, make:
 
 def test_states_of_other_trainings(tiny: Path, tmp_path: Path) -> None:
     model = gg.load_model(tiny)
-    model.trainer(gg.SGD()).save_state(tmp_path / "state")
-    for t, text in (
-        (model.trainer(gg.AdamW()), "optimiser is 'SGD', here 'AdamW'"),
-        (model.trainer(gg.SGD(), LORA), "is only"),
-        (model.trainer(gg.SGD(momentum=0.9)), "is only here"),
-    ):
+    path = tmp_path / "state"
+    sgd = gg.SGD(lr=0.1)
+    cases: list[tuple[Trainer, Trainer, str]] = [
+        (model.trainer(sgd), model.trainer(gg.AdamW(lr=0.1)), "with optimiser SGD, .*here: optimiser AdamW, .*betas"),
+        (model.trainer(sgd), model.trainer(sgd, LORA), "here: LoRA factor 2"),
+        (model.trainer(sgd, LORA), model.trainer(sgd, gg.LoRA(r=2, alpha=4)), "is only here"),
+        (model.trainer(sgd), model.trainer(gg.SGD(lr=0.1, momentum=0.9)), "with momentum 0; here: momentum 0.9"),
+        (model.trainer(sgd), model.trainer(gg.SGD(lr=0.2)), r"with lr 0\.1; here: lr 0\.2"),
+        (model.trainer(sgd, clip=1), model.trainer(sgd), "with clip 1; here: clip None"),
+        (
+            model.trainer(gg.AdamW(betas=(0.9, 0.99))),
+            model.trainer(gg.AdamW(betas=(0.9, 0.98), eps=1e-6)),
+            "with betas 0.9, 0.99, eps 1e-08; here: betas 0.9, 0.98, eps 1e-06",
+        ),
+        (
+            model.trainer(gg.SGD(gg.schedule(0.1, 10, "cosine"))),
+            model.trainer(gg.SGD(gg.schedule(0.1, 20, "cosine"))),
+            r"with lr 0\.0975528; here: lr 0\.0993844",
+        ),
+    ]
+    for saved, other, text in cases:
+        saved.step([IDS])
+        saved.save_state(path)
+        before = {name: w.tobytes() for name, w in other.params.items()}
         with pytest.raises(StateError, match=text):
-            t.load_state(tmp_path / "state")
+            other.load_state(path)
+        assert {name: w.tobytes() for name, w in other.params.items()} == before
     with pytest.raises(StateError, match="no state of a training"):
         model.trainer(gg.SGD()).load_state(tiny)
+
+
+def test_a_rate_may_be_a_function_or_its_number(tiny: Path, tmp_path: Path) -> None:
+    """What counts is the rate of the next step."""
+    model = gg.load_model(tiny)
+    one, other = model.trainer(gg.SGD(gg.schedule(0.1, 10, warmup=3))), model.trainer(gg.SGD(lr=0.1))
+    for _ in range(3):
+        one.step([IDS])
+    one.save_state(tmp_path / "state")
+    other.load_state(tmp_path / "state")
+    assert other.step([IDS]) == one.step([IDS])
+
+
+def test_too_little_memory_says_how_much_is_needed(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    for r in (10**9, 10**12, 10**18):
+        with pytest.raises(gg.AllocError, match=r"training of [0-9,]+ numbers needs [0-9.]+ GiB of memory; "):
+            model.trainer(gg.AdamW(), gg.LoRA(r=r))
+    t = model.trainer(gg.SGD(), n_ctx=1 << 18)
+    with pytest.raises(gg.AllocError, match=r"graph of a batch of [0-9]+ nodes needs|cannot allocate [0-9]+ bytes"):
+        t.step([[1] * (1 << 18)])
+    assert np.isfinite(t.step([IDS]))
 
 
 def test_bad_batches(tiny: Path) -> None:
@@ -247,6 +416,17 @@ def test_a_loss_that_is_no_number_stops_the_step(tiny: Path) -> None:
     assert np.isfinite(t.step([IDS]))
 
 
+@pytest.mark.parametrize("n_ubatch", [None, 1])
+def test_a_norm_that_is_no_number_stops_the_step(tiny: Path, n_ubatch: int | None) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(lr=0.1), n_ubatch=n_ubatch, clip=1.0)
+    w = t.params["output_norm.weight"].numpy()
+    w[...] = np.where(np.arange(w.size) % 2, 1e-38, w * 1e28)  # gradients whose squares are too large
+    before = {name: w.tobytes() for name, w in t.params.items()}
+    with pytest.raises(GraphError, match=r"the norm of the gradients is inf in step 0: .*; the parameters stay"):
+        t.step([IDS, MORE])
+    assert {name: w.tobytes() for name, w in t.params.items()} == before
+
+
 def test_bad_arguments(tiny: Path, tmp_path: Path) -> None:
     model = gg.load_model(tiny)
     write_quantized(plan_quantization(tiny, "Q8_0"), tmp_path / "q.gguf")
@@ -261,6 +441,9 @@ def test_bad_arguments(tiny: Path, tmp_path: Path) -> None:
         (lambda: model.trainer(gg.SGD(), gg.LoRA(init=wrong)), r"init must give finite numbers of shape \(8, 32\)"),
         (lambda: model.trainer(gg.SGD(), "some"), "train must be"),  # pyright: ignore[reportArgumentType]
         (lambda: model.trainer(gg.SGD(), n_ctx=1), "n_ctx"),
+        (lambda: model.trainer(gg.SGD(), n_ubatch=0), "n_ubatch"),
+        (lambda: model.trainer(gg.SGD(), clip=-1), "clip must be a finite number from 0 on"),
+        (lambda: model.trainer(gg.SGD(), clip=0), "clip must be a positive number"),
         (lambda: gg.LoRA(r=0), "r"),
         (lambda: gg.LoRA(alpha=-1), "alpha must be a positive number"),
         (lambda: gg.LoRA(targets="attn_q"), "targets must be a list"),
@@ -296,3 +479,51 @@ def test_outputs_are_refused_before_anything_is_lost(tiny: Path, tmp_path: Path)
                 with pytest.raises(gg.ModelError, match=says):
                     write(out)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("train", ["all", LORA], ids=["all", "lora"])
+def test_dropout_follows_from_seed_and_step_alone(tiny: Path, train: gg.LoRA) -> None:
+    model = gg.load_model(tiny)
+
+    def losses(dropout: float, seed: int, n_threads: int) -> list[float]:
+        t = model.trainer(gg.AdamW(lr=0.01), train, n_threads=n_threads, dropout=dropout, seed=seed)
+        return [t.step([IDS, MORE]) for _ in range(4)] + [t.loss([IDS])]
+
+    one = losses(0.3, 1, 1)
+    assert one == losses(0.3, 1, 2)
+    assert one[1:] != losses(0.3, 2, 1)[1:]  # B of an adapter begins as zeros: the first loss has no dropout in it
+    assert one[1:] != losses(0.0, 1, 1)[1:]
+
+
+def test_dropout_zeroes_its_share_of_what_is_added_to_the_residual(tiny: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(), dropout=0.25)
+    graph = t.text_graph(Shape(2, 32), t.dropout)
+    dropout = graph.build.adapters
+    assert isinstance(dropout, Dropout)
+    masks = {x.name: x for x in graph.build.graph.leafs if x.name.endswith("(dropout)")}
+    roles = [name.removeprefix("blk.0.").split(".")[0] for name in masks if "blk." not in name or "blk.0." in name]
+    assert roles == ["token_embd", "attn_output", "ffn_down"]
+    values: list[bytes] = []
+    for step in (0, 1, 0):
+        dropout.fill(0, step)
+        drawn = np.stack([mask.numpy() for mask in masks.values()])
+        values.append(drawn.tobytes())
+        assert set(np.unique(drawn)) == {np.float32(0), np.float32(4 / 3)}
+        assert abs((drawn == 0).mean() - 0.25) < 0.02
+    assert values[0] == values[2] != values[1]
+
+
+def test_a_trainer_with_dropout_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path) -> None:
+    model = gg.load_model(tiny)
+    one, two = (model.trainer(gg.Muon(lr=0.01), dropout=0.2) for _ in range(2))
+    one.step([IDS])
+    one.save_state(tmp_path / "state.gguf")
+    two.load_state(tmp_path / "state.gguf")
+    assert one.step([MORE]) == two.step([MORE])
+    assert one.step([IDS]) == two.step([IDS])
+
+
+@pytest.mark.parametrize("dropout", [1, -0.1, True, "0.1", float("nan")])
+def test_dropout_is_a_share(tiny: Path, dropout: float) -> None:
+    with pytest.raises(ModelError, match="dropout must be a number"):
+        gg.load_model(tiny).trainer(gg.SGD(), dropout=dropout)

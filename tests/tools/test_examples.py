@@ -13,8 +13,8 @@ import pytest
 from pyggml import tools
 from pyggml.llm.model import load_model
 
-SCRIPTS = ["activation_patching", "attention_picture", "conv_net", "endless", "head_ablation", "logit_attribution"]
-SCRIPTS += ["logit_lens", "parallel", "steering", "unet"]
+SCRIPTS = ["activation_patching", "attention_picture", "characters", "conv_net", "digits", "endless", "head_ablation"]
+SCRIPTS += ["logit_attribution", "logit_lens", "parallel", "pirate_tales", "sparse_autoencoder", "steering", "unet"]
 FOLDER = Path(tools.__file__).parent / "examples"
 
 
@@ -86,3 +86,33 @@ def test_unet() -> None:
     out = run("unet")
     assert "54 nodes: (48, 64, 1, 2)" in out
     assert float(out.split("difference: ")[1].split()[0]) < 1e-5 and "up to 0.72" in out
+
+
+def test_digits() -> None:
+    *epochs, last = run("digits", 6000, 4).splitlines()
+    assert len(epochs) == 4 and float(epochs[-1].split()[2].rstrip("%")) > 97
+    digits, read = re.findall(r"\[.*?\]", last)
+    assert sum(a == b for a, b in zip(digits, read, strict=True)) >= len(digits) - 1
+
+
+def test_characters(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 20)
+    *steps, written = run("characters", text, 200).splitlines()
+    losses = [float(line.split()[2]) for line in steps]
+    assert len(losses) == 5 and losses[0] > 0.3 > losses[-1]
+    assert "jumps over the lazy dog" in written
+
+
+def test_pirate_tales() -> None:
+    first, last, before, after = run("pirate_tales", 16).splitlines()
+    assert float(last.split()[2]) < 0.6 * float(first.split()[2])
+    n_before, n_after = (int(line.split()[1]) for line in (before, after))
+    assert n_after >= n_before + 3
+
+
+def test_sparse_autoencoder() -> None:
+    share, active, *features = run("sparse_autoencoder").splitlines()
+    assert int(share.split()[5].rstrip("%")) >= 60
+    assert int(active.split()[0]) < 100
+    assert len(features) >= 4

@@ -1,34 +1,36 @@
 # pyright: basic, reportMissingImports=false
-"""Train the model that ships with pyggml on a text of tales and export it as GGUF.
+"""Train the model that ships with pyggml on a text of tales, with pyggml, and write it as GGUF.
 
-    python -m pyggml.tools.train_tales ../shared/data/tales.txt --out /tmp/tales --bf16
+    python -m pyggml.tools.train.train_tales ../shared/data/tales.txt --out /tmp/tales
 
-needs `torch` and `sentencepiece` (for training only). It cleans the text and cuts it into tales, keeps some back,
-trains an SPM vocabulary and a llama on the rest, keeps the state with the best held-out loss, and writes into --out:
-log.tsv, best.pt, spm.model, heldout.txt, tales-F32.gguf, tales-Q8_0.gguf and samples.txt.
-Same seed, same machine, same number of threads: same model, unless --minutes ran out first.
+needs `sentencepiece`, for the vocabulary. It cleans the text and cuts it into tales, keeps some back, learns an SPM
+vocabulary, trains a llama with random weights on the rest, and keeps the state with the best held-out loss. In --out
+there are then: log.tsv, spm.model, heldout.txt, begin.gguf (random), tales-F32.gguf, tales-Q8_0.gguf and samples.txt.
+Same seed, same kind of processor: same model, for any number of threads.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import math
 import random
 import re
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import gguf
 import numpy as np
+import numpy.typing as npt
 import sentencepiece as spm
-import torch
-from torch.nn import functional as F
 
-from .tales_model import BOS, EOS, Dropout, HParams, Llama, Muon, sample, to_gguf
+import pyggml as gg
+from pyggml.learn.trainer import Trainer
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+
+from .tales_model import BOS, EOS, HParams, write_random
 
 ABOUT = {
     "name": "tales",
@@ -128,10 +130,10 @@ def encode(sp: spm.SentencePieceProcessor, text: str) -> list[int]:
     return [BOS, *sp.Encode(" " + text)]
 
 
-def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Generator):
-    """Endless windows [n_batch, n_ctx + 1]. An epoch has all windows of the joined tales at a random offset, and for
-    every eighth of them one more that begins with a long tale, as a prompt does."""
-    stream = np.concatenate([np.array(t) for t in tales])
+def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Generator) -> Iterator[list[list[int]]]:
+    """Endless batches of windows of n_ctx + 1 tokens. An epoch has all windows of the joined tales at a random offset,
+    and for every eighth of them one more that begins with a long tale, as a prompt does."""
+    stream = np.concatenate([np.array(t, np.int32) for t in tales])
     begins = np.cumsum([0, *(len(t) for t in tales)])[:-1]
     begins = begins[[len(t) > n_ctx for t in tales]]
     begins = begins[begins < len(stream) - n_ctx]
@@ -139,100 +141,128 @@ def batches(tales: list[list[int]], n_ctx: int, n_batch: int, rng: np.random.Gen
         windows = np.arange(rng.integers(n_ctx), len(stream) - n_ctx, n_ctx)
         starts = rng.permutation(np.concatenate([windows, rng.choice(begins, len(windows) // 8)]))
         for i in range(0, len(starts) - n_batch + 1, n_batch):
-            yield torch.from_numpy(np.stack([stream[s : s + n_ctx + 1] for s in starts[i : i + n_batch]]))
+            yield [stream[s : s + n_ctx + 1].tolist() for s in starts[i : i + n_batch]]
 
 
-def autocast(bf16: bool) -> contextlib.AbstractContextManager[object]:
-    """A block in which products are computed in bfloat16, if `bf16`."""
-    return torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext()
+def windows_of(tales: list[list[int]], n_ctx: int) -> list[list[int]]:
+    """Each tale alone, in windows of n_ctx predictions without memory of each other."""
+    return [t[i : i + n_ctx + 1] for t in tales for i in range(0, len(t) - 1, n_ctx)]
 
 
-@torch.inference_mode()
-def held_out_loss(model: Llama, tales: list[list[int]], bf16: bool) -> tuple[float, int]:
-    """Sum of nats and number of tokens predicted: each tale alone, in windows of n_ctx without memory of each other."""
-    nats, n, n_ctx = 0.0, 0, model.hp.n_ctx
-    for tale in tales:
-        for i in range(0, len(tale) - 1, n_ctx):
-            w = torch.tensor([tale[i : i + n_ctx + 1]])
-            with autocast(bf16):
-                logits = model(w[:, :-1])
-            nats += float(F.cross_entropy(logits[0].float(), w[0, 1:], reduction="sum"))
-            n += w.shape[1] - 1
-    return nats, n
+def loss_of(trainer: Trainer, windows: list[list[int]], n_batch: int) -> float:
+    """Nats a token over all windows."""
+    nats = 0.0
+    for i in range(0, len(windows), n_batch):
+        batch = windows[i : i + n_batch]
+        nats += trainer.loss(batch) * sum(len(w) - 1 for w in batch)
+    return nats / sum(len(w) - 1 for w in windows)
+
+
+class Mean:
+    """Exponential means of the parameters over the steps: their held-out loss is lower than that of any single step."""
+
+    def __init__(self, trainer: Trainer, keep: float) -> None:
+        self._trainer, self._keep, self._n = trainer, keep, 0
+        self.values = {name: np.zeros(w.shape, np.float32) for name, w in trainer.params.items()}
+
+    def add(self) -> None:
+        """Follow the parameters. The first steps count as if there had been no others before."""
+        self._n += 1
+        new = (1 - self._keep) / (1 - self._keep**self._n)
+        for name, w in self._trainer.params.items():
+            self.values[name] += np.float32(new) * (w.numpy() - self.values[name])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The trainer has the means as its parameters within the block."""
+        kept = {name: w.numpy().copy() for name, w in self._trainer.params.items()}
+        self._set(self.values)
+        try:
+            yield
+        finally:
+            self._set(kept)
+
+    def save(self, path: Path, *numbers: float) -> None:
+        """Write the means, and numbers beside them."""
+        np.savez(path, allow_pickle=False, numbers=np.array([self._n, *numbers]), **self.values)
+
+    def load(self, path: Path) -> list[float]:
+        """Go on from what `save` wrote; the result is the numbers."""
+        with np.load(path) as file:
+            self.values = {name: file[name] for name in self.values}
+            n, *numbers = file["numbers"].tolist()
+        self._n = int(n)
+        return numbers
+
+    def _set(self, values: dict[str, npt.NDArray[np.float32]]) -> None:
+        for name, w in self._trainer.params.items():
+            w.set(values[name])
+
+
+def rate(lr: float, warmup: int, n_steps: int) -> Callable[[int], float]:
+    """The learning rate of each step: up to `lr` in a straight line, along half a cosine down to 2 % of it."""
+
+    def at(step: int) -> float:
+        done = 0.5 * (1 + math.cos(math.pi * min(1.0, (step + 1) / n_steps)))
+        return lr * min(1.0, (step + 1) / warmup) * (0.02 + 0.98 * done)
+
+    return at
 
 
 def train(
-    args: argparse.Namespace, model: Llama, tales: list[list[int]], held: list[list[int]], held_bytes: int
+    args: argparse.Namespace, hp: HParams, tales: list[list[int]], held: list[list[int]], held_bytes: int
 ) -> None:
-    """Train until --steps or --minutes end; leave the state of the best held-out loss in `model` and best.pt."""
+    """Train what begin.gguf holds, or with --resume go on; leave the means of the best held-out loss in
+    tales-F32.gguf."""
     # Muon for the matrices of the layers, AdamW for embedding and norms: they can share one lr.
-    params = list(model.parameters())
-    matrices = [p for p in model.blk.parameters() if p.ndim == 2]
-    groups = [{"params": [model.token_embd.weight]}, {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}]
-    optimizers: list[torch.optim.Optimizer] = [
-        *(Muon(matrices[i :: args.threads], args.lr, args.weight_decay) for i in range(args.threads)),
-        torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay, fused=True),
-    ]
-
-    def gradient(rng_seed: int, window: torch.Tensor) -> tuple[float, tuple[torch.Tensor, ...]]:
-        drop = Dropout(args.dropout, torch.Generator().manual_seed(rng_seed))
-        with autocast(args.bf16):
-            logits = model(window[None, :-1], drop)
-        loss = F.cross_entropy(logits[0].float(), window[1:])
-        return loss.item(), torch.autograd.grad(loss, params)
-
-    pool = ThreadPoolExecutor(args.threads)
-    data = batches(tales, model.hp.n_ctx, args.batch, np.random.default_rng(args.seed))
-    per_epoch = sum(map(len, tales))
-    best = held_out_loss(model, held, args.bf16)[0] / sum(len(t) - 1 for t in held) if args.resume else math.inf
-
-    def clock() -> float:  # processor time over threads: a busy machine takes longer, but makes the same model
-        return time.process_time() / args.threads
-
-    mean, start, eval_s = 0.0, clock(), 0.0
-    log = (args.out / "log.tsv").open("a" if args.resume else "w", buffering=1)
-    print("step\tepoch\tminutes\ttok/s\tlr\ttrain\theldout\theldout/byte", file=log)
-    for step in range(1, args.steps + 1):
-        minutes = (clock() - start) / 60
-        done = max(step / args.steps, minutes / args.minutes)  # on a slow machine the clock decides
-        lr = args.lr * min(1.0, step / args.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
-        for opt in optimizers:
-            for group in opt.param_groups:
-                group["lr"] = lr
-        tokens = next(data)
-        seeds = range(args.seed + step * args.batch, args.seed + (step + 1) * args.batch)
-        losses, grads = zip(*pool.map(gradient, seeds, tokens), strict=True)
-        for i, p in enumerate(params):
-            p.grad = torch.stack([g[i] for g in grads]).mean(0)
-        torch.nn.utils.clip_grad_norm_(params, 1.0)
-        list(pool.map(lambda opt: opt.step(), optimizers))
-        mean += (sum(losses) / args.batch - mean) / min(step, 100)  # over about the last hundred steps, with dropout
-        if step % args.eval_every == 0 or step == args.steps or done >= 1:
-            t = clock()
-            nats, n = held_out_loss(model, held, args.bf16)
-            eval_s += clock() - t
-            seen = step * tokens[:, 1:].numel()
-            speed = seen / (clock() - start - eval_s)
+    opt = gg.Muon(lr=rate(args.lr, args.warmup, args.steps), weight_decay=args.weight_decay)
+    trainer = gg.load_model(args.out / "begin.gguf").trainer(
+        opt, n_ctx=hp.n_ctx + 1, n_threads=args.threads, dropout=args.dropout, seed=args.seed
+    )
+    means = Mean(trainer, args.mean)
+    data = batches(tales, hp.n_ctx, args.batch, np.random.default_rng(args.seed))
+    per_epoch, windows, best = sum(map(len, tales)), windows_of(held, hp.n_ctx), math.inf
+    n_held = sum(len(w) - 1 for w in windows)
+    mean, start, learning, state = 0.0, time.perf_counter(), 0.0, args.out / "state.gguf"
+    if args.resume:
+        trainer.load_state(state)
+        mean, best = means.load(args.out / f"means-{trainer.n_steps}.npz")
+        for _ in range(trainer.n_steps):
+            next(data)
+    first = trainer.n_steps
+    log = args.out / "log.tsv"
+    if not first:
+        log.write_text("step\tepoch\tminutes\ttok/s\tlr\ttrain\theldout\theldout/byte\n")
+    for step in range(first + 1, args.steps + 1):
+        batch, t = next(data), time.perf_counter()
+        lr = opt.lr(step - 1) if callable(opt.lr) else opt.lr
+        mean += (trainer.step(batch) - mean) / min(step, 100)  # over about the last hundred steps, with dropout
+        means.add()
+        learning += time.perf_counter() - t
+        if step % args.eval_every == 0 or step == args.steps:
+            with means.applied():
+                loss = loss_of(trainer, windows, args.batch)
+                if loss < best:
+                    best = loss
+                    trainer.save(args.out / "tales-F32.gguf")
+            seen, minutes = step * args.batch * hp.n_ctx, (time.perf_counter() - start) / 60
+            speed = (step - first) * args.batch * hp.n_ctx / learning
             row = f"{step}\t{seen / per_epoch:.2f}\t{minutes:.1f}\t{speed:.0f}\t{lr:.2e}\t{mean:.4f}"
-            print(f"{row}\t{nats / n:.4f}\t{nats / held_bytes:.4f}", file=log)
-            if nats / n < best:
-                best = nats / n
-                torch.save(model.state_dict(), args.out / "best.tmp")
-                (args.out / "best.tmp").replace(args.out / "best.pt")
-        if done >= 1:
-            break
-    model.load_state_dict(torch.load(args.out / "best.pt"))
+            with log.open("a") as f:
+                print(f"{row}\t{loss:.4f}\t{loss * n_held / held_bytes:.4f}", file=f)
+            means.save(args.out / f"means-{step}.npz", mean, best)
+            trainer.save_state(state)
+            for old in set(args.out.glob("means-*.npz")) - {args.out / f"means-{step}.npz"}:
+                old.unlink()
 
 
-def write_samples(model: Llama, sp: spm.SentencePieceProcessor, path: Path, seed: int) -> None:
+def write_samples(model: gg.Model, path: Path, seed: int) -> None:
     """Twenty samples of up to 200 tokens at temperature 0.7: ten from nothing, ten from the beginning of a tale."""
-    rng = torch.Generator().manual_seed(seed)
     prompts = ["Once upon a time", "There was once a king", "In a great forest lived", "A fox", "The little girl"]
     with path.open("w") as f:
         for i, prompt in enumerate([""] * 10 + prompts * 2, 1):
-            tokens = encode(sp, prompt) if prompt else [BOS]
-            text = sp.Decode(tokens + list(sample(model, tokens, 200, 0.7, rng)))
-            print(f"--- {i}: {prompt!r}\n{text.strip()}\n", file=f, flush=True)
+            text = "".join(model.generate(prompt, 200, temp=0.7, seed=seed + i))
+            print(f"--- {i}: {prompt!r}\n{(prompt + text).strip()}\n", file=f, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -240,48 +270,39 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("text", type=Path, help="the tales, one paragraph a line")
     parser.add_argument("--out", type=Path, required=True, help="folder for everything that is written")
-    parser.add_argument("--steps", type=int, default=5000, help="optimizer steps (default %(default)s)")
-    parser.add_argument("--minutes", type=float, default=90.0, help="of processor time: end the schedule then")
+    parser.add_argument("--steps", type=int, default=1500, help="optimizer steps (default %(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="windows of 512 tokens a step")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--warmup", type=int, default=100, help="steps")
-    parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--weight-decay", type=float, default=0.7)
+    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--mean", type=float, default=0.99, help="how slowly the mean of the parameters follows")
     parser.add_argument("--held-out", type=float, default=0.05, help="share of the text never trained on")
     parser.add_argument("--eval-every", type=int, default=100, help="steps")
-    parser.add_argument("--bf16", action="store_true", help="bfloat16 matrix products (fast with AVX512_BF16)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--resume", action="store_true", help="begin a new schedule at the best.pt that --out holds")
-    parser.add_argument("--export-only", action="store_true", help="export the best.pt that --out holds")
+    parser.add_argument("--resume", action="store_true", help="go on with the run that --out has the state of")
     args = parser.parse_args(argv)
     if not args.text.is_file():
         parser.error(f"no such file: {args.text}")
     args.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # threads share windows, not products, so that they wait less for each other
-    torch.manual_seed(args.seed)
-    torch.use_deterministic_algorithms(True)
 
     tales, held = hold_out(tales_of(args.text.read_text("utf-8")), args.held_out, random.Random(args.seed))
     (args.out / "heldout.txt").write_text("\n".join(held) + "\n", "utf-8")
     hp = HParams()
     sp = train_vocab(tales, hp.n_vocab, args.out / "spm.model")
     tokens, held_tokens = ([[*encode(sp, t), EOS] for t in ts] for ts in (tales, held))
-    model = Llama(hp)
     n_bytes = [sum(len(t.encode()) for t in ts) for ts in (tales, held)]
     for what, ts, n in zip(("train", "held out"), (tokens, held_tokens), n_bytes, strict=True):
-        print(f"{what}: {len(ts)} tales, {n} bytes, {sum(map(len, ts))} tokens")
-    print(f"model: {sum(p.numel() for p in model.parameters())} parameters", flush=True)
-    if args.export_only or args.resume:
-        model.load_state_dict(torch.load(args.out / "best.pt"))
-    if not args.export_only:
-        train(args, model, tokens, held_tokens, n_bytes[1])
-    for what, ts, n in zip(("train", "held out"), (tokens[::20], held_tokens), (None, n_bytes[1]), strict=True):
-        nats, count = held_out_loss(model, ts, bf16=False)
-        print(f"{what}: {nats / count:.4f} nats a token" + (f", {nats / n:.4f} a byte" if n else " (every 20th tale)"))
-    to_gguf(model, sp, args.out / "tales-F32.gguf", gguf.LlamaFileType.ALL_F32, ABOUT)
-    to_gguf(model, sp, args.out / "tales-Q8_0.gguf", gguf.LlamaFileType.MOSTLY_Q8_0, ABOUT)
-    write_samples(model, sp, args.out / "samples.txt", args.seed)
+        print(f"{what}: {len(ts)} tales, {n} bytes, {sum(map(len, ts))} tokens", flush=True)
+    write_random(args.out / "begin.gguf", hp, sp, ABOUT, np.random.default_rng(args.seed))
+    train(args, hp, tokens, held_tokens, n_bytes[1])
+    best = args.out / "tales-F32.gguf"
+    trained = gg.load_model(best).trainer(gg.SGD(), n_ctx=hp.n_ctx + 1, n_threads=args.threads)
+    for what, ts in (("train (every 20th tale)", tokens[::20]), ("held out", held_tokens)):
+        print(f"{what}: {loss_of(trained, windows_of(ts, hp.n_ctx), args.batch):.4f} nats a token", flush=True)
+    write_quantized(plan_quantization(best, "Q8_0"), args.out / "tales-Q8_0.gguf")
+    write_samples(gg.load_model(args.out / "tales-Q8_0.gguf"), args.out / "samples.txt", args.seed)
     return 0
 
 

@@ -1,8 +1,10 @@
-"""Cases of flash_attn_ext."""
+"""Cases of flash_attn_ext and of its gradient."""
 
 # pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import pyggml as gg
 from pyggml.tensor import Tensor
 
-from ..harness import Case, Src, Values, gaussian
+from ..harness import Case, Src, Values, gaussian, record_case
 from .softmax import causal, distances, draw_sinks, hidden_rows, mild
 
 BLOCK_TYPES = [gg.Q8_0, gg.Q4_0, gg.Q4_1, gg.Q5_0, gg.Q5_1, gg.IQ4_NL]
@@ -92,4 +94,16 @@ def flash_attn_cases(
     return Case((q, k, v, mask, sinks), build, bound(d, scale, largest_bias), seed, tiles=tiles_bound(d, scale))
 
 
-STRATEGIES = {"flash_attn_ext": flash_attn_cases()}
+def back_case(case: Case) -> Case:
+    """A case of flash_attn_ext_back, of the sources of a case of flash_attn_ext."""
+    node = record_case(case)
+
+    def build(*t: Tensor | None) -> Tensor:
+        return gg.flash_attn_ext_back(*t, **node.op_params)  # pyright: ignore[reportArgumentType]
+
+    result = Src(gg.F32, node.ne, None, 0, mild)
+    return replace(case, srcs=(*case.srcs, result, result), build=build, nmse=10 * case.nmse, tiles=0.0)
+
+
+SMALL = {"flash_attn_ext": flash_attn_cases(st.integers(1, 12), st.sampled_from([1, 2, 5]))}  # for central differences
+STRATEGIES = {"flash_attn_ext": flash_attn_cases(), "flash_attn_ext_back": flash_attn_cases().map(back_case)}
