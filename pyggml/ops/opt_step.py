@@ -191,8 +191,8 @@ def opt_step_adamw8(a: Tensor, grad: Tensor, m: Tensor, v: Tensor, scales: Tenso
     v / 255^2. A code k of m means scale * k * |k|; a code k of v means (scale * (k + 128)^2)^2. So small numbers keep
     digits, too. The step itself follows the exact moments. They are then rounded up or down by chance, with their own
     value as the mean: changes that are smaller than the distance of two codes would be lost otherwise. The chance
-    follows from the index of the element and from the number of the step alone. A block with a moment that is not a finite
-    number has NaN for scales.
+    follows from the index of the element and from the number of the step alone. A block with a moment that
+    is not a finite number has NaN for scales.
 
     a, grad: F32, the same ne, contiguous. m, v: I8 of that ne, contiguous. scales: F32 ne [2, n_elements / 256, rounded
     up], of m and v. All three begin as zeros. params: F32 ne [8], those of `opt_step_adamw`, then the number of the
