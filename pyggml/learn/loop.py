@@ -65,13 +65,13 @@ class Epoch:
         return self.val["loss"].mean if self.val else math.nan
 
     def __str__(self) -> str:
-        parts = [("", self.train), ("validation: ", self.val)]
-        shown = (
-            f"{what}{', '.join(f'{n} {m.mean:.4f} ± {m.uncertainty:.4f}' for n, m in of.items())}"
-            for what, of in parts
-            if of
-        )
-        return f"epoch {self.number}: {'; '.join(shown)}"
+        val = f"; validation: {_shown_means(self.val)}" if self.val else ""
+        return f"epoch {self.number}: {_shown_means(self.train)}{val}"
+
+
+def _shown_means(means: Mapping[str, Mean]) -> str:
+    parts = [f"{n} {x:.4f}" + ("" if math.isnan(u) else f" ± {u:.4f}") for n, (x, u) in means.items()]
+    return ", ".join(parts)
 
 
 class Progress(NamedTuple):

@@ -264,3 +264,23 @@ def test_a_trainer_holds_texts_back_and_goes_on(tiny: Path, tmp_path: Path) -> N
             t.fit(TEXTS, None, 2, 0.3, 3, resume=tmp_path / "s")
     with pytest.raises(StateError, match="texts was"):
         model.trainer(gg.AdamW(lr=0.02), gg.LoRA(r=2), n_ubatch=2).fit(TEXTS[1:], resume=tmp_path / "s")
+
+
+def test_bad_texts_are_named_before_the_first_step(tiny: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(), n_ctx=16)
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        (([],), "at least one sequence"),
+        ((3,), "a batch is a list of texts"),
+        (([3],), "sequence 0 is 3"),
+        (([[1, 2], [1, 300]],), "sequence 1 has the token 300, outside of the vocabulary of 259"),
+        (([[1, 2], [1] * 17],), "sequence 1 has 17 tokens, more than the n_ctx = 16"),
+        (([[1, 2]], [[1]]), "sequence 0 has 2 tokens, its mask is of shape"),
+        (([[1, 2]], [[0, 0]]), "leave no prediction"),
+        (([[1, 2]], None, -1), "epochs must be a positive number"),
+        (([[1, 2]], None, 1, 0.5), "leaves none for one of the two parts"),
+        (([[1, 2]], None, 1, 0, 0), "n_batch must be a whole number from 1"),
+    ]
+    for args, text in cases:
+        with pytest.raises(GGMLError, match=text):
+            t.fit(*args)
+    assert t.n_steps == 0
