@@ -32,6 +32,10 @@ class State(NamedTuple):
     dtype: DType
     ne: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.row_size(self.ne[0]) * math.prod(self.ne[1:])
+
 
 class Optimiser(Protocol):
     """How parameters follow their gradients.
@@ -213,9 +217,9 @@ def schedule(
 def new_states(ctx: Context, opt: Optimiser, w: Tensor) -> tuple[Tensor, ...]:
     """What `opt` remembers of a parameter before the first step: leafs, zeros."""
     made: list[Tensor] = []
-    for name, dtype, ne in opt.states(w):
-        zeros = np.zeros(dtype.row_size(ne[0]) * math.prod(ne[1:]), np.uint8)
-        made.append(ctx.from_bytes(zeros, dtype, ne, f"{w.name} ({name})"))
+    for state in opt.states(w):
+        zeros = np.zeros(state.nbytes, np.uint8)
+        made.append(ctx.from_bytes(zeros, state.dtype, state.ne, f"{w.name} ({state.name})"))
     return tuple(made)
 
 

@@ -6,6 +6,7 @@ and run again. Parameters, and what the optimiser remembers of them, are leafs t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 import numpy as np
 
 from pyggml import ops
+from pyggml.buffers.buffer import check_free_memory
 from pyggml.codec import Array
 from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
@@ -31,7 +33,7 @@ from .checkpoint import numbers_of, origin_of
 from .fit_texts import fit_texts
 from .gradients import gradients_of
 from .loop import Callback, Epoch, Options
-from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
+from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
 from .optimisers import Optimiser, above_0, new_states
 from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
@@ -114,6 +116,7 @@ class Trainer:
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
         self._weights = _TrainedWeights(model, self._folder) if train == "all" else None
+        self._check_memory()
         if self._weights is not None:
             self.params = self._weights.new_parameters(self._ctx)
             self.matrices: dict[str, Matrices] = {}
@@ -129,6 +132,7 @@ class Trainer:
         self._scheduler = Scheduler(("cpu",), n_threads)
         self._scheduler.watches = model.watches
         self._graphs: dict[tuple[Shape, _Kind], _StepGraph] = {}
+        self._n_bytes = 0  # of the memory of graphs
         self._sums: dict[Tensor, Tensor] = {}
         self._steps_of_sums: Graph | None = None
 
@@ -305,6 +309,10 @@ class Trainer:
         """Run a graph with what `fill` sets. Raises GraphError as `step`."""
         with self._scheduler.lock:
             schedule = self._scheduler.alloc(graph)
+            size = self._scheduler.buffer_size("cpu")
+            if size > self._n_bytes:
+                check_free_memory(size - self._n_bytes, f"the graph of a batch of {graph.n_nodes} nodes")
+                self._n_bytes = size
             fill()
             run_checked(schedule, self.n_steps)
 
@@ -314,6 +322,23 @@ class Trainer:
         if len(self._graphs) > _MAX_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         return found
+
+    def _check_memory(self) -> None:
+        """Raises AllocError when there is no room for the parameters and for what the optimiser remembers of them."""
+        nes: dict[str, tuple[int, ...]] = {}
+        weights = self.model.weights
+        if self._weights is not None:
+            nes = {name: weights[name].ne for name in {*self._weights.leaders.values()}}
+        else:
+            assert isinstance(self.train, LoRA)
+            for name in targets_of(self.model, self.train):
+                n_in, n_out, *n = weights[name].ne
+                nes |= {f"{name}.lora_a": (n_in, self.train.r, *n), f"{name}.lora_b": (self.train.r, n_out, *n)}
+        n, ctx = sum(map(math.prod, nes.values())), Context()
+        what = f"training of {n:,} numbers"
+        check_free_memory(4 * n, what)
+        kept = sum(s.nbytes for name, ne in nes.items() for s in self.opt.states(ctx.new_tensor(DType.F32, ne, name)))
+        check_free_memory(4 * n + kept, what)
 
     def sum_of(self, w: Tensor) -> Tensor:
         """What the gradients of a parameter are added to, over the parts of a batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 
@@ -61,14 +62,16 @@ def _adamw_ref(a: Array, grad: Array, m: Array, v: Array, params: Array) -> tupl
     return a * (1 - alpha * wd) - alpha * step, m, v
 
 
-def _random_shares(n: int, seed: np.uint32) -> tuple[Array, Array]:
-    """Two numbers from 0 to below 1 for each of `n` elements: the halves of a hash of its index and of `seed`."""
-    x = np.arange(n).astype(np.uint32) + seed * np.uint32(0x9E3779B9)
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    x ^= x >> np.uint32(16)
+def _random_shares(shape: tuple[int, ...], seed: int) -> tuple[Array, Array]:
+    """Two numbers from 0 to below 1 for each element: the halves of a hash of its index and of `seed`."""
+    u32 = np.uint32
+    x: Array = np.arange(math.prod(shape), dtype=np.int64).reshape(shape).astype(u32)
+    x = x + u32(seed * 0x9E3779B9 & 0xFFFFFFFF)
+    x = (x ^ (x >> u32(16))) * u32(0x85EBCA6B)
+    x = (x ^ (x >> u32(13))) * u32(0xC2B2AE35)
+    x = x ^ (x >> u32(16))
     unit = np.float32(2.0**-16)
-    return (x >> np.uint32(16)).astype(np.float32) * unit, (x & np.uint32(0xFFFF)).astype(np.float32) * unit
+    return (x >> u32(16)).astype(np.float32) * unit, (x & u32(0xFFFF)).astype(np.float32) * unit
 
 
 def _scale8(most: Array, n: int) -> Array:
@@ -97,7 +100,7 @@ def _adamw8_ref(
     new = w * keep - m1 * rate / (np.sqrt(v1 * beta2h) + eps)
     m1.reshape(-1)[n:] = v1.reshape(-1)[n:] = 0
 
-    share_m, share_v = (x.reshape(w.shape) for x in _random_shares(w.size, np.uint32(p[7])))
+    share_m, share_v = _random_shares(w.shape, int(p[7]) if 0 <= p[7] < 2**32 else 0)
     scale_m = _scale8(np.abs(m1).max(axis=1, keepdims=True), 127 * 127)
     x = np.abs(m1) / scale_m
     k = np.clip(np.floor(np.sqrt(x)), f32(0), f32(126))
@@ -109,14 +112,14 @@ def _adamw8_ref(
     code_v = k + (share_v < (x * x - low * low) / (up * up - low * low))
 
     def codes(x: Array, scale: Array) -> Array:
-        return np.where(scale == 0, 0, x).reshape(-1)[:n].astype(np.int8).reshape(a.shape)
+        stored: Array = np.where(scale == 0, f32(0), x).reshape(-1)[:n].astype(np.int8)
+        return cast("Array", stored.reshape(a.shape))
 
-    stored = np.concatenate([scale_m, scale_v], axis=1).reshape(scales.shape)
     return (
-        new.reshape(-1)[:n].reshape(a.shape),
+        cast("Array", new.reshape(-1)[:n].reshape(a.shape)),
         codes(np.copysign(code_m, m1), scale_m),
         codes(code_v - 128, scale_v),
-        stored,
+        cast("Array", np.concatenate([scale_m, scale_v], axis=1).reshape(scales.shape)),
     )
 
 

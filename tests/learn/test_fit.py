@@ -100,6 +100,32 @@ def test_a_killed_fit_goes_on_to_the_same_bits(tmp_path: Path, more: dict[str, A
     assert repr(last.fit(3, 0.2, 8, opt=opt(), resume=tmp_path / "s", **more)) == repr(want)
 
 
+def test_an_interrupted_validation_is_made_up_for(tmp_path: Path) -> None:
+    class Examples:
+        """Ctrl-C comes when an example that is held back is read for the second time."""
+
+        first, n_left = int(Order(N, 8, 0, 0.2).held[0][0]), 2
+
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> tuple[np.ndarray, np.float32]:
+            self.n_left -= i == self.first
+            if i == self.first and self.n_left == 0:
+                raise KeyboardInterrupt
+            return X[i], Y[i]
+
+    whole, killed, last = Line(), Line(), Line()
+    want = whole.fit(3, 0.2, 8, data=gg.Dataset(list(zip(X, Y, strict=True))))
+    data = gg.Dataset(Examples())
+    data.digest = gg.Dataset(list(zip(X, Y, strict=True))).digest  # pyright: ignore
+    with pytest.raises(KeyboardInterrupt):
+        killed.fit(3, 0.2, 8, data=data, state=tmp_path / "s")
+    got = last.fit(3, 0.2, 8, data=gg.Dataset(list(zip(X, Y, strict=True))), resume=tmp_path / "s")
+    assert repr(got) == repr(want)
+    assert last.values.tobytes() == whole.values.tobytes()
+
+
 def test_states_of_other_fits(tmp_path: Path) -> None:
     path = tmp_path / "s"
     Line().fit(1, n_batch=8, state=path)
