@@ -100,6 +100,16 @@ def test_a_killed_fit_goes_on_to_the_same_bits(tmp_path: Path, more: dict[str, A
     assert repr(last.fit(3, 0.2, 8, opt=opt(), resume=tmp_path / "s", **more)) == repr(want)
 
 
+@pytest.mark.parametrize("opt", [gg.AdamW8(0.05), gg.Muon(0.05), gg.Adafactor(0.05), gg.SGD(0.05, 0.9)], ids=repr)
+def test_states_of_all_optimisers(tmp_path: Path, opt: Any) -> None:
+    whole, first, second = Line(), Line(), Line()
+    want = whole.fit(3, n_batch=8, opt=opt)
+    first.fit(2, n_batch=8, opt=opt, state=tmp_path / "s")
+    assert second.fit(3, n_batch=8, opt=opt, resume=tmp_path / "s") == want
+    assert second.values.tobytes() == whole.values.tobytes()
+    assert want[-1].loss < want[0].loss
+
+
 def test_an_interrupted_validation_is_made_up_for(tmp_path: Path) -> None:
     class Examples:
         """Ctrl-C comes when an example that is held back is read for the second time."""
