@@ -315,5 +315,5 @@ def _params(*values: float | str) -> Params:
 
 
 def _section_params(sections: Sequence[int]) -> Params:
-    numbers = sections if isinstance(sections, list | tuple) else np.ravel(sections).tolist()
+    numbers = sections if isinstance(sections, list | tuple) else np.asarray(sections).ravel().tolist()
     return {f"section{i}": n for i, n in enumerate(numbers)}
