@@ -44,12 +44,13 @@ if TYPE_CHECKING:
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
+    from .learn.adafactor import Adafactor
     from .learn.dataset import Dataset
     from .learn.fit import fit
     from .learn.gradients import grad
     from .learn.lora import LoRA
     from .learn.muon import Muon
-    from .learn.optimisers import SGD, AdamW
+    from .learn.optimisers import SGD, AdamW, AdamW8, schedule
     from .llm.batch import Batch
     from .llm.context import LlamaContext
     from .llm.embed import EmbedOptions
@@ -120,6 +121,8 @@ __all__ = [
     "TQ1_0",
     "TQ2_0",
     "AdamW",
+    "AdamW8",
+    "Adafactor",
     "AllocError",
     "BackendError",
     "BatchError",
@@ -181,6 +184,7 @@ __all__ = [
     "render",
     "rule",
     "save",
+    "schedule",
     "scope",
 ]
 __all__ += ops.__all__
@@ -194,7 +198,8 @@ _LATER = {
     "fit": "learn.fit",
     "grad": "learn.gradients",
     "LoRA": "learn.lora",
-    **dict.fromkeys(("AdamW", "SGD"), "learn.optimisers"),
+    "Adafactor": "learn.adafactor",
+    **dict.fromkeys(("AdamW", "AdamW8", "SGD", "schedule"), "learn.optimisers"),
     "Muon": "learn.muon",
     **dict.fromkeys(("SamplingOptions", "SamplingParams", "TextOptions"), "llm.samplers"),
     "Batch": "llm.batch",

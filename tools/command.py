@@ -225,9 +225,10 @@ def _configured(ctx: click.Context, param: click.Option, value: Path | None) -> 
         raise click.BadParameter(f"{value}: must hold lines `option: value`", ctx, param)
     known: dict[str, str] = {}
     for p in ctx.command.get_params(ctx):
-        if p is not param and p.name is not None and p.name != "help":
+        name = str(p.name)
+        if p is not param and name != "help":
             flags = [o.removeprefix("--") for o in p.opts if o.startswith("--")]
-            known.update(dict.fromkeys(flags or [p.name], p.name))
+            known.update(dict.fromkeys(flags or [name], name))
     defaults: dict[str, Any] = {}
     for key, given in cast("dict[Any, Any]", found).items():
         if key not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Annotated, Literal, Optional
 import click
 
 from pyggml.errors import ModelError
+from pyggml.learn.adafactor import Adafactor
 from pyggml.learn.dataset import split, steps_of
 from pyggml.learn.loop import Progress
 from pyggml.learn.lora import LoRA
 from pyggml.learn.muon import Muon
-from pyggml.learn.optimisers import SGD, AdamW, Optimiser, schedule
+from pyggml.learn.new_model import write_new_model
+from pyggml.learn.optimisers import SGD, AdamW, AdamW8, Optimiser, schedule
 from pyggml.learn.state_file import check_output
 from pyggml.learn.texts_file import Example, read_examples
 from pyggml.learn.trainer import Trainer
@@ -49,7 +52,8 @@ class TrainOptions:
         float, Option("--val-split", panel=_PANEL, help="Part of the texts to measure the loss on instead.", min=0)
     ] = 0.0
     optimizer: Annotated[
-        Literal["adamw", "sgd", "muon"], Option("--optimizer", panel=_PANEL, help="How weights follow gradients.")
+        Literal["adamw", "adamw8", "adafactor", "muon", "sgd"],
+        Option("--optimizer", panel=_PANEL, help="How weights follow gradients (adamw8: states of 8 bits)."),
     ] = "adamw"
     clip: Annotated[
         Optional[float], Option("--clip", panel=_PANEL, help="Norm of all gradients, at most.", above=0)
@@ -113,11 +117,20 @@ def finetune(
         Option("--targets", help="Weights to adapt: roles or patterns of GGUF names, joined by commas; or all-linear."),
     ] = "attn_q,attn_v",
     rslora: Annotated[bool, Option("--rslora", help="Divide --alpha by the root of the rank (rsLoRA).")] = False,
+    dora: Annotated[bool, Option("--dora", help="Train the lengths of rows, too (DoRA). -o must be a folder.")] = False,
     lr: Annotated[float, Option("--lr", help="The learning rate.", above=0)] = 1e-4,
 ) -> None:
     """Train a LoRA adapter on texts. The model's weights stay as they are stored, in any type. Lines of a .jsonl file
     have `text`, or `prompt` and `completion`, or `messages`. Progress goes to stderr."""
-    _run(data, how, model, threads, out, lr, LoRA(rank, alpha, tuple(targets.split(",")), seed=how.seed, rslora=rslora))
+    _run(
+        data,
+        how,
+        model,
+        threads,
+        out,
+        lr,
+        LoRA(rank, alpha, tuple(targets.split(",")), seed=how.seed, rslora=rslora, dora=dora),
+    )
 
 
 def train(
@@ -127,10 +140,30 @@ def train(
     threads: Threads = None,
     out: Out = Path("model.gguf"),
     lr: Annotated[float, Option("--lr", help="The learning rate.", above=0)] = 1e-5,
+    from_config: Annotated[
+        Optional[Path],
+        Option(
+            "--from-config",
+            help="Begin with random weights, as large as a folder (config.json, tokenizer) or a GGUF file says.",
+            metavar="LIKE",
+        ),
+    ] = None,
 ) -> None:
     """Train all weights of a model on texts. They must be F32, F16 or BF16 (a GGUF file, or a Hugging Face folder), and
-    keep their types in the output. Progress goes to stderr."""
-    _run(data, how, model, threads, out, lr, "all")
+    keep their types in the output. With --from-config a new model is trained from scratch, in F32. Progress goes to
+    stderr."""
+    if from_config is None:
+        _run(data, how, model, threads, out, lr, "all")
+        return
+    if model is not None:
+        raise click.BadParameter("--from-config makes a new model: without --model")
+    check_output(out, data, from_config)
+    new = out.with_name(f".{out.name}.{secrets.token_hex(4)}.gguf")
+    try:
+        write_new_model(from_config.parent if from_config.name == "config.json" else from_config, new, how.seed)
+        _run(data, how, str(new), threads, out, lr, "all")
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _run(
@@ -148,6 +181,8 @@ def _run(
         for path in (out, how.state):  # before the training, which would be lost
             if path is not None:
                 check_output(path, data, how.test, m.path)
+        if isinstance(what, LoRA) and what.dora and out.suffix == ".gguf":
+            raise ModelError(f"{out}: GGUF adapters have no magnitudes (DoRA): name a folder")
         if how.state is not None and how.state.absolute() == out.absolute():
             raise ModelError(f"{out}: cannot be both the output and the state")
         examples = read_examples(data, m, how.ctx_size, mask_prompt=how.mask_prompt, pack=how.pack)
@@ -156,7 +191,7 @@ def _run(
         n_steps = how.steps or steps_of(how.epochs, -(-len(train) // how.batch_size))
         rate = schedule(lr, n_steps, how.lr_schedule, how.warmup)
         sizes = (how.ctx_size, threads, how.ubatch_size, how.clip, how.grad_checkpoint, how.ram)
-        t = m.trainer(_optimiser(how, rate), what, *sizes)
+        t = m.trainer(_OPTIMISERS[how.optimizer](rate, how.weight_decay), what, *sizes)
         if held is not None:
             _measure(t, held, how.batch_size)
         t.fit(
@@ -178,13 +213,13 @@ def _run(
     print(f"{out}: {len(t.params)} tensors after {t.n_steps} steps")
 
 
-def _optimiser(how: TrainOptions, rate: Callable[[int], float]) -> Optimiser:
-    decay = how.weight_decay
-    if how.optimizer == "sgd":
-        return SGD(rate, momentum=0.9, weight_decay=decay)
-    if how.optimizer == "muon":
-        return Muon(rate, weight_decay=decay)
-    return AdamW(rate, weight_decay=decay)
+_OPTIMISERS: dict[str, Callable[[Callable[[int], float], float], Optimiser]] = {
+    "adamw": lambda lr, decay: AdamW(lr, weight_decay=decay),
+    "adamw8": lambda lr, decay: AdamW8(lr, weight_decay=decay),
+    "adafactor": lambda lr, decay: Adafactor(lr, weight_decay=decay),
+    "muon": lambda lr, decay: Muon(lr, weight_decay=decay),
+    "sgd": lambda lr, decay: SGD(lr, momentum=0.9, weight_decay=decay),
+}
 
 
 def _tell(p: Progress) -> None:

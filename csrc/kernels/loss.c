@@ -1,4 +1,5 @@
 // cross_entropy_loss and cross_entropy_ids, and their gradients.
+#include "simd/rows.h"
 #include "simd/vmath.h"
 
 enum { PIECE = 64 * VF_N }; // elements whose f32 sum is added to a double
@@ -19,12 +20,6 @@ static double exp_sum(const float *x, int64_t n, float *top) {
   }
   for (; i < n; i++) sum += exp((double)x[i] - t);
   *top = t;
-  return sum;
-}
-
-static double sum_of(const float *x, int64_t n) {
-  double sum = 0;
-  for (int64_t i = 0; i < n; i++) sum += x[i];
   return sum;
 }
 
@@ -69,7 +64,7 @@ int PG_FN(cross_entropy_loss_back_f32)(const pg_task *t, int ith, int nth) {
     float *y = (float *)pg_row_at(d, at.i1, at.i2, at.i3), top;
     const float *x = (const float *)pg_row_at(a, at.i1, at.i2, at.i3);
     const float *p = (const float *)pg_row_at(b, at.i1, at.i2, at.i3);
-    const float factor = (float)(sum_of(p, n) / exp_sum(x, n, &top));
+    const float factor = (float)(pg_sum_f32(p, n) / exp_sum(x, n, &top));
     int64_t i = 0;
     for (; i + VF_N <= n; i += VF_N) {
       const vf e = vf_exp(vf_load(x + i) - vf_set1(top));

@@ -4,22 +4,12 @@
 
 enum { STRIP = 2048 }; // elements at a time; partial sums do not depend on the number of threads
 
-// Sum of n dense floats, in eight double accumulators (the inner loop becomes vector code).
-static double sum_f32(const float *x, int64_t n) {
-  double acc[8] = {0};
-  int64_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    for (int j = 0; j < 8; j++) acc[j] += (double)x[i + j];
-  for (; i < n; i++) acc[0] += (double)x[i];
-  return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
-}
-
 // Sum of elements k .. k + n of a row, n <= STRIP.
 static double sum_strip(const pg_tensor *t, const char *row, int64_t k, int64_t n) {
-  if (pg_is_f32_row(t)) return sum_f32((const float *)row + k, n);
+  if (pg_is_f32_row(t)) return pg_sum_f32((const float *)row + k, n);
   float s[STRIP];
   pg_get_f32(s, t, row, k, n);
-  return sum_f32(s, n);
+  return pg_sum_f32(s, n);
 }
 
 static int64_t strips_of(const pg_tensor *t) { return (t->ne[0] + STRIP - 1) / STRIP * pg_n_rows(t); }

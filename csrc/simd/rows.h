@@ -68,3 +68,13 @@ static inline void pg_put_f32(const pg_tensor *t, char *row, int64_t k, const fl
     for (; i < n; i++) *(uint16_t *)(p + i * nb) = pg_f32_to_bf16(src[i]);
   }
 }
+
+// Sum of n dense floats, in eight double accumulators (the inner loop becomes vector code).
+static inline double pg_sum_f32(const float *x, int64_t n) {
+  double acc[8] = {0};
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    for (int j = 0; j < 8; j++) acc[j] += (double)x[i + j];
+  for (; i < n; i++) acc[0] += (double)x[i];
+  return ((acc[0] + acc[4]) + (acc[1] + acc[5])) + ((acc[2] + acc[6]) + (acc[3] + acc[7]));
+}

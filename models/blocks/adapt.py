@@ -14,12 +14,14 @@ class LowRank(NamedTuple):
 
     a has ne [k, rank], b ne [rank, m]; for the weights of experts both have the third dimension of the weight. For
     token embeddings a has ne [rank, n_vocab] and its rows are looked up; b has ne [rank, n_embd]. scale: F32, ne [1],
-    read when graphs run.
+    read when graphs run. gain: F32, ne [m] (of experts [m, n_expert]): the rows of the product of the changed weight
+    are multiplied with it (DoRA, see `pyggml.llm.adapters.dora`).
     """
 
     a: Tensor
     b: Tensor
     scale: Tensor
+    gain: Tensor | None = None
 
 
 class Adapters:
@@ -39,9 +41,18 @@ class Adapters:
         def times(w: Tensor, x: Tensor) -> Tensor:
             return gg.mul_mat(w, x) if ids is None else gg.mul_mat_id(w, x, ids)
 
+        base = out
         for lora in self.low_rank.get(weight, ()):
             down = gg.mul(times(lora.a, cur).set_name(f"{weight} (down)"), lora.scale).set_name(f"{weight} (scaled)")
-            out = gg.add(out, times(lora.b, down).set_name(f"{weight} (up)")).set_name(out.name)
+            up = times(lora.b, down).set_name(f"{weight} (up)")
+            if lora.gain is None:
+                out = gg.add(out, up).set_name(out.name)
+                continue
+            gain = lora.gain
+            if ids is not None:  # the rows of the experts that are used
+                gain = gg.get_rows(gain, ids.reshape(-1)).reshape((*ids.shape, gain.ne[0]))
+            changed = gg.mul(gg.add(base, up), gain)
+            out = (changed if out is base else gg.add(out, gg.sub(changed, base))).set_name(out.name)
         return out
 
     def rows(self, out: Tensor, weight: str, ids: Tensor) -> Tensor:

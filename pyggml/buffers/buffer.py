@@ -26,6 +26,20 @@ def check_memory(size: int, what: str) -> None:
         raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; this machine has {have / 2**30:.1f}")
 
 
+def check_free_memory(size: int, what: str) -> None:
+    """Raises AllocError when `what` needs more bytes than the machine has free (on Linux; else: than it has), see
+    `check_memory`."""
+    check_memory(size, what)
+    try:
+        with open("/proc/meminfo", encoding="ascii") as f:
+            lines = dict(line.split(":", 1) for line in f)
+        free = sum(int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "SwapFree"))
+    except (OSError, ValueError, LookupError):
+        return
+    if size > free:
+        raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; {free / 2**30:.1f} are free on this machine")
+
+
 def file_memory(size: int) -> Bytes:
     """`size` zeroed bytes, uint8, of a file without a name, in TMPDIR or /var/tmp (not /tmp: that is memory on many
     machines). The file is gone when nobody holds the bytes, or the process ends. A parent sees what a forked child

@@ -34,12 +34,14 @@ _ROWS = 1 << 22  # elements that are read at a time
 
 @dataclass(frozen=True, eq=False)
 class HFFolder:
-    """An open folder: `kv`, the metadata that its GGUF would have, and its tensors by their GGUF names."""
+    """An open folder: `kv`, the metadata that its GGUF would have, and its tensors by their GGUF names. `made`: the
+    values of those that follow from the config."""
 
     path: str
     family: Family
     kv: dict[str, Any]
     tensors: dict[str, HFTensor]
+    made: dict[str, Array]
     alignment: int = GGUF_DEFAULT_ALIGNMENT
 
     @property
@@ -117,7 +119,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
         config.damaged()
     kv |= read_tokenizer(folder, config)
     if vocab_only:
-        return HFFolder(str(folder), family, kv, {})
+        return HFFolder(str(folder), family, kv, {}, made)
     stored, numbers = _numbers(family, stored)
     kv |= numbers
     makers = Tensors(family, n_layer + config.n_nextn, sizes, scaled, config.n_nextn)
@@ -132,7 +134,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     embd, n_vocab = tensors.get("token_embd.weight"), sizes.ints("vocab_size")
     if family.padded and (embd is None or embd.ne[1] != n_vocab):  # otherwise padding could have any size
         config.fail(f"vocab_size = {n_vocab}: the embeddings have {0 if embd is None else embd.ne[1]} rows")
-    return HFFolder(str(folder), family, kv, tensors)
+    return HFFolder(str(folder), family, kv, tensors, made)
 
 
 def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:

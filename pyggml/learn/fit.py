@@ -19,7 +19,7 @@ from pyggml.types import Floats, Ints
 from .dataset import Dataset, Order, steps_of
 from .gradients import grad
 from .loop import Callback, Epoch, Measured, Options, Samples, named, run
-from .optimisers import Optimiser, check_number, new_states
+from .optimisers import Optimiser, above_0, new_states
 from .state_file import Trained, check_output, read_state, write_state
 from .step_graph import finite, in_order, run_checked, with_steps
 
@@ -76,8 +76,8 @@ def fit(
         raise BatchError(f"fit: dataset must be a gg.Dataset, not {type(dataset).__name__}")
     n_batch = whole("fit: n_batch", n_batch, 1, error=BatchError)
     n_ubatch = n_batch if n_ubatch is None else whole("fit: n_ubatch", n_ubatch, 1, n_batch, error=BatchError)
-    if clip is not None and not check_number("fit: clip", clip):
-        raise GraphError("fit: clip must be a positive number, or None")
+    if clip is not None:
+        above_0("fit: clip", clip)
     whole("fit: save_every", save_every, 0, error=BatchError)
     seed = whole("fit: seed", seed, 0, error=BatchError)
     order = Order(len(dataset), n_batch, seed, val_split, dataset.shard)

@@ -15,7 +15,9 @@ from pyggml.types import Floats
 from . import saved
 from .dataset import split, steps_of
 from .loop import Epoch, Measured, Options, Samples, named, run
-from .texts_file import Batches, Example
+from .texts_file import Batches, Example, Masks, Texts
+
+_HASHED = 4096  # bytes of each weight
 
 
 class Trains(saved.Training, Protocol):
@@ -24,14 +26,14 @@ class Trains(saved.Training, Protocol):
     n_ubatch: int | None
     clip: float | None
 
-    def step(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float: ...
-    def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float: ...
+    def step(self, sequences: Texts, masks: Masks | None = None) -> float: ...
+    def loss(self, sequences: Texts, masks: Masks | None = None) -> float: ...
 
 
 def fit_texts(
     t: Trains,
-    sequences: Sequence[Sequence[int]],
-    masks: Sequence[Sequence[Any]] | None,
+    sequences: Texts,
+    masks: Masks | None,
     epochs: float,
     val_split: float,
     n_batch: int,
@@ -54,7 +56,12 @@ def fit_texts(
     n_steps = steps_of(epochs, batches.n_epoch) if n_steps is None else whole("n_steps", n_steps, 1, error=BatchError)
     if how.state is not None or how.resume is not None:
         about = {"texts": _digest(examples), "n_batch": n_batch, "n_ubatch": t.n_ubatch, "clip": t.clip, "seed": seed}
-        about |= {"val_split": val_split, "train": named(t.train), "optimiser": named(t.opt)}
+        about |= {
+            "val_split": val_split,
+            "train": named(t.train),
+            "optimiser": named(t.opt),
+            "model": _digest_of_model(t),
+        }
         how = how._replace(about=about)
     return run(_Texts(t), batches, [kept[i : i + n_batch] for i in range(0, len(kept), n_batch)], n_steps, how)
 
@@ -94,6 +101,14 @@ def _measured(batch: Sequence[Example], loss: float) -> Measured:
     """A loss, which counts once for each prediction."""
     n = sum(e.n_counted for e in batch)
     return {"loss": [Samples(np.array([loss]), float(n))]}
+
+
+def _digest_of_model(t: Trains) -> str:
+    """What tells the model from other ones: the names of its weights, and the first bytes of each."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, w in t.model.weights.items():
+        found.update(name.encode() + w.raw()[:_HASHED].tobytes())
+    return found.hexdigest()
 
 
 def _digest(examples: Sequence[Example]) -> str:

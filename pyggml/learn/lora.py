@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pyggml.errors import ModelError, whole
+from pyggml import ops
+from pyggml.errors import ModelError, OneSite, whole
+from pyggml.graph import Graph
+from pyggml.llm.adapters.dora import norms, row_squares
 from pyggml.llm.adapters.lora import Lora, Pair
 from pyggml.models.blocks import Adapters, Build, LowRank
 from pyggml.tensor import Context, Tensor
@@ -39,6 +42,8 @@ class LoRA:
              -> array. None: uniform numbers of up to 1 / sqrt(n_in), as the PEFT library draws them. B begins as zeros
     seed     of these numbers
     rslora   divide alpha by the root of r instead of r, so that large ranks learn as fast (rsLoRA, arXiv 2312.03732)
+    dora     train the lengths of the rows of the changed weights, too (DoRA, arXiv 2402.09353). Gradients do not pass
+             through the norms that the rows are divided by, as in the PEFT library
 
     Raises ModelError for numbers that make no sense.
     """
@@ -49,6 +54,7 @@ class LoRA:
     init: Init | None = None
     seed: int = 0
     rslora: bool = False
+    dora: bool = False
 
     def __post_init__(self) -> None:
         whole("LoRA: r", self.r, 1, error=ModelError)
@@ -66,11 +72,21 @@ class LoRA:
 
 
 class Matrices(NamedTuple):
-    """A and B of one weight, leafs: A ne [n_in, r], B ne [r, n_out]; of experts there are as many of both."""
+    """A and B of one weight, leafs: A ne [n_in, r], B ne [r, n_out]; of experts there are as many of both. Of DoRA the
+    magnitudes, a leaf, and the norms of the rows of the changed weight as they were when a step began: both ne [n_out],
+    of experts [n_out, n_expert]. `measures` computes the norms."""
 
     a: Tensor
     b: Tensor
     origin: Origin
+    magnitude: Tensor | None = None
+    norm: Tensor | None = None
+    measures: Graph | None = None
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters."""
+        return [t for t in (self.a, self.b, self.magnitude) if t is not None]
 
 
 class Products(Adapters):
@@ -119,7 +135,25 @@ def new_adapters(ctx: Context, model: LoadedModel, lora: LoRA, folder: HFFolder 
         b = np.zeros((*shape[:-2], n_out, lora.r), np.float32)
         leafs = [ctx.from_numpy(x, name=f"{name}.lora_{end}").set_param() for x, end in ((a, "a"), (b, "b"))]
         made[name] = Matrices(leafs[0], leafs[1], origin_of(folder, name) or Origin(name))
+        if lora.dora:
+            made[name] = _with_magnitude(ctx, lora, name, model.weights[name], made[name])
     return made
+
+
+def _with_magnitude(ctx: Context, lora: LoRA, name: str, weight: Tensor, m: Matrices) -> Matrices:
+    if m.origin.scale is not None:
+        raise ModelError(f"LoRA: {name} is the checkpoint's weight times a factor: dora=True is not supported for it")
+    squares = row_squares(weight)
+    lengths = np.sqrt(squares)
+    if not lengths.all():
+        raise ModelError(f"LoRA: {name} has a row of zeros, which has no direction: dora=True is not for it")
+    magnitude = ctx.from_numpy(lengths, name=f"{name}.lora_magnitude").set_param()
+    norm = ctx.from_numpy(lengths, name=f"{name} (norms)")
+    with ctx, OneSite():
+        scale = ctx.from_numpy(np.array([lora.factor], np.float32))
+        now = norms(weight, ctx.from_numpy(squares), m.a, m.b, scale)
+        measures = Graph().build_forward_expand(ops.cpy(now, norm))
+    return m._replace(magnitude=magnitude, norm=norm, measures=measures)
 
 
 def _initial(lora: LoRA, name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
@@ -140,7 +174,17 @@ def adapters_of(ctx: Context, lora: LoRA, matrices: Mapping[str, Matrices]) -> A
     factor, so are those of its B."""
     scale = ctx.from_numpy(np.array([lora.factor], np.float32), name="lora_scale")
     with ctx:
-        low_rank = {name: [LowRank(m.a, m.origin.scaled(ctx, m.b), scale)] for name, m in matrices.items()}
+        low_rank = {
+            name: [
+                LowRank(
+                    m.a,
+                    m.origin.scaled(ctx, m.b),
+                    scale,
+                    None if m.magnitude is None or m.norm is None else ops.div(m.magnitude, m.norm),
+                )
+            ]
+            for name, m in matrices.items()
+        }
     return Adapters(low_rank, {})
 
 
@@ -153,9 +197,13 @@ def adapter(arch: str, lora: LoRA, matrices: Mapping[str, Matrices]) -> Lora:
             return m.b
         return ctx.from_numpy(np.asarray(m.b.numpy() * m.origin.scale, np.float32), name=m.b.name)
 
-    return Lora("a trained adapter", arch, {name: Pair(m.a, scaled(m), lora.factor) for name, m in matrices.items()})
+    return Lora(
+        "a trained adapter",
+        arch,
+        {name: Pair(m.a, scaled(m), lora.factor, m.magnitude) for name, m in matrices.items()},
+    )
 
 
 def peft_pairs(lora: LoRA, matrices: Mapping[str, Matrices]) -> dict[str, Pair]:
     """The matrices as they belong to the weights of a checkpoint, by GGUF names."""
-    return {name: Pair(m.a, m.b, lora.factor) for name, m in matrices.items()}
+    return {name: Pair(m.a, m.b, lora.factor, m.magnitude) for name, m in matrices.items()}

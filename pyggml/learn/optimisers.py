@@ -16,11 +16,13 @@ import numpy as np
 
 from pyggml import ops
 from pyggml.dtypes import DType
-from pyggml.errors import GraphError
-from pyggml.tensor import Context, Ne, Tensor
+from pyggml.errors import GraphError, whole
+from pyggml.ops.opt_step import BLOCK8
+from pyggml.tensor import Context, Tensor
 from pyggml.types import Floats
 
 Rate = float | Callable[[int], float]
+_FEW = 4096  # elements: what is remembered of smaller parameters is not worth 8 bits
 
 
 class State(NamedTuple):
@@ -28,7 +30,11 @@ class State(NamedTuple):
 
     name: str
     dtype: DType
-    ne: Ne
+    ne: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.row_size(self.ne[0]) * math.prod(self.ne[1:])
 
 
 class Optimiser(Protocol):
@@ -105,6 +111,38 @@ class AdamW:
 
 
 @dataclass(frozen=True)
+class AdamW8(AdamW):
+    """AdamW that remembers 2 bytes of a parameter's element, and 8 of each 256 of them, instead of 8 bytes an element
+    (see `opt_step_adamw8`). Parameters of less than 4096 elements are as with `AdamW`.
+
+    Fields, and what is raised: as of `AdamW`.
+    """
+
+    def states(self, w: Tensor) -> tuple[State, ...]:
+        """The codes of AdamW's means, and their scales."""
+        if w.n_elements < _FEW:
+            return super().states(w)
+        scales = State("scales", DType.F32, (2, -(-w.n_elements // BLOCK8)))
+        return State("m", DType.I8, w.ne[: w.rank]), State("v", DType.I8, w.ne[: w.rank]), scales
+
+    @property
+    def n_numbers(self) -> int:
+        """Those of `opt_step_adamw8`."""
+        return 8
+
+    def numbers(self, step: int) -> Floats:
+        """See `Optimiser`."""
+        return np.append(super().numbers(step), np.float32(step))
+
+    def step(self, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
+        """See `Optimiser`."""
+        if w.n_elements < _FEW:
+            return super().step(w, g, states, ops.view_1d(numbers, super().n_numbers, 0))
+        m, v, scales = states
+        return ops.opt_step_adamw8(w, g, m, v, scales, numbers)
+
+
+@dataclass(frozen=True)
 class SGD:
     """Gradient descent, with momentum: a parameter follows m = momentum * m + gradient.
 
@@ -150,8 +188,20 @@ class SGD:
 def schedule(
     lr: float, n_steps: int, kind: Literal["constant", "linear", "cosine"] = "constant", warmup: int = 0
 ) -> Callable[[int], float]:
-    """Learning rates of `n_steps` steps: from near 0 up to `lr` in the first `warmup` steps, in equal parts; then
-    constant, or down to 0 in a straight line, or along half a cosine."""
+    """Learning rates, for the `lr` of an optimiser: a function of the number of the step, which counts from 0.
+
+        gg.AdamW(gg.schedule(1e-3, n_steps=1000, kind="cosine", warmup=50))
+
+    In the first `warmup` steps the rate grows in equal parts to `lr`, which the last of them has. In the steps after
+    them it stays, or falls along a straight line or half a cosine, to 0 after `n_steps` steps.
+
+    Raises GraphError for numbers that make no sense, and for another kind.
+    """
+    check_number("schedule: lr", lr)
+    whole("schedule: n_steps", n_steps, 1, error=GraphError)
+    whole("schedule: warmup", warmup, 0, error=GraphError)
+    if kind not in ("constant", "linear", "cosine"):
+        raise GraphError(f'schedule: kind must be "constant", "linear" or "cosine", not {kind!r:.40}')
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -167,21 +217,29 @@ def schedule(
 def new_states(ctx: Context, opt: Optimiser, w: Tensor) -> tuple[Tensor, ...]:
     """What `opt` remembers of a parameter before the first step: leafs, zeros."""
     made: list[Tensor] = []
-    for name, dtype, ne in opt.states(w):
-        zeros = np.zeros(dtype.row_size(ne[0]) * math.prod(ne[1:]), np.uint8)
-        made.append(ctx.from_bytes(zeros, dtype, ne, f"{w.name} ({name})"))
+    for state in opt.states(w):
+        zeros = np.zeros(state.nbytes, np.uint8)
+        made.append(ctx.from_bytes(zeros, state.dtype, state.ne, f"{w.name} ({state.name})"))
     return tuple(made)
 
 
 def like(w: Tensor, *names: str) -> tuple[State, ...]:
     """States in F32, of the ne of a parameter."""
-    return tuple(State(name, DType.F32, w.ne) for name in names)
+    return tuple(State(name, DType.F32, w.ne[: w.rank]) for name in names)
 
 
 def below_1(what: str, value: object) -> None:
     """Raises GraphError for what is no number from 0 on and below 1."""
     if not check_number(what, value) < 1:
         raise GraphError(f"{what} must be below 1, not {value}")
+
+
+def above_0(what: str, value: object) -> float:
+    """`value`, when it is a finite number above 0."""
+    number = check_number(what, value)
+    if number == 0:
+        raise GraphError(f"{what} must be a positive number, not 0")
+    return number
 
 
 def check_number(what: str, value: object) -> float:

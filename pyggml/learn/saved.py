@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from pyggml.backends.quantize import dequantize, quantize
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, StateError
 from pyggml.gguf_io.write import kv_record
 from pyggml.hf.export import export_folder
 from pyggml.llm.adapters.lora import save_lora
@@ -26,13 +27,14 @@ from pyggml.types import Floats
 from .checkpoint import NUMBERS
 from .lora import LoRA, Matrices, peft_pairs
 from .optimisers import Optimiser
-from .state_file import Trained, check_output, read_state, write_state
+from .state_file import STEPS, Trained, check_output, read_state, write_state
 
 if TYPE_CHECKING:
     from pyggml.llm.adapters.lora import Lora
     from pyggml.llm.loaded import LoadedModel
 
-_KEYS = ("general.architecture", "pyggml.training.optimiser")
+_ARCHITECTURE = "general.architecture"
+_OPTIONS = "pyggml.training.options"
 
 
 class Training(Protocol):
@@ -40,6 +42,7 @@ class Training(Protocol):
 
     model: LoadedModel
     opt: Optimiser
+    clip: float | None
     train: Literal["all"] | LoRA
     params: dict[str, Tensor]
     states: dict[str, tuple[Tensor, ...]]
@@ -133,13 +136,56 @@ class _TrainedSource:
 
 def save_state(t: Training, path: str | os.PathLike[str], more: Mapping[str, Any]) -> None:
     """See `Trainer.save_state`. `more`: metadata."""
-    write_state(check_output(path, t.model.path), _of(t), t.n_steps, more)
+    options = json.dumps(_options(t, t.n_steps))
+    write_state(check_output(path, t.model.path), _of(t), t.n_steps, {_OPTIONS: options, **more})
 
 
 def load_state(t: Training, path: str | os.PathLike[str], check: Callable[[Mapping[str, Any]], None]) -> None:
     """See `Trainer.load_state`. `check`: see `read_state`."""
-    t.n_steps = read_state(path, _of(t), check)
+
+    def check_all(metadata: Mapping[str, Any]) -> None:
+        check(metadata)
+        _check_options(os.fspath(path), metadata.get(_OPTIONS), _options(t, metadata[STEPS]))
+
+    t.n_steps = read_state(path, _of(t), check_all)
 
 
 def _of(t: Training) -> Trained:
-    return Trained(t.params, t.states, dict(zip(_KEYS, (t.model.arch, type(t.opt).__name__), strict=True)))
+    return Trained(t.params, t.states, {_ARCHITECTURE: t.model.arch})
+
+
+def _options(t: Training, step: int) -> dict[str, str]:
+    """What the steps of a training follow, by name, as text. Of a learning rate that is a function: that of `step`, the
+    next one."""
+    found = {"optimiser": type(t.opt).__name__}
+    for f in fields(t.opt) if is_dataclass(t.opt) else ():
+        value = getattr(t.opt, f.name)
+        found[f.name] = _text(value(step) if callable(value) else value)
+    found["clip"] = _text(t.clip)
+    if isinstance(t.train, LoRA):
+        found["LoRA factor"] = _text(t.train.factor)
+    return found
+
+
+def _text(value: object) -> str:
+    """A number with six digits: the last ones of a cosine may differ from machine to machine."""
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, cast("tuple[object, ...]", value)))
+    return f"{value:.6g}" if isinstance(value, int | float) else str(value)
+
+
+def _check_options(path: str, stored: object, here: dict[str, str]) -> None:
+    """Raises StateError, which says what differs."""
+    try:
+        there = json.loads(stored if isinstance(stored, str) else "")
+    except json.JSONDecodeError:
+        there = None
+    if not isinstance(there, dict):
+        raise StateError(f"{path}: {_OPTIONS} is {stored!r:.60}")
+    there = cast("dict[str, object]", there)
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    if names:
+        had, has = (", ".join(f"{name} {x[name]}" for name in names if name in x) for x in (there, here))
+        raise StateError(
+            f"{path}: is the state of a training with {had or 'fewer options'}; here: {has or 'none of them'}"
+        )

@@ -12,7 +12,7 @@ from pyggml.gguf_io import tensor_file
 from pyggml.tensor import Tensor
 
 _VERSION = "pyggml.training.version"
-_FORMAT = 1
+_FORMAT = 2
 STEPS = "pyggml.training.steps"  # key of the number of steps
 
 
@@ -67,7 +67,7 @@ def read_state(path: str | os.PathLike[str], trained: Trained, check: Callable[[
         if file.metadata.get(key) != value:
             raise StateError(f"{name_of_file}: {key} is {file.metadata.get(key)!r:.60}, here {value!r:.60}")
     targets = trained.tensors
-    for name in file.keys() ^ targets.keys():
+    for name in sorted(file.keys() ^ targets.keys()):
         raise StateError(f"{name_of_file}: {name} is only {'there' if name in file else 'here'}")
     for name, w in targets.items():
         if file[name].ne != w.ne or file[name].dtype is not w.dtype:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pyggml.llm.loaded import LoadedModel
 
 
+Texts = Sequence[Sequence[int] | Ints]  # token ids of each text
+Masks = Sequence[Sequence[Any] | npt.NDArray[np.bool_]]  # of each text, for each token whether its prediction counts
+
 _SORTED = 16  # so many batches are sorted by length
 
 

@@ -6,16 +6,18 @@ and run again. Parameters, and what the optimiser remembers of them, are leafs t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 
 from pyggml import ops
+from pyggml.buffers.buffer import check_free_memory
 from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
-from pyggml.errors import BatchError, GraphError, ModelError, OneSite, whole
+from pyggml.errors import BatchError, ModelError, OneSite, whole
 from pyggml.graph import Graph
 from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
 from pyggml.llm.batch import token_ids
@@ -31,11 +33,12 @@ from .checkpoint import numbers_of, origin_of
 from .fit_texts import fit_texts
 from .gradients import gradients_of
 from .loop import Callback, Epoch, Options
-from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters
-from .optimisers import Optimiser, check_number, new_states
+from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
+from .optimisers import Optimiser, above_0, new_states
 from .recompute import layers_to_compute_again
 from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
+from .texts_file import Masks, Texts
 
 if TYPE_CHECKING:
     from pyggml.llm.adapters.lora import Lora
@@ -73,8 +76,9 @@ class Trainer:
 
     model   the model, which keeps its weights: what is trained are copies of them, or adapters
     opt     the optimiser
-    params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a and NAME.lora_b. For
-            a model of a Hugging Face folder they are what the checkpoint has (logarithms where the GGUF has values)
+    params  what is trained, by name: leafs, F32. Of weights by GGUF name; of adapters NAME.lora_a, NAME.lora_b, and
+            with DoRA NAME.lora_magnitude. For a model of a Hugging Face folder they are what the checkpoint has
+            (logarithms where the GGUF has values)
     states  what the optimiser remembers of each parameter, in the order of `opt.states(parameter)`
     matrices  of adapters, A and B by the name of the weight
     numbers what the optimiser reads in each step
@@ -110,21 +114,20 @@ class Trainer:
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
         self.n_ubatch = n_ubatch if n_ubatch is None else whole("n_ubatch", n_ubatch, 1, error=ModelError)
-        self.clip = clip if clip is None else check_number("clip", clip)
-        if clip == 0:
-            raise GraphError("clip must be a positive number, or None")
+        self.clip = clip if clip is None else above_0("clip", clip)
         self.checkpoint, self.ram = checkpoint, None if ram is None else memory_size(ram)
         self.n_steps = 0
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
         self._weights = _TrainedWeights(model, self._folder) if train == "all" else None
+        self._check_memory()
         if self._weights is not None:
             self.params = self._weights.new_parameters(self._ctx)
             self.matrices: dict[str, Matrices] = {}
         else:
             assert isinstance(train, LoRA)
             self.matrices = new_adapters(self._ctx, model, train, self._folder)
-            self.params = {t.name: t for m in self.matrices.values() for t in (m.a, m.b)}
+            self.params = {t.name: t for m in self.matrices.values() for t in m.trained}
         self.states: dict[str, tuple[Tensor, ...]] = {
             name: new_states(self._ctx, opt, t) for name, t in self.params.items()
         }
@@ -133,6 +136,7 @@ class Trainer:
         self._scheduler = Scheduler(("cpu",), n_threads)
         self._scheduler.watches = model.watches
         self._graphs: dict[tuple[Shape, _Kind], _StepGraph] = {}
+        self._n_bytes = 0  # of the memory of graphs
         self._sums: dict[Tensor, Tensor] = {}
         self._steps_of_sums: Graph | None = None
 
@@ -145,7 +149,7 @@ class Trainer:
         """What runs the graphs: `Profile(trainer.scheduler)` measures them."""
         return self._scheduler
 
-    def step(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+    def step(self, sequences: Texts, masks: Masks | None = None) -> float:
         """Make one step: the parameters follow the gradients of the mean loss of a batch.
 
         sequences  token ids of each text, at least two and at most n_ctx. Texts do not see each other
@@ -161,6 +165,7 @@ class Trainer:
         stay as they were).
         """
         parts = self._parts(sequences, masks)
+        self._measure_rows()
         self.numbers.set(self.opt.numbers(self.n_steps))
         if len(parts) == 1:
             loss = self._run(parts[0], "step")
@@ -175,14 +180,16 @@ class Trainer:
         self.n_steps += 1
         return loss
 
-    def loss(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None = None) -> float:
+    def loss(self, sequences: Texts, masks: Masks | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
-        return sum(part.share * self._run(part, "loss") for part in self._parts(sequences, masks))
+        parts = self._parts(sequences, masks)
+        self._measure_rows()
+        return sum(part.share * self._run(part, "loss") for part in parts)
 
     def fit(
         self,
-        sequences: Sequence[Sequence[int]],
-        masks: Sequence[Sequence[Any]] | None = None,
+        sequences: Texts,
+        masks: Masks | None = None,
         epochs: float = 1,
         val_split: float = 0.0,
         n_batch: int = 4,
@@ -223,7 +230,8 @@ class Trainer:
     @property
     def lora(self) -> Lora:
         """The adapter that is trained, for `ctx.set_loras([(trainer.lora, 1.0)])`: it has the matrices themselves, and
-        changes with each step. Raises ModelError when weights are trained."""
+        changes with each step. (With DoRA, a context takes the lengths of rows as they are when the adapter is set.)
+        Raises ModelError when weights are trained."""
         if not isinstance(self.train, LoRA):
             raise ModelError('there is no adapter: the trainer was made with train="all"')
         return adapter(self.model.arch, self.train, self.matrices)
@@ -250,7 +258,7 @@ class Trainer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _parts(self, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[Any]] | None) -> list[_Part]:
+    def _parts(self, sequences: Texts, masks: Masks | None) -> list[_Part]:
         """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
         BatchError."""
         if not isinstance(sequences, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -284,6 +292,12 @@ class Trainer:
         share = _n_counted(filled) / n_counted
         return _Part(Shape(len(texts), n_tokens), [text[:-1] for text in texts], filled.reshape(-1), share)
 
+    def _measure_rows(self) -> None:
+        """Compute the norms that DoRA divides rows by, of the parameters as they are."""
+        for m in self.matrices.values():
+            if m.measures is not None:
+                self._scheduler.compute(m.measures)
+
     def _run(self, part: _Part, kind: _Kind) -> float:
         """Run the graph of a part; the result is its loss."""
         graph = self._graph(part.shape, kind)
@@ -294,6 +308,10 @@ class Trainer:
         """Run a graph with what `fill` sets. Raises GraphError as `step`."""
         with self._scheduler.lock:
             schedule = self._scheduler.alloc(graph)
+            size = self._scheduler.buffer_size("cpu")
+            if size > self._n_bytes:
+                check_free_memory(size - self._n_bytes, f"the graph of a batch of {graph.n_nodes} nodes")
+                self._n_bytes = size
             fill()
             run_checked(schedule, self.n_steps)
 
@@ -329,6 +347,23 @@ class Trainer:
         kept = {t.root for t in (*graph.graph.leafs, *self.params.values(), *self._sums.values())}
         kept.update(t for states in self.states.values() for t in states)
         return sum(t.nbytes for t in kept) + sum(plan.sizes.values())
+
+    def _check_memory(self) -> None:
+        """Raises AllocError when there is no room for the parameters and for what the optimiser remembers of them."""
+        nes: dict[str, tuple[int, ...]] = {}
+        weights = self.model.weights
+        if self._weights is not None:
+            nes = {name: weights[name].ne for name in {*self._weights.leaders.values()}}
+        else:
+            assert isinstance(self.train, LoRA)
+            for name in targets_of(self.model, self.train):
+                n_in, n_out, *n = weights[name].ne
+                nes |= {f"{name}.lora_a": (n_in, self.train.r, *n), f"{name}.lora_b": (self.train.r, n_out, *n)}
+        n, ctx = sum(map(math.prod, nes.values())), Context()
+        what = f"training of {n:,} numbers"
+        check_free_memory(4 * n, what)
+        kept = sum(s.nbytes for name, ne in nes.items() for s in self.opt.states(ctx.new_tensor(DType.F32, ne, name)))
+        check_free_memory(4 * n + kept, what)
 
     def sum_of(self, w: Tensor) -> Tensor:
         """What the gradients of a parameter are added to, over the parts of a batch."""
@@ -399,13 +434,13 @@ class _TrainedWeights:
         return cast("Floats", t.numpy() if t.op == "none" else gg_eval(t))
 
 
-def _checked(ids: Sequence[int], i: int, n_ctx: int, n_vocab: int) -> Ints:
+def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int) -> Ints:
     """The token ids of sequence `i`. Raises BatchError."""
     if not isinstance(ids, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"a batch is a list of texts, each a list of token ids; sequence {i} is {ids!r:.40}")
     if not len(ids):
         raise BatchError(f"sequence {i} is empty")
-    text = token_ids(ids)
+    text = token_ids(cast("Sequence[int]", ids))
     if len(text) == 1:
         raise BatchError(f"sequence {i} has one token: there is none to predict")
     if len(text) > n_ctx:

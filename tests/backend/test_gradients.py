@@ -13,7 +13,8 @@ SMALL = {**attention.SMALL, **recurrence.SMALL}
 # Ops that have no derivative: their results are integers, masks, new weights, or do not depend on a tensor.
 WITHOUT = {
     "arange", "argmax", "argsort", "count_equal", "equal", "greater", "greater_equal", "less", "less_equal",
-    "map_custom", "not_equal", "opt_step_adamw", "opt_step_sgd", "top_k",
+    "map_custom", "not_equal", "opt_step_adamw", "opt_step_adamw8", "opt_step_sgd",
+    "top_k",
 }  # fmt: skip
 # The gradients of recurrences and of attention have none themselves, nor has that of a loss by class numbers.
 ONCE = {

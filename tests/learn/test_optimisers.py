@@ -96,6 +96,82 @@ def test_muon(shape: tuple[int, ...]) -> None:
     assert np.allclose(steps(opt, w, g), follow(by, w, g), rtol=1e-4, atol=2e-6)
 
 
+def adafactor(lr: float, decay_rate: float, clip: float, decay: float) -> Step:
+    rows = columns = v = 0.0
+
+    def step(w: Array, g: Array, i: int) -> Array:
+        nonlocal rows, columns, v
+        kept, squares = 1 - (i + 1.0) ** -decay_rate, g**2 + 1e-30
+        if g.ndim > 1 and min(g.shape[-2:]) > 1:
+            rows = kept * rows + (1 - kept) * squares.mean(-1, keepdims=True)
+            columns = kept * columns + (1 - kept) * squares.mean(-2, keepdims=True)
+            u = g / np.sqrt(rows / rows.mean(-2, keepdims=True) * columns)
+        else:
+            v = kept * v + (1 - kept) * squares
+            u = g / np.sqrt(v)
+        u = u / max(1.0, np.sqrt((u**2).mean()) / clip)
+        return w - decay * lr * w - lr * u
+
+    return step
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("clip", [1.0, 0.3])
+def test_adafactor(shape: tuple[int, ...], clip: float) -> None:
+    w, g = drawn(shape)
+    got = steps(gg.Adafactor(lr=0.01, clip=clip, weight_decay=0.1), w, g)
+    assert np.allclose(got, follow(adafactor(0.01, 0.8, clip, 0.1), w, g), rtol=1e-5, atol=1e-6)
+
+
+def test_adafactor_remembers_rows_and_columns() -> None:
+    w = gg.Context().from_numpy(np.zeros((3, 12, 20), np.float32))
+    assert [s.ne for s in gg.Adafactor().states(w)] == [(1, 12, 3), (20, 1, 3)]
+
+
+@pytest.mark.parametrize("shape", [(64, 80), (3, 50, 41), (5003,)], ids=str)
+def test_adamw8(shape: tuple[int, ...]) -> None:
+    """Its steps are those of AdamW but for what the codes of the moments lose: a few percent of a step."""
+    w, g = drawn(shape, 12)
+    got = steps(gg.AdamW8(lr=0.01, betas=(0.9, 0.99), weight_decay=0.1), w, g)
+    want = follow(adamw(0.01, (0.9, 0.99), 1e-8, 0.1), w, g)
+    assert np.abs(got - want).max() < 0.03 * np.abs(want - w).max()
+    assert np.sqrt(((got - want) ** 2).mean()) < 0.01 * np.sqrt(((want - w) ** 2).mean())
+    first, exact = (steps(opt, w, g[:1]) for opt in (gg.AdamW8(lr=0.01), gg.AdamW(lr=0.01)))
+    assert np.allclose(first, exact, rtol=1e-6)  # there was nothing to lose yet
+
+
+def test_adamw8_in_few_bytes() -> None:
+    ctx, opt = gg.Context(), gg.AdamW8()
+    w = ctx.from_numpy(np.zeros((100, 512), np.float32))
+    assert sum(t.nbytes for t in new_states(ctx, opt, w)) == 2 * w.n_elements + 8 * w.n_elements // 256
+    few = ctx.from_numpy(np.zeros(512, np.float32))
+    assert sum(t.nbytes for t in new_states(ctx, opt, few)) == 8 * few.n_elements
+    w, g = drawn((40, 30))
+    assert np.array_equal(steps(opt, w, g), steps(gg.AdamW(), w, g))
+
+
+def test_means_of_8_bits_follow_slow_changes() -> None:
+    """Each step moves v by a thousandth of it, much less than the distance of two codes."""
+    n, n_steps, rng = 1 << 16, 400, np.random.default_rng(3)
+    size = np.geomspace(1, 1e3, n)
+    ctx, opt = gg.Context(), gg.AdamW8(lr=0.0)
+    with ctx:
+        w = ctx.from_numpy(np.zeros(n, np.float32), name="w")
+        g, numbers = (ctx.new_tensor(gg.F32, k, "x").set_input() for k in (n, opt.n_numbers))
+        states = new_states(ctx, opt, w)
+        graph = gg.Graph().build_forward_expand(opt.step(w, g, states, numbers))
+    mean = np.zeros(n)
+    x = np.append(np.ones(255), 30.0)[rng.permuted(np.tile(np.arange(256), (n // 256, 1)), axis=1).reshape(-1)]
+    for i in range(n_steps):
+        gg.compute(graph, {g: (x * size).astype(np.float32), numbers: opt.numbers(i)})
+        mean = 0.999 * mean + 0.001 * (x * size) ** 2
+    codes, scales = states[1].numpy().astype(np.float64) + 128, np.repeat(states[2].numpy()[:, 1], 256)
+    v = (codes**2 * scales) ** 2
+    small = x == 1
+    assert abs((v[small] / mean[small]).mean() - 1) < 0.02
+    assert np.allclose(v[~small], mean[~small], rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["token_embd.weight", "output.weight", "blk.1.ssm_conv1d.weight"])
 def test_muon_leaves_some_matrices_to_adamw(name: str) -> None:
     w, g = drawn((8, 12))
@@ -109,6 +185,8 @@ OPTIMISERS: list[Optimiser] = [
     gg.AdamW(weight_decay=0.1),
     gg.SGD(momentum=0.9, weight_decay=0.1),
     gg.Muon(weight_decay=0.1),
+    gg.Adafactor(weight_decay=0.1),
+    gg.AdamW8(weight_decay=0.1),
 ]
 
 
@@ -127,6 +205,15 @@ def test_threads_do_not_change_a_bit(opt: Optimiser, shape: tuple[int, ...]) -> 
         (lambda: gg.Muon(weight_decay=float("nan")), "weight_decay must be a finite number"),
         (lambda: gg.Muon(betas=(0.9, 2.0)), "beta must be below 1"),
         (lambda: gg.Muon(lr=lambda step: "x").numbers(3), "Muon: lr of step 3 must be a number"),
+        (lambda: gg.Adafactor(lr=True), "Adafactor: lr must be a number"),
+        (lambda: gg.Adafactor(clip=0), "Adafactor: clip must be a positive number"),
+        (lambda: gg.Adafactor(decay_rate=-0.8), "decay_rate must be a finite number from 0 on"),
+        (lambda: gg.AdamW8(betas=(0.9,)), "betas must be two numbers"),
+        (lambda: gg.AdamW(weight_decay=-1), "weight_decay must be"),
+        (lambda: gg.schedule(-1, 10), "schedule: lr must be a finite number from 0 on"),
+        (lambda: gg.schedule(1, 0), "schedule: n_steps must be a whole number from 1"),
+        (lambda: gg.schedule(1, 10, warmup=1.5), "schedule: warmup must be a whole number from 0"),
+        (lambda: gg.schedule(1, 10, "triangle"), "schedule: kind must be .* not 'triangle'"),
     ],
 )
 def test_bad_numbers(make: Callable[[], object], text: str) -> None:

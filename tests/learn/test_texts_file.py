@@ -164,13 +164,15 @@ def test_other_optimisers_and_targets(tiny: Path, tmp_path: Path) -> None:
     for more in (
         ["--optimizer", "sgd", "--clip", 0.1, "--targets", "all-linear"],
         ["--optimizer", "muon", "-ub", 1, "--rslora", "-r", 4],
+        ["--optimizer", "adafactor", "--targets", "blk.1.*"],
+        ["--optimizer", "adamw8", "--targets", "all-linear"],
     ):
         result = CliRunner().invoke(app, [*map(str, [*common, *more])], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         pairs = gg.load_model(tiny).load_lora(tmp_path / "a.gguf").pairs
         if "--rslora" in more:
             assert {p.factor for p in pairs.values()} == {16 / 2}
-        else:
+        elif "all-linear" in more:
             assert {n.split(".")[2] for n in pairs} >= {"attn_k", "attn_output", "ffn_down", "ffn_gate", "ffn_up"}
             assert "output.weight" not in pairs
 
@@ -205,6 +207,8 @@ def test_options_in_a_file(tiny: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0 and "step 3 of 3" in result.output, result.output
     pair = next(iter(gg.load_model(tiny).load_lora(out).pairs.values()))
     assert (pair.rank, pair.factor) == (4, 8.0)  # the command line counts more
+    code, message = refused("finetune", data, "-m", tiny, "--dora", "-o", out)
+    assert code == 1 and "GGUF adapters have no magnitudes (DoRA): name a folder" in message
     for text, says in (
         ("rnak: 2", "there is no option 'rnak'; is it rank?"),
         ("rank: [2]", "rank must be one value"),

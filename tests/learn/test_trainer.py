@@ -268,6 +268,26 @@ def test_a_saved_model_is_the_trained_one(tiny: Path, tmp_path: Path) -> None:
     assert again.trainer(gg.SGD()).loss([IDS]) == pytest.approx(t.loss([IDS]), rel=1e-2)
 
 
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+def test_weights_of_16_bits_are_trained_in_f32(tiny: Path, tmp_path: Path, kind: str) -> None:
+    """Steps that are too small for 16 bits add up in the parameters; what is saved are these, rounded once."""
+    path, dtype = tmp_path / "m.gguf", getattr(gg, kind)
+    write_quantized(plan_quantization(tiny, kind), path)
+    t = gg.load_model(path).trainer(gg.SGD(lr=1e-5))
+    before = {name: w.numpy().copy() for name, w in t.params.items()}
+    for _ in range(3):
+        t.step([IDS])
+    t.save(tmp_path / "out.gguf")
+    again, n_between = gg.load_model(tmp_path / "out.gguf"), 0
+    for name, w in t.params.items():
+        stored = again.weights[name]
+        assert stored.dtype is t.model.weights[name].dtype
+        if stored.dtype is dtype:
+            assert np.array_equal(np.asarray(stored.numpy(), np.float32), gg.eval(gg.cast(w, dtype)).astype(np.float32))
+            n_between += int(((w.numpy() != before[name]) & (np.asarray(stored.numpy()) == before[name])).sum())
+    assert n_between > 100  # changes that 16 bits do not show
+
+
 @pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden data in {GOLDEN}")
 @pytest.mark.parametrize("name", ["gemma", "qwen3", "apertus"])
 def test_a_saved_folder_is_the_trained_model(name: str, tmp_path: Path) -> None:
@@ -285,9 +305,11 @@ def test_a_saved_folder_is_the_trained_model(name: str, tmp_path: Path) -> None:
     [
         lambda m: m.trainer(gg.AdamW(lr=0.01)),
         lambda m: m.trainer(gg.SGD(lr=0.1, momentum=0.5), LORA),
-        lambda m: m.trainer(gg.Muon(lr=0.01)),
+        lambda m: m.trainer(gg.Muon(lr=0.01), clip=0.5),
+        lambda m: m.trainer(gg.Adafactor(lr=0.01), n_ubatch=1),
+        lambda m: m.trainer(gg.AdamW8(lr=0.01)),
     ],
-    ids=["adamw", "lora", "muon"],
+    ids=["adamw", "lora", "muon", "adafactor", "adamw8"],
 )
 def test_a_killed_run_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path, make: Callable[[gg.Model], Trainer]) -> None:
     model = gg.load_model(tiny)
@@ -305,16 +327,57 @@ def test_a_killed_run_goes_on_to_the_same_bits(tiny: Path, tmp_path: Path, make:
 
 def test_states_of_other_trainings(tiny: Path, tmp_path: Path) -> None:
     model = gg.load_model(tiny)
-    model.trainer(gg.SGD()).save_state(tmp_path / "state")
-    for t, text in (
-        (model.trainer(gg.AdamW()), "optimiser is 'SGD', here 'AdamW'"),
-        (model.trainer(gg.SGD(), LORA), "is only"),
-        (model.trainer(gg.SGD(momentum=0.9)), "is only here"),
-    ):
+    path = tmp_path / "state"
+    sgd = gg.SGD(lr=0.1)
+    cases: list[tuple[Trainer, Trainer, str]] = [
+        (model.trainer(sgd), model.trainer(gg.AdamW(lr=0.1)), "with optimiser SGD, .*here: optimiser AdamW, .*betas"),
+        (model.trainer(sgd), model.trainer(sgd, LORA), "here: LoRA factor 2"),
+        (model.trainer(sgd, LORA), model.trainer(sgd, gg.LoRA(r=2, alpha=4)), "is only here"),
+        (model.trainer(sgd), model.trainer(gg.SGD(lr=0.1, momentum=0.9)), "with momentum 0; here: momentum 0.9"),
+        (model.trainer(sgd), model.trainer(gg.SGD(lr=0.2)), r"with lr 0\.1; here: lr 0\.2"),
+        (model.trainer(sgd, clip=1), model.trainer(sgd), "with clip 1; here: clip None"),
+        (
+            model.trainer(gg.AdamW(betas=(0.9, 0.99))),
+            model.trainer(gg.AdamW(betas=(0.9, 0.98), eps=1e-6)),
+            "with betas 0.9, 0.99, eps 1e-08; here: betas 0.9, 0.98, eps 1e-06",
+        ),
+        (
+            model.trainer(gg.SGD(gg.schedule(0.1, 10, "cosine"))),
+            model.trainer(gg.SGD(gg.schedule(0.1, 20, "cosine"))),
+            r"with lr 0\.0975528; here: lr 0\.0993844",
+        ),
+    ]
+    for saved, other, text in cases:
+        saved.step([IDS])
+        saved.save_state(path)
+        before = {name: w.tobytes() for name, w in other.params.items()}
         with pytest.raises(StateError, match=text):
-            t.load_state(tmp_path / "state")
+            other.load_state(path)
+        assert {name: w.tobytes() for name, w in other.params.items()} == before
     with pytest.raises(StateError, match="no state of a training"):
         model.trainer(gg.SGD()).load_state(tiny)
+
+
+def test_a_rate_may_be_a_function_or_its_number(tiny: Path, tmp_path: Path) -> None:
+    """What counts is the rate of the next step."""
+    model = gg.load_model(tiny)
+    one, other = model.trainer(gg.SGD(gg.schedule(0.1, 10, warmup=3))), model.trainer(gg.SGD(lr=0.1))
+    for _ in range(3):
+        one.step([IDS])
+    one.save_state(tmp_path / "state")
+    other.load_state(tmp_path / "state")
+    assert other.step([IDS]) == one.step([IDS])
+
+
+def test_too_little_memory_says_how_much_is_needed(tiny: Path) -> None:
+    model = gg.load_model(tiny)
+    for r in (10**9, 10**12, 10**18):
+        with pytest.raises(gg.AllocError, match=r"training of [0-9,]+ numbers needs [0-9.]+ GiB of memory; "):
+            model.trainer(gg.AdamW(), gg.LoRA(r=r))
+    t = model.trainer(gg.SGD(), n_ctx=1 << 18)
+    with pytest.raises(gg.AllocError, match=r"graph of a batch of [0-9]+ nodes needs|cannot allocate [0-9]+ bytes"):
+        t.step([[1] * (1 << 18)])
+    assert np.isfinite(t.step([IDS]))
 
 
 def test_bad_batches(tiny: Path) -> None:

@@ -7,14 +7,19 @@ from numbers import Real
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
+from pyggml import ops
+from pyggml.compute import compute
 from pyggml.dtypes import DType
-from pyggml.errors import ModelError
+from pyggml.errors import ModelError, OneSite
+from pyggml.graph import Graph
 from pyggml.models.blocks import NO_ADAPTERS, Adapters, LowRank
 from pyggml.models.hparams import HParams
+from pyggml.models.weights import Weights
 from pyggml.tensor import Context, Tensor, allocate_tensors
 
 from .control import ControlVector, Directions, control_vector
-from .lora import MAX_SCALE, Adaptable, Lora
+from .dora import norms, row_squares
+from .lora import MAX_SCALE, TOKEN_EMBD, Adaptable, Lora, Pair
 
 Scaled = tuple[Lora, float]
 
@@ -31,7 +36,7 @@ class ActiveAdapters:
         self._model, self._hp, self._buft, self._reserve = model, hp, buft, reserve
         self._known: WeakValueDictionary[tuple[tuple[int, ...], tuple[int, ...]], _Set] = WeakValueDictionary()
         self._control: dict[int, Tensor] = {}  # for every layer that ever had a direction
-        self._set = _Set((), {}, buft)
+        self._set = _Set((), {}, buft, model.weights)
         self.loras: tuple[Scaled, ...] = ()
         self.control = ControlVector({})
 
@@ -76,7 +81,7 @@ class ActiveAdapters:
         key = tuple(map(id, loras)), tuple(control.directions)
         found = self._known.get(key)
         if found is None:
-            found = _Set(loras, {il: self._control[il] for il in control.directions}, self._buft)
+            found = _Set(loras, {il: self._control[il] for il in control.directions}, self._buft, self._model.weights)
             if found.low_rank or found.control:
                 self._reserve(found)
             self._known[key] = found
@@ -86,17 +91,23 @@ class ActiveAdapters:
 class _Set(Adapters):
     """A set of adapters, and the scales that graphs built with it read."""
 
-    def __init__(self, loras: Sequence[Lora], control: dict[int, Tensor], buft: str) -> None:
+    def __init__(self, loras: Sequence[Lora], control: dict[int, Tensor], buft: str, weights: Weights) -> None:
         ctx = Context()
         scales: dict[tuple[int, float], Tensor] = {}  # by adapter and the factor of its pairs
         low_rank: dict[str, list[LowRank]] = {}
+        doras: list[tuple[str, Pair, Tensor, Tensor]] = []
         for i, lora in enumerate(loras):
             for name, pair in lora.pairs.items():
                 key = (i, pair.factor)
                 if key not in scales:
                     scales[key] = ctx.new_tensor(DType.F32, (1,), f"lora_scale.{i}")
-                low_rank.setdefault(name, []).append(LowRank(pair.a, pair.b, scales[key]))
-        allocate_tensors(scales.values(), buft)
+                gain = None
+                if pair.magnitude is not None:
+                    gain = ctx.new_tensor(DType.F32, pair.magnitude.ne[: pair.magnitude.rank], f"{name} (gain)")
+                    doras.append((name, pair, scales[key], gain))
+                low_rank.setdefault(name, []).append(LowRank(pair.a, pair.b, scales[key], gain))
+        allocate_tensors([*scales.values(), *(gain for _, _, _, gain in doras)], buft)
+        self._gains = [_gain_of(ctx, weights, *dora) for dora in doras]
         super().__init__(low_rank, control)
         self.loras, self._scales = tuple(loras), scales
 
@@ -104,6 +115,18 @@ class _Set(Adapters):
         """Set the scale of each adapter, from the next run on."""
         for (i, factor), t in self._scales.items():
             t.set([scales[i] * factor])
+        for graph in self._gains:
+            compute(graph)
+
+
+def _gain_of(ctx: Context, weights: Weights, name: str, pair: Pair, scale: Tensor, gain: Tensor) -> Graph:
+    """The graph that computes the gain of a DoRA adapter's weight, for the scale as it is."""
+    assert pair.magnitude is not None, name
+    weight = weights[name if name in weights else TOKEN_EMBD]  # the embeddings are the output, too
+    with ctx, OneSite():
+        squares = ctx.from_numpy(row_squares(weight))
+        norm = norms(weight, squares, pair.a, pair.b, scale)
+        return Graph().build_forward_expand(ops.cpy(ops.div(pair.magnitude, norm), gain))
 
 
 def checked(loras: Iterable[Scaled]) -> list[Scaled]:

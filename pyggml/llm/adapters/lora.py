@@ -35,11 +35,13 @@ class Adaptable(Protocol):
 
 class Pair(NamedTuple):
     """An adapter's two matrices for a weight of ne [k, m]: a ne [k, rank], b ne [rank, m] (for token embeddings a ne
-    [rank, n_vocab], b ne [rank, n_embd]), and the factor of their product when the adapter's scale is 1."""
+    [rank, n_vocab], b ne [rank, n_embd]), and the factor of their product when the adapter's scale is 1. magnitude: of
+    DoRA adapters, the length of each row of the changed weight, F32 ne [m], of experts [m, n_expert]."""
 
     a: Tensor
     b: Tensor
     factor: float
+    magnitude: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -103,7 +105,12 @@ def load_lora_gguf(path: str | os.PathLike[str]) -> Lora:
 
 def save_lora(lora: Lora, path: str | os.PathLike[str]) -> None:
     """Write an adapter as a GGUF file that llama.cpp reads; the file appears when it is complete. When no single alpha
-    gives the factor of every pair, the factors are multiplied into B, which then becomes F32. Raises OSError."""
+    gives the factor of every pair, the factors are multiplied into B, which then becomes F32. Raises OSError;
+    ModelError for a DoRA adapter."""
+    dora = next((name for name, p in lora.pairs.items() if p.magnitude is not None), None)
+    if dora is not None:
+        text = "GGUF adapters have no magnitudes (DoRA); write a PEFT folder, or a model with `pyggml merge-lora`"
+        raise ModelError(f"{os.fspath(path)}: {dora}: {text}")
     alphas = {p.factor * p.rank for p in lora.pairs.values()}
     alpha = alphas.pop() if len(alphas) == 1 else 0.0
     tensors: list[tuple[str, Tensor, bytes]] = []
@@ -151,6 +158,8 @@ def _check_shapes(path: str, name: str, weight: Tensor, pair: Pair) -> None:
         raise ModelError(
             f"{path}: the adapter does not fit the weight {weight.describe()}: {pair.a.describe()}, {pair.b.describe()}"
         )
+    if pair.magnitude is not None and (name == TOKEN_EMBD or pair.magnitude.ne != (*w[1:], 1)):
+        raise ModelError(f"{path}: {pair.magnitude.describe()} does not fit the weight {weight.describe()}")
     for t in (pair.a, pair.b):
         if t.dtype not in WEIGHT_TYPES:
             raise ModelError(f"{path}: no product takes the type of {t.describe()}")

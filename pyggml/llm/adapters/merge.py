@@ -95,6 +95,7 @@ def _merged(reader: PartReader, t: _Out, pair: Pair) -> Iterator[npt.NDArray[Any
     if t.name == TOKEN_EMBD:
         lefts, rights = a, np.swapaxes(b, 1, 2)
     n, m, n_matrices, _ = t.source.ne
+    magnitudes = None if pair.magnitude is None else _floats(pair.magnitude).reshape(n_matrices, m)
     row, step = t.source.dtype.row_size(n), max(1, _CHUNK // n)
     for i in range(n_matrices):
         left, right = lefts[i], rights[i]
@@ -103,6 +104,8 @@ def _merged(reader: PartReader, t: _Out, pair: Pair) -> Iterator[npt.NDArray[Any
             stored = reader.read(t.source, (i * m + first) * row, len(rows) * row).reshape(len(rows), row)
             with np.errstate(over="ignore", invalid="ignore"):
                 x = dequantize(stored, t.source.dtype) + rows @ right
+                if magnitudes is not None:
+                    x *= (magnitudes[i, first : first + step] / np.linalg.norm(x, axis=1))[:, None]
             largest = float(np.max(np.abs(x)))
             if not largest <= (_F16_MAX if t.dtype is DType.F16 else np.finfo(np.float32).max):
                 raise GGUFError(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -36,9 +36,10 @@ from .lora import OUTPUT, TOKEN_EMBD, Adaptable, Lora, Pair
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MAX_NUMBER = 1e9  # the largest rank or alpha
 _HALF = re.compile(r"^(?:base_model\.model\.)?(.*)\.lora_(embedding_)?([AB])(?:\.\w+)??(?:\.weight)?$")
+_MAGNITUDE = re.compile(r"^(?:base_model\.model\.)?(.*)\.lora_magnitude_vector(?:\.\w+)??(?:\.weight)?$")
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d+)\.(.*)$")
 _REFUSED = (  # options that do more than add B A x to W x
-    *("use_dora", "lora_bias", "modules_to_save", "layer_replication", "trainable_token_indices", "target_parameters"),
+    *("lora_bias", "modules_to_save", "layer_replication", "trainable_token_indices", "target_parameters"),
     *("alora_invocation_tokens", "use_bdlora", "arrow_config"),
 )
 
@@ -58,18 +59,29 @@ class _Half:
     b: StoredTensor
     factor: float
     embedding: bool
+    magnitude: StoredTensor | None = None
 
     def fail(self, why: str) -> ModelError:
         path, shapes = self.a.file.path, f"A {list(self.a.shape)}, B {list(self.b.shape)}"
         return ModelError(f"{path}: the adapter of {self.module} ({shapes}) {why}")
 
 
+class _Part(NamedTuple):
+    """A and B of one weight or of one expert, the factor of their product, and of DoRA the magnitudes of the rows."""
+
+    a: Array
+    b: Array
+    factor: float
+    magnitude: Array | None = None
+
+
 def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
     """The adapter in a folder, for that model. Handles ranks and alphas by pattern, rank-stabilised scales, embeddings
-    and tied embeddings. The adapter's matrices are moved as the model's weights were when its GGUF was made.
+    and tied embeddings, and magnitudes (DoRA). The adapter's matrices are moved as the model's weights were when its
+    GGUF was made.
 
     Raises ModelError for a folder without such an adapter, for an adapter that does more than add low-rank products
-    (DoRA, whole modules ...), and for a module, which it names, that is unknown or of other shapes.
+    (whole modules ...), and for a module, which it names, that is unknown or of other shapes.
     """
     config = read_object(folder / CONFIG)
     if not config:
@@ -79,12 +91,12 @@ def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
     family = families_of_arch(model.arch)[0]
     n_layer = max(int(model.kv.get(f"{model.arch}.{part}block_count", 0)) for part in ("", "decoder_"))
     names = Tensors(family, n_layer, sizes_of(model.arch, model.kv))
-    found: dict[str, dict[int, tuple[Array, Array, float]]] = {}
+    found: dict[str, dict[int, _Part]] = {}
     for half in halves:
         if half.embedding:
-            found[TOKEN_EMBD] = {-1: (half.a.stored().T, half.b.stored(), half.factor)}
+            found[TOKEN_EMBD] = {-1: _Part(half.a.stored().T, half.b.stored(), half.factor)}
             if config.get("ensure_weight_tying") and not any(h.module.endswith("lm_head") for h in halves):
-                found[OUTPUT] = {-1: (half.b.stored().T, half.a.stored().T, half.factor)}
+                found[OUTPUT] = {-1: _Part(half.b.stored().T, half.a.stored().T, half.factor)}
             continue
         found_expert = _EXPERT.match(half.module)
         module, expert = (
@@ -124,7 +136,13 @@ def _positive(value: object) -> bool:
 
 def _halves(folder: Path, config: Mapping[str, Any], patterns: _Patterns) -> list[_Half]:
     stored: dict[tuple[str, bool], dict[str, StoredTensor]] = {}
+    magnitudes: dict[str, StoredTensor] = {}
     for name, t in open_file(folder / WEIGHTS).items():
+        if config.get("use_dora") and (of_row := _MAGNITUDE.match(name)):
+            if len(t.shape) not in (1, 2) or max(t.shape) != math.prod(t.shape):
+                raise ModelError(f"{folder / WEIGHTS}: the tensor {name} of shape {list(t.shape)} is no vector")
+            magnitudes[of_row[1]] = t
+            continue
         found = _HALF.match(name)
         if found is None:
             raise ModelError(f"{folder / WEIGHTS}: the tensor {name} is no A or B of a LoRA adapter")
@@ -142,11 +160,22 @@ def _halves(folder: Path, config: Mapping[str, Any], patterns: _Patterns) -> lis
             raise ModelError(f"{folder / WEIGHTS}: {next(iter(of.values())).name} has no other half")
         rank, alpha = patterns.value("rank", "r", module), patterns.value("alpha", "lora_alpha", module)
         half = _Half(
-            module, of["A"], of["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), embedding
+            module,
+            of["A"],
+            of["B"],
+            alpha / (math.sqrt(rank) if config.get("use_rslora") else rank),
+            embedding,
+            magnitudes.pop(module, None),
         )
+        if config.get("use_dora") and (half.magnitude is None or embedding):
+            raise half.fail("has no magnitudes (lora_magnitude_vector)" if not embedding else "is DoRA of embeddings")
+        if half.magnitude is not None and math.prod(half.magnitude.shape) != half.b.shape[0]:
+            raise half.fail(f"has {math.prod(half.magnitude.shape)} magnitudes")
         if (half.a.shape[0], half.b.shape[1]) != (rank, rank):
             raise half.fail(f"is not of rank {rank:g}, as {CONFIG} says")
         halves.append(half)
+    if magnitudes:
+        raise ModelError(f"{folder / WEIGHTS}: {next(iter(magnitudes.values())).name} has no A and B")
     if not halves:
         raise ModelError(f"{folder / WEIGHTS}: holds no tensors")
     return halves
@@ -190,9 +219,11 @@ class _Patterns:
             self._left -= time.monotonic() - start
 
 
-def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[tuple[str, tuple[Array, Array, float]]]:
+def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[tuple[str, _Part]]:
     """A and B of each GGUF tensor that the module's weight becomes."""
     a, b = half.a.stored(), half.b.stored()
+    if half.magnitude is not None:  # goes with the rows of B, as one more column
+        a, b = as_f32(a), np.hstack([as_f32(b), as_f32(half.magnitude.stored()).reshape(-1, 1)])
     merged = next((s for end, s in names.family.merged.items() if f"{module}.weight".endswith(end)), None)
     if merged is None:
         name = names.name(f"{module}.weight")
@@ -206,11 +237,16 @@ def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[
             parts = list(zip(roles, merged.there(b, names.sizes), strict=True))
         except (ValueError, IndexError) as e:
             raise half.fail(f"cannot be split as the weight is: {e}") from None
-    out: list[tuple[str, tuple[Array, Array, float]]] = []
+    out: list[tuple[str, _Part]] = []
     for name, part in parts:
         for step in names.family.moves_of(name):
             if step is not TRANSPOSED:  # the weight is stored [inputs, outputs], A and B are not
                 part = _rows(half, step, part, names.sizes)
+        if half.magnitude is not None:
+            if part.ndim != 2:
+                raise half.fail("has magnitudes (DoRA), and is for a weight that is stored in another way")
+            out.append((name, _Part(a, part[:, :-1], half.factor, part[:, -1])))
+            continue
         weight = model.weights.get(name)
         if part.ndim == 3 and weight is not None and part.shape[-1] == weight.ne[0] != part.shape[-2]:
             part, low = np.swapaxes(a, 0, 1), part  # latent attention's K is transposed: (B A)' = A' B'
@@ -219,7 +255,7 @@ def _moved(half: _Half, module: str, names: Tensors, model: PeftTarget) -> list[
         if part.ndim != low.ndim:  # one for all heads
             n = max(len(x) for x in (part, low) if x.ndim == 3)
             part, low = (np.broadcast_to(x, (n, *x.shape[-2:])) for x in (part, low))
-        out.append((name, (low, part, half.factor)))
+        out.append((name, _Part(low, part, half.factor)))
     return out
 
 
@@ -236,24 +272,31 @@ def _rows(half: _Half, step: Move | Value, b: Array, sizes: Sizes) -> Array:
     raise half.fail("is for a weight that is stored in another way than row by row")
 
 
-def _pair(ctx: Context, name: str, of: Mapping[int, tuple[Array, Array, float]], model: PeftTarget) -> Pair:
+def _pair(ctx: Context, name: str, of: Mapping[int, _Part], model: PeftTarget) -> Pair:
     """The pair of one tensor: of all experts together, with zeros for experts that the adapter does not change."""
     if -1 in of:
-        a, b, factor = of[-1]
-        return Pair(_tensor(ctx, f"{name}.lora_a", a), _tensor(ctx, f"{name}.lora_b", b), factor)
+        a, b, factor, m = of[-1]
+        magnitude = None if m is None else _tensor(ctx, f"{name}.lora_magnitude", m)
+        return Pair(_tensor(ctx, f"{name}.lora_a", a), _tensor(ctx, f"{name}.lora_b", b), factor, magnitude)
     weight = model.weights.get(name)
     n_expert = 0 if weight is None else weight.ne[2]
     if max(of) >= n_expert:
         raise ModelError(f"{name}: the adapter is for expert {max(of)}, the model has {n_expert}")
-    rank = max(len(a) for a, _, _ in of.values())
-    first_a, first_b, _ = next(iter(of.values()))
+    rank = max(len(part.a) for part in of.values())
+    first_a, first_b, _, _ = next(iter(of.values()))
+    magnitudes = [of[i].magnitude for i in sorted(of)]
+    magnitude = None
+    if any(m is not None for m in magnitudes):
+        if len(of) < n_expert:
+            raise ModelError(f"{name}: the adapter has magnitudes (DoRA) for {len(of)} of {n_expert} experts")
+        magnitude = _tensor(ctx, f"{name}.lora_magnitude", np.stack([m for m in magnitudes if m is not None]))
     all_a = np.zeros((n_expert, rank, first_a.shape[1]), np.float32)
     all_b = np.zeros((n_expert, first_b.shape[0], rank), np.float32)
-    for i, (a, b, factor) in of.items():
+    for i, (a, b, factor, _) in of.items():
         if (a.shape[1], len(b)) != (first_a.shape[1], len(first_b)):
             raise ModelError(f"{name}: the adapters of its experts have different shapes: {a.shape}, {first_a.shape}")
         all_a[i, : len(a)], all_b[i, :, : len(a)] = as_f32(a), as_f32(b) * np.float32(factor)
-    return Pair(_tensor(ctx, f"{name}.lora_a", all_a), _tensor(ctx, f"{name}.lora_b", all_b), 1.0)
+    return Pair(_tensor(ctx, f"{name}.lora_a", all_a), _tensor(ctx, f"{name}.lora_b", all_b), 1.0, magnitude)
 
 
 def _tensor(ctx: Context, name: str, a: Array) -> Tensor:
@@ -304,12 +347,17 @@ def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -
             raise ModelError(f"{names[0]} is a part of {w.name} in the checkpoint: PEFT has no adapter for it alone")
         pair, module = pairs[names[0]], w.name.removesuffix(".weight")
         a, b = (as_f32(np.asarray(t.numpy())) for t in (pair.a, pair.b))
+        if pair.magnitude is not None:  # goes with the rows of B, as one more column
+            b = np.concatenate([b, pair.magnitude.numpy()[..., None]], axis=-1)
         if w.expert >= 0:
             a, b = a[w.expert], b[w.expert]
         for step in reversed(family.moves_of(names[0])):
             if isinstance(step, Value) or b.ndim != 2:
                 raise ModelError(f"{names[0]}: its elements are changed on the way to {w.name}")
             b = b if step is TRANSPOSED else step.back(b, sizes)
+        if pair.magnitude is not None:
+            b, m = b[:, :-1], b[:, -1]
+            arrays[f"base_model.model.{module}.lora_magnitude_vector"] = np.ascontiguousarray(m)
         arrays[f"base_model.model.{module}.lora_A.weight"] = np.ascontiguousarray(a)
         arrays[f"base_model.model.{module}.lora_B.weight"] = np.ascontiguousarray(b)
         ranks[module], alphas[module] = pair.rank, pair.factor * pair.rank
@@ -324,6 +372,7 @@ def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -
         "r": r,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
+        "use_dora": any(p.magnitude is not None for p in pairs.values()),
         "bias": "none",
         "fan_in_fan_out": any(TRANSPOSED in family.moves_of(n) for n in pairs),
         "target_modules": sorted(ranks),

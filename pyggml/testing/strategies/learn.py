@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -82,6 +84,22 @@ def adamw_cases(draw: st.DrawFn) -> Case:
     return Case((a, grad, m, Src(gg.F32, ne, None, 0, squares), params), gg.opt_step_adamw, 1e-13, draw(SEEDS))
 
 
+def more_hyperparameters(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Of AdamW, and the number of the step."""
+    return np.append(hyperparameters(rng, (7,)), rng.integers(0, 1 << 20)).reshape(shape)
+
+
+@st.composite
+def adamw8_cases(draw: st.DrawFn) -> Case:
+    """Some blocks have had no step yet."""
+    ne = (draw(ROWS), *(draw(st.integers(1, 3)) for _ in range(3)))
+    a, grad = (Src(gg.F32, ne, None, 0, draw(st.sampled_from([mild, gaussian]))) for _ in range(2))
+    m, v = (Src(gg.I8, ne, None, 0, lambda rng, shape: rng.integers(-127, 128, shape)) for _ in range(2))
+    scales = Src(gg.F32, (2, -(-math.prod(ne) // 256)), None, 0, lambda rng, shape: rng.choice([0, 1e-7, 3e-5], shape))
+    params = Src(gg.F32, (8,), None, 0, more_hyperparameters)
+    return Case((a, grad, m, v, scales, params), gg.opt_step_adamw8, 1e-13, draw(SEEDS))
+
+
 @st.composite
 def sgd_cases(draw: st.DrawFn) -> Case:
     ne = (draw(ROWS), *(draw(st.integers(1, 3)) for _ in range(3)))
@@ -95,5 +113,6 @@ STRATEGIES = {
     "cross_entropy_loss": loss_cases(),
     "cross_entropy_loss_back": loss_back_cases(),
     "opt_step_adamw": adamw_cases(),
+    "opt_step_adamw8": adamw8_cases(),
     "opt_step_sgd": sgd_cases(),
 }

@@ -141,7 +141,11 @@ def test_experts_one_by_one(shared: Path, tmp_path: Path) -> None:
     ("config", "tensors", "text"),
     [
         ({"peft_type": "IA3"}, {}, "peft_type is 'IA3'"),
-        ({"use_dora": True, "bias": "all"}, {}, "use_dora, bias: only adapters"),
+        ({"lora_bias": True, "bias": "all"}, {}, "lora_bias, bias: only adapters"),
+        ({"use_dora": True}, {}, r"the adapter of model.layers.0.mlp.up_proj \(.*\) has no magnitudes"),
+        ({}, {"model.layers.0.mlp.up_proj.lora_magnitude_vector": (9,)}, "is no A or B"),
+        ({"use_dora": True}, {"model.layers.0.mlp.up_proj.lora_magnitude_vector": (9,)}, "has 9 magnitudes"),
+        ({"use_dora": True}, {"model.layers.0.mlp.up_proj.lora_magnitude_vector": (2, 2)}, "is no vector"),
         ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
         ({"r": 0}, {}, "r must be a positive number"),
         ({"lora_alpha": "8"}, {}, "lora_alpha must be a positive number"),
