@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     train = "all" if a.lora is None else LoRA(r=a.lora)
     t = model.trainer(AdamW(lr=1e-4), train, a.tokens + 1, a.threads, checkpoint=a.checkpoint)
     rng = np.random.default_rng(0)
-    texts = [rng.integers(0, model.hparams.n_vocab, a.tokens + 1).tolist() for _ in range(a.texts)]
+    texts: list[list[int]] = [rng.integers(0, model.hparams.n_vocab, a.tokens + 1).tolist() for _ in range(a.texts)]
     n = a.texts * a.tokens
     t.step(texts)
     for _ in range(a.steps):
