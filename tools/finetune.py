@@ -42,14 +42,15 @@ class TrainOptions:
     batch_size: Annotated[int, Option("-b", "--batch-size", panel=_PANEL, help="Texts of a step.", min=1)] = 4
     ubatch_size: Annotated[
         Optional[int],
-        Option("-ub", "--ubatch-size", panel=_PANEL, help="Texts in memory at a time: gradients are summed up.", min=1),
+        Option("-ub", "--ubatch-size", panel=_PANEL, help="Texts computed at a time, to save memory.", min=1),
     ] = None
     epochs: Annotated[float, Option("--epochs", panel=_PANEL, help="How often all texts are seen.", above=0)] = 1.0
     steps: Annotated[
         Optional[int], Option("--steps", panel=_PANEL, help="Steps in all (instead of --epochs).", min=1)
     ] = None
     val_split: Annotated[
-        float, Option("--val-split", panel=_PANEL, help="Part of the texts to measure the loss on instead.", min=0)
+        float,
+        Option("--val-split", panel=_PANEL, help="Part of the texts to hold back, to measure the loss on.", min=0),
     ] = 0.0
     optimizer: Annotated[
         Literal["adamw", "adamw8", "adafactor", "muon", "sgd"],
@@ -77,7 +78,7 @@ class TrainOptions:
     ] = "cosine"
     warmup: Annotated[int, Option("--warmup", panel=_PANEL, help="Steps of the warm-up.", min=0)] = 10
     weight_decay: Annotated[float, Option("--weight-decay", panel=_PANEL, help="The weight decay.", min=0)] = 0.0
-    seed: Annotated[int, Option("-s", "--seed", panel=_PANEL, help="Of the order of texts, and of adapters.")] = 0
+    seed: Annotated[int, Option("-s", "--seed", panel=_PANEL, help="Of the order of texts, and of new weights.")] = 0
     mask_prompt: Annotated[
         bool, Option("--mask-prompt", panel=_PANEL, help="Only completions and answers count, not prompts.")
     ] = False

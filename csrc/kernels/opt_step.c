@@ -64,7 +64,8 @@ PG_INLINE void store_codes(int8_t *p, vf x) {
   memcpy(p, &y, sizeof y);
 }
 
-// The scale of a block whose largest value is `most`; 0: all elements count as 0.
+// The scale of a block whose largest value is `most`; 0: all elements count as 0. (NaN: an element is no finite
+// number.)
 static float scale8(float most, float n) { return most / n < 0x1p-126f ? 0 : most / n; }
 
 // One block, see opt_step_adamw8 in pyggml/ops/opt_step.py. No fused operations: a moment that lies between two codes
@@ -73,7 +74,7 @@ static void adamw8_block(const adamw8 *p, float *w, const float *g, int8_t *m8, 
                          uint32_t first) {
   float m[BLOCK8], v[BLOCK8];
   const vf old_m = vf_set1(scales[0]), old_v = vf_set1(scales[1]), one = vf_set1(1);
-  vf most_m = vf_zero(), most_v = vf_zero();
+  vf most_m = vf_zero(), most_v = vf_zero(), lost = vf_zero();
   for (int i = 0; i < BLOCK8; i += VF_N) {
     const vf x = vf_load(g + i), k = vf_load_i8(m8 + i), l = vf_load_i8(v8 + i) + vf_set1(128), root = l * l * old_v;
     const vf m1 = k * vf_abs(k) * old_m * p->b1 + x * p->c1, v1 = root * root * p->b2 + x * x * p->c2;
@@ -82,21 +83,24 @@ static void adamw8_block(const adamw8 *p, float *w, const float *g, int8_t *m8, 
     vf_store(v + i, v1);
     most_m = vf_max(most_m, vf_abs(m1));
     most_v = vf_max(most_v, v1);
+    lost += (m1 - m1) + (v1 - v1); // 0 for finite numbers
   }
-  const float new_m = scale8(vf_hmax(most_m), 127 * 127), new_v = scale8(sqrtf(vf_hmax(most_v)), 255 * 255);
+  const int finite = vf_sum(lost) == 0;
+  const float new_m = finite ? scale8(vf_hmax(most_m), 127 * 127) : NAN;
+  const float new_v = finite ? scale8(sqrtf(vf_hmax(most_v)), 255 * 255) : NAN;
   scales[0] = new_m;
   scales[1] = new_v;
-  if (new_m == 0) memset(m8, 0, BLOCK8);
-  if (new_v == 0) memset(v8, 0, BLOCK8);
+  if (!(new_m > 0)) memset(m8, 0, BLOCK8);
+  if (!(new_v > 0)) memset(v8, 0, BLOCK8);
   for (int i = 0; i < BLOCK8; i += VF_N) {
     const vcount hash = hash_of(first + (uint32_t)i, p->seed);
-    if (new_m != 0) {
+    if (new_m > 0) {
       const vf m1 = vf_load(m + i), x = vf_abs(m1) / vf_set1(new_m);
       const vf k = clamped(vf_floor(vf_sqrt(x)), 0, 126);
       const vf code = vf_if_lt(share_of(hash >> 16), (x - k * k) / (k + k + one), k + one, k);
       store_codes(m8 + i, vf_if_lt(m1, vf_zero(), -code, code));
     }
-    if (new_v != 0) {
+    if (new_v > 0) {
       const vf x = vf_sqrt(vf_load(v + i)) / vf_set1(new_v);
       const vf k = clamped(vf_floor(vf_sqrt(x)), 1, 254), low = k * k, up = (k + one) * (k + one);
       const vf chance = (x * x - low * low) / (up * up - low * low);

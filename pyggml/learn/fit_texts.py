@@ -44,11 +44,9 @@ def fit_texts(
     """See `Trainer.fit`."""
     n_batch = whole("n_batch", n_batch, 1, error=BatchError)
     seed = whole("seed", seed, 0, error=BatchError)
-    if not len(sequences):
-        raise BatchError("there are no texts to train on")
-    if masks is not None and len(masks) != len(sequences):
-        raise BatchError(f"{len(sequences)} sequences have {len(masks)} masks")
-    examples = [Example(x, masks[i] if masks else [1] * len(x)) for i, x in enumerate(sequences)]
+    examples = [
+        Example(x, masks[i] if masks is not None else np.ones(len(x), np.bool_)) for i, x in enumerate(sequences)
+    ]
     parts = split(len(examples), val_split, seed)
     train, held = (cast("list[int]", part.tolist()) for part in parts)
     batches = Batches([examples[i] for i in sorted(train)], n_batch, seed)

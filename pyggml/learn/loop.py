@@ -65,13 +65,13 @@ class Epoch:
         return self.val["loss"].mean if self.val else math.nan
 
     def __str__(self) -> str:
-        parts = [("", self.train), ("validation: ", self.val)]
-        shown = (
-            f"{what}{', '.join(f'{n} {m.mean:.4f} ± {m.uncertainty:.4f}' for n, m in of.items())}"
-            for what, of in parts
-            if of
-        )
-        return f"epoch {self.number}: {'; '.join(shown)}"
+        val = f"; validation: {_shown_means(self.val)}" if self.val else ""
+        return f"epoch {self.number}: {_shown_means(self.train)}{val}"
+
+
+def _shown_means(means: Mapping[str, Mean]) -> str:
+    parts = [f"{n} {x:.4f}" + ("" if math.isnan(u) else f" ± {u:.4f}") for n, (x, u) in means.items()]
+    return ", ".join(parts)
 
 
 class Progress(NamedTuple):
@@ -187,8 +187,21 @@ def run(learner: Learner[_L], batches: Batches[_L], held: Sequence[_L], n_steps:
             learner.write(how.state, more)
             n_saved = learner.n_steps
 
+    def ended() -> Epoch:
+        """The result of the epoch that the last step belongs to."""
+        val = _Run()
+        for each in held:
+            val.add(learner.measure(each))
+        with uninterrupted():
+            return run.end((learner.n_steps - 1) // batches.n_epoch + 1, learner.n_steps, val)
+
+    def is_end(step: int) -> bool:
+        return step % batches.n_epoch == 0 or step == n_steps
+
     try:
         with bar("training") if how.progress else nullcontext(_silent) as show:
+            if run.is_open and is_end(learner.n_steps):  # it was interrupted at the end of an epoch
+                ended()
             while learner.n_steps < n_steps:
                 batch = batches[learner.n_steps]
                 with uninterrupted():  # a step is made, and counted, or not
@@ -198,14 +211,7 @@ def run(learner: Learner[_L], batches: Batches[_L], held: Sequence[_L], n_steps:
                         numbers = _hashed(numbers, learner, learner.n_steps - 1)
                 step, loss = learner.n_steps, _loss(measured)
                 n_read += learner.n_read(batch)
-                epoch = (step - 1) // batches.n_epoch + 1
-                result: Epoch | None = None
-                if step % batches.n_epoch == 0 or step == n_steps:
-                    val = _Run()
-                    for each in held:
-                        val.add(learner.measure(each))
-                    with uninterrupted():
-                        result = run.end(epoch, step, val)
+                result = ended() if is_end(step) else None
                 seconds = max(time.monotonic() - start, 1e-9)
                 left = seconds / (step - first) * (n_steps - step)
                 speed = n_read / seconds
@@ -213,6 +219,7 @@ def run(learner: Learner[_L], batches: Batches[_L], held: Sequence[_L], n_steps:
                 if (step % how.save_every == 0) if how.save_every else result is not None:
                     save()
                 if how.callback is not None:
+                    epoch = (step - 1) // batches.n_epoch + 1
                     how.callback(Progress(step, n_steps, epoch, loss, speed, left, result))
     finally:  # also when it is interrupted: nothing that was learned is lost
         save()
@@ -311,6 +318,11 @@ class _Run:
         for name, several in measured.items():
             for samples in several:
                 self._sums.setdefault(name, _Tally()).add(samples)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an epoch is under way."""
+        return bool(self._sums)
 
     def end(self, number: int, n_steps: int, val: _Run) -> Epoch:
         """End an epoch."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from pyggml import ops
 from pyggml.buffers.buffer import check_free_memory
+from pyggml.codec import Array
 from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, ModelError, OneSite, whole
@@ -215,7 +216,8 @@ class Trainer:
         The other arguments are those of `gg.fit`: one loop serves both. Raises as `step` and `gg.fit`.
         """
         how = Options(callback, progress, state, save_every, resume)
-        return fit_texts(self, sequences, masks, epochs, val_split, n_batch, seed, n_steps, how)
+        texts, masks = self._texts(sequences, masks)  # before the first step, so that nothing is lost
+        return fit_texts(self, texts, masks, epochs, val_split, n_batch, seed, n_steps, how)
 
     def weight(self, name: str) -> Floats:
         """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
@@ -258,9 +260,8 @@ class Trainer:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _parts(self, sequences: Texts, masks: Masks | None) -> list[_Part]:
-        """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
-        BatchError."""
+    def _texts(self, sequences: Texts, masks: Masks | None) -> tuple[list[Ints], list[Array] | None]:
+        """Texts and masks as arrays. Raises BatchError for what `step` does not take."""
         if not isinstance(sequences, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BatchError(f"a batch is a list of texts, each a list of token ids, not {sequences!r:.40}")
         if not len(sequences):
@@ -268,13 +269,23 @@ class Trainer:
         if masks is not None and len(masks) != len(sequences):
             raise BatchError(f"{len(sequences)} sequences have {len(masks)} masks")
         texts = [_checked(ids, i, self.n_ctx, self.model.hparams.n_vocab) for i, ids in enumerate(sequences)]
+        if masks is None:
+            return texts, None
+        arrays = [np.asarray(mask) for mask in masks]
+        for i, (text, mask) in enumerate(zip(texts, arrays, strict=True)):
+            if mask.shape != text.shape or mask.dtype.kind not in "biuf":
+                raise BatchError(f"sequence {i} has {len(text)} tokens, its mask is of shape {mask.shape}")
+        return texts, arrays
+
+    def _parts(self, sequences: Texts, masks: Masks | None) -> list[_Part]:
+        """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
+        BatchError."""
+        texts, masks = self._texts(sequences, masks)
         labels: list[Ints] = []
         for i, text in enumerate(texts):
             counted = np.ones(len(text), np.bool_)
             if masks is not None:
-                counted = np.asarray(masks[i])
-                if counted.shape != text.shape or counted.dtype.kind not in "biuf":
-                    raise BatchError(f"sequence {i} has {len(text)} tokens, its mask is of shape {counted.shape}")
+                counted = masks[i]
             labels.append(np.where(counted[1:] != 0, text[1:], _NOT_COUNTED).astype(np.int32))
         n_counted = sum(_n_counted(x) for x in labels)
         if n_counted == 0:

@@ -99,20 +99,21 @@ def _adamw8_ref(
     v1 = root * root * beta2 + g * g * c2
     new = w * keep - m1 * rate / (np.sqrt(v1 * beta2h) + eps)
     m1.reshape(-1)[n:] = v1.reshape(-1)[n:] = 0
+    finite = (np.isfinite(m1) & np.isfinite(v1)).all(axis=1, keepdims=True)
 
     share_m, share_v = _random_shares(w.shape, int(p[7]) if 0 <= p[7] < 2**32 else 0)
-    scale_m = _scale8(np.abs(m1).max(axis=1, keepdims=True), 127 * 127)
+    scale_m = np.where(finite, _scale8(np.abs(m1).max(axis=1, keepdims=True), 127 * 127), f32(np.nan))
     x = np.abs(m1) / scale_m
     k = np.clip(np.floor(np.sqrt(x)), f32(0), f32(126))
     code_m = k + (share_m < (x - k * k) / (k + k + f32(1)))
-    scale_v = _scale8(np.sqrt(v1.max(axis=1, keepdims=True)), 255 * 255)
+    scale_v = np.where(finite, _scale8(np.sqrt(v1.max(axis=1, keepdims=True)), 255 * 255), f32(np.nan))
     x = np.sqrt(v1) / scale_v
     k = np.clip(np.floor(np.sqrt(x)), f32(1), f32(254))
     low, up = k * k, (k + f32(1)) * (k + f32(1))
     code_v = k + (share_v < (x * x - low * low) / (up * up - low * low))
 
     def codes(x: Array, scale: Array) -> Array:
-        stored: Array = np.where(scale == 0, f32(0), x).reshape(-1)[:n].astype(np.int8)
+        stored: Array = np.where(scale > 0, x, f32(0)).reshape(-1)[:n].astype(np.int8)
         return cast("Array", stored.reshape(a.shape))
 
     return (
@@ -190,7 +191,8 @@ def opt_step_adamw8(a: Tensor, grad: Tensor, m: Tensor, v: Tensor, scales: Tenso
     v / 255^2. A code k of m means scale * k * |k|; a code k of v means (scale * (k + 128)^2)^2. So small numbers keep
     digits, too. The step itself follows the exact moments. They are then rounded up or down by chance, with their own
     value as the mean: changes that are smaller than the distance of two codes would be lost otherwise. The chance
-    follows from the index of the element and from the number of the step alone.
+    follows from the index of the element and from the number of the step alone. A block with a moment that
+    is not a finite number has NaN for scales.
 
     a, grad: F32, the same ne, contiguous. m, v: I8 of that ne, contiguous. scales: F32 ne [2, n_elements / 256, rounded
     up], of m and v. All three begin as zeros. params: F32 ne [8], those of `opt_step_adamw`, then the number of the

@@ -102,6 +102,27 @@ def test_dora_as_peft_folders(name: str, tmp_path: Path) -> None:
     assert t.loss([IDS]) < loss
 
 
+@golden
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [
+        ("granite-hybrid", ("ffn_gate_shexp",)),
+        ("granite-hybrid", ("ffn_*_shexp",)),
+        ("qwen3-next", ("attn_qkv", "attn_gate")),
+    ],
+)
+def test_weights_that_are_one_in_the_checkpoint(name: str, roles: tuple[str, ...], dora: bool, tmp_path: Path) -> None:
+    model = gg.load_model(GOLDEN / "hf" / name)
+    t = model.trainer(gg.AdamW(lr=0.05), gg.LoRA(r=2, targets=roles, dora=dora))
+    for _ in range(3):
+        t.step([IDS])
+    t.save(tmp_path / "adapter")
+    got, want = (logits(model, IDS, [(lora, 1.0)]) for lora in (model.load_lora(tmp_path / "adapter"), t.lora))
+    assert np.allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert not np.allclose(want, logits(model, IDS, []), rtol=1e-2)
+
+
 def test_a_killed_run_goes_on(tiny: Path, tmp_path: Path) -> None:
     model = gg.load_model(tiny)
     whole, first, second = (model.trainer(gg.AdamW(lr=0.01), DORA) for _ in range(3))

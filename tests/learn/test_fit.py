@@ -100,6 +100,42 @@ def test_a_killed_fit_goes_on_to_the_same_bits(tmp_path: Path, more: dict[str, A
     assert repr(last.fit(3, 0.2, 8, opt=opt(), resume=tmp_path / "s", **more)) == repr(want)
 
 
+@pytest.mark.parametrize("opt", [gg.AdamW8(0.05), gg.Muon(0.05), gg.Adafactor(0.05), gg.SGD(0.05, 0.9)], ids=repr)
+def test_states_of_all_optimisers(tmp_path: Path, opt: Any) -> None:
+    whole, first, second = Line(), Line(), Line()
+    want = whole.fit(3, n_batch=8, opt=opt)
+    first.fit(2, n_batch=8, opt=opt, state=tmp_path / "s")
+    assert second.fit(3, n_batch=8, opt=opt, resume=tmp_path / "s") == want
+    assert second.values.tobytes() == whole.values.tobytes()
+    assert want[-1].loss < want[0].loss
+
+
+def test_an_interrupted_validation_is_made_up_for(tmp_path: Path) -> None:
+    class Examples:
+        """Ctrl-C comes when an example that is held back is read for the second time."""
+
+        first, n_left = int(Order(N, 8, 0, 0.2).held[0][0]), 2
+
+        def __len__(self) -> int:
+            return N
+
+        def __getitem__(self, i: int) -> tuple[np.ndarray, np.float32]:
+            self.n_left -= i == self.first
+            if i == self.first and self.n_left == 0:
+                raise KeyboardInterrupt
+            return X[i], Y[i]
+
+    whole, killed, last = Line(), Line(), Line()
+    want = whole.fit(3, 0.2, 8, data=gg.Dataset(list(zip(X, Y, strict=True))))
+    data = gg.Dataset(Examples())
+    data.digest = gg.Dataset(list(zip(X, Y, strict=True))).digest  # pyright: ignore
+    with pytest.raises(KeyboardInterrupt):
+        killed.fit(3, 0.2, 8, data=data, state=tmp_path / "s")
+    got = last.fit(3, 0.2, 8, data=gg.Dataset(list(zip(X, Y, strict=True))), resume=tmp_path / "s")
+    assert repr(got) == repr(want)
+    assert last.values.tobytes() == whole.values.tobytes()
+
+
 def test_states_of_other_fits(tmp_path: Path) -> None:
     path = tmp_path / "s"
     Line().fit(1, n_batch=8, state=path)
@@ -264,3 +300,23 @@ def test_a_trainer_holds_texts_back_and_goes_on(tiny: Path, tmp_path: Path) -> N
             t.fit(TEXTS, None, 2, 0.3, 3, resume=tmp_path / "s")
     with pytest.raises(StateError, match="texts was"):
         model.trainer(gg.AdamW(lr=0.02), gg.LoRA(r=2), n_ubatch=2).fit(TEXTS[1:], resume=tmp_path / "s")
+
+
+def test_bad_texts_are_named_before_the_first_step(tiny: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(), n_ctx=16)
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        (([],), "at least one sequence"),
+        ((3,), "a batch is a list of texts"),
+        (([3],), "sequence 0 is 3"),
+        (([[1, 2], [1, 300]],), "sequence 1 has the token 300, outside of the vocabulary of 259"),
+        (([[1, 2], [1] * 17],), "sequence 1 has 17 tokens, more than the n_ctx = 16"),
+        (([[1, 2]], [[1]]), "sequence 0 has 2 tokens, its mask is of shape"),
+        (([[1, 2]], [[0, 0]]), "leave no prediction"),
+        (([[1, 2]], None, -1), "epochs must be a positive number"),
+        (([[1, 2]], None, 1, 0.5), "leaves none for one of the two parts"),
+        (([[1, 2]], None, 1, 0, 0), "n_batch must be a whole number from 1"),
+    ]
+    for args, text in cases:
+        with pytest.raises(GGMLError, match=text):
+            t.fit(*args)
+    assert t.n_steps == 0

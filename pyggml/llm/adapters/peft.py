@@ -22,8 +22,9 @@ from pyggml.codec import Array
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.gguf_io.atomic_file import sync_folder, sync_tree
-from pyggml.hf.export import planned
+from pyggml.hf.export import Written, planned
 from pyggml.hf.families import families_of_arch
+from pyggml.hf.family import Family
 from pyggml.hf.folder import sizes_of
 from pyggml.hf.moves import TRANSPOSED, Move, Sizes, Value
 from pyggml.hf.parts import read_object
@@ -31,6 +32,7 @@ from pyggml.hf.safetensors import StoredTensor, open_file, write_file
 from pyggml.hf.tensors import Tensors, as_f32
 from pyggml.tensor import Context, Tensor
 
+from .dora import row_squares
 from .lora import OUTPUT, TOKEN_EMBD, Adaptable, Lora, Pair
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -327,10 +329,11 @@ class _Tensors:
 
 def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -> None:
     """Write A and B of each weight, by GGUF names, as a PEFT folder for the checkpoint of `model`. The rows of B are
-    moved back to where the checkpoint has them. The folder appears when it is complete; it must not exist yet.
+    moved back to where the checkpoint has them; adapters of weights that are one there become one. The folder appears
+    when it is complete; it must not exist yet.
 
     Raises ModelError for a folder that is there, and for a weight that no adapter of the checkpoint can change alone
-    (its name is not known, or it is part of a larger tensor, or its inputs are moved).
+    (its name is not known, or its inputs are moved, or it is a part of a tensor of all experts).
     """
     if folder.exists():
         raise ModelError(f"{folder}: is there already; name another folder")
@@ -343,24 +346,17 @@ def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -
         names = [t.name for t in w.sources if t.name in pairs]
         if not names:
             continue
-        if w.merged is not None or not w.name.endswith(".weight"):
-            raise ModelError(f"{names[0]} is a part of {w.name} in the checkpoint: PEFT has no adapter for it alone")
-        pair, module = pairs[names[0]], w.name.removesuffix(".weight")
-        a, b = (as_f32(np.asarray(t.numpy())) for t in (pair.a, pair.b))
-        if pair.magnitude is not None:  # goes with the rows of B, as one more column
-            b = np.concatenate([b, pair.magnitude.numpy()[..., None]], axis=-1)
-        if w.expert >= 0:
-            a, b = a[w.expert], b[w.expert]
-        for step in reversed(family.moves_of(names[0])):
-            if isinstance(step, Value) or b.ndim != 2:
-                raise ModelError(f"{names[0]}: its elements are changed on the way to {w.name}")
-            b = b if step is TRANSPOSED else step.back(b, sizes)
-        if pair.magnitude is not None:
+        if not w.name.endswith(".weight"):
+            raise ModelError(f"{names[0]} is {w.name} in the checkpoint: PEFT has no adapter for it")
+        module = w.name.removesuffix(".weight")
+        dora = any(pairs[n].magnitude is not None for n in names)
+        a, b, factor = _of_checkpoint(w, pairs, family, sizes, model, dora)
+        if dora:
             b, m = b[:, :-1], b[:, -1]
             arrays[f"base_model.model.{module}.lora_magnitude_vector"] = np.ascontiguousarray(m)
         arrays[f"base_model.model.{module}.lora_A.weight"] = np.ascontiguousarray(a)
         arrays[f"base_model.model.{module}.lora_B.weight"] = np.ascontiguousarray(b)
-        ranks[module], alphas[module] = pair.rank, pair.factor * pair.rank
+        ranks[module], alphas[module] = len(a), factor * len(a)
     missing = pairs.keys() - {n for w in planned(found, family, sizes) for n in (t.name for t in w.sources)}
     if missing:
         raise ModelError(f"{min(missing)}: the checkpoint has no such tensor")
@@ -389,6 +385,46 @@ def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _of_checkpoint(
+    w: Written, pairs: Mapping[str, Pair], family: Family, sizes: Sizes, model: PeftTarget, dora: bool
+) -> tuple[Array, Array, float]:
+    """A and B of a tensor of the checkpoint, and the factor of their product. With `dora` B has the magnitudes as one
+    more column, because they go where its rows go. When the tensor holds several weights, A has the rows of all their
+    As, one after the other; in B each weight has its columns, and zeros in those of the others."""
+    own = [pairs[t.name] for t in w.sources if t.name in pairs]
+    if w.merged is not None and (w.expert >= 0 or any(p.b.rank != 2 for p in own)):
+        name = next(t.name for t in w.sources if t.name in pairs)
+        raise ModelError(f"{name} is a part of {w.name} in the checkpoint: PEFT has no adapter for it alone")
+    at, rank = 0, sum(p.rank for p in own)
+    parts: list[Array] = []
+    for t in w.sources:
+        pair = pairs.get(t.name)
+        if pair is None:
+            b = np.zeros((t.ne[1], rank), np.float32)
+            lengths = np.sqrt(row_squares(model.weights[t.name])) if dora else None
+        else:
+            b = as_f32(np.asarray(pair.b.numpy()))
+            if len(own) > 1:
+                b = np.pad(b * np.float32(pair.factor), ((0, 0), (at, rank - at - pair.rank)))
+            lengths = None if pair.magnitude is None else pair.magnitude.numpy()
+            at += pair.rank
+        if lengths is not None:
+            b = np.concatenate([b, lengths[..., None]], axis=-1)
+        b = b[w.expert] if w.expert >= 0 else b
+        for step in reversed(family.moves_of(t.name)):
+            if isinstance(step, Value) or b.ndim != 2:
+                raise ModelError(f"{t.name}: its elements are changed on the way to {w.name}")
+            b = b if step is TRANSPOSED else step.back(b, sizes)
+        parts.append(b)
+    b = parts[0]
+    if w.merged is not None:
+        b = w.merged.back(parts, sizes)
+        if b.shape != (sum(map(len, parts)), parts[0].shape[1]):
+            raise ModelError(f"{w.sources[0].name}: is merged into {w.name} in another way than row by row")
+    a = [as_f32(np.asarray(p.a.numpy())) for p in own]
+    return np.concatenate([x[w.expert] if w.expert >= 0 else x for x in a]), b, own[0].factor if len(own) == 1 else 1.0
 
 
 def _usual(values: Mapping[str, Any]) -> Any:
