@@ -155,6 +155,11 @@ class Trainer:
         n = sum(t.n_elements for t in self.params.values())
         return f"<Trainer {self.model.arch} {len(self.params)} parameters of {n} elements, {self.n_steps} steps>"
 
+    @property
+    def scheduler(self) -> Scheduler:
+        """What runs the graphs: `Profile(trainer.scheduler)` measures them."""
+        return self._scheduler
+
     def step(self, sequences: Texts, masks: Masks | None = None) -> float:
         """Make one step: the parameters follow the gradients of the mean loss of a batch.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -200,8 +201,7 @@ def _back_ref(
     for i in range(n_batch * n_head):
         b, h = divmod(i, n_head)
         seen = bias[b, h] != -np.inf
-        used = seen.any(axis=0)[:, None]  # what others hold does not matter
-        rows_k, rows_v = np.where(used, k[b, h // group], 0.0), np.where(used, v[b, h // group], 0.0)
+        rows_k, rows_v = _seen_rows(k[b, h // group], seen), _seen_rows(v[b, h // group], seen)
         s, slope = q[b, h] @ rows_k.T * scale, np.ones(1)
         if logit_softcap:
             t = np.tanh(s / logit_softcap)
@@ -221,6 +221,11 @@ def _back_ref(
         of_sinks[h] -= float((e_sink * part * weighed).sum())
     rows = [np.swapaxes(x, 1, 2).ravel() for x in (of_q, of_k, of_v)]
     return np.concatenate(rows if sinks is None else [*rows, of_sinks]).reshape(1, 1, 1, -1)
+
+
+def _seen_rows(x: Array, seen: Array) -> Any:
+    """Rows of keys. Those that no token sees may hold anything; here they are 0."""
+    return np.where(np.any(seen, axis=0, keepdims=True).T, x, 0.0)
 
 
 def _back_cost(t: Tensor) -> Cost:
