@@ -35,7 +35,7 @@ def operand(nodes: Sequence[Tensor], t: Tensor) -> Operand:
     raise LookupError(f"{t.describe()} is neither one of {len(nodes)} nodes nor a source of one")
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(repr=False)
 class Match:
     """Nodes that a backend has found and computes together. A subclass of the backend's says how it computes them.
 

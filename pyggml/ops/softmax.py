@@ -143,7 +143,8 @@ def soft_max(a: Tensor, axis: int = -1, **unknown: Never) -> Tensor:
     """
     if unknown:
         check_options("soft_max", unknown, ("axis",))
-    if axis != -1 and isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_last = isinstance(axis, int) and axis == -1  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_last and isinstance(a, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         (at,) = axes_of(SOFT_MAX, a, (axis,), False)
         order = [i for i in range(a.rank) if i != at] + [at]
         if at != a.rank - 1:

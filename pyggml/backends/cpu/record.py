@@ -23,7 +23,7 @@ class Half(NamedTuple):
     which: int
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(repr=False)
 class Record(Match):
     """How the nodes of a step, and of all steps that repeat it, are computed.
 
