@@ -472,7 +472,7 @@ def is_count(n: int) -> bool:
     rising = {var: Var(var.name, var.hi, lo=1) for var in n.vars if var.may_rise}
     risen = _summed((tuple(rising.get(var, var) for var in factors), times) for factors, times in _all_of(n).items())
     if not rising or bounds(risen)[0] < 1:
-        return False
+        return bounds(n)[0] >= 1  # another thread may have let it rise meanwhile
     for var in rising:
         var.rise()
     return True
