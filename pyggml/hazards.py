@@ -51,9 +51,9 @@ def note_store(t: Tensor) -> None:
 def note_built(t: Tensor) -> None:
     """Note that a store is in a graph; in a second graph it stands beside what was recorded after the first."""
     t.flags |= FLAG_AFTER if t.flags & FLAG_BUILT else FLAG_BUILT
-    root = t.root
-    if root.stores is not None and root.op == "none" and root.stores[0]() is t:
-        root.stores = root.stores[1]
+    root, stores = t.root, t.root.stores  # read once: other threads may change it
+    if stores is not None and root.op == "none" and stores[0]() is t:
+        root.stores = stores[1]
 
 
 def _settled(root: Tensor, store: Tensor | None) -> bool:
