@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 
 from .errors import GraphError
@@ -12,33 +12,34 @@ _prefix: ContextVar[str] = ContextVar("pyggml_scope", default="")  # threads and
 prefix = _prefix.get  # what names begin with now: "" or `layer 3/`
 
 
-@contextmanager
-def scope(name: str) -> Generator[None]:
+class scope(ContextDecorator):
     """A `with` block in which the names of tensors begin with `name/`: those that `set_name` and `name=` give, and
     those that a graph gives to tensors without one (`layer 3/node_17`). Scopes inside scopes are joined with slashes.
-    It can be put before a function, too: `@gg.scope("attention")`.
+    It can be entered again, and be put before a function: `@gg.scope("attention")`.
 
     Drawings show a scope as a box. Scopes that count, such as `layer 0`, `layer 1`, fold as the layers of a model do;
     profiles and the inspector's page take them for layers, and a tap for `layer 3/*` sees all that is inside. Raises
     GraphError for a name that is no text, or empty.
     """
-    if not isinstance(name, str) or not all(name.split("/")):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise GraphError(f"a scope needs a name such as 'layer 3', or several with a slash between, not {name!r:.60}")
-    with _begin(f"{prefix()}{name}/"):
-        yield
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not all(name.split("/")):  # pyright: ignore[reportUnnecessaryIsInstance]
+            text = f"a scope needs a name such as 'layer 3', or several with a slash between, not {name!r:.60}"
+            raise GraphError(text)
+        self._part = f"{name}/"
+
+    def __enter__(self) -> None:
+        _prefix.set(prefix() + self._part)
+
+    def __exit__(self, *error: object) -> None:
+        _prefix.set(prefix().removesuffix(self._part))
 
 
 @contextmanager
 def no_scope() -> Generator[None]:
     """A `with` block in which names are as they are given, whatever scopes are open around it."""
-    with _begin(""):
-        yield
-
-
-@contextmanager
-def _begin(text: str) -> Generator[None]:
     before = prefix()
-    _prefix.set(text)
+    _prefix.set("")
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 from weakref import ref
 
+from .errors import GraphError
 from .graph import Graph
 from .lock import Lock, acting_thread
 from .tensor import FLAG_STORE, Tensor
@@ -20,8 +21,9 @@ class Turn(RLock):  # pyright: ignore[reportGeneralTypeIssues]
     writes what this graph reads or writes: nodes, the leafs that are `given` values or stored into, and the Vars that
     these values bind. Turns that have nothing of that in common run side by side.
 
-    A turn that begins inside of another one, in the function of an op, a tap or an edit, does not wait for that one. C
-    code ends a turn, and the list of turns has weak references, so that Ctrl-C never leaves one that others wait for.
+    A turn that begins inside of another one, in the function of an op, a tap or an edit, does not wait for that one,
+    and raises GraphError when it would change its values. C code ends a turn, and the list of turns has weak
+    references, so that Ctrl-C never leaves one that others wait for.
     """
 
     _begun: ClassVar[list[ref[Turn]]] = []
@@ -42,18 +44,33 @@ class Turn(RLock):  # pyright: ignore[reportGeneralTypeIssues]
         with Turn._beginning:
             for entry in [*Turn._begun]:
                 other = entry()
-                if other is None or other._is_over or other._thread == self._thread:
+                if other is None or other._is_over or not (self._disturbs(other) or other._disturbs(self)):
                     continue
-                if self._disturbs(other) or other._disturbs(self):
+                if other._thread != self._thread:
                     return other
+                if self._changes_values_of(other) and other._is_held():
+                    raise GraphError(
+                        "a graph that is computed while another one runs, in a function that this one calls, gives "
+                        "values to leafs or Vars of it, or stores into its tensors: it needs leafs and Vars of its own"
+                    )
             Turn._begun.append(ref(self, Turn._begun.remove))
             return None
+
+    def _is_held(self) -> bool:
+        """Whether its thread is within it."""
+        return f"owner={self._thread} " in repr(self)  # an RLock tells its owner in no other way
 
     def _disturbs(self, other: Turn) -> bool:
         """Whether this turn writes what the other one reads or writes."""
         if not self.changed.isdisjoint(other._graph.leafs) or not self.changed.isdisjoint(other.changed):
             return True
         return bool(self._bound) and not self._bound.isdisjoint(other._vars)
+
+    def _changes_values_of(self, other: Turn) -> bool:
+        """Whether the other one would compute something else; not when this one just computes nodes of it, too."""
+        stored = {t.root for t in self._graph.nodes if t.flags & FLAG_STORE}
+        written = stored.union(self._given)
+        return not (written.isdisjoint({*other._graph.leafs, *other.changed}) and self._bound.isdisjoint(other._vars))
 
     @classmethod
     def forked(cls) -> None:

@@ -78,7 +78,9 @@ class TrainOptions:
     ] = "cosine"
     warmup: Annotated[int, Option("--warmup", panel=_PANEL, help="Steps of the warm-up.", min=0)] = 10
     weight_decay: Annotated[float, Option("--weight-decay", panel=_PANEL, help="The weight decay.", min=0)] = 0.0
-    seed: Annotated[int, Option("-s", "--seed", panel=_PANEL, help="Of the order of texts, and of new weights.")] = 0
+    seed: Annotated[
+        int, Option("-s", "--seed", panel=_PANEL, min=0, help="Of the order of texts, and of new weights.")
+    ] = 0
     mask_prompt: Annotated[
         bool, Option("--mask-prompt", panel=_PANEL, help="Only completions and answers count, not prompts.")
     ] = False
@@ -122,7 +124,7 @@ def finetune(
     lr: Annotated[float, Option("--lr", help="The learning rate.", above=0)] = 1e-4,
 ) -> None:
     """Train a LoRA adapter on texts. The model's weights stay as they are stored, in any type. Lines of a .jsonl file
-    have `text`, or `prompt` and `completion`, or `messages`. Progress goes to stderr."""
+    have `text`, or `prompt` and `completion`, or `messages`. A bar on stderr shows the progress."""
     _run(
         data,
         how,
@@ -151,8 +153,8 @@ def train(
     ] = None,
 ) -> None:
     """Train all weights of a model on texts. They must be F32, F16 or BF16 (a GGUF file, or a Hugging Face folder), and
-    keep their types in the output. With --from-config a new model is trained from scratch, in F32. Progress goes to
-    stderr."""
+    keep their types in the output. With --from-config a new model is trained from scratch, in F32. A bar on
+    stderr shows the progress."""
     if from_config is None:
         _run(data, how, model, threads, out, lr, "all")
         return
@@ -179,12 +181,14 @@ def _run(
     if how.save_every and how.state is None:
         raise click.BadParameter("--save-every needs --state FILE")
     with load_model(model) as m:
-        for path in (out, how.state):  # before the training, which would be lost
-            if path is not None:
-                check_output(path, data, how.test, m.path)
+        check_output(out, data, how.test, m.path, how.resume)  # before the training, which would be lost
+        if how.state is not None:
+            check_output(how.state, data, how.test, m.path)
+        if out.suffix != ".gguf" and out.exists():
+            raise ModelError(f"{out}: is there already; name another folder")
         if isinstance(what, LoRA) and what.dora and out.suffix == ".gguf":
             raise ModelError(f"{out}: GGUF adapters have no magnitudes (DoRA): name a folder")
-        if how.state is not None and how.state.absolute() == out.absolute():
+        if how.state is not None and how.state.resolve() == out.resolve():
             raise ModelError(f"{out}: cannot be both the output and the state")
         examples = read_examples(data, m, how.ctx_size, mask_prompt=how.mask_prompt, pack=how.pack)
         held = None if how.test is None else read_examples(how.test, m, how.ctx_size, mask_prompt=how.mask_prompt)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pyggml.gguf_io.split import open_model
+from pyggml.learn.state_file import check_output
 from pyggml.llm.adapters.merge import merge_lora
 from pyggml.llm.model import load_model
 
@@ -20,6 +21,7 @@ def merge(
     scale: Annotated[float, Option("--scale", help="How much the adapter counts.")] = 1.0,
 ) -> None:
     """Write a GGUF model with a LoRA adapter added to its weights. Quantised weights that it changes become F16."""
+    check_output(out, source, adapter)
     with load_model(source, repack=False) as model:
         lora = model.load_lora(adapter)
         with progress_of("merge-lora") as told:

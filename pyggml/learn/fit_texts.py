@@ -17,8 +17,6 @@ from .dataset import split, steps_of
 from .loop import Epoch, Measured, Options, Samples, named, run
 from .texts_file import Batches, Example, Masks, Texts
 
-_HASHED = 4096  # bytes of each weight
-
 
 class Trains(saved.Training, Protocol):
     """What the loop needs of a `Trainer`, see there."""
@@ -60,9 +58,7 @@ def fit_texts(
             "val_split": val_split,
             "train": named(t.train),
             "optimiser": named(t.opt),
-            "model": _digest_of_model(t),
         }
-        about |= {"dropout": (t.dropout, t.seed)} if t.dropout else {}
         how = how._replace(about=about)
     return run(_Texts(t), batches, [kept[i : i + n_batch] for i in range(0, len(kept), n_batch)], n_steps, how)
 
@@ -102,14 +98,6 @@ def _measured(batch: Sequence[Example], loss: float) -> Measured:
     """A loss, which counts once for each prediction."""
     n = sum(e.n_counted for e in batch)
     return {"loss": [Samples(np.array([loss]), float(n))]}
-
-
-def _digest_of_model(t: Trains) -> str:
-    """What tells the model from other ones: the names of its weights, and the first bytes of each."""
-    found = hashlib.blake2b(digest_size=16)
-    for name, w in t.model.weights.items():
-        found.update(name.encode() + w.raw()[:_HASHED].tobytes())
-    return found.hexdigest()
 
 
 def _digest(examples: Sequence[Example]) -> str:

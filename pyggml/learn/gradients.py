@@ -108,7 +108,7 @@ def _seed(what: str, y: Tensor, gy: Tensor | None) -> Tensor:
         if y.n_elements != 1:
             text = "y must have one element, or gy must be given"
             raise ShapeError(explain(what, text, [("y", y.describe())], user_site()))
-        return (Context.current() or y.ctx).from_numpy(np.ones(y.shape, np.float32))
+        return (Context.current() or y.ctx).constant(np.ones(y.shape, np.float32))
     if not isinstance(gy, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DTypeError(explain(what, f"gy must be a Tensor, not {type(gy).__name__}", [], user_site()))
     named = [("y", y.describe()), ("gy", gy.describe())]

@@ -45,7 +45,8 @@ class Epoch:
 
     number  of the epoch, from 1 on
     n_steps the steps that were made at its end
-    train   the loss ("loss") and all metrics on the batches that were learned from, each before its step
+    train   the loss ("loss") and all metrics on the batches that were learned from, each
+            before its step (metrics that read the parameters: after it)
     val     the same on the examples held back for validation, at the end of the epoch; empty when there are none
     """
 

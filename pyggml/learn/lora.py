@@ -60,7 +60,9 @@ class LoRA:
         whole("LoRA: r", self.r, 1, error=ModelError)
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float)) or not 0 < self.alpha < math.inf:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f"LoRA: alpha must be a positive number, not {self.alpha!r:.40}")
-        if isinstance(self.targets, str) or not all(isinstance(t, str) and t for t in self.targets):  # pyright: ignore[reportUnnecessaryIsInstance]
+        whole("LoRA: seed", self.seed, 0, error=ModelError)
+        several = isinstance(self.targets, Sequence) and not isinstance(self.targets, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not several or not all(isinstance(t, str) and t for t in self.targets):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f"LoRA: targets must be a list of roles or patterns, not {self.targets!r:.60}")
         if not self.targets:
             raise ModelError("LoRA: targets must name at least one role")

@@ -80,7 +80,7 @@ class AdamW:
     def __post_init__(self) -> None:
         if not callable(self.lr):
             check_number("AdamW: lr", self.lr)
-        if len(self.betas) != 2:
+        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise GraphError(f"AdamW: betas must be two numbers, not {self.betas!r:.40}")
         for beta in self.betas:
             below_1("AdamW: a beta", beta)
@@ -205,7 +205,7 @@ def schedule(
 
     def rate(step: int) -> float:
         if step < warmup:
-            return lr * (step + 1) / warmup
+            return lr * max(step + 1, 0) / warmup
         done = min((step - warmup) / max(n_steps - warmup, 1), 1.0)
         if kind == "linear":
             return lr * (1 - done)
@@ -230,7 +230,7 @@ def like(w: Tensor, *names: str) -> tuple[State, ...]:
 
 def below_1(what: str, value: object) -> None:
     """Raises GraphError for what is no number from 0 on and below 1."""
-    if not check_number(what, value) < 1:
+    if not np.float32(check_number(what, value)) < 1:  # as the op has it
         raise GraphError(f"{what} must be below 1, not {value}")
 
 

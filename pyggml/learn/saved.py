@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 import numpy as np
 
 from pyggml.backends.quantize import dequantize, quantize
+from pyggml.dtypes import DType
 from pyggml.errors import ModelError, StateError
 from pyggml.gguf_io.write import kv_record
 from pyggml.hf.export import export_folder
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 _ARCHITECTURE = "general.architecture"
 _OPTIONS = "pyggml.training.options"
+_MODEL = "pyggml.training.model"
+_HASHED = 4096  # bytes of each weight that tell a model from another one
+_F16_INFINITE = 65520  # from here on, rounding to F16 gives an infinity
 
 
 class Training(Protocol):
@@ -43,6 +48,8 @@ class Training(Protocol):
     model: LoadedModel
     opt: Optimiser
     clip: float | None
+    dropout: float
+    seed: int
     train: Literal["all"] | LoRA
     params: dict[str, Tensor]
     states: dict[str, tuple[Tensor, ...]]
@@ -60,10 +67,13 @@ def save(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.save`."""
     out = check_output(path, t.model.path)
     if isinstance(t.train, LoRA):
-        if out.endswith(".gguf"):
-            save_lora(t.lora, out)
-        else:
-            save_lora_peft(peft_pairs(t.train, t.matrices), Path(out), t.model)
+        try:
+            if out.endswith(".gguf"):
+                save_lora(t.lora, out)
+            else:
+                save_lora_peft(peft_pairs(t.train, t.matrices), Path(out), t.model)
+        except OSError as e:
+            raise ModelError(f"{out}: cannot be written: {e.strerror}") from None
         return
     if out.endswith(".gguf"):
         _write(t, out)
@@ -122,6 +132,8 @@ class _TrainedSource:
         if not np.isfinite(values).all():
             raise ModelError(f"{name} has elements that are not finite numbers: the training has failed")
         of = self.tensors[name]
+        if of.dtype is DType.F16 and np.abs(values).max() >= _F16_INFINITE:
+            raise ModelError(f"{name} has elements that F16 does not have: load the model in F32 or BF16 to train it")
         rows = values.reshape(-1, of.ne[0])
         step, per_matrix = max(1, n_elements // of.ne[0]), of.ne[1]
         for first in range(0, len(rows), per_matrix):
@@ -151,7 +163,15 @@ def load_state(t: Training, path: str | os.PathLike[str], check: Callable[[Mappi
 
 
 def _of(t: Training) -> Trained:
-    return Trained(t.params, t.states, {_ARCHITECTURE: t.model.arch})
+    return Trained(t.params, t.states, {_ARCHITECTURE: t.model.arch, _MODEL: _digest_of(t.model)})
+
+
+def _digest_of(model: LoadedModel) -> str:
+    """What tells a model from other ones: the names of its weights, and the first bytes of each."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, w in model.weights.items():
+        found.update(name.encode() + w.raw()[:_HASHED].tobytes())
+    return found.hexdigest()
 
 
 def _options(t: Training, step: int) -> dict[str, str]:
@@ -161,7 +181,9 @@ def _options(t: Training, step: int) -> dict[str, str]:
     for f in fields(t.opt) if is_dataclass(t.opt) else ():
         value = getattr(t.opt, f.name)
         found[f.name] = _text(value(step) if callable(value) else value)
-    found["clip"] = _text(t.clip)
+    found |= {"clip": _text(t.clip), "dropout": _text(t.dropout)}
+    if t.dropout:
+        found["seed of the dropout"] = str(t.seed)
     if isinstance(t.train, LoRA):
         found["LoRA factor"] = _text(t.train.factor)
     return found

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyggml.errors import ModelError, StateError, path_name
+import numpy as np
+
+from pyggml.errors import GraphError, ModelError, StateError, path_name
 from pyggml.gguf_io import tensor_file
 from pyggml.tensor import Tensor
 
@@ -48,7 +50,12 @@ def check_output(path: str | os.PathLike[str], *read: str | os.PathLike[str] | N
 
 
 def write_state(path: str, trained: Trained, n_steps: int, more: Mapping[str, Any]) -> None:
-    """Write a state, with `more` metadata; it appears when it is complete. Raises GGUFError."""
+    """Write a state, with `more` metadata; it appears when it is complete. Raises GGUFError, and GraphError when a
+    parameter has an element that is no finite number: an older state in the file is worth more."""
+    for name, w in trained.params.items():
+        if not np.isfinite(w.numpy()).all():
+            text = f"after {n_steps} steps {name} has elements that are no finite numbers: the training has failed"
+            raise GraphError(f"{path}: the state is not written: {text}")
     tensor_file.save(path, trained.tensors, {_VERSION: _FORMAT, **trained.of, STEPS: n_steps, **more})
 
 

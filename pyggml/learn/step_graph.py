@@ -44,7 +44,7 @@ def run_checked(schedule: Schedule, n_steps: int) -> None:
     """Run a graph. Raises GraphError when a number that `finite` checks is not, with the first tensor that has such an
     element."""
     try:
-        schedule.run()
+        schedule.run(interruptible=False)  # a step is made, or not
     except BackendError as e:
         if not isinstance(e.__cause__, _NoNumber):
             raise

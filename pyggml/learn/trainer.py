@@ -39,6 +39,7 @@ from .loop import Callback, Epoch, Options
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
 from .optimisers import Optimiser, above_0, new_states
 from .recompute import layers_to_compute_again
+from .state_file import check_output
 from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
 from .texts_file import Masks, Texts
@@ -90,7 +91,7 @@ class Trainer:
     n_steps how many steps were made
     dropout, seed  see `Model.trainer`
 
-    Results do not depend on the number of threads.
+    Results do not depend on the number of threads. A trainer is for one thread of a program at a time.
     """
 
     def __init__(
@@ -116,13 +117,15 @@ class Trainer:
             raise ModelError(f"{model.arch} has an encoder: training of pairs of texts is not supported")
         if train != "all" and not isinstance(train, LoRA):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
-        if not hasattr(opt, "states"):
+        if not hasattr(opt, "states") or isinstance(opt, type):
             raise ModelError(f"opt must be an optimiser, as pyggml.AdamW(), not {opt!r:.60}")
         self.model, self.opt = model, opt
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)
         self.n_ubatch = n_ubatch if n_ubatch is None else whole("n_ubatch", n_ubatch, 1, error=ModelError)
         self.clip = clip if clip is None else above_0("clip", clip)
+        if not isinstance(checkpoint, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ModelError(f"checkpoint must be True or False, not {checkpoint!r:.40}")
         self.checkpoint, self.ram = checkpoint, None if ram is None else memory_size(ram)
         if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0 <= dropout < 1:
             raise ModelError(f"dropout must be a number from 0 on and below 1, not {dropout!r:.40}")
@@ -217,7 +220,7 @@ class Trainer:
 
         sequences  the texts, see `step`
         masks      of each text, see `step`
-        epochs     how often all texts are seen
+        epochs     how often all texts are seen; steps that were made before count
         val_split  the part of the texts that is held back, to measure the loss on after each epoch
         n_batch    texts of a step. Those of a step have similar lengths
         seed       of the order of texts
@@ -225,6 +228,9 @@ class Trainer:
 
         The other arguments are those of `gg.fit`: one loop serves both. Raises as `step` and `gg.fit`.
         """
+        whole("fit: save_every", save_every, 0, error=BatchError)
+        if state is not None:
+            check_output(state, self.model.path)
         how = Options(callback, progress, state, save_every, resume)
         texts, masks = self._texts(sequences, masks)  # before the first step, so that nothing is lost
         return fit_texts(self, texts, masks, epochs, val_split, n_batch, seed, n_steps, how)
@@ -276,6 +282,8 @@ class Trainer:
             raise BatchError(f"a batch is a list of texts, each a list of token ids, not {sequences!r:.40}")
         if not len(sequences):
             raise BatchError("a batch must have at least one sequence")
+        if masks is not None and not isinstance(masks, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BatchError(f"masks are a list, one for each text, not {masks!r:.40}")
         if masks is not None and len(masks) != len(sequences):
             raise BatchError(f"{len(sequences)} sequences have {len(masks)} masks")
         texts = [_checked(ids, i, self.n_ctx, self.model.hparams.n_vocab) for i, ids in enumerate(sequences)]

@@ -153,6 +153,8 @@ def _joined(name: str, tensors: list[Tensor], axis: Any) -> Tensor:
     if len({t.rank for t in tensors}) > 1 or not tensors[0].rank:
         raise _bad(name, "arrays must have as many dimensions as each other, at least one", *tensors)
     dim = tensors[0].rank - 1 - _axis(name, tensors[0], axis, tensors[0].rank)
+    if len(tensors) == 1:
+        return cont(tensors[0])  # as in NumPy, a tensor of its own
     while len(tensors) > 1:  # in pairs, so that elements are copied a few times and not once for each tensor
         last = tensors[len(tensors) & ~1 :]
         tensors = [concat(a, b, dim) for a, b in zip(tensors[::2], tensors[1::2], strict=False)] + last
@@ -186,6 +188,8 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max:
     low, high = a_min if min is None else min, a_max if max is None else max
     if isinstance(a, Tensor) and a.dtype is F32 and isinstance(low, int | float) and isinstance(high, int | float):
         return clamp(a, low, high)
+    if low is None and high is None and isinstance(a, Tensor):
+        return cont(a)
     a = a if low is None else compare.maximum(a, low)
     return a if high is None else compare.minimum(a, high)
 

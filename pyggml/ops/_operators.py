@@ -65,6 +65,10 @@ class _Recorder:
         if x is None or y is None:
             if isinstance(a, Size) or isinstance(b, Size):
                 _refuse_size(symbol, a, b)
+            other: object = b if isinstance(a, Tensor) else a
+            kind = type(other).__name__
+            if kind in ("list", "tuple", "range", "set"):  # == would be False without a word
+                self.refuse(symbol, f"a {kind} is no array: np.array({other!r:.40}, np.float32) is one")
             return NotImplemented
         if symbol in _COMPARED:
             return _COMPARED[symbol](x, y)

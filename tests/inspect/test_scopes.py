@@ -280,3 +280,12 @@ def test_repeated_layers_keep_their_scopes() -> None:
     want = [t.name for t in build(False).nodes]
     assert set(twins) == {1, 2} and want[-2:] == ["layer 2/times", "layer 2/node_6"]
     assert [t.name for t in build(True).nodes] == want
+
+
+def test_a_scope_can_be_entered_again() -> None:
+    ctx, scope = gg.Context(), gg.scope("a/b")
+    with scope, scope:
+        assert ctx.new_tensor(gg.F32, 1, "x").name == "a/b/a/b/x"
+    with scope:
+        assert ctx.new_tensor(gg.F32, 1, "x").name == "a/b/x"
+    assert ctx.new_tensor(gg.F32, 1, "x").name == "x"

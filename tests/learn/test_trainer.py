@@ -527,3 +527,51 @@ def test_a_trainer_with_dropout_goes_on_to_the_same_bits(tiny: Path, tmp_path: P
 def test_dropout_is_a_share(tiny: Path, dropout: float) -> None:
     with pytest.raises(ModelError, match="dropout must be a number"):
         gg.load_model(tiny).trainer(gg.SGD(), dropout=dropout)
+
+
+def test_a_failed_training_does_not_write_over_a_good_state(tiny: Path, tmp_path: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD())
+    state = tmp_path / "state.gguf"
+    t.step([IDS])
+    t.save_state(state)
+    good = state.read_bytes()
+    next(iter(t.params.values())).numpy()[0] = np.nan
+    with pytest.raises(GraphError, match="the state is not written: after 1 steps"):
+        t.save_state(state)
+    assert state.read_bytes() == good
+
+
+def test_states_of_another_model_or_dropout_are_refused(tiny: Path, tmp_path: Path) -> None:
+    model, other, state = gg.load_model(tiny), gg.load_model(tiny), tmp_path / "state.gguf"
+    model.trainer(gg.SGD()).save_state(state)
+    with pytest.raises(StateError, match="dropout"):
+        model.trainer(gg.SGD(), dropout=0.5).load_state(state)
+    w = next(w for w in other.weights.values() if w.dtype is gg.F32)
+    w.buffer, w.offset = gg.Context().from_numpy(w.numpy() + 1).buffer, 0
+    with pytest.raises(StateError, match=r"training\.model"):
+        other.trainer(gg.SGD()).load_state(state)
+
+
+def test_what_cannot_be_written_is_said_before_the_first_step(tiny: Path, tmp_path: Path) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD())
+    for state in (tmp_path / "none" / "s.gguf", tiny):
+        with pytest.raises(ModelError):
+            t.fit([IDS], state=state)
+    assert t.n_steps == 0
+
+
+def test_more_bad_arguments_of_a_trainer(tiny: Path) -> None:
+    model: Any = gg.load_model(tiny)
+    lora: Any = gg.LoRA
+    bad: list[Callable[[], Any]] = [
+        lambda: model.trainer(gg.AdamW),
+        lambda: model.trainer(gg.AdamW(), checkpoint="no"),
+        lambda: model.trainer(gg.AdamW()).step([IDS], 5),
+        lambda: model.trainer(gg.AdamW()).fit([IDS], save_every=-1),
+        lambda: gg.AdamW(betas=(0.9, 0.99999999)),
+        lambda: lora(targets=None),
+        lambda: lora(seed=-1),
+    ]
+    for call in bad:
+        with pytest.raises(GGMLError):
+            call()

@@ -141,3 +141,12 @@ def test_stores_of_a_cleared_context_do_not_count() -> None:
         _ = cache + 1
     ctx.clear()
     assert gg.eval(cache + 1) == 1 and store.shape == (1,)
+
+
+def test_gradients_and_the_reference_leave_nothing_behind() -> None:
+    ctx = gg.Context()
+    w = ctx.from_numpy(np.ones(4), gg.F32)
+    for _ in range(600):
+        gg.eval(*gg.grad((w * w).sum(), [w]), backend="ref")
+    assert len(ctx.tensors) < 20
+    assert len(ctx._others) < 2000

@@ -336,3 +336,20 @@ def test_what_no_op_records(text: str, says: str) -> None:
     with pytest.raises(gg.GGMLError) as e:
         eval(text, {"np": np} | {k: ctx.from_numpy(v) for k, v in VALUES.items()})
     assert says in str(e.value) and __file__ not in str(e.value) and "at <string>:1" in str(e.value)
+
+
+def test_a_list_is_no_array() -> None:
+    """`t == [1, 2]` was False for Python, whatever t had."""
+    t = gg.Context().from_numpy(np.ones(2), gg.F32)
+    for f in (lambda: t == [1, 2], lambda: t - [1, 2], lambda: np.add(t, (1, 2)), lambda: range(2) != t):
+        with pytest.raises(gg.DTypeError, match=r"np\.array\("):
+            f()
+    assert (t == None, t != "x") == (False, True)  # noqa: E711
+
+
+def test_functions_of_one_array_copy_it() -> None:
+    t = gg.Context().from_numpy(np.ones((2, 2)), gg.F32)
+    for f in (lambda: np.concatenate([t]), lambda: np.vstack([t]), lambda: np.clip(t, None, None)):
+        b = f()
+        gg.eval(gg.scale_inplace(b, 100.0))
+        assert t.numpy().tolist() == [[1, 1], [1, 1]]

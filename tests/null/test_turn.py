@@ -128,3 +128,20 @@ def test_a_turn_that_was_interrupted_is_over() -> None:
         turn.begin()
         raise KeyboardInterrupt
     assert in_threads(lambda i: gg.eval(x * 2, inputs={x: np.full(4, i)})[0], 8) == [2 * i for i in range(8)]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref"])
+def test_a_function_does_not_write_into_the_run_that_calls_it(backend: str) -> None:
+    ctx = gg.Context()
+    x, own = ctx.new_tensor(gg.F32, 4), ctx.new_tensor(gg.F32, 4)
+
+    def result(given: gg.Tensor) -> np.ndarray[Any, Any]:
+        def f(dst: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+            dst[...] = values + gg.eval(given * 2, inputs={given: np.full(4, 100.0)})
+
+        return gg.eval(gg.map_custom(f, x) + x, inputs={x: np.ones(4)}, backend=backend)
+
+    assert result(own).tolist() == [202.0] * 4
+    with pytest.raises(gg.BackendError, match="of its own"):
+        result(x)
+    assert result(own).tolist() == [202.0] * 4
