@@ -11,6 +11,9 @@ from sys import modules
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+# Before all else: deeper in a chain of imports, CPython 3.11 maps and unmaps memory for frames a thousand times (15 ms).
+import numpy as _np  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
 from . import ops
 from .backends.cpu import get_include, register_kernel
 from .backends.protocol import register_backend
