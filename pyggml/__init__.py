@@ -11,7 +11,7 @@ from sys import modules
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-# Before all else: deeper in a chain of imports, CPython 3.11 maps and unmaps memory for frames a thousand times (15 ms).
+# Before all else: deeper in a chain of imports, CPython 3.11 may map and unmap memory for frames 1,000 times (15 ms).
 import numpy as _np  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from . import ops
