@@ -157,10 +157,15 @@ def user_site() -> Site:
     return last.f_code.co_filename, last.f_lineno
 
 
+def at_line(site: Site | None) -> str:
+    """For messages: " at FILE:LINE", the user's line; "" when it is not known."""
+    return "" if site is None else f" at {site[0]}:{site[1]}"
+
+
 def explain(op: str, rule: str, tensors: Sequence[tuple[str, str]], site: Site | None) -> str:
     """The message of an error about an op: its rule, its tensors (role, description), the user's line."""
     lines = [f"{op}: {rule}"]
     lines += [f"  {role} = {text}" for role, text in tensors]
     if site is not None:
-        lines.append(f"  at {site[0]}:{site[1]}")
+        lines.append(f" {at_line(site)}")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from weakref import ref
 
 from .buffers.overlap import Elements, may_overlap, same_elements
 from .dtypes import DType
-from .errors import GraphError, explain
+from .errors import GraphError, at_line, explain
 from .tensor import FLAG_AFTER, FLAG_BUILT, FLAG_INTO, FLAG_OUTPUT, FLAG_STORE, Ne, Size, Tensor, last_byte, shown
 
 _MARKS = FLAG_STORE | FLAG_AFTER | FLAG_OUTPUT
@@ -254,8 +254,7 @@ def _what(t: Tensor) -> str:
 def _lines(root: Tensor, *nodes: Tensor) -> list[tuple[str, str]]:
     lines = [("the memory", root.describe())]
     for t in nodes:
-        at = "" if t.site is None else f", recorded at {t.site[0]}:{t.site[1]}"
-        lines.append((t.op, t.describe() + at))
+        lines.append((t.op, t.describe() + (", recorded" if t.site else "") + at_line(t.site)))
     return lines
 
 
@@ -299,10 +298,9 @@ def check_asked(tensors: Sequence[Tensor], graph: Container[Tensor]) -> None:
             if not may_overlap(written(store), t) or _depends(t, store):
                 continue
             if not store.flags & FLAG_INTO:
-                at = "" if store.site is None else f" at {store.site[0]}:{store.site[1]}"
                 text = (
-                    f"{_what(t)} was overwritten by the {store.op} in place{at}: ask for the result of that, or for a "
-                    "copy that was made before it (gg.dup)"
+                    f"{_what(t)} was overwritten by the {store.op} in place{at_line(store.site)}: ask for the result "
+                    "of that, or for a copy that was made before it (gg.dup)"
                 )
                 raise GraphError(explain("eval", text, _lines(t.root, t, store), None))
             if store not in graph:

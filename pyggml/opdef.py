@@ -19,7 +19,7 @@ import numpy as np
 from .buffers.overlap import may_overlap, overlaps_itself, same_elements
 from .codec import Array
 from .dtypes import DType
-from .errors import DTypeError, GraphError, ShapeError, explain, integer, user_site
+from .errors import DTypeError, GraphError, ShapeError, at_line, explain, integer, user_site
 from .hazards import note_store, overwritten
 from .tensor import (
     FLAG_AFTER,
@@ -414,10 +414,9 @@ def _check_reads(op: OpDef, t: Tensor) -> None:
     found = overwritten(t)
     if found is not None:
         role, by = op.role(found[0]), found[1]
-        at = "" if by.site is None else f" at {by.site[0]}:{by.site[1]}"
         text = (
-            f"{role} was overwritten by the {by.op} in place{at} ({by.describe()}): read the result of that, or make "
-            f"a copy before it (gg.dup({role})), or put it into a graph before (build_forward_expand)"
+            f"{role} was overwritten by the {by.op} in place{at_line(by.site)} ({by.describe()}): read the result of "
+            f"that, or make a copy before it (gg.dup({role})), or put it into a graph before (build_forward_expand)"
         )
         raise fail(op, t.src, GraphError, text)
 

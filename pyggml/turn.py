@@ -68,9 +68,8 @@ class Turn(RLock):  # pyright: ignore[reportGeneralTypeIssues]
 
     def _changes_values_of(self, other: Turn) -> bool:
         """Whether the other one would compute something else; not when this one just computes nodes of it, too."""
-        stored = {t.root for t in self._graph.nodes if t.flags & FLAG_STORE}
-        written = stored.union(self._given)
-        return not (written.isdisjoint({*other._graph.leafs, *other.changed}) and self._bound.isdisjoint(other._vars))
+        used = {*other._graph.leafs, *other.changed}
+        return not (self._written.isdisjoint(used) and self._bound.isdisjoint(other._vars))
 
     @classmethod
     def forked(cls) -> None:
@@ -80,8 +79,12 @@ class Turn(RLock):  # pyright: ignore[reportGeneralTypeIssues]
     @cached_property
     def changed(self) -> set[Tensor]:
         """The tensors that it writes: nodes and leafs."""
-        nodes = self._graph.nodes
-        return {*nodes, *self._given, *[t.root for t in nodes if t.flags & FLAG_STORE]}
+        return self._written.union(self._graph.nodes)
+
+    @cached_property
+    def _written(self) -> set[Tensor]:
+        """The leafs that are given values, and the tensors that nodes store into."""
+        return {*self._given, *[t.root for t in self._graph.nodes if t.flags & FLAG_STORE]}
 
     @cached_property
     def _bound(self) -> set[Var]:

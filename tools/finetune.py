@@ -19,6 +19,7 @@ from pyggml.learn.lora import LoRA
 from pyggml.learn.muon import Muon
 from pyggml.learn.new_model import write_new_model
 from pyggml.learn.optimisers import SGD, AdamW, AdamW8, Optimiser, schedule
+from pyggml.learn.saved import output_of
 from pyggml.learn.state_file import check_output
 from pyggml.learn.texts_file import Example, read_examples
 from pyggml.learn.trainer import Trainer
@@ -160,7 +161,7 @@ def train(
         return
     if model is not None:
         raise click.BadParameter("--from-config makes a new model: without --model")
-    check_output(out, data, from_config)
+    output_of(out, data, from_config)
     new = out.with_name(f".{out.name}.{secrets.token_hex(4)}.gguf")
     try:
         write_new_model(from_config.parent if from_config.name == "config.json" else from_config, new, how.seed)
@@ -181,11 +182,9 @@ def _run(
     if how.save_every and how.state is None:
         raise click.BadParameter("--save-every needs --state FILE")
     with load_model(model) as m:
-        check_output(out, data, how.test, m.path, how.resume)  # before the training, which would be lost
+        output_of(out, data, how.test, m.path, how.resume)  # before the training, which would be lost
         if how.state is not None:
             check_output(how.state, data, how.test, m.path)
-        if out.suffix != ".gguf" and out.exists():
-            raise ModelError(f"{out}: is there already; name another folder")
         if isinstance(what, LoRA) and what.dora and out.suffix == ".gguf":
             raise ModelError(f"{out}: GGUF adapters have no magnitudes (DoRA): name a folder")
         if how.state is not None and how.state.resolve() == out.resolve():

@@ -18,9 +18,9 @@ from pyggml.types import Floats, Ints
 
 from .dataset import Dataset, Order, steps_of
 from .gradients import grad
-from .loop import Callback, Epoch, Measured, Options, Samples, named, run
+from .loop import Callback, Epoch, Measured, Options, Samples, checked, named, run
 from .optimisers import Optimiser, above_0, new_states
-from .state_file import Trained, check_output, read_state, write_state
+from .state_file import Trained, read_state, write_state
 from .step_graph import finite, in_order, run_checked, with_steps
 
 LossOf = Callable[..., "Tensor | tuple[Tensor, Mapping[str, Tensor]]"]
@@ -78,18 +78,16 @@ def fit(
     n_ubatch = n_batch if n_ubatch is None else whole("fit: n_ubatch", n_ubatch, 1, n_batch, error=BatchError)
     if clip is not None:
         above_0("fit: clip", clip)
-    whole("fit: save_every", save_every, 0, error=BatchError)
+    how = checked(Options(callback, progress, state, save_every, resume))
     seed = whole("fit: seed", seed, 0, error=BatchError)
     order = Order(len(dataset), n_batch, seed, val_split, dataset.shard)
     n_steps = steps_of(epochs, order.n_epoch)
-    about: dict[str, Any] = {}
-    if state is not None:
-        check_output(state)
     if state is not None or resume is not None:
         about = {"data": dataset.digest(), "shard": dataset.shard, "n_batch": n_batch, "n_ubatch": n_ubatch}
         about |= {"val_split": val_split, "seed": seed, "clip": clip, "optimiser": named(opt)}
+        how = how._replace(about=about)
     learner = _Graphs(loss_of, dataset, opt, n_ubatch, n_ubatch < n_batch, clip, n_threads)
-    return run(learner, order, order.held, n_steps, Options(callback, progress, state, save_every, resume, about))
+    return run(learner, order, order.held, n_steps, how)
 
 
 class _Recorded:

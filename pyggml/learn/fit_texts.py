@@ -54,11 +54,7 @@ def fit_texts(
     n_steps = steps_of(epochs, batches.n_epoch) if n_steps is None else whole("n_steps", n_steps, 1, error=BatchError)
     if how.state is not None or how.resume is not None:
         about = {"texts": _digest(examples), "n_batch": n_batch, "n_ubatch": t.n_ubatch, "clip": t.clip, "seed": seed}
-        about |= {
-            "val_split": val_split,
-            "train": named(t.train),
-            "optimiser": named(t.opt),
-        }
+        about |= {"val_split": val_split, "train": named(t.train), "optimiser": named(t.opt)}
         how = how._replace(about=about)
     return run(_Texts(t), batches, [kept[i : i + n_batch] for i in range(0, len(kept), n_batch)], n_steps, how)
 

@@ -13,7 +13,7 @@ import numpy as np
 from .. import ops
 from ..buffers.overlap import may_overlap, same_elements
 from ..dtypes import DType
-from ..errors import DTypeError, GraphError, OneSite, ShapeError, explain, user_site
+from ..errors import DTypeError, GraphError, OneSite, ShapeError, at_line, explain, user_site
 from ..graph import Graph
 from ..opdef import OPS, Part, Zero, written_by
 from ..ops._gradients import as_f32, dense, zeros
@@ -293,4 +293,4 @@ def _base(t: Tensor) -> Tensor:
 
 
 def _at(t: Tensor) -> str:
-    return f"{t.op} {t.describe()}" + (f" at {t.site[0]}:{t.site[1]}" if t.site is not None else "")
+    return f"{t.op} {t.describe()}{at_line(t.site)}"

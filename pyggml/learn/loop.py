@@ -19,12 +19,12 @@ import numpy as np
 
 from pyggml.bars import bar
 from pyggml.codec import Array
-from pyggml.errors import StateError
+from pyggml.errors import BatchError, StateError, whole
 from pyggml.llm.interrupt import uninterrupted
 from pyggml.types import Floats
 
 from .dataset import Batches
-from .state_file import STEPS
+from .state_file import STEPS, check_output
 
 B = TypeVar("B", contravariant=True)
 # Keys of a state: what was measured, what it is of, and a hash of the optimiser's numbers in all steps so far.
@@ -158,6 +158,15 @@ class Options(NamedTuple):
     save_every: int = 0
     resume: str | os.PathLike[str] | None = None
     about: Mapping[str, Any] | None = None
+
+
+def checked(how: Options, *read: str) -> Options:
+    """`how`, before any work is done. Raises BatchError for a bad `save_every`; ModelError for a state that cannot be
+    written, or would be written over one of the files that are `read`."""
+    whole("fit: save_every", how.save_every, 0, error=BatchError)
+    if how.state is not None:
+        check_output(how.state, *read)
+    return how
 
 
 _L = TypeVar("_L")

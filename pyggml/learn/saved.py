@@ -63,9 +63,18 @@ class Training(Protocol):
     def weight(self, name: str) -> Floats: ...
 
 
+def output_of(path: str | os.PathLike[str], *read: str | os.PathLike[str] | None) -> str:
+    """The name of a GGUF file or new folder that `save` is to write. Raises ModelError as `check_output`, and when
+    there is something that is no GGUF file."""
+    out = check_output(path, *read)
+    if not out.endswith(".gguf") and os.path.exists(out):
+        raise ModelError(f"{out}: is there already; name another folder")
+    return out
+
+
 def save(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.save`."""
-    out = check_output(path, t.model.path)
+    out = output_of(path, t.model.path)
     if isinstance(t.train, LoRA):
         try:
             if out.endswith(".gguf"):
@@ -78,8 +87,6 @@ def save(t: Training, path: str | os.PathLike[str]) -> None:
     if out.endswith(".gguf"):
         _write(t, out)
         return
-    if os.path.exists(out):
-        raise ModelError(f"{out}: is there already; name another folder")
     temporary = f"{out}.{secrets.token_hex(4)}.gguf"
     try:
         _write(t, temporary)

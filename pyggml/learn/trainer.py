@@ -35,11 +35,10 @@ from .checkpoint import numbers_of, origin_of
 from .dropout import Dropout
 from .fit_texts import fit_texts
 from .gradients import gradients_of
-from .loop import Callback, Epoch, Options
+from .loop import Callback, Epoch, Options, checked
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
 from .optimisers import Optimiser, above_0, new_states
 from .recompute import layers_to_compute_again
-from .state_file import check_output
 from .step_graph import finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
 from .texts_file import Masks, Texts
@@ -228,10 +227,7 @@ class Trainer:
 
         The other arguments are those of `gg.fit`: one loop serves both. Raises as `step` and `gg.fit`.
         """
-        whole("fit: save_every", save_every, 0, error=BatchError)
-        if state is not None:
-            check_output(state, self.model.path)
-        how = Options(callback, progress, state, save_every, resume)
+        how = checked(Options(callback, progress, state, save_every, resume), self.model.path)
         texts, masks = self._texts(sequences, masks)  # before the first step, so that nothing is lost
         return fit_texts(self, texts, masks, epochs, val_split, n_batch, seed, n_steps, how)
 

@@ -108,7 +108,15 @@ class LlamaContext(Closeable):
             if whole(name, value, error=ModelError) < 1:
                 raise ModelError(f"{name} must be at least 1, not {value}")
         whole("n_ctx", n_ctx, 1, LAST_POS, ModelError)
-        check_types(type_k=type_k, type_v=type_v, n_threads=n_threads, backend=backend, defrag_thold=defrag_thold)
+        check_types(
+            type_k=type_k,
+            type_v=type_v,
+            n_threads=n_threads,
+            backend=backend,
+            defrag_thold=defrag_thold,
+            flash_attn=flash_attn,
+            embeddings=embeddings,
+        )
         self._perf = Perf(t_start_ms=time.perf_counter() * 1e3)
         self.model, self.n_batch, self.defrag_thold = model, n_batch, defrag_thold
         if n_threads_batch is not None:
@@ -117,9 +125,6 @@ class LlamaContext(Closeable):
         self.scheduler = Scheduler((backend,) if isinstance(backend, str) else tuple(backend), most)
         self._threads = n_threads, n_threads_batch or n_threads  # for a ubatch of one token, and for larger ones
         self.scheduler.watches = model.watches
-        for what, value in (("flash_attn", flash_attn), ("embeddings", embeddings)):
-            if value not in (None, False, True):  # "off" would switch it on
-                raise ModelError(f"{what} must be True or False, not {value!r:.40}")
         cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
         with no_scope():
             self.memory: Memory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)

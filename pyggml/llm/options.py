@@ -53,6 +53,8 @@ def check_types(**given: Any) -> None:
         "n_threads": "a whole number, or None for all CPUs",
         "backend": "'cpu', 'ref', or a list of them",
         "defrag_thold": "a number",
+        "flash_attn": "True or False",
+        "embeddings": "True or False",
     }
     fits = {
         "type_k": isinstance(given["type_k"], DType),
@@ -60,6 +62,8 @@ def check_types(**given: Any) -> None:
         "n_threads": given["n_threads"] is None or isinstance(given["n_threads"], Integral),
         "backend": isinstance(given["backend"], (str, list, tuple)),
         "defrag_thold": isinstance(given["defrag_thold"], Real),
+        "flash_attn": given["flash_attn"] in (None, False, True),  # "off" would switch it on
+        "embeddings": given["embeddings"] in (None, False, True),
     }
     for name, value in given.items():
         if not fits[name]:

@@ -54,6 +54,7 @@ _METHODS: dict[str, Callable[..., Tensor]] = {
     "var": var_axes,
 }
 _ERRORS: dict[str, type[GGMLError]] = {"bool": GraphError, "len": ShapeError, "[] =": GraphError}
+_SEVERAL: tuple[type, ...] = (list, tuple, range, set)  # what many take for arrays
 _EXACT = 1 << 53  # a double can hold each integer up to here
 
 
@@ -66,9 +67,9 @@ class _Recorder:
             if isinstance(a, Size) or isinstance(b, Size):
                 _refuse_size(symbol, a, b)
             other: object = b if isinstance(a, Tensor) else a
-            kind = type(other).__name__
-            if kind in ("list", "tuple", "range", "set"):  # == would be False without a word
-                self.refuse(symbol, f"a {kind} is no array: np.array({other!r:.40}, np.float32) is one")
+            if isinstance(other, _SEVERAL):  # == would be False without a word
+                text = f"a {type(other).__name__} is no array: np.array({other!r:.40}, np.float32) is one"
+                self.refuse(symbol, text)
             return NotImplemented
         if symbol in _COMPARED:
             return _COMPARED[symbol](x, y)

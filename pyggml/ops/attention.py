@@ -60,13 +60,19 @@ def _ref_flash_attn_ext(
         if logit_softcap:
             s = logit_softcap * np.tanh(s / logit_softcap)
         seen = bias[b, h] != -np.inf
-        s = np.where(seen, s + bias[b, h], -np.inf)
-        top = np.maximum(s.max(axis=1, keepdims=True), sink[h])
-        top = np.where(top == -np.inf, 0.0, top)
-        e = np.exp(s - top)
-        total = e.sum(axis=1, keepdims=True) + np.exp(sink[h] - top)
+        e, _, total = _powers(s, seen, bias[b, h], sink[h])
         out[b, :, h] = np.where(total == 0, 0.0, _mixed(e, seen, v[b, h // group]) / total)
     return out
+
+
+def _powers(s: Array, seen: Array, bias: Array, sink: Array) -> tuple[Any, Any, Any]:
+    """exp(score - the token's largest score): of the keys that it sees [token, key], of its sink [token, 1], and their
+    sum [token, 1]."""
+    s = np.where(seen, s + bias, -np.inf)
+    top = np.maximum(s.max(axis=1, keepdims=True), sink)
+    top = np.where(top == -np.inf, 0.0, top)
+    e, e_sink = np.exp(s - top), np.exp(sink - top)
+    return e, e_sink, e.sum(axis=1, keepdims=True) + e_sink
 
 
 def _mixed(e: Array, seen: Array, v: Array) -> Array:
@@ -206,11 +212,7 @@ def _back_ref(
         if logit_softcap:
             t = np.tanh(s / logit_softcap)
             s, slope = logit_softcap * t, 1 - t * t
-        s = np.where(seen, s + bias[b, h], -np.inf)
-        top = np.maximum(s.max(axis=1, keepdims=True), sink[h])
-        top = np.where(top == -np.inf, 0.0, top)
-        e, e_sink = np.exp(s - top), np.exp(sink[h] - top)
-        total = e.sum(axis=1, keepdims=True) + e_sink
+        e, e_sink, total = _powers(s, seen, bias[b, h], sink[h])
         part = np.where(total == 0, 0.0, 1 / np.where(total == 0, 1.0, total))
         weights, g = e * part, gy[b, :, h]
         weighed = (g * y[b, :, h]).sum(axis=1, keepdims=True)

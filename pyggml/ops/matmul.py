@@ -133,7 +133,7 @@ def mul_mat(a: Tensor, b: Tensor) -> Tensor:
 # -- mul_mat_id
 
 PRODUCTS = ("mul_mat", "mul_mat_id")
-WITH_WEIGHTS = (*PRODUCTS, "out_prod")  # ops that may read weights, see `weights_of`
+WITH_WEIGHTS = (*PRODUCTS, "out_prod")  # ops that may read weights; loops over all nodes ask this first, for speed
 
 
 def weights_of(node: Tensor) -> Tensor | None:
