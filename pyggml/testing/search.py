@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.database import ExampleDatabase
-from hypothesis.errors import Unsatisfiable
+from hypothesis.errors import FlakyFailure, Unsatisfiable
 
 from ..errors import BackendError
 from ..opdef import OpDef
@@ -54,6 +54,10 @@ def search(check: Callable[..., None], op: str, max_examples: int | None, *drawn
         run(given(*drawn)(check))()
     except Unsatisfiable:
         raise BackendError(f"no case of {op} was accepted: give cases=cases_of(op, shapes=..., params=...)") from None
+    except FlakyFailure as flaky:
+        found = flaky.exceptions[0]
+        found.add_note("The same case did not fail again when it was repeated, as when threads write the same memory.")
+        raise found from None
 
 
 def cases_for(op: OpDef, cases: Cases | None) -> Cases:
