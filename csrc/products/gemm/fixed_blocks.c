@@ -1,0 +1,133 @@
+// The product of a panel of weights in blocks with a group of columns, in the order of sums.h: the bits of gemv.c.
+#include "products/gemm/columns.h"
+#include "products/gemm/fixed_columns.h"
+#include "products/gemm/fixed_dot.h"
+#include "products/gemm/fixed_pairs.h"
+#include "products/r16/sums.h"
+
+_Static_assert((int)KC == (int)R16_RUN, "a strip is a run");
+
+// The place of a tile's results, whose columns lie `ld` apart; and the totals before them, if any, TILE_ROWS apart.
+typedef struct target {
+  float *to;
+  int64_t ld;
+  const float (*before)[TILE_ROWS];
+} target;
+
+// The sums of a run: how many; pairs of elements of one; its shifts, and what they are multiplied with.
+typedef struct run_sums {
+  int64_t n, pairs, shifts;
+  const float *x_sums; // R16_WIDTH apart
+} run_sums;
+
+// A panel times nt columns, over a run.
+PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, run_sums s, target t) {
+  const r16_fetch f = w->next;
+  const char *next = f.at;
+  int64_t left = f.run;
+  const int width = (nt + 3) / 4 * 4;
+  _Alignas(64) float acc[NT][2][VF_N];
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], vf_zero());
+  const int16_t(*ints)[TILE_ROWS][2] = w->ints;
+  const float(*shift)[TILE_ROWS] = w->shifts;
+  for (int64_t e = 0; e < s.n; e++) {
+    for (int64_t n = 0; n < s.shifts; n++, shift++, s.x_sums += R16_WIDTH) {
+      const vf w0 = vf_load(shift[0]), w1 = vf_load(shift[0] + VF_N);
+      UNROLL for (int j = 0; j < nt; j++) {
+        const vf b = vf_set1(s.x_sums[j]);
+        vf_store(acc[j][0], vf_fma(w0, b, vf_load(acc[j][0])));
+        vf_store(acc[j][1], vf_fma(w1, b, vf_load(acc[j][1])));
+      }
+    }
+    vi sum[NT][2];
+    UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
+    for (int64_t i = 0; i < s.pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
+      __builtin_prefetch(next);
+      __builtin_prefetch(next + f.step);
+      next += 2 * f.step;
+      if ((left -= 2) == 0) {
+        next += f.jump;
+        left = f.run;
+      }
+      UNROLL for (int64_t d = 0; d < 2; d++, ints++, x.ints += 2 * width) {
+        const vi w0 = vi_load(ints[0][0]), w1 = vi_load(ints[0][VF_N]);
+        UNROLL for (int j = 0; j < nt; j++) {
+          const vi b = pair(x.ints + 2 * j);
+          sum[j][0] = dot_pairs(sum[j][0], w0, b);
+          STAYS(sum[j][0]);
+          sum[j][1] = dot_pairs(sum[j][1], w1, b);
+          STAYS(sum[j][1]);
+        }
+      }
+    }
+    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
+      const vf step = vf_load(w->scales[e] + i * VF_N);
+      vf_store(acc[j][i], vf_fma(vf_of_i32(sum[j][i]), step, vf_load(acc[j][i])));
+    }
+  }
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++)
+      vf_store(t.to + j * t.ld + i * VF_N,
+               vf_fma(vf_load(acc[j][i]), vf_set1(x.steps[j]), vf_load(t.before[j] + i * VF_N)));
+}
+
+// They are not inlined: in a larger function the sums would not stay in registers.
+#define TILE(nt)                                                                                                       \
+  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, r16_run x, run_sums s, target t) {               \
+    tile(nt, w, x, s, t);                                                                                              \
+  }
+EACH_NT(TILE)
+
+#define X(nt) tile_##nt,
+static void (*const tiles[NT])(const r16_panel *w, r16_run x, run_sums s, target t) = {EACH_NT(X)};
+#undef X
+
+static const r16_totals nothing;
+
+void PG_FN(r16_multiply_runs)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,
+                              const r16_product *p, int64_t group, int64_t strip) {
+  const r16_run x = r16_run_of(c, group, strip);
+  const int64_t n = r16_group_columns(c, group), elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);
+  for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
+    for (int i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(before[j] + i);
+  const run_sums s = {.n = r16_strip_elements(c, strip) / elements,
+                      .pairs = elements / 2,
+                      .shifts = shift ? elements / shift : 0,
+                      .x_sums = x.sums[shift == R16_UNIT]};
+  tiles[n - 1](w, x, s, (target){to, ld, before ? before : nothing});
+}
+
+// The sum of 16 integers.
+PG_INLINE int32_t sum_of_16(const int16_t *q) {
+  const __m256i s = _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)q), _mm256_set1_epi16(1));
+  __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
+}
+
+void PG_FN(r16_put_runs)(const r16_columns *c, const r16_product *p, r16_share share) {
+  const r16_quad g = r16_quad_of(c, p, share);
+  for (int64_t s = share.first; s < share.last && g.n; s++) {
+    const int64_t k0 = s * c->strip, n = r16_strip_elements(c, s);
+    const r16_run to = r16_run_of(c, share.group, s);
+    int16_t four[R16_QUAD][KC];
+    for (int j = 0; j < R16_QUAD; j++) {
+      const int64_t column = share.column + j;
+      float x[KC];
+      if (j < g.n) r16_get(x, p, &g, j, k0, n);
+      const r16_step step = j < g.n ? r16_step_of(x, n) : (r16_step){0, 0};
+      to.steps[column] = step.d;
+      if (step.inv == 0) {
+        memset(four[j], 0, sizeof four[j]);
+      } else {
+        put_ints(four[j], x, step.inv, n);
+      }
+      for (int64_t u = 0; u < n / R16_UNIT; u++) {
+        const int32_t first = sum_of_16(four[j] + u * R16_UNIT), second = sum_of_16(four[j] + u * R16_UNIT + 16);
+        to.sums[0][2 * u * R16_WIDTH + column] = (float)first;
+        to.sums[0][(2 * u + 1) * R16_WIDTH + column] = (float)second;
+        to.sums[1][u * R16_WIDTH + column] = (float)(first + second);
+      }
+    }
+    put_4_columns(to.ints + share.column * 2, four, to.width, n / 2);
+  }
+}
