@@ -7,6 +7,9 @@
 
 _Static_assert((int)KC == (int)R16_RUN, "a strip is a run");
 
+// Keep loads and stores in their order: gcc would load what does not fit the registers early.
+#define IN_ORDER __asm__ volatile("" : : : "memory")
+
 // The place of a tile's results, whose columns lie `ld` apart; and the totals before them, if any, TILE_ROWS apart.
 typedef struct target {
   float *to;
@@ -26,19 +29,27 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, run_sums s, target t)
   const char *next = f.at;
   int64_t left = f.run;
   const int width = (nt + 3) / 4 * 4;
-  _Alignas(64) float acc[NT][2][VF_N];
+  _Alignas(64) float room[NT][2][VF_N];
+  float(*acc)[2][VF_N] = room;
+  __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
   UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], vf_zero());
   const int16_t(*ints)[TILE_ROWS][2] = w->ints;
   const float(*shift)[TILE_ROWS] = w->shifts;
   for (int64_t e = 0; e < s.n; e++) {
-    for (int64_t n = 0; n < s.shifts; n++, shift++, s.x_sums += R16_WIDTH) {
-      const vf w0 = vf_load(shift[0]), w1 = vf_load(shift[0] + VF_N);
-      UNROLL for (int j = 0; j < nt; j++) {
-        const vf b = vf_set1(s.x_sums[j]);
-        vf_store(acc[j][0], vf_fma(w0, b, vf_load(acc[j][0])));
-        vf_store(acc[j][1], vf_fma(w1, b, vf_load(acc[j][1])));
+    if (s.shifts) {
+      vf v[NT][2];
+      UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) v[j][i] = vf_load(acc[j][i]);
+      for (int64_t n = 0; n < s.shifts; n++, shift++, s.x_sums += R16_WIDTH) {
+        const vf w0 = vf_load(shift[0]), w1 = vf_load(shift[0] + VF_N);
+        UNROLL for (int j = 0; j < nt; j++) {
+          const vf b = vf_set1(s.x_sums[j]);
+          v[j][0] = vf_fma(w0, b, v[j][0]);
+          v[j][1] = vf_fma(w1, b, v[j][1]);
+        }
       }
+      UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], v[j][i]);
     }
+    IN_ORDER;
     vi sum[NT][2];
     UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
     for (int64_t i = 0; i < s.pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
@@ -60,9 +71,12 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, run_sums s, target t)
         }
       }
     }
-    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
-      const vf step = vf_load(w->scales[e] + i * VF_N);
-      vf_store(acc[j][i], vf_fma(vf_of_i32(sum[j][i]), step, vf_load(acc[j][i])));
+    IN_ORDER;
+    const vf s0 = vf_load(w->scales[e]), s1 = vf_load(w->scales[e] + VF_N);
+    UNROLL for (int j = 0; j < nt; j++) {
+      vf_store(acc[j][0], vf_fma(vf_of_i32(sum[j][0]), s0, vf_load(acc[j][0])));
+      vf_store(acc[j][1], vf_fma(vf_of_i32(sum[j][1]), s1, vf_load(acc[j][1])));
+      IN_ORDER;
     }
   }
   UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++)

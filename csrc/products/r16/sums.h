@@ -2,26 +2,26 @@
 // fixed point) keep to it, so a column's result has the same bits whatever is computed beside it:
 //
 //   sum    integers of x times codes less their offset, times the integer scale where the format has one: exact, in
-//          any order. A sum is as long as one f32 scale holds, but no longer than R16_SUM
+//          any order. A sum is as long as one f32 scale holds, but no longer than r16_sum_elements
 //   acc    over a run of R16_RUN elements, from 0: for each sum in turn, first acc += shift * (sum of x), for each shift
 //          of its elements, then acc += sum * scale. Each is one fma
 //   total  over the runs, from 0: total += acc * d, one fma, where d is the step of x in that run
 //
-// The steps of x keep every sum within 32 bits: see r16_step_of. Codes less their offset, times a scale, are at most
-// R16_PRODUCT in size.
+// The steps of x keep every sum within 32 bits: see R16_X_NORM.
 #pragma once
 #include "products/r16/vec.h"
 
-enum { R16_RUN = 256, R16_SUM = 128, R16_RUN_UNITS = R16_RUN / R16_UNIT, R16_PRODUCT = 32 * 128 };
+enum { R16_RUN = 256, R16_RUN_UNITS = R16_RUN / R16_UNIT };
 
 // Whether units are summed as integers, after multiplication with their integer scales.
 PG_INLINE int r16_sums_units(r16_format f) { return f.units == 8; }
 
 // Elements of a sum; units of one (at least one); elements per shift, 0 when there are none.
 PG_INLINE int r16_sum_elements(r16_format f) {
-  return r16_sums_units(f) ? R16_SUM : R16_UNIT / r16_halves(f);
+  if (!r16_sums_units(f)) return R16_UNIT / r16_halves(f);
+  return f.codes == R16_NIBBLES_CRUMBS || f.table == R16_IQ4 ? R16_RUN / 2 : R16_RUN; // see R16_X_NORM
 }
-PG_INLINE int r16_sum_units(r16_format f) { return r16_sums_units(f) ? R16_SUM / R16_UNIT : 1; }
+PG_INLINE int r16_sum_units(r16_format f) { return PG_MAX(1, r16_sum_elements(f) / R16_UNIT); }
 PG_INLINE int r16_shift_elements(r16_format f) {
   return r16_head_bytes(f) < 64 ? 0 : R16_UNIT / r16_halves(f);
 }
@@ -104,9 +104,12 @@ PG_INLINE void r16_end_sum(r16_format f, r16_sums *s, r16_head head) {
 // After the last unit of a run.
 PG_INLINE vf r16_end_run(vf total, r16_sums s, float d) { return vf_fma(s.acc, vf_set1(d), total); }
 
-// Steps of x. A sum is at most the norm of its elements of x times that of R16_SUM products (the Cauchy-Schwarz
-// inequality), so the norms stay below 2^31 / (R16_PRODUCT * sqrt(R16_SUM)) = 46341, with room for rounding:
-// sqrt(R16_SUM) / 2. Integers of 32 elements times bytes need no limit beyond R16_X_MAX.
+// Steps of x: its integers are at most R16_X_MAX in size, and their norm at most R16_X_NORM over each half of a run.
+// So no sum reaches 2^31, by the Cauchy-Schwarz inequality:
+// - Q6_K and IQ4_XS (codes less offset, times scales, at most 32 * 128), half a run: 4096 * sqrt(128) * R16_X_NORM;
+// - other formats with integer scales (at most 31 * 63), a run: 1953 * sqrt(256) * R16_X_NORM * sqrt(2);
+// - formats without, one unit: 128 * 32 * R16_X_MAX.
+// Rounding adds sqrt(128) / 2 to the norm; there is room for it.
 #define R16_X_NORM 46300.0f
 enum { R16_X_MAX = 127 * 256 };
 
@@ -122,9 +125,9 @@ PG_INLINE r16_step r16_step_of(const float *x, int64_t n) {
   const float max = vf_hmax(vf_max(top[0], top[1]));
   const float unit = max >= R16_X_MAX * 0x1p-126f ? 1.0f / max : 0.0f; // so that squares neither overflow nor vanish
   float squares = 0, sum = 0;
-  for (int64_t i = 0; i < n; i += R16_SUM) {
+  for (int64_t i = 0; i < n; i += R16_RUN / 2) {
     vf s[2] = {vf_zero(), vf_zero()};
-    for (int64_t e = i; e < PG_MIN(n, i + R16_SUM); e += R16_UNIT)
+    for (int64_t e = i; e < PG_MIN(n, i + R16_RUN / 2); e += R16_UNIT)
       _Pragma("GCC unroll 4") for (int j = 0; j < R16_UNIT / VF_N; j++) {
         const vf v = vf_mul(vf_load(x + e + j * VF_N), vf_set1(unit));
         s[j % 2] = vf_fma(v, v, s[j % 2]);
