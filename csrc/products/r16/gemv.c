@@ -36,12 +36,12 @@ PG_INLINE r16_head head_of(r16_format f, const uint8_t *w, int part) {
                      head == 64 ? vf_load_f16(w + 32 + part * VF_N * 2) : vf_zero());
 }
 
-// One unit of 16 rows, of a block that begins at w.
-PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *w, const uint8_t *unit, blocks x, r16_sums (*s)[NC]) {
+// One unit of 16 rows, of a block with these heads.
+PG_INLINE void add_unit(r16_format f, int nc, const r16_head *h, const uint8_t *unit, blocks x, r16_sums (*s)[NC]) {
   dots t[NC];
   dot(f, nc, unit, x, t);
   EACH(PARTS, i) {
-    const r16_unit_scales of = r16_scales_of(f, head_of(f, w, i), unit + r16_lines(f) * R16_LINE + i * VF_N);
+    const r16_unit_scales of = r16_scales_of(f, h[i], unit + r16_lines(f) * R16_LINE + i * VF_N);
     add_unit_of(f, nc, &of, i, t, x, s[i]);
   }
 }
@@ -57,28 +57,35 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
     x[c] = x0[c];
     EACH(PARTS, i) total[i][c] = add ? vf_load(y[c] + i * VF_N) : vf_zero();
   }
-  for (int64_t b = 0; b < n_blocks;) {
-    r16_sums s[PARTS][NC];
-    EACH(PARTS, i)
-    EACH(nc, c) s[i][c] = (r16_sums){vi_zero(), vf_zero()};
-    const int64_t end = PG_MIN(n_blocks, b + R16_RUN_UNITS / f.units);
-    for (; b < end; b++, w += head + f.units * unit_bytes) {
-      if (asks && f.units > 1) prefetch(nc, w + ahead, head);
-      for (int first = 0; first < f.units; first += per) {
-        for (int u = first; u < first + per; u++) {
-          const uint8_t *unit = w + head + u * unit_bytes;
-          if (asks) prefetch(nc, unit + ahead, f.units == 1 ? head + unit_bytes : unit_bytes);
-          add_unit(f, nc, w, unit, x, s);
-          __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
-          EACH(nc, c) x[c]++;
-        }
-        EACH(PARTS, i) {
-          const r16_head h = head_of(f, w, i);
-          EACH(nc, c) r16_end_sum(f, &s[i][c], h);
+  r16_sums s[PARTS][NC];
+  EACH(PARTS, i)
+  EACH(nc, c) s[i][c] = (r16_sums){vi_zero(), vf_zero()};
+  for (int64_t b = 1; b <= n_blocks; b++, w += head + f.units * unit_bytes) {
+    __asm__("" : "+r"(w));
+    if (asks && f.units > 1) prefetch(nc, w + ahead, head);
+    r16_head h[PARTS];
+    EACH(PARTS, i) h[i] = head_of(f, w, i);
+    for (int first = 0; first < f.units; first += per) {
+      for (int u = first; u < first + per; u++) {
+        const uint8_t *unit = w + head + u * unit_bytes;
+        if (asks) prefetch(nc, unit + ahead, f.units == 1 ? head + unit_bytes : unit_bytes);
+        add_unit(f, nc, h, unit, x, s);
+        __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
+        EACH(nc, c) {
+          x[c]++;
+          if (nc < 4) __asm__("" : "+r"(x[c])); // one address, and no address of each dword
         }
       }
+      EACH(PARTS, i) {
+        const r16_head of = head_of(f, w, i); // again, rather than in registers
+        EACH(nc, c) r16_end_sum(f, &s[i][c], of);
+      }
     }
-    EACH(PARTS, i) EACH(nc, c) total[i][c] = r16_end_run(total[i][c], s[i][c], x[c][-1].d);
+    if (b % (R16_RUN_UNITS / f.units) && b < n_blocks) continue;
+    EACH(PARTS, i) EACH(nc, c) {
+      total[i][c] = r16_end_run(total[i][c], s[i][c], x[c][-1].d);
+      s[i][c] = (r16_sums){vi_zero(), vf_zero()};
+    }
   }
   EACH(nc, c) EACH(PARTS, i) vf_store(y[c] + i * VF_N, total[i][c]);
 }

@@ -62,12 +62,12 @@ PG_INLINE r16_unit_scales r16_scales_of(r16_format f, r16_head head, const uint8
     break;
   case R16_DM_SM32:
     r.whole[0] = vi_load_i8(p);
-    r.shift[0] = vf_sub(zero, vf_mul(head.m, vf_load_i8((const int8_t *)p + 16)));
+    r.shift[0] = vf_mul(vf_sub(zero, head.m), vf_load_i8((const int8_t *)p + 16));
     break;
   case R16_DM_SM16:
     _Pragma("GCC unroll 2") for (int h = 0; h < 2; h++) {
       r.whole[h] = vi_load_u4(p + 16 * h, 0);
-      r.shift[h] = vf_sub(zero, vf_mul(head.m, vf_load_u4(p + 16 * h, 1)));
+      r.shift[h] = vf_mul(vf_sub(zero, head.m), vf_load_u4(p + 16 * h, 1));
     }
     break;
   default:
