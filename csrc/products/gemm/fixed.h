@@ -36,12 +36,13 @@ typedef struct r16_fetch {
   int64_t step, run, jump;
 } r16_fetch;
 
-// A strip of TILE_ROWS rows. Of rows in blocks (r16_in_runs): their codes, times integer scales; in the order of sums.h
-// the scale of each sum; and each shift.
+// A strip of TILE_ROWS rows. Of rows in blocks (r16_in_runs): their codes, times integer scales; and in the order of
+// sums.h the scale of each sum and each shift.
 typedef struct r16_panel {
   _Alignas(64) int16_t ints[PAIRS][TILE_ROWS][2];
   float steps[TILE_ROWS];
   float scales[R16_HALVES][TILE_ROWS], shifts[R16_HALVES][TILE_ROWS];
+  int64_t n_sums, pairs, n_shifts, shift_elements; // sums; pairs, and shifts, of a sum; elements of a shift
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
 

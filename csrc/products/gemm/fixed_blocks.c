@@ -17,14 +17,27 @@ typedef struct target {
   const float (*before)[TILE_ROWS];
 } target;
 
-// The sums of a run: how many; pairs of elements of one; its shifts, and what they are multiplied with.
-typedef struct run_sums {
-  int64_t n, pairs, shifts;
-  const float *x_sums; // R16_WIDTH apart
-} run_sums;
+// Add sums times their scales to acc, or, if this is the last sum of a run, acc times the steps of x to the totals.
+// `only`: acc is 0, and not in memory.
+PG_INLINE void end_sum(int nt, vi (*sum)[2], const float *scales, float (*acc)[2][VF_N], int only, int last,
+                       const float *steps, target t) {
+  const vf s[2] = {vf_load(scales), vf_load(scales + VF_N)};
+  UNROLL for (int j = 0; j < nt; j++) {
+    UNROLL for (int i = 0; i < 2; i++) {
+      const vf v = vf_fma(vf_of_i32(sum[j][i]), s[i], only ? vf_zero() : vf_load(acc[j][i]));
+      if (last) {
+        const vf total = vf_fma(v, vf_set1(steps[j]), vf_load(t.before[j] + i * VF_N));
+        vf_store(t.to + j * t.ld + i * VF_N, total);
+      } else {
+        vf_store(acc[j][i], v);
+      }
+    }
+    IN_ORDER;
+  }
+}
 
 // A panel times nt columns, over a run.
-PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, run_sums s, target t) {
+PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
   const r16_fetch f = w->next;
   const char *next = f.at;
   int64_t left = f.run;
@@ -32,17 +45,19 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, run_sums s, target t)
   _Alignas(64) float room[NT][2][VF_N];
   float(*acc)[2][VF_N] = room;
   __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], vf_zero());
+  if (w->n_sums > 1 || w->n_shifts)
+    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], vf_zero());
   const int16_t(*ints)[TILE_ROWS][2] = w->ints;
   const float(*shift)[TILE_ROWS] = w->shifts;
-  for (int64_t e = 0; e < s.n; e++) {
-    if (s.shifts) {
+  const float *x_sums = x.sums[w->shift_elements == R16_UNIT];
+  for (int64_t e = 0; e < w->n_sums; e++) {
+    if (w->n_shifts) {
       vf v[NT][2];
       UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) v[j][i] = vf_load(acc[j][i]);
-      for (int64_t n = 0; n < s.shifts; n++, shift++, s.x_sums += R16_WIDTH) {
+      for (int64_t n = 0; n < w->n_shifts; n++, shift++, x_sums += R16_WIDTH) {
         const vf w0 = vf_load(shift[0]), w1 = vf_load(shift[0] + VF_N);
         UNROLL for (int j = 0; j < nt; j++) {
-          const vf b = vf_set1(s.x_sums[j]);
+          const vf b = vf_set1(x_sums[j]);
           v[j][0] = vf_fma(w0, b, v[j][0]);
           v[j][1] = vf_fma(w1, b, v[j][1]);
         }
@@ -52,7 +67,7 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, run_sums s, target t)
     IN_ORDER;
     vi sum[NT][2];
     UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
-    for (int64_t i = 0; i < s.pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
+    for (int64_t i = 0; i < w->pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
       __builtin_prefetch(next);
       __builtin_prefetch(next + f.step);
       next += 2 * f.step;
@@ -72,27 +87,24 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, run_sums s, target t)
       }
     }
     IN_ORDER;
-    const vf s0 = vf_load(w->scales[e]), s1 = vf_load(w->scales[e] + VF_N);
-    UNROLL for (int j = 0; j < nt; j++) {
-      vf_store(acc[j][0], vf_fma(vf_of_i32(sum[j][0]), s0, vf_load(acc[j][0])));
-      vf_store(acc[j][1], vf_fma(vf_of_i32(sum[j][1]), s1, vf_load(acc[j][1])));
-      IN_ORDER;
-    }
+    if (e + 1 < w->n_sums)
+      end_sum(nt, sum, w->scales[e], acc, 0, 0, x.steps, t);
+    else if (e || w->n_shifts)
+      end_sum(nt, sum, w->scales[e], acc, 0, 1, x.steps, t);
+    else
+      end_sum(nt, sum, w->scales[e], acc, 1, 1, x.steps, t);
   }
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++)
-      vf_store(t.to + j * t.ld + i * VF_N,
-               vf_fma(vf_load(acc[j][i]), vf_set1(x.steps[j]), vf_load(t.before[j] + i * VF_N)));
 }
 
 // They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
-  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, r16_run x, run_sums s, target t) {               \
-    tile(nt, w, x, s, t);                                                                                              \
+  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, r16_run x, target t) {               \
+    tile(nt, w, x, t);                                                                                              \
   }
 EACH_NT(TILE)
 
 #define X(nt) tile_##nt,
-static void (*const tiles[NT])(const r16_panel *w, r16_run x, run_sums s, target t) = {EACH_NT(X)};
+static void (*const tiles[NT])(const r16_panel *w, r16_run x, target t) = {EACH_NT(X)};
 #undef X
 
 static const r16_totals nothing;
@@ -100,14 +112,10 @@ static const r16_totals nothing;
 void PG_FN(r16_multiply_runs)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,
                               const r16_product *p, int64_t group, int64_t strip) {
   const r16_run x = r16_run_of(c, group, strip);
-  const int64_t n = r16_group_columns(c, group), elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);
+  const int64_t n = r16_group_columns(c, group);
   for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
     for (int i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(before[j] + i);
-  const run_sums s = {.n = r16_strip_elements(c, strip) / elements,
-                      .pairs = elements / 2,
-                      .shifts = shift ? elements / shift : 0,
-                      .x_sums = x.sums[shift == R16_UNIT]};
-  tiles[n - 1](w, x, s, (target){to, ld, before ? before : nothing});
+  tiles[n - 1](w, x, (target){to, ld, before ? before : nothing});
 }
 
 // The sum of 16 integers.

@@ -77,6 +77,11 @@ void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, 
   }
   const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
   const int n = (int)(nk / R16_UNIT);
+  const int64_t elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);
+  panel->n_sums = nk / elements;
+  panel->pairs = elements / 2;
+  panel->n_shifts = shift ? elements / shift : 0;
+  panel->shift_elements = shift;
   uint8_t own[UNITS * R16_UNIT_MAX];
   const put_fn put = put_of[p->f.type];
   for (int j = 0; j < TILE_GROUPS; j++) {
