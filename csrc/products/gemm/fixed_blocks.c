@@ -98,9 +98,7 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
 
 // They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
-  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, r16_run x, target t) {               \
-    tile(nt, w, x, t);                                                                                              \
-  }
+  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, r16_run x, target t) { tile(nt, w, x, t); }
 EACH_NT(TILE)
 
 #define X(nt) tile_##nt,

@@ -34,8 +34,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
       vi pairs[2] = {vi_and(q, low), vi_shr(q, 8)};
       _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
         if (f.offset) pairs[i] = vi_sub_16(pairs[i], offset);
-        if (r16_sums_units(f) && f.scales > R16_D_M)
-          pairs[i] = vi_mul_16(pairs[i], whole[halves == 2 ? p / 4 : 0]);
+        if (r16_sums_units(f) && f.scales > R16_D_M) pairs[i] = vi_mul_16(pairs[i], whole[halves == 2 ? p / 4 : 0]);
         store(to[2 * p + i][0], pairs[i]);
       }
     }

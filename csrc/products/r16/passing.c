@@ -58,8 +58,8 @@ PG_INLINE int high_bits(r16_format f) { return r16_lines(f) - low_bits(f); } // 
 // -- few columns
 
 // Whether codes are multiplied without shifting them down in their bytes; their dots are then divided by the matching
-// power of 2, which is exact. It pays when four units share bytes and codes have no further bits elsewhere. (In dot_planes,
-// sums have no room for it.)
+// power of 2, which is exact. It pays when four units share bytes and codes have no further bits elsewhere. (In
+// dot_planes, sums have no room for it.)
 PG_INLINE int is_in_place(r16_format f) {
 #if defined(__AVX512VNNI__)
   return f.codes == R16_CRUMBS && f.scales == R16_DM_SM16;

@@ -3,7 +3,8 @@
 //
 //   sum    integers of x times codes less their offset, times the integer scale where the format has one: exact, in
 //          any order. A sum is as long as one f32 scale holds, but no longer than r16_sum_elements
-//   acc    over a run of R16_RUN elements, from 0: for each sum in turn, first acc += shift * (sum of x), for each shift
+//   acc    over a run of R16_RUN elements, from 0: for each sum in turn, first acc += shift * (sum of x), for each
+//   shift
 //          of its elements, then acc += sum * scale. Each is one fma
 //   total  over the runs, from 0: total += acc * d, one fma, where d is the step of x in that run
 //
@@ -22,9 +23,7 @@ PG_INLINE int r16_sum_elements(r16_format f) {
   return f.codes == R16_NIBBLES_CRUMBS || f.table == R16_IQ4 ? R16_RUN / 2 : R16_RUN; // see R16_X_NORM
 }
 PG_INLINE int r16_sum_units(r16_format f) { return PG_MAX(1, r16_sum_elements(f) / R16_UNIT); }
-PG_INLINE int r16_shift_elements(r16_format f) {
-  return r16_head_bytes(f) < 64 ? 0 : R16_UNIT / r16_halves(f);
-}
+PG_INLINE int r16_shift_elements(r16_format f) { return r16_head_bytes(f) < 64 ? 0 : R16_UNIT / r16_halves(f); }
 
 // Of a block, for VF_N rows.
 typedef struct r16_head {
@@ -37,9 +36,9 @@ PG_INLINE r16_head r16_head_of(r16_format f, vf d, vf m) {
 
 // Of a unit, by half (only the first counts when both halves share one).
 typedef struct r16_unit_scales {
-  vi whole[2];               // what dots are multiplied with before they are summed (r16_sums_units)
-  vf scale[2];               // of a sum (all others)
-  vf shift[2];               // where the format has any
+  vi whole[2]; // what dots are multiplied with before they are summed (r16_sums_units)
+  vf scale[2]; // of a sum (all others)
+  vf shift[2]; // where the format has any
 } r16_unit_scales;
 
 PG_INLINE r16_unit_scales r16_scales_of(r16_format f, r16_head head, const uint8_t *p) {
@@ -120,8 +119,9 @@ typedef struct r16_step {
 // The step of a run x[0..n), whole units. When it would not be a normal number, all values count as 0.
 PG_INLINE r16_step r16_step_of(const float *x, int64_t n) {
   vf top[2] = {vf_zero(), vf_zero()};
-  for (int64_t i = 0; i < n; i += R16_UNIT) _Pragma("GCC unroll 4") for (int j = 0; j < R16_UNIT / VF_N; j++)
-      top[j % 2] = vf_max(top[j % 2], vf_abs(vf_load(x + i + j * VF_N)));
+  for (int64_t i = 0; i < n; i += R16_UNIT)
+    _Pragma("GCC unroll 4") for (int j = 0; j < R16_UNIT / VF_N; j++) top[j % 2] =
+        vf_max(top[j % 2], vf_abs(vf_load(x + i + j * VF_N)));
   const float max = vf_hmax(vf_max(top[0], top[1]));
   const float unit = max >= R16_X_MAX * 0x1p-126f ? 1.0f / max : 0.0f; // so that squares neither overflow nor vanish
   float squares = 0, sum = 0;
