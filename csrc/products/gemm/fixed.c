@@ -1,41 +1,6 @@
 // The product of a panel with a group of columns in fixed point.
 #include "products/gemm/fixed_columns.h"
-#include "products/r16/vec.h"
-
-#define UNROLL _Pragma("GCC unroll 16")
-
-#if VF_N == 16
-PG_INLINE vi zero(void) { return _mm512_setzero_si512(); }
-PG_INLINE vi pair(const int16_t *p) {
-  int32_t v;
-  memcpy(&v, p, sizeof v);
-  return _mm512_set1_epi32(v);
-}
-PG_INLINE vi dot_pairs(vi sum, vi a, vi b) {
-#if defined(__AVX512VNNI__)
-  return _mm512_dpwssd_epi32(sum, a, b);
-#else
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
-#endif
-}
-PG_INLINE vf vf_of_i32(vi a) { return _mm512_cvtepi32_ps(a); }
-#else
-PG_INLINE vi zero(void) { return _mm256_setzero_si256(); }
-PG_INLINE vi pair(const int16_t *p) {
-  int32_t v;
-  memcpy(&v, p, sizeof v);
-  return _mm256_set1_epi32(v);
-}
-PG_INLINE vi dot_pairs(vi sum, vi a, vi b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
-PG_INLINE vf vf_of_i32(vi a) { return _mm256_cvtepi32_ps(a); }
-#endif
-
-// Keep sums in their registers and additions in their order: gcc's own order does not fit the registers.
-#if defined(PG_EMULATE)
-#define STAYS(sum)
-#else
-#define STAYS(sum) __asm__("" : "+v"(sum))
-#endif
+#include "products/gemm/fixed_dot.h"
 
 // The place of a tile's results, whose columns lie `ld` apart; and the sums before them, if any, TILE_ROWS apart.
 typedef struct target {
@@ -77,35 +42,35 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
   }
 }
 
-// A function for each number of columns, so that missing columns cost nothing. They are not inlined: in a larger
-// function the sums would not stay in registers.
+// They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
   static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const int16_t *x, const float *steps,            \
                                                   int64_t pairs, target t) {                                           \
     tile(nt, w, x, steps, pairs, t);                                                                                   \
   }
-#if VF_N == 16
-#define COLUMNS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
-#else
-#define COLUMNS(X) X(1) X(2) X(3) X(4)
-#endif
-COLUMNS(TILE)
+EACH_NT(TILE)
 
 #define X(nt) tile_##nt,
 static void (*const tiles[NT])(const r16_panel *w, const int16_t *x, const float *steps, int64_t pairs,
-                               target t) = {COLUMNS(X)};
+                               target t) = {EACH_NT(X)};
 #undef X
 
 static const r16_totals nothing;
 
 int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
   const r16_columns c = r16_columns_in(NULL, p);
-  const int64_t column = pg_plus(pg_times(c.k, sizeof(int16_t)), pg_times(c.n_strips, sizeof(float)));
+  const int64_t floats = r16_in_runs(p) ? 1 + R16_RUN_SUMS : 1; // of a strip
+  const int64_t column = pg_plus(pg_times(c.k, sizeof(int16_t)), pg_times(c.n_strips, floats * sizeof(float)));
   return pg_times(pg_times(c.n_groups, R16_WIDTH), column);
 }
 
 void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
                          const r16_product *p, int64_t group, int64_t strip) {
+  if (r16_in_runs(p)) {
+    PG_FN(r16_multiply_runs)(to, ld, before, w, c, p, group, strip);
+    w->next = r16_no_fetch(w);
+    return;
+  }
   const r16_fixed x = r16_fixed_of(c, group, strip);
   const int64_t n = r16_group_columns(c, group);
   for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip

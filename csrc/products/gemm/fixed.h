@@ -19,7 +19,8 @@ enum {
   TILE_ROWS = 2 * VF_N,
   R16_PANELS = 1, // panels at a time: a panel is multiplied with all columns while it is in the L1 cache
   R16_WHOLE = 1,  // columns that a product of a tile writes at least
-  TILE_GROUPS = TILE_ROWS / R16_ROWS
+  TILE_GROUPS = TILE_ROWS / R16_ROWS,
+  R16_HALVES = KC / (R16_UNIT / 2) // of the units of a strip
 };
 
 // The first column of a group. Groups are equal, because a tile of few columns would wait for its own sums.
@@ -35,15 +36,21 @@ typedef struct r16_fetch {
   int64_t step, run, jump;
 } r16_fetch;
 
-// A strip of TILE_ROWS rows.
+// A strip of TILE_ROWS rows. Of rows in blocks (r16_in_runs): their codes, times integer scales; and in the order of
+// sums.h the scale of each sum and each shift.
 typedef struct r16_panel {
   _Alignas(64) int16_t ints[PAIRS][TILE_ROWS][2];
   float steps[TILE_ROWS];
+  float scales[R16_HALVES][TILE_ROWS], shifts[R16_HALVES][TILE_ROWS];
+  int64_t n_sums, pairs, n_shifts, shift_elements; // sums; pairs, and shifts, of a sum; elements of a shift
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
 
 // No prefetch, for weights as they are stored: they are fetched when they are unpacked.
 PG_INLINE r16_fetch r16_no_fetch(const r16_panel *w) { return (r16_fetch){.at = (const char *)w}; }
+
+// Whether a product sums as sums.h says: that of weights in blocks. All else has steps for rows, too.
+PG_INLINE int r16_in_runs(const r16_product *p) { return !r16_of_floats(p) && !p->across; }
 
 // F16 or BF16 rows as they are stored.
 void PG_FN(r16_put_panel_of_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);

@@ -1,4 +1,4 @@
-// Multiply the codes of a unit with the integers of columns, and apply the scales. Both repacked weights (gemv.c) and
+// Multiply the codes of a unit with the integers of columns. Both repacked weights (gemv.c) and
 // stored ones (passing.c) use this, and get the same bits.
 #pragma once
 #include "products/r16/integers.h"
@@ -24,7 +24,7 @@ typedef vi (*quartet_fn)(r16_format f, const void *from, int part, int p);
 
 // t[c][i][h] = sum over half h of the unit of (code - offset) * integer, for the VF_N rows of part i. When both halves
 // share a scale, t[c][i][0] is the sum over the unit.
-typedef vf dots[PARTS][2];
+typedef vi dots[PARTS][2];
 
 #define X(name, codes, table, offset, ...) _Static_assert(!((offset) & ((offset)-1)), "less_offset shifts");
 R16_FORMATS(X)
@@ -67,7 +67,7 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
         lo[c] = add_dot(lo[c], q, x[c]->lo + 4 * p);
       }
     }
-    EACH(nc, c) t[c][0][h] = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi[c], 8), lo[c]));
+    EACH(nc, c) t[c][0][h] = _mm512_add_epi32(_mm512_slli_epi32(hi[c], 8), lo[c]);
   }
 }
 #else
@@ -140,7 +140,7 @@ PG_INLINE void dot_planes(r16_format f, int nc, quartet_fn quartet, const void *
       EACH(n, i) {
         const vi all = _mm256_add_epi32(_mm256_madd_epi16(hi[c][i], of_hi), _mm256_madd_epi16(lo[c][i], of_lo));
         sum[c][i] = p % per < run ? _mm256_add_epi32(all, less) : _mm256_add_epi32(sum[c][i], all);
-        if (p % per == per - 1) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
+        if (p % per == per - 1) t[c][first + i][h] = sum[c][i];
       }
     }
   }
@@ -167,7 +167,7 @@ PG_INLINE void dot_words(r16_format f, int nc, quartet_fn quartet, const void *f
         EACH(n, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
       }
     }
-    if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = _mm256_cvtepi32_ps(sum[c][i]);
+    if (p % per == per - 1) EACH(nc, c) EACH(n, i) t[c][first + i][h] = sum[c][i];
   }
 }
 
@@ -180,79 +180,10 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
 }
 #endif
 
-// Scales and factors of the minima, for VF_N rows and both halves of a unit.
-typedef struct scales {
-  vf s0, s1, m0, m1;
-} scales;
-
-PG_INLINE scales scales_of(r16_format f, const uint8_t *p) {
-  scales r = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
-  switch (f.scales) {
-  case R16_E8M0:
-    r.s0 = vf_scale2(vf_set1(1.0f), vf_load_i8((const int8_t *)p));
-    break;
-  case R16_D_S32:
-    r.s0 = vf_load_i8((const int8_t *)p);
-    break;
-  case R16_E4M3:
-    r.s0 = vf_load_e4m3(p);
-    r.s1 = vf_load_e4m3(p + 16);
-    break;
-  case R16_D_S16:
-    r.s0 = vf_load_i8((const int8_t *)p);
-    r.s1 = vf_load_i8((const int8_t *)p + 16);
-    break;
-  case R16_DM_SM32:
-    r.s0 = vf_load_i8((const int8_t *)p);
-    r.m0 = vf_load_i8((const int8_t *)p + 16);
-    break;
-  case R16_DM_SM16:
-    r.s0 = vf_load_u4(p, 0), r.m0 = vf_load_u4(p, 1);
-    r.s1 = vf_load_u4(p + 16, 0), r.m1 = vf_load_u4(p + 16, 1);
-    break;
-  default:
-    break;
-  }
-  return r;
-}
-
-// The sums of a block, for VF_N rows and one column: of the products, and of what the minima subtract.
-typedef struct sums {
-  vf sum, min;
-} sums;
-
-// One unit of a part's rows, with its scales: s[c] += scale * dot, before the block's own d and m, except in blocks of
-// one unit.
-PG_INLINE void add_part(r16_format f, int nc, scales w, int part, const dots *t, blocks x, sums *s) {
-  EACH(nc, c) {
-    const vf d = vf_set1(x[c]->d), *u = t[c][part];
-    vf v = u[0];
-    if (r16_halves(f) == 2)
-      v = vf_fma(u[1], w.s1, vf_mul(u[0], w.s0));
-    else if (f.scales > R16_D_M)
-      v = vf_mul(u[0], w.s0);
-    s[c].sum = vf_fma(v, d, s[c].sum);
-    switch (f.scales) {
-    case R16_D_M:
-      s[c].min = vf_set1(x[c]->dsum[2]);
-      break;
-    case R16_DM_SM32:
-      s[c].min = vf_fma(w.m0, vf_set1(x[c]->dsum[2]), s[c].min);
-      break;
-    case R16_DM_SM16:
-      s[c].min = vf_fma(w.m1, vf_set1(x[c]->dsum[1]), vf_fma(w.m0, vf_set1(x[c]->dsum[0]), s[c].min));
-      break;
-    default:
-      break;
-    }
-  }
-}
-
-// A block: acc += d * sum - m * min, where the block has these.
-PG_INLINE vf add_block(r16_format f, vf acc, sums s, vf d, vf m) {
-  acc = vf_fma(s.sum, vf_mul(d, vf_set1(f.factor)), acc);
-  if (r16_head_bytes(f) < 64) return acc;
-  return vf_fma(f.scales == R16_D_M ? s.min : vf_sub(vf_zero(), s.min), m, acc);
+// One unit of a part's rows times nc columns.
+PG_INLINE void add_unit_of(r16_format f, int nc, const r16_unit_scales *w, int part, const dots *t, blocks x,
+                           r16_sums *s) {
+  EACH(nc, c) r16_add_unit(f, &s[c], w, t[c][part], x[c]->sums);
 }
 
 // The most columns for which stored rows are multiplied directly; for more, a strip of rows is repacked once for all

@@ -1,10 +1,9 @@
 // A repacked matrix times few columns. Memory is the limit, so each byte of the matrix is read once, in order, with
-// prefetch. Products of codes and of the integers of x are summed exactly over a unit; then scales are applied in f32.
-// r16.h has the layout.
+// prefetch. r16.h has the layout, sums.h the order of the sums.
 #include "products/r16/dot.h"
 
 enum {
-  STRIP = 1024, // elements of stored rows that are repacked at a time: they stay in the L1 cache
+  STRIP = 1024, // elements of stored rows that are repacked at a time, whole runs: they stay in the L1 cache
   AHEAD = 8192, // bytes of prefetch ...
   NEAR = 2560   // ... and on AMD's CPUs for two to four columns, when their own prefetchers do most of it
 };
@@ -30,43 +29,65 @@ PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t)
   }
 }
 
-// One unit of 16 rows.
-PG_INLINE void add_unit(r16_format f, int nc, const uint8_t *unit, blocks x, sums (*s)[NC]) {
+// d and m of a block, for the rows of a part.
+PG_INLINE r16_head head_of(r16_format f, const uint8_t *w, int part) {
+  const int head = r16_head_bytes(f);
+  return r16_head_of(f, head ? vf_load_f16(w + part * VF_N * 2) : vf_set1(1.0f),
+                     head == 64 ? vf_load_f16(w + 32 + part * VF_N * 2) : vf_zero());
+}
+
+// One unit of 16 rows, of a block with these heads.
+PG_INLINE void add_unit(r16_format f, int nc, const r16_head *h, const uint8_t *unit, blocks x, r16_sums (*s)[NC]) {
   dots t[NC];
   dot(f, nc, unit, x, t);
-  EACH(PARTS, i) add_part(f, nc, scales_of(f, unit + r16_lines(f) * R16_LINE + i * VF_N), i, t, x, s[i]);
+  EACH(PARTS, i) {
+    const r16_unit_scales of = r16_scales_of(f, h[i], unit + r16_lines(f) * R16_LINE + i * VF_N);
+    add_unit_of(f, nc, &of, i, t, x, s[i]);
+  }
 }
 
 // y[c][0..16) = a group of 16 rows times nc columns; with `add`, added to what y holds. `ahead`: ahead_of, or 0 for a
 // strip, which is in the L1 cache and needs no prefetch.
 PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, blocks x0, float *const *y,
                      int64_t ahead, int add) {
-  const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), asks = nc > 1 || ahead;
-  vf acc[PARTS][NC];
+  const int head = r16_head_bytes(f), unit_bytes = r16_unit_bytes(f), asks = nc > 1 || ahead, per = r16_sum_units(f);
+  vf total[PARTS][NC];
   const r16_x *x[NC];
   EACH(nc, c) {
     x[c] = x0[c];
-    EACH(PARTS, i) acc[i][c] = add ? vf_load(y[c] + i * VF_N) : vf_zero();
+    EACH(PARTS, i) total[i][c] = add ? vf_load(y[c] + i * VF_N) : vf_zero();
   }
-  for (int64_t b = 0; b < n_blocks; b++, w += head + f.units * unit_bytes) {
-    sums s[PARTS][NC];
-    EACH(PARTS, i)
-    EACH(nc, c) s[i][c] = (sums){vf_zero(), vf_zero()};
+  r16_sums s[PARTS][NC];
+  EACH(PARTS, i)
+  EACH(nc, c) s[i][c] = (r16_sums){vi_zero(), vf_zero()};
+  for (int64_t b = 1; b <= n_blocks; b++, w += head + f.units * unit_bytes) {
+    __asm__("" : "+r"(w));
     if (asks && f.units > 1) prefetch(nc, w + ahead, head);
-    for (int u = 0; u < f.units; u++) {
-      const uint8_t *unit = w + head + u * unit_bytes;
-      if (asks) prefetch(nc, unit + ahead, f.units == 1 ? head + unit_bytes : unit_bytes);
-      add_unit(f, nc, unit, x, s);
-      __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
-      EACH(nc, c) x[c]++;
+    r16_head h[PARTS];
+    EACH(PARTS, i) h[i] = head_of(f, w, i);
+    for (int first = 0; first < f.units; first += per) {
+      for (int u = first; u < first + per; u++) {
+        const uint8_t *unit = w + head + u * unit_bytes;
+        if (asks) prefetch(nc, unit + ahead, f.units == 1 ? head + unit_bytes : unit_bytes);
+        add_unit(f, nc, h, unit, x, s);
+        __asm__ volatile("" ::: "memory"); // loading x again is cheaper than keeping it in memory of its own
+        EACH(nc, c) {
+          x[c]++;
+          if (nc < 4) __asm__("" : "+r"(x[c])); // one address, and no address of each dword
+        }
+      }
+      EACH(PARTS, i) {
+        const r16_head of = head_of(f, w, i); // again, rather than in registers
+        EACH(nc, c) r16_end_sum(f, &s[i][c], of);
+      }
     }
-    EACH(PARTS, i) {
-      const vf d = head ? vf_load_f16(w + i * VF_N * 2) : vf_set1(1.0f),
-               m = head == 64 ? vf_load_f16(w + 32 + i * VF_N * 2) : d;
-      EACH(nc, c) acc[i][c] = add_block(f, acc[i][c], s[i][c], d, m);
+    if (b % (R16_RUN_UNITS / f.units) && b < n_blocks) continue;
+    EACH(PARTS, i) EACH(nc, c) {
+      total[i][c] = r16_end_run(total[i][c], s[i][c], x[c][-1].d);
+      s[i][c] = (r16_sums){vi_zero(), vf_zero()};
     }
   }
-  EACH(nc, c) EACH(PARTS, i) vf_store(y[c] + i * VF_N, acc[i][c]);
+  EACH(nc, c) EACH(PARTS, i) vf_store(y[c] + i * VF_N, total[i][c]);
 }
 
 typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *const *y, int64_t ahead, int add);

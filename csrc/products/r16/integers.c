@@ -1,10 +1,8 @@
-// Convert columns of b to blocks of 32 integers, each with a scale (integers.h).
+// Convert columns of b to blocks of integers (integers.h).
 #include "products/r16/integers.h"
 
 #include "simd/rms.h"
 #include "simd/rows.h"
-
-enum { STRIP = 16 }; // blocks converted to f32 at a time
 
 #if VF_N == 16
 PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
@@ -34,26 +32,23 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
 }
 #endif
 
-// Convert one block. With NaN or infinities the whole block is NaN. A block whose scale would not be a normal number
-// counts as 0.
-PG_INLINE void put_block(r16_x *x, const float *v) {
-  vf top = vf_zero(), bad = vf_zero();
-  for (int i = 0; i < R16_UNIT; i += VF_N) {
-    const vf a = vf_load(v + i);
-    top = vf_max(top, vf_abs(a));
-    bad = vf_fma(a, vf_zero(), bad);
-  }
-  const float amax = vf_hmax(top), poison = vf_sum(bad); // 0 or NaN
-  static const float zeros[R16_UNIT];
-  if (poison != poison) v = zeros; // its codes do not count, and NaN has none
-  const vf inv = vf_set1(amax >= R16_X_MAX * 0x1p-126f ? R16_X_MAX / amax : 0.0f);
+PG_INLINE void put_block(r16_x *x, const float *v, r16_step step) {
+  const vf inv = vf_set1(step.inv);
   const int32_t first = put16(x, 0, v, inv), second = put16(x, 1, v + 16, inv),
                 sums[] = {first, second, first + second};
-  x->d = amax * (1.0f / R16_X_MAX) + poison;
+  x->d = step.d;
   for (int i = 0; i < 3; i++) {
     x->less[i] = -sums[i];
-    x->dsum[i] = x->d * (float)sums[i];
+    x->sums[i] = (float)sums[i];
   }
+}
+
+// Convert a run of n elements or fewer.
+static void put_run(r16_x *x, const float *v, int64_t n) {
+  const r16_step step = r16_step_of(v, n);
+  static const float zeros[R16_RUN];
+  if (step.d != step.d) v = zeros; // NaN has no integers
+  for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, v + i, step);
 }
 
 int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) {
@@ -62,19 +57,18 @@ int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) {
 
 void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth) {
   const pg_tensor *b = p->b;
-  const int64_t n_blocks = b->ne[0] / R16_UNIT;
-  const pg_range r = pg_share(n_blocks * pg_n_rows(b), ith, nth);
+  const int64_t k = b->ne[0], n_runs = (k + R16_RUN - 1) / R16_RUN;
+  const pg_range r = pg_share(n_runs * pg_n_rows(b), ith, nth);
   double scale = 0;
-  for (int64_t i = r.first; i < r.last;) {
-    const int64_t block = i % n_blocks, n = PG_MIN(PG_MIN(STRIP, n_blocks - block), r.last - i);
-    float strip[STRIP * R16_UNIT];
-    const char *column = r16_column(b, i / n_blocks);
-    pg_get_f32(strip, b, column, block * R16_UNIT, n * R16_UNIT);
+  for (int64_t i = r.first; i < r.last; i++) {
+    const int64_t first = i % n_runs * R16_RUN, n = PG_MIN(R16_RUN, k - first);
+    float run[R16_RUN];
+    const char *column = r16_column(b, i / n_runs);
+    pg_get_f32(run, b, column, first, n);
     if (p->norm) {
-      if (i == r.first || block == 0) scale = pg_rms_scale((const float *)column, b->ne[0], p->eps);
-      pg_scale_mul(strip, strip, scale, p->norm + block * R16_UNIT, n * R16_UNIT);
+      if (i == r.first || first == 0) scale = pg_rms_scale((const float *)column, k, p->eps);
+      pg_scale_mul(run, run, scale, p->norm + first, n);
     }
-    for (int64_t j = 0; j < n; j++) put_block(x + i + j, strip + j * R16_UNIT);
-    i += n;
+    put_run(x + (i / n_runs * k + first) / R16_UNIT, run, n);
   }
 }

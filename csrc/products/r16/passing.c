@@ -57,9 +57,9 @@ PG_INLINE int high_bits(r16_format f) { return r16_lines(f) - low_bits(f); } // 
 
 // -- few columns
 
-// Whether codes are multiplied without shifting them down in their bytes; their scales are then divided by the
-// matching power of 2. It pays when four units share bytes and codes have no further bits elsewhere. (In dot_planes,
-// sums have no room for it.)
+// Whether codes are multiplied without shifting them down in their bytes; their dots are then divided by the matching
+// power of 2, which is exact. It pays when four units share bytes and codes have no further bits elsewhere. (In
+// dot_planes, sums have no room for it.)
 PG_INLINE int is_in_place(r16_format f) {
 #if defined(__AVX512VNNI__)
   return f.codes == R16_CRUMBS && f.scales == R16_DM_SM16;
@@ -79,21 +79,24 @@ PG_INLINE vi taken_quartet(r16_format f, const void *from, int part, int p) {
 // y[c][0 .. VF_N) = the rows of a part times nc columns.
 PG_INLINE void multiply(type t, int nc, const uint8_t *b, int64_t stride, int64_t n_blocks, blocks x0, float *const *y,
                         const uint8_t *next) {
-  const int head = r16_head_bytes(t.f);
-  vf acc[NC];
+  const int head = r16_head_bytes(t.f), per_sum = r16_sum_units(t.f);
+  vf total[NC];
+  r16_sums sum[NC];
   const r16_x *x[NC];
   EACH(nc, c) {
     x[c] = x0[c];
-    acc[c] = vf_zero();
+    total[c] = vf_zero();
+    sum[c] = (r16_sums){vi_zero(), vf_zero()};
   }
-  for (int64_t i = 0; i < n_blocks; i++, b += t.s.bytes) {
+  for (int64_t i = 1; i <= n_blocks; i++, b += t.s.bytes) {
     const source from = source_of(b, stride);
     uint8_t scale[8][2 * R16_ROWS];
     const places to = {scale[0], 2 * R16_ROWS};
     piece kept;
-    sums sum[NC];
-    EACH(nc, c) sum[c] = (sums){vf_zero(), vf_zero()};
     if (t.begin) t.begin(&from, &kept, to);
+    const vf one = vf_set1(1.0f);
+    const r16_head h = r16_head_of(t.f, head ? f16_of(d_of(t, &from)) : one,
+                                   head == 64 ? f16_of(load_word(&from, t.s.bytes, t.s.m)) : one);
     _Pragma("GCC unroll 1") for (int s = 0; s < t.f.units / t.per; s++) EACH(t.per, u) {
       const int n = s * t.per + u;
       codes q = {.low_from = 0};
@@ -101,21 +104,22 @@ PG_INLINE void multiply(type t, int nc, const uint8_t *b, int64_t stride, int64_
       next = pg_ask(next, share_of(t));
       t.codes(&from, s, u, &kept, &q, to);
       dot_parts(t.f, nc, taken_quartet, &q, 0, 1, x, dot);
-      scales w = scales_of(t.f, scale[n]);
-      if (is_in_place(t.f) && q.low_from) {
-        const vf of_place = vf_set1(1.0f / (float)(1 << q.low_from));
-        w.s0 = vf_mul(w.s0, of_place);
-        w.s1 = vf_mul(w.s1, of_place);
-      }
-      add_part(t.f, nc, w, 0, dot, x, sum);
+      if (is_in_place(t.f)) EACH(nc, c) EACH(r16_halves(t.f), j) {
+          dot[c][0][j] = (vi)((signed_rows)dot[c][0][j] >> q.low_from);
+        }
+      const r16_unit_scales w = r16_scales_of(t.f, h, scale[n]);
+      add_unit_of(t.f, nc, &w, 0, dot, x, sum);
+      if (n % per_sum == per_sum - 1) EACH(nc, c) r16_end_sum(t.f, &sum[c], h);
       __asm__ volatile("" ::: "memory"); // as in gemv.c
       EACH(nc, c) x[c]++;
     }
-    const vf one = vf_set1(1.0f), d = head ? f16_of(d_of(t, &from)) : one,
-             m = head == 64 ? f16_of(load_word(&from, t.s.bytes, t.s.m)) : one;
-    EACH(nc, c) acc[c] = add_block(t.f, acc[c], sum[c], d, m);
+    if (i % (R16_RUN_UNITS / t.f.units) && i < n_blocks) continue;
+    EACH(nc, c) {
+      total[c] = r16_end_run(total[c], sum[c], x[c][-1].d);
+      sum[c] = (r16_sums){vi_zero(), vf_zero()};
+    }
   }
-  EACH(nc, c) vf_store(y[c], acc[c]);
+  EACH(nc, c) vf_store(y[c], total[c]);
 }
 
 // -- more columns

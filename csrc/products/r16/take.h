@@ -7,7 +7,6 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-typedef int32_t signed_rows __attribute__((vector_size(4 * VF_N)));
 typedef uint8_t row_bytes __attribute__((vector_size(4 * VF_N)));
 
 #if VF_N == 16

@@ -44,6 +44,30 @@ PG_INLINE vf vf_load_e4m3(const uint8_t *p) {
 #endif
 
 typedef uint32_t rows __attribute__((vector_size(4 * VF_N))); // the same lanes in arithmetic
+typedef int32_t signed_rows __attribute__((vector_size(4 * VF_N)));
+typedef uint16_t words __attribute__((vector_size(4 * VF_N)));
+
+PG_INLINE vi vi_zero(void) { return (vi)(rows){0}; }
+PG_INLINE vi vi_set1(int32_t x) { return (vi)((signed_rows){0} + x); }
+PG_INLINE vi vi_add(vi a, vi b) { return (vi)((rows)a + (rows)b); } // sums and products of 32 bits, modulo 2^32
+PG_INLINE vi vi_mul(vi a, vi b) { return (vi)((rows)a * (rows)b); }
+PG_INLINE vi vi_sub_16(vi a, vi b) { return (vi)((words)a - (words)b); } // the same of 16 bits
+PG_INLINE vi vi_mul_16(vi a, vi b) { return (vi)((words)a * (words)b); }
+PG_INLINE vi vi_twice_16(vi a) { return (vi)((rows)a << 16 | ((rows)a & 0xffff)); } // the low half of each lane, twice
+PG_INLINE vf vf_of_vi(vi a) { return __builtin_convertvector((signed_rows)a, vf); }
+
+// VF_N bytes as integers of 32 bits; and the lower or upper half of each.
+#if VF_N == 16
+PG_INLINE vi vi_load_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+PG_INLINE vi vi_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+#else
+PG_INLINE vi vi_load_i8(const uint8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+PG_INLINE vi vi_load_u8(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+#endif
+PG_INLINE vi vi_load_u4(const uint8_t *p, int upper) {
+  const rows x = (rows)vi_load_u8(p);
+  return (vi)(upper ? x >> 4 : x & 15);
+}
 
 // The low 16 bits of each row; as numbers.
 #if VF_N == 16

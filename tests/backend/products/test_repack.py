@@ -41,45 +41,14 @@ def in_bf16(isa: str, n_cols: int) -> bool:
     return isa in TILES and n_cols > 32
 
 
-def few(isa: str, dtype: gg.DType) -> int:
-    """Columns up to which gemv.c multiplies (csrc/products/borders.h)."""
-    plain = dtype in (gg.Q4_0, gg.Q4_1, gg.Q4_K, gg.Q8_0)
-    borders = {"avx2": (24 if AMD else 32, 12), "avx512vnni": (24, 14) if AMD else (16, 10)}
-    return borders.get(isa, (16, 16))[0 if plain else 1]
-
-
-def many(bf16: bool) -> float:
-    """NMSE of the ways for many columns. Fixed point: see test_repack_gemm.py. bf16: each operand is off by 2**-8 at
-    most (evenly spread, that makes a third), and one outlier may decide a result."""
-    return 2 * 2.0**-16 if bf16 else 1e-6
-
-
-# Where a block holds its codes; bytes of the least code and of the greatest (Q8_0's are signed, tables have values of
-# their own), these values in units of the scale, and the limit that gemm takes for them (gemm/fixed_weights.c).
-CODES: dict[gg.DType, tuple[slice, int, int, int, int, int]] = {
-    gg.Q8_0: (slice(2, 34), 0x80, 0x7F, -128, 127, 128),
-    gg.IQ4_NL: (slice(2, 18), 0x00, 0xFF, -127, 113, 127),
-    gg.IQ4_XS: (slice(8, 136), 0x00, 0xFF, -127, 113, 127),
-    gg.MXFP4: (slice(1, 17), 0xFF, 0x77, -12, 12, 12),
-} | {
-    dtype: (slice(*at), 0x00, 0xFF, -limit, limit - 1, limit)
-    for dtype, at, limit in (
-        (gg.Q4_0, (2, 18), 8),
-        (gg.Q4_1, (4, 20), 8),
-        (gg.Q5_0, (2, 22), 16),
-        (gg.Q5_1, (4, 24), 16),
-        (gg.Q2_K, (16, 80), 2),
-        (gg.Q3_K, (0, 96), 4),
-        (gg.Q4_K, (16, 144), 8),
-        (gg.Q5_K, (16, 176), 16),
-        (gg.Q6_K, (0, 192), 32),
-    )
+# The types with minima, and where a block holds its codes: w = scale * code + shift.
+WITH_MINIMA = {
+    gg.Q4_1: slice(4, 20),
+    gg.Q5_1: slice(4, 24),
+    gg.Q2_K: slice(16, 80),
+    gg.Q4_K: slice(16, 144),
+    gg.Q5_K: slice(16, 176),
 }
-# The others: least and greatest size of a value that is not 0, in units of the scale, and the elements of one scale.
-LEVELS = {
-    gg.IQ1_S: (7, 9, 16), gg.IQ1_M: (7, 9, 16), gg.IQ2_XXS: (8, 43, 16), gg.IQ2_XS: (8, 43, 16), gg.IQ2_S: (8, 43, 16),
-    gg.IQ3_XXS: (4, 62, 16), gg.IQ3_S: (1, 15, 16), gg.TQ1_0: (1, 1, 256), gg.TQ2_0: (1, 1, 256), gg.NVFP4: (1, 12, 16),
-}  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -89,67 +58,59 @@ def decoded(a: gg.Tensor) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)
-def limits(a: gg.Tensor) -> np.ndarray:
-    """For each weight what gemm takes for the largest that its block could hold: |scale| * limit + |shift|."""
-    if a.dtype in LEVELS:  # the scale is that of the smallest value at most
-        least, top, n = LEVELS[a.dtype]
-        w = np.abs(decoded(a))
-        w = np.where(w == 0, np.inf, w).reshape(*w.shape[:-1], -1, n).min(-1)
-        return np.repeat(np.where(np.isinf(w), 0, w) / least * top, n, axis=-1)
-    at, least, greatest, low, high, limit = CODES[a.dtype]
-    ends: list[np.ndarray] = []
-    for code in (least, greatest):
-        raw = np.array(a.raw()).reshape(-1, a.dtype.type_size)
-        raw[:, at] = code
-        ends.append(gg.dequantize(raw.tobytes(), a.dtype, a.ne[::-1]).astype(np.float64))
-    scale = (ends[1] - ends[0]) / (high - low)
-    return np.abs(scale) * limit + np.abs(ends[1] - scale * high)
+def terms(a: gg.Tensor) -> np.ndarray:
+    """For each weight the sizes of what sums add up for it: |w|, or |scale * code| + |shift|."""
+    w = decoded(a)
+    if a.dtype not in WITH_MINIMA:
+        return np.abs(w)
+    raw = np.array(a.raw()).reshape(-1, a.dtype.type_size)
+    raw[:, WITH_MINIMA[a.dtype]] = 0
+    shift = gg.dequantize(raw.tobytes(), a.dtype, a.ne[::-1]).astype(np.float64)
+    return np.abs(w - shift) + np.abs(shift)
 
 
-def strip_steps(x: np.ndarray) -> np.ndarray:
-    """The step of each element's strip of 256 (gemm.h): its norm is below 46000 steps, a value below 32766."""
+def steps_in(x: np.ndarray) -> np.ndarray:
+    """The step of each element's run of 256 (csrc/products/r16/sums.h): its integers are at most 32512, and their norm
+    in each half at most 46300."""
     steps = np.empty_like(x)
     for i in range(0, x.shape[-1], 256):
-        strip = np.abs(x[..., i : i + 256])
-        step = np.maximum(np.sqrt((strip**2).sum(-1)) / 46000, strip.max(-1) / 32766)
-        steps[..., i : i + 256] = step[..., None]
+        run = np.abs(x[..., i : i + 256])
+        norms = [np.sqrt((half**2).sum(-1)) for half in (run[..., :128], run[..., 128:])]
+        steps[..., i : i + 256] = np.maximum(np.maximum(*norms) / 46300, run.max(-1) / 32512)[..., None]
     return steps
 
 
 def check(got: np.ndarray, y: gg.Tensor, want: np.ndarray, isa: str) -> None:
     """Assert that a product `got` is as good as its way of computing promises, result by result.
 
-    Few columns: x as integers of 16 bits, a step of amax / 32512 for 32 elements, so every element is off by half a
-    step at most; then f32 sums. Over many results that makes an NMSE of 1e-9, with outliers 2e-9.
-    Many columns: an element of x is off by half a step of its strip at most (or as above: 32766 / 32512 times as much),
-    a weight by three halves (its scale, its shift and their sum are rounded); then f32 sums, too. In bf16 both are off
-    by 2**-8 of themselves. Over many results of many rows (all columns share the errors of a row): see `many`.
+    Weights are exact, and an element of x is off by half a step at most, evenly spread: 1/12 of a squared step. Then
+    f32 sums: 8 to 32 terms of a run, and a total of the runs. In bf16 both operands are off by 2**-8 of themselves at
+    most, which makes a third when it is evenly spread; one outlier may decide a result.
     """
     got, want = got.astype(np.float64), want.astype(np.float64)
     weights, *others = (t for t in y.src if t is not None)
-    a, w_max = decoded(weights), limits(weights)
+    a, size = decoded(weights), terms(weights)
     b, *rest = (t.elements().astype(np.float64) for t in others)
     if rest:  # mul_mat_id: the matrix and the column of each result
         ids = rest[0][0, 0].astype(int)
         w, x = a[0][ids], np.tile(b[0], (1, ids.shape[1] // b.shape[2], 1))[:, :, None]
-        got, want, w_max = got[0][:, :, None], want[0][:, :, None], w_max[0][ids]
+        got, want, size = got[0][:, :, None], want[0][:, :, None], size[0][ids]
     else:
         w, x = a, b
-    size = np.sqrt((w**2).mean(-1))[..., None, :] * np.sqrt((x**2).sum(-1))[..., None]  # of a result with random signs
-    error = ((got - want) ** 2).sum() / (size**2).sum()
-    if y.ne[1] * y.ne[2] > few(isa, weights.dtype):
-        bf16 = in_bf16(isa, y.ne[1] * y.ne[2])
-        if bf16:
-            x_off, w_off = 2.0**-8 * np.abs(x), 2.0**-8 * np.abs(w)
-        else:
-            x_off, w_off = 0.505 * strip_steps(x), 1.5 * strip_steps(w_max)
-        off = x_off @ np.abs(w).swapaxes(-1, -2) + (x_off + np.abs(x)) @ w_off.swapaxes(-1, -2)
-        assert (np.abs(got - want) <= off + 2.0**-18 * np.abs(x) @ w_max.swapaxes(-1, -2) + 1e-30).all()
-        assert got.size < 200 or y.ne[0] < 16 or error <= many(bf16)
-    else:
-        step = np.repeat(np.abs(x).reshape(*x.shape[:-1], -1, 32).max(-1), 32, axis=-1) / 32512
-        assert (np.abs(got - want) <= (step * 0.501 + np.abs(x) * 2.0**-20) @ np.abs(w).swapaxes(-1, -2) + 1e-30).all()
-        assert got.size < 200 or error <= 1e-8
+    bf16 = in_bf16(isa, y.ne[1] * y.ne[2])
+    step = steps_in(x)
+    off = 2.0**-8 * np.abs(x) if bf16 else 0.501 * step
+    bound = off @ np.abs(w).swapaxes(-1, -2) + 2.0**-19 * np.abs(x) @ size.swapaxes(-1, -2) + 1e-30
+    if bf16:
+        bound += 2.0**-8 * 1.01 * np.abs(x) @ size.swapaxes(-1, -2)
+    assert (np.abs(got - want) <= bound).all()
+    if got.size < 200 or (bf16 and y.ne[0] < 16):
+        return
+    squares = (w**2).sum(-1)[..., None, :] / w.shape[-1]  # of results with random signs: x's square times this
+    error = ((got - want) ** 2).sum() / (squares * (x**2).sum(-1)[..., None]).sum()
+    spread = (squares * (step**2).sum(-1)[..., None]).sum() / (squares * (x**2).sum(-1)[..., None]).sum() / 12
+    sure = 3 if y.ne[1] * y.ne[2] > 30 else 16  # rows may be alike, so only columns are sure to differ
+    assert error <= (2 * 2.0**-16 if bf16 else sure * spread + 1e-12)
 
 
 def source(dtype: gg.DType, values: np.ndarray) -> gg.Tensor:

@@ -1,0 +1,153 @@
+// The product of a panel of weights in blocks with a group of columns, in the order of sums.h: the bits of gemv.c.
+#include "products/gemm/columns.h"
+#include "products/gemm/fixed_columns.h"
+#include "products/gemm/fixed_dot.h"
+#include "products/gemm/fixed_pairs.h"
+#include "products/r16/sums.h"
+
+_Static_assert((int)KC == (int)R16_RUN, "a strip is a run");
+
+// Keep loads and stores in their order: gcc would load what does not fit the registers early.
+#define IN_ORDER __asm__ volatile("" : : : "memory")
+
+// The place of a tile's results, whose columns lie `ld` apart; and the totals before them, if any, TILE_ROWS apart.
+typedef struct target {
+  float *to;
+  int64_t ld;
+  const float (*before)[TILE_ROWS];
+} target;
+
+// Add sums times their scales to acc, or, if this is the last sum of a run, acc times the steps of x to the totals.
+// `only`: acc is 0, and not in memory.
+PG_INLINE void end_sum(int nt, vi (*sum)[2], const float *scales, float (*acc)[2][VF_N], int only, int last,
+                       const float *steps, target t) {
+  const vf s[2] = {vf_load(scales), vf_load(scales + VF_N)};
+  UNROLL for (int j = 0; j < nt; j++) {
+    UNROLL for (int i = 0; i < 2; i++) {
+      const vf v = vf_fma(vf_of_i32(sum[j][i]), s[i], only ? vf_zero() : vf_load(acc[j][i]));
+      if (last) {
+        const vf total = vf_fma(v, vf_set1(steps[j]), vf_load(t.before[j] + i * VF_N));
+        vf_store(t.to + j * t.ld + i * VF_N, total);
+      } else {
+        vf_store(acc[j][i], v);
+      }
+    }
+    IN_ORDER;
+  }
+}
+
+// A panel times nt columns, over a run.
+PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
+  const r16_fetch f = w->next;
+  const char *next = f.at;
+  int64_t left = f.run;
+  const int width = (nt + 3) / 4 * 4;
+  _Alignas(64) float room[NT][2][VF_N];
+  float(*acc)[2][VF_N] = room;
+  __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
+  if (w->n_sums > 1 || w->n_shifts)
+    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], vf_zero());
+  const int16_t(*ints)[TILE_ROWS][2] = w->ints;
+  const float(*shift)[TILE_ROWS] = w->shifts;
+  const float *x_sums = x.sums[w->shift_elements == R16_UNIT];
+  for (int64_t e = 0; e < w->n_sums; e++) {
+    if (w->n_shifts) {
+      vf v[NT][2];
+      UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) v[j][i] = vf_load(acc[j][i]);
+      for (int64_t n = 0; n < w->n_shifts; n++, shift++, x_sums += R16_WIDTH) {
+        const vf w0 = vf_load(shift[0]), w1 = vf_load(shift[0] + VF_N);
+        UNROLL for (int j = 0; j < nt; j++) {
+          const vf b = vf_set1(x_sums[j]);
+          v[j][0] = vf_fma(w0, b, v[j][0]);
+          v[j][1] = vf_fma(w1, b, v[j][1]);
+        }
+      }
+      UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], v[j][i]);
+    }
+    IN_ORDER;
+    vi sum[NT][2];
+    UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
+    for (int64_t i = 0; i < w->pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
+      __builtin_prefetch(next);
+      __builtin_prefetch(next + f.step);
+      next += 2 * f.step;
+      if ((left -= 2) == 0) {
+        next += f.jump;
+        left = f.run;
+      }
+      UNROLL for (int64_t d = 0; d < 2; d++, ints++, x.ints += 2 * width) {
+        const vi w0 = vi_load(ints[0][0]), w1 = vi_load(ints[0][VF_N]);
+        UNROLL for (int j = 0; j < nt; j++) {
+          const vi b = pair(x.ints + 2 * j);
+          sum[j][0] = dot_pairs(sum[j][0], w0, b);
+          STAYS(sum[j][0]);
+          sum[j][1] = dot_pairs(sum[j][1], w1, b);
+          STAYS(sum[j][1]);
+        }
+      }
+    }
+    IN_ORDER;
+    if (e + 1 < w->n_sums)
+      end_sum(nt, sum, w->scales[e], acc, 0, 0, x.steps, t);
+    else if (e || w->n_shifts)
+      end_sum(nt, sum, w->scales[e], acc, 0, 1, x.steps, t);
+    else
+      end_sum(nt, sum, w->scales[e], acc, 1, 1, x.steps, t);
+  }
+}
+
+// They are not inlined: in a larger function the sums would not stay in registers.
+#define TILE(nt)                                                                                                       \
+  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, r16_run x, target t) { tile(nt, w, x, t); }
+EACH_NT(TILE)
+
+#define X(nt) tile_##nt,
+static void (*const tiles[NT])(const r16_panel *w, r16_run x, target t) = {EACH_NT(X)};
+#undef X
+
+static const r16_totals nothing;
+
+void PG_FN(r16_multiply_runs)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,
+                              const r16_product *p, int64_t group, int64_t strip) {
+  const r16_run x = r16_run_of(c, group, strip);
+  const int64_t n = r16_group_columns(c, group);
+  for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
+    for (int i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(before[j] + i);
+  tiles[n - 1](w, x, (target){to, ld, before ? before : nothing});
+}
+
+// The sum of 16 integers.
+PG_INLINE int32_t sum_of_16(const int16_t *q) {
+  const __m256i s = _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)q), _mm256_set1_epi16(1));
+  __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
+}
+
+void PG_FN(r16_put_runs)(const r16_columns *c, const r16_product *p, r16_share share) {
+  const r16_quad g = r16_quad_of(c, p, share);
+  for (int64_t s = share.first; s < share.last && g.n; s++) {
+    const int64_t k0 = s * c->strip, n = r16_strip_elements(c, s);
+    const r16_run to = r16_run_of(c, share.group, s);
+    int16_t four[R16_QUAD][KC];
+    for (int j = 0; j < R16_QUAD; j++) {
+      const int64_t column = share.column + j;
+      float x[KC];
+      if (j < g.n) r16_get(x, p, &g, j, k0, n);
+      const r16_step step = j < g.n ? r16_step_of(x, n) : (r16_step){0, 0};
+      to.steps[column] = step.d;
+      if (step.inv == 0) {
+        memset(four[j], 0, sizeof four[j]);
+      } else {
+        put_ints(four[j], x, step.inv, n);
+      }
+      for (int64_t u = 0; u < n / R16_UNIT; u++) {
+        const int32_t first = sum_of_16(four[j] + u * R16_UNIT), second = sum_of_16(four[j] + u * R16_UNIT + 16);
+        to.sums[0][2 * u * R16_WIDTH + column] = (float)first;
+        to.sums[0][(2 * u + 1) * R16_WIDTH + column] = (float)second;
+        to.sums[1][u * R16_WIDTH + column] = (float)(first + second);
+      }
+    }
+    put_4_columns(to.ints + share.column * 2, four, to.width, n / 2);
+  }
+}
