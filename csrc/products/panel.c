@@ -2,36 +2,51 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 
+enum { LEVELS = VF_N == 16 ? 4 : VF_N == 8 ? 3 : 2 }; // of the tree in which chains are added
+
 // One panel.
-PG_INLINE void tile(int n, int lies, const float *a, const float *b, int64_t k, float *const *y, int add,
+PG_INLINE void tile(int n, int lies, const float *a, const float *b, int64_t k, int chains, float *const *y, int add,
                     pg_fetch *fetch) {
   const int column = lies == PG_BY_COLUMN ? PG_COLUMN : 1, element = lies == PG_BY_COLUMN ? 1 : PG_GROUP;
+  const int64_t length = k / chains, step = chains * element;
   const pg_fetch f = *fetch;
   const char *next = f.at;
   int64_t left = f.left;
-  vf acc[PG_GROUP][2];
-  UNROLL for (int j = 0; j < n; j++) acc[j][0] = acc[j][1] = vf_zero();
+  vf sums[LEVELS][PG_GROUP][2], acc[PG_GROUP][2]; // sums[l]: of 2^l chains
 #define STEP()                                                                                                         \
   do {                                                                                                                 \
-    const vf a0 = vf_load(a), a1 = vf_load(a + VF_N);                                                                  \
+    const vf a0 = vf_load(w), a1 = vf_load(w + VF_N);                                                                  \
     UNROLL for (int j = 0; j < n; j++) {                                                                               \
-      const vf x = vf_set1(b[j * column]);                                                                             \
-      acc[j][0] = vf_fma(a0, x, acc[j][0]);                                                                            \
-      acc[j][1] = vf_fma(a1, x, acc[j][1]);                                                                            \
+      const vf v = vf_set1(x[j * column]);                                                                             \
+      acc[j][0] = vf_fma(a0, v, acc[j][0]);                                                                            \
+      acc[j][1] = vf_fma(a1, v, acc[j][1]);                                                                            \
     }                                                                                                                  \
-    a += PG_PANEL, b += element;                                                                                       \
+    w += PG_PANEL, x += step;                                                                                          \
   } while (0)
-  for (int64_t i = 0; i < k / 2; i++) {
-    __builtin_prefetch(next, 0, 2);
-    next += f.step;
-    if (--left == 0) {
-      next += f.jump;
-      left = f.run;
+  for (int c = 0;;) {
+    const int64_t chain = chains == 1 ? 0 : vf_lane(c);
+    const float *w = a + chain * length * PG_PANEL, *x = b + chain * element;
+    UNROLL for (int j = 0; j < n; j++) acc[j][0] = acc[j][1] = vf_zero();
+    int64_t i = 0;
+    for (; i + 4 <= length; i += 4) { // few branches, without surprises: a chain is short
+      __builtin_prefetch(next, 0, 2);
+      __builtin_prefetch(next + f.step, 0, 2);
+      left -= 2;
+      next += 2 * f.step + (left > 0 ? 0 : f.jump);
+      left += left > 0 ? 0 : f.run;
+      STEP();
+      STEP();
+      STEP();
+      STEP();
     }
-    STEP();
-    STEP();
+    for (; i < length; i++) STEP();
+    int l = 0;
+    for (; c >> l & 1; l++) UNROLL for (int j = 0; j < n; j++) UNROLL for (int i = 0; i < 2; i++) {
+        acc[j][i] = vf_add(sums[l][j][i], acc[j][i]);
+      }
+    if (++c == chains) break;
+    UNROLL for (int j = 0; j < n; j++) UNROLL for (int i = 0; i < 2; i++) sums[l][j][i] = acc[j][i];
   }
-  if (k % 2) STEP();
 #undef STEP
   fetch->at = next;
   fetch->left = left;
@@ -48,11 +63,12 @@ PG_INLINE void tile(int n, int lies, const float *a, const float *b, int64_t k, 
 }
 
 // Not inlined: in a larger function the sums would not stay in registers.
-typedef void (*tile_fn)(const float *a, const float *b, int64_t k, float *const *y, int add, pg_fetch *fetch);
+typedef void (*tile_fn)(const float *a, const float *b, int64_t k, int chains, float *const *y, int add,
+                        pg_fetch *fetch);
 #define TILE(lies, n)                                                                                                  \
-  static __attribute__((noinline)) void tile_##lies##_##n(const float *a, const float *b, int64_t k, float *const *y,  \
-                                                          int add, pg_fetch *fetch) {                                  \
-    tile((n)*PG_GROUP_STEP, lies, a, b, k, y, add, fetch);                                                             \
+  static __attribute__((noinline)) void tile_##lies##_##n(const float *a, const float *b, int64_t k, int chains,       \
+                                                          float *const *y, int add, pg_fetch *fetch) {                 \
+    tile((n)*PG_GROUP_STEP, lies, a, b, k, chains, y, add, fetch);                                                     \
   }
 #define NAME(lies, n) tile_##lies##_##n,
 #if VF_N >= 8
@@ -64,7 +80,7 @@ SIZES(TILE, PG_BY_COLUMN)
 SIZES(TILE, PG_BY_ELEMENT)
 static const tile_fn tiles[2][PG_GROUP / PG_GROUP_STEP] = {{SIZES(NAME, PG_BY_COLUMN)}, {SIZES(NAME, PG_BY_ELEMENT)}};
 
-void PG_FN(panels)(const float *a, int64_t rows, const float *b, enum pg_group lies, int64_t n, int64_t k,
+void PG_FN(panels)(const float *a, int64_t rows, const float *b, enum pg_group lies, int64_t n, int64_t k, int chains,
                    float *const *y, int add, pg_fetch fetch[PG_FETCHES]) {
   const tile_fn run = tiles[lies][(n - 1) / PG_GROUP_STEP];
   float spare[PG_GROUP][PG_PANEL], *to[PG_GROUP];
@@ -73,15 +89,15 @@ void PG_FN(panels)(const float *a, int64_t rows, const float *b, enum pg_group l
     pg_fetch none = {.at = (const char *)a, .left = k}, *f = &none;
     for (int i = PG_FETCHES - 1; i >= 0; i--)
       if (fetch[i].n > 0) f = &fetch[i];
-    run(a, b, k, to, add, f);
-    f->n -= k / 2;
+    run(a, b, k, chains, to, add, f);
+    f->n -= k / chains / 4 * 2 * chains;
     for (int64_t j = 0; j < n; j++) to[j] += PG_PANEL;
   }
   if (!rows) return;
   float *rest[PG_GROUP];
   for (int64_t j = 0; j < PG_GROUP; j++) rest[j] = spare[j];
   pg_fetch none = {.at = (const char *)a, .left = k};
-  run(a, b, k, rest, 0, &none);
+  run(a, b, k, chains, rest, 0, &none);
   for (int64_t j = 0; j < n; j++)
     for (int64_t i = 0; i < rows; i++) to[j][i] = add ? to[j][i] + spare[j][i] : spare[j][i];
 }

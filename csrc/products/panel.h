@@ -2,10 +2,11 @@
 // that it reads memory in order: the lanes of a vector are rows, and an element of a column meets all lanes.
 #pragma once
 #include "kernel.h"
+#include "products/order.h"
 
 enum {
   PG_PANEL = 2 * VF_N, // rows of a panel
-  PG_PANEL_K = 512,    // elements of a sum at a time
+  PG_PANEL_K = PG_CUT, // elements of a sum at a time
   PG_GROUP = VF_N == 16  ? 12
              : VF_N == 8 ? 6
                          : 4,         // columns of a group: with two vectors of rows, as many sums as fit the registers
@@ -38,7 +39,9 @@ enum { PG_FETCHES = 3 };
 static inline int64_t pg_panel_size(int64_t k) { return k * PG_PANEL + 16; }
 
 // y[j][0..rows) = or, with `add`, += the rows times column j of a group of n, over k elements. The rows lie in panels
-// pg_panel_size apart, each [k][PG_PANEL]; the last one is filled up. The sum over k is one chain of vf_fma. What
-// `fetch` says is prefetched meanwhile, the first memory first.
-void PG_FN(panels)(const float *a, int64_t rows, const float *b, enum pg_group lies, int64_t n, int64_t k,
+// pg_panel_size apart, each [k][PG_PANEL]; the last one is filled up. The sum over k is that of `chains` chains of
+// vf_fma, added as vf_sum4 adds lanes: chain c has the elements c, c + chains, ... of the columns, and in the panels as
+// many that lie together. There are one or VF_N chains; k is a multiple of that. What `fetch` says is prefetched
+// meanwhile, the first memory first.
+void PG_FN(panels)(const float *a, int64_t rows, const float *b, enum pg_group lies, int64_t n, int64_t k, int chains,
                    float *const *y, int add, pg_fetch fetch[PG_FETCHES]);

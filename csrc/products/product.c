@@ -8,21 +8,22 @@
 
 #include "formats/storage.h"
 #include "products/borders.h"
+#include "products/order.h"
 #include "products/panel.h"
 #include "products/tile.h"
 #include "simd/rows.h"
 #include "simd/units.h"
 
 enum {
-  FEW = 8 * VF_N,    // most columns for which rows are not rearranged (docs/products.md)
+  FEW = 5 * VF_N,    // most columns for which rows are not rearranged (docs/products.md)
   FEW_BLOCKS = 8,    // most columns for which block types with a tile are multiplied as they are stored
   NEAR = 1 << 19,    // bytes of columns that stay in the L2 cache while all rows meet them
   LONG = 2048,       // in_turn: elements that stay in the L1 cache with a row ...
   LARGE = 1 << 19,   // ... and bytes of a matrix whose model does not stay in the L2 cache
-  KC = 512,          // elements of a row at a time: a multiple of every block size
+  KC = PG_CUT,       // elements of a row at a time
   LD = KC + 16,      // stride of converted rows and columns: off the powers of two, which share cache sets
   MB = 2 * PG_MR,    // rows converted at a time: they stay in the L1 cache with a column
-  COLS = 12,         // columns of a part are a multiple of this, as it is of those of a tile: the same tiles, and bits
+  COLS = 12,         // columns of a part are a multiple of this, as it is of those of a tile
   PART_OPS = 1 << 15 // least number of multiplications of a part
 };
 _Static_assert(MB % PG_MR == 0, "tiles must fit");
@@ -45,8 +46,8 @@ static void tile(const pg_tile *tiles, float *const *y, int64_t row, const char 
     for (int64_t i = 0; i < rows; i++) y[j][row + i] = add ? y[j][row + i] + spare[j][i] : spare[j][i];
 }
 
-// How many elements of the columns are multiplied with all rows before the next elements: as many as stay in the cache.
-// It depends on the product alone, not on a part, so that results do not depend on the number of threads.
+// How many elements of the columns are multiplied with all rows before the next elements: as many whole cuts as stay in
+// the cache.
 static int64_t elements_near(const pg_product *p) {
   const int64_t k = p->k, fit = NEAR / 4 / p->n_cols / KC * KC;
   return k * p->n_cols * 4 <= NEAR ? k : PG_MAX(fit, KC);
@@ -60,8 +61,8 @@ static pg_tile in_turn(const pg_product *p) {
 #if VF_N >= 8
   const pg_tensor *a = p->a;
   if (p->n_cols > 1) return NULL;
-  if (!pg_cpu_is_amd) return VF_N == 16 ? PG_FN(tile_in_turn)(a->type) : NULL;
-  if (a->ne[0] <= LONG && a->ne[1] * a->nb[1] > LARGE) return PG_CAT(tile_in_turn, __, avx2)(a->type);
+  if (!pg_cpu_is_amd) return VF_N == 16 ? PG_FN(tile_in_turn)(a->type, VF_N) : NULL;
+  if (a->ne[0] <= LONG && a->ne[1] * a->nb[1] > LARGE) return PG_CAT(tile_in_turn, __, avx2)(a->type, VF_N);
 #endif
   return NULL;
 }
@@ -132,8 +133,7 @@ static void converted(const pg_product *p, pg_part part, float *work) {
 // The way of a product, by the type of its weights and its columns.
 static enum { DIRECT, CONVERTED, MANY, SHORT } way_of(const pg_product *p) {
   if (p->across) return MANY;
-  const int64_t k = p->k, most = p->n_cols > FEW_BLOCKS ? PG_SHORT : PG_SHORT / 2;
-  if (k <= most && pg_block_size(p->a->type) == 1 && pg_is_f32_row(p->b)) return SHORT;
+  if (p->k <= PG_SHORT && pg_block_size(p->a->type) == 1) return SHORT;
   const int64_t few = pg_block_size(p->a->type) == 1 ? FEW : FEW_BLOCKS;
   if (p->n_cols <= few && PG_FN(tiles)(p->a->type) && pg_is_f32_row(p->b)) return DIRECT;
   return p->n_cols <= FEW ? CONVERTED : MANY;

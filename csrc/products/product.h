@@ -55,7 +55,7 @@ enum {
 int64_t PG_FN(product_many_work)(void); // product_many.c: the product of many columns
 void PG_FN(product_many)(const pg_product *p, pg_part part, float *work);
 
-enum { PG_SHORT = 64 }; // most elements of a row for product_short.c, the product of short rows of floats
+// product_short.c: the product of short rows of floats
 void PG_FN(product_short)(const pg_product *p, pg_part part, float *work);
 
 // The i-th part of the cut.

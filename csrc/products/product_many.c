@@ -1,5 +1,5 @@
 // A product with many columns: a block of rows is converted to f32 once, in panels (panel.h), and meets all columns.
-// No sum runs across lanes, so short sums cost no more per element than long ones.
+// No sum runs across lanes: a chain that others compute in a lane of its own is computed alone here, and then the next.
 #include "formats/storage.h"
 #include "products/panel.h"
 #include "products/product.h"
@@ -20,35 +20,41 @@ _Static_assert(STRETCH % PG_GROUP == 0, "groups must fit");
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Chains of a sum (panel.h), and the elements of panels and groups for n of a sum: those that are added are zeros.
+static int chains_of(const pg_product *p) { return p->across ? 1 : VF_N; }
+static int64_t filled(const pg_product *p, int64_t n) { return ceil_div(n, chains_of(p)) * chains_of(p); }
+
 // The shape of a block of a part's rows: the blocks are equal, and their panels fit BLOCK.
 typedef struct shape {
   int64_t rows, k;
 } shape;
 
 static shape shape_of(const pg_product *p, int64_t rows) {
-  const int64_t k = PG_MIN(p->k, p->across ? ACROSS_K : PG_PANEL_K);
+  const int64_t k = PG_MIN(filled(p, p->k), p->across ? ACROSS_K : PG_PANEL_K);
   const int64_t unit = p->across && pg_block_size(p->a->type) > 1 ? SPLIT : PG_PANEL;
   const int64_t most = PG_MIN(BLOCK / k / unit * unit, MOST_ROWS), n = ceil_div(rows, most);
   return (shape){ceil_div(ceil_div(rows, n), unit) * unit, k};
 }
 
-// Elements k0 .. k0 + n of rows first .. first + rows, as panels. Rows that the last panel lacks are zeros.
+// Elements k0 .. k0 + n of rows first .. first + rows, as panels of chains. Rows that the last panel lacks are zeros.
 static void put_rows(const pg_product *p, int64_t first, int64_t rows, int64_t k0, int64_t n, float *to) {
   const pg_tensor *a = p->a;
   const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
   const char *from = p->a_rows + first * a->nb[1] + k0 / pg_block_size(a->type) * a->nb[0];
+  const int64_t all = filled(p, n), chain = all / VF_N * PG_PANEL;
   for (int64_t r = 0; r < (rows + PG_PANEL - 1) / PG_PANEL * PG_PANEL; r += VF_N, from += VF_N * a->nb[1]) {
     float own[VF_N][PG_PANEL_K];
-    const int in_place = a->type == PG_F32 && r + VF_N <= rows && a->nb[1] % 4 == 0;
+    const int in_place = a->type == PG_F32 && r + VF_N <= rows && a->nb[1] % 4 == 0 && n == all;
     for (int64_t i = 0; i < VF_N && !in_place; i++) {
       if (r + i < rows) {
         to_f32(from + i * a->nb[1], own[i], n);
+        memset(own[i] + n, 0, (all - n) * sizeof(float));
       } else {
-        memset(own[i], 0, n * sizeof(float));
+        memset(own[i], 0, all * sizeof(float));
       }
     }
-    pg_turn(to + r / PG_PANEL * pg_panel_size(n) + r % PG_PANEL, PG_PANEL, in_place ? from : (const char *)own,
-            in_place ? a->nb[1] : (int64_t)sizeof own[0], n);
+    pg_turn(to + r / PG_PANEL * pg_panel_size(all) + r % PG_PANEL, chain, PG_PANEL, in_place ? from : (const char *)own,
+            in_place ? a->nb[1] : (int64_t)sizeof own[0], all);
   }
 }
 
@@ -129,9 +135,13 @@ PG_INLINE int64_t group_size(enum pg_group lies, int64_t n) {
 
 // Copy n elements of columns, as groups.
 static void put_columns(const pg_product *p, const columns *s, int64_t n, float *to) {
+  const int64_t all = filled(p, n);
   if (s->lies == PG_BY_COLUMN) {
-    for (int64_t j = 0; j < s->n; j++) pg_get_f32(to + j * PG_COLUMN, p->b, s->x[j], 0, n);
-    for (int64_t j = s->n; j % PG_GROUP_STEP; j++) memset(to + j * PG_COLUMN, 0, n * sizeof *to);
+    for (int64_t j = 0; j < s->n; j++) {
+      pg_get_f32(to + j * PG_COLUMN, p->b, s->x[j], 0, n);
+      memset(to + j * PG_COLUMN + n, 0, (all - n) * sizeof *to);
+    }
+    for (int64_t j = s->n; j % PG_GROUP_STEP; j++) memset(to + j * PG_COLUMN, 0, all * sizeof *to);
     return;
   }
   const char *from = s->x[0];
@@ -139,10 +149,12 @@ static void put_columns(const pg_product *p, const columns *s, int64_t n, float 
     const float *x = (const float *)from;
     float *group = to;
     int64_t j = 0;
-    for (; j + PG_GROUP <= s->n; j += PG_GROUP, group += group_size(PG_BY_ELEMENT, n))
+    for (; j + PG_GROUP <= s->n; j += PG_GROUP, group += group_size(PG_BY_ELEMENT, all))
       memcpy(group, x + j, PG_GROUP * sizeof *x);
     for (int64_t e = 0; j < s->n && e < PG_GROUP; e++) group[e] = j + e < s->n ? x[j + e] : 0;
   }
+  for (int64_t j = 0; j < s->n && all > n; j += PG_GROUP, to += group_size(PG_BY_ELEMENT, all))
+    memset(to, 0, (all - n) * PG_GROUP * sizeof *to);
 }
 
 int64_t PG_FN(product_many_work)(void) { return (PANELS + STRETCH * PG_COLUMN) * 4; }
@@ -153,7 +165,7 @@ void PG_FN(product_many)(const pg_product *p, pg_part part, float *work) {
   for (int64_t r0 = part.rows.first; r0 < part.rows.last; r0 += most.rows) {
     const int64_t rows = PG_MIN(most.rows, part.rows.last - r0);
     for (int64_t k0 = 0; k0 < p->k; k0 += most.k) {
-      const int64_t n = PG_MIN(most.k, p->k - k0);
+      const int64_t n = PG_MIN(most.k, p->k - k0), all = filled(p, n);
       (p->across ? put_rows_across : put_rows)(p, r0, rows, k0, n, a);
       const int64_t next_k = k0 + n < p->k ? k0 + n : 0, next_r = next_k ? r0 : r0 + rows;
       const int64_t next_rows = PG_MIN(most.rows, part.rows.last - next_r);
@@ -169,8 +181,8 @@ void PG_FN(product_many)(const pg_product *p, pg_part part, float *work) {
         fetch[1] = fetch_columns(p, &next, n);
         for (int64_t j = 0; j < now.n; j++) now.y[j] += r0;
         for (int64_t j = 0; j < now.n; j += PG_GROUP) PG_FN(panels)
-        (a, rows, b + j / PG_GROUP * group_size(now.lies, n), now.lies, PG_MIN(PG_GROUP, now.n - j), n, now.y + j,
-         k0 > 0, fetch);
+        (a, rows, b + j / PG_GROUP * group_size(now.lies, all), now.lies, PG_MIN(PG_GROUP, now.n - j), all,
+         chains_of(p), now.y + j, k0 > 0, fetch);
       }
     }
   }

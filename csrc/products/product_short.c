@@ -3,6 +3,7 @@
 // with lanes of a vector being rows, as for many columns, and results go straight to where they belong.
 #include "formats/storage.h"
 #include "simd/lanes.h"
+#include "products/order.h"
 #include "products/product.h"
 #include "simd/rows.h"
 #include "simd/units.h"
@@ -54,6 +55,7 @@ static void tile_rest(float *y, const float *a, const float *b, int64_t rows, in
 void PG_FN(product_short)(const pg_product *p, pg_part part, float *work) {
   const pg_to_f32 to_f32 = PG_FN(to_f32)(p->a->type);
   const int64_t k = p->a->ne[0], nba = p->a->nb[1];
+  const int in_place = pg_is_f32_row(p->b);
   for (int64_t r0 = part.rows.first; r0 < part.rows.last; r0 += MB) {
     const int64_t n = PG_MIN(MB, part.rows.last - r0);
     for (int64_t r = 0; r < n; r += 4) { // rows that are missing: the last one again
@@ -69,10 +71,12 @@ void PG_FN(product_short)(const pg_product *p, pg_part part, float *work) {
     for (int64_t c = part.cols.first, nr; c < part.cols.last; c += nr) {
       nr = part.cols.last - c >= NR ? NR : 1;
       const float *b[NR];
-      float *y[NR];
+      float *y[NR], own[NR][PG_SHORT];
       for (int64_t j = 0; j < nr; j++) {
-        b[j] = (const float *)pg_column(p, c + j, &y[j]);
+        const char *column = pg_column(p, c + j, &y[j]);
         y[j] += r0;
+        b[j] = in_place ? (const float *)column : own[j];
+        if (!in_place) pg_get_f32(own[j], p->b, column, 0, k);
       }
       int64_t r = 0;
       for (; r + LANES <= n; r += LANES) {

@@ -1,6 +1,6 @@
 // Tiles for the weight types that are multiplied straight from memory. Vectors run along k, so neither operand is
-// transposed, one column costs no more than a matrix-vector product, and a long sum is split into VF_N or more short
-// ones. `type` and `nr` are constants wherever these functions are inlined, so that sums stay in registers.
+// transposed, and one column costs no more than a matrix-vector product. All of them add in the order of order.h.
+// `type` and `nr` are constants wherever these functions are inlined, so that sums stay in registers.
 #include "products/tile.h"
 
 #include "simd/ahead.h"
@@ -43,92 +43,155 @@ PG_INLINE vf load_n(int type, const char *p, int n) {
   return type == PG_F32 ? vf_load_n((const float *)p, n) : type == PG_F16 ? vf_load_f16_n(p, n) : vf_load_bf16_n(p, n);
 }
 
-// Rows one after the other, one stream of memory, each with four sums to hide fma's latency.
-PG_INLINE void rows_in_turn(int type, out y, rows a, cols b, int64_t k, int add) {
-  enum { NS = 4, STEP = NS * VF_N };
-  const int bytes = bytes_of(type, VF_N * 32) / 32, ask = VF_N == 16; // product.c says why
-  vf acc[PG_MR];
-  UNROLL for (int r = 0; r < PG_MR; r++) {
-    const char *p = a[r];
-    vf s[NS];
-    UNROLL for (int v = 0; v < NS; v++) s[v] = vf_zero();
-    int64_t i = 0;
-    for (; i + STEP <= k; i += STEP, p += NS * bytes) {
-      if (ask) UNROLL for (int o = 0; o < NS * bytes; o += 64) __builtin_prefetch(p + AHEAD + o);
-      UNROLL for (int v = 0; v < NS; v++) s[v] = vf_fma(load(type, p + v * bytes), vf_load(b[0] + i + v * VF_N), s[v]);
+// Four cuts at a time, which lie side by side or in several rows: sums of n elements of a[i] times b[i]. `lanes` is
+// VF_N or, for the order of a level with longer vectors, twice that.
+PG_INLINE void four_cuts(int type, int lanes, float *sums, rows a, cols b, int64_t n) {
+  const int bytes = bytes_of(type, VF_N * 32) / 32, ask = VF_N == 16, nv = lanes / VF_N; // product.c says why to ask
+  vf acc[2][4] = {{vf_zero(), vf_zero(), vf_zero(), vf_zero()}, {vf_zero(), vf_zero(), vf_zero(), vf_zero()}};
+  int64_t i = 0, o = 0; // element, byte
+  for (; i + 2 * VF_N <= n; i += 2 * VF_N, o += 2 * bytes) {
+    if (ask) UNROLL for (int r = 0; r < 4; r++) UNROLL for (int e = 0; e < 2 * bytes; e += 64) {
+        __builtin_prefetch(a[r] + o + AHEAD + e);
+      }
+    UNROLL for (int v = 0; v < 2; v++) UNROLL for (int r = 0; r < 4; r++) {
+      const vf w = load(type, a[r] + o + v * bytes), x = vf_load(b[r] + i + v * VF_N);
+      acc[v % nv][r] = vf_fma(w, x, acc[v % nv][r]);
     }
-    for (; i < k; i += VF_N, p += bytes) {
-      const int n = (int)PG_MIN(VF_N, k - i);
-      s[0] = vf_fma(load_n(type, p, n), vf_load_n(b[0] + i, n), s[0]);
-    }
-    acc[r] = vf_add(vf_add(s[0], s[1]), vf_add(s[2], s[3]));
   }
-  put_sums(y[0], acc, add);
+  for (int v = 0; i < n; i += VF_N, o += bytes, v++) {
+    const int some = (int)PG_MIN(VF_N, n - i);
+    UNROLL for (int r = 0; r < 4; r++) {
+      const vf w = load_n(type, a[r] + o, some), x = vf_load_n(b[r] + i, some);
+      if (v % nv)
+        acc[1][r] = vf_fma(w, x, acc[1][r]);
+      else
+        acc[0][r] = vf_fma(w, x, acc[0][r]);
+    }
+  }
+#if VF_N == 8
+  if (lanes == 16) {
+    const vf q = vf_add(vf_quarters4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]),
+                        vf_quarters4(acc[1][0], acc[1][1], acc[1][2], acc[1][3]));
+    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(q), _mm256_extractf128_ps(q, 1)));
+    return;
+  }
+#endif
+  vf_sum4(sums, acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
+}
+
+// Rows one after the other, one stream of memory. Several cuts at a time hide fma's latency.
+PG_INLINE void rows_in_turn(int type, int lanes, out y, rows a, cols b, int64_t k, int add) {
+  const int64_t n_whole = k / PG_CUT, rest = k % PG_CUT, cut_bytes = bytes_of(type, PG_CUT);
+  const char *w[4];
+  const float *x[4];
+  float sums[4], total[PG_MR];
+  for (int r = 0; r < PG_MR; r++) total[r] = add ? y[0][r] : 0;
+  int64_t cut = 0, r = 0; // the next one
+  for (int64_t i = 0; i < PG_MR * n_whole; i += 4) {
+    int64_t cut_of[4], row_of[4];
+    for (int j = 0; j < 4; j++) {
+      w[j] = a[r] + cut * cut_bytes, x[j] = b[0] + cut * PG_CUT;
+      cut_of[j] = cut, row_of[j] = r;
+      if (++cut == n_whole) cut = 0, r++;
+    }
+    four_cuts(type, lanes, sums, w, x, PG_CUT);
+    for (int j = 0; j < 4; j++) {
+      float *t = &total[row_of[j]];
+      *t = cut_of[j] || add ? *t + sums[j] : sums[j];
+    }
+  }
+  if (rest) {
+    for (int j = 0; j < 4; j++) w[j] = a[j] + n_whole * cut_bytes, x[j] = b[0] + n_whole * PG_CUT;
+    four_cuts(type, lanes, sums, w, x, rest);
+    for (int j = 0; j < 4; j++) total[j] = n_whole || add ? total[j] + sums[j] : sums[j];
+  }
+  for (int j = 0; j < PG_MR; j++) y[0][j] = total[j];
 }
 
 PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, int64_t k, int add) {
   const int bytes = bytes_of(type, VF_N * 32) / 32;
   const char *next = next_rows(type, mr, a, k);
-  vf acc[PG_NR][PG_TALL];
-  UNROLL for (int r = 0; r < mr; r++) UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_zero();
   int64_t i = 0, o = 0; // element, byte
-  for (; i + VF_N <= k; i += VF_N, o += bytes) {
-    vf x[PG_NR];
-    if (next) next = pg_ask(next, mr * bytes);
-    UNROLL for (int j = 0; j < nr; j++) x[j] = vf_load(b[j] + i);
-    UNROLL for (int r = 0; r < mr; r++) {
-      const vf w = load(type, a[r] + o);
-      UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(w, x[j], acc[j][r]);
+  for (int64_t end; i < k; add = 1) {
+    vf acc[PG_NR][PG_TALL];
+    UNROLL for (int r = 0; r < mr; r++) UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_zero();
+    for (end = PG_MIN(i + PG_CUT, k); i + VF_N <= end; i += VF_N, o += bytes) {
+      vf x[PG_NR];
+      if (next) next = pg_ask(next, mr * bytes);
+      UNROLL for (int j = 0; j < nr; j++) x[j] = vf_load(b[j] + i);
+      UNROLL for (int r = 0; r < mr; r++) {
+        const vf w = load(type, a[r] + o);
+        UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(w, x[j], acc[j][r]);
+      }
+    }
+    if (i < end) {
+      const int n = (int)(end - i);
+      vf w[PG_TALL];
+      UNROLL for (int r = 0; r < mr; r++) w[r] = load_n(type, a[r] + o, n);
+      UNROLL for (int j = 0; j < nr; j++) {
+        const vf x = vf_load_n(b[j] + i, n);
+        UNROLL for (int r = 0; r < mr; r++) acc[j][r] = vf_fma(w[r], x, acc[j][r]);
+      }
+      i = end;
+    }
+    UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < mr; r += PG_MR) {
+      put_sums(y[j] + r, acc[j] + r, add);
     }
   }
-  if (i < k) {
-    const int n = (int)(k - i);
-    vf w[PG_TALL];
-    UNROLL for (int r = 0; r < mr; r++) w[r] = load_n(type, a[r] + o, n);
-    UNROLL for (int j = 0; j < nr; j++) {
-      const vf x = vf_load_n(b[j] + i, n);
-      UNROLL for (int r = 0; r < mr; r++) acc[j][r] = vf_fma(w[r], x, acc[j][r]);
-    }
-  }
-  UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < mr; r += PG_MR) put_sums(y[j] + r, acc[j] + r, add);
 }
 
 PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
   rows_of_floats(type, PG_MR, nr, y, a, b, k, add);
 }
 
-// -- blocks: a scale times the sum over the block of integers times x
+// -- blocks: the weights are those that a conversion to F32 gives, without rounding
 
-// Vector v of the integers of the block at p. The offset is subtracted here: from the sum, it would turn an infinite x
-// into NaN.
-PG_INLINE vf integers(int type, const char *p, int v) {
+// The scale of the block at p. Reading more than it saves a shuffle.
+PG_INLINE vf scale_of(const char *p) {
+#if VF_N >= 8
+  return vf_set1(_mm256_cvtss_f32(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p))));
+#else
+  return vf_set1_f16(p);
+#endif
+}
+
+// Vector v of the weights of the block at p, whose scale is d. The offset is subtracted here: from the sum, it would
+// turn an infinite x into NaN.
+PG_INLINE vf weights(int type, const char *p, int v, vf d) {
   const int i = v * VF_N;
-  if (type == PG_Q8_0) return vf_load_i8((const int8_t *)p + 2 + i);
-  return vf_load_i4((const uint8_t *)p + 2 + i % 16, i >= 16); // Q4_0: byte j holds elements j and j + 16
+  if (type == PG_Q8_0) return vf_mul(d, vf_load_i8((const int8_t *)p + 2 + i));
+  const uint8_t *codes = (const uint8_t *)p + 2 + i % 16; // Q4_0: byte j holds elements j and j + 16
+#if VF_N == 16                                            // one table of products instead of two vectors of them
+  const vf table = vf_mul(d, _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+  return _mm512_permutexvar_ps(v ? _mm512_srli_epi32(x, 4) : x, table);
+#else
+  return vf_mul(d, vf_load_i4(codes, i >= 16));
+#endif
 }
 
 PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k, int add) {
   enum { NV = BLOCK / VF_N };
   const int bytes = bytes_of(type, BLOCK);
   const char *next = next_rows(type, PG_MR, a, k);
-  vf acc[PG_NR][PG_MR];
-  UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < PG_MR; r++) acc[j][r] = vf_zero();
-  for (int64_t i = 0, o = 0; i < k; i += BLOCK, o += bytes) {
-    vf x[PG_NR][NV];
-    if (next) next = pg_ask(next, PG_MR * bytes);
-    UNROLL for (int j = 0; j < nr; j++) UNROLL for (int v = 0; v < NV; v++) x[j][v] = vf_load(b[j] + i + v * VF_N);
-    UNROLL for (int r = 0; r < PG_MR; r++) {
-      const char *p = a[r] + o;
-      const vf d = vf_set1_f16(p);
-      vf sum[PG_NR];
-      UNROLL for (int v = 0; v < NV; v++) {
-        const vf q = integers(type, p, v);
-        UNROLL for (int j = 0; j < nr; j++) sum[j] = v ? vf_fma(q, x[j][v], sum[j]) : vf_mul(q, x[j][v]);
+  for (int64_t i = 0, o = 0, end; i < k; add = 1) {
+    vf acc[PG_NR][PG_MR];
+    UNROLL for (int j = 0; j < nr; j++) UNROLL for (int r = 0; r < PG_MR; r++) acc[j][r] = vf_zero();
+    for (end = PG_MIN(i + PG_CUT, k); i < end; i += BLOCK, o += bytes) {
+      vf x[PG_NR][NV];
+      if (next) next = pg_ask(next, PG_MR * bytes);
+      UNROLL for (int j = 0; j < nr; j++) UNROLL for (int v = 0; v < NV; v++) x[j][v] = vf_load(b[j] + i + v * VF_N);
+      UNROLL for (int r = 0; r < PG_MR; r++) {
+        const char *p = a[r] + o;
+        const vf d = scale_of(p);
+        UNROLL for (int v = 0; v < NV; v++) {
+          const vf w = weights(type, p, v, d);
+          UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(w, x[j][v], acc[j][r]);
+        }
       }
-      UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(d, sum[j], acc[j][r]);
     }
+    UNROLL for (int j = 0; j < nr; j++) put_sums(y[j], acc[j], add);
   }
-  UNROLL for (int j = 0; j < nr; j++) put_sums(y[j], acc[j], add);
 }
 
 #define TILE(kind, type, nr)                                                                                           \
@@ -169,18 +232,26 @@ const pg_tile *PG_FN(tiles)(int64_t type) {
 }
 
 #if VF_N >= 8
-#define ONE_COLUMN(type)                                                                                               \
+#define IN_TURN(type, lanes)                                                                                           \
+  static void in_turn_##lanes##_##type(out y, rows a, cols b, int64_t k, int add) {                                    \
+    rows_in_turn(PG_##type, lanes, y, a, b, k, add);                                                                   \
+  }
+#define TALL(type)                                                                                                     \
   static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
     rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \
-  }                                                                                                                    \
-  static void in_turn_##type(out y, rows a, cols b, int64_t k, int add) { rows_in_turn(PG_##type, y, a, b, k, add); }
-ONE_COLUMN(F32)
-ONE_COLUMN(F16)
-ONE_COLUMN(BF16)
+  }
 #define BY_TYPE(way) (type == PG_F32 ? way##_F32 : type == PG_F16 ? way##_F16 : type == PG_BF16 ? way##_BF16 : NULL)
+TALL(F32)
+TALL(F16) TALL(BF16) IN_TURN(F32, 16) IN_TURN(F16, 16) IN_TURN(BF16, 16) pg_tile PG_FN(tall_tile)(int64_t type) {
+  return BY_TYPE(tall);
+}
+#if VF_N == 8
+IN_TURN(F32, 8) IN_TURN(F16, 8) IN_TURN(BF16, 8) pg_tile PG_FN(tile_in_turn)(int64_t type, int lanes) {
+  return lanes == 8 ? BY_TYPE(in_turn_8) : BY_TYPE(in_turn_16);
+}
 #else
-#define BY_TYPE(way) NULL
+pg_tile PG_FN(tile_in_turn)(int64_t type, int lanes) { return BY_TYPE(in_turn_16); }
 #endif
-
-pg_tile PG_FN(tall_tile)(int64_t type) { return BY_TYPE(tall); }
-pg_tile PG_FN(tile_in_turn)(int64_t type) { return BY_TYPE(in_turn); }
+#else
+pg_tile PG_FN(tall_tile)(int64_t type) { return NULL; }
+#endif

@@ -20,11 +20,11 @@ PG_INLINE void pg_rows_to_lanes(float *to, int64_t lanes, const float *a, int64_
     for (int64_t r = 0; r < 4; r++) to[r] = a[r * lda + i];
 }
 
-// to[i * ld + r] = element i of row r, for VF_N rows, nb bytes apart, and i < k.
+// to[i % VF_N * ld + i / VF_N * next + r] = element i of row r, for VF_N rows, nb bytes apart, and i < k.
 #if VF_N == 16
-PG_INLINE void pg_turn(float *to, int64_t ld, const char *a, int64_t nb, int64_t k) {
+PG_INLINE void pg_turn(float *to, int64_t ld, int64_t next, const char *a, int64_t nb, int64_t k) {
   int64_t i = 0;
-  for (; i + 16 <= k; i += 16, to += 16 * ld) {
+  for (; i + 16 <= k; i += 16, to += next) {
     __m512i q[4][4]; // elements 4e .. 4e + 3 of rows r, r + 4, r + 8, r + 12: blends while loading spare the one port
                      // that shuffles; all of a cache line is read at once, because rows often share cache sets
     _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) _Pragma("GCC unroll 4") for (int r = 0; r < 4; r++) {
@@ -47,7 +47,9 @@ PG_INLINE void pg_turn(float *to, int64_t ld, const char *a, int64_t nb, int64_t
     for (int64_t r = 0; r < VF_N; r++) memcpy(to + r, a + r * nb + i * 4, sizeof *to);
 }
 #else
-PG_INLINE void pg_turn(float *to, int64_t ld, const char *a, int64_t nb, int64_t k) {
-  for (int r = 0; r < VF_N; r += 4) pg_rows_to_lanes(to + r, ld, (const float *)(a + r * nb), nb / 4, k);
+PG_INLINE void pg_turn(float *to, int64_t ld, int64_t next, const char *a, int64_t nb, int64_t k) {
+  for (int r = 0; r < VF_N; r += 4)
+    for (int64_t i = 0; i < k; i += VF_N)
+      pg_rows_to_lanes(to + r + i / VF_N * next, ld, (const float *)(a + r * nb) + i, nb / 4, PG_MIN(VF_N, k - i));
 }
 #endif

@@ -78,12 +78,15 @@ PG_INLINE vf vf_load_bf16_n(const void *p, int n) {
   const __m256i h = _mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
-// s[0..4) = the sums of a, b, c, d
-PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {
+// Each quarter: the sums of the same quarter of a, b, c, d.
+PG_INLINE vf vf_quarters4(vf a, vf b, vf c, vf d) {
   const __m512 ab = _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b),
                cd = _mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d);
-  const __m512 q =
-      _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee); // each quarter: parts of a, b, c, d
+  return _mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee);
+}
+// s[0..4) = the sums of a, b, c, d; vf_lane says in which order
+PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {
+  const __m512 q = vf_quarters4(a, b, c, d);
   const __m256 h = _mm512_castps512_ps256(q) + _mm512_extractf32x8_ps(q, 1);
   _mm_storeu_ps(s, _mm256_castps256_ps128(h) + _mm256_extractf128_ps(h, 1));
 }
@@ -175,8 +178,13 @@ PG_INLINE vf vf_load_f16_n(const void *p, int n) { return _mm256_cvtph_ps(vf_loa
 PG_INLINE vf vf_load_bf16_n(const void *p, int n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(vf_load_u16_n(p, n)), 16));
 }
+PG_INLINE vf vf_quarters4(vf a, vf b, vf c, vf d) { // each half, here
+  const __m256 ab = _mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b),
+               cd = _mm256_unpacklo_ps(c, d) + _mm256_unpackhi_ps(c, d);
+  return _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
+}
 PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {
-  const __m256 q = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+  const __m256 q = vf_quarters4(a, b, c, d);
   _mm_storeu_ps(s, _mm256_castps256_ps128(q) + _mm256_extractf128_ps(q, 1));
 }
 
@@ -274,6 +282,13 @@ PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {
   s[3] = vf_sum(d);
 }
 #endif
+
+// vf_sum4 adds lanes as a balanced tree: lane vf_lane(0) to lane vf_lane(1), 2 to 3, then the first pair to the second,
+// and so on.
+PG_INLINE int vf_lane(int i) {
+  static const uint8_t order[4] = {0, 2, 1, 3};
+  return (VF_N == 16 ? order[i / 4] : i / 4) * 4 + order[i % 4];
+}
 
 // The same on every instruction set (gcc and clang give vector types their operators).
 PG_INLINE vf vf_add(vf a, vf b) { return a + b; }

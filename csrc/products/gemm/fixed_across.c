@@ -55,7 +55,8 @@ PG_INLINE void unpack(r16_format f, const uint8_t *group, int64_t n, float *to) 
             vf_store(w[4 * p + i] + part * VF_N, vf_fma(byte_of(q, i), l[h].scale, l[h].shift));
       }
     }
-    for (int i = 0; i < R16_UNIT; i += VF_N) pg_turn(to + i, R16_ROW, (const char *)w[i], sizeof w[i], R16_ROWS);
+    for (int i = 0; i < R16_UNIT; i += VF_N)
+      pg_turn(to + i, R16_ROW, VF_N * R16_ROW, (const char *)w[i], sizeof w[i], R16_ROWS);
   }
 }
 

@@ -22,6 +22,7 @@ def product(w: gg.Tensor, x: np.ndarray, isa: str, n_threads: int) -> np.ndarray
 @pytest.mark.parametrize("isa", list(isa_levels()))
 @pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0, gg.Q4_1])
 def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
+    """The bits stay; test_company.py has random shapes. With amx, many columns of F16 and BF16 have bits of their own."""
     w = gg.Context().from_numpy(RNG.standard_normal((300, 1024)), dtype)
     x = RNG.standard_normal((140, 1024)).astype(np.float32)  # beyond the borders between the ways of product.c
     one = product(w, x, isa, 1)
@@ -29,7 +30,10 @@ def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
     for n in (1, 7, 13, 33, 65, 128):
         few = product(w, x[:n], isa, 2)
         assert np.array_equal(few, product(w, x[:n], isa, 1)), f"{n} columns: the number of threads changes the result"
-        assert np.sum((few - one[:n]) ** 2) <= 1e-12 * np.sum(one[:n] ** 2)
+        if isa == "amx" and dtype in (gg.F16, gg.BF16):
+            assert np.sum((few - one[:n]) ** 2) <= 1e-12 * np.sum(one[:n] ** 2)
+        else:
+            assert np.array_equal(few, one[:n]), f"{n} columns: company changes the result"
 
 
 def transposed(x: np.ndarray, pad: int) -> gg.Tensor:
@@ -44,7 +48,7 @@ def transposed(x: np.ndarray, pad: int) -> gg.Tensor:
 @pytest.mark.parametrize("isa", list(isa_levels()))
 @pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_K])
 def test_out_prod_is_a_product_of_the_transposed(dtype: gg.DType, isa: str) -> None:
-    """out_prod has the precision of mul_mat of F32, and the same bits for any layout of b, any number of columns and of
+    """out_prod has nearly the precision of mul_mat, whose chains are shorter, and the same bits for any layout of b, any number of columns and of
     threads. The sizes are beyond one block of rows, of sums and of columns."""
     m, k, n = 768, 600, 150  # more columns than mul_mat multiplies in its most precise way
     w = gg.Context().from_numpy(RNG.standard_normal((k, m)), dtype)
@@ -60,7 +64,7 @@ def test_out_prod_is_a_product_of_the_transposed(dtype: gg.DType, isa: str) -> N
     turned = np.ascontiguousarray(w.numpy().T)
     of_mul_mat = product(gg.Context().from_numpy(turned), np.ascontiguousarray(x.T), isa, 1)
     error, usual = (np.sum((y - exact) ** 2) for y in (one, of_mul_mat))
-    assert error <= 2 * usual
+    assert error <= 8 * usual
     across = gg.transpose(gg.Context().from_numpy(np.ascontiguousarray(x.T)))  # dense columns: the gradient of x
     for b in (gg.Context().from_numpy(x), across, transposed(np.ascontiguousarray(x.T), 5), transposed(x, 3)):
         for n_threads in (1, 2):
